@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from dragoman.config import ModelConfig, RotaryPosition, TokenizerConfig
+from dragoman.config import RotaryPosition, TokenizerConfig, TransformerConfig
 from dragoman.data.tokenizer import Tokenizer, train_tokenizer
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
@@ -30,7 +30,7 @@ def tiny_tokenizer() -> Tokenizer:
 
 def tiny_transformer(vocab: int, seed: int = 5, rotary: bool = False, contrast: float = 3.0) -> Model:
     """1 + 2 layers of width 12, not trained; the larger `contrast`, the surer it is of what it says."""
-    config = ModelConfig(d_model=12, d_ff=20, n_heads=2, encoder_layers=1, decoder_layers=2)
+    config = TransformerConfig(d_model=12, d_ff=20, n_heads=2, encoder_layers=1, decoder_layers=2)
     if rotary:
         config = config.model_copy(update={"position": RotaryPosition()})
     model = build_model(config, vocab, vocab, seed=seed).eval()

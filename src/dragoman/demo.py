@@ -71,8 +71,9 @@ def run_demo(
         reporter.say("stopped and saved; run 'dragoman demo' again to go on")
         return None
     translator = Translator.load(out / "run")
-    assert config.data.test is not None
-    spec = CorpusSpec(Path(config.data.test.source or ""), Path(config.data.test.target or ""))
+    test = config.parallel.test
+    assert test is not None
+    spec = CorpusSpec(Path(test.source or ""), Path(test.target or ""))
     pairs = [(p.source, p.target) for p in read_pairs(spec)]
     translations = translator.translate([s for s, _ in pairs])
     right = sum(t.text == reference for t, (_, reference) in zip(translations, pairs, strict=True))

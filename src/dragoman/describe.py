@@ -8,31 +8,30 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dragoman.model_folder import find_model, load_model, read_meta
+from dragoman.config.section import Section
+from dragoman.model_folder import find_model, load_network, read_meta
 
 __all__ = ["describe", "print_description"]
 
 
 def describe(path: str | Path) -> dict[str, Any]:
-    """Folder, versions, step, scores, sizes, languages and the model's kinds.  Raises `ModelFolderError`."""
+    """Folder, versions, step, scores, sizes, data and the model's kinds.  Raises `ModelFolderError`."""
     folder = find_model(path)
-    model, tokenizer, config = load_model(folder)
+    network, vocabulary, config = load_network(folder)
     meta = read_meta(folder)
-    section = config.model
+    data, section = config.data, dict(config.model)
+    sizes = {key: value for key, value in section.items() if isinstance(value, int) and not isinstance(value, bool)}
+    kinds = {key: _kind(value) for key, value in section.items() if key != "architecture" and _kind(value)}
     return {
         "folder": str(folder),
-        "languages": f"{config.data.source_language} -> {config.data.target_language}",
-        "parameters": model.parameter_count(),
-        "architecture": section.architecture,
-        "layers": f"{section.encoder_layers} + {section.decoder_layers}",
-        "sizes": f"d_model {section.d_model}, d_ff {section.d_ff}, {section.n_heads} heads",
-        "kinds": (
-            f"{section.order}-norm {section.norm.kind}, {section.position.kind} positions, "
-            f"{section.activation}{' gated' if section.gated else ''}"
-        ),
+        "data": f"{data.source_language} -> {data.target_language}" if data.kind == "parallel" else data.kind,
+        "parameters": network.parameter_count(),
+        "architecture": config.model.architecture,
+        "sizes": ", ".join(f"{key} {value}" for key, value in sizes.items()),
+        "kinds": ", ".join(f"{key} {value}" for key, value in kinds.items()),
         "vocabulary": (
-            f"{config.tokenizer.kind}, {tokenizer.source_size:,}"
-            + (" shared" if tokenizer.shared else f" and {tokenizer.target_size:,}")
+            f"{config.tokenizer.kind}, {vocabulary.source_size:,}"
+            + (" shared" if vocabulary.shared else f" and {vocabulary.target_size:,}")
         ),
         "step": meta.get("step"),
         "scores": meta.get("scores", {}),
@@ -42,6 +41,13 @@ def describe(path: str | Path) -> dict[str, Any]:
         "bytes": sum(f.stat().st_size for f in folder.iterdir()),
         "files": sorted(meta["sha256"]),
     }
+
+
+def _kind(value: Any) -> str:
+    """A kind as the configuration spells it; nothing for what is no kind."""
+    if isinstance(value, Section):
+        return str(getattr(value, "kind", ""))
+    return value if isinstance(value, str) else "yes" if value is True else ""
 
 
 def print_description(description: dict[str, Any], console: Console) -> None:

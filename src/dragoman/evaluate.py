@@ -235,7 +235,7 @@ def warn_of_overlap(model: str | Path, sources: Sequence[str]) -> str:
 
     config = read_config(model)
     try:
-        pairs = itertools.chain.from_iterable(read_pairs(corpus_spec(config, one)) for one in config.data.train)
+        pairs = itertools.chain.from_iterable(read_pairs(corpus_spec(config, one)) for one in config.parallel.train)
         return overlap((pair.source for pair in pairs), sources).warning
     except (DataError, UsageError):
         return ""  # a model is often scored far from where it was trained

@@ -25,9 +25,10 @@ from torch import Tensor, nn
 import dragoman
 from dragoman.config import Config, parse_config
 from dragoman.data.tokenizer import Tokenizer
-from dragoman.errors import ConfigError, ModelFolderError, TrainingError
+from dragoman.data.vocabulary import Vocabulary, load_vocabulary
+from dragoman.errors import ConfigError, ModelFolderError, TrainingError, UsageError
 from dragoman.models.build import build_model
-from dragoman.models.seq2seq import Model
+from dragoman.models.seq2seq import Model, Network
 
 __all__ = [
     "FORMAT_VERSION",
@@ -35,6 +36,7 @@ __all__ = [
     "build_for",
     "find_model",
     "load_model",
+    "load_network",
     "load_tensors",
     "point",
     "read_config",
@@ -152,14 +154,16 @@ def _flush_folder(folder: Path) -> None:
 
 
 def unique_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters by name; one that goes by two names (a tied matrix) only under the first."""
-    return {name: p.detach() for name, p in model.named_parameters()}
+    """Parameters and kept buffers by name; one that goes by two names (a tied matrix) only under the first."""
+    kept = model.state_dict().keys()  # buffers that can be made again are not in it
+    tensors = {name: p.detach() for name, p in model.named_parameters()}
+    return tensors | {name: b for name, b in model.named_buffers() if name in kept}
 
 
 def save_model(
     folder: Path,
     config: Config,
-    tokenizer: Tokenizer,
+    vocabulary: Vocabulary,
     tensors: Mapping[str, Tensor],
     meta: Mapping[str, Any],
     training: Mapping[str, bytes] | None = None,
@@ -168,7 +172,7 @@ def save_model(
     files = {
         "config.json": config.model_dump_json(indent=1).encode(),
         "model.safetensors": safetensors.torch.save({k: v.contiguous().cpu() for k, v in tensors.items()}),
-        **tokenizer.files(),
+        **vocabulary.files(),
         **(training or {}),
     }
     write_folder(folder, files, meta)
@@ -268,10 +272,10 @@ def verify(folder: Path) -> dict[str, Any]:
     return meta
 
 
-def build_for(config: Config, tokenizer: Tokenizer) -> Model:
+def build_for(config: Config, vocabulary: Vocabulary) -> Network:
     """The fresh model of a configuration and its vocabulary."""
     return build_model(
-        config.model, tokenizer.source_size, tokenizer.target_size, shared=tokenizer.shared, seed=config.train.seed
+        config.model, vocabulary.source_size, vocabulary.target_size, shared=vocabulary.shared, seed=config.train.seed
     )
 
 
@@ -286,15 +290,27 @@ def read_config(path: str | Path) -> Config:
         raise ModelFolderError(f"{folder}/config.json: {error}") from None
 
 
-def load_model(path: str | Path, device: str | torch.device = "cpu") -> tuple[Model, Tokenizer, Config]:
-    """Model (in evaluation mode), tokenizer and configuration of a model or run folder, every file checked."""
+def load_network(path: str | Path, device: str | torch.device = "cpu") -> tuple[Network, Vocabulary, Config]:
+    """Network (in evaluation mode), vocabulary and configuration of a model or run folder, every file checked."""
     folder = find_model(path)
     verify(folder)
     config = read_config(folder)
-    tokenizer = Tokenizer.load(folder)
-    model = build_for(config, tokenizer)
-    load_tensors(model, load_file(folder / "model.safetensors"), folder)
-    return model.to(device).eval(), tokenizer, config
+    vocabulary = load_vocabulary(folder)
+    network = build_for(config, vocabulary)
+    load_tensors(network, load_file(folder / "model.safetensors"), folder)
+    return network.to(device).eval(), vocabulary, config
+
+
+def load_model(path: str | Path, device: str | torch.device = "cpu") -> tuple[Model, Tokenizer, Config]:
+    """As `load_network`, of a model that translates.  Raises `UsageError` for any other."""
+    network, vocabulary, config = load_network(path, device)
+    if not isinstance(network, Model) or not isinstance(vocabulary, Tokenizer) or config.data.kind == "text":
+        command = "generate" if config.data.kind == "text" else "label"
+        raise UsageError(
+            f"{path}: a model of architecture {config.model.architecture}, learned from data of kind "
+            f"{config.data.kind}, which does not translate; use: dragoman {command} {path}"
+        )
+    return network, vocabulary, config
 
 
 def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor], where: Path) -> None:

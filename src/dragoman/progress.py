@@ -18,6 +18,18 @@ def console(stderr: bool = True) -> Console:
     return Console(stderr=stderr, highlight=False)
 
 
+_SCORES = {
+    "valid_loss": "valid loss {:.3f}",
+    "perplexity": "perplexity {:.2f}",
+    "bits_per_character": "{:.3f} bits a character",
+    "bleu": "BLEU {:.2f}",
+    "chrf": "chrF {:.2f}",
+    "accuracy": "accuracy {:.2f} %",
+    "f1": "F1 {:.2f}",
+    "well_formed": "well-formed {:.1f} %",
+}
+
+
 class RichReporter(Reporter):
     """A bar on a terminal; plain lines elsewhere, one each `quiet_every` rows of the log."""
 
@@ -72,12 +84,11 @@ class RichReporter(Reporter):
     def validated(self, row: dict[str, Any], better: bool) -> None:
         if "valid_loss" not in row:
             return
-        exact = f"  exact {row['exact_match']:.1f} %" if row["exact_match"] >= 1 else ""
-        self.say(
-            f"step {row['step']:,}{' (average)' if 'average' in row else ''}  valid loss {row['valid_loss']:.3f}  "
-            f"perplexity {row['perplexity']:.2f}  "
-            f"BLEU {row['bleu']:.2f}  chrF {row['chrf']:.2f}{exact}{'  best so far' if better else ''}"
-        )
+        parts = [form.format(row[name]) for name, form in _SCORES.items() if name in row]
+        if row.get("exact_match", 0) >= 1:
+            parts.append(f"exact {row['exact_match']:.1f} %")
+        average = " (average)" if "average" in row else ""
+        self.say(f"step {row['step']:,}{average}  {'  '.join(parts)}{'  best so far' if better else ''}")
 
     def finished(self) -> None:
         if self._bar is not None:

@@ -6,21 +6,16 @@ The page draws everything itself from one block of JSON.  It needs no network an
 from __future__ import annotations
 
 import html
-import json
-import math
-import os
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.resources import files
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from dragoman.errors import DragomanError, UsageError
+from dragoman.errors import UsageError
+from dragoman.page import embedded_json, fill, web, write_page
 
 __all__ = ["AttentionPicture", "DemoReport", "Sample", "write_report"]
 
-SCRIPTS = ("report.js", "report_curves.js", "report_attention.js")
+SCRIPTS = ("page.js", "report.js", "report_curves.js", "report_attention.js")
 
 
 @dataclass(frozen=True)
@@ -72,22 +67,7 @@ def write_report(path: Path, report: DemoReport) -> Path:
     Raises UsageError where the report contradicts itself, DragomanError where the file cannot be written.
     """
     _check(report)
-    page = _page(report)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
-            file.write(page.encode("utf-8"))
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except OSError as error:
-        raise DragomanError(
-            f"{path}: the report cannot be written ({error.strerror}); name a folder that can be written"
-        ) from error
-    finally:
-        part.unlink(missing_ok=True)
-    return path
+    return write_page(path, _page(report))
 
 
 def _check(report: DemoReport) -> None:
@@ -111,35 +91,10 @@ def _check(report: DemoReport) -> None:
 
 
 def _page(report: DemoReport) -> str:
-    web = files("dragoman") / "web"
     parts = {
         "title": html.escape(report.title),
-        "style": (web / "report.css").read_text("utf-8"),
-        "script": "\n".join((web / name).read_text("utf-8") for name in SCRIPTS),
-        "data": _embedded_json(asdict(report)),
+        "style": web("page.css", "report.css"),
+        "script": web(*SCRIPTS),
+        "data": embedded_json(asdict(report)),
     }
-    # One pass over the template: what is put in is never searched for a mark again.
-    pieces = (web / "report.html").read_text("utf-8").split("%%")
-    return "".join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))
-
-
-def _embedded_json(value: Any) -> str:
-    """JSON that cannot end the script element it stands in, whatever the texts hold."""
-    text = json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
-
-
-def _plain(value: Any) -> Any:
-    """`value` in what JSON has: numbers that are not finite become null, unknown kinds their text."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(item) for item in value]
-    if value is None or isinstance(value, (str, int)):
-        return value
-    if isinstance(value, Real):
-        # Six digits are more than a picture can show, and keep the page small.
-        return float(f"{float(value):.6g}") if math.isfinite(value) else None
-    return str(value)
+    return fill(web("report.html"), parts)

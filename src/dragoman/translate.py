@@ -115,7 +115,7 @@ class Translator:
         from dragoman.model_folder import load_model  # here, so that translating does not load the trainer
 
         model, tokenizer, config = load_model(path)
-        return cls(model, tokenizer, config.search, config.data.filter.max_tokens, device)
+        return cls(model, tokenizer, config.search, config.data.max_tokens, device)
 
     def translate(
         self,

@@ -6,6 +6,7 @@ import re
 import shlex
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,11 +84,23 @@ def test_documents_in_python(
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
 def test_documents_in_toml(path: Path) -> None:
-    whole = {"data": {"train": [{"source": "a", "target": "b"}]}}
     for block in blocks(path, "toml"):
         document = tomllib.loads(block)
-        document["data"] = whole["data"] | document.get("data", {})
+        document["data"] = data_for(document.get("model", {})) | document.get("data", {})
         assert isinstance(parse_config(document), Config)
+
+
+def data_for(model: dict[str, Any]) -> dict[str, Any]:
+    """A `[data]` section that a model learns from."""
+    match model.get("architecture"):
+        case "decoder_only":
+            return {"kind": "text", "train": ["a"]}
+        case "encoder_only":
+            kind = "tagged" if model.get("pooling", "none") == "none" else "labelled"
+            return {"kind": kind, "train": ["a"]}
+        case "vision":
+            return {"kind": "images", "dataset": "digits"}
+    return {"train": [{"source": "a", "target": "b"}]}
 
 
 def test_readme_names_the_recipes_that_exist() -> None:

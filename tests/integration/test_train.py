@@ -136,7 +136,7 @@ def test_the_seed_decides(data: Path, tmp_path: Path) -> None:
 def test_accumulated_batches_make_one_update(data: Path, tmp_path: Path) -> None:
     config = small_config(data, "train.accumulate=4", "train.budget=2 epochs", "train.validate_every=1 epoch")
     result = train(config, tmp_path / "run")
-    store = open_run(config, tmp_path / "run", lambda text: None).store
+    store = open_run(config, tmp_path / "run", lambda text: None).task.store
     per_epoch = [len(plan_batches(store, 300, 1, epoch)) for epoch in (0, 1)]
     assert result.progress.step == sum(math.ceil(count / 4) for count in per_epoch)
     src, tgt = store.lengths()
@@ -147,12 +147,14 @@ def test_accumulation_equals_one_large_batch(data: Path, tmp_path: Path) -> None
     """The gradient of two batches in one update is that of their words together."""
     config = small_config(data, "model.dropout=0.0", "train.schedule.peak=1e-3")
     run = open_run(config, tmp_path / "run", lambda text: None)
-    plan = plan_batches(run.store, 300, 1, 0)
+    plan = plan_batches(run.task.store, 300, 1, 0)
     found = []
     for groups in ([plan[0], plan[1]], [[*plan[0], *plan[1]]]):
         trainer = Trainer(run, World("cpu"), Reporter())
         trainer.model.train()
-        batches = [read_batch(run.store, np.array(numbers), run.store.tokenizer, 0.0, 0) for numbers in groups]
+        batches = [
+            read_batch(run.task.store, np.array(numbers), run.task.store.tokenizer, 0.0, 0) for numbers in groups
+        ]
         trainer.step(batches)
         trainer.log.close()
         found.append({n: p.grad.clone() for n, p in trainer.model.named_parameters() if p.grad is not None})

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dragoman.config import AdamConfig, BudgetSchedule, ModelConfig
+from dragoman.config import AdamConfig, BudgetSchedule, TransformerConfig
 from dragoman.data.batching import collate, collate_source
 from dragoman.data.tokenizer import EOS
 from dragoman.models.build import build_model
@@ -27,8 +27,8 @@ TASKS: dict[str, Callable[[list[int]], list[int]]] = {
     "sort": sorted,
 }
 SIZES = {"d_model": 64, "d_ff": 128, "n_heads": 4, "encoder_layers": 2, "decoder_layers": 2, "dropout": 0.0}
-PAPER = ModelConfig.model_validate(SIZES)
-MODERN = ModelConfig.model_validate(
+PAPER = TransformerConfig.model_validate(SIZES)
+MODERN = TransformerConfig.model_validate(
     SIZES
     | {
         "order": "pre",
@@ -82,7 +82,7 @@ def accuracy(model: Model, task: Callable[[list[int]], list[int]], unseen: list[
         pytest.param("reverse", MODERN, 500, id="reverse, pre-norm rotary gated", marks=pytest.mark.slow),
     ],
 )
-def test_a_tiny_transformer_learns(name: str, config: ModelConfig, steps: int) -> None:
+def test_a_tiny_transformer_learns(name: str, config: TransformerConfig, steps: int) -> None:
     unseen = sequences(random.Random(2), UNSEEN)
     model = build_model(config, VOCABULARY, VOCABULARY)
     assert accuracy(model, TASKS[name], unseen) < 0.05

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman.config import ModelConfig
+from dragoman.config import TransformerConfig
 from dragoman.models.build import build_model
 from dragoman.nn.attention import CrossAttention, SelfAttention, mask_to_bias
 from dragoman.nn.layers import ACTIVATIONS, DecoderLayer, Embedding, EncoderLayer, FeedForward, RMSNorm, SubLayer
@@ -151,7 +151,7 @@ def test_rms_norm_gradient_against_differences() -> None:
 
 @pytest.mark.parametrize("norm", [{"kind": "layer", "eps": 0.1}, {"kind": "rms", "eps": 0.1}])
 def test_norms_of_a_built_model_are_their_formulas(norm: dict[str, object]) -> None:
-    config = ModelConfig.model_validate(
+    config = TransformerConfig.model_validate(
         {"d_model": D, "d_ff": D_FF, "n_heads": H, "encoder_layers": 1, "decoder_layers": 1, "norm": norm}
     )
     built = build_model(config, 11, 11).double().get_submodule("encoder.layers.0.around_ffn.norm")
@@ -170,6 +170,7 @@ def test_feed_forward_is_the_formula(activation: str, gated: bool) -> None:
         "gelu": lambda x: x * 0.5 * (1 + torch.erf(x / math.sqrt(2))),
         "gelu_tanh": lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
         "silu": lambda x: x / (1 + torch.exp(-x)),
+        "sigmoid": lambda x: 1 / (1 + torch.exp(-x)),
     }
     x = random(N, T, D)
     w1, b1 = ffn.inner.weight, ffn.inner.bias

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dragoman.config import PRESETS, ModelConfig
+from dragoman.config import PRESETS, TransformerConfig
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
 
@@ -16,7 +16,7 @@ VOCABULARY = 37_000
 def built(**changes: object) -> Model:
     """Shapes only: the big model would otherwise fill 850 MB."""
     with torch.device("meta"):
-        return build_model(ModelConfig.model_validate(changes), VOCABULARY, VOCABULARY)
+        return build_model(TransformerConfig.model_validate(changes), VOCABULARY, VOCABULARY)
 
 
 def count_by_hand(d: int, f: int, layers: int, vocabularies: int = 1) -> int:
@@ -36,7 +36,7 @@ def test_preset_has_the_papers_size(preset: str, paper: float) -> None:
 
 
 def test_defaults_are_the_base_preset() -> None:
-    assert ModelConfig.model_validate({}) == ModelConfig.model_validate(PRESETS["base"])
+    assert TransformerConfig.model_validate({}) == TransformerConfig.model_validate(PRESETS["base"])
 
 
 @pytest.mark.parametrize(("tie", "vocabularies"), [("all", 1), ("target", 2), ("none", 3)])

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dragoman.nn.positions import Positions, Rotary, Sinusoidal, sinusoids
+from dragoman.errors import UsageError
+from dragoman.nn.positions import Learned, Positions, Rotary, Sinusoidal, sinusoids
 
 N, H, T, D, DH = 2, 3, 9, 14, 8
 EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
@@ -65,6 +66,38 @@ def test_sinusoidal_follows_the_dtype() -> None:
         torch.testing.assert_close(marked[0], sinusoids(torch.arange(T), D).to(dtype), rtol=0, atol=0)
 
 
+def test_learned_adds_the_rows_of_its_positions() -> None:
+    positions = Learned(D, 12).double()
+    for pos in (torch.arange(T), torch.tensor([11]), torch.arange(4, 7)):
+        x = random(N, pos.numel(), D)
+        marked, carry = positions.embed(x, pos, None)
+        assert carry is None
+        for t, p in enumerate(pos.tolist()):
+            torch.testing.assert_close(marked[:, t], x[:, t] + positions.table[p], **EXACT)
+
+
+def test_learned_trains_the_rows_it_has_seen_and_no_other() -> None:
+    positions = Learned(D, 12)
+    marked, _ = positions.embed(torch.zeros(N, 5, D), torch.arange(5), None)
+    marked.sum().backward()
+    assert positions.table.grad is not None
+    assert (positions.table.grad[:5] == N).all() and not positions.table.grad[5:].any()
+
+
+def test_learned_has_no_position_beyond_the_last() -> None:
+    positions = Learned(D, 12)
+    with pytest.raises(UsageError, match=r"13 tokens, but .* max_len = 12 tokens and .*max_len of at least 13"):
+        positions.embed(torch.zeros(N, 13, D), torch.arange(13), None)
+    with pytest.raises(UsageError, match="18 tokens"):
+        positions.embed(torch.zeros(N, 1, D), torch.tensor([17]), None)
+
+
+def test_learned_begins_as_large_as_sinusoids() -> None:
+    table = Learned(64, 200).table.detach()
+    assert float(table.square().mean()) == pytest.approx(float(sinusoids(torch.arange(200), 64).square().mean()), 0.05)
+    assert abs(float(table.mean())) < 0.02
+
+
 def test_no_positions_do_nothing() -> None:
     positions, x, pos = Positions(), random(N, T, D), torch.arange(T)
     q, k = random(N, H, T, DH), random(N, H, T, DH)
@@ -113,6 +146,45 @@ def test_rotary_gradient_turns_back() -> None:
     rotary, pos = Rotary(DH, 10000.0), torch.arange(T)
     q, k = random(N, H, T, DH).requires_grad_(), random(N, H, T, DH)
     turned, _ = rotary.rotate(q, k, pos)
-    turned.backward(turned.detach())  # type: ignore[no-untyped-call]  # the transpose of a turn is the turn back
+    turned.backward(turned.detach())  # the transpose of a turn is the turn back
     assert q.grad is not None
     torch.testing.assert_close(q.grad, q.detach(), **EXACT)
+
+
+@pytest.mark.parametrize(("d_head", "fraction", "turned"), [(DH, 0.5, 4), (DH, 0.3, 2), (7, 0.6, 4), (DH, 1.0, DH)])
+def test_partial_rotary_turns_the_first_numbers_only(d_head: int, fraction: float, turned: int) -> None:
+    pos = torch.tensor([0, 3, 300])
+    q, k = random(N, H, 3, d_head), random(N, 1, 3, d_head)
+    for got, x in zip(Rotary(d_head, 100.0, fraction).rotate(q, k, pos), (q, k), strict=True):
+        torch.testing.assert_close(got[..., turned:], x[..., turned:], rtol=0, atol=0)
+        for t, p in enumerate(pos.tolist()):
+            for i, w in enumerate(rates(turned, 100.0)):
+                a, b = x[..., t, 2 * i], x[..., t, 2 * i + 1]
+                want = [a * math.cos(p * w) - b * math.sin(p * w), a * math.sin(p * w) + b * math.cos(p * w)]
+                torch.testing.assert_close(got[..., t, 2 * i : 2 * i + 2], torch.stack(want, dim=-1), **EXACT)
+
+
+def test_partial_rotary_takes_heads_as_attention_cuts_them() -> None:
+    qkv = random(N, T, 3 * H * 7)  # an odd head: its numbers begin at odd places of the row
+    q, k, _ = qkv.view(N, T, 3, H, 7).permute(2, 0, 3, 1, 4).unbind(0)
+    rotary, pos = Rotary(7, 10000.0, 0.6), torch.arange(T)
+    got, want = rotary.rotate(q, k, pos), rotary.rotate(q.contiguous(), k.contiguous(), pos)
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("d_head", "fraction"), [(DH, 0.4), (DH, 0.1), (7, 1.0)])
+def test_rotary_refuses_what_is_no_pairs(d_head: int, fraction: float) -> None:
+    with pytest.raises(UsageError, match=rf"fraction {fraction} of a head of {d_head} .* even and at least 2"):
+        Rotary(d_head, 10000.0, fraction)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rotary_turns_in_float32_and_gives_back_the_dtype(dtype: torch.dtype) -> None:
+    q, k, pos = random(N, H, T, DH).to(dtype), random(N, H, T, DH).to(dtype), torch.arange(500, 500 + T)
+    for fraction in (1.0, 0.5):
+        rotary = Rotary(DH, 10000.0, fraction).to(dtype)
+        exact = rotary.rotate(q.double(), k.double(), pos)
+        for got, want in zip(rotary.rotate(q, k, pos), exact, strict=True):
+            assert got.dtype == dtype
+            torch.testing.assert_close(got, want.to(dtype), rtol=0.01 if dtype == torch.bfloat16 else 1e-5, atol=1e-3)

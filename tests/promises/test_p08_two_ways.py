@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dragoman.config import Config, ModelConfig, parse_config
+from dragoman.config import Config, TransformerConfig, parse_config
 from dragoman.data.batching import Batch, collate
 from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.inside.record import record, tap_names
@@ -40,16 +40,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(params=VARIANTS)
-def config(request: pytest.FixtureRequest) -> ModelConfig:
-    return ModelConfig.model_validate(SIZES | VARIANTS[request.param])
+def config(request: pytest.FixtureRequest) -> TransformerConfig:
+    return TransformerConfig.model_validate(SIZES | VARIANTS[request.param])
 
 
 @pytest.fixture
-def model(config: ModelConfig) -> Model:
+def model(config: TransformerConfig) -> Model:
     return shaken(config)
 
 
-def shaken(config: ModelConfig) -> Model:
+def shaken(config: TransformerConfig) -> Model:
     """A float64 model without the ones and zeros of a fresh one."""
     built = build_model(config, V, V).double()
     for parameter in built.parameters():
@@ -242,7 +242,7 @@ def test_accumulated_losses_and_gradients_are_those_of_one_batch(model: Model) -
     assert_all_close(gradients(model), want)
 
 
-def trainer(folder: Path, config: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> Trainer:
+def trainer(folder: Path, config: TransformerConfig, monkeypatch: pytest.MonkeyPatch) -> Trainer:
     """A trainer without data: a step is all that is asked of it."""
     monkeypatch.setattr(Trainer, "_used", lambda self: 0.0)
     document = {"data": {"train": [{"source": "a", "target": "b"}]}, "model": config.model_dump()}
@@ -250,16 +250,15 @@ def trainer(folder: Path, config: ModelConfig, monkeypatch: pytest.MonkeyPatch) 
     run = SimpleNamespace(
         config=settings,
         folder=folder,
-        valid=None,
         new_model=lambda: shaken(config),
         resume=lambda *_: Progress(),
-        store=SimpleNamespace(tokenizer=None),
+        task=SimpleNamespace(validation=lambda: None),
     )
     return Trainer(cast(Run, run), World("cpu"), Reporter())
 
 
 def test_a_step_of_three_micro_batches_is_a_step_of_one_batch(
-    config: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: TransformerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, after = batch(), []
     for name, batches in (("one", [data]), ("three", parts_of(data))):

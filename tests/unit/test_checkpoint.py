@@ -38,7 +38,7 @@ from small_run import small_config, write_corpus
 def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Tokenizer]:
     folder = tmp_path_factory.mktemp("parts")
     config = small_config(write_corpus(folder))
-    return config, open_run(config, folder / "run", lambda text: None).store.tokenizer
+    return config, open_run(config, folder / "run", lambda text: None).task.vocabulary
 
 
 @pytest.fixture

@@ -69,7 +69,7 @@ def test_every_problem_is_told_at_once_with_the_nearest_name() -> None:
     assert len(found) == 6
     assert "model.d_modle: no such key (did you mean 'd_model'?); accepted here: architecture, d_model" in text
     assert "train.seed = 'minus one'" in text and "must be a whole number" in text
-    assert "no kind 'rotory' (did you mean 'rotary'?); accepted: none, sinusoidal, rotary" in text
+    assert "no kind 'rotory' (did you mean 'rotary'?); accepted: none, sinusoidal, learned" in text
     assert "train.metric = 'blue' (did you mean 'bleu'?)" in text
     assert "search.beam = 0" in text
     assert "'bad': an override is written key=value" in text
@@ -89,6 +89,34 @@ def test_sizes_that_do_not_fit_are_refused_with_those_that_do() -> None:
     assert "d_model 20 is not a multiple of n_heads 3; n_heads may be [1, 2, 4, 5, 10, 20]" in problem
     (problem,) = problems("model.d_model=18", "model.n_heads=6", "model.position.kind=rotary")
     assert "head size 3 must be even" in problem
+    (problem,) = problems("model.position.kind=rotary", "model.position.fraction=0.1")
+    assert "head size 0 (fraction 0.1 of 8) must be even and at least 2" in problem
+    (problem,) = problems("model.n_kv_heads=3")
+    assert "n_heads 2 is not a multiple of n_kv_heads 3; n_kv_heads may be [1, 2]" in problem
+    (problem,) = problems("model.attention.kind=linear", "model.position.kind=t5")
+    assert "t5 positions change attention scores" in problem
+
+
+def test_data_and_architecture_must_fit() -> None:
+    (problem,) = problems("model.architecture=decoder_only")
+    assert problem.startswith('model.architecture "decoder_only" does not learn from data of kind "parallel"; accepted')
+    (problem,) = problems("model.position.kind=learned", "model.position.max_len=100")
+    assert problem.startswith("model.position.max_len is 100, and up to 253 positions are needed")
+    (problem,) = problems("model.architecture=convolutional", "model.max_positions=252")
+    assert problem.startswith("model.max_positions is 252, and up to 253")
+    with pytest.raises(ConfigError, match='needs "first" or "mean"'):
+        parse_config({"data": {"kind": "labelled", "train": ["a"]}, "model": {"architecture": "encoder_only"}})
+    with pytest.raises(UsageError, match='is of kind "text"'):
+        _ = parse_config({"data": {"kind": "text", "train": ["a"]}, "model": {"architecture": "decoder_only"}}).parallel
+
+
+def test_another_architecture_keeps_the_keys_that_it_has() -> None:
+    model = small_config(
+        ROOT, "model.architecture=lstm", "model.attention.kind=luong", "model.attention.score=dot"
+    ).model
+    assert (model.architecture, model.d_model, model.dropout, model.attention.score) == ("lstm", 16, 0.1, "dot")
+    (problem,) = problems("model.architecture=lstn")
+    assert "model.architecture: no architecture 'lstn' (did you mean 'lstm'?); accepted: transformer" in problem
     (problem,) = problems("model.d_model=15", "model.n_heads=5")
     assert "even d_model, not 15" in problem
 

@@ -10,14 +10,15 @@ import torch
 from dragoman.config import dump_toml, load_config
 from dragoman.models.build import build_model
 
-RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
+ROOT = Path(__file__).parents[2] / "recipes"
+RECIPES = sorted(ROOT.rglob("*.toml"))
 
 
 def test_there_are_recipes() -> None:
     assert RECIPES
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_recipe(path: Path, tmp_path: Path) -> None:
     config = load_config(path)
     (tmp_path / "again.toml").write_text(dump_toml(config), encoding="utf-8")

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from dragoman import report as report_module
 from dragoman.errors import DragomanError, UsageError
 from dragoman.report import AttentionPicture, DemoReport, Sample, write_report
 
@@ -136,8 +135,8 @@ def test_a_write_that_fails_leaves_the_old_page_and_nothing_else(
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(report_module.os, "fsync", full)
-    with pytest.raises(DragomanError, match=r"report\.html: the report cannot be written \(No space left on device\)"):
+    monkeypatch.setattr("dragoman.page.os.fsync", full)
+    with pytest.raises(DragomanError, match=r"report\.html: the page cannot be written \(No space left on device\)"):
         write_report(path, small_report())
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]

@@ -290,7 +290,7 @@ def corpus_spec(config: Config, corpus: CorpusConfig) -> CorpusSpec:
     """A corpus of the configuration with its paths resolved."""
 
     def path(text: str | None) -> Path | None:
-        return None if text is None else resolve_path(text, config.data.root)
+        return None if text is None else resolve_path(text, config.parallel.root)
 
     return CorpusSpec(
         path(corpus.source), path(corpus.target), path(corpus.path), corpus.source_key, corpus.target_key, corpus.weight

@@ -97,7 +97,7 @@ def content_hash(config: Config, specs: list[CorpusSpec]) -> str:
     """What a store is made from, as 16 hexadecimal digits: the text, the filters, the tokenizer's settings."""
     settings = {
         "version": _VERSION,
-        "filter": config.data.filter.model_dump(),
+        "filter": config.parallel.filter.model_dump(),
         "tokenizer": config.tokenizer.model_dump(exclude={"sampling"}),
     }
     text = json.dumps(settings, sort_keys=True) + text_hash(specs)
@@ -140,7 +140,7 @@ def _put(unfinished: Path, folder: Path) -> None:
 
 
 def _fill(config: Config, specs: list[CorpusSpec], folder: Path) -> tuple[Account, list[dict[str, float]]]:
-    rules = config.data.filter
+    rules = config.parallel.filter
     keep = PairFilter(FilterRules(**rules.model_dump(exclude={"max_tokens"})))
     counts: list[int] = []
     with (folder / "source.all").open("wb") as src, (folder / "target.all").open("wb") as tgt:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from dragoman.config import TokenizerConfig
 from dragoman.data.resegment import Resegmenter
 from dragoman.errors import DataError, ModelFolderError
 
-__all__ = ["BOS", "EOS", "PAD", "UNK", "Tokenizer", "train_tokenizer"]
+__all__ = ["BOS", "EOS", "PAD", "UNK", "Tokenizer", "learn_tokenizer", "train_tokenizer"]
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 """The ids that every vocabulary begins with."""
@@ -54,6 +55,15 @@ class Tokenizer:
             ([*self._source_sampler.draw(src, rate, rng), EOS], [*self._target_sampler.draw(tgt, rate, rng), EOS])
             for src, tgt in pairs
         ]
+
+    def encode_word(self, word: str) -> list[int]:
+        """The pieces of a source word by itself, at least one."""
+        ids: list[int] = self._source.encode(word)
+        return ids or [UNK]
+
+    def sample_words(self, words: Iterable[str], rate: float, rng: random.Random) -> list[list[int]]:
+        """The pieces of each source word, segmented anew each time (`Resegmenter.draw`)."""
+        return [self._source_sampler.draw(word, rate, rng) or [UNK] for word in words]
 
     @cached_property
     def _source_sampler(self) -> Resegmenter:
@@ -103,22 +113,39 @@ def train_tokenizer(config: TokenizerConfig, source: Path, target: Path) -> Toke
     Raises `DataError` when the text has too few distinct pieces for `vocab_size`.
     """
     if config.shared:
-        return Tokenizer(_train(config, [source, target]))
-    return Tokenizer(_train(config, [source]), _train(config, [target]))
+        return Tokenizer(_train(config, itertools.chain(_lines(source), _lines(target))))
+    return Tokenizer(_train(config, _lines(source)), _train(config, _lines(target)))
 
 
-def _train(config: TokenizerConfig, files: list[Path]) -> bytes:
+def _lines(path: Path) -> Iterator[str]:
+    # Given the file itself, sentencepiece would write its path into the model.
+    with path.open("rb") as file:
+        for line in file:
+            yield line.removesuffix(b"\n").decode("utf-8")
+
+
+def learn_tokenizer(config: TokenizerConfig, lines: Sequence[str], whole: bool = False) -> Tokenizer:
+    """Learn one vocabulary from lines of text.  Raises `DataError` as `train_tokenizer` does.
+
+    whole: for text that comes back with every line end and space where it was, as language models write it.
+    """
+    return Tokenizer(_train(config, iter(lines), whole))
+
+
+def _train(config: TokenizerConfig, lines: Iterator[str], whole: bool = False) -> bytes:
     import io
 
     model = io.BytesIO()
+    letters = config.kind == "char"
+    exact = {"user_defined_symbols": ["\n"], "add_dummy_prefix": False, "remove_extra_whitespaces": False}
     try:
         spm.SentencePieceTrainer.train(
-            input=[str(f) for f in files],
+            sentence_iterator=lines,
             model_writer=model,
             model_type=config.kind,
             vocab_size=config.vocab_size,
             byte_fallback=config.byte_fallback,
-            normalization_rule_name=config.normalization,
+            normalization_rule_name="identity" if letters else config.normalization,
             character_coverage=config.character_coverage,
             input_sentence_size=config.sentences,
             shuffle_input_sentence=True,
@@ -130,6 +157,7 @@ def _train(config: TokenizerConfig, files: list[Path]) -> bytes:
             hard_vocab_limit=True,
             num_threads=1,  # so that the same text always gives the same vocabulary
             minloglevel=2,
+            **(exact if whole or letters else {}),
         )
     except (RuntimeError, OSError) as error:
         raise DataError(_explain(config, str(error))) from None

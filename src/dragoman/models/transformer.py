@@ -16,16 +16,30 @@ from dragoman.nn.attention import causal_bias, mask_to_bias
 from dragoman.nn.dropout import Dropout
 from dragoman.nn.layers import DecoderLayer, Embedding, EncoderLayer
 from dragoman.nn.positions import Positions
-from dragoman.nn.state import CrossKeyValues, DecodeState, SelfKeyValues
+from dragoman.nn.state import CrossKeyValues, DecodeState, SelfState
 
-__all__ = ["Decoder", "Encoder", "Transformer"]
+__all__ = ["Decoder", "Encoder", "Transformer", "order_bias"]
+
+
+def order_bias(positions: Positions, pos: Tensor, dtype: torch.dtype) -> tuple[Tensor | None, bool]:
+    """What is added to the scores of positions pos (T,) against all up to the last, and whether "causal" says the rest.
+
+    (H or 1, T, Tk) or None: where nothing but the order counts, attention makes it, or has it already.
+    """
+    k_pos = torch.arange(int(pos[0]) + pos.numel(), device=pos.device)
+    static = positions.static_bias(pos, k_pos)  # (H, T, Tk)
+    if pos.numel() == 1:
+        return static, False
+    if static is None:
+        return None, True
+    return causal_bias(pos, k_pos, dtype) + static, False
 
 
 @dataclass
 class _LayerState:
-    """A decoder layer's memory: its own keys and values (None while nothing is kept) and the encoder's."""
+    """A decoder layer's memory: what its self-attention keeps (None while nothing is kept) and the encoder's."""
 
-    own: SelfKeyValues | None
+    own: SelfState | None
     cross: CrossKeyValues
 
     def select(self, rows: Tensor, sentences: Tensor, length: int) -> None:
@@ -89,16 +103,12 @@ class Decoder(nn.Module):
         self.final_norm = final_norm
 
     def start(self, memory: Memory, beams: int, max_len: int) -> DecodeState:
-        """A state for N = B * beams rows; `max_len = 0` keeps no keys and values."""
+        """A state for N = B * beams rows; `max_len = 0` keeps nothing of the target."""
         states = memory.states
         layers = []
         for layer in self.layers:
             assert isinstance(layer, DecoderLayer)
-            attention = layer.self_attn
-            own = None
-            if max_len:
-                rows = states.size(0) * beams
-                own = SelfKeyValues(rows, attention.n_heads, max_len, attention.d_head, like=states)
+            own = layer.self_attn.new_cache(states.size(0) * beams, max_len, like=states) if max_len else None
             layers.append(_LayerState(own, layer.cross_attn.project(states)))
         mask = None if memory.mask is None else mask_to_bias(memory.mask[:, None, None, :], states.dtype)
         return DecodeState(list(layers), beams, memory_bias=mask)
@@ -109,25 +119,13 @@ class Decoder(nn.Module):
         pos = torch.arange(state.length, state.length + t, device=tokens.device)
         x, state.carry = self.positions.embed(self.embedding(tokens), pos, state.carry)
         x = self.dropout(x)  # (N, T, D)
-        bias, causal = self._bias(pos, x.dtype)
+        bias, causal = order_bias(self.positions, pos, x.dtype)
         for layer, record in zip(self.layers, state.layers, strict=True):
             assert isinstance(record, _LayerState)
             x = layer(x, self.positions, pos, bias, causal, record.own, record.cross, state.memory_bias)
         state.length += t
         out: Tensor = self.final_norm(x)
         return out
-
-    def _bias(self, pos: Tensor, dtype: torch.dtype) -> tuple[Tensor | None, bool]:
-        """What is added to the scores of positions pos against all up to the last, and whether "causal" says it."""
-        first, t = int(pos[0]), pos.numel()
-        k_pos = torch.arange(first + t, device=pos.device)
-        static = self.positions.static_bias(pos, k_pos)  # (H, T, Tk)
-        if t == 1:
-            return static, False
-        if first == 0 and static is None:
-            return None, True
-        causal = causal_bias(pos, k_pos, dtype)  # (T, Tk)
-        return causal if static is None else causal + static, False
 
 
 class Transformer(Model):

@@ -2,7 +2,11 @@
 
     Attention(Q, K, V) = softmax(Q K^T / sqrt(Dh) + bias) V
 
-Letters: N rows, H heads, Tq/Tk query/key positions, B sentences, K beams, S source length, D d_model, Dh head size.
+Keys and values may have fewer heads than queries: neighbouring heads of queries then share one (multi-query attention,
+Shazeer 2019; grouped-query attention, Ainslie et al. 2023).
+
+Letters: N rows, H heads (Hkv of keys and values), Tq/Tk query/key positions, B sentences, K beams, S source length,
+D d_model, Dh head size.
 A bias is added to the scores: 0 where a query may look, -inf where not; `mask_to_bias` makes one from a mask.
 
 Three ways to the same numbers, tested against each other: `attend_explicit` writes the formula out and shows its
@@ -24,7 +28,15 @@ from dragoman.nn.positions import Positions
 from dragoman.nn.state import CrossKeyValues, SelfKeyValues
 from dragoman.nn.taps import Tap
 
-__all__ = ["CrossAttention", "SelfAttention", "attend_explicit", "attend_short", "causal_bias", "mask_to_bias"]
+__all__ = [
+    "CrossAttention",
+    "MultiHead",
+    "SelfAttention",
+    "attend_explicit",
+    "attend_short",
+    "causal_bias",
+    "mask_to_bias",
+]
 
 _SHORT = 128 * 128
 """Scores a head up to which writing them out is at least as fast on a CPU as the fused kernel (bench/attention.py)."""
@@ -43,38 +55,46 @@ def causal_bias(q_pos: Tensor, k_pos: Tensor, dtype: torch.dtype) -> Tensor:
 def attend_explicit(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: Dropout | None = None, tap: Tap | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The formula, written out: outputs (N, H, Tq, Dh) and weights (N, H, Tq, Tk)."""
+    """The formula, written out: outputs (N, H, Tq, Dh) and weights (N, H, Tq, Tk) as they were used, after dropout."""
+    k, v = _repeat(k, q.size(1)), _repeat(v, q.size(1))
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.size(-1))  # (N, H, Tq, Tk)
     if bias is not None:
         scores = scores + bias
     weights = scores.softmax(dim=-1)
     if tap is not None:
         weights = tap(weights)
-    return (weights if dropout is None else dropout(weights)) @ v, weights
+    if dropout is not None:
+        weights = dropout(weights)
+    return weights @ v, weights
+
+
+def _repeat(x: Tensor, heads: int) -> Tensor:
+    """(N, Hkv, T, Dh) -> (N, H, T, Dh): what a group of queries shares, for each of them."""
+    return x if x.size(1) == heads else x.repeat_interleave(heads // x.size(1), dim=1)
 
 
 class _ShortAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.shapes = q.shape, k.shape
         n, h, tq, dh = q.shape
-        tk = k.size(2)
-        q, k, v = q.reshape(-1, tq, dh), k.reshape(-1, tk, dh), v.reshape(-1, tk, dh)  # (N*H, T, Dh)
+        group, tk = h // k.size(1), k.size(2)
+        # Heads that share keys and values are folded into the query positions: (N*Hkv, group * Tq, Dh).
+        q, k, v = q.reshape(-1, group * tq, dh), k.reshape(-1, tk, dh), v.reshape(-1, tk, dh)
         if bias is None:
             weights = torch.bmm(q, k.transpose(1, 2)).mul_(dh**-0.5).softmax(-1)
         else:
-            if bias.dim() == 4:
-                bias = bias.expand(n, h, -1, -1).reshape(n * h, bias.size(-2), tk)
-            elif bias.dim() == 3:
-                bias = bias.expand(n, h, -1, -1).reshape(n * h, -1, tk)
+            if bias.dim() > 2 or group > 1:
+                rows = bias.size(-2) if group == 1 else tq
+                bias = bias.expand(n, h, rows, tk).reshape(-1, group * rows, tk)
             weights = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=dh**-0.5).softmax(-1)
         ctx.save_for_backward(q, k, v, weights)
-        ctx.heads = (n, h)
         return torch.bmm(weights, v).view(n, h, tq, dh)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         q, k, v, weights = ctx.saved_tensors
-        n, h = ctx.heads
+        of_queries, of_keys = ctx.shapes
         g = grads[0].reshape(q.shape)
         of_v = torch.bmm(weights.transpose(1, 2), g)
         of_weights = torch.bmm(g, v.transpose(1, 2))
@@ -82,7 +102,7 @@ class _ShortAttention(torch.autograd.Function):
         of_scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype).mul_(q.size(-1) ** -0.5)
         of_q = torch.bmm(of_scores, k)
         of_k = torch.bmm(of_scores.transpose(1, 2), q)
-        return of_q.view(n, h, *q.shape[1:]), of_k.view(n, h, *k.shape[1:]), of_v.view(n, h, *v.shape[1:]), None
+        return of_q.view(of_queries), of_k.view(of_keys), of_v.view(of_keys), None
 
 
 def attend_short(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
@@ -91,27 +111,36 @@ def attend_short(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor
     return out
 
 
-class _HeadsAttention(nn.Module):
-    """What self- and cross-attention share: heads, the choice of the path, the output projection W^O."""
+class MultiHead(nn.Module):
+    """What every attention has: heads, the tap of their weights, the output projection W^O."""
 
-    def __init__(self, d_model: int, n_heads: int, dropout: float, bias: bool) -> None:
+    def __init__(self, d_model: int, n_heads: int, bias: bool) -> None:
         super().__init__()
         self.n_heads = n_heads
         self.d_head = d_model // n_heads
-        self.dropout = Dropout(dropout)
         self.weights = Tap()
         self.out = nn.Linear(d_model, d_model, bias=bias)
 
-    def _split(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
-        """(N, T, parts * D) -> `parts` tensors (N, H, T, Dh)."""
+    def split(self, x: Tensor, parts: tuple[int, ...]) -> tuple[Tensor, ...]:
+        """(N, T, sum of parts) -> for each part its heads, (N, part / Dh, T, Dh)."""
         n, t, _ = x.shape
-        return x.view(n, t, parts, self.n_heads, self.d_head).permute(2, 0, 3, 1, 4).unbind(0)
+        heads = [part // self.d_head for part in parts]
+        return tuple(part.transpose(1, 2) for part in x.view(n, t, sum(heads), self.d_head).split(heads, dim=2))
 
-    def _join(self, x: Tensor) -> Tensor:
+    def join(self, x: Tensor) -> Tensor:
         """(N, H, T, Dh) -> (N, T, D), through W^O."""
         n, _, t, _ = x.shape
         projected: Tensor = self.out(x.transpose(1, 2).reshape(n, t, -1))
         return projected
+
+
+class _SoftmaxAttention(MultiHead):
+    """What self- and cross-attention share: heads of keys and values, dropout, the choice of the path."""
+
+    def __init__(self, d_model: int, n_heads: int, dropout: float, bias: bool, n_kv_heads: int | None) -> None:
+        super().__init__(d_model, n_heads, bias)
+        self.n_kv_heads = n_kv_heads or n_heads
+        self.dropout = Dropout(dropout)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool = False) -> Tensor:
         """Outputs (N, H, Tq, Dh) by the fastest path that makes what is asked for."""
@@ -124,15 +153,27 @@ class _HeadsAttention(nn.Module):
             return attend_explicit(q, k, v, bias, self.dropout, self.weights)[0]
         if short and not torch.is_autocast_enabled(q.device.type):
             return attend_short(q, k, v, bias)
+        k, v = _repeat(k, self.n_heads), _repeat(v, self.n_heads)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=causal)
 
 
-class SelfAttention(_HeadsAttention):
-    """Queries, keys and values of one sequence; W^Q, W^K and W^V in one matrix (rows in this order)."""
+class SelfAttention(_SoftmaxAttention):
+    """Queries, keys and values of one sequence; W^Q, W^K and W^V in one matrix (rows in this order).
 
-    def __init__(self, d_model: int, n_heads: int, dropout: float = 0.0, bias: bool = True) -> None:
-        super().__init__(d_model, n_heads, dropout, bias)
-        self.qkv = nn.Linear(d_model, 3 * d_model, bias=bias)
+    parts: how many rows each of the three has.
+    """
+
+    def __init__(
+        self, d_model: int, n_heads: int, dropout: float = 0.0, bias: bool = True, n_kv_heads: int | None = None
+    ) -> None:
+        super().__init__(d_model, n_heads, dropout, bias, n_kv_heads)
+        shared = self.n_kv_heads * self.d_head
+        self.parts = (d_model, shared, shared)
+        self.qkv = nn.Linear(d_model, sum(self.parts), bias=bias)
+
+    def new_cache(self, rows: int, max_len: int, like: Tensor) -> SelfKeyValues:
+        """An empty memory for `rows` rows of max_len positions, of the type and device of `like`."""
+        return SelfKeyValues(rows, self.n_kv_heads, max_len, self.d_head, like)
 
     def forward(
         self,
@@ -147,13 +188,16 @@ class SelfAttention(_HeadsAttention):
 
         bias: broadcast to (N, H, T, Tk), or None.  With a cache, which holds pos[0] positions, Tk is all up to here.
         """
-        q, k, v = self._split(self.qkv(x), 3)  # (N, H, T, Dh)
+        q, k, v = self.split(self.qkv(x), self.parts)  # (N, H, T, Dh), keys and values (N, Hkv, T, Dh)
         q, k = positions.rotate(q, k, pos)
         if cache is not None:
-            k, v = cache.append(k, v, int(pos[0]))  # (N, H, Tk, Dh)
+            k, v = cache.append(k, v, int(pos[0]))  # (N, Hkv, Tk, Dh)
         if positions.needs_weights:
-            return self._join(self._attend_with_terms(q, k, v, positions, pos, bias, causal))
-        return self._join(self._attend(q, k, v, bias, causal))
+            return self.join(self._attend_with_terms(q, k, v, positions, pos, bias, causal))
+        if causal and k.size(2) > q.size(2):  # the cache held something: queries do not begin where keys do
+            before = causal_bias(pos, torch.arange(k.size(2), device=k.device), q.dtype)
+            bias, causal = before if bias is None else before + bias, False
+        return self.join(self._attend(q, k, v, bias, causal))
 
     def _attend_with_terms(
         self, q: Tensor, k: Tensor, v: Tensor, positions: Positions, pos: Tensor, bias: Tensor | None, causal: bool
@@ -169,17 +213,24 @@ class SelfAttention(_HeadsAttention):
         return out if term is None else out + term
 
 
-class CrossAttention(_HeadsAttention):
-    """Queries of the target, keys and values of the memory, which are projected once a sentence."""
+class CrossAttention(_SoftmaxAttention):
+    """Queries of the target, keys and values of the memory, which are projected once a sentence.
 
-    def __init__(self, d_model: int, n_heads: int, dropout: float = 0.0, bias: bool = True) -> None:
-        super().__init__(d_model, n_heads, dropout, bias)
+    parts: how many rows W^K and W^V have in the matrix that holds both.
+    """
+
+    def __init__(
+        self, d_model: int, n_heads: int, dropout: float = 0.0, bias: bool = True, n_kv_heads: int | None = None
+    ) -> None:
+        super().__init__(d_model, n_heads, dropout, bias, n_kv_heads)
+        shared = self.n_kv_heads * self.d_head
+        self.parts = (shared, shared)
         self.q = nn.Linear(d_model, d_model, bias=bias)
-        self.kv = nn.Linear(d_model, 2 * d_model, bias=bias)
+        self.kv = nn.Linear(d_model, sum(self.parts), bias=bias)
 
     def project(self, memory: Tensor) -> CrossKeyValues:
-        """memory (B, S, D) -> its keys and values (B, H, S, Dh)."""
-        return CrossKeyValues(*self._split(self.kv(memory), 2))
+        """memory (B, S, D) -> its keys and values (B, Hkv, S, Dh)."""
+        return CrossKeyValues(*self.split(self.kv(memory), self.parts))
 
     def forward(self, x: Tensor, memory: CrossKeyValues, bias: Tensor | None = None) -> Tensor:
         """x (N, T, D), N = B*K rows -> (N, T, D); bias (B, 1, 1, S) or None.
@@ -188,5 +239,5 @@ class CrossAttention(_HeadsAttention):
         """
         n, t, d = x.shape
         b = memory.keys.size(0)
-        (q,) = self._split(self.q(x).view(b, n // b * t, d), 1)  # (B, H, K*T, Dh)
-        return self._join(self._attend(q, memory.keys, memory.values, bias)).view(n, t, d)
+        (q,) = self.split(self.q(x).view(b, n // b * t, d), (d,))  # (B, H, K*T, Dh)
+        return self.join(self._attend(q, memory.keys, memory.values, bias)).view(n, t, d)

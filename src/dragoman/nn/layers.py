@@ -15,16 +15,27 @@ from torch.nn import functional as F
 
 from dragoman.nn.attention import CrossAttention, SelfAttention
 from dragoman.nn.dropout import Dropout
+from dragoman.nn.linear_attention import LinearSelfAttention
 from dragoman.nn.positions import Positions
-from dragoman.nn.state import CrossKeyValues, SelfKeyValues
+from dragoman.nn.state import CrossKeyValues, SelfState
 
-__all__ = ["ACTIVATIONS", "DecoderLayer", "Embedding", "EncoderLayer", "FeedForward", "RMSNorm", "SubLayer"]
+__all__ = [
+    "ACTIVATIONS",
+    "BatchNorm",
+    "DecoderLayer",
+    "Embedding",
+    "EncoderLayer",
+    "FeedForward",
+    "RMSNorm",
+    "SubLayer",
+]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "silu": F.silu,
+    "sigmoid": torch.sigmoid,
 }
 
 
@@ -73,8 +84,37 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, (x.size(-1),), self.weight, self.eps)
 
 
+class BatchNorm(nn.Module):
+    """(x - mean) / sqrt(variance + eps) * weight + bias, a feature at a time over the batch (Ioffe and Szegedy 2015).
+
+    Training takes the mean and variance of all positions of all sentences, padding and later words included, for nobody
+    tells a norm which are which; evaluation takes their running means, so that a position depends on itself only.
+    """
+
+    def __init__(self, d_model: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(d_model))
+        self.bias = nn.Parameter(torch.zeros(d_model))
+        self.register_buffer("running_mean", torch.zeros(d_model))
+        self.register_buffer("running_var", torch.ones(d_model))
+        self.running_mean: Tensor
+        self.running_var: Tensor
+        self.eps = eps
+        self.momentum = momentum
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (N, T, D); a batch of one single position has no variance and takes the running statistics."""
+        flat = x.flatten(0, -2)
+        fresh = self.training and flat.size(0) > 1
+        statistics = self.running_mean, self.running_var
+        return F.batch_norm(flat, *statistics, self.weight, self.bias, fresh, self.momentum, self.eps).view_as(x)
+
+
 class FeedForward(nn.Module):
-    """W2 f(W1 x), the same at every position (section 3.3); gated: W2 (f(W1 x) * W3 x) (Shazeer 2020)."""
+    """W2 f(W1 x), the same at every position (section 3.3); gated: W2 (f(W1 x) * W3 x) (Shazeer 2020).
+
+    Gated, sigmoid is GLU (Dauphin et al. 2017), relu ReGLU, gelu GEGLU and silu SwiGLU.
+    """
 
     def __init__(
         self, d_model: int, d_ff: int, activation: str, gated: bool = False, dropout: float = 0.0, bias: bool = True
@@ -118,16 +158,26 @@ class SubLayer(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention and feed-forward, each in its sub-layer."""
+    """Self-attention and feed-forward, each in its sub-layer; causal, it is the layer of a decoder-only model too."""
 
-    def __init__(self, self_attn: SelfAttention, ffn: FeedForward, sublayer: Callable[[], SubLayer]) -> None:
+    def __init__(
+        self, self_attn: SelfAttention | LinearSelfAttention, ffn: FeedForward, sublayer: Callable[[], SubLayer]
+    ) -> None:
         super().__init__()
         self.self_attn, self.around_self_attn = self_attn, sublayer()
         self.ffn, self.around_ffn = ffn, sublayer()
 
-    def forward(self, x: Tensor, positions: Positions, pos: Tensor, bias: Tensor | None) -> Tensor:
-        """x (N, S, D) -> (N, S, D)."""
-        x = self.around_self_attn(x, lambda y: self.self_attn(y, positions, pos, bias))
+    def forward(
+        self,
+        x: Tensor,
+        positions: Positions,
+        pos: Tensor,
+        bias: Tensor | None,
+        causal: bool = False,
+        cache: SelfState | None = None,
+    ) -> Tensor:
+        """x (N, S, D) at positions pos (S,) -> (N, S, D)."""
+        x = self.around_self_attn(x, lambda y: self.self_attn(y, positions, pos, bias, causal, cache))
         out: Tensor = self.around_ffn(x, self.ffn)
         return out
 
@@ -137,7 +187,7 @@ class DecoderLayer(nn.Module):
 
     def __init__(
         self,
-        self_attn: SelfAttention,
+        self_attn: SelfAttention | LinearSelfAttention,
         cross_attn: CrossAttention,
         ffn: FeedForward,
         sublayer: Callable[[], SubLayer],
@@ -154,7 +204,7 @@ class DecoderLayer(nn.Module):
         pos: Tensor,
         bias: Tensor | None,
         causal: bool,
-        cache: SelfKeyValues | None,
+        cache: SelfState | None,
         memory: CrossKeyValues,
         memory_bias: Tensor | None,
     ) -> Tensor:

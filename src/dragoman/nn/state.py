@@ -3,7 +3,7 @@
 The state belongs to the caller.  It has an explicit `length`, one record a layer, and `select`, which reorders beams
 and drops finished sentences in the same call.
 
-Letters: B sentences, K beams, N = B*K rows, H heads, S source length, Dh head size.
+Letters: B sentences, K beams, N = B*K rows, H heads, Hkv heads of keys and values, S source length, Dh head size.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["CrossKeyValues", "DecodeState", "LayerState", "SelfKeyValues"]
+__all__ = ["CrossKeyValues", "DecodeState", "LayerState", "LinearSums", "SelfKeyValues", "SelfState"]
 
 
 class LayerState(Protocol):
@@ -29,14 +29,14 @@ class LayerState(Protocol):
 
 
 class SelfKeyValues:
-    """Keys and values of the target so far: preallocated (N, H, max_len, Dh), written at `length`."""
+    """Keys and values of the target so far: preallocated (N, Hkv, max_len, Dh), written at `length`."""
 
-    def __init__(self, rows: int, n_heads: int, max_len: int, d_head: int, like: Tensor) -> None:
-        self.keys = like.new_zeros(rows, n_heads, max_len, d_head)
+    def __init__(self, rows: int, n_kv_heads: int, max_len: int, d_head: int, like: Tensor) -> None:
+        self.keys = like.new_zeros(rows, n_kv_heads, max_len, d_head)
         self.values = torch.zeros_like(self.keys)
 
     def append(self, keys: Tensor, values: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Write (N, H, T, Dh) behind the first `length` positions; return all keys and values up to there."""
+        """Write (N, Hkv, T, Dh) behind the first `length` positions; return all keys and values up to there."""
         end = length + keys.size(2)
         if end > self.keys.size(2):
             raise ValueError(f"the decode state holds {self.keys.size(2)} positions, position {end} was asked for")
@@ -57,8 +57,31 @@ class SelfKeyValues:
         return self.keys.nbytes + self.values.nbytes
 
 
+class LinearSums:
+    """What linear attention keeps of the target so far: two sums over its positions, as large at each length.
+
+    keys_values (N, H, Dh, Dh): of psi(k) v^T.  keys (N, H, 1, Dh): of psi(k).
+    """
+
+    def __init__(self, rows: int, n_heads: int, d_head: int, like: Tensor) -> None:
+        wide = torch.promote_types(like.dtype, torch.float32)  # half a word is too short for a long sum
+        self.keys_values = like.new_zeros(rows, n_heads, d_head, d_head, dtype=wide)
+        self.keys = like.new_zeros(rows, n_heads, 1, d_head, dtype=wide)
+
+    def select(self, rows: Tensor, length: int) -> None:
+        self.keys_values = self.keys_values[rows]
+        self.keys = self.keys[rows]
+
+    def nbytes(self) -> int:
+        return self.keys_values.nbytes + self.keys.nbytes
+
+
+SelfState = SelfKeyValues | LinearSums
+"""What a self-attention remembers: made by its `new_cache`."""
+
+
 class CrossKeyValues:
-    """Keys and values of the memory, projected once: (B, H, S, Dh), never tiled over beams."""
+    """Keys and values of the memory, projected once: (B, Hkv, S, Dh), never tiled over beams."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         self.keys = keys

@@ -54,8 +54,8 @@ def greedy(stepper: Stepper[State], task: Task) -> list[list[Hypothesis]]:
 def sample(stepper: Stepper[State], task: Task) -> list[list[Hypothesis]]:
     """B lists of `nbest` samples, best score first; the same target may be drawn twice.
 
-    The numbers behind a sample come from the seed, the source and the sample's place, so they do not depend on what
-    else is in the batch.
+    The numbers behind a sample come from the seed, the source, the prefix and the sample's place, so they do not
+    depend on what else is in the batch.
     """
     count = task.settings.nbest
     uniforms = _uniforms(task, count).to(task.device)  # (B * K, longest limit)
@@ -93,8 +93,8 @@ def _uniforms(task: Task, count: int) -> Tensor:
     for sentence, limit in enumerate(task.limits):
         source = task.src[sentence][mask[sentence]].tolist()
         for index in range(count):
-            name = repr((task.settings.seed, source, index)).encode()
-            seed = int.from_bytes(hashlib.blake2b(name, digest_size=16).digest(), "big")
+            name = (task.settings.seed, source, index, *task.prefixes[sentence])
+            seed = int.from_bytes(hashlib.blake2b(repr(name).encode(), digest_size=16).digest(), "big")
             numbers[sentence * count + index, :limit] = np.random.Generator(np.random.PCG64(seed)).random(limit)
     return torch.from_numpy(numbers)
 

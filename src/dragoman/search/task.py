@@ -24,13 +24,17 @@ __all__ = ["Task"]
 
 @dataclass(frozen=True)
 class Task:
-    """src: (B, S) ids; src_mask: (B, S) True = a word; limits: B target lengths, end of sentence included."""
+    """src: (B, S) ids; src_mask: (B, S) True = a word; limits: B target lengths, end of sentence included.
+
+    prefixes: what each target must begin with, B lists of ids.
+    """
 
     src: Tensor
     src_mask: Tensor | None
     settings: SearchSettings
     limits: list[int]
     processors: list[Processor]
+    prefixes: Sequence[Sequence[int]]
 
     @classmethod
     def build(
@@ -54,7 +58,7 @@ class Task:
             processors.append(NoRepeatNgram(settings.no_repeat_ngram))
         if prefix is not None:
             processors.append(ForcedPrefix(prefix))
-        return cls(src, src_mask, settings, limits, processors)
+        return cls(src, src_mask, settings, limits, processors, prefix or [[]] * count)
 
     @property
     def device(self) -> torch.device:

@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from dragoman.model_folder import load_file, load_tensors, verify
+from dragoman.model_folder import load_file, load_tensors, unique_tensors, verify
 from dragoman.train.optim import Progress
 
 __all__ = ["read_training", "training_files"]
@@ -32,8 +32,8 @@ def training_files(
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
             tensors[f"{key}/{name}"] = value.detach().cpu().contiguous()
-        if ema is not None:
-            tensors[f"raw/{name}"] = parameter.detach().cpu().contiguous()
+    if ema is not None:
+        tensors |= {f"raw/{name}": value.cpu().contiguous() for name, value in unique_tensors(model).items()}
     about = {"progress": asdict(progress), "data": data_hash}
     return {
         "training.safetensors": safetensors.torch.save(tensors),

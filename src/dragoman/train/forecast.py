@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from dragoman.config import Config, load_config
-from dragoman.data.batching import plan_batches
 from dragoman.data.corpus import CorpusSpec, FilterRules, corpus_spec
 from dragoman.data.diagnosis import Diagnosis
 from dragoman.data.doctor import examine
+from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DragomanError, UsageError
 from dragoman.train.allocator import keep_freed_memory
 from dragoman.train.run import Run, check_files, open_run
@@ -51,18 +48,20 @@ def diagnose(config_or_source: Path, target: Path | None = None) -> Diagnosis:
 
 
 def _diagnose(config: Config, where: str, scratch: Path) -> Diagnosis:
-    data, trouble, run = config.data, "", None
+    data, trouble, run = config.parallel, "", None
     try:
         run = open_run(_without_validation(config), scratch / "run", lambda _: None)
     except DragomanError as error:  # examined all the same; the findings say more
         trouble = str(error)
+    vocabulary = None if run is None else run.task.vocabulary
+    tokenizer = vocabulary if isinstance(vocabulary, Tokenizer) else None
     diagnosis = examine(
         [corpus_spec(config, c) for c in data.train],
         valid=None if data.valid is None else corpus_spec(config, data.valid),
         test=None if data.test is None else corpus_spec(config, data.test),
         source_language=data.source_language,
         target_language=data.target_language,
-        encode=None if run is None else (run.store.tokenizer.encode_source, run.store.tokenizer.encode_target),
+        encode=None if tokenizer is None else (tokenizer.encode_source, tokenizer.encode_target),
         rules=FilterRules(**data.filter.model_dump(exclude={"max_tokens"})),
     )
     if run is not None and diagnosis.healthy:
@@ -81,13 +80,12 @@ def forecast(run: Run, where: str) -> tuple[str, str, str]:
     keep_freed_memory()
     train = run.config.train
     trainer = Trainer(run, World(train.device), Reporter())
-    plan = plan_batches(run.store, train.batch_tokens, train.seed, epoch=0)
+    plan = run.task.epoch(0)
     try:
         rate, tried = _tokens_per_second(trainer, plan)
     finally:
         trainer.log.close()
-    src, tgt = run.store.lengths()
-    epoch = sum(int(src[numbers].sum() + tgt[numbers].sum()) for numbers in plan) / rate  # seconds
+    epoch = run.task.tokens() / rate  # seconds
     steps = len(plan) / train.accumulate
     budget = train.budget
     seconds = {
@@ -96,10 +94,11 @@ def forecast(run: Run, where: str) -> tuple[str, str, str]:
         "steps": budget.amount / steps * epoch,
         "tokens": budget.amount / rate,
     }[budget.unit]
+    memory = trainer.world.peak_memory() / 1e9
     what = (
         f"training for {budget} takes about {_spoken(seconds)} and {seconds / epoch * steps:,.0f} steps here: "
-        f"{seconds / epoch:.1f} epochs of {steps:,.0f} steps, {rate:,.0f} tokens/s, {_memory(trainer.world)} of "
-        f"memory, {trainer.model.parameter_count():,} parameters"
+        f"{seconds / epoch:.1f} epochs of {steps:,.0f} steps, {rate:,.0f} tokens/s, {memory:.1f} GB of memory, "
+        f"{trainer.model.parameter_count():,} parameters"
     )
     return what, where, f"measured over {tried} steps; validation and saving come on top"
 
@@ -125,10 +124,3 @@ def _tokens_per_second(trainer: Trainer, plan: list[NDArray[np.int64]]) -> tuple
 
 def _spoken(seconds: float) -> str:
     return f"{seconds / 60:,.0f} min" if seconds >= 90 else f"{seconds:,.0f} s"
-
-
-def _memory(world: World) -> str:
-    if world.device.type == "cuda":
-        return f"{torch.cuda.max_memory_allocated(world.device) / 1e9:.1f} GB"
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return f"{peak * (1 if sys.platform == 'darwin' else 1024) / 1e9:.1f} GB"

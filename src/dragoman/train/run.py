@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 from dragoman.config import Config, dump_toml, load_config, resolve_path
-from dragoman.data.corpus import CorpusSpec, corpus_spec
-from dragoman.data.store import Store, build_store, text_hash
-from dragoman.data.tokenizer import Tokenizer
+from dragoman.data.vocabulary import load_vocabulary
 from dragoman.errors import ConfigError, ModelFolderError, TrainingError, UsageError
 from dragoman.model_folder import (
     average_tensors,
@@ -30,9 +28,11 @@ from dragoman.model_folder import (
     unique_tensors,
     write_file,
 )
-from dragoman.models.seq2seq import Model
+from dragoman.models.seq2seq import Network
 from dragoman.train.checkpoint import read_training, training_files
 from dragoman.train.optim import Progress
+from dragoman.train.task import Task
+from dragoman.train.tasks import open_task
 
 __all__ = ["Run", "average_run", "check_files", "open_run"]
 
@@ -52,36 +52,26 @@ def open_run(config: Config, folder: Path, say: Callable[[str], None]) -> Run:
     stored = folder / "config.toml"
     if steps_in(folder) and stored.is_file():
         _refuse_changes(load_config(stored), config, folder)
-    specs = [corpus_spec(config, c) for c in config.data.train]
-    store = build_store(config, specs, folder.parent / "prepared", say)
+    task = open_task(config, folder.parent / "prepared", say)
     folder.mkdir(parents=True, exist_ok=True)
     write_file(stored, dump_toml(config).encode())
-    valid = None if config.data.valid is None else corpus_spec(config, config.data.valid)
-    return Run(config, folder, store, valid, text_hash(specs), say)
+    return Run(config, folder, task, say)
 
 
 def check_files(config: Config) -> None:
     """Raise `ConfigError` with every file of [data] that does not exist."""
     problems = []
-    corpora = [(f"data.train.{i}", c) for i, c in enumerate(config.data.train)]
-    corpora += [
-        (f"data.{n}", c) for n, c in (("valid", config.data.valid), ("test", config.data.test)) if c is not None
-    ]
-    for name, corpus in corpora:
-        for key in ("source", "target", "path"):
-            text = getattr(corpus, key)
-            if text is None:
-                continue
-            try:
-                path = resolve_path(text, config.data.root)
-            except UsageError as error:
-                problems.append(f"{name}.{key}: {error}")
-                continue
-            if not path.is_file():
-                problems.append(
-                    f"{name}.{key}: no such file: {path} (data.root = {config.data.root!r}); docs/data.md tells how to "
-                    "fetch the corpora of the recipes"
-                )
+    for key, text in config.data.files():
+        try:
+            path = resolve_path(text, config.data.root)
+        except UsageError as error:
+            problems.append(f"data.{key}: {error}")
+            continue
+        if not path.is_file():
+            problems.append(
+                f"data.{key}: no such file: {path} (data.root = {config.data.root!r}); docs/data.md tells how to "
+                "fetch the corpora of the recipes"
+            )
     if problems:
         raise ConfigError("[data] of the configuration", problems)
 
@@ -111,25 +101,15 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
 
 
 class Run:
-    """One run folder with its configuration and prepared data."""
+    """One run folder with its configuration and its task."""
 
-    def __init__(
-        self,
-        config: Config,
-        folder: Path,
-        store: Store,
-        valid: CorpusSpec | None,
-        data_hash: str,
-        say: Callable[[str], None],
-    ) -> None:
-        self.config, self.folder, self.store, self.valid = config, folder, store, valid
-        self.data_hash = data_hash
-        self.say = say
+    def __init__(self, config: Config, folder: Path, task: Task, say: Callable[[str], None]) -> None:
+        self.config, self.folder, self.task, self.say = config, folder, task, say
 
-    def new_model(self) -> Model:
-        return build_for(self.config, self.store.tokenizer)
+    def new_model(self) -> Network:
+        return build_for(self.config, self.task.vocabulary)
 
-    def resume(self, model: Model, optimizer: torch.optim.Optimizer, ema: dict[str, Tensor] | None) -> Progress:
+    def resume(self, model: Network, optimizer: torch.optim.Optimizer, ema: dict[str, Tensor] | None) -> Progress:
         """Put the newest whole checkpoint in place; a damaged one is named, and the one before it taken."""
         found = steps_in(self.folder)
         for checkpoint in reversed(found):
@@ -138,14 +118,14 @@ class Run:
             except ModelFolderError as error:
                 self.say(f"checkpoint damaged, going back to the one before: {error}")
                 continue
-            if data_hash != self.data_hash:
+            if data_hash != self.task.data_hash:
                 raise TrainingError(
-                    f"{self.folder}: the training text changed since this run began (content {data_hash}, now "
-                    f"{self.data_hash}); put the old files back, or give another --out for a new run"
+                    f"{self.folder}: the training data changed since this run began (content {data_hash}, now "
+                    f"{self.task.data_hash}); put the old files back, or give another --out for a new run"
                 )
-            if Tokenizer.load(checkpoint).files() != self.store.tokenizer.files():
+            if load_vocabulary(checkpoint).files() != self.task.vocabulary.files():
                 raise TrainingError(
-                    f"{self.folder}: the text is the same, but the tokenizer learned from it is another one now (a "
+                    f"{self.folder}: the data is the same, but the vocabulary learned from it is another one now (a "
                     "newer sentencepiece or Dragoman, perhaps); install the versions it began with, or give another "
                     "--out"
                 )
@@ -172,7 +152,7 @@ class Run:
 
     def save(
         self,
-        model: Model,
+        model: Network,
         optimizer: torch.optim.Optimizer,
         progress: Progress,
         ema: Mapping[str, Tensor] | None,
@@ -182,9 +162,9 @@ class Run:
         """Write the checkpoint of this step, move `last` (and `best`), remove what need not be kept."""
         target = self.folder / "checkpoints" / f"{progress.step:08d}"
         weights = unique_tensors(model) if ema is None else ema
-        training = training_files(model, optimizer, progress, self.data_hash, ema)
+        training = training_files(model, optimizer, progress, self.task.data_hash, ema)
         meta = {"step": progress.step, "scores": scores} | ({"interrupted": True} if interrupted else {})
-        save_model(target, self.config, self.store.tokenizer, weights, meta, training)
+        save_model(target, self.config, self.task.vocabulary, weights, meta, training)
         self._tidy(target, progress)
 
     def _tidy(self, newest: Path, progress: Progress) -> None:
@@ -201,7 +181,7 @@ class Run:
     def _move_pointers(self, newest: Path, progress: Progress) -> Path:
         """Point `last` and `best` to where they belong; return the best checkpoint."""
         point(self.folder, "last", newest)
-        best = newest if self.valid is None else newest.with_name(f"{progress.best_step:08d}")
+        best = newest if not self.task.validates else newest.with_name(f"{progress.best_step:08d}")
         if best.is_dir():
             point(self.folder, "best", best)
         return best
@@ -216,7 +196,7 @@ class Run:
     ) -> Path:
         """Write an averaged model, and point `average` (and `best`) to it."""
         target = self.folder / "checkpoints" / "average"
-        save_model(target, self.config, self.store.tokenizer, weights, {"step": progress.step, "scores": scores})
+        save_model(target, self.config, self.task.vocabulary, weights, {"step": progress.step, "scores": scores})
         point(self.folder, "average", target)
         if best:
             point(self.folder, "best", target)
@@ -241,9 +221,9 @@ def average_run(folder: Path, last: int) -> Path:
     if last < 2 or len(found) < last:
         accepted = f"accepted: 2 to {len(found)}" if len(found) > 1 else "an average needs at least 2"
         raise UsageError(f"{folder}: cannot average the last {last} checkpoints; it has {len(found)}, {accepted}")
-    config, tokenizer = read_config(found[-1]), Tokenizer.load(found[-1])
+    config, vocabulary = read_config(found[-1]), load_vocabulary(found[-1])
     target = folder / "checkpoints" / f"average-last{last}"
     meta = {"step": int(found[-1].name), "scores": {}, "averaged": [p.name for p in found[-last:]]}
-    save_model(target, config, tokenizer, average_tensors(found[-last:]), meta)
+    save_model(target, config, vocabulary, average_tensors(found[-last:]), meta)
     point(folder, "average", target)
     return target

@@ -22,17 +22,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dragoman.config import Config
-from dragoman.data.batching import Batch, plan_batches, read_batch
+from dragoman.data.batching import Batch
 from dragoman.errors import TrainingError
 from dragoman.model_folder import unique_tensors
-from dragoman.models.seq2seq import Model
+from dragoman.models.seq2seq import Network
 from dragoman.nn.dropout import seed_dropout
 from dragoman.train.allocator import keep_freed_memory
 from dragoman.train.loss import Loss, TokenLoss
 from dragoman.train.optim import Progress, amount, budget_fraction, build_optimizer, learning_rate
 from dragoman.train.run import Run, open_run
 from dragoman.train.runlog import Reporter, RunLog
-from dragoman.train.validate import Validation, exchanged
+from dragoman.train.validate import exchanged
 from dragoman.train.world import World
 
 __all__ = ["TrainResult", "Trainer", "train"]
@@ -90,19 +90,14 @@ class Trainer:
     def __init__(self, run: Run, world: World, reporter: Reporter) -> None:
         self.run, self.world, self.reporter = run, world, reporter
         self.config = run.config.train
-        self.model: Model = run.new_model().to(world.device)
+        self.model: Network = run.new_model().to(world.device)
         self.wrapped: nn.Module = world.wrap(self.model)
         self.optimizer = build_optimizer(self.config.optimizer, self.model)
         self.ema: dict[str, Tensor] | None = None
         if self.config.ema:
             self.ema = {name: p.clone() for name, p in unique_tensors(self.model).items()}
         self.progress = run.resume(self.model, self.optimizer, self.ema)
-        self.validation = None if run.valid is None else Validation(run.config, run.valid, run.store.tokenizer)
-        if self.validation is not None and self.validation.left_out:
-            reporter.say(
-                f"data.valid: {self.validation.left_out} pairs are longer than data.filter.max_tokens and do not count "
-                "in the validation loss"
-            )
+        self.validation = run.task.validation()
         self.log = RunLog(run.folder, self.progress.step)
         self.scores: dict[str, Any] = {}
         self._window = _Window()
@@ -151,11 +146,8 @@ class Trainer:
                 return
 
     def read(self, numbers: NDArray[np.int64], place: int) -> Batch:
-        """The pairs of these numbers, which are batch `place` of the epoch, on the device."""
-        store = self.run.store
-        sampling = self.run.config.tokenizer.sampling
-        seed = (self.config.seed * 1_000_003 + self.progress.epoch) * 1_000_003 + place
-        return read_batch(store, numbers, store.tokenizer, sampling, seed).to(self.world.device)
+        """The examples of these numbers, which are batch `place` of the epoch, on the device."""
+        return self.run.task.read(numbers, self.progress.epoch, place).to(self.world.device)
 
     def step(self, batches: list[Batch]) -> None:
         """One update from one or several batches: their losses summed, divided by all their words."""
@@ -232,8 +224,7 @@ class Trainer:
         """The batches of the epoch that `progress` stands in."""
         epoch = self.progress.epoch
         if self._planned[0] != epoch:
-            plan = plan_batches(self.run.store, self.config.batch_tokens, self.config.seed, epoch)
-            self._planned = (epoch, plan)
+            self._planned = (epoch, self.run.task.epoch(epoch))
         return self._planned[1]
 
     def _out_of_patience(self) -> bool:
@@ -266,6 +257,7 @@ class Trainer:
                 progress.best, progress.best_step = value, progress.step
             progress.seconds = time.monotonic() - self._clock
             row = {"step": progress.step, "epoch": self._epochs(), "seconds": progress.seconds, **self.scores}
+            row["memory_mb"] = round(self.world.peak_memory() / 1e6)
             self.log.write(row)
             self.reporter.validated(row, better)
         self._save(self.scores)

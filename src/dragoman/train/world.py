@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import resource
+import sys
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
 from dragoman.errors import UsageError
-from dragoman.models.seq2seq import Model
+from dragoman.models.seq2seq import Network
 
 __all__ = ["World"]
 
@@ -38,10 +40,16 @@ class World:
         """The sum over all processes."""
         return values
 
+    def peak_memory(self) -> int:
+        """The most bytes this process held so far: of the GPU where it trains on one, else resident."""
+        if self.device.type == "cuda":
+            return int(torch.cuda.max_memory_allocated(self.device))
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
     def barrier(self) -> None:
         """Wait until every process is here."""
 
-    def wrap(self, model: Model) -> torch.nn.Module:
+    def wrap(self, model: Network) -> torch.nn.Module:
         """The model whose `forward` keeps gradients the same in all processes."""
         return model
 

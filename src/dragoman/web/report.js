@@ -1,40 +1,7 @@
-"use strict";
-// Texts from the report only ever become text nodes, so nothing in them can become part of the page's structure.
+// What the demo's report says in words, numbers and tables.
+const report = JSON.parse(byId("report").textContent);
 
-const report = JSON.parse(document.getElementById("report").textContent);
-const byId = (id) => document.getElementById(id);
-const finite = (value) => typeof value === "number" && Number.isFinite(value);
-const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
-
-function make(name, attributes, children, space) {
-  const node = space ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
-  for (const [key, value] of Object.entries(attributes || {})) {
-    if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
-    else if (value !== undefined && value !== null) node.setAttribute(key, value);
-  }
-  node.append(...(children || []).filter((child) => child !== null));
-  return node;
-}
-const el = (name, attributes, ...children) => make(name, attributes, children, false);
-const svg = (name, attributes, ...children) => make(name, attributes, children, true);
-
-function significant(value, digits = 3) {
-  if (!finite(value)) return "–";
-  if (value !== 0 && (Math.abs(value) < 0.01 || Math.abs(value) >= 1e6)) {
-    const [mantissa, power] = value.toExponential(digits - 1).split("e");
-    return `${Number(mantissa)} × 10${[...String(Number(power))].map((c) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(c)]).join("")}`;
-  }
-  return new Intl.NumberFormat("en", { maximumSignificantDigits: digits }).format(value);
-}
 const percent = (share, digits = 1) => (finite(share) ? `${(100 * share).toFixed(digits)}\u00a0%` : "–");
-
-function duration(seconds) {
-  if (!finite(seconds)) return "–";
-  const s = Math.round(seconds);
-  if (s < 60) return `${s} s`;
-  if (s < 3600) return `${Math.floor(s / 60)} min ${s % 60} s`;
-  return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
-}
 
 function median(values) {
   const sorted = [...values].sort((a, b) => a - b);

@@ -11,14 +11,6 @@ const CHARTS = [
 ];
 let axis = "step";
 
-function niceTicks(low, high, count) {
-  const span = high - low || 1, rough = span / count, power = 10 ** Math.floor(Math.log10(rough));
-  const size = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= rough);
-  const ticks = [];
-  for (let i = Math.ceil(low / size - 1e-9); i * size <= high + size * 1e-6; i += 1) ticks.push(Number((i * size).toPrecision(12)));
-  return ticks;
-}
-
 // At most two points a pixel: the extremes of each stretch are kept, so no spike disappears.
 function thin(points, most) {
   if (points.length <= most) return points;

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from dragoman.config_errors import kinds_at
+from dragoman.config.errors import models_at, tag_of
 
 __all__ = ["apply_overrides"]
 
@@ -16,11 +16,13 @@ __all__ = ["apply_overrides"]
 def apply_overrides(document: dict[str, Any], overrides: Iterable[str], root: type[BaseModel]) -> list[str]:
     """Put `key=value` into the document; kinds first, so that the order of overrides does not matter.
 
+    With a new kind the section's other keys are forgotten; with a new architecture those that it does not have.
+
     Returns the problems, one a sentence; root: the model that the document is of.
     """
     problems = []
     pairs = [text.partition("=") for text in overrides]
-    for key, equals, value in sorted(pairs, key=lambda pair: not pair[0].strip().endswith(".kind")):
+    for key, equals, value in sorted(pairs, key=lambda pair: not pair[0].strip().endswith((".kind", ".architecture"))):
         if not equals or not key.strip():
             problems.append(f"{key + equals + value!r}: an override is written key=value, such as train.seed=2")
             continue
@@ -30,10 +32,21 @@ def apply_overrides(document: dict[str, Any], overrides: Iterable[str], root: ty
             problems.append(f"{key.strip()}: {place}")
             continue
         parsed = _parsed(value)
-        if last == "kind" and place.get("kind") != parsed and kinds_at(root, parents):
-            place.clear()  # the keys of one kind mean nothing on another
+        if last in ("kind", "architecture") and place.get(last) != parsed:
+            _forget(place, models_at(root, parents), parsed)
         place[last] = parsed
     return problems
+
+
+def _forget(place: dict[str, Any], models: list[type[BaseModel]], tag: Any) -> None:
+    """Take out the keys that mean nothing on the variant `tag` of `models`."""
+    if len(models) < 2:
+        return
+    chosen = next((m for m in models if tag_of(m) == tag), None)
+    keeps = chosen is not None and "architecture" in chosen.model_fields  # sizes mean the same on all architectures
+    for key in list(place):
+        if not (keeps and chosen is not None and key in chosen.model_fields):
+            del place[key]
 
 
 def _parsed(value: str) -> Any:

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from dragoman.errors import nearest
 
-__all__ = ["describe", "kinds_at"]
+__all__ = ["describe", "models_at", "tag_of"]
 
 
 _WANTED = {
@@ -37,26 +37,28 @@ def describe(error: dict[str, Any], root: type[BaseModel]) -> str:
     name = ".".join(path)
     context = error.get("ctx") or {}
     if kind == "extra_forbidden":
-        known = list(section.model_fields) if section else []
+        known = sorted(section.model_fields if section else [], key=lambda key: key not in ("kind", "architecture"))
         return f"{name}: no such key{nearest(path[-1], known)}; accepted here: {', '.join(known)}"
     if kind == "missing":
         return f"{name}: missing; it must be given"
     if kind == "union_tag_not_found":
-        return f"{name}.kind: missing; accepted: {', '.join(kinds_at(root, loc))}"
+        return f"{name}.kind: missing; accepted: {', '.join(_kinds_at(root, loc))}"
     if kind == "union_tag_invalid":
         accepted = str(context.get("expected_tags", "")).replace("'", "")
-        got = context.get("tag", "nothing")
-        return f"{name}.kind: no kind {got!r}{nearest(str(got), accepted.split(', '))}; accepted: {accepted}"
+        got, tag = context.get("tag", "nothing"), str(context.get("discriminator", "kind")).strip("'")
+        return f"{name}.{tag}: no {tag} {got!r}{nearest(str(got), accepted.split(', '))}; accepted: {accepted}"
     if kind == "literal_error":
         expected = str(context.get("expected", ""))
         choices = re.findall("'([^']*)'", expected)
         return f"{name} = {value!r}{nearest(str(value), choices)}; accepted: {expected}"
     if kind in _WANTED:
-        kinds = kinds_at(root, loc) if kind.startswith("model_") else []
+        kinds = _kinds_at(root, loc) if kind.startswith("model_") else []
         wanted = f"write {name}.kind = ..., one of {', '.join(kinds)}" if kinds else _WANTED[kind]
         return f"{name} = {value!r}: {wanted}"
     message = str(error["msg"]).removeprefix("Value error, ")
     shown = "" if isinstance(value, dict) else f" = {value!r}"
+    if not name:  # what is wrong is between two sections, and the message names both
+        return message
     return f"{name}{shown}: {message[0].lower() + message[1:]}" if message else name
 
 
@@ -66,7 +68,7 @@ def _walk(loc: tuple[Any, ...], root: type[BaseModel]) -> tuple[type[BaseModel] 
     path: list[str] = []
     options: list[type[BaseModel]] = []
     for part in loc:
-        tagged = next((o for o in options if o.model_fields["kind"].default == part), None)
+        tagged = next((o for o in options if tag_of(o) == part), None)
         if tagged is not None:
             section, options = tagged, []
             continue
@@ -82,16 +84,40 @@ def _walk(loc: tuple[Any, ...], root: type[BaseModel]) -> tuple[type[BaseModel] 
     return section, path
 
 
-def kinds_at(root: type[BaseModel], path: Sequence[Any]) -> list[str]:
-    """The kinds that the section at `path` comes in; none where it comes in one form only."""
+def tag_of(model: type[BaseModel]) -> str:
+    """What tells a variant from the others: the value of its `architecture` or `kind`."""
+    field = model.model_fields.get("architecture") or model.model_fields["kind"]
+    return str(field.default)
+
+
+def models_at(root: type[BaseModel], path: Sequence[Any]) -> list[type[BaseModel]]:
+    """The models that the section at `path` may be of; none where `path` leads to no section."""
     models = [root]
     for part in path:
-        field = models[0].model_fields.get(part) if models else None
-        if field is not None:
-            models = _models_in(field.annotation)
+        fields = [m.model_fields[part] for m in models if part in m.model_fields]
+        if fields:
+            models = list(dict.fromkeys(m for field in fields for m in _models_in(field.annotation)))
         elif not str(part).isdigit():
             return []
-    return [str(m.model_fields["kind"].default) for m in models] if len(models) > 1 else []
+    return models
+
+
+def _kinds_at(root: type[BaseModel], path: Sequence[Any]) -> list[str]:
+    """The kinds that the section at `path` comes in; none where it comes in one form only."""
+    # A location of pydantic's names the variants it passed, which are no keys.
+    tags = {tag_of(m) for m in _variants(root)}
+    models = models_at(root, [part for part in path if part not in tags])
+    return [tag_of(m) for m in models] if len(models) > 1 else []
+
+
+def _variants(root: type[BaseModel]) -> list[type[BaseModel]]:
+    """Every model below `root` that is one of several."""
+    found: list[type[BaseModel]] = []
+    for field in root.model_fields.values():
+        models = _models_in(field.annotation)
+        found += models if len(models) > 1 else []
+        found += [v for m in models for v in _variants(m)]
+    return found
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

@@ -1,0 +1,142 @@
+"""Word vectors on all the English text of the shared data, both kinds: neighbours, analogies, people's scores.
+
+    python bench/vectors.py [DATA] [--out FOLDER] [--kind skipgram]     DATA: default $DRAGOMAN_DATA or ../shared/data
+
+Settings are word2vec's own, none is tuned.  With --out the vectors and a picture of each kind are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import get_args
+
+from dragoman.data.lines import read_lines
+from dragoman.vectors import WordVectors, train_vectors
+from dragoman.vectors.questions import read_questions, read_similarities
+from dragoman.vectors.train import Kind, words_of
+
+WORDS = ["king", "french", "three", "monday", "brother", "money", "sea", "happy", "said", "computer"]
+ANALOGIES = ["man king woman", "france paris england", "good better bad", "walk walked say", "brother sister son"]
+PICTURE = [
+    "man woman king queen brother sister father mother son daughter uncle aunt he she his her",
+    "france paris england london germany berlin russia moscow spain madrid",
+    "good better best bad worse worst big bigger biggest",
+]
+ARROWS = [
+    ("man", "woman"), ("king", "queen"), ("brother", "sister"), ("father", "mother"), ("son", "daughter"),
+    ("uncle", "aunt"), ("he", "she"), ("his", "her"), ("france", "paris"), ("england", "london"),
+    ("germany", "berlin"), ("russia", "moscow"), ("spain", "madrid"),
+]  # fmt: skip
+
+Reader = Callable[[Iterable[str]], Iterable[str]]
+
+
+def paragraphs(lines: Iterable[str]) -> Iterator[str]:
+    """Runs of non-empty lines, each joined: the novels are printed with hard line ends."""
+    part: list[str] = []
+    for line in [*lines, ""]:
+        if line.strip():
+            part.append(line)
+        elif part:
+            yield " ".join(part)
+            part = []
+
+
+def tagged(lines: Iterable[str]) -> Iterator[str]:
+    return (" ".join(token.rpartition("/")[0] for token in line.split()) for line in lines)
+
+
+def news(lines: Iterable[str]) -> Iterator[str]:
+    return (f"{title}. {text}" for _, title, text in csv.reader(lines))
+
+
+def after_tab(lines: Iterable[str]) -> Iterator[str]:
+    return (line.partition("\t")[2] for line in lines)
+
+
+def after_colon(lines: Iterable[str]) -> Iterator[str]:
+    return (line.partition(": ")[2] for line in lines)
+
+
+def treebank(lines: Iterable[str]) -> Iterator[str]:
+    return (line.partition(" = ")[2] for line in lines if line.startswith("# text = "))
+
+
+SOURCES: list[tuple[str, Reader]] = [
+    ("gutenberg_novels/train.txt.gz", paragraphs),
+    ("brown/train.tagged.txt.gz", tagged),
+    ("tinyshakespeare/train.txt.gz", paragraphs),
+    ("wikitext2/valid.raw.txt.gz", iter),
+    ("wmt_news/*.en", iter),
+    ("iwslt17_en_de_small/*.en*", iter),
+    ("tatoeba_en_*/train.en*", iter),
+    ("multi30k/train.en.gz", iter),
+    ("ag_news_sample/train.csv.gz", news),
+    ("subjectivity/train.tsv.gz", after_tab),
+    ("switchboard_sample/train.txt", after_colon),
+    ("trec_questions/train.txt", after_colon),
+    ("ud_english_ewt/train.conllu.gz", treebank),
+]
+
+
+def read_all(root: Path) -> list[str]:
+    """Every text once: sentences that stand in several sets would count double."""
+    texts: dict[str, None] = {}
+    for pattern, reader in SOURCES:
+        for path in sorted(root.glob(pattern)):
+            texts.update(dict.fromkeys(reader(read_lines(path))))
+    return list(texts)
+
+
+def show(vectors: WordVectors, root: Path) -> None:
+    print(f"\n{len(vectors):,} words\n\nnearest by cosine")
+    for word in WORDS:
+        if word in vectors:
+            print(f"  {word:10} {'  '.join(f'{n.word} {n.value:.2f}' for n in vectors.neighbours(word, 7))}")
+    print("\nanalogies: a is to b as c is to ...")
+    for analogy in ANALOGIES:
+        found = vectors.analogy(*analogy.split(), 5)
+        print(f"  {analogy:24} {'  '.join(f'{n.word} {n.value:.2f}' for n in found)}")
+    folder = root / "word_vectors_eval"
+    print("\naccuracy of analogies")
+    for line in vectors.accuracy(read_questions(folder / "analogy.txt")).lines():
+        print(f"  {line}")
+    print("\nSpearman with people's scores, by cosine")
+    for path in sorted(folder.glob("*.tsv")):
+        result = vectors.correlation(read_similarities(path))
+        print(f"  {path.stem:26} {result.spearman:.3f}   ({result.known} of {result.asked} pairs known)")
+    pairs = read_similarities(folder / "wordsim353.tsv")
+    for measure in ("dot", "euclidean", "mahalanobis"):
+        print(f"  wordsim353, {measure:14} {vectors.correlation(pairs, measure).spearman:.3f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default = os.environ.get("DRAGOMAN_DATA", Path(__file__).resolve().parents[1] / ".." / "shared" / "data")
+    parser.add_argument("data", nargs="?", type=Path, default=Path(default))
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--kind", choices=get_args(Kind), action="append")
+    given = parser.parse_args()
+    texts = read_all(given.data)
+    print(f"{len(texts):,} texts, {sum(len(words_of(text)) for text in texts):,} words")
+    for kind in given.kind or get_args(Kind):
+        began = time.process_time()
+        vectors = train_vectors(texts, kind)
+        print(f"\n=== {kind}: {time.process_time() - began:.0f} s of one core", end="")
+        show(vectors, given.data)
+        if given.out is not None:
+            given.out.mkdir(parents=True, exist_ok=True)
+            vectors.save(given.out / f"{kind}.safetensors")
+            for number, group in enumerate(PICTURE, start=1):
+                words = [word for word in group.split() if word in vectors]
+                arrows = [(a, b) for a, b in ARROWS if a in words and b in words]
+                vectors.picture(words, given.out / f"{kind}-{number}.svg", arrows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Text in and out of a command: lines of a file or of standard input, an output that appears only when complete."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from dragoman.errors import UsageError
+
+__all__ = ["Output", "lines_of"]
+
+
+def lines_of(path: Path | None) -> Iterator[str]:
+    """The lines of a file or of standard input; a line ends at "\\n" and nowhere else."""
+    from dragoman.data.lines import decode_line, read_lines
+
+    if path is not None:
+        yield from read_lines(path)
+        return
+    for number, raw in enumerate(sys.stdin.buffer, start=1):
+        yield decode_line(raw.removesuffix(b"\n"), number, "standard input")
+
+
+class Output:
+    """Writes lines, to standard output or to a file that appears only when it is complete."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.part = None if path is None else path.with_name(f".{path.name}.{os.getpid()}.part")
+
+    def __enter__(self) -> Any:
+        if self.part is None:
+            self.file = sys.stdout.buffer
+        else:
+            try:
+                self.file = self.part.open("wb")
+            except OSError as error:
+                parent = self.part.parent
+                why = error.strerror if parent.is_dir() else f"there is no folder {parent}"
+                raise UsageError(f"{self.path}: cannot be written: {why}") from None
+        return lambda line: self.file.write(line.encode("utf-8") + b"\n")
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        if self.part is None or self.path is None:
+            self.file.flush()
+            return
+        self.file.close()
+        if kind is None:
+            self.part.replace(self.path)
+        else:
+            typer.echo(f"what was done before the error is in {self.part}", err=True)

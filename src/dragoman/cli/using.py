@@ -1,0 +1,170 @@
+"""Commands that use a trained model: translate, score, evaluate, generate, label."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dragoman.cli.options import AsJson, Device, InputFile, Model, OutputFile, Source, app
+from dragoman.cli.streams import Output, lines_of
+
+if TYPE_CHECKING:
+    from dragoman.translate import Translator
+
+__all__ = ["evaluate", "generate", "label", "score", "translate"]
+
+
+def _translator(model: Path, device: str) -> Translator:
+    from dragoman.train.world import World
+    from dragoman.translate import Translator
+
+    return Translator.load(model, device=World(device).device)
+
+
+@app.command()
+def translate(
+    model: Model,
+    input_: InputFile = None,
+    output: OutputFile = None,
+    beam: Annotated[int | None, typer.Option(help="Hypotheses kept a step; 1 = greedy; default: the model's.")] = None,
+    nbest: Annotated[int, typer.Option(help="Translations a line, best first.")] = 1,
+    sample: Annotated[bool, typer.Option("--sample", help="Draw instead of search.")] = False,
+    temperature: Annotated[float, typer.Option(help="With --sample: below 1 bolder, above 1 wilder.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="With --sample: only the K most probable words; 0 = all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="With --sample: only the most probable words up to this sum.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="With --sample: another seed, another draw.")] = 0,
+    alpha: Annotated[float | None, typer.Option(help="Length penalty: 0 favours short, 1 long.")] = None,
+    min_length: Annotated[int | None, typer.Option(help="Words (tokens) at least.")] = None,
+    no_repeat_ngram: Annotated[int | None, typer.Option(help="No N words (tokens) in a row twice; 0 = off.")] = None,
+    prefix: Annotated[str | None, typer.Option(help="How every translation must start.")] = None,
+    jsonl: Annotated[bool, typer.Option("--jsonl", help="One JSON object a line: text, score, flags, n best.")] = False,
+    device: Device = "cpu",
+) -> None:
+    """Translate text: N lines in, N lines out, in order (with --nbest K: K lines each, or one with --jsonl)."""
+    settings = {
+        "beam": beam, "nbest": nbest, "sample": sample, "temperature": temperature, "top_k": top_k, "top_p": top_p,
+        "seed": seed, "alpha": alpha, "min_length": min_length, "no_repeat_ngram": no_repeat_ngram,
+    }  # fmt: skip
+    given: dict[str, Any] = {k: v for k, v in settings.items() if v is not None}
+    translations = _translator(model, device).stream(lines_of(input_), prefix=prefix, **given)
+    flags: Counter[str] = Counter()
+    with Output(output) as write:
+        for translation in translations:
+            flags.update(translation.flags)
+            if jsonl:
+                write(json.dumps(translation.to_json(), ensure_ascii=False))
+            elif nbest > 1:
+                for alternative in translation.nbest:
+                    write(f"{alternative.score:.4f}\t{alternative.text}")
+            else:
+                write(translation.text)
+    if flags and not jsonl:
+        counted = ", ".join(f"{name} {count}" for name, count in sorted(flags.items()))
+        typer.echo(f"flags: {counted} (--jsonl shows them line by line)", err=True)
+
+
+@app.command()
+def score(
+    model: Model,
+    target: Annotated[Path, typer.Option(help="Target text, one sentence a line.")],
+    source: Annotated[Path | None, typer.Option(help="Source text; a language model needs none.")] = None,
+    device: Device = "cpu",
+) -> None:
+    """Log-probability of given pairs (or texts): a line each, sum of natural logs, number of tokens."""
+    with Output(None) as write:
+        if source is None:
+            from dragoman.text_generator import TextGenerator
+            from dragoman.train.world import World
+
+            generator = TextGenerator.load(model, World(device).device)
+            for surprise in map(generator.surprise, lines_of(target)):
+                write(f"{surprise.log_prob:.6f}\t{surprise.tokens}")
+            return
+        from dragoman.data.corpus import CorpusSpec, read_pairs
+
+        pairs = list(read_pairs(CorpusSpec(source, target)))
+        for row in _translator(model, device).score([p.source for p in pairs], [p.target for p in pairs]):
+            write(f"{row.log_prob:.6f}\t{len(row.tokens)}")
+
+
+@app.command()
+def evaluate(
+    model: Model,
+    source: Source,
+    reference: Annotated[Path, typer.Option(help="Reference translations, one a line.")],
+    against: Annotated[Path | None, typer.Option(help="A second model: is the difference significant?")] = None,
+    as_json: AsJson = False,
+    device: Device = "cpu",
+) -> None:
+    """BLEU, chrF and TER with signatures; with --against a paired bootstrap."""
+    from dragoman.data.corpus import CorpusSpec, read_pairs
+    from dragoman.evaluate import evaluate_model, warn_of_overlap
+    from dragoman.model_folder import read_config
+
+    pairs = list(read_pairs(CorpusSpec(source, reference)))
+    sources = [p.source for p in pairs]
+    translator = _translator(model, device)
+    evaluation = evaluate_model(
+        translator,
+        sources,
+        [[p.target for p in pairs]],
+        against=None if against is None else _translator(against, device),
+        language=read_config(model).parallel.target_language,
+    )
+    warning = warn_of_overlap(model, sources)
+    if as_json:
+        typer.echo(json.dumps(evaluation.to_json() | {"warning": warning}, ensure_ascii=False, indent=1))
+        return
+    for line in evaluation.lines():
+        typer.echo(line)
+    if warning:
+        typer.echo(f"warning: {warning}", err=True)
+
+
+@app.command()
+def generate(
+    model: Model,
+    prompt: Annotated[list[str] | None, typer.Option(help="Where a text begins; may be given again.")] = None,
+    input_: InputFile = None,
+    output: OutputFile = None,
+    max_tokens: Annotated[int, typer.Option(help="New tokens at most.")] = 200,
+    greedy: Annotated[bool, typer.Option("--greedy", help="The most probable token each time, no drawing.")] = False,
+    temperature: Annotated[float, typer.Option(help="Below 1 bolder, above 1 wilder.")] = 0.8,
+    top_k: Annotated[int, typer.Option(help="Only the K most probable tokens; 0 = all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Only the most probable tokens up to this sum.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Another seed, another draw.")] = 0,
+    jsonl: Annotated[bool, typer.Option("--jsonl", help="One JSON object a prompt.")] = False,
+    device: Device = "cpu",
+) -> None:
+    """A language model goes on where prompts end: --prompt, or one a line."""
+    from dragoman.text_generator import TextGenerator
+    from dragoman.train.world import World
+
+    generator = TextGenerator.load(model, World(device).device)
+    prompts = list(lines_of(input_)) if prompt is None else prompt
+    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    with Output(output) as write:
+        for found in generator.generate(prompts, max_tokens=max_tokens, sample=not greedy, **settings):
+            write(json.dumps(found.to_json(), ensure_ascii=False) if jsonl else found.text)
+
+
+@app.command()
+def label(
+    model: Model,
+    input_: InputFile = None,
+    output: OutputFile = None,
+    jsonl: Annotated[bool, typer.Option("--jsonl", help="One JSON object a line, with probabilities.")] = False,
+    device: Device = "cpu",
+) -> None:
+    """Tags for words, or a class for texts: N lines in, N lines out, in order."""
+    from dragoman.label import Labeller
+    from dragoman.train.world import World
+
+    labeller = Labeller.load(model, World(device).device)
+    with Output(output) as write:
+        for found in labeller.label(list(lines_of(input_))):
+            write(json.dumps(found.to_json(), ensure_ascii=False) if jsonl else str(found))

@@ -1,0 +1,130 @@
+"""Scores of a decoded test set with confidence, for all lines and by the length of their source."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+
+from dragoman.data.corpus import CorpusSpec, read_pairs
+from dragoman.errors import DataError
+
+__all__ = [
+    "DecodedScores",
+    "Interval",
+    "LengthScore",
+    "Material",
+    "length_bounds",
+    "read_material",
+    "score_translations",
+]
+
+_MOST_BUCKETS = 8
+_FEWEST_SENTENCES = 20
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A score in per cent; half: half the width of its 95 % confidence interval over resamples of the lines."""
+
+    score: float
+    half: float
+
+
+@dataclass(frozen=True)
+class LengthScore:
+    """BLEU of the `sentences` whose source has `low` to `high` words (None: any number from `low`)."""
+
+    low: int
+    high: int | None
+    sentences: int
+    bleu: Interval
+
+    @property
+    def title(self) -> str:
+        """1–5, 6–10, ..., 26+."""
+        if self.high is None:
+            return f"{self.low}+"
+        return str(self.low) if self.high == self.low else f"{self.low}–{self.high}"
+
+
+@dataclass(frozen=True)
+class DecodedScores:
+    """BLEU and chrF2 of one model's translations; the signatures say all that could change them."""
+
+    bleu: Interval
+    chrf: Interval
+    bleu_signature: str
+    chrf_signature: str
+    by_length: tuple[LengthScore, ...]
+
+
+@dataclass(frozen=True)
+class Material:
+    """A test set.  unit: what a source's length is counted in, words, or characters where words have no spaces."""
+
+    sources: tuple[str, ...]
+    references: tuple[str, ...]
+    unit: str
+    lengths: tuple[int, ...]
+    bounds: tuple[int, ...]
+
+
+def read_material(source: Path, reference: Path) -> Material:
+    """The lines of two files, line i of each one pair.  Raises DataError where they are misaligned or empty."""
+    pairs = list(read_pairs(CorpusSpec(source, reference)))
+    if not pairs:
+        raise DataError(f"{source}: empty; give at least 1 line to score")
+    sources = tuple(pair.source for pair in pairs)
+    words = [len(text.split()) for text in sources]
+    characters = [len(text.strip()) for text in sources]
+    unspaced = sum(characters) > 12 * sum(words)
+    lengths = tuple(characters if unspaced else words)
+    unit = "characters" if unspaced else "words"
+    return Material(sources, tuple(pair.target for pair in pairs), unit, lengths, length_bounds(lengths))
+
+
+def length_bounds(lengths: Sequence[int]) -> tuple[int, ...]:
+    """The longest length of each bucket but the last: round numbers, equal steps, no bucket with hardly a sentence."""
+    usual = sorted(lengths)[(len(lengths) - 1) * 49 // 50]
+    step = next(s * 10**p for p in range(9) for s in (1, 2, 5) if usual <= _MOST_BUCKETS * s * 10**p)
+    fewest = min(_FEWEST_SENTENCES, math.ceil(len(lengths) / 20))
+    bounds: list[int] = []
+    for bound in range(step, usual + 1, step):
+        since = bounds[-1] if bounds else -1
+        inside = sum(since < length <= bound for length in lengths)
+        beyond = sum(length > bound for length in lengths)
+        if inside >= fewest and beyond >= fewest:
+            bounds.append(bound)
+    return tuple(bounds)
+
+
+def score_translations(texts: Sequence[str], material: Material, samples: int) -> DecodedScores:
+    """BLEU and chrF2 of the translations of `material.sources`, with bootstrap intervals of `samples` resamples."""
+    bleu, bleu_signature = _interval(BLEU(force=True), texts, material.references, samples)
+    chrf, chrf_signature = _interval(CHRF(), texts, material.references, samples)
+    by_length = []
+    edges = (-1, *material.bounds, None)
+    for before, bound in itertools.pairwise(edges):
+        assert before is not None
+        inside = [i for i, n in enumerate(material.lengths) if before < n and (bound is None or n <= bound)]
+        some = _interval(BLEU(force=True), _those(texts, inside), _those(material.references, inside), samples)[0]
+        by_length.append(LengthScore(max(1, before + 1), bound, len(inside), some))
+    return DecodedScores(bleu, chrf, bleu_signature, chrf_signature, tuple(by_length))
+
+
+def _those(texts: Sequence[str], numbers: Sequence[int]) -> list[str]:
+    return [texts[i] for i in numbers]
+
+
+def _interval(
+    metric: BLEU | CHRF, texts: Sequence[str], references: Sequence[str], samples: int
+) -> tuple[Interval, str]:
+    result: Any = metric.corpus_score(list(texts), [list(references)], n_bootstrap=samples)
+    return Interval(float(result.score), float(result._ci)), str(metric.get_signature())

@@ -1,0 +1,161 @@
+"""The configuration document: `[data] [tokenizer] [model] [train] [search]`, read from TOML into frozen models.
+
+Every problem in a document is reported at once (`ConfigError`), with what would be accepted and the nearest name.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import ValidationError, model_validator
+
+from dragoman.config.data import DataConfig, ParallelData, TokenizerConfig
+from dragoman.config.errors import describe
+from dragoman.config.model import PRESETS, ConvolutionalConfig, LearnedPosition, ModelConfig, TransformerConfig
+from dragoman.config.overrides import apply_overrides
+from dragoman.config.section import Section
+from dragoman.config.train import SearchConfig, TrainConfig
+from dragoman.errors import ConfigError, UsageError, nearest
+
+__all__ = ["Config", "dump_toml", "load_config", "parse_config"]
+
+_TRANSLATORS = ("transformer", "rnn", "gru", "lstm", "convolutional")
+_LEARN = {
+    "parallel": _TRANSLATORS,
+    "trees": _TRANSLATORS,
+    "text": ("decoder_only",),
+    "masked": ("encoder_only",),
+    "tagged": ("encoder_only",),
+    "labelled": ("encoder_only",),
+    "images": ("vision",),
+}
+"""Kind of data -> the architectures that learn from it."""
+_SCORES: dict[str, tuple[str, ...]] = {
+    "parallel": ("bleu", "chrf"),
+    "trees": ("f1",),
+    "text": (),
+    "masked": ("accuracy",),
+    "tagged": ("accuracy",),
+    "labelled": ("accuracy",),
+    "images": ("accuracy",),
+}
+"""Kind of data -> what is scored besides the loss."""
+
+
+class Config(Section):
+    """The whole document."""
+
+    data: DataConfig
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    model: ModelConfig = TransformerConfig()
+    train: TrainConfig = TrainConfig()
+    search: SearchConfig = SearchConfig()
+
+    @property
+    def parallel(self) -> ParallelData:
+        """[data] of sentences and their translations.  Raises `UsageError` where it is of another kind."""
+        if isinstance(self.data, ParallelData):
+            return self.data
+        raise UsageError(
+            f'[data] is of kind "{self.data.kind}", and this needs sentences and their translations (kind "parallel")'
+        )
+
+    @model_validator(mode="after")
+    def _fit(self) -> Config:
+        architectures = _LEARN[self.data.kind]
+        if self.model.architecture not in architectures:
+            raise ValueError(
+                f'model.architecture "{self.model.architecture}" does not learn from data of kind "{self.data.kind}"; '
+                f"accepted: {', '.join(architectures)}"
+            )
+        pooling, one = getattr(self.model, "pooling", None), self.data.kind == "labelled"
+        if pooling is not None and (pooling == "none") == one:
+            accepted = '"first" or "mean" (a label a text)' if one else '"none" (a label a word)'
+            raise ValueError(f'model.pooling is "{pooling}", and data of kind "{self.data.kind}" needs {accepted}')
+        scores = ("loss", *_SCORES[self.data.kind])
+        if self.train.metric not in scores:
+            raise ValueError(
+                f'train.metric "{self.train.metric}" is not scored on data of kind "{self.data.kind}"; accepted: '
+                f"{', '.join(scores)}"
+            )
+        whole = self.tokenizer.kind == "char" or self.data.kind in ("text", "masked", "images")
+        if self.tokenizer.sampling and whole:
+            raise ValueError("tokenizer.sampling has no effect on characters, running text or images; leave it out")
+        room, key = self._positions()
+        longest = self.data.max_tokens + (self.search.max_extra if architectures == _TRANSLATORS else 0)
+        if room is not None and room < longest:
+            raise ValueError(
+                f"{key} is {room}, and up to {longest} positions are needed: the longest side kept in training plus "
+                f"search.max_extra; set it to {longest}, or lower the limits"
+            )
+        return self
+
+    def _positions(self) -> tuple[int | None, str]:
+        """How many positions the model has, None = any number, and the key that says so."""
+        if isinstance(self.model, ConvolutionalConfig):
+            return self.model.max_positions, "model.max_positions"
+        position = getattr(self.model, "position", None)
+        return (position.max_len, "model.position.max_len") if isinstance(position, LearnedPosition) else (None, "")
+
+
+def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
+    """The document at `path` with `key=value` overrides.  Raises `ConfigError` with every problem found."""
+    path = Path(path)
+    try:
+        document = tomllib.loads(path.read_bytes().decode("utf-8"))
+    except FileNotFoundError:
+        here = sorted(str(p) for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
+        hint = f"; there are: {', '.join(here[:8])}" if here else ""
+        raise ConfigError(str(path), [f"no such file{nearest(str(path), here)}{hint}"]) from None
+    except IsADirectoryError:
+        raise ConfigError(str(path), ["this is a folder; a configuration is a TOML file"]) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(str(path), [f"not UTF-8 at byte {error.start}; save the file as UTF-8"]) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(str(path), [f"not valid TOML: {error}"]) from None
+    return parse_config(document, overrides, where=str(path))
+
+
+def parse_config(document: dict[str, Any], overrides: Iterable[str] = (), where: str = "configuration") -> Config:
+    """A document as nested dictionaries -> `Config`.  Raises `ConfigError` with every problem found."""
+    _fill_tags(document)
+    problems = apply_overrides(document, overrides, Config)
+    problems += _fill_preset(document)
+    try:
+        config = Config.model_validate(document)
+    except ValidationError as error:
+        problems += [describe(dict(e), Config) for e in error.errors()]
+        raise ConfigError(where, problems) from None
+    if problems:
+        raise ConfigError(where, problems)
+    return config
+
+
+def _fill_tags(document: dict[str, Any]) -> None:
+    """A document that does not say otherwise is about a Transformer that learns from translations."""
+    document.setdefault("model", {})
+    for section, tag, default in (("data", "kind", "parallel"), ("model", "architecture", "transformer")):
+        if isinstance(found := document.get(section), dict):
+            found.setdefault(tag, default)
+
+
+def _fill_preset(document: dict[str, Any]) -> list[str]:
+    """Put the keys of `model.preset` under those the document gives itself."""
+    model = document.get("model")
+    if not isinstance(model, dict) or "preset" not in model:
+        return []
+    name = model["preset"]
+    known = isinstance(name, str) and name in PRESETS
+    document["model"] = {**(PRESETS[name] if known else {}), **{k: v for k, v in model.items() if k != "preset"}}
+    if known:
+        return []
+    return [f"model.preset = {name!r}{nearest(str(name), PRESETS)}; accepted: {', '.join(PRESETS)}"]
+
+
+def dump_toml(config: Config) -> str:
+    """The whole document, defaults written out, as TOML that `load_config` reads back."""
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))

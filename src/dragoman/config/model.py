@@ -1,0 +1,358 @@
+"""`[model]`: the architectures, and the kinds that their parts come in.
+
+A variant is a small section of its own, told apart by `kind` (an architecture by `architecture`): a key exists only
+where it is used.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from dragoman.config.section import Section
+
+__all__ = [
+    "PRESETS",
+    "AlibiPosition",
+    "BahdanauAttention",
+    "BatchNormConfig",
+    "BlockConfig",
+    "ConvolutionalConfig",
+    "DecoderOnlyConfig",
+    "EncoderOnlyConfig",
+    "GRUConfig",
+    "LSTMConfig",
+    "LayerNormConfig",
+    "LearnedPosition",
+    "LinearAttention",
+    "LuongAttention",
+    "ModelConfig",
+    "NoAttention",
+    "NoPosition",
+    "RMSNormConfig",
+    "RNNConfig",
+    "RecurrentConfig",
+    "RecurrentPosition",
+    "RotaryPosition",
+    "ShawPosition",
+    "SinusoidalPosition",
+    "SoftmaxAttention",
+    "T5Position",
+    "TransformerConfig",
+    "VisionConfig",
+]
+
+# --------------------------------------------------------------------------------------------------------- positions
+
+
+class NoPosition(Section):
+    kind: Literal["none"] = "none"
+
+
+class SinusoidalPosition(Section):
+    kind: Literal["sinusoidal"] = "sinusoidal"
+
+
+class LearnedPosition(Section):
+    kind: Literal["learned"] = "learned"
+    max_len: int = Field(512, ge=1, description="positions there are; none beyond")
+
+
+class RecurrentPosition(Section):
+    kind: Literal["recurrent"] = "recurrent"
+    source: Literal["embeddings", "positions"] = Field(
+        "embeddings", description="an RNN over the embeddings, or one that generates the position vectors"
+    )
+
+
+class ShawPosition(Section):
+    kind: Literal["shaw"] = "shaw"
+    clip: int = Field(16, ge=1, description="distances beyond are as this one")
+
+
+class T5Position(Section):
+    kind: Literal["t5"] = "t5"
+    buckets: int = Field(32, ge=4, multiple_of=4)
+    max_distance: int = Field(128, ge=2, description="distances beyond share the last bucket")
+
+    @model_validator(mode="after")
+    def _distances(self) -> T5Position:
+        if self.max_distance <= self.buckets // 2:
+            raise ValueError(f"max_distance {self.max_distance} must be more than half of the {self.buckets} buckets")
+        return self
+
+
+class RotaryPosition(Section):
+    kind: Literal["rotary"] = "rotary"
+    base: float = Field(10000.0, gt=1)
+    fraction: float = Field(1.0, gt=0, le=1, description="part of each head's numbers that is turned")
+
+
+class AlibiPosition(Section):
+    kind: Literal["alibi"] = "alibi"
+
+
+Position = Annotated[
+    NoPosition
+    | SinusoidalPosition
+    | LearnedPosition
+    | RecurrentPosition
+    | ShawPosition
+    | T5Position
+    | RotaryPosition
+    | AlibiPosition,
+    Field(discriminator="kind"),
+]
+
+# --------------------------------------------------------------------------------------------- norms and attention
+
+
+class LayerNormConfig(Section):
+    kind: Literal["layer"] = "layer"
+    eps: float = Field(1e-5, gt=0)
+
+
+class RMSNormConfig(Section):
+    kind: Literal["rms"] = "rms"
+    eps: float = Field(1e-6, gt=0)
+
+
+class BatchNormConfig(Section):
+    kind: Literal["batch"] = "batch"
+    eps: float = Field(1e-5, gt=0)
+    momentum: float = Field(0.1, gt=0, le=1, description="of the running mean and variance")
+
+
+Norm = Annotated[LayerNormConfig | RMSNormConfig | BatchNormConfig, Field(discriminator="kind")]
+
+
+class SoftmaxAttention(Section):
+    kind: Literal["softmax"] = "softmax"
+
+
+class LinearAttention(Section):
+    """Self-attention without softmax; cross-attention keeps it."""
+
+    kind: Literal["linear"] = "linear"
+    feature_map: Literal["elu", "relu", "softmax"] = "elu"
+
+
+Attention = Annotated[SoftmaxAttention | LinearAttention, Field(discriminator="kind")]
+
+
+class NoAttention(Section):
+    """The last hidden state is all that the decoder learns of the source."""
+
+    kind: Literal["none"] = "none"
+
+
+class BahdanauAttention(Section):
+    kind: Literal["bahdanau"] = "bahdanau"
+
+
+class LuongAttention(Section):
+    kind: Literal["luong"] = "luong"
+    score: Literal["dot", "general"] = "general"
+
+
+AttentionOfRecurrent = Annotated[NoAttention | BahdanauAttention | LuongAttention, Field(discriminator="kind")]
+
+# ----------------------------------------------------------------------------------------------- Transformer shapes
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # Vaswani et al. 2017, Table 3.
+    "base": {"d_model": 512, "d_ff": 2048, "n_heads": 8, "encoder_layers": 6, "decoder_layers": 6, "dropout": 0.1},
+    "big": {"d_model": 1024, "d_ff": 4096, "n_heads": 16, "encoder_layers": 6, "decoder_layers": 6, "dropout": 0.3},
+}
+
+Tie = Annotated[Literal["all", "target", "none"], Field(description="which embeddings share the output's matrix")]
+
+
+class BlockConfig(Section):
+    """What every model made of Transformer layers has; the defaults are the paper's `base`."""
+
+    d_model: int = Field(512, ge=1)
+    d_ff: int = Field(2048, ge=1)
+    n_heads: int = Field(8, ge=1)
+    n_kv_heads: int | None = Field(None, ge=1, description="heads of keys and values; 1 = multi-query")
+    dropout: float = Field(0.1, ge=0, lt=1, description="after every sub-layer and after the embeddings (paper 5.4)")
+    attention_dropout: float = Field(0.0, ge=0, lt=1)
+    activation_dropout: float = Field(0.0, ge=0, lt=1)
+    order: Literal["post", "pre"] = "post"
+    norm: Norm = LayerNormConfig()
+    attention: Attention = SoftmaxAttention()
+    position: Position = SinusoidalPosition()
+    activation: Literal["relu", "gelu", "gelu_tanh", "silu", "sigmoid"] = "relu"
+    gated: bool = False
+    bias: bool = True
+
+    @model_validator(mode="after")
+    def _fits(self) -> BlockConfig:
+        problems = [*self._sizes(), *self._combinations()]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    @property
+    def d_head(self) -> int:
+        return self.d_model // self.n_heads
+
+    def _sizes(self) -> list[str]:
+        problems = []
+        if self.d_model % self.n_heads:
+            fits = [h for h in range(1, min(self.d_model, 64) + 1) if self.d_model % h == 0]
+            problems.append(
+                f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}; n_heads may be {fits}"
+            )
+        elif isinstance(self.position, RotaryPosition):
+            turned = int(self.d_head * self.position.fraction)
+            if turned == 0 or turned % 2:
+                whole = "" if self.position.fraction == 1 else f" (fraction {self.position.fraction} of {self.d_head})"
+                problems.append(f"rotary positions turn pairs: head size {turned}{whole} must be even and at least 2")
+        if self.n_kv_heads and self.n_heads % self.n_kv_heads:
+            fits = [h for h in range(1, self.n_heads + 1) if self.n_heads % h == 0]
+            problems.append(
+                f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}; n_kv_heads may be {fits}"
+            )
+        if self.position.kind == "sinusoidal" and self.d_model % 2:
+            problems.append(f"sinusoidal positions need an even d_model, not {self.d_model}")
+        return problems
+
+    def _combinations(self) -> list[str]:
+        if self.attention.kind != "linear":
+            return []
+        problems = []
+        if self.position.kind in ("shaw", "t5", "alibi"):
+            problems.append(
+                f"{self.position.kind} positions change attention scores, which linear attention never makes; "
+                "accepted: none, sinusoidal, learned, recurrent, rotary"
+            )
+        if self.attention_dropout:
+            problems.append("linear attention has no weights that attention_dropout could drop; set it to 0")
+        if self.n_kv_heads:
+            problems.append("linear attention has as many heads of keys as of queries; leave n_kv_heads out")
+        return problems
+
+
+class TransformerConfig(BlockConfig):
+    """Encoder and decoder (Vaswani et al. 2017); `preset = "big"` is the paper's larger sister (explicit keys win)."""
+
+    architecture: Literal["transformer"] = "transformer"
+    encoder_layers: int = Field(6, ge=1)
+    decoder_layers: int = Field(6, ge=1)
+    tie: Tie = "all"
+
+
+class DecoderOnlyConfig(BlockConfig):
+    """A language model (Radford et al. 2018)."""
+
+    architecture: Literal["decoder_only"] = "decoder_only"
+    n_layers: int = Field(6, ge=1)
+    tie: Literal["all", "none"] = "all"
+
+
+class EncoderOnlyConfig(BlockConfig):
+    """Labels for words or texts, and masked words (Devlin et al. 2019)."""
+
+    architecture: Literal["encoder_only"] = "encoder_only"
+    n_layers: int = Field(6, ge=1)
+    pooling: Literal["none", "first", "mean"] = Field("none", description="a vector a word, or one a text")
+    tie: Literal["all", "none"] = Field("none", description="all: the output is the embedding again (masked words)")
+
+
+class VisionConfig(BlockConfig):
+    """A square image as a sequence of patches (Dosovitskiy et al. 2021)."""
+
+    architecture: Literal["vision"] = "vision"
+    position: Position = LearnedPosition()
+    n_layers: int = Field(6, ge=1)
+    image_size: int = Field(8, ge=1, description="height and width in pixels")
+    patch: int = Field(2, ge=1, description="height and width of a patch in pixels")
+    channels: int = Field(1, ge=1)
+
+    @property
+    def n_patches(self) -> int:
+        return (self.image_size // self.patch) ** 2
+
+    def _sizes(self) -> list[str]:
+        problems = super()._sizes()
+        if self.image_size % self.patch:
+            problems.append(f"image_size {self.image_size} is not a multiple of patch {self.patch}")
+        if isinstance(self.position, LearnedPosition) and self.position.max_len < self.n_patches + 1:
+            problems.append(
+                f"position.max_len {self.position.max_len} is less than the class token and {self.n_patches} patches"
+            )
+        return problems
+
+
+# ------------------------------------------------------------------------------------------- before the Transformer
+
+
+class RecurrentConfig(Section):
+    """What the recurrent architectures share."""
+
+    d_model: int = Field(512, ge=1, description="width of embeddings and hidden states")
+    encoder_layers: int = Field(2, ge=1)
+    decoder_layers: int = Field(2, ge=1)
+    directions: Literal[1, 2] = Field(2, description="in which the encoder reads")
+    dropout: float = Field(0.1, ge=0, lt=1)
+    attention: AttentionOfRecurrent = BahdanauAttention()
+    tie: Tie = "all"
+
+    @model_validator(mode="after")
+    def _halves(self) -> RecurrentConfig:
+        if self.directions == 2 and self.d_model % 2:
+            raise ValueError(f"two directions share d_model: {self.d_model} must be even")
+        return self
+
+
+class RNNConfig(RecurrentConfig):
+    """The vanilla network (Elman 1990)."""
+
+    architecture: Literal["rnn"] = "rnn"
+    activation: Literal["tanh", "relu"] = "tanh"
+
+
+class GRUConfig(RecurrentConfig):
+    """Gated recurrent units (Cho et al. 2014)."""
+
+    architecture: Literal["gru"] = "gru"
+
+
+class LSTMConfig(RecurrentConfig):
+    """Long short-term memory (Hochreiter and Schmidhuber 1997)."""
+
+    architecture: Literal["lstm"] = "lstm"
+
+
+class ConvolutionalConfig(Section):
+    """Convolutional sequence to sequence (Gehring et al. 2017)."""
+
+    architecture: Literal["convolutional"] = "convolutional"
+    d_model: int = Field(512, ge=1)
+    encoder_layers: int = Field(4, ge=1)
+    decoder_layers: int = Field(4, ge=1)
+    kernel: int = Field(3, ge=1, description="width; odd")
+    dropout: float = Field(0.1, ge=0, lt=1)
+    max_positions: int = Field(512, ge=1, description="positions there are; none beyond")
+    tie: Tie = "all"
+
+    @model_validator(mode="after")
+    def _odd(self) -> ConvolutionalConfig:
+        if self.kernel % 2 == 0:
+            raise ValueError(f"kernel {self.kernel} must be odd, so that a word is in its middle")
+        return self
+
+
+ModelConfig = Annotated[
+    TransformerConfig
+    | DecoderOnlyConfig
+    | EncoderOnlyConfig
+    | VisionConfig
+    | RNNConfig
+    | GRUConfig
+    | LSTMConfig
+    | ConvolutionalConfig,
+    Field(discriminator="architecture"),
+]

@@ -1,0 +1,66 @@
+"""A vector for each position, added to the embedding: fixed sinusoids, or a trained table."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from dragoman.errors import UsageError
+from dragoman.nn.positions.seam import Positions
+
+__all__ = ["Learned", "Sinusoidal", "sinusoids"]
+
+
+def sinusoids(pos: Tensor, d_model: int) -> Tensor:
+    """PE(pos, 2k) = sin(pos w_k), PE(pos, 2k+1) = cos(pos w_k), w_k = 10000^(-2k / d_model); (T,) -> (T, D).
+
+    Vaswani et al. 2017, section 3.5.  Sines and cosines are interleaved as in the paper, not in two halves.
+    """
+    rates = 10000.0 ** (-torch.arange(0, d_model, 2, device=pos.device, dtype=torch.float64) / d_model)
+    angles = pos.to(torch.float64)[:, None] * rates  # (T, D/2)
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)  # (T, D)
+
+
+class Sinusoidal(Positions):
+    """The paper's positions, added to the embeddings; the table grows when a longer sequence comes."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.d_model = d_model
+        self.register_buffer("table", torch.empty(0, d_model), persistent=False)
+        self.table: Tensor
+
+    def embed(self, x: Tensor, pos: Tensor, carry: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        self._reach(int(pos[-1]) + 1, x)
+        return x + self.table[pos], carry
+
+    def _reach(self, length: int, like: Tensor) -> None:
+        if self.table.size(0) < length or self.table.dtype != like.dtype or self.table.device != like.device:
+            room = max(256, 1 << (length - 1).bit_length())
+            self.table = sinusoids(torch.arange(room), self.d_model).to(like)
+
+
+class Learned(Positions):
+    """A trained vector for each position below `max_len`, added to the embedding (Gehring et al. 2017; BERT, GPT-2).
+
+    Raises `UsageError` for a position that has none.
+    """
+
+    def __init__(self, d_model: int, max_len: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.empty(max_len, d_model))
+        self.reset()
+
+    def reset(self, generator: torch.Generator | None = None) -> None:
+        """N(0, 1/2): as large as sinusoids, so that beside embeddings of variance 1 they are heard from the start."""
+        nn.init.normal_(self.table, std=0.5**0.5, generator=generator)
+
+    def embed(self, x: Tensor, pos: Tensor, carry: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        last, max_len = int(pos[-1]), self.table.size(0)
+        if last >= max_len:
+            raise UsageError(
+                f"{last + 1} tokens, but learned positions reach max_len = {max_len} tokens and cannot go beyond; "
+                f"shorten or split the input, or train with model.position.max_len of at least {last + 1}, or with a "
+                "kind that has no last position (sinusoidal, rotary, t5, alibi, shaw)"
+            )
+        return x + self.table[pos], carry

@@ -1,0 +1,132 @@
+"""A language model at work: it goes on where a prompt ends, and says how surprising a text is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dragoman.data.tokenizer import BOS, Tokenizer
+from dragoman.errors import UsageError
+from dragoman.models.decoder_only import DecoderOnly
+from dragoman.search.generate import generate
+from dragoman.search.settings import SearchSettings
+from dragoman.search.stepper import ModelStepper
+
+__all__ = ["Continuation", "Surprise", "TextGenerator"]
+
+_PROMPTS_AT_ONCE = 32
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """text: prompt and what follows.  log_prob: sum of natural log-probabilities, those of the prompt included.
+
+    ended: the model came to an end by itself, before `max_tokens`.
+    """
+
+    prompt: str
+    text: str
+    log_prob: float
+    ended: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as a plain dictionary."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Surprise:
+    """How probable a text is: sum of natural log-probabilities over `tokens` tokens, and its `characters`."""
+
+    log_prob: float
+    tokens: int
+    characters: int
+
+    @property
+    def perplexity(self) -> float:
+        """exp(- mean log-probability of a token)."""
+        return math.exp(-self.log_prob / max(1, self.tokens))
+
+    @property
+    def bits_per_character(self) -> float:
+        return -self.log_prob / math.log(2) / max(1, self.characters)
+
+
+class TextGenerator:
+    """A language model and its tokenizer: `TextGenerator.load("runs/shakespeare").generate(["ROMEO:"])`.
+
+    max_tokens: the longest sequence the model was trained on.
+    """
+
+    def __init__(
+        self, model: DecoderOnly, tokenizer: Tokenizer, max_tokens: int, ends: bool, device: str | torch.device = "cpu"
+    ) -> None:
+        """ends: whether the texts it learned from had an end (lines, paragraphs), or were one stream."""
+        self.device = torch.device(device)
+        self.model = model.to(self.device).eval()
+        self.tokenizer = tokenizer
+        self.max_tokens = max_tokens
+        self.ends = ends
+
+    @classmethod
+    def load(cls, path: str | Path, device: str | torch.device = "cpu") -> TextGenerator:
+        """The language model of a run folder or of one model folder in it.
+
+        Raises ModelFolderError, and UsageError where it is another kind of model.
+        """
+        from dragoman.model_folder import load_network
+
+        model, vocabulary, config = load_network(path)
+        if not isinstance(model, DecoderOnly) or not isinstance(vocabulary, Tokenizer):
+            raise UsageError(
+                f"{path}: a model of architecture {config.model.architecture}, not a language model (decoder_only); a "
+                "translation has a source: give --source"
+            )
+        ends = config.data.kind == "text" and config.data.form != "stream"
+        return cls(model, vocabulary, config.data.max_tokens, ends, device)
+
+    def generate(self, prompts: Sequence[str], *, max_tokens: int = 200, **settings: Any) -> list[Continuation]:
+        """One continuation a prompt ("" = from nothing), in order.
+
+        max_tokens: new tokens at most.  settings: those of `SearchSettings`; sampling unless `sample=False` (then
+        `beam` counts, and 1 is greedy).  Raises UsageError.
+        """
+        if isinstance(prompts, str):
+            raise UsageError(f"one prompt was given ({prompts[:40]!r}) where prompts are expected: put it in a list")
+        asked = SearchSettings.of(SearchSettings(sample=True, beam=1), **{"max_extra": max_tokens, **settings})
+        stepper = ModelStepper(self.model)
+        found: list[Continuation] = []
+        for begin in range(0, len(prompts), _PROMPTS_AT_ONCE):
+            some = prompts[begin : begin + _PROMPTS_AT_ONCE]
+            prefixes = [self.tokenizer.encode_target(prompt)[:-1] for prompt in some]
+            nothing = torch.zeros(len(some), 0, dtype=torch.long, device=self.device)
+            for prompt, (first, *_) in zip(some, generate(stepper, nothing, None, asked, prefixes), strict=True):
+                text = self.tokenizer.decode_target(first.tokens)
+                found.append(Continuation(prompt, text, first.log_prob, not first.truncated))
+        return found
+
+    def surprise(self, text: str) -> Surprise:
+        """How probable the model finds a text; one that is longer than `max_tokens` is cut into parts."""
+        ids = self.tokenizer.encode_target(text)
+        if not self.ends:
+            ids = ids[:-1]
+        with torch.no_grad():
+            log_prob = sum(float(self._log_probs(block).sum()) for block in _blocks(ids, self.max_tokens))
+        return Surprise(log_prob, len(ids), len(text))
+
+    def _log_probs(self, ids: list[int]) -> Tensor:
+        """(T,) natural log-probabilities of ids, each given those before it."""
+        tokens = torch.tensor([[BOS, *ids]], device=self.device)
+        logits = self.model(tokens[:, :0], None, tokens[:, :-1])  # (1, T, V)
+        log_probs: Tensor = logits.float().log_softmax(-1).gather(2, tokens[:, 1:, None])[0, :, 0]
+        return log_probs
+
+
+def _blocks(ids: list[int], size: int) -> Iterator[list[int]]:
+    yield from (ids[begin : begin + size] for begin in range(0, len(ids), size))

@@ -1,0 +1,105 @@
+"""Files of word vectors: safetensors, and word2vec's text format that every program reads.
+
+Text: a line "V D", then a line a word: the word and its D numbers, parted by spaces (GloVe has no first line).
+Safetensors: the tensor `vectors` (V, D), and the words as JSON under `words` in the header.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import safetensors.numpy
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from dragoman.data.lines import COMPRESSED_SUFFIXES, clip, read_lines
+from dragoman.errors import DataError, UsageError
+
+__all__ = ["check_target", "read_vectors", "write_vectors"]
+
+_SAFE = ".safetensors"
+
+
+def check_target(path: Path) -> None:
+    """Raise UsageError where vectors cannot be written to `path`: to be asked before minutes of training."""
+    if path.is_dir():
+        raise UsageError(f"{path}: a folder; name a file, such as {path}/vectors{_SAFE}")
+    if path.suffix in COMPRESSED_SUFFIXES:
+        raise UsageError(f"{path}: written uncompressed only; leave {path.suffix} out and compress the file afterwards")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path}: there is no folder {path.parent}; make it first")
+
+
+def write_vectors(path: Path, words: Sequence[str], matrix: NDArray[np.float32]) -> Path:
+    """Write words (V) and matrix (V, D), whole or not at all; every number comes back as it was."""
+    from dragoman.model_folder import write_file  # here, for it brings torch, which nothing else of this file needs
+
+    check_target(path)
+    if path.suffix == _SAFE:
+        about = {"words": json.dumps(list(words), ensure_ascii=False)}
+        write_file(path, safetensors.numpy.save({"vectors": np.ascontiguousarray(matrix)}, metadata=about))
+    else:
+        write_file(path, "".join(f"{line}\n" for line in _lines(path, words, matrix)).encode())
+    return path
+
+
+def _lines(path: Path, words: Sequence[str], matrix: NDArray[np.float32]) -> Iterator[str]:
+    unfit = next((word for word in words if not word or " " in word or "\n" in word or "\r" in word), None)
+    if unfit is not None:
+        raise UsageError(
+            f"{path}: the word {unfit!r} has a space or a line end, or is empty, which the text format cannot hold; "
+            f"name a file that ends in {_SAFE}"
+        )
+    yield f"{len(words)} {matrix.shape[1]}"
+    for word, row in zip(words, matrix.tolist(), strict=True):
+        yield f"{word} {' '.join(f'{number:.9g}' for number in row)}"  # 9 digits bring a float32 back exactly
+
+
+def read_vectors(path: Path) -> tuple[list[str], NDArray[np.float32]]:
+    """Words (V) and matrix (V, D) of either format; `.gz`, `.xz` or `.zst` may follow the text.  Raises DataError."""
+    return _read_safe(path) if path.suffix == _SAFE else _read_text(path)
+
+
+def _read_safe(path: Path) -> tuple[list[str], NDArray[np.float32]]:
+    try:
+        with safe_open(path, framework="numpy") as file:
+            words = json.loads((file.metadata() or {})["words"])
+            return [str(word) for word in words], np.asarray(file.get_tensor("vectors"), dtype=np.float32)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise DataError(
+            f"{path}: no file of word vectors ({error}); accepted: one that 'save' wrote, word2vec's text format, or "
+            "the folder of a model"
+        ) from None
+
+
+def _read_text(path: Path) -> tuple[list[str], NDArray[np.float32]]:
+    words: list[str] = []
+    rows: list[NDArray[np.float32]] = []
+    size: int | None = None
+    promised: int | None = None
+    for number, line in enumerate(read_lines(path), start=1):
+        word, *fields = line.rstrip(" ").split(" ")
+        if number == 1 and len(fields) == 1 and word.isdecimal() and fields[0].isdecimal():
+            promised, size = int(word), int(fields[0])
+            continue
+        size = size or len(fields)
+        try:
+            row = np.array(fields, dtype=np.float32)
+        except ValueError:
+            row = np.empty(0, dtype=np.float32)
+        if not word or not fields or row.shape != (size,):
+            raise DataError(
+                f"{path}, line {number:,}: {clip(line)!r} with {len(fields):,} fields after the word; accepted are a "
+                f"word and {size:,} numbers, parted by one space"
+            )
+        words.append(word)
+        rows.append(row)
+    if not rows or promised not in (None, len(rows)):
+        wanted = "a line a word" if promised is None else f"the {promised:,} words that its first line promises"
+        raise DataError(f"{path}: {len(rows):,} words; accepted: {wanted}. Copy or download the file again.")
+    return words, np.stack(rows)

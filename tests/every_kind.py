@@ -1,0 +1,77 @@
+"""Every architecture and kind that writes a target, small: what holds of one must hold of all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter
+from torch import nn
+
+from dragoman.config import ModelConfig
+from dragoman.models.build import build_model
+from dragoman.models.seq2seq import Model
+
+BLOCK: dict[str, Any] = {"d_model": 12, "d_ff": 20, "n_heads": 2, "dropout": 0.0}
+LAYERS = {"encoder_layers": 2, "decoder_layers": 3}
+RECURRENT: dict[str, Any] = {"d_model": 10, "encoder_layers": 1, "decoder_layers": 2, "dropout": 0.0}
+
+TRANSFORMERS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "pre-norm": {"order": "pre", "activation": "gelu", "tie": "target"},
+    "modern": {
+        "order": "pre", "norm": {"kind": "rms"}, "position": {"kind": "rotary"}, "activation": "silu",
+        "gated": True, "bias": False,
+    },
+    "batch norm": {"norm": {"kind": "batch"}},
+    "multi-query": {"n_kv_heads": 1, "position": {"kind": "rotary", "fraction": 0.67}},
+    "grouped-query": {"n_heads": 6, "n_kv_heads": 3, "order": "pre"},
+    "no positions": {"position": {"kind": "none"}},
+    "learned": {"position": {"kind": "learned", "max_len": 40}},
+    "recurrent over embeddings": {"position": {"kind": "recurrent", "source": "embeddings"}},
+    "recurrent positions": {"position": {"kind": "recurrent", "source": "positions"}, "order": "pre"},
+    "shaw": {"position": {"kind": "shaw", "clip": 3}},
+    "t5": {"position": {"kind": "t5", "buckets": 8, "max_distance": 12}, "order": "pre"},
+    "alibi": {"position": {"kind": "alibi"}},
+    "linear": {"attention": {"kind": "linear"}},
+    "linear relu": {"attention": {"kind": "linear", "feature_map": "relu"}, "order": "pre"},
+    "linear softmax": {"attention": {"kind": "linear", "feature_map": "softmax"}},
+    "linear rotary": {"attention": {"kind": "linear"}, "position": {"kind": "rotary"}},
+}  # fmt: skip
+"""By name, the changes to a small Transformer."""
+
+TRANSLATORS: dict[str, dict[str, Any]] = {
+    name: {"architecture": "transformer", **BLOCK, **LAYERS, **changes} for name, changes in TRANSFORMERS.items()
+} | {
+    "rnn": {"architecture": "rnn", **RECURRENT, "attention": {"kind": "none"}, "directions": 1},
+    "rnn relu bahdanau": {"architecture": "rnn", **RECURRENT, "activation": "relu"},
+    "gru": {"architecture": "gru", **RECURRENT, "attention": {"kind": "none"}},
+    "gru luong dot": {"architecture": "gru", **RECURRENT, "attention": {"kind": "luong", "score": "dot"}},
+    "lstm": {"architecture": "lstm", **RECURRENT, "attention": {"kind": "none"}, "tie": "none"},
+    "lstm bahdanau": {"architecture": "lstm", **RECURRENT, "encoder_layers": 2},
+    "lstm luong": {"architecture": "lstm", **RECURRENT, "attention": {"kind": "luong", "score": "general"}},
+    "convolutional": {
+        "architecture": "convolutional", "d_model": 10, "encoder_layers": 2, "decoder_layers": 3, "kernel": 3,
+        "dropout": 0.0, "max_positions": 40,
+    },
+}  # fmt: skip
+"""By name, every model that has a source."""
+
+
+def model_config(document: dict[str, Any]) -> ModelConfig:
+    """A `[model]` section from its document."""
+    adapter: TypeAdapter[ModelConfig] = TypeAdapter(ModelConfig)
+    return adapter.validate_python(document)
+
+
+def built(document: dict[str, Any], vocab: int, shake: bool = True, seed: int = 1) -> Model:
+    """The model in float64 and in evaluation mode; `shake` moves it away from the ones and zeros of a fresh one."""
+    model = build_model(model_config(document), vocab, vocab, seed=seed).double().eval()
+    assert isinstance(model, Model)
+    generator = torch.Generator().manual_seed(7)
+    for parameter in model.parameters() if shake else ():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.4, generator=generator)
+        else:
+            nn.init.uniform_(parameter, 0.5, 1.0, generator=generator)
+    return model

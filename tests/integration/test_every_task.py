@@ -1,0 +1,377 @@
+"""Every task besides translation: trained for some steps, resumed to the same bytes, scored, used, and refused."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dragoman.config import Config, parse_config
+from dragoman.data.tokenizer import BOS, EOS, PAD
+from dragoman.data.trees import read_trees
+from dragoman.errors import ConfigError, DataError, UsageError
+from dragoman.label import Labeller
+from dragoman.model_folder import build_for, load_network
+from dragoman.parse import Parser
+from dragoman.text_generator import TextGenerator
+from dragoman.train.task import Task
+from dragoman.train.tasks import open_task
+from dragoman.train.trainer import train
+from small_run import Listener, weights, write_lines
+
+NOUNS, VERBS = ("dog", "cat", "bird", "fish"), ("runs", "sings", "sleeps")
+
+Document = dict[str, Any]
+
+
+def sentences(count: int, seed: int) -> list[list[tuple[str, str]]]:
+    """`the dog runs .` and longer, word and tag."""
+    draw = random.Random(seed)
+    made = []
+    for _ in range(count):
+        words = [("the", "DT"), *[("red", "JJ")] * draw.randrange(3), (draw.choice(NOUNS), "NN")]
+        made.append([*words, (draw.choice(VERBS), "VB"), (".", ".")])
+    return made
+
+
+def brackets(sentence: list[tuple[str, str]]) -> str:
+    *noun, verb, stop = [f"({tag} {word})" for word, tag in sentence]
+    return f"(ROOT (S (NP {' '.join(noun)})\n  (VP {verb}) {stop}))"
+
+
+def text_of(sentence: list[tuple[str, str]]) -> str:
+    return " ".join(word for word, _ in sentence)
+
+
+def colour(sentence: list[tuple[str, str]]) -> str:
+    return "red" if ("red", "JJ") in sentence else "plain"
+
+
+def write_data(folder: Path) -> Path:
+    """Every form of data, `train` and `valid`."""
+    rng = np.random.default_rng(4)
+    for name, count, seed in (("train", 60, 1), ("valid", 9, 2)):
+        made = sentences(count, seed)
+        write_lines(folder / f"{name}.txt", [line for s in made for line in (text_of(s), "")])
+        write_lines(folder / f"{name}.tags", [" ".join(f"{w}/{t}" for w, t in s) for s in made])
+        write_lines(folder / f"{name}.ptb", [brackets(s) for s in made])
+        write_lines(folder / f"{name}.tsv", [f"{colour(s)}\t{text_of(s)}" for s in made])
+        bright = rng.integers(0, 2, count)
+        images = rng.random((count, 4, 4)) * 0.5 + 0.5 * bright[:, None, None]
+        np.savez(folder / f"{name}.npz", images=images, labels=np.array(["dark", "light"])[bright])
+    return folder
+
+
+SIZES: Document = {"d_model": 16, "d_ff": 24, "n_heads": 2, "dropout": 0.1}
+ENCODER: Document = {"architecture": "encoder_only", "n_layers": 1, **SIZES}
+PIECES: Document = {"vocab_size": 44, "byte_fallback": False}
+LANGUAGE: Document = {"architecture": "decoder_only", "n_layers": 1, **SIZES}
+
+KINDS: dict[str, tuple[Document, Document, Document]] = {
+    "stream": ({"kind": "text", "train": ["train.txt"], "valid": "valid.txt", "max_tokens": 20},
+               {"kind": "char", "byte_fallback": False}, LANGUAGE),
+    "lines": ({"kind": "text", "train": ["train.txt"], "valid": "valid.txt", "form": "lines", "max_tokens": 30},
+              PIECES, LANGUAGE),
+    "paragraphs": ({"kind": "text", "train": ["train.txt", "valid.txt"], "valid": "valid.txt", "form": "paragraphs",
+                    "max_tokens": 7}, PIECES, LANGUAGE),
+    "masked": ({"kind": "masked", "train": ["train.txt"], "valid": "valid.txt", "rate": 0.3}, PIECES,
+               {**ENCODER, "tie": "all"}),
+    "tagged": ({"kind": "tagged", "train": ["train.tags"], "valid": "valid.tags"}, {**PIECES, "sampling": 0.2},
+               ENCODER),
+    "first": ({"kind": "labelled", "train": ["train.tsv"], "valid": "valid.tsv"}, PIECES,
+              {**ENCODER, "pooling": "first"}),
+    "mean": ({"kind": "labelled", "train": ["train.tsv"], "valid": "valid.tsv"}, {**PIECES, "sampling": 0.2},
+             {**ENCODER, "pooling": "mean"}),
+    "images": ({"kind": "images", "train": "train.npz", "valid": "valid.npz"}, {},
+               {"architecture": "vision", "n_layers": 1, "image_size": 4, "patch": 2, **SIZES}),
+    "trees": ({"kind": "trees", "train": ["train.ptb"], "valid": "valid.ptb", "max_tokens": 60}, PIECES,
+              {"architecture": "transformer", "encoder_layers": 1, "decoder_layers": 1, **SIZES}),
+}  # fmt: skip
+"""By name, the sections data, tokenizer and model."""
+
+SCORES = {
+    "text": {"valid_loss", "perplexity", "bits_per_character"},
+    "trees": {"valid_loss", "perplexity", "precision", "recall", "f1", "well_formed"},
+}
+LABELS = {"valid_loss", "accuracy"}
+
+FAST = ("train.schedule.kind=budget", "train.schedule.peak=0.02", "train.schedule.warmup=10", "model.dropout=0.0")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_data(tmp_path_factory.mktemp("data"))
+
+
+def config_of(name: str, data: Path, *overrides: str) -> Config:
+    section, tokenizer, model = KINDS[name]
+    document = {
+        "data": {"root": str(data), **section}, "tokenizer": dict(tokenizer), "model": dict(model),
+        "train": {
+            "budget": "6 steps", "batch_tokens": 120, "log_every": 2, "validate_every": "3 steps", "device": "cpu",
+            "schedule": {"kind": "inverse_sqrt", "warmup": 10},
+        },
+        "search": {"max_extra": 20},
+    }  # fmt: skip
+    return parse_config(document, overrides)
+
+
+def opened(name: str, data: Path, tmp_path: Path, *overrides: str) -> Task:
+    return open_task(config_of(name, data, *overrides), tmp_path / "prepared", lambda _: None)
+
+
+# ------------------------------------------------------------------------------------------------------ all of them
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_trained_scored_and_resumed_to_the_same_bytes(name: str, data: Path, tmp_path: Path) -> None:
+    result = train(config_of(name, data), tmp_path / "whole")
+    kind = KINDS[name][0]["kind"]
+    assert set(result.scores) == SCORES.get(kind, LABELS)
+    assert all(math.isfinite(value) for value in result.scores.values()) and result.progress.skipped == 0
+    listener = Listener()
+    train(config_of(name, data, "train.budget=3 steps"), tmp_path / "parts")
+    train(config_of(name, data), tmp_path / "parts", reporter=listener)
+    assert "resuming" in listener.text
+    assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_an_epoch_follows_from_the_seed_and_holds_everything_once(name: str, data: Path, tmp_path: Path) -> None:
+    task, again = (opened(name, data, tmp_path) for _ in range(2))
+    other = opened(name, data, tmp_path, "train.seed=2")
+    plan = task.epoch(1)
+    numbers = sorted(n for batch in plan for n in batch.tolist())
+    assert numbers == list(range(len(numbers)))
+    assert [b.tolist() for b in plan] == [b.tolist() for b in again.epoch(1)]
+    assert [b.tolist() for b in plan] != [b.tolist() for b in other.epoch(1)]
+    assert [b.tolist() for b in plan] != [b.tolist() for b in task.epoch(2)]
+    tokens = 0
+    for place, chosen in enumerate(plan):
+        batch, same = task.read(chosen, 1, place), again.read(chosen, 1, place)
+        assert torch.equal(batch.src, same.src) and torch.equal(batch.tgt_out, same.tgt_out)
+        assert batch.tgt_tokens == int((batch.tgt_out != PAD).sum()) > 0
+        width = batch.tgt_out.size(1) + batch.src.size(1)
+        assert len(chosen) == 1 or task.config.tokenizer.sampling or len(chosen) * width <= 120
+        tokens += batch.src_tokens + batch.tgt_tokens
+    assert task.config.tokenizer.sampling or tokens == task.tokens()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_scores_do_not_depend_on_what_was_scored_before(name: str, data: Path, tmp_path: Path) -> None:
+    task = opened(name, data, tmp_path)
+    network = build_for(task.config, task.vocabulary).train()
+    score = task.validation()
+    assert score is not None and score(network) == score(network) and network.training
+    fresh = opened(name, data, tmp_path, "train.seed=3").validation()
+    assert fresh is not None and fresh(network) == score(network), "the same is asked whatever the seed"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_without_a_file_to_score_on(name: str, data: Path, tmp_path: Path) -> None:
+    config = config_of(name, data)
+    task = open_task(config.model_copy(update={"data": config.data.model_copy(update={"valid": None})}),
+                     tmp_path / "prepared", lambda _: None)  # fmt: skip
+    assert (task.validation() is None) == (name != "images") and task.validates == (name == "images")
+
+
+@pytest.mark.parametrize("name", [n for n in KINDS if n != "images"])
+def test_files_that_are_empty_are_refused(name: str, data: Path, tmp_path: Path) -> None:
+    section = KINDS[name][0]
+    files = {"train": section["train"][0], "valid": section["valid"]}
+    for empty, message in (("train", "nothing to train on"), ("valid", "data.valid: .* holds no")):
+        folder = tmp_path / empty
+        folder.mkdir()
+        for part, file in files.items():
+            (folder / file).write_bytes(b"" if part == empty else (data / file).read_bytes())
+        with pytest.raises(DataError, match=message):
+            opened(name, folder, tmp_path, f'data.train=["{files["train"]}"]').validation()
+
+
+def test_a_missing_file_is_named(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data\.train\.0: no such file: .*nowhere\.tags"):
+        train(config_of("tagged", data, 'data.train=["nowhere.tags"]'), tmp_path / "run")
+
+
+# ---------------------------------------------------------------------------------------------------------- language
+
+
+def test_a_batch_of_text_is_moved_on_by_one(data: Path, tmp_path: Path) -> None:
+    task = opened("stream", data, tmp_path)
+    text = (data / "train.txt").read_text(encoding="utf-8")
+    for place, numbers in enumerate(task.epoch(4)):
+        batch = task.read(numbers, 4, place)
+        assert batch.src.shape == (len(numbers), 0) and batch.src_mask is None
+        assert (batch.tgt_in[:, 0] == BOS).all()
+        kept = batch.tgt_out[:, 1:] != PAD
+        assert torch.equal(batch.tgt_in[:, 1:][kept], batch.tgt_out[:, :-1][kept])
+    assert "".join(texts_of(task, 4)) == text
+    firsts = {len(texts_of(task, epoch)[0]) for epoch in range(6)}
+    assert len(firsts) > 2, "the windows begin somewhere else in each epoch"
+
+
+def texts_of(task: Task, epoch: int) -> list[str]:
+    """The windows of an epoch in the order of the text."""
+    found = {}
+    for place, numbers in enumerate(task.epoch(epoch)):
+        for n, row in zip(numbers.tolist(), task.read(numbers, epoch, place).tgt_out, strict=True):
+            found[n] = task.vocabulary.decode_target(row.tolist())
+    return [found[n] for n in sorted(found)]
+
+
+@pytest.mark.parametrize("name", ["stream", "lines", "paragraphs"])
+def test_the_loss_is_that_of_every_token_of_the_text(name: str, data: Path, tmp_path: Path) -> None:
+    task = opened(name, data, tmp_path)
+    network = build_for(task.config, task.vocabulary).eval()
+    score = task.validation()
+    assert score is not None
+    text = (data / "valid.txt").read_text(encoding="utf-8")
+    tokenizer, limit = task.vocabulary, task.config.data.max_tokens
+    if name == "stream":
+        texts = [tokenizer.encode_target(text)[:-1]]
+    else:
+        texts = [tokenizer.encode_target(line) for line in text.split("\n") if line]
+    nll, count = 0.0, 0
+    with torch.no_grad():
+        for ids in texts:
+            for begin in range(0, len(ids), limit):
+                window = torch.tensor([[BOS, *ids[begin : begin + limit]]])
+                log_probs = network(window[:, :0], None, window[:, :-1]).log_softmax(-1)
+                nll -= float(log_probs.gather(2, window[:, 1:, None]).sum())
+                count += window.size(1) - 1
+    characters = len(text) if name == "stream" else len(text.replace("\n\n", "\n"))
+    found = score(network)
+    assert found["valid_loss"] == pytest.approx(nll / count, rel=1e-5)
+    assert found["bits_per_character"] == pytest.approx(nll / math.log(2) / characters, rel=1e-5)
+
+
+def test_a_language_model_goes_on(data: Path, tmp_path: Path) -> None:
+    train(config_of("lines", data, "train.budget=8 steps"), tmp_path / "run")
+    found = TextGenerator.load(tmp_path / "run").generate(["the ", ""], max_tokens=5)
+    assert found[0].text.startswith("the ") and len(found) == 2
+
+
+# ---------------------------------------------------------------------------------------------------- tags and labels
+
+
+def test_masks_are_as_the_paper_has_them(data: Path, tmp_path: Path) -> None:
+    task = opened("masked", data, tmp_path, "data.rate=0.15")
+    shown: list[tuple[int, int]] = []
+    asked, whole = 0, 0
+    for epoch in range(30):
+        for place, numbers in enumerate(task.epoch(epoch)):
+            batch = task.read(numbers, epoch, place)
+            here = batch.tgt_out != PAD
+            assert (here.sum(1) >= 1).all() and not (batch.tgt_out == EOS).any()
+            assert not ((batch.src == BOS) & ~here).any(), "a mask stands only where it is asked for"
+            shown += zip(batch.src[here].tolist(), batch.tgt_out[here].tolist(), strict=True)
+            asked += int(here.sum())
+            whole += batch.src_tokens - len(numbers)  # but for the ends of paragraphs
+    assert asked / whole == pytest.approx(0.17, abs=0.04)  # at least one a text
+    masks = sum(src == BOS for src, _ in shown) / asked
+    same = sum(src == tgt for src, tgt in shown) / asked
+    assert masks == pytest.approx(0.8, abs=0.03) and same == pytest.approx(0.1, abs=0.03)
+
+
+def test_the_accuracy_is_that_of_the_labels_given(data: Path, tmp_path: Path) -> None:
+    overrides = ("train.budget=60 steps", "train.validate_every=30 steps", *FAST)
+    result = train(config_of("tagged", data, *overrides), tmp_path / "tagged")
+    labeller = Labeller.load(tmp_path / "tagged" / "last")
+    made = sentences(9, 2)
+    found = labeller.label([text_of(s) for s in made])
+    pairs = [(a, b) for f, s in zip(found, made, strict=True) for a, (_, b) in zip(f.labels, s, strict=True)]
+    assert result.scores["accuracy"] == pytest.approx(100 * sum(a == b for a, b in pairs) / len(pairs))
+    assert result.scores["accuracy"] > 80
+    assert [list(f.words) for f in found] == [[w for w, _ in s] for s in made]
+    assert str(found[0]).startswith("the/")
+    alone = labeller.label([["the", "dog", "runs"]])[0]
+    among = labeller.label([["the", "dog", "runs"], ["red"] * 40])[0]
+    assert among.labels == alone.labels and among.probabilities == pytest.approx(alone.probabilities, abs=1e-5)
+    assert labeller.label(["", " "])[1].labels == ()
+
+
+@pytest.mark.parametrize("name", ["first", "mean", "images"])
+def test_one_label_for_all(name: str, data: Path, tmp_path: Path) -> None:
+    overrides = ("train.budget=60 steps", "train.validate_every=30 steps", *FAST)
+    result = train(config_of(name, data, *overrides), tmp_path / "run")
+    labeller = Labeller.load(tmp_path / "run" / "last")
+    if name == "images":
+        with np.load(data / "valid.npz") as file:
+            found, gold = labeller.label(file["images"], batch_tokens=13), file["labels"].tolist()
+    else:
+        made = sentences(9, 2)
+        found = labeller.label([text_of(s) for s in made], batch_tokens=40)
+        gold = [colour(s) for s in made]
+    right = sum(f.label == g for f, g in zip(found, gold, strict=True))
+    assert result.scores["accuracy"] == pytest.approx(100 * right / len(gold))
+    assert result.scores["accuracy"] > 60
+    assert all(f.words == () and 0 < f.probabilities[0] <= 1 and str(f) == f.label for f in found)
+
+
+def test_an_unknown_label_is_named_with_its_line(data: Path, tmp_path: Path) -> None:
+    for name, file, lines, message in (
+        ("tagged", "valid.tags", ["the/DT", "dog/NNN"], r"valid\.tags, line 2: the label 'NNN' .*did you mean 'NN'"),
+        ("first", "valid.tsv", ["red\tx", "blue\ty"], r"valid\.tsv, line 2: the label 'blue' .* known are plain, red"),
+    ):
+        write_lines(tmp_path / file, lines)
+        with pytest.raises(DataError, match=message):
+            opened(name, data, tmp_path, f"data.valid={tmp_path / file}").validation()
+
+
+def test_images_that_do_not_fit_the_model_are_refused(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"train\.npz: images of 4 x 4 pixels, 1 channels, and the model takes 8 x 8"):
+        opened("images", data, tmp_path, "model.image_size=8")
+    np.savez(tmp_path / "valid.npz", images=np.zeros((2, 4, 4)), labels=["dark", "lite"])
+    with pytest.raises(DataError, match=r"valid\.npz: the label 'lite' .*did you mean 'light'"):
+        opened("images", data, tmp_path, f"data.valid={tmp_path / 'valid.npz'}")
+
+
+@pytest.mark.parametrize(("name", "account"), [("tagged", "sentences"), ("first", "texts")])
+def test_what_is_too_long_is_counted(name: str, account: str, data: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    config = config_of(name, data, "data.max_tokens=9")
+    open_task(config, tmp_path, said.append).validation()
+    numbers = [int(word) for word in said[0].replace(";", " ").split() if word.isdigit()]
+    assert f"read 60 {account} = kept" in said[0] and numbers[1] + numbers[2] == 60, said
+    assert "too_many_tokens" in said[0] and "do not count" in said[1]
+    with pytest.raises(DataError, match="raise it"):
+        open_task(config_of(name, data, "data.max_tokens=4"), tmp_path, said.append)
+
+
+# -------------------------------------------------------------------------------------------------------------- trees
+
+
+def test_a_parser_writes_a_tree_for_every_sentence(data: Path, tmp_path: Path) -> None:
+    overrides = ("train.budget=150 steps", "train.batch_tokens=600", "train.validate_every=150 steps",
+                 *FAST)  # fmt: skip
+    result = train(config_of("trees", data, *overrides), tmp_path / "run")
+    parser = Parser.load(tmp_path / "run")
+    gold = list(read_trees(data / "valid.ptb"))
+    found = parser.parse([tree.words() for tree in gold], beam=1)
+    assert [tree.words() for tree in found] == [tree.words() for tree in gold]
+    assert result.scores["f1"] > 60, result.scores
+    assert parser.parse(["the dog runs ."], beam=2)[0].words() == ["the", "dog", "runs", "."]
+    with pytest.raises(UsageError, match="sentence 2 has no words"):
+        parser.parse(["the dog", " "])
+
+
+@pytest.mark.parametrize(
+    ("name", "load", "message"),
+    [
+        ("tagged", Parser.load, 'learned from data of kind "tagged"; a parser learns from "trees"'),
+        ("stream", Labeller.load, 'learned from data of kind "text", which gives no labels'),
+    ],
+)
+def test_a_model_of_another_kind_is_refused(
+    name: str, load: Callable[[Path], Any], message: str, data: Path, tmp_path: Path
+) -> None:
+    train(config_of(name, data, "train.budget=1 step", "train.validate_every=1 step"), tmp_path / "run")
+    with pytest.raises(UsageError, match=message):
+        load(tmp_path / "run")
+    assert load_network(tmp_path / "run")[2].data.kind == KINDS[name][0]["kind"]

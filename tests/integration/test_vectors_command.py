@@ -1,0 +1,63 @@
+"""The command `vectors` from text to picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dragoman.vectors import WordVectors
+from small_run import Cli, write_lines
+
+
+@pytest.fixture
+def vectors(tmp_path: Path) -> Path:
+    words = {"man": (1, 0), "king": (1, 2), "woman": (2, 0.3), "queen": (2, 2.5), "apple": (-3, 1)}
+    return WordVectors(list(words), list(words.values())).save(tmp_path / "v.txt")
+
+
+def test_neighbours_analogies_and_a_picture(
+    vectors: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    cli = Cli(monkeypatch, capsysbinary)
+    svg = vectors.with_suffix(".svg")
+    code, out, err = cli(
+        "vectors", vectors, "--near", "king", "--analogy", "man king woman", "--count", "2", "--picture", svg
+    )
+    assert code == 0, err
+    rows = [line.split("\t") for line in out.decode().strip().split("\n")]
+    assert [row[0] for row in rows] == ["king", "king", "man king woman", "man king woman"]
+    assert rows[0][1] == rows[2][1] == "queen" and 0 < float(rows[0][2]) <= 1
+    assert svg.read_text().count('class="arrow"') == 2
+
+
+def test_training_from_a_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    pytest.importorskip("gensim.models", reason="pip install 'dragoman[vectors]'", exc_type=ImportError)
+    cli = Cli(monkeypatch, capsysbinary)
+    text = write_lines(tmp_path / "a.txt", ["the cat sat on the mat"] * 20)
+    code, out, err = cli("vectors", tmp_path / "v.safetensors", "--train", text, "--size", "7")
+    assert (code, out) == (0, b""), err
+    assert "epoch 5 of 5" in err and "5 words, 7 numbers each" in err
+    assert WordVectors.load(tmp_path / "v.safetensors").matrix.shape == (5, 7)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--near", "quen"], "did you mean 'queen'"),
+        (["--analogy", "man king"], "2 words; accepted are three"),
+        (["--near", "king", "--measure", "cos"], "accepted: cosine, dot"),
+        (["--picture", "x.svg"], "no words to draw"),
+    ],
+)
+def test_wrong_use(
+    vectors: Path,
+    args: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsysbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    code, _, err = Cli(monkeypatch, capsysbinary)("vectors", vectors, *args)
+    assert code == 2 and message in err

@@ -1,0 +1,276 @@
+"""The convolutional model against the paper's formulas written out word by word, in float64."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dragoman.config import ConvolutionalConfig
+from dragoman.data.batching import collate, collate_source
+from dragoman.data.tokenizer import BOS, EOS, PAD
+from dragoman.errors import UsageError
+from dragoman.inside.record import record
+from dragoman.models.build import build_model
+from dragoman.models.convolutional import Convolutional
+from dragoman.nn.convolution import GatedConvolution
+from dragoman.search import ModelStepper, SearchSettings, generate
+from dragoman.train.loss import TokenLoss
+
+B, K, S, T, D, W, V, PLACES = 4, 3, 7, 6, 10, 5, 19, 9
+LENGTHS = [S, 3, 5, 2]
+EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
+SIZES: dict[str, Any] = {
+    "d_model": D, "encoder_layers": 2, "decoder_layers": 3, "kernel": W, "max_positions": PLACES, "dropout": 0.0,
+}  # fmt: skip
+
+
+def build(**changes: Any) -> Convolutional:
+    """A float64 model without the zeros of a fresh one."""
+    built = build_model(ConvolutionalConfig.model_validate(SIZES | changes), V, V).double()
+    assert isinstance(built, Convolutional)
+    for parameter in built.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return built
+
+
+@pytest.fixture
+def model() -> Convolutional:
+    return build()
+
+
+def sources() -> tuple[Tensor, Tensor]:
+    """src (B, S) and src_mask (B, S) of sentences of different lengths."""
+    src = torch.randint(EOS + 1, V, (B, S))
+    mask = torch.arange(S) < torch.tensor(LENGTHS)[:, None]
+    return src.masked_fill(~mask, PAD), mask
+
+
+def targets(rows: int) -> Tensor:
+    ids = torch.randint(EOS + 1, V, (rows, T))
+    ids[:, 0] = BOS
+    return ids
+
+
+# ------------------------------------------------------------------------------------------ the paper, word by word
+
+
+def unit(conv: GatedConvolution, window: list[Tensor]) -> Tensor:
+    """v(W x + b) of W vectors (D,): A * sigmoid(B), a number at a time."""
+    both = conv.weight @ torch.cat(window) + conv.bias
+    return torch.stack([both[i] / (1 + torch.exp(-both[D + i])) for i in range(D)])
+
+
+def outside(xs: list[Tensor], place: int) -> Tensor:
+    return xs[place] if 0 <= place < len(xs) else torch.zeros(D, dtype=torch.float64)
+
+
+def embed(table: Tensor, positions: Tensor, tokens: list[int]) -> list[Tensor]:
+    """e_i = w_i + p_i; our embedding matrix is N(0, 1/D), the paper's N(0, 0.1^2)."""
+    return [0.1 * math.sqrt(D) * table[token] + positions[i] for i, token in enumerate(tokens)]
+
+
+def written_out(model: Convolutional, source: list[int], target: list[int]) -> Tensor:
+    """Logits (T, V) of one sentence: equations 1 and 2 and what stands around them in section 3."""
+    half = math.sqrt(0.5)
+    e = embed(model.encoder.embedding.embedding.weight, model.encoder.embedding.positions, source)
+    z = e
+    for layer in model.encoder.layers:
+        z = [
+            (unit(layer.conv, [outside(z, i + j) for j in range(-(W // 2), W // 2 + 1)]) + z[i]) * half
+            for i in range(len(z))
+        ]
+    m = len(source)
+    g = embed(model.decoder.embedding.embedding.weight, model.decoder.embedding.positions, target)
+    h = g
+    for layer in model.decoder.layers:
+        h = [(unit(layer.conv, [outside(h, i - j) for j in range(W - 1, -1, -1)]) + h[i]) * half for i in range(len(h))]
+        attention = layer.cross_attn
+        for i in range(len(h)):
+            d = attention.q.weight @ h[i] + attention.q.bias + g[i]
+            powers = [torch.exp((d * z[j]).sum()) for j in range(m)]
+            c = m * math.sqrt(1 / m) * sum(powers[j] / sum(powers) * (z[j] + e[j]) for j in range(m))
+            h[i] = (h[i] + c) * half
+    return torch.stack([model.output.weight @ x for x in h])
+
+
+def test_a_batch_is_the_formula_of_each_sentence_alone(model: Convolutional) -> None:
+    src, mask = sources()
+    ids = targets(B)
+    logits = model(src, mask, ids)
+    for row, length in enumerate(LENGTHS):
+        want = written_out(model, src[row, :length].tolist(), ids[row].tolist())
+        torch.testing.assert_close(logits[row], want, **EXACT)
+        alone = model(src[row : row + 1, :length], None, ids[row : row + 1])
+        torch.testing.assert_close(alone[0], want, **EXACT)
+
+
+def test_a_gated_convolution_is_torchs_convolution_and_glu() -> None:
+    ours = GatedConvolution(D, W).double()
+    nn.init.normal_(ours.bias)
+    x = torch.randn(B, T + W - 1, D, dtype=torch.float64).requires_grad_()
+    y = x.detach().clone().requires_grad_()
+    kernel = ours.weight.detach().view(2 * D, W, D).transpose(1, 2).clone().requires_grad_()
+    mine = ours(x)
+    theirs = F.glu(F.conv1d(y.transpose(1, 2), kernel, ours.bias.detach()), dim=1).transpose(1, 2)
+    torch.testing.assert_close(mine, theirs, **EXACT)
+    upstream = torch.randn(B, T, D, dtype=torch.float64)
+    mine.backward(upstream)
+    theirs.backward(upstream)
+    assert x.grad is not None and y.grad is not None and kernel.grad is not None and ours.weight.grad is not None
+    torch.testing.assert_close(x.grad, y.grad, **EXACT)
+    torch.testing.assert_close(ours.weight.grad.view(2 * D, W, D).transpose(1, 2), kernel.grad, **EXACT)
+
+
+def test_recorded_weights_are_a_distribution_over_words(model: Convolutional) -> None:
+    src, mask = sources()
+    ids = targets(B)
+    plain = model(src, mask, ids)
+    with record(model, "decoder.layers.*.cross_attn.weights") as seen:
+        torch.testing.assert_close(model(src, mask, ids), plain, **EXACT)
+    assert len(seen) == 3
+    for (weights,) in seen.values():
+        assert weights.shape == (B, 1, T, S)
+        torch.testing.assert_close(weights.sum(-1), torch.ones(B, 1, T, dtype=torch.float64), **EXACT)
+        padding = ~mask[:, None, None, :].expand_as(weights)
+        assert padding.any() and not weights[padding].any() and weights[~padding].all()
+    state = model.start(model.encode(src, mask), beams=K, max_len=T)
+    with record(model, "decoder.layers.0.cross_attn.weights") as seen:
+        model.decode(targets(B * K)[:, :1], state)
+    (weights,) = seen["decoder.layers.0.cross_attn.weights"]
+    assert weights.shape == (B * K, 1, 1, S) and not weights[K : 2 * K, ..., 3:].any()
+
+
+# ---------------------------------------------------------------------------------------------------- two ways to one
+
+
+def test_what_stands_in_the_padding_changes_no_number(model: Convolutional) -> None:
+    src, mask = sources()
+    ids = targets(B)
+    plain = model(src, mask, ids)
+    other = torch.where(mask, src, torch.randint(EOS + 1, V, (B, S)))
+    assert not torch.equal(other, src)
+    torch.testing.assert_close(model(other, mask, ids), plain, rtol=0.0, atol=0.0)
+    longer, wider = F.pad(other, (0, 2), value=EOS), F.pad(mask, (0, 2))
+    torch.testing.assert_close(model(longer, wider, ids), plain, **EXACT)
+
+
+def test_a_later_word_changes_nothing_before_it(model: Convolutional) -> None:
+    src, mask = sources()
+    ids = targets(B)
+    plain = model(src, mask, ids)
+    for place in range(1, T):
+        changed = ids.clone()
+        changed[:, place] = EOS
+        logits = model(src, mask, changed)
+        torch.testing.assert_close(logits[:, :place], plain[:, :place], **EXACT)
+        assert (logits[:, place] - plain[:, place]).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("chunks", [[1] * T, [2, 1, 3], [T], [1, T - 1]], ids=str)
+@pytest.mark.parametrize("kernel", [1, W])
+def test_decoding_in_chunks_is_decoding_at_once(kernel: int, chunks: list[int]) -> None:
+    model = build(kernel=kernel)
+    src, mask = sources()
+    ids, sentences = targets(B * K), torch.arange(B).repeat_interleave(K)
+    state = model.start(model.encode(src, mask), beams=K, max_len=T)
+    parts = [model.decode(chunk, state) for chunk in torch.split(ids, chunks, dim=1)]
+    assert state.length == T
+    torch.testing.assert_close(torch.cat(parts, dim=1), model(src[sentences], mask[sentences], ids), **EXACT)
+
+
+def test_decoding_goes_on_rightly_after_reordering_and_dropping(model: Convolutional) -> None:
+    src, mask = sources()
+    ids, sentences = targets(B * K), torch.arange(B).repeat_interleave(K)
+    state = model.start(model.encode(src, mask), beams=K, max_len=T)
+    model.decode(ids[:, :2], state)
+    before = state.nbytes()
+    # Beams change places and double, sentence 1 is finished, sentences 3 and 2 change places.
+    selections = {2: [2, 0, 0, 11, 9, 10, 8, 8, 6], 4: [5, 4, 3, 6, 6, 8]}
+    for step in range(2, T):
+        if step in selections:
+            rows = torch.tensor(selections[step])
+            state.select(rows)
+            sentences = sentences[rows]
+            ids = torch.cat([ids[rows, :step], targets(rows.numel())[:, step:]], dim=1)
+        logits = model.decode(ids[:, step : step + 1], state)
+        whole = model(src[sentences], mask[sentences], ids[:, : step + 1])
+        torch.testing.assert_close(logits[:, 0], whole[:, -1], **EXACT)
+    assert sentences.tolist() == [3, 3, 3, 2, 2, 2] and state.nbytes() < before
+
+
+def test_a_beam_finds_the_same_in_a_batch_and_alone(model: Convolutional) -> None:
+    src, mask = sources()
+    settings = SearchSettings(beam=K, nbest=2, max_extra=0)
+    together = generate(ModelStepper(model.float()), src, mask, settings)
+    for row, length in enumerate(LENGTHS):
+        (alone,) = generate(ModelStepper(model), src[row : row + 1, :length], None, settings)
+        assert [h.tokens for h in alone] == [h.tokens for h in together[row]]
+        assert [h.score for h in alone] == pytest.approx([h.score for h in together[row]], abs=1e-5)
+
+
+# -------------------------------------------------------------------------------------------------- limits, beginnings
+
+
+def test_a_position_beyond_the_table_is_refused_with_what_to_do(model: Convolutional) -> None:
+    ids = torch.full((2, PLACES + 1), EOS + 1)
+    assert model(ids[:, :PLACES], None, ids[:, :PLACES]).shape == (2, PLACES, V)
+    for src, tgt in ((ids, ids[:, :1]), (ids[:, :1], ids)):
+        with pytest.raises(UsageError, match=f"{PLACES + 1} tokens.* {PLACES} positions.*max_positions = {PLACES + 1}"):
+            model(src, None, tgt)
+    state = model.start(model.encode(ids[:, :2], None), beams=1, max_len=PLACES + 1)
+    model.decode(ids[:, :PLACES], state)
+    with pytest.raises(UsageError, match=f"{PLACES + 1} tokens"):
+        model.decode(ids[:, :1], state)
+
+
+def test_the_same_seed_gives_the_same_weights_whatever_was_drawn_before() -> None:
+    config = ConvolutionalConfig.model_validate(SIZES)
+    one = build_model(config, V, V, seed=4).state_dict()
+    torch.rand(5)
+    other, third = build_model(config, V, V, seed=4).state_dict(), build_model(config, V, V, seed=5).state_dict()
+    for name, weight in one.items():
+        assert torch.equal(weight, other[name]), name
+        assert torch.equal(weight, third[name]) == name.endswith("bias"), name
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_the_variance_stays_what_it_is_through_the_encoder(dropout: float) -> None:
+    sizes = {"d_model": 192, "encoder_layers": 8, "decoder_layers": 1, "dropout": dropout, "max_positions": 64}
+    model = build_model(ConvolutionalConfig.model_validate(sizes), 300, 300)
+    assert isinstance(model, Convolutional)
+    with torch.no_grad():
+        z, e = model.encoder(torch.randint(4, 300, (8, 64)), None)
+    assert 0.7 < float(z.std() / e.std()) < 1.3
+    words = build_model(ConvolutionalConfig.model_validate(sizes | {"dropout": 0.0}), 300, 300)
+    assert isinstance(words, Convolutional)
+    embedded = words.encoder.embedding(torch.arange(4, 68)[None]).detach()
+    assert float(embedded.std()) == pytest.approx(math.sqrt(0.02), rel=0.05)
+
+
+def test_a_small_model_learns_to_reverse() -> None:
+    vocabulary, rng = EOS + 1 + 8, random.Random(1)
+    sizes = {"d_model": 48, "encoder_layers": 2, "decoder_layers": 2, "kernel": 3, "max_positions": 16, "dropout": 0.0}
+    model = build_model(ConvolutionalConfig.model_validate(sizes), vocabulary, vocabulary)
+    assert isinstance(model, Convolutional)
+    optimizer = torch.optim.Adam(model.parameters(), lr=4e-3, betas=(0.9, 0.98))
+
+    def digits() -> list[int]:
+        return [rng.randrange(EOS + 1, vocabulary) for _ in range(rng.randint(3, 7))]
+
+    unseen = [digits() for _ in range(200)]
+    for _ in range(150):
+        drawn = [one for one in (digits() for _ in range(64)) if one not in unseen]
+        batch = collate([([*one, EOS], [*one[::-1], EOS]) for one in drawn])
+        loss = model(batch.src, batch.src_mask, batch.tgt_in, TokenLoss(batch.tgt_out, 0.0))
+        optimizer.zero_grad()
+        (loss.smoothed / loss.tokens).backward()
+        optimizer.step()
+    src, mask = collate_source([[*one, EOS] for one in unseen])
+    found = generate(ModelStepper(model.eval()), src, mask, SearchSettings(beam=1, max_extra=3))
+    assert sum(best.tokens == one[::-1] for one, (best,) in zip(unseen, found, strict=True)) >= 180

@@ -1,0 +1,233 @@
+"""Linear attention against the quadratic formula, and its three causal ways against each other, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dragoman.nn.attention import causal_bias, mask_to_bias
+from dragoman.nn.linear_attention import (
+    FEATURE_MAPS,
+    LinearSelfAttention,
+    causal_linear_attention,
+    causal_linear_attention_plain,
+)
+from dragoman.nn.positions import Positions, Rotary
+from dragoman.nn.state import LinearSums
+
+N, H, T, DH = 3, 4, 7, 6
+LONG = 150
+"""More than two chunks, and not a whole number of them."""
+D = H * DH
+EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def made(kind: str) -> LinearSelfAttention:
+    attention = LinearSelfAttention(D, H, kind).double()
+    for parameter in attention.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    return attention
+
+
+def padding(length: int) -> Tensor:
+    """(N, length): True = a word; the first sentence is as long as the batch."""
+    return torch.arange(length) < torch.tensor([length, length // 2, length - 1])[:, None]
+
+
+def weights_by_hand(kind: str, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
+    """(N, H, T, T) from the definition; seen (N, 1, T, T): True where a query may look."""
+    if kind == "softmax":
+        # Of each query over its features, of each feature over the keys in sight: the sum of Dh softmaxes.
+        of_keys = k.transpose(-1, -2)[:, :, None].masked_fill(~seen[:, :, :, None], -torch.inf).softmax(-1)
+        return torch.einsum("nhtf,nhtfs->nhts", q.softmax(-1), of_keys)
+    phi: dict[str, Callable[[Tensor], Tensor]] = {"elu": lambda x: F.elu(x) + 1, "relu": lambda x: x.relu() + 1e-3}
+    scores = (phi[kind](q) @ phi[kind](k).transpose(-1, -2)).masked_fill(~seen, 0)
+    return scores / scores.sum(-1, keepdim=True)
+
+
+def sight(length: int, causal: bool, padded: bool) -> Tensor:
+    """(N, 1, T, T): True where a query may look."""
+    seen = torch.ones(N, 1, length, length, dtype=torch.bool)
+    if padded:
+        seen = seen & padding(length)[:, None, None, :]
+    return seen.tril() if causal else seen
+
+
+def by_hand(attention: LinearSelfAttention, kind: str, x: Tensor, seen: Tensor) -> Tensor:
+    n, t, _ = x.shape
+    q, k, v = attention.qkv(x).view(n, t, 3, H, DH).permute(2, 0, 3, 1, 4)
+    mixed = weights_by_hand(kind, q, k, seen) @ v
+    out: Tensor = attention.out(mixed.transpose(1, 2).reshape(n, t, D))
+    return out
+
+
+@pytest.mark.parametrize("kind", FEATURE_MAPS)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("length", [T, LONG])
+def test_values_and_gradients_are_the_quadratic_formulas(kind: str, causal: bool, padded: bool, length: int) -> None:
+    attention, x = made(kind), random(N, length, D).requires_grad_()
+    bias = mask_to_bias(padding(length)[:, None, None, :], torch.float64) if padded else None
+    words = padding(length) if padded else torch.ones(N, length, dtype=torch.bool)
+    upstream = random(N, length, D) * words[..., None]
+    results = []
+    for out in (
+        attention(x, Positions(), torch.arange(length), bias, causal),
+        by_hand(attention, kind, x, sight(length, causal, padded)),
+    ):
+        found = torch.autograd.grad(out, [x, *attention.parameters()], upstream)
+        results.append([out[words], *found])
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, **EXACT)
+
+
+@pytest.mark.parametrize("length", [1, 5, 64, 65, 128, LONG])
+def test_chunks_recurrence_and_quadratic_sum_are_the_same(length: int) -> None:
+    q, k, v = (random(N, H, length, DH).requires_grad_() for _ in range(3))
+    ways: dict[str, Callable[[], Tensor]] = {
+        "chunks": lambda: causal_linear_attention(q, k, v)[0],
+        "plain": lambda: causal_linear_attention_plain(q, k, v),
+        "square": lambda: (q @ k.transpose(-1, -2)).tril() @ v,
+    }
+    upstream = random(N, H, length, DH)
+    results = [[out := way(), *torch.autograd.grad(out, [q, k, v], upstream)] for way in ways.values()]
+    scale = {"rtol": 1e-12, "atol": 1e-10}  # sums of 150 products of unbounded numbers
+    for other in results[1:]:
+        for got, want in zip(results[0], other, strict=True):
+            torch.testing.assert_close(got, want, **scale)
+
+
+@pytest.mark.parametrize("cut", [1, 3, 64, 70, LONG - 1])
+def test_the_sum_goes_on_where_it_was_left(cut: int) -> None:
+    q, k, v = (random(N, H, LONG, DH) for _ in range(3))
+    whole, total = causal_linear_attention(q, k, v)
+    first, before = causal_linear_attention(q[:, :, :cut], k[:, :, :cut], v[:, :, :cut])
+    second, after = causal_linear_attention(q[:, :, cut:], k[:, :, cut:], v[:, :, cut:], before)
+    torch.testing.assert_close(torch.cat([first, second], 2), whole, **EXACT)
+    torch.testing.assert_close(after, total, **EXACT)
+    torch.testing.assert_close(total, k.transpose(-1, -2) @ v, **EXACT)
+
+
+@pytest.mark.parametrize("kind", FEATURE_MAPS)
+@pytest.mark.parametrize("rotary", [False, True])
+def test_the_cache_gives_the_numbers_of_the_full_pass_also_after_select(kind: str, rotary: bool) -> None:
+    attention, x = made(kind), random(N, LONG, D)
+    positions = Rotary(DH, 10000.0) if rotary else Positions()
+    full = attention(x, positions, torch.arange(LONG), None, True)
+    cache = attention.new_cache(N, LONG, like=x)
+    rows, begin, sizes = torch.arange(N), 0, []
+    for end in (1, 2, 5, 6, 90, 91, LONG):
+        got = attention(x[rows, begin:end], positions, torch.arange(begin, end), None, end - begin > 1, cache)
+        torch.testing.assert_close(got, full[rows, begin:end], **EXACT)
+        moved = torch.tensor([2, 0, 1, 2])[: rows.numel() + 1 if end == 5 else rows.numel()]
+        cache.select(moved, end)
+        rows, begin = rows[moved], end
+        sizes.append(cache.keys_values.nbytes)
+    assert rows.numel() == N + 1 and sizes[0] * (N + 1) == sizes[-1] * N
+
+
+def test_memory_does_not_grow_with_the_length() -> None:
+    attention, x = made("elu"), random(N, T, D)
+    short, long = attention.new_cache(N, 8, like=x), attention.new_cache(N, 8000, like=x)
+    assert isinstance(short, LinearSums) and short.nbytes() == long.nbytes() == N * H * (DH * DH + DH) * 8
+    for t in range(T):
+        attention(x[:, t : t + 1], Positions(), torch.tensor([t]), None, False, short)
+        assert short.nbytes() == long.nbytes()
+
+
+@pytest.mark.parametrize("kind", FEATURE_MAPS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_padding_contributes_nothing(kind: str, causal: bool) -> None:
+    attention, x, words = made(kind), random(N, T, D).requires_grad_(), padding(T)
+    bias = mask_to_bias(words[:, None, None, :], torch.float64)
+    out = attention(x, Positions(), torch.arange(T), bias, causal)
+    other = torch.where(words[..., None], x, 3 * random(N, T, D))
+    changed = attention(other, Positions(), torch.arange(T), bias, causal)
+    torch.testing.assert_close(changed[words], out[words], **EXACT)
+    (of_x,) = torch.autograd.grad(out[words].square().sum(), [x])
+    assert not of_x[~words].any() and of_x[words].all()
+    alone = attention(x[1:2, : T // 2], Positions(), torch.arange(T // 2), None, causal)
+    torch.testing.assert_close(out[1:2, : T // 2], alone, **EXACT)
+
+
+@pytest.mark.parametrize("kind", FEATURE_MAPS)
+def test_the_last_position_sees_all_whether_causal_or_not(kind: str) -> None:
+    attention, x, pos = made(kind), random(N, T, D), torch.arange(T)
+    causal, whole = (attention(x, Positions(), pos, None, c) for c in (True, False))
+    torch.testing.assert_close(causal[:, -1], whole[:, -1], **EXACT)
+    assert not torch.allclose(causal[:, 0], whole[:, 0])
+
+
+@pytest.mark.parametrize("kind", FEATURE_MAPS)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("rotary", [False, True])
+def test_recorded_weights_are_those_of_the_output(kind: str, causal: bool, rotary: bool) -> None:
+    attention, x = made(kind), random(N, T, D)
+    positions = Rotary(DH, 10000.0) if rotary else Positions()
+    bias = mask_to_bias(padding(T)[:, None, None, :], torch.float64)
+    plain = attention(x, positions, torch.arange(T), bias, causal)
+    seen: list[Tensor] = []
+    handle = attention.weights.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    recorded = attention(x, positions, torch.arange(T), bias, causal)
+    handle.remove()
+    torch.testing.assert_close(recorded, plain, **EXACT)
+    (weights,) = seen
+    assert weights.shape == (N, H, T, T) and not weights[~sight(T, causal, True).expand_as(weights)].any()
+    if not rotary:
+        assert (weights >= 0).all()
+        torch.testing.assert_close(weights.sum(-1), torch.ones(N, H, T, dtype=torch.float64), **EXACT)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_rotary_turns_the_numerator_only(causal: bool) -> None:
+    attention, x, rotary = made("elu"), random(N, T, D), Rotary(DH, 10000.0)
+    q, k, v = attention.qkv(x).view(N, T, 3, H, DH).permute(2, 0, 3, 1, 4)
+    q, k = F.elu(q) + 1, F.elu(k) + 1
+    seen = sight(T, causal, False)
+    turned, turned_k = rotary.rotate(q, k, torch.arange(T))
+    above = (turned @ turned_k.transpose(-1, -2)).masked_fill(~seen, 0)
+    below = (q @ k.transpose(-1, -2)).masked_fill(~seen, 0).sum(-1, keepdim=True)
+    want = attention.out((above / below @ v).transpose(1, 2).reshape(N, T, D))
+    torch.testing.assert_close(attention(x, rotary, torch.arange(T), None, causal), want, **EXACT)
+
+
+def test_what_changes_single_scores_is_refused() -> None:
+    class WithTerms(Positions):
+        needs_weights = True
+
+    attention, x, pos = made("elu"), random(N, T, D), torch.arange(T)
+    one = torch.zeros(N, 1, 1, T + 1, dtype=torch.float64)
+    with pytest.raises(ValueError, match="no scores"):
+        attention(x, WithTerms(), pos)
+    for bias in (causal_bias(pos, pos, x.dtype), random(H, T, T), random(N, H, 1, T), one):
+        with pytest.raises(ValueError, match="no scores"):
+            attention(x, Positions(), pos, bias)
+
+
+def test_features_stay_positive_in_float32() -> None:
+    far = torch.tensor([-80.0, -30.0, -17.5, 0.0, 5.0, 200.0])
+    for kind, maps in FEATURE_MAPS.items():
+        assert (maps.of_keys(far) > 0).all() and maps.of_keys(far).isfinite().all(), kind
+    torch.testing.assert_close(FEATURE_MAPS["elu"].of_keys(far.double()), F.elu(far.double()) + 1, **EXACT)
+
+
+def test_sums_are_kept_in_float32_under_autocast() -> None:
+    attention, x = LinearSelfAttention(D, H, "elu"), torch.randn(N, LONG, D)
+    cache = attention.new_cache(N, LONG, like=x.bfloat16())
+    assert cache.keys.dtype == cache.keys_values.dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        half = attention(x, Positions(), torch.arange(LONG), None, True, cache)
+        _, k, v = attention.qkv(x).float().view(N, LONG, 3, H, DH).permute(2, 0, 3, 1, 4)
+    want = (F.elu(k) + 1).transpose(-1, -2) @ v  # the numbers are bfloat16, their sums are not
+    torch.testing.assert_close(cache.keys_values, want, rtol=0.0, atol=1e-3)
+    whole = attention(x, Positions(), torch.arange(LONG), None, True)
+    torch.testing.assert_close(half.float(), whole, rtol=0.0, atol=0.05)

@@ -1,0 +1,214 @@
+"""Relative positions against their formulas, written out pair by pair."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dragoman.nn.attention import SelfAttention, causal_bias, mask_to_bias
+from dragoman.nn.positions import T5, Alibi, Positions, Shaw, alibi_slopes, t5_bucket
+
+N, H, T, DH = 2, 3, 9, 5
+D = H * DH
+EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def shaken(module: nn.Module) -> Any:
+    """In float64, with parameters that are neither small nor alike."""
+    for parameter in module.double().parameters():
+        nn.init.normal_(parameter, std=0.7)
+    return module
+
+
+# --------------------------------------------------------------------------------------------------------------- Shaw
+
+
+def shaw_by_hand(shaw: Shaw, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, first: int) -> Tensor:
+    """Equations 3 to 5, one pair (i, j) at a time; query i stands at position first + i."""
+    out = torch.zeros_like(q)
+    for n in range(q.size(0)):
+        for h in range(q.size(1)):
+            for i in range(q.size(2)):
+                scores, values = [], []
+                for j in range(k.size(2)):
+                    row = max(-shaw.clip, min(shaw.clip, j - (first + i))) + shaw.clip
+                    if mask[n, i, j]:
+                        scores.append(q[n, h, i] @ (k[n, h, j] + shaw.keys[row]) / math.sqrt(q.size(-1)))
+                        values.append(v[n, h, j] + shaw.values[row])
+                powers = torch.stack(scores).exp()
+                out[n, h, i] = (powers / powers.sum()) @ torch.stack(values)
+    return out
+
+
+def attended(
+    attention: SelfAttention, x: Tensor, positions: Positions, bias: Tensor | None, causal: bool
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """What the attention gives, before W^O, and its queries, keys and values."""
+    attention.out = nn.Identity()  # type: ignore[assignment]
+    q, k, v = attention.qkv(x).view(N, T, 3, H, DH).permute(2, 0, 3, 1, 4).unbind(0)
+    out = attention(x, positions, torch.arange(T), bias, causal)
+    return out.view(N, T, H, DH).transpose(1, 2), (q, k, v)
+
+
+@pytest.mark.parametrize("clip", [1, 2, 4, 8, 20])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_with_shaw_is_the_double_loop(clip: int, causal: bool) -> None:
+    shaw, attention = shaken(Shaw(DH, clip)), shaken(SelfAttention(D, H))
+    words = torch.arange(T) < torch.tensor([[T], [6]])  # (N, T): the second row is padded
+    bias = mask_to_bias(words[:, None, None], torch.float64)
+    out, (q, k, v) = attended(attention, random(N, T, D), shaw, bias, causal)
+    mask = words[:, None, :].expand(N, T, T)
+    if causal:
+        mask = mask & torch.ones(T, T, dtype=torch.bool).tril()
+    torch.testing.assert_close(out, shaw_by_hand(shaw, q, k, v, mask, 0), **EXACT)
+
+
+@pytest.mark.parametrize("first", [0, 4])
+def test_shaws_terms_are_the_formula_number_by_number(first: int) -> None:
+    shaw, q = shaken(Shaw(DH, 3)), random(N, H, 2, DH)
+    q_pos, k_pos = torch.arange(first, first + 2), torch.arange(T)
+    weights = random(N, H, 2, T).softmax(-1)
+    bias, term = shaw.query_bias(q, q_pos, k_pos), shaw.value_term(weights, q_pos, k_pos)
+    for i in range(2):
+        rows = [max(-3, min(3, j - first - i)) + 3 for j in range(T)]
+        for j, row in enumerate(rows):
+            torch.testing.assert_close(bias[:, :, i, j], (q[:, :, i] * shaw.keys[row]).sum(-1) / DH**0.5, **EXACT)
+        torch.testing.assert_close(term[:, :, i], weights[:, :, i] @ shaw.values[rows], **EXACT)
+
+
+def test_shaws_gradients_against_differences() -> None:
+    shaw, q = shaken(Shaw(DH, 2)), random(1, 2, 3, DH).requires_grad_()
+    pos, weights = torch.arange(3), random(1, 2, 3, 3).requires_grad_()
+
+    def terms(q: Tensor, weights: Tensor, *tables: Tensor) -> tuple[Tensor, Tensor]:
+        return shaw.query_bias(q, pos, pos), shaw.value_term(weights, pos, pos)
+
+    assert torch.autograd.gradcheck(terms, (q, weights, shaw.keys, shaw.values))
+
+
+def test_shaw_knows_distances_only() -> None:
+    shaw, q, weights = shaken(Shaw(DH, 4)), random(N, H, 2, DH), random(N, H, 2, T)
+    near = torch.tensor([3, 7]), torch.arange(T)
+    far = tuple(pos + 1000 for pos in near)
+    torch.testing.assert_close(shaw.query_bias(q, *near), shaw.query_bias(q, *far), rtol=0, atol=0)
+    torch.testing.assert_close(shaw.value_term(weights, *near), shaw.value_term(weights, *far), rtol=0, atol=0)
+    assert shaw.needs_weights and shaw.static_bias(*near) is None
+
+
+# ----------------------------------------------------------------------------------------------------------------- T5
+
+
+def bucket_by_hand(distance: int, bidirectional: bool, buckets: int, max_distance: int) -> int:
+    """Raffel et al. 2020, section 2.1, in Python's own numbers."""
+    side = 0
+    if bidirectional:
+        buckets //= 2
+        side, distance = (buckets if distance > 0 else 0), abs(distance)
+    else:
+        distance = max(-distance, 0)
+    exact = buckets // 2
+    if distance < exact:
+        return side + distance
+    share = math.log(distance / exact) / math.log(max_distance / exact)
+    return side + min(buckets - 1, exact + int(share * (buckets - exact) + 1e-6))  # exact powers are not rounded down
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (8, 20), (12, 50)])
+def test_buckets_are_the_formula(bidirectional: bool, buckets: int, max_distance: int) -> None:
+    distances = torch.arange(-300, 301)
+    got = t5_bucket(distances, bidirectional, buckets, max_distance)
+    assert got.tolist() == [bucket_by_hand(d, bidirectional, buckets, max_distance) for d in distances.tolist()]
+    assert set(got.tolist()) <= set(range(buckets)) and got.max() == buckets - 1
+
+
+def test_buckets_of_the_paper() -> None:
+    """32 buckets and 128 tokens: one bucket a distance up to 7 (15 in one direction), one for all from 128 on."""
+    both = t5_bucket(torch.tensor([0, -1, -7, -8, -9, -91, -127, -128, -4000, 1, 7, 8, 128]), True, 32, 128)
+    assert both.tolist() == [0, 1, 7, 8, 8, 15, 15, 15, 15, 17, 23, 24, 31]
+    past = t5_bucket(torch.tensor([3, 0, -1, -15, -16, -18, -19, -113, -128, -4000]), False, 32, 128)
+    assert past.tolist() == [0, 0, 1, 15, 16, 16, 17, 31, 31, 31]
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_t5_bias_is_the_tables_number_of_the_bucket(bidirectional: bool) -> None:
+    t5 = shaken(T5(H, 8, 20, bidirectional))
+    q_pos, k_pos = torch.arange(25, 27), torch.arange(40)
+    bias = t5.static_bias(q_pos, k_pos)
+    assert bias.shape == (H, 2, 40) and bias.is_contiguous() and bias.requires_grad
+    for i, p in enumerate(q_pos.tolist()):
+        for j in range(40):
+            torch.testing.assert_close(bias[:, i, j], t5.table[bucket_by_hand(j - p, bidirectional, 8, 20)], **EXACT)
+
+
+def test_t5_is_trained_through_attention() -> None:
+    t5, attention = shaken(T5(H, 8, 20, True)), shaken(SelfAttention(D, H))
+    x, pos = random(N, T, D), torch.arange(T)
+    attention(x, t5, pos, t5.static_bias(pos, pos)).square().sum().backward()
+    assert t5.table.grad is not None
+    used = set(t5_bucket(pos[None] - pos[:, None], True, 8, 20).flatten().tolist())
+    assert {row for row in range(8) if t5.table.grad[row].abs().min() > 1e-6} == used and len(used) == 7
+
+
+# -------------------------------------------------------------------------------------------------------------- ALiBi
+
+
+def test_slopes_of_the_paper() -> None:
+    assert alibi_slopes(8) == [2.0**-h for h in range(1, 9)]
+    assert alibi_slopes(16) == [2.0 ** (-h / 2) for h in range(1, 17)]
+    assert alibi_slopes(1) == [2.0**-8] and alibi_slopes(2) == [2.0**-4, 2.0**-8]
+
+
+@pytest.mark.parametrize("n_heads", [3, 5, 6, 7, 12, 20])
+def test_slopes_of_other_head_counts(n_heads: int) -> None:
+    power = max(p for p in (1, 2, 4, 8, 16) if p <= n_heads)
+    slopes = alibi_slopes(n_heads)
+    assert len(slopes) == len(set(slopes)) == n_heads
+    assert slopes[:power] == alibi_slopes(power) and slopes[power:] == alibi_slopes(2 * power)[::2][: n_heads - power]
+
+
+@pytest.mark.parametrize("n_heads", [4, 6])
+def test_alibi_is_the_formula_number_by_number(n_heads: int) -> None:
+    bias = Alibi(n_heads).double().static_bias(torch.arange(3, 6), torch.arange(T))
+    assert bias is not None and not bias.requires_grad
+    for h, slope in enumerate(alibi_slopes(n_heads)):
+        for i in range(3):
+            want = [-slope * abs(3 + i - j) for j in range(T)]
+            assert bias[h, i].tolist() == pytest.approx(want, rel=1e-7)  # the slopes are kept in float32
+
+
+def test_attention_fades_with_the_distance_at_the_heads_rate() -> None:
+    attention, positions, pos = shaken(SelfAttention(D, H)), Alibi(H).double(), torch.arange(T)
+    nn.init.zeros_(attention.qkv.weight)  # all scores alike: what is left is the bias
+    static = positions.static_bias(pos, pos)
+    assert static is not None
+    seen: list[Tensor] = []
+    attention.weights.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    attention(random(N, T, D), positions, pos, static + causal_bias(pos, pos, torch.float64))
+    (weights,) = seen
+    for h, slope in enumerate(alibi_slopes(H)):
+        ratio = weights[0, h, -1, 1:] / weights[0, h, -1, :-1]
+        torch.testing.assert_close(ratio, torch.full_like(ratio, math.exp(slope)), rtol=1e-6, atol=0)
+
+
+# -------------------------------------------------------------------------------------------------------------- dtypes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["shaw", "t5", "alibi"])
+def test_relative_positions_follow_the_dtype(kind: str, dtype: torch.dtype) -> None:
+    positions: Positions = {"shaw": Shaw(DH, 3), "t5": T5(H, 8, 20, False), "alibi": Alibi(H)}[kind]
+    attention, x, pos = SelfAttention(D, H), torch.randn(N, T, D), torch.arange(T)
+    want = attention(x, positions, pos, positions.static_bias(pos, pos))
+    attention, positions = attention.to(dtype), positions.to(dtype)
+    got = attention(x.to(dtype), positions, pos, positions.static_bias(pos, pos))
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.float(), want, rtol=0, atol=0.05 if dtype == torch.bfloat16 else 1e-6)

@@ -1,0 +1,398 @@
+"""Recurrent networks against torch.nn, their attention against loops, the models against themselves, in float64."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from dragoman.config import (
+    BahdanauAttention,
+    GRUConfig,
+    LSTMConfig,
+    LuongAttention,
+    NoAttention,
+    RNNConfig,
+)
+from dragoman.data.batching import Batch, collate
+from dragoman.data.tokenizer import BOS, EOS, PAD
+from dragoman.inside.record import record, tap_names
+from dragoman.models.build import build_model
+from dragoman.models.seq2seq import Model
+from dragoman.nn.attention import mask_to_bias
+from dragoman.nn.recurrent import GRU, LSTM, Cell, RecurrentEncoderLayer, State, VanillaRNN, backwards
+from dragoman.nn.recurrent_attention import (
+    AdditiveAttention,
+    BahdanauLayer,
+    DotAttention,
+    GeneralAttention,
+    LuongLayer,
+    RecurrentAttention,
+)
+from dragoman.search import ModelStepper, SearchSettings, beam, generate, length_penalty
+from dragoman.search.task import Task
+from dragoman.train.loss import Loss, TokenLoss
+from toy_model import every_target, padded, teacher_forced
+
+N, T, D_IN, D = 4, 5, 3, 6
+B, K, S, V = 4, 3, 7, 19
+EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
+CELLS = ["tanh", "relu", "gru", "lstm"]
+ATTENTIONS: dict[str, NoAttention | BahdanauAttention | LuongAttention] = {
+    "none": NoAttention(),
+    "bahdanau": BahdanauAttention(),
+    "dot": LuongAttention(score="dot"),
+    "general": LuongAttention(score="general"),
+}
+MODELS = list(itertools.product(CELLS, ATTENTIONS, (1, 2)))
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def new_cell(kind: str, d_in: int, d_model: int) -> Cell:
+    """A float64 cell, its biases not 0."""
+    cell = {"gru": GRU, "lstm": LSTM}.get(kind, lambda d_in, d_model: VanillaRNN(d_in, d_model, kind))(d_in, d_model)
+    for parameter in cell.double().parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return cell
+
+
+def torch_module(kind: str, d_in: int, d_model: int, **options: Any) -> nn.RNNBase:
+    options |= {"batch_first": True, "dtype": torch.float64}
+    if kind in ("gru", "lstm"):
+        return {"gru": nn.GRU, "lstm": nn.LSTM}[kind](d_in, d_model, **options)
+    return nn.RNN(d_in, d_model, nonlinearity=kind, **options)
+
+
+def gradients(out: Tensor, *wanted: Tensor) -> list[Tensor]:
+    torch.manual_seed(5)
+    return list(torch.autograd.grad(out, wanted, torch.randn(out.shape, dtype=out.dtype)))
+
+
+def assert_all_close(got: Sequence[Tensor], want: Sequence[Tensor]) -> None:
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one, other, **EXACT)
+
+
+# ------------------------------------------------------------------------------------------------------------- cells
+
+
+@pytest.mark.parametrize("way", ["forward", "unroll"])
+@pytest.mark.parametrize("kind", CELLS)
+def test_a_cell_is_torchs(kind: str, way: str) -> None:
+    ours, theirs = new_cell(kind, D_IN, D), torch_module(kind, D_IN, D)
+    theirs.load_state_dict(ours.fused.state_dict())
+    x, state = random(N, T, D_IN).requires_grad_(), tuple(random(N, D).requires_grad_() for _ in range(ours.parts))
+    out, last = getattr(ours, way)(x, state)
+    first = tuple(part[None] for part in state)
+    expected, final = theirs(x, first if kind == "lstm" else first[0])
+    final = final if kind == "lstm" else (final,)
+    torch.testing.assert_close(out, expected, **EXACT)
+    assert_all_close([part[None] for part in last], final)
+    mine = gradients(torch.cat([out.flatten(), *(p.flatten() for p in last)]), x, *state, *ours.weights)
+    their = gradients(torch.cat([expected.flatten(), *(p.flatten() for p in final)]), x, *state, *theirs.all_weights[0])
+    assert_all_close(mine, their)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("kind", CELLS)
+def test_the_kernel_of_float32_is_the_formula_too(kind: str, grad: bool) -> None:
+    cell = new_cell(kind, 24, 32).float()
+    x, state = torch.randn(N, T, 24), tuple(torch.randn(N, 32) for _ in range(cell.parts))
+    cell.train(grad)
+    with torch.set_grad_enabled(grad):
+        fused, steps = cell(x, state), cell.unroll(x, state)
+    for one, other in zip((fused[0], *fused[1]), (steps[0], *steps[1]), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    if grad:
+        for one, other in zip(gradients(fused[0], *cell.weights), gradients(steps[0], *cell.weights), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_without_a_state_a_cell_begins_from_zeros(kind: str) -> None:
+    cell, x = new_cell(kind, D_IN, D), random(N, T, D_IN)
+    zeros = (torch.zeros(N, D, dtype=torch.float64),) * cell.parts
+    torch.testing.assert_close(cell(x)[0], cell.unroll(x, zeros)[0], **EXACT)
+
+
+def test_a_cell_begins_orthogonal_and_an_lstm_remembers() -> None:
+    one, other = LSTM(D_IN, D), LSTM(D_IN, D)
+    for cell in (one, other):
+        cell.reset(torch.Generator().manual_seed(3))
+    assert all(torch.equal(a, b) for a, b in zip(one.weights, other.weights, strict=True))
+    _, u, b, d = one.weights
+    for gate in u.detach().split(D):
+        torch.testing.assert_close(gate @ gate.T, torch.eye(D), rtol=0, atol=1e-5)
+    assert b.tolist() == [0.0] * D + [1.0] * D + [0.0] * 2 * D and not d.any()
+
+
+# -------------------------------------------------------------------------------------------------------- directions
+
+
+def test_backwards_turns_words_and_leaves_padding() -> None:
+    mask = torch.tensor([[True, True, True], [True, False, False], [True, True, False]])
+    order = backwards(mask, mask)
+    assert order.tolist() == [2, 1, 0, 3, 4, 5, 7, 6, 8]
+    assert torch.equal(order[order], torch.arange(9))
+    assert backwards(None, torch.zeros(2, 3)).tolist() == [2, 1, 0, 5, 4, 3]
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_two_directions_of_padded_sentences_are_torchs(kind: str) -> None:
+    layer = RecurrentEncoderLayer(new_cell(kind, D_IN, D), new_cell(kind, D_IN, D))
+    assert layer.back is not None
+    theirs = torch_module(kind, D_IN, D, bidirectional=True)
+    back = {f"{name}_reverse": weight for name, weight in layer.back.fused.state_dict().items()}
+    theirs.load_state_dict(layer.ahead.fused.state_dict() | back)
+    lengths = [2, 5, 1, 4]
+    mask = torch.arange(T) < torch.tensor(lengths)[:, None]
+    x = random(N, T, D_IN).requires_grad_()
+    packed = theirs(pack_padded_sequence(x, torch.tensor(lengths), batch_first=True, enforce_sorted=False))[0]
+    expected = pad_packed_sequence(packed, batch_first=True)[0][mask]
+    out = layer(x, backwards(mask, x))[mask]
+    torch.testing.assert_close(out, expected, **EXACT)
+    ours = (x, *layer.ahead.weights, *layer.back.weights)
+    assert_all_close(gradients(out, *ours), gradients(expected, x, *theirs.all_weights[0], *theirs.all_weights[1]))
+
+
+# --------------------------------------------------------------------------------------------------------- attention
+
+WORDS = [7, 2, 5, 4]
+MASK = torch.arange(S) < torch.tensor(WORDS)[:, None]  # (B, S)
+SCORES = ["additive", "dot", "general"]
+
+
+def new_attention(kind: str) -> RecurrentAttention:
+    made: RecurrentAttention = {
+        "additive": lambda: AdditiveAttention(D), "dot": DotAttention, "general": lambda: GeneralAttention(D)
+    }[kind]()  # fmt: skip
+    for parameter in made.double().parameters():
+        nn.init.normal_(parameter, std=0.7)
+    return made
+
+
+def score_by_hand(attention: RecurrentAttention, s: Tensor, h: Tensor) -> Tensor:
+    """One number, of one hidden state and one word."""
+    if isinstance(attention, AdditiveAttention):
+        w, u, b, v = attention.w.weight, attention.u.weight, attention.u.bias, attention.v.weight[0]
+        inner = [sum(w[i, j] * s[j] + u[i, j] * h[j] for j in range(D)) + b[i] for i in range(D)]
+        return sum((v[i] * torch.tanh(inner[i]) for i in range(D)), start=torch.zeros(()).double())
+    if isinstance(attention, GeneralAttention):
+        return sum((s[i] * attention.w.weight[i] @ h for i in range(D)), start=torch.zeros(()).double())
+    return sum((s[i] * h[i] for i in range(D)), start=torch.zeros(()).double())
+
+
+def attend_by_hand(attention: RecurrentAttention, s: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
+    """s (D,), words (S', D) without padding -> context (D,), weights (S',)."""
+    powers = torch.stack([torch.exp(score_by_hand(attention, s, h)) for h in words])
+    weights = powers / powers.sum()
+    return sum((a * h for a, h in zip(weights, words, strict=True)), start=torch.zeros(D).double()), weights
+
+
+@pytest.mark.parametrize("beams", [1, K])
+@pytest.mark.parametrize("kind", SCORES)
+def test_attention_is_the_direct_formula(kind: str, beams: int) -> None:
+    attention, states = new_attention(kind), random(B, S, D)
+    memory, s = attention.project(states), random(B * beams, D)
+    assert memory.keys.shape == memory.values.shape == (B, 1, S, D)
+    weights = attention.weigh(s, memory, mask_to_bias(MASK[:, None, None], torch.float64))
+    contexts = attention.mix(weights, memory)
+    assert weights.shape == (B, 1, beams, S) and not weights.masked_select(~MASK[:, None, None]).any()
+    for row in range(B * beams):
+        sentence = row // beams
+        context, expected = attend_by_hand(attention, s[row], states[sentence, : WORDS[sentence]])
+        torch.testing.assert_close(contexts[row], context, **EXACT)
+        torch.testing.assert_close(weights[sentence, 0, row % beams, : WORDS[sentence]], expected, **EXACT)
+
+
+def step_by_hand(kind: str, cell: Cell, x: Tensor, state: State) -> State:
+    """torch's own step of one row."""
+    rows = tuple(part[None] for part in state)
+    if kind == "lstm":
+        return tuple(part[0] for part in torch.lstm_cell(x[None], rows, *cell.weights))
+    step = {"gru": torch.gru_cell, "tanh": torch.rnn_tanh_cell, "relu": torch.rnn_relu_cell}[kind]
+    return (step(x[None], rows[0], *cell.weights)[0],)
+
+
+def layer_by_hand(kind: str, layer: BahdanauLayer | LuongLayer, x: Tensor, words: Tensor, state: State) -> list[Tensor]:
+    """x (T, D), words (S', D), the state (D,) -> T outputs (D,), as the papers write them."""
+    outputs, attentional = [], torch.zeros(D).double()
+    for y in x:
+        if isinstance(layer, BahdanauLayer):
+            context, _ = attend_by_hand(layer.cross_attn, state[0], words)
+            state = step_by_hand(kind, layer.cell, torch.cat([y, context]), state)
+            outputs.append(torch.tanh(layer.out.weight @ torch.cat([state[0], context, y]) + layer.out.bias))
+        else:
+            state = step_by_hand(kind, layer.cell, torch.cat([y, attentional]), state)
+            context, _ = attend_by_hand(layer.cross_attn, state[0], words)
+            attentional = torch.tanh(layer.out.weight @ torch.cat([context, state[0]]))
+            outputs.append(attentional)
+    return outputs
+
+
+@pytest.mark.parametrize(
+    ("kind", "score"), [("gru", "additive"), ("lstm", "additive"), ("tanh", "dot"), ("lstm", "general")]
+)
+def test_an_attending_layer_is_the_papers_equations(kind: str, score: str) -> None:
+    attention, cell = new_attention(score), new_cell(kind, 2 * D, D)
+    layer = (BahdanauLayer if score == "additive" else LuongLayer)(cell, attention, D).double()
+    x, states, first = random(B * K, T, D), random(B, S, D), tuple(random(B * K, D) for _ in range(cell.parts))
+    state = layer.start(states, first)
+    got = layer(x, state, mask_to_bias(MASK[:, None, None], torch.float64))
+    for row in (0, 1, 5, B * K - 1):
+        words = states[row // K, : WORDS[row // K]]
+        want = layer_by_hand(kind, layer, x[row], words, tuple(part[row] for part in first))
+        torch.testing.assert_close(got[row], torch.stack(want), **EXACT)
+
+
+# ------------------------------------------------------------------------------------------------------------ models
+
+
+def new_model(cell: str, attention: str, directions: int, vocab: int = V, layers: int = 2, std: float = 0.3) -> Model:
+    kind = {"gru": GRUConfig, "lstm": LSTMConfig}.get(cell, RNNConfig)
+    config = kind.model_validate(
+        {"d_model": 12, "encoder_layers": layers, "decoder_layers": layers, "directions": directions, "dropout": 0.0}
+        | {"attention": ATTENTIONS[attention], "tie": "none"}
+        | ({"activation": cell} if kind is RNNConfig else {})
+    )
+    model = build_model(config, vocab, vocab)
+    assert isinstance(model, Model)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=std)
+    return model.double()
+
+
+@pytest.fixture(params=MODELS, ids=lambda p: "-".join(map(str, p)))
+def model(request: pytest.FixtureRequest) -> Model:
+    return new_model(*request.param)
+
+
+def batch() -> Batch:
+    """B pairs, all of different lengths."""
+    generator = torch.Generator().manual_seed(3)
+
+    def sentence(length: int) -> list[int]:
+        return [*torch.randint(EOS + 1, V, (length - 1,), generator=generator).tolist(), EOS]
+
+    return collate([(sentence(src), sentence(tgt)) for src, tgt in [(S, 4), (3, T), (5, 6), (2, 3)]])
+
+
+def full(model: Model, ids: Tensor, sentences: Tensor) -> Tensor:
+    """The logits of whole targets: rows (N, T) of `sentences` (N,)."""
+    data = batch()
+    assert data.src_mask is not None
+    logits: Tensor = model(data.src[sentences], data.src_mask[sentences], ids)
+    return logits
+
+
+def test_cached_is_full_also_after_reordering_and_dropping(model: Model) -> None:
+    data, ids = batch(), torch.randint(EOS + 1, V, (B * K, 6))
+    ids[:, 0] = BOS
+    sentences = torch.arange(B).repeat_interleave(K)
+    state = model.start(model.encode(data.src, data.src_mask), beams=K, max_len=6)
+    torch.testing.assert_close(model.decode(ids[:, :2], state), full(model, ids[:, :2], sentences), **EXACT)
+    before = state.nbytes()
+    # Beams change places and double, sentence 1 is finished, sentences 3 and 2 change places.
+    for step, chosen in ((2, [2, 0, 0, 11, 9, 10, 8, 8, 6]), (3, list(range(9))), (4, [5, 4, 3, 6, 6, 8])):
+        rows = torch.tensor(chosen)
+        state.select(rows)
+        ids, sentences = ids[rows], sentences[rows]
+        ids[:, step:] = torch.randint(EOS + 1, V, (len(chosen), 6 - step))
+        logits = model.decode(ids[:, step : step + 1], state)
+        torch.testing.assert_close(logits[:, 0], full(model, ids[:, : step + 1], sentences)[:, -1], **EXACT)
+    assert sentences.tolist() == [3, 3, 3, 2, 2, 2] and state.length == 5 and state.nbytes() < before
+
+
+def test_a_batch_is_its_sentences(model: Model) -> None:
+    data = batch()
+    together = model(data.src, data.src_mask, data.tgt_in)
+    for row in range(B):
+        words, targets = int((data.src[row] != PAD).sum()), int((data.tgt_out[row] != PAD).sum())
+        alone = model(data.src[row : row + 1, :words], None, data.tgt_in[row : row + 1, :targets])
+        torch.testing.assert_close(together[row, :targets], alone[0], **EXACT)
+
+
+def test_gradients_reach_every_parameter(model: Model) -> None:
+    data = batch()
+    loss: Loss = model(data.src, data.src_mask, data.tgt_in, TokenLoss(data.tgt_out, 0.1))
+    loss.smoothed.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize("beams", [1, K])
+@pytest.mark.parametrize("attention", ["bahdanau", "dot", "general"])
+def test_recording_shows_the_weights_and_changes_nothing(attention: str, beams: int) -> None:
+    model, data = new_model("gru", attention, 2), batch()
+    ids = data.tgt_in.repeat_interleave(beams, dim=0)
+
+    def logits() -> tuple[Tensor, list[Tensor]]:
+        out = model.decode(ids, model.start(model.encode(data.src, data.src_mask), beams, 0))
+        return out, gradients(out, *model.parameters())
+
+    plain, of_plain = logits()
+    (name,) = tap_names(model)
+    assert name == "decoder.layers.0.cross_attn.weights"
+    with record(model, name) as seen:
+        recorded, of_recorded = logits()
+    torch.testing.assert_close(recorded, plain, **EXACT)
+    assert_all_close(of_recorded, of_plain)
+    (weights,) = seen[name]
+    assert weights.shape == (B * beams, 1, 6, S) and data.src_mask is not None
+    torch.testing.assert_close(weights.sum(-1), torch.ones(B * beams, 1, 6).double(), **EXACT)
+    assert not weights.masked_select(~data.src_mask.repeat_interleave(beams, 0)[:, None, None]).any()
+    handle = model.get_submodule(name).register_forward_hook(lambda module, inputs, output: output.roll(1, 2))
+    changed, _ = logits()
+    handle.remove()
+    assert (changed - plain).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("cell", "attention"), [("lstm", "none"), ("gru", "bahdanau"), ("tanh", "dot"), ("lstm", "general")]
+)
+def test_a_wide_beam_is_brute_force(cell: str, attention: str) -> None:
+    model, source = new_model(cell, attention, 2, vocab=6, layers=1, std=0.9), [5, 4, 3]
+    src, mask = padded([source, [5, 3]])
+    found = generate(ModelStepper(model), src, mask, SearchSettings(beam=130, nbest=5, max_extra=1))[0]
+    scored = []
+    for target in every_target(6, 4):
+        log_prob = math.fsum(teacher_forced(model, source, [*target, EOS]))
+        scored.append((log_prob / length_penalty(len(target) + 1, 0.6), target))
+    best = sorted(scored, reverse=True)[:5]
+    assert [hypothesis.tokens for hypothesis in found] == [target for _, target in best]
+    assert [hypothesis.score for hypothesis in found] == pytest.approx([score for score, _ in best], abs=1e-5)
+
+
+def test_a_beam_of_1_is_greedy(model: Model) -> None:
+    src, mask = padded([[4, 5, 3], [5, 3], [5, 4, 4, 5, 3]])
+    settings = SearchSettings(beam=1, max_extra=6)
+    with torch.no_grad():
+        one = beam.beam_search(ModelStepper(model), Task.build(src, mask, settings, None))
+    greedy = generate(ModelStepper(model), src, mask, settings)
+    assert [h[0].tokens for h in one] == [h[0].tokens for h in greedy]
+    assert [h[0].score for h in one] == pytest.approx([h[0].score for h in greedy], abs=1e-6)
+
+
+@pytest.mark.parametrize("attention", ["none", "bahdanau", "dot"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_bfloat16_is_near_float32(cell: str, attention: str) -> None:
+    model, data = new_model(cell, attention, 2).float(), batch()
+    exact = model(data.src, data.src_mask, data.tgt_in)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss: Loss = model(data.src, data.src_mask, data.tgt_in, TokenLoss(data.tgt_out, 0.0))
+        logits = model(data.src, data.src_mask, data.tgt_in)
+    loss.smoothed.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    half = model.bfloat16()(data.src, data.src_mask, data.tgt_in)
+    assert half.dtype == torch.bfloat16
+    for near in (logits, half):
+        torch.testing.assert_close(near.float(), exact, rtol=0.1, atol=0.1)

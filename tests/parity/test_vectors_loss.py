@@ -1,0 +1,133 @@
+"""The two losses of word2vec: their gradients equal the ones written by hand, and they learn."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dragoman.vectors import WordVectors
+from dragoman.vectors.loss import cbow_loss, keep_probability, noise_probability, skip_gram_loss
+
+B, K, W, D = 3, 5, 4, 7
+EXACT = {"rtol": 0.0, "atol": 1e-10}
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+
+def logistic(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def test_skip_gram_loss_is_the_formula() -> None:
+    centre, context, negatives = draw(B, D), draw(B, D), draw(B, K, D)
+    wanted = 0.0
+    for b in range(B):
+        wanted -= math.log(logistic((context[b] @ centre[b]).item()))
+        wanted -= sum(math.log(logistic(-(negatives[b, k] @ centre[b]).item())) for k in range(K))
+    assert skip_gram_loss(centre, context, negatives).item() == pytest.approx(wanted / B, abs=1e-12)
+
+
+def test_skip_gram_gradient_is_the_one_written_by_hand() -> None:
+    centre, context, negatives = draw(B, D), draw(B, D), draw(B, K, D)
+    skip_gram_loss(centre, context, negatives).backward()
+    with torch.no_grad():
+        too_low = torch.sigmoid((context * centre).sum(-1)) - 1  # (B,), below 0: the true pair deserves more
+        too_high = torch.sigmoid(torch.einsum("bkd,bd->bk", negatives, centre))  # (B, K)
+        by_centre = (too_low[:, None] * context + torch.einsum("bk,bkd->bd", too_high, negatives)) / B
+        torch.testing.assert_close(centre.grad, by_centre, **EXACT)
+        torch.testing.assert_close(context.grad, too_low[:, None] * centre / B, **EXACT)
+        torch.testing.assert_close(negatives.grad, too_high[..., None] * centre[:, None] / B, **EXACT)
+
+
+def test_cbow_gradient_is_the_one_written_by_hand() -> None:
+    window, target, negatives = draw(B, W, D), draw(B, D), draw(B, K, D)
+    mask = torch.tensor([[True] * 4, [True, False, True, False], [False, True, False, False]])
+    cbow_loss(window, mask, target, negatives).backward()
+    with torch.no_grad():
+        n = mask.sum(1)
+        mean = torch.stack([window[b][mask[b]].mean(0) for b in range(B)])  # (B, D)
+        too_low = torch.sigmoid((target * mean).sum(-1)) - 1
+        too_high = torch.sigmoid(torch.einsum("bkd,bd->bk", negatives, mean))
+        by_mean = (too_low[:, None] * target + torch.einsum("bk,bkd->bd", too_high, negatives)) / B
+        # Each word of the window is one n-th of the mean; what is no word gets nothing.
+        by_window = mask[..., None] * (by_mean / n[:, None])[:, None]
+        torch.testing.assert_close(window.grad, by_window, **EXACT)
+        torch.testing.assert_close(target.grad, too_low[:, None] * mean / B, **EXACT)
+        torch.testing.assert_close(negatives.grad, too_high[..., None] * mean[:, None] / B, **EXACT)
+
+
+def test_cbow_of_one_word_is_skip_gram() -> None:
+    window, target, negatives = draw(B, 1, D), draw(B, D), draw(B, K, D)
+    whole = torch.ones(B, 1, dtype=torch.bool)
+    assert torch.equal(cbow_loss(window, whole, target, negatives), skip_gram_loss(window[:, 0], target, negatives))
+
+
+def test_keep_probability_falls_with_frequency_and_noise_flattens_it() -> None:
+    counts = torch.tensor([10_000.0, 400.0, 25.0, 1.0], dtype=torch.float64)
+    keep = keep_probability(counts, threshold=1e-3)
+    share = 10_000 / 10_426
+    assert float(keep[0]) == pytest.approx(math.sqrt(1e-3 / share) + 1e-3 / share, abs=1e-12)
+    assert keep.tolist() == sorted(keep.tolist()) and float(keep[3]) == 1.0
+    noise = noise_probability(counts)
+    assert float(noise.sum()) == pytest.approx(1.0, abs=1e-12)
+    assert float(noise[0] / noise[3]) == pytest.approx(1000.0, rel=1e-9)
+
+
+def test_gensim_keeps_and_draws_as_written_here() -> None:
+    models = pytest.importorskip("gensim.models", reason="pip install 'dragoman[vectors]'", exc_type=ImportError)
+    frequencies = Counter({"the": 9000, "of": 700, "sea": 30, "rare": 2})
+    model = models.Word2Vec(min_count=1, sample=1e-3, negative=5, vector_size=6)
+    model.build_vocab_from_freq(frequencies, corpus_count=1)
+    counts = torch.tensor([frequencies[word] for word in model.wv.index_to_key], dtype=torch.float64)
+    kept = torch.tensor([model.wv.get_vecattr(word, "sample_int") / 2**32 for word in model.wv.index_to_key])
+    torch.testing.assert_close(kept.double(), keep_probability(counts), rtol=1e-5, atol=0)
+    drawn = torch.tensor(model.cum_table.tolist(), dtype=torch.float64) / float(model.cum_table[-1])
+    torch.testing.assert_close(drawn, noise_probability(counts).cumsum(0), rtol=0, atol=1e-6)
+
+
+SEA = ["ship", "sail", "wave", "harbour", "fish", "storm"]
+FARM = ["cow", "barn", "wheat", "plough", "hay", "field", "horse"]
+
+
+def topics(sentences: int) -> list[list[int]]:
+    """Sentences of six words, each of one topic; 0 ... 5 are of the sea, 6 ... 12 of the farm."""
+    return [
+        (torch.randint(0, len(SEA), (6,)) if i % 2 else torch.randint(len(SEA), len(SEA + FARM), (6,))).tolist()
+        for i in range(sentences)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["skipgram", "cbow"])
+def test_a_tiny_training_places_two_topics_apart(kind: str) -> None:
+    words = SEA + FARM
+    sentences = torch.tensor(topics(120))  # (B, 6)
+    v, u = (torch.randn(len(words), D).div_(D).requires_grad_() for _ in range(2))
+    optimizer = torch.optim.Adam([v, u], lr=0.05)
+    noise = noise_probability(torch.bincount(sentences.flatten(), minlength=len(words)).double())
+    for _ in range(60):
+        middle = int(torch.randint(0, 6, ()))
+        others = torch.tensor([i for i in range(6) if i != middle])
+        target, window = sentences[:, middle], sentences[:, others]  # (B,), (B, 5)
+        if kind == "skipgram":
+            centre, context = v[target].repeat_interleave(5, dim=0), u[window.flatten()]
+            drawn = u[torch.multinomial(noise, len(centre) * K, replacement=True).view(-1, K)]
+            loss = skip_gram_loss(centre, context, drawn)
+        else:
+            drawn = u[torch.multinomial(noise, len(target) * K, replacement=True).view(-1, K)]
+            loss = cbow_loss(v[window], torch.ones_like(window, dtype=torch.bool), u[target], drawn)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    unit = F.normalize(v.detach(), dim=-1)
+    likeness = unit @ unit.T
+    inside = torch.cat([likeness[:6, :6].flatten(), likeness[6:, 6:].flatten()])
+    assert float(inside.min()) > float(likeness[:6, 6:].max())
+    vectors = WordVectors(words, v.detach().numpy())
+    assert {near.word for near in vectors.neighbours("ship", 5)} == set(SEA) - {"ship"}

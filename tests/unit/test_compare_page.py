@@ -1,0 +1,229 @@
+"""The comparison's page and its tables: nothing from outside, the numbers of the logs, and all of it drawn."""
+
+from __future__ import annotations
+
+import dataclasses
+import html.parser
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from dragoman.compare import Comparison, Group, compare
+from dragoman.compare_columns import columns
+from dragoman.compare_page import MOST_POINTS, print_comparison, write_comparison
+from dragoman.compare_scores import DecodedScores, Interval, LengthScore, Material
+from dragoman.errors import DragomanError
+from fabricated_run import fabricate, learning, training_row
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+HOSTILE = "</script><script>alert(1)<b>%%data%%"
+
+
+@pytest.fixture
+def comparison(tmp_path: Path) -> Comparison:
+    """lstm with two seeds, and a wider one, with a test set of 9 lines that nobody translated."""
+    overrides = (("train.seed=1",), ("train.seed=2",), ("model.d_ff=28",))
+    for i, (name, some) in enumerate(zip(("lstm-1", "lstm-2", "wide"), overrides, strict=True)):
+        bleu = 30.0 + 2 * i
+        rows = learning(bleu, loss=2.0 - i / 4)
+        fabricate(tmp_path / "runs" / name, rows, {"valid_loss": 2.0 - i / 4, "perplexity": 7.5, "bleu": bleu}, *some)
+    found = compare([tmp_path / "runs"])
+    groups = tuple(
+        dataclasses.replace(g, runs=tuple(dataclasses.replace(r, test=decoded(i)) for i, r in enumerate(g.runs)))
+        for g in found.groups
+    )
+    material = Material(("x",) * 9, ("y",) * 9, "words", (1,) * 9, (5,))
+    return dataclasses.replace(found, groups=groups, test=material, samples=200)
+
+
+def decoded(better: int) -> DecodedScores:
+    bleu, chrf = Interval(33.25 + better, 1.5), Interval(55.5 + better, 0.75)
+    rows = (LengthScore(1, 5, 4, Interval(40.0 + better, 3.0)), LengthScore(6, None, 5, Interval(25.0, 4.0)))
+    return DecodedScores(bleu, chrf, "nrefs:1|bs:200", "nrefs:1|nc:6", rows)
+
+
+class _Page(html.parser.HTMLParser):
+    """The cells of the tables, and the text of each script by its type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.scripts: dict[str, str] = {}
+        self._script: str | None = None
+        self._in_cell = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+            self._in_cell = True
+        if tag == "script":
+            self._script = dict(attrs).get("type") or "script"
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_cell = self._in_cell and tag not in ("td", "th")
+        self._script = None if tag == "script" else self._script
+
+    def handle_data(self, data: str) -> None:
+        if self._script:
+            self.scripts[self._script] = data
+        elif self._in_cell:
+            self.rows[-1][-1] += data + " "
+
+
+def read(path: Path) -> _Page:
+    page = _Page()
+    page.feed(path.read_text("utf-8"))
+    return page
+
+
+def words(cell: str) -> str:
+    return " ".join(cell.split())
+
+
+def test_the_table_holds_the_numbers_without_a_script(comparison: Comparison, tmp_path: Path) -> None:
+    page = read(write_comparison(tmp_path / "new" / "compare.html", comparison))
+    heads, lstm, wide = ([words(cell) for cell in row] for row in page.rows[:3])
+    table = {name: dict(zip(heads, row, strict=True)) for name, row in (("lstm", lstm), ("wide", wide))}
+    assert table["lstm"]["run"] == "lstm d_ff 24 seeds 1, 2" and table["wide"]["run"] == "wide d_ff 28"
+    assert table["lstm"]["valid BLEU"] == "31.00 σ1.41" and table["wide"]["valid BLEU"] == "34.00"
+    assert table["lstm"]["valid loss"] == "1.875 σ0.177" and table["wide"]["perplexity"] == "7.50"
+    assert table["lstm"]["test BLEU"] == "33.75 ±1.50 σ0.71" and table["wide"]["test BLEU"] == "33.25 ±1.50"
+    assert table["wide"]["steps"] == "12" and table["wide"]["tokens/s"] == "1,005"
+    assert (
+        table["wide"]["memory MB"] == "310" and table["wide"]["parameters"] == "39" and table["wide"]["time"] == "4 s"
+    )
+    lengths = [[words(cell) for cell in row] for row in page.rows[3:7]]
+    assert lengths[0] == ["source words", "1–5", "6+"] and lengths[1] == ["lines", "4", "5"]
+    assert lengths[2] == ["lstm", "40.5 ±3.0", "25.0 ±4.0"]
+    assert [words(cell) for cell in page.rows[-1]] == ["model.d_ff", "24", "28"]
+
+
+def test_the_best_is_marked_and_a_cost_is_not(comparison: Comparison, tmp_path: Path) -> None:
+    page = write_comparison(tmp_path / "compare.html", comparison).read_text("utf-8")
+    best = re.findall(r'<td class="number best" data-value="([\d.]+)">', page)
+    assert best == ["33.75", "56", "1.5", "34"]
+
+
+def test_the_page_asks_for_nothing_from_outside(comparison: Comparison, tmp_path: Path) -> None:
+    page = write_comparison(tmp_path / "compare.html", comparison).read_text("utf-8")
+    assert "default-src 'none'" in page and "%%" not in page
+    loads = re.findall(r"""(?:src|href)\s*=\s*["']([^"'#]*)|url\(([^)#]*)\)|@import|fetch\(|XMLHttpRequest""", page)
+    assert loads == [("data:,", ""), ("", "")]  # the empty icon, and a link inside the page
+    assert set(re.findall(r"https?://[^\s\"']+", page)) == {"http://www.w3.org/2000/svg"}
+    assert "innerHTML" not in page
+
+
+def test_no_name_can_become_structure(comparison: Comparison, tmp_path: Path) -> None:
+    first, second = comparison.groups
+    hostile = dataclasses.replace(comparison, groups=(dataclasses.replace(first, name=HOSTILE), second))
+    page = read(write_comparison(tmp_path / "compare.html", hostile))
+    assert HOSTILE in words(page.rows[1][0]) and set(page.scripts) == {"application/json", "script"}
+    assert json.loads(page.scripts["application/json"])["groups"][0]["name"] == HOSTILE
+    assert "alert(1)" not in page.scripts["script"]
+
+
+def test_curves_are_those_of_the_log_and_long_ones_are_means(comparison: Comparison, tmp_path: Path) -> None:
+    page = read(write_comparison(tmp_path / "compare.html", comparison))
+    data: dict[str, Any] = json.loads(page.scripts["application/json"])
+    assert [metric["key"] for metric in data["metrics"]] == ["valid_loss", "loss", "perplexity", "bleu"]
+    assert data["groups"][1]["runs"][0]["curves"]["bleu"] == [[6, 2, 17], [12, 3.5, 34]]
+    count = 3 * MOST_POINTS + 1
+    long = compare([fabricate(tmp_path / "long", [training_row(s, s % 4 + 1.0) for s in range(1, count + 1)])])
+    data = json.loads(read(write_comparison(tmp_path / "long.html", long)).scripts["application/json"])
+    points = data["groups"][0]["runs"][0]["curves"]["loss"]
+    assert len(points) == 151 and points[0] == [2.5, 0.625, 2.5] and points[-1][0] == count
+
+
+def test_columns_are_those_that_have_a_number(comparison: Comparison) -> None:
+    keys = [column.key for column in columns(comparison)]
+    assert keys[:3] == ["test.bleu", "test.chrf", "valid.valid_loss"] and keys[-1] == "memory_mb"
+    assert "valid.chrf" not in keys and "test.bleu_half" not in keys
+    (run,) = comparison.groups[1].runs
+    odd = Group("odd", (dataclasses.replace(run, scores={"my_score": 0.5}, test=None),), {})
+    first = columns(Comparison((odd,), ()))[0]
+    assert (first.key, first.title) == ("valid.my_score", "my score")
+
+
+def test_a_row_says_what_is_special_about_it(tmp_path: Path) -> None:
+    """Not what more than half of the groups have; and what is rare before what is not."""
+    special = {
+        "base": (),
+        "both": ("model.n_heads=4", "model.d_ff=28"),
+        "deep": ("model.encoder_layers=2",),
+        "wet": ("model.dropout=0.3",),
+        "wide": ("model.d_ff=28",),
+    }
+    for name, overrides in special.items():
+        fabricate(tmp_path / name, learning(20.0), None, *overrides)
+    page = read(write_comparison(tmp_path / "compare.html", compare([tmp_path])))
+    assert [words(row[0]) for row in page.rows[1:6]] == [
+        "base", "both n_heads 4 d_ff 28", "deep encoder_layers 2", "wet dropout 0.3", "wide d_ff 28",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [40, 200])
+def test_the_terminal_never_cuts_a_number(comparison: Comparison, width: int) -> None:
+    console = Console(width=width, record=True, highlight=False)
+    print_comparison(comparison, console)
+    text = console.export_text()
+    for number in ("31.00 σ1.41", "33.75 ±1.50 σ0.71", "1.875 σ0.177", "1,005", "model.d_ff", "40.5 ±3.0"):
+        assert number in text
+    assert "…" not in text and "9 test lines, 200 resamples" in text
+
+
+def test_a_write_that_fails_leaves_the_old_page(
+    comparison: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "out" / "compare.html"
+    write_comparison(path, comparison)
+    old = path.read_bytes()
+    monkeypatch.setattr("dragoman.page.os.fsync", full)
+    with pytest.raises(DragomanError, match=r"compare\.html: the page cannot be written \(No space left on device\)"):
+        write_comparison(path, comparison)
+    assert path.read_bytes() == old and list(path.parent.iterdir()) == [path]
+
+
+# ---------------------------------------------------------------------------------------------------- in a real browser
+
+
+def drawn(path: Path, folder: Path) -> str:
+    """The page's elements after its scripts have run, without the scripts."""
+    if BROWSER is None:
+        pytest.skip("no chromium on this machine to open the page with")
+    command = [
+        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000",
+        f"--user-data-dir={folder}", "--dump-dom", path.as_uri(),
+    ]  # fmt: skip
+    dom = subprocess.run(command, capture_output=True, check=True, timeout=60).stdout.decode("utf-8")
+    return re.sub(r"<script.*?</script>|<style.*?</style>|<noscript.*?</noscript>", "", dom, flags=re.DOTALL)
+
+
+def test_every_part_is_drawn(comparison: Comparison, tmp_path: Path) -> None:
+    page = drawn(write_comparison(tmp_path / "compare.html", comparison), tmp_path / "browser")
+    assert 'class="problem"' not in page and "NaN" not in page and "undefined" not in page
+    # Two panels over two axes: the mean and two seeds of one group, the one run of the other; and two lines by length.
+    assert len(re.findall(r'<path class="curve thin" d="M[\d.]+ [\d.]+L', page)) == 2 * 2 * 2
+    assert len(re.findall(r'<path class="curve" d="M[\d.]+ [\d.]+L', page)) == 2 * 2 * 2 + 2
+    assert page.count(">validation loss over steps<") == page.count(">BLEU over time<") == 1
+    assert len(re.findall(r'<line class="whisker" ', page)) == 2 * 2 * 3
+    assert ">33.75<" in page and ">5 lines<" in page
+    assert page.count('aria-pressed="true" data-group=') == 2
+    assert page.count('<button type="button" title="Sort">') == 10
+
+
+def test_a_run_that_only_began_is_drawn_too(tmp_path: Path) -> None:
+    young = compare([fabricate(tmp_path / "young", [training_row(3, 6.5)])])
+    page = drawn(write_comparison(tmp_path / "compare.html", young), tmp_path / "browser")
+    assert 'class="problem"' not in page and "NaN" not in page
+    assert "training loss over time" in page and "it is one configuration" in page

@@ -1,0 +1,67 @@
+"""The recipes for comparing: the sizes they state are true, the history is of equal size, each varies what it says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from dragoman.compare import flatten
+from dragoman.config import load_config
+from dragoman.models.build import build_model
+
+ROOT = Path(__file__).parents[2] / "recipes"
+RECIPES = sorted(ROOT.glob("*/*.toml"))
+FOLDERS = ("history", "positions", "table3")
+
+
+def parameters(path: Path) -> int:
+    config = load_config(path)
+    vocabulary = config.tokenizer.vocab_size
+    with torch.device("meta"):
+        return build_model(config.model, vocabulary, vocabulary, shared=config.tokenizer.shared).parameter_count()
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: f"{p.parent.name}/{p.stem}")
+def test_the_stated_size_is_the_size(path: Path) -> None:
+    comment = path.read_text(encoding="utf-8").partition("\n\n")[0]
+    stated = re.findall(r"\d{1,3}(?:,\d{3})+", comment)[-1]
+    assert parameters(path) == int(stated.replace(",", ""))
+
+
+def test_the_history_is_of_equal_size_and_budget() -> None:
+    sizes = {path.stem: parameters(path) for path in (ROOT / "history").glob("*.toml")}
+    assert len(sizes) == 7
+    assert max(sizes.values()) < 1.025 * min(sizes.values())
+    assert {str(load_config(path).train.budget) for path in (ROOT / "history").glob("*.toml")} == {"10 min"}
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_data_and_vocabulary_are_the_same(folder: str) -> None:
+    configs = [load_config(path) for path in (ROOT / folder).glob("*.toml")]
+    assert len({(config.data.model_dump_json(), config.tokenizer.model_dump_json()) for config in configs}) == 1
+
+
+def test_positions_differ_in_nothing_else() -> None:
+    configs = [flatten(load_config(path).model_dump(mode="json")) for path in (ROOT / "positions").glob("*.toml")]
+    assert len({config["model.position.kind"] for config in configs}) == len(configs) == 8
+    rest = [{k: v for k, v in config.items() if not k.startswith("model.position.")} for config in configs]
+    assert all(one == rest[0] for one in rest)
+
+
+def test_a_row_of_table_3_varies_one_thing() -> None:
+    flat = {p.stem: flatten(load_config(p).model_dump(mode="json")) for p in (ROOT / "table3").glob("*.toml")}
+    base = flat.pop("base")
+    for name, config in flat.items():
+        keys = {key for key in base.keys() | config.keys() if base.get(key) != config.get(key)}
+        things = {"layers" if key.endswith("_layers") else re.sub(r"\.(kind|max_len)$", "", key) for key in keys}
+        assert len(things) == 1, (name, keys)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_readme_names_every_recipe(folder: str) -> None:
+    text = (ROOT / folder / "README.md").read_text(encoding="utf-8")
+    for path in (ROOT / folder).glob("*.toml"):
+        assert f"`{path.name}`" in text or f"`{path.stem[0]}-*.toml`" in text, path.name

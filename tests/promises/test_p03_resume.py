@@ -242,7 +242,7 @@ def test_changed_data_is_refused(data: Path, tmp_path: Path) -> None:
     pairs = digit_pairs(190, seed=8)
     write_lines(data / "train.src", [s for s, _ in pairs])
     write_lines(data / "train.tgt", [t for _, t in pairs])
-    with pytest.raises(TrainingError, match="training text changed since this run began"):
+    with pytest.raises(TrainingError, match="training data changed since this run began"):
         train(small_config(data, "train.budget=12 steps"), tmp_path / "run")
     assert weights(tmp_path / "run") == kept
 

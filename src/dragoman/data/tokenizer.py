@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import sentencepiece as spm
 
@@ -137,7 +138,11 @@ def _train(config: TokenizerConfig, lines: Iterator[str], whole: bool = False) -
 
     model = io.BytesIO()
     letters = config.kind == "char"
-    exact = {"user_defined_symbols": ["\n"], "add_dummy_prefix": False, "remove_extra_whitespaces": False}
+    exact: dict[str, Any] = {
+        "user_defined_symbols": ["\n"],
+        "add_dummy_prefix": False,
+        "remove_extra_whitespaces": False,
+    }
     try:
         spm.SentencePieceTrainer.train(
             sentence_iterator=lines,

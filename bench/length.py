@@ -6,8 +6,14 @@ Attention: one layer (d_model 128, 4 heads), one sequence; milliseconds and peak
 forward and a backward pass.  The written-out softmax holds its weights, T by T a head; the fused kernel never does;
 linear attention has no such weights.
 
-Training: milliseconds a step for 4,096 tokens, in ever fewer and longer sequences, by stacks of equal size: three LSTM
-layers, two Transformer layers, two with linear attention.  An LSTM takes a step a position, one after the other.
+Training: milliseconds of a step on always the same 4,096 tokens, from 256 sequences of 16 to one of 4,096, on one
+thread and on all.  The stacks have equally many weights (three LSTM layers, two Transformer layers, two with linear
+attention), so that the products with weights are the same work in every row of the table; what changes is how much of
+it has to wait.  An LSTM makes T steps, one after the other, of N = 4,096 / T rows each: while N is large a step fills a
+core and nothing is lost; where it is small, most of a step is overhead, and more threads have nothing to share.  The
+Transformer waits for nothing, but its scores grow with T; linear attention has neither.  So look at how each column
+grows and at what the second thread brings, not at one row: which of two kernels is faster at one length is another
+question.
 
 Every number comes from a process of its own (Linux), so that the peaks are its own; a time is the median of the rounds
 of a second, three at least.
@@ -109,7 +115,7 @@ class Stack(nn.Module):
 
 
 def step_point(way: str, length: int) -> Point:
-    """Milliseconds of one training step on TOKENS tokens."""
+    """Milliseconds of one training step on TOKENS tokens, in sequences of this length."""
     stack: nn.Module
     if way == "LSTM":
         stack = nn.LSTM(D, D, num_layers=3, batch_first=True)
@@ -157,15 +163,23 @@ def measure_attention(up_to: int, threads: int) -> Table:
 
 
 def measure_steps(up_to: int, threads: int) -> Table:
+    """Each point has the milliseconds on all `threads`, `ms`, and on one, `one_ms`."""
     table: Table = {way: {} for way in STACKS}
-    print(f"\na training step of {TOKENS:,} tokens, in sequences of a length: milliseconds\n")
-    print(f"{'length':>7}" + "".join(f"{way:>20}" for way in STACKS))
+    print(f"\na training step of {TOKENS:,} tokens: milliseconds on 1 thread / on {threads} (times as fast)\n")
+    print(f"{'length':>7}{'rows':>6}" + "".join(f"{way:>26}" for way in STACKS))
     for length in (n for n in STEP_LENGTHS if n <= up_to):
-        row = [elsewhere("step", way, length, threads) for way in STACKS]
-        for way, point in zip(STACKS, row, strict=True):
-            table[way][length] = point
-        print(f"{length:7}" + "".join(f"{point['ms']:20.1f}" for point in row), flush=True)
-    print("parameters: " + ", ".join(f"{way} {next(iter(table[way].values()))['parameters']:,.0f}" for way in STACKS))
+        cells = []
+        for way in STACKS:
+            one = elsewhere("step", way, length, 1)
+            point = one if threads == 1 else elsewhere("step", way, length, threads)
+            table[way][length] = point | {"one_ms": one["ms"]}
+            cells.append(f"{one['ms']:.1f} / {point['ms']:.1f} ({one['ms'] / point['ms']:.2f})")
+        print(f"{length:7}{TOKENS // length:6}" + "".join(f"{cell:>26}" for cell in cells), flush=True)
+    print(f"\ntimes as long at the greatest length as at the least, on 1 thread / on {threads}; weights")
+    for way, row in table.items():
+        least, greatest = row[min(row)], row[max(row)]
+        growth = " / ".join(f"{greatest[key] / least[key]:.1f}" for key in ("one_ms", "ms"))
+        print(f"{way:20}{growth:>16}{least['parameters']:12,.0f}")
     return table
 
 
@@ -222,7 +236,7 @@ def picture(attention: Table, steps: Table) -> str:
     panels = [
         ("Attention, forward and backward", "milliseconds", curves(attention, "both_ms")),
         ("Attention, peak memory", "MiB", curves(attention, "both_mib")),
-        (f"Training step of {TOKENS:,} tokens", "milliseconds", curves(steps, "ms")),
+        (f"Training step of {TOKENS:,} tokens in all", "milliseconds", curves(steps, "ms")),
     ]
     body: list[str] = []
     for number, (title, unit, lines) in enumerate(panels):

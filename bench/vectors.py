@@ -1,8 +1,9 @@
-"""Word vectors on all the English text of the shared data, both kinds: neighbours, analogies, people's scores.
+"""Word vectors on English text of many kinds, both ways of training: neighbours, analogies, people's scores.
 
-    python bench/vectors.py [DATA] [--out FOLDER] [--kind skipgram]     DATA: default $DRAGOMAN_DATA or ../shared/data
+    python bench/vectors.py [DATA] [--out FOLDER] [--kind skipgram]     DATA: default $DRAGOMAN_DATA or data
 
-Settings are word2vec's own, none is tuned.  With --out the vectors and a picture of each kind are kept.
+The text is whatever of SOURCES lies in DATA.  Settings are word2vec's own, none is tuned.  With --out the vectors and a
+picture of each kind are kept.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def show(vectors: WordVectors, root: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    default = os.environ.get("DRAGOMAN_DATA", Path(__file__).resolve().parents[1] / ".." / "shared" / "data")
+    default = os.environ.get("DRAGOMAN_DATA", "data")
     parser.add_argument("data", nargs="?", type=Path, default=Path(default))
     parser.add_argument("--out", type=Path)
     parser.add_argument("--kind", choices=get_args(Kind), action="append")

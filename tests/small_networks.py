@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.models.seq2seq import Network
-from dragoman.train.loss import TokenLoss
+from dragoman.training.loss import TokenLoss
 
 D, H = 12, 2
 EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.config import Config, parse_config
-from dragoman.train.runlog import Reporter
+from dragoman.training.runlog import Reporter
 
 SOURCE_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 TARGET_WORDS = ("nul", "un", "deux", "trois", "quatre", "cinq", "sies", "sept", "huit", "neuf")
@@ -96,7 +96,7 @@ def train_in_child(data: Path, overrides: tuple[str, ...], run: Path) -> None:
     """The body of a process that trains `run`, or goes on with it; killed from outside."""
     import torch
 
-    from dragoman.train.trainer import train
+    from dragoman.training.trainer import train
 
     torch.set_num_threads(1)
     train(small_config(data, *overrides), run)

@@ -11,21 +11,29 @@ if TYPE_CHECKING:
     from dragoman.config import load_config as load_config
     from dragoman.evaluate import evaluate_texts as evaluate_texts
     from dragoman.inside.record import record as record
+    from dragoman.label import Labeller as Labeller
     from dragoman.models.build import build_model as build_model
-    from dragoman.train.trainer import train as train
+    from dragoman.parse import Parser as Parser
+    from dragoman.text_generator import TextGenerator as TextGenerator
+    from dragoman.training.trainer import train as train
     from dragoman.translate import Translation as Translation
     from dragoman.translate import Translator as Translator
+    from dragoman.vectors import WordVectors as WordVectors
 
 # Names are looked up when they are used: importing dragoman costs no import of torch.
 _HOMES = {
     "Config": "dragoman.config",
+    "Labeller": "dragoman.label",
+    "Parser": "dragoman.parse",
+    "TextGenerator": "dragoman.text_generator",
     "Translation": "dragoman.translate",
     "Translator": "dragoman.translate",
+    "WordVectors": "dragoman.vectors",
     "build_model": "dragoman.models.build",
     "evaluate_texts": "dragoman.evaluate",
     "load_config": "dragoman.config",
     "record": "dragoman.inside.record",
-    "train": "dragoman.train.trainer",
+    "train": "dragoman.training.trainer",
 }
 __all__ = ["__version__", *sorted(_HOMES)]
 

@@ -20,8 +20,8 @@ from dragoman.data.corpus import CorpusSpec, read_pairs
 from dragoman.data.tokenizer import BOS
 from dragoman.inside.record import record
 from dragoman.report import AttentionPicture, DemoReport, Sample, write_report
-from dragoman.train.runlog import Reporter, read_log
-from dragoman.train.trainer import train
+from dragoman.training.runlog import Reporter, read_log
+from dragoman.training.trainer import train
 from dragoman.translate import Translation, Translator
 
 __all__ = ["demo_config", "picture", "run_demo"]

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from dragoman.config.section import Section
+from dragoman.data.labels import LabelVocabulary
+from dragoman.data.vocabulary import Vocabulary
 from dragoman.model_folder import find_model, load_network, read_meta
 
 __all__ = ["describe", "print_description"]
@@ -29,10 +31,7 @@ def describe(path: str | Path) -> dict[str, Any]:
         "architecture": config.model.architecture,
         "sizes": ", ".join(f"{key} {value}" for key, value in sizes.items()),
         "kinds": ", ".join(f"{key} {value}" for key, value in kinds.items()),
-        "vocabulary": (
-            f"{config.tokenizer.kind}, {vocabulary.source_size:,}"
-            + (" shared" if vocabulary.shared else f" and {vocabulary.target_size:,}")
-        ),
+        "vocabulary": _vocabulary(config.tokenizer.kind, vocabulary),
         "step": meta.get("step"),
         "scores": meta.get("scores", {}),
         "format_version": meta["format_version"],
@@ -41,6 +40,15 @@ def describe(path: str | Path) -> dict[str, Any]:
         "bytes": sum(f.stat().st_size for f in folder.iterdir()),
         "files": sorted(meta["sha256"]),
     }
+
+
+def _vocabulary(kind: str, vocabulary: Vocabulary) -> str:
+    """How many tokens there are of each side, or what goes in and how many labels come out."""
+    if not isinstance(vocabulary, LabelVocabulary):
+        target = " shared" if vocabulary.shared else f" and {vocabulary.target_size:,}"
+        return f"{kind}, {vocabulary.source_size:,}{target}"
+    source = f"{kind}, {vocabulary.source_size:,}" if vocabulary.tokenizer else f"patches of {vocabulary.patch_numbers}"
+    return f"{source}; {len(vocabulary.labels):,} labels"
 
 
 def _kind(value: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dragoman.config import Config, EncoderOnlyConfig, VisionConfig
 from dragoman.data.batching import collate_source
+from dragoman.data.buckets import batches_within
 from dragoman.data.images import as_images
 from dragoman.data.labelled import text_source
 from dragoman.data.labels import LabelVocabulary
@@ -69,14 +70,11 @@ class Labeller:
 
         Raises ModelFolderError, and UsageError where the model gives no labels.
         """
-        from dragoman.model_folder import load_network  # here, so that labelling does not load the trainer
+        from dragoman.model_folder import load_network, wrong_model  # here, so that labelling does not load the trainer
 
         network, vocabulary, config = load_network(path)
         if not isinstance(vocabulary, LabelVocabulary):
-            raise UsageError(
-                f'{path}: a model that learned from data of kind "{config.data.kind}", which gives no labels; accepted '
-                "are models that learned from tagged, labelled or images"
-            )
+            raise wrong_model(path, config, "gives no labels")
         return cls(network, vocabulary, config, device)
 
     def label(self, inputs: Any, *, batch_tokens: int = 4000) -> list[Labelled]:
@@ -103,7 +101,7 @@ class Labeller:
     def _texts(self, texts: list[str], batch_tokens: int) -> list[Labelled]:
         assert isinstance(self.config.model, EncoderOnlyConfig)
         pooling, encode = self.config.model.pooling, self._tokenizer.encode_source
-        sources = [text_source(encode(text.replace("\n", " ")), pooling) for text in texts]
+        sources = [text_source(encode(text.replace("\n", " ").strip()), pooling) for text in texts]
         return [self._labelled((), probs) for probs in self._probs(sources, batch_tokens)]
 
     def _images(self, array: Any, batch_tokens: int) -> list[Labelled]:
@@ -124,7 +122,7 @@ class Labeller:
     def _probs(self, sources: list[list[int]], batch_tokens: int) -> list[Tensor]:
         """Probabilities (T, labels) of each source, T = 1 where a text has one label."""
         found: list[Tensor] = [torch.empty(0)] * len(sources)
-        for places in _batches(sources, batch_tokens):
+        for places in batches_within([len(ids) for ids in sources], batch_tokens):
             src, mask = collate_source([sources[i] for i in places])
             for place, probs in zip(places, self._run(src, mask), strict=True):
                 found[place] = probs
@@ -143,15 +141,3 @@ class Labeller:
         best, numbers = probs.max(dim=-1)
         names = tuple(self.vocabulary.label(number + 1) for number in numbers.tolist())
         return Labelled(tuple(words), names, tuple(best.tolist()))
-
-
-def _batches(sources: Sequence[Sequence[int]], budget: int) -> Iterator[list[int]]:
-    """Places of similar length; the longest of a batch times its number is within the budget, or it is alone."""
-    batch: list[int] = []
-    for place in sorted(range(len(sources)), key=lambda i: -len(sources[i])):
-        if batch and len(sources[batch[0]]) * (len(batch) + 1) > budget:
-            yield batch
-            batch = []
-        batch.append(place)
-    if batch:
-        yield batch

@@ -32,6 +32,7 @@ from dragoman.models.seq2seq import Model, Network
 
 __all__ = [
     "FORMAT_VERSION",
+    "USED_BY",
     "average_tensors",
     "build_for",
     "find_model",
@@ -50,10 +51,21 @@ __all__ = [
     "verify",
     "write_file",
     "write_folder",
+    "wrong_model",
 ]
 
 FORMAT_VERSION = 1
 POINTERS = ("best", "last", "average")
+USED_BY = {
+    "parallel": "dragoman translate",
+    "text": "dragoman generate",
+    "masked": "dragoman vectors",
+    "tagged": "dragoman label",
+    "labelled": "dragoman label",
+    "images": "dragoman.Labeller, in Python",
+    "trees": "dragoman parse",
+}
+"""Kind of data -> the command, or the class, that uses a model that learned from it."""
 
 
 # ----------------------------------------------------------------------------------------------------------- writing
@@ -304,13 +316,17 @@ def load_network(path: str | Path, device: str | torch.device = "cpu") -> tuple[
 def load_model(path: str | Path, device: str | torch.device = "cpu") -> tuple[Model, Tokenizer, Config]:
     """As `load_network`, of a model that translates.  Raises `UsageError` for any other."""
     network, vocabulary, config = load_network(path, device)
-    if not isinstance(network, Model) or not isinstance(vocabulary, Tokenizer) or config.data.kind == "text":
-        command = "generate" if config.data.kind == "text" else "label"
-        raise UsageError(
-            f"{path}: a model of architecture {config.model.architecture}, learned from data of kind "
-            f"{config.data.kind}, which does not translate; use: dragoman {command} {path}"
-        )
+    if config.data.kind != "parallel" or not isinstance(network, Model) or not isinstance(vocabulary, Tokenizer):
+        raise wrong_model(path, config, "does not translate")
     return network, vocabulary, config
+
+
+def wrong_model(path: str | Path, config: Config, lack: str) -> UsageError:
+    """The error where a model is asked for what it has not learned; lack: "does not translate"."""
+    return UsageError(
+        f'{path}: this model {lack}: it is of architecture "{config.model.architecture}" and learned from data of kind '
+        f'"{config.data.kind}"; it is used by: {USED_BY[config.data.kind]}'
+    )
 
 
 def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor], where: Path) -> None:

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from dragoman.data.batching import collate_source
+from dragoman.data.buckets import batches_within
 from dragoman.data.tokenizer import Tokenizer
-from dragoman.data.trees import Tree, delinearize
+from dragoman.data.trees import Tree, delinearize, penn_word
 from dragoman.errors import UsageError
 from dragoman.models.seq2seq import Model
 from dragoman.search.generate import generate
 from dragoman.search.settings import SearchSettings
 from dragoman.search.stepper import ModelStepper
 
-__all__ = ["Parser"]
+__all__ = ["Parse", "Parser"]
 
-_TOGETHER = 64
+_BATCH_TOKENS = 4000  # padded source tokens times beams
+
+
+class Parse(NamedTuple):
+    """The tree of a sentence; whole: the model wrote just that, while what is no tree over the words gets mended."""
+
+    tree: Tree
+    whole: bool
 
 
 class Parser:
@@ -36,7 +44,7 @@ class Parser:
         device: str | torch.device = "cpu",
     ) -> None:
         self.device = torch.device(device)
-        self.model = model.to(self.device)
+        self.model = model.to(self.device).eval()
         self.tokenizer = tokenizer
         self.settings = SearchSettings.of(search)
 
@@ -46,41 +54,36 @@ class Parser:
 
         Raises ModelFolderError, and UsageError where the model has learned something else.
         """
-        from dragoman.model_folder import load_model, read_config  # here, so that parsing does not load the trainer
+        from dragoman.model_folder import load_network, wrong_model  # here, so that parsing does not load the trainer
 
-        kind = read_config(path).data.kind
-        if kind != "trees":
-            raise UsageError(f'{path}: a model that learned from data of kind "{kind}"; a parser learns from "trees"')
-        model, tokenizer, config = load_model(path)
-        return cls(model, tokenizer, config.search, device)
+        model, vocabulary, config = load_network(path)
+        if config.data.kind != "trees" or not isinstance(model, Model) or not isinstance(vocabulary, Tokenizer):
+            raise wrong_model(path, config, "writes no trees")
+        return cls(model, vocabulary, config.search, device)
 
-    def parse(self, sentences: Iterable[str | Sequence[str]], **overrides: Any) -> list[Tree]:
+    def parse(self, sentences: Iterable[str | Sequence[str]], **overrides: Any) -> list[Parse]:
         """A tree a sentence, in order; a sentence is its words, or a text with spaces between them.
 
-        What the model writes is mended where it is no tree over the words (see `delinearize`); parts of speech it does
-        not write.  overrides: search settings by name.  Raises UsageError for a sentence without words.
+        Round brackets among the words become -LRB- and -RRB-, as in treebanks; a sentence without words has a tree
+        without parts.  What is no tree over the words is mended (see `delinearize`); parts of speech are not told.
+        overrides: search settings by name.  Raises UsageError.
         """
         if isinstance(sentences, str):
             raise UsageError(f"one text was given ({sentences[:40]!r}) where sentences are expected: give [text]")
-        words = [sentence.split() if isinstance(sentence, str) else list(sentence) for sentence in sentences]
-        if [] in words:
-            raise UsageError(f"sentence {words.index([]) + 1} has no words: leave it out")
+        split = [sentence.split() if isinstance(sentence, str) else sentence for sentence in sentences]
+        words = [[penn_word(word) for word in own] for own in split]
         rows = self.linearized(words, **overrides)
-        return [delinearize(row, own)[0] for row, own in zip(rows, words, strict=True)]
+        return [Parse(*delinearize(row, own)) for row, own in zip(rows, words, strict=True)]
 
     def linearized(self, sentences: Sequence[Sequence[str]], **overrides: Any) -> list[str]:
         """What the model writes for each sentence, given as its words."""
         settings = SearchSettings.of(self.settings, **overrides)
         sources = [self.tokenizer.encode_source(" ".join(words)) for words in sentences]
-        order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
         rows = [""] * len(sources)
-        stepper, training = ModelStepper(self.model), self.model.training
-        self.model.eval()
-        for begin in range(0, len(order), _TOGETHER):
-            places = order[begin : begin + _TOGETHER]
+        stepper = ModelStepper(self.model)
+        for places in batches_within([len(ids) * settings.beam for ids in sources], _BATCH_TOKENS):
             src, mask = collate_source([sources[i] for i in places])
             mask = None if mask is None else mask.to(self.device)
             for place, found in zip(places, generate(stepper, src.to(self.device), mask, settings), strict=True):
                 rows[place] = self.tokenizer.decode_target(found[0].tokens)
-        self.model.train(training)
         return rows

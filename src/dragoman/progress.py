@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from dragoman.train.runlog import Reporter
+from dragoman.training.runlog import Reporter
 
 __all__ = ["RichReporter", "console"]
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dragoman.data.lines import has_half_pair
 from dragoman.data.tokenizer import BOS, Tokenizer
 from dragoman.errors import UsageError
 from dragoman.models.decoder_only import DecoderOnly
@@ -42,7 +43,10 @@ class Continuation:
 
 @dataclass(frozen=True)
 class Surprise:
-    """How probable a text is: sum of natural log-probabilities over `tokens` tokens, and its `characters`."""
+    """How probable a text is: sum of natural log-probabilities over `tokens` tokens, and its `characters`.
+
+    Where texts have an end, it counts as a token and, as the line end that it stands for, as a character.
+    """
 
     log_prob: float
     tokens: int
@@ -80,14 +84,11 @@ class TextGenerator:
 
         Raises ModelFolderError, and UsageError where it is another kind of model.
         """
-        from dragoman.model_folder import load_network
+        from dragoman.model_folder import load_network, wrong_model
 
         model, vocabulary, config = load_network(path)
         if not isinstance(model, DecoderOnly) or not isinstance(vocabulary, Tokenizer):
-            raise UsageError(
-                f"{path}: a model of architecture {config.model.architecture}, not a language model (decoder_only); a "
-                "translation has a source: give --source"
-            )
+            raise wrong_model(path, config, "is no language model")
         ends = config.data.kind == "text" and config.data.form != "stream"
         return cls(model, vocabulary, config.data.max_tokens, ends, device)
 
@@ -99,15 +100,22 @@ class TextGenerator:
         """
         if isinstance(prompts, str):
             raise UsageError(f"one prompt was given ({prompts[:40]!r}) where prompts are expected: put it in a list")
-        asked = SearchSettings.of(SearchSettings(sample=True, beam=1), **{"max_extra": max_tokens, **settings})
+        for number, prompt in enumerate(prompts, start=1):
+            if has_half_pair(prompt):
+                raise UsageError(f"prompt {number} holds what is no character; give it in UTF-8")
+        if max_tokens < 1:
+            raise UsageError(f"max_tokens = {max_tokens}: must be at least 1")
+        # The search counts the end of a text too.
+        asked = SearchSettings.of(SearchSettings(sample=True, beam=1), **{"max_extra": max_tokens + 1, **settings})
         stepper = ModelStepper(self.model)
         found: list[Continuation] = []
         for begin in range(0, len(prompts), _PROMPTS_AT_ONCE):
             some = prompts[begin : begin + _PROMPTS_AT_ONCE]
             prefixes = [self.tokenizer.encode_target(prompt)[:-1] for prompt in some]
             nothing = torch.zeros(len(some), 0, dtype=torch.long, device=self.device)
-            for prompt, (first, *_) in zip(some, generate(stepper, nothing, None, asked, prefixes), strict=True):
-                text = self.tokenizer.decode_target(first.tokens)
+            searched = generate(stepper, nothing, None, asked, prefixes)
+            for prompt, prefix, (first, *_) in zip(some, prefixes, searched, strict=True):
+                text = prompt + self.tokenizer.decode_target(first.tokens[len(prefix) :])
                 found.append(Continuation(prompt, text, first.log_prob, not first.truncated))
         return found
 
@@ -118,7 +126,7 @@ class TextGenerator:
             ids = ids[:-1]
         with torch.no_grad():
             log_prob = sum(float(self._log_probs(block).sum()) for block in _blocks(ids, self.max_tokens))
-        return Surprise(log_prob, len(ids), len(text))
+        return Surprise(log_prob, len(ids), len(text) + self.ends)
 
     def _log_probs(self, ids: list[int]) -> Tensor:
         """(T,) natural log-probabilities of ids, each given those before it."""

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dragoman.data.buckets import batches_within
 from dragoman.data.segment import join_parts, split_text
 from dragoman.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from dragoman.errors import UsageError
@@ -165,7 +166,7 @@ class Translator:
         ]
         scores: list[Score | None] = [None] * len(pairs)
         with _evaluating(self.model), torch.no_grad():
-            for batch in _batches([len(src) + len(tgt) for src, tgt in pairs], batch_tokens):
+            for batch in batches_within([len(src) + len(tgt) for src, tgt in pairs], batch_tokens):
                 for place, score in zip(batch, self._score_batch([pairs[i] for i in batch]), strict=True):
                     scores[place] = score
         return [score for score in scores if score is not None]
@@ -194,7 +195,7 @@ class Translator:
     def _search(self, parts: Sequence[_Part], settings: SearchSettings, batch_tokens: int) -> None:
         width = settings.nbest if settings.sample else settings.beam
         stepper = ModelStepper(self.model)
-        for batch in _batches([len(part.ids) * width for part in parts], batch_tokens):
+        for batch in batches_within([len(part.ids) * width for part in parts], batch_tokens):
             some = [parts[place] for place in batch]
             src, mask = _pad([part.ids for part in some], self.device)
             prefix = [part.prefix for part in some] if any(part.prefix for part in some) else None
@@ -299,21 +300,6 @@ def _windows(pairs: Iterator[tuple[str, str]], size: int) -> Iterator[list[tuple
             window, characters = [], 0
     if window:
         yield window
-
-
-def _batches(sizes: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Places of similar size, the largest first; the largest size of a batch times its number is within the budget.
-
-    One that is larger than the budget is alone.
-    """
-    batch: list[int] = []
-    for place in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        if batch and sizes[batch[0]] * (len(batch) + 1) > budget:
-            yield batch
-            batch = []
-        batch.append(place)
-    if batch:
-        yield batch
 
 
 def _pad(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:

@@ -25,7 +25,7 @@ def main() -> None:
     import sentencepiece as spm
 
     from dragoman.model_folder import FORMAT_VERSION, load_model, save_model, unique_tensors
-    from dragoman.train.trainer import train
+    from dragoman.training.trainer import train
     from dragoman.translate import Translator
     from small_run import small_config, write_corpus
 

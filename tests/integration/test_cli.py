@@ -26,7 +26,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[byt
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`tiny.toml`, `data/` and the run `runs/tiny` of 60 steps, with a test set."""
     from dragoman.config import load_config
-    from dragoman.train.trainer import train
+    from dragoman.training.trainer import train
 
     folder = tmp_path_factory.mktemp("cli")
     write_corpus(folder / "data")
@@ -91,8 +91,9 @@ def test_score_and_evaluate(cli: Cli, place: Path) -> None:
 
 
 def test_average_and_info(cli: Cli, place: Path) -> None:
-    code, out, _ = cli("average", place / "runs" / "tiny", "--last", "2")
-    assert code == 0 and out.decode().strip() == str(place / "runs" / "tiny" / "checkpoints" / "average-last2")
+    code, out, err = cli("average", place / "runs" / "tiny", "--last", "2")
+    assert code == 0 and "it is used by: dragoman translate" in err
+    assert out.decode().strip() == str(place / "runs" / "tiny" / "checkpoints" / "average-last2")
     code, out, _ = cli("info", place / "runs" / "tiny", "--json")
     assert code == 0 and isinstance(json.loads(out), dict)
     code, out, _ = cli("info", place / "runs" / "tiny")
@@ -113,6 +114,8 @@ def test_average_and_info(cli: Cli, place: Path) -> None:
         (["translate", "MODEL", "--output", "nowhere/out.txt"], 2, "nowhere/out.txt: cannot be written"),
         (["translate", "MODEL", "--device", "warp"], 2, "warp"),
         (["score", "MODEL", "--source", "nowhere.a", "--target", "nowhere.b"], 1, "nowhere.a"),
+        (["score", "MODEL", "--target", "nowhere.b"], 2, "a translation has a source: give --source"),
+        (["parse", "MODEL"], 2, "writes no trees"),
         (["average", "MODEL", "--last", "77"], 2, "cannot average the last 77"),
         (["info", "nowhere"], 1, "no such folder"),
         (["doctor", "nowhere.toml"], 2, "nowhere.toml"),
@@ -128,7 +131,8 @@ def test_wrong_use(cli: Cli, place: Path, args: list[str], code: int, words: str
 def test_help(cli: Cli) -> None:
     code, out, _ = cli("--help")
     assert code == 0
-    for command in ("demo", "doctor", "train", "translate", "score", "evaluate", "average", "info"):
+    commands = "demo doctor train translate score evaluate generate label parse average compare vectors info"
+    for command in commands.split():  # fmt: skip
         assert command.encode() in out
 
 

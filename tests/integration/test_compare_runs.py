@@ -13,8 +13,8 @@ import pytest
 from dragoman.compare import compare
 from dragoman.evaluate import evaluate_texts
 from dragoman.model_folder import load_model, read_meta
-from dragoman.train.runlog import read_log
-from dragoman.train.trainer import train
+from dragoman.training.runlog import read_log
+from dragoman.training.trainer import train
 from dragoman.translate import Translator
 from small_run import Cli, digit_pairs, small_config, write_corpus, write_lines
 

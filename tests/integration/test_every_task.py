@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 import torch
 
-from dragoman.config import Config, parse_config
+from dragoman.config import Config, dump_toml, parse_config
 from dragoman.data.tokenizer import BOS, EOS, PAD
-from dragoman.data.trees import read_trees
+from dragoman.data.trees import linearize, read_trees
 from dragoman.errors import ConfigError, DataError, UsageError
 from dragoman.label import Labeller
-from dragoman.model_folder import build_for, load_network
+from dragoman.model_folder import build_for, find_model, read_meta
 from dragoman.parse import Parser
 from dragoman.text_generator import TextGenerator
-from dragoman.train.task import Task
-from dragoman.train.tasks import open_task
-from dragoman.train.trainer import train
-from small_run import Listener, weights, write_lines
+from dragoman.training.task import Task
+from dragoman.training.tasks import open_task
+from dragoman.training.trainer import train
+from small_run import Cli, Listener, weights, write_lines
 
 NOUNS, VERBS = ("dog", "cat", "bird", "fish"), ("runs", "sings", "sleeps")
 
@@ -253,8 +253,29 @@ def test_the_loss_is_that_of_every_token_of_the_text(name: str, data: Path, tmp_
 
 def test_a_language_model_goes_on(data: Path, tmp_path: Path) -> None:
     train(config_of("lines", data, "train.budget=8 steps"), tmp_path / "run")
-    found = TextGenerator.load(tmp_path / "run").generate(["the ", ""], max_tokens=5)
-    assert found[0].text.startswith("the ") and len(found) == 2
+    generator = TextGenerator.load(tmp_path / "run")
+    prompts = ["the ", "", "never … seen  "]
+    found = generator.generate(prompts, max_tokens=5)
+    assert [c.text[: len(p)] for c, p in zip(found, prompts, strict=True)] == prompts
+    with pytest.raises(UsageError, match="prompt 2 holds what is no character"):
+        generator.generate(["the", "\udcff"])
+
+
+@pytest.mark.parametrize("count", [1, 7])
+def test_as_many_new_tokens_as_were_asked_for(count: int, data: Path, tmp_path: Path) -> None:
+    train(config_of("stream", data, "train.budget=40 steps", *FAST), tmp_path / "run")
+    generator = TextGenerator.load(tmp_path / "run")
+    (found,) = generator.generate(["the "], max_tokens=count, sample=False, min_length=4 + count)
+    assert len(found.text) == 4 + count
+
+
+def test_the_surprise_of_lines_is_that_of_validation(data: Path, runs: Path) -> None:
+    generator = TextGenerator.load(runs / "lines" / "last")
+    lines = [line for line in (data / "valid.txt").read_text(encoding="utf-8").split("\n") if line]
+    found = [generator.surprise(line) for line in lines]
+    bits = -sum(s.log_prob for s in found) / math.log(2) / sum(s.characters for s in found)
+    scores = read_meta(find_model(runs / "lines" / "last"))["scores"]
+    assert bits == pytest.approx(scores["bits_per_character"], rel=1e-4)
 
 
 # ---------------------------------------------------------------------------------------------------- tags and labels
@@ -332,6 +353,14 @@ def test_images_that_do_not_fit_the_model_are_refused(data: Path, tmp_path: Path
         opened("images", data, tmp_path, f"data.valid={tmp_path / 'valid.npz'}")
 
 
+def test_images_that_are_too_few_to_keep_some_for_validation_are_refused(data: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "two.npz", images=np.zeros((2, 4, 4)), labels=["dark", "light"])
+    config = config_of("images", data)
+    section = config.data.model_copy(update={"train": str(tmp_path / "two.npz"), "valid": None})
+    with pytest.raises(DataError, match=r"two\.npz: 2 images are too few to keep a fifth; give data\.valid"):
+        open_task(config.model_copy(update={"data": section}), tmp_path, lambda _: None)
+
+
 @pytest.mark.parametrize(("name", "account"), [("tagged", "sentences"), ("first", "texts")])
 def test_what_is_too_long_is_counted(name: str, account: str, data: Path, tmp_path: Path) -> None:
     said: list[str] = []
@@ -354,24 +383,115 @@ def test_a_parser_writes_a_tree_for_every_sentence(data: Path, tmp_path: Path) -
     parser = Parser.load(tmp_path / "run")
     gold = list(read_trees(data / "valid.ptb"))
     found = parser.parse([tree.words() for tree in gold], beam=1)
-    assert [tree.words() for tree in found] == [tree.words() for tree in gold]
+    assert [parse.tree.words() for parse in found] == [tree.words() for tree in gold]
     assert result.scores["f1"] > 60, result.scores
-    assert parser.parse(["the dog runs ."], beam=2)[0].words() == ["the", "dog", "runs", "."]
-    with pytest.raises(UsageError, match="sentence 2 has no words"):
-        parser.parse(["the dog", " "])
+    three = parser.parse(["the dog runs .", " ", ["(", "red", "cat)"]], beam=2)
+    rows = parser.linearized([parse.tree.words() for parse in three], beam=2)
+    assert all(linearize(parse.tree) == row for parse, row in zip(three, rows, strict=True) if parse.whole)
+    assert [parse.tree.words() for parse in three] == [["the", "dog", "runs", "."], [], ["-LRB-", "red", "cat-RRB-"]]
+
+
+def test_sentences_that_are_too_long_to_be_scored_are_told(data: Path, tmp_path: Path) -> None:
+    usual = sentences(1, 2)[0]
+    long = [usual[0], *[("red", "JJ")] * 70, *usual[-3:]]
+    write_lines(tmp_path / "valid.ptb", [brackets(usual), brackets(long)])
+    overrides = (f"data.valid={tmp_path / 'valid.ptb'}", "model.position.kind=learned", "model.position.max_len=80")
+    said: list[str] = []
+    task = open_task(config_of("trees", data, *overrides), tmp_path / "prepared", said.append)
+    score = task.validation()
+    assert "1 pairs are longer than max_tokens = 60" in said[-2] and "1 sentences are too long to be parsed" in said[-1]
+    assert score is not None and set(score(build_for(task.config, task.vocabulary))) == SCORES["trees"]
+    write_lines(tmp_path / "valid.ptb", [brackets(long)])
+    with pytest.raises(DataError, match="all 1 pairs are longer than max_tokens = 60; raise it"):
+        opened("trees", data, tmp_path, *overrides).validation()
+
+
+# ------------------------------------------------------------------------------------------------- the command line
+
+
+@pytest.fixture(scope="module")
+def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """By name, runs of two steps."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name in ("lines", "masked", "tagged", "first", "images", "trees"):
+        train(config_of(name, data, "train.budget=2 steps", "train.validate_every=2 steps"), folder / name)
+    return folder
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Cli:
+    return Cli(monkeypatch, capsysbinary)
+
+
+@pytest.mark.parametrize(("command", "name"), [("label", "tagged"), ("label", "first"), ("parse", "trees")])
+def test_lines_in_lines_out(command: str, name: str, cli: Cli, runs: Path, tmp_path: Path) -> None:
+    lines = ["the dog runs .", "", " \t", "red\u2028cat \x85", "the ( fish )\r"]
+    code, out, _ = cli(command, runs / name, stdin="\n".join(lines).encode())
+    rows = out.decode().split("\n")
+    assert code == 0 and len(rows) == len(lines) + 1 and rows[-1] == ""
+    if name == "tagged":
+        assert [len(row.split(" ")) for row in rows[:-1] if row] == [4, 2, 4] and rows[1] == rows[2] == ""
+    if name == "first":
+        assert set(rows[:-1]) <= {"plain", "red"}
+    if name == "trees":
+        (tmp_path / "out.ptb").write_bytes(out)
+        words = [tree.words() for tree in read_trees(tmp_path / "out.ptb")]
+        assert words == [["the", "dog", "runs", "."], ["red", "cat"], ["the", "-LRB-", "fish", "-RRB-"]]
+        assert rows[1] == rows[2] == ""
+
+
+def test_trees_that_had_to_be_mended_are_counted(cli: Cli, runs: Path) -> None:
+    sentence = ["the", "dog", "runs", "."]
+    whole = Parser.load(runs / "trees").parse([sentence])[0].whole
+    _, _, err = cli("parse", runs / "trees", stdin=b"the dog runs .\n\nthe dog runs .\n")
+    assert ("mended: 2" in err) == (not whole)
+
+
+@pytest.mark.parametrize("name", ["lines", "tagged", "images", "trees"])
+def test_doctor_says_what_there_is_and_what_it_takes(name: str, cli: Cli, data: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(dump_toml(config_of(name, data)), encoding="utf-8")
+    code, out, _ = cli("doctor", tmp_path / "a.toml", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["healthy"] and found["account"]
+    assert any("training for 6 steps takes about" in finding["what"] for finding in found["findings"])
+
+
+def test_generate_one_text_a_prompt(cli: Cli, runs: Path) -> None:
+    code, out, _ = cli("generate", runs / "lines", "--jsonl", "--max-tokens", "3", stdin=b"the \n\nred \n")
+    assert code == 0 and [json.loads(row)["prompt"] for row in out.split(b"\n")[:-1]] == ["the ", "", "red "]
 
 
 @pytest.mark.parametrize(
-    ("name", "load", "message"),
+    ("name", "what"),
+    [("images", "patches of 4; 2 labels"), ("tagged", "bpe, 44; 5 labels"), ("lines", "bpe, 44 shared")],
+)
+def test_info_of_any_model(name: str, what: str, cli: Cli, runs: Path) -> None:
+    code, out, _ = cli("info", runs / name, "--json")
+    assert code == 0 and json.loads(out)["vocabulary"] == what
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
     [
-        ("tagged", Parser.load, 'learned from data of kind "tagged"; a parser learns from "trees"'),
-        ("stream", Labeller.load, 'learned from data of kind "text", which gives no labels'),
+        (["translate", "trees"], 'does not translate: it is of architecture "transformer" and learned from'),
+        (["translate", "trees"], '"trees"; it is used by: dragoman parse'),
+        (["translate", "lines"], '"text"; it is used by: dragoman generate'),
+        (["evaluate", "tagged", "--source", "train.txt", "--reference", "train.txt"], "it is used by: dragoman label"),
+        (["generate", "trees"], "is no language model: "),
+        (["label", "lines"], "gives no labels: "),
+        (["label", "masked"], '"masked"; it is used by: dragoman vectors'),
+        (["label", "images"], "reads no text: "),
+        (["parse", "first"], "writes no trees: "),
+        (["score", "lines", "--source", "train.txt", "--target", "train.txt"], "leave --source out"),
+        (["score", "tagged", "--target", "train.txt"], "is no language model: "),
+        (["generate", "lines", "--prompt", "a", "--input", "train.txt"], "--prompt and --input are given both"),
+        (["generate", "lines", "--prompt", "a", "--max-tokens", "0"], "max_tokens = 0: must be at least 1"),
     ],
 )
-def test_a_model_of_another_kind_is_refused(
-    name: str, load: Callable[[Path], Any], message: str, data: Path, tmp_path: Path
+def test_a_command_that_a_model_is_not_made_for(
+    args: list[str], words: str, cli: Cli, runs: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train(config_of(name, data, "train.budget=1 step", "train.validate_every=1 step"), tmp_path / "run")
-    with pytest.raises(UsageError, match=message):
-        load(tmp_path / "run")
-    assert load_network(tmp_path / "run")[2].data.kind == KINDS[name][0]["kind"]
+    monkeypatch.chdir(data)
+    command, name, *options = args
+    code, out, err = cli(command, runs / name, *options, stdin=b"the dog\n")
+    assert (code, out) == (2, b"") and words in err

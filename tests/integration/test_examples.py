@@ -114,3 +114,15 @@ def test_ci_calls_the_readme_test_command() -> None:
     (command,) = [c for c in commands if c.endswith("pytest")]
     assert command in (ROOT / ".ci" / "run").read_text(encoding="utf-8").split("\n")
     assert "pip install -c requirements.lock -e . && dragoman demo" in commands
+
+
+def test_the_pages_of_architectures_are_one_book() -> None:
+    folder = ROOT / "docs" / "architectures"
+    index = (folder / "README.md").read_text(encoding="utf-8")
+    pages = [path for path in folder.glob("*.md") if path.name != "README.md"]
+    assert len(pages) >= 10
+    for path in pages:
+        assert f"({path.name})" in index, path.name
+        heads = re.findall(r"^## (.+)$", path.read_text(encoding="utf-8"), flags=re.M)
+        parts = [head for head in heads if head != "Measured"]
+        assert parts == ["Picture", "Symbols", "Formulas", "Shapes", "What it costs", "Where it fails", "Try it"], path

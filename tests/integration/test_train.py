@@ -15,11 +15,11 @@ import torch
 from dragoman.data.batching import plan_batches, read_batch
 from dragoman.errors import ConfigError, TrainingError, UsageError
 from dragoman.model_folder import average_tensors, load_file, load_model, read_pointer, steps_in, verify
-from dragoman.train.loss import Loss
-from dragoman.train.run import average_run, open_run
-from dragoman.train.runlog import Reporter, read_log
-from dragoman.train.trainer import Trainer, train
-from dragoman.train.world import World
+from dragoman.training.loss import Loss
+from dragoman.training.run import average_run, open_run
+from dragoman.training.runlog import Reporter, read_log
+from dragoman.training.trainer import Trainer, train
+from dragoman.training.world import World
 from small_run import Listener, small_config, weights, write_corpus
 
 

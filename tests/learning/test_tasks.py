@@ -13,8 +13,8 @@ from dragoman.data.tokenizer import EOS
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
 from dragoman.search import ModelStepper, SearchSettings, generate
-from dragoman.train.loss import Loss, TokenLoss
-from dragoman.train.optim import build_optimizer, learning_rate
+from dragoman.training.loss import Loss, TokenLoss
+from dragoman.training.optim import build_optimizer, learning_rate
 
 FIRST_DIGIT = EOS + 1
 VOCABULARY = FIRST_DIGIT + 10

@@ -273,6 +273,16 @@ def test_batch_norms_statistics_are_part_of_the_state() -> None:
     assert set(BatchNorm(D).state_dict()) == {"weight", "bias", "running_mean", "running_var"}
 
 
+def test_a_batch_that_is_not_finite_leaves_the_running_statistics_alone() -> None:
+    norm = BatchNorm(D).double().train()
+    norm(torch.randn(2, 3, D, dtype=torch.float64))
+    before = {name: value.clone() for name, value in norm.state_dict().items()}
+    spoiled = torch.randn(2, 3, D, dtype=torch.float64)
+    spoiled[0, 1, 2] = torch.inf
+    assert not bool(torch.isfinite(norm(spoiled)).all())
+    assert all(torch.equal(value, before[name]) for name, value in norm.state_dict().items())
+
+
 def test_evaluated_batch_norm_depends_on_neither_batch_nor_length() -> None:
     made = decoder("full", "sinusoidal", BatchNorm)
     layer = EncoderLayer(SelfAttention(D, H), FeedForward(D, D_FF, "relu"), sublayer(BatchNorm))

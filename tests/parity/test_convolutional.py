@@ -20,7 +20,7 @@ from dragoman.models.build import build_model
 from dragoman.models.convolutional import Convolutional
 from dragoman.nn.convolution import GatedConvolution
 from dragoman.search import ModelStepper, SearchSettings, generate
-from dragoman.train.loss import TokenLoss
+from dragoman.training.loss import TokenLoss
 
 B, K, S, T, D, W, V, PLACES = 4, 3, 7, 6, 10, 5, 19, 9
 LENGTHS = [S, 3, 5, 2]

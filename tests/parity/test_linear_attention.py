@@ -129,7 +129,7 @@ def test_the_cache_gives_the_numbers_of_the_full_pass_also_after_select(kind: st
         got = attention(x[rows, begin:end], positions, torch.arange(begin, end), None, end - begin > 1, cache)
         torch.testing.assert_close(got, full[rows, begin:end], **EXACT)
         moved = torch.tensor([2, 0, 1, 2])[: rows.numel() + 1 if end == 5 else rows.numel()]
-        cache.select(moved, end)
+        cache.select(moved, moved, end)
         rows, begin = rows[moved], end
         sizes.append(cache.keys_values.nbytes)
     assert rows.numel() == N + 1 and sizes[0] * (N + 1) == sizes[-1] * N

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.data.tokenizer import PAD
-from dragoman.train.loss import TokenLoss, chunked_cross_entropy, cross_entropy
+from dragoman.training.loss import TokenLoss, chunked_cross_entropy, cross_entropy
 
 M, D, V = 23, 6, 17
 EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-12}

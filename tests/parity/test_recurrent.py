@@ -37,7 +37,7 @@ from dragoman.nn.recurrent_attention import (
 )
 from dragoman.search import ModelStepper, SearchSettings, beam, generate, length_penalty
 from dragoman.search.task import Task
-from dragoman.train.loss import Loss, TokenLoss
+from dragoman.training.loss import Loss, TokenLoss
 from toy_model import every_target, padded, teacher_forced
 
 N, T, D_IN, D = 4, 5, 3, 6

@@ -16,8 +16,8 @@ import pytest
 from dragoman import model_folder
 from dragoman.errors import ConfigError, TrainingError
 from dragoman.model_folder import load_model, read_pointer, steps_in
-from dragoman.train.runlog import Reporter, read_log
-from dragoman.train.trainer import TrainResult, train
+from dragoman.training.runlog import Reporter, read_log
+from dragoman.training.trainer import TrainResult, train
 from small_run import Listener, digit_pairs, small_config, train_in_child, weights, write_corpus, write_lines
 
 KILLS = 10  # of each of two configurations
@@ -41,7 +41,7 @@ STEPS = ("train.budget=45 steps", "train.validate_every=5 steps", "train.keep=2"
 def server() -> Any:
     """Processes that begin with everything imported, so that a kill finds them at work."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["dragoman.train.trainer", "torch.utils.tensorboard", "small_run", "pytest"])
+    context.set_forkserver_preload(["dragoman.training.trainer", "torch.utils.tensorboard", "small_run", "pytest"])
     return context
 
 

@@ -17,12 +17,12 @@ from dragoman.inside.record import record, tap_names
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
 from dragoman.nn import attention
-from dragoman.train.loss import Loss, TokenLoss
-from dragoman.train.optim import Progress
-from dragoman.train.run import Run
-from dragoman.train.runlog import Reporter
-from dragoman.train.trainer import Trainer
-from dragoman.train.world import World
+from dragoman.training.loss import Loss, TokenLoss
+from dragoman.training.optim import Progress
+from dragoman.training.run import Run
+from dragoman.training.runlog import Reporter
+from dragoman.training.trainer import Trainer
+from dragoman.training.world import World
 
 B, K, S, T, H, D, V = 4, 3, 7, 6, 2, 12, 19
 EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}

@@ -19,7 +19,7 @@ from dragoman import model_folder
 from dragoman.config import load_config
 from dragoman.errors import TrainingError
 from dragoman.model_folder import load_model, steps_in, verify
-from dragoman.train.trainer import train
+from dragoman.training.trainer import train
 from small_run import Cli, small_config, weights, write_corpus, write_lines, write_toml
 
 

@@ -30,7 +30,7 @@ from dragoman.model_folder import (
     verify,
     write_folder,
 )
-from dragoman.train.run import open_run
+from dragoman.training.run import open_run
 from small_run import small_config, write_corpus
 
 

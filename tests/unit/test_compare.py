@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.compare import Statistic, compare, flatten, short_names
+from dragoman.compare import Statistic, compare, short_names
+from dragoman.config import flatten
 from dragoman.errors import DragomanError, UsageError
 from fabricated_run import fabricate, learning, training_row, validation_row
 

@@ -15,9 +15,9 @@ import pytest
 from rich.console import Console
 
 from dragoman.compare import Comparison, Group, compare
-from dragoman.compare_columns import columns
-from dragoman.compare_page import MOST_POINTS, print_comparison, write_comparison
-from dragoman.compare_scores import DecodedScores, Interval, LengthScore, Material
+from dragoman.compare.columns import columns
+from dragoman.compare.page import MOST_POINTS, print_comparison, write_comparison
+from dragoman.compare.scores import DecodedScores, Interval, LengthScore, Material
 from dragoman.errors import DragomanError
 from fabricated_run import fabricate, learning, training_row
 

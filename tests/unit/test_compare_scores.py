@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from dragoman.compare_scores import length_bounds, read_material, score_translations
+from dragoman.compare.scores import length_bounds, read_material, score_translations
 from dragoman.errors import DataError
 from small_run import digit_pairs, write_lines
 

@@ -110,6 +110,20 @@ def test_data_and_architecture_must_fit() -> None:
         _ = parse_config({"data": {"kind": "text", "train": ["a"]}, "model": {"architecture": "decoder_only"}}).parallel
 
 
+def test_all_that_does_not_fit_is_told_at_once() -> None:
+    model = {"architecture": "encoder_only", "tie": "all", "pooling": "mean"}
+    document = {"data": {"kind": "tagged", "train": ["a"]}, "model": model, "tokenizer": {"shared": False}}
+    with pytest.raises(ConfigError) as caught:
+        parse_config(document, ["train.metric=bleu"])
+    for words in (
+        'model.pooling is "mean", and data of kind "tagged" needs "none"',
+        'model.tie = "all": the outputs of data of kind "tagged" are labels',
+        'train.metric "bleu" is not scored on data of kind "tagged"; accepted: loss, accuracy',
+        'tokenizer.shared has no effect on data of kind "tagged"',
+    ):
+        assert words in str(caught.value)
+
+
 def test_another_architecture_keeps_the_keys_that_it_has() -> None:
     model = small_config(
         ROOT, "model.architecture=lstm", "model.attention.kind=luong", "model.attention.score=dot"

@@ -32,6 +32,13 @@ def test_a_number_may_be_a_label(tmp_path: Path) -> None:
     assert [e.label for e in read_labelled(path)] == ["3"]
 
 
+def test_a_line_end_inside_is_a_space(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [r'{"text": "a\nfine\nfilm", "label": "very\ngood"}'])
+    assert [tuple(e) for e in read_labelled(path)] == [("very good", "a fine film", 1)]
+    path = write_lines(tmp_path / "a.csv", ['"very', 'good","a fine', 'film"'])
+    assert [tuple(e) for e in read_labelled(path)] == [("very good", "a fine film", 3)]
+
+
 def test_a_csv_quote_is_read_as_csv_has_it(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.csv", ['"1","He said ""no"", then left","at \\$4"'])
     assert [tuple(e) for e in read_labelled(path)] == [("1", 'He said "no", then left at \\$4', 1)]
@@ -50,6 +57,8 @@ def test_a_csv_quote_is_read_as_csv_has_it(tmp_path: Path) -> None:
         ("a.jsonl", ['{"label": "good"}'], r"line 1: .* has no text"),
         ("a.jsonl", ['{"text": "good"}'], r"line 1: .* has no label"),
         ("a.jsonl", ['["good", "fine"]'], r"line 1: .* has no text"),
+        ("a.jsonl", [r'{"label": "good", "text": "\ud83d"}'], r"line 1: the text holds half a surrogate pair"),
+        ("a.jsonl", ["[" * 100_000], r"line 1: not JSON"),
     ],
 )
 def test_a_bad_line_is_named(name: str, lines: list[str], message: str, tmp_path: Path) -> None:

@@ -33,10 +33,10 @@ def test_append_past_the_end_is_refused() -> None:
 @pytest.mark.parametrize("rows", [[5, 0, 0, 3, 2, 1], [1, 4], [3, 3, 3], list(range(ROWS))])
 def test_select_keeps_the_rows_in_their_order(rows: list[int]) -> None:
     cache, keys = filled(3)
-    cache.select(torch.tensor(rows), 3)
+    cache.select(torch.tensor(rows), torch.tensor([]), 3)
     assert torch.equal(cache.keys[:, :, :3], keys[rows])
     assert torch.equal(cache.values[:, :, :3], -keys[rows])
-    cache.select(torch.tensor([1]), 3)
+    cache.select(torch.tensor([1]), torch.tensor([]), 3)
     assert torch.equal(cache.keys[:, :, :3], keys[rows[1:2]])
 
 
@@ -48,7 +48,7 @@ def test_select_of_a_state_reaches_memory_bias_and_carry() -> None:
 
         def select(self, rows: torch.Tensor, sentences: torch.Tensor, length: int) -> None:
             self.asked = rows.tolist(), sentences.tolist(), length
-            self.cross.select(sentences)
+            self.cross.select(rows, sentences, length)
 
         def nbytes(self) -> int:
             return self.cross.nbytes()

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dragoman.config import AdamConfig, AdamWConfig, BudgetSchedule, Duration, InverseSqrtSchedule
-from dragoman.train.optim import Progress, amount, budget_fraction, build_optimizer, learning_rate
+from dragoman.training.optim import Progress, amount, budget_fraction, build_optimizer, learning_rate
 
 
 @pytest.mark.parametrize(

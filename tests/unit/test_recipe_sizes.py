@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dragoman.compare import flatten
-from dragoman.config import load_config
+from dragoman.config import flatten, load_config
 from dragoman.models.build import build_model
 
 ROOT = Path(__file__).parents[2] / "recipes"

@@ -20,7 +20,7 @@ from dragoman.nn.attention import causal_bias
 from dragoman.search import Hypothesis, ModelStepper, SearchSettings, generate, length_penalty
 from dragoman.search.beam import beam_search
 from dragoman.search.task import Task
-from dragoman.train.loss import TokenLoss
+from dragoman.training.loss import TokenLoss
 from small_networks import EXACT, SIZES, VARIANTS, D, learn, shaken
 from toy_model import every_target
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.config import TokenizerConfig
-from dragoman.data.buckets import plan_buckets
+from dragoman.data.buckets import batches_within, plan_buckets
 from dragoman.data.text_stream import TextStream, read_paragraphs, read_stream
 from dragoman.data.tokenizer import EOS, UNK, Tokenizer, learn_tokenizer
 from small_run import write_lines
@@ -77,6 +77,15 @@ def test_buckets_hold_every_example_once_within_the_budget(lengths: list[int], b
     assert all(len(b) == 1 or len(b) * widths[b].max() <= budget for b in batches)
     again = plan_buckets(widths, budget, np.random.default_rng(seed))
     assert [b.tolist() for b in batches] == [b.tolist() for b in again]
+
+
+@given(st.lists(st.integers(1, 40), max_size=60), st.integers(1, 90))
+def test_batches_hold_every_place_once_the_largest_first(sizes: list[int], budget: int) -> None:
+    batches = list(batches_within(sizes, budget))
+    places = [place for batch in batches for place in batch]
+    assert sorted(places) == list(range(len(sizes)))
+    assert [sizes[place] for place in places] == sorted(sizes, reverse=True)
+    assert all(len(b) == 1 or len(b) * sizes[b[0]] <= budget for b in batches)
 
 
 # --------------------------------------------------------------------------------------------- pieces of whole texts

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.data.trees import Tree, bracket_f1, brackets, delinearize, linearize, read_trees
+from dragoman.data.trees import Tree, bracket_f1, brackets, delinearize, linearize, penn_word, read_trees
 from dragoman.errors import DataError
 from small_run import write_lines
 
@@ -82,6 +82,7 @@ WORDS = ["John", "has", "a", "dog", "."]
         ("(S XX XX XX XX XX XX )S XX", "(ROOT (S (XX John) (XX has) (XX a) (XX dog) (XX .)))"),
         ("(S (NP )NP XX XX XX XX XX )S", "(ROOT (S (XX John) (XX has) (XX a) (XX dog) (XX .)))"),
         ("(S ( dog XX XX XX ) XX XX )S", "(ROOT (S (XX John) (XX has) (XX a) (XX dog) (XX .)))"),
+        ("(S (NP(VP XX XX XX XX )NP)VP XX )S", "(ROOT (S (XX John) (XX has) (XX a) (XX dog) (XX .)))"),
     ],
 )
 def test_what_is_no_tree_is_mended_and_told(row: str, mended: str) -> None:
@@ -89,12 +90,22 @@ def test_what_is_no_tree_is_mended_and_told(row: str, mended: str) -> None:
     assert (str(found), whole) == (mended, False)
 
 
-@given(st.lists(st.sampled_from(["(S", "(NP", ")S", ")NP", "XX", "(", ")", "x"]), max_size=25).map(" ".join))
+@given(st.lists(st.sampled_from(["(S", "(NP", ")S", ")NP", "XX", "(", ")", "(S)S", "x"]), max_size=25).map(" ".join))
 def test_whatever_the_row_every_word_is_in_the_tree_once(row: str) -> None:
     found, whole = delinearize(row, WORDS)
     assert found.words() == WORDS
     if whole:
         assert linearize(found) == row
+
+
+def test_a_tree_over_no_words() -> None:
+    found, _ = delinearize("(S XX )S", [])
+    assert found.words() == [] and found.children == () and linearize(found) == "" and not brackets(found)
+
+
+def test_round_brackets_of_a_text_are_words_as_treebanks_have_them(tmp_path: Path) -> None:
+    found, whole = delinearize("(S XX XX XX )S", [penn_word(word) for word in ("(", "a)", "b")])
+    assert whole and tree(str(found), tmp_path) == found and found.words() == ["-LRB-", "a-RRB-", "b"]
 
 
 def test_round_trip_of_the_treebank(data_root: Path) -> None:

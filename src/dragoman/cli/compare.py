@@ -24,9 +24,9 @@ def compare(
 ) -> None:
     """Runs side by side: what differs, curves, cost, scores; as tables and as a page."""
     from dragoman.compare import compare as compare_runs
-    from dragoman.compare_page import print_comparison, write_comparison
+    from dragoman.compare.page import print_comparison, write_comparison
     from dragoman.progress import RichReporter, console
-    from dragoman.train.world import World
+    from dragoman.training.world import World
 
     say = RichReporter().say
     comparison = compare_runs(runs, source, reference, device=World(device).device, say=say)

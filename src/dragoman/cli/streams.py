@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import typer
 
 from dragoman.errors import UsageError
 
-__all__ = ["Output", "lines_of"]
+__all__ = ["Output", "lines_of", "windows"]
 
 
 def lines_of(path: Path | None) -> Iterator[str]:
@@ -54,3 +55,10 @@ class Output:
             self.part.replace(self.path)
         else:
             typer.echo(f"what was done before the error is in {self.part}", err=True)
+
+
+def windows(lines: Iterable[str], size: int = 2000) -> Iterator[list[str]]:
+    """`size` lines at a time, so that results come while lines are still read."""
+    rest = iter(lines)
+    while some := list(itertools.islice(rest, size)):
+        yield some

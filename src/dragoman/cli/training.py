@@ -13,7 +13,7 @@ from dragoman.cli.options import AsJson, Model, Out, app
 
 if TYPE_CHECKING:
     from dragoman.config import Config
-    from dragoman.train.runlog import Reporter
+    from dragoman.training.runlog import Reporter
 
 __all__ = ["average", "demo", "doctor", "info", "train"]
 
@@ -40,7 +40,7 @@ def doctor(
     """Inspect data before a second is spent on training."""
     from dragoman.data.doctor import print_diagnosis
     from dragoman.progress import console
-    from dragoman.train.forecast import diagnose
+    from dragoman.training.forecast import diagnose
 
     diagnosis = diagnose(config_or_source, target)
     if as_json:
@@ -60,7 +60,7 @@ def train(
     """Train a model, or go on where the run in --out stopped."""
     from dragoman.config import load_config
     from dragoman.progress import RichReporter
-    from dragoman.train.trainer import train as train_run
+    from dragoman.training.trainer import train as train_run
 
     document = load_config(config, overrides or [])
     run = out or Path("runs") / config.stem
@@ -85,7 +85,7 @@ def _say_test_score(document: Config, run: Path, reporter: Reporter) -> None:
         return
     from dragoman.data.corpus import corpus_spec, read_pairs
     from dragoman.evaluate import evaluate_model
-    from dragoman.train.world import World
+    from dragoman.training.world import World
     from dragoman.translate import Translator
 
     pairs = list(read_pairs(corpus_spec(document, document.data.test)))
@@ -104,11 +104,13 @@ def average(
     last: Annotated[int, typer.Option(help="How many of the last checkpoints.")] = 5,
 ) -> None:
     """Average the last checkpoints of a run into one model: RUN/checkpoints/average."""
-    from dragoman.train.run import average_run
+    from dragoman.model_folder import USED_BY, read_config
+    from dragoman.training.run import average_run
 
     folder = average_run(run, last)
+    used_by = USED_BY[read_config(folder).data.kind]
     typer.echo(folder)
-    typer.echo(f"the mean of the last {last} checkpoints; use it with: dragoman translate {folder}", err=True)
+    typer.echo(f"the mean of the last {last} checkpoints; it is used by: {used_by}", err=True)
 
 
 @app.command()

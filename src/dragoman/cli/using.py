@@ -1,4 +1,4 @@
-"""Commands that use a trained model: translate, score, evaluate, generate, label."""
+"""Commands that use a trained model: translate, score, evaluate, generate, label, parse."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dragoman.cli.options import AsJson, Device, InputFile, Model, OutputFile, Source, app
-from dragoman.cli.streams import Output, lines_of
+from dragoman.cli.streams import Output, lines_of, windows
+from dragoman.errors import UsageError
 
 if TYPE_CHECKING:
     from dragoman.translate import Translator
 
-__all__ = ["evaluate", "generate", "label", "score", "translate"]
+__all__ = ["evaluate", "generate", "label", "parse", "score", "translate"]
 
 
 def _translator(model: Path, device: str) -> Translator:
-    from dragoman.train.world import World
+    from dragoman.training.world import World
     from dragoman.translate import Translator
 
     return Translator.load(model, device=World(device).device)
@@ -75,10 +76,17 @@ def score(
     device: Device = "cpu",
 ) -> None:
     """Log-probability of given pairs (or texts): a line each, sum of natural logs, number of tokens."""
+    from dragoman.model_folder import read_config
+
+    kind = read_config(model).data.kind
+    if kind == "parallel" and source is None:
+        raise UsageError(f"{model}: a translation has a source: give --source")
+    if kind == "text" and source is not None:
+        raise UsageError(f"{model}: a language model reads no source: leave --source out")
     with Output(None) as write:
         if source is None:
             from dragoman.text_generator import TextGenerator
-            from dragoman.train.world import World
+            from dragoman.training.world import World
 
             generator = TextGenerator.load(model, World(device).device)
             for surprise in map(generator.surprise, lines_of(target)):
@@ -142,14 +150,16 @@ def generate(
 ) -> None:
     """A language model goes on where prompts end: --prompt, or one a line."""
     from dragoman.text_generator import TextGenerator
-    from dragoman.train.world import World
+    from dragoman.training.world import World
 
+    if prompt and input_:
+        raise UsageError("--prompt and --input are given both; prompts come from one of them")
     generator = TextGenerator.load(model, World(device).device)
-    prompts = list(lines_of(input_)) if prompt is None else prompt
     settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     with Output(output) as write:
-        for found in generator.generate(prompts, max_tokens=max_tokens, sample=not greedy, **settings):
-            write(json.dumps(found.to_json(), ensure_ascii=False) if jsonl else found.text)
+        for prompts in windows(prompt or lines_of(input_)):
+            for found in generator.generate(prompts, max_tokens=max_tokens, sample=not greedy, **settings):
+                write(json.dumps(found.to_json(), ensure_ascii=False) if jsonl else found.text)
 
 
 @app.command()
@@ -162,9 +172,37 @@ def label(
 ) -> None:
     """Tags for words, or a class for texts: N lines in, N lines out, in order."""
     from dragoman.label import Labeller
-    from dragoman.train.world import World
+    from dragoman.model_folder import wrong_model
+    from dragoman.training.world import World
 
     labeller = Labeller.load(model, World(device).device)
+    if labeller.config.data.kind == "images":
+        raise wrong_model(model, labeller.config, "reads no text")
     with Output(output) as write:
-        for found in labeller.label(list(lines_of(input_))):
-            write(json.dumps(found.to_json(), ensure_ascii=False) if jsonl else str(found))
+        for lines in windows(lines_of(input_)):
+            for found in labeller.label(lines):
+                write(json.dumps(found.to_json(), ensure_ascii=False) if jsonl else str(found))
+
+
+@app.command()
+def parse(
+    model: Model,
+    input_: InputFile = None,
+    output: OutputFile = None,
+    beam: Annotated[int | None, typer.Option(help="Hypotheses kept a step; 1 = greedy; default: the model's.")] = None,
+    device: Device = "cpu",
+) -> None:
+    """Constituency trees in Penn brackets: N lines in (words with spaces between them), N lines out, in order."""
+    from dragoman.parse import Parser
+    from dragoman.training.world import World
+
+    parser = Parser.load(model, World(device).device)
+    given: dict[str, Any] = {} if beam is None else {"beam": beam}
+    mended = 0
+    with Output(output) as write:
+        for lines in windows(lines_of(input_)):
+            for tree, whole in parser.parse(lines, **given):
+                write(str(tree) if tree.children else "")
+                mended += bool(tree.children) and not whole
+    if mended:
+        typer.echo(f"mended: {mended} (what the model wrote was no tree over the words)", err=True)

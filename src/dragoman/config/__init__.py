@@ -21,7 +21,7 @@ from dragoman.config.data import (
     TreeData,
     resolve_path,
 )
-from dragoman.config.document import Config, dump_toml, load_config, parse_config
+from dragoman.config.document import Config, dump_toml, flatten, load_config, parse_config
 from dragoman.config.model import (
     PRESETS,
     AlibiPosition,
@@ -115,6 +115,7 @@ __all__ = [
     "TreeData",
     "VisionConfig",
     "dump_toml",
+    "flatten",
     "load_config",
     "parse_config",
     "resolve_path",

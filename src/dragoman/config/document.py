@@ -6,7 +6,7 @@ Every problem in a document is reported at once (`ConfigError`), with what would
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,20 @@ from pydantic import ValidationError, model_validator
 
 from dragoman.config.data import DataConfig, ParallelData, TokenizerConfig
 from dragoman.config.errors import describe
-from dragoman.config.model import PRESETS, ConvolutionalConfig, LearnedPosition, ModelConfig, TransformerConfig
+from dragoman.config.model import (
+    PRESETS,
+    ConvolutionalConfig,
+    EncoderOnlyConfig,
+    LearnedPosition,
+    ModelConfig,
+    TransformerConfig,
+)
 from dragoman.config.overrides import apply_overrides
 from dragoman.config.section import Section
 from dragoman.config.train import SearchConfig, TrainConfig
 from dragoman.errors import ConfigError, UsageError, nearest
 
-__all__ = ["Config", "dump_toml", "load_config", "parse_config"]
+__all__ = ["Config", "dump_toml", "flatten", "load_config", "parse_config"]
 
 _TRANSLATORS = ("transformer", "rnn", "gru", "lstm", "convolutional")
 _LEARN = {
@@ -66,33 +73,52 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _fit(self) -> Config:
-        architectures = _LEARN[self.data.kind]
-        if self.model.architecture not in architectures:
-            raise ValueError(
-                f'model.architecture "{self.model.architecture}" does not learn from data of kind "{self.data.kind}"; '
-                f"accepted: {', '.join(architectures)}"
+        problems = [*self._model_problems(), *self._other_problems()]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def _model_problems(self) -> list[str]:
+        """What [model] has that does not go with [data]."""
+        kind, model = self.data.kind, self.model
+        problems: list[str] = []
+        if model.architecture not in _LEARN[kind]:
+            return [
+                f'model.architecture "{model.architecture}" does not learn from data of kind "{kind}"; accepted: '
+                f"{', '.join(_LEARN[kind])}"
+            ]
+        if isinstance(model, EncoderOnlyConfig):
+            one = kind == "labelled"
+            if (model.pooling == "none") == one:
+                accepted = '"first" or "mean" (a label a text)' if one else '"none" (a label a word)'
+                problems.append(f'model.pooling is "{model.pooling}", and data of kind "{kind}" needs {accepted}')
+            if model.tie == "all" and kind != "masked":
+                problems.append(f'model.tie = "all": the outputs of data of kind "{kind}" are labels; leave it out')
+        room, key = self._positions()
+        extra = self.search.max_extra if _LEARN[kind] == _TRANSLATORS else 0
+        longest = self.data.max_tokens + extra
+        if room is not None and room < longest:
+            problems.append(
+                f"{key} is {room}, and up to {longest} positions are needed: the longest example kept in training"
+                f"{' plus search.max_extra' if extra else ''}; set it to {longest}, or lower the limits"
             )
-        pooling, one = getattr(self.model, "pooling", None), self.data.kind == "labelled"
-        if pooling is not None and (pooling == "none") == one:
-            accepted = '"first" or "mean" (a label a text)' if one else '"none" (a label a word)'
-            raise ValueError(f'model.pooling is "{pooling}", and data of kind "{self.data.kind}" needs {accepted}')
-        scores = ("loss", *_SCORES[self.data.kind])
+        return problems
+
+    def _other_problems(self) -> list[str]:
+        """What [train] and [tokenizer] have that does not go with [data]."""
+        kind = self.data.kind
+        problems: list[str] = []
+        scores = ("loss", *_SCORES[kind])
         if self.train.metric not in scores:
-            raise ValueError(
-                f'train.metric "{self.train.metric}" is not scored on data of kind "{self.data.kind}"; accepted: '
+            problems.append(
+                f'train.metric "{self.train.metric}" is not scored on data of kind "{kind}"; accepted: '
                 f"{', '.join(scores)}"
             )
-        whole = self.tokenizer.kind == "char" or self.data.kind in ("text", "masked", "images")
-        if self.tokenizer.sampling and whole:
-            raise ValueError("tokenizer.sampling has no effect on characters, running text or images; leave it out")
-        room, key = self._positions()
-        longest = self.data.max_tokens + (self.search.max_extra if architectures == _TRANSLATORS else 0)
-        if room is not None and room < longest:
-            raise ValueError(
-                f"{key} is {room}, and up to {longest} positions are needed: the longest side kept in training plus "
-                f"search.max_extra; set it to {longest}, or lower the limits"
-            )
-        return self
+        if self.tokenizer.sampling and (self.tokenizer.kind == "char" or kind in ("text", "masked", "images")):
+            problems.append("tokenizer.sampling has no effect on characters, running text or images; leave it out")
+        if not self.tokenizer.shared and _LEARN[kind] != _TRANSLATORS:
+            problems.append(f'tokenizer.shared has no effect on data of kind "{kind}": it has one side; leave it out')
+        return problems
 
     def _positions(self) -> tuple[int | None, str]:
         """How many positions the model has, None = any number, and the key that says so."""
@@ -159,3 +185,14 @@ def _fill_preset(document: dict[str, Any]) -> list[str]:
 def dump_toml(config: Config) -> str:
     """The whole document, defaults written out, as TOML that `load_config` reads back."""
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+
+
+def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested tables and lists as one, with dotted keys: {"a": {"b": [5]}} -> {"a.b.0": 5}."""
+    if isinstance(value, Mapping):
+        items = {str(key): item for key, item in value.items()}
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        items = {str(i): item for i, item in enumerate(value)}
+    else:
+        return {prefix: value}
+    return {k: v for key, item in items.items() for k, v in flatten(item, f"{prefix}.{key}" if prefix else key).items()}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dragoman.config import Config, CorpusConfig, resolve_path
 from dragoman.data.alignment import first_drift
-from dragoman.data.lines import clip, count_lines, decode_line, open_lines, plain_suffix, read_lines
+from dragoman.data.lines import clip, count_lines, decode_line, has_half_pair, open_lines, plain_suffix, read_lines
 from dragoman.errors import DataError, UsageError
 
 __all__ = [
@@ -133,7 +133,7 @@ def _json_text(row: object, key: str | int) -> str:
     value = _member(row, key)
     if not isinstance(value, str):
         raise LookupError(f"the value at {key!r} is {clip(repr(value), 40)}, not a string")
-    if any("\ud800" <= c <= "\udfff" for c in value):
+    if has_half_pair(value):
         raise LookupError(f"the text at {key!r} holds half a surrogate pair, which is no character")
     return value
 

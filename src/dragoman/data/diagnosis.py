@@ -187,10 +187,12 @@ def _finding(finding: Finding) -> Group:
 
 def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
     """Print the tables and then every finding, the gravest first."""
-    console.print(_corpus_table(diagnosis))
-    console.print(_pair_table(diagnosis))
+    if diagnosis.corpora:
+        console.print(_corpus_table(diagnosis))
+        console.print(_pair_table(diagnosis))
     if diagnosis.account:
-        console.print(Text.assemble(("The filters on the training pairs: ", "bold"), diagnosis.account))
+        title = "The filters on the training pairs: " if diagnosis.corpora else "The training data: "
+        console.print(Text.assemble((title, "bold"), diagnosis.account))
     console.print()
     for severity in SEVERITIES:
         for finding in diagnosis.findings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,7 +66,7 @@ def read_images(path: Path) -> LabelledImages:
                     f"{path}: no {' and no '.join(missing)} (it holds {', '.join(file) or 'nothing'}); {accepted}"
                 )
             images, labels = file["images"], file["labels"]
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         # numpy stores what differs in size as a pickle, and no pickle is ever read.
         reason = "images that differ in size, or objects" if "pickle" in str(error).lower() else str(error)
         raise DataError(f"{path}: cannot be read: {reason}; {accepted}") from None

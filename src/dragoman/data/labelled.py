@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from dragoman.data.lines import clip, plain_suffix, read_lines
+from dragoman.data.lines import clip, has_half_pair, plain_suffix, read_lines
 from dragoman.data.tokenizer import BOS
 from dragoman.errors import DataError
 
@@ -27,7 +27,8 @@ def read_labelled(path: Path) -> Iterator[Example]:
     """The examples of a file, blank lines left out; the end of its name says what it is.
 
     `.tsv`: label, tab, text.  `.csv`: label first, the other columns are the text.  `.jsonl`: objects with `label` and
-    `text`.  Anything else: label, space, text.  Raises DataError naming the line that is not so.
+    `text`.  Anything else: label, space, text.  A line end inside counts as a space.  Raises DataError naming the line
+    that is not so.
     """
     suffix = plain_suffix(path)
     if suffix == ".csv":
@@ -40,8 +41,10 @@ def read_labelled(path: Path) -> Iterator[Example]:
 
 
 def _checked(found: tuple[str, str], where: str) -> tuple[str, str]:
-    label, text = (part.strip() for part in found)
+    label, text = (part.replace("\n", " ").strip() for part in found)  # as a line is asked about later
     for name, value in (("label", label), ("text", text)):
+        if has_half_pair(value):
+            raise DataError(f"{where}: the {name} holds half a surrogate pair, which is no character; take it out")
         if not value:
             raise DataError(f"{where}: the {name} is empty; give one, or take the line out")
     return label, text
@@ -64,7 +67,7 @@ def _json(line: str, where: str) -> tuple[str, str]:
     wanted = 'accepted: an object with "label" (text or a number) and "text"'
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: not JSON ({error}); {wanted}") from None
     if not isinstance(row, dict) or not isinstance(row.get("text"), str):
         raise DataError(f'{where}: "{clip(line)}" has no text; {wanted}')
@@ -82,7 +85,7 @@ def _csv(path: Path) -> Iterator[Example]:
                 continue
             if len(row) < 2:
                 raise DataError(f'{where}: one column ("{clip(row[0])}"); accepted: the label, a comma, the text')
-            yield Example(*_checked((row[0], " ".join(row[1:]).replace("\n", " ")), where), rows.line_num)
+            yield Example(*_checked((row[0], " ".join(row[1:])), where), rows.line_num)
     except csv.Error as error:
         raise DataError(f"{path}, line {rows.line_num:,}: not CSV ({error}); mend the quotes of this row") from None
 

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dragoman.data.tokenizer import Tokenizer
-from dragoman.errors import ModelFolderError
+from dragoman.errors import DataError, ModelFolderError, nearest
 
 __all__ = ["LABELS_FILE", "LabelVocabulary"]
 
 LABELS_FILE = "labels.json"
+_NAMED = 20
 
 
 class LabelVocabulary:
@@ -33,6 +34,17 @@ class LabelVocabulary:
     @property
     def target_size(self) -> int:
         return len(self.labels) + 1
+
+    def number(self, label: str, where: str) -> int:
+        """The number of a label.  Raises `DataError` for one that there is not; where: the place it stands in."""
+        number = self.numbers.get(label)
+        if number is None:
+            known = ", ".join(self.labels[:_NAMED]) + (" ..." if len(self.labels) > _NAMED else "")
+            raise DataError(
+                f"{where}: the label {label!r} does not occur in the training data{nearest(label, self.labels)}; known "
+                f"are {known}. Mend the label, or train on data that has it."
+            )
+        return number
 
     def label(self, number: int) -> str:
         """The label of a number from 1."""

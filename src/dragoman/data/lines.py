@@ -14,7 +14,16 @@ import zstandard
 
 from dragoman.errors import DataError
 
-__all__ = ["COMPRESSED_SUFFIXES", "clip", "count_lines", "decode_line", "open_lines", "plain_suffix", "read_lines"]
+__all__ = [
+    "COMPRESSED_SUFFIXES",
+    "clip",
+    "count_lines",
+    "decode_line",
+    "has_half_pair",
+    "open_lines",
+    "plain_suffix",
+    "read_lines",
+]
 
 COMPRESSED_SUFFIXES = (".gz", ".zst", ".xz")
 BOM = b"\xef\xbb\xbf"
@@ -79,6 +88,11 @@ def clip(text: str, limit: int = 80) -> str:
     """`text` on one line of at most `limit` characters, for a message."""
     shown = "".join(c if c.isprintable() else " " for c in text[: 2 * limit])
     return shown if len(text) <= limit else shown[: limit - 1] + "…"
+
+
+def has_half_pair(text: str) -> bool:
+    """Whether half a surrogate pair, which is no character, is in the text."""
+    return any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def _unreadable(path: Path, error: OSError) -> DataError:

@@ -161,7 +161,7 @@ def _fill(config: Config, specs: list[CorpusSpec], folder: Path) -> tuple[Accoun
         (folder / name).write_bytes(content)
     kept = _encode(tokenizer, folder, counts, rules.max_tokens, keep.account)
     if not sum(kept):
-        raise DataError(f"nothing to train on: {keep.account}. Raise data.filter.max_tokens (now {rules.max_tokens}).")
+        raise DataError(f"nothing to train on: {keep.account}. Raise max_tokens (now {rules.max_tokens}).")
     return keep.account, [{"pairs": n, "weight": s.weight} for n, s in zip(kept, specs, strict=True)]
 
 

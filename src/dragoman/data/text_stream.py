@@ -68,14 +68,14 @@ def read_stream(paths: Iterable[Path], form: str, encode: Callable[[str], list[i
     ids, bounds, characters = array("I"), array("q", [0]), 0
     for path in paths:
         for text in read_paragraphs(path) if form == "paragraphs" else read_lines(path):
-            characters += len(text) + 1
             if form == "stream":
                 ids.extend(encode(f"{text}\n"))
             elif text.strip():
                 ids.extend([*encode(text), EOS])
                 bounds.append(len(ids))
             else:
-                characters -= len(text) + 1
+                continue
+            characters += len(text) + 1
     if form == "stream" and ids:
         bounds.append(len(ids))
     return TextStream(np.array(ids, dtype=np.uint32), np.array(bounds, dtype=np.int64), characters)

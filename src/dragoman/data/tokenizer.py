@@ -62,9 +62,9 @@ class Tokenizer:
         ids: list[int] = self._source.encode(word)
         return ids or [UNK]
 
-    def sample_words(self, words: Iterable[str], rate: float, rng: random.Random) -> list[list[int]]:
-        """The pieces of each source word, segmented anew each time (`Resegmenter.draw`)."""
-        return [self._source_sampler.draw(word, rate, rng) or [UNK] for word in words]
+    def sample_sources(self, texts: Iterable[str], rate: float, rng: random.Random) -> list[list[int]]:
+        """The pieces of each source word or text, at least one, segmented anew each time (`Resegmenter.draw`)."""
+        return [self._source_sampler.draw(text, rate, rng) or [UNK] for text in texts]
 
     @cached_property
     def _source_sampler(self) -> Resegmenter:

@@ -17,7 +17,7 @@ from typing import Any
 from dragoman.data.lines import clip, read_lines
 from dragoman.errors import DataError
 
-__all__ = ["WORD", "Tree", "bracket_f1", "brackets", "delinearize", "linearize", "read_trees"]
+__all__ = ["WORD", "Tree", "bracket_f1", "brackets", "delinearize", "linearize", "penn_word", "read_trees"]
 
 WORD = "XX"
 """Stands for every word of a linearized tree."""
@@ -25,11 +25,12 @@ WORD = "XX"
 _ROOTS = frozenset({"", "ROOT", "TOP", "S1"})
 _PUNCTUATION = frozenset({",", ":", "``", "''", "."})
 _TOKEN = re.compile(r"[()]|[^() \t]+")
+_BRACKET = re.compile(r"[()][^()]+")
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A constituent and its parts; a part of speech has one child, the word."""
+    """A constituent and its parts; a part of speech has one child, the word; a tree over no words has none."""
 
     label: str
     children: tuple[Tree | str, ...]
@@ -102,6 +103,11 @@ def _plain(tree: Tree) -> Tree | None:
     return Tree(label, kept) if kept else None
 
 
+def penn_word(word: str) -> str:
+    """The word as treebanks write it, where round brackets would be read as brackets of the tree."""
+    return word.replace("(", "-LRB-").replace(")", "-RRB-")
+
+
 # -------------------------------------------------------------------------------------------------------- linearized
 
 
@@ -111,7 +117,7 @@ def linearize(tree: Tree) -> str:
 
 
 def _tokens(tree: Tree) -> Iterator[str]:
-    if isinstance(tree.children[0], str):
+    if tree.children and isinstance(tree.children[0], str):
         yield WORD
         return
     bare = tree.label in _ROOTS
@@ -166,12 +172,12 @@ def delinearize(text: str, words: Sequence[str], tags: Sequence[str] | None = No
         if token == WORD and place < len(leaves):
             builder.add(leaves[place])
             place += 1
-        elif token[0] == "(" and len(token) > 1:
-            builder.open.append((token[1:], []))
-        elif token[0] == ")" and len(token) > 1:
-            builder.end(token[1:])
-        else:
+        elif not _BRACKET.fullmatch(token):
             builder.whole = False
+        elif token[0] == "(":
+            builder.open.append((token[1:], []))
+        else:
+            builder.end(token[1:])
     builder.whole = builder.whole and len(builder.open) == 1 and place == len(leaves)
     while len(builder.open) > 1:
         builder.close()
@@ -195,7 +201,7 @@ def brackets(tree: Tree) -> Counter[tuple[str, int, int]]:
 
 def _count(tree: Tree, first: int, found: Counter[tuple[str, int, int]]) -> int:
     """Enter the brackets of a tree whose first word has the number `first`; return the number behind its last."""
-    if isinstance(tree.children[0], str):
+    if tree.children and isinstance(tree.children[0], str):
         return first + (tree.label not in _PUNCTUATION)
     last = first
     for child in tree.children:

@@ -22,11 +22,10 @@ from dragoman.nn.convolution import (
     GatedConvolution,
     LastInputs,
     MultiStepAttention,
-    SourceVectors,
 )
 from dragoman.nn.dropout import Dropout
 from dragoman.nn.layers import Embedding
-from dragoman.nn.state import DecodeState, LayerState
+from dragoman.nn.state import CrossKeyValues, DecodeState, LayerState
 
 if TYPE_CHECKING:
     from dragoman.config import ConvolutionalConfig
@@ -94,7 +93,7 @@ class ConvolutionalDecoder(nn.Module):
 
     def start(self, memory: Memory, beams: int) -> DecodeState:
         """A state for N = B * beams rows: the last inputs of each layer, and the source's vectors for all of them."""
-        source = SourceVectors(*memory.states.chunk(2, dim=-1))
+        source = CrossKeyValues(*memory.states.chunk(2, dim=-1))
         layers: list[LayerState] = []
         for layer in self.layers:
             assert isinstance(layer, ConvolutionalDecoderLayer)
@@ -108,7 +107,7 @@ class ConvolutionalDecoder(nn.Module):
         embedded: Tensor = self.embedding(tokens, state.length)
         bias = None if state.memory_bias is None else state.memory_bias[:, 0]  # (B, 1, S)
         *records, source = state.layers
-        assert isinstance(source, SourceVectors)
+        assert isinstance(source, CrossKeyValues)
         x = embedded
         for layer, last in zip(self.layers, records, strict=True):
             x = layer(x, embedded, last, source, bias)

@@ -7,8 +7,7 @@ Letters: B texts, K beams, N = B*K rows, T positions, Tk positions so far, D d_m
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -19,23 +18,9 @@ from dragoman.models.transformer import order_bias
 from dragoman.nn.dropout import Dropout
 from dragoman.nn.layers import Embedding, EncoderLayer
 from dragoman.nn.positions import Positions
-from dragoman.nn.state import DecodeState, LayerState, SelfState
+from dragoman.nn.state import DecodeState, LayerState, LinearSums, SelfKeyValues
 
 __all__ = ["DecoderOnly"]
-
-
-@dataclass
-class _Record:
-    """What a layer remembers of the text so far; None while nothing is kept."""
-
-    cache: SelfState | None
-
-    def select(self, rows: Tensor, sentences: Tensor, length: int) -> None:
-        if self.cache is not None:
-            self.cache.select(rows, length)
-
-    def nbytes(self) -> int:
-        return 0 if self.cache is None else self.cache.nbytes()
 
 
 class DecoderOnly(Model):
@@ -73,9 +58,9 @@ class DecoderOnly(Model):
     def start(self, memory: Memory, beams: int, max_len: int) -> DecodeState:
         rows = memory.states.size(0) * beams
         layers: list[LayerState] = []
-        for layer in self.layers:
+        for layer in self.layers if max_len else ():
             assert isinstance(layer, EncoderLayer)
-            layers.append(_Record(layer.self_attn.new_cache(rows, max_len, like=memory.states) if max_len else None))
+            layers.append(layer.self_attn.new_cache(rows, max_len, like=memory.states))
         return DecodeState(layers, beams)
 
     def decode_hidden(self, tokens: Tensor, state: DecodeState) -> Tensor:
@@ -84,9 +69,11 @@ class DecoderOnly(Model):
         x, state.carry = self.positions.embed(self.embedding(tokens), pos, state.carry)
         x = self.dropout(x)  # (N, T, D)
         bias, causal = order_bias(self.positions, pos, x.dtype)
-        for layer, record in zip(self.layers, state.layers, strict=True):
-            assert isinstance(record, _Record)
-            x = layer(x, self.positions, pos, bias, causal, record.cache)
+        # Without records nothing is kept: this call takes the whole text.
+        caches: Sequence[LayerState | None] = state.layers or [None] * len(self.layers)
+        for layer, cache in zip(self.layers, caches, strict=True):
+            assert cache is None or isinstance(cache, SelfKeyValues | LinearSums)
+            x = layer(x, self.positions, pos, bias, causal, cache)
         state.length += t
         out: Tensor = self.final_norm(x)
         return out

@@ -59,7 +59,7 @@ class Bridge(nn.Module):
     """The decoder's first states from the last ones of the encoder: tanh(W h + b) (Bahdanau et al. 2015, A.2.2).
 
     h is what each direction of the top layer knew when it had read the whole sentence: ahead at the last word, back at
-    the first one.  Both stand in the memory, so that no other tensor travels from encoder to decoder.
+    the first one (the paper takes the latter only).  Both stand in the memory: no other tensor travels to the decoder.
     """
 
     def __init__(self, d_model: int, directions: int, layers: int, parts: int) -> None:
@@ -84,7 +84,7 @@ class Bridge(nn.Module):
 class RecurrentDecoder(nn.Module):
     """Embeddings and a stack of layers, the first of which may attend, with dropout before each and after the last.
 
-    With attention in the first layer only, the others run whole sequences at once (as Wu et al. 2016 have it).
+    With attention in the first layer only, the others run whole sequences at once (Wu et al. 2016 do the same).
     """
 
     def __init__(

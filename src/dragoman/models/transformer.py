@@ -44,8 +44,8 @@ class _LayerState:
 
     def select(self, rows: Tensor, sentences: Tensor, length: int) -> None:
         if self.own is not None:
-            self.own.select(rows, length)
-        self.cross.select(sentences)
+            self.own.select(rows, sentences, length)
+        self.cross.select(rows, sentences, length)
 
     def nbytes(self) -> int:
         return self.cross.nbytes() + (0 if self.own is None else self.own.nbytes())

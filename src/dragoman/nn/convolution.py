@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.nn.dropout import Dropout
+from dragoman.nn.state import CrossKeyValues
 from dragoman.nn.taps import Tap
 
 __all__ = [
@@ -27,7 +28,6 @@ __all__ = [
     "GatedConvolution",
     "LastInputs",
     "MultiStepAttention",
-    "SourceVectors",
 ]
 
 _HALF = math.sqrt(0.5)
@@ -50,21 +50,6 @@ class LastInputs:
 
     def nbytes(self) -> int:
         return self.inputs.nbytes
-
-
-class SourceVectors:
-    """The keys z and values sqrt(m) (z + e) of all decoder layers, (B, S, D) each, never tiled over beams."""
-
-    def __init__(self, keys: Tensor, values: Tensor) -> None:
-        self.keys = keys
-        self.values = values
-
-    def select(self, rows: Tensor, sentences: Tensor, length: int) -> None:
-        self.keys = self.keys[sentences]
-        self.values = self.values[sentences]
-
-    def nbytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes
 
 
 class GatedConvolution(nn.Module):
@@ -100,8 +85,8 @@ class MultiStepAttention(nn.Module):
         self.q = nn.Linear(d_model, d_model)
         self.weights = Tap()
 
-    def forward(self, x: Tensor, embedded: Tensor, source: SourceVectors, bias: Tensor | None) -> Tensor:
-        """States x and target embeddings (N, T, D) -> (N, T, D); bias (B, 1, S) or None.
+    def forward(self, x: Tensor, embedded: Tensor, source: CrossKeyValues, bias: Tensor | None) -> Tensor:
+        """States x and target embeddings (N, T, D) -> (N, T, D); source (B, S, D) each; bias (B, 1, S) or None.
 
         The beams of a sentence are folded into its query positions, as everywhere.
         """
@@ -140,7 +125,7 @@ class ConvolutionalDecoderLayer(nn.Module):
         self.cross_attn = cross_attn
 
     def forward(
-        self, x: Tensor, embedded: Tensor, last: LastInputs, source: SourceVectors, bias: Tensor | None
+        self, x: Tensor, embedded: Tensor, last: LastInputs, source: CrossKeyValues, bias: Tensor | None
     ) -> Tensor:
         """x (N, T, D), target embeddings (N, T, D) -> (N, T, D); moves `last` on by T."""
         x = (self.conv(last.append(x)) + x) * _HALF

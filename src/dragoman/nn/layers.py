@@ -107,6 +107,8 @@ class BatchNorm(nn.Module):
         flat = x.flatten(0, -2)
         fresh = self.training and flat.size(0) > 1
         statistics = self.running_mean, self.running_var
+        if fresh and not bool(torch.isfinite(flat).all()):  # the trainer skips such a step, and nothing may stay of it
+            statistics = self.running_mean.clone(), self.running_var.clone()
         return F.batch_norm(flat, *statistics, self.weight, self.bias, fresh, self.momentum, self.eps).view_as(x)
 
 

@@ -4,7 +4,7 @@
 
 (Katharopoulos et al. 2020, equations 4 to 12).  The sums go over all keys, or in a causal attention over j <= i: then S
 and z are the hidden state of a recurrent network, of one size at every length.  The weights that this implies,
-phi(q_i) . psi(k_j) over its sum, are positive and sum to 1, but their matrix has at most rank Dh.
+phi(q_i) . psi(k_j) over its sum, are positive and sum to 1, but before a causal mask their matrix has at most rank Dh.
 
 A causal sum has three ways to the same numbers: `causal_linear_attention` goes by chunks (training) or by one position
 (decoding), `causal_linear_attention_plain` is the recurrence written out.

@@ -118,7 +118,7 @@ class AttendingState(HiddenState):
 
     def select(self, rows: Tensor, sentences: Tensor, length: int) -> None:
         super().select(rows, sentences, length)
-        self.memory.select(sentences)
+        self.memory.select(rows, sentences, length)
 
     def nbytes(self) -> int:
         return super().nbytes() + self.memory.nbytes()
@@ -174,7 +174,7 @@ class BahdanauLayer(_AttendingLayer):
         s_t = f([y_{t-1}; c_t], s_{t-1})
         out = tanh(W_o [s_t; c_t; y_{t-1}] + b)
 
-    `out` is the paper's deep output with tanh for maxout.
+    `out` is the paper's deep output (A.2.2) with tanh for maxout and s_t where the appendix writes s_{t-1}.
     """
 
     def __init__(self, cell: Cell, cross_attn: RecurrentAttention, d_model: int) -> None:

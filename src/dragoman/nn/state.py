@@ -44,7 +44,7 @@ class SelfKeyValues:
         self.values[:, :, length:end] = values
         return self.keys[:, :, :end], self.values[:, :, :end]
 
-    def select(self, rows: Tensor, length: int) -> None:
+    def select(self, rows: Tensor, sentences: Tensor, length: int) -> None:
         n = rows.numel()
         for name in ("keys", "values"):
             buffer: Tensor = getattr(self, name)
@@ -68,7 +68,7 @@ class LinearSums:
         self.keys_values = like.new_zeros(rows, n_heads, d_head, d_head, dtype=wide)
         self.keys = like.new_zeros(rows, n_heads, 1, d_head, dtype=wide)
 
-    def select(self, rows: Tensor, length: int) -> None:
+    def select(self, rows: Tensor, sentences: Tensor, length: int) -> None:
         self.keys_values = self.keys_values[rows]
         self.keys = self.keys[rows]
 
@@ -81,13 +81,13 @@ SelfState = SelfKeyValues | LinearSums
 
 
 class CrossKeyValues:
-    """Keys and values of the memory, projected once: (B, Hkv, S, Dh), never tiled over beams."""
+    """Keys and values of the memory, projected once: (B, Hkv, S, Dh), or (B, S, D) without heads; never tiled."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         self.keys = keys
         self.values = values
 
-    def select(self, sentences: Tensor) -> None:
+    def select(self, rows: Tensor, sentences: Tensor, length: int) -> None:
         self.keys = self.keys[sentences]
         self.values = self.values[sentences]
 

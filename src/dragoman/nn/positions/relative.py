@@ -19,7 +19,7 @@ class Shaw(Positions):
     """Trained vectors for distances -clip .. clip, one for keys and one for values, shared by the heads.
 
     Shaw et al. 2018: e_ij = q_i . (k_j + a^K_ij) / sqrt(Dh) (equation 4), z_i = sum_j w_ij (v_j + a^V_ij) (equation 3),
-    a_ij = row clip(j - i) of a table (equation 5).  No vector is written out for a pair of words: the queries meet the
+    a_ij = row clip(j - i) of a table (section 3.2).  No vector is written out for a pair of words: the queries meet the
     2 clip + 1 rows once and each score takes its own; the weights of equal distance are summed before they meet them.
     """
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.model_folder import load_file, load_tensors, unique_tensors, verify
-from dragoman.train.optim import Progress
+from dragoman.training.optim import Progress
 
 __all__ = ["read_training", "training_files"]
 

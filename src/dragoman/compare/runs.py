@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from dragoman.compare_scores import DecodedScores, Interval, LengthScore, Material, read_material, score_translations
-from dragoman.config import load_config
+from dragoman.compare.scores import DecodedScores, Interval, LengthScore, Material, read_material, score_translations
+from dragoman.config import flatten, load_config
 from dragoman.errors import DragomanError, ModelFolderError, UsageError, nearest
 from dragoman.model_folder import find_model, read_meta, steps_in
-from dragoman.train.runlog import read_log
+from dragoman.training.runlog import read_log
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ComparedRun", "Comparison", "Curve", "Group", "Statistic", "compare", "flatten", "short_names"]
+__all__ = ["ComparedRun", "Comparison", "Curve", "Group", "Statistic", "compare", "short_names"]
 
 Curve = tuple[tuple[int, float, float], ...]
 """Points of a quantity over training: (step, seconds, value)."""
@@ -297,17 +297,6 @@ def _decoded(
 
 
 # --------------------------------------------------------------------------------------------------------- arranging
-
-
-def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested tables and lists as one, with dotted keys: {"a": {"b": [5]}} -> {"a.b.0": 5}."""
-    if isinstance(value, Mapping):
-        items = {str(key): item for key, item in value.items()}
-    elif isinstance(value, Sequence) and not isinstance(value, str):
-        items = {str(i): item for i, item in enumerate(value)}
-    else:
-        return {prefix: value}
-    return {k: v for key, item in items.items() for k, v in flatten(item, f"{prefix}.{key}" if prefix else key).items()}
 
 
 def _arranged(runs: Sequence[ComparedRun], test: Material | None = None, samples: int = 0) -> Comparison:

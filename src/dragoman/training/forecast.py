@@ -15,11 +15,11 @@ from dragoman.data.diagnosis import Diagnosis
 from dragoman.data.doctor import examine
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DragomanError, UsageError
-from dragoman.train.allocator import keep_freed_memory
-from dragoman.train.run import Run, check_files, open_run
-from dragoman.train.runlog import Reporter
-from dragoman.train.trainer import Trainer
-from dragoman.train.world import World
+from dragoman.training.allocator import keep_freed_memory
+from dragoman.training.run import Run, check_files, open_run
+from dragoman.training.runlog import Reporter
+from dragoman.training.trainer import Trainer
+from dragoman.training.world import World
 
 __all__ = ["diagnose", "forecast"]
 
@@ -48,14 +48,28 @@ def diagnose(config_or_source: Path, target: Path | None = None) -> Diagnosis:
 
 
 def _diagnose(config: Config, where: str, scratch: Path) -> Diagnosis:
-    data, trouble, run = config.parallel, "", None
+    trouble, run = "", None
+    account: list[str] = []
     try:
-        run = open_run(_without_validation(config), scratch / "run", lambda _: None)
+        run = open_run(_without_validation(config), scratch / "run", account.append)
     except DragomanError as error:  # examined all the same; the findings say more
         trouble = str(error)
-    vocabulary = None if run is None else run.task.vocabulary
+    if config.data.kind == "parallel":
+        diagnosis = _examined(config, run)
+    else:
+        diagnosis = Diagnosis(account=" ".join(line.removeprefix("data: ") for line in account))
+    if run is not None and diagnosis.healthy:
+        diagnosis.add("info", *forecast(run, where))
+    elif trouble and diagnosis.healthy:
+        diagnosis.add("error", trouble, where, "mend this before training")
+    return diagnosis
+
+
+def _examined(config: Config, run: Run | None) -> Diagnosis:
+    """What is in the pairs of a configuration; with a run also in tokens."""
+    data, vocabulary = config.parallel, None if run is None else run.task.vocabulary
     tokenizer = vocabulary if isinstance(vocabulary, Tokenizer) else None
-    diagnosis = examine(
+    return examine(
         [corpus_spec(config, c) for c in data.train],
         valid=None if data.valid is None else corpus_spec(config, data.valid),
         test=None if data.test is None else corpus_spec(config, data.test),
@@ -64,11 +78,6 @@ def _diagnose(config: Config, where: str, scratch: Path) -> Diagnosis:
         encode=None if tokenizer is None else (tokenizer.encode_source, tokenizer.encode_target),
         rules=FilterRules(**data.filter.model_dump(exclude={"max_tokens"})),
     )
-    if run is not None and diagnosis.healthy:
-        diagnosis.add("info", *forecast(run, where))
-    elif trouble and diagnosis.healthy:
-        diagnosis.add("error", trouble, where, "mend this before training")
-    return diagnosis
 
 
 def _without_validation(config: Config) -> Config:

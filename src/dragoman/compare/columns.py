@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dragoman.compare import Comparison, Group, short_names
+from dragoman.compare.runs import Comparison, Group, short_names
 
 __all__ = ["Column", "best_groups", "cell_text", "columns", "differences", "value_text"]
 

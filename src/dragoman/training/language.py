@@ -19,18 +19,12 @@ from dragoman.data.text_stream import TextStream, read_stream
 from dragoman.data.tokenizer import learn_tokenizer
 from dragoman.errors import DataError
 from dragoman.models.seq2seq import Network
-from dragoman.train.task import Score, Task
-from dragoman.train.validate import mean_loss
+from dragoman.training.task import Score, Task
+from dragoman.training.validate import mean_loss
 
-__all__ = ["LanguageTask", "open_language"]
+__all__ = ["LanguageTask"]
 
 _VALID_ROWS = 64
-
-
-def open_language(config: Config, prepared: Path, say: Callable[[str], None]) -> Task:
-    """The task of a configuration with data of kind "text"."""
-    assert isinstance(config.data, TextData)
-    return LanguageTask(config, config.data, say)
 
 
 class LanguageTask(Task):

@@ -17,9 +17,9 @@ from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DataError
 from dragoman.evaluate import corpus_scores
 from dragoman.models.seq2seq import Model, Network
-from dragoman.train.task import Score, Task
-from dragoman.train.validate import mean_loss
-from dragoman.translate import Translation, Translator
+from dragoman.training.task import Score, Task
+from dragoman.training.validate import mean_loss
+from dragoman.translate import Translator
 
 __all__ = ["TranslationTask", "Validation"]
 
@@ -46,53 +46,44 @@ class TranslationTask(Task):
         return sum(int(src[numbers].sum() + tgt[numbers].sum()) for numbers in self.epoch(0))
 
     def validation(self) -> Score | None:
-        if self.config.parallel.valid is None:
+        valid = self.config.parallel.valid
+        if valid is None:
             return None
-        validation = Validation(self.config, corpus_spec(self.config, self.config.parallel.valid), self.tokenizer)
-        if validation.left_out:
-            self.say(
-                f"data.valid: {validation.left_out} pairs are longer than data.filter.max_tokens and do not count "
-                "in the validation loss"
-            )
-        return validation
+        return Validation(self.config, corpus_spec(self.config, valid), self.tokenizer, self.say)
 
 
 class Validation:
     """The validation pairs, ready to be scored again and again."""
 
-    def __init__(self, config: Config, spec: CorpusSpec, tokenizer: Tokenizer) -> None:
-        pairs = [(p.source, p.target) for p in read_pairs(spec)]
-        if not pairs:
+    def __init__(self, config: Config, spec: CorpusSpec, tokenizer: Tokenizer, say: Callable[[str], None]) -> None:
+        self.config, self.tokenizer = config, tokenizer
+        self.pairs = [(p.source, p.target) for p in read_pairs(spec)]
+        if not self.pairs:
             raise DataError(
                 f"data.valid: {spec.source or spec.path} is empty; give some pairs, or leave data.valid out"
             )
-        self.config = config
-        self.tokenizer = tokenizer
-        self.pairs = pairs
         limit = config.data.max_tokens
-        encoded = [(tokenizer.encode_source(s), tokenizer.encode_target(t)) for s, t in pairs]
+        encoded = [(tokenizer.encode_source(s), tokenizer.encode_target(t)) for s, t in self.pairs]
         short = [e for e in encoded if max(map(len, e)) <= limit]
-        self.left_out = len(encoded) - len(short)
+        if not short:
+            raise DataError(f"data.valid: all {len(encoded):,} pairs are longer than max_tokens = {limit}; raise it")
+        if left_out := len(encoded) - len(short):
+            say(f"data.valid: {left_out:,} pairs are longer than max_tokens = {limit} and do not count in valid_loss")
         short.sort(key=lambda e: (len(e[1]), len(e[0])))
         self._batches = [collate(short[i : i + 64]) for i in range(0, len(short), 64)]
 
     def __call__(self, network: Network) -> dict[str, Any]:
-        """valid_loss (nats a token, not smoothed), perplexity, bleu, chrf, exact_match (percent)."""
+        """valid_loss (nats a token, not smoothed), perplexity; and of the first train.validate_sentences pairs, decoded
+        greedily, bleu, chrf, exact_match (percent).
+        """
         assert isinstance(network, Model)  # the configuration has seen to it
         network.eval()
         row = mean_loss(network, self._batches)
         pairs = self.pairs[: self.config.train.validate_sentences]
-        row |= self.compare(self.decode(network, [s for s, _ in pairs]), [t for _, t in pairs])
+        references = [target for _, target in pairs]
+        limit = self.config.data.max_tokens
+        translator = Translator(network, self.tokenizer, self.config.search, limit, network.device)
+        texts = [t.text for t in translator.translate([source for source, _ in pairs], beam=1)]
         network.train()
-        return row
-
-    def decode(self, model: Model, sources: list[str]) -> list[Translation]:
-        """What the model says, greedily."""
-        translator = Translator(model, self.tokenizer, self.config.search, self.config.data.max_tokens, model.device)
-        return translator.translate(sources, beam=1)
-
-    def compare(self, translations: list[Translation], references: list[str]) -> dict[str, Any]:
-        """The scores of translations; another task of sequences to sequences has others."""
-        texts = [t.text for t in translations]
         exact = sum(a == b for a, b in zip(texts, references, strict=True))
-        return corpus_scores(texts, references) | {"exact_match": 100 * exact / len(references)}
+        return row | corpus_scores(texts, references) | {"exact_match": 100 * exact / len(references)}

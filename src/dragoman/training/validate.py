@@ -13,7 +13,7 @@ from torch import Tensor
 from dragoman.data.batching import Batch
 from dragoman.model_folder import unique_tensors
 from dragoman.models.seq2seq import Network
-from dragoman.train.loss import TokenLoss
+from dragoman.training.loss import TokenLoss
 
 __all__ = ["exchanged", "mean_loss"]
 
@@ -46,5 +46,5 @@ def mean_loss(network: Network, batches: Sequence[Batch]) -> dict[str, Any]:
             loss = network(batch.src, batch.src_mask, batch.tgt_in, TokenLoss(batch.tgt_out, 0.0))
             total += float(loss.nll)
             targets += loss.tokens
-    mean = total / max(1, targets)
+    mean = total / targets
     return {"valid_loss": mean, "perplexity": math.exp(min(mean, 50.0))}

@@ -27,13 +27,13 @@ from dragoman.errors import TrainingError
 from dragoman.model_folder import unique_tensors
 from dragoman.models.seq2seq import Network
 from dragoman.nn.dropout import seed_dropout
-from dragoman.train.allocator import keep_freed_memory
-from dragoman.train.loss import Loss, TokenLoss
-from dragoman.train.optim import Progress, amount, budget_fraction, build_optimizer, learning_rate
-from dragoman.train.run import Run, open_run
-from dragoman.train.runlog import Reporter, RunLog
-from dragoman.train.validate import exchanged
-from dragoman.train.world import World
+from dragoman.training.allocator import keep_freed_memory
+from dragoman.training.loss import Loss, TokenLoss
+from dragoman.training.optim import Progress, amount, budget_fraction, build_optimizer, learning_rate
+from dragoman.training.run import Run, open_run
+from dragoman.training.runlog import Reporter, RunLog
+from dragoman.training.validate import exchanged
+from dragoman.training.world import World
 
 __all__ = ["TrainResult", "Trainer", "train"]
 

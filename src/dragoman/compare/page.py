@@ -13,8 +13,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from dragoman.compare import Comparison, Curve, Group, short_names
-from dragoman.compare_columns import Column, best_groups, cell_text, columns, differences, value_text
+from dragoman.compare.columns import Column, best_groups, cell_text, columns, differences, value_text
+from dragoman.compare.runs import Comparison, Curve, Group, short_names
 from dragoman.page import embedded_json, fill, web, write_page
 
 __all__ = ["print_comparison", "write_comparison"]

@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dragoman.config import Config, CorpusConfig, FilterConfig, ParallelData, TreeData
-from dragoman.data.batching import Batch
 from dragoman.data.corpus import corpus_spec
 from dragoman.data.files import train_files, valid_file
 from dragoman.data.trees import Tree, bracket_f1, delinearize, linearize, read_trees
 from dragoman.errors import DataError
-from dragoman.model_folder import write_file
 from dragoman.models.seq2seq import Model, Network
 from dragoman.parse import Parser
-from dragoman.train.task import Score, Task
-from dragoman.train.translation import TranslationTask, Validation
-from dragoman.train.validate import mean_loss
+from dragoman.training.task import Score
+from dragoman.training.translation import TranslationTask, Validation
+from dragoman.training.validate import mean_loss
 
-__all__ = ["ParsingTask", "open_parsing"]
-
-
-def open_parsing(config: Config, prepared: Path, say: Callable[[str], None]) -> Task:
-    """The task of a configuration with data of kind "trees"."""
-    assert isinstance(config.data, TreeData)
-    return ParsingTask(config, config.data, prepared, say)
+__all__ = ["ParsingTask"]
 
 
-class ParsingTask(Task):
+class ParsingTask(TranslationTask):
     """Sentences and their linearized trees, which are written down as a parallel corpus and learned as one."""
 
     def __init__(self, config: Config, data: TreeData, prepared: Path, say: Callable[[str], None]) -> None:
@@ -50,20 +40,10 @@ class ParsingTask(Task):
             valid=_written(self.gold, prepared) if self.gold else None,
             filter=_no_filter(data.max_tokens),
         )
-        self.translation = TranslationTask(config.model_copy(update={"data": parallel}), prepared, say)
-        super().__init__(config, self.translation.vocabulary, self.translation.data_hash)
-
-    def epoch(self, epoch: int) -> list[NDArray[np.int64]]:
-        return self.translation.epoch(epoch)
-
-    def read(self, numbers: NDArray[np.int64], epoch: int, place: int) -> Batch:
-        return self.translation.read(numbers, epoch, place)
-
-    def tokens(self) -> int:
-        return self.translation.tokens()
+        super().__init__(config.model_copy(update={"data": parallel}), prepared, say)
 
     def validation(self) -> Score | None:
-        return BracketValidation(self.translation, self.gold) if self.gold else None
+        return BracketValidation(self, self.gold) if self.gold else None
 
 
 def _written(trees: Iterable[Tree], prepared: Path) -> CorpusConfig:
@@ -78,7 +58,10 @@ def _file(lines: list[str], prepared: Path) -> str:
     path = prepared / "trees" / f"{hashlib.blake2b(content, digest_size=8).hexdigest()}.txt"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, content)
+        # By the process, for neighbours may prepare the same at the same time.
+        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+        unfinished.write_bytes(content)
+        unfinished.replace(path)
     return str(path.resolve())
 
 
@@ -92,11 +75,15 @@ def _no_filter(max_tokens: int) -> FilterConfig:
 class BracketValidation(Validation):
     """Loss, and what real decoding makes of sentences: their trees."""
 
-    def __init__(self, task: TranslationTask, gold: list[Tree]) -> None:
+    def __init__(self, task: ParsingTask, gold: list[Tree]) -> None:
         parallel = task.config.parallel
         assert parallel.valid is not None
-        super().__init__(task.config, corpus_spec(task.config, parallel.valid), task.tokenizer)
-        self.gold = gold
+        super().__init__(task.config, corpus_spec(task.config, parallel.valid), task.tokenizer, task.say)
+        # A model may have no positions for what is longer.
+        fits = [len(task.tokenizer.encode_source(words)) <= parallel.max_tokens for words, _ in self.pairs]
+        self.gold = [tree for tree, short in zip(gold, fits, strict=True) if short]
+        if len(self.gold) < len(gold):
+            task.say(f"data.valid: {len(gold) - len(self.gold):,} sentences are too long to be parsed and do not count")
 
     def __call__(self, network: Network) -> dict[str, Any]:
         """valid_loss, perplexity; of the first train.validate_sentences trees, labelled brackets in percent: precision,

@@ -22,30 +22,17 @@ from dragoman.data.labels import LabelVocabulary
 from dragoman.data.tagged import read_tagged, tagged_row
 from dragoman.data.text_stream import TextStream, read_paragraphs, read_stream
 from dragoman.data.tokenizer import BOS, EOS, PAD, learn_tokenizer
-from dragoman.errors import DataError, nearest
+from dragoman.errors import DataError
 from dragoman.models.seq2seq import Network
-from dragoman.train.loss import cross_entropy
-from dragoman.train.task import Score, Task
+from dragoman.training.loss import cross_entropy
+from dragoman.training.task import Score, Task
 
-__all__ = ["LabelValidation", "label_batch", "open_labelling"]
+__all__ = ["ClassTask", "LabelValidation", "MaskedTask", "TaggingTask"]
 
 Row = tuple[list[int], list[int]]
 """Source ids, and as many label ids, or one for all; PAD where none counts."""
 
 _VALID_ROWS = 64
-_NAMED = 20
-
-
-def open_labelling(config: Config, prepared: Path, say: Callable[[str], None]) -> Task:
-    """The task of a configuration with data of kind "tagged", "labelled" or "masked"."""
-    match config.data:
-        case TaggedData():
-            return TaggingTask(config, config.data, say)
-        case LabelledData():
-            return ClassTask(config, config.data, say)
-        case MaskedData():
-            return MaskedTask(config, config.data, say)
-    raise AssertionError(config.data.kind)
 
 
 class _RowTask(Task):
@@ -60,7 +47,7 @@ class _RowTask(Task):
         return plan_buckets(self.widths, self.config.train.batch_tokens, rng)
 
     def read(self, numbers: NDArray[np.int64], epoch: int, place: int) -> Batch:
-        return label_batch(self.rows(numbers.tolist(), (self.config.train.seed, epoch, place)))
+        return _batch(self.rows(numbers.tolist(), (self.config.train.seed, epoch, place)))
 
     def validation(self) -> Score | None:
         path = valid_file(self.data)
@@ -70,7 +57,7 @@ class _RowTask(Task):
         if not rows:
             raise DataError(f"data.valid: {path} holds nothing to score; give some, or leave data.valid out")
         rows.sort(key=lambda row: len(row[0]))
-        return LabelValidation([label_batch(rows[i : i + _VALID_ROWS]) for i in range(0, len(rows), _VALID_ROWS)])
+        return LabelValidation([_batch(rows[i : i + _VALID_ROWS]) for i in range(0, len(rows), _VALID_ROWS)])
 
     def _fits(self, row: Row) -> bool:
         return len(row[0]) <= self.data.max_tokens
@@ -121,7 +108,7 @@ class TaggingTask(_RowTask):
             return [self._row(*self.sentences[n]) for n in numbers]
         rng = random.Random(repr(key))
         chosen = [self.sentences[n] for n in numbers]
-        drawn = [tagged_row(self.tokenizer.sample_words(words, rate, rng), tags) for words, tags in chosen]
+        drawn = [tagged_row(self.tokenizer.sample_sources(words, rate, rng), tags) for words, tags in chosen]
         return [row if self._fits(row) else self._row(*plain) for row, plain in zip(drawn, chosen, strict=True)]
 
     def tokens(self) -> int:
@@ -129,7 +116,7 @@ class TaggingTask(_RowTask):
 
     def valid_rows(self, path: Path) -> list[Row]:
         rows = [
-            self._row(words, [_number(self.labels, tag, path, line) for tag in tags])
+            self._row(words, [self.labels.number(tag, f"{path}, line {line:,}") for tag in tags])
             for words, tags, line in read_tagged(path, self.column)
         ]
         return _within(rows, self.data.max_tokens, self.say)
@@ -147,7 +134,7 @@ class ClassTask(_RowTask):
         paths = train_files(data)
         examples = [example for path in paths for example in read_labelled(path)]
         _refuse_nothing(examples, paths)
-        self.tokenizer = learn_tokenizer(config.tokenizer, [example.text.replace("\n", " ") for example in examples])
+        self.tokenizer = learn_tokenizer(config.tokenizer, [example.text for example in examples])
         self.labels = LabelVocabulary(sorted({example.label for example in examples}), self.tokenizer)
         found = [(example.text, self._row(example.text, self.labels.numbers[example.label])) for example in examples]
         short = [(text, row) for text, row in found if self._fits(row)]
@@ -164,7 +151,7 @@ class ClassTask(_RowTask):
         rate, rows = self.config.tokenizer.sampling, [self._rows[n] for n in numbers]
         if rate == 0:
             return rows
-        texts = self.tokenizer.sample_words([self._texts[n] for n in numbers], rate, random.Random(repr(key)))
+        texts = self.tokenizer.sample_sources([self._texts[n] for n in numbers], rate, random.Random(repr(key)))
         drawn = [(text_source([*ids, EOS], self.pooling), row[1]) for ids, row in zip(texts, rows, strict=True)]
         return [new if self._fits(new) else row for new, row in zip(drawn, rows, strict=True)]
 
@@ -172,7 +159,10 @@ class ClassTask(_RowTask):
         return int(self.widths.sum())
 
     def valid_rows(self, path: Path) -> list[Row]:
-        rows = [self._row(text, _number(self.labels, label, path, line)) for label, text, line in read_labelled(path)]
+        rows = [
+            self._row(text, self.labels.number(label, f"{path}, line {line:,}"))
+            for label, text, line in read_labelled(path)
+        ]
         return _within(rows, self.data.max_tokens, self.say)
 
 
@@ -196,6 +186,8 @@ class MaskedTask(_RowTask):
         self.spans = self.stream.spans(data.max_tokens)
         words = _words(self.stream, self.spans)
         self.spans, words = self.spans[words > 0], words[words > 0]
+        if not len(self.spans):
+            raise DataError(f"nothing to train on in {', '.join(data.train)}: no paragraph has a word")
         say(f"data: {len(self.stream.bounds) - 1:,} paragraphs, {len(self.stream.ids):,} tokens")
         sizes = self.spans[:, 1] - self.spans[:, 0]
         self.widths = 2 * sizes
@@ -238,7 +230,7 @@ def _words(stream: TextStream, spans: NDArray[np.int64]) -> NDArray[np.int64]:
 # ------------------------------------------------------------------------------------------------------ batches, scores
 
 
-def label_batch(rows: list[Row]) -> Batch:
+def _batch(rows: list[Row]) -> Batch:
     """Rows of source ids and label ids -> a batch; labels lie in tgt_out, and nothing is told of them in tgt_in."""
     src, mask = collate_source([ids for ids, _ in rows])
     targets, _ = collate_source([labels for _, labels in rows])
@@ -301,14 +293,3 @@ def _within(rows: list[Row], limit: int, say: Callable[[str], None]) -> list[Row
     if len(short) < len(rows):
         say(f"data.valid: {len(rows) - len(short):,} are longer than data.max_tokens = {limit} and do not count")
     return short
-
-
-def _number(labels: LabelVocabulary, label: str, path: Path, line: int) -> int:
-    number = labels.numbers.get(label)
-    if number is None:
-        known = ", ".join(labels.labels[:_NAMED]) + (" ..." if len(labels.labels) > _NAMED else "")
-        raise DataError(
-            f"{path}, line {line:,}: the label {label!r} does not occur in data.train{nearest(label, labels.labels)}; "
-            f"known are {known}. Mend the label, or train on data that has it."
-        )
-    return number

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dragoman.config import Config, dump_toml, load_config, resolve_path
+from dragoman.config import Config, dump_toml, flatten, load_config, resolve_path
 from dragoman.data.vocabulary import load_vocabulary
 from dragoman.errors import ConfigError, ModelFolderError, TrainingError, UsageError
 from dragoman.model_folder import (
@@ -29,10 +29,10 @@ from dragoman.model_folder import (
     write_file,
 )
 from dragoman.models.seq2seq import Network
-from dragoman.train.checkpoint import read_training, training_files
-from dragoman.train.optim import Progress
-from dragoman.train.task import Task
-from dragoman.train.tasks import open_task
+from dragoman.training.checkpoint import read_training, training_files
+from dragoman.training.optim import Progress
+from dragoman.training.task import Task
+from dragoman.training.tasks import open_task
 
 __all__ = ["Run", "average_run", "check_files", "open_run"]
 
@@ -77,7 +77,7 @@ def check_files(config: Config) -> None:
 
 
 def _refuse_changes(old: Config, new: Config, folder: Path) -> None:
-    before, after = _flat(old.model_dump()), _flat(new.model_dump())
+    before, after = (flatten(config.model_dump(mode="json")) for config in (old, new))
     problems = [
         f"{key}: the run has {before.get(key)!r}, the configuration {after.get(key)!r}"
         for key in sorted(before.keys() | after.keys())
@@ -86,18 +86,6 @@ def _refuse_changes(old: Config, new: Config, folder: Path) -> None:
     if problems:
         problems.append("a run goes on with the configuration it began with; give another --out for a new run")
         raise ConfigError(str(folder), problems)
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    if isinstance(value, dict) and set(value) == {"amount", "unit"}:
-        return {prefix: f"{value['amount']:g} {value['unit']}"}
-    if isinstance(value, dict):
-        items = value.items()
-    elif isinstance(value, list | tuple):
-        items = {str(i): v for i, v in enumerate(value)}.items()
-    else:
-        return {prefix: value}
-    return {k: v for key, item in items for k, v in _flat(item, f"{prefix}.{key}" if prefix else str(key)).items()}
 
 
 class Run:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,36 +14,33 @@ from dragoman.data.batching import Batch
 from dragoman.data.buckets import plan_buckets
 from dragoman.data.images import LabelledImages, load_digits, read_images, split_off
 from dragoman.data.labels import LabelVocabulary
-from dragoman.errors import DataError, nearest
+from dragoman.errors import DataError
 from dragoman.models.vision import patches
-from dragoman.train.labelling import LabelValidation
-from dragoman.train.task import Score, Task
+from dragoman.training.labelling import LabelValidation
+from dragoman.training.task import Score, Task
 
-__all__ = ["ImageTask", "open_images"]
+__all__ = ["ImageTask"]
 
 _SHARE = 0.2
 _VALID_ROWS = 256
 
 
-def open_images(config: Config, prepared: Path, say: Callable[[str], None]) -> Task:
-    """The task of a configuration with data of kind "images"."""
-    assert isinstance(config.data, ImageData) and isinstance(config.model, VisionConfig)
-    return ImageTask(config, config.data, config.model, say)
-
-
 class ImageTask(Task):
     """A label for each image; without data.valid, a fifth of the images is kept for validation, always the same."""
 
-    def __init__(self, config: Config, data: ImageData, model: VisionConfig, say: Callable[[str], None]) -> None:
-        self.model = model
+    def __init__(self, config: Config, data: ImageData, say: Callable[[str], None]) -> None:
+        assert isinstance(config.model, VisionConfig)  # the configuration has seen to it
+        self.model = config.model
         where, images = _read(data.train, data.root)
         content = images.content()
         if data.valid is None:
-            valid_where, (images, held_out) = where, split_off(images, _SHARE)
+            valid_where, (images, held_out) = f"{where}, the part kept for validation", split_off(images, _SHARE)
+            if not len(held_out.labels):
+                raise DataError(f"{where}: {len(images.labels)} images are too few to keep a fifth; give data.valid")
         else:
             valid_where, held_out = _read(data.valid, data.root)
         say(f"data: {len(images.labels):,} images to train on, {len(held_out.labels):,} to score on")
-        numbers = model.channels * model.patch**2
+        numbers = self.model.channels * self.model.patch**2
         labels = LabelVocabulary(sorted(set(images.labels.tolist())), patch_numbers=numbers)
         super().__init__(config, labels, content)
         self.validates = True
@@ -60,13 +56,7 @@ class ImageTask(Task):
                 f"{where}: images of {height} x {width} pixels, {found} channels, and the model takes {size} x {size}, "
                 f"{channels} channels; set model.image_size and model.channels, or scale the images"
             )
-        unknown = next((label for label in images.labels.tolist() if label not in labels.numbers), None)
-        if unknown is not None:
-            raise DataError(
-                f"{where}: the label {unknown!r} does not occur among the images to train on"
-                f"{nearest(unknown, labels.labels)}; known are {', '.join(labels.labels[:20])}"
-            )
-        numbers = [labels.numbers[label] for label in images.labels.tolist()]
+        numbers = [labels.number(label, where) for label in images.labels.tolist()]
         return patches(torch.from_numpy(images.images), self.model.patch).contiguous(), torch.tensor(numbers)
 
     def epoch(self, epoch: int) -> list[NDArray[np.int64]]:

@@ -1,0 +1,322 @@
+"""What five texts about the Transformer say of it, through our code: a claim holds, or its docstring says what does.
+
+Letters as in the code: N rows, H heads, T positions, S source length, D d_model, Dh head size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import cmath
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from dragoman.config import (
+    PRESETS,
+    ConvolutionalConfig,
+    EncoderOnlyConfig,
+    LearnedPosition,
+    NoPosition,
+    TransformerConfig,
+)
+from dragoman.models.build import build_model
+from dragoman.models.convolutional import Convolutional
+from dragoman.models.seq2seq import Model
+from dragoman.nn.attention import SelfAttention, attend_explicit, causal_bias
+from dragoman.nn.linear_attention import causal_linear_attention, causal_linear_attention_plain
+from dragoman.nn.positions import Learned, Positions, Rotary, Sinusoidal
+from dragoman.nn.taps import Tap
+
+H, T, DH, V = 3, 7, 4, 23
+D = H * DH
+EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def replaced(by: Callable[[Tensor], Tensor]) -> Tap:
+    """A tap that puts something else in the place of the weights."""
+    tap = Tap()
+    tap.register_forward_hook(lambda module, inputs, output: by(output))
+    return tap
+
+
+def with_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention without softmax and divisor: its weights are the bare products q . k."""
+    return attend_explicit(q, k, v, None, tap=replaced(lambda weights: q @ k.transpose(-1, -2)))[0]
+
+
+# ------------------------------------------------------------------------------------------- attention and its softmax
+
+
+def test_orthonormal_vectors_are_the_sum_of_their_products_with_all() -> None:
+    """x_t = sum_i (x_t . x_i) x_i, the expansion that attention is likened to; other vectors are not."""
+    x = torch.linalg.qr(random(D, T))[0].T[None, None]  # (1, 1, T, D)
+    torch.testing.assert_close(with_products(x, x, x), x, **EXACT)
+    sharp, weights = attend_explicit(1e4 * x, x, x, None)  # the softmax's limit is the same
+    torch.testing.assert_close(weights[0, 0], torch.eye(T, dtype=torch.float64), **EXACT)
+    torch.testing.assert_close(sharp, x, **EXACT)
+    other = random(1, 1, T, D)
+    assert not torch.allclose(with_products(other, other, other), other)
+
+
+def test_a_score_of_words_with_places_has_four_terms() -> None:
+    """q . k = word.word + word.place + place.word + place.place.
+
+    The last one is called the relative place.  It depends on the distance only where W^Q and W^K leave the product of
+    two places alone, as identities do; with any other matrices it does not.
+    """
+    attention, pos = SelfAttention(D, 1, bias=False).double(), torch.arange(T)
+    seen: list[Tensor] = []
+    attention.weights.register_forward_hook(lambda module, inputs, output: seen.append(output[0, 0]))
+    x, places = random(T, D), Sinusoidal(D)
+    x_and_p, _ = places.embed(x[None], pos, None)
+    p = x_and_p[0] - x
+    attention(x_and_p, Positions(), pos)
+    (q_x, k_x, _), (q_p, k_p, _) = (attention.qkv(y).chunk(3, dim=-1) for y in (x, p))
+    terms = q_x @ k_x.T + q_x @ k_p.T + q_p @ k_x.T + q_p @ k_p.T
+    torch.testing.assert_close(seen[0], (terms / math.sqrt(D)).softmax(-1), **EXACT)
+    one_away, identity_one_away = (q_p @ k_p.T).diagonal(1), (p @ p.T).diagonal(1)
+    torch.testing.assert_close(identity_one_away, identity_one_away[:1].expand(T - 1), **EXACT)
+    assert one_away.max() - one_away.min() > 1e-3
+
+
+def test_without_softmax_keys_and_values_are_summed_before_any_query() -> None:
+    """z_t^T = q_t^T sum_i k_i v_i^T, and over i <= t a recurrence: T x T products and one Dh x Dh matrix agree."""
+    q, k, v = random(1, 1, T, DH), random(1, 1, T, DH), random(1, 1, T, DH + 1)
+    _, state = causal_linear_attention(q, k, v)
+    assert state.shape == (1, 1, DH, DH + 1)
+    torch.testing.assert_close(with_products(q, k, v), q @ state, **EXACT)
+    past = replaced(lambda weights: (q @ k.transpose(-1, -2)).tril())
+    torch.testing.assert_close(
+        attend_explicit(q, k, v, None, tap=past)[0], causal_linear_attention_plain(q, k, v), **EXACT
+    )
+
+
+def test_without_softmax_heads_are_blocks_of_one_heads_matrix() -> None:
+    """Said to change nothing, because the scores of the heads add up to the score of one head: so they do.
+
+    But each head's values meet the score of that head only.  What heads compute is one head whose matrix, the sum of
+    k_i v_i^T, has lost all but its H diagonal blocks: nothing new, and with the same weights not the same.
+    """
+    many, one = SelfAttention(D, H, bias=False).double(), SelfAttention(D, 1, bias=False).double()
+    one.load_state_dict(many.state_dict())
+    x = random(1, T, D)
+
+    def parts(attention: SelfAttention) -> tuple[Tensor, ...]:
+        return attention.split(attention.qkv(x), attention.parts)
+
+    (q, k, v), (q_one, k_one, v_one) = parts(many), parts(one)
+    of_heads, of_one = q @ k.transpose(-1, -2), q_one @ k_one.transpose(-1, -2)
+    assert of_heads.shape == (1, H, T, T) and of_one.shape == (1, 1, T, T)
+    torch.testing.assert_close(of_heads.sum(1), of_one[:, 0], **EXACT)
+    blocks = torch.block_diag(*[torch.ones(DH, DH, dtype=torch.float64)] * H)
+    state = k_one.transpose(-1, -2) @ v_one
+    heads = many.join(with_products(q, k, v))
+    torch.testing.assert_close(heads, one.join(q_one @ (state * blocks)), **EXACT)
+    assert not torch.allclose(heads, one.join(with_products(q_one, k_one, v_one)))
+
+
+def test_larger_scores_turn_the_softmax_into_a_hardmax_without_gradient() -> None:
+    q, k = torch.tensor([[2.0, 1.0, 0.0, -1.0]], dtype=torch.float64), torch.eye(4, dtype=torch.float64)
+    v = torch.arange(4.0, dtype=torch.float64)[:, None]
+    largest, steepest = [], []
+    for factor in (1, 2, 5, 20, 100):
+        scores = torch.zeros(1, 4, dtype=torch.float64, requires_grad=True)  # added to them: has their gradient
+        scaled = 2 * factor * q  # Dh = 4
+        out, weights = attend_explicit(scaled[None, None], k[None, None], v[None, None], scores)
+        (gradient,) = torch.autograd.grad(out.sum(), scores)
+        largest.append(float(weights.detach().max()))
+        steepest.append(float(gradient.abs().max()))
+    assert largest == sorted(largest) and largest[0] < 0.7 and largest[-1] == 1
+    assert steepest == sorted(steepest, reverse=True) and steepest[0] > 0.3 and steepest[-1] < 1e-40
+
+
+def test_the_softmaxs_derivative_is_a_matrix() -> None:
+    """One of the texts keeps its diagonal only, and squares the power before it subtracts.
+
+    The whole is diag(w) - w w^T.  Every row of it sums to 0: a score that rises takes from the others what it gives.
+    """
+    scores = random(1, 5)
+    q, k = torch.zeros(1, 1, 1, DH, dtype=torch.float64), random(1, 1, 5, DH)
+
+    def weights_of(added: Tensor) -> Tensor:
+        return attend_explicit(q, k, k, added)[1][0, 0, 0]
+
+    whole = torch.autograd.functional.jacobian(weights_of, scores)[:, 0]  # (5, 5)
+    w = weights_of(scores)
+    torch.testing.assert_close(whole, w.diag() - w[:, None] * w, **EXACT)
+    torch.testing.assert_close(whole.sum(-1), torch.zeros(5, dtype=torch.float64), **EXACT)
+    powers = scores[0].exp()
+    squared = powers * (powers.sum() - powers**2) / powers.sum() ** 2
+    assert (whole - whole.diagonal().diag()).abs().max() > 1e-2 and not torch.allclose(squared, whole.diagonal())
+
+
+# ---------------------------------------------------------------------------------------------------- cache and masks
+
+
+def multiply_adds(function: Callable[[], Tensor]) -> int:
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        function()
+    return int(counter.get_total_flops()) // 2
+
+
+def test_a_cached_step_grows_with_the_length_and_all_steps_with_its_square() -> None:
+    """4 D^2 + 2 t D multiply-adds at step t; anew without a cache it would be t and t^2 of them.
+
+    Keys and values are kept.  Queries are not: an old one was needed for an old output only.
+    """
+    attention, x = SelfAttention(D, H), torch.randn(1, T, D)
+    cache = attention.new_cache(1, T, like=x)
+    assert set(vars(cache)) == {"keys", "values"} and cache.nbytes() == 2 * T * D * 4
+    steps, anew = [], []
+    for t in range(T):
+        pos = torch.arange(t + 1)
+        steps.append(
+            multiply_adds(lambda t=t, pos=pos: attention(x[:, t : t + 1], Positions(), pos[t:], None, False, cache))
+        )
+        anew.append(multiply_adds(lambda t=t, pos=pos: attention(x[:, : t + 1], Positions(), pos, None, True)))
+    assert steps == [4 * D * D + 2 * t * D for t in range(1, T + 1)]
+    assert anew == [t * 4 * D * D + 2 * t * t * D for t in range(1, T + 1)]
+    assert sum(steps) == 4 * T * D * D + T * (T + 1) * D
+
+
+def test_zeros_behind_the_softmax_are_no_mask() -> None:
+    """Rows no longer sum to 1, and by the divisor later words change earlier outputs; a bias of -inf heals both."""
+    q, k, v, pos = random(1, 1, T, DH), random(1, 1, T, DH), random(1, 1, T, DH), torch.arange(T)
+    other = k.clone()
+    other[:, :, -1] += 1
+    zeros = replaced(lambda weights: weights.tril())
+    bias = causal_bias(pos, pos, torch.float64)
+    (out, weights), (changed, _) = (attend_explicit(q, keys, v, None, tap=zeros) for keys in (k, other))
+    assert (weights.sum(-1)[0, 0, :-1] < 1 - 1e-6).all()
+    assert ((changed - out)[0, 0, :-1].abs().amax(-1) > 1e-9).all()
+    (out, weights), (changed, _) = (attend_explicit(q, keys, v, bias) for keys in (k, other))
+    torch.testing.assert_close(weights.sum(-1), torch.ones(1, 1, T, dtype=torch.float64), **EXACT)
+    assert torch.equal(changed[:, :, :-1], out[:, :, :-1])
+
+
+@pytest.mark.parametrize(
+    ("query", "later_key", "weights"),
+    [([1.0, 1.0], [1.0, -2.0], None), ([1.0, 1.0], [-1.0, -2.0], None), ([1.0, 1.0], [1.0, 2.0], [1.0, 0.0])],
+    ids=["inf - inf in the score", "a score of +inf", "0 times -inf in the output"],
+)
+def test_infinite_keys_and_values_are_no_mask_either(
+    query: list[float], later_key: list[float], weights: list[float] | None
+) -> None:
+    """The repair that the text proposes, later keys and values times -inf: only -inf as a *score* is right.
+
+    Where all products happen to be positive the weights come out, and 0 * -inf spoils the output.
+    """
+    q = torch.tensor([query], dtype=torch.float64)[None, None]
+    factor = torch.tensor([[1.0], [-math.inf]], dtype=torch.float64)
+    k = torch.tensor([[0.5, 0.5], later_key], dtype=torch.float64)
+    v = torch.tensor([[3.0], [4.0]], dtype=torch.float64)
+    out, got = attend_explicit(q, (k * factor)[None, None], (v * factor)[None, None], None)
+    assert out.isnan().all()
+    assert got[0, 0, 0].tolist() == weights if weights else got.isnan().any()
+    bias = torch.tensor([[0.0, -math.inf]], dtype=torch.float64)
+    assert attend_explicit(q, k[None, None], v[None, None], bias)[0].tolist() == [[[[3.0]]]]
+
+
+# ----------------------------------------------------------------------------------------------- convolutions, places
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("place", [0, 6, 12])
+def test_a_stack_of_convolutions_reaches_as_far_as_it_is_deep(layers: int, place: int) -> None:
+    """Kernels of 3: L layers see 2 L + 1 words (the second layer 5, where the text counts 6), attention all at once."""
+    src = torch.randint(4, V - 1, (1, 13))
+    other = src.clone()
+    other[0, place] = V - 1
+
+    def moved(states: Callable[[Tensor], Tensor]) -> list[bool]:
+        return ((states(other) - states(src)).abs().amax(-1)[0] > 1e-12).tolist()
+
+    convolutions = build_model(
+        ConvolutionalConfig(d_model=10, encoder_layers=layers, decoder_layers=1, kernel=3, dropout=0.0), V, V
+    ).double()
+    assert isinstance(convolutions, Convolutional)
+    seen = moved(lambda ids: convolutions.encoder(ids, None)[0])
+    assert seen == [abs(i - place) <= layers for i in range(13)]
+    attention = build_model(
+        TransformerConfig(d_model=D, d_ff=8, n_heads=H, encoder_layers=1, decoder_layers=1, dropout=0.0), V, V
+    ).double()
+    assert isinstance(attention, Model)
+    assert all(moved(lambda ids: attention.encode(ids, None).states))
+
+
+def test_learned_positions_of_the_example_are_393216_numbers() -> None:
+    """512 x 768, and in a model so many more than without."""
+
+    def count(position: LearnedPosition | NoPosition) -> int:
+        config = EncoderOnlyConfig(d_model=768, d_ff=8, n_heads=12, n_layers=1, position=position)
+        return build_model(config, V, V).parameter_count()
+
+    with torch.device("meta"):
+        assert [tuple(p.shape) for p in Learned(768, 512).parameters()] == [(512, 768)]
+        assert count(LearnedPosition(max_len=512)) - count(NoPosition()) == 512 * 768 == 393_216
+
+
+@pytest.mark.parametrize(("m", "n"), [(0, 0), (5, 2), (2, 5), (103, 100)])
+def test_rotary_is_the_real_part_of_a_complex_product(m: int, n: int) -> None:
+    """Re[(W_q x e^(i m t)) (W_k y e^(i n t))*] = Re[W_q x (W_k y)* e^(i (m - n) t)]: the distance is left."""
+    w_q, w_k, x, y = random(2, 2), random(2, 2), random(2), random(2)
+    q, k, rotary = (w_q @ x)[None, None, None], (w_k @ y)[None, None, None], Rotary(2, 10000.0)
+    turned_q, _ = rotary.rotate(q, k, torch.tensor([m]))
+    _, turned_k = rotary.rotate(q, k, torch.tensor([n]))
+    one, other = complex(*q.flatten().tolist()), complex(*k.flatten().tolist())
+    turn = cmath.exp(1j * (m - n))  # the one pair of a head of 2 turns by 1 a place
+    assert float((turned_q * turned_k).sum()) == pytest.approx((one * other.conjugate() * turn).real, abs=1e-10)
+    both = (one * cmath.exp(1j * m)) * (other * cmath.exp(1j * n)).conjugate()
+    assert both == pytest.approx(one * other.conjugate() * turn, abs=1e-10)
+
+
+# ------------------------------------------------------------------------------------------------ parameters, meanings
+
+
+def matrices(model: nn.Module, within: str, only: str = "") -> int:
+    """Numbers in the matrices of a part of the model: no biases, no norms."""
+    names = model.get_submodule(within).named_parameters()
+    return sum(p.numel() for name, p in names if p.dim() == 2 and only in name)
+
+
+def test_how_much_of_a_model_is_feed_forward() -> None:
+    """Two thirds, says the text: of an encoder layer, with F = 4 D.
+
+    Of a decoder layer it is a half, of the paper's base model with its embeddings two fifths.
+    """
+    with torch.device("meta"):
+        base = build_model(TransformerConfig.model_validate(PRESETS["base"]), 37_000, 37_000)
+    for layer, attentions in (("encoder.layers.0", 1), ("decoder.layers.5", 2)):
+        ffn, whole = matrices(base, layer, "ffn."), matrices(base, layer)
+        assert ffn == 8 * 512**2 and whole == ffn + attentions * 4 * 512**2
+        assert ffn / whole == pytest.approx({1: 2 / 3, 2: 1 / 2}[attentions], abs=1e-12)
+    ffn = matrices(base, "encoder", ".ffn.") + matrices(base, "decoder", ".ffn.")
+    assert ffn / base.parameter_count() == pytest.approx(0.4, abs=0.002)
+
+
+def test_one_word_with_two_meanings_has_one_embedding_and_two_outputs() -> None:
+    """好 in 你好 and in 叶公好龙.  No positions here: what differs is its company, in any order."""
+    ni, hao, ye, gong, long = range(4, 9)
+    config = TransformerConfig(
+        d_model=D, d_ff=20, n_heads=H, encoder_layers=1, decoder_layers=1, dropout=0.0, position=NoPosition()
+    )
+    model = build_model(config, V, V).double()
+    assert isinstance(model, Model)
+
+    def vectors(*words: int) -> tuple[Tensor, Tensor]:
+        src = torch.tensor([words])
+        place = words.index(hao)
+        return model.get_submodule("encoder.embedding")(src)[0, place], model.encode(src, None).states[0, place]
+
+    (embedded, greeting), (again, fondness) = vectors(ni, hao), vectors(ye, gong, hao, long)
+    assert torch.equal(embedded, again)
+    assert (greeting - fondness).abs().max() > 0.1
+    torch.testing.assert_close(vectors(hao, ni)[1], greeting, **EXACT)

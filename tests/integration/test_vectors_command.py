@@ -61,3 +61,15 @@ def test_wrong_use(
 ) -> None:
     code, _, err = Cli(monkeypatch, capsysbinary)("vectors", vectors, *args)
     assert code == 2 and message in err
+
+
+def test_a_text_of_rare_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    pytest.importorskip("gensim.models", reason="pip install 'dragoman[vectors]'", exc_type=ImportError)
+    cli = Cli(monkeypatch, capsysbinary)
+    text = write_lines(tmp_path / "a.txt", ["the cat sat on the mat"] * 2)
+    code, _, err = cli("vectors", tmp_path / "v.txt", "--train", text)
+    assert code != 0 and "give more text, or lower min_count" in err and not (tmp_path / "v.txt").exists()
+    code, _, err = cli("vectors", tmp_path / "v.txt", "--train", text, "--min-count", "2")
+    assert code == 0 and "5 words" in err

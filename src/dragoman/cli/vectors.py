@@ -35,11 +35,12 @@ def vectors(
     train: Annotated[list[Path] | None, typer.Option(help="First learn FILE from this text. May be repeated.")] = None,
     kind: Annotated[str, typer.Option(help="With --train: skipgram or cbow.")] = "skipgram",
     size: Annotated[int, typer.Option(help="With --train: numbers a word.")] = 100,
+    min_count: Annotated[int, typer.Option(help="With --train: rarer words are left out.")] = 5,
 ) -> None:
     """Word vectors: learn them from text, ask for neighbours and analogies, draw them."""
     from dragoman.vectors import WordVectors
 
-    words = _trained(file, train, kind, size) if train else WordVectors.load(file)
+    words = _trained(file, train, kind, size, min_count) if train else WordVectors.load(file)
     asked: dict[Question, list[Neighbour]] = {}
     for word in near or []:
         asked[word,] = words.neighbours(word, count, measure)  # type: ignore[arg-type]
@@ -68,7 +69,7 @@ def _three(text: str) -> tuple[str, str, str]:
             raise UsageError(f'--analogy "{text}": {len(parts)} words; accepted are three, such as "man king woman"')
 
 
-def _trained(file: Path, texts: list[Path], kind: Any, size: int) -> WordVectors:
+def _trained(file: Path, texts: list[Path], kind: Any, size: int, min_count: int) -> WordVectors:
     from dragoman.vectors import train_vectors
     from dragoman.vectors.files import check_target
 
@@ -77,7 +78,7 @@ def _trained(file: Path, texts: list[Path], kind: Any, size: int) -> WordVectors
             yield from lines_of(text)
 
     check_target(file)
-    words = train_vectors(lines(), kind, size=size, tell=lambda line: typer.echo(line, err=True))
+    words = train_vectors(lines(), kind, size=size, min_count=min_count, tell=lambda line: typer.echo(line, err=True))
     words.save(file)
     typer.echo(f"{file}: written", err=True)
     return words

@@ -38,7 +38,17 @@ from dragoman.models.transformer import Decoder, Encoder, Transformer
 from dragoman.models.vision import Vision
 from dragoman.nn import positions
 from dragoman.nn.attention import CrossAttention, SelfAttention
-from dragoman.nn.layers import BatchNorm, DecoderLayer, Embedding, EncoderLayer, FeedForward, RMSNorm, SubLayer
+from dragoman.nn.layers import (
+    BatchNorm,
+    DecoderLayer,
+    Embedding,
+    EncoderLayer,
+    FeedForward,
+    LayerNorm,
+    Output,
+    RMSNorm,
+    SubLayer,
+)
 from dragoman.nn.linear_attention import LinearSelfAttention
 
 __all__ = ["build_model"]
@@ -84,7 +94,7 @@ def _transformer(config: TransformerConfig, src_vocab: int, tgt_vocab: int, shar
 
 
 def _decoder_only(config: DecoderOnlyConfig, vocab: int) -> DecoderOnly:
-    embedding, output = Embedding(vocab, config.d_model), nn.Linear(config.d_model, vocab, bias=False)
+    embedding, output = Embedding(vocab, config.d_model), Output(config.d_model, vocab)
     if config.tie == "all":
         output.weight = embedding.weight
     layers = [_encoder_layer(config) for _ in range(config.n_layers)]
@@ -93,7 +103,7 @@ def _decoder_only(config: DecoderOnlyConfig, vocab: int) -> DecoderOnly:
 
 
 def _encoder_only(config: EncoderOnlyConfig, vocab: int, labels: int) -> EncoderOnly:
-    embedding, output = Embedding(vocab, config.d_model), nn.Linear(config.d_model, labels, bias=False)
+    embedding, output = Embedding(vocab, config.d_model), Output(config.d_model, labels)
     if config.tie == "all":
         output.weight = embedding.weight
     return EncoderOnly(_encoder(config, embedding, config.n_layers), output, config.pooling)
@@ -101,7 +111,7 @@ def _encoder_only(config: EncoderOnlyConfig, vocab: int, labels: int) -> Encoder
 
 def _vision(config: VisionConfig, patch_numbers: int, labels: int) -> Vision:
     layers = [_encoder_layer(config) for _ in range(config.n_layers)]
-    output = nn.Linear(config.d_model, labels, bias=False)
+    output = Output(config.d_model, labels)
     position = _positions(config, bidirectional=True)
     return Vision(
         patch_numbers, config.d_model, config.n_patches, position, layers, _final_norm(config), output, config.dropout
@@ -113,11 +123,11 @@ def _vision(config: VisionConfig, patch_numbers: int, labels: int) -> Vision:
 
 def _embeddings(
     config: TransformerConfig | RecurrentConfig | ConvolutionalConfig, src_vocab: int, tgt_vocab: int, shared: bool
-) -> tuple[Embedding, Embedding, nn.Linear]:
+) -> tuple[Embedding, Embedding, Output]:
     """Source and target embedding and the output layer, which share one matrix where `tie` says so."""
     src = Embedding(src_vocab, config.d_model)
     tgt = src if config.tie == "all" and shared else Embedding(tgt_vocab, config.d_model)
-    output = nn.Linear(config.d_model, tgt_vocab, bias=False)
+    output = Output(config.d_model, tgt_vocab)
     if config.tie != "none":
         output.weight = tgt.weight
     return src, tgt, output
@@ -159,7 +169,7 @@ def _positions(config: BlockConfig, bidirectional: bool) -> positions.Positions:
 def _norm(config: BlockConfig) -> nn.Module:
     match config.norm:
         case LayerNormConfig(eps=eps):
-            return nn.LayerNorm(config.d_model, eps=eps)
+            return LayerNorm(config.d_model, eps=eps)
         case RMSNormConfig(eps=eps):
             return RMSNorm(config.d_model, eps=eps)
         case BatchNormConfig(eps=eps, momentum=momentum):

@@ -26,6 +26,7 @@ from dragoman.nn.convolution import (
 from dragoman.nn.dropout import Dropout
 from dragoman.nn.layers import Embedding
 from dragoman.nn.state import CrossKeyValues, DecodeState, LayerState
+from dragoman.nn.taps import Tap
 
 if TYPE_CHECKING:
     from dragoman.config import ConvolutionalConfig
@@ -44,6 +45,8 @@ class PlacedEmbedding(nn.Module):
         self.embedding = embedding
         self.positions = nn.Parameter(torch.empty(max_positions, embedding.weight.size(1)))
         self.dropout = Dropout(dropout)
+        self.embedded = Tap("row", "position", "feature")
+        self.positioned = Tap("row", "position", "feature")
         self.reset()
 
     def reset(self, generator: torch.Generator | None = None) -> None:
@@ -61,7 +64,8 @@ class PlacedEmbedding(nn.Module):
                 f"split the text into shorter pieces, or train with model.max_positions = {end} or more"
             )
         # An `Embedding` comes out with variance 1.
-        out: Tensor = self.dropout(_STD * self.embedding(tokens) + self.positions[first:end])
+        embedded = self.embedded(_STD * self.embedding(tokens))
+        out: Tensor = self.dropout(self.positioned(embedded + self.positions[first:end]))
         return out
 
 

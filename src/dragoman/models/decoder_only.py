@@ -19,6 +19,7 @@ from dragoman.nn.dropout import Dropout
 from dragoman.nn.layers import Embedding, EncoderLayer
 from dragoman.nn.positions import Positions
 from dragoman.nn.state import DecodeState, LayerState, LinearSums, SelfKeyValues
+from dragoman.nn.taps import Tap
 
 __all__ = ["DecoderOnly"]
 
@@ -42,6 +43,8 @@ class DecoderOnly(Model):
         self.layers = nn.ModuleList(layers)
         self.final_norm = final_norm
         self.output = output
+        self.embedded = Tap("row", "position", "feature")
+        self.positioned = Tap("row", "position", "feature")
 
     def encode(self, src: Tensor, src_mask: Tensor | None) -> Memory:
         """src: (B, 0), which says how many texts -> a memory without positions, (B, 0, D).
@@ -66,8 +69,8 @@ class DecoderOnly(Model):
     def decode_hidden(self, tokens: Tensor, state: DecodeState) -> Tensor:
         t = tokens.size(1)
         pos = torch.arange(state.length, state.length + t, device=tokens.device)
-        x, state.carry = self.positions.embed(self.embedding(tokens), pos, state.carry)
-        x = self.dropout(x)  # (N, T, D)
+        x, state.carry = self.positions.embed(self.embedded(self.embedding(tokens)), pos, state.carry)
+        x = self.dropout(self.positioned(x))  # (N, T, D)
         bias, causal = order_bias(self.positions, pos, x.dtype)
         # Without records nothing is kept: this call takes the whole text.
         caches: Sequence[LayerState | None] = state.layers or [None] * len(self.layers)

@@ -30,6 +30,7 @@ from dragoman.nn.recurrent import (
 )
 from dragoman.nn.recurrent_attention import AdditiveAttention, BahdanauLayer, DotAttention, GeneralAttention, LuongLayer
 from dragoman.nn.state import DecodeState
+from dragoman.nn.taps import Tap
 
 if TYPE_CHECKING:
     from dragoman.config import GRUConfig, LSTMConfig, RNNConfig
@@ -45,11 +46,12 @@ class RecurrentEncoder(nn.Module):
         self.embedding = embedding
         self.dropout = Dropout(dropout)
         self.layers = nn.ModuleList(layers)
+        self.embedded = Tap("row", "position", "feature")
 
     def forward(self, src: Tensor, src_mask: Tensor | None) -> Tensor:
         """src (B, S), src_mask (B, S) or None -> (B, S, D)."""
         order = backwards(src_mask, src)
-        x: Tensor = self.embedding(src)
+        x: Tensor = self.embedded(self.embedding(src))
         for layer in self.layers:
             x = layer(self.dropout(x), order)
         return x
@@ -67,6 +69,7 @@ class Bridge(nn.Module):
         super().__init__()
         self.directions = directions
         self.parts = parts
+        self.summary = Tap("row", "feature")
         self.linear = nn.Linear(d_model, layers * parts * d_model)
 
     def forward(self, memory: Memory) -> list[State]:
@@ -77,7 +80,7 @@ class Bridge(nn.Module):
         last = states[torch.arange(b, device=states.device), end - 1]  # (B, D)
         if self.directions == 2:
             last = torch.cat([last[:, : d // 2], states[:, 0, d // 2 :]], dim=-1)
-        vectors = torch.tanh(self.linear(last)).split(d, dim=-1)
+        vectors = torch.tanh(self.linear(self.summary(last))).split(d, dim=-1)
         return [vectors[i : i + self.parts] for i in range(0, len(vectors), self.parts)]
 
 
@@ -95,6 +98,7 @@ class RecurrentDecoder(nn.Module):
         self.dropout = Dropout(dropout)
         self.layers = nn.ModuleList(layers)
         self.bridge = bridge
+        self.embedded = Tap("row", "position", "feature")
 
     def start(self, memory: Memory, beams: int) -> DecodeState:
         """A state for N = B * beams rows; it has room for targets of any length."""
@@ -109,7 +113,7 @@ class RecurrentDecoder(nn.Module):
 
     def forward(self, tokens: Tensor, state: DecodeState) -> Tensor:
         """tokens (N, T), the next T of every row -> hidden states (N, T, D)."""
-        x: Tensor = self.embedding(tokens)
+        x: Tensor = self.embedded(self.embedding(tokens))
         for layer, record in zip(self.layers, state.layers, strict=True):
             x = layer(self.dropout(x), record, state.memory_bias)
         state.length += tokens.size(1)

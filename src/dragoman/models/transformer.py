@@ -17,6 +17,7 @@ from dragoman.nn.dropout import Dropout
 from dragoman.nn.layers import DecoderLayer, Embedding, EncoderLayer
 from dragoman.nn.positions import Positions
 from dragoman.nn.state import CrossKeyValues, DecodeState, SelfState
+from dragoman.nn.taps import Tap
 
 __all__ = ["Decoder", "Encoder", "Transformer", "order_bias"]
 
@@ -36,7 +37,7 @@ def order_bias(positions: Positions, pos: Tensor, dtype: torch.dtype) -> tuple[T
 
 
 @dataclass
-class _LayerState:
+class _Record:
     """A decoder layer's memory: what its self-attention keeps (None while nothing is kept) and the encoder's."""
 
     own: SelfState | None
@@ -68,12 +69,14 @@ class Encoder(nn.Module):
         self.dropout = Dropout(dropout)
         self.layers = nn.ModuleList(layers)
         self.final_norm = final_norm
+        self.embedded = Tap("row", "position", "feature")
+        self.positioned = Tap("row", "position", "feature")
 
     def forward(self, src: Tensor, src_mask: Tensor | None) -> Tensor:
         """src (B, S), src_mask (B, S) or None -> (B, S, D)."""
         pos = torch.arange(src.size(1), device=src.device)
-        x, _ = self.positions.embed(self.embedding(src), pos, None)
-        x = self.dropout(x)  # (B, S, D)
+        x, _ = self.positions.embed(self.embedded(self.embedding(src)), pos, None)
+        x = self.dropout(self.positioned(x))  # (B, S, D)
         bias = None if src_mask is None else mask_to_bias(src_mask[:, None, None, :], x.dtype)  # (B, 1, 1, S)
         static = self.positions.static_bias(pos, pos)  # (H, S, S)
         if static is not None:
@@ -101,6 +104,8 @@ class Decoder(nn.Module):
         self.dropout = Dropout(dropout)
         self.layers = nn.ModuleList(layers)
         self.final_norm = final_norm
+        self.embedded = Tap("row", "position", "feature")
+        self.positioned = Tap("row", "position", "feature")
 
     def start(self, memory: Memory, beams: int, max_len: int) -> DecodeState:
         """A state for N = B * beams rows; `max_len = 0` keeps nothing of the target."""
@@ -109,7 +114,7 @@ class Decoder(nn.Module):
         for layer in self.layers:
             assert isinstance(layer, DecoderLayer)
             own = layer.self_attn.new_cache(states.size(0) * beams, max_len, like=states) if max_len else None
-            layers.append(_LayerState(own, layer.cross_attn.project(states)))
+            layers.append(_Record(own, layer.cross_attn.project(states)))
         mask = None if memory.mask is None else mask_to_bias(memory.mask[:, None, None, :], states.dtype)
         return DecodeState(list(layers), beams, memory_bias=mask)
 
@@ -117,11 +122,11 @@ class Decoder(nn.Module):
         """tokens (N, T), the next T of every row -> hidden states (N, T, D)."""
         t = tokens.size(1)
         pos = torch.arange(state.length, state.length + t, device=tokens.device)
-        x, state.carry = self.positions.embed(self.embedding(tokens), pos, state.carry)
-        x = self.dropout(x)  # (N, T, D)
+        x, state.carry = self.positions.embed(self.embedded(self.embedding(tokens)), pos, state.carry)
+        x = self.dropout(self.positioned(x))  # (N, T, D)
         bias, causal = order_bias(self.positions, pos, x.dtype)
         for layer, record in zip(self.layers, state.layers, strict=True):
-            assert isinstance(record, _LayerState)
+            assert isinstance(record, _Record)
             x = layer(x, self.positions, pos, bias, causal, record.own, record.cross, state.memory_bias)
         state.length += t
         out: Tensor = self.final_norm(x)

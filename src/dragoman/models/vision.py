@@ -15,6 +15,7 @@ from dragoman.models.seq2seq import Network
 from dragoman.nn.dropout import Dropout
 from dragoman.nn.layers import EncoderLayer
 from dragoman.nn.positions import Positions
+from dragoman.nn.taps import Tap
 
 __all__ = ["Vision", "patches"]
 
@@ -57,6 +58,8 @@ class Vision(Network):
         self.layers = nn.ModuleList(layers)
         self.final_norm = final_norm
         self.output = output
+        self.embedded = Tap("row", "position", "feature")
+        self.positioned = Tap("row", "position", "feature")
         self.reset()
 
     def reset(self, generator: torch.Generator | None = None) -> None:
@@ -77,8 +80,8 @@ class Vision(Network):
             )
         x = torch.cat([self.class_token.expand(src.size(0), 1, -1), self.embedding(src)], dim=1)  # (B, 1 + n, D)
         pos = torch.arange(x.size(1), device=x.device)
-        x, _ = self.positions.embed(x, pos, None)
-        x = self.dropout(x)
+        x, _ = self.positions.embed(self.embedded(x), pos, None)
+        x = self.dropout(self.positioned(x))
         bias = self.positions.static_bias(pos, pos)
         for layer in self.layers:
             x = layer(x, self.positions, pos, bias)

@@ -17,6 +17,7 @@ fused kernel for sentences; `scaled_dot_product_attention` of torch takes the lo
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,9 +27,10 @@ from torch.nn import functional as F
 from dragoman.nn.dropout import Dropout
 from dragoman.nn.positions import Positions
 from dragoman.nn.state import CrossKeyValues, SelfKeyValues
-from dragoman.nn.taps import Tap
+from dragoman.nn.taps import Tap, active, decide
 
 __all__ = [
+    "AttentionTaps",
     "CrossAttention",
     "MultiHead",
     "SelfAttention",
@@ -52,20 +54,53 @@ def causal_bias(q_pos: Tensor, k_pos: Tensor, dtype: torch.dtype) -> Tensor:
     return mask_to_bias(q_pos[:, None] >= k_pos[None, :], dtype)
 
 
+@dataclass(frozen=True)
+class AttentionTaps:
+    """What a fused kernel never shows: Q K^T / sqrt(Dh), that with the bias added, and its softmax."""
+
+    scores: Tap
+    masked: Tap
+    weights: Tap
+
+    @property
+    def active(self) -> bool:
+        return active(self.scores, self.masked, self.weights)
+
+    @property
+    def decides(self) -> bool:
+        return decide(self.scores, self.masked, self.weights)
+
+
 def attend_explicit(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: Dropout | None = None, tap: Tap | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    dropout: Dropout | None = None,
+    taps: AttentionTaps | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The formula, written out: outputs (N, H, Tq, Dh) and weights (N, H, Tq, Tk) as they were used, after dropout."""
     k, v = _repeat(k, q.size(1)), _repeat(v, q.size(1))
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.size(-1))  # (N, H, Tq, Tk)
+    if taps is not None:
+        scores = taps.scores(scores)
     if bias is not None:
         scores = scores + bias
+    if taps is not None:
+        scores = taps.masked(scores)
     weights = scores.softmax(dim=-1)
-    if tap is not None:
-        weights = tap(weights)
+    if taps is not None:
+        weights = taps.weights(weights)
     if dropout is not None:
         weights = dropout(weights)
     return weights @ v, weights
+
+
+def _in_order(q: Tensor, bias: Tensor | None) -> Tensor:
+    """The bias with what keeps queries (N, H, T, Dh) from later ones."""
+    pos = torch.arange(q.size(2), device=q.device)
+    order = causal_bias(pos, pos, q.dtype)
+    return order if bias is None else order + bias
 
 
 def _repeat(x: Tensor, heads: int) -> Tensor:
@@ -112,13 +147,17 @@ def attend_short(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor
 
 
 class MultiHead(nn.Module):
-    """What every attention has: heads, the tap of their weights, the output projection W^O."""
+    """What every attention has: heads, the taps of the paper's quantities, the output projection W^O."""
 
     def __init__(self, d_model: int, n_heads: int, bias: bool) -> None:
         super().__init__()
         self.n_heads = n_heads
         self.d_head = d_model // n_heads
-        self.weights = Tap()
+        self.queries = Tap("row", "head", "query", "feature")
+        self.keys = Tap("row", "head", "key", "feature")
+        self.values = Tap("row", "head", "key", "feature")
+        self.weights = Tap("row", "head", "query", "key")
+        self.heads = Tap("row", "head", "query", "feature")
         self.out = nn.Linear(d_model, d_model, bias=bias)
 
     def split(self, x: Tensor, parts: tuple[int, ...]) -> tuple[Tensor, ...]:
@@ -130,7 +169,7 @@ class MultiHead(nn.Module):
     def join(self, x: Tensor) -> Tensor:
         """(N, H, T, Dh) -> (N, T, D), through W^O."""
         n, _, t, _ = x.shape
-        projected: Tensor = self.out(x.transpose(1, 2).reshape(n, t, -1))
+        projected: Tensor = self.out(self.heads(x).transpose(1, 2).reshape(n, t, -1))
         return projected
 
 
@@ -141,16 +180,22 @@ class _SoftmaxAttention(MultiHead):
         super().__init__(d_model, n_heads, bias)
         self.n_kv_heads = n_kv_heads or n_heads
         self.dropout = Dropout(dropout)
+        self.scores = Tap("row", "head", "query", "key")
+        self.masked = Tap("row", "head", "query", "key")
+        self.inner = AttentionTaps(self.scores, self.masked, self.weights)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool = False) -> Tensor:
         """Outputs (N, H, Tq, Dh) by the fastest path that makes what is asked for."""
         drops = self.training and self.dropout.p > 0
         short = q.device.type == "cpu" and q.size(2) * k.size(2) <= _SHORT
-        if causal and (self.weights.active or drops or short):
-            pos = torch.arange(q.size(2), device=q.device)
-            bias, causal = causal_bias(pos, pos, q.dtype) + (0 if bias is None else bias), False
-        if self.weights.active or drops or (bias is not None and bias.requires_grad):
-            return attend_explicit(q, k, v, bias, self.dropout, self.weights)[0]
+        explicit = drops or self.inner.decides or (bias is not None and bias.requires_grad)
+        if self.inner.active and not explicit:
+            with torch.no_grad():  # only to be seen: what goes on is made as ever
+                attend_explicit(q, k, v, _in_order(q, bias) if causal else bias, None, self.inner)
+        if causal and (explicit or short):
+            bias, causal = _in_order(q, bias), False
+        if explicit:
+            return attend_explicit(q, k, v, bias, self.dropout, self.inner)[0]
         if short and not torch.is_autocast_enabled(q.device.type):
             return attend_short(q, k, v, bias)
         k, v = _repeat(k, self.n_heads), _repeat(v, self.n_heads)
@@ -190,6 +235,7 @@ class SelfAttention(_SoftmaxAttention):
         """
         q, k, v = self.split(self.qkv(x), self.parts)  # (N, H, T, Dh), keys and values (N, Hkv, T, Dh)
         q, k = positions.rotate(q, k, pos)
+        q, k, v = self.queries(q), self.keys(k), self.values(v)
         if cache is not None:
             k, v = cache.append(k, v, int(pos[0]))  # (N, Hkv, Tk, Dh)
         if positions.needs_weights:
@@ -208,7 +254,7 @@ class SelfAttention(_SoftmaxAttention):
         extra = positions.query_bias(q, pos, k_pos)
         if extra is not None:
             bias = extra if bias is None else bias + extra
-        out, weights = attend_explicit(q, k, v, bias, self.dropout, self.weights)
+        out, weights = attend_explicit(q, k, v, bias, self.dropout, self.inner)
         term = positions.value_term(weights, pos, k_pos)
         return out if term is None else out + term
 
@@ -230,7 +276,8 @@ class CrossAttention(_SoftmaxAttention):
 
     def project(self, memory: Tensor) -> CrossKeyValues:
         """memory (B, S, D) -> its keys and values (B, Hkv, S, Dh)."""
-        return CrossKeyValues(*self.split(self.kv(memory), self.parts))
+        k, v = self.split(self.kv(memory), self.parts)
+        return CrossKeyValues(self.keys(k), self.values(v))
 
     def forward(self, x: Tensor, memory: CrossKeyValues, bias: Tensor | None = None) -> Tensor:
         """x (N, T, D), N = B*K rows -> (N, T, D); bias (B, 1, 1, S) or None.
@@ -240,4 +287,4 @@ class CrossAttention(_SoftmaxAttention):
         n, t, d = x.shape
         b = memory.keys.size(0)
         (q,) = self.split(self.q(x).view(b, n // b * t, d), (d,))  # (B, H, K*T, Dh)
-        return self.join(self._attend(q, memory.keys, memory.values, bias)).view(n, t, d)
+        return self.join(self._attend(self.queries(q), memory.keys, memory.values, bias)).view(n, t, d)

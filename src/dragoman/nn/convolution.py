@@ -61,6 +61,8 @@ class GatedConvolution(nn.Module):
         self.weight = nn.Parameter(torch.empty(2 * d_model, kernel * d_model))  # A above B; windows: oldest first
         self.bias = nn.Parameter(torch.empty(2 * d_model))
         self.dropout = Dropout(dropout)
+        self.gate = Tap("row", "position", "feature")
+        self.hidden = Tap("row", "position", "feature")
         self.reset()
 
     def reset(self, generator: torch.Generator | None = None) -> None:
@@ -74,7 +76,13 @@ class GatedConvolution(nn.Module):
         x = self.dropout(x)
         t = x.size(1) - self.kernel + 1
         windows = torch.cat([x[:, i : i + t] for i in range(self.kernel)], dim=-1)  # (N, T, k * D)
-        return F.glu(F.linear(windows, self.weight, self.bias), dim=-1)
+        both = F.linear(windows, self.weight, self.bias)
+        by_hand = None
+        if self.gate.active:
+            a, b = both.chunk(2, dim=-1)
+            by_hand = a * self.gate(b.sigmoid())
+        out: Tensor = self.hidden(by_hand if by_hand is not None and self.gate.decides else F.glu(both, dim=-1))
+        return out
 
 
 class MultiStepAttention(nn.Module):
@@ -83,7 +91,10 @@ class MultiStepAttention(nn.Module):
     def __init__(self, d_model: int) -> None:
         super().__init__()
         self.q = nn.Linear(d_model, d_model)
-        self.weights = Tap()
+        self.queries = Tap("row", "query", "feature")
+        self.scores = Tap("row", "head", "query", "key")
+        self.weights = Tap("row", "head", "query", "key")
+        self.context = Tap("row", "query", "feature")
 
     def forward(self, x: Tensor, embedded: Tensor, source: CrossKeyValues, bias: Tensor | None) -> Tensor:
         """States x and target embeddings (N, T, D) -> (N, T, D); source (B, S, D) each; bias (B, 1, S) or None.
@@ -92,12 +103,13 @@ class MultiStepAttention(nn.Module):
         """
         n, t, d = x.shape
         b, s, _ = source.keys.shape
-        q = (self.q(x) + embedded).reshape(b, n // b * t, d)  # (B, K*T, D)
-        scores = q @ source.keys.transpose(1, 2)  # (B, K*T, S)
+        q = self.queries((self.q(x) + embedded).reshape(b, n // b * t, d))  # (B, K*T, D)
+        scores = self.scores((q @ source.keys.transpose(1, 2)).view(n, 1, t, s)).reshape(b, n // b * t, s)
         if bias is not None:
             scores = scores + bias
         weights: Tensor = self.weights(scores.softmax(dim=-1).view(n, 1, t, s))
-        return (weights.reshape(b, n // b * t, s) @ source.values).view(n, t, d)
+        context: Tensor = self.context(weights.reshape(b, n // b * t, s) @ source.values)  # (B, K*T, D)
+        return context.view(n, t, d)
 
 
 class ConvolutionalEncoderLayer(nn.Module):
@@ -106,13 +118,14 @@ class ConvolutionalEncoderLayer(nn.Module):
     def __init__(self, conv: GatedConvolution) -> None:
         super().__init__()
         self.conv = conv
+        self.stream = Tap("row", "position", "feature")
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """x (B, S, D), mask (B, S) True = a word -> (B, S, D).  Padding enters as zeros, like what is outside."""
         if mask is not None:
             x = x.masked_fill(~mask[..., None], 0)
         side = self.conv.kernel // 2
-        out: Tensor = (self.conv(F.pad(x, (0, 0, side, side))) + x) * _HALF
+        out: Tensor = self.stream((self.conv(F.pad(x, (0, 0, side, side))) + x) * _HALF)
         return out
 
 
@@ -123,11 +136,12 @@ class ConvolutionalDecoderLayer(nn.Module):
         super().__init__()
         self.conv = conv
         self.cross_attn = cross_attn
+        self.stream = Tap("row", "position", "feature")
 
     def forward(
         self, x: Tensor, embedded: Tensor, last: LastInputs, source: CrossKeyValues, bias: Tensor | None
     ) -> Tensor:
         """x (N, T, D), target embeddings (N, T, D) -> (N, T, D); moves `last` on by T."""
         x = (self.conv(last.append(x)) + x) * _HALF
-        out: Tensor = (self.cross_attn(x, embedded, source, bias) + x) * _HALF
+        out: Tensor = self.stream((self.cross_attn(x, embedded, source, bias) + x) * _HALF)
         return out

@@ -18,6 +18,7 @@ from dragoman.nn.dropout import Dropout
 from dragoman.nn.linear_attention import LinearSelfAttention
 from dragoman.nn.positions import Positions
 from dragoman.nn.state import CrossKeyValues, SelfState
+from dragoman.nn.taps import LastTap, Tap, active, decide
 
 __all__ = [
     "ACTIVATIONS",
@@ -26,6 +27,8 @@ __all__ = [
     "Embedding",
     "EncoderLayer",
     "FeedForward",
+    "LayerNorm",
+    "Output",
     "RMSNorm",
     "SubLayer",
 ]
@@ -49,6 +52,51 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return F.embedding(tokens, self.weight) * self.scale
+
+
+class Output(nn.Linear):
+    """Hidden states (..., D) -> logits (..., V), without bias (section 3.4)."""
+
+    def __init__(self, d_model: int, vocab: int) -> None:
+        super().__init__(d_model, vocab, bias=False)
+        self.logits = Tap("row", "position", "word")
+        self.probs = LastTap("row", "position", "word")
+
+    @property
+    def watched(self) -> bool:
+        """Whether somebody looks at logits or probabilities, which a loss by chunks never holds as a whole."""
+        return active(self.logits, self.probs)
+
+    @property
+    def decides(self) -> bool:
+        return decide(self.logits, self.probs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.logits(super().forward(x))
+        if self.probs.active:
+            self.probs(logits.softmax(-1))
+        return logits
+
+
+class LayerNorm(nn.LayerNorm):
+    """(x - mean) / sqrt(variance + eps) * weight + bias, over the features of a position (Ba et al. 2016)."""
+
+    def __init__(self, d_model: int, eps: float = 1e-5) -> None:
+        super().__init__(d_model, eps=eps)
+        self.mean = Tap("row", "position")
+        self.std = Tap("row", "position")
+        self.normed = Tap("row", "position", "feature")
+
+    def forward(self, x: Tensor) -> Tensor:
+        by_hand = self._by_hand(x) if active(self.mean, self.std) else None
+        normed: Tensor = self.normed(super().forward(x) if by_hand is None else by_hand)
+        return normed
+
+    def _by_hand(self, x: Tensor) -> Tensor | None:
+        """The formula, for its taps to see; its outcome only where they decide."""
+        mean = self.mean(x.mean(-1))[..., None]
+        std = self.std(((x - mean).square().mean(-1) + self.eps).sqrt())[..., None]
+        return (x - mean) / std * self.weight + self.bias if decide(self.mean, self.std) else None
 
 
 class _RMSNormalise(torch.autograd.Function):
@@ -76,8 +124,19 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(d_model))
         self.eps = eps
+        self.std = Tap("row", "position")
+        self.normed = Tap("row", "position", "feature")
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.std.active:
+            std = self.std((x.square().mean(-1) + self.eps).sqrt())
+            if self.std.decides:
+                by_hand: Tensor = self.normed(x / std[..., None] * self.weight)
+                return by_hand
+        normed: Tensor = self.normed(self._normalise(x))
+        return normed
+
+    def _normalise(self, x: Tensor) -> Tensor:
         if x.device.type == "cpu":  # torch's own is a chain of small operations there, half as fast
             out: Tensor = _RMSNormalise.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
             return out
@@ -101,6 +160,7 @@ class BatchNorm(nn.Module):
         self.running_var: Tensor
         self.eps = eps
         self.momentum = momentum
+        self.normed = Tap("row", "position", "feature")
 
     def forward(self, x: Tensor) -> Tensor:
         """x (N, T, D); a batch of one single position has no variance and takes the running statistics."""
@@ -109,7 +169,9 @@ class BatchNorm(nn.Module):
         statistics = self.running_mean, self.running_var
         if fresh and not bool(torch.isfinite(flat).all()):  # the trainer skips such a step, and nothing may stay of it
             statistics = self.running_mean.clone(), self.running_var.clone()
-        return F.batch_norm(flat, *statistics, self.weight, self.bias, fresh, self.momentum, self.eps).view_as(x)
+        out = F.batch_norm(flat, *statistics, self.weight, self.bias, fresh, self.momentum, self.eps)
+        normed: Tensor = self.normed(out.view_as(x))
+        return normed
 
 
 class FeedForward(nn.Module):
@@ -127,15 +189,17 @@ class FeedForward(nn.Module):
         self.inner = nn.Linear(d_model, 2 * d_ff if gated else d_ff, bias=bias)  # gated: W1 above W3
         self.dropout = Dropout(dropout)
         self.outer = nn.Linear(d_ff, d_model, bias=bias)
+        self.before = Tap("row", "position", "feature")
+        self.hidden = Tap("row", "position", "feature")
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.inner(x)  # (N, T, F)
+        hidden = self.before(self.inner(x))  # (N, T, F), gated (N, T, 2F)
         if self.gated:
             hidden, gate = hidden.chunk(2, dim=-1)
             hidden = self.activation(hidden) * gate
         else:
             hidden = self.activation(hidden)
-        out: Tensor = self.outer(self.dropout(hidden))
+        out: Tensor = self.outer(self.dropout(self.hidden(hidden)))
         return out
 
 
@@ -150,12 +214,14 @@ class SubLayer(nn.Module):
         self.norm = norm
         self.dropout = Dropout(dropout)
         self.order = order
+        self.update = Tap("row", "position", "feature")
+        self.residual = Tap("row", "position", "feature")
 
     def forward(self, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         if self.order == "post":
-            normed: Tensor = self.norm(self.dropout(function(x), x))
+            normed: Tensor = self.norm(self.residual(self.dropout(self.update(function(x)), x)))
             return normed
-        out: Tensor = self.dropout(function(self.norm(x)), x)
+        out: Tensor = self.residual(self.dropout(self.update(function(self.norm(x))), x))
         return out
 
 
@@ -168,6 +234,7 @@ class EncoderLayer(nn.Module):
         super().__init__()
         self.self_attn, self.around_self_attn = self_attn, sublayer()
         self.ffn, self.around_ffn = ffn, sublayer()
+        self.stream = Tap("row", "position", "feature")
 
     def forward(
         self,
@@ -180,7 +247,7 @@ class EncoderLayer(nn.Module):
     ) -> Tensor:
         """x (N, S, D) at positions pos (S,) -> (N, S, D)."""
         x = self.around_self_attn(x, lambda y: self.self_attn(y, positions, pos, bias, causal, cache))
-        out: Tensor = self.around_ffn(x, self.ffn)
+        out: Tensor = self.stream(self.around_ffn(x, self.ffn))
         return out
 
 
@@ -198,6 +265,7 @@ class DecoderLayer(nn.Module):
         self.self_attn, self.around_self_attn = self_attn, sublayer()
         self.cross_attn, self.around_cross_attn = cross_attn, sublayer()
         self.ffn, self.around_ffn = ffn, sublayer()
+        self.stream = Tap("row", "position", "feature")
 
     def forward(
         self,
@@ -213,5 +281,5 @@ class DecoderLayer(nn.Module):
         """x (N, T, D) at positions pos (T,) -> (N, T, D)."""
         x = self.around_self_attn(x, lambda y: self.self_attn(y, positions, pos, bias, causal, cache))
         x = self.around_cross_attn(x, lambda y: self.cross_attn(y, memory, memory_bias))
-        out: Tensor = self.around_ffn(x, self.ffn)
+        out: Tensor = self.stream(self.around_ffn(x, self.ffn))
         return out

@@ -144,7 +144,8 @@ class LinearSelfAttention(MultiHead):
         wide = torch.promote_types(q.dtype, torch.float32)  # half a word is too short for a long sum
         with torch.autocast(q.device.type, enabled=False):
             keep = None if bias is None else (bias == 0).transpose(-1, -2)  # (N, 1, T, 1)
-            out = self._attend(q.to(wide), k.to(wide), v.to(wide), positions, pos, keep, causal, cache)
+            q, k, v = self.queries(q.to(wide)), self.keys(k.to(wide)), self.values(v.to(wide))
+            out = self._attend(q, k, v, positions, pos, keep, causal, cache)
         return self.join(out.to(x.dtype))
 
     def _attend(
@@ -169,7 +170,8 @@ class LinearSelfAttention(MultiHead):
         if self.weights.active and cache is None:
             weights = q @ k.transpose(-1, -2)
             recorded: Tensor = self.weights(weights.tril() if causal else weights)
-            return recorded @ v
+            if self.weights.decides:
+                return recorded @ v
         if not causal:
             return q @ (k.transpose(-1, -2) @ v)
         out, keys_values = causal_linear_attention(q, k, v, None if cache is None else cache.keys_values)

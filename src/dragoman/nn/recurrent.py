@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.nn.state import LayerState
+from dragoman.nn.taps import Tap, active, decide
 
 __all__ = [
     "GRU",
@@ -47,10 +48,14 @@ class Cell(nn.Module, ABC):
     parts = 1
     """Tensors in a state."""
 
-    def __init__(self, fused: nn.RNNBase) -> None:
+    def __init__(self, fused: nn.RNNBase, *quantities: str) -> None:
+        """quantities: names of the taps that a step passes, a position a call."""
         super().__init__()
         self.fused = fused
         self.d_model = fused.hidden_size
+        self.taps = {name: Tap("row", "position", "feature") for name in quantities}
+        for name, tap in self.taps.items():
+            self.add_module(name, tap)
         self.reset()
 
     def reset(self, generator: torch.Generator | None = None) -> None:
@@ -74,6 +79,14 @@ class Cell(nn.Module, ABC):
         w, _, b, _ = self.weights
         return F.linear(x, w, b)
 
+    def tap(self, name: str, x: Tensor) -> Tensor:
+        """x (N, D), one position, past the tap of that name, which sees (N, 1, D)."""
+        tap = self.taps[name]
+        if not tap.active:
+            return x
+        seen: Tensor = tap(x[:, None])
+        return seen[:, 0]
+
     @abstractmethod
     def step(self, wx: Tensor, state: State) -> State:
         """wx = W x_t + b (N, G*D) and the state before -> the state after, (N, D) each."""
@@ -90,8 +103,12 @@ class Cell(nn.Module, ABC):
         """x (N, T, d_in) -> hidden states (N, T, D) and the last state; without a state it begins from zeros."""
         if state is None:
             state = (x.new_zeros(x.size(0), self.d_model),) * self.parts
-        if x.size(1) == 1:  # the kernels pack their weights anew at each call
+        taps = self.taps.values()
+        if x.size(1) == 1 or decide(*taps):  # the kernels pack their weights anew at each call
             return self.unroll(x, state)
+        if active(*taps):
+            with torch.no_grad():  # only to be seen
+                self.unroll(x, state)
         return self._run(x, tuple(part[None].contiguous() for part in state))
 
     @abstractmethod
@@ -103,14 +120,14 @@ class VanillaRNN(Cell):
     """h' = f(W x + b + U h + d), f = tanh or ReLU (Elman 1990)."""
 
     def __init__(self, d_in: int, d_model: int, activation: str) -> None:
-        super().__init__(nn.RNN(d_in, d_model, nonlinearity=activation, batch_first=True))
+        super().__init__(nn.RNN(d_in, d_model, nonlinearity=activation, batch_first=True), "hidden")
         self.activation = {"tanh": torch.tanh, "relu": torch.relu}[activation]
         self.kernel = {"tanh": torch.rnn_tanh, "relu": torch.rnn_relu}[activation]
 
     def step(self, wx: Tensor, state: State) -> State:
         _, u, _, d = self.weights
         (h,) = state
-        return (self.activation(wx + F.linear(h, u, d)),)
+        return (self.tap("hidden", self.activation(wx + F.linear(h, u, d))),)
 
     def _run(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         out, h = self.kernel(x, state[0], self.weights, True, 1, 0.0, torch.is_grad_enabled(), False, True)
@@ -129,16 +146,16 @@ class GRU(Cell):
     """
 
     def __init__(self, d_in: int, d_model: int) -> None:
-        super().__init__(nn.GRU(d_in, d_model, batch_first=True))
+        super().__init__(nn.GRU(d_in, d_model, batch_first=True), "reset_gate", "update_gate", "candidate", "hidden")
 
     def step(self, wx: Tensor, state: State) -> State:
         _, u, _, d = self.weights
         (h,) = state
         r_x, z_x, n_x = wx.chunk(3, dim=-1)
         r_h, z_h, n_h = F.linear(h, u, d).chunk(3, dim=-1)
-        r, z = torch.sigmoid(r_x + r_h), torch.sigmoid(z_x + z_h)
-        n = torch.tanh(n_x + r * n_h)
-        return (n + z * (h - n),)
+        r, z = self.tap("reset_gate", torch.sigmoid(r_x + r_h)), self.tap("update_gate", torch.sigmoid(z_x + z_h))
+        n = self.tap("candidate", torch.tanh(n_x + r * n_h))
+        return (self.tap("hidden", n + z * (h - n)),)
 
     def _run(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         out, h = torch.gru(x, state[0], self.weights, True, 1, 0.0, torch.is_grad_enabled(), False, True)
@@ -161,7 +178,8 @@ class LSTM(Cell):
     parts = 2
 
     def __init__(self, d_in: int, d_model: int) -> None:
-        super().__init__(nn.LSTM(d_in, d_model, batch_first=True))
+        gates = ("input_gate", "forget_gate", "candidate", "output_gate")
+        super().__init__(nn.LSTM(d_in, d_model, batch_first=True), *gates, "cell", "hidden")
 
     def reset(self, generator: torch.Generator | None = None) -> None:
         """As every cell, and the forget gate begins open: its bias is 1 (Jozefowicz et al. 2015)."""
@@ -173,8 +191,10 @@ class LSTM(Cell):
         _, u, _, d = self.weights
         h, c = state
         i, f, g, o = (wx + F.linear(h, u, d)).chunk(4, dim=-1)
-        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-        return torch.sigmoid(o) * torch.tanh(c), c
+        i, f = self.tap("input_gate", torch.sigmoid(i)), self.tap("forget_gate", torch.sigmoid(f))
+        g, o = self.tap("candidate", torch.tanh(g)), self.tap("output_gate", torch.sigmoid(o))
+        c = self.tap("cell", f * c + i * g)
+        return self.tap("hidden", o * torch.tanh(c)), c
 
     def _run(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         out, h, c = torch.lstm(x, state, self.weights, True, 1, 0.0, torch.is_grad_enabled(), False, True)
@@ -200,17 +220,19 @@ class RecurrentEncoderLayer(nn.Module):
         super().__init__()
         self.ahead = ahead
         self.back = back
+        self.stream = Tap("row", "position", "feature")
 
     def forward(self, x: Tensor, order: Tensor) -> Tensor:
         """x (B, S, d_in), order = `backwards(mask, x)` -> (B, S, D), what `ahead` says before what `back` says.
 
         Each sentence is turned by itself, so that `back` starts at its last word and never meets padding before one.
         """
-        ahead: Tensor = self.ahead(x)[0]
-        if self.back is None:
-            return ahead
-        back: Tensor = self.back(x.flatten(0, 1).index_select(0, order).view_as(x))[0]
-        return torch.cat([ahead, back.flatten(0, 1).index_select(0, order).view_as(back)], dim=-1)
+        out: Tensor = self.ahead(x)[0]
+        if self.back is not None:
+            back: Tensor = self.back(x.flatten(0, 1).index_select(0, order).view_as(x))[0]
+            out = torch.cat([out, back.flatten(0, 1).index_select(0, order).view_as(back)], dim=-1)
+        stream: Tensor = self.stream(out)
+        return stream
 
 
 @dataclass
@@ -232,6 +254,7 @@ class RecurrentDecoderLayer(nn.Module, ABC):
     def __init__(self, cell: Cell) -> None:
         super().__init__()
         self.cell = cell
+        self.stream = Tap("row", "position", "feature")
 
     @abstractmethod
     def start(self, memory: Tensor, first: State) -> LayerState:
@@ -253,6 +276,6 @@ class PlainDecoderLayer(RecurrentDecoderLayer):
 
     def forward(self, x: Tensor, record: LayerState, bias: Tensor | None) -> Tensor:
         assert isinstance(record, HiddenState)
-        out: Tensor
         out, record.parts = self.cell(x, record.parts)
-        return out
+        stream: Tensor = self.stream(out)
+        return stream

@@ -36,12 +36,15 @@ __all__ = [
 class RecurrentAttention(nn.Module, ABC):
     """Weights over the source from one hidden state; the kinds differ in their score.
 
-    The tap `weights` sees those of all T positions of a call at once, (N, 1, T, S), as of a Transformer with one head.
+    A state attends before the next one exists, so the taps see a position a call: scores and weights (B, 1, K, S), as
+    of a Transformer with one head, context (N, 1, D).
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.weights = Tap()
+        self.scores = Tap("row", "head", "query", "key")
+        self.weights = Tap("row", "head", "query", "key")
+        self.context = Tap("row", "position", "feature")
 
     @abstractmethod
     def keys(self, memory: Tensor) -> Tensor:
@@ -61,12 +64,14 @@ class RecurrentAttention(nn.Module, ABC):
         bias: (B, 1, 1, S), 0 for words and -inf for padding, or None.
         """
         b = memory.keys.size(0)
-        scores = self.score(s.view(b, 1, -1, s.size(-1)), memory.keys)
-        return (scores if bias is None else scores + bias).softmax(dim=-1)
+        scores = self.scores(self.score(s.view(b, 1, -1, s.size(-1)), memory.keys))
+        weights: Tensor = self.weights((scores if bias is None else scores + bias).softmax(dim=-1))
+        return weights
 
     def mix(self, weights: Tensor, memory: CrossKeyValues) -> Tensor:
         """weights (B, 1, K, S) -> contexts (N, D)."""
-        return (weights @ memory.values).flatten(0, 2)
+        context = (weights @ memory.values).flatten(0, 2)
+        return self.context(context[:, None])[:, 0] if self.context.active else context
 
 
 class AdditiveAttention(RecurrentAttention):
@@ -124,15 +129,6 @@ class AttendingState(HiddenState):
         return super().nbytes() + self.memory.nbytes()
 
 
-@dataclass
-class _Steps:
-    """What a layer's steps over T positions gave: outputs (N, T, D), the last state, T weights (B, 1, K, S)."""
-
-    out: Tensor
-    parts: State
-    weights: list[Tensor]
-
-
 class _AttendingLayer(RecurrentDecoderLayer):
     """What both kinds share; `cell` has two inputs side by side, the word (D) and what is fed back (D)."""
 
@@ -146,19 +142,13 @@ class _AttendingLayer(RecurrentDecoderLayer):
 
     def forward(self, x: Tensor, record: LayerState, bias: Tensor | None) -> Tensor:
         assert isinstance(record, AttendingState)
-        steps = self._steps(x, record, bias, None)
-        if self.cross_attn.weights.active:
-            # A hook wants the weights of all positions as one tensor, may replace them, may ask for their gradient.
-            # So they pass it together, and the steps are gone again with what it returns: same values, same gradients.
-            each = torch.stack(steps.weights, dim=3)  # (B, 1, K, T, S)
-            together = self.cross_attn.weights(each.flatten(0, 2)[:, None])  # (N, 1, T, S)
-            steps = self._steps(x, record, bias, together.reshape(each.shape).unbind(3))
-        record.parts = steps.parts
-        return steps.out
+        out, record.parts = self._steps(x, record, bias)
+        stream: Tensor = self.stream(out)
+        return stream
 
     @abstractmethod
-    def _steps(self, x: Tensor, record: AttendingState, bias: Tensor | None, given: Sequence[Tensor] | None) -> _Steps:
-        """All T positions from the record's state, with the attention's own weights or the `given` ones."""
+    def _steps(self, x: Tensor, record: AttendingState, bias: Tensor | None) -> tuple[Tensor, State]:
+        """All T positions from the record's state: outputs (N, T, D) and the last state."""
 
     def _input(self, x: Tensor) -> tuple[Sequence[Tensor], Tensor]:
         """The words' part of the cell's input, (N, G*D) a position, and the matrix (G*D, D) of what is fed back."""
@@ -180,18 +170,17 @@ class BahdanauLayer(_AttendingLayer):
     def __init__(self, cell: Cell, cross_attn: RecurrentAttention, d_model: int) -> None:
         super().__init__(cell, cross_attn, nn.Linear(3 * d_model, d_model))
 
-    def _steps(self, x: Tensor, record: AttendingState, bias: Tensor | None, given: Sequence[Tensor] | None) -> _Steps:
+    def _steps(self, x: Tensor, record: AttendingState, bias: Tensor | None) -> tuple[Tensor, State]:
         inputs, of_context = self._input(x)
-        parts, hidden, contexts, seen = record.parts, [], [], []
-        for t, wx in enumerate(inputs):
-            weights = self.cross_attn.weigh(parts[0], record.memory, bias) if given is None else given[t]
+        parts, hidden, contexts = record.parts, [], []
+        for wx in inputs:
+            weights = self.cross_attn.weigh(parts[0], record.memory, bias)
             context = self.cross_attn.mix(weights, record.memory)  # (N, D)
             parts = self.cell.step(wx + F.linear(context, of_context), parts)
             hidden.append(parts[0])
             contexts.append(context)
-            seen.append(weights)
         deep = self.out(torch.cat([torch.stack(hidden, 1), torch.stack(contexts, 1), x], dim=-1))
-        return _Steps(torch.tanh(deep), parts, seen)
+        return torch.tanh(deep), parts
 
 
 class LuongLayer(_AttendingLayer):
@@ -210,15 +199,14 @@ class LuongLayer(_AttendingLayer):
     def start(self, memory: Tensor, first: State) -> AttendingState:
         return super().start(memory, (*first, torch.zeros_like(first[0])))
 
-    def _steps(self, x: Tensor, record: AttendingState, bias: Tensor | None, given: Sequence[Tensor] | None) -> _Steps:
+    def _steps(self, x: Tensor, record: AttendingState, bias: Tensor | None) -> tuple[Tensor, State]:
         inputs, of_fed = self._input(x)
         *state, fed = record.parts
-        parts, outputs, seen = tuple(state), [], []
-        for t, wx in enumerate(inputs):
+        parts, outputs = tuple(state), []
+        for wx in inputs:
             parts = self.cell.step(wx + F.linear(fed, of_fed), parts)
-            weights = self.cross_attn.weigh(parts[0], record.memory, bias) if given is None else given[t]
+            weights = self.cross_attn.weigh(parts[0], record.memory, bias)
             context = self.cross_attn.mix(weights, record.memory)  # (N, D)
             fed = torch.tanh(self.out(torch.cat([context, parts[0]], dim=-1)))
             outputs.append(fed)
-            seen.append(weights)
-        return _Steps(torch.stack(outputs, 1), (*parts, fed), seen)
+        return torch.stack(outputs, 1), (*parts, fed)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.data.tokenizer import PAD
+from dragoman.nn.layers import Output
 
 __all__ = ["Loss", "TokenLoss", "chunked_cross_entropy", "cross_entropy"]
 
@@ -100,14 +101,22 @@ class TokenLoss:
         self.smoothing = smoothing
 
     def __call__(self, hidden: Tensor, output: nn.Module) -> Loss:
-        hidden, targets = hidden.flatten(0, 1), self.targets.flatten()  # (B*T, D), (B*T,)
+        by_chunks = isinstance(output, nn.Linear) and output.bias is None
+        if isinstance(output, Output) and output.watched:
+            logits = output(hidden)  # (B, T, V), for whoever looks; only who decides leaves the chunks
+            if output.decides:
+                hidden, by_chunks = logits, False
+        elif not by_chunks:
+            hidden = output(hidden)
+        rows, targets = hidden.flatten(0, 1), self.targets.flatten()  # (B*T, D or V), (B*T,)
         counts = targets != PAD
         tokens = int(counts.sum())
         if tokens < targets.numel():
-            rows = counts.nonzero().squeeze(1)
-            hidden, targets = hidden.index_select(0, rows), targets.index_select(0, rows)
-        if isinstance(output, nn.Linear) and output.bias is None:
-            smoothed, nll = chunked_cross_entropy(hidden, output.weight, targets, self.smoothing)
+            places = counts.nonzero().squeeze(1)
+            rows, targets = rows.index_select(0, places), targets.index_select(0, places)
+        if by_chunks:
+            assert isinstance(output, nn.Linear)
+            smoothed, nll = chunked_cross_entropy(rows, output.weight, targets, self.smoothing)
         else:
-            smoothed, nll = cross_entropy(output(hidden), targets, self.smoothing)
+            smoothed, nll = cross_entropy(rows, targets, self.smoothing)
         return Loss(smoothed, nll.detach(), tokens)

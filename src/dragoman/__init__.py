@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from dragoman.config import load_config as load_config
     from dragoman.evaluate import evaluate_texts as evaluate_texts
     from dragoman.inside.record import record as record
+    from dragoman.inside.record import replace as replace
     from dragoman.label import Labeller as Labeller
     from dragoman.models.build import build_model as build_model
     from dragoman.parse import Parser as Parser
@@ -33,6 +34,7 @@ _HOMES = {
     "evaluate_texts": "dragoman.evaluate",
     "load_config": "dragoman.config",
     "record": "dragoman.inside.record",
+    "replace": "dragoman.inside.record",
     "train": "dragoman.training.trainer",
 }
 __all__ = ["__version__", *sorted(_HOMES)]

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dragoman.data.batching import collate_source
 from dragoman.data.buckets import batches_within
 from dragoman.data.segment import join_parts, split_text
-from dragoman.data.tokenizer import BOS, EOS, PAD, Tokenizer
+from dragoman.data.tokenizer import BOS, EOS, Tokenizer
 from dragoman.errors import UsageError
 from dragoman.models.seq2seq import Model
 from dragoman.search.generate import generate
@@ -197,7 +198,7 @@ class Translator:
         stepper = ModelStepper(self.model)
         for batch in batches_within([len(part.ids) * width for part in parts], batch_tokens):
             some = [parts[place] for place in batch]
-            src, mask = _pad([part.ids for part in some], self.device)
+            src, mask = self._padded([part.ids for part in some])
             prefix = [part.prefix for part in some] if any(part.prefix for part in some) else None
             for part, found in zip(some, generate(stepper, src, mask, settings, prefix), strict=True):
                 part.found = found
@@ -240,9 +241,13 @@ class Translator:
             sum(hypothesis.log_prob for hypothesis in chosen),
         )
 
+    def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
+        ids, mask = collate_source(rows)
+        return ids.to(self.device), None if mask is None else mask.to(self.device)
+
     def _score_batch(self, pairs: Sequence[tuple[list[int], list[int]]]) -> Iterator[Score]:
-        src, mask = _pad([src for src, _ in pairs], self.device)
-        tgt, _ = _pad([tgt for _, tgt in pairs], self.device)  # (B, T)
+        src, mask = self._padded([src for src, _ in pairs])
+        tgt, _ = self._padded([tgt for _, tgt in pairs])  # (B, T)
         tgt_in = torch.cat([torch.full_like(tgt[:, :1], BOS), tgt[:, :-1]], dim=1)
         state = self.model.start(self.model.encode(src, mask), beams=1, max_len=0)
         hidden = self.model.decode_hidden(tgt_in, state)  # (B, T, D)
@@ -300,16 +305,6 @@ def _windows(pairs: Iterator[tuple[str, str]], size: int) -> Iterator[list[tuple
             window, characters = [], 0
     if window:
         yield window
-
-
-def _pad(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """(B, S) ids padded on the right, and the mask (B, S), None where nothing is padded."""
-    longest = max(map(len, rows))
-    ids = torch.tensor([[*row, *[PAD] * (longest - len(row))] for row in rows], device=device)
-    lengths = torch.tensor([len(row) for row in rows], device=device)
-    if min(map(len, rows)) == longest:
-        return ids, None
-    return ids, torch.arange(longest, device=device)[None] < lengths[:, None]
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from dragoman.config import (
 from dragoman.models.build import build_model
 from dragoman.models.convolutional import Convolutional
 from dragoman.models.seq2seq import Model
-from dragoman.nn.attention import SelfAttention, attend_explicit, causal_bias
+from dragoman.nn.attention import AttentionTaps, SelfAttention, attend_explicit, causal_bias
 from dragoman.nn.linear_attention import causal_linear_attention, causal_linear_attention_plain
 from dragoman.nn.positions import Learned, Positions, Rotary, Sinusoidal
 from dragoman.nn.taps import Tap
@@ -40,16 +40,16 @@ def random(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
 
-def replaced(by: Callable[[Tensor], Tensor]) -> Tap:
-    """A tap that puts something else in the place of the weights."""
+def replaced(by: Callable[[Tensor], Tensor]) -> AttentionTaps:
+    """Taps of which the last puts something else in the place of the weights."""
     tap = Tap()
     tap.register_forward_hook(lambda module, inputs, output: by(output))
-    return tap
+    return AttentionTaps(Tap(), Tap(), tap)
 
 
 def with_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention without softmax and divisor: its weights are the bare products q . k."""
-    return attend_explicit(q, k, v, None, tap=replaced(lambda weights: q @ k.transpose(-1, -2)))[0]
+    return attend_explicit(q, k, v, None, taps=replaced(lambda weights: q @ k.transpose(-1, -2)))[0]
 
 
 # ------------------------------------------------------------------------------------------- attention and its softmax
@@ -95,7 +95,7 @@ def test_without_softmax_keys_and_values_are_summed_before_any_query() -> None:
     torch.testing.assert_close(with_products(q, k, v), q @ state, **EXACT)
     past = replaced(lambda weights: (q @ k.transpose(-1, -2)).tril())
     torch.testing.assert_close(
-        attend_explicit(q, k, v, None, tap=past)[0], causal_linear_attention_plain(q, k, v), **EXACT
+        attend_explicit(q, k, v, None, taps=past)[0], causal_linear_attention_plain(q, k, v), **EXACT
     )
 
 
@@ -194,7 +194,7 @@ def test_zeros_behind_the_softmax_are_no_mask() -> None:
     other[:, :, -1] += 1
     zeros = replaced(lambda weights: weights.tril())
     bias = causal_bias(pos, pos, torch.float64)
-    (out, weights), (changed, _) = (attend_explicit(q, keys, v, None, tap=zeros) for keys in (k, other))
+    (out, weights), (changed, _) = (attend_explicit(q, keys, v, None, taps=zeros) for keys in (k, other))
     assert (weights.sum(-1)[0, 0, :-1] < 1 - 1e-6).all()
     assert ((changed - out)[0, 0, :-1].abs().amax(-1) > 1e-9).all()
     (out, weights), (changed, _) = (attend_explicit(q, keys, v, bias) for keys in (k, other))

@@ -22,7 +22,7 @@ from dragoman.config import (
 )
 from dragoman.data.batching import Batch, collate
 from dragoman.data.tokenizer import BOS, EOS, PAD
-from dragoman.inside.record import record, tap_names
+from dragoman.inside.record import record
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
 from dragoman.nn.attention import mask_to_bias
@@ -340,17 +340,17 @@ def test_recording_shows_the_weights_and_changes_nothing(attention: str, beams: 
         return out, gradients(out, *model.parameters())
 
     plain, of_plain = logits()
-    (name,) = tap_names(model)
-    assert name == "decoder.layers.0.cross_attn.weights"
+    name = "decoder.layers.0.cross_attn.weights"
     with record(model, name) as seen:
         recorded, of_recorded = logits()
-    torch.testing.assert_close(recorded, plain, **EXACT)
-    assert_all_close(of_recorded, of_plain)
-    (weights,) = seen[name]
+    assert torch.equal(recorded, plain)
+    assert all(torch.equal(one, other) for one, other in zip(of_recorded, of_plain, strict=True))
+    assert len(seen[name]) == 6 and seen.joined(name).shape == (B, 1, 6 * beams, S)
+    weights = torch.stack(seen[name], dim=3).flatten(0, 2)[:, None]  # (B, 1, K, T, S) -> (N, 1, T, S)
     assert weights.shape == (B * beams, 1, 6, S) and data.src_mask is not None
     torch.testing.assert_close(weights.sum(-1), torch.ones(B * beams, 1, 6).double(), **EXACT)
     assert not weights.masked_select(~data.src_mask.repeat_interleave(beams, 0)[:, None, None]).any()
-    handle = model.get_submodule(name).register_forward_hook(lambda module, inputs, output: output.roll(1, 2))
+    handle = model.get_submodule(name).register_forward_hook(lambda module, inputs, output: output.roll(1, 3))
     changed, _ = logits()
     handle.remove()
     assert (changed - plain).abs().max() > 1e-3

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dragoman.nn.attention import SelfAttention, attend_explicit, attend_short
+from dragoman.nn.attention import AttentionTaps, SelfAttention, attend_explicit, attend_short
 from dragoman.nn.layers import FeedForward, SubLayer
 from dragoman.nn.positions import Positions
 from dragoman.nn.taps import Tap
@@ -80,7 +80,7 @@ def test_three_vectors_with_the_sources_rounded_weights() -> None:
     torch.testing.assert_close(weights[0, 0, 0], rounded, rtol=0, atol=0.07)
     tap = Tap()
     tap.register_forward_hook(lambda module, inputs, output: rounded.expand_as(output))
-    out, _ = attend_explicit(q, k, v, None, tap=tap)
+    out, _ = attend_explicit(q, k, v, None, taps=AttentionTaps(Tap(), Tap(), tap))
     assert out[0, 0, 0].tolist() == [2.0, 7.0, 1.5]
 
 
@@ -150,11 +150,10 @@ def test_products_of_unit_variance_vectors_have_variance_d_and_one_after_scaling
     assert float((q * k).sum(-1).var()) == pytest.approx(d, rel=spread)
     scores: list[Tensor] = []
     tap = Tap()
-    tap.register_forward_hook(lambda module, inputs, output: scores.append(output.log()))
-    # Two keys, one of them zero: the difference of the logarithms of the two weights is the scaled score.
-    keys = torch.stack([k, torch.zeros_like(k)], dim=1)[:, None]  # (rows, 1, 2, Dh)
-    attend_explicit(q[:, None, None], keys, keys, None, tap=tap)
-    scaled = scores[0][..., 0] - scores[0][..., 1]
+    tap.register_forward_hook(lambda module, inputs, output: scores.append(output))
+    keys = k[:, None, None]  # (rows, 1, 1, Dh)
+    attend_explicit(q[:, None, None], keys, keys, None, taps=AttentionTaps(tap, Tap(), Tap()))
+    (scaled,) = scores
     assert float(scaled.var()) == pytest.approx(1, rel=spread)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,9 +38,9 @@ class Batch:
         return Batch(moved[0], mask, moved[1], moved[2], self.src_tokens, self.tgt_tokens)
 
 
-def _padded(rows: list[list[int]]) -> tuple[Tensor, Tensor | None]:
-    """Rows of ids -> (B, longest), filled with PAD on the right, and the mask (None when all are equally long)."""
-    lengths = [len(r) for r in rows]
+def collate_source(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
+    """Rows of ids -> (B, longest), filled with PAD on the right, and the mask (None where all are equally long)."""
+    lengths = [len(row) for row in rows]
     longest = max(lengths)
     out = np.full((len(rows), longest), PAD, dtype=np.int64)
     for i, row in enumerate(rows):
@@ -50,15 +51,10 @@ def _padded(rows: list[list[int]]) -> tuple[Tensor, Tensor | None]:
     return torch.from_numpy(out), mask
 
 
-def collate_source(rows: list[list[int]]) -> tuple[Tensor, Tensor | None]:
-    """Source ids (each ending with EOS) -> src (B, S), src_mask (B, S) or None."""
-    return _padded(rows)
-
-
 def collate(pairs: list[tuple[list[int], list[int]]]) -> Batch:
     """Pairs of source and target ids, EOS last on both sides -> a batch."""
-    src, src_mask = _padded([s for s, _ in pairs])
-    tgt_out, _ = _padded([t for _, t in pairs])
+    src, src_mask = collate_source([s for s, _ in pairs])
+    tgt_out, _ = collate_source([t for _, t in pairs])
     tgt_in = torch.full_like(tgt_out, BOS)
     tgt_in[:, 1:] = tgt_out[:, :-1]
     tgt_in[tgt_in == EOS] = PAD  # behind the last word; no position that counts sees it

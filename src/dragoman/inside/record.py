@@ -19,7 +19,7 @@ __all__ = ["Change", "Recording", "record", "replace", "tap_names"]
 Change = Tensor | Sequence[Tensor] | Callable[[Tensor], Tensor]
 """What stands in for a quantity: one tensor for every call, one a call (as recorded), or a function of the old one."""
 
-_TIME = ("position", "query")
+_TIME = ("position", "query", "key")
 """The axes along which the calls of a search, or the steps of a recurrent network, follow each other."""
 
 
@@ -38,8 +38,12 @@ class Recording(dict[str, list[Tensor]]):
         super().__init__()
         self.axes: dict[str, tuple[str, ...]] = {}
 
+    def __missing__(self, name: str) -> list[Tensor]:
+        recorded = ", ".join(self) or "nothing"
+        raise UsageError(f"{name!r} was not recorded{nearest(name, list(self))}; recorded: {recorded}")
+
     def joined(self, name: str) -> Tensor:
-        """The calls as one tensor, one behind the other along the axis "position" or "query".
+        """The calls as one tensor, one behind the other along the axis "position", "query" or "key".
 
         Raises UsageError where nothing passed, or where calls do not fit together (keys that grow from call to call).
         """
@@ -77,7 +81,8 @@ def record(model: nn.Module, *patterns: str, gradients: bool = False) -> Generat
     with ExitStack() as hooks:
         for name, tap in _matching(model, patterns).items():
             seen[name], seen.axes[name] = [], tap.axes
-            hooks.enter_context(_hooked(tap, _keeper(seen[name], gradients), observes=not gradients))
+            wanted = gradients and not isinstance(tap, LastTap)
+            hooks.enter_context(_hooked(tap, _keeper(seen[name], wanted), observes=not wanted))
         yield seen
 
 
@@ -89,6 +94,7 @@ def replace(model: nn.Module, changes: Mapping[str, Change]) -> Generator[None, 
     broadcast to the shape of the old one.  Raises UsageError for a pattern that matches nothing, a tensor of another
     shape, more calls than tensors, and for quantities that nothing is made of (`output.probs`).
     """
+    _matching(model, changes)  # all that is unknown at once
     with ExitStack() as hooks:
         for pattern, change in changes.items():
             for name, tap in _matching(model, [pattern]).items():
@@ -105,7 +111,7 @@ def _taps(model: nn.Module) -> dict[str, Tap]:
 def _matching(model: nn.Module, patterns: Iterable[str]) -> dict[str, Tap]:
     """The taps that match, in the model's order; UsageError with all patterns that match none."""
     taps, patterns = _taps(model), list(patterns)
-    unknown = [pattern for pattern in patterns if not fnmatch.filter(taps, pattern)]
+    unknown = [pattern for pattern in patterns if not any(fnmatch.fnmatchcase(name, pattern) for name in taps)]
     if unknown:
         kinds = dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in taps)
         asked = "; ".join(f"nothing is called {pattern!r}{nearest(pattern, list(taps))}" for pattern in unknown)

@@ -71,7 +71,9 @@ class RecurrentAttention(nn.Module, ABC):
     def mix(self, weights: Tensor, memory: CrossKeyValues) -> Tensor:
         """weights (B, 1, K, S) -> contexts (N, D)."""
         context = (weights @ memory.values).flatten(0, 2)
-        return self.context(context[:, None])[:, 0] if self.context.active else context
+        if self.context.active:
+            context = self.context(context[:, None])[:, 0]
+        return context
 
 
 class AdditiveAttention(RecurrentAttention):

@@ -8,6 +8,7 @@ Letters: B sentences still searched, K beams, N = B*K rows, T tokens so far, V v
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -18,7 +19,7 @@ from dragoman.search.hypothesis import Hypothesis, best, complete, length_penalt
 from dragoman.search.stepper import SearchState, State, Stepper
 from dragoman.search.task import Task
 
-__all__ = ["beam_search"]
+__all__ = ["Step", "Watch", "beam_search"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,10 @@ class Step:
     grown: Beams
     origins: Tensor  # (B, K) in 0 .. K - 1
     truncated: Tensor  # (B, K)
+
+
+Watch = Callable[[Step, list[bool]], None]
+"""Told of every step: what it grew, and of each of its B sentences whether the search goes on."""
 
 
 @dataclass
@@ -139,11 +144,11 @@ def keep(beams: Beams, state: SearchState, origins: Tensor, answers: list[bool])
     return Beams(*(part[kept] for part in (beams.sentences, beams.log_probs, beams.tokens, beams.token_log_probs)))
 
 
-def beam_search(stepper: Stepper[State], task: Task) -> list[list[Hypothesis]]:
+def beam_search(stepper: Stepper[State], task: Task, watch: Watch | None = None) -> list[list[Hypothesis]]:
     """B lists of the `nbest` best by score, best first (Vaswani et al. 2017, 6.1).
 
     Per sentence it ends when no hypothesis that goes on can be among them any more: exactly what a search up to the
-    limit gives.
+    limit gives.  `watch` sees each step and must leave it as it is.
     """
     width = task.settings.beam
     state = stepper.start(task.src, task.src_mask, beams=width, max_len=max(task.limits))
@@ -152,5 +157,8 @@ def beam_search(stepper: Stepper[State], task: Task) -> list[list[Hypothesis]]:
     while beams.sentences.numel():
         step = grow(beams, stepper.step(beams.inputs(), state), task)
         left = pool.collect(step)
-        beams = keep(left, state, step.origins, pool.goes_on(left))
+        answers = pool.goes_on(left)
+        if watch is not None:
+            watch(step, answers)
+        beams = keep(left, state, step.origins, answers)
     return [best(found, task.settings.nbest) for found in pool.found]

@@ -1,0 +1,60 @@
+"use strict";
+// English and 中文: every text of a page is a pair, and the style shows the one of the two that is wanted.
+
+const LANGUAGES = { en: { name: "English", lang: "en" }, zh: { name: "中文", lang: "zh-Hans" } };
+const KEPT_LANGUAGE = "dragoman-language";
+const bilingual = { texts: new WeakMap(), nodes: new Set() };
+
+const language = () => document.documentElement.dataset.language;
+
+// A text in both languages; each of the two may also be a node or a list of them.
+const inBoth = (make) => (english, chinese) => make("span", {}, make("span", { lang: "en" }, ...[english].flat()), make("span", { lang: "zh" }, ...[chinese].flat()));
+const both = inBoth(el);
+const bothInSvg = inBoth((name, attributes, ...children) => svg("tspan", attributes, ...children));
+const bothOf = (text) => (text && typeof text === "object" ? both(text.en, text.zh) : document.createTextNode(text ?? ""));
+
+// An attribute (aria-label, title, placeholder, an option's label) in step with the language; returns the node.
+function bothIn(node, attribute, english, chinese) {
+  if (!bilingual.texts.has(node)) {
+    bilingual.texts.set(node, {});
+    bilingual.nodes.add(new WeakRef(node));
+  }
+  bilingual.texts.get(node)[attribute] = { en: english, zh: chinese };
+  node.setAttribute(attribute, { en: english, zh: chinese }[language()]);
+  return node;
+}
+
+function setLanguage(chosen) {
+  document.documentElement.dataset.language = chosen;
+  document.documentElement.lang = LANGUAGES[chosen].lang;
+  for (const reference of bilingual.nodes) {
+    const node = reference.deref();
+    if (!node) bilingual.nodes.delete(reference);
+    else for (const [attribute, texts] of Object.entries(bilingual.texts.get(node))) node.setAttribute(attribute, texts[chosen]);
+  }
+  document.dispatchEvent(new CustomEvent("language", { detail: chosen }));
+}
+
+// The control: two buttons of which one is pressed.
+function languageSwitch() {
+  const buttons = Object.entries(LANGUAGES).map(([code, { name, lang }]) => {
+    const press = () => {
+      setLanguage(code);
+      try { localStorage.setItem(KEPT_LANGUAGE, code); } catch { /* a page opened from a file may not be allowed to */ }
+    };
+    return el("button", { type: "button", lang, "data-code": code, onclick: press }, name);
+  });
+  const show = () => buttons.forEach((button) => button.setAttribute("aria-pressed", String(button.dataset.code === language())));
+  document.addEventListener("language", show);
+  show();
+  return bothIn(el("div", { class: "language controls", role: "group" }, ...buttons), "aria-label", "Language", "语言");
+}
+
+function firstLanguage() {
+  try {
+    const kept = localStorage.getItem(KEPT_LANGUAGE);
+    if (kept in LANGUAGES) return kept;
+  } catch { /* as above */ }
+  return (navigator.language || "").toLowerCase().startsWith("zh") ? "zh" : "en";
+}
+setLanguage(firstLanguage());

@@ -1,0 +1,369 @@
+"""P8: recording changes no bit, the gradients it shows are autograd's, and what is replaced counts; for every kind."""
+
+from __future__ import annotations
+
+import math
+import re
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dragoman.config import DecoderOnlyConfig, EncoderOnlyConfig, VisionConfig
+from dragoman.data.batching import Batch, collate
+from dragoman.data.tokenizer import EOS, PAD
+from dragoman.inside.record import record, replace, tap_names
+from dragoman.models.build import build_model
+from dragoman.models.seq2seq import Model, Network
+from dragoman.nn import attention
+from dragoman.nn.dropout import seed_dropout
+from dragoman.nn.layers import LayerNorm
+from dragoman.nn.recurrent import Cell
+from dragoman.nn.taps import LastTap
+from dragoman.search import ModelStepper, SearchSettings, generate
+from dragoman.training.loss import Loss, TokenLoss
+from every_kind import TRANSFORMERS, TRANSLATORS, built
+from small_networks import SIZES, VARIANTS, shaken
+
+B, S, T, V = 4, 7, 6, 17
+EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
+
+
+@pytest.fixture(params=TRANSLATORS)
+def document(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return TRANSLATORS[request.param]
+
+
+def batch(lengths: tuple[tuple[int, int], ...] = ((S, 4), (3, T), (5, 5), (2, 3))) -> Batch:
+    generator = torch.Generator().manual_seed(3)
+
+    def sentence(length: int) -> list[int]:
+        return [*torch.randint(EOS + 1, V, (length - 1,), generator=generator).tolist(), EOS]
+
+    return collate([(sentence(src), sentence(tgt)) for src, tgt in lengths])
+
+
+def loss_of(network: Network, data: Batch) -> Tensor:
+    loss: Loss = network(data.src, data.src_mask, data.tgt_in, TokenLoss(data.tgt_out, 0.1))
+    return loss.smoothed
+
+
+def gradients(network: Network, loss: Tensor) -> list[Tensor]:
+    parameters = list(network.parameters())
+    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+
+
+def decoded(model: Model, data: Batch) -> list[Tensor]:
+    """Logits of a cached decoding with 3 beams, which are reordered and lose a sentence on the way."""
+    tokens = torch.randint(EOS + 1, V, (3 * B, 5), generator=torch.Generator().manual_seed(5))
+    state = model.start(model.encode(data.src, data.src_mask), beams=3, max_len=5)
+    logits = [model.decode(tokens[:, :1], state), model.decode(tokens[:, 1:2], state)]
+    state.select(torch.tensor([2, 0, 0, 4, 5, 3, 10, 11, 9]))
+    return [*logits, model.decode(tokens[:9, 2:3], state), model.decode(tokens[:9, 3:5], state)]
+
+
+def everything(model: Model) -> list[Tensor]:
+    """What comes out of a model in evaluation, whichever way it is asked, all scores of a search included."""
+    data = batch()
+    with_graph: Tensor = model(data.src, data.src_mask, data.tgt_in)
+    out = [with_graph.detach(), *gradients(model, loss_of(model, data))]
+    with torch.no_grad():
+        out += [model(data.src, data.src_mask, data.tgt_in), loss_of(model, data), *decoded(model, data)]
+        for beam in (1, 3):
+            found = generate(ModelStepper(model), data.src, data.src_mask, SearchSettings(beam=beam, max_extra=3))
+            out += [torch.tensor([h.score for h in some] + [float(i) for h in some for i in h.tokens]) for some in found]
+    return out
+
+
+def assert_equal(got: list[Tensor], want: list[Tensor]) -> None:
+    assert len(got) == len(want)
+    assert [i for i, (one, other) in enumerate(zip(got, want, strict=True)) if not torch.equal(one, other)] == []
+
+
+# ---------------------------------------------------------------------------------------------------------- to the bit
+
+
+def test_recording_everything_changes_no_bit_and_every_tap_sees_something(document: dict[str, Any]) -> None:
+    model = built(document, V).float()
+    plain = everything(model)
+    with record(model, "*") as seen:
+        recorded = everything(model)
+    assert_equal(recorded, plain)
+    assert len(seen) == len(tap_names(model)) > 15
+    assert [name for name, calls in seen.items() if not calls] == []
+    assert [name for name, calls in seen.items() if any(len(seen.axes[name]) != x.dim() for x in calls)] == []
+    assert not any(x.requires_grad for calls in seen.values() for x in calls)
+    assert_equal(everything(model), plain)
+
+
+def trained(document: dict[str, Any], recorded: bool) -> list[Tensor]:
+    """One training step's loss and gradients with dropout everywhere, and the buffers after it."""
+    everywhere = {"dropout": 0.3}
+    if document["architecture"] == "transformer":
+        everywhere |= {"activation_dropout": 0.2} | ({} if "attention" in document else {"attention_dropout": 0.1})
+    model, data = built(document | everywhere, V).float().train(), batch()
+    seed_dropout(3, 1)
+    if recorded:
+        with record(model, "*"):
+            loss = loss_of(model, data)
+    else:
+        loss = loss_of(model, data)
+    return [loss.detach(), *gradients(model, loss), *model.buffers()]
+
+
+def test_recording_changes_no_bit_of_a_training_step(document: dict[str, Any]) -> None:
+    plain = trained(document, recorded=False)
+    assert_equal(trained(document, recorded=True), plain)
+    assert any(bool(g.abs().sum() > 0) for g in plain[1:])
+
+
+def test_recording_changes_no_bit_under_autocast(document: dict[str, Any]) -> None:
+    """Half precision keeps copies of the matrices for a step: one made while only looking must have its graph."""
+    model, data = built(document, V, shake=False).float().train(), batch()
+
+    def step() -> list[Tensor]:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = loss_of(model, data)
+        return [loss.detach(), *gradients(model, loss)]
+
+    plain = step()
+    with record(model, "*"):
+        recorded = step()
+    assert_equal(recorded, plain)
+
+
+def other_networks() -> dict[str, tuple[Network, tuple[Tensor, Tensor | None, Tensor]]]:
+    """Networks without an encoder or without a decoder, and something for each to read."""
+    data, nothing = batch(), torch.zeros(B, 0, dtype=torch.long)
+    assert data.src_mask is not None
+    image = {"image_size": 6, "patch": 2, "channels": 3, "order": "pre"}
+    return {
+        "decoder-only": (
+            build_model(DecoderOnlyConfig.model_validate(SIZES | VARIANTS["llama"]), V, V),
+            (nothing, None, data.tgt_in),
+        ),
+        "encoder-only": (
+            build_model(EncoderOnlyConfig.model_validate(SIZES | {"pooling": "mean"}), V, 5),
+            (data.src, data.src_mask, data.tgt_in),
+        ),
+        "vision": (
+            build_model(VisionConfig.model_validate(SIZES | image), 12, 5),
+            (torch.rand(B, 9, 12), None, data.tgt_in),
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ["decoder-only", "encoder-only", "vision"])
+def test_the_same_of_networks_without_encoder_or_decoder(name: str) -> None:
+    network, inputs = other_networks()[name]
+    network = shaken(network).float()
+    plain = network(*inputs)
+    with record(network, "*") as seen:
+        assert torch.equal(network(*inputs), plain)
+    assert [tap for tap, calls in seen.items() if len(calls) != 1] == []
+    assert torch.equal(seen.joined("output.logits"), plain)
+
+
+# ------------------------------------------------------------------------------------------- only where somebody looks
+
+
+def count(monkeypatch: pytest.MonkeyPatch, home: Any, name: str) -> list[str]:
+    """A list that grows by one with each call of `home.name`."""
+    called: list[str] = []
+    original = getattr(home, name)
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        called.append(name)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(home, name, counted)
+    return called
+
+
+@pytest.mark.parametrize("kind", ["scores", "masked", "weights"])
+def test_a_recorded_attention_leaves_the_others_fused(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data, tap = built(TRANSLATORS["paper"], V), batch(), f"decoder.layers.1.cross_attn.{kind}"
+    explicit, fused = (count(monkeypatch, attention, f"attend_{way}") for way in ("explicit", "short"))
+    attentions = 2 + 2 * 3
+    for how, calls in (
+        (record(model, tap), (1, attentions)),  # beside the fused one, whose outcome goes on
+        (record(model, tap, gradients=True), (1, attentions - 1)),
+        (replace(model, {tap: lambda x: x}), (1, attentions - 1)),
+        (record(model, "*.queries", "*.heads", "*.stream", gradients=True), (0, attentions)),
+    ):
+        explicit.clear()
+        fused.clear()
+        with how:
+            model(data.src, data.src_mask, data.tgt_in)
+        assert (len(explicit), len(fused)) == calls
+
+
+def test_a_recorded_norm_or_gate_leaves_the_others_to_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_hand, unrolled = count(monkeypatch, LayerNorm, "_by_hand"), count(monkeypatch, Cell, "unroll")
+    data = batch()
+    for name, tap in (("paper", "encoder.layers.1.around_ffn.norm.std"), ("lstm", "encoder.layers.0.back.forget_gate")):
+        model = built(TRANSLATORS[name], V)
+        with record(model, tap):
+            model(data.src, data.src_mask, data.tgt_in)
+    assert (len(by_hand), len(unrolled)) == (1, 1)
+
+
+# ----------------------------------------------------------------------------------------------------------- gradients
+
+
+def replaceable(model: Model) -> list[str]:
+    return [name for name in tap_names(model) if not isinstance(model.get_submodule(name), LastTap)]
+
+
+def directions(name: str) -> Callable[[Tensor], Tensor]:
+    """A function that gives for one call after the other what belongs to this tap: random numbers of a shape."""
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    return lambda x: torch.randn(x.shape, generator=generator, dtype=x.dtype)
+
+
+def nudge(name: str, size: float) -> Callable[[Tensor], Tensor]:
+    direction = directions(name)
+    return lambda x: x + size * direction(x)
+
+
+def slope(model: Model, data: Batch, names: list[str], size: float = 1e-6) -> float:
+    """d loss / d size by differences, when every tensor at these taps is moved by size * its direction."""
+    losses = []
+    for sign in (1, -1):
+        with torch.no_grad(), replace(model, {name: nudge(name, sign * size) for name in names}):
+            losses.append(float(loss_of(model, data)))
+    return (losses[0] - losses[1]) / (2 * size)
+
+
+def slopes_of_gradients(model: Model, data: Batch, names: list[str]) -> dict[str, float]:
+    """The same by the recorded gradients, tap by tap."""
+    with record(model, *names, gradients=True) as seen:
+        loss_of(model, data).backward()  # type: ignore[no-untyped-call]
+    model.zero_grad()
+    out = {}
+    for name in names:
+        direction = directions(name)
+        out[name] = math.fsum(float((gradient * direction(gradient)).sum()) for gradient in seen.gradients(name))
+    return out
+
+
+def test_recorded_gradients_of_all_taps_together_are_differences(document: dict[str, Any]) -> None:
+    model, data = built(document, V), batch()
+    names = replaceable(model)
+    slopes = slopes_of_gradients(model, data, names)
+    assert math.fsum(slopes.values()) == pytest.approx(slope(model, data, names), rel=1e-5, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["paper", "modern", "linear", "gru luong dot", "lstm bahdanau", "convolutional"])
+def test_recorded_gradients_are_differences_tap_by_tap(name: str) -> None:
+    model, data = built(TRANSLATORS[name], V), batch()
+    last_of_a_kind = {re.sub(r"\d+", "", tap): tap for tap in replaceable(model)}
+    slopes = slopes_of_gradients(model, data, list(last_of_a_kind.values()))
+    for tap, got in slopes.items():
+        assert got == pytest.approx(slope(model, data, [tap]), rel=1e-5, abs=1e-6), tap
+    assert sum(abs(got) > 1e-6 for got in slopes.values()) > 0.9 * len(slopes)
+
+
+def test_the_gradient_of_the_logits_is_what_was_said_less_what_was_right(document: dict[str, Any]) -> None:
+    model, data = built(document, V), batch()
+    with record(model, "output.*", gradients=True) as seen:
+        loss_of(model, data).backward()  # type: ignore[no-untyped-call]
+    right = torch.full((B, T, V), 0.1 / V, dtype=torch.float64)
+    right.scatter_add_(-1, data.tgt_out[..., None], torch.full((B, T, 1), 0.9, dtype=torch.float64))
+    want = (seen.joined("output.probs") - right) * (data.tgt_out != PAD)[..., None]
+    torch.testing.assert_close(seen.gradient("output.logits"), want, **EXACT)
+
+
+# ----------------------------------------------------------------------------------------------------------- replacing
+
+
+def test_replacing_everything_by_itself_changes_nothing(document: dict[str, Any]) -> None:
+    model, data = built(document, V), batch()
+
+    def outputs() -> list[Tensor]:
+        with torch.no_grad():
+            return [model(data.src, data.src_mask, data.tgt_in), *decoded(model, data)]
+
+    plain = outputs()
+    with replace(model, {name: lambda x: x for name in replaceable(model)}):
+        replaced = outputs()
+    for got, want in zip(replaced, plain, strict=True):
+        torch.testing.assert_close(got, want, **EXACT)
+    assert_equal(outputs(), plain)
+
+
+def test_what_was_recorded_of_another_sentence_gives_its_output(document: dict[str, Any]) -> None:
+    """All that is left of a source is what the encoder hands on (in a convolutional model, its embeddings besides)."""
+    model = built(document, V)
+    data, other = batch(((S, T), (S, T))), batch(((S, T), (S, T), (S, T)))
+    source = other.src[1:]  # other words, as many
+    patterns = [[name for name in tap_names(model) if re.fullmatch(r"encoder\.layers\.\d+\.stream", name)][-1]]
+    if document["architecture"] == "convolutional":
+        patterns.append("encoder.embedding.*")
+    with record(model, *patterns) as seen:
+        want = model(source, None, data.tgt_in)
+    plain = model(data.src, None, data.tgt_in)
+    with replace(model, seen):
+        got = model(data.src, None, data.tgt_in)
+    torch.testing.assert_close(got, want, **EXACT)
+    assert not torch.allclose(got, plain)
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_an_attention_without_heads_says_its_bias(name: str) -> None:
+    model, data = built(TRANSLATORS[name], V), batch()
+    for path in ("encoder.layers.0.self_attn", "decoder.layers.1.self_attn", "decoder.layers.2.cross_attn"):
+        layer, kind = path.rsplit(".", 1)
+        update = f"{layer}.around_{kind}.update"
+        with replace(model, {f"{path}.heads": torch.zeros(())}), record(model, update) as seen:
+            model(data.src, data.src_mask, data.tgt_in)
+        bias = model.get_submodule(f"{path}.out").bias
+        said = seen.joined(update)
+        want = torch.zeros_like(said) if bias is None else bias.detach().expand_as(said)
+        torch.testing.assert_close(said, want, **EXACT)
+
+
+@pytest.mark.parametrize("name", [name for name, changes in TRANSFORMERS.items() if "attention" not in changes])
+def test_a_forced_look_brings_the_values_of_that_place(name: str) -> None:
+    model, data = built(TRANSLATORS[name], V), batch()
+    path = "decoder.layers.1.cross_attn"
+
+    def first_only(scores: Tensor) -> Tensor:
+        return torch.full_like(scores, -math.inf).index_fill_(-1, torch.tensor(0), 0.0)
+
+    with replace(model, {f"{path}.masked": first_only}), record(model, f"{path}.*") as seen:
+        model(data.src, data.src_mask, data.tgt_in)
+    weights, values, heads = (seen.joined(f"{path}.{kind}") for kind in ("weights", "values", "heads"))
+    assert (weights[..., 0] == 1).all() and not weights[..., 1:].any()
+    shared = heads.size(1) // values.size(1)
+    want = values.repeat_interleave(shared, dim=1)[:, :, :1].expand_as(heads)
+    torch.testing.assert_close(heads, want, **EXACT)
+
+
+def test_a_closed_gate_lets_nothing_through() -> None:
+    data = batch()
+    for name, gate, hidden in (
+        ("lstm", "encoder.layers.0.back.output_gate", "encoder.layers.0.back.hidden"),
+        ("convolutional", "decoder.layers.1.conv.gate", "decoder.layers.1.conv.hidden"),
+    ):
+        model = built(TRANSLATORS[name], V)
+        with record(model, hidden) as seen, replace(model, {gate: torch.zeros(())}):
+            model(data.src, data.src_mask, data.tgt_in)
+        assert not seen.joined(hidden).any()
+
+
+def test_replaced_logits_are_what_the_loss_and_the_search_see(document: dict[str, Any]) -> None:
+    model, data = built(document, V), batch()
+    with torch.no_grad(), replace(model, {"output.logits": torch.zeros(())}):
+        assert float(loss_of(model, data)) == pytest.approx(data.tgt_tokens * math.log(V))
+
+    def always_five(logits: Tensor) -> Tensor:
+        return torch.zeros_like(logits).index_fill_(-1, torch.tensor(5), 50.0)
+
+    with torch.no_grad(), replace(model, {"output.logits": always_five}):
+        found = generate(ModelStepper(model), data.src, data.src_mask, SearchSettings(beam=3, max_extra=1))
+    assert {token for best, *_ in found for token in best.tokens} == {5}

@@ -1,0 +1,248 @@
+"""`record` and `replace` as a user meets them: names, axes, calls joined, and what is refused."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dragoman.errors import UsageError
+from dragoman.inside.record import Recording, record, replace, tap_names
+from dragoman.nn.taps import LastTap, Tap, active, decide
+from every_kind import TRANSLATORS, built
+
+V, B, S, T = 17, 3, 5, 4
+
+
+class Doubling(nn.Module):
+    """y = 2 x, seen before and after, and a quantity of which nothing is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.x = Tap("row", "position")
+        self.y = Tap("row", "position")
+        self.sum = LastTap("row")
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.y(2 * self.x(x))
+        self.sum(y.sum(-1))
+        return y
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Doubling(), Doubling()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+X = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+
+
+# -------------------------------------------------------------------------------------------------------------- record
+
+
+def test_names_are_paths_and_patterns_choose_among_them() -> None:
+    model = Two()
+    assert tap_names(model) == [f"layers.{i}.{name}" for i in range(2) for name in ("x", "y", "sum")]
+    with record(model, "layers.1.[xy]", "*.sum") as seen:
+        model(X)
+    assert list(seen) == ["layers.0.sum", "layers.1.x", "layers.1.y", "layers.1.sum"]  # in the model's order
+    assert seen.axes["layers.1.x"] == ("row", "position") and seen.axes["layers.0.sum"] == ("row",)
+    assert torch.equal(seen.joined("layers.1.x"), 2 * X) and torch.equal(seen.joined("layers.1.sum"), 4 * X.sum(-1))
+
+
+def test_a_recording_ends_with_its_block_even_after_an_error() -> None:
+    model = Two()
+    with pytest.raises(ZeroDivisionError), record(model, "*"), replace(model, {"layers.0.x": X}):
+        raise ZeroDivisionError
+    with record(model, "*") as seen:
+        pass
+    assert torch.equal(model(X), 4 * X) and not any(seen.values())
+    taps = [model.get_submodule(name) for name in tap_names(model)]
+    assert not active(*taps) and not decide(*taps)  # type: ignore[arg-type]
+    assert {tap.observers for tap in taps} == {0}
+
+
+def test_an_observer_decides_nothing_and_everybody_else_does() -> None:
+    model = Two()
+    tap = model.get_submodule("layers.0.x")
+    assert isinstance(tap, Tap) and not tap.active and not tap.decides
+    with record(model, "layers.0.x"):
+        assert tap.active and not tap.decides
+        with record(model, "layers.0.x", gradients=True):
+            assert tap.decides
+        assert not tap.decides
+        handle = tap.register_forward_hook(lambda module, inputs, output: None)
+        assert tap.decides
+        handle.remove()
+    with replace(model, {"layers.0.x": lambda x: x}):
+        assert tap.decides and not model.get_submodule("layers.1.x").active
+
+
+def test_calls_follow_each_other_along_position_query_or_key() -> None:
+    seen = Recording()
+    for name, axes, shapes, want in (
+        ("position", ("row", "position", "feature"), [(2, 3, 4), (2, 1, 4)], (2, 4, 4)),
+        ("query", ("row", "head", "query", "key"), [(2, 1, 3, 5), (2, 1, 2, 5)], (2, 1, 5, 5)),
+        ("key", ("row", "head", "key", "feature"), [(2, 1, 3, 5), (2, 1, 2, 5)], (2, 1, 5, 5)),
+        ("alone", ("row", "feature"), [(2, 3)], (2, 3)),
+    ):
+        seen[name], seen.axes[name] = [torch.rand(shape) for shape in shapes], axes
+        assert seen.joined(name).shape == want
+    first, second = seen["query"]
+    assert torch.equal(seen.joined("query")[:, :, 3:], second) and torch.equal(seen.joined("query")[:, :, :3], first)
+
+
+@pytest.mark.parametrize(
+    ("axes", "shapes", "problem"),
+    [
+        (("row", "head", "query", "key"), [(1, 1, 1, 1), (1, 1, 1, 2)], r"2 calls of shapes .*\(1, 1, 1, 2\).* one by"),
+        (("row", "feature"), [(2, 3), (2, 3)], "2 calls of shapes"),
+        (("row", "position"), [], "nothing passed there"),
+    ],
+)
+def test_calls_that_are_not_one_tensor_are_refused(
+    axes: tuple[str, ...], shapes: list[tuple[int, ...]], problem: str
+) -> None:
+    seen = Recording()
+    seen["a.b"], seen.axes["a.b"] = [torch.rand(shape) for shape in shapes], axes
+    with pytest.raises(UsageError, match=rf"^a\.b: {problem}"):
+        seen.joined("a.b")
+
+
+def test_a_name_that_was_not_recorded_is_refused_with_the_nearest() -> None:
+    with record(Two(), "layers.0.*") as seen:
+        pass
+    with pytest.raises(UsageError, match=r"'layers\.0\.summ' was not recorded \(did you mean 'layers\.0\.sum'\?\)"):
+        seen.joined("layers.0.summ")
+
+
+def test_unknown_names_are_refused_all_at_once_with_the_nearest() -> None:
+    model = built(TRANSLATORS["paper"], V)
+    unknown = ["decoder.layers.0.cross_attn.weigths", "*.cross_attn.weights", "nothing.of.the.kind"]
+    for use in (lambda: record(model, *unknown), lambda: replace(model, dict.fromkeys(unknown, torch.zeros(())))):
+        with pytest.raises(UsageError) as caught, use():
+            pass
+        text = str(caught.value)
+        assert "nothing is called 'decoder.layers.0.cross_attn.weigths' (did you mean 'decoder.layers." in text
+        assert "nothing is called 'nothing.of.the.kind'" in text and "'*.cross_attn.weights'" not in text
+        assert "encoder.layers.*.self_attn.queries" in text and "encoder.layers.1.self_attn" not in text
+        assert not active(*(model.get_submodule(name) for name in tap_names(model)))  # type: ignore[arg-type]
+
+
+# ----------------------------------------------------------------------------------------------------------- gradients
+
+
+def test_gradients_come_call_by_call_and_joined() -> None:
+    model, x = Two(), X.clone().requires_grad_()
+    with record(model, "layers.*.[xy]", gradients=True) as seen:
+        (model(x[:, :1]).sum() + 3 * model(x[:, 1:]).sum()).backward()
+    assert [g.tolist() for g in seen.gradients("layers.1.x")] == [[[2.0]] * 2, [[6.0, 6.0]] * 2]
+    assert seen.gradient("layers.0.x").tolist() == [[4.0, 12.0, 12.0]] * 2
+    assert x.grad is not None and torch.equal(x.grad, seen.gradient("layers.0.x"))
+    assert torch.equal(seen.joined("layers.0.y"), 2 * X)
+
+
+@pytest.mark.parametrize("how", ["not asked for", "no graph", "no backward", "nothing follows"])
+def test_a_gradient_that_is_not_there_is_refused(how: str) -> None:
+    model, x = Two(), X.clone().requires_grad_(how != "no graph")
+    name = "layers.0.sum" if how == "nothing follows" else "layers.0.y"
+    with record(model, "*", gradients=how != "not asked for") as seen:
+        out = model(x).sum()
+    if out.requires_grad and how != "no backward":
+        out.backward()
+    with pytest.raises(UsageError, match=rf"^{name} has no gradient: .*gradients=True.*backward\(\)"):
+        seen.gradient(name)
+
+
+def test_a_quantity_of_which_nothing_is_made_never_decides() -> None:
+    model = Two()
+    with record(model, "layers.0.sum", gradients=True) as seen:
+        assert not model.get_submodule("layers.0.sum").decides
+        model(X)
+    assert torch.equal(seen.joined("layers.0.sum"), 2 * X.sum(-1))
+
+
+# ------------------------------------------------------------------------------------------------------------- replace
+
+
+def test_a_tensor_stands_for_every_call_and_is_broadcast() -> None:
+    model = Two()
+    with replace(model, {"layers.1.x": torch.tensor([7, 8, 9])}):  # whole numbers, one row
+        assert model(X).tolist() == model(X + 1).tolist() == [[14.0, 16.0, 18.0]] * 2
+    assert torch.equal(model(X), 4 * X)
+
+
+def test_a_list_gives_one_tensor_a_call_as_recorded() -> None:
+    model = Two()
+    with record(model, "layers.0.y") as seen:
+        model(X)
+        model(10 * X)
+    with replace(model, seen):
+        assert torch.equal(model(0 * X), 4 * X) and torch.equal(model(0 * X), 40 * X)
+        with pytest.raises(UsageError, match=r"^layers\.0\.y: 2 tensors for call 3: give one for each, or a function"):
+            model(X)
+
+
+def test_a_function_is_given_the_old_one_and_changes_come_one_after_the_other() -> None:
+    model = Two()
+    with replace(model, {"*.x": lambda x: x + 1, "layers.1.x": lambda x: -x}):
+        assert torch.equal(model(X), 2 * -(2 * (X + 1) + 1))
+    with replace(model, {"layers.0.x": lambda x: x + 1}), record(model, "layers.0.x") as seen:
+        model(X)
+    assert torch.equal(seen.joined("layers.0.x"), X + 1)  # what is recorded later is what goes on
+    with record(model, "layers.0.x") as seen, replace(model, {"layers.0.x": lambda x: x + 1}):
+        model(X)
+    assert torch.equal(seen.joined("layers.0.x"), X)
+
+
+def test_a_gradient_reaches_what_was_put_in() -> None:
+    model, scale = Two(), torch.tensor(1.5, requires_grad=True)
+    with replace(model, {"layers.1.x": lambda x: scale * x}):
+        model(X).sum().backward()
+    assert scale.grad is not None and float(scale.grad) == float(4 * X.sum())
+
+
+@pytest.mark.parametrize(("change", "shape"), [(torch.zeros(2, 2), r"\(2, 2\)"), (lambda x: None, "None")])
+def test_another_shape_is_refused_with_both(change: object, shape: str) -> None:
+    model = Two()
+    with (
+        replace(model, {"layers.0.y": change}),  # type: ignore[dict-item]
+        pytest.raises(UsageError, match=rf"^layers\.0\.y: {shape} cannot stand for a tensor of shape \(2, 3\)"),
+    ):
+        model(X)
+
+
+def test_what_nothing_follows_from_is_not_replaced() -> None:
+    model = built(TRANSLATORS["paper"], V)
+    refused = pytest.raises(UsageError, match=r"output\.probs .* read only.* replace output\.logits")
+    with refused, replace(model, {"output.*": torch.zeros(())}):
+        pass
+    assert not active(*(model.get_submodule(name) for name in tap_names(model)))  # type: ignore[arg-type]
+
+
+def test_an_ablated_head_is_one_head_less_in_the_sum() -> None:
+    """update = b + sum over heads of heads_h W_h; one head set to zero takes its term away, and no other."""
+    model = built(TRANSLATORS["paper"], V)
+    src, tgt = torch.randint(4, V, (B, S)), torch.randint(4, V, (B, T))
+    path, update = "decoder.layers.0.cross_attn", "decoder.layers.0.around_cross_attn.update"
+    with record(model, f"{path}.heads", update) as seen:
+        model(src, None, tgt)
+
+    def without_head_1(heads: Tensor) -> Tensor:
+        return heads.index_fill(1, torch.tensor(1), 0.0)
+
+    with replace(model, {f"{path}.heads": without_head_1}), record(model, update) as ablated:
+        model(src, None, tgt)
+    matrix = model.get_parameter(f"{path}.out.weight")
+    of_head = seen.joined(f"{path}.heads")[:, 1] @ matrix[:, 6:].T  # two heads of 6
+    want = seen.joined(update) - of_head
+    torch.testing.assert_close(ablated.joined(update), want, rtol=0, atol=1e-10)
+    assert of_head.abs().max() > 1e-2 and math.isfinite(float(of_head.detach().sum()))

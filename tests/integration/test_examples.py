@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dragoman.config import Config, parse_config
+from dragoman.serve.app import load_served
 from small_run import Cli, digit_pairs, write_lines
 
 ROOT = Path(__file__).parents[2]
@@ -46,20 +47,26 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_readme_walk_from_text_to_translator(
     workshop: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    (walk,) = [b for b in blocks(ROOT / "README.md", "sh") if "dragoman doctor" in b]
+    shells = blocks(ROOT / "README.md", "sh")
+    (walk,) = [b for b in shells if "dragoman doctor" in b]
+    (look,) = [b for b in shells if "dragoman explain" in b]
     cli = Cli(monkeypatch, capsysbinary)
     ran = []
-    for line in walk.strip().split("\n"):
+    for line in (walk + look).strip().split("\n"):
         command = line.split("   #")[0].strip()
         said, _, call = command.rpartition("|")
         words = shlex.split(call)
         assert words[0] == "dragoman"
+        if words[1] == "serve":  # it would not end; tests/unit/test_serve.py asks it
+            assert list(load_served(words[2:])) == ["en-de"]
+            continue
         stdin = shlex.split(said)[1].encode() + b"\n" if said else b""
         code, out, err = cli(*words[1:], stdin=stdin)
         assert code == 0, (command, err)
         assert out.count(b"\n") == 1 if words[1] == "translate" else out or err
         ran.append(words[1])
-    assert ran == ["doctor", "train", "translate", "evaluate", "score", "info"]
+    assert ran == ["doctor", "train", "translate", "evaluate", "score", "info", "explain", "atlas"]
+    assert all((workshop / page).stat().st_size > 10_000 for page in ("explain.html", "atlas.html"))
 
     namespace: dict[str, object] = {}
     for block in blocks(ROOT / "README.md", "python"):

@@ -93,7 +93,7 @@ def test_recording_everything_changes_no_bit_and_every_tap_sees_something(docume
     with record(model, "*") as seen:
         recorded = everything(model)
     assert_equal(recorded, plain)
-    assert len(seen) == len(tap_names(model)) > 15
+    assert len(seen) == len(tap_names(model)) > 10
     assert [name for name, calls in seen.items() if not calls] == []
     assert [name for name, calls in seen.items() if any(len(seen.axes[name]) != x.dim() for x in calls)] == []
     assert not any(x.requires_grad for calls in seen.values() for x in calls)

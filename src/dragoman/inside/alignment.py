@@ -132,7 +132,7 @@ def alignment_error_rate(found: Iterable[Collection[Link]], golds: Iterable[Gold
     return 1 - hits / total
 
 
-# -------------------------------------------------------------------------------------------------- from pieces to units
+# ------------------------------------------------------------------------------------------------ from pieces to units
 
 
 def _places(pieces: Iterable[str]) -> Iterator[Unit]:
@@ -146,7 +146,7 @@ def _places(pieces: Iterable[str]) -> Iterator[Unit]:
             yield Unit(-1)
             continue
         letters = piece.replace("▁", "")
-        if piece.startswith("▁") and not ended or word < 0:
+        if word < 0 or (piece.startswith("▁") and not ended):
             word, place, ended = word + 1, 0, True
         yield Unit(word, place, place + len(letters))
         place, ended = place + len(letters), ended and not letters
@@ -227,15 +227,15 @@ def _numbered(words: str, first: int = 0, step: int = 1) -> dict[str, int]:
 
 
 _ENGLISH = (
-    _numbered("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
-              " seventeen eighteen nineteen")
+    _numbered("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
+              " sixteen seventeen eighteen nineteen")
     | _numbered("twenty thirty forty fifty sixty seventy eighty ninety", 20, 10)
     | {"hundred": 100, "thousand": 1000}
 )  # fmt: skip
 _ENGLISH_ORDINALS = {"first": 1, "second": 2, "third": 3, "fifth": 5, "eighth": 8, "ninth": 9, "twelfth": 12}
 _GERMAN = (
-    _numbered("null ein zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn fünfzehn sechzehn"
-              " siebzehn achtzehn neunzehn")
+    _numbered("null ein zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn fünfzehn"
+              " sechzehn siebzehn achtzehn neunzehn")
     | _numbered("zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig", 20, 10)
     | {"hundert": 100, "tausend": 1000, "erste": 1, "dritte": 3, "siebte": 7}
 )  # fmt: skip
@@ -256,7 +256,7 @@ def spelled_numbers_alignment(english: str, german: str) -> Gold:
     """
     parts = [list(_english_parts(english)), list(_german_parts(german))]
     counts = [Counter(meaning for meaning, _ in some) for some in parts]
-    places: list[dict[Link, Unit]] = [{}, {}]
+    places: list[dict[tuple[int, int], Unit]] = [{}, {}]
     for some, own in zip(parts, places, strict=True):
         seen: Counter[int] = Counter()
         for meaning, unit in some:

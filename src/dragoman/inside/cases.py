@@ -181,7 +181,7 @@ def _written(
     _refuse_size("target", tokenizer.decode_target(told), len(told), len(told), MOST)
     tgt_in = [BOS, *told[:-1]]
     pieces = tokenizer.target_piece
-    sides |= {"input": Side.of([pieces(i) for i in tgt_in]), "output": Side.of([pieces(i) for i in told])}
+    sides = sides | {"input": Side.of([pieces(i) for i in tgt_in]), "output": Side.of([pieces(i) for i in told])}
     return Case(
         kind=kind,
         source=source,

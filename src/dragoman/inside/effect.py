@@ -162,11 +162,12 @@ def patched(recording: Recording, positions: Sequence[int] | None = None) -> dic
 
 
 def _put_in(name: str, recording: Recording, positions: Sequence[int] | None) -> Change:
-    new = recording.joined(name)
+    calls = recording[name]
     if positions is None:
-        return new if len(recording[name]) == 1 else list(recording[name])
-    if len(recording[name]) > 1:
-        raise UsageError(f"{name} came in {len(recording[name])} calls, a position each: patch it without positions")
+        return calls[0] if len(calls) == 1 else list(calls)
+    if len(calls) > 1:
+        raise UsageError(f"{name} came in {len(calls)} calls, a position each: patch it without positions")
+    new = recording.joined(name)
     axes = recording.axes[name]
     along = next((i for i, axis in enumerate(axes) if axis in _ALONG), None)
     if along is None:
@@ -364,8 +365,8 @@ def effect(
         for line, row in enumerate(zip(sources, references, texts, others, strict=True), start=1)
         if row[2] != row[3]
     )
-    scores = (evaluate_texts(some, [references]) for some in (texts, others))
-    return Effect(len(sources), Shift(loss, loss_after), *scores, changed)
+    before, after = (evaluate_texts(some, [references]) for some in (texts, others))
+    return Effect(len(sources), Shift(loss, loss_after), before, after, changed)
 
 
 def _loss(translator: Translator, sources: Sequence[str], references: Sequence[str]) -> float:

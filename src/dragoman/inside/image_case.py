@@ -45,7 +45,7 @@ def read_image_case(loaded: Loaded, source: Any, target: str | None) -> Case:
     forced = target is not None
     targets = best_ids(network, src, [0], 1) if target is None else [vocabulary.number(target.strip(), "target")]
     across = size // config.model.patch
-    pieces = ["class", *(f"{row + 1},{column + 1}" for row in range(across) for column in range(across))]
+    pieces = ["<class>", *(f"{row + 1},{column + 1}" for row in range(across) for column in range(across))]
     return Case(
         kind="image",
         source=where,

@@ -56,31 +56,34 @@ def fitting_cut(steps: Sequence[Step], most: int, exact: bool) -> Cut:
 
 def step_json(step: Step, cut: Cut) -> dict[str, Any]:
     """The step as plain JSON; numbers that are not finite are texts, "−∞" is what a mask puts."""
-    shown = [entry for quantity in step.quantities for entry in _entries(quantity, step.part == "backward", cut)]
+    shown = [entry for quantity in step.quantities for entry in _entries(quantity, step.gradients, cut)]
+    phrase, title = step.phrase, step.phrase.title
+    if step.gradients:
+        title = text(f"{title['en']}, backwards", f"{title['zh']}（反向）")
     found: dict[str, Any] = {
         "id": step.name,
         "part": step.part,
         "box": step.box,
-        "title": step.title,
-        "formula": step.formula,
-        "source": step.source,
-        "note": step.note,
+        "title": title,
+        "formula": phrase.back if step.gradients else phrase.formula,
+        "source": phrase.source,
+        "note": (phrase.back_note or text("", "")) if step.gradients else phrase.note,
         "tensors": shown,
     }
     return found if step.equation is None else found | {"equation": step.equation}
 
 
-def _entries(quantity: Quantity, backward: bool, cut: Cut) -> Iterable[dict[str, Any]]:
+def _entries(quantity: Quantity, gradients: bool, cut: Cut) -> Iterable[dict[str, Any]]:
     """One for each head."""
-    numbers = quantity.gradient if backward else quantity.value
+    numbers = quantity.gradient if gradients else quantity.value
     if numbers is None:
         return
     rows, columns = cut.size(quantity)
     for head, matrix in enumerate(numbers):
         entry: dict[str, Any] = {
             "name": quantity.name,
-            "symbol": f"∂{quantity.symbol}" if backward else quantity.symbol,
-            "kind": "gradient" if backward else "value",
+            "symbol": f"∂{quantity.symbol}" if gradients else quantity.symbol,
+            "kind": "gradient" if gradients else "value",
             "shape": list(quantity.shape),
             "axes": list(quantity.axes),
             "rows": _names(quantity.rows, rows, quantity.first[0]),
@@ -122,5 +125,5 @@ def _shown(shown: tuple[int, int], quantity: Quantity) -> Text | None:
     if not parts:
         return None
     english = ", ".join(f"{some} of {there} {unit[0]}" for some, there, unit in parts)
-    chinese = ",".join(f"{there} {unit[1]}中的 {some} {unit[1]}" for some, there, unit in parts)
+    chinese = "，".join(f"{there} {unit[1]}中的 {some} {unit[1]}" for some, there, unit in parts)
     return text(english, chinese)

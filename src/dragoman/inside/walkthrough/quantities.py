@@ -112,12 +112,16 @@ class Quantities:
             rows=[""],
         )
 
-    def embedding(self, name: str, ids: Tensor, argument: str, words: Sequence[str]) -> Quantity:
+    def rows(
+        self, name: str, symbol: str, ids: Tensor, argument: str, words: Sequence[str] | None
+    ) -> Quantity | None:
         """The rows of a table that some ids pick; argument: how Python names the ids."""
+        if name not in self.run.parameters:
+            return None
         table, gradient = self._parameter(name, None)
         return Quantity(
             f"{name}[{argument}]",
-            "E[id]",
+            symbol,
             tuple(table[ids].shape),
             ("position", "feature"),
             table[ids][None],

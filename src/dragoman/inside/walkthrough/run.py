@@ -56,9 +56,9 @@ class Run:
     """All that one step computed.
 
     values, gradients, axes: tap -> tensor without the row axis, in the order in which they came to be; gradients only
-    where the loss depends on the quantity.  parameters, of_parameters: name -> parameter and its gradient (a tied one
-    under each of its names).  losses: target position -> its loss in nats; loss: their sum.  shares: of the element's
-    parameter; updated: that parameter after the update.  loss_after: of the same pair after it.
+    where the loss depends on the quantity.  parameters, of_parameters: name -> parameter or buffer, and its gradient
+    (a tied one under each of its names).  losses: target position -> its loss in nats; loss: their sum.  shares: of the
+    parameter that holds the element; updated: that parameter after the update.  loss_after: of the same pair after it.
     """
 
     values: dict[str, Tensor]
@@ -100,7 +100,7 @@ def one_step(
         values={name: seen.joined(name).detach()[0] for name in order},
         gradients={name: gradient[0] for name, gradient in gradients.items()},
         axes={name: seen.axes[name][1:] for name in order},
-        parameters={name: p.detach() for name, p in parameters.items()},
+        parameters={name: p.detach() for name, p in [*parameters.items(), *network.named_buffers()]},
         of_parameters=of_parameters,
         losses={place: float(word.detach()) for place, word in words.items()},
         loss=float(loss.detach()),

@@ -1,9 +1,9 @@
-"""What a walk-through is made of: steps, and the quantities that a step shows."""
+"""What a walk-through is made of: steps, the quantities that a step shows, and its words."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -61,16 +61,19 @@ class Quantity:
 class Step:
     """One operation, and what goes through it.
 
-    part: "forward", "backward" or "update"; a step back shows the gradients of its quantities.  equation: the formula
-    with the numbers of one element in it.
+    part: "forward", "backward" or "update".  gradients: whether it shows the gradients of its quantities.  box: where
+    in the model's picture it stands.  equation: the formula with the numbers of one element in it.
     """
 
     name: str
-    part: str
     box: Text
-    title: Text
-    formula: str
-    source: str
-    note: Text
+    phrase: Phrase
     quantities: tuple[Quantity, ...]
+    part: str = "forward"
+    gradients: bool = False
     equation: str | None = None
+
+    def backwards(self) -> Step:
+        """The same way back: the quantities that have a gradient."""
+        there = tuple(quantity for quantity in self.quantities if quantity.gradient is not None)
+        return replace(self, name=f"{self.name}.gradient", part="backward", gradients=True, quantities=there)

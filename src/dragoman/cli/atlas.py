@@ -1,0 +1,74 @@
+"""The command that maps what the heads of a model do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dragoman.cli.options import AsJson, Device, Model, app
+from dragoman.errors import UsageError
+
+__all__ = ["atlas"]
+
+SPELLED_NUMBERS = "spelled-numbers"
+
+
+@app.command()
+def atlas(
+    model: Model,
+    source: Annotated[Path, typer.Option(help="Text, one sentence a line.")],
+    reference: Annotated[
+        Path | None, typer.Option(help="Its translations, one a line; default: the model's own.")
+    ] = None,
+    alignment: Annotated[
+        str | None,
+        typer.Option(help=f"Word links of the pairs (0-0 1?2), one pair a line; or {SPELLED_NUMBERS}, of the demo."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where a page goes; default: none, only the table.")] = None,
+    cost: Annotated[
+        bool, typer.Option("--cost", help="Remove each head and sub-layer in turn: what does it cost?")
+    ] = False,
+    as_json: AsJson = False,
+    device: Device = "cpu",
+) -> None:
+    """What every head attends to, which ones align, and what each costs to lose; as a table and as a page."""
+    from dragoman.data.corpus import CorpusSpec, read_pairs
+    from dragoman.data.lines import read_lines
+    from dragoman.inside.alignment import read_alignment, spelled_numbers_alignment
+    from dragoman.inside.atlas import atlas as atlas_of
+    from dragoman.inside.atlas import examples
+    from dragoman.inside.atlas_page import print_atlas, write_atlas
+    from dragoman.inside.material import load_material
+    from dragoman.progress import RichReporter, console
+    from dragoman.training.world import World
+
+    if alignment is not None and reference is None:
+        raise UsageError(f"--alignment {alignment}: links are between two given texts: give --reference too")
+    if reference is None:
+        lines, targets = list(read_lines(source)), None
+    else:
+        pairs = list(read_pairs(CorpusSpec(source, reference)))
+        lines, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
+    golds = None
+    if alignment == SPELLED_NUMBERS:
+        golds = [spelled_numbers_alignment(*pair) for pair in zip(lines, targets or (), strict=True)]
+        if not any(gold.sure for gold in golds):
+            raise UsageError(
+                f"--alignment {SPELLED_NUMBERS}: no line of {source} is of the built-in corpus; give a file of links"
+            )
+    elif alignment is not None:
+        golds = read_alignment(Path(alignment), lines, targets or [])
+    say = RichReporter().say
+    network, material = load_material(model, lines, targets, golds, World(device).device)
+    if golds is not None and material.aligned < len(lines):
+        say(f"alignment: {len(lines) - material.aligned:,} lines do not count, the tokenizer makes other words of them")
+    found = atlas_of(network, material, cost)
+    if as_json:
+        typer.echo(json.dumps(found.to_json(), ensure_ascii=False, indent=1))
+    else:
+        print_atlas(found, console(stderr=False))
+    if out is not None:
+        say(f"the page: {write_atlas(out, found, examples(network, material), model.resolve().name)}")

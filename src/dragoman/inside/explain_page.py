@@ -1,0 +1,30 @@
+"""The page of an explanation: one file that draws itself, in English and Chinese, and needs no network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dragoman.page import embedded_json, fill, web, write_page
+
+if TYPE_CHECKING:
+    from dragoman.inside.explain import Explanation
+
+__all__ = ["explanation_page", "write_explanation"]
+
+STYLES = ("page.css", "language.css", "explain.css", "walkthrough.css")
+SCRIPTS = (
+    "page.js", "language.js", "packing.js", "explain.js", "explain_maps.js", "explain_attention.js",
+    "explain_image.js", "explain_layers.js", "explain_beam.js", "walkthrough.js",
+)  # fmt: skip
+
+
+def explanation_page(explanation: Explanation) -> str:
+    """The page as HTML."""
+    parts = {"style": web(*STYLES), "script": web(*SCRIPTS), "data": embedded_json(explanation.to_json())}
+    return fill(web("explain.html"), parts)
+
+
+def write_explanation(path: str | Path, explanation: Explanation) -> Path:
+    """Write the page to `path`, whole or not at all, and return `path`.  Raises DragomanError where it cannot be."""
+    return write_page(Path(path), explanation_page(explanation))

@@ -1,0 +1,368 @@
+// The atlas of a model's heads: a grid of all, one of them in detail, and every number in a table.
+const data = JSON.parse(byId("atlas-data").textContent);
+
+const REACH = data.reach, OFFSETS = Array.from({ length: 2 * REACH + 1 }, (_, i) => i - REACH);
+const MINUS = "\u2212";
+const signed = (value) => (value > 0 ? `+${value}` : value < 0 ? `${MINUS}${-value}` : "0");
+const percent = (share) => (finite(share) ? `${Math.round(100 * share)}\u00a0%` : "–");
+const fixed = (digits) => (value) => (finite(value) ? value.toFixed(digits).replace("-", MINUS) : "–");
+const rise = (value) => (finite(value) ? `${value > 0 ? "+" : ""}${fixed(4)(value)}` : "–");
+
+// ---- names ----------------------------------------------------------------------------------------------------------
+
+const STACKS = {
+  "encoder.self_attn": ["Encoder, self-attention", "编码器，自注意力"],
+  "decoder.self_attn": ["Decoder, masked self-attention", "解码器，带掩码的自注意力"],
+  "decoder.cross_attn": ["Decoder, cross-attention", "解码器，交叉注意力"],
+  self_attn: ["Self-attention", "自注意力"],
+};
+const PARTS = { self_attn: ["self-attention", "自注意力"], cross_attn: ["cross-attention", "交叉注意力"], ffn: ["feed-forward", "前馈层"], conv: ["convolution", "卷积"] };
+const SIDES = { encoder: ["encoder", "编码器"], decoder: ["decoder", "解码器"], "": ["layers", "各层"] };
+const stackName = (stack) => STACKS[stack] || [stack, stack];
+
+const half = percent(data.most), most = percent(data.broad);
+const KINDS = {
+  aligning: { short: ["aligns", "对齐"], name: ["aligning", "对齐"],
+    rule: [`Its strongest links agree with the given word alignment: alignment error rate of at most ${data.most}. Measured where an alignment was given.`,
+      `它最强的连接与给定的词对齐一致：对齐错误率不超过 ${data.most}。只有给出了对齐时才测量。`] },
+  positional: { short: ["at", "位置"], name: ["positional", "位置"],
+    rule: [`At least ${half} of the weight lies at one fixed offset: ${MINUS}1 is the place before the query, +1 the one after it, 0 its own.`,
+      `至少 ${half} 的权重落在一个固定的偏移上：${MINUS}1 是查询的前一个位置，+1 是后一个，0 是它自己。`] },
+  "same token": { short: ["same", "同词"], name: ["same token", "相同词元"],
+    rule: [`At least ${half} goes to other places with the same piece, where there are some.`, `只要别处有相同的词元，至少 ${half} 的权重给了它们。`] },
+  "end of sentence": { short: ["end", "句末"], name: ["end of sentence", "句末"],
+    rule: [`At least ${half} goes to the source's end of sentence, where heads often look when they have nothing to say.`, `至少 ${half} 给了源句的句末符；头无事可做时常看那里。`] },
+  "first token": { short: ["first", "句首"], name: ["first token", "句首"], rule: [`At least ${half} goes to the first place.`, `至少 ${half} 给了第一个位置。`] },
+  broad: { short: ["broad", "分散"], name: ["broad", "分散"],
+    rule: [`Entropy of at least ${most} of the largest possible: nearly equal weights on all that is in sight.`, `熵至少是最大可能值的 ${most}：对看得见的一切几乎一视同仁。`] },
+  mixed: { short: ["mixed", "混合"], name: ["mixed", "混合"], rule: ["None of these.", "以上都不是。"] },
+};
+const CLASSES = { "same token": "same", "end of sentence": "end", "first token": "first" };
+const kindOf = (head) => (head.label.startsWith("positional") ? "positional" : head.label);
+const kindClass = (kind) => `k-${CLASSES[kind] || kind}`;
+const labelOf = (head) => { const names = KINDS[kindOf(head)].name; return kindOf(head) === "positional" ? names.map((name) => `${name} ${signed(head.offset)}`) : names; };
+const shortOf = (head) => (kindOf(head) === "positional" ? [signed(head.offset), signed(head.offset)] : KINDS[kindOf(head)].short);
+const placeOf = (head) => [`layer ${head.layer + 1}, head ${head.number + 1}`, `第 ${head.layer + 1} 层，第 ${head.number + 1} 个头`];
+
+// key: of a head.  top: the value of the strongest colour, or null for the largest there is.  less: the smaller, the stronger.
+const MEASURES = [
+  { key: "label", name: ["what it does", "它做什么"], says: ["The colour and the word say where most of a head's weight goes; the small bars are its mean weight at offsets from 7 places before to 7 after the query. Choose a number instead to see how much.",
+    "颜色和文字说明一个头的权重主要去哪里；小条是它在查询前 7 个到后 7 个位置上的平均权重。也可以改选一个数值来看程度。"] },
+  { key: "relative_entropy", name: ["entropy, of the largest", "相对熵"], top: 1, text: percent, says: ["How spread out the weights are: 0 % is a single key, 100 % equal weights on every key in sight.", "权重有多分散：0 % 是只看一个键，100 % 是对看得见的每个键权重相等。"] },
+  { key: "entropy", name: ["entropy (nats)", "熵（奈特）"], top: null, text: fixed(2), says: ["The same without comparing it with the largest possible: − Σ w ln w, the mean over queries.", "不与最大值相比的熵：− Σ w ln w，对查询取平均。"] },
+  { key: "confidence", name: ["confidence", "置信度"], top: 1, text: percent, says: ["The largest weight, the mean over queries.", "最大的那个权重，对查询取平均。"] },
+  { key: "at_offset", name: ["at its best offset", "最佳偏移处"], top: 1, text: percent, says: ["The weight at the one offset that gets the most: how far a head goes by position alone.", "得到最多权重的那个偏移处的权重：一个头在多大程度上只看位置。"] },
+  { key: "same", name: ["same token", "相同词元"], top: 1, text: percent, says: ["The weight on other places with the same piece, over the queries that see one.", "落在别处相同词元上的权重，只统计看得到这种位置的查询。"] },
+  { key: "end", name: ["end of sentence", "句末"], top: 1, text: percent, says: ["The weight on the source's end of sentence.", "落在源句句末符上的权重。"] },
+  { key: "first", name: ["first token", "句首"], top: 1, text: percent, says: ["The weight on the first place.", "落在第一个位置上的权重。"] },
+  { key: "aer", name: ["alignment error rate", "对齐错误率"], top: 1, less: true, text: fixed(2), says: ["How far the strongest links are from the given word alignment (Och and Ney 2003): 0 is perfect, and strong colour is good.", "最强的连接与给定词对齐相差多少（Och 和 Ney 2003）：0 为完全一致，颜色越深越好。"] },
+  { key: "cost", name: ["cost of removing it", "去掉它的代价"], top: null, text: rise, says: [`How much the loss rises, in nats a token, when the head says 0 (${data.cost_lines} lines). Below 0 the model is better off without.`, `让这个头输出 0 时损失升高多少（奈特每词元，${data.cost_lines} 行）。小于 0 说明没有它反而更好。`] },
+].filter((measure) => data.heads.some((head) => measure.key === "label" || finite(head[measure.key])));
+
+let measure = MEASURES[0], chosen = null, exampleNumber = 0;
+
+// From 0 to 1: how strong the colour of a head is.
+function strength(head, of) {
+  const value = head[of.key];
+  if (!finite(value)) return 0;
+  const top = of.top ?? Math.max(1e-9, ...data.heads.map((other) => other[of.key]).filter(finite));
+  return Math.max(0, Math.min(1, of.less ? 1 - value / top : value / top));
+}
+const tint = (share) => `background: color-mix(in srgb, var(--first) ${(48 * share).toFixed(1)}%, var(--surface))`;
+
+// ---- the grid -------------------------------------------------------------------------------------------------------
+
+function profileBars(head) {
+  const width = 60, step = width / OFFSETS.length, height = 20;
+  return svg("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" },
+    svg("line", { class: "axis-line", x1: width / 2, x2: width / 2, y1: 0, y2: height }),
+    svg("line", { class: "axis-line", x1: 0, x2: width, y1: height, y2: height }),
+    ...OFFSETS.map((_, i) => svg("rect", { class: "bar", x: (i * step + 0.5).toFixed(2), width: (step - 1).toFixed(2),
+      y: (height * (1 - (head.profile[i] || 0))).toFixed(2), height: (height * (head.profile[i] || 0)).toFixed(2) })));
+}
+
+function headButton(head, place) {
+  const label = labelOf(head), where = placeOf(head);
+  const says = el("span", { class: "says" });
+  const button = el("button", { type: "button", class: `head ${kindClass(kindOf(head))}`, "data-head": head.index, "aria-pressed": "false", tabindex: "-1", style: `grid-row: ${place.row}; grid-column: ${place.column}`, onclick: () => choose(head.index) },
+    profileBars(head), says);
+  bothIn(button, "aria-label", `${where[0]}: ${label[0]}`, `${where[1]}：${label[1]}`);
+  bothIn(button, "title", `${where[0]}: ${label[0]}`, `${where[1]}：${label[1]}`);
+  return button;
+}
+
+function drawStack(stack) {
+  const heads = data.heads.filter((head) => head.stack === stack), name = stackName(stack);
+  const layers = [...new Set(heads.map((head) => head.layer))], columns = Math.max(...heads.map((head) => head.number)) + 1;
+  const grid = el("div", { class: "grid-of-heads", role: "group", style: `grid-template-columns: auto repeat(${columns}, minmax(46px, 120px))` },
+    bothIn(el("span", { class: "name row", title: "" }, "↓ → "), "title", "layers down, heads across", "层向下，头向右"),
+    ...Array.from({ length: columns }, (_, i) => el("span", { class: "name", style: `grid-row: 1; grid-column: ${i + 2}` }, String(i + 1))),
+    ...layers.map((layer, row) => el("span", { class: "name row", style: `grid-row: ${row + 2}; grid-column: 1` }, both(`layer ${layer + 1}`, `第 ${layer + 1} 层`))),
+    ...heads.map((head) => headButton(head, { row: layers.indexOf(head.layer) + 2, column: head.number + 2 })));
+  bothIn(grid, "aria-label", `${name[0]}: move with the arrow keys`, `${name[1]}：用方向键移动`);
+  grid.querySelector("button").tabIndex = 0;
+  grid.addEventListener("keydown", (event) => moveInGrid(event, heads, layers));
+  return el("div", { class: "stack", "data-stack": stack }, el("h3", {}, both(...name)), el("div", { class: "scroll" }, grid));
+}
+
+function moveInGrid(event, heads, layers) {
+  const step = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] }[event.key];
+  const at = data.heads[event.target.dataset.head];
+  if (!step || !at) return;
+  event.preventDefault();
+  const layer = layers[layers.indexOf(at.layer) + step[0]], next = heads.find((head) => head.layer === layer && head.number === at.number + step[1]);
+  if (!next) return;
+  for (const button of event.currentTarget.querySelectorAll("button")) button.tabIndex = button.dataset.head === String(next.index) ? 0 : -1;
+  buttonOf(next.index).focus();
+}
+
+const buttonOf = (index) => document.querySelector(`button.head[data-head="${index}"]`);
+
+// The colours and the words of all cells, by the measure.
+function paint() {
+  const byKind = measure.key === "label";
+  for (const head of data.heads) {
+    const button = buttonOf(head.index), says = button.querySelector(".says");
+    const place = button.getAttribute("style").split("; background")[0];
+    button.setAttribute("style", `${place}; ${byKind ? "background: color-mix(in srgb, var(--kind) 26%, var(--surface))" : tint(strength(head, measure))}`);
+    says.replaceChildren(byKind ? both(...shortOf(head)) : measure.text(head[measure.key]));
+  }
+  byId("measure-says").replaceChildren(both(...measure.says));
+  byId("scale").hidden = byKind;
+  if (byKind) return;
+  const top = measure.top ?? Math.max(...data.heads.map((head) => head[measure.key]).filter(finite), 0);
+  byId("scale").replaceChildren(measure.text(measure.less ? top : 0), el("i", {}), measure.text(measure.less ? 0 : top));
+}
+
+function showGrid() {
+  const select = el("select", { onchange: () => { measure = MEASURES[select.value]; paint(); } },
+    ...MEASURES.map((one, i) => { const option = el("option", { value: i }); return bothIn(option, "label", ...one.name); }));
+  bothIn(select, "aria-label", "Colour by", "着色依据");
+  byId("controls").append(el("span", { class: "scale", id: "scale" }), el("label", {}, both("Colour by ", "着色依据 "), select));
+  byId("stacks").append(...[...new Set(data.heads.map((head) => head.stack))].map(drawStack));
+  paint();
+}
+
+// ---- one head -------------------------------------------------------------------------------------------------------
+
+function choose(index) {
+  chosen = index;
+  for (const button of document.querySelectorAll("button.head")) button.setAttribute("aria-pressed", String(button.dataset.head === String(index)));
+  for (const row of document.querySelectorAll("#table tbody tr")) row.classList.toggle("chosen-row", row.dataset.head === String(index));
+  drawDetail();
+}
+
+// Beside the grids where there is room, else under the grid that the head is in.
+function placeDetail() {
+  const narrow = window.matchMedia("(max-width: 1040px)").matches, detail = byId("detail");
+  const home = narrow ? document.querySelector(`[data-stack="${data.heads[chosen].stack}"]`) : document.querySelector(".atlas");
+  if (detail.parentElement !== home) home.append(detail);
+}
+
+function drawDetail() {
+  const head = data.heads[chosen], kind = kindOf(head);
+  const numbers = MEASURES.filter((one) => one.text).flatMap((one) => {
+    const note = one.key === "at_offset" && head.offset !== null ? ` (${signed(head.offset)})` : "";
+    return [el("dt", {}, both(...one.name), note), el("dd", {}, one.text(head[one.key]))];
+  });
+  byId("detail").replaceChildren(
+    el("h3", { id: "detail-title" }, both(stackName(head.stack)[0], stackName(head.stack)[1])),
+    el("p", {}, both(...placeOf(head)), " ", el("span", { class: `kind ${kindClass(kind)}` }, both(...labelOf(head)))),
+    el("p", { class: "because" }, both(...KINDS[kind].rule), head.word ? readOrWritten(head) : null),
+    el("dl", { class: "numbers" }, ...numbers),
+    el("p", { class: "hint tap" }, both("in Python: ", "在 Python 里："), el("code", {}, `${head.attention}.weights[:, ${head.number}]`)),
+    el("h4", {}, both("Mean weight by offset", "各偏移处的平均权重")), profileChart(head), ...exampleParts(head));
+  placeDetail();
+}
+
+const readOrWritten = (head) => (head.word === "read"
+  ? both(" Its rows align best with the word just read, not the one about to be written.", " 它的每一行最符合刚读入的词，而不是将要写出的词。")
+  : both(" Its rows align best with the word about to be written.", " 它的每一行最符合将要写出的词。"));
+
+function profileChart(head) {
+  const width = 420, height = 116, left = 4, top = 16, bottom = 94, step = (width - 2 * left) / OFFSETS.length;
+  const spoken = OFFSETS.map((offset, i) => `${signed(offset)}: ${percent(head.profile[i])}`).join(", ");
+  const chart = svg("svg", { class: "profile", viewBox: `0 0 ${width} ${height}`, width, height, role: "img" },
+    svg("line", { class: "grid", x1: 0, x2: width, y1: bottom, y2: bottom }),
+    ...OFFSETS.flatMap((offset, i) => {
+      const share = head.profile[i], x = left + i * step, y = bottom - (share || 0) * (bottom - top), best = offset === head.offset;
+      return [svg("rect", { class: best ? "bar best" : "bar", x: x + 2, width: step - 4, y, height: bottom - y, rx: 1.5 }),
+        share >= 0.05 ? svg("text", { class: best ? "on" : "", x: x + step / 2, y: y - 4, "text-anchor": "middle" }, String(Math.round(100 * share))) : null,
+        svg("text", { class: best ? "on" : "", x: x + step / 2, y: bottom + 16, "text-anchor": "middle" }, signed(offset))].filter(Boolean);
+    }));
+  return bothIn(chart, "aria-label", `Mean weight by offset. ${spoken}`, `各偏移处的平均权重。${spoken}`);
+}
+
+// "▁" starts a word in sentencepiece; what goes on within a word gets a sign instead, because there is less of it.
+function readable(piece, index, pieces) {
+  if (piece === "</s>") return "⏹";
+  if (piece === "<s>") return "▶";
+  if (piece === "▁") return "␣";
+  if (piece === "\n") return "⏎";
+  if (piece.startsWith("▁")) return piece.slice(1);
+  return index > 0 && pieces.some((other) => other.startsWith("▁")) && /[\p{L}\p{N}]/u.test(piece) ? `·${piece}` : piece;
+}
+
+function exampleParts(head) {
+  if (!data.examples.length) return [];
+  const select = el("select", { onchange: () => { exampleNumber = Number(select.value); again(); } },
+    ...data.examples.map((example, i) => {
+      const text = (example.source.length ? example.source : example.written).filter((piece) => !/^<.*>$/.test(piece)).join("").replaceAll("▁", " ").trim();
+      return el("option", { value: i }, text.length > 42 ? `${text.slice(0, 41)}…` : text || String(i + 1));
+    }));
+  bothIn(select, "aria-label", "Sentence", "句子");
+  select.value = exampleNumber;
+  const home = el("div", { class: "map" }), hint = el("p", { class: "hint", role: "status" });
+  const again = () => drawMap(head, data.examples[exampleNumber], home, hint);
+  again();
+  return [el("div", { class: "heading" }, el("h4", {}, both("In a sentence", "在一个句子里")), select), home, hint];
+}
+
+const REST = ["Rows look, columns are looked at; the stronger the colour, the more. Point at a square, or focus the map and use the arrow keys.", "行是看的一方，列是被看的一方；颜色越深看得越多。指向方格，或聚焦后用方向键。"];
+
+// The pieces beside the rows and above the columns of a head's map; of images, places.
+function sidesOf(head, example, shape) {
+  const own = head.stack.endsWith("self_attn"), source = example.source, ofSource = !example.read.length || head.stack.startsWith("encoder");
+  const rows = own ? (ofSource ? source : example.read) : example.written, columns = own ? rows : source;
+  const fit = (pieces, count) => (pieces.length === count ? pieces.map(readable) : Array.from({ length: count }, (_, i) => String(i)));
+  return { rows: fit(rows, shape[1]), columns: fit(columns, shape[2]) };
+}
+
+const textWidth = (texts) => Math.max(...texts.map((text) => [...text].reduce((sum, c) => sum + (c > "\u2e80" ? 13 : 7.3), 0))) + 10;
+
+function drawMap(head, example, home, hint) {
+  const map = example.maps[head.attention], [, rows, columns] = map.shape;
+  map.bytes ??= unpack(map);
+  const weight = (q, k) => map.bytes[(head.number * rows + q) * columns + k] / 255;
+  const sides = sidesOf(head, example, map.shape), left = textWidth(sides.rows), top = textWidth(sides.columns) * 0.84 + 8;
+  const size = Math.max(13, Math.min(26, Math.floor((415 - left) / columns)));
+  const width = left + columns * size + textWidth(sides.columns.slice(-1)) * 0.55, height = top + rows * size + 4;
+  const texts = {
+    rows: sides.rows.map((word, q) => svg("text", { x: left - 5, y: top + (q + 0.5) * size + 4.5, "text-anchor": "end" }, word)),
+    columns: sides.columns.map((word, k) => svg("text", { transform: `translate(${left + (k + 0.5) * size + 4} ${top - 5}) rotate(-57)` }, word)),
+  };
+  const cells = [];
+  for (let q = 0; q < rows; q += 1) for (let k = 0; k < columns; k += 1) {
+    const w = weight(q, k);
+    if (w > 0.008) cells.push(svg("rect", { class: "cell", x: left + k * size + 0.5, y: top + q * size + 0.5, width: size - 1, height: size - 1, rx: 1.5, "fill-opacity": w.toFixed(3) }));
+  }
+  const box = svg("rect", { class: "chosen", width: size, height: size, rx: 2, visibility: "hidden" });
+  const node = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, tabindex: "0", role: "slider", "aria-valuemin": 0, "aria-valuemax": rows * columns - 1, "aria-valuenow": 0 },
+    svg("rect", { class: "back", x: left, y: top, width: columns * size, height: rows * size, rx: 3 }), ...cells, ...texts.rows, ...texts.columns, box);
+  bothIn(node, "aria-label", "Weights in this sentence", "这个句子里的权重");
+  home.replaceChildren(node);
+  hint.replaceChildren(both(...REST));
+  listenToMap(node, { rows, columns, left, top, size, box, texts, sides, weight, hint });
+}
+
+function listenToMap(node, map) {
+  const { rows, columns, left, top, size, box, texts, sides, weight, hint } = map;
+  let at = null;
+  function show(q, k) {
+    at = q === null ? null : [q, k];
+    texts.rows.forEach((text, i) => text.classList.toggle("on", at !== null && i === q));
+    texts.columns.forEach((text, i) => text.classList.toggle("on", at !== null && i === k));
+    box.setAttribute("visibility", at ? "visible" : "hidden");
+    if (!at) { hint.replaceChildren(both(...REST)); return; }
+    box.setAttribute("x", left + k * size);
+    box.setAttribute("y", top + q * size);
+    const value = weight(q, k).toFixed(2);
+    hint.replaceChildren(both(`“${sides.rows[q]}” looks at “${sides.columns[k]}” with weight ${value}.`, `“${sides.rows[q]}”看“${sides.columns[k]}”的权重是 ${value}。`));
+    node.setAttribute("aria-valuenow", q * columns + k);
+    node.setAttribute("aria-valuetext", hint.textContent && `${sides.rows[q]} → ${sides.columns[k]}: ${value}`);
+  }
+  node.addEventListener("pointermove", (event) => {
+    const area = node.getBoundingClientRect();
+    const k = Math.floor((event.clientX - area.left - left) / size), q = Math.floor((event.clientY - area.top - top) / size);
+    if (q >= 0 && q < rows && k >= 0 && k < columns) show(q, k);
+  });
+  for (const name of ["pointerleave", "blur"]) node.addEventListener(name, () => show(null));
+  node.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+    if (event.key === "Escape") show(null);
+    if (!step) return;
+    event.preventDefault();
+    const [q, k] = at ? [at[0] + step[0], at[1] + step[1]] : [0, 0];
+    show(Math.max(0, Math.min(rows - 1, q)), Math.max(0, Math.min(columns - 1, k)));
+  });
+}
+
+// ---- sub-layers -----------------------------------------------------------------------------------------------------
+
+function showSublayers() {
+  if (!data.sublayers.length) { byId("sublayers").hidden = true; return; }
+  byId("sublayers-says").append(both(`How much the loss rises, in nats a token, when one sub-layer adds nothing and all else stays (${data.cost_lines} lines).`, `一个子层什么都不加、其余照旧时，损失升高多少（奈特每词元，${data.cost_lines} 行）。`));
+  const parsed = data.sublayers.map(({ name, cost }) => ({ cost, part: name.split(".").at(-1), side: name.startsWith("layers") ? "" : name.split(".")[0], layer: Number(name.match(/layers\.(\d+)/)[1]) }));
+  const parts = Object.keys(PARTS).filter((part) => parsed.some((one) => one.part === part)), top = Math.max(1e-9, ...parsed.map((one) => one.cost));
+  const rows = [...new Set(parsed.map((one) => `${one.side} ${one.layer}`))].map((key) => {
+    const own = parsed.filter((one) => `${one.side} ${one.layer}` === key), side = SIDES[own[0].side] || [own[0].side, own[0].side];
+    return el("tr", {}, el("th", { scope: "row" }, both(`${side[0]} ${own[0].layer + 1}`, `${side[1]} 第 ${own[0].layer + 1} 层`)), ...parts.map((part) => {
+      const found = own.find((one) => one.part === part);
+      return el("td", { class: "number", style: found ? tint(Math.max(0, found.cost / top)) : "" }, found ? rise(found.cost) : "");
+    }));
+  });
+  byId("sublayers-table").append(el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, both("layer", "层")), ...parts.map((part) => el("th", { scope: "col", class: "number" }, both(...PARTS[part]))))), el("tbody", {}, ...rows)));
+}
+
+// ---- the table ------------------------------------------------------------------------------------------------------
+
+function showTable() {
+  const numeric = MEASURES.filter((one) => one.text);
+  const columns = [
+    { name: ["head", "头"], value: (head) => head.index, cell: (head) => el("th", { scope: "row" }, el("button", { type: "button", class: "go", onclick: () => { choose(head.index); byId("detail").scrollIntoView({ block: "nearest" }); buttonOf(head.index).focus({ preventScroll: true }); } },
+      both(`${stackName(head.stack)[0]}, ${placeOf(head)[0]}`, `${stackName(head.stack)[1]}，${placeOf(head)[1]}`))) },
+    { name: ["what it does", "它做什么"], value: (head) => head.label, cell: (head) => el("td", {}, el("span", { class: `kind ${kindClass(kindOf(head))}` }, both(...labelOf(head)))) },
+    ...numeric.map((one) => ({ name: one.name, number: true, value: (head) => head[one.key], cell: (head) => el("td", { class: "number" }, one.text(head[one.key])) })),
+  ];
+  const rows = data.heads.map((head) => ({ head, node: el("tr", { "data-head": head.index }, ...columns.map((column) => column.cell(head))) }));
+  const body = el("tbody", {}, ...rows.map((row) => row.node));
+  const heads = columns.map((column) => el("th", { scope: "col", class: column.number ? "number" : "" }, el("button", { type: "button", onclick: () => sort(column) }, both(...column.name))));
+  function sort(column) {
+    const head = heads[columns.indexOf(column)], up = column.number ? head.getAttribute("aria-sort") === "descending" : head.getAttribute("aria-sort") !== "ascending";
+    for (const other of heads) other.removeAttribute("aria-sort");
+    head.setAttribute("aria-sort", up ? "ascending" : "descending");
+    const compare = (a, b) => (typeof a === "string" ? a.localeCompare(b) : a - b);
+    const missing = (value) => value === null || value === undefined;
+    body.append(...[...rows].sort((a, b) => {
+      const [p, q] = [column.value(a.head), column.value(b.head)];
+      return missing(p) - missing(q) || (missing(p) ? 0 : up ? compare(p, q) : compare(q, p)) || a.head.index - b.head.index;
+    }).map((row) => row.node));
+  }
+  byId("table").append(el("table", {}, el("caption", { class: "visually-hidden" }, both("All heads", "全部的头")), el("thead", {}, el("tr", {}, ...heads)), body));
+}
+
+function showRules() {
+  byId("rules").append(...Object.entries(KINDS).flatMap(([kind, { name, rule }]) => [el("dt", {}, el("span", { class: `kind ${kindClass(kind)}` }, both(...name))), el("dd", {}, both(...rule))]));
+}
+
+function showLead() {
+  byId("language").append(languageSwitch());
+  const heads = whole.format(data.heads.length), lines = whole.format(data.lines), tokens = whole.format(data.tokens), loss = data.loss.toFixed(3);
+  const aligned = data.aligned ? [` A word alignment of ${whole.format(data.aligned)} lines was given.`, `给出了 ${whole.format(data.aligned)} 行的词对齐。`] : ["", ""];
+  byId("lead").append(both(
+    [el("b", {}, data.model), `: ${heads} heads, measured over ${lines} lines with ${tokens} target tokens, ${data.own ? "the model's own output" : "as given"}; loss ${loss} nats a token.${aligned[0]}`],
+    [el("b", {}, data.model), `：${heads} 个注意力头，在 ${lines} 行、${tokens} 个目标词元上测量（${data.own ? "模型自己的输出" : "给定的文本"}）；损失为每词元 ${loss} 奈特。${aligned[1]}`]));
+}
+
+// ---- start ----------------------------------------------------------------------------------------------------------
+
+// The head to open with: the one that aligns best, or else the one with the clearest habit.
+function firstHead() {
+  const best = (key, sign) => data.heads.filter((head) => finite(head[key])).sort((a, b) => sign * (b[key] - a[key]))[0];
+  const aligning = best("aer", -1), cross = data.heads.filter((head) => head.stack.endsWith("cross_attn")).sort((a, b) => b.confidence - a.confidence)[0];
+  return (aligning || cross || best("at_offset", 1) || data.heads[0]).index;
+}
+
+// A part that cannot be drawn says so in its place; the others stay.
+function start() {
+  data.heads.forEach((head, index) => { head.index = index; });
+  const parts = { lead: showLead, stacks: showGrid, table: showTable, detail: () => choose(firstHead()), "sublayers-table": showSublayers, rules: showRules };
+  for (const [id, show] of Object.entries(parts)) {
+    try {
+      show();
+    } catch (error) {
+      byId(id).append(el("p", { class: "problem", role: "alert" }, both(`This part cannot be drawn: ${error.message}`, `这一部分画不出来：${error.message}`)));
+    }
+  }
+  window.matchMedia("(max-width: 1040px)").addEventListener("change", () => { if (chosen !== null) placeDetail(); });
+}

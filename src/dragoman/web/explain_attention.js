@@ -1,0 +1,135 @@
+"use strict";
+// The sections of attention: which word came from which, and every layer and head.
+
+const STACKS = { encoder: ["encoder", "编码器"], decoder: ["decoder", "解码器"], cross: ["decoder to encoder (cross)", "解码器看编码器（交叉）"] };
+const ROOM = () => Math.min(1116, document.documentElement.clientWidth - 64);
+
+const ofStack = (stack) => explanation.maps.filter((map) => map.stack === stack);
+const joinsAnything = () => explanation.kind !== "image" && Object.values(explanation.sides).some((side) => side.words.length < side.pieces.length);
+
+// A select of layers, one of heads, and the choice between pieces and words, all of them telling `change`.
+function choosers(change) {
+  const layer = el("select", { onchange: change }), head = el("select", { onchange: change }), unit = el("select", { onchange: change });
+  options(unit, [["pieces", "pieces", "词元"], ["words", "words", "词"]], "pieces");
+  return {
+    layer, head, unit,
+    fill(maps, chosen) {
+      options(layer, maps.map((map) => [map.layer, `${map.layer + 1} of ${maps.length}`, `第 ${map.layer + 1} 层，共 ${maps.length} 层`]), chosen.layer);
+      const heads = maps[0].weights.shape[0], mean = maps[0].averaged ? ["mean of all", "所有头的平均"] : ["mean of all", "平均"];
+      options(head, [...(heads > 1 || maps[0].averaged ? [[-1, ...mean]] : []), ...(maps[0].averaged ? [] : [...Array(heads).keys()].map((h) => [h, `${h + 1} of ${heads}`, `第 ${h + 1} 头，共 ${heads} 头`]))], chosen.head);
+      if (head.selectedIndex < 0) head.selectedIndex = 0;
+    },
+    get map() { return { layer: Number(layer.value), head: Number(head.value), byWords: unit.value === "words" }; },
+    nodes: () => [field("Layer", "层", layer), field("Head", "头", head), ...(joinsAnything() ? [field("by", "单位", unit)] : [])],
+  };
+}
+
+// What the pointed place says: the sentence, then the tensor with its shape and the line of the paper.
+function tell(map, chosen, matrix, r, c) {
+  const head = chosen.head < 0 ? ":" : chosen.head;
+  if (r === null || c === null) return [el("span", {}, both("Point at a square or a word, or use the arrow keys.", "指向一个格子或一个词，或用方向键。")), tensorLine(map.name, map.shape, map.paper)];
+  const w = percent(matrix.values[r * matrix.m + c]), row = () => quoted(matrix.rows[r]), column = () => quoted(matrix.columns[c]);
+  const sentence = map.rows === "output"
+    ? both(["While writing ", ...row(), `, ${w} of the attention is on `, ...column(), "."], ["写 ", ...row(), ` 时，${w} 的注意力在 `, ...column(), " 上。"])
+    : both([...row(), " takes ", `${w} of what it hears from `, ...column(), "."], [...row(), ` 听取的内容中，${w} 来自 `, ...column(), "。"]);
+  const place = chosen.byWords ? "" : `[0, ${head}, ${r}, ${c}]`;
+  return [el("span", {}, sentence), tensorLine(`${map.name}${place}`, map.shape, map.paper)];
+}
+
+// ---- alignment ------------------------------------------------------------------------------------------------------
+
+function showAlignment() {
+  const maps = ofStack("cross");
+  if (!maps.length) return;
+  byId("alignment").hidden = false;
+  const words = Math.min(explanation.sides.source.words.length, explanation.sides.output.words.length);
+  const control = choosers(draw), best = clearest(maps);
+  control.fill(maps, best);
+  control.unit.value = words > 4 && joinsAnything() ? "words" : "pieces"; // one long word has no crossing in it
+  byId("alignment-controls").append(...control.nodes());
+  const picture = el("div", { class: "scroll" }), hint = el("p", { class: "hint two", "aria-live": "polite" });
+  byId("alignment-body").append(picture, hint);
+
+  function draw() {
+    const chosen = control.map, map = maps.find(({ layer }) => layer === chosen.layer), matrix = matrixOf(map, chosen.head, chosen.byWords);
+    const lines = linePicture(matrix, { en: "What each target word looks at most", zh: "每个目标词最关注的源词" });
+    const show = (r, c) => {
+      lines.choose(r, c);
+      hint.replaceChildren(...tell(map, chosen, matrix, r, c));
+    };
+    lines.listen(show);
+    picture.replaceChildren(lines.node);
+    show(null, null);
+  }
+  draw();
+  redrawn(draw);
+}
+
+// ---- all of it ------------------------------------------------------------------------------------------------------
+
+function showAttention() {
+  const stacks = Object.keys(STACKS).filter((stack) => ofStack(stack).length);
+  if (!stacks.length) {
+    byId("attention-what").append(both("This model has no attention: all that its decoder knows of the source is one vector, the encoder's last state. The section on gates and states below shows what it keeps.",
+      "这个模型没有注意力：解码器对源句的全部了解只有一个向量，即编码器的最后状态。下面“门与状态”一节展示它保留了什么。"));
+    return;
+  }
+  byId("attention-what").append(attentionText(stacks));
+  const control = choosers(() => draw()), stack = el("select", { onchange: () => refill() });
+  options(stack, stacks.map((name) => [name, ...STACKS[name]]), stacks.includes("cross") ? "cross" : stacks.at(-1));
+  byId("attention-controls").append(...(stacks.length > 1 ? [field("Which", "哪一种", stack)] : []), ...control.nodes());
+  const pictures = el("div", { class: "attention" }), hint = el("p", { class: "hint two", "aria-live": "polite" }), overview = el("div", { class: "overview" });
+  byId("attention-body").append(pictures, hint, el("h3", {}, both("All heads; choose one", "所有的头；点选一个")), overview);
+
+  function refill() {
+    const maps = ofStack(stack.value);
+    control.fill(maps, stack.value === "cross" ? clearest(maps) : { layer: maps[0].layer, head: maps[0].averaged ? -1 : 0 });
+    drawOverview(maps);
+    draw();
+  }
+
+  function draw() {
+    const chosen = control.map, map = ofStack(stack.value).find(({ layer }) => layer === chosen.layer), matrix = matrixOf(map, chosen.head, chosen.byWords);
+    const wide = window.innerWidth > 900, name = { en: `${STACKS[map.stack][0]}, layer ${map.layer + 1}`, zh: `${STACKS[map.stack][1]}，第 ${map.layer + 1} 层` };
+    const heat = heatMap(matrix, wide ? ROOM() * 0.58 : ROOM(), { en: `Weights of attention: ${name.en}`, zh: `注意力权重：${name.zh}` }), lines = linePicture(matrix, name);
+    const show = (r, c) => {
+      heat.choose(r, c);
+      lines.choose(r, c);
+      hint.replaceChildren(...tell(map, chosen, matrix, r, c));
+    };
+    heat.listen(show);
+    lines.listen(show);
+    pictures.replaceChildren(el("div", {}, el("h3", {}, both("Every weight", "每个权重")), el("div", { class: "scroll" }, heat.node), scaleOfColours()),
+      el("div", {}, el("h3", {}, both("Lines: looked at, and looking", "连线：左边被看，右边在看")), el("div", { class: "scroll" }, lines.node)));
+    for (const tile of overview.querySelectorAll("button")) tile.setAttribute("aria-pressed", String(tile.dataset.layer === String(chosen.layer) && tile.dataset.head === String(chosen.head)));
+    show(null, null);
+  }
+
+  function drawOverview(maps) {
+    const heads = maps[0].weights.shape[0], shown = maps[0].averaged ? [-1] : [...Array(heads).keys()];
+    const tiles = maps.flatMap((map) => shown.map((head) => {
+      const [, n, m] = map.weights.shape;
+      const press = () => { control.layer.value = map.layer; control.head.value = head; draw(); };
+      const tile = el("button", { type: "button", class: "tile", "data-layer": map.layer, "data-head": head, onclick: press }, paint(el("canvas", { class: "cells" }), ofHead(map, head), n, m));
+      return bothIn(tile, "aria-label", head < 0 ? `Layer ${map.layer + 1}, mean of its heads` : `Layer ${map.layer + 1}, head ${head + 1}`, head < 0 ? `第 ${map.layer + 1} 层，各头平均` : `第 ${map.layer + 1} 层，第 ${head + 1} 头`);
+    }));
+    roving(tiles, shown.length);
+    const rows = maps.map((map, i) => el("div", { class: "tiles" }, el("span", { class: "layer" }, both(`layer ${map.layer + 1}`, `第 ${map.layer + 1} 层`)), ...tiles.slice(i * shown.length, (i + 1) * shown.length)));
+    overview.replaceChildren(...rows);
+  }
+
+  refill();
+  redrawn(() => refillKeeping());
+  function refillKeeping() {
+    drawOverview(ofStack(stack.value));
+    draw();
+  }
+}
+
+function attentionText(stacks) {
+  if (explanation.kind === "image") return both("Rows are the places that look, columns the places that are looked at: the class token first, then the patches by row and column.", "行是在看的位置，列是被看的位置：先是类别词元，然后是按行列编号的小块。");
+  const cross = stacks.includes("cross"), writes = Boolean(explanation.sides.output);
+  const english = "A row is what looks, and its weights sum to 1; a column is what is looked at." + (writes ? " A decoder's row is named by the token it is about to write; its columns are the tokens it has read so far" + (cross ? ", or in cross-attention those of the source." : ".") : "");
+  const chinese = "每一行是在看的词元，该行权重之和为 1；每一列是被看的词元。" + (writes ? "解码器的行以“即将写出的词元”命名，列是它已经读到的词元" + (cross ? "，在交叉注意力中则是源句的词元。" : "。") : "");
+  return both(english, chinese);
+}

@@ -1,0 +1,175 @@
+"use strict";
+// Attention as a picture: matrices of weights, heat maps on canvas, and lines between the words.
+
+const LEAST_LINE = 0.03, MOST_LINES = 500;
+const pen = document.createElement("canvas").getContext("2d");
+const FONT = '13.5px system-ui, "PingFang SC", "Microsoft YaHei", "Noto Sans CJK SC", sans-serif';
+
+function widthOf(texts) {
+  pen.font = FONT;
+  return Math.max(0, ...texts.flatMap((text) => (typeof text === "string" ? [text] : Object.values(text))).map((text) => pen.measureText(text).width));
+}
+
+// ---- matrices -------------------------------------------------------------------------------------------------------
+
+// The weights of a head (-1 = the mean of all) as {rows, columns: labels, values, n, m}; by words: the weights of a word's pieces are added where it is looked at, and averaged where it looks.
+function matrixOf(map, head, byWords) {
+  const sides = { rows: explanation.sides[map.rows], columns: explanation.sides[map.columns] };
+  const values = ofHead(map, head), n = sides.rows.pieces.length, m = sides.columns.pieces.length;
+  if (!byWords) return { rows: readableSide(sides.rows), columns: readableSide(sides.columns), values, n, m };
+  const rows = sides.rows.words, columns = sides.columns.words, joined = new Float32Array(rows.length * columns.length);
+  rows.forEach((row, i) => columns.forEach((column, j) => {
+    for (const r of row) for (const c of column) joined[i * columns.length + j] += values[r * m + c] / row.length;
+  }));
+  return { rows: rows.map((word) => joinedWord(sides.rows, word)), columns: columns.map((word) => joinedWord(sides.columns, word)), values: joined, n: rows.length, m: columns.length };
+}
+
+function ofHead(map, head) {
+  map.bytes ??= unpack(map.weights);
+  const [heads, n, m] = map.weights.shape, size = n * m, values = new Float32Array(size);
+  const some = head < 0 ? [...Array(heads).keys()] : [heads === 1 ? 0 : head];
+  for (const h of some) for (let i = 0; i < size; i += 1) values[i] += map.bytes[h * size + i] / 255 / some.length;
+  return values;
+}
+
+const strongest = ({ values, m }, row) => {
+  let best = 0;
+  for (let c = 1; c < m; c += 1) if (values[row * m + c] > values[row * m + best]) best = c;
+  return best;
+};
+
+// How well a map pairs two sides: for each source piece but the end, the strongest attention it gets.
+function clearness({ values, n, m }) {
+  let sum = 0;
+  for (let c = 0; c < m - 1; c += 1) {
+    let most = 0;
+    for (let r = 0; r < n; r += 1) most = Math.max(most, values[r * m + c]);
+    sum += most;
+  }
+  return sum / Math.max(1, m - 1);
+}
+
+function clearest(maps) {
+  let best = { layer: maps[0].layer, head: -1, value: -1 };
+  for (const map of maps) {
+    for (const head of [-1, ...Array(map.weights.shape[0]).keys()]) {
+      const value = clearness(matrixOf(map, head, false));
+      if (value > best.value + 1e-6) best = { layer: map.layer, head, value };
+    }
+  }
+  return best;
+}
+
+// ---- colours --------------------------------------------------------------------------------------------------------
+
+function colour(name) {
+  pen.fillStyle = "#000";
+  pen.fillStyle = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const hex = parseInt(pen.fillStyle.slice(1), 16);
+  return [hex >> 16, (hex >> 8) & 255, hex & 255];
+}
+
+// One pixel a weight, its strength the root of the weight, so that small ones can be seen; the style makes pixels cells.
+function paint(canvas, values, n, m, positive = "--first", negative = "--second") {
+  canvas.width = m;
+  canvas.height = n;
+  const image = new ImageData(m, n), [up, down] = [colour(positive), colour(negative)];
+  for (let i = 0; i < values.length; i += 1) {
+    const w = values[i], [red, green, blue] = w < 0 ? down : up;
+    image.data[4 * i] = red;
+    image.data[4 * i + 1] = green;
+    image.data[4 * i + 2] = blue;
+    image.data[4 * i + 3] = 255 * Math.sqrt(Math.min(1, Math.abs(w)));
+  }
+  canvas.getContext("2d").putImageData(image, 0, 0);
+  return canvas;
+}
+
+const scaleOfColours = () => el("div", { class: "colour-scale" }, el("span", {}, "0"), el("i", {}), el("span", {}, "100 %"), el("small", {}, both("(colour: square root of the weight)", "（颜色深浅按权重的平方根）")));
+
+// ---- heat map -------------------------------------------------------------------------------------------------------
+
+function heatMap(matrix, room, name) {
+  const { rows, columns, n, m } = matrix, left = Math.min(150, widthOf(rows) + 12), top = Math.min(130, widthOf(columns) * 0.83 + 16);
+  const size = Math.max(11, Math.min(36, Math.floor((room - left - 30) / m))), width = left + m * size + Math.max(24, top * 0.6), height = top + n * size + 4;
+  const canvas = paint(el("canvas", { class: "cells", style: `left:${left}px;top:${top}px;width:${m * size}px;height:${n * size}px` }), matrix.values, n, m);
+  const texts = {
+    rows: rows.map((word, r) => svg("text", { x: left - 6, y: top + (r + 0.5) * size + 4.5, "text-anchor": "end" }, labelInSvg(word))),
+    columns: columns.map((word, c) => svg("text", { transform: `translate(${left + (c + 0.5) * size + 4} ${top - 7}) rotate(-56)` }, labelInSvg(word))),
+  };
+  const box = svg("rect", { class: "chosen", width: size, height: size, rx: 3, visibility: "hidden" });
+  const node = el("div", { class: "heat", tabindex: "0", role: "slider", "aria-valuemin": 0, "aria-valuemax": n * m - 1, "aria-valuenow": 0, style: `width:${width}px;height:${height}px` },
+    canvas, svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" }, ...texts.rows, ...texts.columns, box));
+  bothIn(node, "aria-label", `${name.en}; move with the arrow keys`, `${name.zh}；用方向键移动`);
+  node.setAttribute("aria-valuetext", "–");
+
+  function choose(r, c) {
+    const visible = r !== null && c !== null;
+    texts.rows.forEach((text, i) => text.classList.toggle("on", i === r));
+    texts.columns.forEach((text, i) => text.classList.toggle("on", visible && i === c));
+    box.setAttribute("visibility", visible ? "visible" : "hidden");
+    if (!visible) return;
+    box.setAttribute("x", left + c * size);
+    box.setAttribute("y", top + r * size);
+    node.setAttribute("aria-valuenow", r * m + c);
+    node.setAttribute("aria-valuetext", `${inLanguage(rows[r])} – ${inLanguage(columns[c])}: ${percent(matrix.values[r * m + c])}`);
+  }
+  let at = [0, 0];
+  function listen(tell) {
+    node.addEventListener("pointermove", (event) => {
+      const area = node.getBoundingClientRect(), c = Math.floor((event.clientX - area.left - left) / size), r = Math.floor((event.clientY - area.top - top) / size);
+      if (c >= 0 && c < m && r >= 0 && r < n) tell(...(at = [r, c]));
+    });
+    node.addEventListener("pointerleave", () => tell(null, null));
+    node.addEventListener("focus", () => tell(...at));
+    node.addEventListener("blur", () => tell(null, null));
+    node.addEventListener("keydown", (event) => {
+      const step = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+      if (!step) return;
+      event.preventDefault();
+      at = [Math.max(0, Math.min(n - 1, at[0] + step[0])), Math.max(0, Math.min(m - 1, at[1] + step[1]))];
+      tell(...at);
+    });
+  }
+  return { node, choose, listen };
+}
+
+const labelInSvg = (text) => (typeof text === "string" ? document.createTextNode(text) : bothInSvg(text.en, text.zh));
+
+// ---- lines ----------------------------------------------------------------------------------------------------------
+
+// What looks stands on the right, what is looked at on the left.
+function linePicture(matrix, name) {
+  const { rows, columns, n, m, values } = matrix, step = 25, tall = Math.max(n, m), height = tall * step + 8;
+  const left = Math.min(190, widthOf(columns) + 12), gap = 150, width = left + gap + Math.min(190, widthOf(rows) + 12);
+  // The shorter side is stretched, so that equal order gives parallel lines.
+  const place = (i, count) => 4 + step / 2 + (count > 1 ? (i * (tall - 1) * step) / (count - 1) : ((tall - 1) * step) / 2);
+  const found = [];
+  values.forEach((w, i) => { if (w >= LEAST_LINE) found.push({ w, r: Math.floor(i / m), c: i % m }); });
+  const links = found.sort((a, b) => b.w - a.w).slice(0, MOST_LINES).reverse().map(({ w, r, c }) => {
+    const y = [place(c, m), place(r, n)];
+    return { w, r, c, node: svg("path", { class: "link", "stroke-width": (0.6 + 4 * w).toFixed(2), d: `M${left + 4} ${y[0]}C${left + gap / 2} ${y[0]} ${left + gap / 2} ${y[1]} ${left + gap - 4} ${y[1]}` }) };
+  });
+  const sources = columns.map((word, c) => svg("text", { x: left - 4, y: place(c, m) + 4.5, "text-anchor": "end" }, labelInSvg(word)));
+  const targets = rows.map((word, r) => svg("text", { x: left + gap + 4, y: place(r, n) + 4.5 }, labelInSvg(word)));
+  const bands = rows.map((_, r) => svg("rect", { x: left + gap, y: place(r, n) - step / 2, width: width - left - gap, height: step, fill: "transparent" }));
+  const node = svg("svg", { class: "lines", width, height, viewBox: `0 0 ${width} ${height}`, role: "img" }, ...links.map((link) => link.node), ...sources, ...targets, ...bands);
+  bothIn(node, "aria-label", ...["en", "zh"].map((code) => `${name[code]}: ${rows.map((word, r) => `${inLanguage(word, code)} – ${inLanguage(columns[strongest(matrix, r)], code)}`).join("; ")}`));
+
+  function choose(r, c) {
+    for (const link of links) {
+      const on = r === null || link.r === r;
+      link.node.classList.toggle("on", r !== null && on);
+      link.node.setAttribute("stroke-opacity", (on ? 0.15 + 0.85 * link.w : 0.05).toFixed(2));
+    }
+    const best = r === null ? -1 : c ?? strongest(matrix, r);
+    targets.forEach((text, i) => text.classList.toggle("on", i === r));
+    sources.forEach((text, i) => text.classList.toggle("on", i === best));
+  }
+  function listen(tell) {
+    bands.forEach((band, r) => band.addEventListener("pointerenter", () => tell(r, strongest(matrix, r))));
+    node.addEventListener("pointerleave", () => tell(null, null));
+  }
+  choose(null, null);
+  return { node, choose, listen };
+}

@@ -1,0 +1,178 @@
+"use strict";
+// The form, and the streams of events behind it.
+
+const EXAMPLES = {
+  en: ["A little dog runs through the snow.", "Two women are sitting on a bench in the park.", "A man in a red shirt is riding his bike."],
+  de: ["Ein kleiner Hund läuft durch den Schnee.", "Zwei Frauen sitzen im Park auf einer Bank."],
+};
+const PACE = 26;  // milliseconds between two pieces, for the eye; the model is often faster
+const calm = window.matchMedia("(prefers-reduced-motion: reduce)");
+const here = { models: [], limits: {}, panes: [], running: null };
+const pause = (ms) => new Promise((done) => { setTimeout(done, ms); });
+
+const modelCalled = (name) => here.models.find((model) => model.name === name);
+const temperature = () => Number(byId("temperature").value);
+const chosenModels = () => [...new Set([byId("first").value, byId("second").value])].map(modelCalled).filter(Boolean);
+
+// ---- asking ---------------------------------------------------------------------------------------------------------
+
+async function* eventsOf(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines) yield JSON.parse(line);
+  }
+}
+
+const sentence = ({ what, accepted }) => (accepted ? `${what}; accepted: ${accepted}` : what);
+const gone = () => both("The server does not answer: is dragoman serve still running?", "服务器没有回答：dragoman serve 还在运行吗？");
+const cutOff = () => both("The connection ended before the text did.", "连接在文本结束之前中断了。");
+
+async function follow(pane, ask, signal) {
+  pane.begin(ask);
+  try {
+    const response = await fetch("translate/stream", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(ask), signal });
+    if (!response.ok) {
+      const { error } = await response.json();
+      pane.fail(error.map(sentence));
+      return;
+    }
+    let last = "";
+    for await (const event of eventsOf(response)) {
+      if (signal.aborted) break;
+      pane.take(event);
+      last = event.event;
+      if (last === "tokens" && !calm.matches) await pause(PACE);
+    }
+    if (!signal.aborted && !["done", "error"].includes(last)) pane.fail([cutOff()]);
+  } catch (error) {
+    if (!signal.aborted) pane.fail([error instanceof TypeError ? gone() : error.message]);
+  }
+  if (signal.aborted && here.running?.signal === signal) pane.stop();
+}
+
+async function ask() {
+  here.running?.abort();
+  const running = new AbortController();
+  here.running = running;
+  const models = chosenModels(), names = models.map((model) => model.name).join("\n");
+  if (here.panes.map((pane) => pane.model.name).join("\n") !== names) {
+    here.panes = models.map(makePane);
+    byId("panes").replaceChildren(...here.panes.map((pane) => pane.node));
+    byId("panes").classList.toggle("two", models.length > 1);
+  }
+  byId("guide").hidden = true;
+  showGo();
+  const settings = { text: byId("text").value, beam: Number(byId("beam").value), temperature: temperature(), seed: Number(byId("seed").value) };
+  await Promise.all(here.panes.map((pane) => follow(pane, { ...settings, model: pane.model.name }, running.signal)));
+  if (here.running === running) here.running = null;
+  showGo();
+}
+
+// What changes in the settings is tried at once on the text that is there.
+const askAnew = () => { if (here.panes.length && byId("text").value.trim()) ask(); };
+
+function submit(event) {
+  event.preventDefault();
+  if (here.running && event.submitter === byId("go")) here.running.abort();
+  else if (!tooLong()) ask();
+}
+
+// ---- the form -------------------------------------------------------------------------------------------------------
+
+const characters = () => [...byId("text").value].length;
+const tooLong = () => characters() > here.limits.characters;
+
+function showGo() {
+  const [model] = chosenModels(), go = byId("go");
+  go.classList.toggle("running", Boolean(here.running));
+  go.replaceChildren(here.running ? both("Stop", "停止") : model.writes === "translation" ? both("Translate", "翻译") : both("Continue", "续写"));
+  go.disabled = !here.running && tooLong();
+}
+
+function showCounter() {
+  const count = characters(), most = here.limits.characters;
+  const [now, limit] = [whole.format(count), whole.format(most)];
+  byId("counter").replaceChildren(...(count < 0.8 * most ? [] : [count > most
+    ? both(`${now} characters, and at most ${limit} are taken at once: give it in parts.`, `${now} 个字符，一次最多 ${limit} 个：请分段输入。`)
+    : both(`${now} of ${limit} characters`, `${now} / ${limit} 个字符`)]));
+  byId("counter").classList.toggle("over", count > most);
+  showGo();
+}
+
+function showManner() {
+  const t = temperature(), beam = Number(byId("beam").value), draws = t > 0;
+  byId("degrees").textContent = t.toFixed(1);
+  byId("beam-setting").hidden = draws;
+  byId("seed-setting").hidden = byId("draw").hidden = !draws;
+  const manner = draws ? both("Each piece is drawn by chance: below 1 the temperature favours the probable ones, above 1 the others. The same seed draws the same text.",
+    "每个词片都是随机抽取的：温度低于 1 偏向概率大的词片，高于 1 则相反。相同的种子抽出相同的文本。")
+    : beam > 1 ? both(`Nothing is drawn. The ${beam} best beginnings grow together; pale text may still change.`, `不抽取。${beam} 个最好的开头同时增长；浅色文本仍可能改变。`)
+      : both("Nothing is drawn: the most probable piece each time (greedy).", "不抽取：每次取概率最大的词片（贪心）。");
+  byId("manner").replaceChildren(manner);
+}
+
+function showModel() {
+  const [model] = chosenModels();
+  byId("second").querySelectorAll("option").forEach((option) => { option.disabled = option.value !== "" && option.value === byId("first").value; });
+  if (byId("second").value === byId("first").value) byId("second").value = "";
+  if (model.writes === "translation") bothIn(byId("text"), "placeholder", "Type a sentence", "输入一句话");
+  else bothIn(byId("text"), "placeholder", "Begin a text; the model goes on", "写一个开头，由模型续写");
+  const examples = (model.languages && EXAMPLES[model.languages[0]]) || [];
+  byId("examples").replaceChildren(...examples.map((text) => el("button", { type: "button", class: "quiet", lang: model.languages[0], onclick: () => {
+    byId("text").value = text;
+    showCounter();
+    ask();
+  } }, text)));
+  showGo();
+}
+
+function defaults() {
+  const [model] = chosenModels();
+  const widths = [...new Set([1, 2, 3, 4, 5, 6, 8, 12, here.limits.beam, model.beam])].filter((width) => width <= here.limits.beam).sort((a, b) => a - b);
+  byId("beam").replaceChildren(...widths.map((width) => {
+    const option = el("option", { value: width }, String(width));
+    return width === 1 ? bothIn(option, "label", "1 (greedy)", "1（贪心）") : option;
+  }));
+  byId("beam").value = Math.min(model.beam, here.limits.beam);
+  byId("temperature").value = model.writes === "translation" ? 0 : 0.8;
+}
+
+function listen() {
+  byId("ask").addEventListener("submit", submit);
+  byId("text").addEventListener("input", showCounter);
+  byId("text").addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    if (!tooLong()) ask();
+  });
+  byId("temperature").addEventListener("input", showManner);
+  for (const id of ["temperature", "beam", "seed"]) byId(id).addEventListener("change", () => { showManner(); askAnew(); });
+  for (const id of ["first", "second"]) byId(id).addEventListener("change", () => { showModel(); askAnew(); });
+  byId("draw").addEventListener("click", () => {
+    byId("seed").value = Number(byId("seed").value) + 1;
+    ask();
+  });
+}
+
+async function start() {
+  byId("language").append(languageSwitch());
+  bothIn(byId("nothing"), "label", "no other model", "无");
+  try {
+    Object.assign(here, await (await fetch("models")).json());
+  } catch {
+    byId("problem").hidden = false;
+    byId("problem").replaceChildren(gone());
+    return;
+  }
+  defaults();
+  showModel();
+  showManner();
+  showCounter();
+  listen();
+}
+start();

@@ -1,0 +1,189 @@
+"use strict";
+// What one model makes of the text: its stages, and all that is known of the piece that is looked at.
+
+const FLAGS = {
+  empty_source: ["There is nothing to translate.", "没有可翻译的内容。"],
+  split: ["The text is longer than the model takes at once, so it was split; nothing is left out.", "文本超过模型一次能处理的长度，因此被分成几段；没有遗漏任何内容。"],
+  truncated: ["It reached the longest length allowed and was ended there.", "已达到允许的最大长度，在此结束。"],
+  length: ["It is much shorter or longer than the source: read it with care.", "译文比原文短得多或长得多，请谨慎阅读。"],
+  repetition: ["It went in circles, so it was searched once more without repeated triples of pieces.", "输出陷入重复，因此在禁止重复三元组的条件下重新搜索。"],
+};
+const CHOICES = [["its first choice", "首选"], ["its second choice", "第二选择"], ["its third choice", "第三选择"], ["its fourth choice", "第四选择"], ["its fifth choice", "第五选择"]];
+const inWriting = (writes) => (writes === "translation" ? both("Translating", "正在翻译") : both("Writing", "正在续写"));
+
+function factsOf(model) {
+  const millions = model.parameters >= 1e6 ? `${significant(model.parameters / 1e6)} M` : whole.format(model.parameters);
+  const looks = model.attention;
+  return [model.architecture.replaceAll("_", " "), model.languages ? model.languages.join(" → ") : null,
+    both(`${millions} parameters`, `${millions} 参数`),
+    looks ? both(`${looks.layers} × ${looks.heads} ${looks.layers * looks.heads > 1 ? "heads" : "head"}`, `${looks.layers} 层 × ${looks.heads} 头`) : null,
+  ].filter(Boolean).map((fact) => el("span", {}, fact));
+}
+
+function makePane(model) {
+  const stages = [];
+  let pinned = null, current = null, drawn = false;
+  const notices = el("div", { class: "notices" });
+  const scene = el("div", { class: "stages", onkeydown: move });
+  const outcome = el("p", { class: "outcome", role: "status" });
+  const why = el("div", { class: "why" }), where = el("p", { class: "where" });
+  const heads = model.attention ? makeHeads(model.attention.layers, model.attention.heads, () => current && look(current)) : null;
+  const detail = el("div", { class: "detail" }, why, el("div", { class: "looks" }, where, heads && heads.node));
+  const node = el("section", { class: "pane", "aria-label": model.name },
+    el("div", { class: "heading" }, el("h2", {}, model.name), el("p", { class: "facts" }, ...factsOf(model))), notices, scene, outcome, detail);
+  new ResizeObserver(() => current && look(current)).observe(scene);
+  detail.hidden = true;
+
+  const all = () => stages.flatMap((stage) => stage.tokens);
+  const on = { choose: pin, enter: look, leave: () => (pinned ? look(pinned) : null) };
+
+  // ---- looking at a piece ---------------------------------------------------------------------------------------------
+
+  function look(token) {
+    if (!token.node.isConnected) return;
+    current = token;
+    for (const stage of stages) if (stage !== token.stage) stage.clear();
+    token.stage.draw(token, token.attention && heads.weights(token.attention));
+    detail.hidden = false;
+    why.replaceChildren(...explained(token));
+    where.replaceChildren(lookedAt(token));
+    if (token.attention) heads.show(token.attention);
+  }
+
+  function pin(token) {
+    for (const other of all()) other.node.setAttribute("aria-pressed", String(other === token));
+    pinned = token;
+    if (token) look(token);
+  }
+
+  function explained(token) {
+    const { rank, p, given } = token;
+    const choice = rank ? both(...CHOICES[rank - 1]) : both("not among its first five choices", "不在它的前五个选择之中");
+    const rows = token.alternatives.map(([piece, logProb], i) => alternative(piece, Math.exp(logProb), i + 1 === rank));
+    if (!rank) rows.push(alternative(token.piece, p, true));
+    return [
+      el("p", { class: "said" }, el("b", {}, both(...spokenPiece(token.piece))), el("span", { class: "share" }, percent(p)),
+        el("span", { class: "soft" }, given ? both("given; the model expected it as ", "已给定；模型把它看作") : null, choice)),
+      el("ol", { class: "alternatives" }, ...rows),
+      drawn && !given ? el("p", { class: "hint" }, both("Probabilities are the model's own, before the temperature.", "概率是模型本身的，未经温度调整。")) : null,
+    ].filter(Boolean);
+  }
+
+  function alternative(piece, p, said) {
+    const bar = el("span", { class: "bar" });
+    bar.style.setProperty("--share", p.toFixed(4));
+    return el("li", { class: said ? "is" : null }, el("span", { class: "what" }, both(...spokenPiece(piece))), bar, el("span", { class: "number" }, percent(p)));
+  }
+
+  function lookedAt(token) {
+    if (token.attention) {
+      return model.attention.over === "source" ? el("span", {}, both("Attention to the source: ", "对原文的注意力："), heads.name())
+        : el("span", {}, both("Attention to the text so far: ", "对已有文本的注意力："), heads.name());
+    }
+    return model.writes === "translation"
+      ? both("This model has no attention: all it knows of the source is one vector.", "该模型没有注意力：它对原文的全部了解只是一个向量。")
+      : both("This model's attention keeps sums while it writes, and no weights of single pieces.", "该模型写作时注意力只保留累加和，没有单个词片的权重。");
+  }
+
+  // ---- what arrives ---------------------------------------------------------------------------------------------------
+
+  const takes = {
+    start({ parts }) {
+      if (parts > 1) notice(both(`Longer than the model takes at once (${model.longest} pieces): in ${parts} parts, nothing is left out.`,
+        `超过模型一次能处理的长度（${model.longest} 个词片）：分 ${parts} 段进行，没有遗漏。`));
+    },
+    part({ source }) {
+      const stage = makeStage(model, on);
+      stages.push(stage);
+      scene.append(stage.node);
+      stage.read(source);
+    },
+    tokens(event) {
+      const stage = stages[event.part], last = stage.take(event);
+      if (pinned && !pinned.node.isConnected) pin(null);
+      if (last && !pinned) look(last);
+    },
+    again({ part }) {
+      stages[part].take({ from: 0, tokens: [], settled: false });
+      stages[part].clear();
+      current = null;
+      notice(both(...FLAGS.repetition));
+    },
+    done(event) {
+      finish();
+      const known = [...notices.children].length;
+      for (const flag of event.flags) if (!(flag === "split" && known) && !(flag === "repetition" && known)) notice(both(...FLAGS[flag]));
+      outcome.replaceChildren(...summary(event));
+      const open = all().filter((token) => !token.given);
+      // What it was least sure of is where there is most to see.
+      if (!pinned && open.length) pin(open.reduce((a, b) => (b.p < a.p ? b : a)));
+    },
+    error({ error }) {
+      fail(error.map((problem) => problem.what));
+    },
+  };
+
+  function summary({ text, score, log_prob: logProb, seconds }) {
+    const count = all().filter((token) => !token.given).length, signed = (x) => x.toFixed(2).replace("-", "−");
+    const copied = el("span", { class: "soft" });
+    const copy = navigator.clipboard ? el("button", { type: "button", class: "quiet", onclick: async () => {
+      await navigator.clipboard.writeText(text);
+      copied.replaceChildren(both("copied", "已复制"));
+    } }, both("Copy", "复制")) : null;
+    return [
+      el("span", { class: "visually-hidden" }, text),
+      el("span", {}, both(`${count} pieces in ${seconds.toFixed(2)} s`, `${count} 个词片，${seconds.toFixed(2)} 秒`)),
+      score === null ? null : bothIn(el("span", {}, both(`score ${signed(score)}`, `得分 ${signed(score)}`)), "title", "log-probability with length penalty", "经长度惩罚的对数概率"),
+      el("span", {}, both(`log-probability ${signed(logProb)}`, `对数概率 ${signed(logProb)}`)), copy, copied,
+    ].filter(Boolean);
+  }
+
+  const notice = (text) => notices.append(el("p", { class: "notice" }, text));
+
+  function begin(ask) {
+    stages.splice(0);
+    pinned = current = null;
+    drawn = ask.temperature > 0;
+    notices.replaceChildren();
+    scene.replaceChildren();
+    detail.hidden = true;
+    outcome.replaceChildren(el("span", { class: "busy" }, inWriting(model.writes)));
+    node.setAttribute("aria-busy", "true");
+  }
+  const finish = () => node.setAttribute("aria-busy", "false");
+  function fail(problems) {
+    finish();
+    outcome.replaceChildren();
+    notices.append(...problems.map((what) => el("p", { class: "problem", role: "alert" }, what)));
+  }
+  function stop() {
+    finish();
+    outcome.replaceChildren(both("Stopped.", "已停止。"));
+  }
+
+  // ---- keys -----------------------------------------------------------------------------------------------------------
+
+  // The piece in the line above or below that is nearest.
+  function beside(tokens, from, down) {
+    const top = (token) => token.stage.node.offsetTop + token.node.offsetTop, x = from.node.offsetLeft;
+    const there = tokens.filter((token) => (down ? top(token) > top(from) + 4 : top(token) < top(from) - 4));
+    const line = there.length ? (down ? Math.min : Math.max)(...there.map(top)) : 0;
+    return there.filter((token) => Math.abs(top(token) - line) < 4).sort((a, b) => Math.abs(a.node.offsetLeft - x) - Math.abs(b.node.offsetLeft - x))[0];
+  }
+
+  function move(event) {
+    const tokens = all(), place = tokens.findIndex((token) => token.node === document.activeElement);
+    if (place < 0) return;
+    const to = { ArrowRight: () => tokens[place + 1], ArrowLeft: () => tokens[place - 1], Home: () => tokens[0], End: () => tokens.at(-1),
+      ArrowDown: () => beside(tokens, tokens[place], true), ArrowUp: () => beside(tokens, tokens[place], false) }[event.key];
+    if (event.key === "Escape") pin(null);
+    if (!to) return;
+    event.preventDefault();
+    const token = to();
+    if (!token) return;
+    for (const other of tokens) other.node.tabIndex = other === token ? 0 : -1;
+    token.node.focus();
+  }
+
+  return { node, model, begin, fail, stop, take: (event) => takes[event.event](event) };
+}

@@ -1,0 +1,131 @@
+"use strict";
+// One text and what is written for it: pieces to click, and lines to what a piece looked at.
+
+const LEAST_WEIGHT = 0.03, MOST_LINES = 24;
+
+// How a piece of sentencepiece looks; "▁" is the space before a word.
+function shownPiece(piece) {
+  if (piece === "</s>") return { text: "∎", kind: "end", begins: true };
+  if (piece === "<s>") return { text: "⊢", kind: "end", begins: true };
+  if (piece === "\n") return { text: "⏎", kind: "line", begins: false };
+  if (piece === "▁") return { text: "\u00a0", kind: "space", begins: true };
+  const byte = /^<0x([0-9A-F]{2})>$/.exec(piece);
+  if (byte) return { text: byte[1], kind: "byte", begins: false };
+  return { text: piece.replaceAll("▁", "\u00a0").replace(/^\u00a0/, ""), kind: "", begins: piece.startsWith("▁") };
+}
+
+// What a piece is called where only words can tell.
+function spokenPiece(piece) {
+  const named = { "</s>": ["end of the text", "文本结束"], "<s>": ["start of the text", "文本开始"], "\n": ["line end", "换行"], "▁": ["space", "空格"] }[piece];
+  return named || [shownPiece(piece).text, shownPiece(piece).text];
+}
+
+const percent = (p) => (p >= 0.9995 ? "100 %" : p >= 0.0995 ? `${(100 * p).toFixed(0)} %` : p >= 0.0005 ? `${(100 * p).toFixed(1)} %` : "< 0.1 %");
+
+// Words stay whole where a line ends; a piece is added to its word.
+function makeWords(home) {
+  function add(node, { begins, kind }) {
+    const last = home.lastElementChild;
+    const fresh = begins || !last || last.tagName === "BR" || last.lastElementChild.classList.contains("end");
+    if (fresh) home.append(el("span", { class: "word" }));
+    home.lastElementChild.append(node);
+    if (kind === "line") home.append(el("br"));
+  }
+  function remove(node) {
+    const word = node.parentElement;
+    if (word.nextElementSibling?.tagName === "BR") word.nextElementSibling.remove();
+    node.remove();
+    if (!word.childElementCount) word.remove();
+  }
+  return { add, remove };
+}
+
+// model: an entry of /models; on: {enter, leave, choose}, each called with a token.
+function makeStage(model, on) {
+  const lines = svg("svg", { class: "lines", "aria-hidden": "true" });
+  const source = el("div", { class: "words source" }), target = el("div", { class: "words target", role: "group" });
+  const before = model.writes === "continuation";
+  const node = el("div", { class: before ? "stage before" : "stage" }, before ? null : source, target, lines);
+  const words = makeWords(target), tokens = [];
+  let places = [];  // the nodes that can be looked at, as far as they stand before the text
+  bothIn(target, "aria-label", "What it writes; the arrow keys move, Enter shows where a piece came from", "它写出的文本；方向键移动，回车查看词片的来处");
+  if (model.languages) for (const [home, code] of [[source, model.languages[0]], [target, model.languages[1]]]) {
+    if (/^[a-z]{2,3}(-|$)/i.test(code)) home.lang = code;
+  }
+  if (before) {
+    places = [sourcePiece("<s>")];
+    words.add(places[0], shownPiece("<s>"));
+  }
+
+  function sourcePiece(piece) {
+    const { text, kind } = shownPiece(piece);
+    return el("span", { class: `piece ${kind}` }, text, el("small", { "aria-hidden": "true" }));
+  }
+
+  function read(pieces) {
+    if (before) return;
+    const own = makeWords(source);
+    places = pieces.map(sourcePiece);
+    pieces.forEach((piece, s) => own.add(places[s], shownPiece(piece)));
+  }
+
+  function makeToken(token, place) {
+    const looks = shownPiece(token.piece), p = Math.exp(token.log_prob), [en, zh] = spokenPiece(token.piece);
+    const button = el("button", { type: "button", class: `piece token ${looks.kind}`, tabindex: tokens.length || place ? -1 : 0, "aria-pressed": "false",
+      onclick: () => on.choose(token), onpointerenter: () => on.enter(token), onpointerleave: () => on.leave(), onfocus: () => on.enter(token), onblur: () => on.leave() }, looks.text);
+    button.classList.toggle("given", token.given);
+    button.style.setProperty("--doubt", (token.given ? 0 : Math.min(1, Math.max(0, 1 - p))).toFixed(3));
+    bothIn(button, "aria-label", `${en}, ${percent(p)}`, `${zh}，${percent(p)}`);
+    Object.assign(token, { node: button, stage: api, place, p });
+    words.add(button, looks);
+    return token;
+  }
+
+  function take({ from, tokens: fresh, settled }) {
+    for (const token of tokens.splice(from).reverse()) words.remove(token.node);
+    fresh.forEach((token, i) => tokens.push(makeToken(token, from + i)));
+    target.classList.toggle("unsettled", !settled);
+    return tokens.at(-1);
+  }
+
+  function clear() {
+    lines.replaceChildren();
+    for (const seen of node.querySelectorAll(".seen, .looking")) {
+      seen.classList.remove("seen", "looking");
+      const share = seen.querySelector("small");
+      if (share) share.textContent = "";
+    }
+  }
+
+  // Lines and shades from a token to the places it looked at.
+  function draw(token, weights) {
+    clear();
+    token.node.classList.add("looking");
+    if (!weights) return;
+    const seen = before ? [...places, ...tokens.map((other) => other.node)] : places;
+    const most = weights.map((w, s) => ({ w, node: seen[s] })).filter(({ w, node: there }) => there && w >= LEAST_WEIGHT).sort((a, b) => a.w - b.w);
+    for (const { w, node: there } of most) {
+      there.classList.add("seen");
+      there.style.setProperty("--weight", w.toFixed(3));
+      const share = there.querySelector("small");
+      if (share && w >= 0.05) share.textContent = percent(w);
+    }
+    lines.setAttribute("viewBox", `0 0 ${node.clientWidth} ${node.clientHeight}`);
+    lines.append(...most.slice(-MOST_LINES).map(({ w, node: there }) => svg("path", { class: "line", pathLength: 1, d: route(token.node, there),
+      "stroke-width": (0.8 + 4.2 * w).toFixed(2), "stroke-opacity": (0.12 + 0.78 * w).toFixed(2) })));
+  }
+
+  // offsetLeft and offsetTop, because they do not move with what is still rising into its place.
+  function route(from, to) {
+    const x = (it) => it.offsetLeft + it.offsetWidth / 2;
+    if (!before) {
+      const [x1, y1, x2, y2] = [x(from), from.offsetTop, x(to), to.offsetTop + to.offsetHeight], bend = Math.max(14, (y1 - y2) / 2);
+      return `M${x1} ${y1}C${x1} ${y1 - bend} ${x2} ${y2 + bend} ${x2} ${y2}`;
+    }
+    const [x1, y1, x2, y2] = [x(from), from.offsetTop + 3, x(to), to.offsetTop + 3], rise = Math.min(26, 8 + Math.hypot(x1 - x2, y1 - y2) / 8);
+    return `M${x1} ${y1}C${x1} ${y1 - rise} ${x2} ${y2 - rise} ${x2} ${y2}`;
+  }
+
+  const api = { node, tokens, read, take, draw, clear };
+  return api;
+}

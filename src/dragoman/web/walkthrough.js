@@ -1,0 +1,194 @@
+// One training step, a formula at a time: drawWalkthrough(container, data) draws what `inside.walkthrough` made,
+// drawMatrix(tensor) one of its matrices.  Both live in pages of others, so nothing else here is known outside.
+
+const { drawMatrix, drawWalkthrough } = (() => {
+
+const WALK_PARTS = [["forward", "Forwards", "前向"], ["backward", "Backwards", "反向"], ["update", "Update", "更新"]];
+
+// ---- a matrix ---------------------------------------------------------------------------------------------------------
+
+const superscript = (power) => [...String(power)].map((c) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(c)]).join("");
+const subscript = (index) => [...String(index)].map((c) => "₀₁₂₃₄₅₆₇₈₉"[Number(c)]).join("");
+
+// How the numbers of a matrix are written: as many decimals as its largest allows, a common power of ten where all are small.
+function figures(values) {
+  const numbers = values.flat().filter(finite), largest = Math.max(0, ...numbers.map(Math.abs));
+  const power = largest > 0 && (largest < 0.01 || largest >= 1e6) ? Math.floor(Math.log10(largest)) : 0;
+  const scaled = numbers.map((x) => x / 10 ** power), top = largest / 10 ** power;
+  const most = top >= 1000 ? 1 : top >= 100 ? 2 : top >= 10 ? 3 : 4;
+  let decimals = 0;
+  while (decimals < most && scaled.some((x) => Math.abs(x - Number(x.toFixed(decimals))) > 1e-9 * Math.max(1, Math.abs(x)))) decimals += 1;
+  const write = (x) => (finite(x) ? (Math.abs(x / 10 ** power) < 0.5 * 10 ** -decimals ? "0" : (x / 10 ** power).toFixed(decimals).replace("-", "−")) : String(x ?? "–"));
+  return { write, power, largest };
+}
+
+const inFull = (x) => (finite(x) ? String(x).replace("-", "−").replace(/e[-−](\d+)$/, (_, p) => ` × 10${superscript(-Number(p))}`) : String(x ?? "–"));
+
+// Blue above zero, orange below; the farther from it the stronger.
+function heat(value, largest) {
+  if (!finite(value) || value === 0 || largest === 0) return null;
+  const share = Math.round(6 + 40 * Math.min(1, Math.abs(value) / largest));
+  return `background: color-mix(in srgb, var(${value > 0 ? "--first" : "--second"}) ${share}%, transparent)`;
+}
+
+function symbolOf(tensor) {
+  return tensor.head === undefined ? tensor.symbol : `${tensor.symbol}${subscript(tensor.head + 1)}`;
+}
+
+function drawMatrix(tensor, attributes = {}) {
+  const { write, power, largest } = figures(tensor.values), [markedRow, markedColumn] = tensor.mark || [];
+  const named = (names) => (names || []).some((name) => name !== "");
+  const head = named(tensor.columns) && tensor.columns.length === tensor.values[0]?.length
+    ? el("thead", {}, el("tr", {}, named(tensor.rows) ? el("td", {}) : null, ...tensor.columns.map((name) => el("th", { scope: "col" }, name))))
+    : null;
+  const rows = tensor.values.map((row, i) => el("tr", {},
+    named(tensor.rows) ? el("th", { scope: "row" }, tensor.rows[i] ?? "") : null,
+    ...row.map((x, j) => el("td", {
+      style: heat(x, largest), "data-full": inFull(x), class: i === markedRow && j === markedColumn ? "marked" : null,
+    }, write(x)))));
+  const caption = el("figcaption", {}, el("b", {}, symbolOf(tensor)),
+    tensor.head === undefined ? null : el("small", {}, both(` head ${tensor.head + 1}`, ` 第 ${tensor.head + 1} 头`)),
+    power ? el("small", {}, ` × 10${superscript(power)}`) : null,
+    tensor.shown ? el("small", { class: "cut" }, bothOf(tensor.shown)) : null);
+  return el("figure", { class: "matrix", ...attributes }, caption,
+    el("div", { class: "matrix-scroll", tabindex: "-1" }, el("table", {}, head, el("tbody", {}, ...rows))));
+}
+
+// ---- the steps --------------------------------------------------------------------------------------------------------
+
+const AXES = { row: "句", head: "头", query: "查询", key: "键", feature: "维", position: "位置", word: "词", input: "输入", output: "输出" };
+
+// What a matrix is: its name, its shape with the names of the axes, the place in the paper.
+function aboutTensor(tensor, source) {
+  const shape = (name) => (tensor.shape.length ? `(${tensor.shape.map((n, i) => `${n} ${name(tensor.axes[i])}`).join(" × ")})` : "");
+  const name = el("code", {}, tensor.kind === "gradient" ? `∂L / ∂ ${tensor.name}` : tensor.name);
+  return [name, " ", both(shape((axis) => axis), shape((axis) => AXES[axis] || axis)), source ? el("span", { class: "from" }, ` · ${source}`) : ""];
+}
+
+function drawFormula(formula) {
+  const parts = formula.split(/ {4,}/).filter(Boolean);
+  return parts.length ? el("div", { class: "formula" }, ...parts.map((part) => el("div", {}, part))) : null;
+}
+
+function drawStep(step) {
+  const about = el("p", { class: "walk-about" });
+  const rest = () => about.replaceChildren(both("Point at a matrix, or focus it, to read its name, its shape and its place in the paper.",
+    "指向或聚焦一个矩阵，可看到它的名字、形状和论文出处。"));
+  const matrices = step.tensors.map((tensor) => {
+    const tell = () => about.replaceChildren(...aboutTensor(tensor, step.source));
+    const figure = drawMatrix(tensor, { tabindex: "0", role: "group", onfocus: tell, onpointerenter: tell });
+    bothIn(figure, "aria-label", `${symbolOf(tensor)}: ${tensor.name}, ${tensor.shape.join(" × ")}`, `${symbolOf(tensor)}：${tensor.name}，${tensor.shape.join(" × ")}`);
+    figure.addEventListener("pointerover", (event) => {
+      const cell = event.target.closest("td[data-full]");
+      if (cell) about.replaceChildren(...aboutTensor(tensor, step.source), " ", el("b", { class: "full" }, cell.dataset.full));
+    });
+    return figure;
+  });
+  rest();
+  return [
+    el("p", { class: "walk-box" }, bothOf(step.box)),
+    el("h3", {}, bothOf(step.title)),
+    drawFormula(step.formula),
+    step.equation ? el("p", { class: "equation" }, step.equation) : null,
+    step.note.en ? el("p", { class: "walk-note" }, bothOf(step.note)) : null,
+    el("div", { class: "matrices" }, ...matrices),
+    about,
+    step.source ? el("p", { class: "walk-source" }, step.source) : null,
+  ].filter(Boolean);
+}
+
+// Steps of one part that stand in the same box of the model, in order.
+function boxesOf(steps, part) {
+  const boxes = [];
+  steps.forEach((step, index) => {
+    if (step.part !== part) return;
+    if (!boxes.length || boxes.at(-1).box.en !== step.box.en) boxes.push({ box: step.box, first: index, steps: [] });
+    boxes.at(-1).steps.push([index, step]);
+  });
+  return boxes;
+}
+
+function drawContents(steps, go) {
+  const buttons = new Map(), groups = [];
+  const button = (index, label) => el("button", { type: "button", onclick: () => go(index, true) }, label);
+  const parts = WALK_PARTS.filter(([part]) => steps.some((step) => step.part === part)).map(([part, english, chinese]) => {
+    const boxes = boxesOf(steps, part).map(({ box, first, steps: inner }) => {
+      const list = el("ol", { hidden: "" }, ...inner.map(([index, step]) => {
+        buttons.set(index, button(index, bothOf(step.title)));
+        return el("li", {}, buttons.get(index));
+      }));
+      const title = button(first, bothOf(box));
+      groups.push({ part, indices: new Set(inner.map(([index]) => index)), list, title });
+      return el("li", {}, title, list);
+    });
+    return { part, details: el("details", {}, el("summary", {}, both(english, chinese)), el("ol", {}, ...boxes)) };
+  });
+  function show(index) {
+    for (const { part, details } of parts) details.open = part === steps[index].part;
+    for (const { indices, list, title } of groups) {
+      list.hidden = !indices.has(index);
+      title.setAttribute("aria-expanded", String(indices.has(index)));
+    }
+    const node = buttons.get(index), nav = node.closest("nav");
+    for (const other of buttons.values()) other.removeAttribute("aria-current");
+    node.setAttribute("aria-current", "step");
+    if (nav && nav.clientHeight) nav.scrollTop = Math.max(0, node.offsetTop - nav.clientHeight / 2);
+  }
+  return { parts: parts.map(({ details }) => details), show };
+}
+
+// A matrix that is wider than its place takes the arrow keys for itself, up to its end.
+function scrolled(target, ahead) {
+  const wide = target.closest(".matrix")?.querySelector(".matrix-scroll");
+  if (!wide || wide.scrollWidth <= wide.clientWidth + 1) return false;
+  if (ahead ? wide.scrollLeft + wide.clientWidth >= wide.scrollWidth - 1 : wide.scrollLeft <= 0) return false;
+  wide.scrollBy({ left: (ahead ? 1 : -1) * 80 });
+  return true;
+}
+
+function drawWalkthrough(container, data) {
+  const steps = data.steps;
+  let at = 0;
+  const view = el("article", { class: "walk-step", tabindex: "-1" });
+  const place = el("span", { class: "walk-place", role: "status" });
+  const contents = drawContents(steps, (index, focus) => go(index, focus));
+  const nav = bothIn(el("nav", { class: "walk-contents" }, ...contents.parts), "aria-label", "Steps", "步骤");
+  const previous = el("button", { type: "button", onclick: () => go(at - 1) }, "← ", both("Previous", "上一步"));
+  const next = el("button", { type: "button", onclick: () => go(at + 1) }, both("Next", "下一步"), " →");
+  const jumps = WALK_PARTS.map(([part, english, chinese]) => [part, steps.findIndex((step) => step.part === part), english, chinese])
+    .filter(([, first]) => first >= 0)
+    .map(([part, first, english, chinese]) => [part, el("button", { type: "button", onclick: () => go(first) }, both(english, chinese))]);
+  const slider = bothIn(el("input", { type: "range", min: 0, max: steps.length - 1, value: 0, oninput: () => go(Number(slider.value)) }), "aria-label", "Step", "步");
+  const bar = el("div", { class: "walk-bar controls" }, ...jumps.map(([, button]) => button), el("span", { class: "gap" }), previous, place, next);
+
+  function go(index, focus = false) {
+    at = Math.max(0, Math.min(steps.length - 1, index));
+    view.replaceChildren(...drawStep(steps[at]));
+    previous.disabled = at === 0;
+    next.disabled = at === steps.length - 1;
+    slider.value = at;
+    bothIn(slider, "aria-valuetext", `${at + 1}: ${steps[at].title.en}`, `${at + 1}：${steps[at].title.zh}`);
+    for (const [part, button] of jumps) button.setAttribute("aria-pressed", String(part === steps[at].part));
+    place.replaceChildren(`${at + 1} / ${steps.length}`);
+    contents.show(at);
+    if (focus) view.focus({ preventScroll: true });
+  }
+
+  const walk = bothIn(el("div", { class: "walk", role: "group" }, bar, slider, el("div", { class: "walk-main" }, nav, view)),
+    "aria-label", "Walk-through: the arrow keys go from step to step", "逐步讲解：方向键切换步骤");
+  walk.addEventListener("keydown", (event) => {
+    if (event.altKey || event.ctrlKey || event.metaKey || event.target.closest("input, select, textarea")) return;
+    if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;
+    event.preventDefault();
+    const ahead = event.key === "ArrowRight";
+    if (scrolled(event.target, ahead)) return;
+    // What was focused inside the step is gone with it.
+    const inside = view.contains(event.target);
+    go(at + (ahead ? 1 : -1), inside);
+  });
+  container.replaceChildren(walk);
+  if (steps.length) go(0);
+}
+
+return { drawMatrix, drawWalkthrough };
+})();

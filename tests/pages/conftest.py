@@ -1,0 +1,42 @@
+"""One browser a session, a tab a test; where there is none, the tests of pages skip and say what is missing.
+
+With $DRAGOMAN_SCREENSHOTS naming a folder, every test leaves there how its page looked at the end, narrow and wide.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from browser import Browser, Page
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    pytest.importorskip("selenium", reason="no selenium to lead a browser with: pip install 'dragoman[test]'")
+    from browser import Browser, missing_program
+
+    missing = missing_program()
+    if missing:
+        pytest.skip(missing)
+    started = Browser(tmp_path_factory.mktemp("browser"))
+    yield started
+    started.quit()
+
+
+@pytest.fixture
+def page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
+    from browser import DESKTOP, PHONE
+
+    with browser.page() as page:
+        yield page
+        folder = os.environ.get("DRAGOMAN_SCREENSHOTS")
+        for width, height in (PHONE, DESKTOP) if folder else ():
+            page.size(width, height)
+            Path(str(folder)).mkdir(parents=True, exist_ok=True)
+            page.screenshot(Path(str(folder), f"{request.node.name}-{width}.png"))

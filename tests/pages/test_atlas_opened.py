@@ -1,0 +1,82 @@
+"""The atlas in a browser: a head chosen is the head shown, by hand and by keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dragoman.data.tokenizer import Tokenizer
+from dragoman.inside.atlas import Atlas, Example, atlas, examples, removal_costs
+from dragoman.inside.atlas_page import write_atlas
+from dragoman.inside.material import of_translator
+from small_run import digit_pairs
+from tiny_translator import tiny_translator
+
+if TYPE_CHECKING:
+    from browser import Page
+
+
+@pytest.fixture(scope="module")
+def made() -> tuple[Atlas, list[Example]]:
+    translator = tiny_translator()
+    assert isinstance(translator.tokenizer, Tokenizer)
+    pairs = digit_pairs(12)
+    golds = None
+    material = of_translator(translator, [s for s, _ in pairs], [t for _, t in pairs], golds)
+    found = removal_costs(translator.model, material, atlas(translator.model, material))
+    return found, examples(translator.model, material)
+
+
+@pytest.fixture
+def written(made: tuple[Atlas, list[Example]], tmp_path: Path) -> Path:
+    return write_atlas(tmp_path / "atlas.html", *made, "tiny <b>")
+
+
+@pytest.mark.parametrize("language", ["en", "zh-CN"])
+@pytest.mark.parametrize(("width", "height"), [(360, 740), (1440, 900)])
+def test_no_flaw(width: int, height: int, language: str, page: Page, written: Path) -> None:
+    page.size(width, height)
+    page.language(language)
+    assert page.open(written) < 2000
+    assert page.all(".problem") == page.all("noscript .problem")
+    assert page.flaws() == []
+    assert page.text("#lead").startswith("tiny <b>")
+
+
+@pytest.mark.parametrize("by", ["click", "keys"])
+def test_a_chosen_head_is_shown_with_its_numbers(
+    by: str, page: Page, made: tuple[Atlas, list[Example]], written: Path
+) -> None:
+    heads = made[0].heads
+    page.language("en")
+    page.open(written)
+    assert len(page.all("button.head")) == len(heads) == 2 * 1 + 2 * 2 * 2
+    stack = [i for i, head in enumerate(heads) if head.attention.startswith("decoder") and "cross" in head.attention]
+    first, *_, last = stack
+    if by == "click":
+        page.click(f"button.head[data-head='{last}']")
+    else:
+        page.focus(f"button.head[data-head='{first}']")
+        page.press(page.keys.ARROW_DOWN, page.keys.ARROW_RIGHT, page.keys.ENTER)
+    (pressed,) = page.all("button.head[aria-pressed='true']")
+    assert pressed.get_attribute("data-head") == str(last)
+    detail = page.text("#detail")
+    head = heads[last]
+    assert f"{head.attention}.weights[:, {head.number}]" in detail
+    assert f"{head.entropy:.2f}" in detail and f"{100 * head.confidence:.0f}" in detail
+    assert page.errors() == []
+
+
+def test_the_table_sorts_and_leads_to_the_head(page: Page, made: tuple[Atlas, list[Example]], written: Path) -> None:
+    page.language("en")
+    page.open(written)
+    (entropy,) = [b for b in page.all("#table th button") if b.text.startswith("entropy (")]
+    entropy.click()
+    order = [int(row.get_attribute("data-head") or -1) for row in page.all("#table tbody tr")]
+    heads = made[0].heads
+    assert order == sorted(order, key=lambda i: (-heads[i].entropy, i))
+    page.click("#table tbody tr:last-child button.go")
+    assert page.find("button.head[aria-pressed='true']").get_attribute("data-head") == str(order[-1])
+    assert page.errors() == []

@@ -1,0 +1,209 @@
+"""The page of an explanation in a browser: the right numbers after a click, both languages, and quick with 96 heads."""
+
+from __future__ import annotations
+
+import base64
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dragoman.config import parse_config
+from dragoman.inside.cases import Loaded
+from dragoman.inside.explain import Explanation, explain, write_explanation
+from dragoman.models.build import build_model
+from small_run import SOURCE_WORDS, TARGET_WORDS
+from tiny_translator import tiny_tokenizer
+
+if TYPE_CHECKING:
+    from browser import Page
+
+SIZES: dict[str, Any] = {"d_model": 24, "d_ff": 40, "n_heads": 3, "dropout": 0.0}
+MODELS: dict[str, dict[str, Any]] = {
+    "transformer": {"architecture": "transformer", **SIZES, "encoder_layers": 2, "decoder_layers": 3},
+    "lstm": {"architecture": "lstm", "d_model": 12, "encoder_layers": 1, "decoder_layers": 2},
+    "decoder-only": {"architecture": "decoder_only", **SIZES, "n_layers": 2},
+    "image": {"architecture": "vision", **SIZES, "n_layers": 2, "image_size": 6, "patch": 2},
+}
+DATA: dict[str, dict[str, Any]] = {
+    "decoder-only": {"kind": "text", "train": ["a"], "max_tokens": 60},
+    "image": {"kind": "images", "dataset": "digits"},
+}
+
+
+def loaded(kind: str, **changes: Any) -> Loaded:
+    """An untrained model."""
+    data = DATA.get(kind, {"train": [{"source": "a", "target": "b"}], "filter": {"max_tokens": 80}})
+    config = parse_config({"data": data, "model": MODELS[kind] | changes, "search": {"beam": 3, "max_extra": 4}})
+    tokenizer = tiny_tokenizer()
+    sizes = (4, 10) if kind == "image" else (tokenizer.source_size, tokenizer.target_size)
+    return build_model(config.model, *sizes, seed=5).eval(), tokenizer, config
+
+
+@cache
+def explained(kind: str) -> Explanation:
+    if kind == "image":
+        from dragoman.data.labels import LabelVocabulary
+
+        network, _, config = loaded(kind)
+        labels = LabelVocabulary([str(digit) for digit in range(10)], None)
+        return explain((network, labels, config), np.linspace(0, 1, 36).reshape(6, 6))
+    return explain(loaded(kind), "one two seven")
+
+
+@pytest.fixture(params=MODELS)
+def explanation(request: pytest.FixtureRequest) -> Explanation:
+    return explained(request.param)
+
+
+@pytest.mark.parametrize(("width", "height"), [(360, 740), (1440, 900)])
+def test_no_flaw(explanation: Explanation, width: int, height: int, page: Page, tmp_path: Path) -> None:
+    page.size(width, height)
+    page.open(write_explanation(tmp_path / "explain.html", explanation))
+    assert page.all(".problem") == page.all("noscript .problem")
+    assert page.flaws() == []
+    assert len(page.controls()) > 8
+
+
+def test_no_flaw_in_the_dark_and_in_chinese(page: Page, tmp_path: Path) -> None:
+    page.prefer("prefers-color-scheme", "dark")
+    page.language("zh-CN")
+    page.open(write_explanation(tmp_path / "explain.html", explained("transformer")))
+    assert page.run("return document.documentElement.lang").startswith("zh")
+    assert page.flaws() == []
+
+
+# ------------------------------------------------------------------------------------------------------- right numbers
+
+
+def weights_of(found: dict[str, Any]) -> NDArray[np.uint8]:
+    """(H, n, m)"""
+    packed = found["weights"]
+    return np.frombuffer(base64.b64decode(packed["data"]), np.uint8).reshape(packed["shape"])
+
+
+def shown_on(page: Page) -> NDArray[np.int64]:
+    """The large map's strength of colour, 0 to 255, a number a weight."""
+    canvas = page.find("#attention .heat canvas")
+    pixels, width = page.run(
+        "const c = arguments[0]; return [[...c.getContext('2d').getImageData(0, 0, c.width, c.height).data], c.width];",
+        canvas,
+    )
+    return np.array(pixels)[3::4].reshape(-1, width)
+
+
+@pytest.mark.parametrize("by", ["click", "keys"])
+def test_the_map_of_the_chosen_head_is_shown(by: str, page: Page, tmp_path: Path) -> None:
+    explanation = explained("transformer")
+    page.open(write_explanation(tmp_path / "explain.html", explanation))
+    cross = [found for found in explanation.maps if found["stack"] == "cross"]
+    assert len(cross) == 3
+    seen = []
+    for layer, head in ((0, 0), (0, 1), (1, 1), (2, 1), (2, 2)):
+        if by == "click":
+            page.click(f"#attention button.tile[data-layer='{layer}'][data-head='{head}']")
+        else:  # from tile to tile with the arrows, each chosen with the space bar
+            at = (layer, head)
+            if at == (0, 0):
+                page.focus("#attention button.tile")
+            else:
+                page.press(page.keys.ARROW_DOWN if at in ((1, 1), (2, 1)) else page.keys.ARROW_RIGHT)
+            page.press(page.keys.SPACE)
+        (pressed,) = page.all("#attention button.tile[aria-pressed='true']")
+        assert (pressed.get_attribute("data-layer"), pressed.get_attribute("data-head")) == (str(layer), str(head))
+        want = 255 * np.sqrt(weights_of(cross[layer])[head] / 255)
+        np.testing.assert_allclose(shown_on(page), want, atol=1)
+        seen.append(want)
+    assert all(np.abs(a - b).max() > 3 for a, b in zip(seen, seen[1:], strict=False))
+
+
+def test_a_cell_under_the_keys_says_its_weight(page: Page, tmp_path: Path) -> None:
+    explanation = explained("transformer")
+    page.open(write_explanation(tmp_path / "explain.html", explanation))
+    page.click("#attention button.tile[data-layer='1'][data-head='2']")
+    page.focus("#attention .heat")
+    page.press(page.keys.ARROW_DOWN, page.keys.ARROW_RIGHT, page.keys.ARROW_RIGHT)
+    (layer,) = [found for found in explanation.maps if found["stack"] == "cross" and found["layer"] == 1]
+    percent = 100 * int(weights_of(layer)[2, 1, 2]) / 255
+    hint = page.text("#attention .hint")
+    assert f"{percent:.0f} %" in hint.replace("\u00a0", " ") or f"{percent:.1f} %" in hint.replace("\u00a0", " ")
+    assert "decoder.layers.1.cross_attn.weights[0, 2, 1, 2]" in hint
+
+
+def test_a_chosen_token_shows_what_else_was_considered(page: Page, tmp_path: Path) -> None:
+    explanation = explained("transformer")
+    page.open(write_explanation(tmp_path / "explain.html", explanation))
+    chips = page.all("#answers button.chip")
+    assert len(chips) == len(explanation.answers) > 1
+    chips[1].click()
+    assert [chip.get_attribute("aria-pressed") for chip in chips[:2]] == ["false", "true"]
+    bars = [float(bar.text.replace("<", "").split("%")[0].split()[-1]) for bar in page.all("#answers .bars .bar")]
+    want = [100 * p for _, p in explanation.answers[1].alternatives]
+    assert bars[: len(want)] == pytest.approx(want, abs=0.51)
+
+
+def test_the_walk_goes_forwards_and_back(page: Page, tmp_path: Path) -> None:
+    explanation = explained("transformer")
+    page.open(write_explanation(tmp_path / "explain.html", explanation))
+    titles = [step["title"]["en"] for step in explanation.walk["steps"]]
+    assert len(titles) > 20
+    page.focus("#walk .walk-bar button:last-of-type")
+    page.press(page.keys.ENTER)
+    assert page.text("#walk .walk-step h3") == titles[1] and page.text("#walk .walk-place") == f"2 / {len(titles)}"
+    page.press(page.keys.ARROW_RIGHT, page.keys.ARROW_RIGHT, page.keys.ARROW_LEFT)
+    assert page.text("#walk .walk-step h3") == titles[2]
+    assert page.errors() == []
+
+
+# ---------------------------------------------------------------------------------------------------------- languages
+
+
+def test_the_page_speaks_the_readers_language_and_the_one_that_is_chosen(page: Page, tmp_path: Path) -> None:
+    path = write_explanation(tmp_path / "explain.html", explained("transformer"))
+    page.language("en-GB")
+    page.open(path)
+    assert page.text("h1") == "A look inside a translation"
+    page.click(".language button[lang^='zh']")
+    assert page.text("h1") == "打开一次翻译" and "注意力" in page.text("#attention h2")
+    assert page.run("return document.title").endswith("打开一次翻译")
+    untold = page.run(
+        "return [...document.querySelectorAll('[lang=en]')].filter((n) => n.checkVisibility() && !n.closest('.language'))"
+        ".map((n) => n.textContent)"
+    )
+    assert untold == []
+    page.open(path)
+    assert page.text("h1") == "打开一次翻译", "what was chosen is kept"
+    page.click(".language button[lang='en']")
+    assert page.text("h1") == "A look inside a translation"
+
+
+# ------------------------------------------------------------------------------------------------------------ its size
+
+
+def of_length(words: tuple[str, ...], tokens: int, encode: Any) -> str:
+    """A text of exactly so many tokens, its end included."""
+    text = ""
+    while len(encode(text)) < tokens:
+        longer = [f"{text} {word}".strip() for word in words if len(encode(f"{text} {word}".strip())) <= tokens]
+        assert longer, f"{len(encode(text))} tokens: no word of the right length"
+        text = longer[len(text) % len(longer)]
+    return text
+
+
+def test_sixty_tokens_through_six_and_six_layers_of_eight_heads(page: Page, tmp_path: Path) -> None:
+    model = loaded("transformer", d_model=32, n_heads=8, encoder_layers=6, decoder_layers=6)
+    tokenizer = tiny_tokenizer()
+    source = of_length(SOURCE_WORDS, 60, tokenizer.encode_source)
+    target = of_length(TARGET_WORDS, 60, tokenizer.encode_target)
+    explanation = explain(model, source, target)
+    assert sorted(tuple(found["weights"]["shape"]) for found in explanation.maps) == [(8, 60, 60)] * 18
+    path = write_explanation(tmp_path / "explain.html", explanation)
+    assert path.stat().st_size < 5e6
+    assert page.open(path) < 2000
+    assert len(page.all("#attention button.tile")) == 48
+    assert page.errors() == []
+    page.size(360, 740)
+    assert page.too_wide() == []

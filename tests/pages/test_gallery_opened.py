@@ -1,0 +1,89 @@
+"""The gallery and its walk-through in a browser: every printed number agrees, and the arrows lead through all steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dragoman.inside.gallery import gallery, write_gallery
+from dragoman.inside.tiny_preset import tiny_walkthrough
+
+if TYPE_CHECKING:
+    from browser import Page
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gallery(tmp_path_factory.mktemp("gallery") / "gallery.html")
+
+
+@pytest.mark.parametrize("language", ["en", "zh-CN"])
+@pytest.mark.parametrize(("width", "height"), [(360, 740), (1440, 900)])
+def test_no_flaw(width: int, height: int, language: str, page: Page, written: Path) -> None:
+    page.size(width, height)
+    page.language(language)
+    assert page.open(written) < 2000
+    assert page.flaws() == []
+
+
+def test_every_worked_number_is_there_and_agrees(page: Page, written: Path) -> None:
+    page.language("en")
+    page.open(written)
+    chapters = gallery()
+    assert len(page.all(".worked")) == sum(len(chapter.items) for chapter in chapters) > 10
+    printed = [item for chapter in chapters for item in chapter.items if item.printed is not None]
+    assert len(page.all(".worked .agrees")) == len(printed)
+    first = page.all("#chapters section:first-child .worked")
+    matrices = [[cell.text for cell in figure.find_elements("css selector", "td")] for figure in
+                first[3].find_elements("css selector", "figure")]  # fmt: skip
+    assert matrices == [["1", "0", "2", "2", "2", "2", "2", "1", "3"]] * 2  # queries: printed, computed
+
+
+def test_previous_next_and_the_arrows_go_through_every_step(page: Page, written: Path) -> None:
+    page.language("en")
+    page.open(written)
+    titles = [step["title"]["en"] for step in tiny_walkthrough()["steps"]]
+
+    def at() -> tuple[str, str]:
+        return page.text(".walk-place"), page.text(".walk-step h3")
+
+    def place(number: int) -> tuple[str, str]:
+        return f"{number} / {len(titles)}", titles[number - 1]
+
+    buttons = page.all(".walk-bar button")
+    previous, following = buttons[-2:]
+    assert at() == place(1) and not previous.is_enabled()
+    following.click()
+    following.click()
+    previous.click()
+    assert at() == place(2)
+    page.focus(following)
+    page.press(*[page.keys.ARROW_RIGHT] * 3, page.keys.ARROW_LEFT)
+    assert at() == place(4)
+    page.press(*[page.keys.ARROW_RIGHT] * (len(titles) + 2))
+    assert at() == place(len(titles)) and not following.is_enabled()
+    assert page.errors() == []
+
+
+def test_a_matrix_with_the_focus_names_its_tensor(page: Page, written: Path) -> None:
+    page.language("en")
+    page.open(written)
+    step = tiny_walkthrough()["steps"][3]
+    page.focus(page.all(".walk-bar button")[-1])
+    page.press(*[page.keys.ARROW_RIGHT] * 3)
+    page.focus(".walk-step figure.matrix")
+    tensor = step["tensors"][0]
+    assert tensor["name"] in page.text(".walk-step .about")
+    assert all(str(size) in page.text(".walk-step .about") for size in tensor["shape"])
+    assert page.errors() == []
+
+
+@pytest.mark.parametrize(("code", "heading"), [("en", "Worked out by hand, and computed"), ("zh-Hans", "手算的数，与计算的数")])
+def test_the_language_is_switched_in_the_page(code: str, heading: str, page: Page, written: Path) -> None:
+    page.open(written)
+    page.focus(f".language button[lang='{code}']")
+    page.press(page.keys.ENTER)
+    assert page.text("h1") == heading
+    assert page.find(f".language button[lang='{code}']").get_attribute("aria-pressed") == "true"

@@ -1,0 +1,113 @@
+"""The demo's report and the comparison in a browser: without a flaw at both sizes, and operated by keys alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dragoman.compare import compare
+from dragoman.compare.page import write_comparison
+from dragoman.report import AttentionPicture, DemoReport, Sample, write_report
+from fabricated_run import fabricate, learning
+
+if TYPE_CHECKING:
+    from browser import Page
+
+SOURCE, TARGET = ["▁twenty", "-", "four", "</s>"], ["▁vier", "und", "zwanzig", "</s>"]
+
+
+def head(crossing: float) -> list[list[float]]:
+    """Weights (T, S) of a head that looks at what it translates, and so crosses, more or less."""
+    rest = (1 - crossing) / 3
+    looks = (2, 1, 0, 3)
+    return [[crossing if s == look else rest for s in range(4)] for look in looks]
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Path:
+    step = {"learning_rate": 1e-4, "tokens_per_second": 9e3, "exact_match": 0.5}
+    samples = [Sample(f"text {i}", "Antwort", "Antwort" if i % 3 else "Irrtum", bool(i % 3), -i / 10) for i in range(30)]
+    layers = [[head(0.4), head(0.5)], [head(0.6), head(0.95)], [head(0.3), head(0.35)]]
+    demo = DemoReport(
+        title="Numbers in words",
+        config={"model": {"architecture": "transformer", "d_model": 64}, "train": {"budget": "3 min"}},
+        parameters=2_500_000,
+        seconds=200.0,
+        device="cpu",
+        history=[step | {"step": s, "loss": 6 / s, "seconds": s / 2} for s in range(1, 12)],
+        exact_match=2 / 3,
+        test_items=30,
+        samples=samples,
+        attention=AttentionPicture(SOURCE, TARGET, layers),
+    )
+    return write_report(tmp_path / "report.html", demo)
+
+
+@pytest.fixture
+def comparison(tmp_path: Path) -> Path:
+    for i, settings in enumerate((("train.seed=1",), ("train.seed=2",), ("model.d_ff=28",))):
+        bleu = 30.0 + 2 * i
+        scores = {"valid_loss": 2.0 - i / 4, "perplexity": 7.5, "bleu": bleu}
+        fabricate(tmp_path / "runs" / f"run-{i}", learning(bleu, loss=2.0 - i / 4), scores, *settings)
+    return write_comparison(tmp_path / "compare.html", compare([tmp_path / "runs"]))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "height"), [(360, 740), (1440, 900)])
+@pytest.mark.parametrize("which", ["report", "comparison"])
+def test_no_flaw(
+    which: str, width: int, height: int, scheme: str, page: Page, request: pytest.FixtureRequest
+) -> None:
+    page.size(width, height)
+    page.prefer("prefers-color-scheme", scheme)
+    drawn = page.open(request.getfixturevalue(which))
+    assert page.flaws() == []
+    assert len(page.controls()) >= 5
+    assert drawn < 2000
+    dark = page.run("return getComputedStyle(document.body).backgroundColor") != "rgb(246, 246, 243)"
+    assert dark == (scheme == "dark")
+
+
+def test_the_reports_map_opens_on_the_clearest_head_and_follows_the_choice(page: Page, report: Path) -> None:
+    page.open(report)
+
+    def shown() -> float:
+        """Percent of the third English piece while the first German one is written."""
+        page.focus("#attention svg[tabindex='0']")
+        page.press(*[page.keys.ARROW_RIGHT] * 3)
+        return float(page.text("#attention-hint").split("%")[0].split()[-1])
+
+    assert page.run("return [byId('layer').value, byId('head').value]") == ["1", "1"]
+    assert shown() == pytest.approx(95)
+    page.focus("#head")
+    page.press(page.keys.ARROW_UP)
+    assert page.run("return byId('head').value") == "0" and shown() == pytest.approx(60)
+    assert page.errors() == []
+
+
+def test_the_reports_samples_are_filtered_by_keys(page: Page, report: Path) -> None:
+    page.open(report)
+    assert len(page.all("#sample-table tbody tr")) == 20
+    page.focus("#sample-table button.more")
+    page.press(page.keys.ENTER)
+    assert len(page.all("#sample-table tbody tr")) == 30
+    page.focus("#filters button:nth-of-type(2)")
+    page.press(page.keys.SPACE)
+    assert {row.get_attribute("class") for row in page.all("#sample-table tbody tr")} == {"wrong"}
+    assert len(page.all("#sample-table tbody tr")) == 10
+    page.focus("#filters input")
+    page.press("text 27")
+    assert len(page.all("#sample-table tbody tr")) == 1
+    assert page.errors() == []
+
+
+def test_the_comparisons_legend_takes_a_run_out_of_the_charts(page: Page, comparison: Path) -> None:
+    page.open(comparison)
+    curves = len(page.all("#panels path.curve"))
+    page.focus("#legend button")
+    page.press(page.keys.ENTER)
+    assert page.find("#legend button").get_attribute("aria-pressed") == "false"
+    assert 0 < len(page.all("#panels path.curve")) < curves
+    assert page.errors() == []

@@ -1,0 +1,125 @@
+"""The page of `dragoman serve` in a browser: a sentence typed is translated before one's eyes, and answers questions."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tiny_translator import copying_translator, tiny_translator
+
+if TYPE_CHECKING:
+    from browser import Page
+
+TEXT = "one two seven"
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A server with two models; the second says what it reads."""
+    pytest.importorskip("fastapi", reason="no fastapi to serve with: pip install 'dragoman[serve]'")
+    uvicorn = pytest.importorskip("uvicorn", reason="no uvicorn to serve with: pip install 'dragoman[serve]'")
+    from dragoman.serve.app import Served, create_app, listen
+
+    models = {
+        "tiny": Served(tiny_translator(), "transformer", ("en", "de")),
+        "copying": Served(copying_translator(), "transformer", ("en", "en")),
+    }
+    door = listen("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(create_app(models), log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [door]})
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{door.getsockname()[1]}/"
+    server.should_exit = True
+    thread.join()
+    door.close()
+
+
+def ask(page: Page, text: str) -> None:
+    """Type a text, press Enter and wait until all of it is there."""
+    page.focus("#text")
+    page.press(text, page.keys.ENTER)
+    written(page)
+
+
+def written(page: Page) -> None:
+    page.until(
+        "const panes = [...document.querySelectorAll('.pane')];"
+        "return panes.length > 0 && panes.every((pane) => pane.getAttribute('aria-busy') === 'false');"
+    )
+
+
+@pytest.mark.parametrize("language", ["en", "zh-CN"])
+@pytest.mark.parametrize(("width", "height"), [(360, 740), (1440, 900)])
+def test_no_flaw_before_and_after(width: int, height: int, language: str, page: Page, address: str) -> None:
+    page.size(width, height)
+    page.language(language)
+    page.open(address)
+    page.until("return here.models.length > 0")
+    assert page.flaws() == []
+    ask(page, TEXT)
+    assert page.flaws() == []
+
+
+def test_the_translation_that_appears_is_the_translators(page: Page, address: str) -> None:
+    page.language("en")
+    page.open(address)
+    ask(page, TEXT)
+    want = tiny_translator().translate([TEXT])[0]
+    tokens = page.all(".token")
+    assert len(tokens) == len(want.tokens)
+    assert page.run("return document.querySelector('.outcome .visually-hidden').textContent") == want.text
+    assert page.errors() == []
+
+
+def test_a_token_says_how_probable_it_was_and_where_it_looked(page: Page, address: str) -> None:
+    page.language("en")
+    page.open(address)
+    ask(page, TEXT)
+    page.focus(".token")
+    page.press(page.keys.ARROW_RIGHT, page.keys.ENTER)
+    tokens = page.all(".token")
+    assert [token.get_attribute("aria-pressed") for token in tokens[:2]] == ["false", "true"]
+    assert len(page.all(".alternatives li")) >= 5 and page.all(".source .seen")
+    mean = page.run("return [...document.querySelectorAll('.source .piece')].map((n) => n.style.getPropertyValue('--weight'))")
+    page.focus(".heads [role='radio'][aria-checked='true']")
+    page.press(page.keys.ARROW_DOWN, page.keys.ARROW_RIGHT)
+    assert "layer 1" in page.text(".where") and "head 1" in page.text(".where")
+    of_head = page.run("return [...document.querySelectorAll('.source .piece')].map((n) => n.style.getPropertyValue('--weight'))")
+    assert of_head != mean
+    assert page.errors() == []
+
+
+def test_two_models_side_by_side_and_a_change_of_the_search(page: Page, address: str) -> None:
+    page.language("en")
+    page.open(address)
+    ask(page, TEXT)
+    page.focus("#second")
+    page.press(page.keys.END)  # the last of the list: the model that copies
+    page.until("return document.querySelectorAll('.pane').length === 2")
+    written(page)
+    names = [heading.text for heading in page.all(".pane h2")]
+    assert names == ["tiny", "copying"]
+    spoken = page.run("return [...document.querySelectorAll('.outcome .visually-hidden')].map((n) => n.textContent)")
+    assert spoken[1] == copying_translator().translate([TEXT])[0].text
+    page.focus("#temperature")
+    page.press(*[page.keys.ARROW_RIGHT] * 12)
+    written(page)
+    assert page.text("#degrees") == "1.2" and page.find("#draw").is_displayed()
+    assert not page.run("return document.getElementById('beam-setting').checkVisibility()")
+    assert page.errors() == []
+
+
+def test_a_text_that_is_too_long_is_refused_in_the_page(page: Page, address: str) -> None:
+    page.language("en")
+    page.open(address)
+    page.until("return here.models.length > 0")
+    page.run("byId('text').value = 'one '.repeat(1300); byId('text').dispatchEvent(new Event('input'))")
+    assert "5,200 characters" in page.text("#counter")
+    assert not page.find("#go").is_enabled()
+    assert page.errors() == []

@@ -1,0 +1,404 @@
+"""The atlas: heads of which the truth is known, every architecture, costs, the page and the command."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+
+import dragoman.cli.atlas  # noqa: F401 (the command registers itself)
+from dragoman.data.batching import Batch, collate
+from dragoman.data.tokenizer import EOS
+from dragoman.errors import UsageError
+from dragoman.inside.alignment import Gold, Unit
+from dragoman.inside.atlas import REACH, Atlas, Example, Head, atlas, examples
+from dragoman.inside.atlas_page import print_atlas, write_atlas
+from dragoman.inside.effect import attentions, loss_of, sublayers, without_heads, without_sublayers
+from dragoman.inside.material import Material, of_translator
+from dragoman.inside.record import replace
+from dragoman.models.build import build_model
+from dragoman.models.seq2seq import Network
+from every_kind import TRANSLATORS, built, model_config
+from small_networks import SIZES, VARIANTS, shaken
+from small_run import Cli, digit_pairs, small_config, write_corpus, write_lines
+from tiny_translator import tiny_translator
+
+VOCABULARY = 23
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+HOSTILE = "</script><script>alert(1)<b>%%data%%"
+# 7 and 8 come twice in the first source, 9 in the second.
+PAIRS = [([7, 8, 7, 8, EOS], [11, 12, 11, EOS]), ([9, 5, 9, EOS], [13, 13, EOS]), ([6, 10, EOS], [14, EOS])]
+
+
+def material(pairs: Sequence[tuple[list[int], list[int]]], golds: Sequence[Gold] = (), one: bool = False) -> Material:
+    """Ids as lines, all in one batch, or each in one of its own."""
+    parts = [[i] for i in range(len(pairs))] if one else [list(range(len(pairs)))]
+    batches = tuple(collate([pairs[i] for i in part]) for part in parts)
+    names: Callable[[int], str] = lambda token: "</s>" if token == EOS else f"▁{token}"  # noqa: E731
+    return Material(batches, tuple(map(tuple, parts)), names, names, True, False, tuple(golds))
+
+
+@contextmanager
+def told(model: Network, name: str, make: Callable[[Tensor], list[Tensor]]) -> Iterator[None]:
+    """The heads of an attention attend as they are told: `make(weights (N, H, Tq, Tk))` -> (N, Tq, Tk) a head."""
+    with replace(model, {f"{name}.weights": lambda w: torch.stack([m.expand(w[:, 0].shape) for m in make(w)], dim=1)}):
+        yield
+
+
+def transformer(heads: int) -> Any:
+    return built(TRANSLATORS["paper"] | {"n_heads": heads, "d_model": 12}, VOCABULARY)
+
+
+def heads_of(found: Atlas, attention: str) -> list[Head]:
+    return [head for head in found.heads if head.attention == attention]
+
+
+# ------------------------------------------------------------------------------------------------- the truth is known
+
+
+def test_heads_of_an_encoder_are_measured_exactly() -> None:
+    """One at offset -1, one uniform over words, one on the same piece elsewhere, one on the end of sentence."""
+    model, name = transformer(4), "encoder.layers.1.self_attn"
+    src = collate(PAIRS).src
+    lengths, size = [5, 4, 3], src.size(1)
+
+    def make(w: Tensor) -> list[Tensor]:
+        before = torch.eye(size).roll(-1, 1)  # row q has its 1 in column q - 1; the first in the last column
+        before[0] = torch.eye(size)[0]
+        word = torch.tensor([[float(k < n) for k in range(size)] for n in lengths])[:, None]
+        uniform = word / word.sum(-1, keepdim=True)
+        same = (src[:, :, None] == src[:, None, :]) & ~torch.eye(size, dtype=torch.bool)
+        same = torch.where(same.any(-1, keepdim=True), same.float(), torch.eye(size))
+        end = (src == EOS).float()[:, None]
+        return [before.double(), uniform.double(), same.double(), end.double()]
+
+    with told(model, name, make):
+        before, uniform, same, end = heads_of(atlas(model, material(PAIRS)), name)
+    queries = sum(lengths)
+    assert [h.number for h in (before, uniform, same, end)] == [0, 1, 2, 3]
+    assert before.label == "positional -1" and before.offset == -1 and before.at_offset == 1
+    assert before.entropy == 0 and before.confidence == 1
+    # The three first words look at themselves: they are the whole of the weight at offset 0, of one a query.
+    assert before.profile[REACH - 1] == 1 and before.profile[REACH] == pytest.approx(3 / queries)
+    assert before.first == pytest.approx((2 + 2 + 2) / queries)
+
+    assert uniform.label == "broad" and uniform.relative_entropy == pytest.approx(1)
+    assert uniform.entropy == pytest.approx(sum(n * math.log(n) for n in lengths) / queries)
+    assert uniform.confidence == pytest.approx(3 / queries)
+    assert uniform.first == uniform.end == pytest.approx(3 / queries)
+    # Offset 2 exists for n - 2 queries of a sentence of n.
+    assert uniform.profile[REACH + 2] == pytest.approx((3 / 5 + 2 / 4 + 1 / 3) / 6)
+    assert uniform.profile[REACH + 5] is None and uniform.profile[REACH + 4] == pytest.approx(1 / 5)
+
+    assert same.label == "same token" and same.same == 1 and same.entropy == 0
+    # Six queries see their piece elsewhere: in the uniform head it has 1/5 or 1/4 of the weight.
+    assert uniform.same == pytest.approx((4 / 5 + 2 / 4) / 6)
+    assert end.label == "end of sentence" and end.end == 1 and end.first == 0
+
+
+def test_heads_of_a_decoder_see_what_was_read() -> None:
+    """Begin of sentence comes first and has no choice; the word itself is at offset 0."""
+    model, name = transformer(2), "decoder.layers.0.self_attn"
+
+    def make(w: Tensor) -> list[Tensor]:
+        first, own = torch.zeros(w.size(-1)), torch.eye(w.size(-1))
+        first[0] = 1
+        return [first.double()[None], own.double()]
+
+    with told(model, name, make):
+        first, own = heads_of(atlas(model, material(PAIRS)), name)
+    # 4 + 3 + 2 positions without the three first; `11` and `13` are read twice.
+    assert first.label == "first token" and first.first == 1 and first.end is None and first.same is not None
+    assert own.label == "positional 0" and own.offset == 0 and own.at_offset == 1 and own.first == 0
+    assert own.profile[REACH + 1] is None and own.same == 0
+    assert first.profile[REACH - 1] == pytest.approx(3 / 6)
+
+
+def test_padding_is_neither_query_nor_key() -> None:
+    model = transformer(3)
+    together, alone = atlas(model, material(PAIRS)), atlas(model, material(PAIRS, one=True))
+    assert together.lines == alone.lines == 3 and together.tokens == 9
+    assert together.loss == pytest.approx(alone.loss, abs=1e-10)
+    for one, other in zip(together.heads, alone.heads, strict=True):
+        a, b = one.to_json(), other.to_json()
+        assert a.pop("profile") == pytest.approx(b.pop("profile"), abs=1e-6)
+        assert a == {key: pytest.approx(v, abs=1e-6) if isinstance(v, float) else v for key, v in b.items()}
+
+
+def test_the_aligning_head_is_found() -> None:
+    """Of three heads of cross-attention one pairs the words written, one the words read, one looks at the end."""
+    pairs = [([7, 8, 9, EOS], [13, 12, 11, EOS]), ([5, 6, EOS], [16, 15, EOS])]
+    golds = []
+    for source, _ in pairs:
+        n = len(source) - 1
+        words, links = tuple(Unit(i) for i in range(n)), frozenset((i, n - 1 - i) for i in range(n))
+        golds.append(Gold(words, words, links, links))
+    lengths = [3, 2]
+
+    def make(w: Tensor) -> list[Tensor]:
+        written, read, end = (torch.zeros(w[:, 0].shape, dtype=torch.float64) for _ in range(3))
+        for row, n in enumerate(lengths):
+            for t in range(n + 1):
+                written[row, t, n - 1 - t if t < n else n] = 1
+                read[row, t, n if t == 0 else n - t] = 1  # row t has read word t - 1
+                end[row, t, n] = 1
+        return [end, written, read]
+
+    model, name = transformer(3), "decoder.layers.1.cross_attn"
+    with told(model, name, make):
+        found = atlas(model, material(pairs, golds))
+    end, written, read = heads_of(found, name)
+    assert (written.aer, written.word, written.label) == (0, "written", "aligning")
+    assert (read.aer, read.word, read.label) == (0, "read", "aligning")
+    assert end.aer is not None and end.aer > 0.5 and end.label == "end of sentence"
+    aligning = [head for head in found.heads if head.aer == 0]
+    assert [(head.attention, head.number) for head in aligning] == [(name, 1), (name, 2)]
+    assert found.aligned == 2 and all((h.aer is None) == ("self_attn" in h.attention) for h in found.heads)
+
+
+def test_a_label_follows_its_rule() -> None:
+    plain: dict[str, Any] = {
+        "attention": "decoder.layers.3.cross_attn", "number": 1, "entropy": 1.0, "relative_entropy": 0.7,
+        "confidence": 0.5, "profile": (None,), "offset": 2, "at_offset": 0.4, "same": None, "end": 0.3, "first": 0.2,
+    }  # fmt: skip
+    cases = [
+        ({}, "mixed"), ({"relative_entropy": 0.75}, "broad"), ({"at_offset": 0.5}, "positional +2"),
+        ({"at_offset": 0.5, "end": 0.6, "relative_entropy": 0.8}, "end of sentence"), ({"aer": 0.51}, "mixed"),
+        ({"aer": 0.5, "end": 0.9}, "aligning"), ({"same": 0.5}, "same token"), ({"first": 0.9}, "first token"),
+    ]  # fmt: skip
+    for changes, label in cases:
+        assert Head(**plain | changes).label == label, changes
+    head = Head(**plain)
+    assert (head.layer, head.stack) == (3, "decoder.cross_attn")
+
+
+# --------------------------------------------------------------------------------------------------- every architecture
+
+
+@pytest.mark.parametrize("kind", [name for name in TRANSLATORS if name not in ("rnn", "gru", "lstm")])
+def test_every_translator_has_an_atlas(kind: str) -> None:
+    model = built(TRANSLATORS[kind], VOCABULARY)
+    found = atlas(model, material(PAIRS))
+    assert [(h.attention, h.number) for h in found.heads] == [
+        (name, head) for name, heads in attentions(model).items() for head in range(heads)
+    ]
+    for head in found.heads:
+        if kind != "linear rotary":  # whose weights need not sum to 1
+            assert 0 <= head.relative_entropy <= 1 + 1e-6 and 0 < head.confidence <= 1 + 1e-6
+        assert (head.end is None) == (head.stack == "decoder.self_attn")
+    assert len(examples(model, material(PAIRS), 2)) == 2
+
+
+@pytest.mark.parametrize("name", ["gpt-2", "linear", "shaw"])
+def test_a_language_model_has_an_atlas(name: str) -> None:
+    config = model_config({"architecture": "decoder_only", **SIZES, **VARIANTS[name]})
+    model = shaken(build_model(config, VOCABULARY, VOCABULARY))
+    found = atlas(model, material([([], target) for _, target in PAIRS]))
+    assert len(found.heads) == 3 * 2 and {head.stack for head in found.heads} == {"self_attn"}
+    assert all(head.end is None and head.profile[REACH + 1] is None for head in found.heads)
+    (example,) = examples(model, material([([], [11, 12, EOS])]), 1)
+    assert example.source == () and example.read == ("<s>", "▁11", "▁12")
+    assert example.maps["layers.2.self_attn"].shape == (2, 3, 3)
+
+
+def test_labels_and_images_have_an_atlas() -> None:
+    config = model_config({"architecture": "encoder_only", **SIZES, "pooling": "mean"})
+    model = shaken(build_model(config, VOCABULARY, 5))
+    found = atlas(model, material([(source, [1 + i]) for i, (source, _) in enumerate(PAIRS)]), cost=True)
+    assert found.tokens == 3 and all(head.end is not None and head.cost is not None for head in found.heads)
+
+    config = model_config({"architecture": "vision", **SIZES, "image_size": 6, "patch": 2, "channels": 1})
+    network = shaken(build_model(config, 4, 3))
+    nothing = torch.zeros(2, 0, dtype=torch.long)
+    batch = Batch(torch.rand(2, 9, 4, dtype=torch.float64), None, nothing, torch.tensor([[1], [2]]), 18, 2)
+    images = Material((batch,), ((0, 1),), None, None, False, True)
+    found = atlas(network, images)
+    assert all(head.same is None and head.end is None for head in found.heads) and len(found.heads) == 6
+    (example,) = examples(network, images, 1)
+    assert example.maps["layers.0.self_attn"].shape == (2, 10, 10)
+
+
+def test_lines_without_anything_to_look_at_are_refused() -> None:
+    with pytest.raises(UsageError, match="no query sees more than one key"):
+        atlas(transformer(2), material([([EOS], [EOS])]))
+    with pytest.raises(UsageError, match="no attention"):
+        atlas(built(TRANSLATORS["lstm"], VOCABULARY), material(PAIRS))
+    with pytest.raises(UsageError, match="2 sources, 1 references"):
+        of_translator(tiny_translator(), ["a", "b"], ["c"])
+
+
+# ---------------------------------------------------------------------------------------------------------------- costs
+
+
+def test_a_cost_is_the_rise_of_the_loss() -> None:
+    model = transformer(2)
+    found = atlas(model, material(PAIRS), cost=True)
+    batches = material(PAIRS).batches
+    head = found.heads[3]
+    with replace(model, without_heads(model, {head.attention: [head.number]})):
+        assert head.cost == pytest.approx(loss_of(model, batches) - found.loss, abs=1e-10) and head.cost != 0
+    assert [part.name for part in found.sublayers] == list(sublayers(model)) and found.cost_lines == 3
+    with replace(model, without_sublayers(model, ["decoder.layers.1.ffn"])):
+        expected = loss_of(model, batches) - found.loss
+    assert {part.name: part.cost for part in found.sublayers}["decoder.layers.1.ffn"] == pytest.approx(expected)
+
+
+def test_a_sample_is_spread_over_the_lines() -> None:
+    rows = material([([5 + i, EOS], [7, EOS]) for i in range(7)], one=True)
+    assert [int(batch.src[0, 0]) - 5 for batch in rows.sample(3)] == [0, 3, 6]
+    assert len(list(rows.sample(100))) == 7
+
+
+# ----------------------------------------------------------------------------------------------------- lines of a model
+
+
+def test_own_translations_stand_in_for_references() -> None:
+    translator = tiny_translator()
+    sources = [source for source, _ in digit_pairs(5)]
+    own = of_translator(translator, sources)
+    given = of_translator(translator, sources, [t.text for t in translator.translate(sources)])
+    assert own.own and not given.own and own.numbers == given.numbers
+    assert all(torch.equal(a.tgt_out, b.tgt_out) for a, b in zip(own.batches, given.batches, strict=True))
+    assert own.aligned == 0 and own.lines == 5
+
+
+def test_lines_of_which_the_tokenizer_makes_other_words_do_not_count() -> None:
+    """U+00B4 becomes a space and a mark: what were two words are three."""
+    translator = tiny_translator()
+    words = (Unit(0), Unit(1))
+    gold = Gold(words, words, frozenset({(0, 0)}), frozenset({(0, 0)}))
+    found = of_translator(translator, ["one two", "on´e two"], ["deux un", "un deux"], [gold, gold])
+    assert found.golds == (gold, None) and found.aligned == 1
+
+
+# ------------------------------------------------------------------------------------------------------------ the page
+
+
+@pytest.fixture(scope="module")
+def mapped() -> tuple[Atlas, list[Example]]:
+    """A small Transformer with an alignment of its lines and costs."""
+    model = transformer(3)
+    golds = []
+    for source, target in PAIRS:
+        units = [tuple(Unit(i) for i in range(len(side) - 1)) for side in (source, target)]
+        golds.append(Gold(units[0], units[1], frozenset({(0, 0)}), frozenset({(0, 0)})))
+    lines = material(PAIRS, golds)
+    return atlas(model, lines, cost=True), examples(model, lines, 2)
+
+
+def page_data(page: str) -> dict[str, Any]:
+    (text,) = re.findall(r'<script type="application/json" id="atlas-data">(.*?)</script>', page, flags=re.DOTALL)
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def test_the_page_holds_the_numbers_and_asks_for_nothing(mapped: tuple[Atlas, list[Example]], tmp_path: Path) -> None:
+    found, lines = mapped
+    page = write_atlas(tmp_path / "new" / "atlas.html", found, lines, HOSTILE).read_text("utf-8")
+    assert "default-src 'none'" in page and "%%" not in page.replace("%%data%%", "") and "innerHTML" not in page
+    loads = re.findall(r"""(?:src|href)\s*=\s*["']([^"'#]*)|url\(([^)#]*)\)|@import|fetch\(|XMLHttpRequest""", page)
+    assert loads == [("data:,", ""), ("", "")]
+    assert set(re.findall(r"https?://[^\s\"']+", page)) == {"http://www.w3.org/2000/svg"}
+    data = page_data(page)
+    assert data["model"] == HOSTILE and page.count("<script>alert") == 0
+    assert len(data["heads"]) == len(found.heads) and data["heads"][4]["label"] == found.heads[4].label
+    assert data["heads"][4]["entropy"] == pytest.approx(found.heads[4].entropy, rel=1e-5)
+    packed = data["examples"][0]["maps"]["decoder.layers.2.cross_attn"]
+    assert packed["shape"] == list(lines[0].maps["decoder.layers.2.cross_attn"].shape)
+
+
+def test_the_page_draws_every_part(mapped: tuple[Atlas, list[Example]], tmp_path: Path) -> None:
+    if BROWSER is None:
+        pytest.skip("no chromium on this machine to open the page with")
+    path = write_atlas(tmp_path / "atlas.html", *mapped, "tiny")
+    command = [
+        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000",
+        f"--user-data-dir={tmp_path / 'browser'}", "--dump-dom", path.as_uri(),
+    ]  # fmt: skip
+    dom = subprocess.run(command, capture_output=True, check=True, timeout=60).stdout.decode("utf-8")
+    page = re.sub(r"<script.*?</script>|<style.*?</style>|<noscript.*?</noscript>", "", dom, flags=re.DOTALL)
+    heads = mapped[0].heads
+    assert 'class="problem"' not in page and "NaN" not in page and "undefined" not in page
+    assert len(re.findall(r'<button type="button" class="head ', page)) == len(heads) == 3 * 8
+    assert page.count('class="head ') == page.count('class="go"') == len(heads)
+    assert len(re.findall(r'class="head [^>]*aria-pressed="true"', page)) == 1
+    assert page.count('<rect class="cell"') > 10 and 'class="profile"' in page
+    assert "Decoder, cross-attention" in page and "解码器，交叉注意力" in page and "去掉它的代价" in page
+    assert len(re.findall(r'<td class="number" style="background', page)) == 2 * 2 + 3 * 3
+
+
+def test_the_terminal_shows_every_head(mapped: tuple[Atlas, list[Example]]) -> None:
+    console = Console(width=60, record=True, highlight=False)
+    print_atlas(mapped[0], console)
+    text = console.export_text()
+    labels = "aligning|positional|same|end|first|broad|mixed"
+    assert len(re.findall(rf"(?m)^(?:\S+_attn)? +[012]  (?:{labels})", text)) == 3 * 8
+    head = mapped[0].heads[7]
+    assert f"{head.entropy:.2f}" in text and f"{head.cost:+.4f}" in text and "…" not in text
+    assert "decoder.layers.2.ffn" in text and "3 lines, 9 target tokens" in text and "AER" in text
+
+
+# --------------------------------------------------------------------------------------------------------- the command
+
+
+def test_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    from dragoman.training.trainer import train
+
+    data = write_corpus(tmp_path / "data")
+    train(small_config(data, "train.budget=6 steps"), tmp_path / "run")
+    cli = Cli(monkeypatch, capsysbinary)
+    source, reference = data / "valid.src", data / "valid.tgt"
+    counts = [len(line.split()) for line in source.read_text("utf-8").splitlines()]
+    links = write_lines(tmp_path / "links", [" ".join(f"{i}-{n - 1 - i}" for i in range(n)) for n in counts])
+    pairs = ("--source", source, "--reference", reference)
+
+    code, out, err = cli("atlas", tmp_path / "run", *pairs, "--alignment", links, "--out", tmp_path / "a.html")
+    assert code == 0 and b"decoder.layers.0.cross_attn" in out and b"AER" in out and "the page: " in err
+    assert page_data((tmp_path / "a.html").read_text("utf-8"))["model"] == "run"
+    code, out, _ = cli("atlas", tmp_path / "run", *pairs, "--json", "--cost")
+    found = json.loads(out)
+    assert code == 0 and found["lines"] == 9 and len(found["heads"]) == 6 and len(found["sublayers"]) == 5
+    assert found["heads"][0]["aer"] is None and found["heads"][0]["cost"] is not None
+    code, out, _ = cli("atlas", tmp_path / "run", "--source", source, "--json")
+    assert code == 0 and json.loads(out)["own"] is True
+
+    code, _, err = cli("atlas", tmp_path / "run", "--source", source, "--alignment", links)
+    assert code == 2 and "give --reference too" in err
+    code, _, err = cli("atlas", tmp_path / "run", *pairs, "--alignment", "spelled-numbers")
+    assert code == 2 and "built-in corpus" in err
+
+
+# ------------------------------------------------------------------------------------------------ the model of the demo
+
+
+@pytest.mark.slow
+def test_the_aligning_head_of_the_demo_is_found(tmp_path: Path) -> None:
+    """Trained as `dragoman demo` does, for half as long: heads pair twenty with zwanzig and four with vier."""
+    from dragoman.data import spelled_numbers
+    from dragoman.demo import demo_config
+    from dragoman.inside.alignment import spelled_numbers_alignment
+    from dragoman.training.trainer import train
+    from dragoman.translate import Translator
+
+    corpus = spelled_numbers.write(tmp_path / "corpus")
+    train(demo_config(corpus, ["train.budget=6 epochs"]), tmp_path / "run")
+    translator = Translator.load(tmp_path / "run")
+    pairs = spelled_numbers.build().test[:200]
+    sources, references = [e for e, _ in pairs], [g for _, g in pairs]
+    golds = [spelled_numbers_alignment(*pair) for pair in pairs]
+    found = atlas(translator.model, of_translator(translator, sources, references, golds))
+    best = min((head for head in found.heads if head.aer is not None), key=lambda head: head.aer or 0.0)
+    assert best.label == "aligning" and best.aer is not None and best.aer < 0.35

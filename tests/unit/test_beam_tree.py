@@ -1,0 +1,149 @@
+"""The tree of a beam search is the search: its leaves, its paths, and why each of them ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from dragoman.data.tokenizer import EOS
+from dragoman.inside.beam_tree import ENDS, BeamTree, search_tree
+from dragoman.models.seq2seq import Model
+from dragoman.search import Hypothesis, ModelStepper, SearchSettings, generate, length_penalty
+from dragoman.search.beam import Step, beam_search
+from dragoman.search.task import Task
+from tiny_translator import tiny_transformer
+from toy_model import ToyModel
+
+SOURCE = torch.tensor([[4, 6, 5, 7, 3]])
+SETTINGS: list[dict[str, Any]] = [
+    {"beam": 1, "max_extra": 2},
+    {"beam": 2, "max_extra": 4, "alpha": 0.0},
+    {"beam": 3, "max_extra": 3},
+    {"beam": 5, "max_extra": 5, "alpha": 1.5},
+    {"beam": 7, "max_extra": 1, "no_repeat_ngram": 2},
+    {"beam": 4, "max_extra": 6, "min_length": 3},
+]
+
+
+class NeverEnds(ToyModel):
+    def logits(self, source: list[int], prefix: list[int]) -> torch.Tensor:
+        logits = super().logits(source, prefix)
+        logits[EOS] = -40
+        return logits
+
+
+def grown(model: Model, prefix: tuple[int, ...] = (), **settings: Any) -> tuple[list[Hypothesis], BeamTree]:
+    asked = SearchSettings(**settings)
+    return search_tree(model, SOURCE, SearchSettings.of(asked, nbest=asked.beam), prefix)
+
+
+def complete(tree: BeamTree) -> list[int]:
+    return [number for number, node in enumerate(tree.nodes) if node.end in ("finished", "limit")]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize(
+    "model",
+    [ToyModel(9), ToyModel(11, sharpness=0.5, seed=3), tiny_transformer(9)],
+    ids=["toy", "flat", "transformer"],
+)
+def test_the_leaves_are_what_the_search_gives(model: Model, settings: dict[str, Any]) -> None:
+    found, tree = grown(model, **settings)
+    asked = SearchSettings(**settings)
+
+    (expected,) = generate(ModelStepper(model), SOURCE, None, SearchSettings.of(asked, nbest=asked.beam))
+
+    assert [hypothesis.tokens for hypothesis in found] == [hypothesis.tokens for hypothesis in expected]
+    assert [h.score for h in found] == pytest.approx([h.score for h in expected], abs=1e-6)
+    assert [hypothesis for _, hypothesis in tree.found] == found
+    leaves = sorted(complete(tree), key=lambda number: -(tree.nodes[number].score or 0))
+    assert [number for number, _ in tree.found] == leaves[: len(found)]
+    for number, hypothesis in tree.found:
+        assert tree.tokens(number) == [*hypothesis.tokens, EOS]
+        assert tree.nodes[number].score == hypothesis.score
+        assert (tree.nodes[number].end == "limit") == hypothesis.truncated
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_every_node_grows_out_of_its_parent(settings: dict[str, Any]) -> None:
+    _, tree = grown(ToyModel(9), **settings)
+
+    for number, node in enumerate(tree.nodes):
+        parent = None if node.parent < 0 else tree.nodes[node.parent]
+        assert node.parent < number
+        assert node.step == (parent.step if parent else 0) + 1
+        assert node.total == pytest.approx((parent.total if parent else 0.0) + node.log_prob, abs=1e-5)
+    for step in {node.step for node in tree.nodes}:
+        beam = [node for node in tree.nodes if node.step == step]
+        assert len(beam) <= settings["beam"]
+        assert [node.place for node in beam] == list(range(len(beam)))
+        assert [node.total for node in beam] == sorted((node.total for node in beam), reverse=True)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_every_end_has_its_reason(settings: dict[str, Any]) -> None:
+    _, tree = grown(ToyModel(9), **settings)
+
+    last = max(node.step for node in tree.nodes)
+    parents = {node.parent for node in tree.nodes}
+    for number, node in enumerate(tree.nodes):
+        assert (node.end is None) == (number in parents)
+        assert node.end in (None, *ENDS)
+        assert (node.end in ("finished", "limit")) == (node.token == EOS)
+        if node.end == "dropped":
+            nexts = [other.total for other in tree.nodes if other.step == node.step + 1]
+            assert node.step < last and len(nexts) == settings["beam"] and node.score is None
+        if node.end == "beaten":
+            assert node.step == last and tree.to_beat is not None and node.score is not None
+            assert node.score == pytest.approx(node.total / length_penalty(tree.limit, tree.settings.alpha))
+            assert node.score <= tree.to_beat
+    assert any(node.end == "finished" for node in tree.nodes)
+
+
+def test_all_reasons_occur() -> None:
+    ends = {node.end for settings in SETTINGS for node in grown(ToyModel(9), **settings)[1].nodes}
+
+    assert ends >= {"finished", "dropped", "beaten", None}
+    assert {node.end for node in grown(NeverEnds(9), beam=2, max_extra=2)[1].nodes} == {"limit", "dropped", None}
+
+
+def test_a_greedy_tree_is_a_line() -> None:
+    found, tree = grown(ToyModel(9), beam=1, max_extra=3)
+
+    assert [node.parent for node in tree.nodes] == list(range(-1, len(tree.nodes) - 1))
+    assert [node.token for node in tree.nodes] == [*found[0].tokens, EOS]
+
+
+def test_a_given_beginning_is_the_stem() -> None:
+    found, tree = grown(ToyModel(9), prefix=(5, 8), beam=3, max_extra=3)
+
+    assert [node.token for node in tree.nodes if node.step < 3] == [5, 8]
+    assert all(hypothesis.tokens[:2] == [5, 8] for hypothesis in found)
+    assert len([node for node in tree.nodes if node.step == 3]) == 3
+
+
+def test_watching_changes_nothing() -> None:
+    model, settings = tiny_transformer(9), SearchSettings(beam=4, nbest=3, max_extra=5)
+    seen: list[Step] = []
+
+    def search(watched: bool) -> list[list[Hypothesis]]:
+        task = Task.build(torch.cat([SOURCE, SOURCE.flip(1)]), None, settings, None)
+        with torch.no_grad():
+            return beam_search(ModelStepper(model), task, (lambda step, _: seen.append(step)) if watched else None)
+
+    assert search(watched=True) == search(watched=False)
+    assert [step.grown.tokens.size(2) for step in seen] == list(range(1, len(seen) + 1))
+
+
+def test_plain_data_has_pieces_and_texts() -> None:
+    _, tree = grown(ToyModel(9), beam=3, max_extra=3)
+
+    data = tree.to_json(lambda token: f"<{token}>", lambda tokens: "-".join(map(str, tokens)))
+
+    assert data["beam"] == 3 and data["limit"] == tree.limit == 8
+    assert [node["token"] for node in data["nodes"]] == [f"<{node.token}>" for node in tree.nodes]
+    best = data["nodes"][data["best"][0]]
+    assert best["text"] == "-".join(map(str, tree.tokens(data["best"][0])))
+    assert all(("text" in node) == (node["end"] is not None) for node in data["nodes"])

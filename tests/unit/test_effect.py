@@ -1,0 +1,282 @@
+"""Changes to a model and what they do: each is compared with another way to the same model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dragoman.data.batching import Batch, collate
+from dragoman.data.tokenizer import EOS
+from dragoman.errors import UsageError
+from dragoman.inside.effect import (
+    attentions,
+    effect,
+    loss_of,
+    mean_outputs,
+    patched,
+    sublayers,
+    with_weights,
+    without_heads,
+    without_sublayers,
+)
+from dragoman.inside.record import record, replace
+from dragoman.models.seq2seq import Model
+from every_kind import TRANSLATORS, built
+from small_networks import EXACT
+from small_run import digit_pairs
+from tiny_translator import tiny_translator
+
+VOCABULARY = 23
+WITH_HEADS = ["paper", "modern", "grouped-query", "shaw", "linear"]
+
+
+def a_batch(seed: int = 5) -> Batch:
+    """Sentences of different length, so that some are padded."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def ids(count: int) -> list[int]:
+        return [*torch.randint(EOS + 1, VOCABULARY, (count,), generator=draw).tolist(), EOS]
+
+    return collate([(ids(source), ids(target)) for source, target in ((6, 4), (3, 5), (5, 2))])
+
+
+def logits(model: Any, batch: Batch) -> Tensor:
+    with torch.no_grad():
+        out: Tensor = model(batch.src, batch.src_mask, batch.tgt_in)
+    return out
+
+
+def changed_copy(model: Model, change: Callable[[Any], None]) -> Any:
+    """A copy whose weights were changed by hand."""
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        change(other)
+    return other
+
+
+# --------------------------------------------------------------------------------------------------------------- heads
+
+
+@pytest.mark.parametrize("kind", WITH_HEADS)
+def test_a_silent_head_is_one_without_its_part_of_the_output_matrix(kind: str) -> None:
+    model, batch = built(TRANSLATORS[kind], VOCABULARY), a_batch()
+    heads = {"encoder.layers.1.self_attn": [1], "decoder.layers.2.cross_attn": [0]}
+
+    def by_hand(other: Any) -> None:
+        for name, (head,) in heads.items():
+            attention = other.get_submodule(name)
+            attention.out.weight[:, head * attention.d_head : (head + 1) * attention.d_head] = 0
+
+    before = logits(model, batch)
+    with replace(model, without_heads(model, heads)):
+        silent = logits(model, batch)
+    torch.testing.assert_close(silent, logits(changed_copy(model, by_hand), batch), **EXACT)
+    assert not torch.allclose(silent, before)
+    assert torch.equal(logits(model, batch), before)
+
+
+def test_a_head_can_say_its_mean() -> None:
+    """The mean over words, not padding, put in by hand as a bias behind the output matrix."""
+    model, batch, name, head = built(TRANSLATORS["paper"], VOCABULARY), a_batch(), "decoder.layers.1.self_attn", 1
+    means = mean_outputs(model, [batch])
+    with record(model, f"{name}.heads") as seen, torch.no_grad():
+        model(batch.src, batch.src_mask, batch.tgt_in)
+    words = batch.tgt_out != 0
+    said = seen[f"{name}.heads"][0][:, head]  # (B, T, Dh)
+    expected = torch.stack([said[b, t] for b, t in words.nonzero().tolist()]).mean(0)
+    torch.testing.assert_close(means[name][head], expected, **EXACT)
+
+    def by_hand(other: Any) -> None:
+        attention = other.get_submodule(name)
+        part = attention.out.weight[:, head * attention.d_head :]
+        attention.out.bias += part @ expected
+        part.zero_()
+
+    with replace(model, without_heads(model, {name: [head]}, means)):
+        torch.testing.assert_close(logits(model, batch), logits(changed_copy(model, by_hand), batch), **EXACT)
+
+
+@pytest.mark.parametrize("kind", ["lstm bahdanau", "gru luong dot", "convolutional"])
+def test_an_attention_of_one_head_loses_its_context(kind: str) -> None:
+    model, batch = built(TRANSLATORS[kind], VOCABULARY), a_batch()
+    assert set(attentions(model).values()) == {1}
+    name = next(iter(attentions(model)))
+    with replace(model, without_heads(model, {name: [0]})), record(model, f"{name}.context") as seen:
+        silent = logits(model, batch)
+    assert all(not context.any() for context in seen[f"{name}.context"])
+    with replace(model, {f"{name}.context": torch.zeros(1, dtype=torch.float64)}):
+        torch.testing.assert_close(silent, logits(model, batch), **EXACT)
+    means = mean_outputs(model, [batch])
+    assert means[name].shape == (1, 10)
+    with replace(model, without_heads(model, {name: [0]}, means)):
+        assert not torch.allclose(logits(model, batch), silent)
+
+
+def test_heads_that_there_are_not_are_all_named() -> None:
+    model = built(TRANSLATORS["paper"], VOCABULARY)
+    with pytest.raises(UsageError) as refused:
+        without_heads(model, {"decoder.layers.0.cros_attn": [0], "encoder.layers.0.self_attn": [0, 2, -1]})
+    message = str(refused.value)
+    assert "called 'decoder.layers.0.cros_attn' (did you mean 'decoder.layers.0.cross_attn'?)" in message
+    assert "has no head 2: accepted are 0 to 1" in message and "has no head -1" in message
+    with pytest.raises(UsageError, match="means holds nothing for encoder.layers.0.self_attn"):
+        without_heads(model, {"encoder.layers.0.self_attn": [0]}, {})
+    with pytest.raises(UsageError, match="this model has no attention"):
+        attentions(built(TRANSLATORS["lstm"], VOCABULARY))
+
+
+# ---------------------------------------------------------------------------------------------------------- sub-layers
+
+
+@pytest.mark.parametrize("kind", ["paper", "modern"])
+def test_a_sublayer_that_is_left_out_adds_nothing(kind: str) -> None:
+    model, batch = built(TRANSLATORS[kind], VOCABULARY), a_batch()
+
+    def by_hand(other: Any) -> None:
+        for linear in (other.encoder.layers[1].ffn.outer, other.decoder.layers[0].cross_attn.out):
+            linear.weight.zero_()
+            if linear.bias is not None:
+                linear.bias.zero_()
+
+    names = ["encoder.layers.1.ffn", "decoder.layers.0.cross_attn"]
+    with replace(model, without_sublayers(model, names)):
+        without = logits(model, batch)
+    torch.testing.assert_close(without, logits(changed_copy(model, by_hand), batch), **EXACT)
+    assert not torch.allclose(without, logits(model, batch))
+
+
+def test_sublayers_of_every_kind() -> None:
+    transformer = sublayers(built(TRANSLATORS["paper"], VOCABULARY))
+    assert len(transformer) == 2 * 2 + 3 * 3
+    assert transformer["decoder.layers.2.ffn"] == "decoder.layers.2.around_ffn.update"
+    assert len(sublayers(built(TRANSLATORS["convolutional"], VOCABULARY))) == 2 + 2 * 3
+    assert list(sublayers(built(TRANSLATORS["gru luong dot"], VOCABULARY))) == ["decoder.layers.0.cross_attn"]
+    with pytest.raises(UsageError, match=r"no sub-layer is called 'encoder.layers.1.fn' \(did you mean"):
+        without_sublayers(built(TRANSLATORS["paper"], VOCABULARY), ["encoder.layers.1.fn"])
+
+
+# ------------------------------------------------------------------------------------------------------------- patches
+
+
+def test_the_last_stream_of_another_source_says_what_that_source_says() -> None:
+    model = built(TRANSLATORS["paper"], VOCABULARY)
+    here = collate([([7, 8, 9, EOS], [5, 6, EOS])])
+    there = collate([([7, 11, 9, EOS], [5, 6, EOS])])
+    with record(model, "encoder.layers.1.stream") as seen:
+        theirs = logits(model, there)
+    with replace(model, patched(seen)):
+        torch.testing.assert_close(logits(model, here), theirs, **EXACT)
+    with replace(model, patched(seen, positions=[1])):
+        partly = logits(model, here)
+    assert not torch.allclose(partly, theirs) and not torch.allclose(partly, logits(model, here))
+    with record(model, "encoder.embedded") as seen:
+        logits(model, there)
+    with replace(model, patched(seen, positions=[1])):  # the one word in which the two differ
+        torch.testing.assert_close(logits(model, here), theirs, **EXACT)
+
+
+def test_positions_that_there_are_not_are_named() -> None:
+    model = built(TRANSLATORS["lstm bahdanau"], VOCABULARY)
+    long, short = collate([([7, 8, 9, EOS], [5, EOS])]), collate([([7, EOS], [5, EOS])])
+    with record(model, "encoder.layers.0.stream") as seen:
+        logits(model, long)
+    with (
+        pytest.raises(UsageError, match=r"no position 2, 3 in both: 0 to 1"),
+        replace(model, patched(seen, positions=[2, 3])),
+    ):
+        logits(model, short)
+    with record(model, "decoder.bridge.summary", "decoder.layers.0.cross_attn.context") as seen:
+        theirs = logits(model, long)
+    with replace(model, patched(seen)):
+        torch.testing.assert_close(logits(model, long), theirs, **EXACT)
+    summary = seen.pop("decoder.bridge.summary")
+    with pytest.raises(UsageError, match="came in 2 calls"):
+        patched(seen, positions=[0])
+    seen.clear()
+    seen["decoder.bridge.summary"] = summary
+    with pytest.raises(UsageError, match=r"decoder.bridge.summary has no positions, its axes are row, feature"):
+        patched(seen, positions=[0])
+
+
+def test_a_head_attends_as_it_is_told() -> None:
+    model, batch, name = built(TRANSLATORS["paper"], VOCABULARY), a_batch(), "decoder.layers.0.cross_attn"
+    queries, keys = batch.tgt_in.size(1), batch.src.size(1)
+    weights = torch.eye(queries, keys, dtype=torch.float64)
+    with replace(model, with_weights(model, name, 1, weights)), record(model, f"{name}.*") as seen:
+        logits(model, batch)
+    values = seen[f"{name}.values"][0]
+    torch.testing.assert_close(seen[f"{name}.heads"][0][:, 1], values[:, 1, :queries], **EXACT)
+    with replace(model, with_weights(model, name, 1, weights[2])), record(model, f"{name}.*") as seen:
+        logits(model, batch)
+    torch.testing.assert_close(seen[f"{name}.heads"][0][:, 1], values[:, 1, 2:3].expand(-1, queries, -1), **EXACT)
+    with (
+        pytest.raises(UsageError, match=rf"weights of shape \(3,\) for {queries} queries and {keys} keys"),
+        replace(model, with_weights(model, name, 1, torch.ones(3))),
+    ):
+        logits(model, batch)
+    with pytest.raises(UsageError, match="has no head 2"):
+        with_weights(model, name, 2, weights)
+
+
+# -------------------------------------------------------------------------------------------------------------- effects
+
+
+def test_the_loss_of_batches_is_that_of_each_word() -> None:
+    model, batch = built(TRANSLATORS["paper"], VOCABULARY), a_batch()
+    log_probs = logits(model, batch).log_softmax(-1).gather(2, batch.tgt_out[..., None])[..., 0]
+    expected = -log_probs[batch.tgt_out != 0].sum() / batch.tgt_tokens
+    assert loss_of(model, [batch]) == pytest.approx(float(expected), abs=1e-10)
+    model.train()
+    assert loss_of(model, [batch, batch]) == pytest.approx(float(expected), abs=1e-10) and model.training
+    with pytest.raises(UsageError, match="no target token"):
+        loss_of(model, [])
+
+
+def test_an_effect_is_the_difference_between_two_models() -> None:
+    translator = tiny_translator()
+    name = "decoder.layers.1.cross_attn"
+
+    def by_hand(other: Any) -> None:
+        other.get_submodule(name).out.weight.zero_()
+
+    without = tiny_translator()
+    without.model = changed_copy(translator.model, by_hand)
+    sources, references = (list(side) for side in zip(*digit_pairs(7), strict=True))
+    heads = range(attentions(translator.model)[name])
+    found = effect(translator, without_heads(translator.model, {name: heads}), sources, references, beam=2)
+
+    for own, loss in ((translator, found.loss.before), (without, found.loss.after)):
+        scores = own.score(sources, references)
+        assert loss == pytest.approx(-sum(s.log_prob for s in scores) / sum(len(s.tokens) for s in scores), abs=1e-5)
+    texts = [[t.text for t in own.translate(sources, beam=2)] for own in (translator, without)]
+    rows = enumerate(zip(sources, references, *texts, strict=True), start=1)
+    expected = [(line, *row) for line, row in rows if row[2] != row[3]]
+    assert [(c.line, c.source, c.reference, c.before, c.after) for c in found.changed] == expected and expected
+    assert found.loss.difference == found.loss.after - found.loss.before != 0
+    assert found.bleu is not None and found.chrf is not None and found.after is not None
+    assert found.chrf.after == found.after.chrf.score and found.chrf.before != found.chrf.after
+    said = str(found)
+    assert f"{len(expected)} of 7 translations changed" in said and "nrefs:1" in said and "nats a token" in said
+    assert found.to_json()["loss"] == {"before": found.loss.before, "after": found.loss.after}
+
+
+def test_no_change_has_no_effect_and_a_loss_needs_no_search() -> None:
+    translator = tiny_translator()
+    found = effect(translator, {}, ["one two"], ["deux un"], beam=1)
+    assert found.loss.difference == 0 and found.changed == () and found.bleu is not None
+    assert found.bleu.before == found.bleu.after
+    only = effect(translator, {}, ["one two"], ["deux un"], decode=False)
+    assert only.before is only.after is only.bleu is None and only.loss == found.loss
+    assert str(only).count("\n") == 0
+
+
+def test_lines_without_references_are_refused() -> None:
+    with pytest.raises(UsageError, match="2 sources and 1 references"):
+        effect(tiny_translator(), {}, ["a", "b"], ["c"])
+    with pytest.raises(UsageError, match="0 sources and 0 references"):
+        effect(tiny_translator(), {}, [], [])

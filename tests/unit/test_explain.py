@@ -1,0 +1,478 @@
+"""An explanation tells what the model computed: for every architecture, every kind of input, and nothing cut."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from dragoman.config import Config, parse_config
+from dragoman.data.labels import LabelVocabulary
+from dragoman.data.tokenizer import BOS
+from dragoman.data.vocabulary import Vocabulary
+from dragoman.errors import DataError, DragomanError, UsageError
+from dragoman.inside.cases import MASK, Loaded, Side
+from dragoman.inside.explain import Explanation, explain, write_explanation
+from dragoman.inside.explain_page import explanation_page
+from dragoman.inside.packing import packed
+from dragoman.inside.record import record, tap_names
+from dragoman.label import Labeller
+from dragoman.model_folder import save_model, unique_tensors
+from dragoman.models.build import build_model
+from dragoman.models.seq2seq import Model, Network
+from dragoman.text_generator import TextGenerator
+from dragoman.translate import Translator
+from every_kind import TRANSLATORS
+from small_run import Cli
+from tiny_translator import tiny_tokenizer
+
+SOURCE, TARGET = "one two seven", "sept deux un neuf"
+SIZES: dict[str, Any] = {"d_model": 12, "d_ff": 20, "n_heads": 2, "n_layers": 3, "dropout": 0.0}
+PIXELS = np.linspace(0, 1, 36).reshape(6, 6)
+
+
+def loaded(data: dict[str, Any], model: dict[str, Any], vocabulary: Vocabulary | None = None) -> Loaded:
+    """An untrained model, sure enough of what it says to come to an end."""
+    document = {"data": data, "model": model, "search": {"beam": 3, "max_extra": 4}}
+    config: Config = parse_config(document)
+    vocabulary = vocabulary or tiny_tokenizer()
+    network: Network = build_model(config.model, vocabulary.source_size, vocabulary.target_size, seed=5).eval()
+    with torch.no_grad():
+        assert isinstance(network.output, torch.nn.Linear)
+        network.output.weight.mul_(2.0)
+    return network, vocabulary, config
+
+
+@functools.cache
+def translator(kind: str) -> Loaded:
+    return loaded({"train": [{"source": "a", "target": "b"}], "filter": {"max_tokens": 30}}, TRANSLATORS[kind])
+
+
+@functools.cache
+def translated(kind: str) -> Explanation:
+    return explain(translator(kind), SOURCE)
+
+
+def language_model(form: str = "stream") -> Loaded:
+    data = {"kind": "text", "train": ["a"], "form": form, "max_tokens": 30}
+    return loaded(data, {"architecture": "decoder_only", **SIZES})
+
+
+def tagger() -> Loaded:
+    labels = LabelVocabulary(["DT", "NN", "VB", "JJ"], tiny_tokenizer())
+    model = {"architecture": "encoder_only", "tie": "none", **SIZES}
+    return loaded({"kind": "tagged", "train": ["a"], "max_tokens": 30}, model, labels)
+
+
+def classifier(pooling: str = "first") -> Loaded:
+    labels = LabelVocabulary(["good", "bad", "so-so"], tiny_tokenizer())
+    model = {"architecture": "encoder_only", "pooling": pooling, "order": "pre", **SIZES}
+    return loaded({"kind": "labelled", "train": ["a"], "max_tokens": 30}, model, labels)
+
+
+def filler() -> Loaded:
+    data = {"kind": "masked", "train": ["a"], "max_tokens": 30}
+    return loaded(data, {"architecture": "encoder_only", "tie": "all", **SIZES})
+
+
+def seer() -> Loaded:
+    labels = LabelVocabulary([str(digit) for digit in range(5)], patch_numbers=4)
+    model = {"architecture": "vision", "image_size": 6, "patch": 2, "order": "pre", **SIZES}
+    return loaded({"kind": "images", "dataset": "digits"}, model, labels)
+
+
+EVERYTHING: dict[str, Any] = {
+    **{kind: functools.partial(translated, kind) for kind in TRANSLATORS},
+    "forced": lambda: explain(translator("paper"), SOURCE, TARGET),
+    "language model": lambda: explain(language_model(), "one two"),
+    "tagger": lambda: explain(tagger(), "one two seven"),
+    "first": lambda: explain(classifier("first"), "one two seven"),
+    "mean": lambda: explain(classifier("mean"), "one two seven"),
+    "filler": lambda: explain(filler(), f"one {MASK} seven"),
+    "seer": lambda: explain(seer(), PIXELS),
+}
+
+
+def weights_of(packing: dict[str, Any]) -> NDArray[np.float64]:
+    """What a page unpacks: numbers from 0 to 1."""
+    return np.frombuffer(base64.b64decode(packing["data"]), np.uint8).reshape(packing["shape"]) / 255
+
+
+def ids_of(explanation: Explanation) -> tuple[list[int], list[int]]:
+    """Source and target ids by their pieces."""
+    tokenizer = tiny_tokenizer()
+    number = {tokenizer.source_piece(i): i for i in range(tokenizer.source_size)}
+    return [number[p] for p in explanation.sides["source"].pieces], [number[a.piece] for a in explanation.answers]
+
+
+# ------------------------------------------------------------------------------------------------- what it said
+
+
+@pytest.mark.parametrize("kind", TRANSLATORS)
+def test_looking_changes_nothing(kind: str) -> None:
+    network = translator(kind)[0]
+    source, target = ids_of(translated(kind))
+
+    with torch.no_grad():
+        logits = network(torch.tensor([source]), None, torch.tensor([[BOS, *target[:-1]]]))
+
+    log_probs = logits[0].float().log_softmax(-1)
+    told = [answer.log_prob for answer in translated(kind).answers]
+    assert told == log_probs[range(len(target)), target].tolist()  # to the bit
+    for answer, row in zip(translated(kind).answers, log_probs, strict=True):
+        assert answer.alternatives[0][1] == float(row.max().exp())
+        assert answer.rank == 1 + int((row > answer.log_prob).sum())
+    assert not network.training and all(not module._forward_hooks for module in network.modules())
+
+
+@pytest.mark.parametrize("kind", ["paper", "modern", "linear", "lstm bahdanau", "gru", "convolutional"])
+def test_it_explains_what_is_translated_with_its_score(kind: str) -> None:
+    network, tokenizer, config = translator(kind)
+    assert isinstance(network, Model) and tokenizer is tiny_tokenizer()
+    own = Translator(network, tiny_tokenizer(), config.search)
+    found = translated(kind)
+
+    (translation,) = own.translate([SOURCE])
+    (score,) = own.score([SOURCE], [TARGET])
+    forced = explain(translator(kind), SOURCE, TARGET)
+
+    assert found.text == translation.text and found.kind == "translation"
+    if "truncated" not in translation.flags:
+        assert [answer.piece for answer in found.answers] == translation.tokens
+        assert found.log_prob == pytest.approx(translation.log_prob, abs=1e-4)
+    assert [answer.piece for answer in forced.answers] == score.tokens
+    assert [answer.log_prob for answer in forced.answers] == pytest.approx(score.token_log_probs, abs=1e-5)
+    assert forced.text == TARGET and forced.forced and forced.tree is None
+
+
+def test_the_tree_ends_in_the_translation() -> None:
+    tree = translated("paper").tree
+
+    assert tree is not None
+    best = tree["nodes"][tree["best"][0]]
+    assert best["text"] == translated("paper").text
+    assert best["end"] in ("finished", "limit")
+
+
+def test_a_training_network_goes_on_training() -> None:
+    network, vocabulary, config = translator("paper")
+    network.train()
+    try:
+        again = explain((network, vocabulary, config), SOURCE)
+        assert network.training
+    finally:
+        network.eval()
+    assert again.answers == translated("paper").answers
+
+
+# ------------------------------------------------------------------------------------------------- where it looked
+
+
+@pytest.mark.parametrize("kind", EVERYTHING)
+def test_every_row_of_a_map_sums_to_one(kind: str) -> None:
+    explanation = EVERYTHING[kind]()
+
+    for shown in explanation.maps:
+        weights = weights_of(shown["weights"])
+        rows, columns = (len(explanation.sides[shown[name]].pieces) for name in ("rows", "columns"))
+        assert weights.shape == (shown["heads"], rows, columns), shown["name"]
+        if kind != "linear rotary":  # which turns what it divides by, so that its rows are near 1 only
+            np.testing.assert_allclose(weights.sum(-1), 1, atol=columns * 0.5 / 255 + 1e-6)
+    if explanation.kind in ("translation", "continuation"):
+        for shown in explanation.maps:
+            if shown["stack"] == "decoder":
+                assert np.triu(weights_of(shown["weights"]), 1).max() == 0  # nothing looks ahead
+
+
+@pytest.mark.parametrize("kind", ["paper", "shaw", "linear", "lstm luong", "convolutional"])
+def test_maps_hold_the_recorded_weights(kind: str) -> None:
+    network = translator(kind)[0]
+    source, target = ids_of(translated(kind))
+    names = [name for name in tap_names(network) if name.endswith("_attn.weights")]
+
+    with torch.no_grad(), record(network, *names) as seen:
+        network(torch.tensor([source]), None, torch.tensor([[BOS, *target[:-1]]]))
+
+    assert [shown["name"] for shown in translated(kind).maps] == names
+    for shown in translated(kind).maps:
+        np.testing.assert_allclose(weights_of(shown["weights"]), seen.joined(shown["name"])[0], atol=0.5 / 255 + 1e-6)
+        assert shown["shape"] == list(seen.joined(shown["name"]).shape)
+        assert shown["paper"]
+
+
+def test_stacks_and_layers_of_a_transformer() -> None:
+    found = [(shown["stack"], shown["layer"]) for shown in translated("paper").maps]
+
+    assert found == [("encoder", 0), ("encoder", 1)] + [(stack, i) for i in range(3) for stack in ("decoder", "cross")]
+    assert {shown["stack"] for shown in EVERYTHING["seer"]().maps} == {"encoder"}
+    assert {shown["stack"] for shown in EVERYTHING["language model"]().maps} == {"decoder"}
+
+
+def test_more_maps_than_a_page_holds_are_averaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dragoman.inside.quantities._BYTES", 500)
+
+    found = explain(translator("paper"), SOURCE, TARGET)
+
+    assert all(shown["averaged"] and shown["heads"] == 2 for shown in found.maps)
+    assert all(shown["weights"]["shape"][0] == 1 for shown in found.maps)
+
+
+@pytest.mark.parametrize("kind", ["rnn", "gru", "lstm", "lstm bahdanau", "gru luong dot", "convolutional"])
+def test_gates_and_states(kind: str) -> None:
+    network = translator(kind)[0]
+    explanation = translated(kind)
+    source, target = ids_of(explanation)
+
+    assert bool(explanation.maps) == any(word in kind for word in ("bahdanau", "luong", "conv"))
+    assert explanation.states
+    with torch.no_grad(), record(network, "encoder.layers.0.stream", "decoder.layers.1.stream") as seen:
+        network(torch.tensor([source]), None, torch.tensor([[BOS, *target[:-1]]]))
+    for state in explanation.states:
+        assert len(state["mean"]) == len(explanation.sides[state["side"]].pieces) == state["values"]["shape"][1]
+        assert state["paper"], state["name"]
+        values = weights_of(state["values"])
+        assert state["quantity"].endswith("gate") or np.abs(2 * values - 1).max() == pytest.approx(1, abs=0.01)
+    if kind != "convolutional":  # what the two directions hand on, side by side
+        stream = seen.joined("encoder.layers.0.stream")[0]
+        hidden = [s for s in explanation.states if s["name"].startswith("encoder.layers.0.") and s["quantity"] == "hidden"]
+        for state, part in zip(hidden, stream.chunk(len(hidden), dim=1), strict=True):
+            assert state["mean"] == pytest.approx(part.abs().mean(1).tolist(), abs=1e-6)
+            values = (2 * weights_of(state["values"]) - 1) * state["high"]
+            np.testing.assert_allclose(values, part.T, atol=state["high"] / 255)
+
+
+# --------------------------------------------------------------------------------------------- what each layer would say
+
+
+@pytest.mark.parametrize("kind", EVERYTHING)
+def test_the_last_layer_says_what_the_model_says(kind: str) -> None:
+    explanation = EVERYTHING[kind]()
+
+    assert len(explanation.lens) >= 2
+    for said, answer in zip(explanation.lens[-1]["said"], explanation.answers, strict=True):
+        assert said["prob"] == pytest.approx(math.exp(answer.log_prob), rel=1e-5)
+        assert said["rank"] == answer.rank
+        assert [piece for piece, _ in said["top"]] == [piece for piece, _ in answer.alternatives[:3]]
+    first = [said["prob"] for said in explanation.lens[0]["said"]]
+    assert first != pytest.approx([said["prob"] for said in explanation.lens[-1]["said"]], rel=1e-3)
+
+
+# ---------------------------------------------------------------------------------------------------- other kinds
+
+
+def test_a_language_model_goes_on() -> None:
+    network, tokenizer, _ = language_model("lines")
+    assert tokenizer is tiny_tokenizer() and isinstance(network, Model)
+    generator = TextGenerator(network, tiny_tokenizer(), 30, ends=True)  # type: ignore[arg-type]
+    found = explain(language_model("lines"), "one two", beam=1)
+
+    given = tiny_tokenizer().encode_target("one two")[:-1]
+    (continued,) = generator.generate(["one two"], sample=False, beam=1, max_tokens=29 - len(given))
+    assert found.text.startswith("one two") and found.text == continued.text
+    assert [answer.given for answer in found.answers] == [i < len(given) for i in range(len(found.answers))]
+    assert "source" not in found.sides and found.sides["input"].pieces[0] == "<s>"
+
+
+def test_a_given_continuation_has_the_surprise_of_its_text() -> None:
+    network, _, _ = language_model("lines")
+    generator = TextGenerator(network, tiny_tokenizer(), 30, ends=True)  # type: ignore[arg-type]
+
+    found = explain(language_model("lines"), "one two", " six nine")
+
+    assert found.text == "one two six nine" and found.forced
+    assert sum(a.log_prob for a in found.answers) == pytest.approx(
+        generator.surprise("one two six nine").log_prob, abs=1e-4
+    )
+    assert found.answers[-1].piece == "</s>" and found.answers[0].given and not found.answers[-1].given
+    streamed = explain(language_model(), "one two", " six nine")
+    assert len(streamed.answers) == len(found.answers) - 1  # such texts have no end
+    assert explain(language_model(), "").answers
+
+
+def test_tags_are_those_of_the_labeller() -> None:
+    network, vocabulary, config = tagger()
+    assert isinstance(vocabulary, LabelVocabulary)
+    (expected,) = Labeller(network, vocabulary, config).label(["one two seven"])
+
+    found = explain(tagger(), "one two seven")
+    forced = explain(tagger(), "one two seven", "NN VB DT")
+
+    assert [answer.about for answer in found.answers] == ["one", "two", "seven"]
+    assert [answer.piece for answer in found.answers] == list(expected.labels)
+    assert [math.exp(a.log_prob) for a in found.answers] == pytest.approx(list(expected.probabilities), rel=1e-5)
+    assert all(sum(p for _, p in answer.alternatives) == pytest.approx(1, abs=1e-5) for answer in found.answers)
+    assert [answer.piece for answer in forced.answers] == ["NN", "VB", "DT"] and forced.forced
+    assert len(found.sides["source"].words) == 3 + 2
+
+
+@pytest.mark.parametrize("pooling", ["first", "mean"])
+def test_a_class_is_that_of_the_labeller(pooling: str) -> None:
+    network, vocabulary, config = classifier(pooling)
+    assert isinstance(vocabulary, LabelVocabulary)
+    (expected,) = Labeller(network, vocabulary, config).label(["one two seven"])
+
+    found = explain(classifier(pooling), "one two seven")
+
+    assert found.text == expected.label and len(found.answers) == 1
+    assert math.exp(found.answers[0].log_prob) == pytest.approx(expected.probabilities[0], rel=1e-5)
+    assert explain(classifier(pooling), "one two seven", "bad").text == "bad"
+
+
+def test_masks_are_filled() -> None:
+    found = explain(filler(), f"one {MASK} seven")
+
+    assert [answer.about for answer in found.answers] == [MASK]
+    assert found.sides["source"].pieces.count(MASK) == 1
+    assert found.text.startswith("one ") and found.text.endswith(" seven")
+    everywhere = explain(filler(), "one two seven")
+    assert [a.about for a in everywhere.answers] == everywhere.sides["source"].pieces[:-1]
+
+
+def test_an_image_is_labelled_as_by_the_labeller(tmp_path: Path) -> None:
+    network, vocabulary, config = seer()
+    assert isinstance(vocabulary, LabelVocabulary)
+    (expected,) = Labeller(network, vocabulary, config).label(PIXELS[None])
+    np.save(tmp_path / "one.npy", PIXELS)
+    np.savez(tmp_path / "some.npz", images=np.stack([PIXELS * 0, PIXELS]), labels=np.array(["0", "3"]))
+
+    sources = [PIXELS, str(tmp_path / "one.npy"), f"{tmp_path / 'some.npz'}:1"]
+    found = [explain(seer(), source) for source in sources]
+
+    for explanation in found:
+        assert explanation.text == expected.label and explanation.answers == found[0].answers
+        assert len(explanation.sides["source"].pieces) == 1 + 9
+        assert explanation.image is not None and explanation.image["across"] == 3
+        np.testing.assert_allclose(weights_of(explanation.image["pixels"])[..., 0], PIXELS, atol=0.5 / 255 + 1e-6)
+    assert [e.image["label"] for e in found if e.image] == [None, None, "3"]
+
+
+def test_an_image_of_the_digits_has_its_label() -> None:
+    pytest.importorskip("sklearn")
+    labels = LabelVocabulary([str(digit) for digit in range(10)], patch_numbers=4)
+    model = {"architecture": "vision", "image_size": 8, "patch": 2, **SIZES}
+    digits = loaded({"kind": "images", "dataset": "digits"}, model, labels)
+
+    found = explain(digits, 7)
+
+    assert found.image is not None and found.image["label"] in labels.labels
+    assert found.source == "image 7 of the images kept for validation"
+    with pytest.raises(UsageError, match=r"image 9999 .* there are 359, numbered from 0"):
+        explain(digits, "9999")
+
+
+# ----------------------------------------------------------------------------------------------------------- refused
+
+REFUSED: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any], str]] = {
+    "empty": (lambda: translator("paper"), ("  ",), {}, r"the source is empty .*: there is nothing to explain"),
+    "too long": (lambda: translator("paper"), ("one " * 40,), {}, r"a source of \d+ tokens .* takes 30 at once: nothing"),
+    "beam and target": (lambda: translator("paper"), (SOURCE, TARGET), {"beam": 2}, r"beam = 2: with a target"),
+    "no beam": (lambda: translator("paper"), (SOURCE,), {"beam": 0}, r"beam = 0: must be at least 1"),
+    "half a pair": (lambda: translator("paper"), ("a \ud83d",), {}, r"the source holds what is no character"),
+    "long prompt": (language_model, ("one " * 40,), {}, r"a prompt of \d+ tokens .* takes 30 at once"),
+    "nothing at all": (language_model, ("", ""), {}, r"source and target are both empty"),
+    "few tags": (tagger, ("one two", "NN"), {}, r"1 tags for 2 words"),
+    "beam of a tagger": (tagger, ("one two",), {"beam": 2}, r"beam = 2: this model gives labels"),
+    "no words": (tagger, (" ",), {}, r"the source is empty"),
+    "target of a mask": (filler, (MASK, "two"), {}, r"target = 'two': a model of masked words has none"),
+    "no image": (seer, ("cat.png",), {}, r"source = 'cat\.png': no image; accepted: a number .* \.npy"),
+    "no file": (seer, ("nowhere.npy",), {}, r"nowhere\.npy: no such file"),
+    "size": (seer, (np.zeros((4, 6)),), {}, r"an image of 4 x 6 pixels, 1 channels, and the model takes 6 x 6, 1"),
+    "beam of an image": (seer, (PIXELS,), {"beam": 2}, r"beam = 2: this model gives labels"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_explained_is_refused(name: str) -> None:
+    model, arguments, more, message = REFUSED[name]
+
+    with pytest.raises(UsageError, match=message):
+        explain(model(), *arguments, **more)
+
+
+def test_labels_and_images_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"target: the label 'NM' does not occur .*did you mean 'NN'"):
+        explain(tagger(), "one two", "NM VB")
+    (tmp_path / "bad.npy").write_bytes(b"no array")
+    with pytest.raises(DataError, match=r"bad\.npy: cannot be read"):
+        explain(seer(), str(tmp_path / "bad.npy"))
+    np.savez(tmp_path / "some.npz", images=np.stack([PIXELS, PIXELS]), labels=np.array(["0", "3"]))
+    with pytest.raises(UsageError, match=r"some\.npz: 2 images; name one: .*some\.npz:0 \.\.\. .*some\.npz:1"):
+        explain(seer(), str(tmp_path / "some.npz"))
+
+
+# ------------------------------------------------------------------------------------------------------------ the page
+
+
+@pytest.mark.parametrize(
+    ("pieces", "words"),
+    [
+        (["▁twen", "ty", "-", "four", "</s>"], [[0, 1], [2], [3], [4]]),
+        (["▁vier", "und", "zwanzig", "."], [[0, 1, 2], [3]]),
+        (["▁", "a", "▁b"], [[0, 1], [2]]),
+        (["▁我", "是", "学生"], [[0], [1], [2]]),
+        (["<s>", "▁gr", "<0xC3>", "<0xBC>", "n"], [[0], [1, 2, 3, 4]]),
+        (["▁", MASK, "▁x"], [[0], [1], [2]]),
+    ],
+    ids=str,
+)
+def test_pieces_make_words(pieces: list[str], words: list[list[int]]) -> None:
+    assert Side.of(pieces).words == words
+
+
+def test_packing_keeps_two_decimals() -> None:
+    weights = torch.rand(2, 3, 5, generator=torch.Generator().manual_seed(4))
+
+    again = weights_of(packed(weights))
+
+    assert again.shape == (2, 3, 5)
+    np.testing.assert_allclose(again, weights, atol=0.5 / 255 + 1e-6)
+    assert weights_of(packed(torch.tensor([-0.5, 1.5]))).tolist() == [0, 1]
+
+
+def test_the_page_is_one_file_that_asks_for_nothing(tmp_path: Path) -> None:
+    path = write_explanation(tmp_path / "pages" / "explain.html", translated("paper"))
+
+    page = path.read_text(encoding="utf-8")
+    assert page == explanation_page(translated("paper"))
+    assert "%%" not in page.split('<script type="application/json"')[0]
+    assert not re.search(r"""(?:src|href)=["'](?!data:|#)""", page) and "@import" not in page
+    assert "drawWalkthrough" in page and "languageSwitch" in page
+    with pytest.raises(DragomanError, match="cannot be written"):
+        write_explanation(path / "below", translated("paper"))
+
+
+def test_a_long_sentence_through_six_layers_stays_under_five_megabytes() -> None:
+    sizes = {"d_model": 64, "d_ff": 128, "n_heads": 8, "encoder_layers": 6, "decoder_layers": 6}
+    data = {"train": [{"source": "a", "target": "b"}]}
+    many = loaded(data, {"architecture": "transformer", **sizes})
+    count = 60
+    while len(tiny_tokenizer().encode_source("one " * count)) > 60:
+        count -= 1
+
+    found = explain(many, "one " * count, "deux " * count)
+
+    assert len(found.maps) == 18 and all(not shown["averaged"] for shown in found.maps)
+    assert len(explanation_page(found).encode()) < 5_000_000
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: Any) -> None:
+    network, tokenizer, config = translator("paper")
+    folder = tmp_path / "model"
+    save_model(folder, config, tokenizer, unique_tensors(network), {"step": 1, "scores": {}})
+    cli = Cli(monkeypatch, capsysbinary)
+
+    code, out, err = cli("explain", folder, SOURCE, "--target", TARGET, "--out", tmp_path / "page.html")
+    assert (code, out.decode().strip()) == (0, TARGET)
+    assert "page.html" in err and (tmp_path / "page.html").stat().st_size > 10_000
+    code, out, err = cli("explain", folder, "", "--out", tmp_path / "none.html")
+    assert code == 2 and "the source is empty" in err and not (tmp_path / "none.html").exists()
+    named = explain(folder, SOURCE, TARGET)
+    assert named.model["name"] == "model" and named.answers == explain(translator("paper"), SOURCE, TARGET).answers

@@ -1,0 +1,546 @@
+"""The web page: what is watched is what the translator says, and what the server takes, refuses and gives up."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from starlette.testclient import TestClient
+
+import dragoman.cli.serve  # the command registers itself
+from dragoman.data.tokenizer import BOS
+from dragoman.errors import DragomanError, UsageError
+from dragoman.inside.record import record
+from dragoman.models.build import build_model
+from dragoman.models.decoder_only import DecoderOnly
+from dragoman.nn.taps import Tap
+from dragoman.search import SearchSettings
+from dragoman.search.live import search_live
+from dragoman.search.stepper import ModelStepper
+from dragoman.serve.app import HEADERS, MOST_BYTES, MOST_CHARACTERS, Served, create_app, listen, load_served
+from dragoman.serve.live import Event, continue_live, translate_live
+from dragoman.text_generator import TextGenerator
+from dragoman.translate import Translator
+from every_kind import TRANSLATORS, built, model_config
+from small_run import Cli
+from tiny_translator import copying_translator, tiny_tokenizer, tiny_translator
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "model_v1"
+KINDS = (
+    "paper", "multi-query", "shaw", "recurrent positions", "linear", "lstm bahdanau", "gru luong dot", "convolutional",
+)  # fmt: skip
+SEARCHES: dict[str, dict[str, Any]] = {
+    "greedy": {"beam": 1},
+    "beam": {"beam": 3},
+    "drawn": {"sample": True, "temperature": 1.3, "seed": 7},
+}
+
+
+def translator_of(name: str) -> Translator:
+    """An untrained model of a kind of `every_kind`."""
+    tokenizer = tiny_tokenizer()
+    return Translator(built(TRANSLATORS[name], tokenizer.target_size), tokenizer, SearchSettings(max_extra=5), 40)
+
+
+def tiny_generator(**changes: Any) -> TextGenerator:
+    """An untrained language model of 2 layers with 3 heads."""
+    sizes = {"d_model": 12, "d_ff": 20, "n_heads": 3, "n_layers": 2, "dropout": 0.0, **changes}
+    tokenizer = tiny_tokenizer()
+    vocab = tokenizer.target_size
+    model = build_model(model_config({"architecture": "decoder_only", **sizes}), vocab, vocab, seed=4)
+    assert isinstance(model, DecoderOnly)
+    with torch.no_grad():
+        model.output.weight.mul_(3.0)
+    return TextGenerator(model, tokenizer, 30, True)
+
+
+def replayed(events: list[Event]) -> list[Event]:
+    """The tokens that stand on the page when all events have come."""
+    parts: dict[int, list[Event]] = {}
+    for event in events:
+        if event["event"] == "tokens":
+            parts.setdefault(event["part"], [])[event["from"] :] = event["tokens"]
+    return [token for part in sorted(parts) for token in parts[part]]
+
+
+def unpacked(attention: dict[str, Any]) -> Any:
+    """(L, H, S) bytes."""
+    return np.frombuffer(base64.b64decode(attention["data"]), np.uint8).reshape(attention["shape"]).astype(int)
+
+
+def ids_of(tokens: list[Event]) -> list[int]:
+    tokenizer = tiny_tokenizer()
+    pieces = {tokenizer.target_piece(i): i for i in range(tokenizer.target_size)}
+    return [pieces[token["piece"]] for token in tokens]
+
+
+def without_clock(events: list[Event]) -> list[Event]:
+    return [{key: value for key, value in event.items() if key != "seconds"} for event in events]
+
+
+# ------------------------------------------------------------------------------------------------- what is watched
+
+
+@pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
+@pytest.mark.parametrize("text", ["one two three", "seven", "", "nine one one four"])
+def test_the_end_is_what_the_translator_says(text: str, search: dict[str, Any]) -> None:
+    translator = tiny_translator(max_extra=7)
+    (said,) = translator.translate([text], **search)
+
+    events = list(translate_live(translator, text, **search))
+
+    done, tokens = events[-1], replayed(events)
+    assert (done["text"], done["score"], done["log_prob"]) == (said.text, said.score, said.log_prob)
+    assert tuple(done["flags"]) == said.flags
+    if text:
+        assert [token["piece"] for token in tokens] == said.tokens
+        assert [token["log_prob"] for token in tokens] == said.token_log_probs
+        assert [e["source"] for e in events if e["event"] == "part"] == [
+            [tiny_tokenizer().source_piece(i) for i in tiny_tokenizer().encode_source(text)]
+        ]
+    else:
+        assert events[0] == {"event": "start", "parts": 0} and tokens == []
+
+
+@pytest.mark.parametrize("name", [*KINDS, "rnn"])
+@pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
+def test_every_architecture_is_watched_alike(name: str, search: dict[str, Any]) -> None:
+    translator = translator_of(name)
+    (said,) = translator.translate(["four two eight"], **search)
+
+    events = list(translate_live(translator, "four two eight", **search))
+
+    assert (events[-1]["text"], events[-1]["score"]) == (said.text, said.score)
+    assert [token["log_prob"] for token in replayed(events)] == said.token_log_probs
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("beam", [1, 4])
+def test_the_weights_and_alternatives_are_those_of_teacher_forcing(name: str, beam: int) -> None:
+    translator = translator_of(name)
+    tokens = replayed(list(translate_live(translator, "four two eight", beam=beam)))
+    ids = ids_of(tokens)
+    src = torch.tensor([tiny_tokenizer().encode_source("four two eight")])
+
+    with torch.no_grad(), record(translator.model, "*cross_attn.weights") as seen:
+        logits = translator.model(src, None, torch.tensor([[BOS, *ids[:-1]]]))[0]
+    weights = torch.stack([seen.joined(tap)[0] for tap in seen])  # (L, H, T, S)
+
+    best = logits.float().log_softmax(-1).topk(5)
+    for place, token in enumerate(tokens):
+        off = unpacked(token["attention"]) - 255 * weights[:, :, place].clamp(0, 1).numpy()
+        assert token["attention"]["shape"] == [*weights.shape[:2], src.size(1)]
+        assert np.abs(off).max() < 0.51
+        assert [a[1] for a in token["alternatives"]] == pytest.approx(best.values[place].tolist(), abs=1e-5)
+        likeliest = best.indices[place].tolist()
+        assert token["rank"] == (likeliest.index(ids[place]) + 1 if ids[place] in likeliest else None)
+
+
+def test_a_model_without_attention_shows_none() -> None:
+    tokens = replayed(list(translate_live(translator_of("rnn"), "one two")))
+
+    assert tokens and {token["attention"] for token in tokens} == {None}
+
+
+def test_greedy_tokens_come_one_by_one_and_stay() -> None:
+    events = [e for e in translate_live(tiny_translator(max_extra=7), "one two three", beam=1) if e["event"] == "tokens"]
+
+    assert [(e["from"], len(e["tokens"]), e["settled"]) for e in events] == [(i, 1, True) for i in range(len(events))]
+    assert len(events) > 3
+
+
+def test_a_beam_is_settled_at_its_end_only() -> None:
+    texts = ["one two three", "four", "nine eight seven six", "two two"]
+    streams = [
+        [e for e in translate_live(tiny_translator(max_extra=7), text, beam=4) if e["event"] == "tokens"]
+        for text in texts
+    ]
+
+    for events in streams:
+        assert [e["settled"] for e in events] == [False] * (len(events) - 1) + [True]
+    assert any(e["from"] < previous["from"] + len(previous["tokens"]) for s in streams for previous, e in zip(s, s[1:], strict=False))
+
+
+def test_a_long_text_is_told_part_by_part() -> None:
+    translator = tiny_translator(max_source=9)
+    (said,) = translator.translate(["one two. Three four."], batch_tokens=1)
+    (packed,) = translator.translate(["one two. Three four."])
+
+    events = list(translate_live(translator, "one two. Three four."))
+
+    assert events[0]["parts"] == 2 and "split" in events[-1]["flags"]
+    assert (events[-1]["text"], events[-1]["score"]) == (said.text, said.score)
+    assert events[-1]["text"] == packed.text and events[-1]["score"] == pytest.approx(packed.score, abs=1e-5)
+    assert [token["piece"] for token in replayed(events)] == said.tokens
+
+
+@pytest.mark.parametrize("again_no_better", [False, True])
+@pytest.mark.parametrize("beam", [1, 2])
+def test_what_goes_in_circles_is_searched_once_more(
+    beam: int, again_no_better: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if again_no_better:
+        monkeypatch.setattr("dragoman.translate.loops", lambda source, target: True)
+        monkeypatch.setattr("dragoman.serve.live.loops", lambda source, target: True)
+    translator = copying_translator(says="▁six", max_extra=20)
+    (said,) = translator.translate(["one two"], beam=beam)
+
+    events = list(translate_live(translator, "one two", beam=beam))
+
+    assert "again" in [e["event"] for e in events] and "repetition" in said.flags
+    assert (events[-1]["text"], events[-1]["score"], tuple(events[-1]["flags"])) == (said.text, said.score, said.flags)
+    assert [token["piece"] for token in replayed(events)] == said.tokens
+    guarded = [e["event"] for e in translate_live(translator, "one two", beam=beam, no_repeat_ngram=2)]
+    assert "again" not in guarded
+
+
+@pytest.mark.parametrize("search", [{"sample": False}, {"sample": False, "beam": 3}, {"temperature": 0.7, "seed": 5}])
+@pytest.mark.parametrize("prompt", ["one two", ""])
+def test_a_continuation_ends_as_the_generator_says(prompt: str, search: dict[str, Any]) -> None:
+    generator = tiny_generator()
+    (said,) = generator.generate([prompt], max_tokens=6, **search)
+    given = generator.tokenizer.encode_target(prompt)[:-1]
+
+    events = list(continue_live(generator, prompt, max_tokens=6, **search))
+
+    done, tokens = events[-1], replayed(events)
+    assert (done["text"], done["log_prob"], "truncated" in done["flags"]) == (said.text, said.log_prob, not said.ended)
+    assert [token["given"] for token in tokens[: len(given) + 1]] == [True] * len(given) + [False]
+    ids = ids_of(tokens)
+    assert ids[: len(given)] == given
+    with torch.no_grad(), record(generator.model, "*self_attn.weights") as seen:
+        generator.model(torch.zeros(1, 0, dtype=torch.long), None, torch.tensor([[BOS, *ids[:-1]]]))
+    weights = torch.stack([seen.joined(tap)[0] for tap in seen])  # (L, H, T, T)
+    for place, token in enumerate(tokens):
+        off = unpacked(token["attention"]) - 255 * weights[:, :, place, : place + 1].numpy()
+        assert token["attention"]["shape"] == [2, 3, place + 1]
+        assert np.abs(off).max() < 0.51
+
+
+def test_linear_self_attention_has_no_weights_to_show() -> None:
+    generator = tiny_generator(attention={"kind": "linear"})
+
+    assert {token["attention"] for token in replayed(list(continue_live(generator, "one", max_tokens=3)))} == {None}
+    assert Served(generator, "decoder_only").describe()["attention"] is None
+
+
+def test_two_texts_are_written_in_turn_by_one_model() -> None:
+    translator = tiny_translator(max_extra=7)
+    asked = [("one two three", {"beam": 3}), ("four five", {"beam": 1})]
+    alone = [without_clock(list(translate_live(translator, text, **search))) for text, search in asked]
+    streams = [translate_live(translator, text, **search) for text, search in asked]
+
+    together: list[list[Event]] = [[], []]
+    for _ in range(60):
+        for stream, events in zip(streams, together, strict=True):
+            events += [event for event in [next(stream, None)] if event]
+
+    assert [without_clock(events) for events in together] == alone
+
+
+def test_nothing_is_left_behind_between_two_steps() -> None:
+    translator = tiny_translator()
+    stream = translate_live(translator, "one two three", beam=2)
+
+    for event in stream:
+        assert torch.is_grad_enabled()
+        assert not [tap for tap in translator.model.modules() if isinstance(tap, Tap) and tap.active], event
+
+
+def test_only_one_hypothesis_can_be_watched() -> None:
+    with pytest.raises(UsageError, match="nbest = 2: one hypothesis"):
+        search_live(ModelStepper(tiny_translator().model), torch.tensor([[5, 3]]), SearchSettings(nbest=2))
+    with pytest.raises(UsageError, match="max_tokens = 0"):
+        next(continue_live(tiny_generator(), "one", max_tokens=0))
+
+
+# ------------------------------------------------------------------------------------------------------ the server
+
+
+@pytest.fixture
+def client() -> TestClient:
+    models = {
+        "tiny": Served(tiny_translator(), "transformer", ("en", "fr")),
+        "play": Served(tiny_generator(), "decoder_only"),
+    }
+    return TestClient(create_app(models))
+
+
+def streamed(client: TestClient, **ask: Any) -> list[Event]:
+    response = client.post("/translate/stream", json=ask)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(line) for line in response.text.splitlines()]
+
+
+def test_the_page_and_all_it_is_made_of(client: TestClient) -> None:
+    page = client.get("/")
+
+    named = re.findall(r'(?:src|href)="(web/[^"]+)"', page.text)
+    types = {name: client.get(f"/{name}").headers["content-type"].split(";")[0] for name in named}
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert set(types.values()) == {"text/css", "text/javascript"} and len(types) >= 8
+    assert re.findall(r"<script(?![^>]* src=)|<style| style=| on\w+=", page.text) == []
+    assert page.text.count('lang="en"') - 1 == page.text.count('lang="zh"') > 5
+    assert "%%" not in page.text and "{{" not in page.text
+
+
+@pytest.mark.parametrize("path", ["/", "/models", "/web/serve.js", "/nowhere"])
+def test_every_answer_carries_the_strict_headers(client: TestClient, path: str) -> None:
+    response = client.get(path)
+
+    assert {name: response.headers[name] for name in HEADERS} == HEADERS
+    policy = response.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
+
+
+@pytest.mark.parametrize("path", ["/web/report.html", "/web/..%2f__init__.py", "/docs", "/openapi.json"])
+def test_nothing_else_is_handed_out(client: TestClient, path: str) -> None:
+    response = client.get(path)
+
+    assert response.status_code == 404
+    assert response.json()["error"][0]["accepted"] == "GET /, GET /models, POST /translate/stream"
+
+
+def test_names_of_models_are_no_structure() -> None:
+    page = TestClient(create_app({"<b>&x": Served(tiny_translator(), "transformer")})).get("/").text
+
+    assert "<option>&lt;b&gt;&amp;x</option>" in page and "<b>&x" not in page
+
+
+def test_what_the_page_is_told_of_the_models(client: TestClient) -> None:
+    known = client.get("/models").json()
+
+    tiny, play = known["models"]
+    assert tiny["name"] == "tiny" and tiny["languages"] == ["en", "fr"] and tiny["beam"] == 3 and tiny["longest"] == 40
+    assert tiny["attention"] == {"over": "source", "layers": 2, "heads": 2}
+    assert play["attention"] == {"over": "before", "layers": 2, "heads": 3} and play["writes"] == "continuation"
+    assert play["parameters"] == sum(p.numel() for p in tiny_generator().model.parameters())
+    assert known["limits"]["characters"] == MOST_CHARACTERS
+    assert Served(translator_of("rnn"), "rnn").describe()["attention"] is None
+
+
+def test_the_stream_is_the_translation(client: TestClient) -> None:
+    translator = tiny_translator()
+    (said,) = translator.translate(["one two three"], beam=2)
+    (drawn,) = translator.translate(["one two three"], sample=True, temperature=0.9, seed=3)
+
+    events = streamed(client, model="tiny", text="one two three", beam=2)
+    other = streamed(client, model="tiny", text="one two three", temperature=0.9, seed=3)
+
+    assert (events[-1]["text"], events[-1]["score"]) == (said.text, said.score)
+    assert (other[-1]["text"], other[-1]["score"]) == (drawn.text, drawn.score)
+    assert without_clock(events) == without_clock(list(translate_live(translator, "one two three", beam=2)))
+
+
+def test_the_stream_is_the_continuation(client: TestClient) -> None:
+    (said,) = tiny_generator().generate(["one two"], sample=False, beam=1)
+
+    events = streamed(client, model="play", text="one two", beam=1)
+
+    assert (events[-1]["text"], events[-1]["log_prob"], events[-1]["score"]) == (said.text, said.log_prob, None)
+
+
+@pytest.mark.parametrize(
+    ("ask", "problems"),
+    [
+        ({"model": "tiny"}, [("text is missing", "body.text", "a text of at most 5,000 characters")]),
+        (
+            {"text": "x" * 5001, "model": "tiny"},
+            [("the text has 5,001 characters", "body.text", "a text of at most 5,000 characters")],
+        ),
+        (
+            {"text": "one", "model": "tinny"},
+            [("model = 'tinny': no such model here (did you mean 'tiny'?)", "body.model", "one of: tiny, play")],
+        ),
+        (
+            {"text": 5, "model": "tiny", "beam": 99, "temperature": -1, "sead": 1},
+            [
+                ("text = 5", "body.text", "a text of at most 5,000 characters"),
+                ("beam = 99", "body.beam", "a whole number from 1 (greedy) to 16"),
+                ("temperature = -1", "body.temperature", "a number from 0 (nothing is drawn) to 2"),
+                ("no such setting: 'sead' (did you mean 'seed'?)", "body.sead", "text, model, beam, temperature, seed"),
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_wrong_requests_are_told_everything_at_once(
+    client: TestClient, ask: dict[str, Any], problems: list[tuple[str, str, str]]
+) -> None:
+    response = client.post("/translate/stream", json=ask)
+
+    assert response.status_code == 422
+    assert [(p["what"], p["where"], p["accepted"]) for p in response.json()["error"]] == problems
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "status", "told"),
+    [
+        (b"{", "application/json", 422, "the body is no request"),
+        (b"[1]", "application/json", 422, "the body is no request"),
+        (b'{"text": "one", "model": "tiny"}', "text/plain", 415, "content of type text/plain"),
+        (b" " * (MOST_BYTES + 1), "application/json", 413, "the request is too large"),
+    ],
+)
+def test_what_is_no_request_is_refused(client: TestClient, body: bytes, kind: str, status: int, told: str) -> None:
+    response = client.post("/translate/stream", content=body, headers={"content-type": kind})
+
+    assert response.status_code == status
+    (problem,) = response.json()["error"]
+    assert told in problem["what"] and problem["where"] and problem["accepted"]
+
+
+def test_the_longest_text_fits_into_a_request() -> None:
+    longest = {"text": "😀" * MOST_CHARACTERS, "model": "m" * 100, "beam": 16, "temperature": 1.25, "seed": 4294967295}
+
+    assert len(json.dumps(longest)) <= MOST_BYTES
+
+
+@pytest.mark.parametrize(("damage", "told"), [(DragomanError("worn out"), "worn out"), (KeyError("x"), "please report it")])
+def test_an_error_in_the_middle_is_told_in_the_stream(
+    damage: Exception, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = Served(tiny_translator(), "transformer")
+    app = create_app({"tiny": served})
+    whole, steps = served.model.model.decode_hidden, []
+
+    def breaks(tokens: Any, state: Any) -> Any:
+        steps.append(state.length)
+        if state.length == 2:
+            raise damage
+        return whole(tokens, state)
+
+    monkeypatch.setattr(served.model.model, "decode_hidden", breaks)
+    events = streamed(TestClient(app), model="tiny", text="one two", beam=1)
+
+    assert [e["event"] for e in events] == ["start", "part", "tokens", "tokens", "error"]
+    assert told in events[-1]["error"][0]["what"] and steps == [0, 1, 2]
+
+
+@pytest.mark.parametrize("version", ["2.3", "2.4"])
+def test_the_model_stops_when_nobody_listens(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Served(copying_translator(says="▁six", max_extra=500), "copy")
+    app, model = create_app({"copy": served}), served.model.model
+    whole, steps, sent = model.decode_hidden, [], []
+
+    def counted(tokens: Any, state: Any) -> Any:
+        steps.append(state.length)
+        return whole(tokens, state)
+
+    monkeypatch.setattr(model, "decode_hidden", counted)
+
+    async def visit() -> None:
+        gone = asyncio.Event()
+        body = [json.dumps({"model": "copy", "text": "one", "beam": 1}).encode()]
+
+        async def receive() -> dict[str, Any]:
+            if body:
+                return {"type": "http.request", "body": body.pop(), "more_body": False}
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+            if len(sent) == 8:
+                gone.set()
+
+        headers = [(b"content-type", b"application/json")]
+        scope = {
+            "type": "http", "asgi": {"version": "3.0", "spec_version": version}, "method": "POST", "headers": headers,
+            "path": "/translate/stream", "raw_path": b"/translate/stream", "query_string": b"", "http_version": "1.1",
+            "scheme": "http", "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 9), "root_path": "",
+        }  # fmt: skip
+        await app(scope, receive, send)
+
+    asyncio.run(visit())
+
+    assert 4 <= len(steps) < 15
+    assert served.lock.acquire(blocking=False)
+
+
+def test_an_application_needs_a_model() -> None:
+    with pytest.raises(UsageError, match="no models to serve"):
+        create_app({})
+
+
+# ---------------------------------------------------------------------------------------------- the command's side
+
+
+def test_models_go_by_the_shortest_names_that_differ(tmp_path: Path) -> None:
+    for name in ("a/best", "b/best"):
+        shutil.copytree(GOLDEN, tmp_path / name)
+
+    assert list(load_served([tmp_path / "a" / "best"])) == ["best"]
+    two = load_served([str(tmp_path / "a" / "best"), tmp_path / "b" / "best"])
+    assert list(two) == ["a/best", "b/best"]
+    assert isinstance(two["b/best"].model, Translator) and two["b/best"].architecture == "transformer"
+    with pytest.raises(UsageError, match="named twice"):
+        load_served([tmp_path / "a" / "best", tmp_path / "b" / ".." / "a" / "best"])
+
+
+def test_a_model_that_writes_no_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = SimpleNamespace(data=SimpleNamespace(kind="tagged"), model=SimpleNamespace(architecture="encoder_only"))
+    monkeypatch.setattr("dragoman.serve.app.read_config", lambda path: config)
+
+    with pytest.raises(UsageError, match=r"writes no text.*dragoman label"):
+        Served.load("runs/tags")
+
+
+def test_a_port_that_is_taken_and_a_host_that_is_not_here() -> None:
+    with listen("127.0.0.1", 0) as door:
+        port = door.getsockname()[1]
+        with pytest.raises(DragomanError, match=rf"127.0.0.1:{port} cannot be had .*--port"):
+            listen("127.0.0.1", port)
+    with pytest.raises(UsageError, match=r"--host 1.2.3.4.5: no such address.*0\.0\.0\.0"):
+        listen("1.2.3.4.5", 8000)
+
+
+def test_the_command_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsysbinary: Any) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "dragoman.serve.app")
+
+    code, _, err = Cli(monkeypatch, capsysbinary)("serve", GOLDEN)
+
+    assert code == 2 and "needs uvicorn" in err and "pip install 'dragoman[serve]'" in err
+
+
+@pytest.mark.parametrize(("arguments", "code", "told"), [(["nowhere"], 1, "nowhere: no such folder"), ([], 2, "MODELS")])
+def test_the_command_refuses_what_is_no_model(
+    arguments: list[str], code: int, told: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: Any
+) -> None:
+    got, _, err = Cli(monkeypatch, capsysbinary)("serve", *arguments, "--port", "0")
+
+    assert got == code and told in err
+
+
+def test_a_visit_from_start_to_ctrl_c() -> None:
+    code = "import dragoman.cli.serve, dragoman.cli; dragoman.cli.main()"
+    command = [sys.executable, "-c", code, "serve", str(GOLDEN), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        address = server.stderr.readline().split()[0]
+        with urllib.request.urlopen(f"{address}/models", timeout=20) as answer:
+            (model,) = json.load(answer)["models"]
+        server.send_signal(signal.SIGINT)
+        said = server.stderr.read()
+
+    assert model["name"] == "model_v1" and model["writes"] == "translation"
+    assert (server.returncode, said) == (0, "")
+    host, port = address.removeprefix("http://").split(":")
+    with socket.socket() as visitor:
+        assert visitor.connect_ex((host, int(port))) != 0
+

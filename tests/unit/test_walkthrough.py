@@ -1,0 +1,277 @@
+"""The walk-through: every architecture, every number as recorded, nothing left changed, small enough for a page."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dragoman.data.tokenizer import BOS, PAD
+from dragoman.errors import UsageError
+from dragoman.inside.record import Recording, record, tap_names
+from dragoman.inside.tiny_preset import TINY_MATRICES, TINY_PAIR, tiny_model, tiny_walkthrough
+from dragoman.inside.walkthrough import Labels, walkthrough
+from dragoman.models.build import build_model
+from dragoman.models.seq2seq import Network
+from dragoman.page import embedded_json
+from dragoman.training.loss import TokenLoss
+from every_kind import TRANSLATORS, built, model_config
+from small_networks import SIZES, VARIANTS, shaken
+
+VOCAB, MOST = 11, 6
+SRC, TGT_IN, TARGETS = [4, 7, 5, 9, 6], [BOS, 8, 5, 10], [8, 5, 10, 3]
+
+
+def labels(source: int, target_in: list[int], targets: list[int]) -> Labels:
+    return Labels([f"s{i}" for i in range(source)], [f"t{i}" for i in target_in], [f"y{i}" for i in targets], str)
+
+
+def network_of(kind: str) -> tuple[Network, tuple[Tensor, Tensor | None, Tensor, Tensor], Labels]:
+    """A small network, what it is given (src, src_mask, tgt_in, targets), and the words beside it."""
+    family, _, name = kind.partition(": ")
+    tgt_in, targets = torch.tensor([TGT_IN]), torch.tensor([TARGETS])
+    if family == "translator":
+        return built(TRANSLATORS[name], VOCAB), (torch.tensor([SRC]), None, tgt_in, targets), labels(5, TGT_IN, TARGETS)
+    if family == "decoder only":
+        document = {"architecture": "decoder_only", **SIZES, **VARIANTS[name]}
+        network = shaken(build_model(model_config(document), VOCAB, VOCAB))
+        return network, (torch.zeros(1, 0, dtype=torch.long), None, tgt_in, targets), labels(0, TGT_IN, TARGETS)
+    if family == "encoder only":
+        document = {"architecture": "encoder_only", **SIZES, **VARIANTS[name]}
+        network, tags = shaken(build_model(model_config(document), VOCAB, 7)), [4, 5, 6, 4, 5]
+        return network, (torch.tensor([SRC]), None, torch.zeros(1, 5, dtype=torch.long), torch.tensor([tags])), labels(
+            5, [], tags
+        )
+    document = {"architecture": "vision", **SIZES, "image_size": 4, "patch": 2}
+    network = shaken(build_model(model_config(document), 4, 7))
+    src, one = torch.rand(1, 4, 4, dtype=torch.float64), torch.tensor([[5]])
+    return network, (src, None, torch.zeros_like(one), one), labels(4, [], [5])
+
+
+KINDS = [
+    *(f"translator: {name}" for name in TRANSLATORS),
+    *(f"{family} only: {name}" for family in ("decoder", "encoder") for name in VARIANTS),
+    "vision",
+]
+
+
+def recorded(network: Network, given: tuple[Tensor, Tensor | None, Tensor, Tensor], smoothing: float) -> Recording:
+    src, mask, tgt_in, targets = given
+    with record(network, "*", gradients=True) as seen:
+        network(src, mask, tgt_in, TokenLoss(targets, smoothing)).smoothed.backward()
+    network.zero_grad()
+    return seen
+
+
+def numbers(shown: dict[str, Any]) -> Tensor:
+    values = [[{"−∞": -torch.inf}.get(x, x) if isinstance(x, str) else x for x in row] for row in shown["values"]]
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def part_of(tensor: Tensor, shown: dict[str, Any]) -> Tensor:
+    """The part of a recorded tensor that an entry shows."""
+    tensor = tensor.detach()[0]
+    if "head" in shown:
+        tensor = tensor[shown["head"]]
+    if shown["axes"][-1] == "word":
+        return tensor[: len(shown["rows"]), [int(word) for word in shown["columns"]]]
+    want = numbers(shown)
+    tensor = tensor.reshape(want.shape) if tensor.dim() == 1 and tensor.numel() == want.numel() else tensor
+    tensor = tensor[None] if tensor.dim() == 1 and want.size(0) == 1 else tensor
+    tensor = tensor[:, None] if tensor.dim() == 1 else tensor
+    return tensor[: want.size(0), : want.size(1)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_number_is_what_the_model_computed(kind: str) -> None:
+    network, given, words = network_of(kind)
+    before = {name: x.clone() for name, x in network.state_dict().items()}
+    network.train()
+    story = walkthrough(network, *given, words, smoothing=0.1, learning_rate=0.02, most=MOST)
+    assert network.training and all(p.grad is None for p in network.parameters())
+    assert all(torch.equal(before[name], x) for name, x in network.state_dict().items())
+    network.eval()
+    seen = recorded(network, given, 0.1)
+    names = {"value": set[str](), "gradient": set[str]()}
+    for step in story["steps"]:
+        assert step["box"]["en"] and step["box"]["zh"] and step["title"]["en"] and step["title"]["zh"], step["id"]
+        for shown in step["tensors"]:
+            if shown["name"] not in seen:
+                continue
+            names[shown["kind"]].add(shown["name"])
+            whole = seen.joined(shown["name"]) if shown["kind"] == "value" else seen.gradient(shown["name"])
+            assert shown["shape"] == list(whole.shape) and len(shown["axes"]) == whole.dim()
+            want = part_of(whole, shown)
+            torch.testing.assert_close(numbers(shown), want, rtol=1e-5, atol=1e-9, msg=f"{step['id']} {shown['name']}")
+            assert len(shown["rows"]) == want.size(0) and len(shown["columns"]) == want.size(1)
+    json.dumps(story, allow_nan=False)
+    # What a layer hands on is its last norm or sum again; a mask that masks nothing is not shown.
+    blocks = not any(name.endswith((".cell.hidden", ".conv.hidden")) for name in seen)
+    assert set(seen) - names["value"] <= {name for name in seen if blocks and name.endswith((".stream", ".masked"))}
+    without = (".stream", ".masked", ".probs") if blocks else (".probs",)
+    assert {name for name in seen if not name.endswith(without)} == names["gradient"]
+
+
+@pytest.mark.parametrize("kind", ["translator: paper", "translator: lstm bahdanau", "decoder only: llama", "vision"])
+def test_positions_add_up_and_the_update_is_made(kind: str) -> None:
+    network, given, words = network_of(kind)
+    story = walkthrough(network, *given, words, learning_rate=0.02, most=MOST)
+    name, row, column = story["parameter"]
+    parameter = dict(network.named_parameters(remove_duplicate=False))[name]
+    *shares, whole = (numbers(shown) for shown in steps_of(story, "sum over positions"))
+    assert len(shares) == given[3].size(1)
+    torch.testing.assert_close(torch.stack(shares).sum(0), whole, rtol=1e-5, atol=1e-9)
+    old, gradient, new = (numbers(shown) for shown in steps_of(story, "update"))
+    torch.testing.assert_close(old - 0.02 * gradient, new, rtol=1e-5, atol=1e-9)
+    network(*given[:3], TokenLoss(given[3], 0.0)).smoothed.backward()
+    assert parameter.grad is not None
+    mark = steps_of(story, "update")[1]["mark"]
+    assert float(gradient[mark[0], mark[1]]) == pytest.approx(float(parameter.grad[row, column]), rel=1e-5)
+    torch.optim.SGD(network.parameters(), lr=0.02).step()
+    with torch.no_grad():
+        after = float(network(*given[:3], TokenLoss(given[3], 0.0)).smoothed)
+    assert story["loss_after"] == pytest.approx(after, rel=1e-6)
+
+
+def steps_of(story: dict[str, Any], identity: str) -> list[dict[str, Any]]:
+    """The tensors of a step."""
+    (step,) = [step for step in story["steps"] if step["id"] == identity]
+    return list(step["tensors"])
+
+
+def test_the_loss_is_the_trainers_and_padding_does_not_count() -> None:
+    network, (src, mask, tgt_in, targets), words = network_of("translator: paper")
+    targets = targets.clone()
+    targets[0, 3] = PAD
+    story = walkthrough(network, src, mask, tgt_in, targets, words, smoothing=0.1)
+    with torch.no_grad():
+        loss = network(src, mask, tgt_in, TokenLoss(targets, 0.1)).smoothed
+    assert story["loss"] == pytest.approx(float(loss), rel=1e-9)
+    _, each, whole = steps_of(story, "loss")
+    assert each["rows"] == ["y8", "y5", "y10"]
+    assert float(numbers(each).sum()) == pytest.approx(float(numbers(whole)), rel=1e-9)
+
+
+def test_the_order_is_that_of_the_paper() -> None:
+    story = tiny_walkthrough()
+    forward = [step["id"] for step in story["steps"] if step["part"] == "forward"]
+    first = [name.removeprefix("encoder.layers.0.") for name in forward if name.startswith("encoder.layers.0.")]
+    assert first == [
+        "self_attn.queries", "self_attn.scores", "self_attn.weights", "self_attn.heads", "around_self_attn.update",
+        "around_self_attn.residual", "around_self_attn.norm.normed", "ffn.before", "ffn.hidden", "around_ffn.update",
+        "around_ffn.residual", "around_ffn.norm.normed",
+    ]  # fmt: skip
+    assert forward[0] == "src" and forward[-3:] == ["output.logits", "output.probs", "loss"]
+    assert "decoder.layers.1.self_attn.masked" in forward and "decoder.layers.1.cross_attn.masked" not in forward
+    backward = [step["id"] for step in story["steps"] if step["part"] == "backward"]
+    assert backward[0] == "output.logits.gradient" and backward[-1] == "sum over positions"
+    assert backward[-2] == "encoder.embedded.gradient"
+    assert [step["id"] for step in story["steps"] if step["part"] == "update"] == ["update", "loss after"]
+
+
+def test_a_pre_norm_model_normalises_first() -> None:
+    network, given, words = network_of("translator: pre-norm")
+    ids = [step["id"] for step in walkthrough(network, *given, words)["steps"]]
+    layer = [name for name in ids if name.startswith("encoder.layers.1.") and not name.endswith("gradient")]
+    assert layer[0].endswith("around_self_attn.norm.normed") and layer[-1].endswith("around_ffn.residual")
+    assert "decoder.final_norm.normed" in ids
+
+
+def test_words_stand_beside_their_numbers() -> None:
+    story = tiny_walkthrough()
+    shown = {step["id"]: step["tensors"] for step in story["steps"]}
+    cross = shown["decoder.layers.0.cross_attn.weights"][0]
+    assert cross["rows"] == ["<s>", "我"] and cross["columns"] == ["I", "am"]
+    assert shown["decoder.layers.0.self_attn.masked"][0]["values"][0][1] == "−∞"
+    assert shown["output.probs"][0]["rows"] == ["我", "是"] and shown["output.probs"][0]["columns"][4:6] == ["I", "am"]
+    assert "shown" not in cross and "head" in cross
+    assert [tensor["symbol"] for tensor in shown["encoder.layers.0.self_attn.queries"]] == [
+        "W_Q", "W_K", "W_V", "b_Q", "b_K", "b_V", "Q", "K", "V",
+    ]  # fmt: skip
+    assert shown["encoder.layers.0.self_attn.queries"][0]["values"] == TINY_MATRICES["encoder.layers.0.self_attn.q"]
+
+
+def test_a_network_that_reads_backwards_is_labelled_backwards() -> None:
+    network, given, words = network_of("translator: lstm bahdanau")
+    steps = walkthrough(network, *given, words)["steps"]
+    back = next(step for step in steps if step["id"].startswith("encoder.layers.0.back."))
+    assert back["tensors"][0]["rows"] == ["s4", "s3", "s2", "s1", "s0"]
+    order = [step["id"] for step in steps if step["part"] == "forward"]
+    attention, cell = (next(i for i, name in enumerate(order) if part in name) for part in ("cross_attn", "0.cell"))
+    assert attention < cell
+
+
+def test_a_long_sentence_through_a_large_model_stays_small() -> None:
+    document = {"architecture": "transformer", "d_model": 512, "d_ff": 64, "n_heads": 8, "dropout": 0.0}
+    network, words = build_model(model_config(document), 300, 300), [f"▁Wort{i}" for i in range(60)]
+    ids = torch.arange(4, 64)[None]
+    beside = Labels(words, words, words, lambda word: f"▁Wort{word}")
+    story = walkthrough(network, ids, None, ids, ids + 60, beside)
+    size = len(embedded_json(story).encode("utf-8"))
+    assert 1_000_000 < size < 2_500_000
+    (queries, *_) = [x for x in steps_of(story, "decoder.layers.3.self_attn.queries") if x["symbol"] == "Q"]
+    assert queries["shape"] == [1, 8, 60, 64]
+    positions = len(queries["rows"])
+    assert positions >= 4
+    assert queries["shown"]["en"] == f"{positions} of 60 positions, 8 of 64 features"
+    assert "60 个位置中的" in queries["shown"]["zh"]
+    heads = [x["head"] for x in steps_of(story, "encoder.layers.5.self_attn.weights")]
+    assert heads == list(range(8))
+    (logits,) = [x for x in steps_of(story, "output.logits") if x["symbol"] == "logits"]
+    assert logits["columns"][:2] == ["▁Wort64", "▁Wort65"] and "8 of 300 words" in logits["shown"]["en"]
+    assert len(steps_of(story, "sum over positions")) == 5
+
+
+def test_a_reader_enters_his_own_matrices() -> None:
+    own = [[1, 0, 1, 0], [0, 1, 0, 1], [1, 0, 2, 0], [0, 1, 0, 2]]
+    model = tiny_model({"encoder.layers.0.self_attn.q": own, "output": [[0.5] * 8] * 4}, heads=2)
+    qkv = model.get_parameter("encoder.layers.0.self_attn.qkv.weight").detach()
+    assert qkv[:4].T.tolist() == own and qkv[4:8].T.tolist() == TINY_MATRICES["encoder.layers.0.self_attn.k"]
+    story = tiny_walkthrough({"encoder.layers.0.self_attn.q": own}, heads=2)
+    assert len([x for x in steps_of(story, "encoder.layers.0.self_attn.weights")]) == 2
+    assert story["parameter"] == ["decoder.layers.0.cross_attn.kv.weight", 4, 0]
+
+
+def test_the_preset_is_fit_for_a_reader() -> None:
+    """No softmax is saturated, no number is large, and the update lowers the loss."""
+    model = tiny_model()
+    with torch.no_grad(), record(model, "*") as seen:
+        model(TINY_PAIR.src, None, TINY_PAIR.tgt_in)
+    assert sorted(seen) == sorted(tap_names(model))
+    for name, (value, *_) in seen.items():
+        finite = value[value.isfinite()]
+        assert float(finite.abs().max()) < 12, name
+        if name.endswith(".weights") and "decoder.layers.0.self_attn" not in name:
+            assert float(value.max(-1).values.min()) < 0.98, (name, value)
+    story = tiny_walkthrough(learning_rate=0.1)
+    assert story["loss_after"] < story["loss"]
+
+
+def test_wrong_matrices_are_named_all_at_once() -> None:
+    wrong = {"encoder.layers.0.selfattn.q": [[1]], "output": [[1, 2]], "encoder.layers.0.ffn.gamma": [1, 2, 3, None]}
+    with pytest.raises(UsageError) as caught:
+        tiny_model({**wrong, "decoder.embedding": [[float("nan")] * 4] * 8}, heads=3)
+    message = str(caught.value)
+    for part in ("heads = 3", "did you mean 'encoder.layers.0.self_attn.q'", "(1, 2)", "(4, 8)", "ffn.gamma", "nan"):
+        assert part in message, part
+
+
+def test_wrong_use_is_told_all_at_once() -> None:
+    network, (src, _, tgt_in, targets), words = network_of("translator: paper")
+    few = Labels(words.source[:2], words.target_in, words.targets, str)
+    with pytest.raises(UsageError) as caught:
+        walkthrough(
+            network, src, None, tgt_in, torch.zeros_like(targets), few,
+            smoothing=1.0, learning_rate=0.0, parameter=("output.wieght", 0, 0), most=0,
+        )  # fmt: skip
+    message = str(caught.value)
+    for part in ("2 words for the 5 positions", "padding", "smoothing = 1.0", "learning_rate = 0.0", "most = 0"):
+        assert part in message, part
+    assert "did you mean 'output.weight'" in message
+    with pytest.raises(UsageError, match=r"rows 0 to 10 and columns 0 to 11"):
+        walkthrough(network, src, None, tgt_in, targets, words, parameter=("output.weight", 11, 0))
+    with pytest.raises(UsageError, match=r"src of shape \(2, 5\)"):
+        walkthrough(network, src.expand(2, -1), None, tgt_in, targets, words)

@@ -3,7 +3,7 @@
     python bench/record.py [threads]
 
 A Transformer of 3 + 3 layers, width 192, 6 heads (that of the README) and a recurrent network with Bahdanau attention;
-a padded batch of 32 sentences of about 20 tokens.  Medians of 15 interleaved rounds in milliseconds, and their ratio to
+a padded batch of 16 sentences of about 20 tokens.  Medians of 9 interleaved rounds in milliseconds, and their ratio to
 a run without recording.  The bar: at most 1.3 with one tap.  The last lines are the price of a tap that nobody looks
 at: nanoseconds a call, calls a decoding, and percent of that decoding.
 """
@@ -28,7 +28,7 @@ from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
 from dragoman.nn.taps import Tap
 
-SENTENCES, LONGEST, VOCABULARY, ROUNDS, BAR = 32, 24, 8000, 15, 1.3
+SENTENCES, LONGEST, VOCABULARY, ROUNDS, BAR = 16, 24, 8000, 9, 1.3
 SIZES = {"d_model": 192, "encoder_layers": 3, "decoder_layers": 3, "dropout": 0.0}
 MODELS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "Transformer": (

@@ -51,7 +51,8 @@ class Browser:
         options.binary_location = next(path for name in _CHROMIUM if (path := shutil.which(name)))
         for argument in (
             "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-extensions",
-            "--no-first-run", "--disable-background-networking", "--force-color-profile=srgb", f"--user-data-dir={profile}",
+            "--no-first-run", "--disable-background-networking", "--hide-scrollbars", "--force-color-profile=srgb",
+            f"--user-data-dir={profile}",
         ):  # fmt: skip
             options.add_argument(argument)
         options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
@@ -92,7 +93,8 @@ class Page:
         """Open a file or an address; milliseconds from the first byte to two frames after all was drawn."""
         self.driver.get(place.as_uri() if isinstance(place, Path) else place)
         drawn = self.driver.execute_async_script(
-            "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now())));"
+            "const done = () => arguments[0](performance.now());"
+            "requestAnimationFrame(() => requestAnimationFrame(done));"
         )
         self.driver.execute_script(_SCRIPT)
         return float(drawn)
@@ -162,8 +164,9 @@ class Page:
 
     def errors(self) -> list[str]:
         """What the console complained of since the page was opened, exceptions included."""
-        entries = self.driver.get_log("browser")
-        self.problems += [f"console: {entry['message']}" for entry in entries if entry["level"] in ("SEVERE", "WARNING")]
+        for entry in self.driver.get_log("browser"):
+            if entry["level"] in ("SEVERE", "WARNING"):
+                self.problems.append(f"console: {entry['message']}")
         return self.problems
 
     def too_wide(self) -> list[str]:

@@ -6,6 +6,7 @@ With $DRAGOMAN_SCREENSHOTS naming a folder, every test leaves there how its page
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,4 +40,5 @@ def page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
         for width, height in (PHONE, DESKTOP) if folder else ():
             page.size(width, height)
             Path(str(folder)).mkdir(parents=True, exist_ok=True)
-            page.screenshot(Path(str(folder), f"{request.node.name}-{width}.png"))
+            name = re.sub(r"[^\w-]+", "_", f"{request.path.stem}-{request.node.name}")
+            page.screenshot(Path(str(folder), f"{name[:120]}-{width}.png"))

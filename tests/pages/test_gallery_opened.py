@@ -19,12 +19,11 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_gallery(tmp_path_factory.mktemp("gallery") / "gallery.html")
 
 
-@pytest.mark.parametrize("language", ["en", "zh-CN"])
-@pytest.mark.parametrize(("width", "height"), [(360, 740), (1440, 900)])
+@pytest.mark.parametrize(("width", "height", "language"), [(360, 740, "zh-CN"), (1440, 900, "en")])
 def test_no_flaw(width: int, height: int, language: str, page: Page, written: Path) -> None:
     page.size(width, height)
     page.language(language)
-    assert page.open(written) < 2000
+    page.open(written)
     assert page.flaws() == []
 
 
@@ -62,25 +61,34 @@ def test_previous_next_and_the_arrows_go_through_every_step(page: Page, written:
     page.focus(following)
     page.press(*[page.keys.ARROW_RIGHT] * 3, page.keys.ARROW_LEFT)
     assert at() == place(4)
-    page.press(*[page.keys.ARROW_RIGHT] * (len(titles) + 2))
+    page.focus(".walk input[type='range']")
+    page.press(page.keys.END)
     assert at() == place(len(titles)) and not following.is_enabled()
+    page.focus(previous)
+    page.press(page.keys.ARROW_RIGHT)
+    assert at() == place(len(titles))
     assert page.errors() == []
 
 
 def test_a_matrix_with_the_focus_names_its_tensor(page: Page, written: Path) -> None:
     page.language("en")
     page.open(written)
-    step = tiny_walkthrough()["steps"][3]
+    shapes = {tensor["name"]: tensor["shape"] for step in tiny_walkthrough()["steps"] for tensor in step["tensors"]}
     page.focus(page.all(".walk-bar button")[-1])
     page.press(*[page.keys.ARROW_RIGHT] * 3)
-    page.focus(".walk-step figure.matrix")
-    tensor = step["tensors"][0]
-    assert tensor["name"] in page.text(".walk-step .about")
-    assert all(str(size) in page.text(".walk-step .about") for size in tensor["shape"])
+    for number in (0, 1):
+        figure = page.all(".walk-step figure.matrix")[number]
+        page.focus(figure)
+        label = figure.get_attribute("aria-label") or ""
+        name = label.split(": ", 1)[1].rsplit(", ", 1)[0]
+        about = page.text(".walk-about")
+        assert about.startswith(name) and all(str(size) in about for size in shapes[name])
     assert page.errors() == []
 
 
-@pytest.mark.parametrize(("code", "heading"), [("en", "Worked out by hand, and computed"), ("zh-Hans", "手算的数，与计算的数")])
+@pytest.mark.parametrize(
+    ("code", "heading"), [("en", "Worked out by hand, and computed"), ("zh-Hans", "手算的数，与计算的数")]
+)
 def test_the_language_is_switched_in_the_page(code: str, heading: str, page: Page, written: Path) -> None:
     page.open(written)
     page.focus(f".language button[lang='{code}']")

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
 import walkthrough_twin
+from walkthrough_twin import Twin
+
 from dragoman.data.tokenizer import BOS
 from dragoman.inside.record import record, tap_names
 from dragoman.inside.tiny_preset import TINY_MATRICES, TINY_PAIR, tiny_model, tiny_walkthrough
 from dragoman.training.loss import TokenLoss
-from walkthrough_twin import Twin
 
 EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
 LONG = [4, 5, 4, 7, 5], [BOS, 6, 5], [6, 5, 3]  # S = 5, T = 3, a word twice

@@ -75,7 +75,7 @@ def everything(model: Model) -> list[Tensor]:
         out += [model(data.src, data.src_mask, data.tgt_in), loss_of(model, data), *decoded(model, data)]
         for beam in (1, 3):
             found = generate(ModelStepper(model), data.src, data.src_mask, SearchSettings(beam=beam, max_extra=3))
-            out += [torch.tensor([h.score for h in some] + [float(i) for h in some for i in h.tokens]) for some in found]
+            out += [torch.tensor([some[0].score, *map(float, some[0].tokens)]) for some in found]
     return out
 
 
@@ -122,7 +122,7 @@ def test_recording_changes_no_bit_of_a_training_step(document: dict[str, Any]) -
 
 
 def test_recording_changes_no_bit_under_autocast(document: dict[str, Any]) -> None:
-    """Half precision keeps copies of the matrices for a step: one made while only looking must have its graph."""
+    """Half precision keeps copies of the matrices for a step: one made while only looking serves for the rest of it."""
     model, data = built(document, V, shake=False).float().train(), batch()
 
     def step() -> list[Tensor]:
@@ -230,7 +230,7 @@ def nudge(name: str, size: float) -> Callable[[Tensor], Tensor]:
     return lambda x: x + size * direction(x)
 
 
-def slope(model: Model, data: Batch, names: list[str], size: float = 1e-6) -> float:
+def slope(model: Model, data: Batch, names: list[str], size: float = 1e-7) -> float:
     """d loss / d size by differences, when every tensor at these taps is moved by size * its direction."""
     losses = []
     for sign in (1, -1):

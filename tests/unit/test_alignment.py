@@ -44,11 +44,11 @@ def test_a_file_has_sure_and_possible_links(tmp_path: Path) -> None:
 
 
 def test_all_that_is_wrong_with_a_file_is_told_at_once(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "links", ["0-0 0:1", "0-0", "5-0 0-2"])
+    path = write_lines(tmp_path / "links", ["0-0 0:1", "0-0", "1-0 0-2"])
     with pytest.raises(DataError) as refused:
         read_alignment(path, ["a", "b", "c"], ["x", "y", "z"])
     message = str(refused.value)
-    assert 'line 1: "0:1" is no link' in message and "line 3: 5-0: the source has 1 words here" in message
+    assert 'line 1: "0:1" is no link' in message and "line 3: 1-0: the source has 1 words here" in message
     assert "line 3: 0-2" in message and "line 2" not in message and "accepted: links such as" in message
     with pytest.raises(DataError, match=r"has 3 lines, the source 2 and the target 2"):
         read_alignment(path, ["a", "b"], ["x", "y"])

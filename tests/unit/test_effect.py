@@ -124,7 +124,7 @@ def test_heads_that_there_are_not_are_all_named() -> None:
     message = str(refused.value)
     assert "called 'decoder.layers.0.cros_attn' (did you mean 'decoder.layers.0.cross_attn'?)" in message
     assert "has no head 2: accepted are 0 to 1" in message and "has no head -1" in message
-    with pytest.raises(UsageError, match="means holds nothing for encoder.layers.0.self_attn"):
+    with pytest.raises(UsageError, match=r"means holds nothing for encoder\.layers\.0"):
         without_heads(model, {"encoder.layers.0.self_attn": [0]}, {})
     with pytest.raises(UsageError, match="this model has no attention"):
         attentions(built(TRANSLATORS["lstm"], VOCABULARY))
@@ -271,7 +271,7 @@ def test_no_change_has_no_effect_and_a_loss_needs_no_search() -> None:
     assert found.loss.difference == 0 and found.changed == () and found.bleu is not None
     assert found.bleu.before == found.bleu.after
     only = effect(translator, {}, ["one two"], ["deux un"], decode=False)
-    assert only.before is only.after is only.bleu is None and only.loss == found.loss
+    assert only.before is None and only.after is None and only.bleu is None and only.loss == found.loss
     assert str(only).count("\n") == 0
 
 

@@ -101,6 +101,13 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
+@functools.cache
+def found(kind: str) -> Explanation:
+    """One of `EVERYTHING`."""
+    explanation: Explanation = EVERYTHING[kind]()
+    return explanation
+
+
 def weights_of(packing: dict[str, Any]) -> NDArray[np.float64]:
     """What a page unpacks: numbers from 0 to 1."""
     return np.frombuffer(base64.b64decode(packing["data"]), np.uint8).reshape(packing["shape"]) / 255
@@ -178,7 +185,7 @@ def test_a_training_network_goes_on_training() -> None:
 
 @pytest.mark.parametrize("kind", EVERYTHING)
 def test_every_row_of_a_map_sums_to_one(kind: str) -> None:
-    explanation = EVERYTHING[kind]()
+    explanation = found(kind)
 
     for shown in explanation.maps:
         weights = weights_of(shown["weights"])
@@ -212,8 +219,8 @@ def test_stacks_and_layers_of_a_transformer() -> None:
     found = [(shown["stack"], shown["layer"]) for shown in translated("paper").maps]
 
     assert found == [("encoder", 0), ("encoder", 1)] + [(stack, i) for i in range(3) for stack in ("decoder", "cross")]
-    assert {shown["stack"] for shown in EVERYTHING["seer"]().maps} == {"encoder"}
-    assert {shown["stack"] for shown in EVERYTHING["language model"]().maps} == {"decoder"}
+    assert {shown["stack"] for shown in found("seer").maps} == {"encoder"}
+    assert {shown["stack"] for shown in found("language model").maps} == {"decoder"}
 
 
 def test_more_maps_than_a_page_holds_are_averaged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,19 +249,53 @@ def test_gates_and_states(kind: str) -> None:
         assert state["quantity"].endswith("gate") or np.abs(2 * values - 1).max() == pytest.approx(1, abs=0.01)
     if kind != "convolutional":  # what the two directions hand on, side by side
         stream = seen.joined("encoder.layers.0.stream")[0]
-        hidden = [s for s in explanation.states if s["name"].startswith("encoder.layers.0.") and s["quantity"] == "hidden"]
+        hidden = [
+            s for s in explanation.states if s["name"].startswith("encoder.layers.0.") and s["quantity"] == "hidden"
+        ]
         for state, part in zip(hidden, stream.chunk(len(hidden), dim=1), strict=True):
             assert state["mean"] == pytest.approx(part.abs().mean(1).tolist(), abs=1e-6)
             values = (2 * weights_of(state["values"]) - 1) * state["high"]
             np.testing.assert_allclose(values, part.T, atol=state["high"] / 255)
 
 
-# --------------------------------------------------------------------------------------------- what each layer would say
+@pytest.mark.parametrize("kind", ["paper", "gru", "lstm bahdanau", "convolutional"])
+def test_leaving_a_token_out_asks_the_model_without_it(kind: str) -> None:
+    network = translator(kind)[0]
+    source, target = ids_of(translated(kind))
+    effect = translated(kind).effect
+
+    def log_probs(src: list[int]) -> torch.Tensor:
+        with torch.no_grad():
+            logits = network(torch.tensor([src]), None, torch.tensor([[BOS, *target[:-1]]]))
+        return logits[0].log_softmax(-1)[range(len(target)), target]
+
+    assert effect is not None
+    drop = np.array(effect["drops"])
+    for place in range(len(source)):
+        want = log_probs(source) - log_probs(source[:place] + source[place + 1 :])
+        np.testing.assert_allclose(drop[:, place], want, atol=2e-3)
+    shares = weights_of(effect["weights"])[0]
+    costs = np.maximum(drop, 0)
+    assert np.abs(drop).max() > 0.01 and shares.shape == drop.shape
+    np.testing.assert_allclose(shares, costs / np.maximum(costs.sum(1, keepdims=True), 1e-9), atol=0.03)
+
+
+def test_leaving_out_is_done_in_parts_where_all_at_once_would_be_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dragoman.inside.leaving_out._LOGITS_AT_ONCE", 1)
+
+    again = explain(translator("paper"), SOURCE)
+
+    assert again.effect is not None and translated("paper").effect is not None
+    np.testing.assert_allclose(again.effect["drops"], translated("paper").effect["drops"], atol=2e-3)
+    assert found("tagger").effect is None and found("language model").effect is None
+
+
+# -------------------------------------------------------------------------------------------- what each layer would say
 
 
 @pytest.mark.parametrize("kind", EVERYTHING)
 def test_the_last_layer_says_what_the_model_says(kind: str) -> None:
-    explanation = EVERYTHING[kind]()
+    explanation = found(kind)
 
     assert len(explanation.lens) >= 2
     for said, answer in zip(explanation.lens[-1]["said"], explanation.answers, strict=True):
@@ -331,7 +372,7 @@ def test_masks_are_filled() -> None:
 
     assert [answer.about for answer in found.answers] == [MASK]
     assert found.sides["source"].pieces.count(MASK) == 1
-    assert found.text.startswith("one ") and found.text.endswith(" seven")
+    assert found.text.startswith("one") and found.text.endswith(" seven")
     everywhere = explain(filler(), "one two seven")
     assert [a.about for a in everywhere.answers] == everywhere.sides["source"].pieces[:-1]
 
@@ -372,7 +413,7 @@ def test_an_image_of_the_digits_has_its_label() -> None:
 
 REFUSED: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any], str]] = {
     "empty": (lambda: translator("paper"), ("  ",), {}, r"the source is empty .*: there is nothing to explain"),
-    "too long": (lambda: translator("paper"), ("one " * 40,), {}, r"a source of \d+ tokens .* takes 30 at once: nothing"),
+    "too long": (lambda: translator("paper"), ("one " * 40,), {}, r"a source of \d+ tokens .* takes 30 at once: "),
     "beam and target": (lambda: translator("paper"), (SOURCE, TARGET), {"beam": 2}, r"beam = 2: with a target"),
     "no beam": (lambda: translator("paper"), (SOURCE,), {"beam": 0}, r"beam = 0: must be at least 1"),
     "half a pair": (lambda: translator("paper"), ("a \ud83d",), {}, r"the source holds what is no character"),
@@ -398,8 +439,8 @@ def test_what_cannot_be_explained_is_refused(name: str) -> None:
 
 
 def test_labels_and_images_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"target: the label 'NM' does not occur .*did you mean 'NN'"):
-        explain(tagger(), "one two", "NM VB")
+    with pytest.raises(DataError, match=r"target: the label 'NNN' does not occur .*did you mean 'NN'"):
+        explain(tagger(), "one two", "NNN VB")
     (tmp_path / "bad.npy").write_bytes(b"no array")
     with pytest.raises(DataError, match=r"bad\.npy: cannot be read"):
         explain(seer(), str(tmp_path / "bad.npy"))
@@ -446,7 +487,7 @@ def test_the_page_is_one_file_that_asks_for_nothing(tmp_path: Path) -> None:
     assert not re.search(r"""(?:src|href)=["'](?!data:|#)""", page) and "@import" not in page
     assert "drawWalkthrough" in page and "languageSwitch" in page
     with pytest.raises(DragomanError, match="cannot be written"):
-        write_explanation(path / "below", translated("paper"))
+        write_explanation(path.parent, translated("paper"))
 
 
 def test_a_long_sentence_through_six_layers_stays_under_five_megabytes() -> None:

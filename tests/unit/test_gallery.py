@@ -19,7 +19,7 @@ def test_what_is_printed_is_what_we_compute(place: tuple[int, int]) -> None:
     item = ITEMS[place]
     assert item.title["en"] and item.title["zh"] and item.formula
     if item.printed is None:
-        assert item.difference is None and item.note is not None or item.formula.startswith("−ln")
+        assert (item.difference is None and item.note is not None) or item.formula.startswith("−ln")
     else:
         assert item.difference is not None and item.difference <= item.rounding, (item.title, item.ours)
 

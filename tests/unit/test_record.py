@@ -150,6 +150,23 @@ def test_gradients_come_call_by_call_and_joined() -> None:
     assert torch.equal(seen.joined("layers.0.y"), 2 * X)
 
 
+def test_a_gradient_is_of_what_passed_the_tap_and_of_nothing_beside_it() -> None:
+    class Shortcut(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tap = Tap("row", "position")
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = 2 * x
+            out: Tensor = 3 * self.tap(h) + 5 * h
+            return out
+
+    model = Shortcut()
+    with record(model, "tap", gradients=True) as seen:
+        model(X.clone().requires_grad_()).sum().backward()
+    assert torch.equal(seen.gradient("tap"), torch.full_like(X, 3.0))
+
+
 @pytest.mark.parametrize("how", ["not asked for", "no graph", "no backward", "nothing follows"])
 def test_a_gradient_that_is_not_there_is_refused(how: str) -> None:
     model, x = Two(), X.clone().requires_grad_(how != "no graph")

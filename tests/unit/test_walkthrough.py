@@ -42,8 +42,10 @@ def network_of(kind: str) -> tuple[Network, tuple[Tensor, Tensor | None, Tensor,
     if family == "encoder only":
         document = {"architecture": "encoder_only", **SIZES, **VARIANTS[name]}
         network, tags = shaken(build_model(model_config(document), VOCAB, 7)), [4, 5, 6, 4, 5]
-        return network, (torch.tensor([SRC]), None, torch.zeros(1, 5, dtype=torch.long), torch.tensor([tags])), labels(
-            5, [], tags
+        return (
+            network,
+            (torch.tensor([SRC]), None, torch.zeros(1, 5, dtype=torch.long), torch.tensor([tags])),
+            labels(5, [], tags),
         )
     document = {"architecture": "vision", **SIZES, "image_size": 4, "patch": 2}
     network = shaken(build_model(model_config(document), 4, 7))
@@ -106,7 +108,8 @@ def test_every_number_is_what_the_model_computed(kind: str) -> None:
             assert shown["shape"] == list(whole.shape) and len(shown["axes"]) == whole.dim()
             want = part_of(whole, shown)
             torch.testing.assert_close(numbers(shown), want, rtol=1e-5, atol=1e-9, msg=f"{step['id']} {shown['name']}")
-            assert len(shown["rows"]) == want.size(0) and len(shown["columns"]) == want.size(1)
+            for side, count in (("rows", want.size(0)), ("columns", want.size(1))):
+                assert shown[side] is None or len(shown[side]) == count
     json.dumps(story, allow_nan=False)
     # What a layer hands on is its last norm or sum again; a mask that masks nothing is not shown.
     blocks = not any(name.endswith((".cell.hidden", ".conv.hidden")) for name in seen)
@@ -172,6 +175,28 @@ def test_the_order_is_that_of_the_paper() -> None:
     assert [step["id"] for step in story["steps"] if step["part"] == "update"] == ["update", "loss after"]
 
 
+@pytest.mark.parametrize("kind", ["translator: paper", "translator: shaw", "decoder only: llama", "vision"])
+def test_what_a_step_is_made_of_is_shown_by_others(kind: str) -> None:
+    network, given, words = network_of(kind)
+    steps = walkthrough(network, *given, words)["steps"]
+    shown = {(shown["name"], shown["kind"]) for step in steps for shown in step["tensors"]}
+    for step in steps:
+        assert {(name, sort) for name, sort in step["uses"]} <= shown, step["id"]
+        alone = step["id"] in ("src", "tgt_in", "sum over positions") or step["id"].endswith("embedded.gradient")
+        assert step["uses"] or alone or step["part"] == "update", step["id"]
+
+
+def test_a_gradient_is_a_sum_over_all_who_used_the_quantity() -> None:
+    formulas = {step["id"]: step["formula"] for step in tiny_walkthrough()["steps"]}
+    assert formulas["output.logits.gradient"] == "∂logits = P − T    ∂W_out = Yᵀ ∂logits"
+    assert formulas["decoder.layers.1.around_ffn.norm.normed.gradient"].startswith("∂Y = ∂logits W_outᵀ    ∂γ")
+    memory = formulas["encoder.layers.1.around_ffn.norm.normed.gradient"]
+    assert memory.startswith("∂Y = Σ (∂K W_Kᵀ + ∂V W_Vᵀ)    ")
+    assert formulas["decoder.layers.1.self_attn.scores.gradient"] == "∂S = A ⊙ (∂A − Σₙ Aₙ ∂Aₙ)"
+    inner = formulas["decoder.layers.0.around_cross_attn.norm.normed.gradient"]
+    assert inner.startswith("∂Y = ∂U W₁ᵀ + ∂R    ")
+
+
 def test_a_pre_norm_model_normalises_first() -> None:
     network, given, words = network_of("translator: pre-norm")
     ids = [step["id"] for step in walkthrough(network, *given, words)["steps"]]
@@ -216,12 +241,11 @@ def test_a_long_sentence_through_a_large_model_stays_small() -> None:
     assert queries["shape"] == [1, 8, 60, 64]
     positions = len(queries["rows"])
     assert positions >= 4
-    assert queries["shown"]["en"] == f"{positions} of 60 positions, 8 of 64 features"
-    assert "60 个位置中的" in queries["shown"]["zh"]
+    assert queries["shown"] == [[positions, 60, "query"], [8, 64, "feature"]]
     heads = [x["head"] for x in steps_of(story, "encoder.layers.5.self_attn.weights")]
     assert heads == list(range(8))
     (logits,) = [x for x in steps_of(story, "output.logits") if x["symbol"] == "logits"]
-    assert logits["columns"][:2] == ["▁Wort64", "▁Wort65"] and "8 of 300 words" in logits["shown"]["en"]
+    assert logits["columns"][:2] == ["▁Wort64", "▁Wort65"] and [8, 300, "word"] in logits["shown"]
     assert len(steps_of(story, "sum over positions")) == 5
 
 
@@ -231,7 +255,7 @@ def test_a_reader_enters_his_own_matrices() -> None:
     qkv = model.get_parameter("encoder.layers.0.self_attn.qkv.weight").detach()
     assert qkv[:4].T.tolist() == own and qkv[4:8].T.tolist() == TINY_MATRICES["encoder.layers.0.self_attn.k"]
     story = tiny_walkthrough({"encoder.layers.0.self_attn.q": own}, heads=2)
-    assert len([x for x in steps_of(story, "encoder.layers.0.self_attn.weights")]) == 2
+    assert len(steps_of(story, "encoder.layers.0.self_attn.weights")) == 2
     assert story["parameter"] == ["decoder.layers.0.cross_attn.kv.weight", 4, 0]
 
 

@@ -71,4 +71,10 @@ def atlas(
     else:
         print_atlas(found, console(stderr=False))
     if out is not None:
-        say(f"the page: {write_atlas(out, found, examples(network, material), model.resolve().name)}")
+        say(f"the page: {write_atlas(out, found, examples(network, material), _name(model))}")
+
+
+def _name(model: Path) -> str:
+    """What a page calls it: the run, and the checkpoint where one was named."""
+    path = model.resolve()
+    return f"{path.parents[1].name}, {path.name}" if path.parent.name == "checkpoints" else path.name

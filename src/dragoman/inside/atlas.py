@@ -98,22 +98,26 @@ class Head:
     @property
     def label(self) -> str:
         """`aligning`: AER of at most one half.  Else what has the most weight, at least half of it: `positional -1`
-        (a fixed offset), `same token`, `end of sentence`, `first token`.  Else `broad`: at least three quarters of the
-        largest possible entropy.  Else `mixed`.
+        (a fixed offset), `same token` (self-attention), `end of sentence`, `first token`.  Else `broad`: at least three
+        quarters of the largest possible entropy.  Else `focused`: half of the weight on one key, chosen by what is
+        there.  Else `mixed`.
         """
         if self.aer is not None and self.aer <= MOST:
             return "aligning"
         # A minus sign is typography; what a machine reads is the number.
         shares = {
             f"positional {self.offset:+d}" if self.offset else "positional 0": self.at_offset,
-            "same token": self.same,
+            # Of two languages few words are the same on both sides: to attend to those is a part of aligning.
+            "same token": self.same if self.attention.endswith("self_attn") else None,
             "end of sentence": self.end,
             "first token": self.first,
         }
         name, share = max(((name, share or 0.0) for name, share in shares.items()), key=lambda item: item[1])
         if share >= MOST:
             return name
-        return "broad" if self.relative_entropy >= BROAD else "mixed"
+        if self.relative_entropy >= BROAD:
+            return "broad"
+        return "focused" if self.confidence >= MOST else "mixed"
 
     def to_json(self) -> dict[str, Any]:
         """All of it, for `json.dumps`."""
@@ -204,7 +208,7 @@ def _sight(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """What queries see: keys in sight, those with the query's own piece elsewhere, ends of sentence (N, Tq, Tk).
 
-    The last two are None where pieces cannot be compared, and where no key is an end.
+    The last two are None where pieces cannot be compared, as those of images.
     """
     queries, own = weights.size(-2), name.endswith("self_attn")
     words = query_mask(network, name, batch, queries)
@@ -223,8 +227,7 @@ def _sight(
         same = visible & (ids[:, :, None] == key_ids[:, None, :]) & (ids > EOS)[:, :, None]
         if own:
             same = same & ~torch.eye(queries, dtype=torch.bool, device=same.device)
-    ends = visible & (key_ids == EOS)[:, None, :]
-    return visible, same, ends if of_source or not own else None
+    return visible, same, visible & (key_ids == EOS)[:, None, :]
 
 
 class _Sums:

@@ -7,9 +7,10 @@ Letters: S source positions, T target positions, n patches.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from dragoman.data.labelled import text_source
 from dragoman.data.labels import LabelVocabulary
 from dragoman.data.lines import clip, has_half_pair
 from dragoman.data.tagged import tagged_row
-from dragoman.data.tokenizer import BOS, EOS, PAD, Tokenizer
+from dragoman.data.tokenizer import BOS, EOS, Tokenizer
 from dragoman.data.trees import penn_word
 from dragoman.data.vocabulary import Vocabulary
 from dragoman.errors import UsageError
@@ -126,11 +127,15 @@ def _translation(loaded: Loaded, source: str, target: str | None, beam: int | No
         return _written("translation", network, vocabulary, text, src, told, sides, forced=True)
     settings = _settings(config, beam)
     found, tree = search_tree(network, src, settings)
+    looped = loops(ids[:-1], found[0].tokens)
+    if looped and not 1 <= settings.no_repeat_ngram <= 3:  # as translation does
+        again = search_tree(network, src, replace(settings, no_repeat_ngram=3))
+        found, tree = (found, tree) if loops(ids[:-1], again[0][0].tokens) else again
     told = _told(found[0])
     signs = {
         "truncated": found[0].truncated,
         "length": length_is_off(len(ids) - 1, len(found[0].tokens)),
-        "repetition": loops(ids[:-1], found[0].tokens),
+        "repetition": looped,
     }
     return _written(
         "translation", network, vocabulary, text, src, told, sides,
@@ -211,7 +216,7 @@ def _settings(config: Config, beam: int | None, **more: int) -> SearchSettings:
 
 
 def _tags(loaded: Loaded, source: str, target: str | None) -> Case:
-    network, vocabulary, config = loaded
+    _, vocabulary, config = loaded
     assert isinstance(vocabulary, LabelVocabulary) and vocabulary.tokenizer is not None
     words = _line(source, "source").split()
     asked = [] if target is None else target.split()
@@ -222,7 +227,7 @@ def _tags(loaded: Loaded, source: str, target: str | None) -> Case:
     places = [place for place, mark in enumerate(marks) if mark]
     pieces = [vocabulary.tokenizer.source_piece(i) for i in ids]
     bounds = [*places, len(ids) - 1]
-    spans = [list(range(begin, end)) for begin, end in zip(bounds, bounds[1:], strict=False)]
+    spans = [list(range(begin, end)) for begin, end in itertools.pairwise(bounds)]
     side = Side(pieces, [[0], *spans, [len(ids) - 1]])
     targets = [vocabulary.number(tag, "target") for tag in asked]
     return _labelled("tags", loaded, source, ids, side, places, targets, words)
@@ -280,7 +285,9 @@ def _masked(loaded: Loaded, source: str, target: str | None) -> Case:
     network, vocabulary, config = loaded
     assert isinstance(vocabulary, Tokenizer)
     if target is not None:
-        raise UsageError(f"target = {clip(target)!r}: a model of masked words has none; write the words into the source")
+        raise UsageError(
+            f"target = {clip(target)!r}: a model of masked words has none; write the words into the source"
+        )
     parts = [vocabulary.encode_source(part)[:-1] for part in _line(source, "source").split(MASK)]
     ids = [token for part in parts for token in (BOS, *part)][1:]
     _refuse_size("source", source, len(ids), len(ids) + 1, config.data.max_tokens)
@@ -289,7 +296,7 @@ def _masked(loaded: Loaded, source: str, target: str | None) -> Case:
     pieces = [MASK if i == BOS else vocabulary.source_piece(i) for i in ids]
     src = torch.tensor([ids], device=network.device)
     targets = best_ids(network, src, places, never=EOS + 1)
-    said = {place: target for place, target in zip(places, targets, strict=True)}
+    said = dict(zip(places, targets, strict=True))
     return Case(
         kind="masked",
         source=source,
@@ -330,7 +337,9 @@ def _refuse_half_pairs(text: str, name: str) -> None:
 def _refuse_size(name: str, text: str, words: int, tokens: int, longest: int) -> None:
     """Raise UsageError where there is nothing, or more than the model, or a page, can take."""
     if not words:
-        raise UsageError(f"the {name} is empty ({clip(text)!r}): there is nothing to explain; give a text with a word in it")
+        raise UsageError(
+            f"the {name} is empty ({clip(text)!r}): there is nothing to explain; give a text with a word in it"
+        )
     if tokens > min(longest, MOST):
         why = f"the model takes {longest} at once" if longest < MOST else f"a page of maps shows at most {MOST}"
         raise UsageError(

@@ -1,5 +1,5 @@
-"""One input through one model, opened up: what it said and how surely, where it looked, what each layer would have said,
-how the search came to it, and the walk through it step by step.
+"""One input through one model, opened up: what it said and how surely, where it looked, what each layer would have
+said, how the search came to it, and the walk through it step by step.
 
 Letters: T target positions, V vocabulary (or labels).
 """
@@ -19,7 +19,9 @@ from dragoman.config.section import Section
 from dragoman.inside.cases import Case, Loaded, Side, read_text_case, refuse_search
 from dragoman.inside.explain_page import write_explanation
 from dragoman.inside.image_case import read_image_case
+from dragoman.inside.leaving_out import drops, shares
 from dragoman.inside.lens import logits_after, streams
+from dragoman.inside.packing import packed
 from dragoman.inside.quantities import attention_maps, attention_names, state_names, states
 from dragoman.inside.record import Recording, record
 from dragoman.inside.walkthrough import Labels, walkthrough
@@ -55,7 +57,8 @@ class Explanation:
 
     kind: "translation", "continuation", "tags", "class", "masked" or "image".  source, text: what went in and came
     out.  forced: the target was given, nothing was searched.  flags: as of `translate.Translation`.  sides: the tokens
-    that maps have for rows and columns.  maps, states: see `quantities`.  lens: a row a layer, in it of each answer
+    that maps have for rows and columns.  maps, states: see `quantities`.  effect: of a model that reads a source and
+    writes, a map of `leaving_out.shares` with the "drops" behind it.  lens: a row a layer, in it of each answer
     {"top": the most probable things to say, "prob": of what was said, "rank"}.  tree: see `beam_tree`.  image: its
     pixels and how many patches it is across.  walk: see `walkthrough`.
     """
@@ -70,6 +73,7 @@ class Explanation:
     answers: list[Answer]
     maps: list[dict[str, Any]]
     states: list[dict[str, Any]]
+    effect: dict[str, Any] | None
     lens: list[dict[str, Any]]
     tree: dict[str, Any] | None
     image: dict[str, Any] | None
@@ -111,6 +115,7 @@ def explain(
         else:
             case = read_text_case(loaded, str(source), target, beam)
         logits, seen = _look(network, case)
+        effect = _effect(network, case)
         walk = _walk(network, case)
     log_probs = _log_probs(logits, case)
     name = Path(str(model)).resolve().name if named else config.model.architecture
@@ -125,6 +130,7 @@ def explain(
         answers=_answers(case, log_probs),
         maps=attention_maps(network, seen),
         states=states(network, seen),
+        effect=effect,
         lens=_lens(network, case, seen),
         tree=case.tree,
         image=case.image,
@@ -194,6 +200,18 @@ def _lens(network: Network, case: Case, seen: Recording) -> list[dict[str, Any]]
         ]
         layers.append({"name": name, "shape": list(seen.joined(name).shape), "said": said})
     return layers
+
+
+def _effect(network: Network, case: Case) -> dict[str, Any] | None:
+    if case.kind != "translation":
+        return None
+    drop = drops(network, case.src, case.tgt_in, torch.tensor(case.targets, device=case.src.device))
+    return {
+        "rows": "output",
+        "columns": "source",
+        "weights": packed(shares(drop)[None]),
+        "drops": [[round(x, 3) for x in row] for row in drop.tolist()],
+    }
 
 
 def _walk(network: Network, case: Case) -> dict[str, Any]:

@@ -49,9 +49,9 @@ def gallery() -> list[Chapter]:
             text("One training step: “I am” → “我 是”", "一步训练：“I am” → “我 是”"),
             text(
                 "A model of 2 + 2 layers with vectors of 4. The text has lost its inputs and some matrices; they were "
-                "found again from the numbers that it kept. Where it prints three decimals, three decimals agree.",
+                "found again from the numbers that it kept. Its three decimals agree, but where a note says why not.",
                 "2 + 2 层、向量四维的模型。原文丢失了输入和部分矩阵，这里由保留下来的数反推得到。"
-                "原文印三位小数，三位都一致。",
+                "原文的三位小数都一致，例外处有说明。",
             ),
             worked_step(),
         ),

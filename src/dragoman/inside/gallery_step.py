@@ -133,6 +133,7 @@ def _first_layer() -> list[Worked]:
         return Worked(text(box["en"] + en, box["zh"] + zh), formula, ours, printed, **more)
 
     norm = seen["around_ffn.norm.mean"], seen["around_ffn.norm.std"].square()
+    rounds = text("The text adds rounded numbers.", "原文把取整后的数相加。")
     cut = text("The text cut −1.4376 to −1.437 on the way.", "原文途中把 −1.4376 截成了 −1.437。")
     return [
         worked("products", "内积", "Q Kᵀ", q @ k.T, [[112.53, 340.01], [281.93, 857.89]]),
@@ -154,7 +155,10 @@ def _first_layer() -> list[Worked]:
         worked("feed-forward, inside", "前馈网络，内层", "Y W₁ + b₁", seen["ffn.before"], [inner] * 2),
         worked("ReLU", "ReLU", "max(0, U)", seen["ffn.hidden"], [[max(0.0, x) for x in inner]] * 2),
         worked("feed-forward", "前馈网络", "H W₂ + b₂", seen["around_ffn.update"], [[0.5, 15.233, 6.716, 6.945]] * 2),
-        worked("mean, variance", "均值、方差", "μ, σ²", torch.stack(norm, -1)[:1], [[7.65, 29.709]]),
+        worked(
+            "mean, variance", "均值、方差", "μ, σ²", torch.stack(norm, -1)[:1], [[7.65, 29.709]],
+            note=rounds, rounding=1e-3,
+        ),
         worked(
             "output", "输出", "norm(Y + FFN(Y))", seen["around_ffn.norm.normed"],
             [[-1.3807, 1.6608, -0.231, 0.34]] * 2, note=cut, rounding=1e-3,

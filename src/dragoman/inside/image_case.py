@@ -82,9 +82,7 @@ def _image(source: Any, data: ImageData) -> tuple[NDArray[np.float32], str, str 
         return as_images(_array(path)[None], str(path))[0], path.name, None
     images = read_images(path)
     if not number and len(images.labels) > 1:
-        raise UsageError(
-            f"{path}: {len(images.labels)} images; name one: {path}:0 ... {path}:{len(images.labels) - 1}"
-        )
+        raise UsageError(f"{path}: {len(images.labels)} images; name one: {path}:0 ... {path}:{len(images.labels) - 1}")
     return _numbered(images, int(number or 0), path.name)
 
 

@@ -12,7 +12,7 @@ __all__ = ["packed"]
 
 
 def packed(weights: Tensor) -> dict[str, Any]:
-    """{"shape", "data"}: base64 of round(255 w), a byte a number, the last axis running fastest; web/packing.js reads it.
+    """{"shape", "data"}: base64 of round(255 w), a byte a number, the last axis running fastest, for web/packing.js.
 
     What is below 0 becomes 0, what is above 1 becomes 1 (only the weights that linear attention implies can be).
     """

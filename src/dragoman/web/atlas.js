@@ -29,12 +29,15 @@ const KINDS = {
     rule: [`At least ${half} of the weight lies at one fixed offset: ${MINUS}1 is the place before the query, +1 the one after it, 0 its own.`,
       `至少 ${half} 的权重落在一个固定的偏移上：${MINUS}1 是查询的前一个位置，+1 是后一个，0 是它自己。`] },
   "same token": { short: ["same", "同词"], name: ["same token", "相同词元"],
-    rule: [`At least ${half} goes to other places with the same piece, where there are some.`, `只要别处有相同的词元，至少 ${half} 的权重给了它们。`] },
+    rule: [`At least ${half} goes to other places with the same piece, where there are some (self-attention).`, `只要别处有相同的词元，至少 ${half} 的权重给了它们（自注意力）。`] },
   "end of sentence": { short: ["end", "句末"], name: ["end of sentence", "句末"],
     rule: [`At least ${half} goes to the source's end of sentence, where heads often look when they have nothing to say.`, `至少 ${half} 给了源句的句末符；头无事可做时常看那里。`] },
   "first token": { short: ["first", "句首"], name: ["first token", "句首"], rule: [`At least ${half} goes to the first place.`, `至少 ${half} 给了第一个位置。`] },
   broad: { short: ["broad", "分散"], name: ["broad", "分散"],
     rule: [`Entropy of at least ${most} of the largest possible: nearly equal weights on all that is in sight.`, `熵至少是最大可能值的 ${most}：对看得见的一切几乎一视同仁。`] },
+  focused: { short: ["focus", "专注"], name: ["focused", "专注"],
+    rule: [`At least ${half} of the weight is on one key, but not at a fixed place: the head chooses by what stands there. In cross-attention such heads are the ones that may align.`,
+      `至少 ${half} 的权重在一个键上，但不在固定位置：这个头按内容来选。交叉注意力里，可能在做对齐的就是这类头。`] },
   mixed: { short: ["mixed", "混合"], name: ["mixed", "混合"], rule: ["None of these.", "以上都不是。"] },
 };
 const CLASSES = { "same token": "same", "end of sentence": "end", "first token": "first" };
@@ -46,7 +49,7 @@ const placeOf = (head) => [`layer ${head.layer + 1}, head ${head.number + 1}`, `
 
 // key: of a head.  top: the value of the strongest colour, or null for the largest there is.  less: the smaller, the stronger.
 const MEASURES = [
-  { key: "label", name: ["what it does", "它做什么"], says: ["The colour and the word say where most of a head's weight goes; the small bars are its mean weight at offsets from 7 places before to 7 after the query. Choose a number instead to see how much.",
+  { key: "label", name: ["what it does", "它做什么"], says: ["The colour and the word say where most of a head's weight goes; the small bars are its mean weight from 7 places before to 7 places after the query. Choose a number instead to see how much.",
     "颜色和文字说明一个头的权重主要去哪里；小条是它在查询前 7 个到后 7 个位置上的平均权重。也可以改选一个数值来看程度。"] },
   { key: "relative_entropy", name: ["entropy, of the largest", "相对熵"], top: 1, text: percent, says: ["How spread out the weights are: 0 % is a single key, 100 % equal weights on every key in sight.", "权重有多分散：0 % 是只看一个键，100 % 是对看得见的每个键权重相等。"] },
   { key: "entropy", name: ["entropy (nats)", "熵（奈特）"], top: null, text: fixed(2), says: ["The same without comparing it with the largest possible: − Σ w ln w, the mean over queries.", "不与最大值相比的熵：− Σ w ln w，对查询取平均。"] },
@@ -72,13 +75,14 @@ const tint = (share) => `background: color-mix(in srgb, var(--first) ${(48 * sha
 
 // ---- the grid -------------------------------------------------------------------------------------------------------
 
+// Bars go by the square root here, so that small shares can be seen; the detail has them as they are.
 function profileBars(head) {
-  const width = 60, step = width / OFFSETS.length, height = 20;
+  const width = 60, step = width / OFFSETS.length, height = 24, tall = (i) => height * Math.sqrt(head.profile[i] || 0);
   return svg("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" },
     svg("line", { class: "axis-line", x1: width / 2, x2: width / 2, y1: 0, y2: height }),
     svg("line", { class: "axis-line", x1: 0, x2: width, y1: height, y2: height }),
     ...OFFSETS.map((_, i) => svg("rect", { class: "bar", x: (i * step + 0.5).toFixed(2), width: (step - 1).toFixed(2),
-      y: (height * (1 - (head.profile[i] || 0))).toFixed(2), height: (height * (head.profile[i] || 0)).toFixed(2) })));
+      y: (height - tall(i)).toFixed(2), height: tall(i).toFixed(2) })));
 }
 
 function headButton(head, place) {
@@ -94,8 +98,8 @@ function headButton(head, place) {
 function drawStack(stack) {
   const heads = data.heads.filter((head) => head.stack === stack), name = stackName(stack);
   const layers = [...new Set(heads.map((head) => head.layer))], columns = Math.max(...heads.map((head) => head.number)) + 1;
-  const grid = el("div", { class: "grid-of-heads", role: "group", style: `grid-template-columns: auto repeat(${columns}, minmax(46px, 120px))` },
-    bothIn(el("span", { class: "name row", title: "" }, "↓ → "), "title", "layers down, heads across", "层向下，头向右"),
+  const grid = el("div", { class: "grid-of-heads", role: "group", style: `grid-template-columns: max-content repeat(${columns}, minmax(46px, 1fr)); max-width: ${80 + 132 * columns}px` },
+    el("span", { class: "name row", style: "grid-row: 1; grid-column: 1" }, both("head", "头")),
     ...Array.from({ length: columns }, (_, i) => el("span", { class: "name", style: `grid-row: 1; grid-column: ${i + 2}` }, String(i + 1))),
     ...layers.map((layer, row) => el("span", { class: "name row", style: `grid-row: ${row + 2}; grid-column: 1` }, both(`layer ${layer + 1}`, `第 ${layer + 1} 层`))),
     ...heads.map((head) => headButton(head, { row: layers.indexOf(head.layer) + 2, column: head.number + 2 })));
@@ -112,11 +116,16 @@ function moveInGrid(event, heads, layers) {
   event.preventDefault();
   const layer = layers[layers.indexOf(at.layer) + step[0]], next = heads.find((head) => head.layer === layer && head.number === at.number + step[1]);
   if (!next) return;
-  for (const button of event.currentTarget.querySelectorAll("button")) button.tabIndex = button.dataset.head === String(next.index) ? 0 : -1;
+  enterHere(next.index);
   buttonOf(next.index).focus();
 }
 
 const buttonOf = (index) => document.querySelector(`button.head[data-head="${index}"]`);
+
+// The tab key enters a grid at this head.
+function enterHere(index) {
+  for (const button of buttonOf(index).parentElement.querySelectorAll("button")) button.tabIndex = button.dataset.head === String(index) ? 0 : -1;
+}
 
 // The colours and the words of all cells, by the measure.
 function paint() {
@@ -147,10 +156,13 @@ function showGrid() {
 
 function choose(index) {
   chosen = index;
+  enterHere(index);
   for (const button of document.querySelectorAll("button.head")) button.setAttribute("aria-pressed", String(button.dataset.head === String(index)));
   for (const row of document.querySelectorAll("#table tbody tr")) row.classList.toggle("chosen-row", row.dataset.head === String(index));
   drawDetail();
 }
+
+const roomInDetail = () => Math.max(240, byId("detail").clientWidth - 38);
 
 // Beside the grids where there is room, else under the grid that the head is in.
 function placeDetail() {
@@ -160,6 +172,7 @@ function placeDetail() {
 }
 
 function drawDetail() {
+  placeDetail();
   const head = data.heads[chosen], kind = kindOf(head);
   const numbers = MEASURES.filter((one) => one.text).flatMap((one) => {
     const note = one.key === "at_offset" && head.offset !== null ? ` (${signed(head.offset)})` : "";
@@ -171,8 +184,7 @@ function drawDetail() {
     el("p", { class: "because" }, both(...KINDS[kind].rule), head.word ? readOrWritten(head) : null),
     el("dl", { class: "numbers" }, ...numbers),
     el("p", { class: "hint tap" }, both("in Python: ", "在 Python 里："), el("code", {}, `${head.attention}.weights[:, ${head.number}]`)),
-    el("h4", {}, both("Mean weight by offset", "各偏移处的平均权重")), profileChart(head), ...exampleParts(head));
-  placeDetail();
+    el("h4", {}, both("Mean weight by offset, in %", "各偏移处的平均权重（%）")), profileChart(head), ...exampleParts(head));
 }
 
 const readOrWritten = (head) => (head.word === "read"
@@ -180,23 +192,23 @@ const readOrWritten = (head) => (head.word === "read"
   : both(" Its rows align best with the word about to be written.", " 它的每一行最符合将要写出的词。"));
 
 function profileChart(head) {
-  const width = 420, height = 116, left = 4, top = 16, bottom = 94, step = (width - 2 * left) / OFFSETS.length;
+  const width = Math.min(430, roomInDetail()), height = 116, left = 4, top = 18, bottom = 94, full = Math.max(0.25, ...head.profile.filter(finite)), step = (width - 2 * left) / OFFSETS.length;
   const spoken = OFFSETS.map((offset, i) => `${signed(offset)}: ${percent(head.profile[i])}`).join(", ");
   const chart = svg("svg", { class: "profile", viewBox: `0 0 ${width} ${height}`, width, height, role: "img" },
     svg("line", { class: "grid", x1: 0, x2: width, y1: bottom, y2: bottom }),
     ...OFFSETS.flatMap((offset, i) => {
-      const share = head.profile[i], x = left + i * step, y = bottom - (share || 0) * (bottom - top), best = offset === head.offset;
+      const share = head.profile[i], x = left + i * step, y = bottom - ((share || 0) / full) * (bottom - top), best = offset === head.offset;
+      const told = step > 24 || (offset - (head.offset ?? 0)) % 2 === 0;
       return [svg("rect", { class: best ? "bar best" : "bar", x: x + 2, width: step - 4, y, height: bottom - y, rx: 1.5 }),
-        share >= 0.05 ? svg("text", { class: best ? "on" : "", x: x + step / 2, y: y - 4, "text-anchor": "middle" }, String(Math.round(100 * share))) : null,
-        svg("text", { class: best ? "on" : "", x: x + step / 2, y: bottom + 16, "text-anchor": "middle" }, signed(offset))].filter(Boolean);
+        told && share >= 0.02 ? svg("text", { class: best ? "on" : "", x: x + step / 2, y: y - 4, "text-anchor": "middle" }, String(Math.round(100 * share))) : null,
+        told ? svg("text", { class: best ? "on" : "", x: x + step / 2, y: bottom + 16, "text-anchor": "middle" }, signed(offset)) : null].filter(Boolean);
     }));
   return bothIn(chart, "aria-label", `Mean weight by offset. ${spoken}`, `各偏移处的平均权重。${spoken}`);
 }
 
 // "▁" starts a word in sentencepiece; what goes on within a word gets a sign instead, because there is less of it.
 function readable(piece, index, pieces) {
-  if (piece === "</s>") return "⏹";
-  if (piece === "<s>") return "▶";
+  if (/^<.*>$/.test(piece)) return piece;
   if (piece === "▁") return "␣";
   if (piece === "\n") return "⏎";
   if (piece.startsWith("▁")) return piece.slice(1);
@@ -228,14 +240,14 @@ function sidesOf(head, example, shape) {
   return { rows: fit(rows, shape[1]), columns: fit(columns, shape[2]) };
 }
 
-const textWidth = (texts) => Math.max(...texts.map((text) => [...text].reduce((sum, c) => sum + (c > "\u2e80" ? 13 : 7.3), 0))) + 10;
+const textWidth = (texts) => Math.max(...texts.map((text) => [...text].reduce((sum, c) => sum + (c > "\u2e80" ? 13 : "mwMW".includes(c) ? 11 : 7.3), 0))) + 10;
 
 function drawMap(head, example, home, hint) {
   const map = example.maps[head.attention], [, rows, columns] = map.shape;
   map.bytes ??= unpack(map);
   const weight = (q, k) => map.bytes[(head.number * rows + q) * columns + k] / 255;
   const sides = sidesOf(head, example, map.shape), left = textWidth(sides.rows), top = textWidth(sides.columns) * 0.84 + 8;
-  const size = Math.max(13, Math.min(26, Math.floor((415 - left) / columns)));
+  const size = Math.max(13, Math.min(26, Math.floor((roomInDetail() - left - 12) / columns)));
   const width = left + columns * size + textWidth(sides.columns.slice(-1)) * 0.55, height = top + rows * size + 4;
   const texts = {
     rows: sides.rows.map((word, q) => svg("text", { x: left - 5, y: top + (q + 0.5) * size + 4.5, "text-anchor": "end" }, word)),
@@ -298,7 +310,7 @@ function showSublayers() {
     const own = parsed.filter((one) => `${one.side} ${one.layer}` === key), side = SIDES[own[0].side] || [own[0].side, own[0].side];
     return el("tr", {}, el("th", { scope: "row" }, both(`${side[0]} ${own[0].layer + 1}`, `${side[1]} 第 ${own[0].layer + 1} 层`)), ...parts.map((part) => {
       const found = own.find((one) => one.part === part);
-      return el("td", { class: "number", style: found ? tint(Math.max(0, found.cost / top)) : "" }, found ? rise(found.cost) : "");
+      return el("td", { class: "number", style: found ? tint(Math.sqrt(Math.max(0, found.cost / top))) : "" }, found ? rise(found.cost) : "");
     }));
   });
   byId("sublayers-table").append(el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, both("layer", "层")), ...parts.map((part) => el("th", { scope: "col", class: "number" }, both(...PARTS[part]))))), el("tbody", {}, ...rows)));
@@ -364,5 +376,5 @@ function start() {
       byId(id).append(el("p", { class: "problem", role: "alert" }, both(`This part cannot be drawn: ${error.message}`, `这一部分画不出来：${error.message}`)));
     }
   }
-  window.matchMedia("(max-width: 1040px)").addEventListener("change", () => { if (chosen !== null) placeDetail(); });
+  window.matchMedia("(max-width: 1040px)").addEventListener("change", () => { if (chosen !== null) drawDetail(); });
 }

@@ -2,7 +2,7 @@
 // One input, opened up: the header, what was said and how surely, the model, and the order in which all is drawn.
 
 const explanation = JSON.parse(byId("explanation").textContent);
-const percent = (p) => (p >= 0.9995 && p < 1 ? "> 99.9 %" : p > 0 && p < 0.0005 ? "< 0.1 %" : `${(100 * p).toFixed(p >= 0.0995 ? 0 : 1)} %`);
+const percent = (p) => (p >= 0.9995 && p < 1 ? "> 99.9 %" : p > 0 && p < 0.0005 ? "< 0.1 %" : `${(100 * p).toFixed(p >= 0.0995 && p < 0.9905 ? 0 : 1)} %`);
 
 const KINDS = {
   translation: ["A look inside a translation", "打开一次翻译"], continuation: ["A look inside a language model", "打开一个语言模型"],
@@ -31,12 +31,14 @@ function readable(piece, begins = true) {
   const text = piece.startsWith("▁") ? piece.slice(1) : piece;
   return begins ? text : `·${text}`;
 }
+// Where every letter is a piece of its own, nothing needs a sign.
+const hasSpaces = (side) => side.pieces.some((piece) => piece.length > 1 && piece.startsWith("▁"));
+const spaced = ["translation", "continuation", "masked"].includes(explanation.kind) && Object.values(explanation.sides).some(hasSpaces);
 // A piece by itself, where nothing stands before it: inside a word or not is told by its missing "▁".
-const spaced = ["translation", "continuation", "masked"].includes(explanation.kind) && Object.values(explanation.sides).some((side) => side.pieces.some((piece) => piece.length > 1 && piece.startsWith("▁")));
 const alone = (piece) => readable(piece, piece.startsWith("▁") || !spaced || !/^[\p{L}\p{N}]/u.test(piece));
 const readableSide = (side) => {
   const begins = wordOf(side);
-  return side.pieces.map((piece, place) => readable(piece, begins[place]));
+  return side.pieces.map((piece, place) => readable(piece, begins[place] || !hasSpaces(side)));
 };
 const joinedWord = (side, word) => (word.length === 1 ? readable(side.pieces[word[0]]) : word.map((place) => side.pieces[place].replaceAll("▁", "")).join(""));
 const inLanguage = (text, code = language()) => (typeof text === "string" ? text : text[code]);
@@ -94,7 +96,7 @@ function notes() {
   if (explanation.forced) found.push(both("The output was given, not chosen by the model: the page shows what the model thinks of it.", "输出是给定的，不是模型自己选的：本页展示模型怎样看待它。"));
   if (explanation.flags.includes("truncated")) found.push(both("It had not ended where the length limit stopped it.", "它还没有说完，就被长度上限截断了。"));
   if (explanation.flags.includes("length")) found.push(both("Its length is far from that of the source.", "它的长度与源句相差很大。"));
-  if (explanation.flags.includes("repetition")) found.push(both("It says something over and over; dragoman translate would search again without repeated 3-grams.", "它在反复说同一段话；dragoman translate 会禁止重复的三元组再搜索一次。"));
+  if (explanation.flags.includes("repetition")) found.push(both("It said something over and over, so the search was made again without repeated 3-grams, as dragoman translate does.", "它曾反复说同一段话，因此禁止重复的三元组后又搜索了一次（dragoman translate 也这样做）。"));
   if (explanation.maps.some((map) => map.averaged)) found.push(both("So many heads and positions would not fit into a page: each layer shows the mean of its heads.", "头与位置太多，一页放不下：每层只展示各头的平均。"));
   return found;
 }
@@ -104,7 +106,7 @@ function notes() {
 function showAnswers() {
   const { answers, kind, sides } = explanation, written = Boolean(sides.output);
   const begins = written ? wordOf(sides.output) : [];
-  const texts = answers.map((answer, i) => readable(answer.piece, begins[i] ?? true));
+  const texts = answers.map((answer, i) => readable(answer.piece, !spaced || (begins[i] ?? true)));
   byId("answers-what").append(answersText(kind));
   const panel = el("div", { class: "panel", "aria-live": "polite" });
   const chips = answers.map((answer, i) => {
@@ -118,7 +120,7 @@ function showAnswers() {
     panel.replaceChildren(...considered(answers[i], texts[i]));
   };
   roving(chips);
-  byId("answers-body").append(el("div", { class: "chips", role: "group" }, ...chips), panel, total(answers));
+  byId("answers-body").append(...[el("div", { class: "chips", role: "group" }, ...chips), panel, total(answers)].filter(Boolean));
   const unsure = answers.reduce((worst, answer, i) => (!answer.given && answer.log_prob < (answers[worst].given ? 1 : answers[worst].log_prob) ? i : worst), 0);
   if (answers.length) choose(unsure);
 }
@@ -135,9 +137,9 @@ function considered(answer, text) {
   const p = Math.exp(answer.log_prob);
   const rows = answer.alternatives.map(([piece, probability]) => bar(piece, probability, piece === answer.piece));
   if (answer.rank > answer.alternatives.length) rows.push(bar(answer.piece, p, true));
-  const count = whole.format(answer.rank);
+  const count = whole.format(answer.rank), subject = () => [...(answer.about ? [...quoted(readable(answer.about)), " → "] : []), ...quoted(text)];
   return [
-    el("h3", {}, both([...quoted(text), `: ${percent(p)}, ${answer.rank === 1 ? "the most probable" : `number ${count} by probability`}`], [...quoted(text), `：${percent(p)}，${answer.rank === 1 ? "概率最大" : `按概率排第 ${count}`}`])),
+    el("h3", {}, both([...subject(), `: ${percent(p)}, ${answer.rank === 1 ? "the most probable" : `number ${count} by probability`}`], [...subject(), `：${percent(p)}，${answer.rank === 1 ? "概率最大" : `按概率排第 ${count}`}`])),
     el("div", { class: "bars" }, ...rows)];
 }
 

@@ -39,23 +39,25 @@ function tell(map, chosen, matrix, r, c) {
 // ---- alignment ------------------------------------------------------------------------------------------------------
 
 function showAlignment() {
-  const maps = ofStack("cross");
-  if (!maps.length) return;
+  if (!explanation.effect) return;
   byId("alignment").hidden = false;
-  const words = Math.min(explanation.sides.source.words.length, explanation.sides.output.words.length);
-  const control = choosers(draw), best = clearest(maps);
-  control.fill(maps, best);
+  const maps = ofStack("cross"), words = Math.min(explanation.sides.source.words.length, explanation.sides.output.words.length);
+  const control = choosers(draw), how = el("select", { onchange: draw }), nodes = control.nodes();
+  options(how, [...(maps.length ? [["attention", "attention", "注意力"]] : []), ["effect", "leaving it out", "去掉它"]], maps.length ? "attention" : "effect");
+  if (maps.length) control.fill(maps, telling(maps));
   control.unit.value = words > 4 && joinsAnything() ? "words" : "pieces"; // one long word has no crossing in it
-  byId("alignment-controls").append(...control.nodes());
+  byId("alignment-controls").append(field("Seen by", "依据", how), ...nodes);
   const picture = el("div", { class: "scroll" }), hint = el("p", { class: "hint two", "aria-live": "polite" });
   byId("alignment-body").append(picture, hint);
 
   function draw() {
-    const chosen = control.map, map = maps.find(({ layer }) => layer === chosen.layer), matrix = matrixOf(map, chosen.head, chosen.byWords);
-    const lines = linePicture(matrix, { en: "What each target word looks at most", zh: "每个目标词最关注的源词" });
+    const chosen = control.map, left = how.value === "effect", map = left ? explanation.effect : maps.find(({ layer }) => layer === chosen.layer);
+    const matrix = matrixOf(map, left ? 0 : chosen.head, chosen.byWords);
+    nodes.forEach((node, i) => { node.hidden = left && i < 2; });
+    const lines = linePicture(matrix, { en: "The source word that each target word hangs on most", zh: "每个目标词最依赖的源词" }, ROOM());
     const show = (r, c) => {
       lines.choose(r, c);
-      hint.replaceChildren(...tell(map, chosen, matrix, r, c));
+      hint.replaceChildren(...(left ? tellDrop(chosen, matrix, r, c) : tell(map, chosen, matrix, r, c)));
     };
     lines.listen(show);
     picture.replaceChildren(lines.node);
@@ -63,6 +65,16 @@ function showAlignment() {
   }
   draw();
   redrawn(draw);
+}
+
+// What leaving a source token out does to a target token.
+function tellDrop(chosen, matrix, r, c) {
+  const formula = el("span", { class: "tensor" }, "log p(yₜ | y₍ₜ, x) − log p(yₜ | y₍ₜ, x∖xₛ)".replaceAll("₍", "<"));
+  if (r === null || c === null) return [el("span", {}, both("Point at a word. Each source token is left out in turn; the lines show where that costs most.", "指向一个词。依次去掉每个源词元，线条显示在哪里代价最大。")), formula];
+  const share = percent(matrix.values[r * matrix.m + c]), target = () => quoted(matrix.rows[r]), source = () => quoted(matrix.columns[c]);
+  const times = chosen.byWords ? null : Math.exp(explanation.effect.drops[r][c]);
+  const sentence = times === null ? null : both(["Without ", ...source(), ", ", ...target(), ` would be ${significant(times)} times less probable. `], ["没有 ", ...source(), "，", ...target(), ` 的概率会是原来的 ${significant(times)} 分之一。`]);
+  return [el("span", {}, sentence ?? "", both([`Of what leaving single tokens out costs it, ${share} is due to `, ...source(), "."], [`逐个去掉词元给它造成的代价中，${share} 来自 `, ...source(), "。"])), formula];
 }
 
 // ---- all of it ------------------------------------------------------------------------------------------------------
@@ -83,15 +95,15 @@ function showAttention() {
 
   function refill() {
     const maps = ofStack(stack.value);
-    control.fill(maps, stack.value === "cross" ? clearest(maps) : { layer: maps[0].layer, head: maps[0].averaged ? -1 : 0 });
+    control.fill(maps, stack.value === "cross" ? telling(maps) : sharpest(maps));
     drawOverview(maps);
     draw();
   }
 
   function draw() {
     const chosen = control.map, map = ofStack(stack.value).find(({ layer }) => layer === chosen.layer), matrix = matrixOf(map, chosen.head, chosen.byWords);
-    const wide = window.innerWidth > 900, name = { en: `${STACKS[map.stack][0]}, layer ${map.layer + 1}`, zh: `${STACKS[map.stack][1]}，第 ${map.layer + 1} 层` };
-    const heat = heatMap(matrix, wide ? ROOM() * 0.58 : ROOM(), { en: `Weights of attention: ${name.en}`, zh: `注意力权重：${name.zh}` }), lines = linePicture(matrix, name);
+    const wide = window.innerWidth > 900 && matrix.m <= 26, name = { en: `${STACKS[map.stack][0]}, layer ${map.layer + 1}`, zh: `${STACKS[map.stack][1]}，第 ${map.layer + 1} 层` };
+    const heat = heatMap(matrix, wide ? ROOM() * 0.58 : ROOM(), { en: `Weights of attention: ${name.en}`, zh: `注意力权重：${name.zh}` }), lines = linePicture(matrix, name, wide ? ROOM() * 0.36 : ROOM());
     const show = (r, c) => {
       heat.choose(r, c);
       lines.choose(r, c);
@@ -99,6 +111,7 @@ function showAttention() {
     };
     heat.listen(show);
     lines.listen(show);
+    pictures.classList.toggle("stacked", !wide);
     pictures.replaceChildren(el("div", {}, el("h3", {}, both("Every weight", "每个权重")), el("div", { class: "scroll" }, heat.node), scaleOfColours()),
       el("div", {}, el("h3", {}, both("Lines: looked at, and looking", "连线：左边被看，右边在看")), el("div", { class: "scroll" }, lines.node)));
     for (const tile of overview.querySelectorAll("button")) tile.setAttribute("aria-pressed", String(tile.dataset.layer === String(chosen.layer) && tile.dataset.head === String(chosen.head)));

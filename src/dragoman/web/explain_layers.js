@@ -12,14 +12,14 @@ function showLens() {
     const { top, prob, rank } = layer.said[place], [piece, p] = top[0];
     const same = piece === answers[place].piece;
     const node = el("td", { class: same ? "same" : "", style: `--sure:${Math.round(100 * Math.sqrt(p))}%` }, bothOf(alone(piece)));
-    const tell = () => hint.replaceChildren(lensSentence(i, lens.length, top, readable(answers[place].piece, begins[place] ?? true), prob, rank),
+    const tell = () => hint.replaceChildren(lensSentence(i, lens.length, top, readable(answers[place].piece, !spaced || (begins[place] ?? true)), prob, rank),
       tensorLine(`${layer.name}[0, ${place}]`, layer.shape, "softmax(W · norm(x)) — nostalgebraist 2020"));
     node.addEventListener("pointerenter", tell);
     node.addEventListener("focus", tell);
     cells.push(node);
     return node;
   };
-  const heads = answers.map((answer, place) => el("th", { scope: "col" }, answer.about ? el("small", {}, bothOf(readable(answer.about)), " ") : null, bothOf(readable(answer.piece, begins[place] ?? true))));
+  const heads = answers.map((answer, place) => el("th", { scope: "col" }, answer.about ? el("small", {}, bothOf(readable(answer.about)), " ") : null, bothOf(readable(answer.piece, !spaced || (begins[place] ?? true)))));
   const rows = lens.map((layer, i) => el("tr", {}, el("th", { scope: "row", title: title(layer) }, both(`layer ${i + 1}`, `第 ${i + 1} 层`)), ...answers.map((_, place) => cell(layer, i, place))));
   const table = el("table", { class: "lens" }, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, both("said in the end", "最终说出")), ...heads)), el("tbody", {}, ...rows));
   roving(cells, answers.length);

@@ -5,9 +5,12 @@ const LEAST_LINE = 0.03, MOST_LINES = 500;
 const pen = document.createElement("canvas").getContext("2d");
 const FONT = '13.5px system-ui, "PingFang SC", "Microsoft YaHei", "Noto Sans CJK SC", sans-serif';
 
+const widths = new Map();
+
 function widthOf(texts) {
   pen.font = FONT;
-  return Math.max(0, ...texts.flatMap((text) => (typeof text === "string" ? [text] : Object.values(text))).map((text) => pen.measureText(text).width));
+  const width = (text) => widths.get(text) ?? widths.set(text, pen.measureText(text).width).get(text);
+  return Math.max(0, ...texts.flatMap((text) => (typeof text === "string" ? [text] : Object.values(text))).map(width));
 }
 
 // ---- matrices -------------------------------------------------------------------------------------------------------
@@ -25,10 +28,9 @@ function matrixOf(map, head, byWords) {
 }
 
 function ofHead(map, head) {
-  map.bytes ??= unpack(map.weights);
-  const [heads, n, m] = map.weights.shape, size = n * m, values = new Float32Array(size);
-  const some = head < 0 ? [...Array(heads).keys()] : [heads === 1 ? 0 : head];
-  for (const h of some) for (let i = 0; i < size; i += 1) values[i] += map.bytes[h * size + i] / 255 / some.length;
+  const bytes = (map.bytes ??= unpack(map.weights)), [heads, n, m] = map.weights.shape, size = n * m, values = new Float32Array(size);
+  const some = head < 0 ? [...Array(heads).keys()] : [heads === 1 ? 0 : head], part = 1 / 255 / some.length;
+  for (const h of some) for (let i = 0; i < size; i += 1) values[i] += bytes[h * size + i] * part;
   return values;
 }
 
@@ -38,23 +40,31 @@ const strongest = ({ values, m }, row) => {
   return best;
 };
 
-// How well a map pairs two sides: for each source piece but the end, the strongest attention it gets.
-function clearness({ values, n, m }) {
-  let sum = 0;
-  for (let c = 0; c < m - 1; c += 1) {
-    let most = 0;
-    for (let r = 0; r < n; r += 1) most = Math.max(most, values[r * m + c]);
-    sum += most;
+// The layer and head whose weights agree best with what leaving source tokens out costs: the mean share of the cost that lies where it looks.
+function telling(maps) {
+  const effect = ofHead(explanation.effect, 0);
+  let best = { layer: maps[0].layer, head: 0, value: -1 };
+  for (const map of maps) {
+    for (const head of map.averaged ? [-1] : Array(map.weights.shape[0]).keys()) {
+      const values = ofHead(map, head);
+      let value = 0;
+      for (let i = 0; i < effect.length; i += 1) value += values[i] * effect[i];
+      if (value > best.value) best = { layer: map.layer, head, value };
+    }
   }
-  return sum / Math.max(1, m - 1);
+  return best;
 }
 
-function clearest(maps) {
+// The head that looks most decidedly: the largest mean of the strongest weight of each row.
+function sharpest(maps) {
   let best = { layer: maps[0].layer, head: -1, value: -1 };
   for (const map of maps) {
-    for (const head of [-1, ...Array(map.weights.shape[0]).keys()]) {
-      const value = clearness(matrixOf(map, head, false));
-      if (value > best.value + 1e-6) best = { layer: map.layer, head, value };
+    const [heads, n, m] = map.weights.shape;
+    for (const head of map.averaged ? [-1] : Array(heads).keys()) {
+      const values = ofHead(map, head);
+      let value = 0;
+      for (let r = 0; r < n; r += 1) value += values[r * m + strongest({ values, m }, r)];
+      if (value > best.value) best = { layer: map.layer, head, value };
     }
   }
   return best;
@@ -62,11 +72,17 @@ function clearest(maps) {
 
 // ---- colours --------------------------------------------------------------------------------------------------------
 
+// Red, green and blue of a variable of the style, kept: asking for a style in the midst of drawing is slow.
+const colours = new Map();
+window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => colours.clear());
+
 function colour(name) {
-  pen.fillStyle = "#000";
-  pen.fillStyle = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const hex = parseInt(pen.fillStyle.slice(1), 16);
-  return [hex >> 16, (hex >> 8) & 255, hex & 255];
+  if (!colours.has(name)) {
+    pen.fillStyle = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+    const hex = parseInt(pen.fillStyle.slice(1), 16);
+    colours.set(name, [hex >> 16, (hex >> 8) & 255, hex & 255]);
+  }
+  return colours.get(name);
 }
 
 // One pixel a weight, its strength the root of the weight, so that small ones can be seen; the style makes pixels cells.
@@ -91,14 +107,14 @@ const scaleOfColours = () => el("div", { class: "colour-scale" }, el("span", {},
 
 function heatMap(matrix, room, name) {
   const { rows, columns, n, m } = matrix, left = Math.min(150, widthOf(rows) + 12), top = Math.min(130, widthOf(columns) * 0.83 + 16);
-  const size = Math.max(11, Math.min(36, Math.floor((room - left - 30) / m))), width = left + m * size + Math.max(24, top * 0.6), height = top + n * size + 4;
+  const size = Math.max(14, Math.min(46, Math.floor((room - left - 30) / m))), width = left + m * size + Math.max(24, top * 0.6), height = top + n * size + 4;
   const canvas = paint(el("canvas", { class: "cells", style: `left:${left}px;top:${top}px;width:${m * size}px;height:${n * size}px` }), matrix.values, n, m);
   const texts = {
     rows: rows.map((word, r) => svg("text", { x: left - 6, y: top + (r + 0.5) * size + 4.5, "text-anchor": "end" }, labelInSvg(word))),
     columns: columns.map((word, c) => svg("text", { transform: `translate(${left + (c + 0.5) * size + 4} ${top - 7}) rotate(-56)` }, labelInSvg(word))),
   };
   const box = svg("rect", { class: "chosen", width: size, height: size, rx: 3, visibility: "hidden" });
-  const node = el("div", { class: "heat", tabindex: "0", role: "slider", "aria-valuemin": 0, "aria-valuemax": n * m - 1, "aria-valuenow": 0, style: `width:${width}px;height:${height}px` },
+  const node = el("div", { class: size < 17 ? "heat small" : "heat", tabindex: "0", role: "slider", "aria-valuemin": 0, "aria-valuemax": n * m - 1, "aria-valuenow": 0, style: `width:${width}px;height:${height}px` },
     canvas, svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" }, ...texts.rows, ...texts.columns, box));
   bothIn(node, "aria-label", `${name.en}; move with the arrow keys`, `${name.zh}；用方向键移动`);
   node.setAttribute("aria-valuetext", "–");
@@ -139,9 +155,9 @@ const labelInSvg = (text) => (typeof text === "string" ? document.createTextNode
 // ---- lines ----------------------------------------------------------------------------------------------------------
 
 // What looks stands on the right, what is looked at on the left.
-function linePicture(matrix, name) {
+function linePicture(matrix, name, room) {
   const { rows, columns, n, m, values } = matrix, step = 25, tall = Math.max(n, m), height = tall * step + 8;
-  const left = Math.min(190, widthOf(columns) + 12), gap = 150, width = left + gap + Math.min(190, widthOf(rows) + 12);
+  const left = Math.min(190, widthOf(columns) + 12), right = Math.min(190, widthOf(rows) + 12), gap = Math.max(56, Math.min(150, room - left - right)), width = left + gap + right;
   // The shorter side is stretched, so that equal order gives parallel lines.
   const place = (i, count) => 4 + step / 2 + (count > 1 ? (i * (tall - 1) * step) / (count - 1) : ((tall - 1) * step) / 2);
   const found = [];

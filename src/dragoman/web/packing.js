@@ -2,4 +2,8 @@
 // Many numbers from 0 to 1, a byte each: `packed(...)` of inside/packing.py.
 
 // {shape, data} -> Uint8Array of 255 * the number, the last axis running fastest.
-const unpack = (packed) => Uint8Array.from(atob(packed.data), (character) => character.charCodeAt(0));
+function unpack(packed) {
+  const characters = atob(packed.data), bytes = new Uint8Array(characters.length);
+  for (let i = 0; i < bytes.length; i += 1) bytes[i] = characters.charCodeAt(i);
+  return bytes;
+}

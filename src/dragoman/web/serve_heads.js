@@ -1,7 +1,7 @@
 "use strict";
 // Attention of one piece: numbers of all layers and heads, and a grid of small pictures to choose from.
 
-const MEAN = -1;
+const MEAN = -1, MOST_BARS = 30;
 
 // {shape: [L, H, S], data} -> what layer and head (or the mean over them) give to each of the S places.
 function weightsOf(attention, layer, head) {
@@ -12,8 +12,16 @@ function weightsOf(attention, layer, head) {
   return Array.from({ length: places }, (_, s) => from.reduce((sum, start) => sum + attention.bytes[start + s], 0) / (255 * from.length));
 }
 
+// Not more bars than can be told apart: neighbours are added up, or, where the nearest matter most, all that lies further back.
+function barsOf(weights, most, nearest) {
+  if (weights.length <= most) return weights;
+  const sum = (from, to) => weights.slice(from, to).reduce((a, b) => a + b, 0);
+  if (nearest) return [sum(0, 1 - most), ...weights.slice(1 - most)];
+  return Array.from({ length: most }, (_, i) => sum(Math.round((i * weights.length) / most), Math.round(((i + 1) * weights.length) / most)));
+}
+
 // The first row and column are means; arrow keys move and choose, as in any group of which one is chosen.
-function makeHeads(layers, heads, changed) {
+function makeHeads({ layers, heads, over }, changed) {
   const rows = [MEAN, ...Array(layers).keys()], columns = [MEAN, ...Array(heads).keys()];
   const chosen = { layer: MEAN, head: MEAN };
   const cells = rows.map((layer) => columns.map((head) => makeCell(layer, head)));
@@ -66,9 +74,9 @@ function makeHeads(layers, heads, changed) {
   function show(attention) {
     if (node.hidden) return;
     rows.forEach((layer, r) => columns.forEach((head, c) => {
-      const weights = weightsOf(attention, layer, head), { box, picture } = cells[r][c];
-      box.setAttribute("viewBox", `0 0 ${weights.length} 1`);
-      picture.setAttribute("d", weights.map((w, s) => (w < 0.01 ? "" : `M${s + 0.1} 1v${-w.toFixed(3)}h.8V1z`)).join(""));
+      const bars = barsOf(weightsOf(attention, layer, head), MOST_BARS, over === "before"), { box, picture } = cells[r][c];
+      box.setAttribute("viewBox", `0 0 ${bars.length} 1`);
+      picture.setAttribute("d", bars.map((w, s) => (w < 0.01 ? "" : `M${s + 0.1} 1v${-w.toFixed(3)}h.8V1z`)).join(""));
     }));
   }
 

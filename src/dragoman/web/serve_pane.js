@@ -16,7 +16,7 @@ function factsOf(model) {
   const looks = model.attention;
   return [model.architecture.replaceAll("_", " "), model.languages ? model.languages.join(" → ") : null,
     both(`${millions} parameters`, `${millions} 参数`),
-    looks ? both(`${looks.layers} × ${looks.heads} ${looks.layers * looks.heads > 1 ? "heads" : "head"}`, `${looks.layers} 层 × ${looks.heads} 头`) : null,
+    looks && looks.layers * looks.heads > 1 ? both(`${looks.layers} × ${looks.heads} heads`, `${looks.layers} 层 × ${looks.heads} 头`) : null,
   ].filter(Boolean).map((fact) => el("span", {}, fact));
 }
 
@@ -27,7 +27,7 @@ function makePane(model) {
   const scene = el("div", { class: "stages", onkeydown: move });
   const outcome = el("p", { class: "outcome", role: "status" });
   const why = el("div", { class: "why" }), where = el("p", { class: "where" });
-  const heads = model.attention ? makeHeads(model.attention.layers, model.attention.heads, () => current && look(current)) : null;
+  const heads = model.attention ? makeHeads(model.attention, () => current && look(current)) : null;
   const detail = el("div", { class: "detail" }, why, el("div", { class: "looks" }, where, heads && heads.node));
   const node = el("section", { class: "pane", "aria-label": model.name },
     el("div", { class: "heading" }, el("h2", {}, model.name), el("p", { class: "facts" }, ...factsOf(model))), notices, scene, outcome, detail);
@@ -72,13 +72,13 @@ function makePane(model) {
   function alternative(piece, p, said) {
     const bar = el("span", { class: "bar" });
     bar.style.setProperty("--share", p.toFixed(4));
-    return el("li", { class: said ? "is" : null }, el("span", { class: "what" }, both(...spokenPiece(piece))), bar, el("span", { class: "number" }, percent(p)));
+    return el("li", { class: said ? "is" : null }, el("span", { class: "option" }, both(...spokenPiece(piece))), bar, el("span", { class: "number" }, percent(p)));
   }
 
   function lookedAt(token) {
     if (token.attention) {
-      return model.attention.over === "source" ? el("span", {}, both("Attention to the source: ", "对原文的注意力："), heads.name())
-        : el("span", {}, both("Attention to the text so far: ", "对已有文本的注意力："), heads.name());
+      const over = model.attention.over === "source" ? both("Attention to the source, in %", "对原文的注意力（%）") : both("Attention to the text so far, in %", "对已有文本的注意力（%）");
+      return el("span", {}, over, ...(heads.node.hidden ? [] : [": ", heads.name()]));
     }
     return model.writes === "translation"
       ? both("This model has no attention: all it knows of the source is one vector.", "该模型没有注意力：它对原文的全部了解只是一个向量。")
@@ -114,7 +114,7 @@ function makePane(model) {
       const known = [...notices.children].length;
       for (const flag of event.flags) if (!(flag === "split" && known) && !(flag === "repetition" && known)) notice(both(...FLAGS[flag]));
       outcome.replaceChildren(...summary(event));
-      const open = all().filter((token) => !token.given);
+      const open = all().filter((token) => !token.given && token.piece !== "</s>");
       // What it was least sure of is where there is most to see.
       if (!pinned && open.length) pin(open.reduce((a, b) => (b.p < a.p ? b : a)));
     },

@@ -108,7 +108,7 @@ function makeStage(model, on) {
       there.classList.add("seen");
       there.style.setProperty("--weight", w.toFixed(3));
       const share = there.querySelector("small");
-      if (share && w >= 0.05) share.textContent = percent(w);
+      if (share && w >= 0.05) share.textContent = (100 * w).toFixed(0);
     }
     lines.setAttribute("viewBox", `0 0 ${node.clientWidth} ${node.clientHeight}`);
     lines.append(...most.slice(-MOST_LINES).map(({ w, node: there }) => svg("path", { class: "line", pathLength: 1, d: route(token.node, there),

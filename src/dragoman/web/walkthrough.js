@@ -1,21 +1,23 @@
 // One training step, a formula at a time: drawWalkthrough(container, data) draws what `inside.walkthrough` made,
-// drawMatrix(tensor) one of its matrices.  Both live in pages of others, so nothing else here is known outside.
+// drawMatrix(tensor) one of its matrices, typeset(text) a formula.  They live in pages of others: nothing else is known outside.
 
-const { drawMatrix, drawWalkthrough } = (() => {
+const { drawMatrix, drawWalkthrough, typeset } = (() => {
 
 const WALK_PARTS = [["forward", "Forwards", "前向"], ["backward", "Backwards", "反向"], ["update", "Update", "更新"]];
 
 // ---- a matrix ---------------------------------------------------------------------------------------------------------
 
+const AXES = { row: "句", head: "头", query: "查询", key: "键", feature: "维", position: "位置", word: "词", input: "输入", output: "输出" };
 const superscript = (power) => [...String(power)].map((c) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(c)]).join("");
 const subscript = (index) => [...String(index)].map((c) => "₀₁₂₃₄₅₆₇₈₉"[Number(c)]).join("");
 
 // How the numbers of a matrix are written: as many decimals as its largest allows, a common power of ten where all are small.
-function figures(values) {
+// least: decimals that are written whatever the size.
+function figures(values, least = 0) {
   const numbers = values.flat().filter(finite), largest = Math.max(0, ...numbers.map(Math.abs));
   const power = largest > 0 && (largest < 0.01 || largest >= 1e6) ? Math.floor(Math.log10(largest)) : 0;
   const scaled = numbers.map((x) => x / 10 ** power), top = largest / 10 ** power;
-  const most = top >= 1000 ? 1 : top >= 100 ? 2 : top >= 10 ? 3 : 4;
+  const most = Math.max(least, top >= 1000 ? 1 : top >= 100 ? 2 : top >= 10 ? 3 : 4);
   let decimals = 0;
   while (decimals < most && scaled.some((x) => Math.abs(x - Number(x.toFixed(decimals))) > 1e-9 * Math.max(1, Math.abs(x)))) decimals += 1;
   const write = (x) => (finite(x) ? (Math.abs(x / 10 ** power) < 0.5 * 10 ** -decimals ? "0" : (x / 10 ** power).toFixed(decimals).replace("-", "−")) : String(x ?? "–"));
@@ -31,32 +33,54 @@ function heat(value, largest) {
   return `background: color-mix(in srgb, var(${value > 0 ? "--first" : "--second"}) ${share}%, transparent)`;
 }
 
-function symbolOf(tensor) {
-  return tensor.head === undefined ? tensor.symbol : `${tensor.symbol}${subscript(tensor.head + 1)}`;
+// W_Q and 10^(−5) as they are written by hand: a list of texts and nodes.
+function typeset(text) {
+  const parts = [];
+  let from = 0;
+  for (const match of text.matchAll(/(?<![A-Za-z]{2})_([A-Za-z]+)|\^\(([^()]*)\)|\^([−\d.]*\w?)/g)) {
+    parts.push(text.slice(from, match.index), match[1] ? el("sub", {}, match[1]) : el("sup", {}, ...typeset(match[2] ?? match[3])));
+    from = match.index + match[0].length;
+  }
+  return [...parts, text.slice(from)];
+}
+
+const typesetBoth = (text) => both(typeset(text.en), typeset(text.zh));
+
+// The head of a tensor that has several, from 1.
+const headOf = (tensor) => (tensor.head === undefined || tensor.shape[1] === 1 ? null : tensor.head + 1);
+const symbolOf = (tensor) => `${tensor.symbol}${headOf(tensor) ? subscript(headOf(tensor)) : ""}`;
+
+// What is shown of a side that is cut: [8, 512, "feature"].
+function leftOut(sides) {
+  const chinese = { query: "个位置", key: "个位置", position: "个位置", feature: "维", word: "个词", input: "个输入", output: "个输出" };
+  const english = (axis) => (axis === "query" || axis === "key" ? "position" : axis);
+  return both(sides.map(([some, there, axis]) => `${some} of ${there} ${english(axis)}s`).join(", "),
+    sides.map(([some, there, axis]) => `${there} ${chinese[axis]}中的 ${some} ${chinese[axis]}`).join("，"));
 }
 
 function drawMatrix(tensor, attributes = {}) {
-  const { write, power, largest } = figures(tensor.values), [markedRow, markedColumn] = tensor.mark || [];
-  const named = (names) => (names || []).some((name) => name !== "");
-  const head = named(tensor.columns) && tensor.columns.length === tensor.values[0]?.length
-    ? el("thead", {}, el("tr", {}, named(tensor.rows) ? el("td", {}) : null, ...tensor.columns.map((name) => el("th", { scope: "col" }, name))))
+  const rowNames = tensor.rows ?? tensor.values.map((_, i) => i), columnNames = tensor.columns ?? (tensor.values[0] ?? []).map((_, j) => j);
+  const { write, power, largest } = figures(tensor.values, tensor.decimals), [markedRow, markedColumn] = tensor.mark || [];
+  const named = (names) => names.some((name) => name !== "");
+  const head = named(columnNames)
+    ? el("thead", {}, el("tr", {}, named(rowNames) ? el("td", {}) : null, ...columnNames.map((name) => el("th", { scope: "col" }, name))))
     : null;
   const rows = tensor.values.map((row, i) => el("tr", {},
-    named(tensor.rows) ? el("th", { scope: "row" }, tensor.rows[i] ?? "") : null,
+    named(rowNames) ? el("th", { scope: "row" }, rowNames[i]) : null,
     ...row.map((x, j) => el("td", {
       style: heat(x, largest), "data-full": inFull(x), class: i === markedRow && j === markedColumn ? "marked" : null,
     }, write(x)))));
-  const caption = el("figcaption", {}, el("b", {}, symbolOf(tensor)),
-    tensor.head === undefined ? null : el("small", {}, both(` head ${tensor.head + 1}`, ` 第 ${tensor.head + 1} 头`)),
+  const caption = el("figcaption", {}, el("b", {}, ...typeset(symbolOf(tensor))),
+    headOf(tensor) ? el("small", {}, both(`head ${headOf(tensor)}`, `第 ${headOf(tensor)} 头`)) : null,
     power ? el("small", {}, ` × 10${superscript(power)}`) : null,
-    tensor.shown ? el("small", { class: "cut" }, bothOf(tensor.shown)) : null);
+    tensor.shown ? el("small", { class: "cut" }, leftOut(tensor.shown)) : null);
   return el("figure", { class: "matrix", ...attributes }, caption,
     el("div", { class: "matrix-scroll", tabindex: "-1" }, el("table", {}, head, el("tbody", {}, ...rows))));
 }
 
 // ---- the steps --------------------------------------------------------------------------------------------------------
 
-const AXES = { row: "句", head: "头", query: "查询", key: "键", feature: "维", position: "位置", word: "词", input: "输入", output: "输出" };
+const FEW = 7;
 
 // What a matrix is: its name, its shape with the names of the axes, the place in the paper.
 function aboutTensor(tensor, source) {
@@ -67,14 +91,21 @@ function aboutTensor(tensor, source) {
 
 function drawFormula(formula) {
   const parts = formula.split(/ {4,}/).filter(Boolean);
-  return parts.length ? el("div", { class: "formula" }, ...parts.map((part) => el("div", {}, part))) : null;
+  return parts.length ? el("div", { class: "formula" }, ...parts.map((part) => el("div", {}, ...typeset(part)))) : null;
 }
 
-function drawStep(step) {
+// What goes into a step: parameters of its own, and what other steps have shown (`found`, by kind and name).
+function inputsOf(step, found) {
+  const given = (tensor) => step.part === "forward" && (["input", "output"].includes(tensor.axes[0]) || tensor.name.endsWith("]"));
+  const used = step.uses.flatMap(([name, kind]) => found.get(`${kind} ${name}`) || []);
+  return [[...used, ...step.tensors.filter(given)], step.tensors.filter((tensor) => !given(tensor))];
+}
+
+function drawStep(step, found) {
   const about = el("p", { class: "walk-about" });
   const rest = () => about.replaceChildren(both("Point at a matrix, or focus it, to read its name, its shape and its place in the paper.",
     "指向或聚焦一个矩阵，可看到它的名字、形状和论文出处。"));
-  const matrices = step.tensors.map((tensor) => {
+  const draw = (tensor) => {
     const tell = () => about.replaceChildren(...aboutTensor(tensor, step.source));
     const figure = drawMatrix(tensor, { tabindex: "0", role: "group", onfocus: tell, onpointerenter: tell });
     bothIn(figure, "aria-label", `${symbolOf(tensor)}: ${tensor.name}, ${tensor.shape.join(" × ")}`, `${symbolOf(tensor)}：${tensor.name}，${tensor.shape.join(" × ")}`);
@@ -83,15 +114,20 @@ function drawStep(step) {
       if (cell) about.replaceChildren(...aboutTensor(tensor, step.source), " ", el("b", { class: "full" }, cell.dataset.full));
     });
     return figure;
-  });
+  };
+  const [inputs, results] = inputsOf(step, found);
+  const matrices = (tensors) => el("div", { class: "matrices" }, ...tensors.map(draw));
   rest();
   return [
     el("p", { class: "walk-box" }, bothOf(step.box)),
-    el("h3", {}, bothOf(step.title)),
+    el("h3", {}, typesetBoth(step.title)),
     drawFormula(step.formula),
     step.equation ? el("p", { class: "equation" }, step.equation) : null,
-    step.note.en ? el("p", { class: "walk-note" }, bothOf(step.note)) : null,
-    el("div", { class: "matrices" }, ...matrices),
+    step.note.en ? el("p", { class: "walk-note" }, typesetBoth(step.note)) : null,
+    // Many heads going in would push what comes out from the screen.
+    inputs.length ? el("details", { class: "walk-group inputs", open: inputs.length <= FEW ? "" : null },
+      el("summary", {}, both("goes in", "输入"), inputs.length > FEW ? ` (${inputs.length})` : ""), matrices(inputs)) : null,
+    results.length ? el("div", { class: "walk-group results" }, inputs.length ? el("h4", {}, both("comes out", "结果")) : "", matrices(results)) : null,
     about,
     step.source ? el("p", { class: "walk-source" }, step.source) : null,
   ].filter(Boolean);
@@ -114,7 +150,7 @@ function drawContents(steps, go) {
   const parts = WALK_PARTS.filter(([part]) => steps.some((step) => step.part === part)).map(([part, english, chinese]) => {
     const boxes = boxesOf(steps, part).map(({ box, first, steps: inner }) => {
       const list = el("ol", { hidden: "" }, ...inner.map(([index, step]) => {
-        buttons.set(index, button(index, bothOf(step.title)));
+        buttons.set(index, button(index, typesetBoth(step.title)));
         return el("li", {}, buttons.get(index));
       }));
       const title = button(first, bothOf(box));
@@ -147,7 +183,11 @@ function scrolled(target, ahead) {
 }
 
 function drawWalkthrough(container, data) {
-  const steps = data.steps;
+  const steps = data.steps, found = new Map();
+  for (const tensor of steps.flatMap((step) => step.tensors)) {
+    const name = `${tensor.kind} ${tensor.name}`;
+    found.set(name, [...(found.get(name) || []).filter((other) => other.head !== tensor.head), tensor]);
+  }
   let at = 0;
   const view = el("article", { class: "walk-step", tabindex: "-1" });
   const place = el("span", { class: "walk-place", role: "status" });
@@ -163,7 +203,7 @@ function drawWalkthrough(container, data) {
 
   function go(index, focus = false) {
     at = Math.max(0, Math.min(steps.length - 1, index));
-    view.replaceChildren(...drawStep(steps[at]));
+    view.replaceChildren(...drawStep(steps[at], found));
     previous.disabled = at === 0;
     next.disabled = at === steps.length - 1;
     slider.value = at;
@@ -190,5 +230,5 @@ function drawWalkthrough(container, data) {
   if (steps.length) go(0);
 }
 
-return { drawMatrix, drawWalkthrough };
+return { drawMatrix, drawWalkthrough, typeset };
 })();

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 
 from dragoman.inside.walkthrough.phrases import ACTIVATION_FORMULAS, BIASES, NORMS, PHRASES, POSITIONS
 from dragoman.inside.walkthrough.quantities import Quantities
-from dragoman.inside.walkthrough.step import Phrase, Quantity, Step, Text, text
+from dragoman.inside.walkthrough.step import Phrase, Quantity, Step, Text, Use, text
 from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.encoder_only import EncoderOnly
 from dragoman.models.transformer import Decoder, Encoder, Transformer
@@ -50,9 +50,10 @@ def blocks(network: nn.Module, quantities: Quantities) -> list[Step]:
     return story.steps
 
 
-def step(name: str, box: Text, phrase: Phrase, *quantities: Quantity | None) -> Step:
+def step(name: str, box: Text, phrase: Phrase, *quantities: Quantity | None, uses: Sequence[str] = ()) -> Step:
     """A step forwards, of the quantities that there are."""
-    return Step(name, box, phrase, tuple(quantity for quantity in quantities if quantity is not None))
+    there = tuple(quantity for quantity in quantities if quantity is not None)
+    return Step(name, box, phrase, there, uses=tuple(Use(used) for used in uses))
 
 
 def words_step(quantities: Quantities, side: str) -> Step:
@@ -70,20 +71,30 @@ def words_step(quantities: Quantities, side: str) -> Step:
 
 
 class _Blocks:
-    """Collects the steps of one stack after the other."""
+    """Collects the steps of one stack after the other.
+
+    at: the tap that holds what the next operation takes.  memory: what the encoder handed on.
+    """
 
     def __init__(self, quantities: Quantities) -> None:
         self.q = quantities
         self.steps: list[Step] = []
         self.positions = "Positions"
         self.causal = False
+        self.at = ""
+        self.memory = ""
 
-    def add(self, name: str, box: Text, phrase: Phrase, *found: Quantity | None) -> None:
-        self.steps.append(step(name, box, phrase, *found))
+    def add(
+        self, name: str, box: Text, phrase: Phrase, *found: Quantity | None, uses: Sequence[str] | None = None
+    ) -> None:
+        """A step; what it takes is, unless said otherwise, what the last one made."""
+        self.steps.append(step(name, box, phrase, *found, uses=[self.at] if uses is None else uses))
+        self.at = name
 
     def tell(self, prefix: str, stack: Encoder | Decoder | DecoderOnly | Vision, name: Text) -> None:
         self.positions = type(stack.positions).__name__
         self.causal = isinstance(stack, Decoder | DecoderOnly)
+        self.memory = self.at
         self._words(prefix, stack, name)
         for number, layer in enumerate(stack.layers):
             assert isinstance(layer, EncoderLayer | DecoderLayer)
@@ -103,19 +114,20 @@ class _Blocks:
         if isinstance(stack, Vision):
             linear = q.matrix("embedding.weight", "W"), q.vector("embedding.bias", "b")
             front = q.vector("class_token", "class")
-            self.add("embedded", box, PHRASES["patch embedding"], *linear, front, embedded)
+            self.add("embedded", box, PHRASES["patch embedding"], *linear, front, embedded, uses=["src"])
         else:
             told, argument = (q.pair.tgt_in[0], "tgt_in[0]") if self.causal else (q.pair.src[0], "src[0]")
             words = q.labels.target_in if self.causal else q.labels.source
             rows = q.rows(f"{prefix}embedding.weight", "E[id]", told, argument, words)
-            self.add(f"{prefix}embedded", box, PHRASES["embedding"], rows, embedded)
+            ids = "tgt_in" if self.causal else "src"
+            self.add(f"{prefix}embedded", box, PHRASES["embedding"], rows, embedded, uses=[ids])
         vectors = None
         if self.positions in ("Sinusoidal", "Learned"):
             places = torch.arange(q.run.values[f"{prefix}positioned"].size(0))
             symbol = "PE" if self.positions == "Sinusoidal" else "P"
             beside = None if embedded is None else embedded.rows
             vectors = q.rows(f"{prefix}positions.table", symbol, places, f":{len(places)}", beside)
-        self.add(f"{prefix}positioned", box, POSITIONS[self.positions], vectors, q.tap(f"{prefix}positioned", "X"))
+        self.add(f"{prefix}positioned", box, POSITIONS[self.positions], vectors, q.tap(f"{prefix}positioned", "X′"))
 
     # ----------------------------------------------------------------------------------------------------------- layers
 
@@ -127,14 +139,15 @@ class _Blocks:
             around: SubLayer = getattr(layer, f"around_{part}")
             if part == "self_attn" and self.causal:
                 title = text("masked self-attention", "带掩码的自注意力")
-            box, here = box_of(title), f"{path}.around_{part}"
+            box, here, came_in = box_of(title), f"{path}.around_{part}", self.at
             if around.order == "pre":
                 self._norm(f"{here}.norm", around.norm, box)
             if isinstance(inner, FeedForward):
                 self._feed_forward(f"{path}.{part}", here, inner, box)
             else:
                 self._attention(f"{path}.{part}", here, inner, box)
-            self.add(f"{here}.residual", box, PHRASES["residual"], self.q.tap(f"{here}.residual", "R"))
+            both = self.q.tap(f"{here}.residual", "R")
+            self.add(f"{here}.residual", box, PHRASES["residual"], both, uses=[came_in, f"{here}.update"])
             if around.order == "post":
                 self._norm(f"{here}.norm", around.norm, box)
 
@@ -145,28 +158,32 @@ class _Blocks:
         self.add(f"{path}.normed", box, NORMS[type(norm).__name__], *kept, *parameters, q.tap(f"{path}.normed", "Y"))
 
     def _attention(self, path: str, around: str, attention: MultiHead, box: Text) -> None:
-        q = self.q
+        q, met = self.q, [f"{path}.queries", f"{path}.keys"]
         self._projections(path, attention, box)
         if q.tap(f"{path}.scores", "S") is not None:
-            self.add(f"{path}.scores", box, PHRASES["scores"], q.tap(f"{path}.scores", "S"))
+            self.add(f"{path}.scores", box, PHRASES["scores"], q.tap(f"{path}.scores", "S"), uses=met)
             if not q.same(f"{path}.scores", f"{path}.masked"):
                 self._mask(path, box)
-        softmax = "linear weights" if isinstance(attention, LinearSelfAttention) else "weights"
-        self.add(f"{path}.weights", box, PHRASES[softmax], q.tap(f"{path}.weights", "A"))
+        linear = isinstance(attention, LinearSelfAttention)
+        softmax, weights = PHRASES["linear weights" if linear else "weights"], q.tap(f"{path}.weights", "A")
+        self.add(f"{path}.weights", box, softmax, weights, uses=met if linear else None)
         heads = PHRASES["heads"]
         if self.positions == "Shaw" and "self_attn" in path:
             heads = replace(heads, formula="Z = A V + Σ A · a_V[distance]", source="Shaw et al. 2018, equation 3")
-        self.add(f"{path}.heads", box, heads, q.tap(f"{path}.heads", "Z"))
+        mixed = [f"{path}.weights", f"{path}.values"]
+        self.add(f"{path}.heads", box, heads, q.tap(f"{path}.heads", "Z"), uses=mixed)
         out = q.matrix(f"{path}.out.weight", "W_O"), q.vector(f"{path}.out.bias", "b_O")
         self.add(f"{around}.update", box, _told("joined", out[1]), *out, q.tap(f"{around}.update", "O"))
 
     def _projections(self, path: str, attention: MultiHead, box: Text) -> None:
         q = self.q
-        kind = "projections"
+        kind, uses = "projections", [self.at]
         matrices: list[tuple[str, str, tuple[int, int] | None]] = []
+        parts: tuple[int, ...]
         if isinstance(attention, CrossAttention):
             kind, parts, fused = "cross projections", attention.parts, "kv"
             matrices.append(("q", "Q", None))
+            uses.append(self.memory)
         else:
             assert isinstance(attention, SelfAttention | LinearSelfAttention)
             parts, fused = attention.parts, "qkv"
@@ -181,7 +198,7 @@ class _Blocks:
         if self.positions == "Rotary" and kind == "projections":
             turned = text("Queries and keys are then turned by their places.", "查询和键随后按位置旋转。")
             phrase = replace(phrase, note=_joined(phrase.note, turned))
-        self.add(f"{path}.queries", box, phrase, *weights, *biases, *taps)
+        self.add(f"{path}.queries", box, phrase, *weights, *biases, *taps, uses=uses)
 
     def _mask(self, path: str, box: Text) -> None:
         """What was added to the scores."""
@@ -204,8 +221,10 @@ class _Blocks:
         before = _told("gated before" if ffn.gated else "before", first[1])
         self.add(f"{path}.before", box, before, *first, q.tap(f"{path}.before", "U"))
         kind = next((name for name, function in ACTIVATIONS.items() if function is ffn.activation), "")
-        formula = "H = f(U) ⊙ G" if ffn.gated else "H = f(U)"
+        formula = "H = f(A) ⊙ G" if ffn.gated else "H = f(U)"
         hidden = replace(PHRASES["hidden"], formula=f"{formula},   f(u) = {ACTIVATION_FORMULAS.get(kind, '…')}")
+        if ffn.gated:
+            hidden = replace(hidden, terms=("[∂H ⊙ G ⊙ f′(A), ∂H ⊙ f(A)]",))
         self.add(f"{path}.hidden", box, hidden, q.tap(f"{path}.hidden", "H"))
         second = q.matrix(f"{path}.outer.weight", "W₂"), q.vector(f"{path}.outer.bias", "b₂")
         self.add(f"{around}.update", box, _told("update", second[1]), *second, q.tap(f"{around}.update", "F"))
@@ -226,5 +245,5 @@ def _told(kind: str, bias: Quantity | None) -> Phrase:
     phrase = PHRASES[kind]
     if bias is not None:
         return phrase
-    back = re.sub(r" +∂b\w* = sum of the rows of ∂\w+", "", phrase.back)
-    return replace(phrase, formula=re.sub(r" \+ b\w*", "", phrase.formula), back=back)
+    own = re.sub(r" +∂b\w* = Σₜ ∂\w+", "", phrase.own)
+    return replace(phrase, formula=re.sub(r" \+ b\w*", "", phrase.formula), own=own)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from dragoman.data.tokenizer import PAD
 from dragoman.errors import UsageError
+from dragoman.inside.walkthrough.backwards import backwards
 from dragoman.inside.walkthrough.blocks import BLOCKS, blocks
 from dragoman.inside.walkthrough.ending import output_steps, sum_step, update_steps
 from dragoman.inside.walkthrough.in_order import in_order
@@ -44,8 +45,10 @@ def walkthrough(
     2.5 MB.  The network stays as it was.
 
     Every number is what the model computed.  "steps" are in order, each with id, part ("forward", "backward",
-    "update"), box, title, formula, source, note and its tensors (name, symbol, kind, head, shape, axes, rows, columns,
-    values, shown); texts are {"en", "zh"}.  Raises UsageError with all that is wrong.
+    "update"), box, title, formula, source, note, uses (pairs: what of other steps it is made of, "value" or "gradient")
+    and tensors: name, symbol, kind, head, shape, axes, values, the names of rows and columns (None: numbered from 0),
+    and "shown" where a side is cut, [8, 512, "feature"].  Texts are {"en", "zh"}.  Raises UsageError with all that is
+    wrong.
     """
     pair = Pair(src, src_mask, tgt_in, targets)
     problems = _problems(network, pair, labels, smoothing, learning_rate, parameter, most)
@@ -54,9 +57,8 @@ def walkthrough(
     run = one_step(network, pair, smoothing, learning_rate, parameter)
     quantities = Quantities(network, run, pair, labels, most)
     forward = blocks(network, quantities) if isinstance(network, BLOCKS) else in_order(network, quantities)
-    forward += output_steps(quantities, smoothing)
-    backward = [back for step in reversed(forward) if (back := step.backwards()).quantities]
-    steps = [*forward, *backward, sum_step(quantities, most), *update_steps(quantities, learning_rate, most)]
+    forward += output_steps(quantities, smoothing, forward[-1].name)
+    steps = [*forward, *backwards(forward), sum_step(quantities, most), *update_steps(quantities, learning_rate, most)]
     cut = fitting_cut(steps, most, exact=network.parameter_count() <= _TINY)
     return {
         "steps": [step_json(step, cut) for step in steps],

@@ -21,15 +21,19 @@ _UPDATE = text("Update", "更新")
 _SHARED = text("Shared weights", "共享权重")
 
 
-def output_steps(q: Quantities, smoothing: float) -> list[Step]:
-    """Logits, probabilities, loss."""
+def output_steps(q: Quantities, smoothing: float, hidden: str) -> list[Step]:
+    """Logits, probabilities, loss.  hidden: the tap that holds the last hidden states."""
     logits = step(
-        "output.logits", _OUTPUT, PHRASES["logits"], q.output_matrix(), q.tap("output.logits", "logits")
+        "output.logits", _OUTPUT, PHRASES["logits"], q.output_matrix(), q.tap("output.logits", "logits"), uses=[hidden]
     )
     probabilities = q.tap("output.probs", "P")
     steps = [] if q.tap("output.logits", "") is None else [logits]
     if probabilities is not None:
-        steps.append(step("output.probs", _OUTPUT, PHRASES["probs"], replace(probabilities, gradient=None)))
+        steps.append(
+            step(
+                "output.probs", _OUTPUT, PHRASES["probs"], replace(probabilities, gradient=None), uses=["output.logits"]
+            )
+        )
     return [*steps, _loss_step(q, smoothing)]
 
 
@@ -45,7 +49,7 @@ def _loss_step(q: Quantities, smoothing: float) -> Step:
     phrase = PHRASES["smoothed loss" if smoothing else "loss"]
     if smoothing:
         phrase = replace(phrase, formula=f"{phrase.formula},   ε = {smoothing:g}")
-    return step("loss", _OUTPUT, phrase, right, losses, q.number("loss", "L", q.run.loss))
+    return step("loss", _OUTPUT, phrase, right, losses, q.number("loss", "L", q.run.loss), uses=["output.probs"])
 
 
 # --------------------------------------------------------------------------------------------- the element's parameter
@@ -70,7 +74,10 @@ def sum_step(q: Quantities, most: int) -> Step:
             "这里 W 的一行是一个输出，与模型的存法相同。",
         ),
     )
-    return replace(step("sum over positions", _SHARED, phrase, *found), part="backward")
+    numbers = [_told(_element(share.gradient, element), factor=True) for share in shares]
+    whole = _told(_element(q.run.of_parameters[element.name], element))
+    equation = f"{' + '.join(numbers)} = {whole}"
+    return replace(step("sum over positions", _SHARED, phrase, *found), part="backward", equation=equation)
 
 
 def update_steps(q: Quantities, learning_rate: float, most: int) -> list[Step]:

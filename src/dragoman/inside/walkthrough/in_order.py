@@ -75,9 +75,7 @@ _HANDED_ON = Phrase(
     text("One vector a word.", "每个词一个向量。"),
 )
 
-_STEPS = text(
-    "One word after the other: each row needs the row before.", "一个词接一个词：每一行都要等前一行。"
-)
+_STEPS = text("One word after the other: each row needs the row before.", "一个词接一个词：每一行都要等前一行。")
 
 _CELL = text("The recurrent cell", "循环单元")
 
@@ -87,15 +85,15 @@ _PHRASES = {
         "x = √d_model · E[id]",
         "Bahdanau et al. 2015, appendix A.2.1",
         text("Each number picks a row of a table.", "每个编号取出表中的一行。"),
-        "∂E[id] = √d_model · ∂x, summed over the places of the word",
+        own="∂E[id] = √d_model · ∂x, summed over the places of the word",
     ),
     "VanillaRNN": Phrase(
         _CELL,
         "hₜ = f(W xₜ + U hₜ₋₁ + b)",
         "Elman 1990",
         _STEPS,
-        "∂hₜ₋₁ = Uᵀ (∂hₜ ⊙ f′)",
-        text(
+        own="∂hₜ₋₁ = Uᵀ (∂hₜ ⊙ f′)",
+        back_note=text(
             "At each step back the same matrix and f′: after many steps little is left, or far too much.",
             "每退一步都乘同一个矩阵和 f′：多步之后，梯度或消失，或爆炸。",
         ),
@@ -105,16 +103,18 @@ _PHRASES = {
         "r = σ(W_r x + U_r h)    z = σ(W_z x + U_z h)    n = tanh(W_n x + r ⊙ U_n h)    h′ = (1 − z) ⊙ n + z ⊙ h",
         "Cho et al. 2014, section 2.3",
         _STEPS,
-        "∂h = z ⊙ ∂h′ + what comes back through the gates",
-        text("Where z is near 1, the gradient passes unharmed.", "z 接近 1 处，梯度几乎原样通过。"),
+        own="∂h = z ⊙ ∂h′ + what comes back through the gates",
+        back_note=text("Where z is near 1, the gradient passes unharmed.", "z 接近 1 处，梯度几乎原样通过。"),
     ),
     "LSTM": Phrase(
         _CELL,
         "i, f, o = σ(W x + U h)    n = tanh(W x + U h)    c′ = f ⊙ c + i ⊙ n    h′ = o ⊙ tanh(c′)",
         "Hochreiter and Schmidhuber 1997; Gers et al. 2000",
         _STEPS,
-        "∂c = f ⊙ ∂c′ + what comes back through the gates",
-        text("Where the forget gate is open, the gradient passes unharmed.", "遗忘门打开处，梯度几乎原样通过。"),
+        own="∂c = f ⊙ ∂c′ + what comes back through the gates",
+        back_note=text(
+            "Where the forget gate is open, the gradient passes unharmed.", "遗忘门打开处，梯度几乎原样通过。"
+        ),
     ),
     "Bridge": Phrase(
         text("From the encoder to the decoder", "从编码器到解码器"),
@@ -124,28 +124,28 @@ _PHRASES = {
             "h is what each direction knew when it had read the whole sentence.",
             "h 是每个方向读完整句后的状态。",
         ),
-        "∂h = Wᵀ (∂s₀ ⊙ (1 − s₀²))",
+        own="∂h = Wᵀ (∂s₀ ⊙ (1 − s₀²))",
     ),
     "AdditiveAttention": Phrase(
         text("Where to look", "看哪里"),
         "eⱼ = v · tanh(W s + U hⱼ + b)    α = softmax(e)    c = Σ αⱼ hⱼ",
         "Bahdanau et al. 2015, appendix A.1.2",
         text("One row a target word, one column a source word.", "每行一个目标词，每列一个源词。"),
-        "∂hⱼ = αⱼ ∂c + …    ∂e = α ⊙ (∂α − Σ α ⊙ ∂α)",
+        own="∂hⱼ = αⱼ ∂c + …    ∂e = α ⊙ (∂α − Σ α ⊙ ∂α)",
     ),
     "PlacedEmbedding": Phrase(
         text("Embedding and position", "词嵌入与位置"),
         "x = E[id] + P[p]",
         "Gehring et al. 2017, section 3.1",
         text("Each place has a trained vector.", "每个位置有一个训练出来的向量。"),
-        "∂E[id] = ∂P[p] = ∂x",
+        own="∂E[id] = ∂P[p] = ∂x",
     ),
     "GatedConvolution": Phrase(
         text("Gated convolution", "门控卷积"),
         "[A B] = W window + b    h = A ⊙ σ(B)",
         "Gehring et al. 2017, section 3.2",
         text("A word and its neighbours; the decoder's are all behind it.", "一个词和它的邻居；解码器只看前面的。"),
-        "∂A = ∂h ⊙ σ(B)    ∂B = ∂h ⊙ A ⊙ σ(B) ⊙ (1 − σ(B))",
+        own="∂A = ∂h ⊙ σ(B)    ∂B = ∂h ⊙ A ⊙ σ(B) ⊙ (1 − σ(B))",
     ),
     "MultiStepAttention": Phrase(
         text("Where to look", "看哪里"),
@@ -155,7 +155,7 @@ _PHRASES = {
             "z is the encoder's output, x and g are the embeddings of source and target, m counts the source words.",
             "z 是编码器的输出，x 与 g 是源与目标的词嵌入，m 是源句词数。",
         ),
-        "∂e = α ⊙ (∂α − Σ α ⊙ ∂α)    ∂d = Σ ∂eⱼ zⱼ",
+        own="∂e = α ⊙ (∂α − Σ α ⊙ ∂α)    ∂d = Σ ∂eⱼ zⱼ",
     ),
     "BahdanauLayer": Phrase(
         text("What the layer hands on", "这一层的输出"),
@@ -178,5 +178,5 @@ for _kind, _score in (("DotAttention", "eⱼ = s · hⱼ"), ("GeneralAttention",
         f"{_score}    α = softmax(e)    c = Σ αⱼ hⱼ",
         "Luong et al. 2015, equation 8",
         text("One row a target word, one column a source word.", "每行一个目标词，每列一个源词。"),
-        "∂hⱼ = αⱼ ∂c + …    ∂e = α ⊙ (∂α − Σ α ⊙ ∂α)",
+        own="∂hⱼ = αⱼ ∂c + …    ∂e = α ⊙ (∂α − Σ α ⊙ ∂α)",
     )

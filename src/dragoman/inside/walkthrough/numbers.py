@@ -9,21 +9,15 @@ from typing import Any
 
 from torch import Tensor
 
-from dragoman.inside.walkthrough.step import Quantity, Step, Text, text
+from dragoman.inside.walkthrough.step import Quantity, Step
 
 __all__ = ["Cut", "fitting_cut", "step_json"]
 
-_NUMBERS = 145_000
-"""In a whole walk-through: about 2 MB as text."""
+_NUMBERS = 130_000
+"""In a whole walk-through: as text, with all that names them, a little more than 2 MB."""
 
 _FEATURES = ("feature", "input", "output")
 _PLACES = ("position", "query", "key")
-_COUNTED = {
-    "feature": ("features", "维"),
-    "input": ("inputs", "个输入"),
-    "output": ("outputs", "个输出"),
-    "word": ("words", "个词"),
-} | dict.fromkeys(_PLACES, ("positions", "个位置"))
 
 
 @dataclass(frozen=True)
@@ -57,17 +51,16 @@ def fitting_cut(steps: Sequence[Step], most: int, exact: bool) -> Cut:
 def step_json(step: Step, cut: Cut) -> dict[str, Any]:
     """The step as plain JSON; numbers that are not finite are texts, "−∞" is what a mask puts."""
     shown = [entry for quantity in step.quantities for entry in _entries(quantity, step.gradients, cut)]
-    phrase, title = step.phrase, step.phrase.title
-    if step.gradients:
-        title = text(f"{title['en']}, backwards", f"{title['zh']}（反向）")
+    phrase = step.phrase
     found: dict[str, Any] = {
         "id": step.name,
         "part": step.part,
         "box": step.box,
-        "title": title,
-        "formula": phrase.back if step.gradients else phrase.formula,
+        "title": phrase.title,
+        "formula": phrase.formula,
         "source": phrase.source,
-        "note": (phrase.back_note or text("", "")) if step.gradients else phrase.note,
+        "note": phrase.note,
+        "uses": [[use.name, use.kind] for use in step.uses],
         "tensors": shown,
     }
     return found if step.equation is None else found | {"equation": step.equation}
@@ -92,15 +85,18 @@ def _entries(quantity: Quantity, gradients: bool, cut: Cut) -> Iterable[dict[str
         }
         if quantity.by_head:
             entry["head"] = head
-        if (left_out := _shown((rows, columns), quantity)) is not None:
+        if left_out := _shown((rows, columns), quantity):
             entry["shown"] = left_out
         if quantity.mark is not None:
             entry["mark"] = list(quantity.mark)
         yield entry
 
 
-def _names(names: Sequence[str] | None, count: int, first: int) -> list[str]:
-    return [str(first + i) for i in range(count)] if names is None else list(names[:count])
+def _names(names: Sequence[str] | None, count: int, first: int) -> list[str] | None:
+    """None for those that count from 0."""
+    if names is not None:
+        return list(names[:count])
+    return [str(first + i) for i in range(count)] if first else None
 
 
 def _values(matrix: Tensor, exact: bool) -> list[list[float | int | str]]:
@@ -115,15 +111,10 @@ def _number(x: float, exact: bool) -> float | int | str:
     return x if exact else float(f"{x:.6g}")
 
 
-def _shown(shown: tuple[int, int], quantity: Quantity) -> Text | None:
-    """What is left out: "8 of 512 features"; None for nothing."""
-    parts = [
-        (some, there, _COUNTED[axis])
+def _shown(shown: tuple[int, int], quantity: Quantity) -> list[list[int | str]]:
+    """What is left out: [8, 512, "feature"] for 8 of 512 features."""
+    return [
+        [some, there, axis]
         for some, there, axis in zip(shown, quantity.of, quantity.along, strict=True)
         if some < there
     ]
-    if not parts:
-        return None
-    english = ", ".join(f"{some} of {there} {unit[0]}" for some, there, unit in parts)
-    chinese = "，".join(f"{there} {unit[1]}中的 {some} {unit[1]}" for some, there, unit in parts)
-    return text(english, chinese)

@@ -1,6 +1,6 @@
 """The words of a Transformer's story: what each step does, its formula forwards and backwards, and where it is from.
 
-Vectors are rows, as in the paper: X W.  ∂X is short for ∂L/∂X, ⊙ multiplies element by element.
+Vectors are rows, as in the paper: X W.  ∂X is short for ∂L/∂X, ⊙ multiplies element by element, ⟨ ⟩ is a mean.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ PHRASES: dict[str, Phrase] = {
             "Each number picks a row of the table E. The factor √d_model brings it to the size of the positions.",
             "每个编号取出表 E 的一行；乘以 √d_model，使它与位置编码大小相当。",
         ),
-        "∂E[id] = √d_model · ∂X",
-        text(
+        own="∂E[id] = √d_model · ∂X",
+        back_note=text(
             "The rows of a word that stands several times add up. Where E is the output's matrix too, so does that.",
             "同一个词出现在多处时，各处的梯度相加；若 E 同时是输出矩阵，也包含那一份。",
         ),
@@ -58,7 +58,7 @@ PHRASES: dict[str, Phrase] = {
             "One matrix for all patches, and a learned vector in front that will tell the class.",
             "所有小块共用一个矩阵；最前面加一个学到的向量，由它给出类别。",
         ),
-        "∂W = patchesᵀ ∂X",
+        own="∂W = patchesᵀ ∂X    ∂b = Σₜ ∂Xₜ",
     ),
     "projections": Phrase(
         text("Queries, keys, values", "查询、键、值"),
@@ -68,8 +68,9 @@ PHRASES: dict[str, Phrase] = {
             "The same three matrices for all words at once. Each head takes its own columns.",
             "同一组三个矩阵同时作用于所有词；每个头取其中自己的几列。",
         ),
-        "∂Q = ∂S K / √d_head    ∂K = ∂Sᵀ Q / √d_head    ∂V = Aᵀ ∂Z    ∂W_Q = Xᵀ ∂Q",
-        text(
+        ("∂Q W_Qᵀ + ∂K W_Kᵀ + ∂V W_Vᵀ",),
+        "∂W_Q = Xᵀ ∂Q    ∂W_K = Xᵀ ∂K    ∂W_V = Xᵀ ∂V",
+        back_note=text(
             "Xᵀ ∂Q is a sum over words: in a shared matrix the gradients of all positions add up.",
             "Xᵀ ∂Q 是对所有词求和：在共享的矩阵里，各位置的梯度相加。",
         ),
@@ -82,8 +83,9 @@ PHRASES: dict[str, Phrase] = {
             "M is what the encoder handed on, the same for every layer of the decoder.",
             "M 是编码器的输出，解码器每一层用的都是它。",
         ),
-        "∂Q = ∂S K / √d_head    ∂K = ∂Sᵀ Q / √d_head    ∂V = Aᵀ ∂Z    ∂M = ∂K W_Kᵀ + ∂V W_Vᵀ",
-        text(
+        ("∂Q W_Qᵀ", "∂K W_Kᵀ + ∂V W_Vᵀ"),
+        "∂W_Q = Xᵀ ∂Q    ∂W_K = Mᵀ ∂K    ∂W_V = Mᵀ ∂V",
+        back_note=text(
             "Keys and values carry the gradient over to the encoder; those of all layers add up there.",
             "梯度经由键和值传回编码器；各层的梯度在那里相加。",
         ),
@@ -96,56 +98,63 @@ PHRASES: dict[str, Phrase] = {
             "How well a query meets each key. Divided by √d_head, so that the softmax does not saturate.",
             "每个查询与每个键的匹配程度；除以 √d_head，以免 softmax 饱和。",
         ),
-        "∂S = A ⊙ (∂A − Σ A ⊙ ∂A)    (the sum goes along a row)",
-        text(
-            "A weight that rises takes from all others of its row: that is the sum.",
+        ("∂S K / √d_head", "∂Sᵀ Q / √d_head"),
+        keeps="others",
+        back_note=text(
+            "The sum goes along a row: a weight that rises takes from all others of its row.",
             "一个权重上升，同一行的其他权重就要下降：求和项就是这个意思。",
         ),
     ),
     "mask": Phrase(
         text("Mask", "掩码"),
-        "S + M,  M = 0 where a query may look and −∞ where not",
+        "S + M,   M ∈ {0, −∞}",
         f"{_PAPER}section 3.2.3",
         text("", ""),
     ),
     "weights": Phrase(
         text("Weights", "注意力权重"),
-        "A = softmax(S)    (along a row)",
+        "A = softmax(S)",
         f"{_PAPER}equation 1",
-        text("Each row is positive and sums to 1.", "每一行都为正，且和为 1。"),
-        "∂A = ∂Z Vᵀ",
+        text(
+            "Row by row: e^S, divided by the sum of its row. Each row sums to 1.",
+            "逐行计算：e^S 除以该行之和；每一行的和为 1。",
+        ),
+        ("A ⊙ (∂A − Σₙ Aₙ ∂Aₙ)",),
+        keeps="out",
     ),
     "linear weights": Phrase(
         text("Weights without a softmax", "没有 softmax 的权重"),
-        "A = φ(Q) ψ(K)ᵀ / row sums",
+        "Aₜₙ = φ(qₜ) · ψ(kₙ) / Σₘ φ(qₜ) · ψ(kₘ)",
         "Katharopoulos et al. 2020, equation 4",
         text(
             "The model never makes this matrix; it is what its sums amount to. Its rank is at most d_head.",
             "模型本身不构造这个矩阵，这是它的求和所等价的权重；其秩不超过 d_head。",
         ),
-        "∂A = ∂Z Vᵀ",
+        ("∂A · ∂A/∂Q", "∂A · ∂A/∂K"),
     ),
     "heads": Phrase(
         text("Output of each head", "每个头的输出"),
         "Z = A V",
         f"{_PAPER}equation 1",
         text("A weighted mean of the values.", "值的加权平均。"),
-        "∂Z = ∂O W_Oᵀ",
+        ("∂Z Vᵀ", "Aᵀ ∂Z"),
+        keeps="others",
     ),
     "joined": Phrase(
         text("Heads side by side, through W_O", "各头拼接后乘 W_O"),
         "O = [Z₁ … Z_H] W_O + b_O",
         f"{_PAPER}section 3.2.2",
         text("What this sub-layer wants to add to each word.", "这个子层要加到每个词上的内容。"),
-        "∂O = ∂R    ∂W_O = [Z₁ … Z_H]ᵀ ∂O    ∂b_O = sum of the rows of ∂O",
+        ("∂O W_Oᵀ",),
+        "∂W_O = [Z₁ … Z_H]ᵀ ∂O    ∂b_O = Σₜ ∂Oₜ",
     ),
     "residual": Phrase(
         text("Residual connection", "残差连接"),
         "R = X + f(X)",
         f"{_PAPER}section 5.4",
         text("What came in, plus what the sub-layer found.", "输入，加上子层的结果。"),
-        "∂X = ∂R + what comes back through f",
-        text(
+        ("∂R", "∂R"),
+        back_note=text(
             "A sum hands its gradient on unchanged, to both sides: the way past the sub-layer never fades.",
             "加法把梯度原样传给两边：绕过子层的那条路不会衰减。",
         ),
@@ -155,36 +164,41 @@ PHRASES: dict[str, Phrase] = {
         "U = X W₁ + b₁",
         f"{_PAPER}equation 2",
         text("The same for every word, each by itself.", "对每个词各自做同样的计算。"),
-        "∂U = ∂H ⊙ f′(U)    ∂W₁ = Xᵀ ∂U    ∂b₁ = sum of the rows of ∂U",
+        ("∂U W₁ᵀ",),
+        "∂W₁ = Xᵀ ∂U    ∂b₁ = Σₜ ∂Uₜ",
     ),
     "gated before": Phrase(
         text("Feed-forward, first matrices", "前馈网络第一层（门控）"),
-        "[U G] = X [W₁ W₃] + b",
+        "U = X W₁ + b₁    U = [A G]",
         "Shazeer 2020, equation 5",
-        text("The second half, G, will let the first through or not.", "后一半 G 决定前一半能通过多少。"),
-        "∂U = ∂H ⊙ G ⊙ f′(U)    ∂G = ∂H ⊙ f(U)    ∂[W₁ W₃] = Xᵀ ∂[U G]",
+        text("The second half, G, decides what of the first, A, gets through.", "后一半 G 决定前一半 A 能通过多少。"),
+        ("∂U W₁ᵀ",),
+        "∂W₁ = Xᵀ ∂U    ∂b₁ = Σₜ ∂Uₜ",
     ),
     "hidden": Phrase(
         text("Activation", "激活函数"),
         "H = f(U)",
         f"{_PAPER}equation 2",
         text("The one place where features are not just added and scaled.", "只有这里不是单纯的相加与缩放。"),
-        "∂H = ∂F W₂ᵀ",
+        ("∂H ⊙ f′(U)",),
+        keeps="self",
     ),
     "update": Phrase(
         text("Feed-forward, second matrix", "前馈网络第二层"),
         "F = H W₂ + b₂",
         f"{_PAPER}equation 2",
         text("What this sub-layer wants to add to each word.", "这个子层要加到每个词上的内容。"),
-        "∂F = ∂R    ∂W₂ = Hᵀ ∂F    ∂b₂ = sum of the rows of ∂F",
+        ("∂F W₂ᵀ",),
+        "∂W₂ = Hᵀ ∂F    ∂b₂ = Σₜ ∂Fₜ",
     ),
     "logits": Phrase(
         text("Logits", "输出得分"),
         "logits = Y W_out",
         f"{_PAPER}section 3.4",
         text("A number for each word of the vocabulary.", "词表里每个词一个数。"),
-        "∂logits = P − T    ∂W_out = Yᵀ ∂logits",
-        text(
+        ("∂logits W_outᵀ",),
+        "∂W_out = Yᵀ ∂logits",
+        back_note=text(
             "T has a 1 at the right word: too much probability is pushed down, the right word is pulled up. "
             "∂X is short for ∂L/∂X throughout.",
             "T 在正确的词处为 1：给多了的概率往下压，正确的词往上拉。以下 ∂X 均为 ∂L/∂X 的简写。",
@@ -195,10 +209,12 @@ PHRASES: dict[str, Phrase] = {
         "P = softmax(logits)",
         f"{_PAPER}section 3.4",
         text("Positive, and 1 in sum over all words.", "均为正，对所有词求和为 1。"),
+        ("P − T",),
+        keeps="out",
     ),
     "loss": Phrase(
         text("Loss", "损失"),
-        "Lₜ = −ln P(right word)    L = sum over the words",
+        "Lₜ = −ln Pₜ[yₜ]    L = Σₜ Lₜ",
         f"{_PAPER}section 5.4",
         text(
             "How surprised the model is by each right word; training divides the sum by the number of words.",
@@ -207,7 +223,7 @@ PHRASES: dict[str, Phrase] = {
     ),
     "smoothed loss": Phrase(
         text("Loss, smoothed", "标签平滑的损失"),
-        "Lₜ = −(1 − ε) ln P(right word) − ε/V · sum of ln P    L = sum over the words",
+        "Lₜ = −(1 − ε) ln Pₜ[yₜ] − ε/V · Σᵥ ln Pₜ[v]    L = Σₜ Lₜ",
         "Szegedy et al. 2016, section 7",
         text(
             "A part ε of the target is spread over all V words; training divides the sum by the number of words.",
@@ -219,41 +235,44 @@ PHRASES: dict[str, Phrase] = {
 NORMS: dict[str, Phrase] = {
     "LayerNorm": Phrase(
         text("Norm", "层归一化"),
-        "Y = γ ⊙ (X − μ) / σ + β,   σ = √(variance + ε)",
+        "Y = γ ⊙ (R − μ) / σ + β    μ = ⟨R⟩    σ² = ⟨(R − μ)²⟩ + ε",
         "Ba et al. 2016, equation 4",
-        text("μ and σ are of the features of one word.", "μ 和 σ 是同一个词各维的均值与标准差。"),
-        "∂X = γ ⊙ ∂Y / σ + what comes back through μ and σ    ∂γ = Σ ∂Y ⊙ (X − μ) / σ    ∂β = Σ ∂Y",
+        text("⟨ ⟩ is the mean over the features of one word.", "⟨ ⟩ 表示对同一个词的各维求平均。"),
+        ("(g − ⟨g⟩ − x ⟨g ⊙ x⟩) / σ,   g = γ ⊙ ∂Y,   x = (R − μ) / σ",),
+        "∂γ = Σₜ ∂Y ⊙ (R − μ) / σ    ∂β = Σₜ ∂Y    ∂μ = −Σ γ ⊙ ∂Y / σ    ∂σ = −Σ γ ⊙ ∂Y ⊙ (R − μ) / σ²",
     ),
     "RMSNorm": Phrase(
         text("Norm", "均方根归一化"),
-        "Y = γ ⊙ X / σ,   σ = √(mean of X² + ε)",
+        "Y = γ ⊙ R / σ    σ² = ⟨R²⟩ + ε",
         "Zhang and Sennrich 2019, equation 4",
-        text("No mean is taken away.", "不减去均值。"),
-        "∂X = γ ⊙ ∂Y / σ + what comes back through σ    ∂γ = Σ ∂Y ⊙ X / σ",
+        text(
+            "⟨ ⟩ is the mean over the features of one word, which is not taken away here.",
+            "⟨ ⟩ 表示对同一个词的各维求平均；这里不减去均值。",
+        ),
+        ("(g − x ⟨g ⊙ x⟩) / σ,   g = γ ⊙ ∂Y,   x = R / σ",),
+        "∂γ = Σₜ ∂Y ⊙ R / σ    ∂σ = −Σ γ ⊙ ∂Y ⊙ R / σ²",
     ),
     "BatchNorm": Phrase(
         text("Norm", "批归一化"),
-        "Y = γ ⊙ (X − μ) / σ + β",
+        "Y = γ ⊙ (R − μ) / σ + β",
         "Ioffe and Szegedy 2015, algorithm 2",
         text(
             "μ and σ of each feature are those that training has kept.",
             "每一维的 μ 和 σ 用的是训练中累积的值。",
         ),
-        "∂X = γ ⊙ ∂Y / σ",
+        ("γ ⊙ ∂Y / σ",),
+        "∂γ = Σₜ ∂Y ⊙ (R − μ) / σ    ∂β = Σₜ ∂Y",
     ),
 }
 """By class."""
 
 
 def _position(en: str, zh: str, formula: str, source: str) -> Phrase:
-    back = "a sum hands its gradient on unchanged" if "+" in formula else "unchanged"
-    return Phrase(text("Position", "位置"), formula, source, text(en, zh), f"∂X = ∂(…),  {back}")
+    return Phrase(text("Position", "位置"), f"X′ = {formula}", source, text(en, zh), ("∂X′",))
 
 
 POSITIONS: dict[str, Phrase] = {
-    "Positions": _position(
-        "This model is not told where a word stands.", "这个模型不知道词的位置。", "X", "–"
-    ),
+    "Positions": _position("This model is not told where a word stands.", "这个模型不知道词的位置。", "X", "–"),
     "Sinusoidal": _position(
         "Each place has its own vector of sines and cosines.",
         "每个位置有自己的正弦、余弦向量。",
@@ -264,18 +283,18 @@ POSITIONS: dict[str, Phrase] = {
         "Each place has a trained vector.",
         "每个位置有一个训练出来的向量。",
         "X + P[p]",
-        "Gehring et al. 2017, section 3.1"
+        "Gehring et al. 2017, section 3.1",
     ),
     "RecurrentOverEmbeddings": _position(
         "A recurrent network reads the words in order and marks each by what came before.",
         "循环网络按顺序读词，用之前的内容标记每个词。",
-        "xₜ + hₜ,   hₜ = GRU(xₜ, hₜ₋₁)",
+        "X + h,   hₜ = GRU(xₜ, hₜ₋₁)",
         "Cho et al. 2014",
     ),
     "RecurrentPositions": _position(
         "Each position vector is made from the one before.",
         "每个位置向量由前一个位置向量生成。",
-        "xₜ + pₜ,   pₜ = tanh(W pₜ₋₁ + b)",
+        "X + p,   pₜ = tanh(W pₜ₋₁ + b)",
         "a recurrence without input",
     ),
     "Shaw": _position(
@@ -294,7 +313,7 @@ POSITIONS: dict[str, Phrase] = {
         "Nothing here: the scores fade with the distance.",
         "此处不变：得分随距离减小。",
         "X",
-        "Press et al. 2022, section 3"
+        "Press et al. 2022, section 3",
     ),
     "Rotary": _position(
         "Nothing here: queries and keys are turned by an angle that grows with the place.",

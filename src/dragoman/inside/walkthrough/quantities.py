@@ -50,22 +50,21 @@ class Quantities:
         """What passed the tap of that name."""
         if name not in self.run.values:
             return None
-        value, gradient, axes = self.run.values[name], self.run.gradients.get(name), self.run.axes[name]
-        shape = (1, *value.shape)
-        along, of = _sides(axes, value)
-        columns = self._beside(name, along[1])
+        axes, along = self.run.axes[name], _along(self.run.axes[name])
+        whole, columns = _matrices(self.run.values[name], axes), self._beside(name, along[1])
+        gradient = None if name not in self.run.gradients else _matrices(self.run.gradients[name], axes)
+        value = whole
         if along[1] == "word":
-            value, gradient = (None if x is None else x[..., self.shown_words] for x in (value, gradient))
-            columns = self._words()
-        assert value is not None
+            value, columns = value[..., self.shown_words], self._words()
+            gradient = None if gradient is None else gradient[..., self.shown_words]
         return Quantity(
             name,
             symbol,
-            shape,
+            (1, *self.run.values[name].shape),
             ("row", *axes),
-            _matrices(value, axes),
-            None if gradient is None else _matrices(gradient, axes),
-            of,
+            value,
+            gradient,
+            (whole.size(1), whole.size(2)),
             along,
             self._beside(name, along[0]),
             columns,
@@ -112,21 +111,20 @@ class Quantities:
             rows=[""],
         )
 
-    def rows(
-        self, name: str, symbol: str, ids: Tensor, argument: str, words: Sequence[str] | None
-    ) -> Quantity | None:
+    def rows(self, name: str, symbol: str, ids: Tensor, argument: str, words: Sequence[str] | None) -> Quantity | None:
         """The rows of a table that some ids pick; argument: how Python names the ids."""
         if name not in self.run.parameters:
             return None
         table, gradient = self._parameter(name, None)
+        size = (ids.numel(), table.size(1))
         return Quantity(
             f"{name}[{argument}]",
             symbol,
-            tuple(table[ids].shape),
+            size,
             ("position", "feature"),
             table[ids][None],
             None if gradient is None else gradient[ids][None],
-            tuple(table[ids].shape),
+            size,
             ("position", "feature"),
             words,
         )
@@ -210,14 +208,11 @@ class Quantities:
         return [*reversed(words[:end]), *words[end:]]
 
 
-def _sides(axes: tuple[str, ...], value: Tensor) -> tuple[tuple[str, str], tuple[int, int]]:
-    """The axes of rows and columns of a tap, and how many of each there are."""
-    if len(axes) == 1:
-        along = ("one", axes[0]) if axes[0] == "feature" else (axes[0], "one")
-    else:
-        along = (axes[-2], axes[-1])
-    rows, columns = _matrices(value, axes).shape[1:]
-    return along, (rows, columns)
+def _along(axes: tuple[str, ...]) -> tuple[str, str]:
+    """What rows and columns of a tap go along."""
+    if len(axes) > 1:
+        return axes[-2], axes[-1]
+    return ("one", axes[0]) if axes[0] == "feature" else (axes[0], "one")
 
 
 def _matrices(value: Tensor, axes: tuple[str, ...]) -> Tensor:

@@ -89,7 +89,7 @@ def one_step(
         loss = torch.stack(list(words.values())).sum()
         loss.backward(retain_graph=True)
         # Now, before single words go the same way back once more and add to what the taps hold.
-        gradients = {name: grad.clone() for name in order if (grad := _gradient(seen, name)) is not None}
+        gradients = {name: grad for name in order if (grad := _gradient(seen, name)) is not None}
         parameters = dict(network.named_parameters(remove_duplicate=False))
         of_parameters = {name: p.grad for name, p in parameters.items() if p.grad is not None}
         chosen = _default_element(network, of_parameters) if element is None else Element(*element)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
-__all__ = ["Phrase", "Quantity", "Step", "Text", "text"]
+__all__ = ["Phrase", "Quantity", "Step", "Text", "Use", "text"]
 
 Text = dict[str, str]
 """A text in English ("en") and Chinese ("zh")."""
@@ -21,15 +21,19 @@ def text(en: str, zh: str) -> Text:
 class Phrase:
     """The words of a kind of step.
 
-    formula, back: forwards and backwards, in Unicode; ∂X is short for ∂L/∂X.  source: paper, section or equation.
+    formula: in Unicode.  source: paper, section or equation.  Backwards: terms, what it sends to the gradient of each
+    quantity that it uses; own, the gradients of its parameters; keeps, which values a term needs besides what came
+    back: those of the other quantities used ("others"), of that one ("self") or of what came out ("out").
     """
 
     title: Text
     formula: str
     source: str
     note: Text
-    back: str = ""
+    terms: tuple[str, ...] = ()
+    own: str = ""
     back_note: Text | None = None
+    keeps: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,11 +62,20 @@ class Quantity:
 
 
 @dataclass(frozen=True)
+class Use:
+    """A quantity of another step: its "value" or its "gradient"."""
+
+    name: str
+    kind: str = "value"
+
+
+@dataclass(frozen=True)
 class Step:
     """One operation, and what goes through it.
 
-    part: "forward", "backward" or "update".  gradients: whether it shows the gradients of its quantities.  box: where
-    in the model's picture it stands.  equation: the formula with the numbers of one element in it.
+    uses: what of other steps it is made of.  part: "forward", "backward" or "update".  gradients: whether it shows the
+    gradients of its quantities.  box: where in the model's picture it stands.  equation: the formula with the numbers
+    of one element in it.
     """
 
     name: str
@@ -72,8 +85,4 @@ class Step:
     part: str = "forward"
     gradients: bool = False
     equation: str | None = None
-
-    def backwards(self) -> Step:
-        """The same way back: the quantities that have a gradient."""
-        there = tuple(quantity for quantity in self.quantities if quantity.gradient is not None)
-        return replace(self, name=f"{self.name}.gradient", part="backward", gradients=True, quantities=there)
+    uses: tuple[Use, ...] = ()

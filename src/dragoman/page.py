@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.resources import files
 from numbers import Real
 from pathlib import Path
@@ -68,5 +69,6 @@ def write_page(path: Path, page: str) -> Path:
             f"{path}: the page cannot be written ({error.strerror}); name a folder that can be written"
         ) from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # of the other problem, which is being told
+            part.unlink(missing_ok=True)
     return path

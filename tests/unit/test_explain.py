@@ -216,9 +216,9 @@ def test_maps_hold_the_recorded_weights(kind: str) -> None:
 
 
 def test_stacks_and_layers_of_a_transformer() -> None:
-    found = [(shown["stack"], shown["layer"]) for shown in translated("paper").maps]
+    places = [(shown["stack"], shown["layer"]) for shown in translated("paper").maps]
 
-    assert found == [("encoder", 0), ("encoder", 1)] + [(stack, i) for i in range(3) for stack in ("decoder", "cross")]
+    assert places == [("encoder", 0), ("encoder", 1)] + [(stack, i) for i in range(3) for stack in ("decoder", "cross")]
     assert {shown["stack"] for shown in found("seer").maps} == {"encoder"}
     assert {shown["stack"] for shown in found("language model").maps} == {"decoder"}
 

@@ -79,7 +79,8 @@ def test_the_share_is_always_the_same() -> None:
 
 
 def test_without_scikit_learn_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn", None)
+    for name in [name for name in sys.modules if name == "sklearn" or name.startswith("sklearn.")] or ["sklearn"]:
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UsageError, match=r"pip install 'dragoman\[vision\]'"):
         load_digits()
 

@@ -107,8 +107,7 @@ class Cell(nn.Module, ABC):
         if x.size(1) == 1 or decide(*taps):  # the kernels pack their weights anew at each call
             return self.unroll(x, state)
         if active(*taps):
-            # Only to be seen.  Not under no_grad: autocast would keep copies of the matrices without a graph for `_run`.
-            self.unroll(x, state)
+            self.unroll(x, state)  # only to be seen
         return self._run(x, tuple(part[None].contiguous() for part in state))
 
     @abstractmethod

@@ -224,7 +224,7 @@ def test_stacks_and_layers_of_a_transformer() -> None:
 
 
 def test_more_maps_than_a_page_holds_are_averaged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.inside.quantities._BYTES", 500)
+    monkeypatch.setattr("dragoman.inside.maps._BYTES", 500)
 
     found = explain(translator("paper"), SOURCE, TARGET)
 

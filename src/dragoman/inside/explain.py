@@ -21,8 +21,8 @@ from dragoman.inside.explain_page import write_explanation
 from dragoman.inside.image_case import read_image_case
 from dragoman.inside.leaving_out import drops, shares
 from dragoman.inside.lens import logits_after, streams
+from dragoman.inside.maps import attention_maps, attention_names, state_names, states
 from dragoman.inside.packing import packed
-from dragoman.inside.quantities import attention_maps, attention_names, state_names, states
 from dragoman.inside.record import Recording, record
 from dragoman.inside.walkthrough import Labels, walkthrough
 from dragoman.model_folder import load_network
@@ -57,7 +57,7 @@ class Explanation:
 
     kind: "translation", "continuation", "tags", "class", "masked" or "image".  source, text: what went in and came
     out.  forced: the target was given, nothing was searched.  flags: as of `translate.Translation`.  sides: the tokens
-    that maps have for rows and columns.  maps, states: see `quantities`.  effect: of a model that reads a source and
+    that maps have for rows and columns.  maps, states: see `maps`.  effect: of a model that reads a source and
     writes, a map of `leaving_out.shares` with the "drops" behind it.  lens: a row a layer, in it of each answer
     {"top": the most probable things to say, "prob": of what was said, "rank"}.  tree: see `beam_tree`.  image: its
     pixels and how many patches it is across.  walk: see `walkthrough`.

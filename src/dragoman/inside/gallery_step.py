@@ -46,12 +46,13 @@ class Worked:
         """The largest between a printed number and ours; None where none is printed."""
         if self.printed is None:
             return None
-        return max(
+        apart: float = max(
             abs(number - own)
             for row, ours in zip(self.printed, self.ours.tolist(), strict=True)
             for number, own in zip(row, ours, strict=True)
             if number is not None
         )
+        return apart
 
 
 def worked_step() -> list[Worked]:

@@ -47,7 +47,7 @@ class SearchSettings:
             ("max_extra", self.max_extra >= 0, "at least 0"),
             ("min_length", self.min_length >= 0, "at least 0"),
             ("no_repeat_ngram", self.no_repeat_ngram >= 0, "at least 0 (0 = off)"),
-            ("temperature", self.temperature > 0, "more than 0 (for the most probable token each step: beam=1)"),
+            ("temperature", self.temperature >= 1e-6, "at least 1e-6 (for the most probable token each step: beam=1)"),
             ("top_k", self.top_k >= 0, "at least 0 (0 = all tokens)"),
             ("top_p", 0 < self.top_p <= 1, "more than 0 and at most 1 (1 = all tokens)"),
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import socket
@@ -21,6 +22,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dragoman.data.tokenizer import BOS, EOS
@@ -60,6 +62,8 @@ class Served:
     architecture: str
     languages: tuple[str, str] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Visitors wait here, first come first served, and not in threads, of which there are few."""
 
     @classmethod
     def load(cls, path: str | Path, device: str | torch.device = "cpu") -> Served:
@@ -109,6 +113,8 @@ class Served:
 
 def load_served(paths: Sequence[str | Path], device: str | torch.device = "cpu") -> dict[str, Served]:
     """Models by name: the last part of the path, or as many as tell them apart.  Raises as `Served.load` does."""
+    if not paths:
+        raise UsageError("no models to serve: name at least one")
     whole = [Path(path).resolve() for path in paths]
     twice = sorted({str(path) for place, path in enumerate(whole) if path in whole[:place]})
     if twice:
@@ -164,11 +170,14 @@ async def _body(request: Request) -> bytes:
     if kind != "application/json":  # which also keeps forms of other sites out
         raise Refused([_problem(f"content of type {kind}", "header content-type", "application/json")], 415)
     body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > MOST_BYTES:
-            accepted = f"at most {MOST_BYTES:,} bytes, of which the text has at most {MOST_CHARACTERS:,} characters"
-            raise Refused([_problem("the request is too large", "body", accepted)], 413)
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > MOST_BYTES:
+                accepted = f"at most {MOST_BYTES:,} bytes, of which the text has at most {MOST_CHARACTERS:,} characters"
+                raise Refused([_problem("the request is too large", "body", accepted)], 413)
+    except ClientDisconnect:
+        raise Refused([_problem("the connection ended before the request did", "body", "a whole request")]) from None
     return body
 
 
@@ -207,7 +216,7 @@ def _what(error: Any, name: str, accepted: Mapping[str, str]) -> tuple[str, str,
 
 
 class _WithHeaders:
-    """Puts HEADERS on every response."""
+    """Puts HEADERS on every response of the application."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -253,7 +262,8 @@ def create_app(models: Mapping[str, Served]) -> FastAPI:
     async def translate(request: Request) -> Response:
         ask = _ask(await _body(request), names)
         events = _safely(models[ask.model].live(ask))
-        return StreamingResponse(_lines(events, request), media_type="application/x-ndjson")
+        lines = _lines(events, request, models[ask.model].turn)
+        return StreamingResponse(lines, media_type="application/x-ndjson")
 
     app.add_exception_handler(Refused, _refuse)
     app.add_exception_handler(HTTPException, _not_here)
@@ -279,10 +289,11 @@ async def _not_here(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": [_problem(what, "address", accepted)]}, error.status_code)
 
 
-async def _lines(events: Iterator[Event], request: Request) -> AsyncIterator[bytes]:
-    """A line of JSON an event, made in a thread of its own; the model stops when nobody listens any more."""
+async def _lines(events: Iterator[Event], request: Request, turn: asyncio.Lock) -> AsyncIterator[bytes]:
+    """A line of JSON an event, made in a thread when it is its turn; the model stops when nobody listens any more."""
     while not await request.is_disconnected():
-        event = await run_in_threadpool(next, events, None)
+        async with turn:
+            event = await run_in_threadpool(next, events, None)
         if event is None:
             return
         yield json.dumps(_finite(event), separators=(",", ":"), allow_nan=False).encode() + b"\n"
@@ -319,9 +330,10 @@ def listen(host: str, port: int) -> socket.socket:
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
         raise UsageError(
-            f"--host {host}: no such address ({error.strerror}); accepted: 127.0.0.1 (only this machine comes in), "
+            f"--host {host[:80]}: no such address ({why}); accepted: 127.0.0.1 (only this machine comes in), "
             "0.0.0.0 (whoever reaches this machine does)"
         ) from None
     door = socket.socket(family, kind, protocol)

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import UsageError
-from dragoman.inside.packing import packed
+from dragoman.inside.packing import as_bytes, packed
 from dragoman.inside.record import Recording, record, tap_names
 from dragoman.models.seq2seq import Model
 from dragoman.nn.state import DecodeState
@@ -51,7 +51,7 @@ _ALTERNATIVES = 5
 
 @dataclass(frozen=True)
 class Sight:
-    """One step: the likeliest tokens of each row (K, 5), and its weights (K, L, H, S), None without attention."""
+    """One step: the likeliest tokens of each row (K, 5), and its weights (K, L, H, S) as bytes, None without any."""
 
     likeliest: Tensor
     log_probs: Tensor
@@ -94,7 +94,7 @@ def _weights(seen: Recording) -> Tensor | None:
     for calls in seen.values():
         for weights in calls:  # (K, H, 1, S), or with the beams as queries (1, H, K, S)
             layers.append(weights[0].transpose(0, 1) if weights.size(0) == 1 else weights[:, :, -1])
-    return torch.stack(layers, dim=1) if layers else None
+    return as_bytes(torch.stack(layers, dim=1)) if layers else None  # all steps are kept to the end
 
 
 # ------------------------------------------------------------------------------------------------------ whole texts
@@ -147,7 +147,7 @@ def continue_live(
     """The events of one continuation; text and log-probability are those of `generator.generate([prompt], ...)`.
 
     The prompt's own tokens come first and are `given`; `truncated` is among the flags where the model had not come to
-    an end after max_tokens.  Raises UsageError.
+    an end after max_tokens.  Raises UsageError, also for a prompt longer than what the model has learned from.
     """
     if max_tokens < 1:
         raise UsageError(f"max_tokens = {max_tokens}: must be at least 1")
@@ -155,6 +155,11 @@ def continue_live(
     began = time.perf_counter()
     observed = Observed(generator.model, "self_attn", lock)
     prefix = generator.tokenizer.encode_target(prompt)[:-1]
+    if len(prefix) > generator.max_tokens:
+        raise UsageError(
+            f"a beginning of {len(prefix):,} tokens, and the model has learned from at most "
+            f"{generator.max_tokens:,} at once: begin with a shorter one"
+        )
     yield {"event": "start", "parts": 1}
     yield {"event": "part", "part": 0, "source": []}
     nothing = torch.zeros(1, 0, dtype=torch.long, device=generator.device)

@@ -34,8 +34,9 @@ const cutOff = () => both("The connection ended before the text did.", "连接�
 
 async function follow(pane, ask, signal) {
   pane.begin(ask);
+  let response;
   try {
-    const response = await fetch("translate/stream", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(ask), signal });
+    response = await fetch("translate/stream", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(ask), signal });
     if (!response.ok) {
       const { error } = await response.json();
       pane.fail(error.map(sentence));
@@ -50,7 +51,10 @@ async function follow(pane, ask, signal) {
     }
     if (!signal.aborted && !["done", "error"].includes(last)) pane.fail([cutOff()]);
   } catch (error) {
-    if (!signal.aborted) pane.fail([error instanceof TypeError ? gone() : error.message]);
+    if (!signal.aborted) {
+      if (response) console.error(error);
+      pane.fail([response ? cutOff() : gone()]);
+    }
   }
   if (signal.aborted && here.running?.signal === signal) pane.stop();
 }

@@ -6,8 +6,9 @@ const FLAGS = {
   split: ["The text is longer than the model takes at once, so it was split; nothing is left out.", "文本超过模型一次能处理的长度，因此被分成几段；没有遗漏任何内容。"],
   truncated: ["It reached the longest length allowed and was ended there.", "已达到允许的最大长度，在此结束。"],
   length: ["It is much shorter or longer than the source: read it with care.", "译文比原文短得多或长得多，请谨慎阅读。"],
-  repetition: ["It went in circles, so it was searched once more without repeated triples of pieces.", "输出陷入重复，因此在禁止重复三元组的条件下重新搜索。"],
+  repetition: ["It says something over and over.", "输出反复说同一段话。"],
 };
+const AGAIN = ["It went in circles, so it was searched once more without repeated triples of pieces.", "输出陷入重复，因此在禁止重复三元组的条件下重新搜索。"];
 const CHOICES = [["its first choice", "首选"], ["its second choice", "第二选择"], ["its third choice", "第三选择"], ["its fourth choice", "第四选择"], ["its fifth choice", "第五选择"]];
 const inWriting = (writes) => (writes === "translation" ? both("Translating", "正在翻译") : both("Writing", "正在续写"));
 
@@ -21,7 +22,7 @@ function factsOf(model) {
 }
 
 function makePane(model) {
-  const stages = [];
+  const stages = [], told = new Set();
   let pinned = null, current = null, drawn = false;
   const notices = el("div", { class: "notices" });
   const scene = el("div", { class: "stages", onkeydown: move });
@@ -89,6 +90,7 @@ function makePane(model) {
 
   const takes = {
     start({ parts }) {
+      if (parts > 1) told.add("split");
       if (parts > 1) notice(both(`Longer than the model takes at once (${model.longest} pieces): in ${parts} parts, nothing is left out.`,
         `超过模型一次能处理的长度（${model.longest} 个词片）：分 ${parts} 段进行，没有遗漏。`));
     },
@@ -107,12 +109,12 @@ function makePane(model) {
       stages[part].take({ from: 0, tokens: [], settled: false });
       stages[part].clear();
       current = null;
-      notice(both(...FLAGS.repetition));
+      told.add("repetition");
+      notice(both(...AGAIN));
     },
     done(event) {
       finish();
-      const known = [...notices.children].length;
-      for (const flag of event.flags) if (!(flag === "split" && known) && !(flag === "repetition" && known)) notice(both(...FLAGS[flag]));
+      for (const flag of event.flags) if (!told.has(flag)) notice(both(...FLAGS[flag]));
       outcome.replaceChildren(...summary(event));
       const open = all().filter((token) => !token.given && token.piece !== "</s>");
       // What it was least sure of is where there is most to see.
@@ -143,6 +145,7 @@ function makePane(model) {
   function begin(ask) {
     stages.splice(0);
     pinned = current = null;
+    told.clear();
     drawn = ask.temperature > 0;
     notices.replaceChildren();
     scene.replaceChildren();

@@ -85,6 +85,7 @@ function makeStage(model, on) {
     for (const token of tokens.splice(from).reverse()) words.remove(token.node);
     fresh.forEach((token, i) => tokens.push(makeToken(token, from + i)));
     target.classList.toggle("unsettled", !settled);
+    if (tokens.length && !tokens.some((token) => token.node.tabIndex === 0)) tokens[0].node.tabIndex = 0;  // always reached by Tab
     return tokens.at(-1);
   }
 

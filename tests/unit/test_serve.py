@@ -517,9 +517,66 @@ def test_the_model_stops_when_nobody_listens(version: str, monkeypatch: pytest.M
     assert served.lock.acquire(blocking=False)
 
 
+async def asked(app: Any, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the application sends to a visitor who sends these messages and then waits."""
+    sent: list[dict[str, Any]] = []
+    waiting = list(messages)
+
+    async def receive() -> dict[str, Any]:
+        if waiting:
+            return waiting.pop(0)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http", "asgi": {"version": "3.0", "spec_version": "2.4"}, "method": "POST",
+        "headers": [(b"content-type", b"application/json")], "path": "/translate/stream",
+        "raw_path": b"/translate/stream", "query_string": b"", "http_version": "1.1", "scheme": "http",
+        "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 9), "root_path": "",
+    }  # fmt: skip
+    await app(scope, receive, send)
+    return sent
+
+
+def test_visitors_at_the_same_time_take_turns_and_get_what_each_alone_would() -> None:
+    texts = ["one two three", "four", "five six"]
+    app = create_app({"tiny": Served(tiny_translator(), "transformer")})
+    bodies = [json.dumps({"model": "tiny", "text": text, "beam": 2}).encode() for text in texts]
+
+    async def all_at_once() -> list[list[dict[str, Any]]]:
+        visits = [asked(app, [{"type": "http.request", "body": body, "more_body": False}]) for body in bodies]
+        return await asyncio.gather(*visits)
+
+    for text, sent in zip(texts, asyncio.run(all_at_once()), strict=True):
+        lines = b"".join(message.get("body", b"") for message in sent).split(b"\n")[:-1]
+        (said,) = tiny_translator().translate([text], beam=2)
+        last = json.loads(lines[-1])
+        assert (last["event"], last["text"], last["score"]) == ("done", said.text, said.score)
+
+
+def test_a_visitor_who_leaves_in_the_middle_of_a_request_is_no_mistake_of_ours() -> None:
+    app = create_app({"tiny": Served(tiny_translator(), "transformer")})
+    messages = [{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}]
+
+    sent = asyncio.run(asked(app, messages))
+
+    assert [message["status"] for message in sent if message["type"] == "http.response.start"] in ([422], [])
+
+
+def test_a_beginning_longer_than_the_model_has_learned_from_is_refused(client: TestClient) -> None:
+    with pytest.raises(UsageError, match=r"a beginning of \d+ tokens.*at most 30 at once: begin with a shorter one"):
+        list(continue_live(tiny_generator(), "one two three " * 20))
+    assert streamed(client, model="play", text="one two three " * 20)[-1]["event"] == "error"
+
+
 def test_an_application_needs_a_model() -> None:
     with pytest.raises(UsageError, match="no models to serve"):
         create_app({})
+    with pytest.raises(UsageError, match="no models to serve"):
+        load_served([])
 
 
 # ---------------------------------------------------------------------------------------------- the command's side
@@ -552,6 +609,8 @@ def test_a_port_that_is_taken_and_a_host_that_is_not_here() -> None:
             listen("127.0.0.1", port)
     with pytest.raises(UsageError, match=r"--host 1.2.3.4.5: no such address.*0\.0\.0\.0"):
         listen("1.2.3.4.5", 8000)
+    with pytest.raises(UsageError, match=r"--host a+: no such address"):
+        listen("a" * 70, 8000)
 
 
 def test_the_command_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsysbinary: Any) -> None:

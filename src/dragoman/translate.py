@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,12 @@ from dragoman.data.tokenizer import BOS, EOS, Tokenizer
 from dragoman.errors import UsageError
 from dragoman.models.seq2seq import Model
 from dragoman.search.generate import generate
-from dragoman.search.guard import length_is_off, loops
+from dragoman.search.guard import length_is_off, loops, without_loops
 from dragoman.search.hypothesis import Hypothesis
 from dragoman.search.settings import SearchSettings
 from dragoman.search.stepper import ModelStepper
 
-__all__ = ["Alternative", "Score", "Translation", "Translator"]
+__all__ = ["Alternative", "Part", "Score", "Translation", "Translator"]
 
 _WINDOW_CHARACTERS = 2_000_000
 _LOGITS_AT_ONCE = 1 << 24
@@ -78,7 +78,7 @@ class Score:
 
 
 @dataclass
-class _Part:
+class Part:
     """What the model sees at once: a line or a part of it.  ids: source tokens with EOS; found: the n best."""
 
     text: str
@@ -175,25 +175,25 @@ class Translator:
     def _window(
         self, lines: Sequence[tuple[str, str]], settings: SearchSettings, batch_tokens: int
     ) -> list[Translation]:
-        each = [self._parts(line, prefix) for line, prefix in lines]
+        each = [self.parts(line, prefix) for line, prefix in lines]
         parts = [part for some in each for part in some]
         with _evaluating(self.model):
             self._search(parts, settings, batch_tokens)
             looped = [part for part in parts if loops(part.ids[:-1], part.found[0].tokens)]
             self._again(looped, settings, batch_tokens)
-        return [self._translation(line, some) for (line, _), some in zip(lines, each, strict=True)]
+        return [self.translation(line, some) for (line, _), some in zip(lines, each, strict=True)]
 
-    def _parts(self, line: str, prefix: str) -> list[_Part]:
+    def parts(self, line: str, prefix: str) -> list[Part]:
         """The line, or what it had to be split into; none where there is nothing to translate."""
         encode = self.tokenizer.encode_source
         text = _clean(line)
         split = split_text(text, self.max_source, lambda part: len(encode(part))) if text.strip() else []
-        parts = [_Part(part, ids, []) for part in split if len(ids := encode(part)) > 1]
+        parts = [Part(part, ids, []) for part in split if len(ids := encode(part)) > 1]
         if parts and prefix:
             parts[0].prefix = self.tokenizer.encode_target(_clean(prefix))[:-1]
         return parts
 
-    def _search(self, parts: Sequence[_Part], settings: SearchSettings, batch_tokens: int) -> None:
+    def _search(self, parts: Sequence[Part], settings: SearchSettings, batch_tokens: int) -> None:
         width = settings.nbest if settings.sample else settings.beam
         stepper = ModelStepper(self.model)
         for batch in batches_within([len(part.ids) * width for part in parts], batch_tokens):
@@ -203,20 +203,21 @@ class Translator:
             for part, found in zip(some, generate(stepper, src, mask, settings, prefix), strict=True):
                 part.found = found
 
-    def _again(self, looped: list[_Part], settings: SearchSettings, batch_tokens: int) -> None:
+    def _again(self, looped: list[Part], settings: SearchSettings, batch_tokens: int) -> None:
         """Search once more without repeated 3-grams; what still loops keeps its first translation."""
         for part in looped:
             part.looped = True
-        if not looped or 1 <= settings.no_repeat_ngram <= 3:
+        again = without_loops(settings)
+        if not looped or again is None:
             return
-        second = [_Part(part.text, part.ids, part.prefix) for part in looped]
-        beam = max(settings.beam, settings.nbest)
-        self._search(second, replace(settings, sample=False, beam=beam, no_repeat_ngram=3), batch_tokens)
+        second = [Part(part.text, part.ids, part.prefix) for part in looped]
+        self._search(second, again, batch_tokens)
         for part, other in zip(looped, second, strict=True):
             if not loops(part.ids[:-1], other.found[0].tokens):
                 part.found = other.found
 
-    def _translation(self, line: str, parts: Sequence[_Part]) -> Translation:
+    def translation(self, line: str, parts: Sequence[Part]) -> Translation:
+        """What was found for the parts of a line, as one."""
         if not parts:
             return Translation(line, "", 0.0, 0.0, [], [], ("empty_source",), [Alternative("", 0.0, 0.0)])
         ranks = range(min(len(part.found) for part in parts))
@@ -233,7 +234,7 @@ class Translator:
             nbest=nbest,
         )
 
-    def _joined(self, parts: Sequence[_Part], chosen: Sequence[Hypothesis]) -> Alternative:
+    def _joined(self, parts: Sequence[Part], chosen: Sequence[Hypothesis]) -> Alternative:
         texts = [_one_line(self.tokenizer.decode_target(hypothesis.tokens)) for hypothesis in chosen]
         return Alternative(
             join_parts([part.text for part in parts], texts),
@@ -262,7 +263,7 @@ class Translator:
             yield Score(sum(log_probs), [self.tokenizer.target_piece(i) for i in ids], log_probs)
 
 
-def _flags(parts: Sequence[_Part], chosen: Sequence[Hypothesis]) -> tuple[str, ...]:
+def _flags(parts: Sequence[Part], chosen: Sequence[Hypothesis]) -> tuple[str, ...]:
     off = (length_is_off(len(p.ids) - 1, len(h.tokens)) for p, h in zip(parts, chosen, strict=True))
     signs = {
         "split": len(parts) > 1,

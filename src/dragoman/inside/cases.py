@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from dragoman.data.vocabulary import Vocabulary
 from dragoman.errors import UsageError
 from dragoman.inside.beam_tree import search_tree
 from dragoman.models.seq2seq import Model, Network
-from dragoman.search.guard import length_is_off, loops
+from dragoman.search.guard import length_is_off, loops, without_loops
 from dragoman.search.hypothesis import Hypothesis
 from dragoman.search.settings import SearchSettings
 
@@ -128,8 +128,9 @@ def _translation(loaded: Loaded, source: str, target: str | None, beam: int | No
     settings = _settings(config, beam)
     found, tree = search_tree(network, src, settings)
     looped = loops(ids[:-1], found[0].tokens)
-    if looped and not 1 <= settings.no_repeat_ngram <= 3:  # as translation does
-        again = search_tree(network, src, replace(settings, no_repeat_ngram=3))
+    second = without_loops(settings) if looped else None  # as translation does
+    if second is not None:
+        again = search_tree(network, src, second)
         found, tree = (found, tree) if loops(ids[:-1], again[0][0].tokens) else again
     told = _told(found[0])
     signs = {

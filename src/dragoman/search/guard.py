@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-__all__ = ["length_is_off", "loops", "repeats"]
+from dragoman.search.settings import SearchSettings
+
+__all__ = ["length_is_off", "loops", "repeats", "without_loops"]
 
 LOOP = 4
 RATIO = 3.0
@@ -38,3 +41,10 @@ def length_is_off(source: int, target: int) -> bool:
     """True where one side has more than 3 times the other's tokens; below 10 tokens the ratio says nothing."""
     longer, shorter = max(source, target), min(source, target)
     return longer >= SHORTEST_JUDGED and longer > RATIO * shorter
+
+
+def without_loops(settings: SearchSettings) -> SearchSettings | None:
+    """The second search of a target that loops: no 3-gram twice; None where the first one allowed none either."""
+    if 1 <= settings.no_repeat_ngram <= 3:
+        return None
+    return replace(settings, sample=False, beam=max(settings.beam, settings.nbest), no_repeat_ngram=3)

@@ -17,7 +17,7 @@ from dragoman.data.tokenizer import BOS
 from dragoman.errors import UsageError
 from dragoman.search.beam import Beams, Pool, grow, keep
 from dragoman.search.hypothesis import Hypothesis, best
-from dragoman.search.sample import Choose, Walks, _advance, _hypothesis, _uniforms, draw
+from dragoman.search.sample import Choose, Walks, advance, draw, hypothesis_of, uniforms_of
 from dragoman.search.settings import SearchSettings
 from dragoman.search.stepper import State, Stepper
 from dragoman.search.task import Task
@@ -66,11 +66,11 @@ def _one_by_one(stepper: Stepper[State], task: Task) -> Watched:
     inputs = walks.rows.new_full((1,), BOS)
     while True:
         with torch.no_grad():
-            walks = _advance(walks, stepper.step(inputs, state), task, 1, choose)
+            walks = advance(walks, stepper.step(inputs, state), task, 1, choose)
         tokens = walks.tokens[0].tolist()
         path = Path(tokens, walks.token_log_probs[0].tolist(), [0] * len(tokens))
         if bool(walks.ended[0]):
-            return _hypothesis(walks, 0, task.settings.alpha), path
+            return hypothesis_of(walks, 0, task.settings.alpha), path
         yield path
         inputs = walks.tokens[:, -1]
 
@@ -78,7 +78,7 @@ def _one_by_one(stepper: Stepper[State], task: Task) -> Watched:
 def _choice(task: Task) -> Choose:
     if not task.settings.sample:
         return lambda log_probs, rows, position: log_probs.argmax(1)
-    uniforms = _uniforms(task, 1).to(task.device)
+    uniforms = uniforms_of(task, 1).to(task.device)
     return lambda log_probs, rows, position: draw(log_probs, uniforms[rows, position], task.settings)
 
 

@@ -19,7 +19,7 @@ from dragoman.search.settings import SearchSettings
 from dragoman.search.stepper import State, Stepper
 from dragoman.search.task import Task
 
-__all__ = ["draw", "greedy", "sample"]
+__all__ = ["Choose", "Walks", "advance", "draw", "greedy", "hypothesis_of", "sample", "uniforms_of"]
 
 Choose = Callable[[Tensor, Tensor, int], Tensor]
 """`choose(log_probs (N, V), rows (N,) of the task, position)` -> the next tokens (N,)."""
@@ -58,7 +58,7 @@ def sample(stepper: Stepper[State], task: Task) -> list[list[Hypothesis]]:
     depend on what else is in the batch.
     """
     count = task.settings.nbest
-    uniforms = _uniforms(task, count).to(task.device)  # (B * K, longest limit)
+    uniforms = uniforms_of(task, count).to(task.device)  # (B * K, longest limit)
 
     def choose(log_probs: Tensor, rows: Tensor, position: int) -> Tensor:
         return draw(log_probs, uniforms[rows, position], task.settings)
@@ -87,7 +87,8 @@ def draw(log_probs: Tensor, uniform: Tensor, settings: SearchSettings) -> Tensor
     return reached.int().argmax(1)
 
 
-def _uniforms(task: Task, count: int) -> Tensor:
+def uniforms_of(task: Task, count: int) -> Tensor:
+    """(B * count, longest limit) numbers in [0, 1), the same for a sentence whatever is searched beside it."""
     numbers = np.zeros((len(task.limits) * count, max(task.limits)))
     mask = torch.ones_like(task.src, dtype=torch.bool) if task.src_mask is None else task.src_mask
     for sentence, limit in enumerate(task.limits):
@@ -99,7 +100,8 @@ def _uniforms(task: Task, count: int) -> Tensor:
     return torch.from_numpy(numbers)
 
 
-def _advance(walks: Walks, log_probs: Tensor, task: Task, count: int, choose: Choose) -> Walks:
+def advance(walks: Walks, log_probs: Tensor, task: Task, count: int, choose: Choose) -> Walks:
+    """Every walk one token on; `count` of them a sentence."""
     position = walks.tokens.size(1)
     sentences = walks.rows // count
     words = choose(task.restricted(log_probs, walks.tokens, sentences), walks.rows, position)
@@ -122,11 +124,11 @@ def _walk(stepper: Stepper[State], task: Task, count: int, choose: Choose) -> li
     found: list[list[Hypothesis]] = [[] for _ in task.limits]
     inputs = walks.rows.new_full(walks.rows.shape, BOS)
     while walks.rows.numel():
-        walks = _advance(walks, stepper.step(inputs, state), task, count, choose)
+        walks = advance(walks, stepper.step(inputs, state), task, count, choose)
         done = walks.ended.view(-1, count).all(1).repeat_interleave(count)
         if bool(done.any()):
             for row in done.nonzero()[:, 0].tolist():
-                found[int(walks.rows[row]) // count].append(_hypothesis(walks, row, task.settings.alpha))
+                found[int(walks.rows[row]) // count].append(hypothesis_of(walks, row, task.settings.alpha))
             kept = (~done).nonzero()[:, 0]
             walks = walks.select(kept)
             if kept.numel():
@@ -135,7 +137,8 @@ def _walk(stepper: Stepper[State], task: Task, count: int, choose: Choose) -> li
     return [best(own, count) for own in found]
 
 
-def _hypothesis(walks: Walks, row: int, alpha: float) -> Hypothesis:
+def hypothesis_of(walks: Walks, row: int, alpha: float) -> Hypothesis:
+    """What a walk that has ended comes to."""
     tokens = walks.tokens[row].tolist()
     end = tokens.index(EOS)
     return complete(tokens[:end], walks.token_log_probs[row, : end + 1].tolist(), alpha, bool(walks.truncated[row]))

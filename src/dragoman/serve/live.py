@@ -19,7 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -32,7 +32,7 @@ from dragoman.inside.packing import as_bytes, packed
 from dragoman.inside.record import Recording, record, tap_names
 from dragoman.models.seq2seq import Model
 from dragoman.nn.state import DecodeState
-from dragoman.search.guard import loops
+from dragoman.search.guard import loops, without_loops
 from dragoman.search.hypothesis import Hypothesis
 from dragoman.search.live import Path, search_live
 from dragoman.search.settings import SearchSettings
@@ -110,7 +110,7 @@ def translate_live(
     settings = SearchSettings.of(translator.settings, **{"nbest": 1, **overrides})
     began = time.perf_counter()
     observed = Observed(translator.model, "cross_attn", lock)
-    parts = translator._parts(text, "")
+    parts = translator.parts(text, "")
     yield {"event": "start", "parts": len(parts)}
     tell_again: list[Callable[[], Event]] = []
     for place, part in enumerate(parts):
@@ -120,19 +120,19 @@ def translate_live(
         part.found = [found]
         tell_again.append(told)
     # As `Translator` does: what goes in circles is searched once more, and stays where that does no better.
+    again = without_loops(settings)
     for place, part in enumerate(parts):
         part.looped = loops(part.ids[:-1], part.found[0].tokens)
-        if not part.looped or 1 <= settings.no_repeat_ngram <= 3:
+        if not part.looped or again is None:
             continue
         yield {"event": "again", "part": place}
         src = torch.tensor([part.ids], device=translator.device)
-        other = replace(settings, sample=False, no_repeat_ngram=3)
-        found, _ = yield from _search(observed, src, other, translator.tokenizer, place)
+        found, _ = yield from _search(observed, src, again, translator.tokenizer, place)
         if loops(part.ids[:-1], found.tokens):
             yield tell_again[place]()
         else:
             part.found = [found]
-    whole = translator._translation(text, parts)
+    whole = translator.translation(text, parts)
     yield _done(whole.text, whole.score, whole.log_prob, whole.flags, began)
 
 

@@ -30,7 +30,7 @@ def test_the_two_examples_are_there() -> None:
     (update,) = [item for item in gallery()[1].items if item.formula.startswith("new")]
     assert [round(x, 9) for x in update.ours[0].tolist()] == [0, -0.2056, 0.002056]
     assert len(step) >= 20
-    assert gallery()[0].items[7].ours[0].tolist() == pytest.approx([1.9366, 6.6831, 1.5951], abs=5e-5)
+    assert gallery()[0].items[10].ours[0].tolist() == pytest.approx([1.9366, 6.6831, 1.5951], abs=5e-5)
 
 
 def test_the_page_holds_all_of_it_and_asks_for_nothing(tmp_path: Path) -> None:
@@ -39,6 +39,6 @@ def test_the_page_holds_all_of_it_and_asks_for_nothing(tmp_path: Path) -> None:
     found = re.search(r'<script type="application/json" id="gallery">(.*?)</script>', page, flags=re.S)
     assert found is not None
     data: dict[str, Any] = json.loads(found[1])
-    assert [len(chapter["items"]) for chapter in data["chapters"]] == [9, len(ITEMS) - 9]
+    assert [len(chapter["items"]) for chapter in data["chapters"]] == [12, len(ITEMS) - 12]
     assert {step["part"] for step in data["walk"]["steps"]} == {"forward", "backward", "update"}
     assert "%%" not in page

@@ -87,6 +87,9 @@ def three_vectors() -> list[Worked]:
     rounded = torch.tensor([[0.0, 0.5, 0.5]], dtype=torch.float64)
     return [
         Worked(text("Inputs", "输入"), "X", x, _INPUTS),
+        Worked(text("Matrix of the keys", "键的矩阵"), "W_K", w_k, _W_K),
+        Worked(text("Matrix of the values", "值的矩阵"), "W_V", w_v, _W_V),
+        Worked(text("Matrix of the queries", "查询的矩阵"), "W_Q", w_q, _W_Q),
         Worked(text("Keys", "键"), "K = X W_K", k, [[0, 1, 1], [4, 4, 0], [2, 3, 1]]),
         Worked(text("Values", "值"), "V = X W_V", v, [[1, 2, 3], [2, 8, 0], [2, 6, 3]]),
         Worked(text("Queries", "查询"), "Q = X W_Q", q, [[1, 0, 2], [2, 2, 2], [2, 1, 3]]),

@@ -200,7 +200,7 @@ def _checked(matrices: Mapping[str, Any], heads: int) -> dict[str, Tensor]:
             problems.append(f"no matrix is called {name!r}{nearest(name, TINY_MATRICES)}; TINY_MATRICES has them all")
             continue
         try:
-            found[name] = torch.tensor(numbers, dtype=torch.float64)
+            found[name] = torch.as_tensor(numbers, dtype=torch.float64).clone()
         except (TypeError, ValueError, RuntimeError) as error:
             problems.append(f"{name}: {error}; accepted are numbers in lists of equal length, shape {_shape(name)}")
             continue

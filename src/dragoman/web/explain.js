@@ -5,9 +5,9 @@ const explanation = JSON.parse(byId("explanation").textContent);
 const percent = (p) => (p >= 0.9995 && p < 1 ? "> 99.9 %" : p > 0 && p < 0.0005 ? "< 0.1 %" : `${(100 * p).toFixed(p >= 0.0995 && p < 0.9905 ? 0 : 1)} %`);
 
 const KINDS = {
-  translation: ["A look inside a translation", "打开一次翻译"], continuation: ["A look inside a language model", "打开一个语言模型"],
-  tags: ["A look inside a tagger", "打开一次词性标注"], class: ["A look inside a classification", "打开一次文本分类"],
-  masked: ["A look inside a model that fills gaps", "打开一次完形填空"], image: ["A look inside an image classification", "打开一次图像分类"],
+  translation: ["A look inside a translation", "一次翻译的内部"], continuation: ["A look inside a language model", "一个语言模型的内部"],
+  tags: ["A look inside a tagger", "一次词性标注的内部"], class: ["A look inside a classification", "一次文本分类的内部"],
+  masked: ["A look inside a model that fills gaps", "一次完形填空的内部"], image: ["A look inside an image classification", "一次图像分类的内部"],
 };
 const ARCHITECTURES = {
   transformer: ["Transformer", "Transformer"], decoder_only: ["decoder-only Transformer", "仅解码器的 Transformer"], encoder_only: ["encoder-only Transformer", "仅编码器的 Transformer"],
@@ -80,8 +80,8 @@ function showHeader() {
   byId("language").append(languageSwitch());
   byId("title").append(both(english, chinese));
   const count = whole.format(model.parameters);
-  byId("lead").append(both(`Every step of one ${kind === "image" ? "image" : "text"} through a ${architecture} with ${count} parameters (${model.name}).`,
-    `一${kind === "image" ? "张图像" : "段文字"}穿过一个有 ${count} 个参数的${inChinese}（${model.name}）的每一步。`));
+  byId("lead").append(both(`Every step of one ${kind === "image" ? "image" : "text"} through ${/^(LSTM|RNN|[aeio])/i.test(architecture) ? "an" : "a"} ${architecture} with ${count} parameters (${model.name}).`,
+    `一${kind === "image" ? "张图像" : "段文字"}穿过一个有 ${count} 个参数的 ${inChinese}（${model.name}）的每一步。`));
   byId("pair").append(el("p", { class: "in" }, kind === "image" ? inWords(explanation.source) : explanation.source || both("(nothing)", "（空）")), el("p", { class: "out" }, explanation.text || both("(nothing)", "（空）")));
   byId("notes").append(...notes().map((note) => el("p", { class: "note" }, note)));
 }

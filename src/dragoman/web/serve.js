@@ -114,9 +114,9 @@ function showManner() {
   byId("beam-setting").hidden = draws;
   byId("seed-setting").hidden = byId("draw").hidden = !draws;
   const manner = draws ? both("Each piece is drawn by chance: below 1 the temperature favours the probable ones, above 1 the others. The same seed draws the same text.",
-    "每个词片都是随机抽取的：温度低于 1 偏向概率大的词片，高于 1 则相反。相同的种子抽出相同的文本。")
-    : beam > 1 ? both(`Nothing is drawn. The ${beam} best beginnings grow together; pale text may still change.`, `不抽取。${beam} 个最好的开头同时增长；浅色文本仍可能改变。`)
-      : both("Nothing is drawn: the most probable piece each time (greedy).", "不抽取：每次取概率最大的词片（贪心）。");
+    "每个词元都是随机采样的：温度低于 1 偏向概率大的词元，高于 1 则相反。相同的种子得到相同的文本。")
+    : beam > 1 ? both(`Nothing is drawn. The ${beam} best beginnings grow together; pale text may still change.`, `不采样。${beam} 个最好的前缀同时增长；浅色文本仍可能改变。`)
+      : both("Nothing is drawn: the most probable piece each time (greedy).", "不采样：每次取概率最大的词元（贪心）。");
   byId("manner").replaceChildren(manner);
 }
 

@@ -83,7 +83,7 @@ function makePane(model) {
     }
     return model.writes === "translation"
       ? both("This model has no attention: all it knows of the source is one vector.", "该模型没有注意力：它对原文的全部了解只是一个向量。")
-      : both("This model's attention keeps sums while it writes, and no weights of single pieces.", "该模型写作时注意力只保留累加和，没有单个词片的权重。");
+      : both("This model's attention keeps sums while it writes, and no weights of single pieces.", "该模型写作时注意力只保留累加和，没有单个词元的权重。");
   }
 
   // ---- what arrives ---------------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ function makePane(model) {
     start({ parts }) {
       if (parts > 1) told.add("split");
       if (parts > 1) notice(both(`Longer than the model takes at once (${model.longest} pieces): in ${parts} parts, nothing is left out.`,
-        `超过模型一次能处理的长度（${model.longest} 个词片）：分 ${parts} 段进行，没有遗漏。`));
+        `超过模型一次能处理的长度（${model.longest} 个词元）：分 ${parts} 段进行，没有遗漏。`));
     },
     part({ source }) {
       const stage = makeStage(model, on);
@@ -134,7 +134,7 @@ function makePane(model) {
     } }, both("Copy", "复制")) : null;
     return [
       el("span", { class: "visually-hidden" }, text),
-      el("span", {}, both(`${count} pieces in ${seconds.toFixed(2)} s`, `${count} 个词片，${seconds.toFixed(2)} 秒`)),
+      el("span", {}, both(`${count} pieces in ${seconds.toFixed(2)} s`, `${count} 个词元，${seconds.toFixed(2)} 秒`)),
       score === null ? null : bothIn(el("span", {}, both(`score ${signed(score)}`, `得分 ${signed(score)}`)), "title", "log-probability with length penalty", "经长度惩罚的对数概率"),
       el("span", {}, both(`log-probability ${signed(logProb)}`, `对数概率 ${signed(logProb)}`)), copy, copied,
     ].filter(Boolean);

@@ -48,7 +48,7 @@ function makeStage(model, on) {
   const node = el("div", { class: before ? "stage before" : "stage" }, before ? null : source, target, lines);
   const words = makeWords(target), tokens = [];
   let places = [];  // the nodes that can be looked at, as far as they stand before the text
-  bothIn(target, "aria-label", "What it writes; the arrow keys move, Enter shows where a piece came from", "它写出的文本；方向键移动，回车查看词片的来处");
+  bothIn(target, "aria-label", "What it writes; the arrow keys move, Enter shows where a piece came from", "它写出的文本；方向键移动，回车查看词元的来处");
   if (model.languages) for (const [home, code] of [[source, model.languages[0]], [target, model.languages[1]]]) {
     if (/^[a-z]{2,3}(-|$)/i.test(code)) home.lang = code;
   }

@@ -55,7 +55,7 @@ function leftOut(sides) {
   const chinese = { query: "个位置", key: "个位置", position: "个位置", feature: "维", word: "个词", input: "个输入", output: "个输出" };
   const english = (axis) => (axis === "query" || axis === "key" ? "position" : axis);
   return both(sides.map(([some, there, axis]) => `${some} of ${there} ${english(axis)}s`).join(", "),
-    sides.map(([some, there, axis]) => `${there} ${chinese[axis]}中的 ${some} ${chinese[axis]}`).join("，"));
+    sides.map(([some, there, axis]) => `${there} ${chinese[axis]}中的 ${some} ${axis === "feature" ? "维" : "个"}`).join("，"));
 }
 
 function drawMatrix(tensor, attributes = {}) {

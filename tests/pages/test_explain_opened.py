@@ -194,16 +194,29 @@ def of_length(words: tuple[str, ...], tokens: int, encode: Any) -> str:
     return text
 
 
-def test_sixty_tokens_through_six_and_six_layers_of_eight_heads(page: Page, tmp_path: Path) -> None:
+@pytest.fixture
+def longest(tmp_path: Path) -> Path:
+    """Sixty tokens through 6 + 6 layers of 8 heads."""
     model = loaded("transformer", d_model=32, n_heads=8, encoder_layers=6, decoder_layers=6)
     tokenizer = tiny_tokenizer()
     source = of_length(SOURCE_WORDS, 60, tokenizer.encode_source)
     target = of_length(TARGET_WORDS, 60, tokenizer.encode_target)
     explanation = explain(model, source, target)
     assert sorted(tuple(found["weights"]["shape"]) for found in explanation.maps) == [(8, 60, 60)] * 18
-    path = write_explanation(tmp_path / "explain.html", explanation)
+    return write_explanation(tmp_path / "explain.html", explanation)
+
+
+@pytest.mark.slow
+def test_sixty_tokens_are_drawn_within_two_seconds(page: Page, longest: Path) -> None:
+    milliseconds = min(page.open(longest) for _ in range(3))  # the machine may be busy with something else
+    print(f"drawn in {milliseconds:.0f} ms, {longest.stat().st_size / 1e6:.1f} MB")
+    assert milliseconds < 2000
+
+
+def test_sixty_tokens_through_six_and_six_layers_of_eight_heads(page: Page, longest: Path) -> None:
+    path = longest
     assert path.stat().st_size < 5e6
-    assert min(page.open(path) for _ in range(3)) < 2000  # the machine may be busy with something else
+    page.open(path)
     assert len(page.all("#attention button.tile")) == 48
     assert page.errors() == []
     page.size(360, 740)

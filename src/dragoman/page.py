@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import os
@@ -14,7 +15,7 @@ from typing import Any
 
 from dragoman.errors import DragomanError
 
-__all__ = ["embedded_json", "fill", "web", "write_page"]
+__all__ = ["embedded_json", "fill", "web", "whole_page", "write_page"]
 
 
 def web(*names: str) -> str:
@@ -27,6 +28,16 @@ def fill(template: str, parts: Mapping[str, str]) -> str:
     # One pass over the template: what is put in is never searched for a mark again.
     pieces = template.split("%%")
     return "".join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))
+
+
+def whole_page(title: str, body: str, name: str, data: Any, styles: Sequence[str], scripts: Sequence[str]) -> str:
+    """A page from its parts: the one place for the head, and for the policy that lets it load nothing.
+
+    title: plain text.  body: HTML.  data: what the scripts draw, in the element called `name`.  styles, scripts: files
+    in `web/`; one of the scripts defines `start`.
+    """
+    parts = {"title": html.escape(title), "body": body, "name": name, "data": embedded_json(data)}
+    return fill(web("shell.html"), parts | {"style": web(*styles), "script": web(*scripts)})
 
 
 def embedded_json(value: Any) -> str:

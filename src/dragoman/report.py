@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.errors import UsageError
-from dragoman.page import embedded_json, fill, web, write_page
+from dragoman.page import fill, web, whole_page, write_page
 
 __all__ = ["AttentionPicture", "DemoReport", "Sample", "write_report"]
 
@@ -91,10 +91,5 @@ def _check(report: DemoReport) -> None:
 
 
 def _page(report: DemoReport) -> str:
-    parts = {
-        "title": html.escape(report.title),
-        "style": web("page.css", "report.css"),
-        "script": web(*SCRIPTS),
-        "data": embedded_json(asdict(report)),
-    }
-    return fill(web("report.html"), parts)
+    body = fill(web("report.html"), {"title": html.escape(report.title)})
+    return whole_page(report.title, body, "report", asdict(report), ("page.css", "report.css"), SCRIPTS)

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from dragoman.data import spelled_numbers
 from dragoman.demo import demo_config, run_demo
+from dragoman.inside.explain import explain
 from small_run import Listener
 
 SMALL = ("train.budget=6 steps", "train.validate_every=3 steps", "train.validate_sentences=8", "model.d_model=32",
@@ -48,3 +49,11 @@ def test_demo_model_is_the_paper_s(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_demo_reaches_99_percent(tmp_path: Path) -> None:
     assert run_demo(tmp_path) >= 0.99
+
+    found = explain(tmp_path / "run", "twenty-four")
+    assert found.text == "vierundzwanzig"
+    assert found.effect is not None
+    # The German unit came from the last word, the ten from the first one: what the page draws as lines that cross.
+    read, written = found.sides["source"].pieces, [answer.piece for answer in found.answers]
+    came_from = [read[max(range(len(row)), key=row.__getitem__)] for row in found.effect["drops"]]
+    assert dict(zip(written, came_from, strict=True)) == {"▁vier": "four", "undzwanzig": "▁twenty", "</s>": "</s>"}

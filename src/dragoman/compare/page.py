@@ -15,7 +15,7 @@ from rich.text import Text
 
 from dragoman.compare.columns import Column, best_groups, cell_text, columns, differences, value_text
 from dragoman.compare.runs import Comparison, Curve, Group, short_names
-from dragoman.page import embedded_json, fill, web, write_page
+from dragoman.page import fill, web, whole_page, write_page
 
 __all__ = ["print_comparison", "write_comparison"]
 
@@ -120,17 +120,16 @@ def write_comparison(path: Path, comparison: Comparison) -> Path:
     count, runs = len(comparison.groups), len(comparison.runs)
     title = "One run" if runs == 1 else f"{runs} runs side by side"
     parts = {
-        "title": title,
+        "title": html.escape(title),
         "lead": html.escape(_lead(comparison, count, runs)),
-        "style": web("page.css", "compare.css"),
         "numbers": _numbers_html(comparison),
         "notes": html.escape(_notes(comparison)),
         "test": _test_html(comparison),
         "differences": _differences_html(comparison),
-        "script": web("page.js", "compare.js"),
-        "data": embedded_json(_page_data(comparison)),
     }
-    return write_page(path, fill(web("compare.html"), parts))
+    styles, scripts = ("page.css", "compare.css"), ("page.js", "compare.js")
+    body = fill(web("compare.html"), parts)
+    return write_page(path, whole_page(title, body, "comparison", _page_data(comparison), styles, scripts))
 
 
 def _lead(comparison: Comparison, count: int, runs: int) -> str:

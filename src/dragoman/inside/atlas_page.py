@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from rich.text import Text
 
 from dragoman.inside.atlas import BROAD, MOST, REACH, Atlas, Example, Head
 from dragoman.inside.packing import packed
-from dragoman.page import embedded_json, fill, web, write_page
+from dragoman.page import web, whole_page, write_page
 
 __all__ = ["print_atlas", "write_atlas"]
 
@@ -84,13 +83,8 @@ def _print(console: Console, table: Table) -> None:
 
 def write_atlas(path: Path, atlas: Atlas, examples: Sequence[Example], model: str) -> Path:
     """Write the page to `path`, whole or not at all, and return `path`.  model: its name.  Raises DragomanError."""
-    parts = {
-        "title": html.escape(f"Atlas of {model}"),
-        "style": web(*_STYLES),
-        "script": web(*_SCRIPTS),
-        "data": embedded_json(_page_data(atlas, examples, model)),
-    }
-    return write_page(path, fill(web("atlas.html"), parts))
+    data = _page_data(atlas, examples, model)
+    return write_page(path, whole_page(f"Atlas of {model}", web("atlas.html"), "atlas-data", data, _STYLES, _SCRIPTS))
 
 
 def _page_data(atlas: Atlas, examples: Sequence[Example], model: str) -> dict[str, Any]:

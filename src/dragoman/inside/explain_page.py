@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dragoman.page import embedded_json, fill, web, write_page
+from dragoman.page import web, whole_page, write_page
 
 if TYPE_CHECKING:
     from dragoman.inside.explain import Explanation
@@ -21,8 +21,8 @@ SCRIPTS = (
 
 def explanation_page(explanation: Explanation) -> str:
     """The page as HTML."""
-    parts = {"style": web(*STYLES), "script": web(*SCRIPTS), "data": embedded_json(explanation.to_json())}
-    return fill(web("explain.html"), parts)
+    body, data = web("explain.html"), explanation.to_json()
+    return whole_page("Dragoman: a look inside", body, "explanation", data, STYLES, SCRIPTS)
 
 
 def write_explanation(path: str | Path, explanation: Explanation) -> Path:

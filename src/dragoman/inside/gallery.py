@@ -18,11 +18,11 @@ from dragoman.inside.gallery_step import Worked, worked_step
 from dragoman.inside.tiny_preset import tiny_walkthrough
 from dragoman.inside.walkthrough.step import Text, text
 from dragoman.nn.attention import attend_explicit
-from dragoman.page import embedded_json, fill, web, write_page
+from dragoman.page import web, whole_page, write_page
 
 __all__ = ["Chapter", "gallery", "write_gallery"]
 
-STYLES = ("page.css", "language.css", "walkthrough.css")
+STYLES = ("page.css", "language.css", "walkthrough.css", "gallery.css")
 SCRIPTS = ("page.js", "language.js", "walkthrough.js", "gallery.js")
 
 
@@ -61,8 +61,8 @@ def gallery() -> list[Chapter]:
 def write_gallery(path: str | Path) -> Path:
     """Write the page to `path`, whole or not at all, and return `path`.  Raises DragomanError where it cannot be."""
     data = {"chapters": [_chapter_json(chapter) for chapter in gallery()], "walk": tiny_walkthrough()}
-    parts = {"style": web(*STYLES), "script": web(*SCRIPTS), "data": embedded_json(data)}
-    return write_page(Path(path), fill(web("gallery.html"), parts))
+    title = "Dragoman: numbers worked out by hand"
+    return write_page(Path(path), whole_page(title, web("gallery.html"), "gallery", data, STYLES, SCRIPTS))
 
 
 # ------------------------------------------------------------------------------------------------------- three vectors

@@ -14,7 +14,7 @@ from dragoman.data.tokenizer import Tokenizer
 from dragoman.data.trees import Tree, delinearize, penn_word
 from dragoman.errors import UsageError
 from dragoman.models.seq2seq import Model
-from dragoman.search.generate import generate
+from dragoman.search.generating import generate
 from dragoman.search.settings import SearchSettings
 from dragoman.search.stepper import ModelStepper
 

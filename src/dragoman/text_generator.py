@@ -6,18 +6,19 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from dragoman.data.lines import has_half_pair
-from dragoman.data.tokenizer import BOS, Tokenizer
+from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.errors import UsageError
-from dragoman.models.decoder_only import DecoderOnly
-from dragoman.search.generate import generate
+from dragoman.search.searcher import Searcher, model_of, plain_searcher
 from dragoman.search.settings import SearchSettings
-from dragoman.search.stepper import ModelStepper
+
+if TYPE_CHECKING:
+    import torch
+
+    from dragoman.fast.loading import EngineChoice, Quantize
+    from dragoman.models.decoder_only import DecoderOnly
 
 __all__ = ["Continuation", "Surprise", "TextGenerator"]
 
@@ -69,28 +70,59 @@ class TextGenerator:
     """
 
     def __init__(
-        self, model: DecoderOnly, tokenizer: Tokenizer, max_tokens: int, ends: bool, device: str | torch.device = "cpu"
+        self,
+        model: DecoderOnly | Searcher,
+        tokenizer: Tokenizer,
+        max_tokens: int,
+        ends: bool,
+        device: str | torch.device = "cpu",
     ) -> None:
         """ends: whether the texts it learned from had an end (lines, paragraphs), or were one stream."""
-        self.device = torch.device(device)
-        self.model = model.to(self.device).eval()
+        self.searcher = model if isinstance(model, Searcher) else plain_searcher(model, device)
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
         self.ends = ends
 
     @classmethod
-    def load(cls, path: str | Path, device: str | torch.device = "cpu") -> TextGenerator:
-        """The language model of a run folder or of one model folder in it.
+    def load(
+        cls,
+        path: str | Path,
+        device: str | torch.device = "cpu",
+        *,
+        quantize: Quantize = "auto",
+        engine: EngineChoice = "auto",
+        threads: int | None = None,
+    ) -> TextGenerator:
+        """The language model of a run folder or of one model folder in it; engine and the rest as `Translator.load`.
 
         Raises ModelFolderError, and UsageError where it is another kind of model.
         """
-        from dragoman.model_folder import load_network, wrong_model
+        from dragoman.fast.loading import load_searcher
 
-        model, vocabulary, config = load_network(path)
-        if not isinstance(model, DecoderOnly) or not isinstance(vocabulary, Tokenizer):
-            raise wrong_model(path, config, "is no language model")
+        searcher, vocabulary, config = load_searcher(
+            path, "text", "is no language model", device, quantize, engine, threads
+        )
         ends = config.data.kind == "text" and config.data.form != "stream"
-        return cls(model, vocabulary, config.data.max_tokens, ends, device)
+        return cls(searcher, vocabulary, config.data.max_tokens, ends)
+
+    @property
+    def about(self) -> str:
+        """Which path writes, in which precision, and why."""
+        return self.searcher.about
+
+    @property
+    def model(self) -> DecoderOnly:
+        """The model as PyTorch has it; on the engine it is loaded when it is first asked for."""
+        from dragoman.models.decoder_only import DecoderOnly
+
+        model = model_of(self.searcher)
+        assert isinstance(model, DecoderOnly)
+        return model
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.model.device
 
     def generate(self, prompts: Sequence[str], *, max_tokens: int = 200, **settings: Any) -> list[Continuation]:
         """One continuation a prompt ("" = from nothing), in order.
@@ -107,13 +139,11 @@ class TextGenerator:
             raise UsageError(f"max_tokens = {max_tokens}: must be at least 1")
         # The search counts the end of a text too.
         asked = SearchSettings.of(SearchSettings(sample=True, beam=1), **{"max_extra": max_tokens + 1, **settings})
-        stepper = ModelStepper(self.model)
         found: list[Continuation] = []
         for begin in range(0, len(prompts), _PROMPTS_AT_ONCE):
             some = prompts[begin : begin + _PROMPTS_AT_ONCE]
             prefixes = [self.tokenizer.encode_target(prompt)[:-1] for prompt in some]
-            nothing = torch.zeros(len(some), 0, dtype=torch.long, device=self.device)
-            searched = generate(stepper, nothing, None, asked, prefixes)
+            searched = self.searcher.search([[]] * len(some), prefixes, asked, _PROMPTS_AT_ONCE)
             for prompt, prefix, (first, *_) in zip(some, prefixes, searched, strict=True):
                 text = prompt + self.tokenizer.decode_target(first.tokens[len(prefix) :])
                 found.append(Continuation(prompt, text, first.log_prob, not first.truncated))
@@ -124,16 +154,12 @@ class TextGenerator:
         ids = self.tokenizer.encode_target(text)
         if not self.ends:
             ids = ids[:-1]
-        with torch.no_grad():
-            log_prob = sum(float(self._log_probs(block).sum()) for block in _blocks(ids, self.max_tokens))
+        blocks = list(_blocks(ids, self.max_tokens))
+        # A target has an end; where the text has none there, its log-probability is left out.
+        ended = [block if block[-1] == EOS else [*block, EOS] for block in blocks]
+        scored = self.searcher.score([([], block) for block in ended], self.max_tokens)
+        log_prob = math.fsum(sum(row[: len(block)]) for block, row in zip(blocks, scored, strict=True))
         return Surprise(log_prob, len(ids), len(text) + self.ends)
-
-    def _log_probs(self, ids: list[int]) -> Tensor:
-        """(T,) natural log-probabilities of ids, each given those before it."""
-        tokens = torch.tensor([[BOS, *ids]], device=self.device)
-        logits = self.model(tokens[:, :0], None, tokens[:, :-1])  # (1, T, V)
-        log_probs: Tensor = logits.float().log_softmax(-1).gather(2, tokens[:, 1:, None])[0, :, 0]
-        return log_probs
 
 
 def _blocks(ids: list[int], size: int) -> Iterator[list[int]]:

@@ -7,30 +7,27 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from dragoman.data.batching import collate_source
-from dragoman.data.buckets import batches_within
 from dragoman.data.segment import join_parts, split_text
-from dragoman.data.tokenizer import BOS, EOS, Tokenizer
+from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.errors import UsageError
-from dragoman.models.seq2seq import Model
-from dragoman.search.generate import generate
 from dragoman.search.guard import length_is_off, loops, without_loops
 from dragoman.search.hypothesis import Hypothesis
+from dragoman.search.searcher import Searcher, model_of, plain_searcher
 from dragoman.search.settings import SearchSettings
-from dragoman.search.stepper import ModelStepper
+
+if TYPE_CHECKING:
+    import torch
+
+    from dragoman.fast.loading import EngineChoice, Quantize
+    from dragoman.models.seq2seq import Model
 
 __all__ = ["Alternative", "Part", "Score", "Translation", "Translator"]
 
 _WINDOW_CHARACTERS = 2_000_000
-_LOGITS_AT_ONCE = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -91,13 +88,13 @@ class Part:
 class Translator:
     """A model, its tokenizer and how to search: `Translator.load("runs/en-de").translate(["A dog runs."])`.
 
-    search: any object with the attributes of `SearchSettings`.  max_source: longest source in tokens, end of sentence
-    included; longer lines are split.
+    model: the model, or a searcher that has one.  search: any object with the attributes of `SearchSettings`.
+    max_source: longest source in tokens, end of sentence included; longer lines are split.
     """
 
     def __init__(
         self,
-        model: Model,
+        model: Model | Searcher,
         tokenizer: Tokenizer,
         search: Any = SearchSettings(),  # noqa: B008 (frozen)
         max_source: int = 250,
@@ -105,19 +102,49 @@ class Translator:
     ) -> None:
         if max_source < 2:
             raise UsageError(f"max_source = {max_source}: must be at least 2, a token and the end of sentence")
-        self.device = torch.device(device)
-        self.model = model.to(self.device)
+        self.searcher = model if isinstance(model, Searcher) else plain_searcher(model, device)
         self.tokenizer = tokenizer
         self.settings = SearchSettings.of(search)
         self.max_source = max_source
 
     @classmethod
-    def load(cls, path: str | Path, device: str | torch.device = "cpu") -> Translator:
-        """The translator of a run folder or of one model folder in it.  Raises ModelFolderError."""
-        from dragoman.model_folder import load_model  # here, so that translating does not load the trainer
+    def load(
+        cls,
+        path: str | Path,
+        device: str | torch.device = "cpu",
+        *,
+        quantize: Quantize = "auto",
+        engine: EngineChoice = "auto",
+        threads: int | None = None,
+    ) -> Translator:
+        """The translator of a run folder or of one model folder in it.
 
-        model, tokenizer, config = load_model(path)
-        return cls(model, tokenizer, config.search, config.data.max_tokens, device)
+        engine: "fast" is the native engine for the CPU, which packs the model once and keeps the result beside it;
+        "auto" takes it where it can run the model; `about` says what was taken.  quantize: the engine's weights, "int8"
+        (what "auto" takes), "bf16" or "none" = float32, with the plain path's results.  threads: the engine's, by
+        default all cores.  Raises ModelFolderError, and UsageError where what is asked for cannot be.
+        """
+        from dragoman.fast.loading import load_searcher  # here, so that translating does not load the trainer
+
+        searcher, tokenizer, config = load_searcher(
+            path, "parallel", "does not translate", device, quantize, engine, threads
+        )
+        return cls(searcher, tokenizer, config.search, config.data.max_tokens)
+
+    @property
+    def about(self) -> str:
+        """Which path translates, in which precision, and why."""
+        return self.searcher.about
+
+    @property
+    def model(self) -> Model:
+        """The model as PyTorch has it; on the engine it is loaded when it is first asked for."""
+        return model_of(self.searcher)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.model.device
 
     def translate(
         self,
@@ -165,22 +192,20 @@ class Translator:
             (self.tokenizer.encode_source(_clean(source)), self.tokenizer.encode_target(_clean(target)))
             for source, target in zip(sources, targets, strict=True)
         ]
-        scores: list[Score | None] = [None] * len(pairs)
-        with _evaluating(self.model), torch.no_grad():
-            for batch in batches_within([len(src) + len(tgt) for src, tgt in pairs], batch_tokens):
-                for place, score in zip(batch, self._score_batch([pairs[i] for i in batch]), strict=True):
-                    scores[place] = score
-        return [score for score in scores if score is not None]
+        scored = zip(pairs, self.searcher.score(pairs, batch_tokens), strict=True)
+        return [
+            Score(sum(log_probs), [self.tokenizer.target_piece(i) for i in ids], log_probs)
+            for (_, ids), log_probs in scored
+        ]
 
     def _window(
         self, lines: Sequence[tuple[str, str]], settings: SearchSettings, batch_tokens: int
     ) -> list[Translation]:
         each = [self.parts(line, prefix) for line, prefix in lines]
         parts = [part for some in each for part in some]
-        with _evaluating(self.model):
-            self._search(parts, settings, batch_tokens)
-            looped = [part for part in parts if loops(part.ids[:-1], part.found[0].tokens)]
-            self._again(looped, settings, batch_tokens)
+        self._search(parts, settings, batch_tokens)
+        looped = [part for part in parts if loops(part.ids[:-1], part.found[0].tokens)]
+        self._again(looped, settings, batch_tokens)
         return [self.translation(line, some) for (line, _), some in zip(lines, each, strict=True)]
 
     def parts(self, line: str, prefix: str) -> list[Part]:
@@ -194,14 +219,11 @@ class Translator:
         return parts
 
     def _search(self, parts: Sequence[Part], settings: SearchSettings, batch_tokens: int) -> None:
-        width = settings.nbest if settings.sample else settings.beam
-        stepper = ModelStepper(self.model)
-        for batch in batches_within([len(part.ids) * width for part in parts], batch_tokens):
-            some = [parts[place] for place in batch]
-            src, mask = self._padded([part.ids for part in some])
-            prefix = [part.prefix for part in some] if any(part.prefix for part in some) else None
-            for part, found in zip(some, generate(stepper, src, mask, settings, prefix), strict=True):
-                part.found = found
+        each = self.searcher.search(
+            [part.ids for part in parts], [part.prefix for part in parts], settings, batch_tokens
+        )
+        for part, found in zip(parts, each, strict=True):
+            part.found = found
 
     def _again(self, looped: list[Part], settings: SearchSettings, batch_tokens: int) -> None:
         """Search once more without repeated 3-grams; what still loops keeps its first translation."""
@@ -241,26 +263,6 @@ class Translator:
             sum(hypothesis.score for hypothesis in chosen),
             sum(hypothesis.log_prob for hypothesis in chosen),
         )
-
-    def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
-        ids, mask = collate_source(rows)
-        return ids.to(self.device), None if mask is None else mask.to(self.device)
-
-    def _score_batch(self, pairs: Sequence[tuple[list[int], list[int]]]) -> Iterator[Score]:
-        src, mask = self._padded([src for src, _ in pairs])
-        tgt, _ = self._padded([tgt for _, tgt in pairs])  # (B, T)
-        tgt_in = torch.cat([torch.full_like(tgt[:, :1], BOS), tgt[:, :-1]], dim=1)
-        state = self.model.start(self.model.encode(src, mask), beams=1, max_len=0)
-        hidden = self.model.decode_hidden(tgt_in, state)  # (B, T, D)
-        # A part of the positions at a time: all logits of one very long pair would not fit into memory.
-        step = max(1, _LOGITS_AT_ONCE // (tgt.size(0) * self.tokenizer.target_size))
-        chosen = [
-            torch.log_softmax(self.model.output(some).float(), dim=-1).gather(2, words[..., None])[..., 0]
-            for some, words in zip(torch.split(hidden, step, dim=1), torch.split(tgt, step, dim=1), strict=True)
-        ]
-        for (_, ids), row in zip(pairs, torch.cat(chosen, dim=1).tolist(), strict=True):
-            log_probs = row[: len(ids)]
-            yield Score(sum(log_probs), [self.tokenizer.target_piece(i) for i in ids], log_probs)
 
 
 def _flags(parts: Sequence[Part], chosen: Sequence[Hypothesis]) -> tuple[str, ...]:
@@ -306,14 +308,3 @@ def _windows(pairs: Iterator[tuple[str, str]], size: int) -> Iterator[list[tuple
             window, characters = [], 0
     if window:
         yield window
-
-
-@contextmanager
-def _evaluating(model: Model) -> Iterator[None]:
-    """No dropout inside; training goes on as before afterwards."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)

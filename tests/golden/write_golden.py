@@ -46,7 +46,7 @@ def main() -> None:
         config = config.model_copy(update={"data": config.data.model_copy(update={"root": "data"})})
         save_model(folder, config, tokenizer, unique_tensors(model), {"step": 900, "scores": {}})
     shutil.rmtree(folder.with_name(f".{folder.name}.unfinished"), ignore_errors=True)
-    translator = Translator.load(folder)
+    translator = Translator.load(folder, engine="plain")
     rows = [
         {"source": t.source, "text": t.text, "score": t.score, "tokens": t.tokens}
         for t in translator.translate(SOURCES, beam=3)

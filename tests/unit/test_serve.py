@@ -31,7 +31,7 @@ from dragoman.models.build import build_model
 from dragoman.models.decoder_only import DecoderOnly
 from dragoman.nn.taps import Tap
 from dragoman.search import SearchSettings
-from dragoman.search.generate import generate
+from dragoman.search.generating import generate
 from dragoman.search.hypothesis import Hypothesis
 from dragoman.search.live import Path as Walk
 from dragoman.search.live import Watched, search_live

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["AsJson", "Device", "InputFile", "Model", "Out", "OutputFile", "Source", "app"]
+__all__ = ["AsJson", "Device", "InputFile", "Model", "Out", "OutputFile", "Quantize", "Source", "app"]
 
 app = typer.Typer(
     help="Train, run and open up the Transformer of 'Attention Is All You Need'.",
@@ -23,6 +23,7 @@ InputFile = Annotated[Path | None, typer.Option("--input", help="Text, one sente
 OutputFile = Annotated[Path | None, typer.Option("--output", help="Where to write; default: standard output.")]
 Source = Annotated[Path, typer.Option(help="Source text, one sentence a line.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")]
+Quantize = Annotated[str, typer.Option(help="The native engine's weights: int8 (auto), bf16, or none = float32.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for a machine to read.")]
 
 

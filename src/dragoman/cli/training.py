@@ -92,7 +92,10 @@ def _say_test_score(document: Config, run: Path, reporter: Reporter) -> None:
     language = document.data.target_language
     device = str(World(document.train.device).device)
     evaluation = evaluate_model(
-        Translator.load(run, device), [p.source for p in pairs], [[p.target for p in pairs]], language=language
+        Translator.load(run, device, quantize="none"),
+        [p.source for p in pairs],
+        [[p.target for p in pairs]],
+        language=language,
     )
     for line in evaluation.lines():
         reporter.say(f"test: {line}")

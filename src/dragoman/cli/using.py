@@ -9,21 +9,36 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dragoman.cli.options import AsJson, Device, InputFile, Model, OutputFile, Source, app
+from dragoman.cli.options import AsJson, Device, InputFile, Model, OutputFile, Quantize, Source, app
 from dragoman.cli.streams import Output, lines_of, windows
 from dragoman.errors import UsageError
 
 if TYPE_CHECKING:
+    from dragoman.text_generator import TextGenerator
     from dragoman.translate import Translator
 
 __all__ = ["evaluate", "generate", "label", "parse", "score", "translate"]
 
 
-def _translator(model: Path, device: str) -> Translator:
+def _device(name: str) -> Any:
+    """The device of that name; the CPU's stays a name, so that the engine starts without torch."""
+    if name == "cpu":
+        return name
     from dragoman.training.world import World
+
+    return World(name).device
+
+
+def _translator(model: Path, device: str, **options: Any) -> Translator:
     from dragoman.translate import Translator
 
-    return Translator.load(model, device=World(device).device)
+    return Translator.load(model, _device(device), **options)
+
+
+def _generator(model: Path, device: str, **options: Any) -> TextGenerator:
+    from dragoman.text_generator import TextGenerator
+
+    return TextGenerator.load(model, _device(device), **options)
 
 
 @app.command()
@@ -43,6 +58,9 @@ def translate(
     no_repeat_ngram: Annotated[int | None, typer.Option(help="No N words (tokens) in a row twice; 0 = off.")] = None,
     prefix: Annotated[str | None, typer.Option(help="How every translation must start.")] = None,
     jsonl: Annotated[bool, typer.Option("--jsonl", help="One JSON object a line: text, score, flags, n best.")] = False,
+    quantize: Quantize = "auto",
+    engine: Annotated[str, typer.Option(help="auto, fast (native, CPU) or plain (PyTorch).")] = "auto",
+    threads: Annotated[int | None, typer.Option(help="Of the native engine; default: all cores.")] = None,
     device: Device = "cpu",
 ) -> None:
     """Translate text: N lines in, N lines out, in order (with --nbest K: K lines each, or one with --jsonl)."""
@@ -51,7 +69,9 @@ def translate(
         "seed": seed, "alpha": alpha, "min_length": min_length, "no_repeat_ngram": no_repeat_ngram,
     }  # fmt: skip
     given: dict[str, Any] = {k: v for k, v in settings.items() if v is not None}
-    translations = _translator(model, device).stream(lines_of(input_), prefix=prefix, **given)
+    translator = _translator(model, device, quantize=quantize, engine=engine, threads=threads)
+    typer.echo(translator.about, err=True)
+    translations = translator.stream(lines_of(input_), prefix=prefix, **given)
     flags: Counter[str] = Counter()
     with Output(output) as write:
         for translation in translations:
@@ -85,17 +105,16 @@ def score(
         raise UsageError(f"{model}: a language model reads no source: leave --source out")
     with Output(None) as write:
         if source is None:
-            from dragoman.text_generator import TextGenerator
-            from dragoman.training.world import World
-
-            generator = TextGenerator.load(model, World(device).device)
+            generator = _generator(model, device, quantize="none")
             for surprise in map(generator.surprise, lines_of(target)):
                 write(f"{surprise.log_prob:.6f}\t{surprise.tokens}")
             return
         from dragoman.data.corpus import CorpusSpec, read_pairs
 
         pairs = list(read_pairs(CorpusSpec(source, target)))
-        for row in _translator(model, device).score([p.source for p in pairs], [p.target for p in pairs]):
+        for row in _translator(model, device, quantize="none").score(
+            [p.source for p in pairs], [p.target for p in pairs]
+        ):
             write(f"{row.log_prob:.6f}\t{len(row.tokens)}")
 
 
@@ -105,6 +124,7 @@ def evaluate(
     source: Source,
     reference: Annotated[Path, typer.Option(help="Reference translations, one a line.")],
     against: Annotated[Path | None, typer.Option(help="A second model: is the difference significant?")] = None,
+    quantize: Quantize = "none",
     as_json: AsJson = False,
     device: Device = "cpu",
 ) -> None:
@@ -115,12 +135,12 @@ def evaluate(
 
     pairs = list(read_pairs(CorpusSpec(source, reference)))
     sources = [p.source for p in pairs]
-    translator = _translator(model, device)
+    translator = _translator(model, device, quantize=quantize)
     evaluation = evaluate_model(
         translator,
         sources,
         [[p.target for p in pairs]],
-        against=None if against is None else _translator(against, device),
+        against=None if against is None else _translator(against, device, quantize=quantize),
         language=read_config(model).parallel.target_language,
     )
     warning = warn_of_overlap(model, sources)
@@ -149,12 +169,9 @@ def generate(
     device: Device = "cpu",
 ) -> None:
     """A language model goes on where prompts end: --prompt, or one a line."""
-    from dragoman.text_generator import TextGenerator
-    from dragoman.training.world import World
-
     if prompt and input_:
         raise UsageError("--prompt and --input are given both; prompts come from one of them")
-    generator = TextGenerator.load(model, World(device).device)
+    generator = _generator(model, device)
     settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     with Output(output) as write:
         for prompts in windows(prompt or lines_of(input_)):

@@ -292,7 +292,7 @@ def _decoded(
     from dragoman.translate import Translator  # here, so that comparing logs loads no model
 
     say(f"{run.name}: translating {len(test.sources):,} lines")
-    translations = Translator.load(run.folder, device=device).translate(test.sources)
+    translations = Translator.load(run.folder, device, quantize="none").translate(test.sources)
     return replace(run, test=score_translations([t.text for t in translations], test, samples))
 
 

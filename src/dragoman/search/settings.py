@@ -56,6 +56,11 @@ class SearchSettings:
             problems.append(f"nbest = {self.nbest}: must be at most beam = {self.beam}; raise beam, or ask for less")
         return problems
 
+    def limit(self, source: int, prefix: int = 0) -> int:
+        """The longest target in tokens, its end included, of `source` tokens and a forced prefix of `prefix` tokens."""
+        # A forced prefix longer than the source counts as the source's length, so that words may follow.
+        return max(max(source, prefix) + self.max_extra, prefix + 1, self.min_length + 1)
+
     @classmethod
     def of(cls, settings: Any, **overrides: Any) -> SearchSettings:
         """The settings of an object with the same attribute names (a `[search]` section), some of them overridden.

@@ -46,11 +46,7 @@ class Task:
             raise UsageError(f"{len(prefix)} forced prefixes for {count} sentences: give one each ([] = none)")
         forced = [0] * count if prefix is None else [len(tokens) for tokens in prefix]
         lengths = [src.size(1)] * count if src_mask is None else src_mask.sum(1).tolist()
-        # A forced prefix longer than the source counts as the source's length, so that words may follow.
-        limits = [
-            max(max(length, start) + settings.max_extra, start + 1, settings.min_length + 1)
-            for length, start in zip(lengths, forced, strict=True)
-        ]
+        limits = [settings.limit(length, start) for length, start in zip(lengths, forced, strict=True)]
         processors: list[Processor] = [NeverTokens()]
         if settings.min_length:
             processors.append(MinLength(settings.min_length))

@@ -1,0 +1,268 @@
+"""A packed model at work: the search of `dragoman.search`, written in C++, with the same results.
+
+Ids go in and hypotheses come out; nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.data.tokenizer import BOS, EOS, PAD
+from dragoman.errors import DragomanError, UsageError
+from dragoman.fast.native import load_native, missing
+from dragoman.search.hypothesis import Hypothesis
+from dragoman.search.settings import SearchSettings
+
+__all__ = ["Engine", "usable_cores"]
+
+_SMALL = 32 << 20
+"""Bytes of a packed model whose weights stay in a cache from step to step."""
+_MEMORY = 1 << 30
+"""Bytes that the keys and values of a search may take."""
+_QUICK = 512
+"""Tokens at most of a search that is done before a person could press Ctrl-C."""
+_ERROR_ROOM = 512
+_WRONG_CALL = 1
+
+
+class _Settings(ctypes.Structure):
+    _fields_ = [
+        *[(name, ctypes.c_int32) for name in ("beam", "nbest", "min_length", "no_repeat_ngram")],
+        *[(name, ctypes.c_int32) for name in ("bos", "eos", "pad", "rows", "threads", "unused")],
+        ("alpha", ctypes.c_double),
+    ]
+
+
+class _Ragged(ctypes.Structure):
+    _fields_ = [("ids", ctypes.c_void_p), ("offsets", ctypes.c_void_p)]
+
+
+class _Request(ctypes.Structure):
+    _fields_ = [
+        ("settings", _Settings),
+        ("count", ctypes.c_int32),
+        ("sources", _Ragged),
+        ("prefixes", _Ragged),
+        ("limits", ctypes.c_void_p),
+    ]
+
+
+def usable_cores() -> int:
+    """Cores that this process may use; fewer where OMP_NUM_THREADS says so."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return min(cores, int(asked)) if asked.isdigit() and int(asked) else cores
+
+
+class Engine:
+    """One packed model, open until it is forgotten; several threads may search in it at once.
+
+    source_size, target_size: words of the vocabularies.  positions: longest source and target.  rows: searched at once
+    in a thread.  Raises DragomanError where there is no native core, or the file is no packed model.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        native = load_native()
+        if native is None:
+            raise DragomanError(f"no native engine: {missing()}")
+        self.build, self._library = native.build, native.library
+        error = ctypes.create_string_buffer(_ERROR_ROOM)
+        self._model = self._library.dragoman_open(os.fsencode(path), error)
+        if not self._model:
+            raise DragomanError(error.value.decode("utf-8", "replace"))
+        sizes = (ctypes.c_int32 * 4)()
+        self._library.dragoman_sizes(self._model, ctypes.addressof(sizes))
+        self.source_size, self.target_size, self.positions = sizes[0], sizes[1], sizes[2]
+        self.encodes = bool(sizes[3])
+        # Enough rows to read each weight for many, few enough for their keys and values to stay in a cache too.
+        self.rows = 32 if Path(path).stat().st_size < _SMALL else 64
+
+    def __del__(self) -> None:
+        if getattr(self, "_model", None):
+            self._library.dragoman_close(self._model)
+
+    def begin(self, threads: int, rows: int, target: int, sentences: int, source: int) -> int:
+        """A session for steps (`EngineStepper`), to be closed with `end`: rows for targets and sources so long."""
+        error = ctypes.create_string_buffer(_ERROR_ROOM)
+        session = self._library.dragoman_begin(self._model, threads, rows, target, sentences, source, error)
+        if not session:
+            raise UsageError(error.value.decode("utf-8", "replace"))
+        return int(session)
+
+    def end(self, session: int) -> None:
+        """Close what `begin` opened."""
+        self._library.dragoman_end(session)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """One function of the core on a session.  Raises what it says."""
+        error = ctypes.create_string_buffer(_ERROR_ROOM)
+        _raise_for(int(getattr(self._library, f"dragoman_{name}")(*arguments, error)), error)
+
+    def search(
+        self,
+        sources: Sequence[Sequence[int]],
+        limits: Sequence[int],
+        settings: SearchSettings,
+        prefixes: Sequence[Sequence[int]] | None = None,
+        threads: int = 1,
+        rows: int | None = None,
+        memory: int = _MEMORY,
+    ) -> list[list[Hypothesis]]:
+        """B lists of `settings.nbest` hypotheses, best first.
+
+        sources: ids with the end of sentence, empty for a model without encoder.  limits: target tokens at most, the
+        end included.  prefixes: how each target begins.  rows: at work at once in a thread, by default `self.rows`,
+        and fewer where `memory`, in bytes for all threads, does not hold their keys and values.  Raises UsageError with
+        everything that cannot be, DragomanError where the model's numbers are not finite or memory is short.
+        """
+        begins = [[]] * len(sources) if prefixes is None else prefixes
+        rows = self.rows if rows is None else rows
+        self._check(sources, limits, settings, begins, threads, rows)
+        if not sources:
+            return []
+        longest = self._library.dragoman_row_bytes(self._model, max(limits), max(map(len, sources)))
+        fitting = max(settings.beam, min(rows, memory // (longest * threads)))
+        rooms = np.array(limits, dtype=np.int32)
+        (ids, offsets), (begin, ahead) = _ragged(sources), _ragged(begins)
+        request = _Request(
+            _Settings(
+                settings.beam, settings.nbest, settings.min_length, settings.no_repeat_ngram,
+                BOS, EOS, PAD, fitting, threads, 0, settings.alpha,
+            ),
+            len(sources),
+            _Ragged(ids.ctypes.data, offsets.ctypes.data),
+            _Ragged(begin.ctypes.data, ahead.ctypes.data),
+            rooms.ctypes.data,
+        )  # fmt: skip
+        found = self._run(request, rooms, settings.nbest)
+        del ids, offsets, begin, ahead  # kept until here: the request has their addresses only
+        return found
+
+    def _check(
+        self,
+        sources: Sequence[Sequence[int]],
+        limits: Sequence[int],
+        settings: SearchSettings,
+        prefixes: Sequence[Sequence[int]],
+        threads: int,
+        rows: int,
+    ) -> None:
+        problems = [] if threads in range(1, 1025) else [f"threads = {threads}: must be 1 to 1024"]
+        if rows not in range(1, 65537):
+            problems.append(f"rows = {rows}: must be 1 to 65536")
+        if settings.sample:
+            problems.append("sample = True: the native search does not draw; accepted: sample=False")
+        if settings.beam > 4096:
+            problems.append(f"beam = {settings.beam}: must be at most 4096 here")
+        if not len(sources) == len(limits) == len(prefixes):
+            problems.append(
+                f"{len(sources)} sources, {len(limits)} limits and {len(prefixes)} prefixes: give one each a sentence"
+            )
+        else:
+            for number, row in enumerate(zip(sources, limits, prefixes, strict=True), start=1):
+                problems += [f"sentence {number}: {problem}" for problem in self._problems(*row, settings)]
+        if problems:
+            more = [f"... and {len(problems) - 20} more"] if len(problems) > 20 else []
+            raise UsageError("\n".join(["this cannot be searched:", *(f"  - {p}" for p in problems[:20] + more)]))
+
+    def _problems(
+        self, source: Sequence[int], limit: int, prefix: Sequence[int], settings: SearchSettings
+    ) -> list[str]:
+        problems = []
+        if self.encodes and not source:
+            problems.append("an empty source; it needs at least the end of sentence")
+        if not self.encodes and source:
+            problems.append(f"a source of {len(source)} tokens for a model without encoder; accepted: none")
+        if len(source) > self.positions:
+            problems.append(f"{len(source)} source tokens, the packed model has {self.positions} positions")
+        least = max(len(prefix), settings.min_length) + 1
+        if not least <= limit <= self.positions:
+            problems.append(f"a limit of {limit} target tokens: must be {least} to {self.positions}")
+        for whose, ids, size in (("source", source, self.source_size), ("prefix", prefix, self.target_size)):
+            wrong = [i for i in ids if not isinstance(i, int | np.integer) or not 0 <= i < size]
+            if wrong:
+                problems.append(f"{whose} id {wrong[0]!r}: must be a whole number from 0 to {size - 1}")
+        if {PAD, BOS, EOS} & set(prefix):
+            problems.append(f"forced prefix {list(prefix)} holds padding, begin or end")
+        return problems
+
+    def _run(self, request: _Request, rooms: NDArray[np.int32], nbest: int) -> list[list[Hypothesis]]:
+        count = request.count
+        starts = np.concatenate([[0], np.cumsum(np.repeat(rooms.astype(np.int64), nbest))])
+        words, log_probs = np.empty(starts[-1], np.int32), np.empty(starts[-1], np.float32)
+        lengths, truncated = np.empty(count * nbest, np.int32), np.empty(count * nbest, np.int32)
+        log_prob, score = np.empty(count * nbest), np.empty(count * nbest)
+        outcome = [words, log_probs, lengths, log_prob, score, truncated]
+
+        def work(stop: int, error: Any) -> int:
+            address = ctypes.addressof(request)
+            return int(
+                self._library.dragoman_search(self._model, address, stop, *(a.ctypes.data for a in outcome), error)
+            )
+
+        _call(work, quick=int(rooms.sum()) * nbest <= _QUICK)
+
+        def hypothesis(place: int) -> Hypothesis:
+            at, length = int(starts[place]), int(lengths[place])
+            return Hypothesis(
+                words[at : at + length].tolist(),
+                float(score[place]),
+                float(log_prob[place]),
+                log_probs[at : at + length + 1].tolist(),
+                bool(truncated[place]),
+            )
+
+        return [[hypothesis(i * nbest + n) for n in range(nbest) if lengths[i * nbest + n] >= 0] for i in range(count)]
+
+
+def _call(work: Callable[[int, Any], int], quick: bool) -> None:
+    """Let the core work, unless it is quick in a thread of its own, so that Ctrl-C is heard; raise what it says."""
+    stop, error = ctypes.c_int32(0), ctypes.create_string_buffer(_ERROR_ROOM)
+    _raise_for(work(ctypes.addressof(stop), error) if quick else _in_a_thread(work, stop, error), error)
+
+
+def _raise_for(status: int, error: Any) -> None:
+    if status:
+        what = error.value.decode("utf-8", "replace") or "the native engine failed"
+        raise UsageError(what) if status == _WRONG_CALL else DragomanError(what)
+
+
+def _in_a_thread(work: Callable[[int, Any], int], stop: ctypes.c_int32, error: Any) -> int:
+    status: list[int] = []
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            status.append(work(ctypes.addressof(stop), error))
+        finally:
+            done.set()
+
+    thread = threading.Thread(target=run, daemon=True)
+    interrupted: BaseException | None = None
+    try:
+        thread.start()
+        done.wait()
+    except BaseException as pressed:
+        interrupted, stop.value = pressed, 1
+    while thread.is_alive() and not done.is_set():  # the core still writes into our arrays
+        try:
+            done.wait()
+        except KeyboardInterrupt:
+            continue
+    if interrupted is not None:
+        raise interrupted
+    return status[0]
+
+
+def _ragged(rows: Sequence[Sequence[int]]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    offsets = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum([len(row) for row in rows], out=offsets[1:])
+    return np.array([i for row in rows for i in row], dtype=np.int32), offsets

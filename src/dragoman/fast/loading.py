@@ -1,0 +1,170 @@
+"""From a model folder to whatever translates it fastest here: the engine where it can, the plain path for all else.
+
+A packed model is kept in the model folder as `packed/<precision>.bin`, with a `.json` that says which weights it was
+made of and what its own sha256 is.  It is made once, by the first who loads the model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from dragoman.config import Config
+from dragoman.data.tokenizer import Tokenizer
+from dragoman.data.vocabulary import load_vocabulary
+from dragoman.errors import DragomanError, TrainingError, UsageError
+from dragoman.fast.engine import Engine, usable_cores
+from dragoman.fast.native import VERSION, Precision, load_native, missing
+from dragoman.fast.searcher import FastSearcher
+from dragoman.model_folder import (
+    find_model,
+    load_network,
+    read_config,
+    read_meta,
+    verify,
+    write_file,
+    wrong_model,
+)
+from dragoman.search.searcher import Searcher
+
+if TYPE_CHECKING:
+    import torch
+
+    from dragoman.search.plain import PlainSearcher
+
+__all__ = ["EngineChoice", "Quantize", "load_engine", "load_searcher"]
+
+Quantize = Literal["auto", "int8", "bf16", "none"]
+EngineChoice = Literal["auto", "plain", "fast"]
+
+POSITIONS = 1024
+"""Longest source and target of a packed model, or twice the longest that the model was trained on."""
+PRECISIONS: dict[str, Precision] = {"auto": "int8", "int8": "int8", "bf16": "bfloat16", "none": "float32"}
+
+
+class Unpacked(DragomanError):
+    """Why a model runs on the plain path."""
+
+
+def load_searcher(
+    path: str | Path,
+    kind: Literal["parallel", "text"],
+    lack: str,
+    device: str | torch.device = "cpu",
+    quantize: Quantize = "auto",
+    engine: EngineChoice = "auto",
+    threads: int | None = None,
+) -> tuple[Searcher, Tokenizer, Config]:
+    """Searcher, tokenizer and configuration of a model that writes text; the arguments are `Translator.load`'s.
+
+    kind: of the data it must have learned from, "parallel" or "text"; lack: what is said of any other model.
+
+    Raises ModelFolderError, and UsageError for what cannot be had here or is no such choice.
+    """
+    _check(quantize, engine, threads)
+    required = engine == "fast" or quantize in ("int8", "bf16")
+    if engine == "plain":
+        return _plain(path, kind, lack, device, "")
+    try:
+        if str(device) != "cpu":
+            raise Unpacked(f"the native engine is for the CPU, not for {device}")
+        return _fast(path, kind, lack, PRECISIONS[quantize], threads or usable_cores())
+    except Unpacked as reason:
+        if required:
+            raise UsageError(f"{path}: {reason}; accepted here: engine = auto and quantize = auto or none") from None
+        return _plain(path, kind, lack, device, str(reason))
+
+
+def _check(quantize: str, engine: str, threads: int | None) -> None:
+    problems = []
+    if quantize not in PRECISIONS:
+        problems.append(f"quantize = {quantize!r}: must be one of {', '.join(PRECISIONS)}")
+    if engine not in ("auto", "plain", "fast"):
+        problems.append(f"engine = {engine!r}: must be one of auto, plain, fast")
+    if engine == "plain" and quantize in ("int8", "bf16"):
+        problems.append(f"quantize = {quantize!r}: the plain path has float32 only; leave engine at auto")
+    if threads is not None and threads not in range(1, 1025):
+        problems.append(f"threads = {threads}: must be 1 to 1024")
+    if problems:
+        raise UsageError("\n".join(["this translator cannot be had:", *(f"  - {p}" for p in problems)]))
+
+
+def _plain(
+    path: str | Path, kind: str, lack: str, device: str | torch.device, why: str
+) -> tuple[PlainSearcher, Tokenizer, Config]:
+    from dragoman.models.seq2seq import Model
+    from dragoman.search.plain import PlainSearcher
+
+    network, vocabulary, config = load_network(path)
+    if config.data.kind != kind or not isinstance(network, Model) or not isinstance(vocabulary, Tokenizer):
+        raise wrong_model(path, config, lack)
+    return PlainSearcher(network, device, why), vocabulary, config
+
+
+def _fast(
+    path: str | Path, kind: str, lack: str, precision: Precision, threads: int
+) -> tuple[Searcher, Tokenizer, Config]:
+    if load_native() is None:
+        raise Unpacked(f"no native engine: {missing()}")
+    folder = find_model(path)
+    verify(folder, but=("model.safetensors", "training.safetensors"))
+    config = read_config(folder)
+    vocabulary = load_vocabulary(folder)
+    if config.data.kind != kind or not isinstance(vocabulary, Tokenizer):
+        raise wrong_model(path, config, lack)
+    engine = load_engine(folder, precision)
+
+    def plain() -> Searcher:
+        return _plain(folder, kind, lack, "cpu", "longer than the packed model's positions")[0]
+
+    return FastSearcher(engine, precision, threads, plain), vocabulary, config
+
+
+def load_engine(folder: Path, precision: Precision) -> Engine:
+    """The engine of a model folder's packed model, which is made where it is missing, stale or damaged.
+
+    precision: "float32", "int8" or "bfloat16".  Raises `Unpacked` where the engine cannot run the model.
+    """
+    weights = read_meta(folder)["sha256"]["model.safetensors"]
+    packed = folder / "packed" / f"{precision}.bin"
+    if _is_good(packed, weights):
+        return Engine(packed)
+    try:
+        packed.parent.mkdir(exist_ok=True)
+        return _pack(folder, packed, precision, weights)
+    except (OSError, TrainingError):  # a folder that is only to be read, or a full disk: then for this process only
+        with tempfile.TemporaryDirectory(prefix="dragoman-") as place:
+            return _pack(folder, Path(place) / packed.name, precision, weights)
+
+
+def _is_good(packed: Path, weights: str) -> bool:
+    try:
+        about = json.loads(packed.with_suffix(".json").read_text(encoding="utf-8"))
+        with packed.open("rb") as file:
+            return bool(about == _about(weights, hashlib.file_digest(file, "sha256").hexdigest()))
+    except (OSError, ValueError):
+        return False
+
+
+def _about(weights: str, packed: str) -> dict[str, Any]:
+    return {"version": VERSION, "weights": weights, "sha256": packed}
+
+
+def _pack(folder: Path, packed: Path, precision: Precision, weights: str) -> Engine:
+    from dragoman.fast.pack import pack, unsupported
+
+    network, _, config = load_network(folder)
+    reasons = unsupported(network)
+    if reasons:
+        raise Unpacked("the native engine does not have it: " + "; ".join(reasons))
+    pack(network, packed, precision, max(POSITIONS, 2 * config.data.max_tokens))
+    with packed.open("rb") as file:
+        about = _about(weights, hashlib.file_digest(file, "sha256").hexdigest())
+    write_file(packed.with_suffix(".json"), json.dumps(about, indent=1).encode())
+    try:
+        return Engine(packed)
+    except DragomanError as error:
+        raise Unpacked(str(error)) from None

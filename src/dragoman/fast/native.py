@@ -1,0 +1,78 @@
+"""The native core, loaded where it was built and the processor has its instructions; else the reason why not."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+__all__ = ["VERSION", "Native", "Precision", "load_native", "missing"]
+
+Precision = Literal["float32", "int8", "bfloat16"]
+"""Of packed weights."""
+VERSION = 1
+"""Of packed files, as in native/model.h."""
+
+_BUILDS = ("avx512", "avx2")
+"""Fastest first."""
+
+
+@dataclass(frozen=True)
+class Native:
+    """build: "avx512" or "avx2".  library: native/api.cpp."""
+
+    build: str
+    library: ctypes.CDLL
+
+
+@cache
+def _found() -> tuple[Native | None, str]:
+    here = Path(__file__).parent
+    built = [(name, path) for name in _BUILDS for path in sorted(here.glob(f"_{name}.*"))]
+    if not built:
+        return None, "it was not built when Dragoman was installed; install a C++ compiler (g++) and Dragoman again"
+    problems = []
+    for name, path in built:
+        try:
+            library = _declared(ctypes.CDLL(str(path)))
+        except (OSError, AttributeError) as error:
+            problems.append(f"{path.name} cannot be loaded ({error}); install Dragoman again")
+            continue
+        if library.dragoman_supported():
+            return Native(name, library), ""
+        problems.append(f"this processor lacks instructions of {path.name}")
+    return None, "; ".join(problems)
+
+
+def load_native() -> Native | None:
+    """The fastest build that this processor can run, or None."""
+    return _found()[0]
+
+
+def missing() -> str:
+    """Why `load_native` gives None; "" where it does not."""
+    return _found()[1]
+
+
+def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
+    pointer, whole, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
+    signatures = {
+        "supported": (whole, []),
+        "open": (pointer, [text, text]),
+        "close": (None, [pointer]),
+        "sizes": (None, [pointer, pointer]),
+        "row_bytes": (ctypes.c_int64, [pointer, whole, whole]),
+        "search": (whole, [pointer] * 9 + [text]),
+        "begin": (pointer, [pointer, whole, whole, whole, whole, whole, text]),
+        "end": (None, [pointer]),
+        "encode": (whole, [pointer, pointer, pointer, pointer, whole, text]),
+        "step": (whole, [pointer, pointer, whole, pointer, text]),
+        "copy": (whole, [pointer, whole, whole, whole, text]),
+        "bytes": (ctypes.c_int64, [pointer]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, f"dragoman_{name}")
+        function.restype, function.argtypes = result, arguments
+    return library

@@ -1,0 +1,220 @@
+// The plain C interface, as Python's ctypes calls it.  Nothing throws across it: 0 is good, else `error` says what is wrong.
+// Whatever could read or write outside of an array is refused here; Python has checked the same and says it better.
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <string>
+
+#include "search.h"
+#include "words.h"
+
+using namespace dragoman;
+
+namespace {
+
+constexpr int ERROR_ROOM = 512;
+
+// What the numbers that come back mean.
+enum Outcome { good = 0, wrong_call = 1, failed = 2, no_memory = 3 };
+
+template <typename F>
+int guarded(char* error, const F& f) {
+  const auto say = [&](const char* what, Outcome outcome) {
+    std::strncpy(error, what, ERROR_ROOM - 1);
+    error[ERROR_ROOM - 1] = 0;
+    return outcome;
+  };
+  try {
+    f();
+    return good;
+  } catch (const std::invalid_argument& e) {
+    return say(e.what(), wrong_call);
+  } catch (const std::bad_alloc&) {
+    return say("out of memory; ask for fewer rows at once", no_memory);
+  } catch (const std::exception& e) {
+    return say(e.what(), failed);
+  } catch (...) {
+    return say("unknown failure", failed);
+  }
+}
+
+[[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
+
+void require(bool right, const char* what) {
+  if (!right) refuse(what);
+}
+
+void check_ids(const int32_t* ids, int64_t count, int vocab, const char* whose) {
+  for (int64_t i = 0; i < count; ++i)
+    if (ids[i] < 0 || ids[i] >= vocab) refuse(std::string(whose) + " id " + std::to_string(ids[i]) + " of " + std::to_string(vocab) + " words");
+}
+
+void check_ragged(const Ragged& rows, int count, int vocab, const char* whose) {
+  if (rows.offsets == nullptr || rows.offsets[0] != 0) refuse(std::string(whose) + " offsets must begin with 0");
+  for (int i = 0; i < count; ++i)
+    if (rows.offsets[i + 1] < rows.offsets[i]) refuse(std::string(whose) + " offsets must not fall");
+  check_ids(rows.ids, rows.offsets[count], vocab, whose);
+}
+
+void check(const Header& h, const Request& r) {
+  const Settings& s = r.settings;
+  if (r.count < 0) refuse("a negative number of sentences");
+  if (s.beam < 1 || s.beam > 1 << 12 || s.nbest < 1 || s.nbest > s.beam) refuse("beam " + std::to_string(s.beam) + ", n-best " + std::to_string(s.nbest));
+  if (s.rows < s.beam || s.rows > 1 << 16) refuse(std::to_string(s.rows) + " rows at once, beam " + std::to_string(s.beam));
+  if (s.threads < 1 || s.threads > 1024) refuse(std::to_string(s.threads) + " threads");
+  if (s.min_length < 0 || s.no_repeat_ngram < 0 || !(s.alpha >= 0)) refuse("a negative setting");
+  for (const int32_t id : {s.bos, s.eos, s.pad})
+    if (id < 0 || id >= h.tgt_vocab) refuse("a special word that is none of the target's");
+  const bool encodes = h.encoder_layers > 0;
+  check_ragged(r.sources, r.count, encodes ? h.src_vocab : 1, "source");
+  check_ragged(r.prefixes, r.count, h.tgt_vocab, "prefix");
+  for (int64_t i = 0; i < r.prefixes.offsets[r.count]; ++i)
+    if (const int32_t id = r.prefixes.ids[i]; id == s.bos || id == s.eos || id == s.pad) refuse("a prefix with padding, begin or end");
+  for (int i = 0; i < r.count; ++i) {
+    const int64_t source = r.sources.offsets[i + 1] - r.sources.offsets[i], prefix = r.prefixes.offsets[i + 1] - r.prefixes.offsets[i];
+    const auto refuse_sentence = [&](const std::string& what) { refuse("sentence " + std::to_string(i + 1) + ": " + what); };
+    if (encodes ? source == 0 : source != 0) refuse_sentence(std::to_string(source) + " source words");
+    if (source > h.max_positions)
+      refuse_sentence(std::to_string(source) + " source words, the packed model has " + std::to_string(h.max_positions) + " positions");
+    if (r.limits[i] <= prefix || r.limits[i] <= s.min_length || r.limits[i] > h.max_positions)
+      refuse_sentence("a limit of " + std::to_string(r.limits[i]) + " words, with " + std::to_string(prefix) + " in the prefix, at least " +
+                      std::to_string(s.min_length) + " asked for, and " + std::to_string(h.max_positions) + " positions");
+  }
+}
+
+// A model at work for a search written elsewhere: it keeps what the rows are allowed to be.
+struct Session {
+  Session(const Model& m, int threads) : model(m), team(threads), worker(m, team) {}
+  const Model& model;
+  Team team;
+  Worker worker;
+  int slots = 0, capacity = 0, sentences = 0, source = 0, rows = 0;
+  std::vector<char> known;
+};
+
+}  // namespace
+
+extern "C" {
+
+void* dragoman_open(const char* path, char* error) {
+  Model* model = nullptr;
+  guarded(error, [&] { model = new Model(path); });
+  return model;
+}
+
+void dragoman_close(void* model) { delete static_cast<Model*>(model); }
+
+// words, log_probs: room for nbest * limit of each sentence, one behind the other; lengths: words without the end, -1
+// where there is no such hypothesis; log_prob, score, truncated: one for each of count * nbest.
+int dragoman_search(const void* model, const Request* request, const int32_t* stop, int32_t* words, float* log_probs, int32_t* lengths,
+                    double* log_prob, double* score, int32_t* truncated, char* error) {
+  return guarded(error, [&] {
+    const Model& m = *static_cast<const Model*>(model);
+    check(m.sizes(), *request);
+    const auto found = search(m, *request, stop);
+    const int nbest = request->settings.nbest;
+    int64_t at = 0;
+    for (int i = 0; i < request->count; ++i)
+      for (int n = 0; n < nbest; ++n, at += request->limits[i]) {
+        const int64_t place = static_cast<int64_t>(i) * nbest + n;
+        const auto& hypotheses = found[static_cast<size_t>(i)];
+        lengths[place] = -1;
+        if (n >= static_cast<int>(hypotheses.size())) continue;
+        const Hypothesis& h = hypotheses[static_cast<size_t>(n)];
+        lengths[place] = static_cast<int32_t>(h.words.size());
+        std::copy(h.words.begin(), h.words.end(), words + at);
+        std::copy(h.log_probs.begin(), h.log_probs.end(), log_probs + at);
+        log_prob[place] = h.log_prob, score[place] = h.score, truncated[place] = h.truncated;
+      }
+  });
+}
+
+// Sizes that a caller needs: words of the source and of the target, positions, whether there is an encoder, and the bytes
+// that one row of a search with such lengths needs for its keys and values.
+void dragoman_sizes(const void* model, int32_t* four) {
+  const Header& h = static_cast<const Model*>(model)->sizes();
+  four[0] = h.src_vocab, four[1] = h.tgt_vocab, four[2] = h.max_positions, four[3] = h.encoder_layers > 0;
+}
+
+int64_t dragoman_row_bytes(const void* model, int32_t target, int32_t source) {
+  const Header& h = static_cast<const Model*>(model)->sizes();
+  const int64_t a_position = int64_t{2} * h.decoder_layers * h.n_kv_heads * h.d_head * (h.half != 0 ? 2 : 4);
+  return a_position * (int64_t{target} + (h.encoder_layers > 0 ? source : 0) + 2 * LANES);
+}
+
+void* dragoman_begin(const void* model, int threads, int slots, int capacity, int sentences, int source, char* error) {
+  Session* session = nullptr;
+  guarded(error, [&] {
+    const Model& m = *static_cast<const Model*>(model);
+    require(threads >= 1 && threads <= 1024 && slots >= 1 && slots <= 1 << 16 && sentences >= 1 && sentences <= 1 << 16,
+            "threads, slots and sentences must be at least 1");
+    require(capacity >= 1 && capacity <= m.sizes().max_positions && source >= 0 && source <= m.sizes().max_positions,
+            "a length of 0, or beyond the positions of the packed model");
+    auto made = std::make_unique<Session>(m, threads);
+    made->slots = slots, made->capacity = capacity, made->sentences = sentences, made->source = source;
+    made->known.assign(static_cast<size_t>(sentences), m.sizes().encoder_layers == 0);
+    made->worker.reserve(slots, capacity, sentences, std::max(source, 1));
+    session = made.release();
+  });
+  return session;
+}
+
+void dragoman_end(void* session) { delete static_cast<Session*>(session); }
+
+int dragoman_encode(void* session, const int32_t* tokens, const int32_t* lengths, const int32_t* places, int count, char* error) {
+  return guarded(error, [&] {
+    Session& s = *static_cast<Session*>(session);
+    const Header& h = s.model.sizes();
+    require(h.encoder_layers > 0, "a model without an encoder");
+    int64_t total = 0;
+    for (int i = 0; i < count; ++i) {
+      require(lengths[i] >= 1 && lengths[i] <= s.source, "a source of no words, or of more than were announced");
+      require(places[i] >= 0 && places[i] < s.sentences, "a place that was not announced");
+      total += lengths[i];
+    }
+    check_ids(tokens, total, h.src_vocab, "source");
+    s.worker.encode(tokens, lengths, places, count);
+    for (int i = 0; i < count; ++i) s.known[static_cast<size_t>(places[i])] = 1;
+  });
+}
+
+// log_probs: (count, tgt_vocab)
+int dragoman_step(void* session, const Row* rows, int count, float* log_probs, char* error) {
+  return guarded(error, [&] {
+    Session& s = *static_cast<Session*>(session);
+    require(count >= 1 && count <= s.slots, "a step of no rows, or of more than there are slots");
+    for (int i = 0; i < count; ++i) {
+      const Row& r = rows[i];
+      check_ids(&r.token, 1, s.model.sizes().tgt_vocab, "target");
+      require(r.position >= 0 && r.position < s.capacity, "a position beyond the capacity");
+      require(r.slot >= 0 && r.slot < s.slots, "a slot that was not announced");
+      require(r.sentence >= 0 && r.sentence < s.sentences && s.known[static_cast<size_t>(r.sentence)] != 0, "a sentence that was not encoded");
+    }
+    s.worker.step(rows, count);
+    all_words(s.worker, log_probs);
+  });
+}
+
+int dragoman_copy(void* session, int from, int to, int length, char* error) {
+  return guarded(error, [&] {
+    Session& s = *static_cast<Session*>(session);
+    require(from >= 0 && from < s.slots && to >= 0 && to < s.slots && length >= 0 && length <= s.capacity, "a copy outside of what was announced");
+    if (from != to) s.worker.copy(from, to, length);
+  });
+}
+
+int64_t dragoman_bytes(const void* session) { return static_cast<int64_t>(static_cast<const Session*>(session)->worker.bytes()); }
+
+// Whether this build's instructions are there.
+int dragoman_supported() {
+#if defined(__AVX512F__)
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vnni");
+#else
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+#endif
+}
+
+}  // extern "C"

@@ -1,0 +1,47 @@
+// Memory that a worker keeps from step to step.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <cstddef>
+#include <new>
+#include <utility>
+
+namespace dragoman {
+
+// Zeros at first, grown as needed (what was in it is gone then), in huge pages where the system has them.  The system
+// gives memory when it is touched: room for the longest sentence costs nothing while sentences are short.
+template <typename T>
+class Room {
+ public:
+  Room() = default;
+  Room(const Room&) = delete;
+  Room& operator=(const Room&) = delete;
+  ~Room() { free(); }
+
+  T* of(size_t count) {
+    if (count > size_) {
+      free();
+      if (count > SIZE_MAX / sizeof(T)) throw std::bad_alloc();
+      void* found = mmap(nullptr, count * sizeof(T), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      if (found == MAP_FAILED) throw std::bad_alloc();
+      data_ = static_cast<T*>(found), size_ = count;
+#ifdef MADV_HUGEPAGE
+      madvise(found, count * sizeof(T), MADV_HUGEPAGE);
+#endif
+    }
+    return data_;
+  }
+  T* get() const { return data_; }
+  size_t bytes() const { return size_ * sizeof(T); }
+
+ private:
+  void free() {
+    if (data_ != nullptr) munmap(data_, size_ * sizeof(T));
+    data_ = nullptr, size_ = 0;
+  }
+  T* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+}  // namespace dragoman

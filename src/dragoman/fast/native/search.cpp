@@ -1,0 +1,261 @@
+#include "search.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <exception>
+#include <limits>
+#include <mutex>
+#include <numeric>
+#include <stdexcept>
+#include <system_error>
+#include <thread>
+
+#include "words.h"
+
+namespace dragoman {
+namespace {
+
+constexpr float NOTHING = -std::numeric_limits<float>::infinity();
+constexpr int ENCODED_AT_ONCE = 512;  // source words: enough for the products, small enough for the second cache
+
+bool stopped(const int32_t* stop) { return __atomic_load_n(stop, __ATOMIC_RELAXED) != 0; }
+
+double penalty(int length, double alpha) { return std::pow((5.0 + length) / 6.0, alpha); }
+
+// A hypothesis that goes on.
+struct Beam {
+  std::vector<int32_t> words;
+  std::vector<float> log_probs;
+  float sum = 0;
+  int slot = 0;
+};
+
+// A sentence at work, in a place of its own: `beam` slots and one memory of the source.
+struct Active {
+  int sentence = 0, place = 0;
+  std::vector<Beam> beams;
+};
+
+// The sentences not yet begun, longest first: what is short fills the gaps at the end.
+class Queue {
+ public:
+  explicit Queue(const Request& request) : order_(static_cast<size_t>(request.count)) {
+    std::iota(order_.begin(), order_.end(), 0);
+    std::stable_sort(order_.begin(), order_.end(), [&](int a, int b) { return request.limits[a] > request.limits[b]; });
+  }
+  int next() {
+    const size_t place = taken_.fetch_add(1);
+    return place < order_.size() ? order_[place] : -1;
+  }
+
+ private:
+  std::vector<int> order_;
+  std::atomic<size_t> taken_{0};
+};
+
+class Searcher {
+ public:
+  Searcher(const Model& model, const Request& request, Queue& queue, Team& team, std::vector<std::vector<Hypothesis>>& found, const int32_t* stop)
+      : model_(model), request_(request), s_(request.settings), queue_(queue), found_(found), stop_(stop), worker_(model, team) {
+    int longest = 1, source = 1;
+    for (int i = 0; i < request.count; ++i) {
+      longest = std::max(longest, request.limits[i]);
+      source = std::max(source, static_cast<int>(request.sources.offsets[i + 1] - request.sources.offsets[i]));
+    }
+    const int places = std::max(1, std::min(s_.rows / s_.beam, request.count));
+    worker_.reserve(places * s_.beam, longest, places, source);
+    for (int place = places; place-- > 0;) free_.push_back(place);
+  }
+
+  void run() {
+    for (admit(); !active_.empty() && !stopped(stop_); admit()) {
+      std::vector<Row> rows;
+      std::vector<Wish> wishes;
+      for (const Active& a : active_)
+        for (const Beam& b : a.beams) {
+          const int position = static_cast<int>(b.words.size());
+          rows.push_back({position == 0 ? s_.bos : b.words.back(), position, b.slot, a.place});
+          wishes.push_back(wish(a, b));
+        }
+      worker_.step(rows.data(), static_cast<int>(rows.size()));
+      const std::vector<Next> next = best_words(worker_, wishes, s_.beam);
+      size_t row = 0;
+      for (Active& a : active_) {
+        const size_t first = row;
+        row += a.beams.size();
+        advance(a, &next[first]);
+      }
+      const auto done = [](const Active& a) { return a.beams.empty(); };
+      for (const Active& a : active_)
+        if (done(a)) finish(a);
+      active_.erase(std::remove_if(active_.begin(), active_.end(), done), active_.end());
+    }
+  }
+
+ private:
+  int prefix_length(int sentence) const {
+    return static_cast<int>(request_.prefixes.offsets[sentence + 1] - request_.prefixes.offsets[sentence]);
+  }
+
+  void admit() {
+    while (!free_.empty()) {
+      std::vector<int32_t> tokens, lengths, places;
+      while (!free_.empty() && static_cast<int>(tokens.size()) < ENCODED_AT_ONCE) {
+        const int sentence = queue_.next();
+        if (sentence < 0) break;
+        Active a;
+        a.sentence = sentence, a.place = free_.back();
+        free_.pop_back();
+        Beam first;
+        first.slot = a.place * s_.beam;
+        a.beams.push_back(std::move(first));
+        const int64_t begin = request_.sources.offsets[sentence], end = request_.sources.offsets[sentence + 1];
+        tokens.insert(tokens.end(), request_.sources.ids + begin, request_.sources.ids + end);
+        lengths.push_back(static_cast<int32_t>(end - begin)), places.push_back(a.place);
+        active_.push_back(std::move(a));
+      }
+      if (places.empty()) return;
+      if (model_.sizes().encoder_layers > 0) worker_.encode(tokens.data(), lengths.data(), places.data(), static_cast<int>(places.size()));
+    }
+  }
+
+  // The forced word, or what may not come: padding, the begin, an end that is too early, a repeated n-gram.
+  Wish wish(const Active& a, const Beam& b) const {
+    Wish w;
+    const int position = static_cast<int>(b.words.size());
+    w.asked = position < prefix_length(a.sentence) ? request_.prefixes.ids[request_.prefixes.offsets[a.sentence] + position] : s_.eos;
+    w.banned = {s_.pad, s_.bos};
+    if (position < s_.min_length) w.banned.push_back(s_.eos);
+    const int n = s_.no_repeat_ngram;
+    for (int i = 0; n > 0 && i + n <= position; ++i)  // where the last n - 1 words stood before: what followed them
+      if (std::equal(b.words.begin() + i, b.words.begin() + i + n - 1, b.words.end() - (n - 1))) w.banned.push_back(b.words[static_cast<size_t>(i + n - 1)]);
+    return w;
+  }
+
+  // The continuations of all beams; the best K of them: what ends goes to the pool, the rest goes on.
+  void advance(Active& a, const Next* next) {
+    struct Way { float sum; size_t beam; Candidate to; bool cut; };
+    std::vector<Way> ways;
+    const int length = static_cast<int>(a.beams[0].words.size()) + 1, limit = request_.limits[a.sentence];
+    for (size_t i = 0; i < a.beams.size(); ++i) {
+      const Next& n = next[i];
+      const auto add = [&](const Candidate& c, bool cut) {
+        const float sum = a.beams[i].sum + c.log_prob;
+        if (sum > NOTHING) ways.push_back({sum, i, c, cut});
+      };
+      if (length <= prefix_length(a.sentence)) add(n.asked, false);
+      else if (length == limit) add(n.asked, !n.best.empty() && n.best[0].word != s_.eos);
+      else if (n.best.empty()) add(n.asked, false);
+      else for (const Candidate& c : n.best) add(c, false);
+    }
+    std::stable_sort(ways.begin(), ways.end(), [](const Way& x, const Way& y) { return x.sum > y.sum; });
+    if (static_cast<int>(ways.size()) > s_.beam) ways.resize(static_cast<size_t>(s_.beam));
+    std::vector<Beam> grown;
+    std::vector<size_t> parents;
+    for (const Way& way : ways) {
+      Beam b = a.beams[way.beam];
+      b.sum = way.sum, b.log_probs.push_back(way.to.log_prob);
+      if (way.to.word == s_.eos) {
+        collect(a.sentence, std::move(b), way.cut);
+        continue;
+      }
+      b.words.push_back(way.to.word);
+      grown.push_back(std::move(b)), parents.push_back(way.beam);
+    }
+    const bool on = goes_on(a.sentence, grown);
+    if (on) settle(a, grown, parents, length);
+    a.beams = on ? std::move(grown) : std::vector<Beam>();
+  }
+
+  // The first child of a beam keeps its slot; the others copy it to slots that nobody keeps.
+  void settle(const Active& a, std::vector<Beam>& grown, const std::vector<size_t>& parents, int length) {
+    std::vector<char> kept(static_cast<size_t>(s_.beam), 0);
+    std::vector<size_t> copies;
+    for (size_t i = 0; i < grown.size(); ++i) {
+      char& taken = kept[static_cast<size_t>(grown[i].slot - a.place * s_.beam)];
+      if (taken != 0) copies.push_back(i);
+      taken = 1;
+    }
+    int spare = 0;
+    for (const size_t i : copies) {
+      while (kept[static_cast<size_t>(spare)] != 0) ++spare;
+      kept[static_cast<size_t>(spare)] = 1;
+      const int to = a.place * s_.beam + spare;
+      worker_.copy(a.beams[parents[i]].slot, to, length);
+      grown[i].slot = to;
+    }
+  }
+
+  void collect(int sentence, Beam&& b, bool cut) {
+    Hypothesis h;
+    h.words = std::move(b.words), h.log_probs = std::move(b.log_probs), h.truncated = cut;
+    for (const float x : h.log_probs) h.log_prob += static_cast<double>(x);
+    h.score = h.log_prob / penalty(static_cast<int>(h.log_probs.size()), s_.alpha);
+    found_[static_cast<size_t>(sentence)].push_back(std::move(h));
+  }
+
+  // Whether one that goes on can still be among the n best: a sum only falls, and is divided by at most the last penalty.
+  bool goes_on(int sentence, const std::vector<Beam>& beams) const {
+    if (beams.empty()) return false;
+    float most = beams[0].sum;
+    for (const Beam& b : beams) most = std::max(most, b.sum);
+    std::vector<double> scores;
+    for (const Hypothesis& h : found_[static_cast<size_t>(sentence)]) scores.push_back(h.score);
+    if (static_cast<int>(scores.size()) < s_.nbest) return true;
+    std::nth_element(scores.begin(), scores.begin() + (s_.nbest - 1), scores.end(), std::greater<double>());
+    return static_cast<double>(most) / penalty(request_.limits[sentence], s_.alpha) > scores[static_cast<size_t>(s_.nbest - 1)];
+  }
+
+  void finish(const Active& a) {
+    auto& pool = found_[static_cast<size_t>(a.sentence)];
+    if (pool.empty()) throw std::runtime_error("no translation has a probability above 0: the model's output is not finite; retrain it");
+    std::stable_sort(pool.begin(), pool.end(), [](const Hypothesis& x, const Hypothesis& y) { return x.score > y.score; });
+    if (static_cast<int>(pool.size()) > s_.nbest) pool.resize(static_cast<size_t>(s_.nbest));
+    free_.push_back(a.place);
+  }
+
+  const Model& model_;
+  const Request& request_;
+  const Settings& s_;
+  Queue& queue_;
+  std::vector<std::vector<Hypothesis>>& found_;
+  const int32_t* stop_;
+  Worker worker_;
+  std::vector<Active> active_;
+  std::vector<int> free_;
+};
+
+}  // namespace
+
+// Many sentences: one to a thread at a time.  Fewer than threads: several threads on each step of one.
+std::vector<std::vector<Hypothesis>> search(const Model& model, const Request& request, const int32_t* stop) {
+  std::vector<std::vector<Hypothesis>> found(static_cast<size_t>(request.count));
+  if (request.count == 0) return found;
+  Queue queue(request);
+  const int threads = request.settings.threads, workers = std::min(threads, request.count);
+  std::exception_ptr failure;
+  std::mutex mutex;
+  const auto work = [&] {
+    try {
+      Team team(threads / workers);
+      Searcher(model, request, queue, team, found, stop).run();
+    } catch (...) {
+      std::lock_guard<std::mutex> lock(mutex);
+      failure = std::current_exception();
+    }
+  };
+  std::vector<std::thread> others;
+  others.reserve(static_cast<size_t>(workers));
+  try {
+    for (int i = 1; i < workers; ++i) others.emplace_back(work);
+  } catch (const std::system_error&) {  // fewer threads than asked for: the work is the same
+  }
+  work();
+  for (auto& other : others) other.join();
+  if (failure) std::rethrow_exception(failure);
+  if (stopped(stop)) throw std::runtime_error("interrupted");
+  return found;
+}
+
+}  // namespace dragoman

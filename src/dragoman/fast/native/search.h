@@ -1,0 +1,45 @@
+// Greedy and beam search over many sentences: rows come and go, none waits for another.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "model.h"
+
+namespace dragoman {
+
+struct Settings {
+  int32_t beam, nbest, min_length, no_repeat_ngram;
+  int32_t bos, eos, pad;
+  int32_t rows;     // at once in one worker
+  int32_t threads;
+  int32_t unused;
+  double alpha;
+};
+
+// Ragged lists of ids: row i is ids[offsets[i]] .. ids[offsets[i + 1] - 1].
+struct Ragged {
+  const int32_t* ids;
+  const int64_t* offsets;
+};
+
+struct Request {
+  Settings settings;
+  int32_t count;
+  Ragged sources;          // each with its end of sentence; empty ones for a decoder-only model
+  Ragged prefixes;         // how each target begins
+  const int32_t* limits;   // target words at most, the end of sentence included
+};
+
+struct Hypothesis {
+  std::vector<int32_t> words;      // without the end of sentence
+  std::vector<float> log_probs;    // with it
+  double log_prob = 0, score = 0;
+  bool truncated = false;
+};
+
+// One list a sentence, best first.  `stop` may be set at any time, by another thread: then std::runtime_error, as where
+// the model's numbers are not finite.
+std::vector<std::vector<Hypothesis>> search(const Model& model, const Request& request, const int32_t* stop);
+
+}  // namespace dragoman

@@ -1,0 +1,83 @@
+"""The engine as a translator uses it; what it does not do itself is done by the plain path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from dragoman.fast.engine import Engine
+from dragoman.search.hypothesis import Hypothesis
+from dragoman.search.searcher import Ids, Searcher
+from dragoman.search.settings import SearchSettings
+
+__all__ = ["FastSearcher"]
+
+_FORCED = SearchSettings(beam=1, alpha=0.0, max_extra=0)
+
+
+class FastSearcher(Searcher):
+    """An engine and how many threads it gets.
+
+    plain: makes the plain path's searcher, which takes what is longer than the positions that the packed model has.
+    """
+
+    def __init__(self, engine: Engine, precision: str, threads: int, plain: Callable[[], Searcher]) -> None:
+        self.engine = engine
+        self.precision = precision
+        self.threads = threads
+        self._make_plain = plain
+        self._plain: Searcher | None = None
+
+    @property
+    def about(self) -> str:
+        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        return f"native engine ({self.engine.build}), {self.precision}, {threads}"
+
+    @property
+    def plain(self) -> Searcher:
+        """The same model on the plain path, loaded when it is first asked for."""
+        if self._plain is None:
+            self._plain = self._make_plain()
+        return self._plain
+
+    def search(
+        self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int
+    ) -> list[list[Hypothesis]]:
+        limits = [settings.limit(len(s), len(p)) for s, p in zip(sources, prefixes, strict=True)]
+        found: list[list[Hypothesis]] = [[] for _ in sources]
+        near = self._drawn if settings.sample else self._searched
+        for fit, work in ((True, near), (False, lambda *given: self.plain.search(*given))):
+            places = [i for i, limit in enumerate(limits) if (limit <= self.engine.positions) == fit]
+            if places:  # a source is no longer than its limit
+                some = work([sources[i] for i in places], [prefixes[i] for i in places], settings, batch_tokens)
+                for place, hypotheses in zip(places, some, strict=True):
+                    found[place] = hypotheses
+        return found
+
+    def _searched(
+        self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int
+    ) -> list[list[Hypothesis]]:
+        limits = [settings.limit(len(s), len(p)) for s, p in zip(sources, prefixes, strict=True)]
+        rows = max(settings.beam, min(self.engine.rows, batch_tokens // max(1, *map(len, sources))))
+        return self.engine.search(sources, limits, settings, prefixes, self.threads, rows)
+
+    def _drawn(
+        self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int
+    ) -> list[list[Hypothesis]]:
+        import torch
+
+        from dragoman.fast.stepper import EngineStepper
+        from dragoman.search.plain import search_batches
+
+        stepper = EngineStepper(self.engine, self.threads)
+        return search_batches(stepper, sources, prefixes, settings, batch_tokens, torch.device("cpu"))
+
+    def score(self, pairs: Sequence[tuple[Ids, Ids]], batch_tokens: int) -> list[list[float]]:
+        # A target that is forced to its end: the limit leaves only the end of sentence after it.
+        longest = max((max(len(src), len(tgt)) for src, tgt in pairs), default=0)
+        if longest > self.engine.positions:
+            return self.plain.score(pairs, batch_tokens)
+        targets = [list(tgt[:-1]) for _, tgt in pairs]
+        found = self.engine.search(
+            [src for src, _ in pairs], [len(tgt) + 1 for tgt in targets], _FORCED, targets, self.threads
+        )
+        return [some[0].token_log_probs for some in found]

@@ -1,0 +1,106 @@
+"""The plain path: batches of sentences through the model as PyTorch has it.
+
+Letters: B sentences, T target length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from dragoman.data.batching import collate_source
+from dragoman.data.buckets import batches_within
+from dragoman.data.tokenizer import BOS
+from dragoman.models.seq2seq import Model
+from dragoman.search.generating import generate
+from dragoman.search.hypothesis import Hypothesis
+from dragoman.search.searcher import Ids, Searcher
+from dragoman.search.settings import SearchSettings
+from dragoman.search.stepper import ModelStepper, State, Stepper
+
+__all__ = ["PlainSearcher", "search_batches"]
+
+_LOGITS_AT_ONCE = 1 << 24
+
+
+class PlainSearcher(Searcher):
+    """Any model, on any device.  why: the reason that nothing faster is used, if there is one."""
+
+    def __init__(self, model: Model, device: str | torch.device = "cpu", why: str = "") -> None:
+        self.device = torch.device(device)
+        self.model = model.to(self.device)
+        self.why = why
+
+    @property
+    def about(self) -> str:
+        kind = str(next(self.model.parameters()).dtype).removeprefix("torch.")
+        return f"plain path, {kind}, {self.device}" + (f" ({self.why})" if self.why else "")
+
+    def search(
+        self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int
+    ) -> list[list[Hypothesis]]:
+        with _evaluating(self.model):
+            return search_batches(ModelStepper(self.model), sources, prefixes, settings, batch_tokens, self.device)
+
+    def score(self, pairs: Sequence[tuple[Ids, Ids]], batch_tokens: int) -> list[list[float]]:
+        scores: list[list[float]] = [[] for _ in pairs]
+        with _evaluating(self.model), torch.no_grad():
+            for batch in batches_within([len(src) + len(tgt) for src, tgt in pairs], batch_tokens):
+                for place, row in zip(batch, self._log_probs([pairs[i] for i in batch]), strict=True):
+                    scores[place] = row[: len(pairs[place][1])]
+        return scores
+
+    def _log_probs(self, pairs: Sequence[tuple[Ids, Ids]]) -> list[list[float]]:
+        src, mask = _padded([src for src, _ in pairs], self.device)
+        tgt, _ = _padded([tgt for _, tgt in pairs], self.device)  # (B, T)
+        tgt_in = torch.cat([torch.full_like(tgt[:, :1], BOS), tgt[:, :-1]], dim=1)
+        state = self.model.start(self.model.encode(src, mask), beams=1, max_len=0)
+        hidden = self.model.decode_hidden(tgt_in, state)  # (B, T, D)
+        # A part of the positions at a time: all logits of one very long pair would not fit into memory.
+        vocab = self.model.output(hidden[:1, :1]).size(-1)
+        step = max(1, _LOGITS_AT_ONCE // (tgt.size(0) * vocab))
+        chosen = [
+            torch.log_softmax(self.model.output(some).float(), dim=-1).gather(2, words[..., None])[..., 0]
+            for some, words in zip(torch.split(hidden, step, dim=1), torch.split(tgt, step, dim=1), strict=True)
+        ]
+        rows: list[list[float]] = torch.cat(chosen, dim=1).tolist()
+        return rows
+
+
+def search_batches(
+    stepper: Stepper[State],
+    sources: Sequence[Ids],
+    prefixes: Sequence[Ids],
+    settings: SearchSettings,
+    batch_tokens: int,
+    device: torch.device,
+) -> list[list[Hypothesis]]:
+    """`Searcher.search` by the search of this package, batches of similar length at a time."""
+    width = settings.nbest if settings.sample else settings.beam
+    found: list[list[Hypothesis]] = [[] for _ in sources]
+    for batch in batches_within([max(1, len(source)) * width for source in sources], batch_tokens):
+        src, mask = _padded([sources[place] for place in batch], device)
+        begins = [prefixes[place] for place in batch]
+        each = generate(stepper, src, mask, settings, begins if any(begins) else None)
+        for place, some in zip(batch, each, strict=True):
+            found[place] = some
+    return found
+
+
+def _padded(rows: Sequence[Ids], device: torch.device) -> tuple[Tensor, Tensor | None]:
+    ids, mask = collate_source(rows)
+    return ids.to(device), None if mask is None else mask.to(device)
+
+
+@contextmanager
+def _evaluating(model: Model) -> Iterator[None]:
+    """No dropout inside; training goes on as before afterwards."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)

@@ -1,0 +1,57 @@
+"""What a translator needs of whatever does the work: hypotheses for sources, and log-probabilities of given targets."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dragoman.search.hypothesis import Hypothesis
+from dragoman.search.settings import SearchSettings
+
+if TYPE_CHECKING:
+    import torch
+
+    from dragoman.models.seq2seq import Model
+
+__all__ = ["Ids", "Searcher", "model_of", "plain_searcher"]
+
+Ids = Sequence[int]
+
+
+class Searcher(ABC):
+    """A model at work on the plain path (`PlainSearcher`) or on the engine (`fast.FastSearcher`)."""
+
+    @property
+    @abstractmethod
+    def about(self) -> str:
+        """Which path, which precision, and why: a line for a person."""
+
+    @abstractmethod
+    def search(
+        self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int
+    ) -> list[list[Hypothesis]]:
+        """`settings.nbest` hypotheses a source (ids with the end of sentence), best first, each begun by its prefix.
+
+        batch_tokens: padded source tokens times rows that are searched at once.
+        """
+
+    @abstractmethod
+    def score(self, pairs: Sequence[tuple[Ids, Ids]], batch_tokens: int) -> list[list[float]]:
+        """The natural log-probability of each target token, for pairs of source and target, both with their end."""
+
+
+def plain_searcher(model: Model, device: str | torch.device) -> Searcher:
+    """The plain path of a model."""
+    from dragoman.search.plain import PlainSearcher  # here, so that the engine searches without torch
+
+    return PlainSearcher(model, device)
+
+
+def model_of(searcher: Searcher) -> Model:
+    """The model as PyTorch has it; of the engine, its plain path's."""
+    from dragoman.search.plain import PlainSearcher
+
+    plain = getattr(searcher, "plain", searcher)
+    assert isinstance(plain, PlainSearcher)
+    return plain.model

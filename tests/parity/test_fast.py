@@ -1,0 +1,197 @@
+"""The native engine against the plain search, kind by kind: the same words, and scores to 1e-4."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dragoman.data.batching import collate_source
+from dragoman.data.tokenizer import EOS
+from dragoman.fast.engine import Engine
+from dragoman.fast.native import Precision, _found, load_native, missing
+from dragoman.fast.pack import pack, unsupported
+from dragoman.models.seq2seq import Model
+from dragoman.search import Hypothesis, ModelStepper, SearchSettings, generate
+from every_kind import TRANSLATORS, built
+
+native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {missing()}")
+
+VOCAB = 83
+NOT_PACKED = {"recurrent over embeddings", "recurrent positions", "shaw", "batch norm"}
+PACKED: dict[str, dict[str, Any]] = {
+    name: document
+    for name, document in TRANSLATORS.items()
+    if document["architecture"] == "transformer" and name not in NOT_PACKED and "linear" not in name
+} | {
+    "gelu_tanh gated odd sizes": {
+        "architecture": "transformer", "d_model": 70, "d_ff": 131, "n_heads": 5, "dropout": 0.0, "encoder_layers": 1,
+        "decoder_layers": 2, "activation": "gelu_tanh", "gated": True, "position": {"kind": "learned", "max_len": 90},
+    },
+    "glu": {
+        "architecture": "transformer", "d_model": 64, "d_ff": 64, "n_heads": 4, "dropout": 0.0, "encoder_layers": 2,
+        "decoder_layers": 1, "activation": "sigmoid", "gated": True, "order": "pre", "norm": {"kind": "rms"},
+    },
+}  # fmt: skip
+LANGUAGE_MODELS: dict[str, dict[str, Any]] = {
+    "decoder-only": {
+        "architecture": "decoder_only", "d_model": 24, "d_ff": 40, "n_heads": 2, "n_layers": 2, "dropout": 0.0,
+        "order": "pre", "position": {"kind": "rotary"}, "norm": {"kind": "rms"},
+    },
+    "decoder-only learned": {
+        "architecture": "decoder_only", "d_model": 24, "d_ff": 40, "n_heads": 4, "n_layers": 2, "dropout": 0.0,
+        "order": "pre", "position": {"kind": "learned", "max_len": 90}, "activation": "gelu",
+    },
+}  # fmt: skip
+
+
+def sources() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(3)
+    lengths = [1, 9, 4, 17, 2, 6, 11, 3, 23, 5]
+    return [[*torch.randint(4, VOCAB, (n,), generator=generator).tolist(), EOS] for n in lengths]
+
+
+def plain(
+    model: Model, rows: list[list[int]], settings: SearchSettings, prefixes: list[list[int]] | None = None
+) -> list[list[Hypothesis]]:
+    return generate(ModelStepper(model), *collate_source(rows), settings, prefixes)
+
+
+def fast(
+    model: Model,
+    folder: Path,
+    given: list[list[int]],
+    settings: SearchSettings,
+    prefixes: list[list[int]] | None = None,
+    precision: Precision = "float32",
+    **options: int,
+) -> list[list[Hypothesis]]:
+    engine = Engine(pack(model, folder / "packed.bin", precision, max_positions=90))
+    begins = prefixes or [[]] * len(given)
+    limits = [settings.limit(len(row), len(begin)) for row, begin in zip(given, begins, strict=True)]
+    return engine.search(given, limits, settings, prefixes, **options)
+
+
+def assert_same(ours: list[list[Hypothesis]], theirs: list[list[Hypothesis]]) -> None:
+    """The same hypotheses; in the place of one may stand another whose score is the same to 1e-5, a tie."""
+    for some, others in zip(ours, theirs, strict=True):
+        for one, other in zip(some, others, strict=True):
+            tie = one.score == pytest.approx(other.score, abs=1e-5)
+            assert one.tokens == other.tokens or tie
+            assert one.score == pytest.approx(other.score, abs=1e-4)
+            if one.tokens != other.tokens:
+                continue
+            assert one.log_prob == pytest.approx(other.log_prob, abs=2e-4)
+            assert one.token_log_probs == pytest.approx(other.token_log_probs, abs=1e-4)
+            assert one.truncated == other.truncated
+
+
+def of_kind(name: str, seed: int = 1) -> Model:
+    return built((PACKED | LANGUAGE_MODELS)[name], VOCAB, seed=seed).float()
+
+
+@native
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("beam", [1, 4])
+def test_the_same_words_and_scores(name: str, beam: int, tmp_path: Path) -> None:
+    settings = SearchSettings(beam=beam, nbest=min(beam, 3), max_extra=12)
+    rows = sources()
+    assert_same(fast(of_kind(name), tmp_path, rows, settings), plain(of_kind(name), rows, settings))
+
+
+@native
+@pytest.mark.parametrize("build", ["avx512", "avx2"])
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_every_build(build: str, precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dragoman.fast.native._BUILDS", (build,))
+    monkeypatch.setattr("dragoman.fast.native._found", _found.__wrapped__)
+    loaded = load_native()
+    if loaded is None:
+        pytest.skip(missing())
+    assert loaded.build == build
+    settings = SearchSettings(beam=3, nbest=2, max_extra=6)
+    rows, model = sources(), of_kind("gelu_tanh gated odd sizes")
+    found = fast(model, tmp_path, rows, settings, precision=precision)
+    assert fast(model, tmp_path, rows[::-1], settings, precision=precision, threads=2) == found[::-1]
+    if precision == "float32":
+        assert_same(found, plain(model, rows, settings))
+
+
+@native
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_a_decoder_only_model_goes_on_from_its_prompt(name: str, tmp_path: Path) -> None:
+    settings = SearchSettings(beam=3, nbest=2, max_extra=9)
+    rows: list[list[int]] = [[], [], []]
+    prefixes = [[], [7, 9, 11, 20], [5]]
+    model = of_kind(name)
+    found = fast(model, tmp_path, rows, settings, prefixes)
+    nothing = torch.zeros(len(rows), 0, dtype=torch.long)
+    assert_same(found, generate(ModelStepper(model), nothing, None, settings, prefixes))
+
+
+@native
+@pytest.mark.parametrize(
+    "settings",
+    [
+        SearchSettings(beam=1, max_extra=6, min_length=8),
+        SearchSettings(beam=3, nbest=3, max_extra=6, min_length=5, no_repeat_ngram=2, alpha=0.0),
+        SearchSettings(beam=2, max_extra=6, no_repeat_ngram=1, alpha=1.3),
+        SearchSettings(beam=12, nbest=7, max_extra=3),
+    ],
+    ids=["min_length", "bigrams", "unigrams", "wide"],
+)
+def test_every_setting_of_the_search(settings: SearchSettings, tmp_path: Path) -> None:
+    rows, model = sources(), of_kind("paper")
+    assert_same(fast(model, tmp_path, rows, settings), plain(model, rows, settings))
+
+
+@native
+@pytest.mark.parametrize("beam", [1, 3])
+def test_forced_prefixes(beam: int, tmp_path: Path) -> None:
+    rows, model = sources(), of_kind("modern")
+    generator = torch.Generator().manual_seed(8)
+    prefixes = [torch.randint(4, VOCAB, (n % 5,), generator=generator).tolist() for n in range(len(rows))]
+    settings = SearchSettings(beam=beam, nbest=beam, max_extra=5, no_repeat_ngram=2)
+    found = fast(model, tmp_path, rows, settings, prefixes)
+    assert_same(found, plain(model, rows, settings, prefixes))
+    assert all(some[0].tokens[: len(begin)] == begin for some, begin in zip(found, prefixes, strict=True))
+
+
+@native
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_rows_threads_and_company_change_no_bit(precision: Precision, tmp_path: Path) -> None:
+    rows, model = sources(), of_kind("t5")
+    settings = SearchSettings(beam=3, nbest=2, max_extra=9)
+    whole = fast(model, tmp_path, rows, settings, precision=precision)
+    assert fast(model, tmp_path, rows, settings, precision=precision, rows=3) == whole
+    assert fast(model, tmp_path, rows, settings, precision=precision, threads=3, rows=7) == whole
+    assert fast(model, tmp_path, rows[::-1], settings, precision=precision) == whole[::-1]
+    for threads in (1, 2, 5):
+        alone = [fast(model, tmp_path, [row], settings, precision=precision, threads=threads)[0] for row in rows]
+        assert alone == whole
+
+
+@native
+@pytest.mark.parametrize("precision", ["int8", "bfloat16"])
+def test_fewer_bits_stay_close(precision: Precision, tmp_path: Path) -> None:
+    rows = sources()
+    settings = SearchSettings(beam=1, max_extra=0)
+    model = of_kind("modern")
+    targets = [row[:-1] for row in rows]
+    exact = fast(model, tmp_path, rows, settings, targets)
+    rough = fast(model, tmp_path, rows, settings, targets, precision)
+    gaps = [
+        abs(a - b)
+        for one, other in zip(exact, rough, strict=True)
+        for a, b in zip(one[0].token_log_probs, other[0].token_log_probs, strict=True)
+    ]
+    assert 0 < sum(gaps) / len(gaps) < 0.3
+
+
+def test_what_the_engine_lacks_is_named() -> None:
+    assert unsupported(built(TRANSLATORS["paper"], VOCAB)) == []
+    for name in [*NOT_PACKED, "linear", "lstm bahdanau", "convolutional"]:
+        reasons = unsupported(built(TRANSLATORS[name], VOCAB))
+        assert reasons and all(isinstance(reason, str) for reason in reasons), name

@@ -37,9 +37,10 @@ class Team {
   int size() const { return size_; }
 
   // f(part, begin, end) on parts of 0 .. count - 1, one a thread; returns when all are done.  f must not throw, nor share.
+  // work: multiplications in all of it; what is little is done alone, for waiting for the others takes microseconds.
   template <typename F>
-  void share(int count, const F& f) {
-    if (size_ == 1 || count < size_) return f(0, 0, count);
+  void share(int count, double work, const F& f) {
+    if (size_ == 1 || count < size_ || work < WORTH_SHARING) return f(0, 0, count);
     count_ = count;
     argument_ = &f;
     work_ = [](const void* argument, int part, int begin, int end) { (*static_cast<const F*>(argument))(part, begin, end); };
@@ -84,15 +85,19 @@ class Team {
     }
   }
 
+  static constexpr double WORTH_SHARING = 2e5;
+
   int size_ = 1;
   std::vector<std::thread> others_;
   std::mutex mutex_;
   std::condition_variable awake_;
-  std::atomic<unsigned> turn_{0};
-  std::atomic<int> left_{0}, asleep_{0};
+  std::atomic<int> asleep_{0};
+  // What the caller writes and what the others write lie in cache lines of their own.
+  alignas(64) std::atomic<unsigned> turn_{0};
   int count_ = 0;
   const void* argument_ = nullptr;
   void (*work_)(const void*, int, int, int) = nullptr;
+  alignas(64) std::atomic<int> left_{0};
 };
 
 }  // namespace dragoman

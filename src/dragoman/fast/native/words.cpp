@@ -77,7 +77,7 @@ std::vector<Next> best_words(Worker& worker, const std::vector<Wish>& wishes, in
   std::vector<Best> bests(threads * rows);
   for (Best& best : bests) best.words.reserve(static_cast<size_t>(width));  // so that no thread has to ask for memory
   std::vector<float> tops(rows * static_cast<size_t>(padded), NOTHING), parts(tops.size(), 0.0f), logits(threads * rows * BLOCK);
-  worker.team().share(blocks, [&](int thread, int begin, int end) {
+  worker.team().share(blocks, double{1} * in.rows * m.out * m.in, [&](int thread, int begin, int end) {
     float* room = logits.data() + static_cast<size_t>(thread) * rows * BLOCK;
     for (int b = begin; b < end; ++b) {
       product(m.block(b), in, room, BLOCK, false, 0, 1);
@@ -110,7 +110,7 @@ void all_words(Worker& worker, float* log_probs) {
   const Inputs in = worker.hidden();
   require_finite(in);
   std::vector<float> logits(static_cast<size_t>(in.rows) * static_cast<size_t>(m.out)), tops(static_cast<size_t>(padded)), parts(tops.size());
-  worker.team().share(blocks, [&](int, int begin, int end) { product(m, in, logits.data(), m.out, false, begin, end); });
+  worker.team().share(blocks, double{1} * in.rows * m.out * m.in, [&](int, int begin, int end) { product(m, in, logits.data(), m.out, false, begin, end); });
   Best nobody;
   for (int r = 0; r < in.rows; ++r) {
     float* row = logits.data() + static_cast<size_t>(r) * static_cast<size_t>(m.out);

@@ -6,7 +6,7 @@
 namespace dragoman {
 namespace {
 
-constexpr int WORTH_SHARING = 16;  // rows: below, waiting for the other threads takes longer than the work
+constexpr double PASS = 8;  // what a number costs that is only looked at, in multiplications of a product
 
 size_t times(int a, int b) { return static_cast<size_t>(a) * static_cast<size_t>(b); }
 
@@ -37,8 +37,7 @@ Inputs Worker::inputs(const Matrix& m, const float* x, int rows) {
   Inputs in;
   in.rows = rows, in.width = m.in, in.floats = x;
   const auto by_rows = [&](const auto& f) {
-    if (rows >= WORTH_SHARING) team_.share(rows, [&](int, int begin, int end) { f(begin, end); });
-    else f(0, rows);
+    team_.share(rows, PASS * rows * m.in, [&](int, int begin, int end) { f(begin, end); });
   };
   if (m.kind == Numbers::int8) {
     uint8_t* bytes = bytes_.of(times(rows, m.in));
@@ -56,15 +55,13 @@ Inputs Worker::inputs(const Matrix& m, const float* x, int rows) {
 // y = W x + bias, or y += that; x (rows, m.in), y (rows, m.out).
 void Worker::multiply(const Matrix& m, const float* x, int rows, float* y, bool accumulate) {
   const Inputs in = inputs(m, x, rows);
-  team_.share(m.out / BLOCK, [&](int, int begin, int end) { product(m, in, y, m.out, accumulate, begin, end); });
+  team_.share(m.out / BLOCK, double{1} * rows * m.out * m.in, [&](int, int begin, int end) { product(m, in, y, m.out, accumulate, begin, end); });
 }
 
 void Worker::norm_rows(const Norm& norm, const float* x, float* y, int rows) {
-  const auto some = [&](int, int begin, int end) {
+  team_.share(rows, PASS * rows * h_.d_model, [&](int, int begin, int end) {
     for (int r = begin; r < end; ++r) normalise(norm, x + times(r, h_.d_model), y + times(r, h_.d_model), h_.d_model);
-  };
-  if (rows >= WORTH_SHARING) team_.share(rows, some);
-  else some(0, 0, rows);
+  });
 }
 
 // x + f(norm(x)) or norm(x + f(x)); f adds what it makes of its input to x.
@@ -85,14 +82,12 @@ void Worker::feed_forward(const Layer& layer, const float* in, int rows) {
   float* inner = wide_.of(times(rows, width));
   multiply(layer.inner, in, rows, inner);
   float* hidden = h_.gated != 0 ? hidden_.of(times(rows, h_.d_ff)) : inner;
-  const auto some = [&](int, int begin, int end) {
+  team_.share(rows, PASS * rows * h_.d_ff, [&](int, int begin, int end) {
     for (int r = begin; r < end; ++r) {
       const float* row = inner + times(r, width);
       activate(static_cast<Activation>(h_.activation), row, h_.gated != 0 ? row + h_.d_ff : nullptr, hidden + times(r, h_.d_ff), h_.d_ff);
     }
-  };
-  if (rows >= WORTH_SHARING) team_.share(rows, some);
-  else some(0, 0, rows);
+  });
   multiply(layer.outer, hidden, rows, x_.get(), true);
 }
 
@@ -147,7 +142,7 @@ void Worker::attend_within(const Layer& layer, const float* in, const int32_t* l
       }
       std::fill(heads + times(first + p, joined) + queries, heads + times(first + p + 1, joined), 0.0f);
     }
-    team_.share(h_.n_heads, [&](int part, int begin, int end) {
+    team_.share(h_.n_heads, double{2} * lengths[i] * lengths[i] * queries, [&](int part, int begin, int end) {
       for (int head = begin; head < end; ++head)
         for (int p = 0; p < lengths[i]; ++p)
           within_.attend(within_.at(0, 0, head / group_), qkv + times(first + p, width) + head * h_.d_head, lengths[i], h_.score_scale,
@@ -205,7 +200,9 @@ void Worker::attend_target(const Layer& layer, int number, const float* in, cons
     }
     std::fill(heads + times(r, joined) + queries, heads + times(r + 1, joined), 0.0f);
   }
-  team_.share(count * h_.n_heads, [&](int part, int begin, int end) {
+  double positions = 0;
+  for (int r = 0; r < count; ++r) positions += rows[r].position + 1;
+  team_.share(count * h_.n_heads, 2 * positions * queries, [&](int part, int begin, int end) {
     for (int i = begin; i < end; ++i) {
       const int r = i / h_.n_heads, head = i % h_.n_heads;
       own_.attend(own_.at(rows[r].slot, number, head / group_), qkv + times(r, width) + head * h_.d_head, rows[r].position + 1, h_.score_scale,
@@ -220,8 +217,12 @@ void Worker::attend_source(const Layer& layer, int number, const float* in, cons
   float* q = wide_.of(times(count, joined));
   multiply(layer.cross_q, in, count, q);
   float* heads = heads_.of(times(count, joined));
-  for (int r = 0; r < count; ++r) std::fill(heads + times(r, joined) + queries, heads + times(r + 1, joined), 0.0f);
-  team_.share(count * h_.n_heads, [&](int part, int begin, int end) {
+  double positions = 0;
+  for (int r = 0; r < count; ++r) {
+    std::fill(heads + times(r, joined) + queries, heads + times(r + 1, joined), 0.0f);
+    positions += lengths_[static_cast<size_t>(rows[r].sentence)];
+  }
+  team_.share(count * h_.n_heads, 2 * positions * queries, [&](int part, int begin, int end) {
     for (int i = begin; i < end; ++i) {
       const int r = i / h_.n_heads, head = i % h_.n_heads;
       memory_.attend(memory_.at(rows[r].sentence, number, head / group_), q + times(r, joined) + head * h_.d_head,

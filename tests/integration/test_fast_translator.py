@@ -1,0 +1,181 @@
+"""A translator on the native engine: what it takes, what it keeps beside the model, and that the plain path agrees."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from dragoman.config import TransformerConfig, load_config
+from dragoman.data.tokenizer import EOS
+from dragoman.errors import ModelFolderError, UsageError
+from dragoman.fast.native import load_native, missing
+from dragoman.fast.pack import pack
+from dragoman.models.build import build_model
+from dragoman.search import ModelStepper, SearchSettings, generate
+from dragoman.training.trainer import train
+from dragoman.translate import Translator
+from small_run import digit_pairs, write_corpus, write_toml
+
+native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {missing()}")
+SOURCES = [source for source, _ in digit_pairs(40, seed=11)]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fast")
+    write_corpus(folder / "data")
+    write_toml(folder / "tiny.toml", folder / "data", "train.budget=150 steps", "train.validate_every=50 steps")
+    train(load_config(folder / "tiny.toml"), folder / "run")
+    return folder / "run"
+
+
+@native
+@pytest.mark.parametrize("beam", [1, 4])
+def test_float32_gives_the_plain_path_s_tokens_and_scores(run: Path, beam: int) -> None:
+    plain = Translator.load(run, engine="plain").translate(SOURCES, beam=beam, nbest=beam)
+    fast = Translator.load(run, quantize="none", engine="fast", threads=2).translate(SOURCES, beam=beam, nbest=beam)
+    assert [t.tokens for t in fast] == [t.tokens for t in plain]
+    assert [t.flags for t in fast] == [t.flags for t in plain]
+    for one, other in zip(fast, plain, strict=True):
+        assert [a.text for a in one.nbest] == [a.text for a in other.nbest]
+        assert one.token_log_probs == pytest.approx(other.token_log_probs, abs=1e-4)
+
+
+@native
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+def test_a_score_is_that_of_teacher_forcing(run: Path, quantize: str) -> None:
+    translator = Translator.load(run, quantize=quantize, engine="fast")  # type: ignore[arg-type]
+    for found in translator.translate(SOURCES[:9], beam=3):
+        scored = translator.score([found.source], [found.text])[0]
+        if scored.tokens == found.tokens:  # a text may be cut into other pieces than it was written in
+            assert scored.log_prob == pytest.approx(found.log_prob, abs=1e-4)
+
+
+@native
+def test_scores_of_given_targets(run: Path) -> None:
+    sources, targets = SOURCES[:6], [target for _, target in digit_pairs(6, seed=12)]
+    plain = Translator.load(run, engine="plain").score(sources, targets)
+    fast = Translator.load(run, quantize="none", engine="fast").score(sources, targets)
+    assert [s.tokens for s in fast] == [s.tokens for s in plain]
+    for one, other in zip(fast, plain, strict=True):
+        assert one.token_log_probs == pytest.approx(other.token_log_probs, abs=1e-4)
+
+
+@native
+def test_drawn_with_the_same_seed_it_is_the_same_draw(run: Path) -> None:
+    settings = {"sample": True, "nbest": 3, "temperature": 1.3, "seed": 4}
+    plain = Translator.load(run, engine="plain").translate(SOURCES[:12], **settings)
+    fast = Translator.load(run, quantize="none", engine="fast").translate(SOURCES[:12], **settings)
+    assert [[a.text for a in t.nbest] for t in fast] == [[a.text for a in t.nbest] for t in plain]
+
+
+@native
+def test_int8_costs_little(run: Path) -> None:
+    plain = Translator.load(run, engine="plain").translate(SOURCES)
+    fast = Translator.load(run, quantize="int8").translate(SOURCES)
+    same = sum(one.text == other.text for one, other in zip(fast, plain, strict=True))
+    assert same >= 0.9 * len(SOURCES)
+
+
+@native
+def test_beyond_the_packed_positions_the_plain_path_takes_over(run: Path, tmp_path: Path) -> None:
+    translator = Translator.load(run, quantize="none", engine="fast")
+    translator.settings = SearchSettings(beam=2, max_extra=1020)
+    short, long = translator.translate([SOURCES[0], " ".join(SOURCES[:3])], max_extra=1014)
+    plain = Translator.load(run, engine="plain").translate([short.source, long.source], beam=2, max_extra=1014)
+    assert [short.tokens, long.tokens] == [t.tokens for t in plain]
+
+
+@native
+def test_the_model_is_packed_once_and_again_when_it_must_be(run: Path) -> None:
+    about = Translator.load(run, quantize="int8").about
+    assert about.startswith("native engine") and "int8" in about
+    (packed,) = (run / "checkpoints").glob("*/packed/int8.bin")
+    made = packed.stat().st_mtime_ns
+    Translator.load(run, quantize="int8")
+    assert packed.stat().st_mtime_ns == made
+    whole = packed.read_bytes()
+    for damaged in (whole[:-700], whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:], b""):
+        packed.write_bytes(damaged)
+        Translator.load(run, quantize="int8")
+        assert packed.read_bytes() == whole
+    record = packed.with_suffix(".json")
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"weights": "of another model"}))
+    Translator.load(run, quantize="int8")
+    assert json.loads(record.read_text())["weights"] != "of another model"
+
+
+@native
+def test_a_folder_that_cannot_be_written_is_no_hindrance(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder,) = {p.parent.parent for p in (run / "checkpoints").glob("*/packed/int8.bin")}
+    (folder / "packed" / "int8.json").unlink()
+
+    def refuse(self: Path, *args: object, **kwargs: object) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    translator = Translator.load(run, quantize="int8", engine="fast")
+    assert translator.translate(SOURCES[:1])[0].text
+    assert not (folder / "packed" / "int8.json").exists()
+
+
+@native
+def test_it_starts_without_torch(run: Path) -> None:
+    Translator.load(run)
+    program = f"""
+import sys
+from dragoman import Translator
+assert Translator.load({str(run)!r}).translate(["one two"])[0].text
+assert "torch" not in sys.modules, "torch was imported"
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"quantize": "int4"}, ["quantize = 'int4'", "auto, int8, bf16, none"]),
+        ({"engine": "faster", "threads": 0}, ["engine = 'faster'", "threads = 0"]),
+        ({"engine": "plain", "quantize": "int8"}, ["the plain path has float32 only"]),
+        ({"engine": "fast", "device": "cuda"}, ["for the CPU, not for cuda"]),
+    ],
+)
+def test_what_cannot_be_had_is_told(run: Path, options: dict[str, str], words: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        Translator.load(run, **options)  # type: ignore[arg-type]
+    assert all(word in str(caught.value) for word in words)
+
+
+@native
+def test_damaged_weights_are_told(tmp_path: Path) -> None:
+    model = build_model(TransformerConfig(d_model=16, d_ff=16, n_heads=2, encoder_layers=1, decoder_layers=1), 20, 20)
+    with torch.no_grad():
+        next(model.parameters())[0, 0] = float("nan")
+    with pytest.raises(ModelFolderError, match="not all numbers are finite"):
+        pack(model, tmp_path / "x.bin", "int8")
+    assert not list(tmp_path.iterdir())
+
+
+@native
+def test_the_engine_step_by_step_is_the_plain_stepper(run: Path) -> None:
+    from dragoman.fast.engine import Engine
+    from dragoman.fast.stepper import EngineStepper
+
+    translator = Translator.load(run, engine="plain")
+    model = translator.model.eval()
+    (folder,) = {p.parent.parent for p in (run / "checkpoints").glob("*/packed/int8.bin")}
+    engine = Engine(pack(model, folder / "packed" / "again.bin", "float32"))
+    src = torch.tensor([[5, 6, 7, EOS], [8, EOS, 0, 0]])
+    mask = src != 0
+    for settings in (SearchSettings(beam=4, nbest=3), SearchSettings(beam=1), SearchSettings(sample=True, nbest=2)):
+        ours = generate(EngineStepper(engine, 2), src, mask, settings)
+        theirs = generate(ModelStepper(model), src, mask, settings)
+        assert [[h.tokens for h in some] for some in ours] == [[h.tokens for h in some] for some in theirs]
+    with pytest.raises(UsageError, match="length"):
+        EngineStepper(engine).start(src, mask, 1, 10**6)

@@ -6,7 +6,7 @@ Letters: B sentences, S source length, T target length, V vocabulary.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dragoman.fast.loading import EngineChoice, Quantize
     from dragoman.models.seq2seq import Model
 
-__all__ = ["Alternative", "Part", "Score", "Translation", "Translator"]
+__all__ = ["Alternative", "Part", "Partial", "Score", "Translation", "Translator"]
 
 _WINDOW_CHARACTERS = 2_000_000
 
@@ -63,6 +63,14 @@ class Translation:
     def to_json(self) -> dict[str, Any]:
         """The same as plain lists and dictionaries."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class Partial:
+    """A translation that is being written: the best text so far, and the beginning of it that stays."""
+
+    text: str
+    stable: str
 
 
 @dataclass(frozen=True)
@@ -180,6 +188,44 @@ class Translator:
         pairs = _with_prefixes(lines, prefix)
         windows = _windows(pairs, window)
         return itertools.chain.from_iterable(self._window(some, settings, batch_tokens) for some in windows)
+
+    def live(self, text: str, *, prefix: str = "", **overrides: Any) -> Iterator[Partial]:
+        """One translation while it is written: a `Partial` each step, the last with the text of `translate`.
+
+        Greedy search and sampling only ever add words; a beam may change its mind behind `stable`.  What goes in
+        circles is searched once more (see `Translation.flags`).  Raises UsageError.
+        """
+        settings = SearchSettings.of(self.settings, **{"nbest": 1, **overrides})
+        parts = self.parts(text, prefix)
+        for place, part in enumerate(parts):
+            part.found = [(yield from self._live_part(parts[:place], part, settings))]
+            again = without_loops(settings)
+            if loops(part.ids[:-1], part.found[0].tokens) and again is not None:
+                second = yield from self._live_part(parts[:place], part, again)
+                if not loops(part.ids[:-1], second.tokens):
+                    part.found = [second]
+        whole = self.translation(text, parts).text
+        yield Partial(whole, whole)
+
+    def _live_part(
+        self, before: Sequence[Part], part: Part, settings: SearchSettings
+    ) -> Generator[Partial, None, Hypothesis]:
+        done = [other.found[0].tokens for other in before]
+        watched = self.searcher.live(part.ids, part.prefix, settings)
+        while True:
+            try:
+                path = next(watched)
+            except StopIteration as stop:
+                hypothesis: Hypothesis = stop.value[0]
+                return hypothesis
+            texts = [
+                join_parts(
+                    [other.text for other in [*before, part]],
+                    [_one_line(self.tokenizer.decode_target(ids)) for ids in [*done, path.tokens[:count]]],
+                )
+                for count in (len(path.tokens), path.stable)
+            ]
+            yield Partial(*texts)
 
     def score(self, sources: Sequence[str], targets: Sequence[str], *, batch_tokens: int = 4000) -> list[Score]:
         """The log-probability of each target given its source, whole, whatever their lengths.

@@ -179,3 +179,11 @@ def test_the_engine_step_by_step_is_the_plain_stepper(run: Path) -> None:
         assert [[h.tokens for h in some] for some in ours] == [[h.tokens for h in some] for some in theirs]
     with pytest.raises(UsageError, match="length"):
         EngineStepper(engine).start(src, mask, 1, 10**6)
+
+
+@native
+@pytest.mark.parametrize("settings", [{"beam": 1}, {"beam": 3}, {"sample": True}])
+def test_live_on_the_engine(run: Path, settings: dict[str, int]) -> None:
+    plain, fast = Translator.load(run, engine="plain"), Translator.load(run, quantize="none", engine="fast")
+    for source in SOURCES[:5]:
+        assert list(fast.live(source, **settings)) == list(plain.live(source, **settings))

@@ -144,3 +144,15 @@ def test_half_a_surrogate_pair_is_no_reason_to_fail() -> None:
     out = copying_translator().translate(["one \ud83d two"])
 
     assert out[0].text == "one ? two"
+
+
+@pytest.mark.parametrize("settings", [{"beam": 1}, {"beam": 4}, {"sample": True, "seed": 2}])
+def test_live_ends_with_the_translation_and_what_is_stable_stays(settings: dict[str, int]) -> None:
+    translator = tiny_translator(max_source=9)
+    for text in ("one two three", "four five six seven eight. nine one two three four five.", ""):
+        (whole,) = translator.translate([text], batch_tokens=1, **settings)
+        steps = list(translator.live(text, **settings))
+        assert steps[-1].text == steps[-1].stable == whole.text
+        if "repetition" not in whole.flags:
+            assert all(whole.text.startswith(step.stable.rstrip()) for step in steps)
+            assert len(steps) >= len(whole.tokens) > 0 or not text

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from dragoman.fast.engine import Engine
 from dragoman.search.hypothesis import Hypothesis
 from dragoman.search.searcher import Ids, Searcher
 from dragoman.search.settings import SearchSettings
+
+if TYPE_CHECKING:
+    from dragoman.fast.stepper import EngineStepper
+    from dragoman.search.live import Watched
 
 __all__ = ["FastSearcher"]
 
@@ -65,11 +70,24 @@ class FastSearcher(Searcher):
     ) -> list[list[Hypothesis]]:
         import torch
 
-        from dragoman.fast.stepper import EngineStepper
         from dragoman.search.plain import search_batches
 
-        stepper = EngineStepper(self.engine, self.threads)
-        return search_batches(stepper, sources, prefixes, settings, batch_tokens, torch.device("cpu"))
+        return search_batches(self._stepper(), sources, prefixes, settings, batch_tokens, torch.device("cpu"))
+
+    def live(self, source: Ids, prefix: Ids, settings: SearchSettings) -> Watched:
+        if settings.limit(len(source), len(prefix)) > self.engine.positions:
+            return self.plain.live(source, prefix, settings)
+        import torch
+
+        from dragoman.search.live import search_live
+
+        src = torch.tensor([list(source)], dtype=torch.long)
+        return search_live(self._stepper(), src, settings, prefix or None)
+
+    def _stepper(self) -> EngineStepper:
+        from dragoman.fast.stepper import EngineStepper  # here, so that a search needs no torch
+
+        return EngineStepper(self.engine, self.threads)
 
     def score(self, pairs: Sequence[tuple[Ids, Ids]], batch_tokens: int) -> list[list[float]]:
         # A target that is forced to its end: the limit leaves only the end of sentence after it.

@@ -7,6 +7,7 @@ Letters: K rows that are searched (1 without a beam), T tokens so far.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
@@ -30,12 +31,14 @@ class Path:
     """A hypothesis and how it came about.
 
     tokens: T ids, the end of sentence included where it is reached.  token_log_probs: one a token.  rows: for each
-    token, in which of the K rows of its step the model said it.
+    token, in which of the K rows of its step the model said it.  stable: how many of the tokens every hypothesis that
+    may still win begins with, so that they stay.
     """
 
     tokens: list[int]
     token_log_probs: list[float]
     rows: list[int]
+    stable: int
 
 
 Watched = Generator[Path, None, tuple[Hypothesis, Path]]
@@ -68,7 +71,7 @@ def _one_by_one(stepper: Stepper[State], task: Task) -> Watched:
         with torch.no_grad():
             walks = advance(walks, stepper.step(inputs, state), task, 1, choose)
         tokens = walks.tokens[0].tolist()
-        path = Path(tokens, walks.token_log_probs[0].tolist(), [0] * len(tokens))
+        path = Path(tokens, walks.token_log_probs[0].tolist(), [0] * len(tokens), len(tokens))
         if bool(walks.ended[0]):
             return hypothesis_of(walks, 0, task.settings.alpha), path
         yield path
@@ -96,14 +99,23 @@ def _with_beam(stepper: Stepper[State], task: Task) -> Watched:
             rows = torch.cat([rows[origins], origins[:, None]], dim=1)
             left = pool.collect(step)
             complete = step.grown.log_probs.isfinite() & ~left.log_probs.isfinite()  # (1, K)
-            ended += [_path(step.grown, rows, beam) for beam in complete[0].nonzero()[:, 0].tolist()]
+            ended += [
+                _path(step.grown, rows, beam, beams.tokens.size(2) + 1) for beam in complete[0].nonzero()[:, 0].tolist()
+            ]
             beams = keep(left, state, step.origins, pool.goes_on(left))
         if beams.sentences.numel():
-            yield _path(beams, rows, int(beams.log_probs[0].argmax()))
+            alive = beams.tokens[0][beams.log_probs[0].isfinite()].tolist()
+            rivals = [h.tokens for h in best(pool.found[0], 1)] if pool.found[0] else []  # the others have lost to it
+            yield _path(beams, rows, int(beams.log_probs[0].argmax()), _in_common([*alive, *rivals]))
     (first,) = best(pool.found[0], 1)
     place = next(i for i, hypothesis in enumerate(pool.found[0]) if hypothesis is first)
     return first, ended[place]
 
 
-def _path(beams: Beams, rows: Tensor, beam: int) -> Path:
-    return Path(beams.tokens[0, beam].tolist(), beams.token_log_probs[0, beam].tolist(), rows[beam].tolist())
+def _path(beams: Beams, rows: Tensor, beam: int, stable: int) -> Path:
+    return Path(beams.tokens[0, beam].tolist(), beams.token_log_probs[0, beam].tolist(), rows[beam].tolist(), stable)
+
+
+def _in_common(hypotheses: Sequence[Sequence[int]]) -> int:
+    """How many tokens they all begin with."""
+    return sum(1 for _ in itertools.takewhile(lambda words: len(set(words)) == 1, zip(*hypotheses, strict=False)))

@@ -17,6 +17,7 @@ from dragoman.data.tokenizer import BOS
 from dragoman.models.seq2seq import Model
 from dragoman.search.generating import generate
 from dragoman.search.hypothesis import Hypothesis
+from dragoman.search.live import Watched, search_live
 from dragoman.search.searcher import Ids, Searcher
 from dragoman.search.settings import SearchSettings
 from dragoman.search.stepper import ModelStepper, State, Stepper
@@ -44,6 +45,10 @@ class PlainSearcher(Searcher):
     ) -> list[list[Hypothesis]]:
         with _evaluating(self.model):
             return search_batches(ModelStepper(self.model), sources, prefixes, settings, batch_tokens, self.device)
+
+    def live(self, source: Ids, prefix: Ids, settings: SearchSettings) -> Watched:
+        src = torch.tensor([list(source)], dtype=torch.long, device=self.device)
+        return search_live(ModelStepper(self.model.eval()), src, settings, prefix or None)
 
     def score(self, pairs: Sequence[tuple[Ids, Ids]], batch_tokens: int) -> list[list[float]]:
         scores: list[list[float]] = [[] for _ in pairs]

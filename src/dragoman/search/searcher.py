@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from dragoman.models.seq2seq import Model
+    from dragoman.search.live import Watched
 
 __all__ = ["Ids", "Searcher", "model_of", "plain_searcher"]
 
@@ -35,6 +36,10 @@ class Searcher(ABC):
 
         batch_tokens: padded source tokens times rows that are searched at once.
         """
+
+    @abstractmethod
+    def live(self, source: Ids, prefix: Ids, settings: SearchSettings) -> Watched:
+        """The search of one source, step by step (`search_live`)."""
 
     @abstractmethod
     def score(self, pairs: Sequence[tuple[Ids, Ids]], batch_tokens: int) -> list[list[float]]:

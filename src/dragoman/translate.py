@@ -11,6 +11,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dragoman.data.segment import join_parts, split_text
 from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.errors import UsageError
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from dragoman.fast.loading import EngineChoice, Quantize
     from dragoman.models.seq2seq import Model
 
-__all__ = ["Alternative", "Part", "Partial", "Score", "Translation", "Translator"]
+__all__ = ["Alignment", "Alternative", "Part", "Partial", "Score", "Translation", "Translator"]
 
 _WINDOW_CHARACTERS = 2_000_000
 
@@ -80,6 +83,15 @@ class Score:
     log_prob: float
     tokens: list[str]
     token_log_probs: list[float]
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Pieces of source and target, both with their end; weights (T, S): how much each target piece looked where."""
+
+    source: list[str]
+    target: list[str]
+    weights: NDArray[np.float32]
 
 
 @dataclass
@@ -232,16 +244,32 @@ class Translator:
 
         batch_tokens: padded source and target tokens in one batch.  Raises UsageError when the numbers differ.
         """
-        if len(sources) != len(targets):
-            raise UsageError(f"{len(sources)} sources but {len(targets)} targets: give one target for each source")
-        pairs = [
-            (self.tokenizer.encode_source(_clean(source)), self.tokenizer.encode_target(_clean(target)))
-            for source, target in zip(sources, targets, strict=True)
-        ]
+        pairs = self._pairs(sources, targets)
         scored = zip(pairs, self.searcher.score(pairs, batch_tokens), strict=True)
         return [
             Score(sum(log_probs), [self.tokenizer.target_piece(i) for i in ids], log_probs)
             for (_, ids), log_probs in scored
+        ]
+
+    def align(self, sources: Sequence[str], targets: Sequence[str], *, batch_tokens: int = 4000) -> list[Alignment]:
+        """Where each token of each target looked in its source, by the attention between them.
+
+        batch_tokens: padded source and target tokens in one batch.  Raises UsageError when the numbers of texts differ,
+        and for a model without such an attention.
+        """
+        pairs = self._pairs(sources, targets)
+        piece, target_piece = self.tokenizer.source_piece, self.tokenizer.target_piece
+        return [
+            Alignment([piece(i) for i in src], [target_piece(i) for i in tgt], weights)
+            for (src, tgt), weights in zip(pairs, self.searcher.align(pairs, batch_tokens), strict=True)
+        ]
+
+    def _pairs(self, sources: Sequence[str], targets: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+        if len(sources) != len(targets):
+            raise UsageError(f"{len(sources)} sources but {len(targets)} targets: give one target for each source")
+        return [
+            (self.tokenizer.encode_source(_clean(source)), self.tokenizer.encode_target(_clean(target)))
+            for source, target in zip(sources, targets, strict=True)
         ]
 
     def _window(

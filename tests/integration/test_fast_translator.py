@@ -187,3 +187,16 @@ def test_live_on_the_engine(run: Path, settings: dict[str, int]) -> None:
     plain, fast = Translator.load(run, engine="plain"), Translator.load(run, quantize="none", engine="fast")
     for source in SOURCES[:5]:
         assert list(fast.live(source, **settings)) == list(plain.live(source, **settings))
+
+
+@native
+def test_alignments_on_the_engine(run: Path) -> None:
+    targets = [target for _, target in digit_pairs(9, seed=12)]
+    plain = Translator.load(run, engine="plain").align(SOURCES[:9], targets)
+    for threads in (1, 2):
+        fast = Translator.load(run, quantize="none", engine="fast", threads=threads).align(SOURCES[:9], targets)
+        for one, other in zip(fast, plain, strict=True):
+            assert (one.source, one.target) == (other.source, other.target)
+            assert one.weights.shape == (len(one.target), len(one.source))
+            assert one.weights == pytest.approx(other.weights, abs=1e-5)
+            assert one.weights.sum(1) == pytest.approx(1.0, abs=1e-5)

@@ -52,6 +52,7 @@ class _Request(ctypes.Structure):
         ("sources", _Ragged),
         ("prefixes", _Ragged),
         ("limits", ctypes.c_void_p),
+        ("attention", ctypes.c_void_p),
     ]
 
 
@@ -115,17 +116,24 @@ class Engine:
         threads: int = 1,
         rows: int | None = None,
         memory: int = _MEMORY,
+        attention: NDArray[np.float32] | None = None,
     ) -> list[list[Hypothesis]]:
         """B lists of `settings.nbest` hypotheses, best first.
 
         sources: ids with the end of sentence, empty for a model without encoder.  limits: target tokens at most, the
         end included.  prefixes: how each target begins.  rows: at work at once in a thread, by default `self.rows`,
-        and fewer where `memory`, in bytes for all threads, does not hold their keys and values.  Raises UsageError with
-        everything that cannot be, DragomanError where the model's numbers are not finite or memory is short.
+        and fewer where `memory`, in bytes for all threads, does not hold their keys and values.  attention: with
+        beam 1, zeros to which the mean weights of the cross-attention are added, limit * source of each sentence, one
+        behind the other.  Raises UsageError with everything that cannot be, DragomanError where the model's numbers are
+        not finite or memory is short.
         """
         begins = [[]] * len(sources) if prefixes is None else prefixes
         rows = self.rows if rows is None else rows
         self._check(sources, limits, settings, begins, threads, rows)
+        if attention is not None:
+            wanted = sum(limit * len(source) for limit, source in zip(limits, sources, strict=True))
+            if attention.dtype != np.float32 or attention.shape != (wanted,) or not attention.flags.c_contiguous:
+                raise UsageError(f"attention: must be {wanted} numbers of float32, one behind the other")
         if not sources:
             return []
         longest = self._library.dragoman_row_bytes(self._model, max(limits), max(map(len, sources)))
@@ -141,6 +149,7 @@ class Engine:
             _Ragged(ids.ctypes.data, offsets.ctypes.data),
             _Ragged(begin.ctypes.data, ahead.ctypes.data),
             rooms.ctypes.data,
+            None if attention is None else attention.ctypes.data,
         )  # fmt: skip
         found = self._run(request, rooms, settings.nbest)
         del ids, offsets, begin, ahead  # kept until here: the request has their addresses only

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dragoman.fast.engine import Engine
 from dragoman.search.hypothesis import Hypothesis
 from dragoman.search.searcher import Ids, Searcher
@@ -73,6 +76,17 @@ class FastSearcher(Searcher):
         from dragoman.search.plain import search_batches
 
         return search_batches(self._stepper(), sources, prefixes, settings, batch_tokens, torch.device("cpu"))
+
+    def align(self, pairs: Sequence[tuple[Ids, Ids]], batch_tokens: int) -> list[NDArray[np.float32]]:
+        if max((max(len(src), len(tgt)) for src, tgt in pairs), default=0) > self.engine.positions:
+            return self.plain.align(pairs, batch_tokens)
+        sizes = [(len(tgt), len(src)) for src, tgt in pairs]
+        starts = np.concatenate([[0], np.cumsum([rows * columns for rows, columns in sizes])]).astype(int)
+        weights = np.zeros(starts[-1], np.float32)
+        targets = [list(tgt[:-1]) for _, tgt in pairs]
+        limits = [rows for rows, _ in sizes]
+        self.engine.search([src for src, _ in pairs], limits, _FORCED, targets, self.threads, attention=weights)
+        return [weights[at : at + np.prod(size)].reshape(size) for at, size in zip(starts, sizes, strict=False)]
 
     def live(self, source: Ids, prefix: Ids, settings: SearchSettings) -> Watched:
         if settings.limit(len(source), len(prefix)) > self.engine.positions:

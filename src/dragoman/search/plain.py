@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from dragoman.data.batching import collate_source
 from dragoman.data.buckets import batches_within
 from dragoman.data.tokenizer import BOS
+from dragoman.errors import UsageError
 from dragoman.models.seq2seq import Model
 from dragoman.search.generating import generate
 from dragoman.search.hypothesis import Hypothesis
@@ -49,6 +52,29 @@ class PlainSearcher(Searcher):
     def live(self, source: Ids, prefix: Ids, settings: SearchSettings) -> Watched:
         src = torch.tensor([list(source)], dtype=torch.long, device=self.device)
         return search_live(ModelStepper(self.model.eval()), src, settings, prefix or None)
+
+    def align(self, pairs: Sequence[tuple[Ids, Ids]], batch_tokens: int) -> list[NDArray[np.float32]]:
+        taps = [tap for name, tap in self.model.named_modules() if name.endswith("cross_attn.weights")]
+        if not taps:
+            raise UsageError(
+                f"{type(self.model).__name__}: no attention between target and source that could align them"
+            )
+        found: list[NDArray[np.float32]] = [np.zeros((0, 0), np.float32) for _ in pairs]
+        for batch in batches_within([len(src) + len(tgt) for src, tgt in pairs], batch_tokens):
+            some = [pairs[place] for place in batch]
+            seen: dict[nn.Module, list[Tensor]] = {tap: [] for tap in taps}
+            hooks = [tap.register_forward_hook(lambda tap, _, out: seen[tap].append(out)) for tap in taps]
+            try:
+                with _evaluating(self.model), torch.no_grad():
+                    self._log_probs(some)
+            finally:
+                for hook in hooks:
+                    hook.remove()
+            whole = torch.stack([torch.cat(calls, dim=2).mean(1) for calls in seen.values()]).mean(0)  # (B, T, S)
+            for place, weights in zip(batch, whole.float().cpu().numpy(), strict=True):
+                src, tgt = pairs[place]
+                found[place] = weights[: len(tgt), : len(src)]
+        return found
 
     def score(self, pairs: Sequence[tuple[Ids, Ids]], batch_tokens: int) -> list[list[float]]:
         scores: list[list[float]] = [[] for _ in pairs]

@@ -6,6 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dragoman.search.hypothesis import Hypothesis
 from dragoman.search.settings import SearchSettings
 
@@ -40,6 +43,14 @@ class Searcher(ABC):
     @abstractmethod
     def live(self, source: Ids, prefix: Ids, settings: SearchSettings) -> Watched:
         """The search of one source, step by step (`search_live`)."""
+
+    @abstractmethod
+    def align(self, pairs: Sequence[tuple[Ids, Ids]], batch_tokens: int) -> list[NDArray[np.float32]]:
+        """Of pairs of source and target, both with their end: (T, S), where each target token looked as it was said.
+
+        The weights of the cross-attention, averaged over heads and layers: each row sums to 1.  Raises UsageError for a
+        model that has none.
+        """
 
     @abstractmethod
     def score(self, pairs: Sequence[tuple[Ids, Ids]], batch_tokens: int) -> list[list[float]]:

@@ -64,6 +64,7 @@ void check(const Header& h, const Request& r) {
   if (s.beam < 1 || s.beam > 1 << 12 || s.nbest < 1 || s.nbest > s.beam) refuse("beam " + std::to_string(s.beam) + ", n-best " + std::to_string(s.nbest));
   if (s.rows < s.beam || s.rows > 1 << 16) refuse(std::to_string(s.rows) + " rows at once, beam " + std::to_string(s.beam));
   if (s.threads < 1 || s.threads > 1024) refuse(std::to_string(s.threads) + " threads");
+  if (r.attention != nullptr && (s.beam != 1 || h.encoder_layers == 0)) refuse("attention is given with beam 1 and an encoder");
   if (s.min_length < 0 || s.no_repeat_ngram < 0 || !(s.alpha >= 0)) refuse("a negative setting");
   for (const int32_t id : {s.bos, s.eos, s.pad})
     if (id < 0 || id >= h.tgt_vocab) refuse("a special word that is none of the target's");
@@ -180,19 +181,21 @@ int dragoman_encode(void* session, const int32_t* tokens, const int32_t* lengths
   });
 }
 
-// log_probs: (count, tgt_vocab)
-int dragoman_step(void* session, const Row* rows, int count, float* log_probs, char* error) {
+// four: (count, 4) token, position, slot and sentence of each row.  log_probs: (count, tgt_vocab).
+int dragoman_step(void* session, const int32_t* four, int count, float* log_probs, char* error) {
   return guarded(error, [&] {
     Session& s = *static_cast<Session*>(session);
     require(count >= 1 && count <= s.slots, "a step of no rows, or of more than there are slots");
+    std::vector<Row> rows;
     for (int i = 0; i < count; ++i) {
-      const Row& r = rows[i];
+      rows.push_back({four[4 * i], four[4 * i + 1], four[4 * i + 2], four[4 * i + 3]});
+      const Row& r = rows.back();
       check_ids(&r.token, 1, s.model.sizes().tgt_vocab, "target");
       require(r.position >= 0 && r.position < s.capacity, "a position beyond the capacity");
       require(r.slot >= 0 && r.slot < s.slots, "a slot that was not announced");
       require(r.sentence >= 0 && r.sentence < s.sentences && s.known[static_cast<size_t>(r.sentence)] != 0, "a sentence that was not encoded");
     }
-    s.worker.step(rows, count);
+    s.worker.step(rows.data(), count);
     all_words(s.worker, log_probs);
   });
 }

@@ -79,16 +79,18 @@ inline void mix(const float* weights, const T* values, int count, int d_head, Ve
 }
 
 template <typename T>
-void attend_to(const T* keys, const T* values, const float* q, int count, int d_head, float scale, const float* bias, float* scores, float* out) {
+float attend_to(const T* keys, const T* values, const float* q, int count, int d_head, float scale, const float* bias, float* scores, float* out) {
   const int padded = (count + LANES - 1) / LANES * LANES;
   for (int first = 0; first < padded; first += LANES) score_block(q, keys + static_cast<size_t>(first) * d_head, d_head, all(scale), scores + first);
   for (int t = 0; bias != nullptr && t < count; ++t) scores[t] += bias[t];
   for (int t = count; t < padded; ++t) scores[t] = -std::numeric_limits<float>::infinity();
-  const Vec inverse = all(1.0f / exponentials(scores, padded));
+  const float share = 1.0f / exponentials(scores, padded);
+  const Vec inverse = all(share);
   int d = 0;
   for (; d + 4 * W <= d_head; d += 4 * W) mix<4, 2>(scores, values + d, count, d_head, inverse, out + d);
   for (; d + 2 * W <= d_head; d += 2 * W) mix<2, 4>(scores, values + d, count, d_head, inverse, out + d);
   for (; d < d_head; d += W) mix<1, 4>(scores, values + d, count, d_head, inverse, out + d);
+  return share;
 }
 
 }  // namespace
@@ -105,9 +107,9 @@ void Cache::append(size_t at, const float* key, const float* value, int position
   else append_to(keys<float>() + at, values<float>() + at, key, value, d_head_, position);
 }
 
-void Cache::attend(size_t at, const float* q, int count, float scale, const float* bias, float* scores, float* out) const {
-  if (half_) attend_to(keys<uint16_t>() + at, values<uint16_t>() + at, q, count, d_head_, scale, bias, scores, out);
-  else attend_to(keys<float>() + at, values<float>() + at, q, count, d_head_, scale, bias, scores, out);
+float Cache::attend(size_t at, const float* q, int count, float scale, const float* bias, float* scores, float* out) const {
+  if (half_) return attend_to(keys<uint16_t>() + at, values<uint16_t>() + at, q, count, d_head_, scale, bias, scores, out);
+  return attend_to(keys<float>() + at, values<float>() + at, q, count, d_head_, scale, bias, scores, out);
 }
 
 void Cache::copy(int from, int to, int length) {

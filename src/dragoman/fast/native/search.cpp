@@ -61,11 +61,14 @@ class Searcher {
     int longest = 1, source = 1;
     for (int i = 0; i < request.count; ++i) {
       longest = std::max(longest, request.limits[i]);
-      source = std::max(source, static_cast<int>(request.sources.offsets[i + 1] - request.sources.offsets[i]));
+      source = std::max(source, static_cast<int>(source_length(i)));
     }
     const int places = std::max(1, std::min(s_.rows / s_.beam, request.count));
     worker_.reserve(places * s_.beam, longest, places, source);
     for (int place = places; place-- > 0;) free_.push_back(place);
+    attention_at_.push_back(0);
+    for (int i = 0; request.attention != nullptr && i < request.count; ++i)
+      attention_at_.push_back(attention_at_.back() + source_length(i) * request.limits[i]);
   }
 
   void run() {
@@ -75,7 +78,7 @@ class Searcher {
       for (const Active& a : active_)
         for (const Beam& b : a.beams) {
           const int position = static_cast<int>(b.words.size());
-          rows.push_back({position == 0 ? s_.bos : b.words.back(), position, b.slot, a.place});
+          rows.push_back({position == 0 ? s_.bos : b.words.back(), position, b.slot, a.place, attention_of(a.sentence, position)});
           wishes.push_back(wish(a, b));
         }
       worker_.step(rows.data(), static_cast<int>(rows.size()));
@@ -94,8 +97,16 @@ class Searcher {
   }
 
  private:
+  int64_t source_length(int sentence) const { return request_.sources.offsets[sentence + 1] - request_.sources.offsets[sentence]; }
+
   int prefix_length(int sentence) const {
     return static_cast<int>(request_.prefixes.offsets[sentence + 1] - request_.prefixes.offsets[sentence]);
+  }
+
+  // Where a step's attention goes, if it is wanted.
+  float* attention_of(int sentence, int position) const {
+    if (request_.attention == nullptr) return nullptr;
+    return request_.attention + attention_at_[static_cast<size_t>(sentence)] + source_length(sentence) * position;
   }
 
   void admit() {
@@ -224,6 +235,7 @@ class Searcher {
   Worker worker_;
   std::vector<Active> active_;
   std::vector<int> free_;
+  std::vector<int64_t> attention_at_;  // where each sentence's begins
 };
 
 }  // namespace

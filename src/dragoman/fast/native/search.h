@@ -29,6 +29,7 @@ struct Request {
   Ragged sources;          // each with its end of sentence; empty ones for a decoder-only model
   Ragged prefixes;         // how each target begins
   const int32_t* limits;   // target words at most, the end of sentence included
+  float* attention;        // with beam 1, or none: for each sentence limit x source weights, zeros at first
 };
 
 struct Hypothesis {

@@ -218,16 +218,21 @@ void Worker::attend_source(const Layer& layer, int number, const float* in, cons
   multiply(layer.cross_q, in, count, q);
   float* heads = heads_.of(times(count, joined));
   double positions = 0;
+  bool watched = false;
   for (int r = 0; r < count; ++r) {
+    watched = watched || rows[r].attention != nullptr;
     std::fill(heads + times(r, joined) + queries, heads + times(r + 1, joined), 0.0f);
     positions += lengths_[static_cast<size_t>(rows[r].sentence)];
   }
-  team_.share(count * h_.n_heads, 2 * positions * queries, [&](int part, int begin, int end) {
+  // Watched, all heads of a row add to the same numbers: then one thread does it.
+  team_.share(count * h_.n_heads, watched ? 0.0 : 2 * positions * queries, [&](int part, int begin, int end) {
+    float* scores = scores_.get() + times(part, longest_);
     for (int i = begin; i < end; ++i) {
-      const int r = i / h_.n_heads, head = i % h_.n_heads;
-      memory_.attend(memory_.at(rows[r].sentence, number, head / group_), q + times(r, joined) + head * h_.d_head,
-                     lengths_[static_cast<size_t>(rows[r].sentence)], h_.score_scale, nullptr, scores_.get() + times(part, longest_),
-                     heads + times(r, joined) + head * h_.d_head);
+      const int r = i / h_.n_heads, head = i % h_.n_heads, length = lengths_[static_cast<size_t>(rows[r].sentence)];
+      const float share = memory_.attend(memory_.at(rows[r].sentence, number, head / group_), q + times(r, joined) + head * h_.d_head, length,
+                                         h_.score_scale, nullptr, scores, heads + times(r, joined) + head * h_.d_head);
+      const float part_of_mean = share / static_cast<float>(h_.n_heads * h_.decoder_layers);
+      for (int t = 0; rows[r].attention != nullptr && t < length; ++t) rows[r].attention[t] += scores[t] * part_of_mean;
     }
   });
   multiply(layer.cross_out, heads, count, x_.get(), true);

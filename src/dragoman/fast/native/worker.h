@@ -16,6 +16,7 @@ struct Row {
   int32_t position;
   int32_t slot;      // of its own keys and values
   int32_t sentence;  // place of the source's keys and values
+  float* attention = nullptr;  // where the mean of all heads' weights on the source is added to, if anywhere
 };
 
 class Worker {

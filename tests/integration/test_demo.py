@@ -10,6 +10,7 @@ from rich.console import Console
 
 from dragoman.data import spelled_numbers
 from dragoman.demo import demo_config, run_demo
+from dragoman.translate import Translator
 from dragoman.inside.explain import explain
 from small_run import Listener
 
@@ -47,8 +48,13 @@ def test_demo_model_is_the_paper_s(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_demo_reaches_99_percent(tmp_path: Path) -> None:
-    assert run_demo(tmp_path) >= 0.99
+def test_demo_reaches_99_percent_and_int8_costs_nothing(tmp_path: Path) -> None:
+    exact = run_demo(tmp_path)  # by int8, where the engine is
+    assert exact is not None and exact >= 0.99
+    sources, references = ((tmp_path / "corpus" / f"test.{side}").read_text().splitlines() for side in ("en", "de"))
+    plain = Translator.load(tmp_path / "run", engine="plain").translate(sources)
+    right = sum(t.text == reference for t, reference in zip(plain, references, strict=True))
+    assert exact == pytest.approx(right / len(references), abs=0.001)
 
     found = explain(tmp_path / "run", "twenty-four")
     assert found.text == "vierundzwanzig"

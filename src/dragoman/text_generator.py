@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dragoman.data.lines import has_half_pair
 from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.errors import UsageError
-from dragoman.search.searcher import Searcher, model_of, plain_searcher
+from dragoman.search.searcher import Searcher, plain_of, plain_searcher
 from dragoman.search.settings import SearchSettings
 
 if TYPE_CHECKING:
@@ -112,17 +112,20 @@ class TextGenerator:
 
     @property
     def model(self) -> DecoderOnly:
-        """The model as PyTorch has it; on the engine it is loaded when it is first asked for."""
+        """The model as PyTorch has it.
+
+        Whoever asks for it means to look into it or to change it: from then on it does the work, not the engine.
+        """
         from dragoman.models.decoder_only import DecoderOnly
 
-        model = model_of(self.searcher)
-        assert isinstance(model, DecoderOnly)
-        return model
+        self.searcher = plain = plain_of(self.searcher)
+        assert isinstance(plain.model, DecoderOnly)
+        return plain.model
 
     @property
-    def device(self) -> torch.device:
-        """Where the model is."""
-        return self.model.device
+    def device(self) -> torch.device | str:
+        """Where the work is done."""
+        return self.searcher.device
 
     def generate(self, prompts: Sequence[str], *, max_tokens: int = 200, **settings: Any) -> list[Continuation]:
         """One continuation a prompt ("" = from nothing), in order.

@@ -19,7 +19,7 @@ from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.errors import UsageError
 from dragoman.search.guard import length_is_off, loops, without_loops
 from dragoman.search.hypothesis import Hypothesis
-from dragoman.search.searcher import Searcher, model_of, plain_searcher
+from dragoman.search.searcher import Searcher, plain_of, plain_searcher
 from dragoman.search.settings import SearchSettings
 
 if TYPE_CHECKING:
@@ -158,13 +158,17 @@ class Translator:
 
     @property
     def model(self) -> Model:
-        """The model as PyTorch has it; on the engine it is loaded when it is first asked for."""
-        return model_of(self.searcher)
+        """The model as PyTorch has it.
+
+        Whoever asks for it means to look into it or to change it: from then on it does the work, not the engine.
+        """
+        self.searcher = plain = plain_of(self.searcher)
+        return plain.model
 
     @property
-    def device(self) -> torch.device:
-        """Where the model is."""
-        return self.model.device
+    def device(self) -> torch.device | str:
+        """Where the work is done."""
+        return self.searcher.device
 
     def translate(
         self,

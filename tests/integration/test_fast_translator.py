@@ -15,6 +15,7 @@ from dragoman.data.tokenizer import EOS
 from dragoman.errors import ModelFolderError, UsageError
 from dragoman.fast.native import load_native, missing
 from dragoman.fast.pack import pack
+from dragoman.inside.record import record
 from dragoman.models.build import build_model
 from dragoman.search import ModelStepper, SearchSettings, generate
 from dragoman.training.trainer import train
@@ -200,3 +201,13 @@ def test_alignments_on_the_engine(run: Path) -> None:
             assert one.weights.shape == (len(one.target), len(one.source))
             assert one.weights == pytest.approx(other.weights, abs=1e-5)
             assert one.weights.sum(1) == pytest.approx(1.0, abs=1e-5)
+
+
+@native
+def test_who_asks_for_the_model_sees_it_at_work(run: Path) -> None:
+    translator = Translator.load(run, quantize="none", engine="fast")
+    before = translator.translate(SOURCES[:3])
+    with record(translator.model, "decoder.layers.*.cross_attn.weights") as seen:
+        after = translator.translate(SOURCES[:3])
+    assert translator.about.startswith("plain path") and len(seen) == 1
+    assert [t.tokens for t in after] == [t.tokens for t in before]

@@ -118,7 +118,7 @@ def _fast(
     engine = load_engine(folder, precision)
 
     def plain() -> Searcher:
-        return _plain(folder, kind, lack, "cpu", "longer than the packed model's positions")[0]
+        return _plain(folder, kind, lack, "cpu", "the engine has handed over")[0]
 
     return FastSearcher(engine, precision, threads, plain), vocabulary, config
 

@@ -35,6 +35,8 @@ class FastSearcher(Searcher):
         self._make_plain = plain
         self._plain: Searcher | None = None
 
+    device = "cpu"
+
     @property
     def about(self) -> str:
         threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"

@@ -107,7 +107,7 @@ def search_batches(
     prefixes: Sequence[Ids],
     settings: SearchSettings,
     batch_tokens: int,
-    device: torch.device,
+    device: torch.device | str,
 ) -> list[list[Hypothesis]]:
     """`Searcher.search` by the search of this package, batches of similar length at a time."""
     width = settings.nbest if settings.sample else settings.beam
@@ -121,7 +121,7 @@ def search_batches(
     return found
 
 
-def _padded(rows: Sequence[Ids], device: torch.device) -> tuple[Tensor, Tensor | None]:
+def _padded(rows: Sequence[Ids], device: torch.device | str) -> tuple[Tensor, Tensor | None]:
     ids, mask = collate_source(rows)
     return ids.to(device), None if mask is None else mask.to(device)
 

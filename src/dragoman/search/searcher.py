@@ -17,14 +17,18 @@ if TYPE_CHECKING:
 
     from dragoman.models.seq2seq import Model
     from dragoman.search.live import Watched
+    from dragoman.search.plain import PlainSearcher
 
-__all__ = ["Ids", "Searcher", "model_of", "plain_searcher"]
+__all__ = ["Ids", "Searcher", "plain_of", "plain_searcher"]
 
 Ids = Sequence[int]
 
 
 class Searcher(ABC):
     """A model at work on the plain path (`PlainSearcher`) or on the engine (`fast.FastSearcher`)."""
+
+    device: torch.device | str
+    """Where the work is done."""
 
     @property
     @abstractmethod
@@ -64,10 +68,10 @@ def plain_searcher(model: Model, device: str | torch.device) -> Searcher:
     return PlainSearcher(model, device)
 
 
-def model_of(searcher: Searcher) -> Model:
-    """The model as PyTorch has it; of the engine, its plain path's."""
+def plain_of(searcher: Searcher) -> PlainSearcher:
+    """The searcher itself, or the plain path of the engine."""
     from dragoman.search.plain import PlainSearcher
 
     plain = getattr(searcher, "plain", searcher)
     assert isinstance(plain, PlainSearcher)
-    return plain.model
+    return plain

@@ -11,7 +11,10 @@ from rich.table import Table
 from dragoman.config.section import Section
 from dragoman.data.labels import LabelVocabulary
 from dragoman.data.vocabulary import Vocabulary
+from dragoman.fast.native import load_native, missing
+from dragoman.fast.pack import unsupported
 from dragoman.model_folder import find_model, load_network, read_meta
+from dragoman.models.seq2seq import Model, Network
 
 __all__ = ["describe", "print_description"]
 
@@ -32,6 +35,7 @@ def describe(path: str | Path) -> dict[str, Any]:
         "sizes": ", ".join(f"{key} {value}" for key, value in sizes.items()),
         "kinds": ", ".join(f"{key} {value}" for key, value in kinds.items()),
         "vocabulary": _vocabulary(config.tokenizer.kind, vocabulary),
+        "engine": _engine(network),
         "step": meta.get("step"),
         "scores": meta.get("scores", {}),
         "format_version": meta["format_version"],
@@ -49,6 +53,14 @@ def _vocabulary(kind: str, vocabulary: Vocabulary) -> str:
         return f"{kind}, {vocabulary.source_size:,}{target}"
     source = f"{kind}, {vocabulary.source_size:,}" if vocabulary.tokenizer else f"patches of {vocabulary.patch_numbers}"
     return f"{source}; {len(vocabulary.labels):,} labels"
+
+
+def _engine(network: Network) -> str:
+    """What writes text with it here, and why nothing faster."""
+    if not isinstance(network, Model):
+        return "plain path (it writes no text)"
+    reasons = unsupported(network) or ([missing()] if load_native() is None else [])
+    return f"plain path ({'; '.join(reasons)})" if reasons else "native"
 
 
 def _kind(value: Any) -> str:

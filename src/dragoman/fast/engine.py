@@ -6,8 +6,10 @@ Ids go in and hypotheses come out; nothing here needs torch.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import threading
+from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -138,7 +140,7 @@ class Engine:
             return []
         longest = self._library.dragoman_row_bytes(self._model, max(limits), max(map(len, sources)))
         fitting = max(settings.beam, min(rows, memory // (longest * threads)))
-        rooms = np.array(limits, dtype=np.int32)
+        rooms = array("i", limits)
         (ids, offsets), (begin, ahead) = _ragged(sources), _ragged(begins)
         request = _Request(
             _Settings(
@@ -146,9 +148,9 @@ class Engine:
                 BOS, EOS, PAD, fitting, threads, 0, settings.alpha,
             ),
             len(sources),
-            _Ragged(ids.ctypes.data, offsets.ctypes.data),
-            _Ragged(begin.ctypes.data, ahead.ctypes.data),
-            rooms.ctypes.data,
+            _Ragged(_at(ids), _at(offsets)),
+            _Ragged(_at(begin), _at(ahead)),
+            _at(rooms),
             None if attention is None else attention.ctypes.data,
         )  # fmt: skip
         found = self._run(request, rooms, settings.nbest)
@@ -203,33 +205,34 @@ class Engine:
             problems.append(f"forced prefix {list(prefix)} holds padding, begin or end")
         return problems
 
-    def _run(self, request: _Request, rooms: NDArray[np.int32], nbest: int) -> list[list[Hypothesis]]:
-        count = request.count
-        starts = np.concatenate([[0], np.cumsum(np.repeat(rooms.astype(np.int64), nbest))])
-        words, log_probs = np.empty(starts[-1], np.int32), np.empty(starts[-1], np.float32)
-        lengths, truncated = np.empty(count * nbest, np.int32), np.empty(count * nbest, np.int32)
-        log_prob, score = np.empty(count * nbest), np.empty(count * nbest)
-        outcome = [words, log_probs, lengths, log_prob, score, truncated]
+    def _run(self, request: _Request, rooms: array[int], nbest: int) -> list[list[Hypothesis]]:
+        places = request.count * nbest
+        starts = list(itertools.accumulate((room for room in rooms for _ in range(nbest)), initial=0))
+        words, log_probs = array("i", [0]) * starts[-1], array("f", [0]) * starts[-1]
+        lengths, truncated = array("i", [0]) * places, array("i", [0]) * places
+        log_prob, score = array("d", [0]) * places, array("d", [0]) * places
+        outcome = [_at(a) for a in (words, log_probs, lengths, log_prob, score, truncated)]
 
         def work(stop: int, error: Any) -> int:
             address = ctypes.addressof(request)
-            return int(
-                self._library.dragoman_search(self._model, address, stop, *(a.ctypes.data for a in outcome), error)
-            )
+            return int(self._library.dragoman_search(self._model, address, stop, *outcome, error))
 
-        _call(work, quick=int(rooms.sum()) * nbest <= _QUICK)
+        _call(work, quick=starts[-1] <= _QUICK)
 
         def hypothesis(place: int) -> Hypothesis:
-            at, length = int(starts[place]), int(lengths[place])
+            at, length = starts[place], lengths[place]
             return Hypothesis(
                 words[at : at + length].tolist(),
-                float(score[place]),
-                float(log_prob[place]),
+                score[place],
+                log_prob[place],
                 log_probs[at : at + length + 1].tolist(),
                 bool(truncated[place]),
             )
 
-        return [[hypothesis(i * nbest + n) for n in range(nbest) if lengths[i * nbest + n] >= 0] for i in range(count)]
+        return [
+            [hypothesis(place) for place in range(first, first + nbest) if lengths[place] >= 0]
+            for first in range(0, places, nbest)
+        ]
 
 
 def _call(work: Callable[[int, Any], int], quick: bool) -> None:
@@ -271,7 +274,11 @@ def _in_a_thread(work: Callable[[int, Any], int], stop: ctypes.c_int32, error: A
     return status[0]
 
 
-def _ragged(rows: Sequence[Sequence[int]]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    offsets = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum([len(row) for row in rows], out=offsets[1:])
-    return np.array([i for row in rows for i in row], dtype=np.int32), offsets
+def _at(numbers: array[Any]) -> int:
+    """The address of numbers that the core reads or writes; whoever has it keeps them alive."""
+    return numbers.buffer_info()[0]
+
+
+def _ragged(rows: Sequence[Sequence[int]]) -> tuple[array[int], array[int]]:
+    flat = array("i", [i for row in rows for i in row])
+    return flat, array("q", itertools.accumulate(map(len, rows), initial=0))

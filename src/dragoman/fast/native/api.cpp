@@ -85,6 +85,15 @@ void check(const Header& h, const Request& r) {
   }
 }
 
+// What Python holds.
+struct Opened {
+  explicit Opened(const char* path) : model(path) {}
+  Model model;
+  Crews crews;  // after the model, so that they go first
+};
+
+const Model& model_of(const void* opened) { return static_cast<const Opened*>(opened)->model; }
+
 // A model at work for a search written elsewhere: it keeps what the rows are allowed to be.
 struct Session {
   Session(const Model& m, int threads) : model(m), team(threads), worker(m, team) {}
@@ -100,21 +109,21 @@ struct Session {
 extern "C" {
 
 void* dragoman_open(const char* path, char* error) {
-  Model* model = nullptr;
-  guarded(error, [&] { model = new Model(path); });
-  return model;
+  Opened* opened = nullptr;
+  guarded(error, [&] { opened = new Opened(path); });
+  return opened;
 }
 
-void dragoman_close(void* model) { delete static_cast<Model*>(model); }
+void dragoman_close(void* model) { delete static_cast<Opened*>(model); }
 
 // words, log_probs: room for nbest * limit of each sentence, one behind the other; lengths: words without the end, -1
 // where there is no such hypothesis; log_prob, score, truncated: one for each of count * nbest.
-int dragoman_search(const void* model, const Request* request, const int32_t* stop, int32_t* words, float* log_probs, int32_t* lengths,
+int dragoman_search(void* model, const Request* request, const int32_t* stop, int32_t* words, float* log_probs, int32_t* lengths,
                     double* log_prob, double* score, int32_t* truncated, char* error) {
   return guarded(error, [&] {
-    const Model& m = *static_cast<const Model*>(model);
-    check(m.sizes(), *request);
-    const auto found = search(m, *request, stop);
+    Opened& opened = *static_cast<Opened*>(model);
+    check(opened.model.sizes(), *request);
+    const auto found = search(opened.model, opened.crews, *request, stop);
     const int nbest = request->settings.nbest;
     int64_t at = 0;
     for (int i = 0; i < request->count; ++i)
@@ -135,12 +144,12 @@ int dragoman_search(const void* model, const Request* request, const int32_t* st
 // Sizes that a caller needs: words of the source and of the target, positions, whether there is an encoder, and the bytes
 // that one row of a search with such lengths needs for its keys and values.
 void dragoman_sizes(const void* model, int32_t* four) {
-  const Header& h = static_cast<const Model*>(model)->sizes();
+  const Header& h = model_of(model).sizes();
   four[0] = h.src_vocab, four[1] = h.tgt_vocab, four[2] = h.max_positions, four[3] = h.encoder_layers > 0;
 }
 
 int64_t dragoman_row_bytes(const void* model, int32_t target, int32_t source) {
-  const Header& h = static_cast<const Model*>(model)->sizes();
+  const Header& h = model_of(model).sizes();
   const int64_t a_position = int64_t{2} * h.decoder_layers * h.n_kv_heads * h.d_head * (h.half != 0 ? 2 : 4);
   return a_position * (int64_t{target} + (h.encoder_layers > 0 ? source : 0) + 2 * LANES);
 }
@@ -148,7 +157,7 @@ int64_t dragoman_row_bytes(const void* model, int32_t target, int32_t source) {
 void* dragoman_begin(const void* model, int threads, int slots, int capacity, int sentences, int source, char* error) {
   Session* session = nullptr;
   guarded(error, [&] {
-    const Model& m = *static_cast<const Model*>(model);
+    const Model& m = model_of(model);
     require(threads >= 1 && threads <= 1024 && slots >= 1 && slots <= 1 << 16 && sentences >= 1 && sentences <= 1 << 16,
             "threads, slots and sentences must be at least 1");
     require(capacity >= 1 && capacity <= m.sizes().max_positions && source >= 0 && source <= m.sizes().max_positions,

@@ -9,7 +9,7 @@ namespace {
 constexpr int VECTORS = BLOCK / W;
 constexpr int GROUP = 4;
 constexpr int TILE = W == 16 ? 6 : 2;
-constexpr int AHEAD = 2048;  // bytes of weights that are fetched before they are needed
+constexpr int AHEAD = 8192;  // bytes of weights that are fetched before they are needed
 
 inline void fetch(const void* weights, int bytes) {
 #pragma GCC unroll 8

@@ -15,16 +15,24 @@ namespace dragoman {
 // Walks through the file in the order in which it was written; every piece begins at a multiple of 64 bytes.
 class Reader {
  public:
-  explicit Reader(const Model& model) : model_(model), place_((sizeof(Header) + 63) / 64 * 64) {}
+  explicit Reader(Model& model) : model_(model), copy_(model.weights_.of(model.bytes_)), place_((sizeof(Header) + 63) / 64 * 64) {}
 
+  // What a sentence needs some rows of: as it lies in the file.
+  const float* table(int64_t count) {
+    const size_t at = advance(static_cast<size_t>(count) * sizeof(float));
+    return reinterpret_cast<const float*>(model_.data_ + at);
+  }
+
+  // What a step reads from front to back: copied.
   template <typename T>
   const T* numbers(int64_t count) {
-    const size_t bytes = static_cast<size_t>(count) * sizeof(T);
-    if (count < 0 || place_ > model_.bytes_ || bytes > model_.bytes_ - place_)
-      throw std::runtime_error("the packed model ends at byte " + std::to_string(model_.bytes_) + ", in the middle of its weights");
-    const T* found = reinterpret_cast<const T*>(model_.data_ + place_);
-    place_ += (bytes + 63) / 64 * 64;
-    return found;
+    const size_t bytes = static_cast<size_t>(count) * sizeof(T), at = advance(bytes);
+    for (size_t done = 0; done < bytes;) {
+      const ssize_t got = pread(model_.file_, copy_ + at + done, bytes - done, static_cast<off_t>(at + done));
+      if (got <= 0) throw std::runtime_error("it cannot be read: " + std::string(got < 0 ? std::strerror(errno) : "it has become shorter"));
+      done += static_cast<size_t>(got);
+    }
+    return reinterpret_cast<const T*>(copy_ + at);
   }
 
   // out, in, kind of numbers, 1 = with bias; then the weights.
@@ -76,8 +84,8 @@ class Reader {
 
   void stack(Stack& s, int layers, bool cross) {
     const Header& h = model_.sizes();
-    if (h.position == added) s.positions = numbers<float>(static_cast<int64_t>(h.max_positions) * h.d_model);
-    if (h.position == distances) s.bias = numbers<float>(static_cast<int64_t>(h.n_heads) * (2 * h.max_positions - 1));
+    if (h.position == added) s.positions = table(static_cast<int64_t>(h.max_positions) * h.d_model);
+    if (h.position == distances) s.bias = table(static_cast<int64_t>(h.n_heads) * (2 * h.max_positions - 1));
     for (int i = 0; i < layers; ++i) s.layers.push_back(layer(cross));
     if (h.pre_norm != 0) s.final_norm = norm();
   }
@@ -85,7 +93,17 @@ class Reader {
   bool at_end() const { return place_ == (model_.bytes_ + 63) / 64 * 64; }
 
  private:
-  const Model& model_;
+  // The place of the next `bytes`, and on to what follows them.
+  size_t advance(size_t bytes) {
+    if (place_ > model_.bytes_ || bytes > model_.bytes_ - place_)
+      throw std::runtime_error("the packed model ends at byte " + std::to_string(model_.bytes_) + ", in the middle of its weights");
+    const size_t at = place_;
+    place_ += (bytes + 63) / 64 * 64;
+    return at;
+  }
+
+  Model& model_;
+  char* copy_;
   size_t place_;
 };
 
@@ -107,17 +125,19 @@ void Model::check() const {
 }
 
 Model::Model(const std::string& path) {
-  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  file_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   struct stat about;
-  if (file < 0 || fstat(file, &about) != 0) {
+  if (file_ < 0 || fstat(file_, &about) != 0) {
     const std::string why = std::strerror(errno);
-    if (file >= 0) close(file);
+    if (file_ >= 0) close(file_);
     throw std::runtime_error(path + ": " + why);
   }
   bytes_ = static_cast<size_t>(about.st_size);
-  void* mapped = S_ISREG(about.st_mode) && bytes_ >= sizeof(Header) ? mmap(nullptr, bytes_, PROT_READ, MAP_PRIVATE, file, 0) : MAP_FAILED;
-  close(file);
-  if (mapped == MAP_FAILED) throw std::runtime_error(path + ": not a packed model; remove it, and it is packed again");
+  void* mapped = S_ISREG(about.st_mode) && bytes_ >= sizeof(Header) ? mmap(nullptr, bytes_, PROT_READ, MAP_PRIVATE, file_, 0) : MAP_FAILED;
+  if (mapped == MAP_FAILED) {
+    close(file_);
+    throw std::runtime_error(path + ": not a packed model; remove it, and it is packed again");
+  }
   data_ = static_cast<const char*>(mapped);
   std::memcpy(&header_, data_, sizeof(header_));
   const Header& h = header_;
@@ -125,11 +145,11 @@ Model::Model(const std::string& path) {
     check();
     Reader reader(*this);
     const bool cross = h.encoder_layers > 0;
-    if (cross) encoder.embedding = reader.numbers<float>(static_cast<int64_t>(h.src_vocab) * h.d_model);
-    decoder.embedding = cross && h.shared_embedding != 0 ? encoder.embedding : reader.numbers<float>(static_cast<int64_t>(h.tgt_vocab) * h.d_model);
+    if (cross) encoder.embedding = reader.table(static_cast<int64_t>(h.src_vocab) * h.d_model);
+    decoder.embedding = cross && h.shared_embedding != 0 ? encoder.embedding : reader.table(static_cast<int64_t>(h.tgt_vocab) * h.d_model);
     if (h.position == rotary) {
       const int64_t count = static_cast<int64_t>(h.max_positions) * (h.rotated / 2);
-      cosines = reader.numbers<float>(count), sines = reader.numbers<float>(count);
+      cosines = reader.table(count), sines = reader.table(count);
     }
     if (cross) reader.stack(encoder, h.encoder_layers, false);
     reader.stack(decoder, h.decoder_layers, cross);
@@ -138,9 +158,10 @@ Model::Model(const std::string& path) {
   } catch (const std::runtime_error& error) {
     const std::string what = path + ": " + error.what() + "; remove it, and it is packed again";
     munmap(mapped, bytes_);
+    close(file_);
     throw std::runtime_error(what);
   }
-  madvise(mapped, bytes_, MADV_HUGEPAGE);
+  close(file_);
 }
 
 Model::~Model() { munmap(const_cast<char*>(data_), bytes_); }

@@ -1,4 +1,5 @@
-// A packed model: one file, mapped into memory, that many workers read at once.
+// A packed model: one file that many workers read at once.  Tables of which a sentence needs a few rows (embeddings,
+// positions) are mapped; what every step reads as a whole (weights) is copied into huge pages, which makes it faster.
 #pragma once
 
 #include <cstddef>
@@ -72,7 +73,9 @@ class Model {
   friend class Reader;
   void check() const;
   Header header_{};
+  int file_ = -1;
   const char* data_ = nullptr;
+  Room<char> weights_;  // the copy, at the places of the file
   size_t bytes_ = 0;
 };
 

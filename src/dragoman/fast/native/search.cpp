@@ -56,8 +56,8 @@ class Queue {
 
 class Searcher {
  public:
-  Searcher(const Model& model, const Request& request, Queue& queue, Team& team, std::vector<std::vector<Hypothesis>>& found, const int32_t* stop)
-      : model_(model), request_(request), s_(request.settings), queue_(queue), found_(found), stop_(stop), worker_(model, team) {
+  Searcher(Worker& worker, const Request& request, Queue& queue, std::vector<std::vector<Hypothesis>>& found, const int32_t* stop)
+      : worker_(worker), request_(request), s_(request.settings), queue_(queue), found_(found), stop_(stop) {
     int longest = 1, source = 1;
     for (int i = 0; i < request.count; ++i) {
       longest = std::max(longest, request.limits[i]);
@@ -127,7 +127,7 @@ class Searcher {
         active_.push_back(std::move(a));
       }
       if (places.empty()) return;
-      if (model_.sizes().encoder_layers > 0) worker_.encode(tokens.data(), lengths.data(), places.data(), static_cast<int>(places.size()));
+      if (worker_.model().sizes().encoder_layers > 0) worker_.encode(tokens.data(), lengths.data(), places.data(), static_cast<int>(places.size()));
     }
   }
 
@@ -226,13 +226,12 @@ class Searcher {
     free_.push_back(a.place);
   }
 
-  const Model& model_;
+  Worker& worker_;
   const Request& request_;
   const Settings& s_;
   Queue& queue_;
   std::vector<std::vector<Hypothesis>>& found_;
   const int32_t* stop_;
-  Worker worker_;
   std::vector<Active> active_;
   std::vector<int> free_;
   std::vector<int64_t> attention_at_;  // where each sentence's begins
@@ -240,8 +239,29 @@ class Searcher {
 
 }  // namespace
 
+std::unique_ptr<Crew> Crews::take(const Model& model, int threads) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto& crew : idle_)
+      if (crew->team.size() == threads) {
+        std::swap(crew, idle_.back());
+        std::unique_ptr<Crew> found = std::move(idle_.back());
+        idle_.pop_back();
+        return found;
+      }
+  }
+  return std::make_unique<Crew>(model, threads);
+}
+
+void Crews::give(std::unique_ptr<Crew> crew) {
+  constexpr size_t MOST_BYTES = 16 << 20, MOST_CREWS = 64;  // what lies idle should not count
+  if (crew->worker.bytes() > MOST_BYTES) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (idle_.size() < MOST_CREWS) idle_.push_back(std::move(crew));
+}
+
 // Many sentences: one to a thread at a time.  Fewer than threads: several threads on each step of one.
-std::vector<std::vector<Hypothesis>> search(const Model& model, const Request& request, const int32_t* stop) {
+std::vector<std::vector<Hypothesis>> search(const Model& model, Crews& crews, const Request& request, const int32_t* stop) {
   std::vector<std::vector<Hypothesis>> found(static_cast<size_t>(request.count));
   if (request.count == 0) return found;
   Queue queue(request);
@@ -250,8 +270,9 @@ std::vector<std::vector<Hypothesis>> search(const Model& model, const Request& r
   std::mutex mutex;
   const auto work = [&] {
     try {
-      Team team(threads / workers);
-      Searcher(model, request, queue, team, found, stop).run();
+      std::unique_ptr<Crew> crew = crews.take(model, threads / workers);
+      Searcher(crew->worker, request, queue, found, stop).run();
+      crews.give(std::move(crew));
     } catch (...) {
       std::lock_guard<std::mutex> lock(mutex);
       failure = std::current_exception();

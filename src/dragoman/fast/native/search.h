@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <vector>
 
-#include "model.h"
+#include "worker.h"
 
 namespace dragoman {
 
@@ -39,8 +41,26 @@ struct Hypothesis {
   bool truncated = false;
 };
 
+// A worker and the threads that help it.
+struct Crew {
+  Crew(const Model& model, int threads) : team(threads), worker(model, team) {}
+  Team team;
+  Worker worker;
+};
+
+// Crews that wait for the next search: making one, and the memory that comes with it, takes as long as a short sentence.
+class Crews {
+ public:
+  std::unique_ptr<Crew> take(const Model& model, int threads);
+  void give(std::unique_ptr<Crew> crew);
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Crew>> idle_;
+};
+
 // One list a sentence, best first.  `stop` may be set at any time, by another thread: then std::runtime_error, as where
 // the model's numbers are not finite.
-std::vector<std::vector<Hypothesis>> search(const Model& model, const Request& request, const int32_t* stop);
+std::vector<std::vector<Hypothesis>> search(const Model& model, Crews& crews, const Request& request, const int32_t* stop);
 
 }  // namespace dragoman

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from dragoman.data import spelled_numbers
 from dragoman.demo import demo_config, run_demo
-from dragoman.translate import Translator
 from dragoman.inside.explain import explain
+from dragoman.translate import Translator
 from small_run import Listener
 
 SMALL = ("train.budget=6 steps", "train.validate_every=3 steps", "train.validate_sentences=8", "model.d_model=32",

@@ -51,6 +51,8 @@ ARROWS: dict[str, set[str]] = {
         "inside",
         "page",
     },
+    "formats": {"errors", "config", "nn", "models", "data", "search", "model_folder"},
+    "bulk": {"errors", "data", "model_folder", "search", "translate", "training"},
     "fast": {"errors", "config", "nn", "models", "data", "search", "model_folder"},
     "report": {"errors", "page"},
     "model_folder": {"errors", "config", "models", "data"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,10 +15,18 @@ from dragoman.cli.streams import Output, lines_of, windows
 from dragoman.errors import UsageError
 
 if TYPE_CHECKING:
+    from dragoman.bulk import Job
     from dragoman.text_generator import TextGenerator
     from dragoman.translate import Translator
 
 __all__ = ["evaluate", "generate", "label", "parse", "score", "translate"]
+
+Inputs = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--input", help="Text, a sentence a line; default: standard input. Folders, Parquet, several: in bulk."
+    ),
+]
 
 
 def _device(name: str) -> Any:
@@ -44,8 +53,8 @@ def _generator(model: Path, device: str, **options: Any) -> TextGenerator:
 @app.command()
 def translate(
     model: Model,
-    input_: InputFile = None,
-    output: OutputFile = None,
+    input_: Inputs = None,
+    output: Annotated[Path | None, typer.Option("--output", help="Where to write, a folder in bulk.")] = None,
     beam: Annotated[int | None, typer.Option(help="Hypotheses kept a step; 1 = greedy; default: the model's.")] = None,
     nbest: Annotated[int, typer.Option(help="Translations a line, best first.")] = 1,
     sample: Annotated[bool, typer.Option("--sample", help="Draw instead of search.")] = False,
@@ -61,28 +70,54 @@ def translate(
     quantize: Quantize = "auto",
     engine: Annotated[str, typer.Option(help="auto, fast (native, CPU) or plain (PyTorch).")] = "auto",
     threads: Annotated[int | None, typer.Option(help="Of the native engine; default: all cores.")] = None,
+    column: Annotated[str | None, typer.Option(help="In bulk: the column of Parquet that is translated.")] = None,
+    ray: Annotated[bool, typer.Option("--ray", help="In bulk: over a Ray cluster, or this machine's cores.")] = False,
     device: Device = "cpu",
 ) -> None:
-    """Translate text: N lines in, N lines out, in order (with --nbest K: K lines each, or one with --jsonl)."""
+    """Translate text: N lines in, N lines out, in order (with --nbest K: K lines each, or one with --jsonl).
+
+    In bulk (folders, Parquet, several files): each into a file of the same name; run again, it goes on where it was.
+    """
+    from dragoman.bulk import Job, form_of, is_bulk, rendered
+
     settings = {
         "beam": beam, "nbest": nbest, "sample": sample, "temperature": temperature, "top_k": top_k, "top_p": top_p,
         "seed": seed, "alpha": alpha, "min_length": min_length, "no_repeat_ngram": no_repeat_ngram,
     }  # fmt: skip
     given: dict[str, Any] = {k: v for k, v in settings.items() if v is not None}
-    translator = _translator(model, device, quantize=quantize, engine=engine, threads=threads)
+    options: dict[str, Any] = {"quantize": quantize, "engine": engine, "threads": threads}
+    inputs = input_ or []
+    if ray or column is not None or is_bulk(inputs, output):
+        _in_bulk(Job(model, {"device": device, **options}, given, prefix, jsonl), inputs, output, column, ray)
+        return
+    translator = _translator(model, device, **options)
     typer.echo(translator.about, err=True)
-    translations = translator.stream(lines_of(input_), prefix=prefix, **given)
+    translations = translator.stream(lines_of(inputs[0] if inputs else None), prefix=prefix, **given)
     flags: Counter[str] = Counter()
+    form = form_of(jsonl, nbest)
     with Output(output) as write:
         for translation in translations:
             flags.update(translation.flags)
-            if jsonl:
-                write(json.dumps(translation.to_json(), ensure_ascii=False))
-            elif nbest > 1:
-                for alternative in translation.nbest:
-                    write(f"{alternative.score:.4f}\t{alternative.text}")
-            else:
-                write(translation.text)
+            write(rendered(translation, form))
+    _tell_flags(flags, jsonl)
+
+
+def _in_bulk(job: Job, inputs: list[Path], output: Path | None, column: str | None, ray: bool) -> None:
+    from dragoman.bulk import translate_bulk
+
+    if not inputs or output is None:
+        raise UsageError(
+            "in bulk (folders, Parquet, several files, --column, --ray) text comes from files and goes into a folder: "
+            "give both --input and --output"
+        )
+    if not ray:
+        _device(job.load["device"])
+    done = translate_bulk(job, inputs, output, column=column, ray=ray, tell=lambda text: typer.echo(text, err=True))
+    typer.echo(f"done: {done.lines:,} lines in {done.shards:,} files", err=True)
+    _tell_flags(done.flags, job.jsonl)
+
+
+def _tell_flags(flags: Mapping[str, int], jsonl: bool) -> None:
     if flags and not jsonl:
         counted = ", ".join(f"{name} {count}" for name, count in sorted(flags.items()))
         typer.echo(f"flags: {counted} (--jsonl shows them line by line)", err=True)

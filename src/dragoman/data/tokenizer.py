@@ -12,13 +12,11 @@ from typing import Any
 import sentencepiece as spm
 
 from dragoman.config import TokenizerConfig
+from dragoman.data.ids import BOS, EOS, PAD, UNK
 from dragoman.data.resegment import Resegmenter
 from dragoman.errors import DataError, ModelFolderError
 
 __all__ = ["BOS", "EOS", "PAD", "UNK", "Tokenizer", "learn_tokenizer", "train_tokenizer"]
-
-PAD, UNK, BOS, EOS = 0, 1, 2, 3
-"""The ids that every vocabulary begins with."""
 
 
 class Tokenizer:

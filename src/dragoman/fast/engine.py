@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.data.tokenizer import BOS, EOS, PAD
+from dragoman.data.ids import BOS, EOS, PAD
 from dragoman.errors import DragomanError, UsageError
 from dragoman.fast.native import load_native, missing
 from dragoman.search.hypothesis import Hypothesis

@@ -108,7 +108,7 @@ def _fast(
     path: str | Path, kind: str, lack: str, precision: Precision, threads: int
 ) -> tuple[Searcher, Tokenizer, Config]:
     if load_native() is None:
-        raise Unpacked(f"no native engine: {missing()}")
+        raise Unpacked(f"no native engine, which would be some ten times as fast: {missing()}")
     folder = find_model(path)
     verify(folder, but=("model.safetensors", "training.safetensors"))
     config = read_config(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -31,6 +32,8 @@ class Native:
 def _found() -> tuple[Native | None, str]:
     here = Path(__file__).parent
     built = [(name, path) for name in _BUILDS for path in sorted(here.glob(f"_{name}.*"))]
+    if not built and platform.machine().lower() not in ("x86_64", "amd64"):
+        return None, f"it is for x86-64 processors, and this is {platform.machine()}"
     if not built:
         return None, "it was not built when Dragoman was installed; install a C++ compiler (g++) and Dragoman again"
     problems = []

@@ -62,15 +62,9 @@ class PlainSearcher(Searcher):
         found: list[NDArray[np.float32]] = [np.zeros((0, 0), np.float32) for _ in pairs]
         for batch in batches_within([len(src) + len(tgt) for src, tgt in pairs], batch_tokens):
             some = [pairs[place] for place in batch]
-            seen: dict[nn.Module, list[Tensor]] = {tap: [] for tap in taps}
-            hooks = [tap.register_forward_hook(lambda tap, _, out: seen[tap].append(out)) for tap in taps]
-            try:
-                with _evaluating(self.model), torch.no_grad():
-                    self._log_probs(some)
-            finally:
-                for hook in hooks:
-                    hook.remove()
-            whole = torch.stack([torch.cat(calls, dim=2).mean(1) for calls in seen.values()]).mean(0)  # (B, T, S)
+            with _evaluating(self.model), torch.no_grad(), _heard(taps) as said:
+                self._log_probs(some)
+            whole = torch.stack([torch.cat(calls, dim=2).mean(1) for calls in said.values()]).mean(0)  # (B, T, S)
             for place, weights in zip(batch, whole.float().cpu().numpy(), strict=True):
                 src, tgt = pairs[place]
                 found[place] = weights[: len(tgt), : len(src)]
@@ -124,6 +118,18 @@ def search_batches(
 def _padded(rows: Sequence[Ids], device: torch.device | str) -> tuple[Tensor, Tensor | None]:
     ids, mask = collate_source(rows)
     return ids.to(device), None if mask is None else mask.to(device)
+
+
+@contextmanager
+def _heard(taps: Sequence[nn.Module]) -> Iterator[dict[nn.Module, list[Tensor]]]:
+    """What passes each tap, a tensor a call."""
+    said: dict[nn.Module, list[Tensor]] = {tap: [] for tap in taps}
+    hooks = [tap.register_forward_hook(lambda tap, _, out: said[tap].append(out)) for tap in taps]
+    try:
+        yield said
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @contextmanager

@@ -1,0 +1,201 @@
+"""The output folder of a bulk translation: whole shards under their own names, and what is not whole yet out of sight.
+
+    OUT/<shard>                            there only when it is complete
+    OUT/_dragoman/manifest.json            the model, the settings and the input, told once
+    OUT/_dragoman/path                     which path of translating, in which precision, all chunks went
+    OUT/_dragoman/shards/<shard>/<chunk>   a finished chunk: a line of JSON (lines, flags), then its output
+    OUT/_dragoman/shards/<shard>/done      the shard's lines, bytes and flags; the chunks are removed last
+
+Each of them is written under another name, flushed and renamed, so that it is there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dragoman.bulk.shards import Contents, Shard
+from dragoman.bulk.work import Done
+from dragoman.errors import DataError, UsageError
+
+__all__ = ["Journal", "ShardDone"]
+
+_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class ShardDone:
+    """A shard translated.  lines: of the input; bytes: of the output; flags: how often each was seen."""
+
+    lines: int
+    bytes: int
+    flags: dict[str, int]
+
+
+class Journal:
+    """An output folder that is being written: see `opened`."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.folder = out / "_dragoman"
+        self.path: str | None = None
+
+    @classmethod
+    @contextlib.contextmanager
+    def opened(cls, out: Path, manifest: Mapping[str, Any]) -> Iterator[Journal]:
+        """Begin a job, or go on with the same one.
+
+        Raises UsageError where the folder holds another job or other files, or where another process is at work in it.
+        """
+        journal = cls(out)
+        file = journal.folder / "manifest.json"
+        if out.exists() and not out.is_dir():
+            raise UsageError(f"{out}: a file; a bulk translation goes into a folder: give a new one with --output")
+        if out.is_dir() and not file.exists() and any(path != journal.folder for path in out.iterdir()):
+            raise UsageError(f"{out}: holds other files, and no job to go on with; give an empty or a new folder")
+        journal.folder.mkdir(parents=True, exist_ok=True)
+        with journal._alone():
+            now = json.loads(json.dumps(manifest))
+            if file.exists():
+                journal._compare(json.loads(file.read_bytes()), now)
+            else:
+                _write(file, json.dumps(now, indent=1, ensure_ascii=False).encode())
+            yield journal
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        with (self.folder / "lock").open("wb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(
+                    f"{self.out}: another process is translating into this folder; wait, or give another --output"
+                ) from None
+            except OSError:
+                pass  # a file system without locks
+            yield
+
+    def _compare(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+        old, new = dict(_flat(before)), dict(_flat(now))
+        keys = [key for key in old | new if old.get(key) != new.get(key)]
+        if not keys:
+            return
+        told = [f"  - {key}: {old.get(key, 'nothing')} then, {new.get(key, 'nothing')} now" for key in keys[:_SHOWN]]
+        if len(keys) > _SHOWN:
+            told.append(f"  - and {len(keys) - _SHOWN:,} more")
+        raise UsageError(
+            "\n".join([f"{self.out}: began as another job, and cannot go on as this one:", *told])
+            + "\nGive the model, settings and input of that job to go on with it, or another --output."
+        )
+
+    def kept(self, shard: Shard) -> set[int]:
+        """The numbers of the chunks that are done."""
+        folder = self._of(shard)
+        return {int(path.name) for path in folder.iterdir() if path.name.isdigit()} if folder.is_dir() else set()
+
+    def keep(self, shard: Shard, number: int, done: Done) -> None:
+        """Put a finished chunk on disk, for good.  Raises UsageError as `agree` does."""
+        self.agree(done.path)
+        head = json.dumps({"lines": done.lines, "flags": done.flags}).encode()
+        _write(self._of(shard) / str(number), head + b"\n" + done.payload)
+
+    def agree(self, path: str) -> None:
+        """Raise UsageError where another path of translating (see `Done`) was gone before."""
+        file = self.folder / "path"
+        if self.path is None and file.exists():
+            self.path = file.read_text(encoding="utf-8")
+        if self.path is None:
+            _write(file, path.encode())
+            self.path = path
+        if self.path != path:
+            raise UsageError(
+                f"{self.out}: what is done went by another path ({self.path}) than this would ({path}); words might "
+                "differ. Go on by that one (--engine, --quantize, the same kind of machine), or give another --output."
+            )
+
+    def finished(self, shard: Shard) -> ShardDone | None:
+        """What is known of a shard that is complete.  Raises DataError where its output was altered since."""
+        file, output = self._of(shard) / "done", self.out / shard.name
+        if not file.exists() or not output.exists():
+            return None
+        done = ShardDone(**json.loads(file.read_bytes()))
+        if output.stat().st_size != done.bytes:
+            raise DataError(
+                f"{output}: {output.stat().st_size:,} bytes, and {done.bytes:,} were written; it was altered since. "
+                "Remove it, and the same command translates it again."
+            )
+        self._drop(shard)
+        return done
+
+    def finish(self, shard: Shard, contents: Contents, chunks: int) -> ShardDone:
+        """Join the chunks to the output.  Raises DataError where the input is not what it was when it was counted."""
+        folder, output = self._of(shard), self.out / shard.name
+        heads = [self._head(folder / str(number)) for number in range(chunks)]
+        lines = sum(head["lines"] for head in heads)
+        if lines != contents.lines or shard.sha256() != contents.sha256:
+            self._drop(shard)
+            raise DataError(
+                f"{shard.path}: was changed while it was translated. Put back what it was ({contents.lines:,} lines, "
+                f"sha256 {contents.sha256}) and run the same command again, or give another --output."
+            )
+        shard.write((self._payload(folder / str(number)) for number in range(chunks)), folder / "joined")
+        flags = sum((Counter(head["flags"]) for head in heads), Counter[str]())
+        done = ShardDone(lines, (folder / "joined").stat().st_size, dict(sorted(flags.items())))
+        _write(folder / "done", json.dumps(vars(done)).encode())
+        output.parent.mkdir(parents=True, exist_ok=True)
+        _settle(folder / "joined", output)
+        self._drop(shard)
+        return done
+
+    @staticmethod
+    def _head(chunk: Path) -> dict[str, Any]:
+        with chunk.open("rb") as file:
+            head: dict[str, Any] = json.loads(file.readline())
+        return head
+
+    @staticmethod
+    def _payload(chunk: Path) -> bytes:
+        return chunk.read_bytes().partition(b"\n")[2]
+
+    def _drop(self, shard: Shard) -> None:
+        """Remove what only an unfinished shard needs."""
+        for number in self.kept(shard):
+            (self._of(shard) / str(number)).unlink()
+        (self._of(shard) / "joined").unlink(missing_ok=True)
+
+    def _of(self, shard: Shard) -> Path:
+        return self.folder / "shards" / shard.name
+
+
+def _flat(document: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in document.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{at}{key}: ")
+        else:
+            yield f"{at}{key}", value
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    part.write_bytes(data)
+    _settle(part, path)
+
+
+def _settle(part: Path, path: Path) -> None:
+    """Give a written file its name, when all of it is on the disk."""
+    with part.open("rb") as file:
+        os.fsync(file.fileno())
+    part.replace(path)
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,197 @@
+"""Shards: the input files of a bulk translation, one sentence a line or one a row, read and written in order."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import itertools
+import json
+import lzma
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import zstandard
+
+from dragoman.bulk.extra import scale_package
+from dragoman.data.lines import plain_suffix, read_lines
+from dragoman.errors import DataError, UsageError, nearest
+
+__all__ = ["COLUMNS", "Contents", "Shard", "TableShard", "TextShard", "find_shards", "is_bulk"]
+
+COLUMNS = ("translation", "score", "flags", "nbest")
+"""What a table gets; `nbest` only where more than one is asked for."""
+
+_TABLE = ".parquet"
+_NOT_LINES = (".csv", ".tsv", ".json", ".jsonl", ".arrow", ".bin")
+_COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": partial(gzip.compress, mtime=0),
+    ".xz": lzma.compress,
+    ".zst": lambda data: zstandard.ZstdCompressor().compress(data),
+}
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a shard holds: its size and sha256 as it lies on disk, and the number of its lines (or rows)."""
+
+    bytes: int
+    sha256: str
+    lines: int
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One input file.  name: its path below the output folder.  Reading raises DataError."""
+
+    name: str
+    path: Path
+    table: ClassVar[bool] = False
+
+    def texts(self) -> Iterator[str]:
+        """What is to be translated, in order."""
+        raise NotImplementedError
+
+    def write(self, payloads: Iterable[bytes], to: Path) -> None:
+        """Write what the chunks came to, in their order, as the output file `to`."""
+        raise NotImplementedError
+
+    def sha256(self) -> str:
+        """Of the file as it is now."""
+        with self.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def contents(self) -> Contents:
+        """Read the shard to its end.  Raises DataError where any line cannot be used."""
+        lines = sum(1 for _ in self.texts())
+        return Contents(self.path.stat().st_size, self.sha256(), lines)
+
+
+@dataclass(frozen=True)
+class TextShard(Shard):
+    """Text, one sentence a line; `.gz`, `.xz` and `.zst` are read and written compressed."""
+
+    def texts(self) -> Iterator[str]:
+        return read_lines(self.path)
+
+    def write(self, payloads: Iterable[bytes], to: Path) -> None:
+        # Members of gzip, streams of xz and frames of zstandard may follow one another in a file.
+        compress = _COMPRESS.get(self.path.suffix, bytes)
+        with to.open("wb") as file:
+            for payload in payloads:
+                file.write(compress(payload))
+
+
+@dataclass(frozen=True)
+class TableShard(Shard):
+    """Parquet: the text is `column`, null counts as empty; `added` (of `COLUMNS`) is what its output has besides."""
+
+    column: str
+    added: tuple[str, ...]
+    table: ClassVar[bool] = True
+
+    def texts(self) -> Iterator[str]:
+        try:
+            for batch in self._open().iter_batches(columns=[self.column]):
+                yield from (text or "" for text in batch.column(0).to_pylist())
+        except _unreadable() as error:
+            raise DataError(f"{self.path}: cannot be read as Parquet: {error}. Write the file again.") from error
+
+    def write(self, payloads: Iterable[bytes], to: Path) -> None:
+        arrow, parquet = scale_package("pyarrow"), scale_package("pyarrow.parquet")
+        source = self._open()
+        schema = source.schema_arrow
+        for name in self.added:
+            schema = schema.append(arrow.field(name, _kind(name)))
+        records = (json.loads(line) for payload in payloads for line in payload.split(b"\n")[:-1])
+        with parquet.ParquetWriter(to, schema) as writer:
+            for batch in source.iter_batches():
+                some = list(itertools.islice(records, batch.num_rows))
+                new = [arrow.array([record[name] for record in some], _kind(name)) for name in self.added]
+                writer.write_batch(arrow.RecordBatch.from_arrays([*batch.columns, *new], schema=schema))
+
+    def _open(self) -> Any:
+        """The file, with the column in it.  Raises DataError with every reason why it cannot be used."""
+        parquet = scale_package("pyarrow.parquet")
+        try:
+            file = parquet.ParquetFile(self.path)
+        except _unreadable() as error:
+            raise DataError(f"{self.path}: not a Parquet file ({error}). Copy or write the file again.") from error
+        schema = file.schema_arrow
+        problems = [
+            f"it has a column {name!r} already, and that is where the result goes: rename it"
+            for name in self.added
+            if name in schema.names
+        ]
+        texts = [field.name for field in schema if _is_text(field.type)]
+        if self.column not in texts:
+            what = f"is of type {schema.field(self.column).type}" if self.column in schema.names else "is not in it"
+            listed = ", ".join(texts) or "none"
+            problems.append(f"column {self.column!r} {what}{nearest(self.column, texts)}; columns of text: {listed}")
+        if problems:
+            raise DataError(f"{self.path}: {'; '.join(problems)}")
+        return file
+
+
+def _unreadable() -> tuple[type[Exception], ...]:
+    return (scale_package("pyarrow").ArrowException, OSError, UnicodeDecodeError)
+
+
+def _is_text(kind: Any) -> bool:
+    types = scale_package("pyarrow").types
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(types.is_string(kind) or types.is_large_string(kind))
+
+
+def _kind(name: str) -> Any:
+    arrow = scale_package("pyarrow")
+    kinds = {"translation": arrow.string(), "score": arrow.float64()}
+    return kinds.get(name, arrow.list_(arrow.string()))
+
+
+def is_bulk(inputs: Sequence[Path], output: Path | None) -> bool:
+    """Whether these are shards: several files, a folder, a table, or anything that goes into a folder."""
+    one_file = len(inputs) < 2 and not any(path.is_dir() or path.suffix == _TABLE for path in inputs)
+    return not one_file or (output is not None and output.is_dir())
+
+
+def find_shards(inputs: Sequence[Path], column: str | None, added: tuple[str, ...]) -> list[Shard]:
+    """The shards of files and folders (searched to the bottom, but for names that begin with "." or "_"), by name.
+
+    Raises UsageError with every problem at once.
+    """
+    paths: dict[str, Path] = {}
+    problems: list[str] = []
+    for given in inputs:
+        found = _files(given)
+        if not found:
+            problems.append(f"{given}: {'no file in this folder' if given.is_dir() else 'no such file or folder'}")
+        problems += [
+            f"{path} and {paths[name]} would both be written to {name}: translate them into two folders"
+            for name, path in found.items()
+            if name in paths
+        ]
+        paths |= found
+    for path in paths.values():
+        if plain_suffix(path) in _NOT_LINES:
+            problems.append(f"{path}: {plain_suffix(path)} is not one sentence a line; give lines of text, or Parquet")
+        elif path.suffix == _TABLE and column is None:
+            problems.append(f"{path}: a table has columns: name the one to translate with --column")
+    if column is not None and all(path.suffix != _TABLE for path in paths.values()):
+        problems.append(f"--column {column}: there is no Parquet file in the input that could have it")
+    if problems:
+        raise UsageError("\n".join(["this input cannot be translated:", *(f"  - {problem}" for problem in problems)]))
+    return [
+        TableShard(name, path, column or "", added) if path.suffix == _TABLE else TextShard(name, path)
+        for name, path in sorted(paths.items())
+    ]
+
+
+def _files(given: Path) -> dict[str, Path]:
+    if given.is_file():
+        return {given.name: given}
+    names = {path.relative_to(given): path for path in given.rglob("*") if path.is_file()}
+    return {name.as_posix(): path for name, path in names.items() if not any(p[0] in "._" for p in name.parts)}

@@ -1,0 +1,116 @@
+"""P9: what is written for CTranslate2 says there, word by word, what it says here, kind by kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dragoman.config import ModelConfig
+from dragoman.data.tokenizer import EOS
+from dragoman.formats.parity import Case, Counts, Material, Parity, compare
+from dragoman.models.seq2seq import Model
+from every_kind import BLOCK, TRANSFORMERS, TRANSLATORS, built, model_config
+
+pytest.importorskip("ctranslate2", reason="needs the package ctranslate2: pip install 'dragoman[formats]'")
+
+from dragoman.formats.ctranslate2 import CTranslate2, specification, unsupported, write_specification
+
+VOCAB = 37
+PIECES = ["<pad>", "<unk>", "<s>", "</s>", *(f"w{i}" for i in range(4, VOCAB))]
+REFUSED = {
+    "batch norm", "recurrent over embeddings", "recurrent positions", "alibi",
+    "linear", "linear relu", "linear softmax", "linear rotary",
+}  # fmt: skip
+MORE: dict[str, dict[str, Any]] = {
+    "gelu": {"activation": "gelu", "gated": True},
+    "gelu tanh": {"activation": "gelu_tanh"},
+    "sigmoid": {"activation": "sigmoid", "gated": True, "bias": False},
+    "other eps": {"norm": {"kind": "layer", "eps": 0.03}},
+    "other eps, rms": {"norm": {"kind": "rms", "eps": 0.03}, "order": "pre"},
+    "odd vocabularies": {"tie": "none"},
+    "t5, grouped": {"position": {"kind": "t5", "buckets": 8, "max_distance": 12}, "n_heads": 6, "n_kv_heads": 2},
+    "shaw, multi-query": {"position": {"kind": "shaw", "clip": 2}, "n_kv_heads": 1},
+}
+LANGUAGE_MODELS: dict[str, dict[str, Any]] = {
+    "sinusoidal": {},
+    "modern": {
+        "order": "pre", "norm": {"kind": "rms"}, "position": {"kind": "rotary"}, "activation": "silu",
+        "gated": True, "bias": False, "n_kv_heads": 1,
+    },
+    "learned": {"position": {"kind": "learned", "max_len": 40}, "tie": "none"},
+    "no positions": {"position": {"kind": "none"}},
+    "shaw": {"position": {"kind": "shaw", "clip": 3}},
+    "alibi": {"position": {"kind": "alibi"}, "n_heads": 6},
+}  # fmt: skip
+
+
+def parity(document: dict[str, Any], folder: Path, material: Material, break_it: bool = False) -> Parity:
+    """The report on a small model with random weights of that kind."""
+    config: ModelConfig = model_config(document)
+    model: Model = built(document, VOCAB).float()
+    write_specification(specification(model, config, PIECES, PIECES), folder, "float32")
+    if break_it:
+        with torch.no_grad():
+            next(p for name, p in model.named_parameters() if "ffn" in name).mul_(1.01)
+    return compare(model, CTranslate2(folder, "float32", PIECES, PIECES), material, width=3)
+
+
+def sources(count: int = 12) -> Material:
+    draw = torch.Generator().manual_seed(3)
+    rows = [torch.randint(4, VOCAB, (n % 9 + 1,), generator=draw).tolist() for n in range(count)]
+    return Material([Case([*row, EOS], []) for row in rows], "rows", 9)
+
+
+def prompts(count: int = 12) -> Material:
+    draw = torch.Generator().manual_seed(4)
+    rows = [torch.randint(4, VOCAB, (n % 3 + 1,), generator=draw).tolist() for n in range(count)]
+    return Material([Case([], row) for row in rows], "rows", 9)
+
+
+KINDS = {name: changes for name, changes in (TRANSFORMERS | MORE).items() if name not in REFUSED}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_transformers_say_the_same_there(name: str, tmp_path: Path) -> None:
+    document = {**TRANSLATORS["paper"], **KINDS[name]}
+    report = parity(document, tmp_path / "out", sources())
+    assert report.met, report.lines()
+    assert report.largest < 2e-4  # of log-probabilities around -4, in float32
+    assert report.greedy.same >= 11 and report.beam.same >= 11
+
+
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_language_models_say_the_same_there(name: str, tmp_path: Path) -> None:
+    document = {"architecture": "decoder_only", **BLOCK, "n_layers": 2, **LANGUAGE_MODELS[name]}
+    report = parity(document, tmp_path / "out", prompts())
+    assert report.met, report.lines()
+    assert report.largest < 2e-4
+    assert report.greedy.same >= 11 and report.beam.same >= 11
+
+
+def test_a_weight_that_is_one_percent_off_is_noticed(tmp_path: Path) -> None:
+    report = parity(TRANSLATORS["modern"], tmp_path / "out", sources(), break_it=True)
+    assert not report.met and report.largest > 1e-3
+
+
+@pytest.mark.parametrize("name", TRANSLATORS)
+def test_what_it_does_not_know_is_refused_with_all_reasons(name: str) -> None:
+    document = TRANSLATORS[name]
+    reasons = unsupported(model_config(document))
+    known = name in TRANSFORMERS and name not in REFUSED
+    assert (reasons == []) == known
+    if name == "linear rotary":
+        assert reasons == ["its attention is linear; CTranslate2 has softmax"]
+
+
+def test_reasons_come_together() -> None:
+    document = {**TRANSLATORS["linear"], "norm": {"kind": "batch"}, "position": {"kind": "recurrent"}}
+    found = "\n".join(unsupported(model_config(document)))
+    assert "positions are recurrent" in found and "norm is batch" in found and "attention is linear" in found
+
+
+def test_counts_read_well() -> None:
+    assert str(Counts(198, 2, 0)) == "198 the same, 2 ties, 0 different"

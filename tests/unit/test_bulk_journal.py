@@ -1,0 +1,364 @@
+"""Bulk translation without a model: shards, the journal and every moment of a kill."""
+
+from __future__ import annotations
+
+import fcntl
+import gzip
+import importlib
+import json
+import lzma
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from dragoman import model_folder
+from dragoman.bulk import Job, Summary, is_bulk, journal, run, translate_bulk
+from dragoman.bulk.shards import find_shards
+from dragoman.bulk.work import Done, Form
+from dragoman.data.lines import read_lines
+from dragoman.errors import DataError, UsageError
+
+LINES = 3  # of a chunk
+
+
+class Shouting(Job):
+    """A job that needs no model."""
+
+    def settings(self) -> dict[str, Any]:
+        return {"nbest": self.search.get("nbest", 1), "form": "text"}
+
+
+class Shouter:
+    """Capitals for a translation; remembers what it was given."""
+
+    given: list[list[str]]
+    before: Callable[[Sequence[str]], object]
+    path = about = "by voice"
+
+    def __init__(self, job: Job, sha256: dict[str, str]) -> None:
+        self.job = job
+
+    def translate(self, texts: Sequence[str], form: Form) -> Done:
+        Shouter.before(texts)
+        Shouter.given.append(list(texts))
+        if form == "text":
+            lines = [text.upper() for text in texts]
+        else:
+            rows = [{"translation": t.upper(), "score": -len(t) / 2, "flags": [], "nbest": [t, "x"]} for t in texts]
+            lines = [json.dumps(row) for row in rows]
+        flags = {"long": sum(len(text) > 5 for text in texts)}
+        return Done(len(texts), flags, "".join(f"{line}\n" for line in lines).encode(), self.path)
+
+
+@pytest.fixture(autouse=True)
+def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_folder, "find_model", Path)
+    monkeypatch.setattr(run, "model_sha256", lambda model: {"model.safetensors": f"sha of {model.name}"})
+    monkeypatch.setattr(run, "Worker", Shouter)
+    Shouter.given, Shouter.before = [], lambda texts: None
+
+
+def bulk(source: Path, out: Path, model: str = "model", **options: Any) -> Summary:
+    options = {"chunk_lines": LINES, **options}
+    return translate_bulk(Shouting(Path(model), search=options.pop("search", {})), [source], out, **options)
+
+
+def put(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Seven files in three folders, 26 lines, compressed in every way; and two that are no input."""
+    folder = tmp_path / "in"
+    put(folder / "a.txt", b"one\n\ntwo\r\n  \nthree\xe2\x80\xa8four\nfive\nsix")
+    put(folder / "deep" / "er" / "b.txt.gz", gzip.compress(b"seven\neight\n"))
+    put(folder / "deep" / "c.zst", zstandard.ZstdCompressor().compress("".join(f"n{i}\n" for i in range(10)).encode()))
+    put(folder / "deep" / "d.en.xz", lzma.compress(b"last\n" * 7))
+    put(folder / "empty.txt", b"")
+    put(folder / "empty.gz", gzip.compress(b""))
+    put(folder / "bom", b"\xef\xbb\xbf")
+    put(folder / ".hidden", b"\xff")
+    put(folder / "_logs" / "x.txt", b"\xff")
+    return folder
+
+
+def tree(out: Path, everything: bool = False) -> dict[str, bytes]:
+    """The bytes of all files below; without the journal's unless everything is asked for."""
+    files = {path.relative_to(out).as_posix(): path for path in out.rglob("*") if path.is_file()}
+    return {name: path.read_bytes() for name, path in files.items() if everything or not name.startswith("_dragoman")}
+
+
+def test_every_file_becomes_one_of_the_same_name_and_number_of_lines(source: Path, tmp_path: Path) -> None:
+    told: list[str] = []
+    done = bulk(source, tmp_path / "out", tell=told.append)
+    names = ["a.txt", "bom", "deep/c.zst", "deep/d.en.xz", "deep/er/b.txt.gz", "empty.gz", "empty.txt"]
+    assert sorted(tree(tmp_path / "out")) == names
+    for name in names:
+        expected = [line.upper() for line in read_lines(source / name)]
+        assert list(read_lines(tmp_path / "out" / name)) == expected, name
+    assert (tmp_path / "out" / "a.txt").read_bytes() == b"ONE\n\nTWO\n  \nTHREE\xe2\x80\xa8FOUR\nFIVE\nSIX\n"
+    assert gzip.decompress((tmp_path / "out" / "empty.gz").read_bytes()) == b""
+    assert max(map(len, Shouter.given)) == LINES
+    assert done == Summary(7, 27, {"long": 1})
+    assert told[:2] == ["by voice", "reading the input, files: 7"] and "27 of 27 lines, 7 of 7 files" in told[-1]
+    inputs = json.loads((tmp_path / "out" / "_dragoman" / "manifest.json").read_bytes())["inputs"]
+    assert inputs["deep/c.zst"]["lines"] == 10 and len(inputs["a.txt"]["sha256"]) == 64
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing of Dragoman catches it."""
+
+
+def stop_before(patch: pytest.MonkeyPatch, number: int) -> list[str]:
+    """Count what changes the disk, and stop dead before change `number`, or in the middle of it."""
+    seen: list[str] = []
+
+    def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def instead(*args: Any, **kwargs: Any) -> Any:
+            if len(seen) == number:
+                if name == "write_bytes":
+                    call(args[0], args[1][: len(args[1]) // 2])
+                raise Killed
+            seen.append(name)
+            return call(*args, **kwargs)
+
+        return instead
+
+    for name in ("write_bytes", "replace", "unlink", "mkdir"):
+        patch.setattr(Path, name, counted(name, getattr(Path, name)))
+    patch.setattr(journal.os, "fsync", counted("fsync", lambda descriptor: None))
+    return seen
+
+
+def test_killed_before_each_single_change_of_the_disk(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(source / "deep" / "er")
+    (source / "deep" / "d.en.xz").unlink()
+    (source / "bom").unlink()
+    put(source / "deep" / "c.zst", zstandard.ZstdCompressor().compress(b"1\n2\n3\n4\n"))
+    monkeypatch.setattr(journal.os, "fsync", lambda descriptor: None)  # slow, and here nothing but a process dies
+    with monkeypatch.context() as patch:
+        seen = stop_before(patch, 1000)
+        whole = bulk(source, tmp_path / "whole")
+    around = [seen[place - 1 : place + 2] for place, name in enumerate(seen) if name == "replace"]
+    assert around == [["fsync", "replace", "fsync"]] * len(around) and len(around) == 17
+    expected, all_chunks, most = tree(tmp_path / "whole", everything=True), len(Shouter.given), 0
+    for number in range(len(seen)):
+        out, Shouter.given = tmp_path / f"out{number}", []
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            stop_before(patch, number)
+            bulk(source, out)
+        assert tree(out).items() <= expected.items(), f"killed before change {number}: {seen[number]}"
+        assert bulk(source, out) == whole
+        assert tree(out, everything=True) == expected, f"killed before change {number}: {seen[number]}"
+        most = max(most, len(Shouter.given))
+    assert most == all_chunks + 1  # what was kept is never translated again
+
+
+def test_a_finished_job_is_left_alone_and_a_lost_output_is_made_again(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = bulk(source, out)
+    before, Shouter.given = tree(out, everything=True), []
+    assert bulk(source, out) == done and Shouter.given == []
+    (out / "deep" / "c.zst").unlink()
+    assert bulk(source, out) == done and len(Shouter.given) == 4
+    assert tree(out, everything=True) == before
+    put(out / "a.txt", b"mine\n")
+    with pytest.raises(DataError, match=r"a\.txt: 5 bytes, and 34 were written; it was altered since"):
+        bulk(source, out)
+
+
+def test_another_job_is_refused_with_all_that_differs(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    bulk(source, out)
+    before, Shouter.given = tree(out, everything=True), []
+    put(source / "a.txt", b"other\n")
+    put(source / "new.txt", b"new\n")
+    with pytest.raises(UsageError) as caught:
+        bulk(source, out, model="second", chunk_lines=4, search={"nbest": 2})
+    for words in (
+        "model: model.safetensors: sha of model then, sha of second now", "settings: nbest: 1 then, 2 now",
+        "settings: chunk_lines: 3 then, 4 now", "inputs: a.txt: lines: 7 then, 1 now",
+        "inputs: new.txt: lines: nothing then, 1 now", "--output",
+    ):  # fmt: skip
+        assert words in str(caught.value)
+    assert tree(out, everything=True) == before and Shouter.given == []
+
+
+def test_another_path_of_translating_is_refused(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(texts: Sequence[str]) -> None:
+        if "six" in texts:
+            raise Killed
+
+    Shouter.before = die
+    with pytest.raises(Killed):
+        bulk(source, tmp_path / "out")
+    Shouter.before = lambda texts: None
+    words = r"another path \(by voice\) .* \(in writing\)"
+    with monkeypatch.context() as patch, pytest.raises(UsageError, match=words):
+        patch.setattr(Shouter, "path", "in writing")
+        Shouter.given = []
+        bulk(source, tmp_path / "out")
+    assert Shouter.given == []
+    assert bulk(source, tmp_path / "out").lines == 27
+    with monkeypatch.context() as patch, pytest.raises(UsageError, match=words):
+        Shouter.before = lambda texts: patch.setattr(Shouter, "path", "in writing")  # as one of another machine
+        bulk(source, tmp_path / "other")
+
+
+def test_where_it_cannot_be_written(source: Path, tmp_path: Path) -> None:
+    put(tmp_path / "file", b"")
+    put(tmp_path / "full" / "thesis.txt", b"mine\n")
+    with pytest.raises(UsageError, match="a file; a bulk translation goes into a folder"):
+        bulk(source, tmp_path / "file")
+    with pytest.raises(UsageError, match="holds other files"):
+        bulk(source, tmp_path / "full")
+    with pytest.raises(UsageError, match="lies in the input"):
+        bulk(source, source / "out")
+    assert tree(tmp_path / "full", everything=True) == {"thesis.txt": b"mine\n"}
+    bulk(source, tmp_path / "out")
+    with (tmp_path / "out" / "_dragoman" / "lock").open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(UsageError, match="another process is translating into this folder"):
+            bulk(source, tmp_path / "out")
+    with pytest.raises(UsageError, match="chunk_lines = 0: must be at least 1"):
+        bulk(source, tmp_path / "other", chunk_lines=0)
+
+
+def test_all_that_is_wrong_with_the_input_is_told_at_once(source: Path, tmp_path: Path) -> None:
+    for name in ("table.csv", "rows.jsonl.gz", "t.parquet"):
+        put(source / name, b"x")
+    put(tmp_path / "a.txt", b"x")
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(UsageError) as caught:
+        find_shards([source, tmp_path / "a.txt", tmp_path / "nothing", tmp_path / "nowhere"], None, ())
+    for words in (
+        "a.txt would both be written to a.txt", "nothing: no file in this folder", "nowhere: no such file or folder",
+        "table.csv: .csv is not one sentence a line", "rows.jsonl.gz: .jsonl is", "t.parquet: a table has columns",
+    ):  # fmt: skip
+        assert words in str(caught.value)
+    with pytest.raises(UsageError, match="--column text: there is no Parquet file in the input"):
+        find_shards([source / "a.txt"], "text", ())
+
+
+def test_bad_text_is_found_in_all_files_before_the_work_begins(source: Path, tmp_path: Path) -> None:
+    put(source / "a.txt", b"one\ntwo \xff\n")
+    put(source / "deep" / "er" / "b.txt.gz", gzip.compress(b"seven\neight\n")[:-9])
+    with pytest.raises(DataError) as caught:
+        bulk(source, tmp_path / "out")
+    for words in ("a.txt, line 2: byte 0xff", "b.txt.gz: the compressed data are cut"):
+        assert words in str(caught.value)
+    assert Shouter.given == [] and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("change", [b"one\ntwo\nthree\nfour\nfive\nsix\n", b"one\ntwo\n", b"ONE\ntwo\nthree\nfour\n"])
+def test_an_input_that_changes_meanwhile(change: bytes, tmp_path: Path) -> None:
+    text, out = b"one\ntwo\nthree\nfour\n", tmp_path / "out"
+    put(tmp_path / "in" / "a.txt", b"first\n")
+    put(tmp_path / "in" / "b.txt", text)
+    Shouter.before = lambda texts: put(tmp_path / "in" / "b.txt", change)
+    with pytest.raises(DataError, match=r"b\.txt: was changed while it was translated"):
+        bulk(tmp_path / "in", out, chunk_lines=2)
+    assert tree(out) == {"a.txt": b"FIRST\n"}
+    Shouter.before = lambda texts: None
+    put(tmp_path / "in" / "b.txt", text)
+    assert bulk(tmp_path / "in", out, chunk_lines=2).lines == 5
+    assert tree(out) == {"a.txt": b"FIRST\n", "b.txt": text.upper()}
+
+
+def test_what_is_bulk(tmp_path: Path) -> None:
+    file = tmp_path / "in.txt"
+    put(file, b"")
+    assert not is_bulk([], None) and not is_bulk([file], None) and not is_bulk([file], tmp_path / "out.txt")
+    assert is_bulk([tmp_path], None) and is_bulk([file, file], None) and is_bulk([Path("x.parquet")], None)
+    assert is_bulk([file], tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------------------ Parquet
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """Ten rows in three row groups, four columns, one of them null here and there."""
+    arrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'dragoman[scale]'")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    texts = ["one", None, "two\nlines", "", "five", "six", "seven", "eight", "nine", "t\xe9n"]
+    columns = {
+        "id": arrow.array(range(10)),
+        "text": arrow.array(texts),
+        "kind": arrow.array(["a", "b"] * 5).dictionary_encode(),
+        "big": arrow.array(texts, arrow.large_string()),
+    }
+    put(tmp_path / "in" / "part-0.parquet", b"")
+    parquet.write_table(arrow.table(columns), tmp_path / "in" / "part-0.parquet", row_group_size=4)
+    parquet.write_table(arrow.table(columns).slice(0, 0), tmp_path / "in" / "part-1.parquet")
+    return tmp_path / "in"
+
+
+@pytest.mark.parametrize("column", ["text", "big", "kind"])
+def test_a_table_keeps_its_columns_and_gets_new_ones(column: str, table: Path, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    bulk(table, tmp_path / "out", column=column)
+    before = parquet.read_table(table / "part-0.parquet")
+    after = parquet.read_table(tmp_path / "out" / "part-0.parquet")
+    assert after.select(before.column_names).equals(before)
+    assert after.column_names == [*before.column_names, "translation", "score", "flags"]
+    texts = [text or "" for text in before.column(column).to_pylist()]
+    assert after.column("translation").to_pylist() == [text.upper() for text in texts]
+    assert after.column("score").to_pylist() == [-len(text) / 2 for text in texts]
+    empty = parquet.read_table(tmp_path / "out" / "part-1.parquet")
+    assert empty.num_rows == 0 and empty.schema.equals(after.schema)
+    bulk(table, tmp_path / "several", column=column, search={"nbest": 2})
+    assert parquet.read_table(tmp_path / "several" / "part-0.parquet").column("nbest").to_pylist()[0][1] == "x"
+
+
+def test_killed_tables_end_with_the_same_bytes(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bulk(table, tmp_path / "whole", column="text")
+    for number in range(0, 60, 7):
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            stop_before(patch, number)
+            bulk(table, tmp_path / f"out{number}", column="text")
+        bulk(table, tmp_path / f"out{number}", column="text")
+        assert tree(tmp_path / f"out{number}", everything=True) == tree(tmp_path / "whole", everything=True)
+
+
+def test_what_is_wrong_with_a_table(table: Path, tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for column, words in (
+        ("txet", "column 'txet' is not in it (did you mean 'text'?); columns of text: text, kind, big"),
+        ("id", "column 'id' is of type int64"),
+    ):
+        with pytest.raises(DataError) as caught:
+            bulk(table, tmp_path / "out", column=column)
+        assert words in str(caught.value)
+    parquet.write_table(arrow.table({"score": [1.0], "translation": ["x"]}), table / "part-2.parquet")
+    put(table / "part-3.parquet", b"PAR1 but no more")
+    data = (table / "part-0.parquet").read_bytes()
+    put(table / "part-4.parquet", data[:40] + bytes(80) + data[120:])
+    with pytest.raises(DataError) as caught:
+        bulk(table, tmp_path / "out", column="text")
+    for words in ("a column 'score' already", "a column 'translation' already", "column 'text' is not in it; columns",
+                  "part-3.parquet: not a Parquet file", "part-4.parquet: cannot be read as Parquet"):  # fmt: skip
+        assert words in str(caught.value)
+    with pytest.raises(UsageError, match="--jsonl writes lines; a table gets columns"):
+        translate_bulk(Shouting(Path("m"), jsonl=True), [table], tmp_path / "out", column="text")
+
+
+def test_packages_that_are_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ImportError(f"No module named {name!r}")
+
+    put(tmp_path / "t.parquet", b"")
+    put(tmp_path / "t.txt", b"x\n")
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(UsageError, match=r"pyarrow is not installed .* pip install 'dragoman\[scale\]'"):
+        bulk(tmp_path / "t.parquet", tmp_path / "out", column="text")
+    with pytest.raises(UsageError, match=r"ray is not installed .* pip install 'dragoman\[scale\]'"):
+        bulk(tmp_path / "t.txt", tmp_path / "out", ray=True)

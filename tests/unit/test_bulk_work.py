@@ -1,0 +1,145 @@
+"""The work of a bulk translation: what it depends on, how it is written, and workers that die."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dragoman import model_folder
+from dragoman.bulk import Job, cluster, rendered
+from dragoman.bulk.work import Chunk, Done
+from dragoman.errors import DragomanError, ModelFolderError, UsageError
+from dragoman.search.settings import SearchSettings
+from dragoman.translate import Alternative, Translation
+
+
+def test_how_a_translation_is_written() -> None:
+    nbest = [Alternative("Ein Hund", -0.25, -0.5), Alternative("Der Hund", -1.5, -2.0)]
+    translation = Translation("A dog", "Ein Hund", -0.25, -0.5, ["Ein"], [-0.5], ("split",), nbest)
+    assert rendered(translation, "text") == "Ein Hund"
+    assert rendered(translation, "nbest") == "-0.2500\tEin Hund\n-1.5000\tDer Hund"
+    assert json.loads(rendered(translation, "jsonl"))["flags"] == ["split"]
+    row = {"translation": "Ein Hund", "score": -0.25, "flags": ["split"], "nbest": ["Ein Hund", "Der Hund"]}
+    assert json.loads(rendered(translation, "row")) == row
+
+
+class ActorDied(Exception):
+    """What Ray raises where a worker is gone."""
+
+
+class TaskFailed(ActorDied):
+    """What Ray raises where the work itself failed; both are errors of Ray."""
+
+    def __init__(self, cause: Exception) -> None:
+        self.cause = cause
+
+
+class Cluster:
+    """Ray's few calls that are used: workers that answer in any order, and die or fail when `fate` says so."""
+
+    exceptions = SimpleNamespace(RayError=ActorDied, RayTaskError=TaskFailed)
+
+    def __init__(self, fate: Callable[[str, Sequence[str]], Exception | None], cpus: int = 3) -> None:
+        self.fate, self.cpus, self.workers, self.calls = fate, cpus, 0, 0
+        self.results: dict[int, Any] = {}
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": float(self.cpus)}
+
+    def remote(self, **resources: int) -> Any:
+        assert resources == {"num_cpus": 1, "num_gpus": 0}
+        self.workers += 1
+        return lambda kind: SimpleNamespace(
+            remote=lambda: SimpleNamespace(
+                load=SimpleNamespace(remote=lambda job, sha256: self._call("load", [])),
+                translate=SimpleNamespace(remote=lambda texts, form: self._call("translate", texts)),
+            )
+        )
+
+    def _call(self, name: str, texts: Sequence[str]) -> int:
+        self.calls += 1
+        done = Done(len(texts), {}, "".join(f"{text.upper()}\n" for text in texts).encode(), "by voice")
+        self.results[self.calls] = self.fate(name, texts) or (done if name == "translate" else None)
+        return self.calls
+
+    def wait(self, references: list[int]) -> tuple[list[int], list[int]]:
+        first = max(references, key=lambda reference: reference * 7 % 5)
+        return [first], [other for other in references if other != first]
+
+    def get(self, reference: int) -> Any:
+        result = self.results.pop(reference)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+
+def spread(monkeypatch: pytest.MonkeyPatch, ray: Cluster, count: int = 20) -> Iterator[tuple[Chunk, Done]]:
+    monkeypatch.setattr(cluster, "scale_package", lambda name: ray)
+    chunks = (Chunk("a", number, [f"line {number}"], "text") for number in range(count))
+    return cluster.translated_on_ray(Job(Path("m")), {}, chunks, count)
+
+
+def test_each_chunk_comes_back_once_though_workers_die(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+
+    def fate(name: str, texts: Sequence[str]) -> Exception | None:
+        nonlocal calls
+        calls += 1
+        return ActorDied("gone") if calls % 4 == 0 else None
+
+    ray = Cluster(fate)
+    found = list(spread(monkeypatch, ray))
+    assert sorted(chunk.number for chunk, _ in found) == list(range(20))
+    assert [chunk.number for chunk, _ in found] != list(range(20))
+    assert all(done.payload == f"LINE {chunk.number}\n".encode() for chunk, done in found)
+    assert ray.workers > 3
+
+
+def test_the_last_chunk_whose_worker_dies_is_done_by_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    deaths = iter([ActorDied("gone")] * 2)
+    ray = Cluster(lambda name, texts: next(deaths, None) if texts == ["line 4"] else None, cpus=8)
+    assert len(list(spread(monkeypatch, ray, 5))) == 5
+    assert ray.workers == 7
+
+
+def test_work_that_kills_three_workers_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = Cluster(lambda name, texts: ActorDied("out of memory") if texts == ["line 4"] else None)
+    with pytest.raises(DragomanError, match=r"3 workers .* \(a, chunk 4\): out of memory"):
+        list(spread(monkeypatch, ray))
+    ray = Cluster(lambda name, texts: ActorDied("gone") if name == "load" else None)
+    with pytest.raises(DragomanError, match=r"3 workers .* \(loading the model\): gone"):
+        list(spread(monkeypatch, ray))
+
+
+def test_what_a_worker_finds_wrong_is_told_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = TaskFailed(ModelFolderError("m: no such folder"))
+    with pytest.raises(ModelFolderError, match="m: no such folder"):
+        list(spread(monkeypatch, Cluster(lambda name, texts: wrong)))
+    with pytest.raises(UsageError, match="has 0 CPU in all, and a worker takes 1"):
+        list(spread(monkeypatch, Cluster(lambda name, texts: None, cpus=0)))
+
+
+def test_a_job_knows_what_its_bytes_depend_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parallel = SimpleNamespace(data=SimpleNamespace(kind="parallel"), search=SearchSettings(beam=2))
+    monkeypatch.setattr(model_folder, "read_config", lambda path: parallel)
+    job = Job(
+        tmp_path,
+        {"device": "cuda:1", "threads": 4, "engine": "auto", "quantize": "auto"},
+        {"nbest": 2, "alpha": 0.3},
+        "Die",
+    )
+    found = job.settings()
+    assert {key: found[key] for key in ("device", "beam", "nbest", "alpha", "prefix", "form")} == {
+        "device": "cuda", "beam": 2, "nbest": 2, "alpha": 0.3, "prefix": "Die", "form": "nbest",
+    }  # fmt: skip
+    assert not found.keys() & {"threads", "engine", "quantize"}  # what comes of them is in `Done.path`
+    with pytest.raises(UsageError, match="nbest = 3: must be at most beam = 2"):
+        Job(tmp_path, search={"nbest": 3}).settings()

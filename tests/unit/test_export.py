@@ -1,0 +1,319 @@
+"""The command `export`: a whole folder with its report, or one message and no folder."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dragoman.config import parse_config
+from dragoman.data.tokenizer import EOS
+from dragoman.errors import DataError, DragomanError, UsageError
+from dragoman.formats import ctranslate2 as terms
+from dragoman.formats.export import export
+from dragoman.formats.parity import CLOSE, Case, Counts, Material, Parity, WordStepper, compare, material_of
+from dragoman.model_folder import build_for, load_model, save_model, unique_tensors
+from dragoman.search.beam import beam_search
+from dragoman.search.sample import greedy
+from dragoman.search.settings import SearchSettings
+from dragoman.search.stepper import ModelStepper
+from dragoman.search.task import Task
+from small_run import Cli, digit_pairs, small_document, write_lines
+from tiny_translator import tiny_tokenizer
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "model_v1"
+needs_ctranslate2 = pytest.mark.skipif(
+    importlib.util.find_spec("ctranslate2") is None,
+    reason="needs the package ctranslate2: pip install 'dragoman[formats]'",
+)
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Cli:
+    return Cli(monkeypatch, capsysbinary)
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    return write_lines(tmp_path / "lines.txt", [source for source, _ in digit_pairs(20, seed=8)])
+
+
+def untrained(folder: Path, **model: Any) -> Path:
+    """A model folder of that kind with random weights."""
+    document = small_document(folder / "data")
+    document["model"] |= model
+    config, tokenizer = parse_config(document), tiny_tokenizer()
+    save_model(folder / "model", config, tokenizer, unique_tensors(build_for(config, tokenizer)), {"step": 0})
+    return folder / "model"
+
+
+# ------------------------------------------------------------------------------------------------------- whole folders
+
+
+@needs_ctranslate2
+def test_the_command_writes_a_folder_and_reports(cli: Cli, tmp_path: Path, lines: Path) -> None:
+    code, out, err = cli("export", GOLDEN, tmp_path / "out", "--check", lines)
+    text = out.decode()
+    assert code == 0 and err == ""
+    assert "20 lines of lines.txt" in text and "greedy search: 20 the same, 0 ties, 0 different" in text
+    assert "beam search, all 2 of a given length: 20 the same" in text and "written: " in text
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {
+        "config.json", "model.bin", "shared_vocabulary.json", "tokenizer.model", "README.md", "export.json",
+    }  # fmt: skip
+    facts = json.loads((tmp_path / "out" / "export.json").read_text())
+    assert facts["parity"]["greedy"] == {"same": 20, "ties": 0, "different": 0} and facts["quantized"] is None
+    meta = json.loads((GOLDEN / "meta.json").read_text())
+    assert facts["model"] == meta["sha256"]["model.safetensors"]
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+@needs_ctranslate2
+def test_int8_is_smaller_and_says_what_it_changed(tmp_path: Path, lines: Path) -> None:
+    before = {k: v.clone() for k, v in load_model(GOLDEN)[0].state_dict().items()}
+    whole = export(GOLDEN, tmp_path / "float32", check=lines)
+    small = export(GOLDEN, tmp_path / "int8", quantization="int8", check=lines)
+    assert whole.quantized is None and small.quantized is not None
+    assert small.parity == whole.parity and small.quantized.mean > 10 * small.parity.mean
+    sizes = [(tmp_path / name / "model.bin").stat().st_size for name in ("int8", "float32")]
+    assert sizes[0] < sizes[1]
+    assert "what quantization changes:" in small.lines()
+    after = load_model(GOLDEN)[0].state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@needs_ctranslate2
+def test_quantizing_leaves_the_models_own_weights_alone(tmp_path: Path) -> None:
+    network, tokenizer, config = load_model(GOLDEN)
+    before = {k: v.clone() for k, v in network.state_dict().items()}
+    pieces = [tokenizer.target_piece(i) for i in range(tokenizer.target_size)]
+    terms.write_specification(terms.specification(network, config.model, pieces, pieces), tmp_path / "out", "int8")
+    assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
+
+
+@needs_ctranslate2
+def test_the_page_in_the_folder_works_as_it_stands(
+    tmp_path: Path, lines: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export(GOLDEN, tmp_path / "out", check=lines)
+    page = (tmp_path / "out" / "README.md").read_text()
+    code = re.findall(r"```python\n(.*?)```", page, flags=re.S)
+    assert len(code) == 1
+    monkeypatch.chdir(tmp_path / "out")
+    exec(code[0].replace("Two dogs run across a field.", "one two three"), {})
+    translated = capsys.readouterr().out
+    assert translated == "trois deux un\n"
+
+
+@needs_ctranslate2
+def test_a_language_model_goes_out_too(
+    tmp_path: Path, lines: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = small_document(tmp_path / "data")
+    document["data"] = {"kind": "text", "train": ["train.txt"], "form": "lines"}
+    document["model"] = {
+        "architecture": "decoder_only", "d_model": 16, "d_ff": 24, "n_heads": 2, "n_layers": 2,
+        "position": {"kind": "rotary"},
+    }  # fmt: skip
+    config, tokenizer = parse_config(document), tiny_tokenizer()
+    save_model(tmp_path / "model", config, tokenizer, unique_tensors(build_for(config, tokenizer)), {"step": 0})
+    done = export(tmp_path / "model", tmp_path / "out", check=lines)
+    assert done.parity.met and "beginnings of lines of lines.txt" in done.lines()[0]
+    code = re.findall(r"```python\n(.*?)```", (tmp_path / "out" / "README.md").read_text(), flags=re.S)
+    monkeypatch.chdir(tmp_path / "out")
+    exec(code[0], {})
+    assert capsys.readouterr().out.endswith("\n")
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+
+
+@needs_ctranslate2
+def test_what_cannot_go_out_is_refused_with_all_reasons(cli: Cli, tmp_path: Path) -> None:
+    model = untrained(tmp_path, position={"kind": "alibi"}, norm={"kind": "batch"})
+    code, out, err = cli("export", model, tmp_path / "out")
+    assert code == 2 and out == b""
+    assert "positions are alibi" in err and "norm is batch" in err and "rotary" in err
+    assert not (tmp_path / "out").exists()
+
+
+@needs_ctranslate2
+def test_every_problem_of_a_request_is_named(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    code, _, err = cli("export", GOLDEN, tmp_path / "out", "--format", "onnx", "--quantization", "int4")
+    assert code == 2
+    for words in ("'onnx'; accepted: ctranslate2", "'int4'; accepted: float32, int8", "exists already"):
+        assert words in err
+    code, _, err = cli("export", GOLDEN, tmp_path / "no" / "out")
+    assert code == 2 and "there is no folder" in err
+    code, _, err = cli("export", tmp_path / "nothing", tmp_path / "new")
+    assert code == 1 and "no such folder" in err
+
+
+def test_a_missing_package_is_named_with_what_to_install(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    code, _, err = cli("export", GOLDEN, tmp_path / "out")
+    assert code == 2 and "pip install 'dragoman[formats]'" in err and not (tmp_path / "out").exists()
+
+
+@needs_ctranslate2
+def test_without_parity_there_is_no_folder(
+    cli: Cli, tmp_path: Path, lines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faithful = terms._fill_feed_forward
+
+    def careless(spec: Any, ffn: Any, norm: Any) -> None:
+        faithful(spec, ffn, norm)
+        spec.linear_1.weight = spec.linear_1.weight * 1.02
+
+    monkeypatch.setattr(terms, "_fill_feed_forward", careless)
+    code, out, err = cli("export", GOLDEN, tmp_path / "out", "--check", lines)
+    assert code == 1 and out == b""
+    assert "does not say what this model says" in err and "log-probability of a word" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["lines.txt"]
+
+
+@needs_ctranslate2
+def test_a_check_without_usable_lines_is_refused(tmp_path: Path) -> None:
+    empty = write_lines(tmp_path / "empty.txt", ["", "  "])
+    with pytest.raises(DataError, match=r"empty\.txt: no line of 1 to"):
+        export(GOLDEN, tmp_path / "out", check=empty)
+    assert not (tmp_path / "out").exists()
+
+
+@needs_ctranslate2
+def test_a_folder_that_cannot_be_written_leaves_nothing(
+    tmp_path: Path, lines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("dragoman.formats.export._describe", full)
+    with pytest.raises(DragomanError, match="No space left on device; make room"):
+        export(GOLDEN, tmp_path / "out", check=lines)
+    assert list(tmp_path.iterdir()) == [lines]
+
+
+# ---------------------------------------------------------------------------------------------------------- the report
+
+
+class Echo:
+    """A peer that says what the model itself says, but for what a test makes of it."""
+
+    name = "echo"
+
+    def __init__(self, model: Any, shift: float = 0.0, swap: bool = False, beam: str = "") -> None:
+        self.model, self.shift, self.swap, self.how = model, shift, swap, beam
+
+    def score(self, case: Case, ids: Any) -> list[float]:
+        words = torch.tensor([[2, *ids]])
+        with torch.no_grad():
+            log_probs = self.model(torch.tensor([case.source]), None, words[:, :-1]).log_softmax(-1)
+        row: list[float] = log_probs.gather(2, words[:, 1:, None])[0, :, 0].tolist()
+        return [value + self.shift for value in row]
+
+    def greedy(self, cases: Any, limit: int) -> list[list[int]]:
+        found = []
+        for case in cases:
+            task = Task.build(torch.tensor([case.source]), None, SearchSettings(beam=1, alpha=0), None)
+            task.limits[0] = limit + 1
+            ((best,),) = greedy(ModelStepper(self.model), task)
+            found.append([5, *best.tokens[1:]] if self.swap else best.tokens)
+        return found
+
+    def beam(self, cases: Any, width: int, length: int) -> list[list[list[int]]]:
+        rows = []
+        for case in cases:
+            settings = SearchSettings(beam=width, nbest=width, alpha=0, min_length=length)
+            task = replace(Task.build(torch.tensor([case.source]), None, settings, None), limits=[length + 1])
+            (found,) = beam_search(WordStepper(self.model), task)
+            own = [hypothesis.tokens for hypothesis in found]
+            other = 6 if own[-1][-1] == 5 else 5
+            rows.append({"": own, "narrow": own[:1] * width, "worse": [*own[:-1], [*own[-1][:-1], other]]}[self.how])
+        return rows
+
+
+def report(**broken: Any) -> Parity:
+    model = load_model(GOLDEN)[0]
+    tokenizer = load_model(GOLDEN)[1]
+    cases = [Case(tokenizer.encode_source(source), []) for source, _ in digit_pairs(6, seed=8)]
+    return compare(model, Echo(model, **broken), Material(cases, "lines", 20), width=2)
+
+
+def test_a_peer_that_agrees_has_parity() -> None:
+    found = report()
+    assert found.met and found.largest < 1e-5
+    assert (found.greedy, found.beam) == (Counts(6, 0, 0), Counts(6, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [({"shift": 2 * CLOSE}, "off by 2.0e-03"), ({"swap": True}, "greedy search: 0 the same, 0 ties, 6 different")],
+)
+def test_a_peer_that_does_not_agree_has_none(broken: dict[str, Any], said: str) -> None:
+    found = report(**broken)
+    assert not found.met and said in "\n".join(found.lines())
+
+
+@pytest.mark.parametrize("how", ["narrow", "worse"])
+def test_a_beam_of_fewer_or_worse_targets_is_another_beam(how: str) -> None:
+    found = report(beam=how)
+    assert not found.met and found.beam.different == 6
+
+
+def test_words_as_probable_as_each_other_are_a_tie() -> None:
+    """Two words with the same weights in the output: whoever takes the second one differs by a tie."""
+    model, tokenizer, _ = load_model(GOLDEN)
+    cases = [Case(tokenizer.encode_source(source), []) for source, _ in digit_pairs(6, seed=8)]
+    echo = Echo(model)
+    plain = echo.greedy(cases, 20)
+    twin = plain[0][0]
+    said = {token for row in plain for token in row}
+    other = next(token for token in range(EOS + 1, tokenizer.target_size) if token not in said)
+    with torch.no_grad():
+        assert isinstance(model.output, torch.nn.Linear)
+        model.output.weight[other] = model.output.weight[twin]
+    own, swapped = echo.greedy, {twin: other, other: twin}
+    echo.greedy = lambda cases, limit: [  # type: ignore[method-assign]
+        [swapped.get(token, token) for token in row] for row in own(cases, limit)
+    ]
+    found = compare(model, echo, Material(cases, "lines", 20), width=2)
+    assert found.greedy.different == 0 and found.greedy.ties >= 1 and found.met
+
+
+def test_material_is_the_models_own_text_where_it_is_at_hand(tmp_path: Path) -> None:
+    model, tokenizer, config = load_model(GOLDEN)
+    rows = [source for source, _ in digit_pairs(230, seed=9)]
+    root = tmp_path / "data"
+    write_lines(root / "valid.src", [*rows[:40], "", "one " * 400])
+    document = config.model_copy(update={"data": config.data.model_copy(update={"root": str(root)})})
+    found = material_of(model, tokenizer, document, None)
+    assert found.text == "lines of valid.src" and len(found.cases) == 40
+    assert found.cases[0].source == tokenizer.encode_source(rows[0])
+    shutil.rmtree(root)
+    found = material_of(model, tokenizer, document, None)
+    assert found.text == "rows of random words" and len(found.cases) == 200
+    found = material_of(model, tokenizer, document, write_lines(tmp_path / "many.txt", rows))
+    longest = max(len(case.source) for case in found.cases)
+    assert len(found.cases) == 200 and found.limit == longest + config.search.max_extra - 1
+
+
+def test_usage_error_for_a_model_that_writes_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ctranslate2", sys.modules["json"])  # it is not reached
+    document = small_document(tmp_path / "data")
+    document["data"] = {"kind": "masked", "train": ["train.txt"]}
+    document["model"] = {"architecture": "encoder_only", "d_model": 16, "d_ff": 24, "n_heads": 2, "n_layers": 1}
+    config, tokenizer = parse_config(document), tiny_tokenizer()
+    save_model(tmp_path / "model", config, tokenizer, unique_tensors(build_for(config, tokenizer)), {"step": 0})
+    with pytest.raises(UsageError, match="writes no text"):
+        export(tmp_path / "model", tmp_path / "out")

@@ -229,7 +229,7 @@ def measure(model: str, threads: int, given: argparse.Namespace, folder: Path, j
     count = len(job["sources"])
     alone = random.Random(2).sample(range(count), min(count, 8 if given.quick else 40))
     questions = [Question(name, one, beam, alone if one else list(range(count))) for name, one, beam in QUESTIONS]
-    names = [*OURS, *given.peers]
+    names = [*given.ours, *given.peers]
     starts = {name: start_of(name, path, threads, alone) for name in names}
     with contextlib.ExitStack() as stack:
         contestants = [stack.enter_context(contestant(name, path, threads, questions, given.quick)) for name in names]
@@ -254,7 +254,8 @@ def measure(model: str, threads: int, given: argparse.Namespace, folder: Path, j
                 "settings": each.settings,
                 "speed": {q: quartiles(each.speeds(q)) for q in each.rounds},
                 "sentence_ms": {q.name: each.sentence_milliseconds(q.name) for q in questions if q.alone},
-                "ratio": {q: quartiles(ratios(contestants[0], each, q)) for q in each.rounds},
+                "rival": rival(each, contestants).name,
+                "ratio": {q: quartiles(ratios(rival(each, contestants), each, q)) for q in each.rounds},
             }
             for each in contestants
         },
@@ -275,6 +276,12 @@ def bleu_of(each: Contestant, question: Question, job: dict[str, Any], reference
     answer = process.ask(numbers=question.numbers, beam=question.beam, batch=batch, alone=False, words=True)
     texts = [tokenizer.decode_target(ids) for ids in answer["ids"]]
     return float(sacrebleu.corpus_bleu(texts, [lines_of(reference)[: len(texts)]]).score)
+
+
+def rival(other: Contestant, contestants: Sequence[Contestant]) -> Contestant:
+    """Who of ours is compared with a program: the one of its precision, int8 where it has no such choice."""
+    same = [c for c in contestants if c.name == f"ours-{other.name.partition('-')[2]}"]
+    return same[0] if same else contestants[0]
 
 
 def ratios(ours: Contestant, other: Contestant, question: str) -> list[float]:
@@ -319,12 +326,12 @@ def table(result: dict[str, Any]) -> str:
             f"{start['ready_s']:.2f} | {start['first_s']:.2f} | {start['peak_mb']:.0f} | "
             f"{'' if bleu is None else f'{bleu:.2f}'} |"
         )
-    rows += ["", "How many times as fast ours-int8 is, median of the rounds (quartiles):", ""]
-    rows += [f"| against | {' | '.join(names)} |", "|---|---|---|---|---|"]
+    rows += ["", "How many times as fast ours is, median of the rounds (quartiles):", ""]
+    rows += [f"| ours | against | {' | '.join(names)} |", "|---|---|---|---|---|---|"]
     for name, each in result["contestants"].items():
-        if name != OURS[0]:
+        if name != each["rival"]:
             cells = [f"{m:.2f} ({low:.2f}-{high:.2f})" for m, low, high in (each["ratio"][q] for q in names)]
-            rows.append(f"| {name} | {' | '.join(cells)} |")
+            rows.append(f"| {each['rival']} | {name} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
@@ -351,6 +358,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, help="the lines that a trained model translates")
     parser.add_argument("--reference", type=Path, help="their reference translations, for BLEU")
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS)
+    parser.add_argument("--ours", nargs="+", choices=OURS, default=OURS)
     parser.add_argument("--threads", nargs="+", type=int, default=[1])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sentences", type=int, default=1000)

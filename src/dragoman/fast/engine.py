@@ -48,6 +48,7 @@ class _Ragged(ctypes.Structure):
 
 
 class _Request(ctypes.Structure):
+    arrays: tuple[Any, ...]
     _fields_ = [
         ("settings", _Settings),
         ("count", ctypes.c_int32),
@@ -94,18 +95,16 @@ class Engine:
 
     def begin(self, threads: int, rows: int, target: int, sentences: int, source: int) -> int:
         """A session for steps (`EngineStepper`), to be closed with `end`: rows for targets and sources so long."""
-        error = ctypes.create_string_buffer(_ERROR_ROOM)
-        session = self._library.dragoman_begin(self._model, threads, rows, target, sentences, source, error)
-        if not session:
-            raise UsageError(error.value.decode("utf-8", "replace"))
-        return int(session)
+        session = ctypes.c_void_p()
+        self.call("begin", self._model, threads, rows, target, sentences, source, ctypes.byref(session))
+        return session.value or 0
 
     def end(self, session: int) -> None:
         """Close what `begin` opened."""
         self._library.dragoman_end(session)
 
     def call(self, name: str, *arguments: Any) -> None:
-        """One function of the core on a session.  Raises what it says."""
+        """One function of the core.  Raises what it says."""
         error = ctypes.create_string_buffer(_ERROR_ROOM)
         _raise_for(int(getattr(self._library, f"dragoman_{name}")(*arguments, error)), error)
 
@@ -153,9 +152,8 @@ class Engine:
             _at(rooms),
             None if attention is None else attention.ctypes.data,
         )  # fmt: skip
-        found = self._run(request, rooms, settings.nbest)
-        del ids, offsets, begin, ahead  # kept until here: the request has their addresses only
-        return found
+        request.arrays = ids, offsets, begin, ahead, rooms, attention  # it has their addresses only
+        return self._run(request, rooms, settings.nbest)
 
     def _check(
         self,
@@ -195,7 +193,7 @@ class Engine:
         if len(source) > self.positions:
             problems.append(f"{len(source)} source tokens, the packed model has {self.positions} positions")
         least = max(len(prefix), settings.min_length) + 1
-        if not least <= limit <= self.positions:
+        if not isinstance(limit, int | np.integer) or not least <= limit <= self.positions:
             problems.append(f"a limit of {limit} target tokens: must be {least} to {self.positions}")
         for whose, ids, size in (("source", source, self.source_size), ("prefix", prefix, self.target_size)):
             wrong = [i for i in ids if not isinstance(i, int | np.integer) or not 0 <= i < size]
@@ -211,11 +209,11 @@ class Engine:
         words, log_probs = array("i", [0]) * starts[-1], array("f", [0]) * starts[-1]
         lengths, truncated = array("i", [0]) * places, array("i", [0]) * places
         log_prob, score = array("d", [0]) * places, array("d", [0]) * places
-        outcome = [_at(a) for a in (words, log_probs, lengths, log_prob, score, truncated)]
+        outcome = words, log_probs, lengths, log_prob, score, truncated
 
         def work(stop: int, error: Any) -> int:
             address = ctypes.addressof(request)
-            return int(self._library.dragoman_search(self._model, address, stop, *outcome, error))
+            return int(self._library.dragoman_search(self._model, address, stop, *map(_at, outcome), error))
 
         _call(work, quick=starts[-1] <= _QUICK)
 
@@ -262,6 +260,8 @@ def _in_a_thread(work: Callable[[int, Any], int], stop: ctypes.c_int32, error: A
     try:
         thread.start()
         done.wait()
+    except RuntimeError:  # the system gives no more threads: then in this one, and Ctrl-C waits
+        return work(ctypes.addressof(stop), error)
     except BaseException as pressed:
         interrupted, stop.value = pressed, 1
     while thread.is_alive() and not done.is_set():  # the core still writes into our arrays

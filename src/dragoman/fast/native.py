@@ -68,7 +68,7 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
         "sizes": (None, [pointer, pointer]),
         "row_bytes": (ctypes.c_int64, [pointer, whole, whole]),
         "search": (whole, [pointer] * 9 + [text]),
-        "begin": (pointer, [pointer, whole, whole, whole, whole, whole, text]),
+        "begin": (whole, [pointer, whole, whole, whole, whole, whole, pointer, text]),
         "end": (None, [pointer]),
         "encode": (whole, [pointer, pointer, pointer, pointer, whole, text]),
         "step": (whole, [pointer, pointer, whole, pointer, text]),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import os
 import struct
-import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -72,16 +72,17 @@ def pack(model: Network, path: Path, precision: Precision, max_positions: int = 
             f"{', '.join(wrong[:5])}: not all numbers are finite: the weights are damaged or the training diverged; "
             "load an earlier checkpoint"
         )
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            with torch.no_grad():
-                _Packer(model, file, precision, max_positions).write()
+    # Others may pack it too, in this process or another.
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.unfinished")
+    try:
+        with unfinished.open("wb") as file, torch.no_grad():
+            _Packer(model, file, precision, max_positions).write()
             file.flush()
             os.fsync(file.fileno())
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
-    Path(file.name).replace(path)
+        unfinished.replace(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
     return path
 
 

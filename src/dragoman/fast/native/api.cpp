@@ -154,21 +154,19 @@ int64_t dragoman_row_bytes(const void* model, int32_t target, int32_t source) {
   return a_position * (int64_t{target} + (h.encoder_layers > 0 ? source : 0) + 2 * LANES);
 }
 
-void* dragoman_begin(const void* model, int threads, int slots, int capacity, int sentences, int source, char* error) {
-  Session* session = nullptr;
-  guarded(error, [&] {
+int dragoman_begin(const void* model, int threads, int slots, int capacity, int sentences, int source, void** session, char* error) {
+  return guarded(error, [&] {
     const Model& m = model_of(model);
     require(threads >= 1 && threads <= 1024 && slots >= 1 && slots <= 1 << 16 && sentences >= 1 && sentences <= 1 << 16,
-            "threads, slots and sentences must be at least 1");
+            "threads must be 1 to 1024, slots and sentences 1 to 65536");
     require(capacity >= 1 && capacity <= m.sizes().max_positions && source >= 0 && source <= m.sizes().max_positions,
             "a length of 0, or beyond the positions of the packed model");
     auto made = std::make_unique<Session>(m, threads);
     made->slots = slots, made->capacity = capacity, made->sentences = sentences, made->source = source;
     made->known.assign(static_cast<size_t>(sentences), m.sizes().encoder_layers == 0);
     made->worker.reserve(slots, capacity, sentences, std::max(source, 1));
-    session = made.release();
+    *session = made.release();
   });
-  return session;
 }
 
 void dragoman_end(void* session) { delete static_cast<Session*>(session); }

@@ -171,7 +171,8 @@ void shorten(const float* x, size_t count, uint16_t* brains) {
   for (size_t i = 0; i < count; ++i) {
     uint32_t bits;
     std::memcpy(&bits, x + i, sizeof(bits));
-    brains[i] = static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);  // to the nearest, ties to even
+    const bool is_nan = (bits & 0x7FFFFFFF) > 0x7F800000;
+    brains[i] = is_nan ? 0x7FC0 : static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);  // to the nearest, ties to even
   }
 }
 

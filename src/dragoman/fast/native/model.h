@@ -75,7 +75,7 @@ class Model {
   Header header_{};
   int file_ = -1;
   const char* data_ = nullptr;
-  Room<char> weights_;  // the copy, at the places of the file
+  Room<char, true> weights_;  // the copy, at the places of the file
   size_t bytes_ = 0;
 };
 

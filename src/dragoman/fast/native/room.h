@@ -9,9 +9,10 @@
 
 namespace dragoman {
 
-// Zeros at first, grown as needed (what was in it is gone then), in huge pages where the system has them.  The system
-// gives memory when it is touched: room for the longest sentence costs nothing while sentences are short.
-template <typename T>
+// Zeros at first, grown as needed (what was in it is gone then).  The system gives memory when it is touched: room for the
+// longest sentence costs nothing while sentences are short.  HUGE: in huge pages where the system has them, for what is
+// touched as a whole.
+template <typename T, bool HUGE = false>
 class Room {
  public:
   Room() = default;
@@ -27,7 +28,7 @@ class Room {
       if (found == MAP_FAILED) throw std::bad_alloc();
       data_ = static_cast<T*>(found), size_ = count;
 #ifdef MADV_HUGEPAGE
-      madvise(found, count * sizeof(T), MADV_HUGEPAGE);
+      if (HUGE) madvise(found, count * sizeof(T), MADV_HUGEPAGE);
 #endif
     }
     return data_;

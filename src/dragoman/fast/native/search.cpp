@@ -8,7 +8,6 @@
 #include <mutex>
 #include <numeric>
 #include <stdexcept>
-#include <system_error>
 #include <thread>
 
 #include "words.h"
@@ -44,6 +43,7 @@ class Queue {
     std::iota(order_.begin(), order_.end(), 0);
     std::stable_sort(order_.begin(), order_.end(), [&](int a, int b) { return request.limits[a] > request.limits[b]; });
   }
+  void close() { taken_.store(order_.size()); }
   int next() {
     const size_t place = taken_.fetch_add(1);
     return place < order_.size() ? order_[place] : -1;
@@ -239,9 +239,17 @@ class Searcher {
 
 }  // namespace
 
+// A forked process has the crews of its parent, but not their threads: they can neither work nor be sent away.
+void Crews::forget_the_parents() {
+  if (process_ == getpid()) return;
+  for (auto& crew : idle_) crew.release();
+  idle_.clear(), process_ = getpid();
+}
+
 std::unique_ptr<Crew> Crews::take(const Model& model, int threads) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    forget_the_parents();
     for (auto& crew : idle_)
       if (crew->team.size() == threads) {
         std::swap(crew, idle_.back());
@@ -276,13 +284,14 @@ std::vector<std::vector<Hypothesis>> search(const Model& model, Crews& crews, co
     } catch (...) {
       std::lock_guard<std::mutex> lock(mutex);
       failure = std::current_exception();
+      queue.close();  // so that the others need not finish what nobody will see
     }
   };
   std::vector<std::thread> others;
   others.reserve(static_cast<size_t>(workers));
   try {
     for (int i = 1; i < workers; ++i) others.emplace_back(work);
-  } catch (const std::system_error&) {  // fewer threads than asked for: the work is the same
+  } catch (const std::exception&) {  // fewer threads than asked for: the work is the same
   }
   work();
   for (auto& other : others) other.join();

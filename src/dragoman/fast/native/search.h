@@ -1,6 +1,8 @@
 // Greedy and beam search over many sentences: rows come and go, none waits for another.
 #pragma once
 
+#include <unistd.h>
+
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -54,9 +56,14 @@ class Crews {
   std::unique_ptr<Crew> take(const Model& model, int threads);
   void give(std::unique_ptr<Crew> crew);
 
+  ~Crews() { forget_the_parents(); }
+
  private:
+  void forget_the_parents();
+
   std::mutex mutex_;
   std::vector<std::unique_ptr<Crew>> idle_;
+  int process_ = getpid();
 };
 
 // One list a sentence, best first.  `stop` may be set at any time, by another thread: then std::runtime_error, as where

@@ -7,8 +7,8 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -20,7 +20,7 @@ class Team {
   explicit Team(int threads) {
     try {
       for (int place = 1; place < threads; ++place) others_.emplace_back([this, place] { follow(place); });
-    } catch (const std::system_error&) {
+    } catch (const std::exception&) {
     }
     size_ = static_cast<int>(others_.size()) + 1;
   }

@@ -57,13 +57,9 @@ float log_sum(const float* tops, const float* parts, int padded) {
   return top + std::log(sum(total));
 }
 
-void require_finite(const Inputs& hidden) {
-  for (int r = 0; r < hidden.rows; ++r) {
-    Vec nothing = zero();
-    for (int i = 0; i < hidden.width; i += W) nothing = fma(load(hidden.floats + static_cast<size_t>(r) * hidden.width + i), zero(), nothing);
-    if (sum(nothing) != 0.0f)
-      throw std::runtime_error("the model's probabilities are not numbers (NaN): its weights are damaged or the training diverged; load an earlier checkpoint");
-  }
+void require_finite(float normaliser) {
+  if (!std::isfinite(normaliser))
+    throw std::runtime_error("the model's probabilities are not numbers (NaN): its weights are damaged or the training diverged; load an earlier checkpoint");
 }
 
 }  // namespace
@@ -72,7 +68,6 @@ std::vector<Next> best_words(Worker& worker, const std::vector<Wish>& wishes, in
   const Matrix& m = worker.model().output;
   const int vocab = worker.model().sizes().tgt_vocab, blocks = m.out / BLOCK, padded = (blocks + W - 1) / W * W;
   const Inputs in = worker.hidden();
-  require_finite(in);
   const size_t rows = static_cast<size_t>(in.rows), threads = static_cast<size_t>(worker.team().size());
   std::vector<Best> bests(threads * rows);
   for (Best& best : bests) best.words.reserve(static_cast<size_t>(width));  // so that no thread has to ask for memory
@@ -98,6 +93,7 @@ std::vector<Next> best_words(Worker& worker, const std::vector<Wish>& wishes, in
     }
     const size_t at = r * static_cast<size_t>(padded);
     const float normaliser = log_sum(&tops[at], &parts[at], padded);
+    require_finite(normaliser);
     for (Candidate& c : whole.words) c.log_prob -= normaliser;
     found[r] = Next{std::move(whole.words), Candidate{whole.asked - normaliser, wishes[r].asked}};
   }
@@ -108,7 +104,6 @@ void all_words(Worker& worker, float* log_probs) {
   const Matrix& m = worker.model().output;
   const int vocab = worker.model().sizes().tgt_vocab, blocks = m.out / BLOCK, padded = (blocks + W - 1) / W * W;
   const Inputs in = worker.hidden();
-  require_finite(in);
   std::vector<float> logits(static_cast<size_t>(in.rows) * static_cast<size_t>(m.out)), tops(static_cast<size_t>(padded)), parts(tops.size());
   worker.team().share(blocks, double{1} * in.rows * m.out * m.in, [&](int, int begin, int end) { product(m, in, logits.data(), m.out, false, begin, end); });
   Best nobody;
@@ -118,6 +113,7 @@ void all_words(Worker& worker, float* log_probs) {
     for (int b = 0; b < blocks; ++b)
       look(row + static_cast<size_t>(b) * BLOCK, b * BLOCK, std::min(BLOCK, vocab - b * BLOCK), Wish{{}, -1}, 0, &tops[static_cast<size_t>(b)], &parts[static_cast<size_t>(b)], nobody);
     const float normaliser = log_sum(tops.data(), parts.data(), padded);
+    require_finite(normaliser);
     for (int i = 0; i < vocab; ++i) log_probs[static_cast<size_t>(r) * static_cast<size_t>(vocab) + static_cast<size_t>(i)] = row[i] - normaliser;
   }
 }

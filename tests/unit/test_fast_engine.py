@@ -1,0 +1,399 @@
+"""The native engine and wrong input: an error that says what is wrong, never a crash, and it goes on working."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dragoman.data.batching import collate_source
+from dragoman.data.tokenizer import BOS, EOS, PAD
+from dragoman.errors import DragomanError, UsageError
+from dragoman.fast.engine import Engine
+from dragoman.fast.native import load_native, missing
+from dragoman.fast.pack import Precision, pack
+from dragoman.models.seq2seq import Model
+from dragoman.search import Hypothesis, ModelStepper, SearchSettings, generate
+from every_kind import TRANSLATORS, built
+
+pytestmark = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {missing()}")
+
+VOCAB, POSITIONS = 83, 60
+SETTINGS = SearchSettings(beam=3, nbest=2)
+ROWS = [[5, 6, 7, EOS], [9, EOS], [30, 31, 32, 33, 34, EOS]]
+LIMITS = [9, 5, 12]
+
+
+def model_of(kind: str, vocab: int = VOCAB) -> Model:
+    return built(TRANSLATORS[kind], vocab).float()
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pack(model_of("paper"), tmp_path_factory.mktemp("engine") / "packed", "float32", max_positions=POSITIONS)
+
+
+@pytest.fixture(scope="module")
+def engine(packed: Path) -> Engine:
+    return Engine(packed)
+
+
+@pytest.fixture(scope="module")
+def expected(engine: Engine) -> list[list[Hypothesis]]:
+    return engine.search(ROWS, LIMITS, SETTINGS)
+
+
+# ------------------------------------------------------------------------------------------------------ wrong requests
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "no words": ({"sources": [[5, EOS], [], [6, EOS]]}, "sentence 2"),
+    "an id too large": ({"sources": [[5, EOS], [VOCAB, EOS], [6, EOS]]}, str(VOCAB)),
+    "an id below 0": ({"sources": [[5, EOS], [-1, EOS], [6, EOS]]}, "-1"),
+    "an id beyond 32 bits": ({"sources": [[5, EOS], [2**40, EOS], [6, EOS]]}, str(2**40)),
+    "an id that wraps to a good one": ({"sources": [[5, EOS], [2**32 + 5, EOS], [6, EOS]]}, str(2**32 + 5)),
+    "a source beyond the positions": ({"sources": [[5] * POSITIONS + [EOS], [9, EOS], [6, EOS]]}, str(POSITIONS + 1)),
+    "a limit beyond the positions": ({"limits": [9, POSITIONS + 1, 5]}, str(POSITIONS + 1)),
+    "a limit below 0": ({"limits": [9, -4, 5]}, "-4"),
+    "a limit of 2^31 - 1": ({"limits": [9, 2**31 - 1, 5]}, str(2**31 - 1)),
+    "a limit that is no whole number": ({"limits": [9, 9.5, 5]}, "9.5"),
+    "a limit beyond 64 bits": ({"limits": [9, 2**70, 5]}, str(2**70)),
+    "too few limits": ({"limits": [9]}, "limit"),
+    "too many limits": ({"limits": [9] * 4}, "limit"),
+    "no threads": ({"threads": 0}, "threads"),
+    "threads that wrap to one": ({"threads": 2**32 + 1}, "threads"),
+    "sampling": ({"settings": SearchSettings(sample=True)}, "sampl"),
+    "no rows": ({"rows": 0}, "rows"),
+    "too few prefixes": ({"prefixes": [[5]]}, "prefix"),
+    "too many prefixes": ({"prefixes": [[5]] * 4}, "prefix"),
+    "a prefix that fills the limit": ({"prefixes": [[], [5] * 5, []]}, "limit"),
+    "a prefix with a wrong id": ({"prefixes": [[], [VOCAB], []]}, str(VOCAB)),
+    "a prefix with padding": ({"prefixes": [[], [5, PAD], []]}, "prefix"),
+    "a prefix with the begin": ({"prefixes": [[], [BOS], []]}, "prefix"),
+    "a prefix with the end": ({"prefixes": [[], [EOS, 5], []]}, "prefix"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_request_is_an_error_and_the_next_one_is_answered(
+    name: str, engine: Engine, expected: list[list[Hypothesis]]
+) -> None:
+    changes, said = WRONG[name]
+    request: dict[str, Any] = {"sources": ROWS, "limits": LIMITS, "settings": SETTINGS} | changes
+
+    with pytest.raises(UsageError) as error:
+        engine.search(**request)
+
+    assert said in str(error.value), str(error.value)
+    assert engine.search(ROWS, LIMITS, SETTINGS) == expected
+
+
+def test_numbers_of_every_kind_are_taken_as_they_are(engine: Engine, expected: list[list[Hypothesis]]) -> None:
+    spread = np.zeros(2 * len(LIMITS), np.int32)
+    spread[::2] = LIMITS
+
+    assert engine.search([tuple(row) for row in ROWS], spread[::2], SETTINGS) == expected  # type: ignore[arg-type]
+    assert engine.search([[np.int64(i) for i in row] for row in ROWS], LIMITS, SETTINGS) == expected
+
+
+@pytest.mark.parametrize("threads", [1, 3, 5, 16])
+def test_more_threads_than_words_to_share(threads: int, tmp_path: Path) -> None:
+    small = Engine(pack(model_of("paper", vocab=50), tmp_path / "small", "float32", max_positions=POSITIONS))
+    found = small.search([[5, 6, EOS]], [9], SETTINGS, threads=threads)
+
+    assert found == small.search([[5, 6, EOS]], [9], SETTINGS)
+    assert len(found[0]) == 2
+
+
+def test_a_beam_wider_than_the_vocabulary(tmp_path: Path) -> None:
+    model = model_of("paper", vocab=11)
+    wide = SearchSettings(beam=20, nbest=20, max_extra=2)
+    theirs = generate(ModelStepper(model), *collate_source([[5, 6, EOS]]), wide)
+    ours = Engine(pack(model, tmp_path / "p", "float32")).search([[5, 6, EOS]], [5], wide)
+
+    assert [h.tokens for h in ours[0]] == [h.tokens for h in theirs[0]]
+
+
+# ------------------------------------------------------------------------------------------------------- wrong numbers
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "encoder.embedding.weight",
+        "encoder.layers.0.self_attn.qkv.weight",
+        "decoder.layers.1.ffn.inner.bias",
+        "decoder.layers.2.cross_attn.out.weight",
+        "decoder.layers.0.around_ffn.norm.weight",
+    ],
+)
+def test_weights_that_are_no_numbers(name: str, number: float, precision: Precision, tmp_path: Path) -> None:
+    model = model_of("paper")
+    with torch.no_grad():
+        model.get_parameter(name)[5:7] = number
+
+    with pytest.raises(DragomanError, match=r"NaN|finite|not numbers"):
+        Engine(pack(model, tmp_path / "p", precision)).search([[5, 6, EOS]], [9], SETTINGS)
+
+
+def test_a_packed_file_with_one_number_spoilt(packed: Path, tmp_path: Path) -> None:
+    """Wherever a NaN is put: an error, or a search that never reads it; no invented words."""
+    whole, hurt = packed.read_bytes(), tmp_path / "hurt"
+    right = Engine(packed).search(ROWS, LIMITS, SETTINGS)
+    errors = 0
+    for place in range(128, len(whole) - 64, len(whole) // 97 // 4 * 4):
+        hurt.write_bytes(whole[:place] + struct.pack("<f", float("nan")) + whole[place + 4 :])
+        try:
+            found = Engine(hurt).search(ROWS, LIMITS, SETTINGS)
+        except DragomanError as error:
+            errors += 1
+            assert str(error)
+        else:
+            assert found == right
+    assert errors > 9
+
+
+def test_widths_that_are_padded_and_numbers_far_from_zero(tmp_path: Path) -> None:
+    """A norm must not take the padding's share from a large sum: what is left would be noise."""
+    shape = {"d_model": 66, "encoder_layers": 1, "decoder_layers": 1, "tie": "none"}
+    model = built(TRANSLATORS["grouped-query"] | shape, VOCAB)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.zero_()
+        model.get_parameter("decoder.embedding.weight").add_(1000)
+    settings = SearchSettings(beam=1, max_extra=0)
+    theirs = generate(ModelStepper(model), *collate_source([ROWS[2]]), settings)[0][0]  # in float64
+    ours = Engine(pack(model.float(), tmp_path / "p", "float32")).search([ROWS[2]], [len(ROWS[2])], settings)[0][0]
+
+    assert ours.tokens == theirs.tokens
+    assert ours.token_log_probs == pytest.approx(theirs.token_log_probs, abs=0.01)
+
+
+# ---------------------------------------------------------------------------------------------------------- wrong files
+
+
+def test_a_file_that_ends_too_early(packed: Path, tmp_path: Path) -> None:
+    whole, cut = packed.read_bytes(), tmp_path / "cut"
+    places = [0, 1, 7, 8, 50, 99, 100, 127, 128, 129, 4096, len(whole) // 3, len(whole) - 4096, len(whole) - 65]
+    for place in places:
+        cut.write_bytes(whole[:place])
+        with pytest.raises(DragomanError, match="cut"):
+            Engine(cut)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("empty", b""),
+        ("text", b"A dog runs.\n" * 400),
+        ("archive", b"PK\x03\x04" + bytes(range(256)) * 40),
+        ("only its name", b"DRAGOMAN"),
+        ("later version", b"DRAGOMAN" + struct.pack("<i", 99) + bytes(9000)),
+        ("no sizes", b"DRAGOMAN" + struct.pack("<i", 1) + bytes(9000)),
+        ("largest sizes", b"DRAGOMAN" + struct.pack("<i", 1) + b"\xff\xff\xff\x7f" * 3000),
+        ("smallest sizes", b"DRAGOMAN" + struct.pack("<i", 1) + b"\x00\x00\x00\x80" * 3000),
+    ],
+)
+def test_a_file_of_another_kind(name: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "foreign").write_bytes(content)
+    with pytest.raises(DragomanError, match="foreign"):
+        Engine(tmp_path / "foreign")
+
+
+def test_no_file_or_a_longer_one(packed: Path, tmp_path: Path) -> None:
+    (tmp_path / "longer").write_bytes(packed.read_bytes() + bytes(64))
+    with pytest.raises(DragomanError, match="longer"):
+        Engine(tmp_path / "longer")
+    with pytest.raises(DragomanError, match="nowhere"):
+        Engine(tmp_path / "nowhere")
+    with pytest.raises(DragomanError):
+        Engine(tmp_path)
+
+
+# What a mistake in the core would kill has a process of its own.
+HEADERS = """
+import json, struct, sys
+from pathlib import Path
+from dragoman.errors import DragomanError
+from dragoman.fast.engine import Engine
+from dragoman.search import SearchSettings
+whole, hurt = Path(sys.argv[1]).read_bytes(), Path(sys.argv[1] + ".hurt")
+odd = [-2**31, -1, 0, 1, 2, 3, 5, 16, 64, 128, 4096, 65536, 2**20, 2**24, 2**30, 2**31 - 1]
+refused = answered = 0
+for place in range(8, 124, 4):
+    for number in odd:
+        hurt.write_bytes(whole[:place] + struct.pack("<i", number) + whole[place + 4 :])
+        try:
+            Engine(hurt).search([[5, 6, 3], [9, 3]], [9, 5], SearchSettings(beam=3))
+            answered += 1
+        except DragomanError as error:
+            assert str(error)
+            refused += 1
+print(json.dumps([refused, answered]))
+"""
+
+
+def test_every_number_of_the_header_may_be_wrong(packed: Path) -> None:
+    child = subprocess.run([sys.executable, "-c", HEADERS, packed], capture_output=True, text=True, timeout=100)
+
+    assert child.returncode == 0, child.stderr
+    refused, answered = json.loads(child.stdout)
+    assert refused > 200 and answered > 9
+
+
+# ----------------------------------------------------------------------------------------- more than one of everything
+
+
+def test_engines_and_threads_do_not_meet(tmp_path: Path, engine: Engine, expected: list[list[Hypothesis]]) -> None:
+    others = [
+        Engine(pack(model_of("modern"), tmp_path / "modern", "int8")),
+        Engine(pack(model_of("alibi"), tmp_path / "alibi", "float32")),
+    ]
+    engines = [engine, *others] * 6
+    right = [expected, *(other.search(ROWS, LIMITS, SETTINGS) for other in others)] * 6
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(lambda one: one.search(ROWS, LIMITS, SETTINGS, threads=2), engines))
+
+    assert found == right
+    assert right[0] != right[1] != right[2]
+
+
+def test_an_engine_outlives_its_file_and_its_neighbours(tmp_path: Path) -> None:
+    path = pack(model_of("paper"), tmp_path / "p", "float32")
+    first, second = Engine(path), Engine(path)
+    right = first.search(ROWS, LIMITS, SETTINGS)
+    pack(model_of("modern"), path, "float32")  # another model under the same name
+    del first
+    assert second.search(ROWS, LIMITS, SETTINGS) == right != Engine(path).search(ROWS, LIMITS, SETTINGS)
+    path.unlink()
+    assert second.search(ROWS, LIMITS, SETTINGS) == right
+
+
+def test_one_file_packed_by_several_at_once(tmp_path: Path) -> None:
+    models = [model_of("paper"), model_of("modern")] * 4
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda model: pack(model, tmp_path / "p", "float32"), models))
+
+    assert [path.name for path in tmp_path.iterdir()] == ["p"]
+    found = Engine(tmp_path / "p").search(ROWS, LIMITS, SETTINGS)
+    assert found in [
+        Engine(pack(model, tmp_path / "q", "float32")).search(ROWS, LIMITS, SETTINGS) for model in models[:2]
+    ]
+
+
+@contextmanager
+def interrupted(after: float, every: float) -> Iterator[None]:
+    """Ctrl-C after so many seconds, and again and again."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, after, every)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("every", [0.0, 0.003])
+def test_ctrl_c_ends_a_search_and_nothing_of_it_goes_on(
+    every: float, engine: Engine, expected: list[list[Hypothesis]]
+) -> None:
+    before, began = threading.active_count(), time.monotonic()
+    rows = [[5 + i % 70, EOS] for i in range(20_000)]  # a minute or two
+    with pytest.raises(KeyboardInterrupt), interrupted(1.0, every):
+        engine.search(rows, [POSITIONS] * len(rows), SearchSettings(beam=8, min_length=POSITIONS - 1))
+
+    assert time.monotonic() - began < 20 and threading.active_count() == before
+    assert engine.search(ROWS, LIMITS, SETTINGS) == expected
+
+
+FORK = """
+import os, sys, time
+from dragoman.fast.engine import Engine
+from dragoman.search import SearchSettings
+engine = Engine(sys.argv[1])
+search = lambda: engine.search([[5, 6, 7, 8, 3]], [9], SearchSettings(beam=4), threads=2)
+right = search()
+child = os.fork()
+if child == 0:
+    same = search() == right
+    del engine
+    os._exit(0 if same else 1)
+for _ in range(200):
+    ended, status = os.waitpid(child, os.WNOHANG)
+    if ended:
+        sys.exit(status != 0 or search() != right)
+    time.sleep(0.1)
+os.kill(child, 9)
+sys.exit("the child hangs")
+"""
+
+
+def test_a_forked_process_searches_too(tmp_path: Path) -> None:
+    """The threads that waited for the next search are not there any more; the model is one whose steps are shared."""
+    shape = {"d_model": 192, "d_ff": 448, "n_heads": 4, "decoder_layers": 1}
+    path = pack(built(TRANSLATORS["paper"] | shape, 2000).float(), tmp_path / "p", "int8", max_positions=POSITIONS)
+    child = subprocess.run([sys.executable, "-c", FORK, path], capture_output=True, text=True, timeout=100)
+
+    assert child.returncode == 0, child.stderr
+
+
+NO_ROOM = """
+import resource, sys
+from dragoman.errors import DragomanError
+from dragoman.fast.engine import Engine
+from dragoman.search import SearchSettings
+engine = Engine(sys.argv[1])
+right = engine.search([[5, 3]] * 70, [9] * 70, SearchSettings(beam=2))
+now = int(next(line for line in open("/proc/self/status") if line.startswith("VmSize")).split()[1]) * 1024
+resource.setrlimit(resource.RLIMIT_AS, (now + 96 * 2**20,) * 2)
+for threads in (64, 1):
+    for count in (70, 1):  # a thread a sentence, and all threads for one
+        try:
+            found = engine.search([[5, 3]] * count, [9] * count, SearchSettings(beam=2), threads=threads)
+            assert found == right[:count]
+        except DragomanError as error:
+            assert "memory" in str(error) or "thread" in str(error), error
+print("alive")
+"""
+
+
+def test_a_system_that_gives_no_more_threads(packed: Path) -> None:
+    """Each thread's stack takes 8 MB of a process that may only have 96 more."""
+    child = subprocess.run(
+        ["bash", "-c", 'ulimit -s 8192; exec "$0" "$@"', sys.executable, "-c", NO_ROOM, os.fspath(packed)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+    assert (child.returncode, child.stdout) == (0, "alive\n"), child.stderr
+
+
+def test_the_engine_needs_no_torch(packed: Path) -> None:
+    code = (
+        "import sys; from dragoman.fast.engine import Engine; Engine(sys.argv[1]);"
+        "print([name for name in ('torch', 'safetensors') if name in sys.modules])"
+    )
+    child = subprocess.run([sys.executable, "-c", code, packed], capture_output=True, text=True, timeout=100)
+
+    assert (child.stdout, child.returncode) == ("[]\n", 0), child.stderr

@@ -11,9 +11,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dragoman.data.segment import join_parts, split_text
 from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.errors import UsageError
@@ -23,7 +20,9 @@ from dragoman.search.searcher import Searcher, plain_of, plain_searcher
 from dragoman.search.settings import SearchSettings
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
     from dragoman.fast.loading import EngineChoice, Quantize
     from dragoman.models.seq2seq import Model

@@ -14,9 +14,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dragoman.data.ids import BOS, EOS, PAD
 from dragoman.errors import DragomanError, UsageError
 from dragoman.fast.native import load_native, missing
@@ -117,7 +114,7 @@ class Engine:
         threads: int = 1,
         rows: int | None = None,
         memory: int = _MEMORY,
-        attention: NDArray[np.float32] | None = None,
+        attention: array[float] | None = None,
     ) -> list[list[Hypothesis]]:
         """B lists of `settings.nbest` hypotheses, best first.
 
@@ -133,8 +130,8 @@ class Engine:
         self._check(sources, limits, settings, begins, threads, rows)
         if attention is not None:
             wanted = sum(limit * len(source) for limit, source in zip(limits, sources, strict=True))
-            if attention.dtype != np.float32 or attention.shape != (wanted,) or not attention.flags.c_contiguous:
-                raise UsageError(f"attention: must be {wanted} numbers of float32, one behind the other")
+            if attention.typecode != "f" or len(attention) != wanted:
+                raise UsageError(f"attention: must be an array of {wanted} numbers of type f")
         if not sources:
             return []
         longest = self._library.dragoman_row_bytes(self._model, max(limits), max(map(len, sources)))
@@ -150,7 +147,7 @@ class Engine:
             _Ragged(_at(ids), _at(offsets)),
             _Ragged(_at(begin), _at(ahead)),
             _at(rooms),
-            None if attention is None else attention.ctypes.data,
+            None if attention is None else _at(attention),
         )  # fmt: skip
         request.arrays = ids, offsets, begin, ahead, rooms, attention  # it has their addresses only
         return self._run(request, rooms, settings.nbest)
@@ -193,10 +190,10 @@ class Engine:
         if len(source) > self.positions:
             problems.append(f"{len(source)} source tokens, the packed model has {self.positions} positions")
         least = max(len(prefix), settings.min_length) + 1
-        if not isinstance(limit, int | np.integer) or not least <= limit <= self.positions:
+        if not hasattr(limit, "__index__") or not least <= limit <= self.positions:
             problems.append(f"a limit of {limit} target tokens: must be {least} to {self.positions}")
         for whose, ids, size in (("source", source, self.source_size), ("prefix", prefix, self.target_size)):
-            wrong = [i for i in ids if not isinstance(i, int | np.integer) or not 0 <= i < size]
+            wrong = [i for i in ids if not hasattr(i, "__index__") or not 0 <= i < size]
             if wrong:
                 problems.append(f"{whose} id {wrong[0]!r}: must be a whole number from 0 to {size - 1}")
         if {PAD, BOS, EOS} & set(prefix):

@@ -13,7 +13,7 @@ __all__ = ["VERSION", "Native", "Precision", "load_native", "missing"]
 
 Precision = Literal["float32", "int8", "bfloat16"]
 """Of packed weights."""
-VERSION = 1
+VERSION = 2
 """Of packed files, as in native/model.h."""
 
 _BUILDS = ("avx512", "avx2")

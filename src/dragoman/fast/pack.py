@@ -114,14 +114,17 @@ class _Packer:
         self.file.write(self._header())
         self._align()
         shared = isinstance(self.model, Transformer) and self._shared()
+        half = np.float16 if self.precision == "int8" else np.float32
         for stack in self.stacks[:1] if shared else self.stacks:
-            self._numbers(self._columns(stack.embedding.weight))
+            self._numbers(self._columns(stack.embedding.weight), half)
         rotary = self.stacks[-1].positions
         if isinstance(rotary, Rotary):
             rates = rotary.base ** (-np.arange(0, rotary.turned, 2) / rotary.turned)
             angles = np.arange(self.positions)[:, None] * rates
             self._numbers(np.cos(angles))
             self._numbers(np.sin(angles))
+        for stack in self.stacks:
+            self._positions(stack)
         for stack in self.stacks:
             self._stack(stack)
         weight = self.model.output.weight
@@ -151,7 +154,7 @@ class _Packer:
     def _shared(self) -> bool:
         return self.stacks[0].embedding is self.stacks[1].embedding
 
-    def _stack(self, stack: Encoder | Decoder | DecoderOnly) -> None:
+    def _positions(self, stack: Encoder | Decoder | DecoderOnly) -> None:
         places = torch.arange(self.positions, device=self.model.device)
         if self.position == 1:
             table, _ = stack.positions.embed(
@@ -162,6 +165,8 @@ class _Packer:
             bias = stack.positions.static_bias(places[-1:], torch.arange(2 * self.positions - 1, device=places.device))
             assert bias is not None
             self._numbers(bias[:, 0].float().cpu().numpy())
+
+    def _stack(self, stack: Encoder | Decoder | DecoderOnly) -> None:
         for layer in stack.layers:
             assert isinstance(layer, EncoderLayer | DecoderLayer) and isinstance(layer.self_attn, SelfAttention)
             self._norm(layer.around_self_attn.norm)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
-
-import numpy as np
-from numpy.typing import NDArray
 
 from dragoman.fast.engine import Engine
 from dragoman.search.hypothesis import Hypothesis
@@ -14,6 +13,9 @@ from dragoman.search.searcher import Ids, Searcher
 from dragoman.search.settings import SearchSettings
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from dragoman.fast.stepper import EngineStepper
     from dragoman.search.live import Watched
 
@@ -83,12 +85,15 @@ class FastSearcher(Searcher):
         if max((max(len(src), len(tgt)) for src, tgt in pairs), default=0) > self.engine.positions:
             return self.plain.align(pairs, batch_tokens)
         sizes = [(len(tgt), len(src)) for src, tgt in pairs]
-        starts = np.concatenate([[0], np.cumsum([rows * columns for rows, columns in sizes])]).astype(int)
-        weights = np.zeros(starts[-1], np.float32)
+        starts = list(itertools.accumulate((rows * columns for rows, columns in sizes), initial=0))
+        weights = array("f", [0]) * starts[-1]
         targets = [list(tgt[:-1]) for _, tgt in pairs]
         limits = [rows for rows, _ in sizes]
         self.engine.search([src for src, _ in pairs], limits, _FORCED, targets, self.threads, attention=weights)
-        return [weights[at : at + np.prod(size)].reshape(size) for at, size in zip(starts, sizes, strict=False)]
+        import numpy as np  # here, so that translating starts without it
+
+        whole = np.frombuffer(weights, np.float32)
+        return [whole[at:end].reshape(size) for (at, end), size in zip(itertools.pairwise(starts), sizes, strict=True)]
 
     def live(self, source: Ids, prefix: Ids, settings: SearchSettings) -> Watched:
         if settings.limit(len(source), len(prefix)) > self.engine.positions:

@@ -6,14 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dragoman.search.hypothesis import Hypothesis
 from dragoman.search.settings import SearchSettings
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
     from dragoman.models.seq2seq import Model
     from dragoman.search.live import Watched

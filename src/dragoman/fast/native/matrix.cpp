@@ -176,6 +176,10 @@ void shorten(const float* x, size_t count, uint16_t* brains) {
   }
 }
 
+void widen(const uint16_t* x, int count, float* y) {
+  for (int i = 0; i < count; i += W) store(y + i, load(x + i));
+}
+
 bool has_bfloat16() {
 #if defined(__AVX512F__)
   return __builtin_cpu_supports("avx512bf16");

@@ -47,6 +47,9 @@ void quantize(const float* x, int rows, int width, uint8_t* bytes, float* scales
 // x (count) -> bfloat16, the nearest.
 void shorten(const float* x, size_t count, uint16_t* brains);
 
+// x (count, a multiple of 16) in half precision -> y.
+void widen(const uint16_t* x, int count, float* y);
+
 // Whether this processor multiplies bfloat16.
 bool has_bfloat16();
 

@@ -15,12 +15,19 @@ namespace dragoman {
 // Walks through the file in the order in which it was written; every piece begins at a multiple of 64 bytes.
 class Reader {
  public:
-  explicit Reader(Model& model) : model_(model), copy_(model.weights_.of(model.bytes_)), place_((sizeof(Header) + 63) / 64 * 64) {}
+  explicit Reader(Model& model) : model_(model), place_((sizeof(Header) + 63) / 64 * 64) {}
 
   // What a sentence needs some rows of: as it lies in the file.
-  const float* table(int64_t count) {
-    const size_t at = advance(static_cast<size_t>(count) * sizeof(float));
-    return reinterpret_cast<const float*>(model_.data_ + at);
+  const float* table(int64_t count) { return reinterpret_cast<const float*>(some(static_cast<size_t>(count) * sizeof(float))); }
+  const void* embedding(int vocab) {
+    const Header& h = model_.sizes();
+    return some(static_cast<size_t>(vocab) * static_cast<size_t>(h.d_model) * (h.half != 0 ? sizeof(uint16_t) : sizeof(float)));
+  }
+
+  // All that follows is read with `numbers`.
+  void copy_the_rest() {
+    if (place_ > model_.bytes_) throw std::runtime_error("it ends in the middle of its tables");
+    from_ = place_, copy_ = model_.weights_.of(model_.bytes_ - place_);
   }
 
   // What a step reads from front to back: copied.
@@ -28,11 +35,11 @@ class Reader {
   const T* numbers(int64_t count) {
     const size_t bytes = static_cast<size_t>(count) * sizeof(T), at = advance(bytes);
     for (size_t done = 0; done < bytes;) {
-      const ssize_t got = pread(model_.file_, copy_ + at + done, bytes - done, static_cast<off_t>(at + done));
+      const ssize_t got = pread(model_.file_, copy_ + at - from_ + done, bytes - done, static_cast<off_t>(at + done));
       if (got <= 0) throw std::runtime_error("it cannot be read: " + std::string(got < 0 ? std::strerror(errno) : "it has become shorter"));
       done += static_cast<size_t>(got);
     }
-    return reinterpret_cast<const T*>(copy_ + at);
+    return reinterpret_cast<const T*>(copy_ + at - from_);
   }
 
   // out, in, kind of numbers, 1 = with bias; then the weights.
@@ -82,10 +89,14 @@ class Reader {
     return l;
   }
 
-  void stack(Stack& s, int layers, bool cross) {
+  void positions(Stack& s) {
     const Header& h = model_.sizes();
     if (h.position == added) s.positions = table(static_cast<int64_t>(h.max_positions) * h.d_model);
     if (h.position == distances) s.bias = table(static_cast<int64_t>(h.n_heads) * (2 * h.max_positions - 1));
+  }
+
+  void stack(Stack& s, int layers, bool cross) {
+    const Header& h = model_.sizes();
     for (int i = 0; i < layers; ++i) s.layers.push_back(layer(cross));
     if (h.pre_norm != 0) s.final_norm = norm();
   }
@@ -102,9 +113,11 @@ class Reader {
     return at;
   }
 
+  const char* some(size_t bytes) { return model_.data_ + advance(bytes); }
+
   Model& model_;
-  char* copy_;
-  size_t place_;
+  char* copy_ = nullptr;
+  size_t from_ = 0, place_;
 };
 
 // Every size is in bounds in which no product of two of them leaves 64 bits.
@@ -145,12 +158,15 @@ Model::Model(const std::string& path) {
     check();
     Reader reader(*this);
     const bool cross = h.encoder_layers > 0;
-    if (cross) encoder.embedding = reader.table(static_cast<int64_t>(h.src_vocab) * h.d_model);
-    decoder.embedding = cross && h.shared_embedding != 0 ? encoder.embedding : reader.table(static_cast<int64_t>(h.tgt_vocab) * h.d_model);
+    if (cross) encoder.embedding = reader.embedding(h.src_vocab);
+    decoder.embedding = cross && h.shared_embedding != 0 ? encoder.embedding : reader.embedding(h.tgt_vocab);
     if (h.position == rotary) {
       const int64_t count = static_cast<int64_t>(h.max_positions) * (h.rotated / 2);
       cosines = reader.table(count), sines = reader.table(count);
     }
+    if (cross) reader.positions(encoder);
+    reader.positions(decoder);
+    reader.copy_the_rest();
     if (cross) reader.stack(encoder, h.encoder_layers, false);
     reader.stack(decoder, h.decoder_layers, cross);
     output = reader.matrix(padded(h.tgt_vocab), h.d_model);

@@ -13,13 +13,13 @@
 
 namespace dragoman {
 
-constexpr int32_t VERSION = 1;
+constexpr int32_t VERSION = 2;
 
 // The first bytes of the file; dragoman/fast/pack.py writes the same fields in the same order.
 struct Header {
   char magic[8];            // "DRAGOMAN"
   int32_t version;          // VERSION
-  int32_t half;             // keys and values in half precision
+  int32_t half;             // keys, values and embeddings in half precision
   int32_t d_model, true_d_model, d_ff;
   int32_t n_heads, n_kv_heads, d_head;
   int32_t encoder_layers, decoder_layers;  // no encoder layers: a decoder-only model
@@ -41,7 +41,7 @@ struct Layer {
 };
 
 struct Stack {
-  const float* embedding = nullptr;  // (vocab, d_model)
+  const void* embedding = nullptr;   // (vocab, d_model), in half precision if the header says so
   const float* positions = nullptr;  // (max_positions, d_model)
   const float* bias = nullptr;       // (n_heads, 2 max_positions - 1), by key - query + max_positions - 1
   std::vector<Layer> layers;

@@ -92,9 +92,11 @@ void Worker::feed_forward(const Layer& layer, const float* in, int rows) {
 }
 
 void Worker::embed(const Stack& stack, int32_t token, int position, float* x) const {
-  const float* word = stack.embedding + times(token, h_.d_model);
+  const size_t at = times(token, h_.d_model);
+  if (h_.half != 0) widen(static_cast<const uint16_t*>(stack.embedding) + at, h_.d_model, x);
+  else std::memcpy(x, static_cast<const float*>(stack.embedding) + at, static_cast<size_t>(h_.d_model) * sizeof(float));
   const float* place = stack.positions == nullptr ? nullptr : stack.positions + times(position, h_.d_model);
-  for (int i = 0; i < h_.d_model; ++i) x[i] = word[i] * h_.embedding_scale + (place == nullptr ? 0.0f : place[i]);
+  for (int i = 0; i < h_.d_model; ++i) x[i] = x[i] * h_.embedding_scale + (place == nullptr ? 0.0f : place[i]);
 }
 
 // Queries and keys of a row turn to their position.

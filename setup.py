@@ -21,6 +21,7 @@ BUILDS = {
 
 
 def extension(name: str, flags: list[str]) -> Extension:
+    # Both builds compile the same files to the same places: one after the other, not in parallel.
     return Extension(
         f"dragoman.fast._{name}",
         sources=[path.as_posix() for path in sorted(NATIVE.glob("*.cpp"))],

@@ -26,6 +26,7 @@ from dragoman.inside.effect import (
 )
 from dragoman.inside.record import record, replace
 from dragoman.models.seq2seq import Model
+from dragoman.search.plain import PlainSearcher
 from every_kind import TRANSLATORS, built
 from small_networks import EXACT
 from small_run import digit_pairs
@@ -245,7 +246,7 @@ def test_an_effect_is_the_difference_between_two_models() -> None:
         other.get_submodule(name).out.weight.zero_()
 
     without = tiny_translator()
-    without.model = changed_copy(translator.model, by_hand)
+    without.searcher = PlainSearcher(changed_copy(translator.model, by_hand))
     sources, references = (list(side) for side in zip(*digit_pairs(7), strict=True))
     heads = range(attentions(translator.model)[name])
     found = effect(translator, without_heads(translator.model, {name: heads}), sources, references, beam=2)

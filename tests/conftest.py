@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from dragoman.nn.dropout import seed_dropout
+from small_run import Cli
 
 torch.set_num_threads(1)
 
@@ -19,6 +20,12 @@ def same_random_numbers() -> None:
     """Every test draws the same numbers, alone or in the whole suite."""
     random.seed(20170612)
     seed_dropout(20170612)
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Cli:
+    """The command line, called in this process."""
+    return Cli(monkeypatch, capsysbinary)
 
 
 @pytest.fixture(scope="session")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
 from dragoman.config import Config, parse_config
 from dragoman.training.runlog import Reporter
 
+COMMAND = [sys.executable, "-c", "from dragoman.cli import main; main()"]
+"""`dragoman`, as a process of its own."""
 SOURCE_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 TARGET_WORDS = ("nul", "un", "deux", "trois", "quatre", "cinq", "sies", "sept", "huit", "neuf")
 

@@ -6,20 +6,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from small_run import Cli, digit_pairs, write_corpus, write_lines, write_toml
-
-COMMAND = [sys.executable, "-c", "from dragoman.cli import main; main()"]
-
-
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Cli:
-    return Cli(monkeypatch, capsysbinary)
+from small_run import COMMAND, Cli, digit_pairs, write_corpus, write_lines, write_toml
 
 
 @pytest.fixture(scope="module")

@@ -39,11 +39,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Cli:
-    return Cli(monkeypatch, capsysbinary)
-
-
 def test_a_folder_of_trained_runs(place: Path) -> None:
     comparison = compare([place / "runs"])  # `prepared` stands in it too
     lstm, wide = comparison.groups

@@ -418,11 +418,6 @@ def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Cli:
-    return Cli(monkeypatch, capsysbinary)
-
-
 @pytest.mark.parametrize(("command", "name"), [("label", "tagged"), ("label", "first"), ("parse", "trees")])
 def test_lines_in_lines_out(command: str, name: str, cli: Cli, runs: Path, tmp_path: Path) -> None:
     lines = ["the dog runs .", "", " \t", "red\u2028cat \x85", "the ( fish )\r"]

@@ -358,7 +358,7 @@ def test_packages_that_are_not_installed(tmp_path: Path, monkeypatch: pytest.Mon
     put(tmp_path / "t.parquet", b"")
     put(tmp_path / "t.txt", b"x\n")
     monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(UsageError, match=r"pyarrow is not installed .* pip install 'dragoman\[scale\]'"):
+    with pytest.raises(UsageError, match=r"Parquet needs pyarrow, .* pip install 'dragoman\[scale\]'"):
         bulk(tmp_path / "t.parquet", tmp_path / "out", column="text")
-    with pytest.raises(UsageError, match=r"ray is not installed .* pip install 'dragoman\[scale\]'"):
+    with pytest.raises(UsageError, match=r"a cluster needs ray, .* pip install 'dragoman\[scale\]'"):
         bulk(tmp_path / "t.txt", tmp_path / "out", ray=True)

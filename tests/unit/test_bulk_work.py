@@ -82,7 +82,7 @@ class Cluster:
 
 
 def spread(monkeypatch: pytest.MonkeyPatch, ray: Cluster, count: int = 20) -> Iterator[tuple[Chunk, Done]]:
-    monkeypatch.setattr(cluster, "scale_package", lambda name: ray)
+    monkeypatch.setattr(cluster, "extra_package", lambda *wanted: ray)
     chunks = (Chunk("a", number, [f"line {number}"], "text") for number in range(count))
     return cluster.translated_on_ray(Job(Path("m")), {}, chunks, count)
 

@@ -37,11 +37,6 @@ needs_ctranslate2 = pytest.mark.skipif(
 
 
 @pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Cli:
-    return Cli(monkeypatch, capsysbinary)
-
-
-@pytest.fixture
 def lines(tmp_path: Path) -> Path:
     return write_lines(tmp_path / "lines.txt", [source for source, _ in digit_pairs(20, seed=8)])
 

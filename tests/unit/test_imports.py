@@ -18,10 +18,11 @@ FILES = sorted(ROOT.rglob("*.py"))
 # Part -> the parts it may import.  What is not listed here may import everything but `cli`.
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
+    "extras": {"errors"},
     "config": {"errors"},
     "nn": {"errors"},
     "models": {"errors", "config", "nn"},
-    "data": {"errors", "config"},
+    "data": {"errors", "extras", "config"},
     "search": {"errors", "nn", "models", "data"},
     "inside": {
         "errors",
@@ -51,8 +52,8 @@ ARROWS: dict[str, set[str]] = {
         "inside",
         "page",
     },
-    "formats": {"errors", "config", "nn", "models", "data", "search", "model_folder"},
-    "bulk": {"errors", "data", "model_folder", "search", "translate", "training"},
+    "formats": {"errors", "extras", "config", "nn", "models", "data", "search", "model_folder"},
+    "bulk": {"errors", "extras", "data", "model_folder", "search", "translate", "training"},
     "fast": {"errors", "config", "nn", "models", "data", "search", "model_folder"},
     "report": {"errors", "page"},
     "model_folder": {"errors", "config", "models", "data"},
@@ -73,7 +74,7 @@ ARROWS: dict[str, set[str]] = {
         "parse",
         "model_folder",
     },
-    "vectors": {"errors", "nn", "data", "model_folder"},
+    "vectors": {"errors", "extras", "nn", "data", "model_folder"},
     "compare": {"errors", "config", "data", "model_folder", "translate", "training", "page"},
     "page": {"errors"},
 }

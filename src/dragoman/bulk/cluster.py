@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dragoman.bulk.extra import scale_package
 from dragoman.bulk.work import Chunk, Done, Form, Job, Translated, Worker
 from dragoman.errors import DragomanError, UsageError
+from dragoman.extras import extra_package
 
 __all__ = ["translated_on_ray"]
 
@@ -96,7 +96,7 @@ def translated_on_ray(job: Job, sha256: Mapping[str, str], chunks: Iterator[Chun
     where not given), and a GPU where the device is one; it must find the model under the same path.  Raises UsageError
     where the cluster has no room for one worker, DragomanError where workers die again and again.
     """
-    ray = scale_package("ray")
+    ray = extra_package("ray", "scale", "a cluster")
     device = "cuda" if _on_gpu(job) else job.load.get("device", "cpu")  # Ray shows each worker one GPU, its first
     job = replace(job, load={**job.load, "device": device})
     mine = not ray.is_initialized()

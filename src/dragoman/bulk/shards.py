@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 
 import zstandard
 
-from dragoman.bulk.extra import scale_package
 from dragoman.data.lines import plain_suffix, read_lines
 from dragoman.errors import DataError, UsageError, nearest
+from dragoman.extras import extra_package
 
 __all__ = ["COLUMNS", "Contents", "Shard", "TableShard", "TextShard", "find_shards", "is_bulk"]
 
@@ -100,7 +100,7 @@ class TableShard(Shard):
             raise DataError(f"{self.path}: cannot be read as Parquet: {error}. Write the file again.") from error
 
     def write(self, payloads: Iterable[bytes], to: Path) -> None:
-        arrow, parquet = scale_package("pyarrow"), scale_package("pyarrow.parquet")
+        arrow, parquet = _arrow(), _arrow("pyarrow.parquet")
         source = self._open()
         schema = source.schema_arrow
         for name in self.added:
@@ -114,7 +114,7 @@ class TableShard(Shard):
 
     def _open(self) -> Any:
         """The file, with the column in it.  Raises DataError with every reason why it cannot be used."""
-        parquet = scale_package("pyarrow.parquet")
+        parquet = _arrow("pyarrow.parquet")
         try:
             file = parquet.ParquetFile(self.path)
         except _unreadable() as error:
@@ -135,19 +135,23 @@ class TableShard(Shard):
         return file
 
 
+def _arrow(name: str = "pyarrow") -> Any:
+    return extra_package(name, "scale", "Parquet")
+
+
 def _unreadable() -> tuple[type[Exception], ...]:
-    return (scale_package("pyarrow").ArrowException, OSError, UnicodeDecodeError)
+    return (_arrow().ArrowException, OSError, UnicodeDecodeError)
 
 
 def _is_text(kind: Any) -> bool:
-    types = scale_package("pyarrow").types
+    types = _arrow().types
     if types.is_dictionary(kind):
         kind = kind.value_type
     return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
 def _kind(name: str) -> Any:
-    arrow = scale_package("pyarrow")
+    arrow = _arrow()
     kinds = {"translation": arrow.string(), "score": arrow.float64()}
     return kinds.get(name, arrow.list_(arrow.string()))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import zipfile
 import zlib
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.errors import DataError, UsageError
+from dragoman.errors import DataError
+from dragoman.extras import extra_package
 
 __all__ = ["LabelledImages", "as_images", "load_digits", "read_images", "split_off"]
 
@@ -78,14 +78,7 @@ def load_digits() -> LabelledImages:
 
     Raises UsageError where scikit-learn is not installed.
     """
-    try:
-        datasets = importlib.import_module("sklearn.datasets")
-    except ImportError:
-        raise UsageError(
-            'data.dataset = "digits" comes with scikit-learn, which is not installed; install it with: '
-            "pip install 'dragoman[vision]'"
-        ) from None
-    digits = datasets.load_digits()
+    digits = extra_package("sklearn.datasets", "vision", 'data.dataset = "digits"').load_digits()
     return _labelled(as_images(digits.images / 16, "digits"), digits.target, "digits")
 
 

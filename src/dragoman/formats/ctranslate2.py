@@ -7,7 +7,6 @@ Letters: D d_model, V vocabulary.
 
 from __future__ import annotations
 
-import importlib
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 
 from dragoman.config import DecoderOnlyConfig, LearnedPosition, ModelConfig, RotaryPosition, TransformerConfig
 from dragoman.data.tokenizer import BOS, EOS, PAD, UNK
-from dragoman.errors import UsageError
+from dragoman.extras import extra_package
 from dragoman.formats.parity import Case
 from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.seq2seq import Network
@@ -48,12 +47,7 @@ _TABLE = 2048
 
 def package(name: str = "ctranslate2") -> Any:
     """The package, or a module of it, imported when it is needed.  Raises UsageError where it cannot be."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise UsageError(
-            f"the package ctranslate2 cannot be imported ({error}); install it with: pip install 'dragoman[formats]'"
-        ) from None
+    return extra_package(name, "formats", "the format ctranslate2")
 
 
 def unsupported(config: ModelConfig) -> list[str]:

@@ -6,13 +6,13 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, get_args
 
 from dragoman.errors import DataError, UsageError, nearest
+from dragoman.extras import extra_package
 from dragoman.vectors.word_vectors import WordVectors
 
 __all__ = ["Kind", "train_vectors", "words_of"]
@@ -99,13 +99,7 @@ def _read(texts: Iterable[str]) -> tuple[list[list[str]], Counter[str]]:
 
 
 def _library() -> Any:
-    try:
-        return importlib.import_module("gensim.models").Word2Vec
-    except ImportError as error:
-        raise UsageError(
-            f"training word vectors needs gensim, which cannot be imported ({error}); "
-            "install it with: pip install 'dragoman[vectors]'   (or: pip install gensim)"
-        ) from None
+    return extra_package("gensim.models", "vectors", "training word vectors").Word2Vec
 
 
 def _check(texts: Iterable[str], kind: str, settings: dict[str, int]) -> None:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ import torch
 from dragoman.config import TransformerConfig, load_config
 from dragoman.data.tokenizer import EOS
 from dragoman.errors import ModelFolderError, UsageError
-from dragoman.fast.native import load_native, missing
+from dragoman.fast import loading
+from dragoman.fast.native import Native, load_native, missing
 from dragoman.fast.pack import pack
 from dragoman.inside.record import record
 from dragoman.models.build import build_model
@@ -151,6 +153,14 @@ def test_what_cannot_be_had_is_told(run: Path, options: dict[str, str], words: l
     with pytest.raises(UsageError) as caught:
         Translator.load(run, **options)  # type: ignore[arg-type]
     assert all(word in str(caught.value) for word in words)
+
+
+def test_bfloat16_is_not_packed_where_it_cannot_be_multiplied(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without = Native("avx2", SimpleNamespace(dragoman_bfloat16=lambda: 0))  # type: ignore[arg-type]
+    monkeypatch.setattr(loading, "load_native", lambda: without)
+    with pytest.raises(UsageError, match="does not multiply bfloat16"):
+        Translator.load(run, quantize="bf16")
+    assert not list(run.rglob("bfloat16*"))
 
 
 @native

@@ -35,7 +35,7 @@ _WRONG_CALL = 1
 class _Settings(ctypes.Structure):
     _fields_ = [
         *[(name, ctypes.c_int32) for name in ("beam", "nbest", "min_length", "no_repeat_ngram")],
-        *[(name, ctypes.c_int32) for name in ("bos", "eos", "pad", "rows", "threads", "unused")],
+        *[(name, ctypes.c_int32) for name in ("bos", "eos", "pad", "rows", "threads")],
         ("alpha", ctypes.c_double),
     ]
 
@@ -141,7 +141,7 @@ class Engine:
         request = _Request(
             _Settings(
                 settings.beam, settings.nbest, settings.min_length, settings.no_repeat_ngram,
-                BOS, EOS, PAD, fitting, threads, 0, settings.alpha,
+                BOS, EOS, PAD, fitting, threads, settings.alpha,
             ),
             len(sources),
             _Ragged(_at(ids), _at(offsets)),

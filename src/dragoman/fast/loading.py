@@ -23,7 +23,6 @@ from dragoman.model_folder import (
     find_model,
     load_network,
     read_config,
-    read_meta,
     verify,
     write_file,
     wrong_model,
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
     from dragoman.search.plain import PlainSearcher
 
-__all__ = ["EngineChoice", "Quantize", "load_engine", "load_searcher"]
+__all__ = ["EngineChoice", "Quantize", "load_searcher"]
 
 Quantize = Literal["auto", "int8", "bf16", "none"]
 EngineChoice = Literal["auto", "plain", "fast"]
@@ -107,15 +106,18 @@ def _plain(
 def _fast(
     path: str | Path, kind: str, lack: str, precision: Precision, threads: int
 ) -> tuple[Searcher, Tokenizer, Config]:
-    if load_native() is None:
+    native = load_native()
+    if native is None:
         raise Unpacked(f"no native engine, which would be some ten times as fast: {missing()}")
+    if precision == "bfloat16" and not native.library.dragoman_bfloat16():
+        raise Unpacked(f"this processor does not multiply bfloat16 ({native.build})")
     folder = find_model(path)
-    verify(folder, but=("model.safetensors", "training.safetensors"))
+    meta = verify(folder, but=("model.safetensors", "training.safetensors"))
     config = read_config(folder)
     vocabulary = load_vocabulary(folder)
     if config.data.kind != kind or not isinstance(vocabulary, Tokenizer):
         raise wrong_model(path, config, lack)
-    engine = load_engine(folder, precision)
+    engine = _engine(folder, precision, meta["sha256"]["model.safetensors"])
 
     def plain() -> Searcher:
         return _plain(folder, kind, lack, "cpu", "the engine has handed over")[0]
@@ -123,12 +125,8 @@ def _fast(
     return FastSearcher(engine, precision, threads, plain), vocabulary, config
 
 
-def load_engine(folder: Path, precision: Precision) -> Engine:
-    """The engine of a model folder's packed model, which is made where it is missing, stale or damaged.
-
-    precision: "float32", "int8" or "bfloat16".  Raises `Unpacked` where the engine cannot run the model.
-    """
-    weights = read_meta(folder)["sha256"]["model.safetensors"]
+def _engine(folder: Path, precision: Precision, weights: str) -> Engine:
+    """Of the packed model, which is made where it is missing, stale or damaged; weights: the sha256 it must be of."""
     packed = folder / "packed" / f"{precision}.bin"
     if _is_good(packed, weights):
         return Engine(packed)

@@ -63,6 +63,7 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     pointer, whole, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
     signatures = {
         "supported": (whole, []),
+        "bfloat16": (whole, []),
         "open": (pointer, [text, text]),
         "close": (None, [pointer]),
         "sizes": (None, [pointer, pointer]),

@@ -75,11 +75,9 @@ class FastSearcher(Searcher):
     def _drawn(
         self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int
     ) -> list[list[Hypothesis]]:
-        import torch
-
         from dragoman.search.plain import search_batches
 
-        return search_batches(self._stepper(), sources, prefixes, settings, batch_tokens, torch.device("cpu"))
+        return search_batches(self._stepper(), sources, prefixes, settings, batch_tokens, self.device)
 
     def align(self, pairs: Sequence[tuple[Ids, Ids]], batch_tokens: int) -> list[NDArray[np.float32]]:
         if max((max(len(src), len(tgt)) for src, tgt in pairs), default=0) > self.engine.positions:

@@ -217,6 +217,9 @@ int dragoman_copy(void* session, int from, int to, int length, char* error) {
 
 int64_t dragoman_bytes(const void* session) { return static_cast<int64_t>(static_cast<const Session*>(session)->worker.bytes()); }
 
+// Whether a model may be packed in bfloat16.
+int dragoman_bfloat16() { return has_bfloat16(); }
+
 // Whether this build's instructions are there.
 int dragoman_supported() {
 #if defined(__AVX512F__)

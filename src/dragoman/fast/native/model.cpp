@@ -15,7 +15,7 @@ namespace dragoman {
 // Walks through the file in the order in which it was written; every piece begins at a multiple of 64 bytes.
 class Reader {
  public:
-  explicit Reader(Model& model) : model_(model), place_((sizeof(Header) + 63) / 64 * 64) {}
+  explicit Reader(Model& model) : model_(model), file_(model.file_), place_((sizeof(Header) + 63) / 64 * 64) {}
 
   // What a sentence needs some rows of: as it lies in the file.
   const float* table(int64_t count) { return reinterpret_cast<const float*>(some(static_cast<size_t>(count) * sizeof(float))); }
@@ -26,19 +26,15 @@ class Reader {
 
   // All that follows is read with `numbers`.
   void copy_the_rest() {
-    if (place_ > model_.bytes_) throw std::runtime_error("it ends in the middle of its tables");
-    from_ = place_, copy_ = model_.weights_.of(model_.bytes_ - place_);
+    if (place_ > file_.bytes()) throw std::runtime_error("it ends in the middle of its tables");
+    from_ = place_, copy_ = model_.weights_.of(file_.bytes() - place_);
   }
 
   // What a step reads from front to back: copied.
   template <typename T>
   const T* numbers(int64_t count) {
     const size_t bytes = static_cast<size_t>(count) * sizeof(T), at = advance(bytes);
-    for (size_t done = 0; done < bytes;) {
-      const ssize_t got = pread(model_.file_, copy_ + at - from_ + done, bytes - done, static_cast<off_t>(at + done));
-      if (got <= 0) throw std::runtime_error("it cannot be read: " + std::string(got < 0 ? std::strerror(errno) : "it has become shorter"));
-      done += static_cast<size_t>(got);
-    }
+    file_.read(copy_ + at - from_, at, bytes);
     return reinterpret_cast<const T*>(copy_ + at - from_);
   }
 
@@ -60,7 +56,7 @@ class Reader {
         m.shift = numbers<int32_t>(out);
     }
     if (m.kind == Numbers::bfloat16 && !has_bfloat16())
-      throw std::runtime_error("it is packed in bfloat16, which this processor does not multiply; pack it in int8 or float32");
+      throw std::runtime_error("it is packed in bfloat16, which this processor does not multiply");
     if (about[3] != 0) m.bias = numbers<float>(out);
     return m;
   }
@@ -101,21 +97,22 @@ class Reader {
     if (h.pre_norm != 0) s.final_norm = norm();
   }
 
-  bool at_end() const { return place_ == (model_.bytes_ + 63) / 64 * 64; }
+  bool at_end() const { return place_ == (file_.bytes() + 63) / 64 * 64; }
 
  private:
   // The place of the next `bytes`, and on to what follows them.
   size_t advance(size_t bytes) {
-    if (place_ > model_.bytes_ || bytes > model_.bytes_ - place_)
-      throw std::runtime_error("the packed model ends at byte " + std::to_string(model_.bytes_) + ", in the middle of its weights");
+    if (place_ > file_.bytes() || bytes > file_.bytes() - place_)
+      throw std::runtime_error("the packed model ends at byte " + std::to_string(file_.bytes()) + ", in the middle of its weights");
     const size_t at = place_;
     place_ += (bytes + 63) / 64 * 64;
     return at;
   }
 
-  const char* some(size_t bytes) { return model_.data_ + advance(bytes); }
+  const char* some(size_t bytes) { return file_.data() + advance(bytes); }
 
   Model& model_;
+  const MappedFile& file_;
   char* copy_ = nullptr;
   size_t from_ = 0, place_;
 };
@@ -137,22 +134,38 @@ void Model::check() const {
   if (!good) throw std::runtime_error("its sizes cannot be");
 }
 
-Model::Model(const std::string& path) {
-  file_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+// O_NONBLOCK: whoever opens a pipe would wait for somebody to write into it.
+MappedFile::MappedFile(const std::string& path) : file_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
   struct stat about;
-  if (file_ < 0 || fstat(file_, &about) != 0) {
-    const std::string why = std::strerror(errno);
+  const bool there = file_ >= 0 && fstat(file_, &about) == 0;
+  const std::string why = there ? "not a packed model; remove it, and it is packed again" : std::strerror(errno);
+  void* mapped = MAP_FAILED;
+  if (there && S_ISREG(about.st_mode) && about.st_size >= static_cast<off_t>(sizeof(Header))) {
+    bytes_ = static_cast<size_t>(about.st_size);
+    mapped = mmap(nullptr, bytes_, PROT_READ, MAP_PRIVATE, file_, 0);
+  }
+  if (mapped == MAP_FAILED) {
     if (file_ >= 0) close(file_);
     throw std::runtime_error(path + ": " + why);
   }
-  bytes_ = static_cast<size_t>(about.st_size);
-  void* mapped = S_ISREG(about.st_mode) && bytes_ >= sizeof(Header) ? mmap(nullptr, bytes_, PROT_READ, MAP_PRIVATE, file_, 0) : MAP_FAILED;
-  if (mapped == MAP_FAILED) {
-    close(file_);
-    throw std::runtime_error(path + ": not a packed model; remove it, and it is packed again");
-  }
   data_ = static_cast<const char*>(mapped);
-  std::memcpy(&header_, data_, sizeof(header_));
+}
+
+MappedFile::~MappedFile() {
+  munmap(const_cast<char*>(data_), bytes_);
+  close(file_);
+}
+
+void MappedFile::read(char* to, size_t from, size_t bytes) const {
+  for (size_t done = 0; done < bytes;) {
+    const ssize_t got = pread(file_, to + done, bytes - done, static_cast<off_t>(from + done));
+    if (got <= 0) throw std::runtime_error("it cannot be read: " + std::string(got < 0 ? std::strerror(errno) : "it has become shorter"));
+    done += static_cast<size_t>(got);
+  }
+}
+
+Model::Model(const std::string& path) : file_(path) {
+  std::memcpy(&header_, file_.data(), sizeof(header_));
   const Header& h = header_;
   try {
     check();
@@ -172,14 +185,8 @@ Model::Model(const std::string& path) {
     output = reader.matrix(padded(h.tgt_vocab), h.d_model);
     if (!reader.at_end()) throw std::runtime_error("more bytes than its sizes say");
   } catch (const std::runtime_error& error) {
-    const std::string what = path + ": " + error.what() + "; remove it, and it is packed again";
-    munmap(mapped, bytes_);
-    close(file_);
-    throw std::runtime_error(what);
+    throw std::runtime_error(path + ": " + error.what() + "; remove it, and it is packed again");
   }
-  close(file_);
 }
-
-Model::~Model() { munmap(const_cast<char*>(data_), bytes_); }
 
 }  // namespace dragoman

@@ -48,12 +48,27 @@ struct Stack {
   Norm final_norm;
 };
 
+// A file that is only read, and the same bytes as memory.
+class MappedFile {
+ public:
+  explicit MappedFile(const std::string& path);  // throws std::runtime_error
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  const char* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+  void read(char* to, size_t from, size_t bytes) const;  // throws std::runtime_error
+
+ private:
+  int file_ = -1;
+  const char* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
 class Model {
  public:
   explicit Model(const std::string& path);  // throws std::runtime_error with what is wrong and where
-  ~Model();
-  Model(const Model&) = delete;
-  Model& operator=(const Model&) = delete;
 
   const Header& sizes() const { return header_; }
   Stack encoder, decoder;
@@ -61,7 +76,6 @@ class Model {
   const float* sines = nullptr;
   Matrix output;
 
-  size_t bytes() const { return bytes_; }
   Numbers numbers() const { return output.kind; }
   // Outputs of the fused products.
   int queries_width() const { return padded(header_.n_heads * header_.d_head); }
@@ -72,11 +86,9 @@ class Model {
  private:
   friend class Reader;
   void check() const;
+  MappedFile file_;
   Header header_{};
-  int file_ = -1;
-  const char* data_ = nullptr;
-  Room<char, true> weights_;  // the copy, at the places of the file
-  size_t bytes_ = 0;
+  Room<char, true> weights_;  // the copy of what follows the tables
 };
 
 }  // namespace dragoman

@@ -15,9 +15,8 @@ namespace dragoman {
 struct Settings {
   int32_t beam, nbest, min_length, no_repeat_ngram;
   int32_t bos, eos, pad;
-  int32_t rows;     // at once in one worker
+  int32_t rows;  // at once in one worker
   int32_t threads;
-  int32_t unused;
   double alpha;
 };
 

@@ -14,118 +14,30 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from contestants import QUESTIONS, Contestant, Process, Question, contestant, program_of, start_of
 
 SHAPES: dict[str, dict[str, Any]] = {
     "random-tiny": {"d_model": 128, "d_ff": 256, "n_heads": 4, "encoder_layers": 4, "decoder_layers": 4},
     "random-base": {"d_model": 512, "d_ff": 2048, "n_heads": 8, "encoder_layers": 6, "decoder_layers": 6},
 }
 VOCABULARIES = {"random-tiny": 10_000, "random-base": 32_000}
+SENTENCES = {"random-base": 200}  # of the others 1,000; so that five rounds with one peer take ten minutes at most
 LENGTH = 40  # tokens of every target of a random model, the end included; its sources have 5 to 40
 OURS = ("ours-int8", "ours-float32")
-PEERS = ("ctranslate2-int8", "ctranslate2-float32", "huggingface", "plain")
-SLOW = {"huggingface": 10, "plain": 10}  # of the sentences that are translated together they get every tenth
-BATCHES: dict[str, list[Any]] = {
-    "ctranslate2": [[8, "examples"], [32, "examples"], [64, "examples"], [128, "examples"], [1024, "tokens"],
-                    [4096, "tokens"]],
-    "huggingface": [16, 64],
-    "plain": [1000, 4000],
-    "ours": [None],
-}  # fmt: skip
-SWITCHES = [{}, {"CT2_USE_MKL": "1"}, {"CT2_USE_MKL": "0"}, {"CT2_PACKED_GEMM": "0"}]
-
-
-@dataclass(frozen=True)
-class Question:
-    """What a program is asked in a round: sentences alone, one after the other, or all of them at once."""
-
-    name: str
-    alone: bool
-    beam: int
-    numbers: list[int]
-
-
-QUESTIONS = [("one at a time, greedy", True, 1), ("one at a time, beam 4", True, 4),
-             ("all at once, greedy", False, 1), ("all at once, beam 4", False, 4)]  # fmt: skip
-
-
-class Process:
-    """A program at work (bench/decoders.py)."""
-
-    def __init__(self, job: Path, program: str, options: dict[str, Any], switches: dict[str, str]) -> None:
-        self.program, threads = program, str(options["threads"])
-        names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-        environment = os.environ | dict.fromkeys(names, threads) | {"OPENBLAS_NUM_THREADS": "1"} | switches
-        command = [sys.executable, str(Path(__file__).with_name("decoders.py")), str(job), program, json.dumps(options)]
-        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as the process)
-        began = time.perf_counter()
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, env=environment, text=True
-        )
-        self._answer()
-        self.start_seconds = time.perf_counter() - began
-
-    def ask(self, **request: Any) -> dict[str, Any]:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("{"):
-                answer: dict[str, Any] = json.loads(line)
-                return answer
-        self.errors.seek(0)
-        raise SystemExit(f"{self.program} ended:\n{self.errors.read()[-2000:]}")
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
-
-
-@dataclass
-class Contestant:
-    """A program with, for each question, the process and the batch setting that answer it best."""
-
-    name: str
-    chosen: dict[str, tuple[Process, Any]] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
-    rounds: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-
-    def take(self, question: Question) -> None:
-        process, batch = self.chosen[question.name]
-        answer = process.ask(numbers=self.share(question), beam=question.beam, batch=batch, alone=question.alone)
-        self.rounds.setdefault(question.name, []).append(answer)
-
-    def share(self, question: Question) -> list[int]:
-        return question.numbers if question.alone else question.numbers[:: SLOW.get(self.name, 1)]
-
-    def speeds(self, question: str) -> list[float]:
-        """Of each round: milliseconds a token where sentences come alone, else tokens a second."""
-        sums = [(sum(r["seconds"]), sum(r["tokens"])) for r in self.rounds[question]]
-        return [1e3 * s / n for s, n in sums] if question.startswith("one") else [n / s for s, n in sums]
-
-    def sentence_milliseconds(self, question: str) -> tuple[float, float]:
-        """The median and the 99th percentile over all rounds."""
-        times = sorted(1e3 * t for answer in self.rounds[question] for t in answer["seconds"])
-        return statistics.median(times), times[min(len(times) - 1, round(0.99 * len(times)))]
-
-
+PEERS = ("ctranslate2-int8", "ctranslate2-float32", "onnxruntime-int8", "onnxruntime-float32", "huggingface", "plain")
 # -------------------------------------------------------------------------------------------------------- preparation
 
 
@@ -136,7 +48,9 @@ def prepare(model: str, given: argparse.Namespace, folder: Path) -> dict[str, An
     from dragoman.formats.ctranslate2 import specification, write_specification
     from dragoman.model_folder import load_model
     from dragoman.models.build import build_model
+    from dragoman.models.transformer import Transformer
 
+    count = given.sentences or SENTENCES.get(model, 1000)
     if model in SHAPES:
         vocab = VOCABULARIES[model]
         document = {"data": {"train": [{"source": "s", "target": "t"}]}, "model": SHAPES[model]}
@@ -144,15 +58,20 @@ def prepare(model: str, given: argparse.Namespace, folder: Path) -> dict[str, An
         network = build_model(config.model, vocab, vocab, seed=1).eval()
         pieces = sides = ["<pad>", "<unk>", "<s>", "</s>", *(f"w{i}" for i in range(4, vocab))]
         draw = random.Random(1)
-        sources = [[*draw.choices(range(4, vocab), k=draw.randint(4, LENGTH - 1)), 3] for _ in range(given.sentences)]
+        sources = [[*draw.choices(range(4, vocab), k=draw.randint(4, LENGTH - 1)), 3] for _ in range(count)]
     else:
         network, tokenizer, config = load_model(model)
         pieces = [tokenizer.source_piece(i) for i in range(tokenizer.source_size)]
         sides = [tokenizer.target_piece(i) for i in range(tokenizer.target_size)]
-        sources = [tokenizer.encode_source(line) for line in lines_of(given.text)[: given.sentences]]
+        sources = [tokenizer.encode_source(line) for line in lines_of(given.text)[:count]]
     for precision in ("float32", "int8"):
         pack(network, folder / f"packed-{precision}", precision)
         write_specification(specification(network, config.model, pieces, sides), folder / f"ct2-{precision}", precision)
+    if "onnxruntime" in map(program_of, given.peers):
+        from onnx_export import export
+
+        assert isinstance(network, Transformer)
+        export(network, folder)
     job = {
         "folder": str(folder), "sources": sources, "length": LENGTH if model in SHAPES else 0,
         "lengths": [len(source) + 2 for source in sources], "model": config.model.model_dump(mode="json"),
@@ -178,56 +97,10 @@ def weights_a_token(job: dict[str, Any]) -> int:
 # ----------------------------------------------------------------------------------------------------------- measuring
 
 
-@contextlib.contextmanager
-def contestant(name: str, job: Path, threads: int, questions: Sequence[Question], quick: bool) -> Iterator[Contestant]:
-    """Start a program, try its settings on part of the sentences, keep the best of each question."""
-    program, _, precision = name.partition("-")
-    options: dict[str, Any] = {"threads": threads, "precision": precision}
-    variants: list[tuple[dict[str, Any], dict[str, str]]] = [(options, {})]
-    if program == "ctranslate2":
-        splits = [options] if threads == 1 else [options, {**options, "inter": threads}]
-        variants = [(split, switches) for split in splits for switches in (SWITCHES[:1] if quick else SWITCHES)]
-    processes = [Process(job, program, own, switches) for own, switches in variants]
-    batches = BATCHES[program][:1] if quick else BATCHES[program]
-    found = Contestant(name)
-    for question in questions:
-        some = question.numbers[:5] if question.alone else question.numbers[::10]
-        tried = []
-        for place, process in enumerate(processes):
-            for batch in batches[:1] if question.alone else batches:
-                one = len(processes) == len(batches) == 1
-                seconds = min(
-                    sum(process.ask(numbers=some, beam=question.beam, batch=batch, alone=question.alone)["seconds"])
-                    for _ in range(1 if one else 2)
-                )
-                tried.append((seconds, place, batch))
-        _, place, batch = min(tried, key=lambda row: row[0])
-        found.chosen[question.name] = processes[place], batch
-        found.settings[question.name] = {"batch": batch, "switches": variants[place][1], **variants[place][0]}
-    used = [process for process, _ in found.chosen.values()]
-    for process in processes:
-        if process not in used:
-            process.close()
-    yield found
-    for process in {id(process): process for process in used}.values():
-        process.close()
-
-
-def start_of(name: str, job: Path, threads: int, numbers: list[int]) -> dict[str, float]:
-    """Seconds from nothing to the first translation, and peak memory after a few more, in a fresh process."""
-    program, _, precision = name.partition("-")
-    process = Process(job, program, {"threads": threads, "precision": precision}, {})
-    batch = BATCHES[program][0]
-    first = process.ask(numbers=numbers[:1], beam=1, batch=batch, alone=True)
-    peak = process.ask(numbers=numbers[:32], beam=4, batch=batch, alone=False)["peak_mb"]
-    process.close()
-    return {"ready_s": process.start_seconds, "first_s": process.start_seconds + sum(first["seconds"]), "peak_mb": peak}
-
-
 def measure(model: str, threads: int, given: argparse.Namespace, folder: Path, job: dict[str, Any]) -> dict[str, Any]:
     path = folder / "job.json"
     count = len(job["sources"])
-    alone = random.Random(2).sample(range(count), min(count, 8 if given.quick else 40))
+    alone = random.Random(2).sample(range(count), min(count, 8 if given.quick else 40 if count >= 1000 else 20))
     questions = [Question(name, one, beam, alone if one else list(range(count))) for name, one, beam in QUESTIONS]
     names = [*given.ours, *given.peers]
     starts = {name: start_of(name, path, threads, alone) for name in names}
@@ -263,8 +136,8 @@ def measure(model: str, threads: int, given: argparse.Namespace, folder: Path, j
 
 
 def bleu_of(each: Contestant, question: Question, job: dict[str, Any], reference: Path) -> float | None:
-    """BLEU of all sentences with beam 4; None for a program with other weights, or of a part of the sentences."""
-    if each.name in SLOW or not job["trained"]:
+    """BLEU of all sentences with beam 4; None for a program with other weights."""
+    if each.name == "huggingface" or not job["trained"]:
         return None
     import sacrebleu
 
@@ -337,9 +210,7 @@ def table(result: dict[str, Any]) -> str:
 
 def machine() -> dict[str, Any]:
     """What the numbers depend on."""
-    import importlib.metadata
-
-    packages = ("dragoman", "torch", "ctranslate2", "transformers", "numpy")
+    packages = ("dragoman", "torch", "ctranslate2", "onnxruntime", "transformers", "numpy")
     versions = {}
     for name in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -352,21 +223,31 @@ def machine() -> dict[str, Any]:
     return {"cpu": name, "flags": flags, "cores": os.cpu_count(), "system": platform.platform(), "versions": versions}
 
 
+def installed_peers() -> list[str]:
+    """All peers, but for those of onnxruntime only where it and what makes its files can be imported."""
+    missing = [name for name in ("onnxruntime", "onnx") if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"no peers onnxruntime-*: no package {' and '.join(missing)} here", file=sys.stderr)
+    return [name for name in PEERS if not missing or program_of(name) != "onnxruntime"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["random-tiny"], help=f"{', '.join(SHAPES)}, or a model folder")
     parser.add_argument("--text", type=Path, help="the lines that a trained model translates")
     parser.add_argument("--reference", type=Path, help="their reference translations, for BLEU")
-    parser.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS)
+    parser.add_argument("--peers", nargs="*", choices=PEERS, help="default: all that are installed")
     parser.add_argument("--ours", nargs="+", choices=OURS, default=OURS)
     parser.add_argument("--threads", nargs="+", type=int, default=[1])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--sentences", type=int, default=1000)
+    parser.add_argument("--sentences", type=int, help="default: 1000, of random-base 200")
     parser.add_argument("--quick", action="store_true", help="2 rounds, 80 sentences, default settings: does it run?")
     parser.add_argument("--out", type=Path, help="all numbers as JSON")
     given = parser.parse_args()
     if given.quick:
-        given.rounds, given.sentences = min(2, given.rounds), min(80, given.sentences)
+        given.rounds, given.sentences = min(2, given.rounds), min(80, given.sentences or 80)
+    if given.peers is None:
+        given.peers = installed_peers()
     if given.text is None and not set(given.models) <= set(SHAPES):
         parser.error("a trained model needs --text")
     if max(given.threads) > (cores := len(os.sched_getaffinity(0))):

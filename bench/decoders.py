@@ -82,7 +82,7 @@ def plain(job: Job, options: dict[str, Any]) -> Translate:
 def ctranslate2(job: Job, options: dict[str, Any]) -> Translate:
     """The same weights, exported.  Without torch and transformers, as it is where nobody needs them."""
     sys.modules.update(dict.fromkeys(("torch", "transformers", "huggingface_hub")))  # type: ignore[arg-type]
-    import ctranslate2 as ct2
+    import ctranslate2 as ct2  # type: ignore[import-untyped]
 
     precision = options["precision"]
     threads = {"inter_threads": options.get("inter", 1), "intra_threads": options["threads"] // options.get("inter", 1)}
@@ -105,12 +105,32 @@ def ctranslate2(job: Job, options: dict[str, Any]) -> Translate:
     return translate
 
 
+def onnxruntime(job: Job, options: dict[str, Any]) -> Translate:
+    """The same weights as graphs of ONNX (bench/onnx_export.py), with a search in NumPy (bench/onnx_search.py)."""
+    from onnx_search import Graphs, search
+
+    graphs = Graphs(Path(job["folder"]) / f"onnx-{options['precision']}", options["threads"])
+
+    def translate(sources: Rows, beam: int, batch: Any, lengths: list[int]) -> Rows:
+        written: Rows = [[] for _ in sources]
+        order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
+        for begin in range(0, len(order), batch):
+            places = order[begin : begin + batch]
+            some = [sources[i] for i in places]
+            limits = [job["length"] or len(source) + 50 for source in some]
+            for place, found in zip(places, search(graphs, some, beam, limits, job["length"] - 1), strict=True):
+                written[place] = found
+        return written
+
+    return translate
+
+
 def huggingface(job: Job, options: dict[str, Any]) -> Translate:
     """A Marian model of the same sizes with random weights, whose targets are as long as the job says."""
     import torch
     import transformers
 
-    transformers.logging.set_verbosity_error()
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     torch.set_num_threads(options["threads"])
     shape = {"d_model": 512, "d_ff": 2048, "n_heads": 8, "encoder_layers": 6, "decoder_layers": 6} | job["model"]
     d_ff = shape["d_ff"] * 3 // 2 if shape.get("gated") else shape["d_ff"]  # as many numbers as three matrices have
@@ -122,7 +142,7 @@ def huggingface(job: Job, options: dict[str, Any]) -> Translate:
         encoder_ffn_dim=d_ff, decoder_ffn_dim=d_ff, activation_function="relu", scale_embedding=True,
         pad_token_id=0, bos_token_id=2, eos_token_id=3, decoder_start_token_id=2, forced_eos_token_id=None,
     )  # fmt: skip
-    model = transformers.MarianMTModel(config).eval()
+    model = transformers.MarianMTModel(config).eval()  # type: ignore[no-untyped-call]
 
     def translate(sources: Rows, beam: int, batch: Any, lengths: list[int]) -> Rows:
         order = sorted(range(len(sources)), key=lambda i: -lengths[i])
@@ -147,7 +167,8 @@ def nothing(job: Job, options: dict[str, Any]) -> Translate:
 
 
 PROGRAMS: dict[str, Callable[[Job, dict[str, Any]], Translate]] = {
-    "ours": ours, "plain": plain, "ctranslate2": ctranslate2, "huggingface": huggingface, "nothing": nothing,
+    "ours": ours, "plain": plain, "ctranslate2": ctranslate2, "onnxruntime": onnxruntime, "huggingface": huggingface,
+    "nothing": nothing,
 }  # fmt: skip
 
 

@@ -139,9 +139,10 @@ class Translator:
         """The translator of a run folder or of one model folder in it.
 
         engine: "fast" is the native engine for the CPU, which packs the model once and keeps the result beside it;
-        "auto" takes it where it can run the model; `about` says what was taken.  quantize: the engine's weights, "int8"
-        (what "auto" takes), "bf16" or "none" = float32, with the plain path's results.  threads: the engine's, by
-        default all cores.  Raises ModelFolderError, and UsageError where what is asked for cannot be.
+        "auto" takes it where it can run the model; `about` says what was taken.  On a CUDA device, "auto" lets the GPU
+        repeat recorded steps.  quantize: the weights, "int8" (what "auto" takes on a CPU), "bf16" (what it takes on a
+        GPU that has it) or "none" = float32, with the plain path's results.  threads: the engine's, by default all
+        cores.  Raises ModelFolderError, and UsageError where what is asked for cannot be.
         """
         from dragoman.fast.loading import load_searcher  # here, so that translating does not load the trainer
 

@@ -174,7 +174,7 @@ def test_a_cached_step_grows_with_the_length_and_all_steps_with_its_square() -> 
     """
     attention, x = SelfAttention(D, H), torch.randn(1, T, D)
     cache = attention.new_cache(1, T, like=x)
-    assert set(vars(cache)) == {"keys", "values"} and cache.nbytes() == 2 * T * D * 4
+    assert set(vars(cache)) == {"keys", "values", "length"} and cache.nbytes() == 2 * T * D * 4
     steps, anew = [], []
     for t in range(T):
         pos = torch.arange(t + 1)

@@ -12,14 +12,14 @@ ROWS, H, ROOM, DH = 6, 3, 5, 4
 
 def filled(length: int) -> tuple[SelfKeyValues, torch.Tensor]:
     cache, keys = SelfKeyValues(ROWS, H, ROOM, DH, like=torch.zeros(1)), torch.randn(ROWS, H, length, DH)
-    cache.append(keys, -keys, 0)
+    cache.append(keys, -keys)
     return cache, keys
 
 
 def test_append_returns_everything_so_far() -> None:
     cache, keys = filled(2)
     more = torch.randn(ROWS, H, 1, DH)
-    all_keys, all_values = cache.append(more, 2 * more, 2)
+    all_keys, all_values = cache.append(more, 2 * more)
     assert torch.equal(all_keys, torch.cat([keys, more], dim=2))
     assert torch.equal(all_values, torch.cat([-keys, 2 * more], dim=2))
 
@@ -27,7 +27,7 @@ def test_append_returns_everything_so_far() -> None:
 def test_append_past_the_end_is_refused() -> None:
     cache, keys = filled(4)
     with pytest.raises(ValueError, match="holds 5 positions, position 6 was asked for"):
-        cache.append(keys[:, :, :2], keys[:, :, :2], 4)
+        cache.append(keys[:, :, :2], keys[:, :, :2])
 
 
 @pytest.mark.parametrize("rows", [[5, 0, 0, 3, 2, 1], [1, 4], [3, 3, 3], list(range(ROWS))])

@@ -68,8 +68,10 @@ def load_searcher(
     if engine == "plain":
         return _plain(path, kind, lack, device, "")
     try:
-        if str(device) != "cpu":
+        if str(device) != "cpu" and engine == "fast":
             raise Unpacked(f"the native engine is for the CPU, not for {device}")
+        if str(device) != "cpu":
+            return _repeated(path, kind, lack, device, quantize)
         return _fast(path, kind, lack, PRECISIONS[quantize], threads or usable_cores())
     except Unpacked as reason:
         if required:
@@ -89,6 +91,26 @@ def _check(quantize: str, engine: str, threads: int | None) -> None:
         problems.append(f"threads = {threads}: must be 1 to 1024")
     if problems:
         raise UsageError("\n".join(["this translator cannot be had:", *(f"  - {p}" for p in problems)]))
+
+
+def _repeated(
+    path: str | Path, kind: str, lack: str, device: str | torch.device, quantize: Quantize
+) -> tuple[Searcher, Tokenizer, Config]:
+    """Of a GPU: a step that it repeats by itself, in half the bytes a weight where that is allowed."""
+    import torch
+
+    from dragoman.search.graphs import GraphSearcher, unfixed
+
+    if torch.device(device).type != "cuda":
+        raise Unpacked(f"the native engine is for the CPU, and CUDA graphs are for CUDA, not for {device}")
+    if quantize == "int8":
+        raise Unpacked("int8 is for the CPU; a GPU takes bf16")
+    plain, vocabulary, config = _plain(path, kind, lack, device, "")
+    reasons = unfixed(plain.model)
+    if reasons:
+        raise Unpacked("its steps cannot be repeated by the GPU alone: " + "; ".join(reasons))
+    short = quantize == "bf16" or (quantize == "auto" and torch.cuda.is_bf16_supported())
+    return GraphSearcher(plain.model.bfloat16() if short else plain.model, device), vocabulary, config
 
 
 def _plain(

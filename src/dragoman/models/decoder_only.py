@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import torch
 from torch import Tensor, nn
 
 from dragoman.errors import UsageError
@@ -67,16 +66,16 @@ class DecoderOnly(Model):
         return DecodeState(layers, beams)
 
     def decode_hidden(self, tokens: Tensor, state: DecodeState) -> Tensor:
-        t = tokens.size(1)
-        pos = torch.arange(state.length, state.length + t, device=tokens.device)
+        pos, keys = state.next(tokens.size(1), tokens.device)
+        self.positions.reach(keys, self.embedding.weight)
         x, state.carry = self.positions.embed(self.embedded(self.embedding(tokens)), pos, state.carry)
         x = self.dropout(self.positioned(x))  # (N, T, D)
-        bias, causal = order_bias(self.positions, pos, x.dtype)
+        bias, causal = order_bias(self.positions, pos, keys, x.dtype, state.hides)
         # Without records nothing is kept: this call takes the whole text.
         caches: Sequence[LayerState | None] = state.layers or [None] * len(self.layers)
         for layer, cache in zip(self.layers, caches, strict=True):
             assert cache is None or isinstance(cache, SelfKeyValues | LinearSums)
             x = layer(x, self.positions, pos, bias, causal, cache)
-        state.length += t
+        state.length += tokens.size(1)
         out: Tensor = self.final_norm(x)
         return out

@@ -22,18 +22,22 @@ from dragoman.nn.taps import Tap
 __all__ = ["Decoder", "Encoder", "Transformer", "order_bias"]
 
 
-def order_bias(positions: Positions, pos: Tensor, dtype: torch.dtype) -> tuple[Tensor | None, bool]:
-    """What is added to the scores of positions pos (T,) against all up to the last, and whether "causal" says the rest.
+def order_bias(
+    positions: Positions, pos: Tensor, keys: int, dtype: torch.dtype, hides: bool
+) -> tuple[Tensor | None, bool]:
+    """What is added to the scores of positions pos (T,) against all `keys`, and whether "causal" says the rest.
 
-    (H or 1, T, Tk) or None: where nothing but the order counts, attention makes it, or has it already.
+    (H or 1, T, Tk) or None: where nothing but the order counts, attention makes it, or has it already.  hides: whether
+    there are keys beyond the last of pos.
     """
-    k_pos = torch.arange(int(pos[0]) + pos.numel(), device=pos.device)
+    k_pos = torch.arange(keys, device=pos.device)
     static = positions.static_bias(pos, k_pos)  # (H, T, Tk)
-    if pos.numel() == 1:
+    if pos.numel() == 1 and not hides:
         return static, False
-    if static is None:
+    if static is None and not hides:
         return None, True
-    return causal_bias(pos, k_pos, dtype) + static, False
+    order = causal_bias(pos, k_pos, dtype)
+    return order if static is None else order + static, False
 
 
 @dataclass
@@ -75,6 +79,7 @@ class Encoder(nn.Module):
     def forward(self, src: Tensor, src_mask: Tensor | None) -> Tensor:
         """src (B, S), src_mask (B, S) or None -> (B, S, D)."""
         pos = torch.arange(src.size(1), device=src.device)
+        self.positions.reach(src.size(1), self.embedding.weight)
         x, _ = self.positions.embed(self.embedded(self.embedding(src)), pos, None)
         x = self.dropout(self.positioned(x))  # (B, S, D)
         bias = None if src_mask is None else mask_to_bias(src_mask[:, None, None, :], x.dtype)  # (B, 1, 1, S)
@@ -120,15 +125,15 @@ class Decoder(nn.Module):
 
     def forward(self, tokens: Tensor, state: DecodeState) -> Tensor:
         """tokens (N, T), the next T of every row -> hidden states (N, T, D)."""
-        t = tokens.size(1)
-        pos = torch.arange(state.length, state.length + t, device=tokens.device)
+        pos, keys = state.next(tokens.size(1), tokens.device)
+        self.positions.reach(keys, self.embedding.weight)
         x, state.carry = self.positions.embed(self.embedded(self.embedding(tokens)), pos, state.carry)
         x = self.dropout(self.positioned(x))  # (N, T, D)
-        bias, causal = order_bias(self.positions, pos, x.dtype)
+        bias, causal = order_bias(self.positions, pos, keys, x.dtype, state.hides)
         for layer, record in zip(self.layers, state.layers, strict=True):
             assert isinstance(record, _Record)
             x = layer(x, self.positions, pos, bias, causal, record.own, record.cross, state.memory_bias)
-        state.length += t
+        state.length += tokens.size(1)
         out: Tensor = self.final_norm(x)
         return out
 

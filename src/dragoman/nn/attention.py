@@ -237,7 +237,7 @@ class SelfAttention(_SoftmaxAttention):
         q, k = positions.rotate(q, k, pos)
         q, k, v = self.queries(q), self.keys(k), self.values(v)
         if cache is not None:
-            k, v = cache.append(k, v, int(pos[0]))  # (N, Hkv, Tk, Dh)
+            k, v = cache.append(k, v)  # (N, Hkv, Tk, Dh)
         if positions.needs_weights:
             return self.join(self._attend_with_terms(q, k, v, positions, pos, bias, causal))
         if causal and k.size(2) > q.size(2):  # the cache held something: queries do not begin where keys do

@@ -13,7 +13,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["CrossKeyValues", "DecodeState", "LayerState", "LinearSums", "SelfKeyValues", "SelfState"]
+__all__ = [
+    "CrossKeyValues",
+    "DecodeState",
+    "FixedKeyValues",
+    "FixedState",
+    "LayerState",
+    "LinearSums",
+    "SelfKeyValues",
+    "SelfState",
+]
 
 
 class LayerState(Protocol):
@@ -29,19 +38,21 @@ class LayerState(Protocol):
 
 
 class SelfKeyValues:
-    """Keys and values of the target so far: preallocated (N, Hkv, max_len, Dh), written at `length`."""
+    """Keys and values of the target so far: preallocated (N, Hkv, max_len, Dh), `length` of them written."""
 
     def __init__(self, rows: int, n_kv_heads: int, max_len: int, d_head: int, like: Tensor) -> None:
         self.keys = like.new_zeros(rows, n_kv_heads, max_len, d_head)
         self.values = torch.zeros_like(self.keys)
+        self.length = 0
 
-    def append(self, keys: Tensor, values: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Write (N, Hkv, T, Dh) behind the first `length` positions; return all keys and values up to there."""
-        end = length + keys.size(2)
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Write (N, Hkv, T, Dh) behind what is there; return all keys and values up to there."""
+        begin, end = self.length, self.length + keys.size(2)
         if end > self.keys.size(2):
             raise ValueError(f"the decode state holds {self.keys.size(2)} positions, position {end} was asked for")
-        self.keys[:, :, length:end] = keys
-        self.values[:, :, length:end] = values
+        self.keys[:, :, begin:end] = keys
+        self.values[:, :, begin:end] = values
+        self.length = end
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def select(self, rows: Tensor, sentences: Tensor, length: int) -> None:
@@ -55,6 +66,24 @@ class SelfKeyValues:
 
     def nbytes(self) -> int:
         return self.keys.nbytes + self.values.nbytes
+
+
+class FixedKeyValues(SelfKeyValues):
+    """The same memory with every shape the same at every step: one position is written where `place` (1,) says.
+
+    Attention gets all max_len keys and must hide those to come.
+    """
+
+    def __init__(self, of: SelfKeyValues, place: Tensor) -> None:
+        self.keys, self.values, self.place = of.keys, of.values, place
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        return self.keys.index_copy_(2, self.place, keys), self.values.index_copy_(2, self.place, values)
+
+    def select(self, rows: Tensor, sentences: Tensor, length: int) -> None:
+        """Put the rows (N,) in a new order; none is dropped."""
+        self.keys.copy_(self.keys[rows])
+        self.values.copy_(self.values[rows])
 
 
 class LinearSums:
@@ -111,6 +140,14 @@ class DecodeState:
         self.carry = carry
         self.length = 0
 
+    def next(self, count: int, device: torch.device) -> tuple[Tensor, int]:
+        """The positions of the next `count` tokens (count,), and how many keys there are up to the last."""
+        end = self.length + count
+        return torch.arange(self.length, end, device=device), end
+
+    hides = False
+    """Whether keys that are yet to come must be hidden from a single position."""
+
     def select(self, rows: Tensor) -> None:
         """Keep `rows` (N',): N' is a multiple of `beams`, and each group of `beams` rows is of one sentence."""
         groups = rows.view(-1, self.beams) // self.beams  # (B', K)
@@ -128,3 +165,32 @@ class DecodeState:
         """Bytes held for this decoding, the carry included."""
         carry = 0 if self.carry is None else self.carry.nbytes
         return sum(layer.nbytes() for layer in self.layers) + carry
+
+
+class FixedState(DecodeState):
+    """A decoder's memory whose every step is the same work on the same memory, so that a GPU can repeat it by itself.
+
+    caches: those of the layers, in their order, with as many positions each; `place` (1,), on their device, is the
+    position that comes next, and whoever repeats the step moves it on.
+    """
+
+    hides = True
+
+    def __init__(
+        self,
+        layers: list[LayerState],
+        caches: list[FixedKeyValues],
+        beams: int,
+        memory_bias: Tensor | None,
+        place: Tensor,
+    ) -> None:
+        super().__init__(layers, beams, memory_bias)
+        self.caches, self.place = caches, place
+
+    def next(self, count: int, device: torch.device) -> tuple[Tensor, int]:
+        return self.place, self.caches[0].keys.size(2)
+
+    def select(self, rows: Tensor) -> None:
+        """Put the rows (N,) of each sentence in a new order; none is dropped."""
+        for cache in self.caches:
+            cache.select(rows, rows, 0)

@@ -25,7 +25,7 @@ from dragoman.search.searcher import Ids, Searcher
 from dragoman.search.settings import SearchSettings
 from dragoman.search.stepper import ModelStepper, State, Stepper
 
-__all__ = ["PlainSearcher", "search_batches"]
+__all__ = ["PlainSearcher", "evaluating", "search_batches"]
 
 _LOGITS_AT_ONCE = 1 << 24
 
@@ -46,7 +46,7 @@ class PlainSearcher(Searcher):
     def search(
         self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int
     ) -> list[list[Hypothesis]]:
-        with _evaluating(self.model):
+        with evaluating(self.model):
             return search_batches(ModelStepper(self.model), sources, prefixes, settings, batch_tokens, self.device)
 
     def live(self, source: Ids, prefix: Ids, settings: SearchSettings) -> Watched:
@@ -62,7 +62,7 @@ class PlainSearcher(Searcher):
         found: list[NDArray[np.float32]] = [np.zeros((0, 0), np.float32) for _ in pairs]
         for batch in batches_within([len(src) + len(tgt) for src, tgt in pairs], batch_tokens):
             some = [pairs[place] for place in batch]
-            with _evaluating(self.model), torch.no_grad(), _heard(taps) as said:
+            with evaluating(self.model), torch.no_grad(), _heard(taps) as said:
                 self._log_probs(some)
             whole = torch.stack([torch.cat(calls, dim=2).mean(1) for calls in said.values()]).mean(0)  # (B, T, S)
             for place, weights in zip(batch, whole.float().cpu().numpy(), strict=True):
@@ -72,7 +72,7 @@ class PlainSearcher(Searcher):
 
     def score(self, pairs: Sequence[tuple[Ids, Ids]], batch_tokens: int) -> list[list[float]]:
         scores: list[list[float]] = [[] for _ in pairs]
-        with _evaluating(self.model), torch.no_grad():
+        with evaluating(self.model), torch.no_grad():
             for batch in batches_within([len(src) + len(tgt) for src, tgt in pairs], batch_tokens):
                 for place, row in zip(batch, self._log_probs([pairs[i] for i in batch]), strict=True):
                     scores[place] = row[: len(pairs[place][1])]
@@ -133,7 +133,7 @@ def _heard(taps: Sequence[nn.Module]) -> Iterator[dict[nn.Module, list[Tensor]]]
 
 
 @contextmanager
-def _evaluating(model: Model) -> Iterator[None]:
+def evaluating(model: Model) -> Iterator[None]:
     """No dropout inside; training goes on as before afterwards."""
     training = model.training
     model.eval()

@@ -6,11 +6,12 @@ Letters: B sentences still searched, K targets drawn for each, N = B*K rows, T t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dragoman.data.tokenizer import BOS, EOS
@@ -19,7 +20,7 @@ from dragoman.search.settings import SearchSettings
 from dragoman.search.stepper import State, Stepper
 from dragoman.search.task import Task
 
-__all__ = ["Choose", "Walks", "advance", "draw", "greedy", "hypothesis_of", "sample", "uniforms_of"]
+__all__ = ["Choose", "Walks", "advance", "draw", "greedy", "hypothesis_of", "sample", "uniforms", "uniforms_of"]
 
 Choose = Callable[[Tensor, Tensor, int], Tensor]
 """`choose(log_probs (N, V), rows (N,) of the task, position)` -> the next tokens (N,)."""
@@ -94,10 +95,16 @@ def uniforms_of(task: Task, count: int) -> Tensor:
     for sentence, limit in enumerate(task.limits):
         source = task.src[sentence][mask[sentence]].tolist()
         for index in range(count):
-            name = (task.settings.seed, source, index, *task.prefixes[sentence])
-            seed = int.from_bytes(hashlib.blake2b(repr(name).encode(), digest_size=16).digest(), "big")
-            numbers[sentence * count + index, :limit] = np.random.Generator(np.random.PCG64(seed)).random(limit)
+            row = uniforms(task.settings.seed, source, index, task.prefixes[sentence], limit)
+            numbers[sentence * count + index, :limit] = row
     return torch.from_numpy(numbers)
+
+
+def uniforms(seed: int, source: list[int], index: int, prefix: Sequence[int], count: int) -> NDArray[np.float64]:
+    """`count` numbers in [0, 1) for the sample `index` of a source with that beginning."""
+    name = repr((seed, source, index, *prefix))
+    own = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=16).digest(), "big")
+    return np.random.Generator(np.random.PCG64(own)).random(count)
 
 
 def advance(walks: Walks, log_probs: Tensor, task: Task, count: int, choose: Choose) -> Walks:

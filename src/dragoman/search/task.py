@@ -19,7 +19,15 @@ from dragoman.search.processors import (
 )
 from dragoman.search.settings import SearchSettings
 
-__all__ = ["Task"]
+__all__ = ["Task", "not_numbers"]
+
+
+def not_numbers(where: str) -> DragomanError:
+    """What is raised for a model whose output is NaN."""
+    return DragomanError(
+        f"the model's probabilities at {where} are not numbers (NaN): its weights are damaged or the training "
+        "diverged; load an earlier checkpoint"
+    )
 
 
 @dataclass(frozen=True)
@@ -66,9 +74,6 @@ class Task:
         At a sentence's limit the end of sentence is always allowed.  Raises DragomanError for NaN.
         """
         if bool(log_probs[:, 0].isnan().any()):  # a softmax has no NaN, or is NaN throughout
-            raise DragomanError(
-                f"the model's probabilities at target position {tokens.size(1) + 1} are not numbers (NaN): its weights "
-                "are damaged or the training diverged; load an earlier checkpoint"
-            )
+            raise not_numbers(f"target position {tokens.size(1) + 1}")
         allowed = allowed_tokens(self.processors, log_probs.size(1), tokens, sentences)
         return log_probs.masked_fill_(~allowed, float("-inf"))

@@ -31,10 +31,11 @@ class Sinusoidal(Positions):
         self.table: Tensor
 
     def embed(self, x: Tensor, pos: Tensor, carry: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        self._reach(int(pos[-1]) + 1, x)
+        if pos.is_cpu:
+            self.reach(int(pos[-1]) + 1, x)
         return x + self.table[pos], carry
 
-    def _reach(self, length: int, like: Tensor) -> None:
+    def reach(self, length: int, like: Tensor) -> None:
         if self.table.size(0) < length or self.table.dtype != like.dtype or self.table.device != like.device:
             room = max(256, 1 << (length - 1).bit_length())
             self.table = sinusoids(torch.arange(room), self.d_model).to(like)
@@ -55,12 +56,15 @@ class Learned(Positions):
         """N(0, 1/2): as large as sinusoids, so that beside embeddings of variance 1 they are heard from the start."""
         nn.init.normal_(self.table, std=0.5**0.5, generator=generator)
 
-    def embed(self, x: Tensor, pos: Tensor, carry: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        last, max_len = int(pos[-1]), self.table.size(0)
-        if last >= max_len:
+    def reach(self, length: int, like: Tensor) -> None:
+        if length > (max_len := self.table.size(0)):
             raise UsageError(
-                f"{last + 1} tokens, but learned positions reach max_len = {max_len} tokens and cannot go beyond; "
-                f"shorten or split the input, or train with model.position.max_len of at least {last + 1}, or with a "
+                f"{length} tokens, but learned positions reach max_len = {max_len} tokens and cannot go beyond; "
+                f"shorten or split the input, or train with model.position.max_len of at least {length}, or with a "
                 "kind that has no last position (sinusoidal, rotary, t5, alibi, shaw)"
             )
+
+    def embed(self, x: Tensor, pos: Tensor, carry: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        if pos.is_cpu:
+            self.reach(int(pos[-1]) + 1, x)
         return x + self.table[pos], carry

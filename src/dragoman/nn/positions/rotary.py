@@ -35,7 +35,8 @@ class Rotary(Positions):
 
     def rotate(self, q: Tensor, k: Tensor, pos: Tensor) -> tuple[Tensor, Tensor]:
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-        self._reach(int(pos[-1]) + 1, q.device, torch.complex128 if wide == torch.float64 else torch.complex64)
+        if pos.is_cpu:
+            self.reach(int(pos[-1]) + 1, q)
         turns = self.turns[pos]  # (T, R/2), one complex number a pair: turning is one product
 
         def turn(x: Tensor) -> Tensor:
@@ -48,9 +49,10 @@ class Rotary(Positions):
 
         return (turn(q), turn(k)) if self.turned == q.size(-1) else (turn_part(q), turn_part(k))
 
-    def _reach(self, length: int, device: torch.device, dtype: torch.dtype) -> None:
-        if self.turns.size(0) < length or self.turns.device != device or self.turns.dtype != dtype:
+    def reach(self, length: int, like: Tensor) -> None:
+        dtype = torch.complex128 if like.dtype == torch.float64 else torch.complex64
+        if self.turns.size(0) < length or self.turns.device != like.device or self.turns.dtype != dtype:
             room = max(256, 1 << (length - 1).bit_length())
             rates = self.base ** (-torch.arange(0, self.turned, 2, dtype=torch.float64) / self.turned)
             angles = torch.arange(room, dtype=torch.float64)[:, None] * rates
-            self.turns = torch.polar(torch.ones_like(angles), angles).to(device=device, dtype=dtype)
+            self.turns = torch.polar(torch.ones_like(angles), angles).to(like.device, dtype)

@@ -1,0 +1,158 @@
+"""The search on a GPU: a step is recorded once for each size of batch, and repeated without the processor's help.
+
+Letters: B sentences, K beams, S source length, L room for target tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from dragoman.models.decoder_only import DecoderOnly
+from dragoman.models.seq2seq import Model, Network
+from dragoman.models.transformer import Transformer
+from dragoman.nn.attention import SelfAttention
+from dragoman.nn.positions import Learned, RecurrentOverEmbeddings, RecurrentPositions
+from dragoman.search.fixed import FixedSearch, Sizes
+from dragoman.search.hypothesis import Hypothesis, best
+from dragoman.search.plain import PlainSearcher, evaluating
+from dragoman.search.sample import uniforms
+from dragoman.search.searcher import Ids
+from dragoman.search.settings import SearchSettings
+
+__all__ = ["GraphSearcher", "recorded", "unfixed"]
+
+_STEP = 16
+"""Source lengths and room grow by so much, so that few recordings serve all batches."""
+_KEPT = 8
+"""Recordings that are kept, each with its memory."""
+_WARM = 3
+"""Steps before a recording: libraries choose their kernels and take their memory in the first."""
+
+
+def unfixed(model: Network) -> list[str]:
+    """Why the steps of this model are not all of the same shape; empty where they are."""
+    if not isinstance(model, Transformer | DecoderOnly):
+        return [f"its architecture is {type(model).__name__}"]
+    stack = model if isinstance(model, DecoderOnly) else model.decoder
+    reasons = []
+    if isinstance(stack.positions, RecurrentOverEmbeddings | RecurrentPositions):
+        reasons.append(f"its positions are {type(stack.positions).__name__}")
+    if any(not isinstance(layer.self_attn, SelfAttention) for layer in stack.layers):
+        reasons.append("its attention is linear")
+    return reasons
+
+
+def recorded(step: Callable[[], None]) -> Callable[[], None]:
+    """A CUDA graph of `step`, to be called instead of it."""
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(_WARM):
+            step()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+class GraphSearcher(PlainSearcher):
+    """A model whose steps have fixed shapes: on a GPU they are recorded, elsewhere just done.
+
+    What is longer than learned positions reach, and everything but the search, is done by the plain path.
+    """
+
+    def __init__(self, model: Model, device: str | torch.device) -> None:
+        super().__init__(model, device)
+        self._searches: OrderedDict[tuple[SearchSettings, Sizes], FixedSearch] = OrderedDict()
+
+    @property
+    def about(self) -> str:
+        kind = str(next(self.model.parameters()).dtype).removeprefix("torch.")
+        return f"{'CUDA graphs' if self.model.device.type == 'cuda' else 'fixed shapes'}, {kind}, {self.device}"
+
+    @property
+    def plain(self) -> PlainSearcher:
+        """The same model without recordings, for whoever means to look into it or to change it."""
+        return PlainSearcher(self.model, self.device)
+
+    def search(
+        self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int
+    ) -> list[list[Hypothesis]]:
+        limits = [settings.limit(len(src), len(begin)) for src, begin in zip(sources, prefixes, strict=True)]
+        found: list[list[Hypothesis]] = [[] for _ in sources]
+        near = [i for i, limit in enumerate(limits) if limit <= self._reach]
+        far = [i for i, limit in enumerate(limits) if limit > self._reach]
+        if far:
+            some = [sources[i] for i in far], [prefixes[i] for i in far]
+            for place, own in zip(far, super().search(*some, settings, batch_tokens), strict=True):
+                found[place] = own
+        # A sample is a sentence of its own.
+        each = [(i, index) for i in near for index in range(settings.nbest if settings.sample else 1)]
+        for batch in _batches(each, sources, 1 if settings.sample else settings.beam, batch_tokens):
+            for (place, _), own in zip(batch, self._batch(batch, sources, prefixes, settings), strict=True):
+                found[place] += own
+        return [best(own, settings.nbest) for own in found]
+
+    @property
+    def _reach(self) -> float:
+        model = self.model
+        assert isinstance(model, Transformer | DecoderOnly)
+        stacks = [model] if isinstance(model, DecoderOnly) else [model.encoder, model.decoder]
+        tables = [stack.positions.table.size(0) for stack in stacks if isinstance(stack.positions, Learned)]
+        return min(tables, default=math.inf)
+
+    def _batch(
+        self,
+        batch: Sequence[tuple[int, int]],
+        sources: Sequence[Ids],
+        prefixes: Sequence[Ids],
+        settings: SearchSettings,
+    ) -> list[list[Hypothesis]]:
+        src, begins = [sources[i] for i, _ in batch], [prefixes[i] for i, _ in batch]
+        limits = [settings.limit(len(s), len(begin)) for s, begin in zip(src, begins, strict=True)]
+        room = int(min(_up(max(limits)), self._reach))
+        longest = int(min(_up(max(map(len, src))), self._reach))
+        sizes = Sizes(1 << (len(batch) - 1).bit_length(), longest, room, any(begins))
+        numbers = None
+        if settings.sample:
+            numbers = np.zeros((len(batch), room))
+            for row, (_, index), own, begin, limit in zip(numbers, batch, src, begins, limits, strict=True):
+                row[:limit] = uniforms(settings.seed, list(own), index, begin, limit)
+            settings = replace(settings, seed=0, nbest=1)  # which make no difference to a step
+        with evaluating(self.model), torch.no_grad():
+            search = self._searches.pop((settings, sizes), None) or self._new(settings, sizes)
+            self._searches[settings, sizes] = search  # the latest is the last to go
+            return search.search(src, begins, numbers)
+
+    def _new(self, settings: SearchSettings, sizes: Sizes) -> FixedSearch:
+        while len(self._searches) >= _KEPT:
+            self._searches.popitem(last=False)
+        repeat = recorded if self.model.device.type == "cuda" else _itself
+        return FixedSearch(self.model, settings, sizes, repeat)
+
+
+def _itself(step: Callable[[], None]) -> Callable[[], None]:
+    return step
+
+
+def _up(length: int) -> int:
+    return -(-length // _STEP) * _STEP
+
+
+def _batches(
+    each: Sequence[tuple[int, int]], sources: Sequence[Ids], beams: int, batch_tokens: int
+) -> Iterator[list[tuple[int, int]]]:
+    """Sentences of similar length, in numbers that are powers of two where enough are left."""
+    rest = sorted(each, key=lambda one: -len(sources[one[0]]))
+    while rest:
+        most = max(1, batch_tokens // (max(1, _up(len(sources[rest[0][0]]))) * beams))
+        count = 1 << (most.bit_length() - 1)
+        yield rest[:count]
+        rest = rest[count:]

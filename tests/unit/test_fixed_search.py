@@ -1,0 +1,180 @@
+"""The search with steps of fixed shapes, as a GPU repeats it, finds what the plain search finds."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from dragoman.data.tokenizer import EOS
+from dragoman.errors import DragomanError, UsageError
+from dragoman.models.seq2seq import Model
+from dragoman.search.fixed import FixedSearch, Sizes
+from dragoman.search.graphs import GraphSearcher, unfixed
+from dragoman.search.hypothesis import Hypothesis
+from dragoman.search.plain import PlainSearcher
+from dragoman.search.settings import SearchSettings
+from every_kind import BLOCK, TRANSFORMERS, TRANSLATORS, built
+
+VOCAB = 17
+FIXED = [name for name in TRANSFORMERS if "recurrent" not in name and "linear" not in name]
+SETTINGS: dict[str, dict[str, Any]] = {
+    "greedy": {"beam": 1},
+    "beam": {"beam": 3, "nbest": 2},
+    "alpha 0": {"beam": 4, "nbest": 4, "alpha": 0.0},
+    "min length": {"beam": 2, "min_length": 5},
+    "no repeat": {"beam": 3, "no_repeat_ngram": 2, "min_length": 6},
+    "no word twice": {"beam": 2, "no_repeat_ngram": 1, "min_length": 4},
+    "sample": {"sample": True, "nbest": 3, "seed": 4},
+    "sample top": {"sample": True, "top_k": 5, "top_p": 0.8, "temperature": 0.7, "min_length": 3},
+}
+
+
+def sources(count: int, longest: int = 21) -> list[list[int]]:
+    rng = random.Random(3)
+    return [[*(rng.randrange(4, VOCAB) for _ in range(rng.randrange(1, longest))), EOS] for _ in range(count)]
+
+
+def assert_same(got: list[list[Hypothesis]], wanted: list[list[Hypothesis]]) -> None:
+    assert [[h.tokens for h in own] for own in got] == [[h.tokens for h in own] for own in wanted]
+    for own, others in zip(got, wanted, strict=True):
+        for mine, other in zip(own, others, strict=True):
+            assert mine.truncated == other.truncated
+            torch.testing.assert_close(mine.token_log_probs, other.token_log_probs, atol=1e-5, rtol=0)
+            torch.testing.assert_close(mine.score, other.score, atol=1e-5, rtol=0)
+
+
+def both(model: Model, rows: list[list[int]], begins: list[list[int]], settings: SearchSettings) -> None:
+    assert_same(
+        GraphSearcher(model, "cpu").search(rows, begins, settings, 300),
+        PlainSearcher(model).search(rows, begins, settings, 300),
+    )
+
+
+@pytest.mark.parametrize("kind", FIXED)
+def test_every_kind_of_transformer(kind: str) -> None:
+    model = built(TRANSLATORS[kind], VOCAB)
+    assert unfixed(model) == []
+    rows = sources(9)
+    both(model, rows, [[]] * 9, SearchSettings(beam=3, nbest=2, max_extra=4))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting(name: str) -> None:
+    model = built(TRANSLATORS["modern"], VOCAB, shake=False)
+    rows = sources(11)
+    settings = SearchSettings(**{"max_extra": 3, **SETTINGS[name]})
+    both(model, rows, [[]] * 11, settings)
+    both(model, rows, [[5, 6, 5], [], [9]] + [[7]] * 8, settings)
+
+
+@pytest.mark.parametrize("settings", [SearchSettings(beam=2, max_extra=9), SearchSettings(sample=True, max_extra=9)])
+def test_a_language_model_goes_on_with_its_prompts(settings: SearchSettings) -> None:
+    model = built({"architecture": "decoder_only", **BLOCK, "n_layers": 2, "position": {"kind": "t5"}}, VOCAB)
+    both(model, [[]] * 5, [[], [4], [5, 6, 7, 8], [9] * 20, [10, 11]], settings)
+
+
+def test_learned_positions_end_where_they_end() -> None:
+    model = built(TRANSLATORS["learned"], VOCAB)  # 40 positions
+    rows = [[5, 6, EOS], [7] * 25 + [EOS], [8] * 27 + [EOS]]
+    settings = SearchSettings(beam=2, max_extra=12)
+    assert [settings.limit(len(row)) for row in rows] == [15, 38, 40]
+    both(model, rows, [[]] * 3, settings)
+    with pytest.raises(UsageError, match="learned positions reach max_len = 40"):
+        both(model, [*rows, [8] * 28 + [EOS]], [[]] * 4, settings)
+
+
+def test_a_search_is_used_again_and_few_are_kept() -> None:
+    model = built(TRANSLATORS["paper"], VOCAB)
+    searcher, plain = GraphSearcher(model, "cpu"), PlainSearcher(model)
+    rows, settings = sources(16), SearchSettings(beam=2, max_extra=3)
+    for part in (rows, rows[::-1], rows[2:14]):
+        assert_same(
+            searcher.search(part, [[]] * len(part), settings, 2000),
+            plain.search(part, [[]] * len(part), settings, 2000),
+        )
+    assert len(searcher._searches) == 1
+    for beam in range(1, 12):
+        searcher.search(rows[:1], [[]], SearchSettings(beam=beam), 100)
+    assert len(searcher._searches) == 8
+
+
+def test_it_stops_soon_after_the_last_sentence_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = built(TRANSLATORS["paper"], VOCAB, shake=False)
+    steps = 0
+    step = FixedSearch.step
+
+    def counted(self: FixedSearch) -> None:
+        nonlocal steps
+        steps += 1
+        step(self)
+
+    monkeypatch.setattr(FixedSearch, "step", counted)
+    (found,) = GraphSearcher(model, "cpu").search([[5, EOS]], [[]], SearchSettings(sample=True, max_extra=400), 100)
+    assert steps == -(-(len(found[0].tokens) + 1) // 8) * 8 < 402
+
+
+def test_nan_is_told_and_nothing_of_it_stays() -> None:
+    model = built(TRANSLATORS["paper"], VOCAB)
+    searcher, settings = GraphSearcher(model, "cpu"), SearchSettings(beam=2, max_extra=3)
+    weight = next(model.parameters())
+    with torch.no_grad():
+        kept = weight[7].clone()
+        weight[7] = float("nan")
+        with pytest.raises(DragomanError, match=r"not numbers \(NaN\)"):
+            searcher.search([[7, EOS], [8, EOS]], [[]] * 2, settings, 100)
+        weight[7] = kept
+    both(model, [[7, EOS], [8, EOS]], [[]] * 2, settings)
+    assert_same(
+        searcher.search([[7, EOS], [8, EOS]], [[]] * 2, settings, 100),
+        PlainSearcher(model).search([[7, EOS], [8, EOS]], [[]] * 2, settings, 100),
+    )
+
+
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        (TRANSLATORS["linear"], "its attention is linear"),
+        (TRANSLATORS["recurrent positions"], "RecurrentPositions"),
+        (TRANSLATORS["lstm"], "architecture"),
+    ],
+)
+def test_the_others_are_named(document: dict[str, Any], reason: str) -> None:
+    assert any(reason in why for why in unfixed(built(document, VOCAB)))
+
+
+# --------------------------------------------------------------------------------------------------------- on a device
+# A tensor on the device "meta" has no numbers: whoever asks for one, or for a shape that depends on one, gets an error,
+# as a recording of a GPU's work does.
+
+
+@pytest.mark.parametrize("kind", FIXED)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_step_asks_the_device_nothing(kind: str, name: str) -> None:
+    model = built(TRANSLATORS[kind], VOCAB).float().to("meta")
+    with torch.no_grad():
+        search = FixedSearch(model, SearchSettings(**SETTINGS[name]), Sizes(4, 16, 32, prefixes=True))
+        search.step()
+    with pytest.raises(RuntimeError):
+        bool(search.left)
+
+
+@pytest.mark.parametrize("kind", [name for name in FIXED if name != "batch norm"])
+def test_training_asks_the_device_nothing(kind: str) -> None:
+    model = built(TRANSLATORS[kind], VOCAB).float().to("meta").train()
+    ids = torch.ones(3, 7, dtype=torch.long, device="meta")
+    assert model(ids, ids > 0, ids).shape == (3, 7, VOCAB)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_recording_finds_the_same(name: str) -> None:
+    model = built(TRANSLATORS["modern"], VOCAB)
+    rows, settings = sources(16), SearchSettings(**{"max_extra": 3, **SETTINGS[name]})
+    begins: list[list[int]] = [[5, 6, 5], [], [9], *[[7]] * 13]
+    wanted = PlainSearcher(model).search(rows, begins, settings, 300)
+    searcher = GraphSearcher(model, "cuda")
+    for part in (slice(0, 16), slice(16, None, -1), slice(0, 16)):
+        assert_same(searcher.search(rows[part], begins[part], settings, 300), wanted[part])

@@ -1,0 +1,89 @@
+"""The search whose steps a GPU repeats by itself, beside the plain path on the same device.
+
+    python bench/graphs.py --device cuda                             # sizes of the paper's base, random weights
+    python bench/graphs.py --device cpu --model random-tiny --sentences 20 --rounds 1      # does it run?
+
+The paths take turns; all targets have 40 tokens.  Milliseconds a token of sentences one at a time, tokens a second of
+all at once, and how many times as fast as the plain path in float32 (median of the rounds).
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+
+import torch
+from decode import LENGTH, SHAPES, VOCABULARIES
+
+from dragoman.config import TransformerConfig
+from dragoman.models.build import build_model
+from dragoman.models.seq2seq import Model
+from dragoman.search.graphs import GraphSearcher
+from dragoman.search.plain import PlainSearcher
+from dragoman.search.settings import SearchSettings
+
+ALONE = 10
+
+
+def searchers(name: str, device: str) -> dict[str, PlainSearcher]:
+    """The same weights on each path."""
+
+    def model(dtype: torch.dtype) -> Model:
+        size = VOCABULARIES[name]
+        built = build_model(TransformerConfig(**SHAPES[name]), size, size, seed=1).to(dtype).eval()
+        assert isinstance(built, Model)
+        return built
+
+    kinds = (torch.float32, torch.bfloat16)
+    made: dict[str, PlainSearcher] = {f"plain path, {kind}": PlainSearcher(model(kind), device) for kind in kinds}
+    return made | {f"fixed steps, {kind}": GraphSearcher(model(kind), device) for kind in kinds}
+
+
+def seconds(searcher: PlainSearcher, rows: list[list[int]], beam: int, batch_tokens: int) -> float:
+    settings = SearchSettings(beam=beam, min_length=LENGTH - 1, max_extra=0)
+    fitting = [[*row[:-1], *[row[0]] * (LENGTH - len(row)), row[-1]] for row in rows]  # as long as their targets
+    began = time.perf_counter()
+    searcher.search(fitting, [[]] * len(rows), settings, batch_tokens)  # its answer is here when its work is done
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--model", choices=SHAPES, default="random-base")
+    parser.add_argument("--sentences", type=int, default=1000)
+    parser.add_argument("--batch-tokens", type=int, default=20_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+    rng = random.Random(1)
+    words = range(4, VOCABULARIES[given.model])
+    rows = [[*rng.choices(words, k=rng.randint(4, LENGTH - 1)), 3] for _ in range(given.sentences)]
+    paths = searchers(given.model, given.device)
+    print(f"{given.model} on {torch.cuda.get_device_name() if given.device == 'cuda' else given.device}")
+    for beam in (1, 4):
+        times: dict[str, list[tuple[float, float]]] = {name: [] for name in paths}
+        for turn in range(given.rounds + 1):
+            for name, searcher in paths.items():
+                alone = sum(seconds(searcher, [row], beam, given.batch_tokens) for row in rows[:ALONE])
+                taken = alone, seconds(searcher, rows, beam, given.batch_tokens)
+                if turn:  # the first round records
+                    times[name].append(taken)
+        print(f"\n| beam {beam} | ms a token, alone | times as fast | tokens/s, all at once | times as fast |")
+        print("|---|---|---|---|---|")
+        first = next(iter(times.values()))
+        for name, own in times.items():
+            middle = [statistics.median(column) for column in zip(*own, strict=True)]
+            ratios = [
+                statistics.median(plain[i] / mine[i] for plain, mine in zip(first, own, strict=True)) for i in (0, 1)
+            ]
+            print(
+                f"| {name} | {middle[0] / len(rows[:ALONE]) / LENGTH * 1000:.3f} | {ratios[0]:.2f} | "
+                f"{len(rows) * LENGTH / middle[1]:,.0f} | {ratios[1]:.2f} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""What more threads bring to the native engine, beside what the machine itself brings to processes of their own.
+
+    python bench/threads.py --models random-tiny random-base --rounds 9
+
+One thread, T threads, and T processes with a T-th of the sentences each take turns.  Processes share nothing but the
+machine, so what they miss of T times is the machine's: other users, shared caches, cores that are halves of one.
+Random weights, int8, targets of 40 tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from decode import LENGTH, SHAPES, VOCABULARIES
+
+from dragoman.config import TransformerConfig
+from dragoman.fast.engine import Engine
+from dragoman.fast.pack import pack
+from dragoman.models.build import build_model
+from dragoman.search.settings import SearchSettings
+
+SENTENCES = {"random-tiny": 1000, "random-base": 250}
+ALONE = {"random-tiny": 20, "random-base": 6}
+
+
+def sources(name: str) -> list[list[int]]:
+    rng = random.Random(1)
+    words = range(4, VOCABULARIES[name])
+    return [[*rng.choices(words, k=rng.randint(4, 39)), 3] for _ in range(SENTENCES[name])]
+
+
+def seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def measure(name: str, beam: int, threads: int, rounds: int, engine: Engine) -> list[str]:
+    """Rows of the table: sentences one at a time, all at once, and all at once in processes."""
+    rows = sources(name)
+
+    def search(some: list[list[int]], own: int) -> None:
+        engine.search(some, [LENGTH] * len(some), SearchSettings(beam=beam, min_length=LENGTH - 1), threads=own)
+
+    def alone(own: int) -> float:
+        return statistics.median(seconds(lambda row=row: search([row], own)) for row in rows[: ALONE[name]])
+
+    def processes() -> None:
+        children = []
+        for part in range(1, threads):
+            children.append(os.fork())
+            if children[-1] == 0:
+                search(rows[part::threads], 1)
+                os._exit(0)
+        search(rows[::threads], 1)
+        for child in children:
+            os.waitpid(child, 0)
+
+    def together(own: int) -> float:
+        return seconds(lambda: search(rows, own))
+
+    single = [(alone(1), alone(threads)) for _ in range(rounds)]
+    all_at_once = [(together(1), together(threads), seconds(processes)) for _ in range(rounds)]
+    return [
+        line(f"{name}, one at a time, beam {beam}", single),
+        line(f"{name}, all at once, beam {beam}", [(one, more) for one, more, _ in all_at_once]),
+        line("the same in processes", [(one, apart) for one, _, apart in all_at_once]),
+    ]
+
+
+def line(what: str, pairs: list[tuple[float, float]]) -> str:
+    low, middle, high = statistics.quantiles([one / more for one, more in pairs], n=4, method="inclusive")
+    return f"| {what} | {middle:.2f} ({low:.2f}-{high:.2f}) |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=SHAPES, default=["random-tiny"])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=9)
+    given = parser.parse_args()
+    print(f"| | {given.threads} threads: times as fast as one, median (quartiles) |\n|---|---|")
+    for name in given.models:
+        size = VOCABULARIES[name]
+        with tempfile.TemporaryDirectory() as folder:
+            model = build_model(TransformerConfig(**SHAPES[name]), size, size, seed=1).eval()
+            engine = Engine(pack(model, Path(folder) / "model.bin", "int8"))
+            for beam in (1, 4):
+                print(*measure(name, beam, given.threads, given.rounds, engine), sep="\n", flush=True)
+
+
+if __name__ == "__main__":
+    main()

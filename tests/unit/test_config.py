@@ -172,7 +172,7 @@ def test_presets_are_those_of_the_paper_and_own_keys_win() -> None:
     model = parse_config(document).model
     assert (model.d_model, model.n_heads, model.dropout, model.d_ff) == (1024, 16, 0.3, 1000)
     (problem,) = problems("model.preset=bigg")
-    assert problem == "model.preset = 'bigg' (did you mean 'big'?); accepted: base, big"
+    assert problem == "model.preset = 'bigg' (did you mean 'big'?); accepted: base, big, deep_shallow"
 
 
 def test_the_defaults_are_the_paper_s_base_model() -> None:

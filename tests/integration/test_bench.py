@@ -1,0 +1,69 @@
+"""The measuring programs run: each in its shortest form, for what it prints."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dragoman.fast.native import load_native
+
+BENCH = Path(__file__).parents[2] / "bench"
+pytestmark = pytest.mark.slow
+native = pytest.mark.skipif(load_native() is None, reason="no native engine")
+
+
+def said(name: str, *arguments: str) -> str:
+    """What a program prints, errors last.  One thread, so that it may run beside others."""
+    command = [sys.executable, str(BENCH / name), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_attention() -> None:
+    assert said("attention.py", "1")
+
+
+def test_record() -> None:
+    assert "%" in said("record.py", "1")
+
+
+def test_extrapolation() -> None:
+    out = said("extrapolation.py", "--kinds", "rotary", "--seeds", "1", "--steps", "20", "--length", "6")
+    assert "rotary" in out
+
+
+def test_length() -> None:
+    assert "LSTM" in said("length.py", "--threads", "1", "--up-to", "64")
+
+
+def test_graphs() -> None:
+    out = said("graphs.py", "--device", "cpu", "--model", "random-tiny", "--sentences", "4", "--rounds", "1")
+    assert out.count("fixed steps, torch.bfloat16") == 2
+
+
+@native
+def test_threads() -> None:
+    assert said("threads.py", "--rounds", "2").count("the same in processes") == 2
+
+
+@native
+@pytest.mark.skipif(importlib.util.find_spec("ctranslate2") is None, reason="ctranslate2 is not installed")
+def test_decode() -> None:
+    out = said("decode.py", "--quick", "--peers", "ctranslate2-int8", "--sentences", "40")
+    assert "times as fast" in out and "ctranslate2-int8" in out
+
+
+@native
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+def test_fuzzing() -> None:
+    out = said("fuzz_native.py", "--seconds", "20")
+    assert all(
+        kind in out for kind in ("damaged: refused", "good: answered", "past_python: refused", "session: answered")
+    )

@@ -57,11 +57,13 @@ def measure(name: str, beam: int, threads: int, rounds: int, engine: Engine) -> 
         for part in range(1, threads):
             children.append(os.fork())
             if children[-1] == 0:
-                search(rows[part::threads], 1)
-                os._exit(0)
+                try:
+                    search(rows[part::threads], 1)
+                    os._exit(0)
+                finally:
+                    os._exit(1)
         search(rows[::threads], 1)
-        for child in children:
-            os.waitpid(child, 0)
+        assert all(os.waitpid(child, 0)[1] == 0 for child in children)
 
     def together(own: int) -> float:
         return seconds(lambda: search(rows, own))

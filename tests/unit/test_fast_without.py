@@ -104,9 +104,9 @@ def sources(tmp_path: Path) -> Path:
 
 
 def build(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "setup.py", "build_ext", "--inplace"]
+    command = [sys.executable, "setup.py", "build_ext", "--build-lib", "built"]
     return subprocess.run(
-        command, cwd=folder, env=os.environ | environment, capture_output=True, text=True, timeout=100
+        command, cwd=folder, env=os.environ | environment, capture_output=True, text=True, timeout=600
     )
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import math
 import random
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
-from dragoman.data.tokenizer import EOS
+from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.errors import DragomanError, UsageError
 from dragoman.models.seq2seq import Model
 from dragoman.search.fixed import FixedSearch, Sizes
@@ -133,6 +138,67 @@ def test_nan_is_told_and_nothing_of_it_stays() -> None:
     )
 
 
+def test_nan_where_nothing_counts_is_nothing() -> None:
+    model = built({**TRANSLATORS["paper"], "tie": "none"}, VOCAB)
+    with torch.no_grad():
+        model.decoder.embedding.weight[EOS] = float("nan")  # type: ignore[union-attr, operator]
+    both(model, [[5, 6], [7], [8, 9, 10]], [[]] * 3, SearchSettings(sample=True, max_extra=9))
+
+
+def test_a_source_may_hold_what_pads_others() -> None:
+    both(built(TRANSLATORS["paper"], VOCAB), [[5, PAD, 6, EOS], [7, EOS]], [[]] * 2, SearchSettings(max_extra=3))
+
+
+@pytest.mark.parametrize("prefix", [[5, EOS], [PAD], [5, BOS, 6]])
+def test_what_cannot_be_a_prefix_is_told(prefix: list[int]) -> None:
+    searcher = GraphSearcher(built(TRANSLATORS["paper"], VOCAB), "cpu")
+    with pytest.raises(UsageError, match=r"sentence 2: .* holds padding, begin or end"):
+        searcher.search([[5, EOS]] * 2, [[], prefix], SearchSettings(), 100)
+
+
+def test_whoever_made_a_search_leaves_no_trace_in_it() -> None:
+    model, rows, settings = built(TRANSLATORS["modern"], VOCAB).float(), sources(5), SearchSettings(max_extra=3)
+    wanted = PlainSearcher(model).search(rows, [[]] * 5, settings, 300)
+    searcher = GraphSearcher(model, "cpu")
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        assert_same(searcher.search(rows, [[]] * 5, settings, 300), wanted)
+    assert_same(searcher.search(rows, [[]] * 5, settings, 300), wanted)
+
+
+def test_two_threads_at_one_searcher() -> None:
+    model, settings = built(TRANSLATORS["paper"], VOCAB), SearchSettings(beam=2, max_extra=3)
+    parts = [sources(8)[place : place + 2] for place in range(0, 8, 2)] * 3
+    wanted = [PlainSearcher(model).search(part, [[]] * 2, settings, 300) for part in parts]
+    searcher = GraphSearcher(model, "cpu")
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda part: searcher.search(part, [[]] * 2, settings, 300), parts))
+    for got, own in zip(found, wanted, strict=True):
+        assert_same(got, own)
+
+
+@pytest.mark.parametrize("kind", ["paper", "learned", "modern"])
+def test_steps_before_a_recording_change_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def warmed(self: GraphSearcher, step: Callable[[], None]) -> Callable[[], None]:
+        for _ in range(3):
+            step()
+        return step
+
+    monkeypatch.setattr(GraphSearcher, "_repeat", warmed)
+    both(built(TRANSLATORS[kind], VOCAB), sources(7), [[]] * 7, SearchSettings(beam=3, nbest=2, max_extra=4))
+    tiny = built({**TRANSLATORS["learned"], "position": {"kind": "learned", "max_len": 2}}, VOCAB)
+    both(tiny, [[5, EOS]], [[]], SearchSettings(beam=2, max_extra=0))
+
+
+def test_a_table_lives_as_long_as_what_was_recorded_of_it() -> None:
+    model = built(TRANSLATORS["paper"], VOCAB).float()
+    searcher, settings = GraphSearcher(model, "cpu"), SearchSettings(beam=1, max_extra=3)
+    searcher.search([[5, EOS]], [[]], settings, 100)
+    table = weakref.ref(model.decoder.positions.table)  # type: ignore[union-attr, arg-type]
+    searcher.search([[5] * 300 + [EOS]], [[]], settings, 100)
+    gc.collect()
+    assert table() is not None and model.decoder.positions.table is not table()  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     ("document", "reason"),
     [
@@ -168,13 +234,27 @@ def test_training_asks_the_device_nothing(kind: str) -> None:
     assert model(ids, ids > 0, ids).shape == (3, 7, VOCAB)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@cuda
+@pytest.mark.parametrize("kind", FIXED)
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_recording_finds_the_same(name: str) -> None:
-    model = built(TRANSLATORS["modern"], VOCAB)
+def test_a_recording_finds_the_same(kind: str, name: str) -> None:
+    model = built(TRANSLATORS[kind], VOCAB)
     rows, settings = sources(16), SearchSettings(**{"max_extra": 3, **SETTINGS[name]})
     begins: list[list[int]] = [[5, 6, 5], [], [9], *[[7]] * 13]
     wanted = PlainSearcher(model).search(rows, begins, settings, 300)
     searcher = GraphSearcher(model, "cuda")
     for part in (slice(0, 16), slice(16, None, -1), slice(0, 16)):
         assert_same(searcher.search(rows[part], begins[part], settings, 300), wanted[part])
+
+
+@cuda
+@pytest.mark.parametrize("kind", FIXED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_recording_is_sound_in_shorter_numbers(kind: str, dtype: torch.dtype) -> None:
+    searcher = GraphSearcher(built(TRANSLATORS[kind], VOCAB, shake=False).to(dtype), "cuda")
+    for _ in range(2):
+        found = searcher.search(sources(16), [[]] * 16, SearchSettings(beam=3, max_extra=3), 300)
+        assert len(found) == 16 and all(math.isfinite(own[0].score) for own in found)

@@ -108,8 +108,13 @@ def _repeated(
     plain, vocabulary, config = _plain(path, kind, lack, device, "")
     reasons = unfixed(plain.model)
     if reasons:
-        raise Unpacked("its steps cannot be repeated by the GPU alone: " + "; ".join(reasons))
-    short = quantize == "bf16" or (quantize == "auto" and torch.cuda.is_bf16_supported())
+        plain.why = "the GPU cannot repeat its steps by itself: " + "; ".join(reasons)
+        if quantize == "bf16":
+            raise Unpacked(plain.why)
+        return plain, vocabulary, config
+    with torch.cuda.device(plain.model.device):
+        quick = torch.cuda.is_bf16_supported(including_emulation=False)
+    short = quantize == "bf16" or (quantize == "auto" and quick)
     return GraphSearcher(plain.model.bfloat16() if short else plain.model, device), vocabulary, config
 
 

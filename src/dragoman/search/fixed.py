@@ -2,7 +2,8 @@
 
 `beam.py` and `sample.py` drop what is done, and look at each token to know how to go on; a GPU would have to wait for
 each look.  Here nothing is dropped and nobody looks: what is done is crossed out, complete hypotheses are kept on the
-device, and only every few steps somebody asks whether anything is left.  The hypotheses are the same.
+device, and only every few steps somebody asks whether anything is left.  In float32 the hypotheses are the same, up to
+rounding; half a word rounds otherwise where shapes are other.
 
 Letters: B sentences, K beams, N = B*K rows, S source length, L room for target tokens, n hypotheses that are wanted of
 a sentence, V vocabulary.
@@ -79,7 +80,10 @@ class FixedSearch:
         self.penalties = torch.tensor(penalties, dtype=torch.double, device=self.device)
         self.words = torch.arange(self._vocabulary(), device=self.device)
         self._repeated = repeat(self.step)
+        # What a recording reads must live as long as it does: tables of positions are replaced when they grow.
+        self._read = [*model.parameters(), *model.buffers()]
 
+    @torch.no_grad()
     def search(
         self,
         sources: Sequence[Sequence[int]],
@@ -103,11 +107,13 @@ class FixedSearch:
 
     # --------------------------------------------------------------------------------------------------------- a step
 
+    @torch.no_grad()
     def step(self) -> None:
         """One token more for every row.  Work on the device only: no shape and no choice depends on a number there."""
         logits = self.model.decode(self.last[:, None], self.state)[:, -1]
         log_probs = torch.log_softmax(logits.float(), dim=-1)  # (N, V)
-        self.broken.logical_or_(log_probs[:, 0].isnan().any())
+        counts = (self.sums > _NEVER).flatten()  # not what is done, nor empty places
+        self.broken.logical_or_((log_probs[:, 0].isnan() & counts).any())
         nexts = log_probs.masked_fill(~self._allowed(log_probs), _NEVER)
         at_limit = (self.limits == self.place + 1)[:, None]  # (B, 1)
         sums, origins, words, cut = (self._draw if self.settings.sample else self._best)(nexts, at_limit)
@@ -134,6 +140,9 @@ class FixedSearch:
         rows = self._a_row_each(at_limit)
         cut = (rows[:, 0] & (nexts.argmax(1) != EOS)).view_as(self.sums)
         nexts = nexts.masked_fill(rows & (self.words != EOS), _NEVER)
+        if self.beams == 1:  # by itself, as `greedy` takes it: added to a long sum, two words may become equal
+            words = nexts.argmax(1)[:, None]
+            return self.sums + nexts.gather(1, words), torch.zeros_like(words), words, cut
         sums = nexts.view(*self.sums.shape, -1) + self.sums[..., None]
         best, places = sums.flatten(1).topk(self.beams, dim=1)
         origins, words = places // self.words.numel(), places % self.words.numel()
@@ -203,10 +212,7 @@ class FixedSearch:
         """The model's own state for sources of nothing but ends."""
         src = torch.full((count, self.sizes.source), EOS, device=self.device)
         with torch.no_grad():
-            return self.model.start(self.model.encode(src, self._mask(src)), beams, room)
-
-    def _mask(self, src: Tensor) -> Tensor | None:
-        return src != PAD if src.size(1) else None
+            return self.model.start(self.model.encode(src, src == EOS if self.sizes.source else None), beams, room)
 
     def _state(self) -> FixedState:
         state = self._started(self.sizes.sentences, self.beams, self.sizes.room)
@@ -230,7 +236,7 @@ class FixedSearch:
         uniforms: NDArray[np.float64] | None,
     ) -> None:
         count, rest = len(sources), self.sizes.sentences - len(sources)
-        self._remember(self._padded([*sources, *[[EOS][: self.sizes.source]] * rest], self.sizes.source))
+        self._remember([*sources, *[[EOS][: self.sizes.source]] * rest])
         self.limits.copy_(torch.tensor([*limits, *[1] * rest]))
         self.prefixes.copy_(self._padded([*prefixes, *[[]] * rest], self.sizes.room))
         if uniforms is not None:
@@ -249,10 +255,11 @@ class FixedSearch:
         whole = [[*row, *[PAD] * (width - len(row))] for row in rows]
         return torch.tensor(whole, dtype=torch.long).view(len(rows), width)
 
-    def _remember(self, src: Tensor) -> None:
-        """Read the sources (B, S); what the decoder will look at goes where the step finds it."""
-        src = src.to(self.device)
-        memory: Memory = self.model.encode(src, self._mask(src))
+    def _remember(self, sources: Sequence[Sequence[int]]) -> None:
+        """Read the B sources; what the decoder will look at goes where the step finds it."""
+        src, lengths = self._padded(sources, self.sizes.source), torch.tensor([len(row) for row in sources])
+        mask = torch.arange(self.sizes.source) < lengths[:, None]  # (B, S)
+        memory: Memory = self.model.encode(src.to(self.device), mask.to(self.device) if self.sizes.source else None)
         fresh = self.model.start(memory, self.beams, 0)
         for layer, new in zip(self.state.layers, fresh.layers, strict=False):  # none without an encoder
             layer.cross.keys.copy_(new.cross.keys)  # type: ignore[attr-defined]

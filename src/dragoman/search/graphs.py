@@ -6,6 +6,7 @@ Letters: B sentences, K beams, S source length, L room for target tokens.
 from __future__ import annotations
 
 import math
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from dragoman.nn.positions import Learned, RecurrentOverEmbeddings, RecurrentPos
 from dragoman.search.fixed import FixedSearch, Sizes
 from dragoman.search.hypothesis import Hypothesis, best
 from dragoman.search.plain import PlainSearcher, evaluating
+from dragoman.search.processors import ForcedPrefix
 from dragoman.search.sample import uniforms
 from dragoman.search.searcher import Ids
 from dragoman.search.settings import SearchSettings
@@ -33,6 +35,8 @@ _KEPT = 8
 """Recordings that are kept, each with its memory."""
 _WARM = 3
 """Steps before a recording: libraries choose their kernels and take their memory in the first."""
+_RECORDING = threading.Lock()
+_ASIDE: dict[torch.device, torch.cuda.Stream] = {}
 
 
 def unfixed(model: Network) -> list[str]:
@@ -48,17 +52,19 @@ def unfixed(model: Network) -> list[str]:
     return reasons
 
 
-def recorded(step: Callable[[], None]) -> Callable[[], None]:
+def recorded(step: Callable[[], None], device: torch.device) -> Callable[[], None]:
     """A CUDA graph of `step`, to be called instead of it."""
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
-        for _ in range(_WARM):
+    with _RECORDING, torch.cuda.device(device):
+        # One stream a device for all recordings: libraries keep memory for each that they have seen.
+        aside = _ASIDE.get(device) or _ASIDE.setdefault(device, torch.cuda.Stream())
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(_WARM):
+                step()
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=aside, capture_error_mode="thread_local"):
             step()
-    torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
     return graph.replay
 
 
@@ -70,7 +76,8 @@ class GraphSearcher(PlainSearcher):
 
     def __init__(self, model: Model, device: str | torch.device) -> None:
         super().__init__(model, device)
-        self._searches: OrderedDict[tuple[SearchSettings, Sizes], FixedSearch] = OrderedDict()
+        self._searches: OrderedDict[tuple[SearchSettings, Sizes], FixedSearch] = OrderedDict()  # those not at work
+        self._lock = threading.Lock()
 
     @property
     def about(self) -> str:
@@ -85,6 +92,7 @@ class GraphSearcher(PlainSearcher):
     def search(
         self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int
     ) -> list[list[Hypothesis]]:
+        ForcedPrefix(prefixes)  # says what cannot be one
         limits = [settings.limit(len(src), len(begin)) for src, begin in zip(sources, prefixes, strict=True)]
         found: list[list[Hypothesis]] = [[] for _ in sources]
         near = [i for i, limit in enumerate(limits) if limit <= self._reach]
@@ -106,7 +114,8 @@ class GraphSearcher(PlainSearcher):
         assert isinstance(model, Transformer | DecoderOnly)
         stacks = [model] if isinstance(model, DecoderOnly) else [model.encoder, model.decoder]
         tables = [stack.positions.table.size(0) for stack in stacks if isinstance(stack.positions, Learned)]
-        return min(tables, default=math.inf)
+        reach = min(tables, default=math.inf)
+        return reach if reach >= _WARM else 0  # a recording begins with so many steps
 
     def _batch(
         self,
@@ -117,29 +126,33 @@ class GraphSearcher(PlainSearcher):
     ) -> list[list[Hypothesis]]:
         src, begins = [sources[i] for i, _ in batch], [prefixes[i] for i, _ in batch]
         limits = [settings.limit(len(s), len(begin)) for s, begin in zip(src, begins, strict=True)]
-        room = int(min(_up(max(limits)), self._reach))
         longest = int(min(_up(max(map(len, src))), self._reach))
+        room = int(min(_up(max(*limits, settings.limit(longest))), self._reach))
         sizes = Sizes(1 << (len(batch) - 1).bit_length(), longest, room, any(begins))
         numbers = None
         if settings.sample:
             numbers = np.zeros((len(batch), room))
             for row, (_, index), own, begin, limit in zip(numbers, batch, src, begins, limits, strict=True):
-                row[:limit] = uniforms(settings.seed, list(own), index, begin, limit)
+                row[:limit] = uniforms(settings.seed, list(map(int, own)), index, begin, limit)
             settings = replace(settings, seed=0, nbest=1)  # which make no difference to a step
-        with evaluating(self.model), torch.no_grad():
-            search = self._searches.pop((settings, sizes), None) or self._new(settings, sizes)
+        # Whoever calls may record gradients, infer or cast: a search that is kept must not depend on it.
+        modes = torch.inference_mode(False), torch.autocast(self.model.device.type, enabled=False)
+        with evaluating(self.model), modes[0], modes[1], torch.no_grad():
+            search = self._taken(settings, sizes) or FixedSearch(self.model, settings, sizes, self._repeat)
+            found = search.search(src, begins, numbers)
+        with self._lock:
             self._searches[settings, sizes] = search  # the latest is the last to go
-            return search.search(src, begins, numbers)
+            while len(self._searches) > _KEPT:
+                self._searches.popitem(last=False)
+        return found
 
-    def _new(self, settings: SearchSettings, sizes: Sizes) -> FixedSearch:
-        while len(self._searches) >= _KEPT:
-            self._searches.popitem(last=False)
-        repeat = recorded if self.model.device.type == "cuda" else _itself
-        return FixedSearch(self.model, settings, sizes, repeat)
+    def _taken(self, settings: SearchSettings, sizes: Sizes) -> FixedSearch | None:
+        """One that nobody else uses meanwhile."""
+        with self._lock:
+            return self._searches.pop((settings, sizes), None)
 
-
-def _itself(step: Callable[[], None]) -> Callable[[], None]:
-    return step
+    def _repeat(self, step: Callable[[], None]) -> Callable[[], None]:
+        return recorded(step, self.model.device) if self.model.device.type == "cuda" else step
 
 
 def _up(length: int) -> int:

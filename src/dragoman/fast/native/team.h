@@ -1,6 +1,6 @@
 // A few threads that share each step of one sentence.  They look out for work without sleeping, for a step lasts
-// microseconds, and go to sleep when nothing comes for a while.  Nobody waits for a thread that the system does not run:
-// a part that it has not taken is taken by another.
+// microseconds, and go to sleep when nothing comes for a while.  Nobody waits for a thread that the system did not run
+// in time: a part that it has not begun is taken by another.
 #pragma once
 
 #include <immintrin.h>
@@ -51,7 +51,7 @@ class Team {
     untaken_.store((++turn_ << 32) + static_cast<uint32_t>(size_), std::memory_order_seq_cst);
     if (asleep_.load() != 0) wake();
     while (take()) continue;
-    for (int spins = 0; left_.load(std::memory_order_acquire) != 0; ++spins) wait(spins);
+    for (int spins = 0; left_.load(std::memory_order_acquire) != 0; spins += spins < 4096) wait(spins);
   }
 
  private:

@@ -44,8 +44,9 @@ class Shaw(Positions):
 
     def value_term(self, weights: Tensor, q_pos: Tensor, k_pos: Tensor) -> Tensor | None:
         rows = self._rows(q_pos, k_pos).expand_as(weights)
-        by_row = weights.new_zeros(*weights.shape[:-1], 2 * self.clip + 1).scatter_add(-1, rows, weights)
-        return by_row @ self.values  # (N, H, Tq, Dh)
+        wide = torch.promote_types(weights.dtype, torch.float32)  # half a word is too short for a long sum
+        by_row = weights.new_zeros(*weights.shape[:-1], 2 * self.clip + 1, dtype=wide)
+        return by_row.scatter_add(-1, rows, weights.to(wide)).to(weights.dtype) @ self.values  # (N, H, Tq, Dh)
 
     def _rows(self, q_pos: Tensor, k_pos: Tensor) -> Tensor:
         return (k_pos[None, :] - q_pos[:, None]).clamp(-self.clip, self.clip) + self.clip  # (Tq, Tk)
@@ -112,4 +113,7 @@ class Alibi(Positions):
         self.slopes: Tensor
 
     def static_bias(self, q_pos: Tensor, k_pos: Tensor) -> Tensor | None:
-        return self.slopes[:, None, None] * -(k_pos[None, :] - q_pos[:, None]).abs()  # (H, Tq, Tk)
+        distance = (k_pos[None, :] - q_pos[:, None]).abs()
+        # Half a word does not hold every distance.
+        wide = self.slopes.to(torch.promote_types(self.slopes.dtype, torch.float32))
+        return (wide[:, None, None] * -distance).to(self.slopes.dtype)  # (H, Tq, Tk)

@@ -153,19 +153,23 @@ def tuned(
             process, batch = setting
             request = {"numbers": some, "beam": question.beam, "batch": batch, "alone": question.alone}
             once = sum(process.ask(**request)["seconds"])
-            return float(once if once > 1 else min(once, sum(process.ask(**request)["seconds"])))
+            return float(once if once > 0.5 else min(once, sum(process.ask(**request)["seconds"])))
 
         return sorted(tried, key=seconds)
 
     if question.alone:
-        tried = [(process, batches[0]) for process in processes]
-        return ranked(ranked(tried, 2)[:3] if len(tried) > 3 else tried, 6)[0]
-    if len(processes) > 2:
+        few, some, many = 1, 1, 4
+        batches = batches[:1]
+    else:
+        few, some, many = (count * threads for count in (16, 64, 128))
+    if len(processes) > 2 and len(batches) > 1:
         # A small batch and one of some size tell kernels apart; all sizes with all of them would take many minutes.
-        first = ranked([(process, batch) for process in processes for batch in batches[:2]], 32 * threads)
+        first = ranked([(process, batch) for process in processes for batch in batches[:2]], few)
         processes = list(dict.fromkeys(process for process, _ in first))[:2]
     tried = [(process, batch) for process in processes for batch in batches]
-    return ranked(ranked(tried, 64 * threads)[:3] if len(tried) > 3 else tried, 128 * threads)[0]
+    if len(tried) > 3:
+        tried = ranked(tried, some)[:3]
+    return ranked(tried, many if len(tried) > 1 else few)[0]  # who has no choice only warms up
 
 
 def start_of(name: str, job: Path, threads: int, numbers: list[int]) -> dict[str, float]:

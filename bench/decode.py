@@ -34,7 +34,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "random-base": {"d_model": 512, "d_ff": 2048, "n_heads": 8, "encoder_layers": 6, "decoder_layers": 6},
 }
 VOCABULARIES = {"random-tiny": 10_000, "random-base": 32_000}
-SENTENCES = {"random-base": 200}  # of the others 1,000; so that five rounds with one peer take ten minutes at most
+SENTENCES = {"random-base": 160}  # of the others 1,000; so that five rounds with one peer take ten minutes at most
 LENGTH = 40  # tokens of every target of a random model, the end included; its sources have 5 to 40
 OURS = ("ours-int8", "ours-float32")
 PEERS = ("ctranslate2-int8", "ctranslate2-float32", "onnxruntime-int8", "onnxruntime-float32", "huggingface", "plain")
@@ -240,7 +240,7 @@ def main() -> None:
     parser.add_argument("--ours", nargs="+", choices=OURS, default=OURS)
     parser.add_argument("--threads", nargs="+", type=int, default=[1])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--sentences", type=int, help="default: 1000, of random-base 200")
+    parser.add_argument("--sentences", type=int, help="default: 1000, of random-base 160")
     parser.add_argument("--quick", action="store_true", help="2 rounds, 80 sentences, default settings: does it run?")
     parser.add_argument("--out", type=Path, help="all numbers as JSON")
     given = parser.parse_args()

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import warnings
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from dragoman.data.tokenizer import EOS
+from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.models.transformer import Decoder, Transformer
 from dragoman.nn.attention import MultiHead, mask_to_bias
 from dragoman.nn.layers import DecoderLayer, RMSNorm
@@ -115,6 +116,10 @@ class StepGraph(nn.Module):
     def __init__(self, model: Transformer) -> None:
         super().__init__()
         self.decoder, self.output = model.decoder, model.output
+        never = torch.zeros(model.decoder.embedding.weight.size(0))
+        never[[PAD, BOS]] = -math.inf
+        self.register_buffer("never", never)
+        self.never: Tensor
 
     def forward(self, tokens: Tensor, position: Tensor, mask: Tensor, *memory: Tensor) -> list[Tensor]:
         decoder, count = self.decoder, len(self.decoder.layers)
@@ -125,7 +130,7 @@ class StepGraph(nn.Module):
         for layer, cross, own in zip(decoder.layers, pairs[:count], grown, strict=True):
             x = layer(x, decoder.positions, position, None, False, own, CrossKeyValues(*cross), bias)
         log_probs = self.output(decoder.final_norm(x))[:, 0].log_softmax(-1)
-        best, words = log_probs.topk(BEST)
+        best, words = (log_probs + self.never).topk(BEST)
         return [best, words, log_probs[:, EOS], *(part for own in grown for part in (own.keys, own.values))]
 
 

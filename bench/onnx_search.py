@@ -36,6 +36,7 @@ class Graphs:
             ort.InferenceSession(str(folder / f"{name}.onnx"), settings, providers=["CPUExecutionProvider"])
             for name in ("encoder", "step")
         )
+        self.names = [each.name for each in self.decoder.get_inputs()]  # no position where no number depends on it
 
     def start(self, sources: list[list[int]], beams: int) -> None:
         lengths = np.array([len(source) for source in sources])
@@ -52,7 +53,7 @@ class Graphs:
         feed: dict[str, Any] = {"tokens": tokens, "position": np.array([self.own[0].shape[2]]), "mask": self.mask}
         feed |= {f"cross_{i}": part for i, part in enumerate(self.cross)}
         feed |= {f"own_{i}": part for i, part in enumerate(self.own)}
-        best, words, end, *self.own = self.decoder.run(None, feed)
+        best, words, end, *self.own = self.decoder.run(None, {name: feed[name] for name in self.names})
         return best.reshape(*tokens.shape, -1), words.reshape(*tokens.shape, -1), end.reshape(tokens.shape)
 
     def select(self, sentences: Ints, origins: Ints) -> None:

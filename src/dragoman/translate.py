@@ -135,18 +135,20 @@ class Translator:
         quantize: Quantize = "auto",
         engine: EngineChoice = "auto",
         threads: int | None = None,
+        shortlist: bool = False,
     ) -> Translator:
         """The translator of a run folder or of one model folder in it.
 
         engine: "fast" is the native engine for the CPU, which packs the model once and keeps the result beside it;
         "auto" takes it where it can run the model; `about` says what was taken.  quantize: the engine's weights, "int8"
         (what "auto" takes), "bf16" or "none" = float32, with the plain path's results.  threads: the engine's, by
-        default all cores.  Raises ModelFolderError, and UsageError where what is asked for cannot be.
+        default all cores.  shortlist: only words that go with the source's, as `dragoman shortlist` learned them.
+        Raises ModelFolderError, and UsageError where what is asked for cannot be.
         """
         from dragoman.fast.loading import load_searcher  # here, so that translating does not load the trainer
 
         searcher, tokenizer, config = load_searcher(
-            path, "parallel", "does not translate", device, quantize, engine, threads
+            path, "parallel", "does not translate", device, quantize, engine, threads, shortlist
         )
         return cls(searcher, tokenizer, config.search, config.data.max_tokens)
 

@@ -70,5 +70,6 @@ class Task:
                 f"the model's probabilities at target position {tokens.size(1) + 1} are not numbers (NaN): its weights "
                 "are damaged or the training diverged; load an earlier checkpoint"
             )
-        allowed = allowed_tokens(self.processors, log_probs.size(1), tokens, sentences)
+        possible = log_probs > float("-inf")  # more than the processors know: words that are on no list
+        allowed = allowed_tokens(self.processors, possible, tokens, sentences)
         return log_probs.masked_fill_(~allowed, float("-inf"))

@@ -107,7 +107,7 @@ class Shortlist:
         body, digest = content[:-_DIGEST], content[-_DIGEST:]
         if len(body) < _HEADER.size or hashlib.sha256(body).digest() != digest:
             raise ModelFolderError(
-                f"{path}: cut or altered ({len(content):,} bytes, and their sha256 is not the one at their end); {again}"
+                f"{path}: cut or altered ({len(content):,} bytes, whose sha256 is not the one at their end); {again}"
             )
         _, version, best, target_size, sources, frequent, listed, learned_from = _HEADER.unpack_from(body)
         if version != _VERSION:

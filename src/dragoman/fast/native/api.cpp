@@ -63,7 +63,7 @@ template <typename F>
 void check_shortlist(const Request& r, int sentence, const F& refuse_sentence) {
   const auto row = [&](const Ragged& rows, int place) { return rows.ids + rows.offsets[sentence + place]; };
   const int32_t *begin = row(r.shortlists, 0), *end = row(r.shortlists, 1);
-  if (std::adjacent_find(begin, end, std::greater_equal<int32_t>()) != end) refuse_sentence("a shortlist that does not rise");
+  if (std::adjacent_find(begin, end, std::greater_equal<int32_t>()) != end) refuse_sentence("a shortlist that does not rise; give each id once, in ascending order");
   const auto has = [&](int32_t word) { return std::binary_search(begin, end, word); };
   if (!has(r.settings.eos)) refuse_sentence("a shortlist without the end of sentence");
   if (!std::all_of(row(r.prefixes, 0), row(r.prefixes, 1), has)) refuse_sentence("a shortlist without a word of the prefix");

@@ -45,7 +45,7 @@ void Shortlist::gather(const Matrix& whole, const int32_t* words, int count, cha
   matrix_.out = padded(count);
   auto* weights = reinterpret_cast<uint32_t*>(room);
   matrix_.weights = weights;
-  team.share(matrix_.out / BLOCK, double{1} * matrix_.out * static_cast<double>(units(whole)), [&](int, int begin, int end) {
+  team.share(matrix_.out / BLOCK, double{1} * matrix_.out * matrix_.in, [&](int, int begin, int end) {
     for (int b = begin; b < end; ++b) {
       const int first = b * BLOCK;
       gather_block(whole, words + first, std::min(BLOCK, count - first), weights + static_cast<size_t>(first) * units(whole));

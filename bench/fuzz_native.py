@@ -218,15 +218,12 @@ class Player:
 
     def session(self, draw: random.Random) -> None:
         """Steps of a session, good and wrong ones; the probabilities of a good one sum to 1."""
-        from dragoman.errors import DragomanError
-
         engine, error = draw.choice(self.engines), ctypes.create_string_buffer(512)
         library = engine._library
         threads = usually(draw, [1, 2, 4], [0, -1, 1025])
         slots, capacity, sentences, source = (usually(draw, [1, 3, 9, 40], [0, 41, -1]) for _ in range(4))
-        opened = library.dragoman_begin(engine._model, threads, slots, capacity, sentences, source, error)
-        if not opened:
-            raise DragomanError(error.value.decode())
+        opened, sizes = ctypes.c_void_p(), (slots, capacity, sentences, source)
+        self.told(library.dragoman_begin(engine._model, threads, *sizes, ctypes.byref(opened), error), error)
 
         def some(count: int, most: int) -> Any:
             right = draw.random() < 0.7

@@ -189,7 +189,7 @@ class Player:
         nbest = usually(draw, [beam, 1], [0, -1, beam + 1 if beam < 99 else 1, 2**31 - 1])
         settings = [usually(draw, [0, 0, 1, 2], [-1, 2**31 - 1]) for _ in range(2)]
         words = [usually(draw, [usual], ODD) for usual in (2, 3, 0)]
-        settings += [*words, usually(draw, [8, 64], [0, 1, -5, 2**31 - 1]), usually(draw, [1, 2, 3], [0, -1, 1025]), 0]
+        settings += [*words, usually(draw, [8, 64], [0, 1, -5, 2**31 - 1]), usually(draw, [1, 2, 3], [0, -1, 1025])]
         alpha = usually(draw, [0.6, 0.0, 5.0], [-1.0, float("nan"), float("inf"), 1e308])
         asked = module._Request(
             module._Settings(beam, nbest, *settings, alpha),

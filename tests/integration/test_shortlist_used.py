@@ -55,6 +55,15 @@ def test_the_command_learns_and_says_what_it_is_worth(cli: Cli, run: Path) -> No
     assert (again[0], again[1]) == (0, out) and (find_model(run) / SHORTLIST).read_bytes() == content
 
 
+def test_what_was_kept_aside_is_learned_from_too(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    learn_shortlist(run)
+    content = (find_model(run) / SHORTLIST).read_bytes()
+    monkeypatch.setattr("dragoman.shortlist._ASIDE", 1)
+
+    assert learn_shortlist(run).aside == 240
+    assert (find_model(run) / SHORTLIST).read_bytes() == content
+
+
 def test_lines_in_lines_out_and_only_words_of_the_list(cli: Cli, listed: Path, tmp_path: Path) -> None:
     lines = ["", *SOURCES[:4], "   ", "", SOURCES[4], "\u3000"]
     text = write_lines(tmp_path / "in.txt", lines)

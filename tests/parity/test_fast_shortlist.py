@@ -196,6 +196,12 @@ def test_a_wrong_list_is_an_error(name: str, tmp_path: Path) -> None:
     assert said in str(error.value)
 
 
+def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+    lists = [[EOS, 5, 5], [EOS], [4, 5]]
+    with pytest.raises(UsageError, match=r"(?s)sentence 1: .*not rise.*sentence 3: .*without 3"):
+        engine_of("paper", tmp_path).search(sources()[:3], [9, 9, 9], SearchSettings(beam=2), shortlists=lists)
+
+
 @pytest.mark.parametrize("name", [name for name in WRONG if name not in ("too few", "beyond 32 bits", "no numbers")])
 def test_the_core_refuses_it_too(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lists, _ = WRONG[name]

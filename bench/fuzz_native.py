@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import itertools
 import json
 import os
 import random
@@ -127,6 +128,7 @@ class Player:
                 no_repeat_ngram=draw.choice([0, 0, 1, 2, 3]), alpha=draw.choice([0.0, 0.6, 2.0]),
             ),
             "prefixes": prefixes,
+            "shortlists": draw.choice([None, [listed(draw, engine.target_size, prefix) for prefix in prefixes]]),
             "threads": draw.choice([1, 1, 2, 3, 5]),
             "rows": draw.choice([1, 3, 8, 64]),
             "memory": draw.choice([0, 10_000, 1 << 30]),
@@ -137,7 +139,8 @@ class Player:
         asked = self.request(draw, engine)
         found = engine.search(**asked)
         place = draw.randrange(len(found))
-        own: dict[str, Any] = {name: [asked[name][place]] for name in ("sources", "limits", "prefixes")}
+        names = ("sources", "limits", "prefixes", "shortlists")
+        own: dict[str, Any] = {name: [asked[name][place]] for name in names if asked[name] is not None}
         assert len(found) == len(asked["sources"]) and all(found)
         assert engine.search(**own, settings=asked["settings"]) == [found[place]], "its company changed a sentence"
 
@@ -145,15 +148,17 @@ class Player:
         """One thing in a good request is not as it should be."""
         engine = draw.choice(self.engines)
         asked = self.request(draw, engine)
-        name = draw.choice(["sources", "prefixes", "limits", "threads", "rows", "fewer"])
+        name = draw.choice(["sources", "prefixes", "limits", "shortlists", "threads", "rows", "fewer"])
         number = draw.choice([*ODD, 2**32, 2**32 + 1, 2**70, -(2**70)])
-        if name in ("sources", "prefixes"):
+        if name in ("shortlists", "fewer") and asked["shortlists"] is None:
+            asked["shortlists"] = [listed(draw, engine.target_size, prefix) for prefix in asked["prefixes"]]
+        if name in ("sources", "prefixes", "shortlists"):
             row = draw.choice(asked[name])
             row[draw.randint(0, len(row)) :] = draw.choice([[], [number], [5] * draw.choice([1, POSITIONS, 999])])
         elif name == "limits":
             asked[name][draw.randrange(len(asked[name]))] = number
         elif name == "fewer":
-            del asked[draw.choice(["sources", "prefixes", "limits"])][-1]
+            del asked[draw.choice(["sources", "prefixes", "limits", "shortlists"])][-1]
         elif abs(number) < 9 or not 0 < number < 2**20:  # the rest is right, and slow
             asked[name] = number
         engine.search(**asked)
@@ -178,6 +183,7 @@ class Player:
 
         ids, offsets = ragged(engine.source_size, int(engine.encodes), 6 * int(engine.encodes))
         begin, ahead = ragged(engine.target_size, 0, 1)
+        lists = odd_lists(draw, engine.target_size, rows, begin, ahead)
         limits = numbers(rows, range(3, 12), np.int32)
         beam = usually(draw, [1, 2, 3, 5], [-1, 0, 40, 4097, 2**31 - 1])
         nbest = usually(draw, [beam, 1], [0, -1, beam + 1 if beam < 99 else 1, 2**31 - 1])
@@ -190,6 +196,7 @@ class Player:
             count,
             module._Ragged(ids.ctypes.data, offsets.ctypes.data),
             module._Ragged(begin.ctypes.data, ahead.ctypes.data),
+            module._Ragged(*(None if numbers is None else numbers.ctypes.data for numbers in lists)),
             limits.ctypes.data,
         )
         each, room = min(max(nbest, 0), 4096), int(np.clip(limits, 0, POSITIONS).sum())
@@ -255,6 +262,28 @@ class Player:
 
 def usually(draw: random.Random, usual: Sequence[Any], odd: Sequence[Any], rare: float = 0.06) -> Any:
     return draw.choice(odd if draw.random() < rare else usual)
+
+
+def listed(draw: random.Random, size: int, prefix: Sequence[int]) -> list[int]:
+    """What a sentence may use: next to nothing, a block and its neighbours, or most words."""
+    some = (draw.randrange(size) for _ in range(draw.choice([0, 1, 5, 62, 64, 200])))
+    return sorted({3, *prefix, *some})
+
+
+def odd_lists(draw: random.Random, size: int, rows: int, begin: Any, ahead: Any) -> tuple[Any, Any]:
+    """None, or ragged lists, mostly with the prefixes (begin, ahead) in them; what is odd stays inside of the array."""
+    if draw.random() < 0.4:
+        return None, None
+    places = np.clip(ahead, 0, len(begin))
+    prefixes = [[i for i in begin[at:end].tolist() if 0 <= i < size] for at, end in itertools.pairwise(places)]
+    lists = [listed(draw, size, prefix) for prefix in prefixes[:rows]]
+    ids = np.array([i for words in lists for i in words], np.int32)
+    offsets = np.concatenate([[0], np.cumsum([len(words) for words in lists])]).astype(np.int64)
+    if usually(draw, [False], [True], 0.2) and len(ids):
+        ids[draw.randrange(len(ids))] = draw.choice([*ODD, int(ids[0])])
+    if usually(draw, [False], [True], 0.2):
+        offsets[draw.randrange(len(offsets))] = draw.choice([-1, 0, 1, 5, 64, len(ids)])
+    return ids, np.minimum(offsets, len(ids))
 
 
 def damage(draw: random.Random, content: bytearray) -> None:

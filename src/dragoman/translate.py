@@ -135,6 +135,7 @@ class Translator:
         quantize: Quantize = "auto",
         engine: EngineChoice = "auto",
         threads: int | None = None,
+        shortlist: bool = False,
     ) -> Translator:
         """The translator of a run folder or of one model folder in it.
 
@@ -142,12 +143,13 @@ class Translator:
         "auto" takes it where it can run the model; `about` says what was taken.  On a CUDA device, "auto" lets the GPU
         repeat recorded steps.  quantize: the weights, "int8" (what "auto" takes on a CPU), "bf16" (what it takes on a
         GPU that has it) or "none" = float32, with the plain path's results.  threads: the engine's, by default all
-        cores.  Raises ModelFolderError, and UsageError where what is asked for cannot be.
+        cores.  shortlist: only words that go with the source's, as `dragoman shortlist` learned them.  Raises
+        ModelFolderError, and UsageError where what is asked for cannot be.
         """
         from dragoman.fast.loading import load_searcher  # here, so that translating does not load the trainer
 
         searcher, tokenizer, config = load_searcher(
-            path, "parallel", "does not translate", device, quantize, engine, threads
+            path, "parallel", "does not translate", device, quantize, engine, threads, shortlist
         )
         return cls(searcher, tokenizer, config.search, config.data.max_tokens)
 

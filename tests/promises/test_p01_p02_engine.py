@@ -96,7 +96,14 @@ def engine(name: str) -> Engine:
         return Engine(pack(model, Path(folder, "packed"), precision, max_positions=POSITIONS))
 
 
-def together(name: str, lines: list[Line], search: str, threads: int = 1, rows: int = 64) -> list[list[Hypothesis]]:
+def together(
+    name: str,
+    lines: list[Line],
+    search: str,
+    threads: int = 1,
+    rows: int = 64,
+    lists: list[list[int]] | None = None,
+) -> list[list[Hypothesis]]:
     return engine(name).search(
         [one.source for one in lines],
         [one.limit for one in lines],
@@ -104,6 +111,7 @@ def together(name: str, lines: list[Line], search: str, threads: int = 1, rows: 
         prefixes=[one.prefix for one in lines],
         threads=threads,
         rows=rows,
+        shortlists=lists,
     )
 
 
@@ -144,6 +152,40 @@ def test_the_order_changes_no_bit(name: str, lines: list[Line], data: st.DataObj
 def test_threads_that_share_each_step_change_no_bit(lines: list[Line], threads: int) -> None:
     for one in lines:
         assert together("wide int8", [one], "beam", threads)[0] == alone("wide int8", one, "beam")
+
+
+LISTED = st.tuples(LINE, st.frozensets(WORD, max_size=9) | st.frozensets(WORD, min_size=60, max_size=VOCAB - 5))
+"""A line, and words that it may use besides its end and its prefix: some, or around one and two blocks of 64."""
+
+
+@pytest.mark.parametrize("name", PACKED)
+@settings(max_examples=12, deadline=None)
+@given(
+    some=st.lists(LISTED, min_size=1, max_size=12),
+    search=st.sampled_from(sorted(SEARCHES)),
+    threads=st.integers(1, 4),
+    rows=st.sampled_from([1, 4, 9, 23, 64]),
+)
+def test_shortlists_of_neighbours_change_no_bit(
+    name: str, some: list[tuple[Line, frozenset[int]]], search: str, threads: int, rows: int
+) -> None:
+    lines = [one for one, _ in some]
+    lists = [sorted({EOS, *one.prefix, *words}) for one, words in some]
+    found = together(name, lines, search, threads, rows, lists)
+
+    for one, words, hypotheses in zip(lines, lists, found, strict=True):
+        assert hypotheses == together(name, [one], search, lists=[words])[0]
+        assert all(set(hypothesis.tokens) <= set(words) for hypothesis in hypotheses)
+
+
+@pytest.mark.parametrize("threads", [2, 3, 5])
+def test_threads_that_share_a_long_shortlist_change_no_bit(threads: int) -> None:
+    """So long that it is gathered by several threads, and the products of a row are shared too."""
+    one, words = line([5, 9, 40], [], 14), [EOS, *range(4, 40 * VOCAB, 2)]
+    found = together("wide int8", [one], "beam", threads, lists=[words])
+
+    assert found == together("wide int8", [one], "beam", lists=[words])
+    assert found[0][0].tokens and set(found[0][0].tokens) <= set(words)
 
 
 @settings(max_examples=10, deadline=None)

@@ -57,6 +57,7 @@ ARROWS: dict[str, set[str]] = {
     "fast": {"errors", "config", "nn", "models", "data", "search", "model_folder"},
     "report": {"errors", "page"},
     "model_folder": {"errors", "config", "models", "data"},
+    "shortlist": {"errors", "config", "data", "search", "model_folder", "translate"},
     "translate": {"errors", "models", "data", "search", "fast", "model_folder"},
     "text_generator": {"errors", "models", "data", "search", "fast", "model_folder"},
     "label": {"errors", "config", "models", "data", "model_folder"},

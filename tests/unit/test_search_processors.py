@@ -20,7 +20,8 @@ VOCAB = 9
 def crossed_out(processors: list[object], tokens: list[list[int]]) -> list[set[int]]:
     """The forbidden tokens of each row."""
     rows = torch.tensor(tokens, dtype=torch.long).view(len(tokens), -1)
-    allowed = allowed_tokens(processors, VOCAB, rows, torch.arange(len(tokens)))  # type: ignore[arg-type]
+    possible = torch.ones(len(tokens), VOCAB, dtype=torch.bool)
+    allowed = allowed_tokens(processors, possible, rows, torch.arange(len(tokens)))  # type: ignore[arg-type]
     return [set((~row).nonzero()[:, 0].tolist()) for row in allowed]
 
 

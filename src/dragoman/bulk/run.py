@@ -56,7 +56,7 @@ def translate_bulk(
     added = COLUMNS if settings["nbest"] > 1 else COLUMNS[:-1]
     shards = find_shards(inputs, column, added)
     _check(job, inputs, output, shards, chunk_lines)
-    sha256 = model_sha256(job.model)
+    sha256 = model_sha256(job.model, bool(job.load.get("shortlist")))
     worker = None if ray else Worker(job, sha256)  # what is wrong with it comes before the long reading
     if worker is not None:
         tell(worker.about)

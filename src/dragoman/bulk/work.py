@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dragoman.errors import ModelFolderError
+from dragoman.search.shortlist import SHORTLIST, Shortlist
 
 if TYPE_CHECKING:
     from dragoman.translate import Translation
@@ -97,12 +98,18 @@ def rendered(translation: Translation, form: Form) -> str:
             return json.dumps(row | {"nbest": [one.text for one in translation.nbest]})
 
 
-def model_sha256(model: Path) -> dict[str, str]:
-    """The sha256 of each file of a model folder that a translation depends on.  Raises ModelFolderError."""
+def model_sha256(model: Path, shortlist: bool = False) -> dict[str, str]:
+    """The sha256 of each file of a model folder that a translation depends on, its shortlist among them if asked for.
+
+    Raises ModelFolderError, and UsageError where there is no shortlist.
+    """
     from dragoman.model_folder import read_meta
 
     digests = read_meta(model)["sha256"]
-    return {name: digest for name, digest in sorted(digests.items()) if not name.startswith("training.")}
+    found = {name: digest for name, digest in sorted(digests.items()) if not name.startswith("training.")}
+    if shortlist:
+        found[SHORTLIST] = Shortlist.read(model / SHORTLIST, digests["model.safetensors"]).sha256
+    return found
 
 
 class Worker:
@@ -111,7 +118,7 @@ class Worker:
     def __init__(self, job: Job, sha256: Mapping[str, str]) -> None:
         from dragoman.translate import Translator
 
-        if model_sha256(job.model) != sha256:
+        if model_sha256(job.model, SHORTLIST in sha256) != sha256:
             raise ModelFolderError(f"{job.model}: not the model that this job began with; put that one back")
         self.job = job
         load = {"device": "cpu", **job.load}

@@ -12,11 +12,11 @@ from typing import NoReturn
 
 import typer
 
-from dragoman.cli import atlas, compare, explain, export, serve, training, using, vectors
+from dragoman.cli import atlas, compare, explain, export, serve, shortlist, training, using, vectors
 from dragoman.cli.options import app
 from dragoman.errors import DragomanError
 
-__all__ = ["app", "atlas", "compare", "explain", "export", "main", "serve", "training", "using", "vectors"]
+__all__ = ["app", "atlas", "compare", "explain", "export", "main", "serve", "shortlist", "training", "using", "vectors"]
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -70,6 +70,9 @@ def translate(
     quantize: Quantize = "auto",
     engine: Annotated[str, typer.Option(help="auto, fast (native, CPU) or plain (PyTorch).")] = "auto",
     threads: Annotated[int | None, typer.Option(help="Of the native engine; default: all cores.")] = None,
+    shortlist: Annotated[
+        bool, typer.Option("--shortlist", help="Only words that go with the source's ('dragoman shortlist'): faster.")
+    ] = False,
     column: Annotated[str | None, typer.Option(help="In bulk: the column of Parquet that is translated.")] = None,
     ray: Annotated[bool, typer.Option("--ray", help="In bulk: over a Ray cluster, or this machine's cores.")] = False,
     device: Device = "cpu",
@@ -85,7 +88,9 @@ def translate(
         "seed": seed, "alpha": alpha, "min_length": min_length, "no_repeat_ngram": no_repeat_ngram,
     }  # fmt: skip
     given: dict[str, Any] = {k: v for k, v in settings.items() if v is not None}
-    options: dict[str, Any] = {"quantize": quantize, "engine": engine, "threads": threads}
+    options: dict[str, Any] = {
+        "quantize": quantize, "engine": engine, "threads": threads, "shortlist": shortlist
+    }  # fmt: skip
     inputs = input_ or []
     if ray or column is not None or is_bulk(inputs, output):
         _in_bulk(Job(model, {"device": device, **options}, given, prefix, jsonl), inputs, output, column, ray)

@@ -24,7 +24,7 @@ from dragoman.data.corpus import Account, CorpusSpec, FilterRules, PairFilter, r
 from dragoman.data.tokenizer import EOS, Tokenizer, train_tokenizer
 from dragoman.errors import DataError
 
-__all__ = ["Store", "build_store", "content_hash", "text_hash"]
+__all__ = ["Store", "build_store", "content_hash", "refused", "text_hash"]
 
 _VERSION = 1
 _SIDES = ("source", "target")
@@ -178,7 +178,7 @@ def _encode(tokenizer: Tokenizer, folder: Path, counts: list[int], max_tokens: i
             for _ in range(count):
                 texts = next(lines)
                 ids = (tokenizer.encode_source(texts[0].decode()), tokenizer.encode_target(texts[1].decode()))
-                reason = _refused(ids, max_tokens)
+                reason = refused(ids, max_tokens)
                 if reason:
                     account.kept -= 1
                     account.dropped[reason] += 1
@@ -199,7 +199,7 @@ def _encode(tokenizer: Tokenizer, folder: Path, counts: list[int], max_tokens: i
     return kept
 
 
-def _refused(ids: tuple[list[int], list[int]], max_tokens: int) -> str:
+def refused(ids: tuple[list[int], list[int]], max_tokens: int) -> str:
     """Why a pair is dropped after all: too long in tokens, or nothing but what the tokenizer leaves out."""
     longest, shortest = max(map(len, ids)), min(map(len, ids))
     return "too_many_tokens" if longest > max_tokens else "empty" if shortest == 1 else ""

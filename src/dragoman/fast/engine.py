@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import operator
 import os
 import threading
 from array import array
@@ -51,6 +52,7 @@ class _Request(ctypes.Structure):
         ("count", ctypes.c_int32),
         ("sources", _Ragged),
         ("prefixes", _Ragged),
+        ("shortlists", _Ragged),
         ("limits", ctypes.c_void_p),
         ("attention", ctypes.c_void_p),
     ]
@@ -115,41 +117,43 @@ class Engine:
         rows: int | None = None,
         memory: int = _MEMORY,
         attention: array[float] | None = None,
+        shortlists: Sequence[Sequence[int]] | None = None,
     ) -> list[list[Hypothesis]]:
         """B lists of `settings.nbest` hypotheses, best first.
 
         sources: ids with the end of sentence, empty for a model without encoder.  limits: target tokens at most, the
         end included.  prefixes: how each target begins.  rows: at work at once in a thread, by default `self.rows`,
-        and fewer where `memory`, in bytes for all threads, does not hold their keys and values.  attention: with
-        beam 1, zeros to which the mean weights of the cross-attention are added, limit * source of each sentence, one
-        behind the other.  Raises UsageError with everything that cannot be, DragomanError where the model's numbers are
-        not finite or memory is short.
+        and fewer where `memory`, in bytes for all threads, does not hold their keys, values and shortlists.  attention:
+        with beam 1, zeros to which the mean weights of the cross-attention are added, limit * source of each sentence,
+        one behind the other.  shortlists: the target ids that each sentence may use, ascending, the end and its prefix
+        among them; probabilities are then those among these words.  Raises UsageError with everything that cannot be,
+        DragomanError where the model's numbers are not finite or memory is short.
         """
         begins = [[]] * len(sources) if prefixes is None else prefixes
         rows = self.rows if rows is None else rows
-        self._check(sources, limits, settings, begins, threads, rows)
+        self._check(sources, limits, settings, begins, shortlists, threads, rows)
         if attention is not None:
             wanted = sum(limit * len(source) for limit, source in zip(limits, sources, strict=True))
             if attention.typecode != "f" or len(attention) != wanted:
                 raise UsageError(f"attention: must be an array of {wanted} numbers of type f")
         if not sources:
             return []
-        longest = self._library.dragoman_row_bytes(self._model, max(limits), max(map(len, sources)))
+        listed = max(map(len, shortlists), default=0) if shortlists is not None else 0
+        longest = self._library.dragoman_row_bytes(self._model, max(limits), max(map(len, sources)), listed)
         fitting = max(settings.beam, min(rows, memory // (longest * threads)))
         rooms = array("i", limits)
-        (ids, offsets), (begin, ahead) = _ragged(sources), _ragged(begins)
+        rows_of = [_ragged(sources), _ragged(begins), _ragged(shortlists)]
         request = _Request(
             _Settings(
                 settings.beam, settings.nbest, settings.min_length, settings.no_repeat_ngram,
                 BOS, EOS, PAD, fitting, threads, settings.alpha,
             ),
             len(sources),
-            _Ragged(_at(ids), _at(offsets)),
-            _Ragged(_at(begin), _at(ahead)),
+            *(_Ragged(*map(_at, pair)) for pair in rows_of),
             _at(rooms),
-            None if attention is None else _at(attention),
+            _at(attention),
         )  # fmt: skip
-        request.arrays = ids, offsets, begin, ahead, rooms, attention  # it has their addresses only
+        request.arrays = *rows_of, rooms, attention  # it has their addresses only
         return self._run(request, rooms, settings.nbest)
 
     def _check(
@@ -158,6 +162,7 @@ class Engine:
         limits: Sequence[int],
         settings: SearchSettings,
         prefixes: Sequence[Sequence[int]],
+        shortlists: Sequence[Sequence[int]] | None,
         threads: int,
         rows: int,
     ) -> None:
@@ -168,19 +173,27 @@ class Engine:
             problems.append("sample = True: the native search does not draw; accepted: sample=False")
         if settings.beam > 4096:
             problems.append(f"beam = {settings.beam}: must be at most 4096 here")
-        if not len(sources) == len(limits) == len(prefixes):
-            problems.append(
-                f"{len(sources)} sources, {len(limits)} limits and {len(prefixes)} prefixes: give one each a sentence"
-            )
+        given: list[tuple[str, Sequence[Any]]] = [("sources", sources), ("limits", limits), ("prefixes", prefixes)]
+        if shortlists is not None:
+            given.append(("shortlists", shortlists))
+        if len({len(each) for _, each in given}) > 1:
+            told = ", ".join(f"{len(each)} {name}" for name, each in given)
+            problems.append(f"{told}: give one each a sentence")
         else:
-            for number, row in enumerate(zip(sources, limits, prefixes, strict=True), start=1):
+            lists = itertools.repeat(None) if shortlists is None else shortlists
+            for number, row in enumerate(zip(sources, limits, prefixes, lists, strict=False), start=1):
                 problems += [f"sentence {number}: {problem}" for problem in self._problems(*row, settings)]
         if problems:
             more = [f"... and {len(problems) - 20} more"] if len(problems) > 20 else []
             raise UsageError("\n".join(["this cannot be searched:", *(f"  - {p}" for p in problems[:20] + more)]))
 
     def _problems(
-        self, source: Sequence[int], limit: int, prefix: Sequence[int], settings: SearchSettings
+        self,
+        source: Sequence[int],
+        limit: int,
+        prefix: Sequence[int],
+        words: Sequence[int] | None,
+        settings: SearchSettings,
     ) -> list[str]:
         problems = []
         if self.encodes and not source:
@@ -198,7 +211,23 @@ class Engine:
                 problems.append(f"{whose} id {wrong[0]!r}: must be a whole number from 0 to {size - 1}")
         if {PAD, BOS, EOS} & set(prefix):
             problems.append(f"forced prefix {list(prefix)} holds padding, begin or end")
+        if words is not None:
+            problems += self._list_problems(words, prefix)
         return problems
+
+    def _list_problems(self, words: Sequence[int], prefix: Sequence[int]) -> list[str]:
+        try:
+            rises = all(map(operator.lt, words, itertools.islice(words, 1, None)))
+            ids = array("i", words)
+        except (TypeError, ValueError, OverflowError) as error:
+            return [f"a shortlist that is no list of ids ({error})"]
+        if not rises:
+            return ["a shortlist that does not rise: give each id once, in ascending order"]
+        wrong = [i for i in (*ids[:1], *ids[-1:]) if not 0 <= i < self.target_size]
+        if wrong:
+            return [f"shortlist id {wrong[0]}: must be a whole number from 0 to {self.target_size - 1}"]
+        lacking = [word for word in (EOS, *prefix) if word not in ids]
+        return [f"a shortlist without {lacking[0]}; the end ({EOS}) and the prefix must be in it"] if lacking else []
 
     def _run(self, request: _Request, rooms: array[int], nbest: int) -> list[list[Hypothesis]]:
         places = request.count * nbest
@@ -271,11 +300,15 @@ def _in_a_thread(work: Callable[[int, Any], int], stop: ctypes.c_int32, error: A
     return status[0]
 
 
-def _at(numbers: array[Any]) -> int:
+def _at(numbers: array[Any] | None) -> int | None:
     """The address of numbers that the core reads or writes; whoever has it keeps them alive."""
-    return numbers.buffer_info()[0]
+    return None if numbers is None else numbers.buffer_info()[0]
 
 
-def _ragged(rows: Sequence[Sequence[int]]) -> tuple[array[int], array[int]]:
-    flat = array("i", [i for row in rows for i in row])
+def _ragged(rows: Sequence[Sequence[int]] | None) -> tuple[array[int] | None, array[int] | None]:
+    if rows is None:
+        return None, None
+    flat = array("i")
+    for row in rows:
+        flat.fromlist(list(row))
     return flat, array("q", itertools.accumulate(map(len, rows), initial=0))

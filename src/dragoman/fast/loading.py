@@ -23,11 +23,13 @@ from dragoman.model_folder import (
     find_model,
     load_network,
     read_config,
+    read_meta,
     verify,
     write_file,
     wrong_model,
 )
 from dragoman.search.searcher import Searcher
+from dragoman.search.shortlist import SHORTLIST, Shortlist
 
 if TYPE_CHECKING:
     import torch
@@ -56,6 +58,7 @@ def load_searcher(
     quantize: Quantize = "auto",
     engine: EngineChoice = "auto",
     threads: int | None = None,
+    shortlist: bool = False,
 ) -> tuple[Searcher, Tokenizer, Config]:
     """Searcher, tokenizer and configuration of a model that writes text; the arguments are `Translator.load`'s.
 
@@ -64,6 +67,27 @@ def load_searcher(
     Raises ModelFolderError, and UsageError for what cannot be had here or is no such choice.
     """
     _check(quantize, engine, threads)
+    searcher, vocabulary, config = _searcher(path, kind, lack, device, quantize, engine, threads)
+    if shortlist:
+        searcher.shortlist = load_shortlist(path)
+    return searcher, vocabulary, config
+
+
+def load_shortlist(path: str | Path) -> Shortlist:
+    """What `dragoman shortlist` left in a model folder.  Raises UsageError where there is none, ModelFolderError."""
+    folder = find_model(path)
+    return Shortlist.read(folder / SHORTLIST, read_meta(folder)["sha256"]["model.safetensors"])
+
+
+def _searcher(
+    path: str | Path,
+    kind: Literal["parallel", "text"],
+    lack: str,
+    device: str | torch.device,
+    quantize: Quantize,
+    engine: EngineChoice,
+    threads: int | None,
+) -> tuple[Searcher, Tokenizer, Config]:
     required = engine == "fast" or quantize in ("int8", "bf16")
     if engine == "plain":
         return _plain(path, kind, lack, device, "")

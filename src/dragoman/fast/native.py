@@ -67,7 +67,7 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
         "open": (pointer, [text, text]),
         "close": (None, [pointer]),
         "sizes": (None, [pointer, pointer]),
-        "row_bytes": (ctypes.c_int64, [pointer, whole, whole]),
+        "row_bytes": (ctypes.c_int64, [pointer, whole, whole, whole]),
         "search": (whole, [pointer] * 9 + [text]),
         "begin": (whole, [pointer, whole, whole, whole, whole, whole, pointer, text]),
         "end": (None, [pointer]),

@@ -42,13 +42,15 @@ class FastSearcher(Searcher):
     @property
     def about(self) -> str:
         threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
-        return f"native engine ({self.engine.build}), {self.precision}, {threads}"
+        listed = f", {self.shortlist.about}" if self.shortlist else ""
+        return f"native engine ({self.engine.build}), {self.precision}, {threads}{listed}"
 
     @property
     def plain(self) -> Searcher:
         """The same model on the plain path, loaded when it is first asked for."""
         if self._plain is None:
             self._plain = self._make_plain()
+            self._plain.shortlist = self.shortlist
         return self._plain
 
     def search(
@@ -70,14 +72,18 @@ class FastSearcher(Searcher):
     ) -> list[list[Hypothesis]]:
         limits = [settings.limit(len(s), len(p)) for s, p in zip(sources, prefixes, strict=True)]
         rows = max(settings.beam, min(self.engine.rows, batch_tokens // max(1, *map(len, sources))))
-        return self.engine.search(sources, limits, settings, prefixes, self.threads, rows)
+        lists = None
+        if self.shortlist is not None:
+            lists = [self.shortlist.of(s, p) for s, p in zip(sources, prefixes, strict=True)]
+        return self.engine.search(sources, limits, settings, prefixes, self.threads, rows, shortlists=lists)
 
     def _drawn(
         self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int
     ) -> list[list[Hypothesis]]:
         from dragoman.search.plain import search_batches
 
-        return search_batches(self._stepper(), sources, prefixes, settings, batch_tokens, self.device)
+        stepper = self._stepper()
+        return search_batches(stepper, sources, prefixes, settings, batch_tokens, self.device, self.shortlist)
 
     def align(self, pairs: Sequence[tuple[Ids, Ids]], batch_tokens: int) -> list[NDArray[np.float32]]:
         if max((max(len(src), len(tgt)) for src, tgt in pairs), default=0) > self.engine.positions:
@@ -99,9 +105,11 @@ class FastSearcher(Searcher):
         import torch
 
         from dragoman.search.live import search_live
+        from dragoman.search.stepper import listed_by
 
         src = torch.tensor([list(source)], dtype=torch.long)
-        return search_live(self._stepper(), src, settings, prefix or None)
+        stepper = listed_by(self.shortlist, self._stepper(), [source], [prefix])
+        return search_live(stepper, src, settings, prefix or None)
 
     def _stepper(self) -> EngineStepper:
         from dragoman.fast.stepper import EngineStepper  # here, so that a search needs no torch

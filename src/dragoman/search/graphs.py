@@ -71,7 +71,8 @@ def recorded(step: Callable[[], None], device: torch.device) -> Callable[[], Non
 class GraphSearcher(PlainSearcher):
     """A model whose steps have fixed shapes: on a GPU they are recorded, elsewhere just done.
 
-    What is longer than learned positions reach, and everything but the search, is done by the plain path.
+    What is longer than learned positions reach, what has a shortlist, and everything but the search is done by the plain
+    path.
     """
 
     def __init__(self, model: Model, device: str | torch.device) -> None:
@@ -82,16 +83,22 @@ class GraphSearcher(PlainSearcher):
     @property
     def about(self) -> str:
         kind = str(next(self.model.parameters()).dtype).removeprefix("torch.")
+        if self.shortlist is not None:
+            return super().about
         return f"{'CUDA graphs' if self.model.device.type == 'cuda' else 'fixed shapes'}, {kind}, {self.device}"
 
     @property
     def plain(self) -> PlainSearcher:
         """The same model without recordings, for whoever means to look into it or to change it."""
-        return PlainSearcher(self.model, self.device)
+        plain = PlainSearcher(self.model, self.device)
+        plain.shortlist = self.shortlist
+        return plain
 
     def search(
         self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int
     ) -> list[list[Hypothesis]]:
+        if self.shortlist is not None:
+            return super().search(sources, prefixes, settings, batch_tokens)
         ForcedPrefix(prefixes)  # says what cannot be one
         limits = [settings.limit(len(src), len(begin)) for src, begin in zip(sources, prefixes, strict=True)]
         found: list[list[Hypothesis]] = [[] for _ in sources]

@@ -23,7 +23,8 @@ from dragoman.search.hypothesis import Hypothesis
 from dragoman.search.live import Watched, search_live
 from dragoman.search.searcher import Ids, Searcher
 from dragoman.search.settings import SearchSettings
-from dragoman.search.stepper import ModelStepper, State, Stepper
+from dragoman.search.shortlist import Shortlist
+from dragoman.search.stepper import ModelStepper, State, Stepper, listed_by
 
 __all__ = ["PlainSearcher", "evaluating", "search_batches"]
 
@@ -41,17 +42,20 @@ class PlainSearcher(Searcher):
     @property
     def about(self) -> str:
         kind = str(next(self.model.parameters()).dtype).removeprefix("torch.")
-        return f"plain path, {kind}, {self.device}" + (f" ({self.why})" if self.why else "")
+        listed = f", {self.shortlist.about}" if self.shortlist else ""
+        return f"plain path, {kind}, {self.device}{listed}" + (f" ({self.why})" if self.why else "")
 
     def search(
         self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int
     ) -> list[list[Hypothesis]]:
+        stepper = ModelStepper(self.model)
         with evaluating(self.model):
-            return search_batches(ModelStepper(self.model), sources, prefixes, settings, batch_tokens, self.device)
+            return search_batches(stepper, sources, prefixes, settings, batch_tokens, self.device, self.shortlist)
 
     def live(self, source: Ids, prefix: Ids, settings: SearchSettings) -> Watched:
         src = torch.tensor([list(source)], dtype=torch.long, device=self.device)
-        return search_live(ModelStepper(self.model.eval()), src, settings, prefix or None)
+        stepper = listed_by(self.shortlist, ModelStepper(self.model.eval()), [source], [prefix])
+        return search_live(stepper, src, settings, prefix or None)
 
     def align(self, pairs: Sequence[tuple[Ids, Ids]], batch_tokens: int) -> list[NDArray[np.float32]]:
         taps = [tap for name, tap in self.model.named_modules() if name.endswith("cross_attn.weights")]
@@ -102,16 +106,18 @@ def search_batches(
     settings: SearchSettings,
     batch_tokens: int,
     device: torch.device | str,
+    shortlist: Shortlist | None = None,
 ) -> list[list[Hypothesis]]:
     """`Searcher.search` by the search of this package, batches of similar length at a time."""
     width = settings.nbest if settings.sample else settings.beam
     found: list[list[Hypothesis]] = [[] for _ in sources]
     for batch in batches_within([max(1, len(source)) * width for source in sources], batch_tokens):
-        src, mask = _padded([sources[place] for place in batch], device)
-        begins = [prefixes[place] for place in batch]
-        each = generate(stepper, src, mask, settings, begins if any(begins) else None)
-        for place, some in zip(batch, each, strict=True):
-            found[place] = some
+        some, begins = [sources[place] for place in batch], [prefixes[place] for place in batch]
+        src, mask = _padded(some, device)
+        listed = listed_by(shortlist, stepper, some, begins)
+        each = generate(listed, src, mask, settings, begins if any(begins) else None)
+        for place, hypotheses in zip(batch, each, strict=True):
+            found[place] = hypotheses
     return found
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from dragoman.data.tokenizer import BOS, EOS, PAD
@@ -80,9 +79,9 @@ class ForcedPrefix:
                 allowed[row, self.prefixes[sentence][place]] = True
 
 
-def allowed_tokens(processors: Sequence[Processor], vocab: int, tokens: Tensor, sentences: Tensor) -> Tensor:
-    """(N, V) True = may come next; the end of sentence where nothing else is left."""
-    allowed = torch.ones(tokens.size(0), vocab, dtype=torch.bool, device=tokens.device)
+def allowed_tokens(processors: Sequence[Processor], possible: Tensor, tokens: Tensor, sentences: Tensor) -> Tensor:
+    """(N, V) True = may come next, of what is possible (N, V); the end of sentence where nothing else is left."""
+    allowed = possible.clone()
     for processor in processors:
         processor.restrict(allowed, tokens, sentences)
     endless = (~allowed[:, EOS]).nonzero()[:, 0]

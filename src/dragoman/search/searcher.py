@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dragoman.search.hypothesis import Hypothesis
 from dragoman.search.settings import SearchSettings
+from dragoman.search.shortlist import Shortlist
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,6 +29,8 @@ class Searcher(ABC):
 
     device: torch.device | str
     """Where the work is done."""
+    shortlist: Shortlist | None = None
+    """The words that a sentence may use in a search; all where there is none.  `score` and `align` use all."""
 
     @property
     @abstractmethod

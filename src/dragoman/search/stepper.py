@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,8 +15,20 @@ from torch import Tensor
 from dragoman.errors import UsageError
 from dragoman.models.seq2seq import Model
 from dragoman.nn.state import DecodeState
+from dragoman.search.searcher import Ids
+from dragoman.search.shortlist import Shortlist
 
-__all__ = ["EnsembleState", "EnsembleStepper", "ModelStepper", "SearchState", "State", "Stepper"]
+__all__ = [
+    "EnsembleState",
+    "EnsembleStepper",
+    "ListedState",
+    "ListedStepper",
+    "ModelStepper",
+    "SearchState",
+    "State",
+    "Stepper",
+    "listed_by",
+]
 
 
 class SearchState(Protocol):
@@ -84,3 +96,42 @@ class EnsembleStepper:
         if len(set(sizes)) > 1:
             raise UsageError(f"the models of an ensemble have vocabularies of {sizes} tokens: they must share one")
         return torch.logsumexp(torch.stack(each), dim=0) - math.log(len(each))
+
+
+class ListedState:
+    """The state beneath, and what each of its rows may say: listed (B, V), True = a word of the sentence's list."""
+
+    def __init__(self, inner: SearchState, listed: Tensor, sentences: Tensor) -> None:
+        self.inner, self.listed, self.sentences = inner, listed, sentences
+
+    def select(self, rows: Tensor) -> None:
+        self.inner.select(rows)
+        self.sentences = self.sentences[rows]  # (N,)
+
+
+class ListedStepper:
+    """Any stepper, confined to the words of a list a sentence (B of them): probabilities are those among its words."""
+
+    def __init__(self, stepper: Stepper[Any], lists: Sequence[Sequence[int]], vocab: int) -> None:
+        self.stepper, self.lists, self.vocab = stepper, lists, vocab
+
+    def start(self, src: Tensor, src_mask: Tensor | None, beams: int, max_len: int) -> ListedState:
+        listed = torch.zeros(len(self.lists), self.vocab, dtype=torch.bool)
+        for row, words in zip(listed, self.lists, strict=True):
+            row[torch.tensor(words)] = True
+        sentences = torch.arange(len(self.lists), device=src.device).repeat_interleave(beams)
+        return ListedState(self.stepper.start(src, src_mask, beams, max_len), listed.to(src.device), sentences)
+
+    def step(self, tokens: Tensor, state: ListedState) -> Tensor:
+        log_probs = self.stepper.step(tokens, state.inner).masked_fill_(~state.listed[state.sentences], float("-inf"))
+        return torch.log_softmax(log_probs, dim=-1)
+
+
+def listed_by(
+    shortlist: Shortlist | None, stepper: Stepper[Any], sources: Sequence[Ids], prefixes: Sequence[Ids]
+) -> Stepper[Any]:
+    """The stepper for these sentences: confined to what the shortlist gives each, or itself where there is none."""
+    if shortlist is None:
+        return stepper
+    lists = [shortlist.of(source, prefix) for source, prefix in zip(sources, prefixes, strict=True)]
+    return ListedStepper(stepper, lists, shortlist.target_size)

@@ -75,5 +75,6 @@ class Task:
         """
         if bool(log_probs[:, 0].isnan().any()):  # a softmax has no NaN, or is NaN throughout
             raise not_numbers(f"target position {tokens.size(1) + 1}")
-        allowed = allowed_tokens(self.processors, log_probs.size(1), tokens, sentences)
+        possible = log_probs > float("-inf")  # more than the processors know: words that are on no list
+        allowed = allowed_tokens(self.processors, possible, tokens, sentences)
         return log_probs.masked_fill_(~allowed, float("-inf"))

@@ -2,6 +2,7 @@
 // Whatever could read or write outside of an array is refused here; Python has checked the same and says it better.
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <new>
 #include <stdexcept>
@@ -58,6 +59,16 @@ void check_ragged(const Ragged& rows, int count, int vocab, const char* whose) {
   check_ids(rows.ids, rows.offsets[count], vocab, whose);
 }
 
+template <typename F>
+void check_shortlist(const Request& r, int sentence, const F& refuse_sentence) {
+  const auto row = [&](const Ragged& rows, int place) { return rows.ids + rows.offsets[sentence + place]; };
+  const int32_t *begin = row(r.shortlists, 0), *end = row(r.shortlists, 1);
+  if (std::adjacent_find(begin, end, std::greater_equal<int32_t>()) != end) refuse_sentence("a shortlist that does not rise; give each id once, in ascending order");
+  const auto has = [&](int32_t word) { return std::binary_search(begin, end, word); };
+  if (!has(r.settings.eos)) refuse_sentence("a shortlist without the end of sentence");
+  if (!std::all_of(row(r.prefixes, 0), row(r.prefixes, 1), has)) refuse_sentence("a shortlist without a word of the prefix");
+}
+
 void check(const Header& h, const Request& r) {
   const Settings& s = r.settings;
   if (r.count < 0) refuse("a negative number of sentences");
@@ -71,12 +82,14 @@ void check(const Header& h, const Request& r) {
   const bool encodes = h.encoder_layers > 0;
   check_ragged(r.sources, r.count, encodes ? h.src_vocab : 1, "source");
   check_ragged(r.prefixes, r.count, h.tgt_vocab, "prefix");
+  if (r.shortlists.offsets != nullptr) check_ragged(r.shortlists, r.count, h.tgt_vocab, "shortlist");
   for (int64_t i = 0; i < r.prefixes.offsets[r.count]; ++i)
     if (const int32_t id = r.prefixes.ids[i]; id == s.bos || id == s.eos || id == s.pad) refuse("a prefix with padding, begin or end");
   for (int i = 0; i < r.count; ++i) {
     const int64_t source = r.sources.offsets[i + 1] - r.sources.offsets[i], prefix = r.prefixes.offsets[i + 1] - r.prefixes.offsets[i];
     const auto refuse_sentence = [&](const std::string& what) { refuse("sentence " + std::to_string(i + 1) + ": " + what); };
     if (encodes ? source == 0 : source != 0) refuse_sentence(std::to_string(source) + " source words");
+    if (r.shortlists.offsets != nullptr) check_shortlist(r, i, refuse_sentence);
     if (source > h.max_positions)
       refuse_sentence(std::to_string(source) + " source words, the packed model has " + std::to_string(h.max_positions) + " positions");
     if (r.limits[i] <= prefix || r.limits[i] <= s.min_length || r.limits[i] > h.max_positions)
@@ -142,16 +155,17 @@ int dragoman_search(void* model, const Request* request, const int32_t* stop, in
 }
 
 // Sizes that a caller needs: words of the source and of the target, positions, whether there is an encoder, and the bytes
-// that one row of a search with such lengths needs for its keys and values.
+// that one row of a search needs for its keys and values, with such lengths, and for a shortlist of so many words.
 void dragoman_sizes(const void* model, int32_t* four) {
   const Header& h = model_of(model).sizes();
   four[0] = h.src_vocab, four[1] = h.tgt_vocab, four[2] = h.max_positions, four[3] = h.encoder_layers > 0;
 }
 
-int64_t dragoman_row_bytes(const void* model, int32_t target, int32_t source) {
-  const Header& h = model_of(model).sizes();
+int64_t dragoman_row_bytes(const void* model, int32_t target, int32_t source, int32_t listed) {
+  const Model& m = model_of(model);
+  const Header& h = m.sizes();
   const int64_t a_position = int64_t{2} * h.decoder_layers * h.n_kv_heads * h.d_head * (h.half != 0 ? 2 : 4);
-  return a_position * (int64_t{target} + (h.encoder_layers > 0 ? source : 0) + 2 * LANES);
+  return a_position * (int64_t{target} + (h.encoder_layers > 0 ? source : 0) + 2 * LANES) + static_cast<int64_t>(Shortlist::bytes(m.output, listed));
 }
 
 int dragoman_begin(const void* model, int threads, int slots, int capacity, int sentences, int source, void** session, char* error) {

@@ -143,14 +143,23 @@ void rows_of(const Matrix& w, const Inputs& x, int row, int block, float* y, int
 }  // namespace
 
 Matrix Matrix::block(int number) const {
-  constexpr size_t sizes[] = {4, 1, 2};
   const size_t first = static_cast<size_t>(number) * BLOCK;
   Matrix b = *this;
   b.out = BLOCK;
-  b.weights = static_cast<const char*>(weights) + first * static_cast<size_t>(in) * sizes[static_cast<int>(kind)];
+  b.weights = static_cast<const char*>(weights) + first * static_cast<size_t>(in) * size_of(kind);
   if (scales != nullptr) b.scales = scales + first, b.shift = shift + first;
   if (bias != nullptr) b.bias = bias + first;
   return b;
+}
+
+Inputs Inputs::part(int first, int count) const {
+  const size_t at = static_cast<size_t>(first) * static_cast<size_t>(width);
+  Inputs some = *this;
+  some.rows = count;
+  if (floats != nullptr) some.floats = floats + at;
+  if (brains != nullptr) some.brains = brains + at;
+  if (bytes != nullptr) some.bytes = bytes + at, some.scales = scales + first;
+  return some;
 }
 
 void quantize(const float* x, int rows, int width, uint8_t* bytes, float* scales) {

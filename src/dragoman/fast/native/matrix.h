@@ -20,6 +20,8 @@ constexpr int BLOCK = 64;
 
 enum class Numbers : int32_t { float32 = 0, int8 = 1, bfloat16 = 2 };
 
+constexpr size_t size_of(Numbers kind) { return kind == Numbers::float32 ? 4 : kind == Numbers::int8 ? 1 : 2; }
+
 struct Matrix {
   Numbers kind = Numbers::float32;
   int out = 0, in = 0;             // padded
@@ -39,6 +41,9 @@ struct Inputs {
   const uint16_t* brains = nullptr;
   const uint8_t* bytes = nullptr;
   const float* scales = nullptr;  // (rows,), of bytes
+
+  // `count` rows from `first` on.
+  Inputs part(int first, int count) const;
 };
 
 // x (rows x width) -> bytes and a scale a row.

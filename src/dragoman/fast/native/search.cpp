@@ -33,6 +33,7 @@ struct Beam {
 // A sentence at work, in a place of its own: `beam` slots and one memory of the source.
 struct Active {
   int sentence = 0, place = 0;
+  const Shortlist* words = nullptr;
   std::vector<Beam> beams;
 };
 
@@ -58,17 +59,18 @@ class Searcher {
  public:
   Searcher(Worker& worker, const Request& request, Queue& queue, std::vector<std::vector<Hypothesis>>& found, const int32_t* stop)
       : worker_(worker), request_(request), s_(request.settings), queue_(queue), found_(found), stop_(stop) {
-    int longest = 1, source = 1;
+    int longest = 1, source = 1, listed = 0;
     for (int i = 0; i < request.count; ++i) {
       longest = std::max(longest, request.limits[i]);
-      source = std::max(source, static_cast<int>(source_length(i)));
+      source = std::max(source, static_cast<int>(length_of(request.sources, i)));
+      if (request.shortlists.offsets != nullptr) listed = std::max(listed, static_cast<int>(length_of(request.shortlists, i)));
     }
     const int places = std::max(1, std::min(s_.rows / s_.beam, request.count));
-    worker_.reserve(places * s_.beam, longest, places, source);
+    worker_.reserve(places * s_.beam, longest, places, source, listed);
     for (int place = places; place-- > 0;) free_.push_back(place);
     attention_at_.push_back(0);
     for (int i = 0; request.attention != nullptr && i < request.count; ++i)
-      attention_at_.push_back(attention_at_.back() + source_length(i) * request.limits[i]);
+      attention_at_.push_back(attention_at_.back() + length_of(request.sources, i) * request.limits[i]);
   }
 
   void run() {
@@ -97,16 +99,14 @@ class Searcher {
   }
 
  private:
-  int64_t source_length(int sentence) const { return request_.sources.offsets[sentence + 1] - request_.sources.offsets[sentence]; }
+  static int64_t length_of(const Ragged& rows, int row) { return rows.offsets[row + 1] - rows.offsets[row]; }
 
-  int prefix_length(int sentence) const {
-    return static_cast<int>(request_.prefixes.offsets[sentence + 1] - request_.prefixes.offsets[sentence]);
-  }
+  int prefix_length(int sentence) const { return static_cast<int>(length_of(request_.prefixes, sentence)); }
 
   // Where a step's attention goes, if it is wanted.
   float* attention_of(int sentence, int position) const {
     if (request_.attention == nullptr) return nullptr;
-    return request_.attention + attention_at_[static_cast<size_t>(sentence)] + source_length(sentence) * position;
+    return request_.attention + attention_at_[static_cast<size_t>(sentence)] + length_of(request_.sources, sentence) * position;
   }
 
   void admit() {
@@ -124,6 +124,8 @@ class Searcher {
         const int64_t begin = request_.sources.offsets[sentence], end = request_.sources.offsets[sentence + 1];
         tokens.insert(tokens.end(), request_.sources.ids + begin, request_.sources.ids + end);
         lengths.push_back(static_cast<int32_t>(end - begin)), places.push_back(a.place);
+        if (const Ragged& lists = request_.shortlists; lists.offsets != nullptr)
+          a.words = worker_.allow(a.place, lists.ids + lists.offsets[sentence], static_cast<int>(length_of(lists, sentence)));
         active_.push_back(std::move(a));
       }
       if (places.empty()) return;
@@ -134,6 +136,7 @@ class Searcher {
   // The forced word, or what may not come: padding, the begin, an end that is too early, a repeated n-gram.
   Wish wish(const Active& a, const Beam& b) const {
     Wish w;
+    w.among = a.words;
     const int position = static_cast<int>(b.words.size());
     w.asked = position < prefix_length(a.sentence) ? request_.prefixes.ids[request_.prefixes.offsets[a.sentence] + position] : s_.eos;
     w.banned = {s_.pad, s_.bos};

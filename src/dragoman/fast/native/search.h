@@ -31,6 +31,7 @@ struct Request {
   int32_t count;
   Ragged sources;          // each with its end of sentence; empty ones for a decoder-only model
   Ragged prefixes;         // how each target begins
+  Ragged shortlists;       // the words of each sentence, ascending, with its end and its prefix; null = all words
   const int32_t* limits;   // target words at most, the end of sentence included
   float* attention;        // with beam 1, or none: for each sentence limit x source weights, zeros at first
 };

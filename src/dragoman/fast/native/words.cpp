@@ -62,17 +62,14 @@ void require_finite(float normaliser) {
     throw std::runtime_error("the model's probabilities are not numbers (NaN): its weights are damaged or the training diverged; load an earlier checkpoint");
 }
 
-}  // namespace
-
-std::vector<Next> best_words(Worker& worker, const std::vector<Wish>& wishes, int width) {
-  const Matrix& m = worker.model().output;
-  const int vocab = worker.model().sizes().tgt_vocab, blocks = m.out / BLOCK, padded = (blocks + W - 1) / W * W;
-  const Inputs in = worker.hidden();
-  const size_t rows = static_cast<size_t>(in.rows), threads = static_cast<size_t>(worker.team().size());
+// `best_words` of rows that have one matrix of `vocab` words; a wish for each of them.
+void find(Team& team, const Matrix& m, int vocab, const Inputs& in, const Wish* wishes, int width, Next* found) {
+  const int blocks = m.out / BLOCK, padded = (blocks + W - 1) / W * W;
+  const size_t rows = static_cast<size_t>(in.rows), threads = static_cast<size_t>(team.size());
   std::vector<Best> bests(threads * rows);
   for (Best& best : bests) best.words.reserve(static_cast<size_t>(width));  // so that no thread has to ask for memory
   std::vector<float> tops(rows * static_cast<size_t>(padded), NOTHING), parts(tops.size(), 0.0f), logits(threads * rows * BLOCK);
-  worker.team().share(blocks, double{1} * in.rows * m.out * m.in, [&](int thread, int begin, int end) {
+  team.share(blocks, double{1} * in.rows * m.out * m.in, [&](int thread, int begin, int end) {
     float* room = logits.data() + static_cast<size_t>(thread) * rows * BLOCK;
     for (int b = begin; b < end; ++b) {
       product(m.block(b), in, room, BLOCK, false, 0, 1);
@@ -83,7 +80,6 @@ std::vector<Next> best_words(Worker& worker, const std::vector<Wish>& wishes, in
       }
     }
   });
-  std::vector<Next> found(rows);
   for (size_t r = 0; r < rows; ++r) {
     Best whole = std::move(bests[r]);
     for (size_t thread = 1; thread < threads; ++thread) {
@@ -96,6 +92,34 @@ std::vector<Next> best_words(Worker& worker, const std::vector<Wish>& wishes, in
     require_finite(normaliser);
     for (Candidate& c : whole.words) c.log_prob -= normaliser;
     found[r] = Next{std::move(whole.words), Candidate{whole.asked - normaliser, wishes[r].asked}};
+  }
+}
+
+// The same among the words of a shortlist, which have numbers of their own in there.
+void find_among(Team& team, const Shortlist& list, const Inputs& in, const Wish* wishes, int width, Next* found) {
+  std::vector<Wish> own(wishes, wishes + in.rows);
+  for (Wish& wish : own) {
+    for (int32_t& word : wish.banned) word = list.place(word);
+    wish.asked = list.place(wish.asked);
+  }
+  find(team, list.matrix(), list.count(), in, own.data(), width, found);
+  for (int r = 0; r < in.rows; ++r) {
+    for (Candidate& c : found[r].best) c.word = list.word(c.word);
+    found[r].asked.word = wishes[r].asked;
+  }
+}
+
+}  // namespace
+
+std::vector<Next> best_words(Worker& worker, const std::vector<Wish>& wishes, int width) {
+  const Inputs in = worker.hidden();
+  std::vector<Next> found(wishes.size());
+  for (size_t row = 0, end = 0; row < wishes.size(); row = end) {
+    const Shortlist* among = wishes[row].among;
+    while (end < wishes.size() && wishes[end].among == among) ++end;
+    const Inputs some = in.part(static_cast<int>(row), static_cast<int>(end - row));
+    if (among != nullptr) find_among(worker.team(), *among, some, &wishes[row], width, &found[row]);
+    else find(worker.team(), worker.model().output, worker.model().sizes().tgt_vocab, some, &wishes[row], width, &found[row]);
   }
   return found;
 }
@@ -111,7 +135,7 @@ void all_words(Worker& worker, float* log_probs) {
     float* row = logits.data() + static_cast<size_t>(r) * static_cast<size_t>(m.out);
     std::fill(tops.begin(), tops.end(), NOTHING), std::fill(parts.begin(), parts.end(), 0.0f);
     for (int b = 0; b < blocks; ++b)
-      look(row + static_cast<size_t>(b) * BLOCK, b * BLOCK, std::min(BLOCK, vocab - b * BLOCK), Wish{{}, -1}, 0, &tops[static_cast<size_t>(b)], &parts[static_cast<size_t>(b)], nobody);
+      look(row + static_cast<size_t>(b) * BLOCK, b * BLOCK, std::min(BLOCK, vocab - b * BLOCK), Wish{{}, -1, nullptr}, 0, &tops[static_cast<size_t>(b)], &parts[static_cast<size_t>(b)], nobody);
     const float normaliser = log_sum(tops.data(), parts.data(), padded);
     require_finite(normaliser);
     for (int i = 0; i < vocab; ++i) log_probs[static_cast<size_t>(r) * static_cast<size_t>(vocab) + static_cast<size_t>(i)] = row[i] - normaliser;

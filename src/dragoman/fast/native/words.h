@@ -16,6 +16,7 @@ struct Candidate {
 struct Wish {
   std::vector<int32_t> banned;  // words that may not
   int32_t asked = 0;            // a word whose log-probability is wanted in any case
+  const Shortlist* among = nullptr;  // the words of its sentence, `asked` is one of them; all words where there is none
 };
 
 struct Next {
@@ -23,7 +24,8 @@ struct Next {
   Candidate asked;
 };
 
-// The `width` best next words of each row of the last step by log-probability; fewer where fewer may come.
+// The `width` best next words of each row of the last step by log-probability; fewer where fewer may come.  Rows of one
+// shortlist lie side by side, and their probabilities are those among its words.
 // Throws std::runtime_error where the model's numbers are not finite.
 std::vector<Next> best_words(Worker& worker, const std::vector<Wish>& wishes, int width);
 

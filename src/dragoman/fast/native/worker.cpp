@@ -15,7 +15,7 @@ size_t times(int a, int b) { return static_cast<size_t>(a) * static_cast<size_t>
 Worker::Worker(const Model& model, Team& team)
     : model_(model), h_(model.sizes()), team_(team), group_(h_.n_heads / h_.n_kv_heads), own_(h_.half != 0), memory_(h_.half != 0), within_(h_.half != 0) {}
 
-void Worker::reserve(int slots, int capacity, int sentences, int source) {
+void Worker::reserve(int slots, int capacity, int sentences, int source, int listed) {
   own_.reserve(slots, h_.decoder_layers, h_.n_kv_heads, capacity, h_.d_head);
   if (h_.encoder_layers > 0) {
     memory_.reserve(sentences, h_.decoder_layers, h_.n_kv_heads, source, h_.d_head);
@@ -24,11 +24,20 @@ void Worker::reserve(int slots, int capacity, int sentences, int source) {
   lengths_.assign(static_cast<size_t>(sentences), 0);
   longest_ = (std::max(capacity, source) + LANES - 1) / LANES * LANES;
   scores_.of(times(team_.size(), longest_));
+  list_bytes_ = Shortlist::bytes(model_.output, listed);
+  lists_.assign(listed == 0 ? 0 : static_cast<size_t>(sentences), Shortlist());
+  list_rooms_.of(lists_.size() * list_bytes_);
+}
+
+const Shortlist* Worker::allow(int place, const int32_t* words, int count) {
+  Shortlist& list = lists_[static_cast<size_t>(place)];
+  list.gather(model_.output, words, count, list_rooms_.get() + static_cast<size_t>(place) * list_bytes_, team_);
+  return &list;
 }
 
 size_t Worker::bytes() const {
   return own_.bytes() + memory_.bytes() + within_.bytes() + x_.bytes() + normed_.bytes() + wide_.bytes() + heads_.bytes() + hidden_.bytes() +
-         scales_.bytes() + scores_.bytes() + bytes_.bytes() + brains_.bytes();
+         scales_.bytes() + scores_.bytes() + bytes_.bytes() + brains_.bytes() + list_rooms_.bytes();
 }
 
 // ----------------------------------------------------------------------------------------------- what both stacks use

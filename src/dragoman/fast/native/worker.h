@@ -6,6 +6,7 @@
 #include "cache.h"
 #include "model.h"
 #include "room.h"
+#include "shortlist.h"
 #include "team.h"
 
 namespace dragoman {
@@ -24,9 +25,12 @@ class Worker {
   Worker(const Model& model, Team& team);
 
   // slots: rows with a memory of `capacity` target positions each.  sentences: sources of at most `source` words.
-  void reserve(int slots, int capacity, int sentences, int source);
+  // listed: words of the longest shortlist, if there are any.
+  void reserve(int slots, int capacity, int sentences, int source, int listed = 0);
   // Source ids one behind the other, `lengths` of them each, into the places given.
   void encode(const int32_t* tokens, const int32_t* lengths, const int32_t* places, int count);
+  // The words, in ascending order, that the sentence in this place may use; they stay the caller's.
+  const Shortlist* allow(int place, const int32_t* words, int count);
   // Reads one word a row.
   void step(const Row* rows, int count);
   // The memory of a slot, as far as `length` positions, for another one.
@@ -64,6 +68,9 @@ class Worker {
   Room<float> x_, normed_, wide_, heads_, hidden_, scales_, scores_;
   Room<uint8_t> bytes_;
   Room<uint16_t> brains_;
+  std::vector<Shortlist> lists_;  // by place, in rooms of the same size
+  size_t list_bytes_ = 0;
+  Room<char, true> list_rooms_;
 };
 
 }  // namespace dragoman

@@ -1,0 +1,144 @@
+"""What a shortlist saves and what it costs: the native engine with and without one, the same sentences, in turns.
+
+    python bench/shortlist.py random-base                                        # lists of some 1,000 random words
+    python bench/shortlist.py runs/en-de --text test.en --reference test.de      # learned from its training data
+
+One core, one thread, int8.  A round asks both the same, sentences one at a time and all at once; the table has medians
+over the rounds, and the quartiles of the rounds' ratios.  Making the lists counts.  A trained model is copied first, so
+that nothing is written into its folder; learning is timed, and BLEU (raw, beam 4) and coverage are of the text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import tempfile
+import time
+from array import array
+from pathlib import Path
+
+from decode import LENGTH, SHAPES, VOCABULARIES, lines_of, quartiles
+
+from dragoman.config import parse_config
+from dragoman.data.ids import EOS, UNK
+from dragoman.fast.engine import Engine
+from dragoman.fast.pack import pack
+from dragoman.fast.searcher import FastSearcher
+from dragoman.models.build import build_model
+from dragoman.search.settings import SearchSettings
+from dragoman.search.shortlist import Shortlist
+from dragoman.shortlist import covered, learn_shortlist
+from dragoman.translate import Translator
+
+Rows = list[list[int]]
+ALONE = 40
+BEST, FREQUENT = 43, 100  # of random lists: with 22 source words on average some 1,000 words a sentence
+
+
+def random_model(name: str, folder: Path) -> tuple[FastSearcher, Shortlist]:
+    """Random weights, and lists of random words."""
+    vocab, draw = VOCABULARIES[name], random.Random(3)
+    config = parse_config({"data": {"train": [{"source": "s", "target": "t"}]}, "model": SHAPES[name]})
+    path = pack(build_model(config.model, vocab, vocab, seed=1).eval(), folder / "packed", "int8")
+    lists = [sorted(draw.sample(range(4, vocab), BEST)) for _ in range(vocab)]
+    frequent = array("i", sorted({UNK, EOS, *draw.sample(range(4, vocab), FREQUENT)}))
+    starts, ids = array("i", range(0, vocab * BEST + 1, BEST)), array("i", [i for words in lists for i in words])
+    searcher = FastSearcher(Engine(path), "int8", 1, lambda: searcher)
+    return searcher, Shortlist(BEST, vocab, "00" * 32, frequent, starts, ids)
+
+
+def learned_model(model: Path, folder: Path) -> tuple[Translator, Shortlist]:
+    """A trained model, and what it learns from its training data."""
+    from dragoman.fast.loading import load_shortlist
+    from dragoman.model_folder import find_model
+
+    copy = Path(shutil.copytree(find_model(model), folder / "model", ignore=shutil.ignore_patterns("packed")))
+    translator = Translator.load(copy, engine="fast", threads=1)
+    began = time.perf_counter()
+    learned = learn_shortlist(copy)
+    print(*learned.lines(), f"learned in {time.perf_counter() - began:.1f} s", sep="\n")
+    return translator, load_shortlist(copy)
+
+
+def taken(searcher: FastSearcher, rows: Rows, beam: int, length: int, alone: bool) -> float:
+    """Milliseconds a token where sentences come one at a time, else tokens a second."""
+    shape = {"min_length": length - 1, "max_extra": 0} if length else {}
+    settings = SearchSettings(beam=beam, **shape)  # type: ignore[arg-type]
+    seconds, tokens = 0.0, 0
+    for some in [[row] for row in rows] if alone else [rows]:
+        began = time.perf_counter()
+        found = searcher.search(some, [[]] * len(some), settings, 1 << 20)
+        seconds += time.perf_counter() - began
+        tokens += sum(len(best.tokens) + 1 for best, *_ in found)
+    return 1e3 * seconds / tokens if alone else tokens / seconds
+
+
+def compare(searcher: FastSearcher, shortlist: Shortlist, rows: Rows, length: int, rounds: int) -> None:
+    """The table: four questions, without and with the list."""
+    sizes = [len(shortlist.of(row)) for row in rows]
+    print(
+        f"{len(rows):,} sentences, {sum(sizes) / len(sizes):,.0f} words in a list on average, {max(sizes):,} at most\n"
+    )
+    some = random.Random(2).sample(rows, min(ALONE, len(rows)))
+    print("| | all words | shortlist | times as fast |\n|---|---|---|---|")
+    for alone, beam in ((True, 1), (True, 4), (False, 1), (False, 4)):
+        measured: tuple[list[float], list[float]] = [], []
+        for warm in range(-1, rounds):
+            for speeds, own in zip(measured, (None, shortlist), strict=True):
+                searcher.shortlist = own
+                value = taken(searcher, some if alone else rows, beam, length, alone)
+                if warm >= 0:
+                    speeds.append(value)
+        ratios = [a / b if alone else b / a for a, b in zip(*measured, strict=True)]
+        what = f"{'one at a time, ms a token' if alone else 'all at once, tokens/s'}, beam {beam}"
+        cells = [f"{quartiles(speeds)[0]:,.3f}" if alone else f"{quartiles(speeds)[0]:,.0f}" for speeds in measured]
+        middle, low, high = quartiles(ratios)
+        print(f"| {what} | {' | '.join(cells)} | {middle:.2f} ({low:.2f}-{high:.2f}) |", flush=True)
+
+
+def quality(translator: Translator, shortlist: Shortlist, texts: list[str], references: list[str]) -> None:
+    """BLEU without and with the list, and what the lists cover."""
+    import sacrebleu
+
+    pieces = translator.tokenizer
+    pairs = [(pieces.encode_source(s), pieces.encode_target(r)) for s, r in zip(texts, references, strict=True)]
+    found = []
+    for own in (None, shortlist):
+        translator.searcher.shortlist = own
+        found.append([t.text for t in translator.translate(texts, beam=4)])
+    bleu = [f"{sacrebleu.corpus_bleu(some, [references]).score:.2f}" for some in found]
+    same = sum(one == other for one, other in zip(*found, strict=True))
+    words, share = covered(shortlist, pairs)
+    print(f"\nBLEU {bleu[0]} without, {bleu[1]} with it, {same:,} of {len(texts):,} translations the same")
+    print(f"of the reference's tokens {100 * share:.2f} % are on the lists ({words:,.0f} words on average)")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help=f"{', '.join(SHAPES)}, or a model folder")
+    parser.add_argument("--text", type=Path, help="the lines that a trained model translates")
+    parser.add_argument("--reference", type=Path, help="their reference translations")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sentences", type=int, default=1000)
+    given = parser.parse_args()
+    if given.model not in SHAPES and (given.text is None or given.reference is None):
+        parser.error("a trained model needs --text and --reference")
+    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+    with tempfile.TemporaryDirectory() as folder:
+        if given.model in SHAPES:
+            searcher, shortlist = random_model(given.model, Path(folder))
+            draw, size = random.Random(1), VOCABULARIES[given.model]
+            rows = [[*draw.choices(range(4, size), k=draw.randint(4, LENGTH - 1)), EOS] for _ in range(given.sentences)]
+            compare(searcher, shortlist, rows, LENGTH, given.rounds)
+            return
+        translator, shortlist = learned_model(given.model, Path(folder))
+        texts, references = (lines_of(path)[: given.sentences] for path in (given.text, given.reference))
+        assert isinstance(translator.searcher, FastSearcher)
+        compare(translator.searcher, shortlist, list(map(translator.tokenizer.encode_source, texts)), 0, given.rounds)
+        quality(translator, shortlist, texts, references)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""The engine with a shortlist against its plain twin, kind by kind: the same words, and scores to 1e-4."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+
+from dragoman.data.batching import collate_source
+from dragoman.data.tokenizer import EOS
+from dragoman.errors import UsageError
+from dragoman.fast.engine import Engine
+from dragoman.fast.native import Precision, _found, load_native, missing
+from dragoman.fast.pack import pack
+from dragoman.fast.stepper import EngineStepper
+from dragoman.models.seq2seq import Model
+from dragoman.search import Hypothesis, ModelStepper, SearchSettings, generate
+from dragoman.search.stepper import ListedStepper
+from every_kind import TRANSLATORS, built
+
+pytestmark = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {missing()}")
+
+VOCAB = 147
+KINDS = {name: TRANSLATORS[name] for name in ("paper", "modern", "grouped-query", "t5", "alibi")} | {
+    "odd sizes": {
+        "architecture": "transformer", "d_model": 70, "d_ff": 131, "n_heads": 5, "dropout": 0.0, "encoder_layers": 1,
+        "decoder_layers": 2, "activation": "gelu_tanh", "gated": True,
+    },
+}  # fmt: skip
+Lists = list[list[int]]
+
+
+def numbers(count: int, least: int, most: int, seed: int) -> list[int]:
+    return torch.randint(least, most, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@functools.cache
+def sources() -> tuple[list[int], ...]:
+    return tuple([*numbers(n, 4, VOCAB, n), EOS] for n in (1, 9, 4, 17, 2, 6, 11, 3, 23, 5))
+
+
+def lists_for(prefixes: Lists | None = None) -> Lists:
+    """Of a few words, of exactly one block, of one more, of nearly all."""
+    begins = prefixes or [[]] * len(sources())
+    sizes = [3, 20, 62, 63, 64, 65, 100, 127, 128, 140]
+    drawn = [torch.randperm(VOCAB, generator=torch.Generator().manual_seed(n))[:n].tolist() for n in sizes]
+    return [sorted({EOS, *words, *begin}) for words, begin in zip(drawn, begins, strict=True)]
+
+
+@functools.cache
+def model_of(kind: str) -> Model:
+    return built(KINDS[kind], VOCAB).float()
+
+
+def engine_of(kind: str, folder: Path, precision: Precision = "float32") -> Engine:
+    return Engine(pack(model_of(kind), folder / f"{kind}.{precision}", precision, max_positions=90))
+
+
+def found_by(
+    engine: Engine, settings: SearchSettings, lists: Lists, prefixes: Lists | None = None, **options: int
+) -> list[list[Hypothesis]]:
+    begins = prefixes or [[]] * len(sources())
+    limits = [settings.limit(len(row), len(begin)) for row, begin in zip(sources(), begins, strict=True)]
+    return engine.search(sources(), limits, settings, prefixes, shortlists=lists, **options)
+
+
+def twin(kind: str, settings: SearchSettings, lists: Lists, prefixes: Lists | None = None) -> list[list[Hypothesis]]:
+    stepper = ListedStepper(ModelStepper(model_of(kind)), lists, VOCAB)
+    return generate(stepper, *collate_source(sources()), settings, prefixes)
+
+
+def assert_same(ours: list[list[Hypothesis]], theirs: list[list[Hypothesis]]) -> None:
+    assert [[h.tokens for h in some] for some in ours] == [[h.tokens for h in some] for some in theirs]
+    for some, others in zip(ours, theirs, strict=True):
+        for one, other in zip(some, others, strict=True):
+            assert one.score == pytest.approx(other.score, abs=1e-4) and one.truncated == other.truncated
+            assert one.token_log_probs == pytest.approx(other.token_log_probs, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("beam", [1, 4])
+def test_the_same_words_and_scores(kind: str, beam: int, tmp_path: Path) -> None:
+    settings = SearchSettings(beam=beam, nbest=min(beam, 3), max_extra=12)
+    found = found_by(engine_of(kind, tmp_path), settings, lists_for())
+
+    assert_same(found, twin(kind, settings, lists_for()))
+    for some, words in zip(found, lists_for(), strict=True):
+        assert all(set(hypothesis.tokens) <= set(words) for hypothesis in some)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        SearchSettings(beam=3, nbest=3, max_extra=6, min_length=5, no_repeat_ngram=2, alpha=0.0),
+        SearchSettings(beam=2, max_extra=6, no_repeat_ngram=1, alpha=1.3),
+        SearchSettings(beam=12, nbest=7, max_extra=3),
+        SearchSettings(beam=1, max_extra=0, min_length=7),
+    ],
+    ids=["bigrams", "unigrams", "wide", "min_length"],
+)
+def test_every_setting_of_the_search(settings: SearchSettings, tmp_path: Path) -> None:
+    assert_same(found_by(engine_of("paper", tmp_path), settings, lists_for()), twin("paper", settings, lists_for()))
+
+
+def test_a_list_of_the_end_alone(tmp_path: Path) -> None:
+    """Even where it may not end yet: where nothing else is left it does."""
+    lists = [[EOS]] * len(sources())
+    for settings in (SearchSettings(beam=1), SearchSettings(beam=4, nbest=2, min_length=3)):
+        found = found_by(engine_of("paper", tmp_path), settings, lists)
+        assert_same(found, twin("paper", settings, lists))
+        assert all(some[0].tokens == [] and some[0].log_prob == pytest.approx(0, abs=1e-6) for some in found)
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_forced_prefixes(beam: int, tmp_path: Path) -> None:
+    prefixes = [numbers(n % 5, 4, VOCAB, 50 + n) for n in range(len(sources()))]
+    settings = SearchSettings(beam=beam, nbest=beam, max_extra=5, no_repeat_ngram=2)
+    found = found_by(engine_of("modern", tmp_path), settings, lists_for(prefixes), prefixes)
+
+    assert_same(found, twin("modern", settings, lists_for(prefixes), prefixes))
+    assert all(some[0].tokens[: len(begin)] == begin for some, begin in zip(found, prefixes, strict=True))
+
+
+@pytest.mark.parametrize("build", ["avx512", "avx2"])
+@pytest.mark.parametrize("precision", ["float32", "int8", "bfloat16"])
+def test_every_build_and_precision(
+    build: str, precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list of all words is no list, to the bit; with others the engine's steps, confined, say the same."""
+    monkeypatch.setattr("dragoman.fast.native._BUILDS", (build,))
+    monkeypatch.setattr("dragoman.fast.native._found", _found.__wrapped__)
+    loaded = load_native()
+    if loaded is None:
+        pytest.skip(missing())
+    if precision == "bfloat16" and not loaded.library.dragoman_bfloat16():
+        pytest.skip("this processor does not multiply bfloat16")
+    settings = SearchSettings(beam=3, nbest=2, max_extra=6)
+    engine = engine_of("odd sizes", tmp_path, precision)
+    everything = [list(range(VOCAB))] * len(sources())
+    limits = [settings.limit(len(row)) for row in sources()]
+    assert found_by(engine, settings, everything) == engine.search(sources(), limits, settings)
+    stepper = ListedStepper(EngineStepper(engine), lists_for(), VOCAB)
+    assert_same(found_by(engine, settings, lists_for()), generate(stepper, *collate_source(sources()), settings, None))
+
+
+def test_probabilities_are_those_among_the_words_of_the_list(tmp_path: Path) -> None:
+    """What two words have, they share as before, and all of a list have 1 together."""
+    engine, words = engine_of("paper", tmp_path), [EOS, 20, 40, 90]
+    one = SearchSettings(beam=1, max_extra=0)
+
+    def first_step(word: int, lists: Lists | None) -> float:
+        found = engine.search([sources()[3]], [2], one, [[word]], shortlists=lists)
+        return found[0][0].token_log_probs[0]
+
+    listed = torch.tensor([first_step(word, [words]) for word in words[1:]])
+    whole = torch.tensor([first_step(word, None) for word in words[1:]])
+    assert torch.allclose(listed - listed[0], whole - whole[0], atol=1e-5)
+    end = engine.search([sources()[3]], [1], one, shortlists=[words])[0][0].token_log_probs[0]
+    assert float(listed.exp().sum()) + float(torch.tensor(end).exp()) == pytest.approx(1, abs=1e-5)
+
+
+def test_rooms_for_lists_count_as_memory(tmp_path: Path) -> None:
+    engine = engine_of("paper", tmp_path)
+    need = [engine._library.dragoman_row_bytes(engine._model, 9, 5, listed) for listed in (0, 1, 64, 65)]
+    block = 64 * 4 * 64  # 64 words of 24 numbers, padded to 64, in four bytes each
+
+    assert [n - need[0] for n in need] == [0, block, block, 2 * block]
+    settings = SearchSettings(beam=2, max_extra=4)
+    whole = found_by(engine, settings, lists_for())
+    assert found_by(engine, settings, lists_for(), memory=0) == whole
+
+
+WRONG: dict[str, tuple[Lists, str]] = {
+    "too few": ([[EOS]], "1 shortlists"),
+    "empty": ([[EOS], [], [EOS]], "sentence 2: a shortlist without 3"),
+    "no end": ([[EOS], [4, 5], [EOS]], "sentence 2: a shortlist without 3"),
+    "twice": ([[EOS], [EOS], [EOS, 5, 5]], "sentence 3: a shortlist that does not rise"),
+    "falling": ([[EOS], [EOS], [5, EOS]], "sentence 3: a shortlist that does not rise"),
+    "too large": ([[EOS, VOCAB], [EOS], [EOS]], f"sentence 1: shortlist id {VOCAB}: must be a whole number"),
+    "below 0": ([[-1, EOS], [EOS], [EOS]], "sentence 1: shortlist id -1"),
+    "beyond 32 bits": ([[EOS, 2**32 + 5], [EOS], [EOS]], "sentence 1: a shortlist that is no list of ids"),
+    "no numbers": ([[EOS, 4.5], [EOS], [EOS]], "sentence 1: a shortlist that is no list of ids"),  # type: ignore[list-item]
+    "without its prefix": ([[EOS], [EOS], [EOS]], "sentence 1: a shortlist without 7"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_list_is_an_error(name: str, tmp_path: Path) -> None:
+    lists, said = WRONG[name]
+    prefixes = [[7], [], []] if "prefix" in name else None
+    rows, settings = sources()[:3], SearchSettings(beam=2)
+    with pytest.raises(UsageError) as error:
+        engine_of("paper", tmp_path).search(rows, [9, 9, 9], settings, prefixes, shortlists=lists)
+    assert said in str(error.value)
+
+
+def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+    lists = [[EOS, 5, 5], [EOS], [4, 5]]
+    with pytest.raises(UsageError, match=r"(?s)sentence 1: .*not rise.*sentence 3: .*without 3"):
+        engine_of("paper", tmp_path).search(sources()[:3], [9, 9, 9], SearchSettings(beam=2), shortlists=lists)
+
+
+@pytest.mark.parametrize("name", [name for name in WRONG if name not in ("too few", "beyond 32 bits", "no numbers")])
+def test_the_core_refuses_it_too(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lists, _ = WRONG[name]
+    prefixes = [[7], [], []] if "prefix" in name else None
+    monkeypatch.setattr(Engine, "_check", lambda *_: None)
+    with pytest.raises(UsageError, match="shortlist"):
+        engine_of("paper", tmp_path).search(
+            sources()[:3], [9, 9, 9], SearchSettings(beam=2), prefixes, shortlists=lists
+        )

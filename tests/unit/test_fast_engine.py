@@ -331,11 +331,14 @@ import os, sys, time
 from dragoman.fast.engine import Engine
 from dragoman.search import SearchSettings
 engine = Engine(sys.argv[1])
+session = engine.begin(2, 1, 9, 1, 9)
 search = lambda: engine.search([[5, 6, 7, 8, 3]], [9], SearchSettings(beam=4), threads=2)
 right = search()
+time.sleep(1)  # until the threads of both sleep
 child = os.fork()
 if child == 0:
     same = search() == right
+    engine.end(session)
     del engine
     os._exit(0 if same else 1)
 for _ in range(200):

@@ -71,8 +71,8 @@ def recorded(step: Callable[[], None], device: torch.device) -> Callable[[], Non
 class GraphSearcher(PlainSearcher):
     """A model whose steps have fixed shapes: on a GPU they are recorded, elsewhere just done.
 
-    What is longer than learned positions reach, what has a shortlist, and everything but the search is done by the plain
-    path.
+    What is longer than learned positions reach, what has a shortlist, and everything but the search is left to the
+    plain path.
     """
 
     def __init__(self, model: Model, device: str | torch.device) -> None:

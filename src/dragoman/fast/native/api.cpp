@@ -113,8 +113,9 @@ struct Session {
   const Model& model;
   Team team;
   Worker worker;
-  int slots = 0, capacity = 0, sentences = 0, source = 0, rows = 0;
+  int slots = 0, capacity = 0, sentences = 0, source = 0;
   std::vector<char> known;
+  const int process = getpid();
 };
 
 }  // namespace
@@ -183,7 +184,11 @@ int dragoman_begin(const void* model, int threads, int slots, int capacity, int 
   });
 }
 
-void dragoman_end(void* session) { delete static_cast<Session*>(session); }
+// A forked process has the sessions of its parent, but not their threads: they cannot be sent away.
+void dragoman_end(void* session) {
+  auto* const s = static_cast<Session*>(session);
+  if (s != nullptr && s->process == getpid()) delete s;
+}
 
 int dragoman_encode(void* session, const int32_t* tokens, const int32_t* lengths, const int32_t* places, int count, char* error) {
   return guarded(error, [&] {

@@ -49,7 +49,7 @@ def random_model(name: str, folder: Path) -> tuple[FastSearcher, Shortlist]:
     return searcher, Shortlist(BEST, vocab, "00" * 32, frequent, starts, ids)
 
 
-def learned_model(model: Path, folder: Path) -> tuple[Translator, Shortlist]:
+def learned_model(model: Path, folder: Path, best: int, frequent: int) -> tuple[Translator, Shortlist]:
     """A trained model, and what it learns from its training data."""
     from dragoman.fast.loading import load_shortlist
     from dragoman.model_folder import find_model
@@ -57,7 +57,7 @@ def learned_model(model: Path, folder: Path) -> tuple[Translator, Shortlist]:
     copy = Path(shutil.copytree(find_model(model), folder / "model", ignore=shutil.ignore_patterns("packed")))
     translator = Translator.load(copy, engine="fast", threads=1)
     began = time.perf_counter()
-    learned = learn_shortlist(copy)
+    learned = learn_shortlist(copy, best=best, frequent=frequent)
     print(*learned.lines(), f"learned in {time.perf_counter() - began:.1f} s", sep="\n")
     return translator, load_shortlist(copy)
 
@@ -120,6 +120,8 @@ def main() -> None:
     parser.add_argument("model", help=f"{', '.join(SHAPES)}, or a model folder")
     parser.add_argument("--text", type=Path, help="the lines that a trained model translates")
     parser.add_argument("--reference", type=Path, help="their reference translations")
+    parser.add_argument("--best", type=int, default=50)
+    parser.add_argument("--frequent", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sentences", type=int, default=1000)
     given = parser.parse_args()
@@ -133,7 +135,7 @@ def main() -> None:
             rows = [[*draw.choices(range(4, size), k=draw.randint(4, LENGTH - 1)), EOS] for _ in range(given.sentences)]
             compare(searcher, shortlist, rows, LENGTH, given.rounds)
             return
-        translator, shortlist = learned_model(given.model, Path(folder))
+        translator, shortlist = learned_model(given.model, Path(folder), given.best, given.frequent)
         texts, references = (lines_of(path)[: given.sentences] for path in (given.text, given.reference))
         assert isinstance(translator.searcher, FastSearcher)
         compare(translator.searcher, shortlist, list(map(translator.tokenizer.encode_source, texts)), 0, given.rounds)

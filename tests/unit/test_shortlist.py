@@ -60,6 +60,7 @@ def test_a_word_counts_with_the_source_word_it_looked_at_most_and_the_end_does_n
     learned = words.shortlist(5, 0, WEIGHTS)
 
     assert [learned.of([i]) for i in (4, 5, 6, EOS)] == [[1, 3], [1, 3, 11], [1, 3], [1, 3, 12]]
+    assert learned.ids.tolist() == [12, 11]
 
 
 def test_what_the_lists_cover() -> None:

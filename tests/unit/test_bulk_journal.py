@@ -57,7 +57,9 @@ class Shouter:
 @pytest.fixture(autouse=True)
 def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_folder, "find_model", Path)
-    monkeypatch.setattr(run, "model_sha256", lambda model: {"model.safetensors": f"sha of {model.name}"})
+    monkeypatch.setattr(
+        run, "model_sha256", lambda model, shortlist=False: {"model.safetensors": f"sha of {model.name}"}
+    )
     monkeypatch.setattr(run, "Worker", Shouter)
     Shouter.given, Shouter.before = [], lambda texts: None
 

@@ -26,34 +26,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sanitized import INSTRUCTIONS, SANITIZERS, compiled, environment
 
 VOCAB, POSITIONS = 83, 40
 HANGS = 120.0
 """Seconds after which a case counts as hanging."""
-NATIVE = Path(__file__).parents[1] / "src" / "dragoman" / "fast" / "native"
-INSTRUCTIONS = {
-    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mfma", "-mf16c"],
-    "avx2": ["-mavx2", "-mfma", "-mf16c"],
-}
-SANITIZERS = {"address": "address,undefined", "thread": "thread"}
-# The core's own mappings, as heap memory with a fence on both sides: what is read or written beside them is seen.
-FENCES = """
-#include <sys/mman.h>
-#include <unistd.h>
-#include <cstdlib>
-#include <cstring>
-inline void* fenced_map(size_t bytes, int file) {
-  void* found = nullptr;
-  if (posix_memalign(&found, 64, bytes) != 0 || found == nullptr) return MAP_FAILED;
-  if (file < 0) return std::memset(found, 0, bytes);
-  if (pread(file, found, bytes, 0) == static_cast<ssize_t>(bytes)) return found;
-  std::free(found);
-  return MAP_FAILED;
-}
-#define mmap(address, bytes, protection, flags, file, offset) fenced_map(bytes, file)
-#define munmap(address, bytes) std::free(address)
-#define madvise(address, bytes, advice) 0
-"""
 BLOCK: dict[str, Any] = {"d_model": 12, "d_ff": 20, "n_heads": 2, "dropout": 0.0}
 BOTH: dict[str, Any] = {"architecture": "transformer", **BLOCK, "encoder_layers": 1, "decoder_layers": 2}
 MODERN: dict[str, Any] = {
@@ -325,18 +302,6 @@ def child(folder: Path, library: Path, seed: int, seconds: float, cases: int | N
 # ----------------------------------------------------------------------------------------------------------- the parent
 
 
-def compiled(folder: Path, build: str, sanitizer: str) -> Path:
-    """The core with its sanitizer inside."""
-    (folder / "fences.h").write_text(FENCES)
-    library = folder / f"_{build}.so"
-    flags = ["-std=c++17", "-O1", "-g", "-fno-omit-frame-pointer", "-ffp-contract=off", "-shared", "-fPIC", "-pthread"]
-    checks = [f"-fsanitize={SANITIZERS[sanitizer]}", "-fno-sanitize-recover=all"]
-    sources = [str(path) for path in sorted(NATIVE.glob("*.cpp"))]
-    fences = ["-include", str(folder / "fences.h")]
-    subprocess.run(["g++", *flags, *checks, *INSTRUCTIONS[build], *fences, *sources, "-o", library], check=True)
-    return library
-
-
 def packed(folder: Path) -> None:
     from pydantic import TypeAdapter
 
@@ -348,19 +313,6 @@ def packed(folder: Path) -> None:
     for name, (document, precision, vocab) in MODELS.items():
         model = build_model(adapter.validate_python(document), vocab, vocab, seed=1).eval()
         pack(model, folder / f"{name}.packed", precision, max_positions=POSITIONS)  # type: ignore[arg-type]
-
-
-def environment(sanitizer: str) -> dict[str, str]:
-    runtimes = {"address": "libasan.so", "thread": "libtsan.so"}[sanitizer], "libstdc++.so.6"
-    where = [subprocess.check_output(["g++", f"-print-file-name={name}"], text=True).strip() for name in runtimes]
-    return os.environ | {
-        "LD_PRELOAD": " ".join(os.path.realpath(path) for path in where),
-        "PYTHONMALLOC": "malloc",  # so that Python's own objects have fences too
-        "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=4096",
-        "UBSAN_OPTIONS": "print_stacktrace=1",
-        "TSAN_OPTIONS": "ignore_noninstrumented_modules=1:halt_on_error=1",
-        "OMP_NUM_THREADS": "1",
-    }
 
 
 def watched(folder: Path, library: Path, args: argparse.Namespace) -> int:

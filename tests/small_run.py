@@ -76,6 +76,15 @@ def write_toml(path: Path, data: Path, *overrides: str) -> Path:
     return path
 
 
+def trained(folder: Path, *overrides: str) -> Path:
+    """The run folder of such a training; its corpus lies beside it, in `data`."""
+    from dragoman.training.trainer import train
+
+    write_corpus(folder / "data")
+    train(small_config(folder / "data", *overrides), folder / "run")
+    return folder / "run"
+
+
 class Listener(Reporter):
     """Remembers what a run said."""
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dragoman.config import TransformerConfig, load_config
+from dragoman.config import TransformerConfig
 from dragoman.data.tokenizer import EOS
 from dragoman.errors import ModelFolderError, UsageError
 from dragoman.fast import loading
@@ -20,9 +20,8 @@ from dragoman.fast.pack import pack
 from dragoman.inside.record import record
 from dragoman.models.build import build_model
 from dragoman.search import ModelStepper, SearchSettings, generate
-from dragoman.training.trainer import train
 from dragoman.translate import Translator
-from small_run import digit_pairs, write_corpus, write_toml
+from small_run import digit_pairs, trained
 
 native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {missing()}")
 SOURCES = [source for source, _ in digit_pairs(40, seed=11)]
@@ -30,11 +29,7 @@ SOURCES = [source for source, _ in digit_pairs(40, seed=11)]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("fast")
-    write_corpus(folder / "data")
-    write_toml(folder / "tiny.toml", folder / "data", "train.budget=150 steps", "train.validate_every=50 steps")
-    train(load_config(folder / "tiny.toml"), folder / "run")
-    return folder / "run"
+    return trained(tmp_path_factory.mktemp("fast"), "train.budget=150 steps", "train.validate_every=50 steps")
 
 
 @native

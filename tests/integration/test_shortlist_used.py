@@ -8,16 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.config import load_config
 from dragoman.errors import DragomanError, ModelFolderError, UsageError
 from dragoman.fast.loading import load_shortlist
 from dragoman.fast.native import load_native, missing
 from dragoman.model_folder import find_model
 from dragoman.search.shortlist import SHORTLIST
 from dragoman.shortlist import learn_shortlist
-from dragoman.training.trainer import train
 from dragoman.translate import Translator
-from small_run import Cli, digit_pairs, write_corpus, write_lines, write_toml
+from small_run import Cli, digit_pairs, trained, write_lines
 
 native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {missing()}")
 SOURCES = [source for source, _ in digit_pairs(30, seed=11)]
@@ -26,11 +24,7 @@ SOURCES = [source for source, _ in digit_pairs(30, seed=11)]
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of 12 steps and two checkpoints, without a shortlist."""
-    folder = tmp_path_factory.mktemp("shortlist")
-    write_corpus(folder / "data")
-    write_toml(folder / "tiny.toml", folder / "data", "train.budget=12 steps", "train.keep=2")
-    train(load_config(folder / "tiny.toml"), folder / "run")
-    return folder / "run"
+    return trained(tmp_path_factory.mktemp("shortlist"), "train.budget=12 steps", "train.keep=2")
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.errors import DragomanError, UsageError
 from dragoman.models.seq2seq import Model
 from dragoman.search.fixed import FixedSearch, Sizes
-from dragoman.search.graphs import GraphSearcher, unfixed
+from dragoman.search.graphs import GraphSearcher, unrepeatable
 from dragoman.search.hypothesis import Hypothesis
 from dragoman.search.plain import PlainSearcher
 from dragoman.search.settings import SearchSettings
@@ -51,7 +51,7 @@ def assert_same(got: list[list[Hypothesis]], wanted: list[list[Hypothesis]]) -> 
             torch.testing.assert_close(mine.score, other.score, atol=1e-5, rtol=0)
 
 
-def both(model: Model, rows: list[list[int]], begins: list[list[int]], settings: SearchSettings) -> None:
+def assert_both_agree(model: Model, rows: list[list[int]], begins: list[list[int]], settings: SearchSettings) -> None:
     assert_same(
         GraphSearcher(model, "cpu").search(rows, begins, settings, 300),
         PlainSearcher(model).search(rows, begins, settings, 300),
@@ -61,9 +61,9 @@ def both(model: Model, rows: list[list[int]], begins: list[list[int]], settings:
 @pytest.mark.parametrize("kind", FIXED)
 def test_every_kind_of_transformer(kind: str) -> None:
     model = built(TRANSLATORS[kind], VOCAB)
-    assert unfixed(model) == []
+    assert unrepeatable(model) == []
     rows = sources(9)
-    both(model, rows, [[]] * 9, SearchSettings(beam=3, nbest=2, max_extra=4))
+    assert_both_agree(model, rows, [[]] * 9, SearchSettings(beam=3, nbest=2, max_extra=4))
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -71,14 +71,14 @@ def test_every_setting(name: str) -> None:
     model = built(TRANSLATORS["modern"], VOCAB, shake=False)
     rows = sources(11)
     settings = SearchSettings(**{"max_extra": 3, **SETTINGS[name]})
-    both(model, rows, [[]] * 11, settings)
-    both(model, rows, [[5, 6, 5], [], [9]] + [[7]] * 8, settings)
+    assert_both_agree(model, rows, [[]] * 11, settings)
+    assert_both_agree(model, rows, [[5, 6, 5], [], [9]] + [[7]] * 8, settings)
 
 
 @pytest.mark.parametrize("settings", [SearchSettings(beam=2, max_extra=9), SearchSettings(sample=True, max_extra=9)])
 def test_a_language_model_goes_on_with_its_prompts(settings: SearchSettings) -> None:
     model = built({"architecture": "decoder_only", **BLOCK, "n_layers": 2, "position": {"kind": "t5"}}, VOCAB)
-    both(model, [[]] * 5, [[], [4], [5, 6, 7, 8], [9] * 20, [10, 11]], settings)
+    assert_both_agree(model, [[]] * 5, [[], [4], [5, 6, 7, 8], [9] * 20, [10, 11]], settings)
 
 
 def test_learned_positions_end_where_they_end() -> None:
@@ -86,9 +86,9 @@ def test_learned_positions_end_where_they_end() -> None:
     rows = [[5, 6, EOS], [7] * 25 + [EOS], [8] * 27 + [EOS]]
     settings = SearchSettings(beam=2, max_extra=12)
     assert [settings.limit(len(row)) for row in rows] == [15, 38, 40]
-    both(model, rows, [[]] * 3, settings)
+    assert_both_agree(model, rows, [[]] * 3, settings)
     with pytest.raises(UsageError, match="learned positions reach max_len = 40"):
-        both(model, [*rows, [8] * 28 + [EOS]], [[]] * 4, settings)
+        assert_both_agree(model, [*rows, [8] * 28 + [EOS]], [[]] * 4, settings)
 
 
 def test_a_search_is_used_again_and_few_are_kept() -> None:
@@ -131,7 +131,7 @@ def test_nan_is_told_and_nothing_of_it_stays() -> None:
         with pytest.raises(DragomanError, match=r"not numbers \(NaN\)"):
             searcher.search([[7, EOS], [8, EOS]], [[]] * 2, settings, 100)
         weight[7] = kept
-    both(model, [[7, EOS], [8, EOS]], [[]] * 2, settings)
+    assert_both_agree(model, [[7, EOS], [8, EOS]], [[]] * 2, settings)
     assert_same(
         searcher.search([[7, EOS], [8, EOS]], [[]] * 2, settings, 100),
         PlainSearcher(model).search([[7, EOS], [8, EOS]], [[]] * 2, settings, 100),
@@ -142,11 +142,13 @@ def test_nan_where_nothing_counts_is_nothing() -> None:
     model = built({**TRANSLATORS["paper"], "tie": "none"}, VOCAB)
     with torch.no_grad():
         model.decoder.embedding.weight[EOS] = float("nan")  # type: ignore[union-attr, operator]
-    both(model, [[5, 6], [7], [8, 9, 10]], [[]] * 3, SearchSettings(sample=True, max_extra=9))
+    assert_both_agree(model, [[5, 6], [7], [8, 9, 10]], [[]] * 3, SearchSettings(sample=True, max_extra=9))
 
 
 def test_a_source_may_hold_what_pads_others() -> None:
-    both(built(TRANSLATORS["paper"], VOCAB), [[5, PAD, 6, EOS], [7, EOS]], [[]] * 2, SearchSettings(max_extra=3))
+    assert_both_agree(
+        built(TRANSLATORS["paper"], VOCAB), [[5, PAD, 6, EOS], [7, EOS]], [[]] * 2, SearchSettings(max_extra=3)
+    )
 
 
 @pytest.mark.parametrize("prefix", [[5, EOS], [PAD], [5, BOS, 6]])
@@ -184,9 +186,11 @@ def test_steps_before_a_recording_change_nothing(kind: str, monkeypatch: pytest.
         return step
 
     monkeypatch.setattr(GraphSearcher, "_repeat", warmed)
-    both(built(TRANSLATORS[kind], VOCAB), sources(7), [[]] * 7, SearchSettings(beam=3, nbest=2, max_extra=4))
+    assert_both_agree(
+        built(TRANSLATORS[kind], VOCAB), sources(7), [[]] * 7, SearchSettings(beam=3, nbest=2, max_extra=4)
+    )
     tiny = built({**TRANSLATORS["learned"], "position": {"kind": "learned", "max_len": 2}}, VOCAB)
-    both(tiny, [[5, EOS]], [[]], SearchSettings(beam=2, max_extra=0))
+    assert_both_agree(tiny, [[5, EOS]], [[]], SearchSettings(beam=2, max_extra=0))
 
 
 def test_a_table_lives_as_long_as_what_was_recorded_of_it() -> None:
@@ -208,7 +212,7 @@ def test_a_table_lives_as_long_as_what_was_recorded_of_it() -> None:
     ],
 )
 def test_the_others_are_named(document: dict[str, Any], reason: str) -> None:
-    assert any(reason in why for why in unfixed(built(document, VOCAB)))
+    assert any(reason in why for why in unrepeatable(built(document, VOCAB)))
 
 
 # --------------------------------------------------------------------------------------------------------- on a device

@@ -123,14 +123,14 @@ def _repeated(
     """Of a GPU: a step that it repeats by itself, in half the bytes a weight where that is allowed."""
     import torch
 
-    from dragoman.search.graphs import GraphSearcher, unfixed
+    from dragoman.search.graphs import GraphSearcher, unrepeatable
 
     if torch.device(device).type != "cuda":
         raise Unpacked(f"the native engine is for the CPU, and CUDA graphs are for CUDA, not for {device}")
     if quantize == "int8":
         raise Unpacked("int8 is for the CPU; a GPU takes bf16")
     plain, vocabulary, config = _plain(path, kind, lack, device, "")
-    reasons = unfixed(plain.model)
+    reasons = unrepeatable(plain.model)
     if reasons:
         plain.why = "the GPU cannot repeat its steps by itself: " + "; ".join(reasons)
         if quantize == "bf16":

@@ -27,7 +27,7 @@ from dragoman.search.sample import uniforms
 from dragoman.search.searcher import Ids
 from dragoman.search.settings import SearchSettings
 
-__all__ = ["GraphSearcher", "recorded", "unfixed"]
+__all__ = ["GraphSearcher", "recorded", "unrepeatable"]
 
 _STEP = 16
 """Source lengths and room grow by so much, so that few recordings serve all batches."""
@@ -39,7 +39,7 @@ _RECORDING = threading.Lock()
 _ASIDE: dict[torch.device, torch.cuda.Stream] = {}
 
 
-def unfixed(model: Network) -> list[str]:
+def unrepeatable(model: Network) -> list[str]:
     """Why the steps of this model are not all of the same shape; empty where they are."""
     if not isinstance(model, Transformer | DecoderOnly):
         return [f"its architecture is {type(model).__name__}"]

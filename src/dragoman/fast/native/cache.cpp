@@ -26,15 +26,23 @@ void append_to(T* keys, T* values, const float* key, const float* value, int d_h
   }
 }
 
-// q K^T scale for sixteen positions.
+template <int COUNT, typename T>
+inline void fetch(const T* numbers) {
+#pragma GCC unroll 8
+  for (size_t at = 0; at < COUNT * sizeof(T); at += 64) _mm_prefetch(reinterpret_cast<const char*>(numbers) + at, _MM_HINT_T0);
+}
+
+// q K^T scale for sixteen positions; what lies `ahead` of their keys is fetched.
 template <typename T>
-inline void score_block(const float* q, const T* block, int d_head, Vec scale, float* scores) {
+inline void score_block(const float* q, const T* block, std::ptrdiff_t ahead, int d_head, Vec scale, float* scores) {
   for (int part = 0; part < PARTS; ++part) {
     Vec s[CHAINS];
     for (auto& chain : s) chain = zero();
-    for (int d = 0; d < d_head; d += CHAINS)
+    for (int d = 0; d < d_head; d += CHAINS) {
+      if (part == 0) fetch<CHAINS * LANES>(block + ahead + d * LANES);
 #pragma GCC unroll 4
       for (int c = 0; c < CHAINS; ++c) s[c] = fma(all(q[d + c]), load(block + (d + c) * LANES + part * W), s[c]);
+    }
     store(scores + part * W, mul(add(add(s[0], s[1]), add(s[2], s[3])), scale));
   }
 }
@@ -55,7 +63,7 @@ inline float exponentials(float* scores, int padded) {
 
 // N vectors of the output side by side, each in `C` sums: of positions t, t + 1 ...
 template <int N, int C, typename T>
-inline void mix(const float* weights, const T* values, int count, int d_head, Vec inverse, float* out) {
+inline void mix(const float* weights, const T* values, std::ptrdiff_t ahead, int count, int d_head, Vec inverse, float* out) {
   Vec o[C][N];
 #pragma GCC unroll 8
   for (int c = 0; c < C; ++c)
@@ -64,9 +72,11 @@ inline void mix(const float* weights, const T* values, int count, int d_head, Ve
   int t = 0;
   for (; t + C <= count; t += C, values += C * d_head)
 #pragma GCC unroll 8
-    for (int c = 0; c < C; ++c)
+    for (int c = 0; c < C; ++c) {
+      fetch<N * W>(values + ahead + c * d_head);
 #pragma GCC unroll 8
       for (int v = 0; v < N; ++v) o[c][v] = fma(all(weights[t + c]), load(values + c * d_head + v * W), o[c][v]);
+    }
   for (; t < count; ++t, values += d_head)
 #pragma GCC unroll 8
     for (int v = 0; v < N; ++v) o[0][v] = fma(all(weights[t]), load(values + v * W), o[0][v]);
@@ -79,17 +89,19 @@ inline void mix(const float* weights, const T* values, int count, int d_head, Ve
 }
 
 template <typename T>
-float attend_to(const T* keys, const T* values, const float* q, int count, int d_head, float scale, const float* bias, float* scores, float* out) {
+float attend_to(const T* keys, const T* values, std::ptrdiff_t ahead, const float* q, int count, int d_head, float scale, const float* bias, float* scores,
+                float* out) {
   const int padded = (count + LANES - 1) / LANES * LANES;
-  for (int first = 0; first < padded; first += LANES) score_block(q, keys + static_cast<size_t>(first) * d_head, d_head, all(scale), scores + first);
+  for (int first = 0; first < padded; first += LANES)
+    score_block(q, keys + static_cast<size_t>(first) * d_head, ahead, d_head, all(scale), scores + first);
   for (int t = 0; bias != nullptr && t < count; ++t) scores[t] += bias[t];
   for (int t = count; t < padded; ++t) scores[t] = -std::numeric_limits<float>::infinity();
   const float share = 1.0f / exponentials(scores, padded);
   const Vec inverse = all(share);
   int d = 0;
-  for (; d + 4 * W <= d_head; d += 4 * W) mix<4, 2>(scores, values + d, count, d_head, inverse, out + d);
-  for (; d + 2 * W <= d_head; d += 2 * W) mix<2, 4>(scores, values + d, count, d_head, inverse, out + d);
-  for (; d < d_head; d += W) mix<1, 4>(scores, values + d, count, d_head, inverse, out + d);
+  for (; d + 4 * W <= d_head; d += 4 * W) mix<4, 2>(scores, values + d, ahead, count, d_head, inverse, out + d);
+  for (; d + 2 * W <= d_head; d += 2 * W) mix<2, 4>(scores, values + d, ahead, count, d_head, inverse, out + d);
+  for (; d < d_head; d += W) mix<1, 4>(scores, values + d, ahead, count, d_head, inverse, out + d);
   return share;
 }
 
@@ -107,9 +119,10 @@ void Cache::append(size_t at, const float* key, const float* value, int position
   else append_to(keys<float>() + at, values<float>() + at, key, value, d_head_, position);
 }
 
-float Cache::attend(size_t at, const float* q, int count, float scale, const float* bias, float* scores, float* out) const {
-  if (half_) return attend_to(keys<uint16_t>() + at, values<uint16_t>() + at, q, count, d_head_, scale, bias, scores, out);
-  return attend_to(keys<float>() + at, values<float>() + at, q, count, d_head_, scale, bias, scores, out);
+float Cache::attend(size_t at, size_t next, const float* q, int count, float scale, const float* bias, float* scores, float* out) const {
+  const auto ahead = static_cast<std::ptrdiff_t>(next - at);
+  if (half_) return attend_to(keys<uint16_t>() + at, values<uint16_t>() + at, ahead, q, count, d_head_, scale, bias, scores, out);
+  return attend_to(keys<float>() + at, values<float>() + at, ahead, q, count, d_head_, scale, bias, scores, out);
 }
 
 void Cache::copy(int from, int to, int length) {

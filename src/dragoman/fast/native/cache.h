@@ -24,10 +24,12 @@ class Cache {
   size_t at(int row, int layer, int head) const { return row * a_row_ + layer * a_layer_ + head * a_head_; }
   void append(size_t at, const float* key, const float* value, int position);
   // softmax(q K^T scale + bias) V over `count` positions; `scores` has room for them, rounded up to 16, and holds the
-  // weights afterwards, to be multiplied by what is returned.  bias: one number a position, or none.
-  float attend(size_t at, const float* q, int count, float scale, const float* bias, float* scores, float* out) const;
+  // weights afterwards, to be multiplied by what is returned.  bias: one number a position, or none.  next: what comes
+  // after it, fetched meanwhile, for many sequences are more than a processor's caches hold.
+  float attend(size_t at, size_t next, const float* q, int count, float scale, const float* bias, float* scores, float* out) const;
   // The first `length` positions of all heads and layers of one sequence, for another one.
   void copy(int from, int to, int length);
+  void forget() { keys_.forget(), values_.forget(); }
   size_t bytes() const { return keys_.bytes() + values_.bytes(); }
   size_t row_bytes() const { return 2 * a_row_ * size(); }
 

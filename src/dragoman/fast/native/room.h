@@ -34,6 +34,12 @@ class Room {
     return data_;
   }
   T* get() const { return data_; }
+  // What is in it is no longer needed: the system may have the memory, until it is written to again.
+  void forget() {
+#ifdef MADV_FREE
+    if (data_ != nullptr) madvise(data_, size_ * sizeof(T), MADV_FREE);
+#endif
+  }
   size_t bytes() const { return size_ * sizeof(T); }
 
  private:

@@ -264,11 +264,14 @@ std::unique_ptr<Crew> Crews::take(const Model& model, int threads) {
   return std::make_unique<Crew>(model, threads);
 }
 
+// A large one keeps its memory too, for the system takes longer to clear it than a short search lasts; but lends it.
 void Crews::give(std::unique_ptr<Crew> crew) {
-  constexpr size_t MOST_BYTES = 16 << 20, MOST_CREWS = 64;  // what lies idle should not count
-  if (crew->worker.bytes() > MOST_BYTES) return;
+  constexpr size_t LARGE = 16 << 20, MOST_BYTES = 1 << 30, MOST_CREWS = 64;
+  size_t idle = crew->worker.bytes();
+  if (idle > LARGE) crew->worker.forget();
   std::lock_guard<std::mutex> lock(mutex_);
-  if (idle_.size() < MOST_CREWS) idle_.push_back(std::move(crew));
+  for (const auto& other : idle_) idle += other->worker.bytes();
+  if (idle <= MOST_BYTES && idle_.size() < MOST_CREWS) idle_.push_back(std::move(crew));
 }
 
 // Many sentences: one to a thread at a time.  Fewer than threads: several threads on each step of one.

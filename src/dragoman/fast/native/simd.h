@@ -29,7 +29,8 @@ inline Vec magnitude(Vec x) { return _mm512_abs_ps(x); }
 inline Vec with_sign_of(Vec size, Vec sign) {
   return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(size), _mm512_and_si512(_mm512_castps_si512(sign), _mm512_set1_epi32(INT32_MIN))));
 }
-inline Vec power_of_two(Vec whole) { return _mm512_scalef_ps(all(1.0f), whole); }
+inline Vec scaled(Vec x, Vec whole) { return _mm512_scalef_ps(x, whole); }
+inline uint32_t above(Vec x, Vec limit) { return _mm512_cmp_ps_mask(x, limit, _CMP_GT_OQ); }
 inline float sum(Vec x) { return _mm512_reduce_add_ps(x); }
 inline float largest(Vec x) { return _mm512_reduce_max_ps(x); }
 inline Vec to_floats(Ints x) { return _mm512_cvtepi32_ps(x); }
@@ -64,8 +65,11 @@ inline Vec smaller(Vec a, Vec b) { return _mm256_min_ps(a, b); }
 inline Vec nearest(Vec x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline Vec magnitude(Vec x) { return _mm256_andnot_ps(all(-0.0f), x); }
 inline Vec with_sign_of(Vec size, Vec sign) { return _mm256_or_ps(size, _mm256_and_ps(sign, _mm256_set1_ps(-0.0f))); }
-inline Vec power_of_two(Vec whole) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127)), 23));
+inline Vec scaled(Vec x, Vec whole) {  // x 2^whole
+  return x * _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127)), 23));
+}
+inline uint32_t above(Vec x, Vec limit) {  // a bit a number
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x, limit, _CMP_GT_OQ)));
 }
 inline float sum(Vec x) {
   __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
@@ -117,16 +121,14 @@ inline Vec minus(Vec a, Vec b) { return a - b; }
 inline Vec quotient(Vec a, Vec b) { return a / b; }
 inline Vec mul(Vec a, Vec b) { return a * b; }
 
-// e^x to 2 units in the last place on [-87, 88], 0 below: 2^n (1 + r + r^2/2 + ...), |r| <= ln 2 / 2.
+// e^x to 2 + |x| / 2 units in the last place, from -87 to 88, and as there beyond: 2^n 2^r, |r| <= 1/2, by a polynomial that
+// is 1 at 0.
 inline Vec exponential(Vec x) {
-  const Vec clipped = smaller(all(88.0f), larger(all(-87.0f), x));  // in this order NaN stays NaN
-  const Vec n = nearest(mul(clipped, all(1.44269504f)));
-  Vec r = fma(n, all(-0.693145752f), clipped);  // ln 2 in two parts, so that r keeps its digits
-  r = fma(n, all(-1.42860677e-6f), r);
-  Vec p = all(1.98756915e-4f);
-  for (const float c : {1.39819995e-3f, 8.33345205e-3f, 4.16657962e-2f, 1.66666654e-1f, 5.00000012e-1f}) p = fma(p, r, all(c));
-  p = fma(mul(p, r), r, add(r, all(1.0f)));
-  return mul(p, power_of_two(n));
+  const Vec power = smaller(all(127.0f), larger(all(-126.0f), mul(x, all(1.44269504f))));  // in this order NaN stays NaN
+  const Vec n = nearest(power), r = minus(power, n);
+  Vec p = all(1.32647273e-3f);
+  for (const float c : {9.67151299e-3f, 5.55073358e-2f, 2.40222424e-1f, 6.93147004e-1f, 1.0f}) p = fma(p, r, all(c));
+  return scaled(p, n);
 }
 
 inline Vec logistic(Vec x) { return quotient(all(1.0f), add(all(1.0f), exponential(minus(zero(), x)))); }

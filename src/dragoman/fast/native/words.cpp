@@ -17,7 +17,8 @@ struct Best {
   std::vector<Candidate> words;  // log_prob is still the logit
   float asked = NOTHING;
 
-  bool welcomes(float logit, int width) const { return width > 0 && (static_cast<int>(words.size()) < width || logit > words.back().log_prob); }
+  // What a word must exceed to be among the best.
+  float least(int width) const { return static_cast<int>(words.size()) < width ? NOTHING : words.back().log_prob; }
 
   // Of equal logits the word that came first stays first.
   void offer(float logit, int32_t word, int width) {
@@ -40,11 +41,14 @@ void look(float* logits, int first, int count, const Wish& wish, int width, floa
   for (int i = 0; i < BLOCK; i += W) total = add(total, exponential(minus(load(logits + i), all(*top))));
   *part = sum(total);  // padding adds e^-87 each, which no float sees beside 1
   if (wish.asked >= first && wish.asked < first + count) best.asked = logits[wish.asked - first];
-  if (!best.welcomes(*top, width)) return;
+  if (width == 0 || !(*top > best.least(width))) return;
   for (const int32_t word : wish.banned)
     if (word >= first && word < first + count) logits[word - first] = NOTHING;
-  for (int i = 0; i < count; ++i)
-    if (logits[i] > NOTHING && best.welcomes(logits[i], width)) best.offer(logits[i], first + i, width);
+  for (int i = 0; i < BLOCK; i += W)
+    for (uint32_t good = above(load(logits + i), all(best.least(width))); good != 0; good &= good - 1) {
+      const int place = i + __builtin_ctz(good);
+      best.offer(logits[place], first + place, width);
+    }
 }
 
 // log(sum of e^logit) from the blocks' largest logits and sums, both padded to whole vectors.

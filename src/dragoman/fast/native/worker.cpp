@@ -154,10 +154,12 @@ void Worker::attend_within(const Layer& layer, const float* in, const int32_t* l
       std::fill(heads + times(first + p, joined) + queries, heads + times(first + p + 1, joined), 0.0f);
     }
     team_.share(h_.n_heads, double{2} * lengths[i] * lengths[i] * queries, [&](int part, int begin, int end) {
-      for (int head = begin; head < end; ++head)
+      for (int head = begin; head < end; ++head) {
+        const size_t at = within_.at(0, 0, head / group_);
         for (int p = 0; p < lengths[i]; ++p)
-          within_.attend(within_.at(0, 0, head / group_), qkv + times(first + p, width) + head * h_.d_head, lengths[i], h_.score_scale,
-                         bias_of(model_.encoder, head, p), scores_.get() + times(part, longest_), heads + times(first + p, joined) + head * h_.d_head);
+          within_.attend(at, at, qkv + times(first + p, width) + head * h_.d_head, lengths[i], h_.score_scale, bias_of(model_.encoder, head, p),
+                         scores_.get() + times(part, longest_), heads + times(first + p, joined) + head * h_.d_head);
+      }
     });
   }
   multiply(layer.self_out, heads, rows, x_.get(), true);
@@ -202,22 +204,22 @@ void Worker::attend_target(const Layer& layer, int number, const float* in, cons
   float* qkv = wide_.of(times(count, width));
   multiply(layer.qkv, in, count, qkv);
   float* heads = heads_.of(times(count, joined));
-  for (int r = 0; r < count; ++r) {
-    float* row = qkv + times(r, width);
-    turn(row, rows[r].position);
-    for (int head = 0; head < h_.n_kv_heads; ++head) {
-      const float* key = row + queries + head * h_.d_head;
-      own_.append(own_.at(rows[r].slot, number, head), key, key + keys, rows[r].position);
-    }
-    std::fill(heads + times(r, joined) + queries, heads + times(r + 1, joined), 0.0f);
-  }
   double positions = 0;
-  for (int r = 0; r < count; ++r) positions += rows[r].position + 1;
-  team_.share(count * h_.n_heads, 2 * positions * queries, [&](int part, int begin, int end) {
+  for (int r = 0; r < count; ++r) {
+    turn(qkv + times(r, width), rows[r].position);
+    std::fill(heads + times(r, joined) + queries, heads + times(r + 1, joined), 0.0f);
+    positions += rows[r].position + 1;
+  }
+  const auto at = [&](int i) { return own_.at(rows[i / h_.n_kv_heads].slot, number, i % h_.n_kv_heads); };
+  team_.share(count * h_.n_kv_heads, 2 * positions * queries, [&](int part, int begin, int end) {
     for (int i = begin; i < end; ++i) {
-      const int r = i / h_.n_heads, head = i % h_.n_heads;
-      own_.attend(own_.at(rows[r].slot, number, head / group_), qkv + times(r, width) + head * h_.d_head, rows[r].position + 1, h_.score_scale,
-                  bias_of(model_.decoder, head, rows[r].position), scores_.get() + times(part, longest_), heads + times(r, joined) + head * h_.d_head);
+      const int r = i / h_.n_kv_heads, group = i % h_.n_kv_heads, position = rows[r].position;
+      const float* row = qkv + times(r, width);
+      const float* key = row + queries + group * h_.d_head;
+      own_.append(at(i), key, key + keys, position);
+      for (int head = group * group_; head < (group + 1) * group_; ++head)
+        own_.attend(at(i), at(std::min(i + 1, end - 1)), row + head * h_.d_head, position + 1, h_.score_scale, bias_of(model_.decoder, head, position),
+                    scores_.get() + times(part, longest_), heads + times(r, joined) + head * h_.d_head);
     }
   });
   multiply(layer.self_out, heads, count, x_.get(), true);
@@ -235,13 +237,14 @@ void Worker::attend_source(const Layer& layer, int number, const float* in, cons
     std::fill(heads + times(r, joined) + queries, heads + times(r + 1, joined), 0.0f);
     positions += lengths_[static_cast<size_t>(rows[r].sentence)];
   }
+  const auto at = [&](int i) { return memory_.at(rows[i / h_.n_heads].sentence, number, i % h_.n_heads / group_); };
   // Watched, all heads of a row add to the same numbers: then one thread does it.
   team_.share(count * h_.n_heads, watched ? 0.0 : 2 * positions * queries, [&](int part, int begin, int end) {
     float* scores = scores_.get() + times(part, longest_);
     for (int i = begin; i < end; ++i) {
       const int r = i / h_.n_heads, head = i % h_.n_heads, length = lengths_[static_cast<size_t>(rows[r].sentence)];
-      const float share = memory_.attend(memory_.at(rows[r].sentence, number, head / group_), q + times(r, joined) + head * h_.d_head, length,
-                                         h_.score_scale, nullptr, scores, heads + times(r, joined) + head * h_.d_head);
+      const float share = memory_.attend(at(i), at(std::min(i + 1, end - 1)), q + times(r, joined) + head * h_.d_head, length, h_.score_scale,
+                                         nullptr, scores, heads + times(r, joined) + head * h_.d_head);
       const float part_of_mean = share / static_cast<float>(h_.n_heads * h_.decoder_layers);
       for (int t = 0; rows[r].attention != nullptr && t < length; ++t) rows[r].attention[t] += scores[t] * part_of_mean;
     }

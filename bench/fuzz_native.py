@@ -219,6 +219,8 @@ class Player:
                     library.dragoman_encode(opened, *(a.ctypes.data for a in (tokens, lengths, places)), count, error)
                 else:
                     columns = [some(count, most) for most in (engine.target_size, capacity, slots, sentences)]
+                    if draw.random() < 0.8:  # a slot twice is refused
+                        columns[2] = np.array(draw.sample(range(slots), count), np.int32)
                     rows = np.ascontiguousarray(np.stack(columns, axis=1))
                     out = np.empty((count, engine.target_size), np.float32)
                     if library.dragoman_step(opened, rows.ctypes.data, count, out.ctypes.data, error) == 0:

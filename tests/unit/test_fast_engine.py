@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,21 @@ def test_a_wrong_request_is_an_error_and_the_next_one_is_answered(
 
     assert said in str(error.value), str(error.value)
     assert engine.search(ROWS, LIMITS, SETTINGS) == expected
+
+
+def test_two_words_at_once_for_one_slot(engine: Engine) -> None:
+    """Keys are written and read side by side in a step: the second word would be seen, or not, by chance."""
+    session = engine.begin(1, rows=2, target=5, sentences=1, source=3)
+    tokens, length, place = np.array([5, 6, EOS], np.int32), np.array([3], np.int32), np.array([0], np.int32)
+    log_probs = np.empty((2, VOCAB), np.float32)
+    try:
+        engine.call("encode", session, tokens.ctypes.data, length.ctypes.data, place.ctypes.data, 1)
+        for slots, refused in (((0, 1), False), ((1, 1), True)):
+            rows = np.array([[BOS, 0, slot, 0] for slot in slots], np.int32)
+            with pytest.raises(UsageError, match="one slot") if refused else nullcontext():
+                engine.call("step", session, rows.ctypes.data, 2, log_probs.ctypes.data)
+    finally:
+        engine.end(session)
 
 
 def test_numbers_of_every_kind_are_taken_as_they_are(engine: Engine, expected: list[list[Hypothesis]]) -> None:

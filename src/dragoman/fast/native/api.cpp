@@ -213,12 +213,14 @@ int dragoman_step(void* session, const int32_t* four, int count, float* log_prob
     Session& s = *static_cast<Session*>(session);
     require(count >= 1 && count <= s.slots, "a step of no rows, or of more than there are slots");
     std::vector<Row> rows;
+    std::vector<char> taken(static_cast<size_t>(s.slots), 0);
     for (int i = 0; i < count; ++i) {
       rows.push_back({four[4 * i], four[4 * i + 1], four[4 * i + 2], four[4 * i + 3]});
       const Row& r = rows.back();
       check_ids(&r.token, 1, s.model.sizes().tgt_vocab, "target");
       require(r.position >= 0 && r.position < s.capacity, "a position beyond the capacity");
       require(r.slot >= 0 && r.slot < s.slots, "a slot that was not announced");
+      require(taken[static_cast<size_t>(r.slot)]++ == 0, "two words at once for one slot");
       require(r.sentence >= 0 && r.sentence < s.sentences && s.known[static_cast<size_t>(r.sentence)] != 0, "a sentence that was not encoded");
     }
     s.worker.step(rows.data(), count);

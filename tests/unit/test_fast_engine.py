@@ -289,6 +289,16 @@ def test_engines_and_threads_do_not_meet(tmp_path: Path, engine: Engine, expecte
     assert right[0] != right[1] != right[2]
 
 
+def test_memory_that_is_kept_and_lent_changes_nothing(packed: Path, engine: Engine) -> None:
+    """Searches whose memory is large enough to be lent to the system, of other shapes each time, beside fresh ones."""
+    greedy, beam = SearchSettings(beam=1, min_length=20), SearchSettings(beam=4, nbest=2)
+    many = [[5 + i % 70, 6, 7 + i % 50, EOS] for i in range(400)]
+    assert engine._library.dragoman_row_bytes(engine._model, POSITIONS, 4, 0) * 400 > 16 << 20
+    for rows, limit, settings in ((many, POSITIONS, greedy), (ROWS, 12, beam), (many[::-1], 30, beam), (many, 40, greedy)):
+        found = engine.search(rows, [limit] * len(rows), settings, threads=2, rows=400)
+        assert found == Engine(packed).search(rows, [limit] * len(rows), settings)
+
+
 def test_an_engine_outlives_its_file_and_its_neighbours(tmp_path: Path) -> None:
     path = pack(model_of("paper"), tmp_path / "p", "float32")
     first, second = Engine(path), Engine(path)

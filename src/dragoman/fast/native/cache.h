@@ -29,7 +29,7 @@ class Cache {
   float attend(size_t at, size_t next, const float* q, int count, float scale, const float* bias, float* scores, float* out) const;
   // The first `length` positions of all heads and layers of one sequence, for another one.
   void copy(int from, int to, int length);
-  void forget() { keys_.forget(), values_.forget(); }
+  void lend() { keys_.lend(), values_.lend(); }
   size_t bytes() const { return keys_.bytes() + values_.bytes(); }
   size_t row_bytes() const { return 2 * a_row_ * size(); }
 

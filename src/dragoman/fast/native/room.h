@@ -34,8 +34,8 @@ class Room {
     return data_;
   }
   T* get() const { return data_; }
-  // What is in it is no longer needed: the system may have the memory, until it is written to again.
-  void forget() {
+  // What is in it is no longer needed: the system may take the memory, page by page, until it is written to again.
+  void lend() {
 #ifdef MADV_FREE
     if (data_ != nullptr) madvise(data_, size_ * sizeof(T), MADV_FREE);
 #endif

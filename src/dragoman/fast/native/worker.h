@@ -35,8 +35,8 @@ class Worker {
   void step(const Row* rows, int count);
   // The memory of a slot, as far as `length` positions, for another one.
   void copy(int from, int to, int length) { own_.copy(from, to, length); }
-  // The system may have what the sentences left, as long as nobody works here.
-  void forget() { own_.forget(), memory_.forget(), list_rooms_.forget(); }
+  // What the sentences left is no longer needed.
+  void lend() { own_.lend(), memory_.lend(), list_rooms_.lend(); }
 
   // What `step` left: (rows, d_model), as the output matrix wants it.
   Inputs hidden();

@@ -13,6 +13,7 @@ INSTRUCTIONS = {
 }
 SANITIZERS = {"address": "address,undefined", "thread": "thread"}
 # The core's own mappings, as heap memory with a fence on both sides: what is read or written beside them is seen.
+# What it lends to the system between two searches comes back as NaN.
 FENCES = """
 #include <sys/mman.h>
 #include <unistd.h>
@@ -28,7 +29,8 @@ inline void* fenced_map(size_t bytes, int file) {
 }
 #define mmap(address, bytes, protection, flags, file, offset) fenced_map(bytes, file)
 #define munmap(address, bytes) std::free(address)
-#define madvise(address, bytes, advice) 0
+#define madvise(address, bytes, advice) ((advice) == MADV_FREE ? (std::memset(address, 0xFF, bytes), 0) : 0)
+#define DRAGOMAN_LENT 0
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -289,14 +290,40 @@ def test_engines_and_threads_do_not_meet(tmp_path: Path, engine: Engine, expecte
     assert right[0] != right[1] != right[2]
 
 
-def test_memory_that_is_kept_and_lent_changes_nothing(packed: Path, engine: Engine) -> None:
-    """Searches whose memory is large enough to be lent to the system, of other shapes each time, beside fresh ones."""
+MANY = [[5 + i % 70, 6, 7 + i % 50, EOS] for i in range(400)]
+"""Searched together, they need more memory than is kept as it is."""
+
+
+def test_memory_that_is_kept_changes_nothing(packed: Path, engine: Engine) -> None:
+    """Searches of another shape each time, beside those of a fresh engine."""
     greedy, beam = SearchSettings(beam=1, min_length=20), SearchSettings(beam=4, nbest=2)
-    many = [[5 + i % 70, 6, 7 + i % 50, EOS] for i in range(400)]
-    assert engine._library.dragoman_row_bytes(engine._model, POSITIONS, 4, 0) * 400 > 16 << 20
-    for rows, limit, settings in ((many, POSITIONS, greedy), (ROWS, 12, beam), (many[::-1], 30, beam), (many, 40, greedy)):
+    for rows, limit, settings in (
+        (MANY, POSITIONS, greedy),
+        (ROWS, 12, beam),
+        (MANY[::-1], 30, beam),
+        (MANY, 40, greedy),
+    ):
         found = engine.search(rows, [limit] * len(rows), settings, threads=2, rows=400)
         assert found == Engine(packed).search(rows, [limit] * len(rows), settings)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="this system does not tell what is lent to it")
+def test_large_memory_is_lent_and_small_searches_leave_it_so(packed: Path) -> None:
+    """Lending costs time for every page: only a search that was large itself may do it."""
+
+    def lent() -> int:
+        line = re.search(r"LazyFree: +(\d+) kB", Path("/proc/self/smaps_rollup").read_text())
+        return int(line[1]) if line else 0
+
+    engine, settings = Engine(packed), SearchSettings(beam=1, min_length=POSITIONS - 1)
+    before = lent()
+    engine.search(MANY, [POSITIONS] * 400, settings, rows=400)
+    large = lent() - before
+    engine.search(MANY[:40], [POSITIONS] * 40, settings, rows=400)
+    small = lent() - before
+    print(large, small)
+    assert large > 8 << 10
+    assert small < large - 500  # what it wrote to is its own again
 
 
 def test_an_engine_outlives_its_file_and_its_neighbours(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ inline void score_block(const float* q, const T* block, std::ptrdiff_t ahead, in
   }
 }
 
-// Scores of `padded` positions -> e^(score - largest), and their sum.  What is -inf becomes 0.
+// Scores of `padded` positions -> e^(score - largest), and their sum.  What is -inf becomes next to nothing.
 inline float exponentials(float* scores, int padded) {
   Vec most = all(std::numeric_limits<float>::lowest());
   for (int t = 0; t < padded; t += W) most = larger(most, load(scores + t));

@@ -30,6 +30,7 @@ class Cache {
   // The first `length` positions of all heads and layers of one sequence, for another one.
   void copy(int from, int to, int length);
   void lend() { keys_.lend(), values_.lend(); }
+  size_t used() const { return keys_.used() + values_.used(); }
   size_t bytes() const { return keys_.bytes() + values_.bytes(); }
   size_t row_bytes() const { return 2 * a_row_ * size(); }
 

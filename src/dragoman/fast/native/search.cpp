@@ -12,6 +12,11 @@
 
 #include "words.h"
 
+// Bytes that a search has used from which on they are lent to the system; bench/sanitized.py takes 0, and spoils what is lent.
+#ifndef DRAGOMAN_LENT
+#define DRAGOMAN_LENT (16 << 20)
+#endif
+
 namespace dragoman {
 namespace {
 
@@ -264,15 +269,16 @@ std::unique_ptr<Crew> Crews::take(const Model& model, int threads) {
   return std::make_unique<Crew>(model, threads);
 }
 
-// Clearing fresh memory for a large one would take a twentieth of the next search: it keeps its own, as far as the system
-// does not need it meanwhile.
+// Fresh memory has to be cleared, which takes a good part of the next search: even a large crew keeps its own, as far as the
+// system does not need it meanwhile.
 void Crews::give(std::unique_ptr<Crew> crew) {
-  constexpr size_t LARGE = 16 << 20, MOST_BYTES = 256 << 20, MOST_CREWS = 64;
-  size_t idle = crew->worker.bytes();
-  if (idle > LARGE) crew->worker.lend();
+  constexpr size_t MOST_BYTES = 256 << 20, MOST_CREWS = 64;
   std::lock_guard<std::mutex> lock(mutex_);
+  size_t idle = crew->worker.bytes();
   for (const auto& other : idle_) idle += other->worker.bytes();
-  if (idle <= MOST_BYTES && idle_.size() < MOST_CREWS) idle_.push_back(std::move(crew));
+  if (idle > MOST_BYTES || idle_.size() >= MOST_CREWS) return;
+  if (crew->worker.used() > DRAGOMAN_LENT) crew->worker.lend();
+  idle_.push_back(std::move(crew));
 }
 
 // Many sentences: one to a thread at a time.  Fewer than threads: several threads on each step of one.

@@ -36,8 +36,15 @@ const Shortlist* Worker::allow(int place, const int32_t* words, int count) {
 }
 
 size_t Worker::bytes() const {
-  return own_.bytes() + memory_.bytes() + within_.bytes() + x_.bytes() + normed_.bytes() + wide_.bytes() + heads_.bytes() + hidden_.bytes() +
-         scales_.bytes() + scores_.bytes() + bytes_.bytes() + brains_.bytes() + list_rooms_.bytes();
+  return of_rooms(*this, [](const auto&... room) { return (room.bytes() + ...); });
+}
+
+size_t Worker::used() const {
+  return of_rooms(*this, [](const auto&... room) { return (room.used() + ...); });
+}
+
+void Worker::lend() {
+  of_rooms(*this, [](auto&... room) { (room.lend(), ...); });
 }
 
 // ----------------------------------------------------------------------------------------------- what both stacks use

@@ -35,16 +35,22 @@ class Worker {
   void step(const Row* rows, int count);
   // The memory of a slot, as far as `length` positions, for another one.
   void copy(int from, int to, int length) { own_.copy(from, to, length); }
-  // What the sentences left is no longer needed.
-  void lend() { own_.lend(), memory_.lend(), list_rooms_.lend(); }
+  // What the sentences left is no longer needed: `Room::lend` for all of it.
+  void lend();
 
   // What `step` left: (rows, d_model), as the output matrix wants it.
   Inputs hidden();
   const Model& model() const { return model_; }
   Team& team() const { return team_; }
   size_t bytes() const;
+  size_t used() const;
 
  private:
+  // f of all that grows with the sentences.
+  template <typename W, typename F>
+  static auto of_rooms(W& w, const F& f) {
+    return f(w.own_, w.memory_, w.within_, w.x_, w.normed_, w.wide_, w.heads_, w.hidden_, w.scales_, w.scores_, w.bytes_, w.brains_, w.list_rooms_);
+  }
   Inputs inputs(const Matrix& m, const float* x, int rows);
   void multiply(const Matrix& m, const float* x, int rows, float* y, bool accumulate = false);
   void norm_rows(const Norm& norm, const float* x, float* y, int rows);
@@ -53,7 +59,6 @@ class Worker {
   void embed(const Stack& stack, int32_t token, int position, float* x) const;
   void turn(float* row, int position) const;
   const float* bias_of(const Stack& stack, int head, int query) const;
-  float* scores_of(int part, int longest);
   void attend_within(const Layer& layer, const float* in, const int32_t* lengths, int count, int rows);
   void attend_target(const Layer& layer, int number, const float* in, const Row* rows, int count);
   void attend_source(const Layer& layer, int number, const float* in, const Row* rows, int count);

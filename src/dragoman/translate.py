@@ -197,8 +197,7 @@ class Translator:
         **overrides: Any,
     ) -> Iterator[Translation]:
         """As `translate`, but lazily: `window` lines are read, sorted by length, translated, and given out in order."""
-        if isinstance(lines, str):
-            raise UsageError(f"one text was given ({lines[:40]!r}) where texts are expected: put it in a list, [text]")
+        _require_texts(lines)
         settings = SearchSettings.of(self.settings, **overrides)
         for name, value in (("batch_tokens", batch_tokens), ("window", window)):
             if value < 1:
@@ -271,6 +270,8 @@ class Translator:
         ]
 
     def _pairs(self, sources: Sequence[str], targets: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+        _require_texts(sources)
+        _require_texts(targets)
         if len(sources) != len(targets):
             raise UsageError(f"{len(sources)} sources but {len(targets)} targets: give one target for each source")
         return [
@@ -356,8 +357,19 @@ def _flags(parts: Sequence[Part], chosen: Sequence[Hypothesis]) -> tuple[str, ..
     return tuple(name for name, seen in signs.items() if seen)
 
 
+def _require_texts(texts: Iterable[str]) -> None:
+    if isinstance(texts, str):
+        raise UsageError(f"one text was given ({texts[:40]!r}) where texts are expected: put it in a list, [text]")
+
+
+def _require_text(text: object) -> None:
+    if not isinstance(text, str):
+        raise UsageError(f"where a text is expected stands {text!r:.40}, of type {type(text).__name__}; accepted: str")
+
+
 def _clean(text: str) -> str:
     """Without line ends and without what is no character (half a surrogate pair)."""
+    _require_text(text)
     return _one_line(text).encode("utf-8", "replace").decode("utf-8")
 
 
@@ -369,6 +381,8 @@ def _with_prefixes(lines: Iterable[str], prefix: str | Sequence[str] | None) -> 
     if prefix is None or isinstance(prefix, str):
         yield from ((line, prefix or "") for line in lines)
         return
+    if not isinstance(prefix, Sequence):
+        raise UsageError(f"prefix = {prefix!r:.40}: give one text for all, or a list with one a line")
     for number, (line, own) in enumerate(itertools.zip_longest(lines, prefix)):
         if line is None or own is None:
             count = f"{number} lines" if line is None else "more lines"
@@ -381,6 +395,7 @@ def _windows(pairs: Iterator[tuple[str, str]], size: int) -> Iterator[list[tuple
     window: list[tuple[str, str]] = []
     characters = 0
     for pair in pairs:
+        _require_text(pair[0])
         window.append(pair)
         characters += len(pair[0])
         if len(window) >= size or characters >= _WINDOW_CHARACTERS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -99,8 +100,12 @@ def test_average_and_info(cli: Cli, place: Path) -> None:
         (["train"], 2, "Missing argument"),
         (["train", "nowhere.toml"], 2, "no such file"),
         (["translate", "nowhere"], 1, "no such folder"),
-        (["translate", "MODEL", "--beam", "0"], 2, "beam = 0: must be at least 1"),
-        (["translate", "MODEL", "--nbest", "9", "--temperature", "0"], 2, "nbest = 9"),
+        (["translate", "MODEL", "--beam", "0"], 2, "beam = 0: must be 1 (greedy) to 4,096"),
+        (["translate", "MODEL", "--nbest", "9"], 2, "nbest = 9"),
+        (["translate", "MODEL", "--seed", "3", "--top-k", "2"], 2, "--top-k, --seed: for drawing only"),
+        (["translate", "MODEL", "--min-length", "9" * 20], 2, "must be 0 to 10,000"),
+        (["translate", "MODEL", "--alpha", "inf"], 2, "alpha = inf: must be 0"),
+        (["translate", "MODEL", "--sample", "--nbest", "70000"], 2, "nbest = 70000: must be 1 to 4,096"),
         (["translate", "MODEL", "--beam", "many"], 2, "integer"),
         (["translate", "MODEL", "--input", "nowhere.txt"], 1, "nowhere.txt"),
         (["translate", "MODEL", "--output", "nowhere/out.txt"], 2, "nowhere/out.txt: cannot be written"),
@@ -149,6 +154,37 @@ def test_a_full_device_behind_standard_output(place: Path) -> None:
     with Path("/dev/full").open("wb") as full:
         done = run("translate", place / "runs" / "tiny", input=b"one two\n", stdout=full)
     assert done.returncode == 1 and b"No space left" in done.stderr
+
+
+def test_a_closed_standard_input_or_output(place: Path) -> None:
+    model = place / "runs" / "tiny"
+    script = f'{shlex.join(COMMAND)} translate "{model}" '
+    for closed, told in (("<&-", b"standard input is closed"), (">&- < /dev/null", b"standard output is closed")):
+        done = subprocess.run(["sh", "-c", script + closed], stderr=subprocess.PIPE, check=False, timeout=60)
+        assert done.returncode == 2 and told in done.stderr and b"mistake" not in done.stderr, done.stderr
+
+
+def test_an_output_that_is_a_link_or_a_pipe_stays_one(cli: Cli, place: Path, tmp_path: Path) -> None:
+    model, (real, link, pipe) = place / "runs" / "tiny", (tmp_path / name for name in ("real.txt", "link", "pipe"))
+    real.write_text("old")
+    link.symlink_to(real)
+    os.mkfifo(pipe)
+    assert cli("translate", model, "--output", link, stdin=b"one two\n")[0] == 0
+    assert link.is_symlink() and real.read_text() != "old"
+    with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE) as reader:
+        assert cli("translate", model, "--output", pipe, stdin=b"one two\n")[0] == 0
+        assert reader.communicate(timeout=60)[0] == real.read_bytes()
+    assert pipe.is_fifo() and sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe", "real.txt"]
+
+
+def test_the_text_is_not_its_own_output(cli: Cli, place: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_bytes(b"one two\n")
+    (tmp_path / "again").hardlink_to(text)
+    for output in (text, tmp_path / "again"):
+        code, _, err = cli("translate", place / "runs" / "tiny", "--input", text, "--output", output)
+        assert code == 2 and "both --input and --output" in err
+    assert text.read_bytes() == b"one two\n"
 
 
 def test_a_reader_that_goes_away(place: Path) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -81,12 +83,34 @@ def test_int8_costs_little(run: Path) -> None:
 
 
 @native
-def test_beyond_the_packed_positions_the_plain_path_takes_over(run: Path, tmp_path: Path) -> None:
+def test_what_is_no_text_is_named(run: Path) -> None:
+    translator = Translator.load(run, quantize="none")
+    calls: list[tuple[Callable[[Any], object], Any, str]] = [
+        (translator.translate, [None], "stands None, of type NoneType; accepted: str"),
+        (translator.translate, ["one", b"two"], "stands b'two', of type bytes"),
+        (translator.translate, "one", "put it in a list"),
+        (lambda prefix: translator.translate(["one"], prefix=prefix), 3, "prefix = 3"),
+        (lambda text: list(translator.live(text)), ["one"], "of type list"),
+        (lambda text: translator.align(text, ["one"]), "o", "put it in a list"),
+        (lambda text: translator.score(["one"], [text]), 1, "stands 1, of type int"),
+    ]
+    for call, wrong, told in calls:
+        with pytest.raises(UsageError, match=told):
+            call(wrong)
+
+
+@native
+def test_beyond_the_packed_positions_the_plain_path_takes_over(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     translator = Translator.load(run, quantize="none", engine="fast")
     translator.settings = SearchSettings(beam=2, max_extra=1020)
     short, long = translator.translate([SOURCES[0], " ".join(SOURCES[:3])], max_extra=1014)
     plain = Translator.load(run, engine="plain").translate([short.source, long.source], beam=2, max_extra=1014)
     assert [short.tokens, long.tokens] == [t.tokens for t in plain]
+    assert [record.getMessage()[:50] for record in caplog.records] == [
+        "some texts may become longer than the 1,024 tokens"
+    ]
+    translator.translate([long.source], max_extra=1014)
+    assert len(caplog.records) == 1
 
 
 @native

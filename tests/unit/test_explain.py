@@ -415,7 +415,7 @@ REFUSED: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any], str]] = {
     "empty": (lambda: translator("paper"), ("  ",), {}, r"the source is empty .*: there is nothing to explain"),
     "too long": (lambda: translator("paper"), ("one " * 40,), {}, r"a source of \d+ tokens .* takes 30 at once: "),
     "beam and target": (lambda: translator("paper"), (SOURCE, TARGET), {"beam": 2}, r"beam = 2: with a target"),
-    "no beam": (lambda: translator("paper"), (SOURCE,), {"beam": 0}, r"beam = 0: must be at least 1"),
+    "no beam": (lambda: translator("paper"), (SOURCE,), {"beam": 0}, r"beam = 0: must be 1"),
     "half a pair": (lambda: translator("paper"), ("a \ud83d",), {}, r"the source holds what is no character"),
     "long prompt": (language_model, ("one " * 40,), {}, r"a prompt of \d+ tokens .* takes 30 at once"),
     "nothing at all": (language_model, ("", ""), {}, r"source and target are both empty"),

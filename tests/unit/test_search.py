@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -31,6 +32,18 @@ def test_every_wrong_setting_is_named_at_once() -> None:
     for told in ("beam = 0", "alpha = -0.5", "max_extra = -1", "temperature = 0.0", "top_k = -2", "top_p = 1.5"):
         assert told in str(error.value)
     assert "min_length = -3" in str(error.value)
+
+
+def test_what_is_no_number_or_beyond_all_use_is_named_too() -> None:
+    with pytest.raises(UsageError, match=r"beam = 2.5: must be a whole number\n.*alpha = '1': must be a number"):
+        SearchSettings(beam=2.5, alpha="1")  # type: ignore[arg-type]
+    wrong: dict[str, Any] = {
+        "beam": 4097, "nbest": 4097, "max_extra": 10_001, "min_length": 10_001, "alpha": 11, "temperature": float("inf")
+    }  # fmt: skip
+    with pytest.raises(UsageError) as error:
+        SearchSettings(**wrong)
+    assert all(f"{name} = {value}: must be" in str(error.value) for name, value in wrong.items())
+    assert SearchSettings(beam=np.int64(3), alpha=1).beam == 3  # type: ignore[arg-type]
 
 
 def test_more_translations_than_hypotheses_are_refused() -> None:

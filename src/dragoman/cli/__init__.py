@@ -6,6 +6,7 @@ Results go to standard output, progress and messages to standard error.  Exit co
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from typing import NoReturn
@@ -44,14 +45,20 @@ def main() -> NoReturn:
         sys.exit(141)
     except OSError as error:  # a full disk behind standard output or --output, most of all
         what = "the output" if error.filename is None else str(error.filename)
-        typer.echo(f"dragoman: {what}: {error.strerror or error}; make room, or choose another place", err=True)
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        advice = "; make room, or choose another place" if full or error.filename is None else ""
+        typer.echo(f"dragoman: {what}: {error.strerror or error}{advice}", err=True)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the interpreter's last flush cannot fail again
         sys.exit(1)
     except KeyboardInterrupt:
         _fail("interrupted", 130)
     except Exception as error:
         if _is_out_of_memory(error):
-            _fail("out of memory; lower train.batch_tokens (train.accumulate makes up for it) or the model's sizes", 1)
+            _fail(
+                "out of memory; in a training lower train.batch_tokens (train.accumulate makes up for it) or the "
+                "model's sizes, in a search ask for less at once: a smaller beam, fewer samples, shorter texts",
+                1,
+            )
         if os.environ.get("DRAGOMAN_TRACEBACK"):
             raise
         _fail(

@@ -23,34 +23,49 @@ def lines_of(path: Path | None) -> Iterator[str]:
     if path is not None:
         yield from read_lines(path)
         return
+    if sys.stdin is None:
+        raise UsageError("standard input is closed: name a file with --input, or give the text through a pipe")
     for number, raw in enumerate(sys.stdin.buffer, start=1):
         yield decode_line(raw.removesuffix(b"\n"), number, "standard input")
 
 
 class Output:
-    """Writes lines, to standard output or to a file that appears only when it is complete."""
+    """Writes lines, to standard output or to a file that appears only when it is complete.
 
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
-        self.part = None if path is None else path.with_name(f".{path.name}.{os.getpid()}.part")
+    A link is followed; what is no file, such as a pipe or a device, is written to line by line.  source: what is read
+    meanwhile.  Raises UsageError where it cannot be written, or is the source.
+    """
+
+    def __init__(self, path: Path | None, source: Path | None = None) -> None:
+        if path is not None and source is not None and path.exists() and source.exists() and path.samefile(source):
+            raise UsageError(f"{path}: both --input and --output; choose another output, so that the text is kept")
+        direct = path is not None and path.exists() and not path.is_file()
+        self.path = path.resolve() if path is not None and path.is_symlink() and not direct else path
+        self.part = None
+        if self.path is not None and not direct:
+            self.part = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
 
     def __enter__(self) -> Any:
-        if self.part is None:
+        if self.path is None:
+            if sys.stdout is None:
+                raise UsageError("standard output is closed: name a file with --output")
             self.file = sys.stdout.buffer
         else:
             try:
-                self.file = self.part.open("wb")
+                self.file = (self.part or self.path).open("wb")
             except OSError as error:
-                parent = self.part.parent
+                parent = self.path.parent
                 why = error.strerror if parent.is_dir() else f"there is no folder {parent}"
                 raise UsageError(f"{self.path}: cannot be written: {why}") from None
         return lambda line: self.file.write(line.encode("utf-8") + b"\n")
 
     def __exit__(self, kind: object, *rest: object) -> None:
-        if self.part is None or self.path is None:
+        if self.path is None:
             self.file.flush()
             return
         self.file.close()
+        if self.part is None:
+            return
         if kind is None:
             self.part.replace(self.path)
         else:

@@ -50,6 +50,9 @@ def _generator(model: Path, device: str, **options: Any) -> TextGenerator:
     return TextGenerator.load(model, _device(device), **options)
 
 
+_NO_DRAW = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
+
+
 @app.command()
 def translate(
     model: Model,
@@ -88,6 +91,9 @@ def translate(
         "seed": seed, "alpha": alpha, "min_length": min_length, "no_repeat_ngram": no_repeat_ngram,
     }  # fmt: skip
     given: dict[str, Any] = {k: v for k, v in settings.items() if v is not None}
+    drawn = [f"--{name.replace('_', '-')}" for name, off in _NO_DRAW.items() if settings[name] != off]
+    if drawn and not sample:
+        raise UsageError(f"{', '.join(drawn)}: for drawing only; give --sample too, or leave it out")
     options: dict[str, Any] = {
         "quantize": quantize, "engine": engine, "threads": threads, "shortlist": shortlist
     }  # fmt: skip
@@ -97,10 +103,11 @@ def translate(
         return
     translator = _translator(model, device, **options)
     typer.echo(translator.about, err=True)
-    translations = translator.stream(lines_of(inputs[0] if inputs else None), prefix=prefix, **given)
+    source = inputs[0] if inputs else None
+    translations = translator.stream(lines_of(source), prefix=prefix, **given)
     flags: Counter[str] = Counter()
     form = form_of(jsonl, nbest)
-    with Output(output) as write:
+    with Output(output, source) as write:
         for translation in translations:
             flags.update(translation.flags)
             write(rendered(translation, form))
@@ -213,7 +220,7 @@ def generate(
         raise UsageError("--prompt and --input are given both; prompts come from one of them")
     generator = _generator(model, device)
     settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    with Output(output) as write:
+    with Output(output, input_) as write:
         for prompts in windows(prompt or lines_of(input_)):
             for found in generator.generate(prompts, max_tokens=max_tokens, sample=not greedy, **settings):
                 write(json.dumps(found.to_json(), ensure_ascii=False) if jsonl else found.text)
@@ -235,7 +242,7 @@ def label(
     labeller = Labeller.load(model, World(device).device)
     if labeller.config.data.kind == "images":
         raise wrong_model(model, labeller.config, "reads no text")
-    with Output(output) as write:
+    with Output(output, input_) as write:
         for lines in windows(lines_of(input_)):
             for found in labeller.label(lines):
                 write(json.dumps(found.to_json(), ensure_ascii=False) if jsonl else str(found))
@@ -256,7 +263,7 @@ def parse(
     parser = Parser.load(model, World(device).device)
     given: dict[str, Any] = {} if beam is None else {"beam": beam}
     mended = 0
-    with Output(output) as write:
+    with Output(output, input_) as write:
         for lines in windows(lines_of(input_)):
             for tree, whole in parser.parse(lines, **given):
                 write(str(tree) if tree.children else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FastSearcher"]
 
+_LOG = logging.getLogger(__name__)
 _FORCED = SearchSettings(beam=1, alpha=0.0, max_extra=0)
 
 
@@ -36,6 +38,7 @@ class FastSearcher(Searcher):
         self.threads = threads
         self._make_plain = plain
         self._plain: Searcher | None = None
+        self._told_far = False
 
     device = "cpu"
 
@@ -53,13 +56,24 @@ class FastSearcher(Searcher):
             self._plain.shortlist = self.shortlist
         return self._plain
 
+    def _far(self) -> Searcher:
+        """The plain path, for what is longer than the packed model has positions; said once, for it is slow."""
+        if not self._told_far:
+            self._told_far = True
+            _LOG.warning(
+                "some texts may become longer than the %s tokens of the native engine: the plain path translates them, "
+                "more slowly (source, prefix, max_extra and min_length make the length)",
+                f"{self.engine.positions:,}",
+            )
+        return self.plain
+
     def search(
         self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int
     ) -> list[list[Hypothesis]]:
         limits = [settings.limit(len(s), len(p)) for s, p in zip(sources, prefixes, strict=True)]
         found: list[list[Hypothesis]] = [[] for _ in sources]
         near = self._drawn if settings.sample else self._searched
-        for fit, work in ((True, near), (False, lambda *given: self.plain.search(*given))):
+        for fit, work in ((True, near), (False, lambda *given: self._far().search(*given))):
             places = [i for i, limit in enumerate(limits) if (limit <= self.engine.positions) == fit]
             if places:  # a source is no longer than its limit
                 some = work([sources[i] for i in places], [prefixes[i] for i in places], settings, batch_tokens)
@@ -87,7 +101,7 @@ class FastSearcher(Searcher):
 
     def align(self, pairs: Sequence[tuple[Ids, Ids]], batch_tokens: int) -> list[NDArray[np.float32]]:
         if max((max(len(src), len(tgt)) for src, tgt in pairs), default=0) > self.engine.positions:
-            return self.plain.align(pairs, batch_tokens)
+            return self._far().align(pairs, batch_tokens)
         sizes = [(len(tgt), len(src)) for src, tgt in pairs]
         starts = list(itertools.accumulate((rows * columns for rows, columns in sizes), initial=0))
         weights = array("f", [0]) * starts[-1]
@@ -101,7 +115,7 @@ class FastSearcher(Searcher):
 
     def live(self, source: Ids, prefix: Ids, settings: SearchSettings) -> Watched:
         if settings.limit(len(source), len(prefix)) > self.engine.positions:
-            return self.plain.live(source, prefix, settings)
+            return self._far().live(source, prefix, settings)
         import torch
 
         from dragoman.search.live import search_live
@@ -120,7 +134,7 @@ class FastSearcher(Searcher):
         # A target that is forced to its end: the limit leaves only the end of sentence after it.
         longest = max((max(len(src), len(tgt)) for src, tgt in pairs), default=0)
         if longest > self.engine.positions:
-            return self.plain.score(pairs, batch_tokens)
+            return self._far().score(pairs, batch_tokens)
         targets = [list(tgt[:-1]) for _, tgt in pairs]
         found = self.engine.search(
             [src for src, _ in pairs], [len(tgt) + 1 for tgt in targets], _FORCED, targets, self.threads

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 from dragoman.errors import UsageError, nearest
 
-__all__ = ["SearchSettings"]
+__all__ = ["LONGEST", "WIDEST", "SearchSettings"]
+
+WIDEST, LONGEST, STEEPEST = 4096, 10_000, 10.0
+"""The most beams or samples, tokens beyond the source or at least, and alpha: what is more would use up the machine, or
+make every score 0."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +45,29 @@ class SearchSettings:
         if problems:
             raise UsageError("\n".join(["these search settings cannot be used:", *(f"  - {p}" for p in problems)]))
 
+    def _no_numbers(self) -> list[str]:
+        problems = []
+        for field in dataclasses.fields(self):
+            value, whole = getattr(self, field.name), field.type == "int"
+            if field.type != "bool" and not isinstance(value, Integral if whole else Real):
+                problems.append(f"{field.name} = {value!r}: must be a {'whole ' if whole else ''}number")
+        return problems
+
     def _problems(self) -> list[str]:
+        if problems := self._no_numbers():
+            return problems
         wanted = [
-            ("beam", self.beam >= 1, "at least 1 (1 = greedy)"),
-            ("alpha", self.alpha >= 0, "at least 0 (0 = no length penalty)"),
-            ("nbest", self.nbest >= 1, "at least 1"),
-            ("max_extra", self.max_extra >= 0, "at least 0"),
-            ("min_length", self.min_length >= 0, "at least 0"),
-            ("no_repeat_ngram", self.no_repeat_ngram >= 0, "at least 0 (0 = off)"),
-            ("temperature", self.temperature >= 1e-6, "at least 1e-6 (for the most probable token each step: beam=1)"),
+            ("beam", 1 <= self.beam <= WIDEST, f"1 (greedy) to {WIDEST:,}"),
+            ("alpha", 0 <= self.alpha <= STEEPEST, f"0 (no length penalty) to {STEEPEST:g}"),
+            ("nbest", 1 <= self.nbest <= WIDEST, f"1 to {WIDEST:,}"),
+            ("max_extra", 0 <= self.max_extra <= LONGEST, f"0 to {LONGEST:,}"),
+            ("min_length", 0 <= self.min_length <= LONGEST, f"0 to {LONGEST:,}"),
+            ("no_repeat_ngram", 0 <= self.no_repeat_ngram < 1 << 31, "at least 0 (0 = off)"),
+            (
+                "temperature",
+                1e-6 <= self.temperature < math.inf,
+                "at least 1e-6 (for the most probable token each step: beam=1)",
+            ),
             ("top_k", self.top_k >= 0, "at least 0 (0 = all tokens)"),
             ("top_p", 0 < self.top_p <= 1, "more than 0 and at most 1 (1 = all tokens)"),
         ]

@@ -16,9 +16,9 @@ import pytest
 import zstandard
 
 from dragoman import model_folder
-from dragoman.bulk import Job, Summary, is_bulk, journal, run, translate_bulk
+from dragoman.bulk import Job, Summary, cluster, is_bulk, journal, run, translate_bulk
 from dragoman.bulk.shards import find_shards
-from dragoman.bulk.work import Done, Form
+from dragoman.bulk.work import Done, Form, Translated
 from dragoman.data.lines import read_lines
 from dragoman.errors import DataError, UsageError
 
@@ -213,6 +213,34 @@ def test_another_path_of_translating_is_refused(source: Path, tmp_path: Path, mo
     with monkeypatch.context() as patch, pytest.raises(UsageError, match=words):
         Shouter.before = lambda texts: patch.setattr(Shouter, "path", "in writing")  # as one of another machine
         bulk(source, tmp_path / "other")
+
+
+def test_another_path_is_refused_where_nothing_is_left_to_do(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def one_on_ray(job: Job, sha256: object, chunks: object, count: int, agree: Callable[[str], None]) -> Translated:
+        agree(Shouter.path)
+        yield from ()
+
+    def stop(*given: object) -> None:
+        raise Killed
+
+    monkeypatch.setattr(cluster, "translated_on_ray", one_on_ray)
+    done = bulk(source, tmp_path / "done")
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(journal.Journal, "finish", stop)
+        bulk(source / "a.txt", tmp_path / "unjoined")
+    given = list(Shouter.given)
+    words = r"another path \(by voice\) .* \(in writing\)"
+    for shards, name, ray in ((source, "done", False), (source, "done", True), (source / "a.txt", "unjoined", False)):
+        before = tree(tmp_path / name, everything=True)
+        with monkeypatch.context() as patch, pytest.raises(UsageError, match=words):
+            patch.setattr(Shouter, "path", "in writing")
+            bulk(shards, tmp_path / name, ray=ray)
+        assert tree(tmp_path / name, everything=True) == before, name
+    assert bulk(source, tmp_path / "done") == bulk(source, tmp_path / "done", ray=True) == done
+    assert bulk(source / "a.txt", tmp_path / "unjoined").lines == 7
+    assert Shouter.given == given
 
 
 def test_where_it_cannot_be_written(source: Path, tmp_path: Path) -> None:

@@ -278,6 +278,36 @@ def test_all_that_is_wrong_with_the_input_is_told_at_once(source: Path, tmp_path
         find_shards([source / "a.txt"], "text", ())
 
 
+def test_links_that_are_no_files_are_told_and_not_passed_over(source: Path, tmp_path: Path) -> None:
+    put(tmp_path / "elsewhere" / "far.txt", b"far\n")
+    (source / "near.txt").symlink_to(tmp_path / "elsewhere" / "far.txt")
+    (source / "_logs" / "old").symlink_to(tmp_path / "elsewhere")
+    (source / ".gone").symlink_to(tmp_path / "gone")
+    names = [shard.name for shard in find_shards([source], None, ())]
+    assert "near.txt" in names and len(names) == 8  # a link to a file is a file, and hidden ones are passed over
+    (tmp_path / "given").symlink_to(tmp_path / "elsewhere")
+    assert [shard.name for shard in find_shards([tmp_path / "given"], None, ())] == ["far.txt"]
+    (source / "deep" / "more").symlink_to(tmp_path / "elsewhere")
+    (source / "round").symlink_to(source)
+    (source / "gone.txt").symlink_to(tmp_path / "gone")
+    (source / "itself").symlink_to(source / "itself")
+    with pytest.raises(UsageError) as caught:
+        bulk(source, tmp_path / "out")
+    for words in (
+        "deep/more: a link to a folder, which is not followed: take the link away, and give that folder itself",
+        "round: a link to a folder", "itself: a link that leads to no file: mend it, or take it away",
+        "gone.txt: a link that leads to no file",
+    ):  # fmt: skip
+        assert str(caught.value).count(words) == 1
+    assert Shouter.given == [] and not (tmp_path / "out").exists()
+    (tmp_path / "links").mkdir()
+    for number in range(25):
+        (tmp_path / "links" / f"{number:02}").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match=r"19: a link to a folder.*\n  - and 5 more links$") as caught:
+        find_shards([tmp_path / "links"], None, ())
+    assert str(caught.value).count("a link to a folder") == 20
+
+
 def test_bad_text_is_found_in_all_files_before_the_work_begins(source: Path, tmp_path: Path) -> None:
     put(source / "a.txt", b"one\ntwo \xff\n")
     put(source / "deep" / "er" / "b.txt.gz", gzip.compress(b"seven\neight\n")[:-9])

@@ -36,6 +36,8 @@ _ASIDE, _MOST_ASIDE = 20, 1000
 """Every so many pairs, and at most so many, are kept aside to measure what lists of the others cover."""
 _BATCH_TOKENS = 4000
 _TOLD_EVERY = 50_000
+_MOST_WORDS = 65_535
+"""Of `best` and `frequent`: more than shortens anything, and far from the end of the file's numbers (four bytes)."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,8 @@ def learn_shortlist(
     """Align pairs by the model's own attention, and write which target words go with which source words beside it.
 
     source, target: text, line by line; by default what the model was trained on.  best: target words that a source word
-    brings along.  frequent: target words that every sentence may use.  tell: is given lines about the progress.  Raises
-    UsageError, DataError and ModelFolderError; what was there before stays.
+    brings along.  frequent: target words that every sentence may use.  Both are at most 65,535.  tell: is given lines
+    about the progress.  Raises UsageError, DataError and ModelFolderError; what was there before stays.
     """
     _check(source, target, best, frequent)
     folder = find_model(model)
@@ -116,8 +118,12 @@ def covered(shortlist: Shortlist, pairs: Iterable[TokenPair]) -> tuple[float, fl
 
 
 def _check(source: Path | None, target: Path | None, best: int, frequent: int) -> None:
-    problems = [f"{name} = {value}: must be at least {least}"
-                for name, value, least in (("best", best, 1), ("frequent", frequent, 0)) if value < least]  # fmt: skip
+    problems = []
+    for name, value, least in (("best", best, 1), ("frequent", frequent, 0)):
+        if value < least:
+            problems.append(f"{name} = {value}: must be at least {least}")
+        if value > _MOST_WORDS:
+            problems.append(f"{name} = {value}: must be at most {_MOST_WORDS}")
     if (source is None) != (target is None):
         problems.append(f"source = {source}, target = {target}: give both files, or neither for the training data")
     if problems:

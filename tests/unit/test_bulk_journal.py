@@ -16,9 +16,9 @@ import pytest
 import zstandard
 
 from dragoman import model_folder
-from dragoman.bulk import Job, Summary, is_bulk, journal, run, translate_bulk
+from dragoman.bulk import Job, Summary, cluster, is_bulk, journal, run, translate_bulk
 from dragoman.bulk.shards import find_shards
-from dragoman.bulk.work import Done, Form
+from dragoman.bulk.work import Done, Form, Translated
 from dragoman.data.lines import read_lines
 from dragoman.errors import DataError, UsageError
 
@@ -215,6 +215,34 @@ def test_another_path_of_translating_is_refused(source: Path, tmp_path: Path, mo
         bulk(source, tmp_path / "other")
 
 
+def test_another_path_is_refused_where_nothing_is_left_to_do(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def one_on_ray(job: Job, sha256: object, chunks: object, count: int, agree: Callable[[str], None]) -> Translated:
+        agree(Shouter.path)
+        yield from ()
+
+    def stop(*given: object) -> None:
+        raise Killed
+
+    monkeypatch.setattr(cluster, "translated_on_ray", one_on_ray)
+    done = bulk(source, tmp_path / "done")
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(journal.Journal, "finish", stop)
+        bulk(source / "a.txt", tmp_path / "unjoined")
+    given = list(Shouter.given)
+    words = r"another path \(by voice\) .* \(in writing\)"
+    for shards, name, ray in ((source, "done", False), (source, "done", True), (source / "a.txt", "unjoined", False)):
+        before = tree(tmp_path / name, everything=True)
+        with monkeypatch.context() as patch, pytest.raises(UsageError, match=words):
+            patch.setattr(Shouter, "path", "in writing")
+            bulk(shards, tmp_path / name, ray=ray)
+        assert tree(tmp_path / name, everything=True) == before, name
+    assert bulk(source, tmp_path / "done") == bulk(source, tmp_path / "done", ray=True) == done
+    assert bulk(source / "a.txt", tmp_path / "unjoined").lines == 7
+    assert Shouter.given == given
+
+
 def test_where_it_cannot_be_written(source: Path, tmp_path: Path) -> None:
     put(tmp_path / "file", b"")
     put(tmp_path / "full" / "thesis.txt", b"mine\n")
@@ -248,6 +276,36 @@ def test_all_that_is_wrong_with_the_input_is_told_at_once(source: Path, tmp_path
         assert words in str(caught.value)
     with pytest.raises(UsageError, match="--column text: there is no Parquet file in the input"):
         find_shards([source / "a.txt"], "text", ())
+
+
+def test_links_that_are_no_files_are_told_and_not_passed_over(source: Path, tmp_path: Path) -> None:
+    put(tmp_path / "elsewhere" / "far.txt", b"far\n")
+    (source / "near.txt").symlink_to(tmp_path / "elsewhere" / "far.txt")
+    (source / "_logs" / "old").symlink_to(tmp_path / "elsewhere")
+    (source / ".gone").symlink_to(tmp_path / "gone")
+    names = [shard.name for shard in find_shards([source], None, ())]
+    assert "near.txt" in names and len(names) == 8  # a link to a file is a file, and hidden ones are passed over
+    (tmp_path / "given").symlink_to(tmp_path / "elsewhere")
+    assert [shard.name for shard in find_shards([tmp_path / "given"], None, ())] == ["far.txt"]
+    (source / "deep" / "more").symlink_to(tmp_path / "elsewhere")
+    (source / "round").symlink_to(source)
+    (source / "gone.txt").symlink_to(tmp_path / "gone")
+    (source / "itself").symlink_to(source / "itself")
+    with pytest.raises(UsageError) as caught:
+        bulk(source, tmp_path / "out")
+    for words in (
+        "deep/more: a link to a folder, which is not followed: take the link away, and give that folder itself",
+        "round: a link to a folder", "itself: a link that leads to no file: mend it, or take it away",
+        "gone.txt: a link that leads to no file",
+    ):  # fmt: skip
+        assert str(caught.value).count(words) == 1
+    assert Shouter.given == [] and not (tmp_path / "out").exists()
+    (tmp_path / "links").mkdir()
+    for number in range(25):
+        (tmp_path / "links" / f"{number:02}").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match=r"19: a link to a folder.*\n  - and 5 more links$") as caught:
+        find_shards([tmp_path / "links"], None, ())
+    assert str(caught.value).count("a link to a folder") == 20
 
 
 def test_bad_text_is_found_in_all_files_before_the_work_begins(source: Path, tmp_path: Path) -> None:

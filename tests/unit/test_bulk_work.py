@@ -67,7 +67,7 @@ class Cluster:
     def _call(self, name: str, texts: Sequence[str]) -> int:
         self.calls += 1
         done = Done(len(texts), {}, "".join(f"{text.upper()}\n" for text in texts).encode(), "by voice")
-        self.results[self.calls] = self.fate(name, texts) or (done if name == "translate" else None)
+        self.results[self.calls] = self.fate(name, texts) or (done if name == "translate" else done.path)
         return self.calls
 
     def wait(self, references: list[int]) -> tuple[list[int], list[int]]:
@@ -81,10 +81,12 @@ class Cluster:
         return result
 
 
-def spread(monkeypatch: pytest.MonkeyPatch, ray: Cluster, count: int = 20) -> Iterator[tuple[Chunk, Done]]:
+def spread(
+    monkeypatch: pytest.MonkeyPatch, ray: Cluster, count: int = 20, agree: Callable[[str], object] = str
+) -> Iterator[tuple[Chunk, Done]]:
     monkeypatch.setattr(cluster, "extra_package", lambda *wanted: ray)
     chunks = (Chunk("a", number, [f"line {number}"], "text") for number in range(count))
-    return cluster.translated_on_ray(Job(Path("m")), {}, chunks, count)
+    return cluster.translated_on_ray(Job(Path("m")), {}, chunks, count, agree)
 
 
 def test_each_chunk_comes_back_once_though_workers_die(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,6 +127,21 @@ def test_what_a_worker_finds_wrong_is_told_as_it_is(monkeypatch: pytest.MonkeyPa
         list(spread(monkeypatch, Cluster(lambda name, texts: wrong)))
     with pytest.raises(UsageError, match="has 0 CPU in all, and a worker takes 1"):
         list(spread(monkeypatch, Cluster(lambda name, texts: None, cpus=0)))
+
+
+def test_each_worker_says_its_path_before_it_has_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> None:
+        raise UsageError(f"not {path}")
+
+    given: list[str] = []
+    ray = Cluster(lambda name, texts: given.append(name))
+    with pytest.raises(UsageError, match="not by voice"):
+        list(spread(monkeypatch, ray, agree=refuse))
+    assert given == ["load"] * 3
+    told: list[str] = []
+    ray = Cluster(lambda name, texts: None)
+    assert list(spread(monkeypatch, ray, 0, told.append)) == []  # of a job that is done, too
+    assert told == ["by voice"] and ray.workers == 1
 
 
 def test_a_job_knows_what_its_bytes_depend_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

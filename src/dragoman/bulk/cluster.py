@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,9 +25,12 @@ _LOADING = "loading the model"
 class _Hand:
     """The worker's side."""
 
-    def load(self, job: Job, sha256: Mapping[str, str]) -> None:
-        """Not in the constructor: what is wrong with the model would come back as a worker that died."""
+    def load(self, job: Job, sha256: Mapping[str, str]) -> str:
+        """The worker's path.  Not in the constructor: what is wrong with the model would come back as a worker that
+        died.
+        """
         self.worker = Worker(job, sha256)
+        return self.worker.path
 
     def translate(self, texts: Sequence[str], form: Form) -> Done:
         return self.worker.translate(texts, form)
@@ -36,8 +39,10 @@ class _Hand:
 class _Crew:
     """The workers, and what each has in hand: a chunk, or None while it loads the model."""
 
-    def __init__(self, ray: Any, job: Job, sha256: Mapping[str, str], size: int) -> None:
-        self.ray, self.job, self.sha256 = ray, job, sha256
+    def __init__(
+        self, ray: Any, job: Job, sha256: Mapping[str, str], size: int, agree: Callable[[str], object]
+    ) -> None:
+        self.ray, self.job, self.sha256, self.agree = ray, job, sha256, agree
         self.in_hand: dict[Any, tuple[Any, Chunk | None]] = {}  # by the reference of what will come back
         self.deaths: Counter[str] = Counter()
         self.again: list[Chunk] = []
@@ -62,12 +67,13 @@ class _Crew:
             except self.ray.exceptions.RayError as error:  # the worker died, or the machine that had its answer
                 self._died(chunk, error)
                 continue
+            if chunk is None:
+                self.agree(done)  # before it has work, and where no work is left
+                del self.deaths[_LOADING]  # it can be loaded; on a large cluster machines come and go
             following = self.again.pop() if self.again else next(chunks, None)
             if following is not None:
                 self.in_hand[hand.translate.remote(following.texts, following.form)] = hand, following
-            if chunk is None:
-                del self.deaths[_LOADING]  # it can be loaded; on a large cluster machines come and go
-            else:
+            if chunk is not None:
                 yield chunk, done
             if following is None and all(other is None for _, other in self.in_hand.values()):
                 return  # those that still load have come too late
@@ -89,8 +95,13 @@ def _on_gpu(job: Job) -> bool:
     return str(job.load.get("device", "cpu")).startswith("cuda")
 
 
-def translated_on_ray(job: Job, sha256: Mapping[str, str], chunks: Iterator[Chunk], count: int) -> Translated:
+def translated_on_ray(
+    job: Job, sha256: Mapping[str, str], chunks: Iterator[Chunk], count: int, agree: Callable[[str], object]
+) -> Translated:
     """The chunks, in the order in which they are done; `count` is their number.
+
+    agree: is given the path (see `Done`) of each worker that has loaded the model, of one where there is no chunk; it
+    raises where that cannot be.
 
     The cluster is the one that RAY_ADDRESS names, or else this machine.  A worker takes `job.load["threads"]` cores (1
     where not given), and a GPU where the device is one; it must find the model under the same path.  Raises UsageError
@@ -112,7 +123,7 @@ def translated_on_ray(job: Job, sha256: Mapping[str, str], chunks: Iterator[Chun
                 f"the Ray cluster has {resources.get(kind, 0):g} {kind} in all, and a worker takes {each}: "
                 "lower --threads, choose another --device, or add machines"
             )
-        yield from _Crew(ray, job, sha256, min(room, count)).work(chunks)
+        yield from _Crew(ray, job, sha256, min(room, max(1, count)), agree).work(chunks)
     finally:
         if mine:
             ray.shutdown()

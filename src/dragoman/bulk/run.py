@@ -70,11 +70,11 @@ def translate_bulk(
         "inputs": {shard.name: asdict(held) for shard, held in contents.items()},
     }
     with Journal.opened(output, manifest) as journal:
+        # Also where nothing is left to do: what is told of this worker would be taken for what wrote the output.
+        if worker is not None:
+            journal.agree(worker.path)
         run = _Run(journal, contents, chunk_lines, settings["form"], tell)
-        if run.missing:
-            if worker is not None:
-                journal.agree(worker.path)
-            run.work(_on_ray(job, sha256, run) if worker is None else _one_by_one(worker, run))
+        run.work(_on_ray(job, sha256, run) if worker is None else _one_by_one(worker, run))
         return run.summary()
 
 
@@ -114,7 +114,8 @@ def _one_by_one(worker: Worker, run: _Run) -> Translated:
 def _on_ray(job: Job, sha256: Mapping[str, str], run: _Run) -> Translated:
     from dragoman.bulk.cluster import translated_on_ray
 
-    return translated_on_ray(job, sha256, run.chunks(), sum(map(len, run.missing.values())))
+    count = sum(map(len, run.missing.values()))
+    return translated_on_ray(job, sha256, run.chunks(), count, run.journal.agree)
 
 
 class _Run:

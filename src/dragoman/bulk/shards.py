@@ -25,6 +25,7 @@ COLUMNS = ("translation", "score", "flags", "nbest")
 """What a table gets; `nbest` only where more than one is asked for."""
 
 _TABLE = ".parquet"
+_SHOWN = 20
 _NOT_LINES = (".csv", ".tsv", ".json", ".jsonl", ".arrow", ".bin")
 _COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": partial(gzip.compress, mtime=0),
@@ -169,9 +170,11 @@ def find_shards(inputs: Sequence[Path], column: str | None, added: tuple[str, ..
     """
     paths: dict[str, Path] = {}
     problems: list[str] = []
+    all_links: list[Path] = []
     for given in inputs:
-        found = _files(given)
-        if not found:
+        found, links = _files(given)
+        all_links += links
+        if not found and not links:
             problems.append(f"{given}: {'no file in this folder' if given.is_dir() else 'no such file or folder'}")
         problems += [
             f"{path} and {paths[name]} would both be written to {name}: translate them into two folders"
@@ -179,6 +182,9 @@ def find_shards(inputs: Sequence[Path], column: str | None, added: tuple[str, ..
             if name in paths
         ]
         paths |= found
+    problems += map(_link_problem, all_links[:_SHOWN])
+    if len(all_links) > _SHOWN:
+        problems.append(f"and {len(all_links) - _SHOWN:,} more links")
     for path in paths.values():
         if plain_suffix(path) in _NOT_LINES:
             problems.append(f"{path}: {plain_suffix(path)} is not one sentence a line; give lines of text, or Parquet")
@@ -194,8 +200,27 @@ def find_shards(inputs: Sequence[Path], column: str | None, added: tuple[str, ..
     ]
 
 
-def _files(given: Path) -> dict[str, Path]:
+def _files(given: Path) -> tuple[dict[str, Path], list[Path]]:
+    """Files by name; and links that are no files: none is followed, it may lead round, or to the same text twice."""
     if given.is_file():
-        return {given.name: given}
-    names = {path.relative_to(given): path for path in given.rglob("*") if path.is_file()}
-    return {name.as_posix(): path for name, path in names.items() if not any(p[0] in "._" for p in name.parts)}
+        return {given.name: given}, []
+    files, links = {}, []
+    for path in given.rglob("*"):
+        name = path.relative_to(given)
+        if any(part[0] in "._" for part in name.parts):
+            continue
+        if path.is_file():
+            files[name.as_posix()] = path
+        elif path.is_symlink():
+            links.append(path)
+    return files, sorted(links)
+
+
+def _link_problem(path: Path) -> str:
+    if path.is_dir():
+        # As long as the link is there, so is this error: whoever wants the folder's text does both.
+        return (
+            f"{path}: a link to a folder, which is not followed: take the link away, and give that folder itself "
+            "with --input where it is to be translated"
+        )
+    return f"{path}: a link that leads to no file: mend it, or take it away"

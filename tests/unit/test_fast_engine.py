@@ -321,7 +321,6 @@ def test_large_memory_is_lent_and_small_searches_leave_it_so(packed: Path) -> No
     large = lent() - before
     engine.search(MANY[:40], [POSITIONS] * 40, settings, rows=400)
     small = lent() - before
-    print(large, small)
     assert large > 8 << 10
     assert small < large - 500  # what it wrote to is its own again
 

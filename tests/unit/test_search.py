@@ -46,6 +46,21 @@ def test_what_is_no_number_or_beyond_all_use_is_named_too() -> None:
     assert SearchSettings(beam=np.int64(3), alpha=1).beam == 3  # type: ignore[arg-type]
 
 
+def test_a_configuration_has_the_same_limits() -> None:
+    """They stand in two layers that do not know each other."""
+    most = {
+        name: bound.le
+        for name, field in SearchConfig.model_fields.items()
+        for bound in field.metadata
+        if hasattr(bound, "le")
+    }
+    assert set(most) == set(SearchConfig.model_fields)
+    SearchSettings.of(SearchConfig(**most))
+    for name, value in most.items():
+        with pytest.raises(UsageError, match=f"{name} = "):
+            SearchSettings(**{name: value + 1})
+
+
 def test_more_translations_than_hypotheses_are_refused() -> None:
     with pytest.raises(UsageError, match="nbest = 5: must be at most beam = 4"):
         SearchSettings(nbest=5)

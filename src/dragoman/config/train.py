@@ -84,4 +84,4 @@ class SearchConfig(Section):
     alpha: float = Field(0.6, ge=0, le=10, description="length penalty ((5 + length) / 6) ** alpha (Wu et al. 2016)")
     max_extra: int = Field(50, ge=1, le=10_000, description="output tokens at most: source + this")
     min_length: int = Field(0, ge=0, le=10_000)
-    no_repeat_ngram: int = Field(0, ge=0)
+    no_repeat_ngram: int = Field(0, ge=0, le=10_000)

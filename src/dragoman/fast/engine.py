@@ -171,8 +171,6 @@ class Engine:
             problems.append(f"rows = {rows}: must be 1 to 65536")
         if settings.sample:
             problems.append("sample = True: the native search does not draw; accepted: sample=False")
-        if settings.beam > 4096:
-            problems.append(f"beam = {settings.beam}: must be at most 4096 here")
         given: list[tuple[str, Sequence[Any]]] = [("sources", sources), ("limits", limits), ("prefixes", prefixes)]
         if shortlists is not None:
             given.append(("shortlists", shortlists))

@@ -61,8 +61,8 @@ class FastSearcher(Searcher):
         if not self._told_far:
             self._told_far = True
             _LOG.warning(
-                "some texts may become longer than the %s tokens of the native engine: the plain path translates them, "
-                "more slowly (source, prefix, max_extra and min_length make the length)",
+                "some texts may become longer than the %s tokens of the native engine: the plain path takes them, more "
+                "slowly (source, prefix, max_extra and min_length make the length)",
                 f"{self.engine.positions:,}",
             )
         return self.plain

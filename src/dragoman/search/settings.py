@@ -10,9 +10,9 @@ from typing import Any
 
 from dragoman.errors import UsageError, nearest
 
-__all__ = ["LONGEST", "WIDEST", "SearchSettings"]
+__all__ = ["SearchSettings"]
 
-WIDEST, LONGEST, STEEPEST = 4096, 10_000, 10.0
+_WIDEST, _LONGEST, _STEEPEST = 4096, 10_000, 10.0
 """The most beams or samples, tokens beyond the source or at least, and alpha: what is more would use up the machine, or
 make every score 0."""
 
@@ -57,12 +57,12 @@ class SearchSettings:
         if problems := self._no_numbers():
             return problems
         wanted = [
-            ("beam", 1 <= self.beam <= WIDEST, f"1 (greedy) to {WIDEST:,}"),
-            ("alpha", 0 <= self.alpha <= STEEPEST, f"0 (no length penalty) to {STEEPEST:g}"),
-            ("nbest", 1 <= self.nbest <= WIDEST, f"1 to {WIDEST:,}"),
-            ("max_extra", 0 <= self.max_extra <= LONGEST, f"0 to {LONGEST:,}"),
-            ("min_length", 0 <= self.min_length <= LONGEST, f"0 to {LONGEST:,}"),
-            ("no_repeat_ngram", 0 <= self.no_repeat_ngram < 1 << 31, "at least 0 (0 = off)"),
+            ("beam", 1 <= self.beam <= _WIDEST, f"1 (greedy) to {_WIDEST:,}"),
+            ("alpha", 0 <= self.alpha <= _STEEPEST, f"0 (no length penalty) to {_STEEPEST:g}"),
+            ("nbest", 1 <= self.nbest <= _WIDEST, f"1 to {_WIDEST:,}"),
+            ("max_extra", 0 <= self.max_extra <= _LONGEST, f"0 to {_LONGEST:,}"),
+            ("min_length", 0 <= self.min_length <= _LONGEST, f"0 to {_LONGEST:,}"),
+            ("no_repeat_ngram", 0 <= self.no_repeat_ngram <= _LONGEST, f"0 (off) to {_LONGEST:,}"),
             (
                 "temperature",
                 1e-6 <= self.temperature < math.inf,

@@ -27,7 +27,7 @@ from dragoman.data.vocabulary import Vocabulary, load_vocabulary
 from dragoman.errors import ConfigError, ModelFolderError, TrainingError, UsageError
 from dragoman.io.reading import read_json, read_text
 from dragoman.io.weights import file_problem, load_file
-from dragoman.io.writing import flush_folder, not_written
+from dragoman.io.writing import flush_folder, is_full, not_written
 
 if TYPE_CHECKING:
     import torch
@@ -103,10 +103,8 @@ def write_folder(folder: Path, files: Mapping[str, bytes], meta: Mapping[str, An
         shutil.rmtree(unfinished, ignore_errors=True)
         megabytes = sum(map(len, content.values())) / 1e6
         also = f"It needs {megabytes:.1f} MB. What was saved before is untouched."
-        raise TrainingError(
-            f"{not_written(folder, error, also)} A lower train.keep needs less space; the same command, run again, "
-            "continues from what was saved."
-        ) from error
+        full = " A lower train.keep needs less space; the same command, run again, continues from what was saved."
+        raise TrainingError(not_written(folder, error, also) + (full if is_full(error) else "")) from error
 
 
 def _exchange(unfinished: Path, folder: Path) -> None:

@@ -6,7 +6,7 @@ import errno
 import os
 from pathlib import Path
 
-__all__ = ["flush_file", "flush_folder", "not_written", "reason_of"]
+__all__ = ["flush_file", "flush_folder", "is_full", "not_written", "reason_of"]
 
 _REASONS = {
     errno.ENOSPC: ("the disk is full", "Free some space, or choose a folder on another disk."),
@@ -17,6 +17,11 @@ _REASONS = {
     errno.EPERM: ("operation not permitted", "Choose a folder that you may write to."),
 }
 _NO_FOLDER_FSYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM, errno.ENOSYS}
+
+
+def is_full(error: OSError) -> bool:
+    """Whether the disk or the user's share of it is full."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def reason_of(error: OSError) -> str:

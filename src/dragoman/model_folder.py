@@ -10,13 +10,14 @@ It is written under a temporary name, flushed, and renamed.  A run folder holds 
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 import dragoman
@@ -24,6 +25,9 @@ from dragoman.config import Config, parse_config
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.data.vocabulary import Vocabulary, load_vocabulary
 from dragoman.errors import ConfigError, ModelFolderError, TrainingError, UsageError
+from dragoman.io.reading import read_json, read_text
+from dragoman.io.weights import file_problem, load_file
+from dragoman.io.writing import flush_folder, is_full, not_written
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +41,7 @@ __all__ = [
     "average_tensors",
     "build_for",
     "find_model",
+    "load_file",
     "load_model",
     "load_network",
     "load_tensors",
@@ -57,6 +62,7 @@ __all__ = [
 
 FORMAT_VERSION = 1
 POINTERS = ("best", "last", "average")
+_COPY_AGAIN = "Copy the folder again, whole."
 USED_BY = {
     "parallel": "dragoman translate",
     "text": "dragoman generate",
@@ -92,14 +98,13 @@ def write_folder(folder: Path, files: Mapping[str, bytes], meta: Mapping[str, An
         for name, data in content.items():
             _write_flushed(unfinished / name, data)
         _exchange(unfinished, folder)
-        _flush_folder(folder.parent)
+        flush_folder(folder.parent)
     except OSError as error:
         shutil.rmtree(unfinished, ignore_errors=True)
         megabytes = sum(map(len, content.values())) / 1e6
-        raise TrainingError(
-            f"{folder} could not be written: {_why(error)}. It needs {megabytes:.1f} MB. What was saved before is "
-            "untouched; make room (a lower train.keep helps) and run the same command again to go on from there."
-        ) from error
+        also = f"It needs {megabytes:.1f} MB. What was saved before is untouched."
+        full = " A lower train.keep needs less space; the same command, run again, continues from what was saved."
+        raise TrainingError(not_written(folder, error, also) + (full if is_full(error) else "")) from error
 
 
 def _exchange(unfinished: Path, folder: Path) -> None:
@@ -141,14 +146,11 @@ def write_file(path: Path, data: bytes) -> None:
     try:
         _write_flushed(unfinished, data)
         unfinished.replace(path)
-        _flush_folder(path.parent)
+        flush_folder(path.parent)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
-        raise TrainingError(f"{path} could not be written: {_why(error)}. What was there is untouched.") from error
-
-
-def _why(error: OSError) -> str:
-    return "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error)
+        with contextlib.suppress(OSError):  # a read-only file system refuses this too
+            unfinished.unlink(missing_ok=True)
+        raise TrainingError(not_written(path, error, "What was there before is untouched.")) from error
 
 
 def _write_flushed(path: Path, data: bytes) -> None:
@@ -156,14 +158,6 @@ def _write_flushed(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def unique_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -202,11 +196,19 @@ def point(run: Path, name: str, target: Path) -> None:
 
 
 def read_pointer(run: Path, name: str) -> Path | None:
-    """The folder that a pointer names, or None."""
+    """The folder that a pointer names, or None where there is no pointer.
+
+    Raises ModelFolderError where it names anything but a folder inside the run.
+    """
     file = run / name
-    if not file.is_file():
+    if not os.path.lexists(file):
         return None
-    return run / file.read_text(encoding="utf-8").strip()
+    advice = f"Name a checkpoint in place of the run, or put the path of one into {name}: checkpoints/<step>."
+    text = read_text(file, ModelFolderError, advice, limit=4096).strip()
+    path = PurePosixPath(text)
+    if not path.parts or not text.isprintable() or ".." in path.parts or path.root or PureWindowsPath(text).anchor:
+        raise ModelFolderError(f"{file}: {text[:80]!r} is not the path of a folder inside the run. {advice}")
+    return run / path
 
 
 def steps_in(run: Path) -> list[Path]:
@@ -214,7 +216,8 @@ def steps_in(run: Path) -> list[Path]:
     folder = run / "checkpoints"
     if not folder.is_dir():
         return []
-    return sorted((p for p in folder.iterdir() if p.name.isdigit() and p.is_dir()), key=lambda p: int(p.name))
+    found = (path for path in folder.iterdir() if re.fullmatch("[0-9]+", path.name) and path.is_dir())
+    return sorted(found, key=lambda path: int(path.name))
 
 
 def find_model(path: str | Path) -> Path:
@@ -242,30 +245,49 @@ def find_model(path: str | Path) -> Path:
             f"{path}: not a model; accepted: a run folder, one checkpoint in it, or a folder with config.json, "
             "model.safetensors, the tokenizer and meta.json"
         )
-    what = "a file, not a model folder" if path.is_file() else "no such folder"
+    what = "not a folder" if os.path.lexists(path) else "no such folder"
     raise ModelFolderError(f"{path}: {what}; train a model first, or name the folder that 'dragoman train' wrote")
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """`meta.json` of a model folder.  Raises `ModelFolderError` when it is missing, cut or of a later format."""
-    try:
-        meta: dict[str, Any] = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-        version = int(meta["format_version"])
-        names = set(meta["sha256"])
-    except FileNotFoundError:
-        raise ModelFolderError(f"{folder}: meta.json is missing; copy the folder again, whole") from None
-    except (ValueError, LookupError, TypeError) as error:
-        raise ModelFolderError(f"{folder}/meta.json: cannot be read ({error}); copy the folder again, whole") from None
-    if version > FORMAT_VERSION:
+    """`meta.json` of a model folder.  Raises `ModelFolderError` when it is missing, damaged or of a later format."""
+    meta = read_json(folder / "meta.json", ModelFolderError, _COPY_AGAIN)
+    version = meta.get("format_version")
+    if isinstance(version, int) and version > FORMAT_VERSION:
         raise ModelFolderError(
-            f"{folder}: format version {version}, and this Dragoman {dragoman.__version__} reads up to "
+            f"{folder}: format version {str(version)[:20]}, and this Dragoman {dragoman.__version__} reads up to "
             f"{FORMAT_VERSION}; "
-            f"upgrade (the folder was written by Dragoman {meta.get('package_version')})"
+            f"upgrade (the folder was written by Dragoman {str(meta.get('package_version'))[:20]})"
         )
-    unlisted = sorted({"config.json", "model.safetensors"} - names)
-    if unlisted:
-        raise ModelFolderError(f"{folder}/meta.json: no sha256 of {', '.join(unlisted)}; copy the folder again, whole")
+    problems = list(_meta_problems(meta))
+    if problems:
+        raise ModelFolderError(f"{folder}/meta.json: cannot be read: {'; '.join(problems)}. {_COPY_AGAIN}")
     return meta
+
+
+def _meta_problems(meta: Mapping[str, Any]) -> Iterator[str]:
+    def wrong(key: str, accepted: str) -> str:
+        return f"{key} is {str(meta.get(key))[:40]!r}, accepted: {accepted}"
+
+    if type(meta.get("format_version")) is not int or meta["format_version"] < 1:
+        yield wrong("format_version", f"1 to {FORMAT_VERSION}")
+    if not isinstance(meta.get("package_version", ""), str):
+        yield wrong("package_version", "text")
+    if type(meta.get("step", 0)) is not int or not 0 <= meta.get("step", 0) < 1 << 63:
+        yield wrong("step", "a number of steps")
+    scores = meta.get("scores", {})
+    if not isinstance(scores, dict) or not all(isinstance(score, int | float) for score in scores.values()):
+        yield wrong("scores", "an object of numbers")
+    digests = meta.get("sha256")
+    if not isinstance(digests, dict):
+        yield wrong("sha256", "an object of file names and their sha256")
+        return
+    unlisted = sorted({"config.json", "model.safetensors"} - digests.keys())
+    if unlisted:
+        yield f"no sha256 of {', '.join(unlisted)}"
+    for name, digest in digests.items():
+        if not re.fullmatch(r"\w[\w. -]*", name) or not isinstance(digest, str):
+            yield f"{str(name)[:40]!r} with sha256 {str(digest)[:40]!r} is not a file of a model folder"
 
 
 def verify(folder: Path, but: Collection[str] = ()) -> dict[str, Any]:
@@ -274,19 +296,8 @@ def verify(folder: Path, but: Collection[str] = ()) -> dict[str, Any]:
     but: names of files that are not read.
     """
     meta = read_meta(folder)
-    problems = []
-    for name, expected in meta["sha256"].items():
-        if name in but:
-            continue
-        file = folder / name
-        if not file.is_file():
-            problems.append(f"{name} is missing")
-            continue
-        with file.open("rb") as handle:
-            if hashlib.file_digest(handle, "sha256").hexdigest() != expected:
-                problems.append(
-                    f"{name} is cut or altered ({file.stat().st_size:,} bytes; its sha256 is not the one in meta.json)"
-                )
+    found = ((name, file_problem(folder / name, sha256)) for name, sha256 in meta["sha256"].items() if name not in but)
+    problems = [f"{name} {problem}" for name, problem in found if problem]
     if problems:
         raise ModelFolderError(f"{folder}: {'; '.join(problems)}. Copy the folder again, or use an earlier checkpoint.")
     return meta
@@ -304,12 +315,13 @@ def build_for(config: Config, vocabulary: Vocabulary) -> Network:
 def read_config(path: str | Path) -> Config:
     """The configuration of a model or run folder.  Raises `ModelFolderError`."""
     folder = find_model(path)
+    document = read_json(folder / "config.json", ModelFolderError, _COPY_AGAIN)
     try:
-        return parse_config(json.loads((folder / "config.json").read_bytes()), where=str(folder / "config.json"))
-    except FileNotFoundError:
-        raise ModelFolderError(f"{folder}: config.json is missing; copy the folder again, whole") from None
+        return parse_config(document, where=str(folder / "config.json"))
     except (ConfigError, ValueError) as error:
         raise ModelFolderError(f"{folder}/config.json: {error}") from None
+    except RecursionError:
+        raise ModelFolderError(f"{folder}/config.json: its brackets are nested too deeply. {_COPY_AGAIN}") from None
 
 
 def load_network(path: str | Path, device: str | torch.device = "cpu") -> tuple[Network, Vocabulary, Config]:
@@ -319,7 +331,13 @@ def load_network(path: str | Path, device: str | torch.device = "cpu") -> tuple[
     config = read_config(folder)
     vocabulary = load_vocabulary(folder)
     network = build_for(config, vocabulary)
-    load_tensors(network, load_file(folder / "model.safetensors"), folder)
+    try:
+        load_tensors(network, load_file(folder / "model.safetensors"), folder)
+    except ModelFolderError as error:
+        raise ModelFolderError(
+            f"{error}. The model was built from config.json and a vocabulary of {vocabulary.source_size:,} source and "
+            f"{vocabulary.target_size:,} target entries; where sizes differ, one of these files is of another model."
+        ) from None
     return network.to(device).eval(), vocabulary, config
 
 
@@ -353,24 +371,16 @@ def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor], where: Path) -
         for n, p in own.items()
         if n in tensors and tensors[n].shape != p.shape
     ]
+    problems += [
+        f"{n} holds {str(tensors[n].dtype).removeprefix('torch.')}, accepted: floating-point numbers"
+        for n, p in own.items()
+        if n in tensors and p.is_floating_point() and not tensors[n].is_floating_point()
+    ]
     if problems:
         raise ModelFolderError(f"{where}: " + "; ".join(problems))
     with torch.no_grad():
         for name, parameter in own.items():
             parameter.copy_(tensors[name])
-
-
-def load_file(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file.  Raises `ModelFolderError` where it is anything else, a pickle for one."""
-    import safetensors.torch
-    from safetensors import SafetensorError
-
-    try:
-        return safetensors.torch.load_file(path)
-    except FileNotFoundError:
-        raise ModelFolderError(f"{path}: missing; copy the folder again, whole") from None
-    except (SafetensorError, OSError) as error:
-        raise ModelFolderError(f"{path}: not a safetensors file ({error}); no other format is read") from None
 
 
 def average_tensors(folders: Iterable[Path]) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.errors import DragomanError
+from dragoman.io.writing import not_written
 
 __all__ = ["embedded_json", "fill", "web", "whole_page", "write_page"]
 
@@ -76,9 +77,7 @@ def write_page(path: Path, page: str) -> Path:
             os.fsync(file.fileno())
         part.replace(path)
     except OSError as error:
-        raise DragomanError(
-            f"{path}: the page cannot be written ({error.strerror}); name a folder that can be written"
-        ) from error
+        raise DragomanError(f"{not_written(path, error)} Name another file with --out.") from error
     finally:
         with suppress(OSError):  # of the other problem, which is being told
             part.unlink(missing_ok=True)

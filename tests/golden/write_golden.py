@@ -1,60 +1,245 @@
-"""Writes the golden model of the current format version: run once a format version, by hand, and never again.
+"""Writes the golden files of the current formats: each once per format version, by hand, and never again.
 
     python tests/golden/write_golden.py
 
-`model_v<format>/` is a model folder as `dragoman train` writes it (no training files), `expected_v<format>.json`
-what it answered on the day it was written.
+What exists is left alone.  The formats and the files:
+
+    model_v<N>/, expected_v<N>.json               a Transformer as `dragoman train` writes it, without training files
+    lstm_v<N>/, expected_lstm_v<N>.json           a recurrent translation model
+    language_v<N>/, expected_language_v<N>.json   a language model
+    shortlist_v<N>.bin, expected_shortlist_v<N>.json   the shortlist of model_v1
+    run_v<N>/                                     a run folder with training state, its data, and its prepared store;
+                                                  `expected.json`: the losses of the next three steps, and some pairs
+
+The outcomes do not depend on the processor: numbers are compared with a tolerance, and tokens are recorded only where
+the best one leads by at least `MARGIN`.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 SOURCES = ["one two three", "nine zero seven seven", "", "six", "four five eight one two"]
+PAIRS = [("one two", "deux un"), ("nine", "neuf"), ("three four", "quatre trois")]
+TEXTS = ["one two three", "six"]
+SMALL_VOCABULARY = ("tokenizer.vocab_size=36", "tokenizer.normalization=identity")
+MARGIN = 0.5
+"""Least lead, in nats, of the best token over the next where tokens are recorded."""
 
 
-def main() -> None:
-    import sentencepiece as spm
+def write_json(name: str, content: Any) -> None:
+    """A JSON file with one line per item of a list, so that numbers do not take a line each."""
+    if isinstance(content, list):
+        text = "[\n" + ",\n".join(json.dumps(item, ensure_ascii=False) for item in content) + "\n]"
+    else:
+        text = json.dumps(content, indent=1, ensure_ascii=False)
+    (HERE / name).write_bytes((text + "\n").encode())
 
-    from dragoman.model_folder import FORMAT_VERSION, load_model, save_model, unique_tensors
+
+def logits_of(network: Any, source: Sequence[int], target: Sequence[int]) -> list[list[float]]:
+    """Logits (T, V) of a target under teacher forcing."""
+    import torch
+
+    from dragoman.data.tokenizer import BOS
+
+    with torch.no_grad():
+        rows = network.output(network.hidden(torch.tensor([source]), None, torch.tensor([[BOS, *target[:-1]]])))
+    return [[round(float(value), 4) for value in row] for row in rows[0]]
+
+
+def clear_steps(logits: list[list[float]]) -> list[int | None]:
+    """Per step the best token, or None where its lead is below `MARGIN`."""
+    found: list[int | None] = []
+    for row in logits:
+        first, second = sorted(range(len(row)), key=lambda token: -row[token])[:2]
+        found.append(first if row[first] - row[second] >= MARGIN else None)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------- pieces
+
+
+def write_model(version: int) -> None:
+    from dragoman.model_folder import load_model, save_model, unique_tensors
     from dragoman.training.trainer import train
     from dragoman.translate import Translator
     from small_run import small_config, write_corpus
 
-    # The tables of the usual normalization alone are 240 kB, which nothing here is about.
-    plain = functools.partial(spm.SentencePieceTrainer.train, normalization_rule_name="identity")
-    spm.SentencePieceTrainer.train = plain
-    folder = HERE / f"model_v{FORMAT_VERSION}"
-    if folder.exists():
-        sys.exit(f"{folder} exists: a golden model is never written again")
+    folder = HERE / f"model_v{version}"
     with tempfile.TemporaryDirectory() as place:
         data = write_corpus(Path(place) / "data")
         config = small_config(
-            data, "train.budget=900 steps", "train.validate_every=450 steps", "model.position.kind=rotary",
+            data, "tokenizer.normalization=identity", "train.budget=900 steps", "train.validate_every=450 steps",
+            "model.position.kind=rotary",
             "model.order=pre", "model.norm.kind=rms", "model.gated=true", "model.activation=silu",
         )  # fmt: skip
         train(config, Path(place) / "run")
         model, tokenizer, config = load_model(Path(place) / "run" / "last")
         config = config.model_copy(update={"data": config.data.model_copy(update={"root": "data"})})
         save_model(folder, config, tokenizer, unique_tensors(model), {"step": 900, "scores": {}})
-    shutil.rmtree(folder.with_name(f".{folder.name}.unfinished"), ignore_errors=True)
     translator = Translator.load(folder, engine="plain")
     rows = [
         {"source": t.source, "text": t.text, "score": t.score, "tokens": t.tokens}
         for t in translator.translate(SOURCES, beam=3)
     ]
     scores = [s.log_prob for s in translator.score(["one two", "nine"], ["deux un", "neuf"])]
-    expected = {"translations": rows, "scores": scores}
-    text = json.dumps(expected, indent=1, ensure_ascii=False)
-    (HERE / f"expected_v{FORMAT_VERSION}.json").write_text(text + "\n", encoding="utf-8")
+    write_json(f"expected_v{version}.json", {"translations": rows, "scores": scores})
+
+
+def write_lstm(version: int) -> None:
+    from dragoman.config import parse_config
+    from dragoman.model_folder import load_model, save_model, unique_tensors
+    from dragoman.training.trainer import train
+    from small_run import small_document, write_corpus
+
+    folder = HERE / f"lstm_v{version}"
+    with tempfile.TemporaryDirectory() as place:
+        document = small_document(write_corpus(Path(place) / "data"))
+        document["model"] = {"architecture": "lstm", "d_model": 10, "encoder_layers": 1, "decoder_layers": 1}
+        document["train"] |= {"budget": "400 steps", "validate_every": "400 steps"}
+        train(parse_config(document, SMALL_VOCABULARY), Path(place) / "run")
+        model, tokenizer, config = load_model(Path(place) / "run" / "last")
+        config = config.model_copy(update={"data": config.data.model_copy(update={"root": "data"})})
+        save_model(folder, config, tokenizer, unique_tensors(model), {"step": 400, "scores": {}})
+    rows = []
+    for source, target in PAIRS:
+        ids = tokenizer.encode_source(source), tokenizer.encode_target(target)
+        logits = logits_of(model, *ids)
+        rows.append({"pair": [source, target], "ids": ids, "logits": logits, "best": clear_steps(logits)})
+    write_json(f"expected_lstm_v{version}.json", rows)
+
+
+def write_language(version: int) -> None:
+    from dragoman.config import parse_config
+    from dragoman.model_folder import load_network, save_model, unique_tensors
+    from dragoman.text_generator import TextGenerator
+    from dragoman.training.trainer import train
+    from small_run import digit_pairs, small_document, write_lines
+
+    folder = HERE / f"language_v{version}"
+    with tempfile.TemporaryDirectory() as place:
+        write_lines(Path(place) / "text", [source for source, _ in digit_pairs(200)])
+        document = small_document(Path(place))
+        document["data"] = {"kind": "text", "root": place, "train": ["text"], "form": "lines", "max_tokens": 30}
+        document["model"] = {"architecture": "decoder_only", "n_layers": 1, "d_model": 12, "d_ff": 12, "n_heads": 2}
+        document["train"] |= {"budget": "300 steps", "validate_every": "300 steps"}
+        train(parse_config(document, SMALL_VOCABULARY), Path(place) / "run")
+        model, tokenizer, config = load_network(Path(place) / "run" / "last")
+        config = config.model_copy(update={"data": config.data.model_copy(update={"root": "data"})})
+        save_model(folder, config, tokenizer, unique_tensors(model), {"step": 300, "scores": {}})
+    generator = TextGenerator.load(folder, engine="plain")
+    rows = []
+    for text in TEXTS:
+        ids = generator.tokenizer.encode_target(text)
+        logits, found = logits_of(model, [], ids), generator.surprise(text)
+        rows.append({"text": text, "ids": ids, "log_prob": found.log_prob, "tokens": found.tokens, "logits": logits})
+        rows[-1]["best"] = clear_steps(logits)
+    write_json(f"expected_language_v{version}.json", rows)
+
+
+def write_shortlist(version: int) -> None:
+    from dragoman.model_folder import read_meta
+    from dragoman.search.shortlist import SHORTLIST, Shortlist
+    from dragoman.shortlist import learn_shortlist
+    from dragoman.translate import Translator
+    from small_run import write_corpus
+
+    with tempfile.TemporaryDirectory() as place:
+        data = write_corpus(Path(place) / "data")
+        folder = Path(shutil.copytree(HERE / "model_v1", Path(place) / "model"))
+        learn_shortlist(folder, data / "train.src", data / "train.tgt", best=3, frequent=4)
+        shutil.copy(folder / SHORTLIST, HERE / f"shortlist_v{version}.bin")
+        translator = Translator.load(folder, engine="plain", shortlist=True)
+        found = Shortlist.read(folder / SHORTLIST, read_meta(folder)["sha256"]["model.safetensors"])
+        texts = [t.text for t in translator.translate(SOURCES, beam=1)]
+    rows = [
+        {"source": source, "text": text, "words": found.of(translator.tokenizer.encode_source(source))}
+        for source, text in zip(SOURCES, texts, strict=True)
+    ]
+    write_json(f"expected_shortlist_v{version}.json", {"about": found.about, "sources": rows})
+
+
+def run_config(data: Path) -> Any:
+    """Everything that a resumed run has to restore: moments, averaged and raw weights, the place within an epoch."""
+    from small_run import small_config
+
+    return small_config(
+        data, *SMALL_VOCABULARY, "model.d_model=8", "model.d_ff=8", "model.n_heads=1", "train.batch_tokens=150",
+        "train.budget=6 steps", "train.validate_every=3 steps", "train.log_every=1", "train.keep=1",
+        "train.schedule.kind=inverse_sqrt", "train.schedule.warmup=4", "train.schedule.factor=0.1",
+        "train.ema=0.9", "train.accumulate=2", "train.clip_norm=1.0",
+    )  # fmt: skip
+
+
+def write_run(version: int) -> None:
+    """Six steps; then three more in a copy, whose log is what is expected."""
+    from dragoman.config import load_config
+    from dragoman.data.store import Store
+    from dragoman.training.runlog import read_log
+    from dragoman.training.trainer import train
+    from small_run import write_corpus
+
+    folder = HERE / f"run_v{version}"
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(temporary)
+        write_corpus(place / "data", train=60, valid=4)
+        train(run_config(place / "data"), place / "run")
+        shutil.rmtree(place / "run" / "tensorboard")
+        shutil.copytree(place, folder)
+        train(load_config(place / "run" / "config.toml", ["train.budget=9 steps"]), place / "run")
+        rows = [row for row in read_log(place / "run") if row["step"] > 6]
+    steps = [{key: row[key] for key in ("step", "loss", "learning_rate")} for row in rows if "loss" in row]
+    scores = [{key: row[key] for key in ("step", "epoch", "valid_loss")} for row in rows if "valid_loss" in row]
+    (prepared,) = (folder / "prepared").iterdir()
+    store = Store(prepared)
+    pairs = [{"number": n, "ids": store.pair(n), "text": store.text(n)} for n in (0, 17, len(store) - 1)]
+    content = {"steps": steps, "scores": scores, "account": store.account, "pairs": pairs}
+    write_json(f"{folder.name}/expected.json", content)
+    _rename_root(folder / "run", str(place / "data"))
+
+
+def _rename_root(run: Path, root: str) -> None:
+    """Replace the temporary path of the data in the run's files by `data`."""
+    import hashlib
+
+    (run / "config.toml").write_bytes((run / "config.toml").read_bytes().replace(root.encode(), b"data"))
+    for checkpoint in (run / "checkpoints").iterdir():
+        content = (checkpoint / "config.json").read_bytes().replace(root.encode(), b"data")
+        (checkpoint / "config.json").write_bytes(content)
+        meta = json.loads((checkpoint / "meta.json").read_bytes())
+        meta["sha256"]["config.json"] = hashlib.sha256(content).hexdigest()
+        (checkpoint / "meta.json").write_bytes(json.dumps(meta, indent=1, ensure_ascii=False).encode())
+
+
+PIECES: dict[str, Callable[[int], None]] = {
+    "model_v{}": write_model,
+    "lstm_v{}": write_lstm,
+    "language_v{}": write_language,
+    "shortlist_v{}.bin": write_shortlist,
+    "run_v{}": write_run,
+}
+
+
+def main() -> None:
+    from dragoman.model_folder import FORMAT_VERSION
+
+    for name, write in PIECES.items():
+        path = HERE / name.format(FORMAT_VERSION)
+        if path.exists():
+            print(f"{path} exists: golden files are never written again")
+            continue
+        write(FORMAT_VERSION)
+        for left in HERE.glob(".*.unfinished"):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -406,6 +406,16 @@ def test_sentences_that_are_too_long_to_be_scored_are_told(data: Path, tmp_path:
         opened("trees", data, tmp_path, *overrides).validation()
 
 
+def test_prepared_trees_that_were_altered_are_written_again(data: Path, tmp_path: Path) -> None:
+    opened("trees", data, tmp_path)
+    files = {path: path.read_bytes() for path in (tmp_path / "prepared" / "trees").iterdir()}
+    assert len(files) == 4  # words and brackets, for training and validation
+    for path, content in files.items():
+        path.write_bytes(content[: len(content) // 2] + b"\n" * (len(content) - len(content) // 2))
+    opened("trees", data, tmp_path)
+    assert {path: path.read_bytes() for path in files} == files
+
+
 # ------------------------------------------------------------------------------------------------- the command line
 
 

@@ -1,35 +1,160 @@
-"""P4: a model folder once written loads for ever and answers what it answered; one golden model a format version."""
+"""P4: files once written load for ever and answer what they answered; golden files of every format version.
+
+They are written by `tests/golden/write_golden.py`.  No outcome depends on the processor: numbers are compared with a
+tolerance, and tokens only where the best one leads by half a nat.
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from numpy.typing import NDArray
 
-from dragoman.model_folder import FORMAT_VERSION, verify
+from dragoman.config import load_config
+from dragoman.data.store import Store
+from dragoman.data.tokenizer import BOS
+from dragoman.model_folder import FORMAT_VERSION, load_file, load_network, read_meta, read_pointer, steps_in, verify
+from dragoman.models.seq2seq import Network
+from dragoman.search.shortlist import SHORTLIST, Shortlist
+from dragoman.text_generator import TextGenerator
+from dragoman.training.runlog import read_log
+from dragoman.training.trainer import train
 from dragoman.translate import Translator
+from small_run import Listener
 
 HERE = Path(__file__).parents[1] / "golden"
 VERSIONS = range(1, FORMAT_VERSION + 1)
+TOLERANCE = 5e-4  # numbers are recorded with four digits
+
+
+def expected(name: str) -> Any:
+    return json.loads((HERE / name).read_bytes())
+
+
+def logits_of(network: Network, source: list[int], target: list[int]) -> NDArray[np.float32]:
+    """Logits (T, V) of a target under teacher forcing."""
+    with torch.no_grad():
+        rows = network.output(network.hidden(torch.tensor([source]), None, torch.tensor([[BOS, *target[:-1]]])))
+    found: NDArray[np.float32] = rows[0].numpy()
+    return found
+
+
+def check_logits(network: Network, source: list[int], target: list[int], row: dict[str, Any]) -> None:
+    found = logits_of(network, source, target)
+    assert found == pytest.approx(np.array(row["logits"]), abs=TOLERANCE)
+    assert sum(best is not None for best in row["best"]) >= 1
+    for best, step in zip(row["best"], found, strict=True):
+        assert best is None or int(step.argmax()) == best
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_golden_model(version: int) -> None:
     folder = HERE / f"model_v{version}"
     assert verify(folder)["format_version"] == version
-    expected = json.loads((HERE / f"expected_v{version}.json").read_bytes())
+    answers = expected(f"expected_v{version}.json")
     translator = Translator.load(folder, engine="plain")
-    rows = expected["translations"]
+    rows = answers["translations"]
     found = translator.translate([row["source"] for row in rows], beam=3)
     assert any(row["text"] for row in rows)
     for row, translation in zip(rows, found, strict=True):
         assert (translation.text, translation.tokens) == (row["text"], row["tokens"])
         assert translation.score == pytest.approx(row["score"], abs=1e-4)
     scores = translator.score(["one two", "nine"], ["deux un", "neuf"])
-    assert [s.log_prob for s in scores] == pytest.approx(expected["scores"], abs=1e-4)
+    assert [s.log_prob for s in scores] == pytest.approx(answers["scores"], abs=1e-4)
 
 
-def test_golden_models_are_small() -> None:
-    for version in VERSIONS:
-        assert sum(p.stat().st_size for p in (HERE / f"model_v{version}").iterdir()) < 60_000
+@pytest.mark.parametrize("version", VERSIONS)
+def test_golden_recurrent_model(version: int) -> None:
+    folder = HERE / f"lstm_v{version}"
+    assert verify(folder)["format_version"] == version
+    network, _, config = load_network(folder)
+    assert config.model.architecture == "lstm"
+    translator = Translator.load(folder, engine="plain")
+    for row in expected(f"expected_lstm_v{version}.json"):
+        source, target = row["ids"]
+        tokenizer = translator.tokenizer
+        assert [tokenizer.encode_source(row["pair"][0]), tokenizer.encode_target(row["pair"][1])] == [source, target]
+        check_logits(network, source, target, row)
+        (score,) = translator.score([row["pair"][0]], [row["pair"][1]])
+        log_probs = torch.tensor(row["logits"]).log_softmax(1)[range(len(target)), target]
+        assert score.token_log_probs == pytest.approx(log_probs.tolist(), abs=2 * TOLERANCE)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_golden_language_model(version: int) -> None:
+    folder = HERE / f"language_v{version}"
+    assert verify(folder)["format_version"] == version
+    network, _, config = load_network(folder)
+    assert config.model.architecture == "decoder_only"
+    generator = TextGenerator.load(folder, engine="plain")
+    for row in expected(f"expected_language_v{version}.json"):
+        assert generator.tokenizer.encode_target(row["text"]) == row["ids"]
+        check_logits(network, [], row["ids"], row)
+        found = generator.surprise(row["text"])
+        assert (found.log_prob, found.tokens) == (pytest.approx(row["log_prob"], abs=1e-3), row["tokens"])
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_golden_shortlist(version: int, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(HERE / "model_v1", tmp_path / "model"))
+    shutil.copy(HERE / f"shortlist_v{version}.bin", folder / SHORTLIST)
+    answers = expected(f"expected_shortlist_v{version}.json")
+    found = Shortlist.read(folder / SHORTLIST, read_meta(folder)["sha256"]["model.safetensors"])
+    assert found.about == answers["about"]
+    assert found.to_bytes() == (folder / SHORTLIST).read_bytes()
+    translator = Translator.load(folder, engine="plain", shortlist=True)
+    rows = answers["sources"]
+    for row in rows:
+        assert found.of(translator.tokenizer.encode_source(row["source"])) == row["words"]
+    assert [t.text for t in translator.translate([row["source"] for row in rows], beam=1)] == [
+        row["text"] for row in rows
+    ]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_golden_store(version: int) -> None:
+    (folder,) = (HERE / f"run_v{version}" / "prepared").iterdir()
+    answers = expected(f"run_v{version}/expected.json")
+    store = Store(folder, folder.name)
+    assert store.account == answers["account"] and store.parts == [(60, 1.0)]
+    for row in answers["pairs"]:
+        assert [list(ids) for ids in store.pair(row["number"])] == row["ids"]
+        assert list(store.text(row["number"])) == row["text"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_golden_training_state_goes_on_as_it_did(version: int, tmp_path: Path) -> None:
+    """The losses of the next three steps follow from the moments, the raw weights and the place in the data."""
+    place = Path(shutil.copytree(HERE / f"run_v{version}", tmp_path / "place"))
+    answers = expected(f"run_v{version}/expected.json")
+    (checkpoint,) = steps_in(place / "run")
+    names = {key.partition("/")[0] for key in load_file(checkpoint / "training.safetensors")}
+    assert names == {"step", "exp_avg", "exp_avg_sq", "raw"}
+    listener = Listener()
+    config = load_config(place / "run" / "config.toml", [f"data.root={place / 'data'}", "train.budget=9 steps"])
+    train(config, place / "run", reporter=listener)
+    assert "after step 6 " in listener.text and "damaged" not in listener.text
+    rows = [row for row in read_log(place / "run") if row["step"] > 6]
+    steps = [row for row in rows if "loss" in row]
+    assert [row["step"] for row in steps] == [7, 8, 9]
+    for row, answer in zip(steps, answers["steps"], strict=True):
+        assert row["loss"] == pytest.approx(answer["loss"], abs=TOLERANCE), row["step"]
+        assert row["learning_rate"] == pytest.approx(answer["learning_rate"], rel=1e-12)
+    (scores,) = (row for row in rows if "valid_loss" in row)
+    (answer,) = answers["scores"]
+    assert (scores["step"], scores["epoch"]) == (answer["step"], answer["epoch"])
+    assert scores["valid_loss"] == pytest.approx(answer["valid_loss"], abs=TOLERANCE)
+    last = read_pointer(place / "run", "last")
+    assert last is not None and verify(last)["step"] == 9
+
+
+def test_golden_files_are_small() -> None:
+    sizes = {path.name: sum(file.stat().st_size for file in path.rglob("*")) for path in HERE.iterdir()}
+    assert len(sizes) >= 9 and max(sizes.values()) < 100_000
+    assert sum(sizes.values()) < 250_000 * FORMAT_VERSION

@@ -7,6 +7,7 @@ import gzip
 import importlib
 import json
 import lzma
+import resource
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from dragoman.bulk import Job, Summary, cluster, is_bulk, journal, run, translat
 from dragoman.bulk.shards import find_shards
 from dragoman.bulk.work import Done, Form, Translated
 from dragoman.data.lines import read_lines
-from dragoman.errors import DataError, UsageError
+from dragoman.errors import DataError, DragomanError, UsageError
 
 LINES = 3  # of a chunk
 
@@ -134,7 +135,7 @@ def stop_before(patch: pytest.MonkeyPatch, number: int) -> list[str]:
 
     for name in ("write_bytes", "replace", "unlink", "mkdir"):
         patch.setattr(Path, name, counted(name, getattr(Path, name)))
-    patch.setattr(journal.os, "fsync", counted("fsync", lambda descriptor: None))
+    patch.setattr("os.fsync", counted("fsync", lambda descriptor: None))
     return seen
 
 
@@ -145,7 +146,7 @@ def test_killed_before_each_single_change_of_the_disk(
     (source / "deep" / "d.en.xz").unlink()
     (source / "bom").unlink()
     put(source / "deep" / "c.zst", zstandard.ZstdCompressor().compress(b"1\n2\n3\n4\n"))
-    monkeypatch.setattr(journal.os, "fsync", lambda descriptor: None)  # slow, and here nothing but a process dies
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)  # slow, and here nothing but a process dies
     with monkeypatch.context() as patch:
         seen = stop_before(patch, 1000)
         whole = bulk(source, tmp_path / "whole")
@@ -276,6 +277,95 @@ def test_all_that_is_wrong_with_the_input_is_told_at_once(source: Path, tmp_path
         assert words in str(caught.value)
     with pytest.raises(UsageError, match="--column text: there is no Parquet file in the input"):
         find_shards([source / "a.txt"], "text", ())
+
+
+def test_outputs_that_would_be_a_file_and_a_folder_are_told_before_the_work(tmp_path: Path) -> None:
+    """`d` of one folder, and `d/0` and `d/e/1` of another; and a file whose output is the folder of the job."""
+    for name in ("x/d", "x/b", "y/d/0", "y/d/e/1", "z/_dragoman"):
+        put(tmp_path / name, b"text\n")
+    inputs = [tmp_path / "x", tmp_path / "y", tmp_path / "z" / "_dragoman"]
+    with pytest.raises(UsageError) as caught:
+        translate_bulk(Shouting(Path("model")), inputs, tmp_path / "out")
+    lines = str(caught.value).split("\n")
+    assert lines[1:] == [
+        f"  - {tmp_path}/y/d/0 would be written to d/0, and {tmp_path}/x/d to d, which cannot be a file and a folder: "
+        "translate them into two folders",
+        f"  - {tmp_path}/y/d/e/1 would be written to d/e/1, and {tmp_path}/x/d to d, which cannot be a file and a "
+        "folder: translate them into two folders",
+        f"  - {tmp_path}/z/_dragoman would be written to _dragoman, which is the folder of the job's own files: "
+        "rename it",
+    ]
+    assert Shouter.given == [] and not (tmp_path / "out").exists()
+
+
+def test_many_collisions_are_counted(tmp_path: Path) -> None:
+    put(tmp_path / "x" / "d", b"text\n")
+    for number in range(30):
+        put(tmp_path / "y" / "d" / str(number), b"text\n")
+    with pytest.raises(UsageError, match="and 10 more files with the same output") as caught:
+        translate_bulk(Shouting(Path("model")), [tmp_path / "x", tmp_path / "y"], tmp_path / "out")
+    assert str(caught.value).count("\n") == 21
+
+
+def test_outputs_that_differ_in_case_only(tmp_path: Path) -> None:
+    """Where the file system ignores case, as those of Windows and macOS do, one would replace the other."""
+    put(tmp_path / "x" / "Text", b"one\n")
+    put(tmp_path / "y" / "text", b"two\n")
+    inputs = [tmp_path / "x", tmp_path / "y"]
+    translate_bulk(Shouting(Path("model")), inputs, tmp_path / "Jobs" / "1")
+    assert tree(tmp_path / "Jobs" / "1") == {"Text": b"ONE\n", "text": b"TWO\n"}
+    (tmp_path / "jOBS").symlink_to(tmp_path / "Jobs")  # what a file system that ignores case would show
+    with pytest.raises(UsageError, match=r"x/Text and .*y/text would be written to the same file, because .* case"):
+        translate_bulk(Shouting(Path("model")), inputs, tmp_path / "Jobs" / "2")
+    translate_bulk(Shouting(Path("model")), inputs[:1], tmp_path / "Jobs" / "3")
+
+
+def test_a_limit_on_files_while_it_is_written(tmp_path: Path) -> None:
+    """The folder is named, what is done is kept, and the same command goes on from there."""
+    put(tmp_path / "in" / "a", b"x\n" * 2 * LINES)
+    put(tmp_path / "in" / "b", b"y" * 3000 + b"\n")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    try:
+        with pytest.raises(DragomanError, match=r"out could not be written: it exceeds the limit .*What is done is ke"):
+            bulk(tmp_path / "in", tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert tree(tmp_path / "out") == {"a": b"X\n" * 2 * LINES}
+    given = len(Shouter.given)
+    bulk(tmp_path / "in", tmp_path / "out")
+    assert tree(tmp_path / "out")["b"] == b"Y" * 3000 + b"\n" and len(Shouter.given) == given + 1
+
+
+@pytest.mark.parametrize(
+    "junk", [b"", b"[]", b"{", b"\xff", b"[" * 5000, b'{"lines": "x"}', b'{"lines": 1, "flags": 3}']
+)
+def test_a_damaged_journal_is_named(tmp_path: Path, junk: bytes) -> None:
+    put(tmp_path / "in" / "a", b"one\ntwo\nthree\nfour\n")
+    out = tmp_path / "out"
+
+    def stop(texts: Sequence[str]) -> None:
+        if "four" in texts:
+            raise Killed
+
+    Shouter.before = stop
+    with pytest.raises(Killed):
+        bulk(tmp_path / "in", out)
+    Shouter.before = lambda texts: None
+    chunk = out / "_dragoman" / "shards" / "a" / "0"
+    (chunk.parent / "²").touch()  # no number of a chunk
+    content = chunk.read_bytes()
+    chunk.write_bytes(junk + b"\nONE\n")
+    with pytest.raises(DataError, match=r"shards/a/0: damaged\. Remove this file"):
+        bulk(tmp_path / "in", out)
+    chunk.write_bytes(content)
+    bulk(tmp_path / "in", out)
+    (chunk.parent / "done").write_bytes(junk)
+    with pytest.raises(DataError, match="shards/a/done: "):
+        bulk(tmp_path / "in", out)
+    (out / "_dragoman" / "manifest.json").write_bytes(junk)
+    with pytest.raises((DataError, UsageError), match=r"manifest\.json: cannot be read|began as another job"):
+        bulk(tmp_path / "in", out)
 
 
 def test_links_that_are_no_files_are_told_and_not_passed_over(source: Path, tmp_path: Path) -> None:

@@ -19,11 +19,12 @@ FILES = sorted(ROOT.rglob("*.py"))
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "extras": {"errors"},
+    "io": {"errors"},
     "config": {"errors"},
     "nn": {"errors"},
     "models": {"errors", "config", "nn"},
-    "data": {"errors", "extras", "config"},
-    "search": {"errors", "nn", "models", "data"},
+    "data": {"errors", "extras", "config", "io"},
+    "search": {"errors", "io", "nn", "models", "data"},
     "inside": {
         "errors",
         "config",
@@ -52,11 +53,11 @@ ARROWS: dict[str, set[str]] = {
         "inside",
         "page",
     },
-    "formats": {"errors", "extras", "config", "nn", "models", "data", "search", "model_folder"},
-    "bulk": {"errors", "extras", "data", "model_folder", "search", "translate", "training"},
-    "fast": {"errors", "config", "nn", "models", "data", "search", "model_folder"},
+    "formats": {"errors", "extras", "io", "config", "nn", "models", "data", "search", "model_folder"},
+    "bulk": {"errors", "extras", "io", "data", "model_folder", "search", "translate", "training"},
+    "fast": {"errors", "io", "config", "nn", "models", "data", "search", "model_folder"},
     "report": {"errors", "page"},
-    "model_folder": {"errors", "config", "models", "data"},
+    "model_folder": {"errors", "io", "config", "models", "data"},
     "shortlist": {"errors", "config", "data", "search", "model_folder", "translate"},
     "translate": {"errors", "models", "data", "search", "fast", "model_folder"},
     "text_generator": {"errors", "models", "data", "search", "fast", "model_folder"},
@@ -65,6 +66,7 @@ ARROWS: dict[str, set[str]] = {
     "evaluate": {"errors", "config", "data", "model_folder", "translate"},
     "training": {
         "errors",
+        "io",
         "config",
         "nn",
         "models",
@@ -77,7 +79,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "vectors": {"errors", "extras", "nn", "data", "model_folder"},
     "compare": {"errors", "config", "data", "model_folder", "translate", "training", "page"},
-    "page": {"errors"},
+    "page": {"errors", "io"},
 }
 
 PUBLIC_NAMES = [

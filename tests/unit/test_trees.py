@@ -25,6 +25,14 @@ def tree(text: str, folder: Path) -> Tree:
 # ----------------------------------------------------------------------------------------------------------- reading
 
 
+def test_brackets_that_never_close_are_refused_before_python_runs_out_of_stack(tmp_path: Path) -> None:
+    deep = "(S " * 5000 + "(N a)" + ")" * 5000
+    with pytest.raises(DataError, match="line 2: more than 200 brackets are open"):
+        list(read_trees(write_lines(tmp_path / "deep.ptb", [JOHN, deep])))
+    deepest = tree("(S " * 199 + "(N a)" + ")" * 199, tmp_path)
+    assert deepest.words() == ["a"] and len(linearize(deepest).split()) == 2 * 199 + 1
+
+
 def test_trees_over_several_lines(tmp_path: Path) -> None:
     broken = JOHN.replace(" (VP", "\n\n   (VP").replace("dog)", "dog\n)")
     path = write_lines(tmp_path / "a.ptb", ["", broken, f"{JOHN} (ROOT (UH Yeah))", ""])

@@ -12,22 +12,27 @@ Each of them is written under another name, flushed and renamed, so that it is t
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dragoman.bulk.shards import Contents, Shard
+from filelock import FileLock, Timeout
+
+from dragoman.bulk.shards import JOURNAL, Contents, Shard
 from dragoman.bulk.work import Done
-from dragoman.errors import DataError, UsageError
+from dragoman.errors import DataError, DragomanError, UsageError
+from dragoman.io.reading import open_regular, read_json, read_text
+from dragoman.io.writing import flush_file, flush_folder, not_written
 
 __all__ = ["Journal", "ShardDone"]
 
 _SHOWN = 10
+_KEPT = "What is done is kept; the same command, run again, continues from there."
+_DAMAGED = "It was altered; give another --output, or remove this folder and start again."
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class Journal:
 
     def __init__(self, out: Path) -> None:
         self.out = out
-        self.folder = out / "_dragoman"
+        self.folder = out / JOURNAL
         self.path: str | None = None
 
     @classmethod
@@ -60,27 +65,40 @@ class Journal:
             raise UsageError(f"{out}: a file; a bulk translation goes into a folder: give a new one with --output")
         if out.is_dir() and not file.exists() and any(path != journal.folder for path in out.iterdir()):
             raise UsageError(f"{out}: holds other files, and no job to go on with; give an empty or a new folder")
-        journal.folder.mkdir(parents=True, exist_ok=True)
+        with journal._named():
+            journal.folder.mkdir(parents=True, exist_ok=True)
         with journal._alone():
             now = json.loads(json.dumps(manifest))
             if file.exists():
-                journal._compare(json.loads(file.read_bytes()), now)
+                journal._compare(read_json(file, DataError, _DAMAGED), now)
             else:
-                _write(file, json.dumps(now, indent=1, ensure_ascii=False).encode())
+                with journal._named():
+                    _write(file, json.dumps(now, indent=1, ensure_ascii=False).encode())
             yield journal
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        with (self.folder / "lock").open("wb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UsageError(
-                    f"{self.out}: another process is translating into this folder; wait, or give another --output"
-                ) from None
-            except OSError:
-                pass  # a file system without locks
+    def _named(self) -> Iterator[None]:
+        """Raise DragomanError that names the folder where something cannot be written."""
+        try:
             yield
+        except OSError as error:
+            raise DragomanError(not_written(error.filename or self.out, error, _KEPT)) from error
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        lock = FileLock(self.folder / "lock")
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            raise UsageError(
+                f"{self.out}: another process is translating into this folder; wait, or give another --output"
+            ) from None
+        except (OSError, NotImplementedError):
+            pass  # a file system without locks
+        try:
+            yield
+        finally:
+            lock.release()
 
     def _compare(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         old, new = dict(_flat(before)), dict(_flat(now))
@@ -98,21 +116,24 @@ class Journal:
     def kept(self, shard: Shard) -> set[int]:
         """The numbers of the chunks that are done."""
         folder = self._of(shard)
-        return {int(path.name) for path in folder.iterdir() if path.name.isdigit()} if folder.is_dir() else set()
+        names = (path.name for path in folder.iterdir()) if folder.is_dir() else ()
+        return {int(name) for name in names if re.fullmatch("[0-9]+", name)}
 
     def keep(self, shard: Shard, number: int, done: Done) -> None:
         """Put a finished chunk on disk, for good.  Raises UsageError as `agree` does."""
         self.agree(done.path)
         head = json.dumps({"lines": done.lines, "flags": done.flags}).encode()
-        _write(self._of(shard) / str(number), head + b"\n" + done.payload)
+        with self._named():
+            _write(self._of(shard) / str(number), head + b"\n" + done.payload)
 
     def agree(self, path: str) -> None:
         """Raise UsageError where another path of translating (see `Done`) was gone before."""
         file = self.folder / "path"
         if self.path is None and file.exists():
-            self.path = file.read_text(encoding="utf-8")
+            self.path = read_text(file, DataError, _DAMAGED)
         if self.path is None:
-            _write(file, path.encode())
+            with self._named():
+                _write(file, path.encode())
             self.path = path
         if self.path != path:
             raise UsageError(
@@ -125,7 +146,10 @@ class Journal:
         file, output = self._of(shard) / "done", self.out / shard.name
         if not file.exists() or not output.exists():
             return None
-        done = ShardDone(**json.loads(file.read_bytes()))
+        try:
+            done = ShardDone(**read_json(file, DataError, _DAMAGED))
+        except TypeError:
+            raise DataError(f"{file}: does not describe a finished file. {_DAMAGED}") from None
         if output.stat().st_size != done.bytes:
             raise DataError(
                 f"{output}: {output.stat().st_size:,} bytes, and {done.bytes:,} were written; it was altered since. "
@@ -145,20 +169,26 @@ class Journal:
                 f"{shard.path}: was changed while it was translated. Put back what it was ({contents.lines:,} lines, "
                 f"sha256 {contents.sha256}) and run the same command again, or give another --output."
             )
-        shard.write((self._payload(folder / str(number)) for number in range(chunks)), folder / "joined")
         flags = sum((Counter(head["flags"]) for head in heads), Counter[str]())
-        done = ShardDone(lines, (folder / "joined").stat().st_size, dict(sorted(flags.items())))
-        _write(folder / "done", json.dumps(vars(done)).encode())
-        output.parent.mkdir(parents=True, exist_ok=True)
-        _settle(folder / "joined", output)
-        self._drop(shard)
+        with self._named():
+            shard.write((self._payload(folder / str(number)) for number in range(chunks)), folder / "joined")
+            done = ShardDone(lines, (folder / "joined").stat().st_size, dict(sorted(flags.items())))
+            _write(folder / "done", json.dumps(vars(done)).encode())
+            output.parent.mkdir(parents=True, exist_ok=True)
+            _settle(folder / "joined", output)
+            self._drop(shard)
         return done
 
     @staticmethod
     def _head(chunk: Path) -> dict[str, Any]:
-        with chunk.open("rb") as file:
-            head: dict[str, Any] = json.loads(file.readline())
-        return head
+        try:
+            with open_regular(chunk) as file:
+                head: dict[str, Any] = json.loads(file.readline(1 << 20))
+            if isinstance(head["lines"], int) and isinstance(head["flags"], dict):
+                return head
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
+            pass
+        raise DataError(f"{chunk}: damaged. Remove this file, and the same command translates its lines again.")
 
     @staticmethod
     def _payload(chunk: Path) -> bytes:
@@ -191,11 +221,6 @@ def _write(path: Path, data: bytes) -> None:
 
 def _settle(part: Path, path: Path) -> None:
     """Give a written file its name, when all of it is on the disk."""
-    with part.open("rb") as file:
-        os.fsync(file.fileno())
+    flush_file(part)
     part.replace(path)
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    flush_folder(path.parent)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import dragoman
 from dragoman.bulk.journal import Journal, ShardDone
-from dragoman.bulk.shards import COLUMNS, Contents, Shard, find_shards
+from dragoman.bulk.shards import COLUMNS, Contents, Shard, find_shards, same_but_for_case
 from dragoman.bulk.work import Chunk, Form, Job, Translated, Worker, model_sha256
 from dragoman.errors import DataError, UsageError
 
@@ -84,6 +84,7 @@ def _check(job: Job, inputs: Sequence[Path], output: Path, shards: Sequence[Shar
         for folder in inputs
         if folder.is_dir() and output.resolve().is_relative_to(folder.resolve())
     ]
+    problems += same_but_for_case(shards, output)
     if chunk_lines < 1:
         problems.append(f"chunk_lines = {chunk_lines}: must be at least 1")
     tables = [shard for shard in shards if shard.table]

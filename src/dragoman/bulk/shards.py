@@ -7,10 +7,10 @@ import hashlib
 import itertools
 import json
 import lzma
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 import zstandard
@@ -19,10 +19,23 @@ from dragoman.data.lines import plain_suffix, read_lines
 from dragoman.errors import DataError, UsageError, nearest
 from dragoman.extras import extra_package
 
-__all__ = ["COLUMNS", "Contents", "Shard", "TableShard", "TextShard", "find_shards", "is_bulk"]
+__all__ = [
+    "COLUMNS",
+    "JOURNAL",
+    "Contents",
+    "Shard",
+    "TableShard",
+    "TextShard",
+    "find_shards",
+    "is_bulk",
+    "same_but_for_case",
+]
 
 COLUMNS = ("translation", "score", "flags", "nbest")
 """What a table gets; `nbest` only where more than one is asked for."""
+
+JOURNAL = "_dragoman"
+"""Folder in the output folder, for the files of the job itself."""
 
 _TABLE = ".parquet"
 _SHOWN = 20
@@ -61,8 +74,11 @@ class Shard:
 
     def sha256(self) -> str:
         """Of the file as it is now."""
-        with self.path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        try:
+            with self.path.open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise DataError(f"{self.path}: cannot be read: {error.strerror or error}") from None
 
     def contents(self) -> Contents:
         """Read the shard to its end.  Raises DataError where any line cannot be used."""
@@ -170,21 +186,22 @@ def find_shards(inputs: Sequence[Path], column: str | None, added: tuple[str, ..
     """
     paths: dict[str, Path] = {}
     problems: list[str] = []
+    collisions: list[str] = []
     all_links: list[Path] = []
     for given in inputs:
         found, links = _files(given)
         all_links += links
         if not found and not links:
             problems.append(f"{given}: {'no file in this folder' if given.is_dir() else 'no such file or folder'}")
-        problems += [
+        collisions += [
             f"{path} and {paths[name]} would both be written to {name}: translate them into two folders"
             for name, path in found.items()
             if name in paths
         ]
         paths |= found
-    problems += map(_link_problem, all_links[:_SHOWN])
-    if len(all_links) > _SHOWN:
-        problems.append(f"and {len(all_links) - _SHOWN:,} more links")
+    collisions += _inside_one_another(paths)
+    problems += _first(collisions, "files with the same output")
+    problems += _first(list(map(_link_problem, all_links)), "links")
     for path in paths.values():
         if plain_suffix(path) in _NOT_LINES:
             problems.append(f"{path}: {plain_suffix(path)} is not one sentence a line; give lines of text, or Parquet")
@@ -198,6 +215,47 @@ def find_shards(inputs: Sequence[Path], column: str | None, added: tuple[str, ..
         TableShard(name, path, column or "", added) if path.suffix == _TABLE else TextShard(name, path)
         for name, path in sorted(paths.items())
     ]
+
+
+def _first(problems: Sequence[str], what: str) -> list[str]:
+    rest = [f"and {len(problems) - _SHOWN:,} more {what}"] if len(problems) > _SHOWN else []
+    return [*problems[:_SHOWN], *rest]
+
+
+def _inside_one_another(paths: Mapping[str, Path]) -> Iterator[str]:
+    """Outputs that would have to be a file and a folder at once."""
+    for name, path in paths.items():
+        if name == JOURNAL:
+            yield f"{path} would be written to {name}, which is the folder of the job's own files: rename it"
+        for parent in map(str, PurePosixPath(name).parents):
+            if parent in paths:
+                yield (
+                    f"{path} would be written to {name}, and {paths[parent]} to {parent}, which cannot be a file and a "
+                    "folder: translate them into two folders"
+                )
+
+
+def same_but_for_case(shards: Sequence[Shard], output: Path) -> list[str]:
+    """Shards whose outputs would be one file, where the output's file system takes `A` and `a` for the same name."""
+    seen: dict[str, Shard] = {}
+    problems = []
+    for shard in shards:
+        other = seen.setdefault(shard.name.casefold(), shard)
+        if other is not shard:
+            problems.append(
+                f"{other.path} and {shard.path} would be written to the same file, because the file system of {output} "
+                "ignores case: translate them into two folders"
+            )
+    return _first(problems, "files with the same output") if problems and _ignores_case(output) else []
+
+
+def _ignores_case(folder: Path) -> bool:
+    """Whether the file system takes `A` and `a` for the same name, as far as existing folders tell."""
+    for path in (folder.resolve(), *folder.resolve().parents):
+        other = path.with_name(path.name.swapcase()) if path.name else path
+        if other != path and path.exists():
+            return other.exists() and other.samefile(path)
+    return False
 
 
 def _files(given: Path) -> tuple[dict[str, Path], list[Path]]:

@@ -6,7 +6,6 @@ Results go to standard output, progress and messages to standard error.  Exit co
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from typing import NoReturn
@@ -16,6 +15,7 @@ import typer
 from dragoman.cli import atlas, compare, explain, export, serve, shortlist, training, using, vectors
 from dragoman.cli.options import app
 from dragoman.errors import DragomanError
+from dragoman.io.writing import not_written, reason_of
 
 __all__ = ["app", "atlas", "compare", "explain", "export", "main", "serve", "shortlist", "training", "using", "vectors"]
 
@@ -44,10 +44,9 @@ def main() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except OSError as error:  # a full disk behind standard output or --output, most of all
-        what = "the output" if error.filename is None else str(error.filename)
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        advice = "; make room, or choose another place" if full or error.filename is None else ""
-        typer.echo(f"dragoman: {what}: {error.strerror or error}{advice}", err=True)
+        named = f"{error.filename}: {reason_of(error)}"
+        message = not_written("standard output", error) if error.filename is None else named
+        typer.echo(f"dragoman: {message}", err=True)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the interpreter's last flush cannot fail again
         sys.exit(1)
     except KeyboardInterrupt:

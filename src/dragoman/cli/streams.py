@@ -11,7 +11,8 @@ from typing import Any
 
 import typer
 
-from dragoman.errors import UsageError
+from dragoman.errors import DragomanError, UsageError
+from dragoman.io.writing import not_written
 
 __all__ = ["Output", "lines_of", "windows"]
 
@@ -55,21 +56,40 @@ class Output:
                 self.file = (self.part or self.path).open("wb")
             except OSError as error:
                 parent = self.path.parent
-                why = error.strerror if parent.is_dir() else f"there is no folder {parent}"
-                raise UsageError(f"{self.path}: cannot be written: {why}") from None
-        return lambda line: self.file.write(line.encode("utf-8") + b"\n")
+                if not parent.is_dir():
+                    raise UsageError(f"{self.path}: cannot be written: there is no folder {parent}; make it") from None
+                raise UsageError(not_written(self.path, error)) from None
+        return self._write
+
+    def _write(self, line: str) -> None:
+        data = line.encode("utf-8") + b"\n"
+        if self.path is None:
+            self.file.write(data)
+            return
+        try:
+            self.file.write(data)
+        except OSError as error:
+            raise self._problem(error) from error
+
+    def _problem(self, error: OSError) -> OSError | DragomanError:
+        """The error that names the output; a reader of a pipe that has gone away is no problem of the output."""
+        return error if isinstance(error, BrokenPipeError) else DragomanError(not_written(self.path, error))
 
     def __exit__(self, kind: object, *rest: object) -> None:
         if self.path is None:
             self.file.flush()
             return
-        self.file.close()
-        if self.part is None:
-            return
-        if kind is None:
-            self.part.replace(self.path)
-        else:
+        problem = None
+        try:
+            self.file.close()
+            if self.part is not None and kind is None:
+                self.part.replace(self.path)
+        except OSError as error:
+            problem = error
+        if self.part is not None and (kind is not None or problem is not None):
             typer.echo(f"what was done before the error is in {self.part}", err=True)
+        if problem is not None and kind is None:
+            raise self._problem(problem) from problem
 
 
 def windows(lines: Iterable[str], size: int = 2000) -> Iterator[list[str]]:

@@ -8,11 +8,15 @@ from pathlib import Path
 
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DataError, ModelFolderError, nearest
+from dragoman.io.reading import read_json
 
 __all__ = ["LABELS_FILE", "LabelVocabulary"]
 
 LABELS_FILE = "labels.json"
 _NAMED = 20
+_COPY_AGAIN = "Copy the folder again, whole."
+_MOST_NUMBERS = 10_000_000
+"""Numbers of a patch, at most; an image of 1,000 x 1,000 pixels in colour has 3 million."""
 
 
 class LabelVocabulary:
@@ -59,11 +63,15 @@ class LabelVocabulary:
     @classmethod
     def load(cls, folder: Path) -> LabelVocabulary:
         """The labels of a model folder.  Raises `ModelFolderError` where there are none."""
-        try:
-            about = json.loads((folder / LABELS_FILE).read_text(encoding="utf-8"))
-            labels, patch_numbers = [str(label) for label in about["labels"]], int(about["patch_numbers"])
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            raise ModelFolderError(
-                f"{folder / LABELS_FILE}: cannot be read ({error}); copy the folder again, whole"
-            ) from None
+        file = folder / LABELS_FILE
+        about = read_json(file, ModelFolderError, _COPY_AGAIN)
+        labels, patch_numbers = about.get("labels"), about.get("patch_numbers")
+        problems = []
+        if not isinstance(labels, list) or not labels or not all(isinstance(label, str) for label in labels):
+            problems.append("labels is not a list of texts")
+        if type(patch_numbers) is not int or not 0 <= patch_numbers <= _MOST_NUMBERS:
+            problems.append(f"patch_numbers is not a number from 0 to {_MOST_NUMBERS:,}")
+        if problems:
+            raise ModelFolderError(f"{file}: cannot be read: {' and '.join(problems)}. {_COPY_AGAIN}")
+        assert isinstance(labels, list) and isinstance(patch_numbers, int)
         return cls(labels, None if patch_numbers else Tokenizer.load(folder), patch_numbers)

@@ -1,9 +1,12 @@
-"""Token ids of a corpus on disk, memory-mapped, so that a corpus larger than memory trains.
+"""Token ids of a corpus on disk, read pair by pair, so that a corpus larger than memory trains.
 
 A store is a folder named after the content it was made from: text, filters, tokenizer.  It is built once and reused
 when nothing changed.  Files: `tokenizer.model`, `{source,target}.{ids,offsets}`, `{source,target}.txt` with
-`.text_offsets` (the kept text, which sampling reads), `parts`, and `store.json` last of all, so that a folder
-without it is unfinished and built again.
+`.text_offsets` (the kept text, which sampling reads), and `store.json` last of all, so that a folder without it is
+unfinished and built again.
+
+`store.json` holds the size and the BLAKE2b hash of every other file, and a hash of itself.  All of them are checked
+whenever a store is opened: this reads about as many bytes as hashing the corpus itself, which every start does anyway.
 """
 
 from __future__ import annotations
@@ -13,8 +16,11 @@ import json
 import os
 import shutil
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,43 +28,74 @@ from numpy.typing import NDArray
 from dragoman.config import Config
 from dragoman.data.corpus import Account, CorpusSpec, FilterRules, PairFilter, read_pairs
 from dragoman.data.tokenizer import EOS, Tokenizer, train_tokenizer
-from dragoman.errors import DataError
+from dragoman.errors import DataError, ModelFolderError, TrainingError
+from dragoman.io.reading import RandomAccessFile, read_json
+from dragoman.io.writing import not_written
 
-__all__ = ["Store", "build_store", "content_hash", "refused", "text_hash"]
+__all__ = ["DamagedStoreError", "Store", "build_store", "content_hash", "refused", "text_hash"]
 
-_VERSION = 1
+_VERSION = 2
 _SIDES = ("source", "target")
+_ID = np.dtype(np.uint32)
+_TABLES = tuple(f"{side}.{kind}" for side in _SIDES for kind in ("ids", "offsets", "txt", "text_offsets"))
+_REMEDY = "Remove the folder; the next training builds it again."
+
+
+class DamagedStoreError(DataError):
+    """A store whose files are not what was written; the message names the folder and every file concerned."""
 
 
 class Store:
-    """Pairs of token ids by number; EOS is not stored but given."""
+    """Pairs of token ids by number; EOS is not stored but given.
 
-    def __init__(self, folder: Path) -> None:
+    Offsets are held in memory.  Ids and text are read through file descriptors that stay open: replacing the folder
+    does not disturb a training, and a file that is cut meanwhile raises DataError.
+    """
+
+    def __init__(self, folder: Path, content: str | None = None) -> None:
+        """content: the content hash that the store must have.  Raises DamagedStoreError."""
         self.folder = folder
-        about = json.loads((folder / "store.json").read_text(encoding="utf-8"))
+        about = _read_about(folder)
+        if content is not None and about["content"] != content:
+            raise DamagedStoreError(f"{folder}: store.json is that of another store ({about['content']}). {_REMEDY}")
         self.account: str = about["account"]
+        self.text_hash: str = about["text"]
         self.parts: list[tuple[int, float]] = [(p["pairs"], p["weight"]) for p in about["parts"]]
-        self.tokenizer = Tokenizer.load(folder)
-        self._ids = [np.memmap(folder / f"{s}.ids", dtype=np.uint32, mode="r") for s in _SIDES]
-        self._offsets = [np.memmap(folder / f"{s}.offsets", dtype=np.int64, mode="r") for s in _SIDES]
-        self._text = [np.memmap(folder / f"{s}.txt", dtype=np.uint8, mode="r") for s in _SIDES]
-        self._text_offsets = [np.memmap(folder / f"{s}.text_offsets", dtype=np.int64, mode="r") for s in _SIDES]
+        files = _open_files(folder, about["files"])
+        try:
+            self.tokenizer = Tokenizer.load(folder)
+        except ModelFolderError as error:
+            raise DamagedStoreError(f"{error}. {_REMEDY}") from None
+        self._ids, self._text = ([files[f"{side}.{kind}"] for side in _SIDES] for kind in ("ids", "txt"))
+        self._offsets = [
+            _offsets(files[f"{side}.offsets"], len(ids) // _ID.itemsize)
+            for side, ids in zip(_SIDES, self._ids, strict=True)
+        ]
+        self._text_tables = [files[f"{side}.text_offsets"] for side in _SIDES]
+        self._sizes = (self.tokenizer.source_size, self.tokenizer.target_size)
+        pairs = {len(table) - 1 for table in self._offsets} | {sum(pairs for pairs, _ in self.parts)}
+        if len(pairs) > 1:
+            raise DamagedStoreError(f"{folder}: its files disagree on the number of pairs: {sorted(pairs)}. {_REMEDY}")
 
     def __len__(self) -> int:
         return len(self._offsets[0]) - 1
 
     def pair(self, number: int) -> tuple[list[int], list[int]]:
-        """Source and target ids, EOS last."""
+        """Source and target ids, EOS last.  Raises DataError where a file was changed since the store was opened."""
         src, tgt = (
-            [*ids[offsets[number] : offsets[number + 1]].tolist(), EOS]
-            for ids, offsets in zip(self._ids, self._offsets, strict=True)
+            _ids(ids, offsets.item(number), offsets.item(number + 1), size)
+            for ids, offsets, size in zip(self._ids, self._offsets, self._sizes, strict=True)
         )
         return src, tgt
 
+    @cached_property
+    def _text_offsets(self) -> list[NDArray[np.int64]]:
+        return [_offsets(table, len(text)) for table, text in zip(self._text_tables, self._text, strict=True)]
+
     def text(self, number: int) -> tuple[str, str]:
-        """The pair as text, as it was kept."""
+        """The pair as text, as it was kept.  Raises DataError as `pair` does."""
         src, tgt = (
-            text[offsets[number] : offsets[number + 1] - 1].tobytes().decode("utf-8")
+            _line(text, offsets.item(number), offsets.item(number + 1) - 1)
             for text, offsets in zip(self._text, self._text_offsets, strict=True)
         )
         return src, tgt
@@ -81,62 +118,167 @@ class Store:
         return np.concatenate(drawn)
 
 
+def _ids(file: RandomAccessFile, first: int, last: int, size: int) -> list[int]:
+    """Ids `first` to `last`, all of them below `size`, and EOS."""
+    ids: list[int] = memoryview(file.read(first * _ID.itemsize, (last - first) * _ID.itemsize)).cast("I").tolist()
+    if max(ids, default=0) >= size:
+        raise _altered(file)
+    ids.append(EOS)
+    return ids
+
+
+def _line(file: RandomAccessFile, first: int, last: int) -> str:
+    try:
+        return file.read(first, last - first).decode("utf-8")
+    except UnicodeDecodeError:
+        raise _altered(file) from None
+
+
+def _altered(file: RandomAccessFile) -> DataError:
+    return DataError(f"{file.path}: was changed while it was in use. Start again: damaged prepared data is rebuilt.")
+
+
+def _offsets(table: RandomAccessFile, size: int) -> NDArray[np.int64]:
+    """A table of offsets, in memory: from 0 to `size`, none below the one before."""
+    length = len(table)
+    offsets = np.frombuffer(table.read(0, length - length % 8), np.int64)
+    if len(offsets) < 2 or length % 8 or offsets[0] != 0 or offsets[-1] != size or bool((np.diff(offsets) < 0).any()):
+        raise DamagedStoreError(f"{table.path}: not a table of ascending offsets from 0 to {size:,}. {_REMEDY}")
+    return offsets
+
+
+# ---------------------------------------------------------------------------------------------------------- checksums
+
+
+def _digest(about: Mapping[str, Any]) -> str:
+    text = json.dumps({key: value for key, value in about.items() if key != "digest"}, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _write_about(folder: Path, about: dict[str, Any]) -> None:
+    """Write `store.json` with the sizes and hashes of all files in the folder."""
+    opened = {path.name: RandomAccessFile(path) for path in sorted(folder.iterdir())}
+    files = {name: {"bytes": len(file), "blake2b": file.digest()} for name, file in opened.items()}
+    about = {"version": _VERSION, **about, "files": files}
+    content = json.dumps(about | {"digest": _digest(about)}, indent=1)
+    (folder / "store.json").write_bytes(content.encode())
+
+
+def _read_about(folder: Path) -> dict[str, Any]:
+    """`store.json`, checked against its own hash."""
+    about = read_json(folder / "store.json", DamagedStoreError, _REMEDY)
+    if about.get("digest") != _digest(about) or about.get("version") != _VERSION:
+        raise DamagedStoreError(f"{folder / 'store.json'}: altered, or of another version. {_REMEDY}")
+    return about
+
+
+def _open_files(folder: Path, expected: Mapping[str, Mapping[str, Any]]) -> dict[str, RandomAccessFile]:
+    """Open every file of a store and compare size and hash.  Raises DamagedStoreError that names all damaged files."""
+    with ThreadPoolExecutor() as pool:  # hashing releases the interpreter's lock
+        found = dict(
+            zip(expected, pool.map(lambda name: _open_checked(folder / name, expected[name]), expected), strict=True)
+        )
+    problems = [problem for problem in found.values() if isinstance(problem, str)]
+    problems += [f"{name} is not listed" for name in _TABLES if name not in expected]
+    if problems:
+        raise DamagedStoreError(f"{folder}: {'; '.join(problems)}. {_REMEDY}")
+    return {name: file for name, file in found.items() if isinstance(file, RandomAccessFile)}
+
+
+def _open_checked(path: Path, expected: Mapping[str, Any]) -> RandomAccessFile | str:
+    """The open file, or what is wrong with it."""
+    try:
+        file = RandomAccessFile(path)
+        if len(file) != expected["bytes"]:
+            return f"{path.name} has {len(file):,} bytes instead of {expected['bytes']:,}"
+        return file if file.digest() == expected["blake2b"] else f"{path.name} was altered (its hash differs)"
+    except OSError as error:
+        return f"{path.name} cannot be read ({error.strerror or error})"
+
+
+# ----------------------------------------------------------------------------------------------------------- building
+
+
 def text_hash(specs: list[CorpusSpec]) -> str:
-    """The corpora as 16 hexadecimal digits: the bytes of their files, which columns are read, their weights."""
+    """The corpora as 16 hexadecimal digits: the bytes of their files, which columns are read, their weights.
+
+    Raises DataError where a file cannot be read.
+    """
     digest = hashlib.blake2b(digest_size=8)
     for spec in specs:
         digest.update(json.dumps([str(spec.source_key), str(spec.target_key), spec.weight]).encode())
         for path in (spec.source, spec.target, spec.path):
             if path is not None:
-                with path.open("rb") as file:
-                    digest.update(hashlib.file_digest(file, "blake2b").digest())
+                try:
+                    digest.update(bytes.fromhex(RandomAccessFile(path).digest()))
+                except OSError as error:
+                    raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
     return digest.hexdigest()
 
 
-def content_hash(config: Config, specs: list[CorpusSpec]) -> str:
-    """What a store is made from, as 16 hexadecimal digits: the text, the filters, the tokenizer's settings."""
+def content_hash(config: Config, specs: list[CorpusSpec], text: str | None = None) -> str:
+    """What a store is made from, as 16 hexadecimal digits: the text, the filters, the tokenizer's settings.
+
+    text: `text_hash(specs)`, where it is known.
+    """
     settings = {
         "version": _VERSION,
         "filter": config.parallel.filter.model_dump(),
         "tokenizer": config.tokenizer.model_dump(exclude={"sampling"}),
     }
-    text = json.dumps(settings, sort_keys=True) + text_hash(specs)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    content = json.dumps(settings, sort_keys=True) + (text or text_hash(specs))
+    return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
 
 def build_store(config: Config, specs: list[CorpusSpec], cache: Path, say: Callable[[str], None]) -> Store:
-    """The store of these corpora: built in `cache`, or reused when it is there already.
+    """The store of these corpora: built in `cache`, or reused when it is there already and undamaged.
 
-    `say` gets the account of what was read, kept and dropped.  Raises `DataError` when nothing is left to train on.
+    `say` gets the account of what was read, kept and dropped.  Raises `DataError` when nothing is left to train on,
+    `TrainingError` when the store cannot be written.
     """
-    folder = cache / content_hash(config, specs)
-    if (folder / "store.json").is_file():
-        store = Store(folder)
-        say(f"data: {store.account} (prepared before: {folder})")
-        return store
+    text = text_hash(specs)
+    folder = cache / content_hash(config, specs, text)
+    if os.path.lexists(folder / "store.json"):
+        try:
+            store = Store(folder, folder.name)
+        except DamagedStoreError as error:
+            say(f"prepared data damaged, building it again: {error}")
+        else:
+            say(f"data: {store.account} (prepared before: {folder})")
+            return store
     unfinished = cache / f".{folder.name}.{os.getpid()}"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
     try:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
         account, parts = _fill(config, specs, unfinished)
-        about = {"version": _VERSION, "account": str(account), "parts": parts}
-        (unfinished / "store.json").write_text(json.dumps(about, indent=1), encoding="utf-8")
-        _put(unfinished, folder)
+        _write_about(unfinished, {"content": folder.name, "text": text, "account": str(account), "parts": parts})
+        store = _put(unfinished, folder)
+    except OSError as error:
+        raise TrainingError(not_written(f"the prepared data ({folder})", error)) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     say(f"data: {account}")
-    return Store(folder)
+    return store
 
 
-def _put(unfinished: Path, folder: Path) -> None:
+def _put(unfinished: Path, folder: Path) -> Store:
     """Rename; where a neighbour has finished the same store meanwhile, and perhaps reads it already, take that one."""
-    if folder.exists() and not (folder / "store.json").is_file():
-        shutil.rmtree(folder)
+    try:
+        return Store(folder, folder.name)
+    except DamagedStoreError:
+        discarded = unfinished.with_name(f"{unfinished.name}.damaged")
+        if os.path.lexists(folder):
+            folder.rename(discarded)
+    if discarded.is_dir() and not discarded.is_symlink():
+        shutil.rmtree(discarded)
+    else:
+        discarded.unlink(missing_ok=True)
     try:
         unfinished.rename(folder)
     except OSError:
-        if not (folder / "store.json").is_file():
+        if not (folder / "store.json").is_file():  # else a neighbour was faster
             raise
+    return Store(folder, folder.name)
 
 
 def _fill(config: Config, specs: list[CorpusSpec], folder: Path) -> tuple[Account, list[dict[str, float]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
@@ -15,8 +16,13 @@ from dragoman.config import TokenizerConfig
 from dragoman.data.ids import BOS, EOS, PAD, UNK
 from dragoman.data.resegment import Resegmenter
 from dragoman.errors import DataError, ModelFolderError
+from dragoman.io.reading import read_bytes
 
 __all__ = ["BOS", "EOS", "PAD", "UNK", "Tokenizer", "learn_tokenizer", "train_tokenizer"]
+
+_COPY_AGAIN = "Copy the folder again, whole."
+_LARGEST = 1 << 28
+"""Largest sentencepiece model that is read, in bytes; one of 256,000 pieces takes some 5 MB."""
 
 
 class Tokenizer:
@@ -90,20 +96,28 @@ class Tokenizer:
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
         """The tokenizer of a model folder.  Raises `ModelFolderError` where there is none."""
-        if (folder / "tokenizer.model").is_file():
-            names = ["tokenizer.model"]
-        elif (folder / "source.model").is_file() and (folder / "target.model").is_file():
+        names = ["tokenizer.model"]
+        if not os.path.lexists(folder / names[0]):
             names = ["source.model", "target.model"]
-        else:
+        if not all(os.path.lexists(folder / name) for name in names):
             raise ModelFolderError(
                 f"{folder}: no tokenizer; a model folder holds tokenizer.model, or source.model and target.model"
             )
+        models = [read_bytes(folder / name, ModelFolderError, _COPY_AGAIN, _LARGEST) for name in names]
         try:
-            return cls(*[(folder / name).read_bytes() for name in names])
+            tokenizer = cls(*models)
+            sizes = tokenizer.source_size, tokenizer.target_size
         except RuntimeError as error:
             raise ModelFolderError(
-                f"{folder}: {' and '.join(names)} cannot be read by sentencepiece: {error}"
+                f"{folder}: {' and '.join(names)} cannot be read by sentencepiece: {error}. {_COPY_AGAIN}"
             ) from None
+        special = [[m.pad_id(), m.unk_id(), m.bos_id(), m.eos_id()] for m in (tokenizer._source, tokenizer._target)]
+        if min(sizes) <= EOS or any(ids != [PAD, UNK, BOS, EOS] for ids in special):
+            raise ModelFolderError(
+                f"{folder}: {' and '.join(names)} cannot be used: the ids of padding, unknown, begin and end are "
+                f"{special[0]} and {special[1]}; accepted: {[PAD, UNK, BOS, EOS]}. {_COPY_AGAIN}"
+            )
+        return tokenizer
 
 
 def train_tokenizer(config: TokenizerConfig, source: Path, target: Path) -> Tokenizer:

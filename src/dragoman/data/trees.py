@@ -24,6 +24,8 @@ WORD = "XX"
 
 _ROOTS = frozenset({"", "ROOT", "TOP", "S1"})
 _PUNCTUATION = frozenset({",", ":", "``", "''", "."})
+_DEEPEST = 200
+"""Most brackets open at once; trees of treebanks have fewer than 60, and the functions below are recursive."""
 _TOKEN = re.compile(r"[()]|[^() \t]+")
 _BRACKET = re.compile(r"[()][^()]+")
 
@@ -68,6 +70,8 @@ def read_trees(path: Path) -> Iterator[Tree]:
             if token == "(":
                 begin = begin if open_ else number
                 open_.append([])
+                if len(open_) > _DEEPEST:
+                    raise DataError(f"{where}: more than {_DEEPEST} brackets are open; are closing ones missing?")
             elif not open_:
                 raise DataError(f'{where}: "{clip(token)}" outside of any tree: "{clip(line)}"; a tree is in brackets')
             elif token != ")":

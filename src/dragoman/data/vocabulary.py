@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Protocol
 
@@ -32,4 +33,4 @@ class Vocabulary(Protocol):
 
 def load_vocabulary(folder: Path) -> Vocabulary:
     """The vocabulary of a model folder.  Raises `ModelFolderError`."""
-    return LabelVocabulary.load(folder) if (folder / LABELS_FILE).is_file() else Tokenizer.load(folder)
+    return LabelVocabulary.load(folder) if os.path.lexists(folder / LABELS_FILE) else Tokenizer.load(folder)

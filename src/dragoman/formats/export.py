@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from dragoman.formats.ctranslate2 import (
 )
 from dragoman.formats.parity import Material, Parity, compare, material_of
 from dragoman.formats.usage import usage
+from dragoman.io.writing import flush_file, flush_folder, not_written
 from dragoman.models.seq2seq import Model
 
 __all__ = ["FORMATS", "Export", "export"]
@@ -110,16 +110,13 @@ def _whole_or_not_at_all(folder: Path) -> Iterator[Path]:
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
         yield unfinished
-        for path in [*unfinished.iterdir(), unfinished]:
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        for path in unfinished.iterdir():
+            flush_file(path)
+        flush_folder(unfinished)
         unfinished.rename(folder)
+        flush_folder(folder.parent)
     except OSError as error:
-        why = error.strerror or error
-        raise DragomanError(f"{folder}: could not be written: {why}; make room, or name another place") from error
+        raise DragomanError(not_written(folder, error)) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import struct
 import sys
 from array import array
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from dragoman.data.ids import EOS, UNK
 from dragoman.errors import ModelFolderError, UsageError
+from dragoman.io.reading import read_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,6 +41,8 @@ _MAGIC, _VERSION = b"DRAGLIST", 1
 _HEADER = struct.Struct("<8s6i32s")
 """Magic, version, `best`, target words, source words, frequent ids, ids of all lists, sha256 of the weights."""
 _DIGEST = 32
+_LARGEST = 1 << 30
+"""Largest file that is read, in bytes; 64,000 source words with 100 words each take 26 MB."""
 
 
 @dataclass(frozen=True)
@@ -94,14 +98,9 @@ class Shortlist:
         Raises UsageError where there is none, ModelFolderError where it is damaged or stale.
         """
         again = f"learn it again: dragoman shortlist {path.parent}"
-        try:
-            content = path.read_bytes()
-        except FileNotFoundError:
-            raise UsageError(
-                f"{path.parent}: no shortlist ({path.name}); learn one: dragoman shortlist {path.parent}"
-            ) from None
-        except OSError as error:
-            raise ModelFolderError(f"{path}: cannot be read ({error.strerror or error}); {again}") from None
+        if not os.path.lexists(path):
+            raise UsageError(f"{path.parent}: no shortlist ({path.name}); learn one: dragoman shortlist {path.parent}")
+        content = read_bytes(path, ModelFolderError, f"Please {again}", _LARGEST)
         if not content.startswith(_MAGIC):
             raise ModelFolderError(f"{path}: not a shortlist, it begins with {content[:8]!r}; {again}")
         body, digest = content[:-_DIGEST], content[-_DIGEST:]

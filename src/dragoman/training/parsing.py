@@ -12,7 +12,9 @@ from dragoman.config import Config, CorpusConfig, FilterConfig, ParallelData, Tr
 from dragoman.data.corpus import corpus_spec
 from dragoman.data.files import train_files, valid_file
 from dragoman.data.trees import Tree, bracket_f1, delinearize, linearize, read_trees
-from dragoman.errors import DataError
+from dragoman.errors import DataError, TrainingError
+from dragoman.io.reading import RandomAccessFile
+from dragoman.io.writing import not_written
 from dragoman.models.seq2seq import Model, Network
 from dragoman.parse import Parser
 from dragoman.training.task import Score
@@ -56,13 +58,26 @@ def _written(trees: Iterable[Tree], prepared: Path) -> CorpusConfig:
 def _file(lines: list[str], prepared: Path) -> str:
     content = "".join(f"{line}\n" for line in lines).encode()
     path = prepared / "trees" / f"{hashlib.blake2b(content, digest_size=8).hexdigest()}.txt"
-    if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # By the process, for neighbours may prepare the same at the same time.
+    if not _holds(path, content):
+        # Named after the process, because neighbours may prepare the same at the same time.
         unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-        unfinished.write_bytes(content)
-        unfinished.replace(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            unfinished.write_bytes(content)
+            unfinished.replace(path)
+        except OSError as error:
+            unfinished.unlink(missing_ok=True)
+            raise TrainingError(not_written(path, error)) from error
     return str(path.resolve())
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    """Whether the file has this content; False where it was damaged."""
+    try:
+        file = RandomAccessFile(path)
+        return len(file) == len(content) and file.read(0, len(content)) == content
+    except (OSError, DataError):
+        return False
 
 
 def _no_filter(max_tokens: int) -> FilterConfig:

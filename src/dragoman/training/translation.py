@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dragoman.config import Config
 from dragoman.data.batching import Batch, collate, plan_batches, read_batch
 from dragoman.data.corpus import CorpusSpec, corpus_spec, read_pairs
-from dragoman.data.store import build_store, text_hash
+from dragoman.data.store import build_store
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DataError
 from dragoman.evaluate import corpus_scores
@@ -32,7 +32,7 @@ class TranslationTask(Task):
         self.store = build_store(config, specs, prepared, say)
         self.tokenizer = self.store.tokenizer
         self.say = say
-        super().__init__(config, self.tokenizer, text_hash(specs))
+        super().__init__(config, self.tokenizer, self.store.text_hash)
 
     def epoch(self, epoch: int) -> list[NDArray[np.int64]]:
         return plan_batches(self.store, self.config.train.batch_tokens, self.config.train.seed, epoch)

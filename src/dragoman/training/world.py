@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 from contextlib import AbstractContextManager, nullcontext
 
@@ -41,9 +40,16 @@ class World:
         return values
 
     def peak_memory(self) -> int:
-        """The most bytes this process held so far: of the GPU where it trains on one, else resident."""
+        """The most bytes this process held so far: of the GPU where it trains on one, else resident.
+
+        0 where the system does not say, as on Windows.
+        """
         if self.device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self.device))
+        try:
+            import resource
+        except ImportError:
+            return 0
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
     def barrier(self) -> None:

@@ -1,0 +1,56 @@
+"""Writing files so that they are complete or absent, and saying why a file could not be written."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+__all__ = ["flush_file", "flush_folder", "is_full", "not_written", "reason_of"]
+
+_REASONS = {
+    errno.ENOSPC: ("the disk is full", "Free some space, or choose a folder on another disk."),
+    errno.EDQUOT: ("the disk is full (quota exceeded)", "Free some space, or choose a folder on another disk."),
+    errno.EFBIG: ("it exceeds the limit on file sizes", "Raise the limit (ulimit -f)."),
+    errno.EROFS: ("the file system is read-only", "Choose a folder that can be written."),
+    errno.EACCES: ("permission denied", "Choose a folder that you may write to, or change its permissions."),
+    errno.EPERM: ("operation not permitted", "Choose a folder that you may write to."),
+}
+_NO_FOLDER_FSYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM, errno.ENOSYS}
+
+
+def is_full(error: OSError) -> bool:
+    """Whether the disk or the user's share of it is full."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def reason_of(error: OSError) -> str:
+    """Why a file could not be written, in a few words."""
+    return _REASONS[error.errno][0] if error.errno in _REASONS else error.strerror or str(error)
+
+
+def not_written(what: object, error: OSError, also: str = "") -> str:
+    """The message where `what` (a path, mostly) could not be written; also: sentences before the advice."""
+    advice = _REASONS[error.errno][1] if error.errno in _REASONS else ""
+    return " ".join(part for part in (f"{what} could not be written: {reason_of(error)}.", also, advice) if part)
+
+
+def flush_file(path: Path) -> None:
+    """Force a file's content to the disk."""
+    with path.open("r+b") as file:  # Windows flushes only what is open for writing
+        os.fsync(file.fileno())
+
+
+def flush_folder(folder: Path) -> None:
+    """Force a folder's names to the disk; without effect where the system cannot do that, as on Windows."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except PermissionError:  # what Windows answers for any folder
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_FSYNC:
+            raise
+    finally:
+        os.close(descriptor)

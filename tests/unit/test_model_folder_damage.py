@@ -1,0 +1,384 @@
+"""Model folders whose files are damaged in any way: one ModelFolderError that names the file, at once, no signal."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from dragoman.config import Config
+from dragoman.data.labels import LabelVocabulary
+from dragoman.data.tokenizer import Tokenizer, learn_tokenizer
+from dragoman.errors import ModelFolderError, TrainingError
+from dragoman.model_folder import (
+    FORMAT_VERSION,
+    build_for,
+    find_model,
+    load_file,
+    load_model,
+    point,
+    read_config,
+    read_meta,
+    read_pointer,
+    save_model,
+    steps_in,
+    unique_tensors,
+    verify,
+    write_file,
+    write_folder,
+)
+from dragoman.search.shortlist import Shortlist
+from dragoman.training.run import open_run
+from small_run import Cli, digit_pairs, small_config, write_corpus
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("made")
+    config = small_config(write_corpus(place / "data"))
+    tokenizer = open_run(config, place / "run", lambda text: None).task.vocabulary
+    model = build_for(config, tokenizer)
+    save_model(place / "model", config, tokenizer, unique_tensors(model), {"step": 12, "scores": {"bleu": 3.5}})
+    return place / "model"
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(made, tmp_path / "model")
+
+
+def change_meta(folder: Path, **changes: Any) -> None:
+    meta = json.loads((folder / "meta.json").read_bytes())
+    (folder / "meta.json").write_text(json.dumps(meta | changes))
+
+
+def put(folder: Path, name: str, content: bytes) -> None:
+    """Write a file, with the sha256 that goes with it."""
+    (folder / name).write_bytes(content)
+    sums = json.loads((folder / "meta.json").read_bytes())["sha256"]
+    change_meta(folder, sha256=sums | {name: hashlib.sha256(content).hexdigest()})
+
+
+# ------------------------------------------------------------------------------------------------ anything but a file
+
+
+def a_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def a_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def a_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def a_loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def a_huge_file(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+KINDS = [a_folder, a_pipe, a_device, a_loop, a_huge_file]
+
+
+@pytest.mark.parametrize("name", ["meta.json", "config.json", "model.safetensors", "tokenizer.model"])
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_anything_but_a_file_of_usual_size_is_refused_at_once(
+    cli: Cli, folder: Path, name: str, kind: Callable[[Path], None]
+) -> None:
+    (folder / name).unlink()
+    kind(folder / name)
+    with pytest.raises(ModelFolderError, match=name):
+        load_model(folder)
+    with pytest.raises(ModelFolderError, match=name):
+        {
+            "meta.json": read_meta,
+            "config.json": read_config,
+            "model.safetensors": lambda folder: load_file(folder / name),
+            "tokenizer.model": Tokenizer.load,
+        }[name](folder)
+    for command in ("translate", "info"):
+        code, out, err = cli(command, folder, stdin=b"one\n")
+        assert (code, out) == (1, b"") and name in err
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("name", ["best", "last"])
+def test_a_pointer_that_is_no_file_is_refused_at_once(
+    cli: Cli, tmp_path: Path, name: str, kind: Callable[[Path], None]
+) -> None:
+    kind(tmp_path / name)
+    code, _, err = cli("info", tmp_path)
+    assert code == 1 and f"{tmp_path / name}: " in err and "checkpoints/<step>" in err
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_labels_and_shortlists_that_are_no_files(tmp_path: Path, kind: Callable[[Path], None]) -> None:
+    kind(tmp_path / "labels.json")
+    kind(tmp_path / "shortlist.bin")
+    with pytest.raises(ModelFolderError, match=r"labels\.json: "):
+        LabelVocabulary.load(tmp_path)
+    with pytest.raises(ModelFolderError, match=r"shortlist\.bin: "):
+        Shortlist.read(tmp_path / "shortlist.bin", "0" * 64)
+
+
+# --------------------------------------------------------------------------------------------------------------- JSON
+
+JUNK = {
+    "empty": b"",
+    "cut": b'{"format_version": 1',
+    "array": b"[]",
+    "number": b"1",
+    "null": b"null",
+    "not UTF-8": b'{"step": "\xff"}',
+    "UTF-16": '{"step": 1}'.encode("utf-16"),
+    "nested": b"[" * 5000 + b"]" * 5000,
+    "nested objects": b'{"a":' * 5000 + b"1" + b"}" * 5000,
+    "digits": b'{"format_version": ' + b"9" * 5000 + b"}",
+}
+
+
+@pytest.mark.parametrize("content", JUNK.values(), ids=JUNK)
+@pytest.mark.parametrize("name", ["meta.json", "config.json", "labels.json"])
+def test_junk_in_place_of_a_json_object(folder: Path, name: str, content: bytes) -> None:
+    put(folder, name, content) if name != "meta.json" else (folder / name).write_bytes(content)
+    with pytest.raises(ModelFolderError, match=rf"{name}: cannot be read: .*[Cc]opy the folder again") as caught:
+        load_model(folder)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("depth", [300, 900])
+def test_a_configuration_nested_as_deep_as_json_allows(folder: Path, depth: int) -> None:
+    document = json.loads((folder / "config.json").read_bytes())
+    text = json.dumps(document).replace('"d_model": 16', '"d_model": ' + "[" * depth + "]" * depth)
+    put(folder, "config.json", text.encode())
+    with pytest.raises(ModelFolderError, match=r"config\.json"):
+        read_config(folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("format_version", True), ("format_version", 0), ("format_version", 1.0), ("format_version", "1"),
+        ("format_version", None), ("format_version", float("inf")), ("format_version", [1]),
+        ("package_version", 7), ("step", -1), ("step", "12"), ("step", 10**30), ("step", float("nan")),
+        ("scores", [1]), ("scores", {"bleu": "high"}), ("scores", {"bleu": None}), ("sha256", []), ("sha256", "x"),
+    ],
+)  # fmt: skip
+def test_a_value_of_the_meta_that_cannot_be(cli: Cli, folder: Path, key: str, value: Any) -> None:
+    change_meta(folder, **{key: value})
+    with pytest.raises(ModelFolderError, match=rf"meta\.json: cannot be read: {key} is .*accepted: "):
+        read_meta(folder)
+    code, _, err = cli("info", folder)
+    assert code == 1 and key in err
+
+
+def test_all_problems_of_a_meta_at_once(folder: Path) -> None:
+    change_meta(folder, step=-4, scores=3, sha256={"config.json": 5, "model.safetensors": "0", "../x": "0"})
+    with pytest.raises(ModelFolderError) as caught:
+        read_meta(folder)
+    for words in ("step is '-4'", "scores is '3'", "'config.json' with sha256 '5'", "'../x' with sha256 '0'"):
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "../model/config.json", "..", "", "a/b", "a\\b", "a\0b", ".hidden"])
+def test_the_meta_names_files_of_its_folder_only(folder: Path, name: str) -> None:
+    sums = json.loads((folder / "meta.json").read_bytes())["sha256"]
+    change_meta(folder, sha256=sums | {name: "0" * 64})
+    with pytest.raises(ModelFolderError, match="is not a file of a model folder"):
+        verify(folder)
+
+
+@pytest.mark.parametrize("version", [FORMAT_VERSION + 1, 10**4000], ids=["next", "digits"])
+def test_every_later_format_is_refused(folder: Path, version: int) -> None:
+    change_meta(folder, format_version=version)
+    with pytest.raises(ModelFolderError, match=rf"format version \d+, and .* reads up to {FORMAT_VERSION}; upgrade"):
+        load_model(folder)
+
+
+# ----------------------------------------------------------------------------------------------- pointers and folders
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b" \n", b"\xff\xfe\n", b"/etc\n", b"..\n", b"../model\n", b"checkpoints/../..\n", b"C:\\runs\\one\n",
+        b"checkpoints/1\ncheckpoints/2\n", b"check\0points", b"x" * 5000, b"\\\\server\\share\n", b"\x1b[31m",
+    ],
+)  # fmt: skip
+def test_pointers_that_name_no_folder_of_the_run(cli: Cli, folder: Path, content: bytes) -> None:
+    run = folder.parent / "run"
+    shutil.copytree(folder, run / "checkpoints" / "00000012")
+    (run / "best").write_bytes(content)
+    with pytest.raises(ModelFolderError, match=r"best: .*Name a checkpoint in place of the run"):
+        find_model(run)
+    with pytest.raises(ModelFolderError, match="best: "):
+        find_model(run / "best")
+    code, _, err = cli("translate", run, stdin=b"one\n")
+    assert code == 1 and f"{run / 'best'}: " in err and len(err) < 700
+    load_model(run / "checkpoints" / "00000012")
+    point(run, "best", run / "checkpoints" / "00000012")
+    assert read_pointer(run, "best") == run / "checkpoints" / "00000012"
+
+
+def test_only_ascii_digits_name_a_step(folder: Path, tmp_path: Path) -> None:
+    for name in ("00000012", "²", "٣", "1.5", "+4", "1_0", " 7", "average"):
+        shutil.copytree(folder, tmp_path / "run" / "checkpoints" / name)
+    assert [path.name for path in steps_in(tmp_path / "run")] == ["00000012"]
+
+
+def test_what_is_no_folder_says_so(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "best")
+    (tmp_path / "file").touch()
+    for name in ("best", "file"):
+        with pytest.raises(ModelFolderError, match=f"{name}: not a folder"):
+            find_model(tmp_path / name)
+
+
+# ---------------------------------------------------------------------------------- contents with a matching checksum
+
+
+def with_header(header: object, body: bytes = b"", length: int | None = None) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return (len(text) if length is None else length).to_bytes(8, "little") + text + body
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        with_header({}, b"x"),
+        with_header(b"[" * 5000),
+        with_header(b"{}", length=1 << 62),
+        with_header({"a": 3}),
+        with_header({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 1e400]}}, b"1234"),
+        with_header({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, b"1234"),
+        with_header({"a": {"dtype": "X9", "shape": [1], "data_offsets": [0, 4]}}, b"1234"),
+        with_header({"a": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}}, b"1234"),
+        b"",
+        b"\0" * 7,
+        b"\xff" * 100,
+    ],
+    ids=["rest", "nested", "long", "number", "infinite", "shape", "dtype", "huge", "empty", "short", "junk"],
+)
+def test_weights_with_a_damaged_header_and_a_matching_checksum(folder: Path, content: bytes) -> None:
+    put(folder, "model.safetensors", content)
+    with pytest.raises(ModelFolderError, match=r"model\.safetensors.*(safetensors file|cut or altered)"):
+        load_model(folder)
+    with pytest.raises(ModelFolderError, match=r"model\.safetensors: not a safetensors file"):
+        load_file(folder / "model.safetensors")
+
+
+def test_weights_are_read_into_memory(folder: Path) -> None:
+    """A file that is cut later changes nothing, and raises no signal."""
+    tensors = load_file(folder / "model.safetensors")
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    os.truncate(folder / "model.safetensors", 0)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in tensors.items())
+
+
+def test_weights_that_are_no_floating_point_numbers(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    name = sorted(tensors)[0]
+    tensors[name] = tensors[name].long()
+    put(folder, "model.safetensors", safetensors.torch.save(tensors))
+    with pytest.raises(ModelFolderError, match=rf"{name} holds int64, accepted: floating-point numbers"):
+        load_model(folder)
+
+
+def test_a_smaller_tokenizer_with_a_matching_checksum(folder: Path) -> None:
+    config: Config = read_config(folder)
+    smaller = config.tokenizer.model_copy(update={"vocab_size": 48})
+    tokenizer = learn_tokenizer(smaller, [text for pair in digit_pairs(200) for text in pair])
+    put(folder, "tokenizer.model", tokenizer.files()["tokenizer.model"])
+    verify(folder)
+    with pytest.raises(ModelFolderError, match=r"a vocabulary of 48 source and 48 target entries; .* of another model"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x0a\x00", b"junk" * 50])
+def test_a_tokenizer_that_is_none_with_a_matching_checksum(folder: Path, content: bytes) -> None:
+    put(folder, "tokenizer.model", content)
+    with pytest.raises(ModelFolderError, match=r"tokenizer\.model cannot be (read|used)"):
+        load_model(folder)
+
+
+def test_a_tokenizer_with_other_special_ids(folder: Path, tmp_path: Path) -> None:
+    """Of another toolkit, with the beginning of a sentence in place of padding."""
+    import sentencepiece as spm
+
+    lines = [text for pair in digit_pairs(200) for text in pair]
+    prefix = str(tmp_path / "other")
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_prefix=prefix, vocab_size=56, model_type="bpe", minloglevel=2
+    )
+    put(folder, "tokenizer.model", Path(f"{prefix}.model").read_bytes())
+    with pytest.raises(ModelFolderError, match=r"are \[-1, 0, 1, 2\] .*accepted: \[0, 1, 2, 3\]"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("about", "words"),
+    [
+        ({"labels": "abc", "patch_numbers": 0}, "labels is not a list"),
+        ({"labels": [], "patch_numbers": 0}, "labels is not a list"),
+        ({"labels": ["a", 3], "patch_numbers": -1}, "labels is not a list of texts and patch_numbers is not a number"),
+        ({"labels": ["a"], "patch_numbers": 10**12}, "patch_numbers is not a number from 0 to 10,000,000"),
+        ({"labels": ["a"], "patch_numbers": True}, "patch_numbers is not"),
+        ({"labels": ["a"]}, "patch_numbers is not"),
+    ],
+)
+def test_labels_that_cannot_be(tmp_path: Path, about: dict[str, Any], words: str) -> None:
+    (tmp_path / "labels.json").write_text(json.dumps(about))
+    with pytest.raises(ModelFolderError, match=f"labels.json: cannot be read: .*{words}"):
+        LabelVocabulary.load(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------------------ writing
+
+
+def test_every_file_is_on_the_disk_before_the_folder_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[tuple[str, int | str]] = []
+    sync, rename = os.fsync, Path.rename
+
+    def recorded_sync(descriptor: int) -> None:
+        events.append(("sync", os.fstat(descriptor).st_ino))
+        sync(descriptor)
+
+    def recorded_rename(path: Path, target: Path) -> Path:
+        events.append(("rename", target.name))
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", recorded_sync)
+    monkeypatch.setattr(Path, "rename", recorded_rename)
+    write_folder(tmp_path / "model", {"config.json": b"{}", "model.safetensors": b"weights"}, {})
+    files = {("sync", path.stat().st_ino) for path in (tmp_path / "model").iterdir()}
+    at = events.index(("rename", "model"))
+    assert len(files) == 3 and set(events[:at]) == files
+    assert events[at + 1 :] == [("sync", tmp_path.stat().st_ino)]
+    events.clear()
+    write_file(tmp_path / "last", b"model\n")
+    inodes = [(tmp_path / "last").stat().st_ino, tmp_path.stat().st_ino]
+    assert events == [("sync", inode) for inode in inodes]
+
+
+def test_a_file_where_a_folder_is_needed(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(TrainingError, match=r"file/model could not be written: "):
+        write_folder(tmp_path / "file" / "model", {}, {})
+    with pytest.raises(TrainingError, match=r"file/last could not be written: "):
+        write_file(tmp_path / "file" / "last", b"")

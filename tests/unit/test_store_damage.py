@@ -1,0 +1,287 @@
+"""A damaged store: every change to its files is noticed and the store rebuilt; a file that shrinks is an error."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dragoman.config import Config
+from dragoman.data import store as store_module
+from dragoman.data.corpus import corpus_spec
+from dragoman.data.store import DamagedStoreError, Store, build_store, text_hash
+from dragoman.errors import DataError, TrainingError
+from small_run import Listener, small_config, write_corpus, write_lines
+
+FILES = [f"{side}.{kind}" for side in ("source", "target") for kind in ("ids", "offsets", "txt", "text_offsets")]
+
+
+def prepare(config: Config, cache: Path) -> tuple[Store, Listener]:
+    listener = Listener()
+    return build_store(config, [corpus_spec(config, c) for c in config.data.train], cache, listener.say), listener
+
+
+def content(store: Store) -> list[object]:
+    return [(store.pair(i), store.text(i)) for i in range(len(store))]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Path]:
+    folder = tmp_path_factory.mktemp("made")
+    config = small_config(write_corpus(folder / "data", train=90))
+    prepare(config, folder / "cache")
+    return config, folder / "cache"
+
+
+@pytest.fixture
+def config(made: tuple[Config, Path]) -> Config:
+    return made[0]
+
+
+@pytest.fixture
+def cache(made: tuple[Config, Path], tmp_path: Path) -> Path:
+    return shutil.copytree(made[1], tmp_path / "cache")
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def zeroed(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def foreign(path: Path) -> None:
+    """Other bytes, but the size and the time of the last change stay."""
+    about = path.stat()
+    path.write_bytes(b"un\n" * (about.st_size // 3) + b"\n" * (about.st_size % 3))
+    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+
+
+def longer(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + bytes(8))
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def a_device(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def a_loop(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+@pytest.mark.parametrize("name", [*FILES, "tokenizer.model"])
+@pytest.mark.parametrize("damage", [cut, zeroed, foreign, longer, Path.unlink], ids=lambda f: f.__name__)
+def test_a_damaged_file_is_named_and_the_store_rebuilt(
+    config: Config, cache: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    store, _ = prepare(config, cache)
+    before = content(store)
+    damage(store.folder / name)
+    again, listener = prepare(config, cache)
+    assert content(again) == before
+    first, second = listener.said
+    assert first.startswith("prepared data damaged, building it again") and str(store.folder) in first, first
+    assert name in first and "prepared before" not in second
+    assert "prepared before" in prepare(config, cache)[1].text
+    assert [path.name for path in cache.iterdir()] == [store.folder.name], "nothing damaged or half-made stays"
+
+
+@pytest.mark.parametrize("damage", [empty, a_folder, a_pipe, a_device, a_loop], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("name", ["source.ids", "target.offsets", "tokenizer.model", "store.json"])
+def test_anything_but_a_file_is_replaced(
+    config: Config, cache: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    store, _ = prepare(config, cache)
+    before = content(store)
+    damage(store.folder / name)
+    again, listener = prepare(config, cache)
+    assert name in listener.said[0] and content(again) == before
+
+
+def test_all_damaged_files_are_named_in_one_message(config: Config, cache: Path) -> None:
+    folder = prepare(config, cache)[0].folder
+    cut(folder / "source.ids")
+    zeroed(folder / "target.txt")
+    (folder / "source.offsets").unlink()
+    with pytest.raises(DamagedStoreError) as caught:
+        Store(folder)
+    for words in ("source.ids has", "target.txt was altered", "source.offsets cannot be read", str(folder)):
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        "null",
+        "\ufeff{}",
+        "[" * 5000 + "]" * 5000,
+        '{"version": 2}',
+        f'{{"version": {"9" * 5000}}}',
+    ],
+    ids=["empty", "cut", "array", "object", "null", "mark", "nested", "version", "digits"],
+)
+def test_junk_in_the_description_of_a_store(config: Config, cache: Path, text: str) -> None:
+    store, _ = prepare(config, cache)
+    (store.folder / "store.json").write_text(text, encoding="utf-8")
+    again, listener = prepare(config, cache)
+    assert "store.json" in listener.said[0] and content(again) == content(store)
+
+
+def test_an_edited_description_is_noticed(config: Config, cache: Path) -> None:
+    store, _ = prepare(config, cache)
+    file = store.folder / "store.json"
+    file.write_text(file.read_text().replace('"weight": 1.0', '"weight": 3.0'))
+    assert file.read_text().count("3.0") == 1
+    again, listener = prepare(config, cache)
+    assert "store.json: altered" in listener.said[0] and again.parts == [(90, 1.0)]
+
+
+def test_a_store_of_other_text_under_this_name_is_noticed(config: Config, cache: Path, tmp_path: Path) -> None:
+    other = small_config(write_corpus(tmp_path / "other", train=100))
+    strange, _ = prepare(other, tmp_path / "elsewhere")
+    store, _ = prepare(config, cache)
+    before = content(store)
+    shutil.rmtree(store.folder)
+    shutil.copytree(strange.folder, store.folder)
+    again, listener = prepare(config, cache)
+    assert "another store" in listener.said[0] and content(again) == before
+
+
+def test_a_store_of_another_version_is_rebuilt(config: Config, cache: Path) -> None:
+    """Even with a digest of its own."""
+    store, _ = prepare(config, cache)
+    about = json.loads((store.folder / "store.json").read_bytes())
+    assert about["version"] == 2
+    about["version"] = 3
+    about["digest"] = store_module._digest(about)
+    (store.folder / "store.json").write_text(json.dumps(about))
+    assert "of another version" in prepare(config, cache)[1].said[0]
+
+
+@pytest.mark.parametrize(
+    "offsets", [[0, 5, 3], [1, 2], [-4, 9], [0], [], [0, 10**12]], ids=lambda offsets: str(offsets)
+)
+def test_offsets_that_cannot_be_are_refused_whatever_the_checksum_says(
+    config: Config, cache: Path, offsets: list[int]
+) -> None:
+    store, _ = prepare(config, cache)
+    table = np.array(offsets, dtype=np.int64)
+    (store.folder / "source.offsets").write_bytes(table.tobytes())
+    about = json.loads((store.folder / "store.json").read_bytes())
+    (store.folder / "store.json").unlink()
+    kept = {key: about[key] for key in ("content", "text", "account", "parts")}
+    store_module._write_about(store.folder, kept)
+    with pytest.raises(DamagedStoreError, match=r"source\.offsets: not a table of ascending offsets"):
+        Store(store.folder)
+
+
+def test_a_table_with_too_few_pairs_is_refused_whatever_the_checksum_says(config: Config, cache: Path) -> None:
+    store, _ = prepare(config, cache)
+    table = np.fromfile(store.folder / "target.offsets", dtype=np.int64)
+    np.delete(table, 7).tofile(store.folder / "target.offsets")
+    about = json.loads((store.folder / "store.json").read_bytes())
+    (store.folder / "store.json").unlink()
+    store_module._write_about(store.folder, {key: about[key] for key in ("content", "text", "account", "parts")})
+    with pytest.raises(DamagedStoreError, match=r"disagree on the number of pairs: \[89, 90\]"):
+        Store(store.folder)
+
+
+# ------------------------------------------------------------------------------------------- changes while training
+
+
+@pytest.mark.parametrize("name", ["source.ids", "target.ids"])
+def test_ids_that_shrink_while_training_are_an_error_and_no_signal(config: Config, cache: Path, name: str) -> None:
+    store, _ = prepare(config, cache)
+    os.truncate(store.folder / name, 40)
+    with pytest.raises(DataError, match=rf"{name}: bytes .* are missing"):
+        store.pair(len(store) - 1)
+
+
+def test_text_that_shrinks_while_training_is_an_error_and_no_signal(config: Config, cache: Path) -> None:
+    store, _ = prepare(config, cache)
+    store.text(0)
+    os.truncate(store.folder / "target.txt", 3)
+    with pytest.raises(DataError, match=r"target\.txt: bytes .* are missing"):
+        store.text(60)
+
+
+def test_other_bytes_while_training_are_an_error(config: Config, cache: Path) -> None:
+    store, _ = prepare(config, cache)
+    for name in ("source.ids", "target.txt"):
+        file = store.folder / name
+        file.write_bytes(b"\xff" * file.stat().st_size)
+    with pytest.raises(DataError, match=r"source\.ids: was changed"):
+        store.pair(3)
+    with pytest.raises(DataError, match=r"target\.txt: was changed"):
+        store.text(3)
+
+
+def test_a_store_that_is_replaced_goes_on_being_read(config: Config, cache: Path) -> None:
+    store, _ = prepare(config, cache)
+    before = content(store)
+    shutil.rmtree(store.folder)
+    assert content(store) == before
+
+
+# ------------------------------------------------------------------------------------------------------- what is kept
+
+
+def test_pairs_without_any_token_are_dropped(tmp_path: Path) -> None:
+    """A zero-width space is text to Python and nothing to the tokenizer."""
+    data = write_corpus(tmp_path / "data", train=60)
+    for name, extra in (("train.src", "\u200b"), ("train.tgt", "cinq nul")):
+        lines = (data / name).read_text(encoding="utf-8").split("\n")[:-1]
+        write_lines(data / name, [*lines, extra])
+    store, _ = prepare(small_config(data), tmp_path / "cache")
+    assert store.account == "read 61 = kept 60 + empty 1" and len(store) == 60
+    assert min(map(min, store.lengths())) > 1
+
+
+def test_a_corpus_that_cannot_be_read_is_named(config: Config, tmp_path: Path) -> None:
+    spec = corpus_spec(config, config.parallel.train[0].model_copy(update={"source": str(tmp_path / "gone.txt")}))
+    with pytest.raises(DataError, match=r"gone\.txt: cannot be read: No such file"):
+        text_hash([spec])
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_store_that_cannot_be_written_names_its_folder(config: Config, tmp_path: Path) -> None:
+    with largest_file(500), pytest.raises(TrainingError, match=r"cache/.*could not be written: .*limit on file sizes"):
+        prepare(config, tmp_path / "cache")
+    assert not list((tmp_path / "cache").iterdir())

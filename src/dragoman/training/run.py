@@ -30,6 +30,8 @@ from dragoman.model_folder import (
 )
 from dragoman.models.seq2seq import Network
 from dragoman.training.checkpoint import read_training, training_files
+from dragoman.training.disk import writing
+from dragoman.training.lock import lock_run
 from dragoman.training.optim import Progress
 from dragoman.training.task import Task
 from dragoman.training.tasks import open_task
@@ -52,10 +54,22 @@ def open_run(config: Config, folder: Path, say: Callable[[str], None]) -> Run:
     stored = folder / "config.toml"
     if steps_in(folder) and stored.is_file():
         _refuse_changes(load_config(stored), config, folder)
-    task = open_task(config, folder.parent / "prepared", say)
-    folder.mkdir(parents=True, exist_ok=True)
+    task = _open_task(config, folder.parent / "prepared", say)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     write_file(stored, dump_toml(config).encode())
     return Run(config, folder, task, say)
+
+
+def _open_task(config: Config, prepared: Path, say: Callable[[str], None]) -> Task:
+    try:
+        return open_task(config, prepared, say)
+    except OSError as error:
+        # A write to an open file names no path.  Another path is that of a file that is read.
+        if error.filename is not None and not Path(str(error.filename)).is_relative_to(prepared):
+            raise
+        with writing(Path(str(error.filename or prepared))):
+            raise
 
 
 def check_files(config: Config) -> None:
@@ -201,10 +215,16 @@ def _is_interruption(checkpoint: Path) -> bool:
 def average_run(folder: Path, last: int) -> Path:
     """Average the last checkpoints of a run into `checkpoints/average-last<N>` and point `average` to it.
 
-    Raises `UsageError` when the run has fewer than `last` checkpoints or `last` is below 2.
+    Raises `UsageError` when the run has fewer than `last` checkpoints, when `last` is below 2, and while the run is
+    being trained, because training removes checkpoints.
     """
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder; give a run folder, as 'dragoman train' wrote it")
+    with lock_run(folder):
+        return _average(folder, last)
+
+
+def _average(folder: Path, last: int) -> Path:
     found = steps_in(folder)
     if last < 2 or len(found) < last:
         accepted = f"accepted: 2 to {len(found)}" if len(found) > 1 else "an average needs at least 2"

@@ -29,6 +29,7 @@ from dragoman.model_folder import (
     write_file,
 )
 from dragoman.models.seq2seq import Network
+from dragoman.models.size import check_memory
 from dragoman.training.checkpoint import read_training, training_files
 from dragoman.training.disk import writing
 from dragoman.training.lock import lock_run
@@ -107,6 +108,13 @@ class Run:
 
     def __init__(self, config: Config, folder: Path, task: Task, say: Callable[[str], None]) -> None:
         self.config, self.folder, self.task, self.say = config, folder, task, say
+
+    def check_memory(self, device: torch.device) -> None:
+        """Raise `UsageError` where there is not enough memory to train the model on the device."""
+        vocabulary, train = self.task.vocabulary, self.config.train
+        sizes = self.config.model, vocabulary.source_size, vocabulary.target_size
+        copies = 5 if train.ema else 4  # weight, gradient, Adam's two moments, and the moving average
+        check_memory(*sizes, shared=vocabulary.shared, copies=copies, device=device)
 
     def new_model(self) -> Network:
         return build_for(self.config, self.task.vocabulary)

@@ -67,7 +67,9 @@ def train(
     with lock_run(folder):
         if config.data.kind == "parallel" and not steps_in(folder):
             precheck(config, reporter.say)
-        return Trainer(open_run(config, folder, reporter.say), world, reporter).train()
+        run = open_run(config, folder, reporter.say)
+        run.check_memory(world.device)
+        return Trainer(run, world, reporter).train()
 
 
 class Interrupt:
@@ -107,7 +109,7 @@ class Trainer:
             self.ema = {name: p.clone() for name, p in unique_tensors(self.model).items()}
         self.progress = run.resume(self.model, self.optimizer, self.ema)
         self.validation = run.task.validation()
-        self.log = RunLog(run.folder, self.progress.step, run.last_good)
+        self.log = RunLog(run.folder, self.progress.step, saved=lambda: run.last_good())
         self.scores: dict[str, Any] = {}
         self._window = _Window()
         self._planned: tuple[int, list[NDArray[np.int64]]] = (-1, [])

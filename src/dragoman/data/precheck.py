@@ -124,7 +124,8 @@ def _language_warnings(spec: CorpusSpec, languages: tuple[str, str]) -> Iterator
                 f"{codes[i]!r}; are source and target exchanged, or the languages named wrongly?"
             )
     found = [_likely_language(side) for side in texts]
-    if not warned and found[0] is not None and found[0] == found[1] and codes[0] != codes[1]:
+    meant = codes[0] is not None and codes[0] == codes[1]
+    if not warned and not meant and found[0] is not None and found[0] == found[1]:
         yield f"{spec.name}: source and target both look like {found[0]!r}; is one of the files the wrong one?"
 
 

@@ -41,7 +41,7 @@ STEPS = ("train.budget=45 steps", "train.validate_every=5 steps", "train.keep=2"
 def server() -> Any:
     """Processes that begin with everything imported, so that a kill finds them at work."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["dragoman.training.trainer", "torch.utils.tensorboard", "small_run", "pytest"])
+    context.set_forkserver_preload(["dragoman.training.trainer", "tensorboard.summary.writer.record_writer", "small_run", "pytest"])
     return context
 
 
@@ -273,3 +273,27 @@ def test_when_no_checkpoint_is_whole_nothing_is_overwritten(data: Path, tmp_path
     with pytest.raises(TrainingError, match="none of its 1 checkpoints is whole"):
         train(config, tmp_path / "run")
     assert (only / "model.safetensors").read_bytes() == b"not tensors"
+
+
+def test_checkpoints_after_the_one_that_is_resumed_are_removed(data: Path, tmp_path: Path) -> None:
+    """They belong to work that is lost: left there, `average` would take them for later ones."""
+    run = tmp_path / "run"
+    train(small_config(data, "train.keep=9"), run)  # checkpoints at 6, 12, 18, 24
+    for step in (18, 24):
+        (run / "checkpoints" / f"{step:08d}" / "training.safetensors").write_bytes(b"damaged")
+    listener = Listener()
+    train(small_config(data, "train.keep=9", "train.budget=13 steps"), run, reporter=listener)
+    assert listener.text.count("checkpoint damaged, going back") == 2 and "after step 12" in listener.text
+    assert [p.name for p in steps_in(run)] == ["00000006", "00000012", "00000013"]
+    last = read_pointer(run, "last")
+    assert last is not None and last.name == "00000013"
+
+
+def test_runs_that_prepare_the_same_data_at_once(data: Path, tmp_path: Path, server: Any) -> None:
+    runs = [tmp_path / name for name in ("a", "b", "c")]
+    processes = [start(server, data, ("train.budget=2 steps",), run) for run in runs]
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert len({weights(run) for run in runs}) == 1
+    assert len(list((tmp_path / "prepared").iterdir())) == 1

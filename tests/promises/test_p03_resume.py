@@ -41,7 +41,9 @@ STEPS = ("train.budget=45 steps", "train.validate_every=5 steps", "train.keep=2"
 def server() -> Any:
     """Processes that begin with everything imported, so that a kill finds them at work."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["dragoman.training.trainer", "tensorboard.summary.writer.record_writer", "small_run", "pytest"])
+    context.set_forkserver_preload(
+        ["dragoman.training.trainer", "tensorboard.summary.writer.record_writer", "small_run", "pytest"]
+    )
     return context
 
 

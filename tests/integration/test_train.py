@@ -98,6 +98,7 @@ def test_the_average_of_the_last_checkpoints(data: Path, tmp_path: Path) -> None
     best = weights(run, "best")
     second = average_run(run, 2)
     assert second == run / "checkpoints" / "average-last2" and weights(run, "best") == best, "what is best stays"
+    assert read_pointer(run, "average") == second
     two = average_tensors(steps_in(run)[-2:])
     assert all(torch.equal(t, two[n]) for n, t in load_file(second / "model.safetensors").items())
     for count in (1, 9):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,9 +12,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from dragoman.data.tokenizer import PAD
 from dragoman.errors import TrainingError
-from dragoman.model_folder import unique_tensors
+from dragoman.model_folder import read_pointer, unique_tensors
 from dragoman.training.loss import Loss
 from dragoman.training.optim import learning_rate
 from dragoman.training.run import open_run
@@ -146,3 +151,101 @@ def test_bad_steps_are_counted_up_to_the_limit(build: Build, monkeypatch: pytest
         trainer.step(batches(trainer, 0))
     assert trainer.progress.skipped == 3 and "(2 so far)" in listener.text
     assert all(torch.equal(p, before[name]) for name, p in unique_tensors(trainer.model).items())
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_the_precision_of_a_step(precision: str, build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = build(f"train.precision={precision}", "model.dropout=0.0", "train.label_smoothing=0.2")
+    seen: list[tuple[bool, torch.dtype]] = []
+    real = trainer.wrapped.forward
+
+    def forward(*args: Any) -> Any:
+        seen.append((torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")))
+        return real(*args)
+
+    monkeypatch.setattr(trainer.wrapped, "forward", forward)
+    (batch,) = batches(trainer, 0)
+    loss = trainer._forward(batch)
+    assert seen == [(precision == "bf16", torch.bfloat16)] and not torch.is_autocast_enabled("cpu")
+    logits = trainer.model(batch.src, batch.src_mask, batch.tgt_in).flatten(0, 1)
+    want = F.cross_entropy(logits, batch.tgt_out.flatten(), ignore_index=PAD, label_smoothing=0.2, reduction="sum")
+    rel = 1e-5 if precision == "float32" else 1e-2
+    assert loss.smoothed.item() == pytest.approx(want.item(), rel=rel)
+    assert (loss.smoothed.item() == pytest.approx(want.item(), rel=1e-6)) == (precision == "float32")
+
+
+class Scripted:
+    """A validation with given losses; remembers the weights that it was called with."""
+
+    def __init__(self, losses: list[float]) -> None:
+        self.losses = iter(losses)
+
+    def __call__(self, network: Any) -> dict[str, Any]:
+        return {"valid_loss": next(self.losses)}
+
+
+@pytest.mark.parametrize(("of_average", "best"), [(0.9, "average"), (1.0, "00000012"), (1.1, "00000012")])
+def test_the_best_is_the_lowest_loss_and_the_average_only_if_it_is_better(
+    of_average: float, best: str, build: Build, tmp_path: Path
+) -> None:
+    trainer = build("train.average=3")
+    trainer.validation = Scripted([2.0, 1.0, 1.5, 1.2, of_average])
+    listener = Finished()
+    trainer.reporter = listener
+    result = trainer.train()
+    for pointer, name in (("best", best), ("last", "00000024"), ("average", "average")):
+        target = read_pointer(tmp_path / "run", pointer)
+        assert target is not None and target.name == name
+    assert (result.progress.best, result.progress.best_step, result.progress.stale) == (-1.0, 12, 2)
+    assert result.scores == {"valid_loss": of_average if best == "average" else 1.2}
+    assert listener.better == [True, True, False, False, best == "average"] and listener.times == 1
+
+
+class Finished(Reporter):
+    """Remembers the validations, and how often the end was announced."""
+
+    def __init__(self) -> None:
+        self.better: list[bool] = []
+        self.times = 0
+
+    def validated(self, row: dict[str, Any], better: bool) -> None:
+        self.better.append(better)
+
+    def finished(self) -> None:
+        self.times += 1
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_validation_that_is_not_finite_is_never_the_best(loss: float, build: Build) -> None:
+    trainer = build("train.budget=12 steps")
+    trainer.validation = Scripted([loss, 3.0])
+    result = trainer.train()
+    assert (result.progress.best, result.progress.best_step, result.progress.stale) == (-3.0, 12, 0)
+
+
+def test_patience_counts_validations_since_the_best(build: Build) -> None:
+    trainer = build("train.budget=500 steps", "train.patience=2")
+    trainer.validation = Scripted([3.0, 4.0, 2.0, 2.0, 2.5])
+    assert trainer.train().progress.step == 30
+
+
+def test_the_time_of_a_validation_is_not_counted_as_training(build: Build) -> None:
+    trainer = build()
+    trainer.step(batches(trainer, 0))
+    trainer._clock = 0.0
+    assert trainer._window.words > 0
+    trainer._validate()
+    assert trainer._window.words == 0
+
+
+def test_a_second_signal_stops_at_once(data: Path, tmp_path: Path) -> None:
+    class Twice(Reporter):
+        def stepped(self, row: dict[str, Any], used: float) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        train(small_config(data), tmp_path / "run", reporter=Twice())
+    assert signal.getsignal(signal.SIGINT) is before
+    assert not (tmp_path / "run" / "checkpoints").exists(), "stopped in step 3, and the first checkpoint is at 6"

@@ -304,9 +304,11 @@ def verify(folder: Path, but: Collection[str] = ()) -> dict[str, Any]:
 
 
 def build_for(config: Config, vocabulary: Vocabulary) -> Network:
-    """The fresh model of a configuration and its vocabulary."""
+    """The fresh model of a configuration and its vocabulary.  Raises `UsageError` where memory does not suffice."""
     from dragoman.models.build import build_model
+    from dragoman.models.size import check_memory
 
+    check_memory(config.model, vocabulary.source_size, vocabulary.target_size, shared=vocabulary.shared)
     return build_model(
         config.model, vocabulary.source_size, vocabulary.target_size, shared=vocabulary.shared, seed=config.train.seed
     )

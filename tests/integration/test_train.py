@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -13,14 +15,15 @@ import pytest
 import torch
 
 from dragoman.data.batching import plan_batches, read_batch
-from dragoman.errors import ConfigError, TrainingError, UsageError
+from dragoman.errors import ConfigError, DataError, TrainingError, UsageError
 from dragoman.model_folder import average_tensors, load_file, load_model, read_pointer, steps_in, verify
+from dragoman.training.lock import lock_run
 from dragoman.training.loss import Loss
 from dragoman.training.run import average_run, open_run
 from dragoman.training.runlog import Reporter, read_log
 from dragoman.training.trainer import Trainer, train
 from dragoman.training.world import World
-from small_run import Listener, small_config, weights, write_corpus
+from small_run import Cli, Listener, small_config, weights, write_corpus, write_lines, write_toml
 
 
 @pytest.fixture
@@ -95,6 +98,7 @@ def test_the_average_of_the_last_checkpoints(data: Path, tmp_path: Path) -> None
     best = weights(run, "best")
     second = average_run(run, 2)
     assert second == run / "checkpoints" / "average-last2" and weights(run, "best") == best, "what is best stays"
+    assert read_pointer(run, "average") == second
     two = average_tensors(steps_in(run)[-2:])
     assert all(torch.equal(t, two[n]) for n, t in load_file(second / "model.safetensors").items())
     for count in (1, 9):
@@ -237,3 +241,192 @@ def test_files_that_do_not_exist_are_all_named(data: Path, tmp_path: Path) -> No
 def test_a_device_that_does_not_exist(device: str, data: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"device '{device}': no such device; accepted: auto, cpu"):
         train(small_config(data, f"train.device={device}"), tmp_path / "run")
+
+
+# ------------------------------------------------------------------------------------------- what is kept and averaged
+
+
+@pytest.mark.parametrize(("keep", "average", "left"), [(1, 3, 3), (2, 0, 2), (3, 2, 3)])
+def test_as_many_checkpoints_are_kept_as_the_average_needs(
+    keep: int, average: int, left: int, data: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    train(small_config(data, f"train.keep={keep}", f"train.average={average}", "train.budget=30 steps"), run)
+    best = read_pointer(run, "best")
+    assert best is not None
+    steps = [p.name for p in steps_in(run)]
+    assert steps[-left:] == [f"{step:08d}" for step in range(30 - 6 * (left - 1), 31, 6)]
+    assert set(steps[:-left]) <= {best.name}
+    if average:
+        averaged = load_file(run / "checkpoints" / "average" / "model.safetensors")
+        expected = average_tensors(steps_in(run)[-average:])
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in averaged.items())
+
+
+def test_an_average_of_fewer_checkpoints_says_so(data: Path, tmp_path: Path) -> None:
+    listener = Listener()
+    train(small_config(data, "train.average=9", "train.budget=12 steps"), tmp_path / "run", reporter=listener)
+    assert "warning: train.average is 9, but train.budget = '12 steps' and" in listener.text
+    assert "make 2 checkpoints: only these are averaged" in listener.text
+    assert [row["average"] for row in read_log(tmp_path / "run") if "average" in row] == [2]
+
+
+def test_a_warm_up_beyond_the_budget_is_a_warning(data: Path, tmp_path: Path) -> None:
+    for budget, words in (
+        ("3 steps", "is about 3 steps: the"),
+        ("0.2 s", "of the 4,000 steps of train.schedule.warmup"),
+    ):
+        listener = Listener()
+        config = small_config(data, f"train.budget={budget}", "train.schedule.kind=inverse_sqrt")
+        train(config, tmp_path / budget, reporter=listener)
+        (warning,) = [text for text in listener.said if text.startswith("warning: ")]
+        assert words in warning and "the learning rate never" in warning
+
+
+# --------------------------------------------------------------------------------------------------------- one at once
+
+
+class Intruder(Listener):
+    """Calls `action` in the middle of a training and remembers what it raised."""
+
+    def __init__(self, action: Any) -> None:
+        super().__init__()
+        self.action, self.refused = action, ""
+
+    def stepped(self, row: dict[str, Any], used: float) -> None:
+        if row["step"] == 15:
+            with pytest.raises(UsageError) as refused:
+                self.action()
+            self.refused = str(refused.value)
+
+
+@pytest.mark.parametrize("command", ["train", "average"])
+def test_a_run_that_is_trained_is_left_alone(command: str, data: Path, tmp_path: Path) -> None:
+    config, run = small_config(data), tmp_path / "run"
+    train(config, tmp_path / "alone")
+    intruder = Intruder(lambda: train(config, run) if command == "train" else average_run(run, 2))
+    train(config, run, reporter=intruder)
+    assert f"{run}: this run is in use by process {os.getpid()} on " in intruder.refused
+    assert weights(run) == weights(tmp_path / "alone")
+    assert not list(run.glob(".*")) and average_run(run, 2).is_dir(), "and free again afterwards"
+
+
+# ------------------------------------------------------------------------------------------------------ refused data
+
+
+def test_shifted_files_are_refused_before_anything_is_made(data: Path, tmp_path: Path) -> None:
+    lines = (data / "train.tgt").read_text().splitlines()
+    write_lines(data / "train.tgt", [*lines[1:], lines[0]])
+    with pytest.raises(DataError, match=r"data\.train\.0: .*train\.tgt: lines \d to 2\d\d are shifted"):
+        train(small_config(data), tmp_path / "run")
+    assert not (tmp_path / "run").exists() and not (tmp_path / "prepared").exists()
+
+
+def test_warnings_about_data_come_with_a_new_run_only(data: Path, tmp_path: Path) -> None:
+    for name in ("src", "tgt"):
+        lines = (data / f"train.{name}").read_text().splitlines()
+        write_lines(data / f"valid.{name}", lines[:9])
+    said = []
+    for budget in (6, 12):
+        listener = Listener()
+        train(small_config(data, f"train.budget={budget} steps"), tmp_path / "run", reporter=listener)
+        said.append([text for text in listener.said if "data.valid" in text])
+    assert said[1] == [] and len(said[0]) == 1
+    assert "warning: data.valid: 9 of 9 pairs are also in data.train" in said[0][0]
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ("meta", "PyTorch cannot compute on it here"),
+        ("cuda:99", "PyTorch finds no GPU|this machine has"),
+        ("xpu:77", "PyTorch cannot compute on it here"),
+        ("mkldnn", "PyTorch cannot compute on it here"),
+        ("cpu:3", "PyTorch cannot compute on it here"),
+    ],
+)
+def test_a_device_that_cannot_be_used(device: str, words: str, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"^device '{device}': ({words}).*; accepted: auto, cpu"):
+        train(small_config(data, f"train.device={device}"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+# ---------------------------------------------------------------------------------------------------------- disk full
+
+
+def small_files(limit: int) -> tuple[int, int]:
+    """From now on no file may grow beyond `limit` bytes, as on a full disk; returns what was allowed before."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    return before
+
+
+class FullFrom(Reporter):
+    """From step 14 on no file may grow beyond `limit` bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.before: tuple[int, int] | None = None
+
+    def stepped(self, row: dict[str, Any], used: float) -> None:
+        if row["step"] == 15:
+            self.before = small_files(self.limit)
+
+
+@pytest.mark.parametrize("path", ["log.jsonl", "checkpoints/00000018"])
+def test_when_nothing_more_can_be_written_the_last_checkpoint_stays_good(path: str, data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(small_config(data), tmp_path / "whole")
+    reporter = FullFrom(100 if path == "log.jsonl" else 20_000)
+    try:
+        with pytest.raises(TrainingError) as full:
+            train(small_config(data), run, reporter=reporter)
+    finally:
+        assert reporter.before is not None
+        resource.setrlimit(resource.RLIMIT_FSIZE, reporter.before)
+    message = str(full.value)
+    assert f"{run / path} could not be written: " in message and "File too large" in message
+    if path == "log.jsonl":
+        assert f"The last good checkpoint is {run / 'checkpoints' / '00000012'}" in message
+        assert "Raise the limit on the size of files (ulimit -f) and run the same command again" in message
+    load_model(run / "last")
+    train(small_config(data), run)
+    assert weights(run) == weights(tmp_path / "whole")
+
+
+def test_a_disk_that_is_full_while_data_is_prepared(data: Path, tmp_path: Path) -> None:
+    before = small_files(300)
+    try:
+        with pytest.raises(TrainingError) as full:
+            train(small_config(data), tmp_path / "run")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert str(tmp_path / "prepared") in str(full.value) and "File too large" in str(full.value)
+    assert "run the same command again" in str(full.value)
+    assert not (tmp_path / "run").exists()
+    assert train(small_config(data, "train.budget=1 step"), tmp_path / "run").progress.step == 1
+
+
+def test_a_corpus_that_cannot_be_read_is_not_taken_for_a_full_disk(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(data / "train.src"))
+
+    monkeypatch.setattr("dragoman.training.run.open_task", refuse)
+    with pytest.raises(PermissionError):
+        train(small_config(data), tmp_path / "run")
+
+
+def test_the_command_names_the_path_and_shows_no_traceback(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: Any
+) -> None:
+    config = write_toml(tmp_path / "small.toml", data)
+    (tmp_path / "file").touch()
+    code, _, text = Cli(monkeypatch, capsysbinary)("train", config, "--out", tmp_path / "file" / "run")
+    assert (
+        code == 1 and f"{tmp_path / 'file' / 'run'} could not be written: Not a directory. Give another --out" in text
+    )
+    with lock_run(tmp_path / "run"):
+        code, _, text = Cli(monkeypatch, capsysbinary)("train", config, "--out", tmp_path / "run")
+    assert code == 2 and f"{tmp_path / 'run'}: this run is in use by process {os.getpid()} on " in text

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dragoman.data.tokenizer import PAD
 from dragoman.training.loss import TokenLoss, chunked_cross_entropy, cross_entropy
@@ -99,3 +100,81 @@ def test_token_loss_leaves_padding_out(bias: bool) -> None:
     (mine,), (their,) = gradients(loss.smoothed, hidden), gradients(theirs, hidden)
     torch.testing.assert_close(mine, their, **EXACT)
     assert not mine[targets == PAD].any() and mine[targets != PAD].any(-1).all()
+
+
+class Products(TorchDispatchMode):
+    """Records the dtypes and the result's shape of every matrix product, and the most elements of any result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products: list[tuple[str, tuple[torch.dtype, ...], tuple[int, ...]]] = []
+        self.largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if isinstance(out, Tensor):
+            if name in ("mm", "addmm", "addmm_", "matmul", "bmm"):
+                dtypes = tuple(a.dtype for a in args if isinstance(a, Tensor))
+                self.products.append((name, dtypes, tuple(out.shape)))
+            if out.untyped_storage().data_ptr() not in {
+                a.untyped_storage().data_ptr() for a in args if isinstance(a, Tensor)
+            }:  # a view of an input is no new memory
+                self.largest = max(self.largest, out.numel())
+        return out
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_without_gradients_no_gradient_is_computed(context: Any) -> None:
+    hidden, weight, targets = case()
+    with context(), Products() as seen:
+        smoothed, nll = chunked_cross_entropy(hidden, weight, targets, 0.1, rows=4)
+    assert [shape for _, _, shape in seen.products] == [(4, V)] * 5 + [(3, V)], "one product per chunk: the logits"
+    assert seen.largest == 4 * V, "no buffer of the shape of the hidden states or of the weight"
+    want, want_nll = cross_entropy(hidden @ weight.T, targets, 0.1)
+    torch.testing.assert_close(smoothed, want.detach(), **EXACT)
+    torch.testing.assert_close(nll, want_nll.detach(), **EXACT)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_under_autocast_every_product_runs_in_its_dtype(dtype: torch.dtype) -> None:
+    """dtype: of the hidden states, which a norm may leave in float32 under autocast."""
+    torch.manual_seed(3)
+    start, weight = torch.randn(M, D), torch.randn(V, D, requires_grad=True)
+    hidden, targets = start.to(dtype).requires_grad_(), torch.randint(V, (M,))
+    with torch.autocast("cpu", dtype=torch.bfloat16), Products() as seen:
+        smoothed, nll = chunked_cross_entropy(hidden, weight, targets, 0.1, rows=M)
+        of_hidden, of_weight = torch.autograd.grad(smoothed, (hidden, weight))
+    assert sorted(shape for _, _, shape in seen.products) == sorted([(M, V), (M, D), (V, D)])
+    assert {d for _, dtypes, _ in seen.products for d in dtypes} == {torch.bfloat16}, seen.products
+    assert (smoothed.dtype, nll.dtype, of_weight.dtype) == (torch.float32,) * 3 and of_hidden.dtype == dtype
+    h, w = start.to(torch.bfloat16).double().requires_grad_(), weight.detach().bfloat16().double().requires_grad_()
+    exact = cross_entropy(h @ w.T, targets, 0.1)[0]
+    assert smoothed.item() == pytest.approx(exact.item(), rel=0.01)
+    for mine, theirs in zip((of_hidden, of_weight), torch.autograd.grad(exact, (h, w)), strict=True):
+        assert (mine.double() - theirs).norm() < 0.01 * theirs.norm()
+
+
+def test_the_weight_gradient_is_summed_over_the_chunks_in_float32() -> None:
+    """1,024 chunks of one row: summed in bf16, the small terms would be lost against the sum."""
+    torch.manual_seed(4)
+    hidden, weight = torch.ones(1024, D), torch.zeros(V, D, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        smoothed, _ = chunked_cross_entropy(hidden, weight, torch.zeros(1024, dtype=torch.long), 0.0, rows=1)
+    (of_weight,) = torch.autograd.grad(smoothed, weight)
+    assert of_weight[1, 0] == pytest.approx(1024 / V, rel=4e-3)
+
+
+def test_autocast_leaves_float64_alone() -> None:
+    hidden, weight, targets = case()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        smoothed, _ = chunked_cross_entropy(hidden, weight, targets, 0.1, rows=5)
+    torch.testing.assert_close(smoothed, cross_entropy(hidden @ weight.T, targets, 0.1)[0], **EXACT)
+
+
+def test_logits_are_held_for_one_chunk_at_a_time() -> None:
+    """The reason for the chunks: no tensor has as many elements as all logits (600 x 900)."""
+    hidden, weight = torch.randn(600, 5, requires_grad=True), torch.randn(900, 5, requires_grad=True)
+    with Products() as seen:
+        chunked_cross_entropy(hidden, weight, torch.randint(900, (600,)), 0.1)[0].backward()
+    assert seen.largest == 256 * 900

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import multiprocessing
 import os
 import random
@@ -41,7 +43,9 @@ STEPS = ("train.budget=45 steps", "train.validate_every=5 steps", "train.keep=2"
 def server() -> Any:
     """Processes that begin with everything imported, so that a kill finds them at work."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["dragoman.training.trainer", "torch.utils.tensorboard", "small_run", "pytest"])
+    context.set_forkserver_preload(
+        ["dragoman.training.trainer", "tensorboard.summary.writer.record_writer", "small_run", "pytest"]
+    )
     return context
 
 
@@ -210,17 +214,21 @@ def test_resuming_a_finished_run_changes_nothing(data: Path, tmp_path: Path) -> 
     config = small_config(data, "train.average=2")
     first = train(config, tmp_path / "run")
     before = whole(tmp_path / "run")
-    second = train(config, tmp_path / "run")
+    listener = Listener()
+    second = train(config, tmp_path / "run", reporter=listener)
     assert whole(tmp_path / "run") == before
+    assert "has used up its 24 steps; a larger train.budget goes on" in listener.text
     assert second.progress.step == first.progress.step == 24
 
 
 def test_a_larger_budget_goes_on(data: Path, tmp_path: Path) -> None:
     constant = ("train.schedule.kind=inverse_sqrt", "train.schedule.warmup=5")
-    train(small_config(data, *constant, "train.budget=12 steps"), tmp_path / "run")
+    first = train(small_config(data, *constant, "train.budget=12 steps"), tmp_path / "run")
     result: TrainResult = train(small_config(data, *constant, "train.budget=24 steps"), tmp_path / "run")
     train(small_config(data, *constant, "train.budget=24 steps"), tmp_path / "whole")
-    assert result.progress.step == 24
+    assert result.progress.step == 24 and result.progress.seconds > first.progress.seconds
+    seconds = [row["seconds"] for row in read_log(tmp_path / "run")]
+    assert seconds == sorted(seconds), "of all sittings"
     assert weights(tmp_path / "run") == weights(tmp_path / "whole")
 
 
@@ -273,3 +281,41 @@ def test_when_no_checkpoint_is_whole_nothing_is_overwritten(data: Path, tmp_path
     with pytest.raises(TrainingError, match="none of its 1 checkpoints is whole"):
         train(config, tmp_path / "run")
     assert (only / "model.safetensors").read_bytes() == b"not tensors"
+
+
+def test_checkpoints_after_the_one_that_is_resumed_are_removed(data: Path, tmp_path: Path) -> None:
+    """They belong to work that is lost: left there, `average` would take them for later ones."""
+    run = tmp_path / "run"
+    train(small_config(data, "train.keep=9"), run)  # checkpoints at 6, 12, 18, 24
+    for step in (18, 24):
+        (run / "checkpoints" / f"{step:08d}" / "training.safetensors").write_bytes(b"damaged")
+    listener = Listener()
+    train(small_config(data, "train.keep=9", "train.budget=13 steps"), run, reporter=listener)
+    assert listener.text.count("checkpoint damaged, going back") == 2 and "after step 12" in listener.text
+    assert [p.name for p in steps_in(run)] == ["00000006", "00000012", "00000013"]
+    last = read_pointer(run, "last")
+    assert last is not None and last.name == "00000013"
+
+
+def test_runs_that_prepare_the_same_data_at_once(data: Path, tmp_path: Path, server: Any) -> None:
+    runs = [tmp_path / name for name in ("a", "b", "c")]
+    processes = [start(server, data, ("train.budget=2 steps",), run) for run in runs]
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert len({weights(run) for run in runs}) == 1
+    assert len(list((tmp_path / "prepared").iterdir())) == 1
+
+
+def test_another_vocabulary_of_the_same_data_is_refused(data: Path, tmp_path: Path) -> None:
+    """As a newer sentencepiece may learn it; the ids of the weights would stand for other pieces."""
+    train(small_config(data, "train.budget=6 steps"), tmp_path / "run")
+    train(small_config(data, "train.budget=6 steps", "tokenizer.vocab_size=50"), tmp_path / "other")
+    (ours,), (theirs,) = steps_in(tmp_path / "run"), steps_in(tmp_path / "other")
+    content = (theirs / "tokenizer.model").read_bytes()
+    (ours / "tokenizer.model").write_bytes(content)
+    meta = json.loads((ours / "meta.json").read_bytes())
+    meta["sha256"]["tokenizer.model"] = hashlib.sha256(content).hexdigest()
+    (ours / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(TrainingError, match="the data is the same, but the vocabulary learned from it is another one"):
+        train(small_config(data, "train.budget=12 steps"), tmp_path / "run")

@@ -77,3 +77,23 @@ def test_only_matrices_decay() -> None:
     optimizer.step()
     assert torch.allclose(model.matrix, torch.tensor(4.0 * (1 - 0.1 * 0.5)))
     assert torch.equal(model.vector, torch.full((5,), 4.0))
+
+
+@pytest.mark.parametrize("config", [AdamConfig(), AdamWConfig()], ids=lambda config: config.kind)
+def test_every_parameter_that_is_not_frozen_is_updated(config: AdamConfig | AdamWConfig) -> None:
+    model = Two()
+    model.frozen = nn.Parameter(torch.ones(4, 4), requires_grad=False)
+    optimizer = build_optimizer(config, model)
+    assert {p for group in optimizer.param_groups for p in group["params"]} == {model.matrix, model.vector}
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1
+    for parameter in (model.matrix, model.vector):
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    assert (model.matrix < 4).all() and (model.vector < 4).all()
+
+
+def test_adamw_takes_the_values_of_the_configuration() -> None:
+    optimizer = build_optimizer(AdamWConfig(beta1=0.8, beta2=0.97, eps=1e-7, weight_decay=0.2), Two())
+    for group, decay in zip(optimizer.param_groups, (0.2, 0.0), strict=True):
+        assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.8, 0.97), 1e-7, decay)

@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 import zlib
 from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +32,7 @@ _ENDING_COST = 0.3
 _ANCHOR_GAIN = 0.3
 _MAX_STEPS = 32
 _MARGIN = 0.08
+_CERTAIN_Z = 8.0
 
 
 @dataclass(frozen=True)
@@ -50,11 +53,20 @@ class LineFeatures:
 
 @dataclass(frozen=True)
 class Shift:
-    """A stretch of lines (counted from 1) whose target fits better `offset` lines further on."""
+    """A stretch of lines (counted from 1) whose target fits better `offset` lines further on.
+
+    z: the mean gain per line of the stretch in standard errors.
+    """
 
     first: int
     last: int
     offset: int
+    z: float
+
+    @property
+    def certain(self) -> bool:
+        """Whether chance is excluded: files whose lines have nothing in common reach a z of about 5."""
+        return self.z >= _CERTAIN_Z
 
 
 def _anchors(text: str) -> int:
@@ -66,16 +78,27 @@ def _anchors(text: str) -> int:
     return found
 
 
-def line_features(path: Path) -> LineFeatures:
-    """Read the features of every line; undecodable bytes are tolerated.  Raises DataError as `open_lines` does."""
+def line_features(path: Path, blocks: Sequence[range] | None = None) -> LineFeatures:
+    """Read the features of every line, or of the `blocks` of lines (from 0, in order); undecodable bytes are tolerated.
+
+    Raises DataError as `open_lines` does.
+    """
     lengths, endings, anchors = array("I"), array("B"), array("Q")
-    for raw in open_lines(path):
+    for raw in open_lines(path) if blocks is None else _selected(open_lines(path), blocks):
         text = raw.decode("utf-8", "replace").strip()
         lengths.append(len(text))
         endings.append(_ENDINGS.get(text[-1:], 0))
         anchors.append(_anchors(text))
     log_length = np.log1p(np.array(lengths, dtype=np.float32))
     return LineFeatures(log_length, np.array(endings, dtype=np.uint8), np.array(anchors, dtype=np.uint64))
+
+
+def _selected(lines: Iterator[bytes], blocks: Sequence[range]) -> Iterator[bytes]:
+    """The lines of the blocks; what comes after the last block is not read."""
+    position = 0
+    for block in blocks:
+        yield from islice(lines, block.start - position, block.stop - position)
+        position = block.stop
 
 
 def _usual_log_ratio(source: LineFeatures, target: LineFeatures) -> float:
@@ -127,12 +150,16 @@ def first_drift(source_path: Path, target_path: Path) -> int | None:
     return drift_of(line_features(source_path), line_features(target_path))
 
 
+def _z(gains: Floats) -> float:
+    return float(gains.mean() * len(gains) ** 0.5 / max(float(gains.std()), 1e-6))
+
+
 def shifted_stretch(
     source: LineFeatures, target: LineFeatures, *, reach: int = 3, evidence: float = 8.0
 ) -> Shift | None:
     """The stretch of two equally long files that fits much better when one side is moved by up to `reach` lines.
 
-    `evidence` is the total cost to be gained, beyond a margin a line, before a stretch is worth a warning.
+    `evidence` is the total cost to be gained, beyond a margin per line, before a stretch is worth a warning.
     """
     n = len(source)
     if n <= reach or n != len(target):
@@ -143,11 +170,12 @@ def shifted_stretch(
     for offset in (o for o in range(-reach, reach + 1) if o != 0):
         low, high = max(0, -offset), min(n, n - offset)
         shifted = _costs(source.part(low, high), target.part(low + offset, high + offset), ratio)
+        gains = straight[low:high] - shifted
         total = np.zeros(high - low + 1)
-        np.cumsum(straight[low:high] - shifted - _MARGIN, out=total[1:])
+        np.cumsum(gains - _MARGIN, out=total[1:])
         gain = total - np.minimum.accumulate(total)
         end = int(np.argmax(gain))
         start = int(np.argmin(total[: end + 1]))
         if gain[end] > evidence and (best is None or gain[end] > best[0]):
-            best = float(gain[end]), Shift(low + start + 1, low + end, offset)
+            best = float(gain[end]), Shift(low + start + 1, low + end, offset, _z(gains[start:end]))
     return best[1] if best else None

@@ -196,7 +196,7 @@ def _first_drift(spec: CorpusSpec, paths: tuple[Path, Path], diagnosis: Diagnosi
     shift = shifted_stretch(source, target)
     if shift:
         diagnosis.add(
-            "warning",
+            "error" if shift.certain else "warning",
             f"lines {shift.first:,} to {shift.last:,} look shifted: each target fits {shift.offset:+d} lines away",
             spec.name,
             "Compare both files at the first of these lines: one lacks a line there, and the other further on.",

@@ -51,7 +51,7 @@ from dragoman.nn.layers import (
 )
 from dragoman.nn.linear_attention import LinearSelfAttention
 
-__all__ = ["build_model"]
+__all__ = ["assemble", "build_model"]
 
 
 def build_model(config: ModelConfig, src_vocab: int, tgt_vocab: int, *, shared: bool = True, seed: int = 1) -> Network:
@@ -60,6 +60,13 @@ def build_model(config: ModelConfig, src_vocab: int, tgt_vocab: int, *, shared: 
     `shared`: source and target ids are of one vocabulary (with `tie = "all"` they then share one matrix).  A model of
     images takes the numbers of a patch for `src_vocab`; one that gives labels takes their number for `tgt_vocab`.
     """
+    model = assemble(config, src_vocab, tgt_vocab, shared=shared)
+    _initialise(model, seed)
+    return model
+
+
+def assemble(config: ModelConfig, src_vocab: int, tgt_vocab: int, *, shared: bool = True) -> Network:
+    """As `build_model`, with weights that are not initialised."""
     match config:
         case TransformerConfig():
             model: Network = _transformer(config, src_vocab, tgt_vocab, shared)
@@ -73,7 +80,6 @@ def build_model(config: ModelConfig, src_vocab: int, tgt_vocab: int, *, shared: 
             model = _encoder_only(config, src_vocab, tgt_vocab)
         case VisionConfig():
             model = _vision(config, src_vocab, tgt_vocab)
-    _initialise(model, seed)
     return model
 
 

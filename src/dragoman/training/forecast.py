@@ -88,7 +88,9 @@ def forecast(run: Run, where: str) -> tuple[str, str, str]:
     """What training would take, from a few real steps on this machine: a sentence, `where`, and how it was measured."""
     keep_freed_memory()
     train = run.config.train
-    trainer = Trainer(run, World(train.device), Reporter())
+    world = World(train.device)
+    run.check_memory(world.device)
+    trainer = Trainer(run, world, Reporter())
     plan = run.task.epoch(0)
     try:
         rate, tried = _tokens_per_second(trainer, plan)

@@ -40,37 +40,67 @@ def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Te
     return (1 - smoothing) * nll - smoothing * log_probs.mean(-1).sum(), nll
 
 
+class _Chunks:
+    """One pass over the rows: the loss, and the gradients of what `wanted` names (hidden, weight).
+
+    Every product runs in one explicit dtype: that of an active autocast, else that of `hidden`.  Autocast itself is
+    switched off meanwhile, because it leaves `mm(out=)` and `addmm_` in float32.
+    """
+
+    def __init__(
+        self, hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, rows: int, wanted: tuple[bool, bool]
+    ) -> None:
+        dtype, device = _product_dtype(hidden), hidden.device.type
+        self.wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        self.smoothing = smoothing
+        self.smoothed, self.nll = hidden.new_zeros((), dtype=self.wide), hidden.new_zeros((), dtype=self.wide)
+        self.of_hidden = torch.empty_like(hidden) if wanted[0] else None
+        self.of_weight = torch.zeros_like(weight) if wanted[1] else None
+        with torch.autocast(device, enabled=False):
+            matrix = weight.to(dtype)
+            for begin in range(0, hidden.size(0), rows):
+                part = slice(begin, begin + rows)
+                self._chunk(hidden[part].to(dtype), matrix, targets[part, None], part)
+
+    def _chunk(self, h: Tensor, matrix: Tensor, t: Tensor, part: slice) -> None:
+        """h: (rows, D), matrix: (V, D), t: (rows, 1)."""
+        smoothing, vocab = self.smoothing, matrix.size(0)
+        log_probs = torch.log_softmax((h @ matrix.T).to(self.wide), -1)  # (rows, V)
+        right = -log_probs.gather(-1, t).sum()
+        self.nll += right
+        self.smoothed += (1 - smoothing) * right - smoothing / vocab * log_probs.sum()
+        if self.of_hidden is None and self.of_weight is None:
+            return
+        of_logits = log_probs.exp_()  # becomes p - target distribution
+        if smoothing:
+            of_logits -= smoothing / vocab
+        of_logits.scatter_add_(-1, t, torch.full_like(t, smoothing - 1, dtype=self.wide))
+        of_logits = of_logits.to(h.dtype)
+        if self.of_hidden is not None and self.of_hidden.dtype == h.dtype:
+            torch.mm(of_logits, matrix, out=self.of_hidden[part])
+        elif self.of_hidden is not None:
+            self.of_hidden[part] = of_logits @ matrix
+        if self.of_weight is not None and self.of_weight.dtype == h.dtype:
+            self.of_weight.addmm_(of_logits.T, h)
+        elif self.of_weight is not None:
+            self.of_weight += of_logits.T @ h
+
+
+def _product_dtype(hidden: Tensor) -> torch.dtype:
+    """The dtype of the matrix products: as autocast chooses it, which leaves float64 alone."""
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
+        return torch.get_autocast_dtype(device)
+    return hidden.dtype
+
+
 class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, rows: int) -> Any:
-        m, vocab = hidden.size(0), weight.size(0)
-        wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        matrix = weight.to(hidden.dtype)
-        smoothed, nll = hidden.new_zeros((), dtype=wide), hidden.new_zeros((), dtype=wide)
-        of_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        of_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
-        for begin in range(0, m, rows):
-            h, t = hidden[begin : begin + rows], targets[begin : begin + rows, None]
-            log_probs = torch.log_softmax((h @ matrix.T).to(wide), -1)  # (rows, V)
-            right = -log_probs.gather(-1, t).sum()
-            nll += right
-            smoothed += (1 - smoothing) * right - smoothing / vocab * log_probs.sum()
-            if of_hidden is None and of_weight is None:
-                continue
-            of_logits = log_probs.exp_()  # becomes p - target distribution
-            if smoothing:
-                of_logits -= smoothing / vocab
-            of_logits.scatter_add_(-1, t, torch.full_like(t, smoothing - 1, dtype=wide))
-            of_logits = of_logits.to(hidden.dtype)
-            if of_hidden is not None:
-                torch.mm(of_logits, matrix, out=of_hidden[begin : begin + rows])
-            if of_weight is not None and of_weight.dtype == of_logits.dtype:
-                of_weight.addmm_(of_logits.T, h)
-            elif of_weight is not None:
-                of_weight += of_logits.T @ h
-        ctx.save_for_backward(of_hidden, of_weight)
-        ctx.mark_non_differentiable(nll)
-        return smoothed, nll
+        chunks = _Chunks(hidden, weight, targets, smoothing, rows, wanted=ctx.needs_input_grad[:2])
+        ctx.save_for_backward(chunks.of_hidden, chunks.of_weight)
+        ctx.mark_non_differentiable(chunks.nll)
+        return chunks.smoothed, chunks.nll
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -85,9 +115,15 @@ class _Chunked(torch.autograd.Function):
 def chunked_cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, rows: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """As `cross_entropy(hidden @ weight.T, targets, smoothing)`; hidden (M, D), weight (V, D), targets (M,)."""
+    """As `cross_entropy(hidden @ weight.T, targets, smoothing)`; hidden (M, D), weight (V, D), targets (M,).
+
+    Gradients are computed in the same pass, and only where gradients are enabled.
+    """
     if rows == 0:
         rows = _CPU_ROWS if hidden.device.type == "cpu" else _GPU_ROWS
+    if not torch.is_grad_enabled():  # `ctx.needs_input_grad` does not know of `no_grad`
+        chunks = _Chunks(hidden, weight, targets, smoothing, rows, wanted=(False, False))
+        return chunks.smoothed, chunks.nll
     out: tuple[Tensor, Tensor] = _Chunked.apply(hidden, weight, targets, smoothing, rows)  # type: ignore[no-untyped-call]
     return out
 

@@ -29,7 +29,10 @@ from dragoman.model_folder import (
     write_file,
 )
 from dragoman.models.seq2seq import Network
+from dragoman.models.size import check_memory
 from dragoman.training.checkpoint import read_training, training_files
+from dragoman.training.disk import writing
+from dragoman.training.lock import lock_run
 from dragoman.training.optim import Progress
 from dragoman.training.task import Task
 from dragoman.training.tasks import open_task
@@ -52,10 +55,22 @@ def open_run(config: Config, folder: Path, say: Callable[[str], None]) -> Run:
     stored = folder / "config.toml"
     if steps_in(folder) and stored.is_file():
         _refuse_changes(load_config(stored), config, folder)
-    task = open_task(config, folder.parent / "prepared", say)
-    folder.mkdir(parents=True, exist_ok=True)
+    task = _open_task(config, folder.parent / "prepared", say)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     write_file(stored, dump_toml(config).encode())
     return Run(config, folder, task, say)
+
+
+def _open_task(config: Config, prepared: Path, say: Callable[[str], None]) -> Task:
+    try:
+        return open_task(config, prepared, say)
+    except OSError as error:
+        # A write to an open file names no path.  Another path is that of a file that is read.
+        if error.filename is not None and not Path(str(error.filename)).is_relative_to(prepared):
+            raise
+        with writing(Path(str(error.filename or prepared))):
+            raise
 
 
 def check_files(config: Config) -> None:
@@ -93,6 +108,13 @@ class Run:
 
     def __init__(self, config: Config, folder: Path, task: Task, say: Callable[[str], None]) -> None:
         self.config, self.folder, self.task, self.say = config, folder, task, say
+
+    def check_memory(self, device: torch.device) -> None:
+        """Raise `UsageError` where there is not enough memory to train the model on the device."""
+        vocabulary, train = self.task.vocabulary, self.config.train
+        sizes = self.config.model, vocabulary.source_size, vocabulary.target_size
+        copies = 5 if train.ema else 4  # weight, gradient, Adam's two moments, and the moving average
+        check_memory(*sizes, shared=vocabulary.shared, copies=copies, device=device)
 
     def new_model(self) -> Network:
         return build_for(self.config, self.task.vocabulary)
@@ -201,10 +223,16 @@ def _is_interruption(checkpoint: Path) -> bool:
 def average_run(folder: Path, last: int) -> Path:
     """Average the last checkpoints of a run into `checkpoints/average-last<N>` and point `average` to it.
 
-    Raises `UsageError` when the run has fewer than `last` checkpoints or `last` is below 2.
+    Raises `UsageError` when the run has fewer than `last` checkpoints, when `last` is below 2, and while the run is
+    being trained, because training removes checkpoints.
     """
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder; give a run folder, as 'dragoman train' wrote it")
+    with lock_run(folder):
+        return _average(folder, last)
+
+
+def _average(folder: Path, last: int) -> Path:
     found = steps_in(folder)
     if last < 2 or len(found) < last:
         accepted = f"accepted: 2 to {len(found)}" if len(found) > 1 else "an average needs at least 2"

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import socket
+import time
 import warnings
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from dragoman.training.disk import writing
 
 __all__ = ["Reporter", "RunLog", "read_log"]
 
@@ -48,30 +55,71 @@ def read_log(run: Path) -> list[dict[str, Any]]:
 class RunLog:
     """Appends rows to `log.jsonl` and TensorBoard events; rows of work that was lost are taken out.
 
-    Those are the rows after `step`, and that of the average, which is made again.
+    Those are the rows after `step`, and that of the average, which is made again.  Raises `TrainingError` where the
+    disk is full; saved: what is safe then, a sentence.
     """
 
-    def __init__(self, run: Path, step: int) -> None:
+    def __init__(self, run: Path, step: int, saved: Callable[[], str] = str) -> None:
+        self._path, self._saved = run / "log.jsonl", saved
         # The score of the average is written anew when the run ends again.
         kept = [row for row in read_log(run) if row["step"] <= step and "average" not in row]
         unfinished = run / ".log.jsonl.unfinished"
-        unfinished.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-        unfinished.replace(run / "log.jsonl")
-        self._file = (run / "log.jsonl").open("a", encoding="utf-8")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # tensorboard's own imports warn about each other
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._events = SummaryWriter(run / "tensorboard", purge_step=step + 1 if step else None)
+        with writing(self._path, saved):
+            unfinished.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+            unfinished.replace(self._path)
+            self._file = self._path.open("a", encoding="utf-8")
+        self._events = _Events(run / "tensorboard", saved, purge_step=step + 1 if step else None)
 
     def write(self, row: dict[str, Any]) -> None:
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-        self._file.write(json.dumps(clean) + "\n")
-        self._file.flush()
-        for key, value in row.items():
-            if key not in ("step", "seconds") and isinstance(value, int | float):
-                self._events.add_scalar(key, value, row["step"])
+        with writing(self._path, self._saved):
+            self._file.write(json.dumps(clean) + "\n")
+            self._file.flush()
+        self._events.write(row)
 
     def close(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # every row was flushed; only one whose writing failed may be left
+            self._file.close()
         self._events.close()
+
+
+class _Events:
+    """Scalars for TensorBoard, written at once: its own writer meets a full disk in a thread, with a traceback."""
+
+    def __init__(self, folder: Path, saved: Callable[[], str], purge_step: int | None) -> None:
+        """purge_step: TensorBoard leaves out earlier events from this step on."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # tensorboard's own imports warn about each other
+            from tensorboard.compat.proto import event_pb2, summary_pb2  # type: ignore[import-untyped]
+            from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
+
+        self._folder, self._saved = folder, saved
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        seconds, rest = divmod(time.time_ns(), 10**9)  # TensorBoard reads the files in the order of their names
+        name = f"events.out.tfevents.{seconds:010d}.{rest:09d}.{socket.gethostname()}.{os.getpid()}"
+        with writing(folder, saved):
+            folder.mkdir(exist_ok=True)
+            self._file = (folder / name).open("wb")
+            self._records = RecordWriter(self._file)
+            self._add(file_version="brain.Event:2")
+            if purge_step is not None:
+                start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+                self._add(step=purge_step, session_log=start)
+            self._file.flush()
+
+    def write(self, row: dict[str, Any]) -> None:
+        scalars = [
+            self._summary.Value(tag=key, simple_value=value)
+            for key, value in row.items()
+            if key not in ("step", "seconds") and isinstance(value, int | float)
+        ]
+        with writing(self._folder, self._saved):
+            self._add(step=row["step"], summary=self._summary(value=scalars))
+            self._file.flush()
+
+    def _add(self, **content: Any) -> None:
+        self._records.write(self._event(wall_time=time.time(), **content).SerializeToString())
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._file.close()

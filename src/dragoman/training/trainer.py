@@ -23,14 +23,17 @@ from torch import Tensor, nn
 
 from dragoman.config import Config
 from dragoman.data.batching import Batch
+from dragoman.data.precheck import precheck
 from dragoman.errors import TrainingError
-from dragoman.model_folder import unique_tensors
+from dragoman.model_folder import steps_in, unique_tensors
 from dragoman.models.seq2seq import Network
 from dragoman.nn.dropout import seed_dropout
 from dragoman.training.allocator import keep_freed_memory
+from dragoman.training.lock import lock_run
 from dragoman.training.loss import Loss, TokenLoss
 from dragoman.training.optim import Progress, amount, budget_fraction, build_optimizer, learning_rate
-from dragoman.training.run import Run, open_run
+from dragoman.training.plan import plan_warnings, warmup_warning
+from dragoman.training.run import Run, check_files, open_run
 from dragoman.training.runlog import Reporter, RunLog
 from dragoman.training.validate import exchanged
 from dragoman.training.world import World
@@ -53,12 +56,20 @@ def train(
 ) -> TrainResult:
     """Train as `config` says into the run folder `out`, or go on where it stopped.
 
-    Raises `ConfigError`, `DataError`, or `TrainingError` when the loss stays not finite or the disk is full.
+    A new run begins with the cheap checks of `dragoman doctor`.  Raises `ConfigError`, `DataError`, `UsageError` where
+    another process uses `out`, or `TrainingError` when the loss stays not finite or the disk is full.
     """
     reporter = reporter or Reporter()
+    world = world or World(config.train.device)
+    folder = Path(out)
+    check_files(config)
     keep_freed_memory()
-    run = open_run(config, Path(out), reporter.say)
-    return Trainer(run, world or World(config.train.device), reporter).train()
+    with lock_run(folder):
+        if config.data.kind == "parallel" and not steps_in(folder):
+            precheck(config, reporter.say)
+        run = open_run(config, folder, reporter.say)
+        run.check_memory(world.device)
+        return Trainer(run, world, reporter).train()
 
 
 class Interrupt:
@@ -98,7 +109,7 @@ class Trainer:
             self.ema = {name: p.clone() for name, p in unique_tensors(self.model).items()}
         self.progress = run.resume(self.model, self.optimizer, self.ema)
         self.validation = run.task.validation()
-        self.log = RunLog(run.folder, self.progress.step)
+        self.log = RunLog(run.folder, self.progress.step, saved=lambda: run.last_good())
         self.scores: dict[str, Any] = {}
         self._window = _Window()
         self._planned: tuple[int, list[NDArray[np.int64]]] = (-1, [])
@@ -111,6 +122,8 @@ class Trainer:
         if self._used() >= 1:
             self.reporter.say(f"{self.run.folder} has used up its {self.config.budget}; a larger train.budget goes on")
         else:
+            for warning in plan_warnings(self.config, self.run.task, len(self._plan())):
+                self.reporter.say(f"warning: {warning}")
             self.reporter.started(str(self.config.budget), self._used())
         self._clock = time.monotonic() - self.progress.seconds
         try:
@@ -277,11 +290,15 @@ class Trainer:
 
     def _finish(self) -> None:
         """The last validation, and the average of the last checkpoints where it is better than the best."""
+        warning = warmup_warning(self.config, self.progress)
+        if warning:
+            self.reporter.say(f"warning: {warning}")
         if self.run.needs_last(self.progress):
             self._validate()
         if self.config.average < 2 or self.validation is None or not self.world.is_main:
             return
-        averaged = self.run.average(self.config.average)
+        count = min(self.config.average, len(steps_in(self.run.folder)))
+        averaged = self.run.average(count)
         if averaged is None:
             return
         with exchanged(self.model, averaged):
@@ -290,7 +307,7 @@ class Trainer:
         self.run.save_average(averaged, self.progress, scores, best=better)
         if better:
             self.scores = scores
-        row = {"step": self.progress.step, "seconds": self.progress.seconds, "average": self.config.average, **scores}
+        row = {"step": self.progress.step, "seconds": self.progress.seconds, "average": count, **scores}
         self.log.write(row)
         self.reporter.validated(row, better)
 

@@ -1,0 +1,64 @@
+"""Settings that are wrong only for the run at hand: the warm-up and the checkpoints to average against the budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from dragoman.config import Duration, TrainConfig
+from dragoman.training.optim import Progress
+from dragoman.training.task import Task
+
+__all__ = ["plan_warnings", "warmup_warning"]
+
+
+def plan_warnings(config: TrainConfig, task: Task, batches_per_epoch: int) -> Iterator[str]:
+    """What cannot work out within the budget.  A budget of minutes is known in steps only afterwards (see below)."""
+    steps = _steps(config.budget, config, task, batches_per_epoch)
+    warmup = config.schedule.warmup
+    if steps is not None and warmup > steps:
+        yield (
+            f"train.schedule.warmup is {warmup:,} steps, but train.budget = {str(config.budget)!r} is about {steps:,} "
+            "steps: the learning rate never reaches its peak; lower the warm-up (to a tenth of the budget, say), or "
+            "raise the budget"
+        )
+    made = _checkpoints(config, task, batches_per_epoch)
+    if made is not None and config.average > 1 and made < config.average:
+        yield (
+            f"train.average is {config.average}, but train.budget = {str(config.budget)!r} and train.validate_every = "
+            f"{str(config.validate_every)!r} make {made} checkpoint{'s' * (made != 1)}: "
+            f"{'only these are averaged' if made > 1 else 'nothing is averaged'}; lower train.average, or validate "
+            "more often"
+        )
+
+
+def warmup_warning(config: TrainConfig, progress: Progress) -> str | None:
+    """The same about the warm-up when training has ended, for a budget of minutes."""
+    if config.budget.unit != "seconds" or progress.step >= config.schedule.warmup:
+        return None
+    return (
+        f"training ended after {progress.step:,} of the {config.schedule.warmup:,} steps of train.schedule.warmup: the "
+        "learning rate never reached its peak; lower the warm-up, or raise the budget"
+    )
+
+
+def _steps(duration: Duration, config: TrainConfig, task: Task, batches_per_epoch: int) -> int | None:
+    """A duration in steps, rounded up; None for seconds."""
+    steps_per_epoch = math.ceil(batches_per_epoch / config.accumulate)
+    match duration.unit:
+        case "steps":
+            return math.ceil(duration.amount)
+        case "epochs":
+            return math.ceil(duration.amount * steps_per_epoch)
+        case "tokens":
+            return math.ceil(duration.amount / task.tokens() * steps_per_epoch)
+    return None
+
+
+def _checkpoints(config: TrainConfig, task: Task, batches_per_epoch: int) -> int | None:
+    """How many checkpoints the budget has room for, the last one included; None where that cannot be known."""
+    budget, every = config.budget, config.validate_every
+    if budget.unit == every.unit:
+        return math.ceil(budget.amount / every.amount)
+    total, between = (_steps(duration, config, task, batches_per_epoch) for duration in (budget, every))
+    return None if total is None or between is None else math.ceil(total / between)

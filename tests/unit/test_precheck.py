@@ -1,0 +1,188 @@
+"""The cheap data checks before training: shifts are refused with the place, weaker signs are warnings."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import random
+import re
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from dragoman.config import Config, parse_config
+from dragoman.data import precheck as module
+from dragoman.data.alignment import line_features
+from dragoman.data.doctor import examine
+from dragoman.data.precheck import find_shift, precheck
+from dragoman.errors import DataError
+from small_run import digit_pairs, write_lines
+
+MULTI30K = Path(os.environ.get("DRAGOMAN_DATA") or Path(__file__).parents[2].parent / "shared" / "data") / "multi30k"
+
+
+def corpus(folder: Path, name: str, pairs: list[tuple[str, str]], suffixes: str = "src tgt") -> dict[str, str]:
+    """Two files; their entry in the configuration."""
+    sides = [folder / f"{name}.{suffix}" for suffix in suffixes.split()]
+    for path, side in zip(sides, zip(*pairs, strict=True), strict=True):
+        write_lines(path, list(side))
+    return {"source": str(sides[0]), "target": str(sides[1])}
+
+
+def config(train: dict[str, str], languages: str = "en xx", **held_out: dict[str, str]) -> Config:
+    source, target = languages.split()
+    return parse_config({"data": {"source_language": source, "target_language": target, "train": [train], **held_out}})
+
+
+def shifted(pairs: list[tuple[str, str]], first: int, last: int) -> list[tuple[str, str]]:
+    """The target of line `first` (from 1) is lost, and a line is added after `last`: between them all is shifted."""
+    targets = [target for _, target in pairs]
+    lost = targets.pop(first - 1)
+    targets.insert(last - 1, lost)
+    return [(source, target) for (source, _), target in zip(pairs, targets, strict=True)]
+
+
+def warnings(config: Config) -> list[str]:
+    said: list[str] = []
+    precheck(config, said.append)
+    assert all(text.startswith("warning: data.") for text in said), said
+    return said
+
+
+PAIRS = digit_pairs(600)
+
+
+def test_good_data_passes_in_silence(tmp_path: Path) -> None:
+    assert warnings(config(corpus(tmp_path, "a", PAIRS[:500]), valid=corpus(tmp_path, "v", PAIRS[500:]))) == []
+
+
+@pytest.mark.parametrize(("first", "last"), [(1, 600), (201, 600), (301, 420)])
+def test_a_shift_is_refused_with_the_place(first: int, last: int, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as refused:
+        warnings(config(corpus(tmp_path, "a", shifted(PAIRS, first, last))))
+    message = str(refused.value)
+    found = re.search(r"data\.train\.0: .*a\.src \| .*a\.tgt: lines ([\d,]+) to ([\d,]+) are shifted: (.*)\.", message)
+    assert found is not None, message
+    assert abs(int(found[1]) - first) <= 8 and abs(int(found[2]) - last) <= 8
+    assert "the target that fits a source line stands 1 line earlier" in found[3]
+    assert f"Compare both files at line {found[1]}" in message and "shuffle the pairs" in message
+
+
+def test_all_misaligned_parts_are_named_at_once(tmp_path: Path) -> None:
+    test = corpus(tmp_path, "t", PAIRS[:30])
+    write_lines(Path(test["target"]), ["only", "two"])
+    with pytest.raises(DataError) as refused:
+        warnings(
+            config(
+                corpus(tmp_path, "a", shifted(PAIRS, 1, 600)),
+                valid=corpus(tmp_path, "v", shifted(PAIRS[:300], 1, 300)),
+                test=test,
+            )
+        )
+    keys = re.findall(r"^(data\.\S+): .*(shifted|has 30 lines but)", str(refused.value), re.M)
+    assert keys == [("data.train.0", "shifted"), ("data.valid", "shifted"), ("data.test", "has 30 lines but")]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lines_with_nothing_in_common_are_not_refused(seed: int, tmp_path: Path) -> None:
+    """Text and unrelated labels, say: chance alone finds stretches that fit better when they are moved."""
+    draw = random.Random(seed)
+
+    def line() -> str:
+        return " ".join(draw.choice(["ab", "Xy", "q."]) for _ in range(draw.randint(1, 40)))
+
+    warnings(config(corpus(tmp_path, "a", [(line(), line()) for _ in range(3000)])))
+
+
+def test_a_shift_that_may_be_chance_is_a_warning(tmp_path: Path) -> None:
+    (said,) = warnings(config(corpus(tmp_path, "a", shifted(PAIRS, 541, 580))))
+    assert re.search(r"lines 5\d\d to 5\d\d may be shifted: .* 1 line earlier\. Compare both files", said)
+
+
+def test_long_files_are_examined_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SAMPLE", 400)
+    monkeypatch.setattr(module, "_BLOCK", 100)
+    pairs = digit_pairs(1300)
+    blocks = module._blocks(1300)
+    assert blocks == [range(100), range(400, 500), range(800, 900), range(1200, 1300)]
+    assert module._blocks(400) == [range(400)] and sum(map(len, module._blocks(401))) == 400
+    files = corpus(tmp_path, "a", shifted(pairs, 600, 1300))
+    source, target = Path(files["source"]), Path(files["target"])
+    shift = find_shift(source, target)
+    assert shift is not None and shift.certain and shift.offset == -1
+    assert 801 <= shift.first <= 808 and 1292 <= shift.last <= 1300, "numbers of lines of the file"
+    whole, some = line_features(source), line_features(source, blocks)
+    assert some.log_length.tolist() == [whole.log_length[n] for block in blocks for n in block]
+
+
+def test_the_doctor_calls_a_certain_shift_an_error(tmp_path: Path) -> None:
+    for last, severity in ((600, "error"), (None, "")):
+        files = corpus(tmp_path, "a", shifted(PAIRS, 1, last) if last else PAIRS)
+        spec = module.corpus_spec(config(files), config(files).parallel.train[0])
+        diagnosis = examine([spec], valid=None, test=None, source_language=None, target_language=None)
+        assert [f.severity for f in diagnosis.findings if "shifted" in f.what] == ([severity] if last else [])
+
+
+ENGLISH = ["The man is in the house and the dog is on the bed.", "They are with you, but this is not for him."]
+GERMAN = ["Der Mann ist im Haus und der Hund ist auf dem Bett.", "Sie sind mit dir, aber das ist nicht für ihn."]
+
+
+def texts(source: list[str], target: list[str]) -> list[tuple[str, str]]:
+    return [(f"{source[i % 2]} {i}", f"{target[i % 2]} {i}") for i in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "languages", "suffixes", "words"),
+    [
+        (texts(ENGLISH, GERMAN), "en de", "src tgt", []),
+        (texts(ENGLISH, GERMAN), "source target", "src tgt", []),
+        (texts(GERMAN, ENGLISH), "en de", "src tgt", ["source lines examined do not look like 'en'", "like 'de'; are"]),
+        (texts(GERMAN, ENGLISH), "source target", "en de", ["source lines examined do not look like 'en'", "'de'"]),
+        (texts(ENGLISH, ENGLISH[::-1]), "en de", "src tgt", ["40 of 40 target lines examined do not look like 'de'"]),
+        (texts(GERMAN, GERMAN[::-1]), "source target", "src tgt", ["source and target both look like 'de'"]),
+        (texts(ENGLISH, ENGLISH), "en de", "src tgt", ["source and target are the same text in 40 of 40 pairs"]),
+    ],
+    ids=["right", "unnamed", "exchanged", "exchanged by suffix", "same twice", "same twice, unnamed", "copy"],
+)
+def test_languages(
+    pairs: list[tuple[str, str]], languages: str, suffixes: str, words: list[str], tmp_path: Path
+) -> None:
+    said = [text for text in warnings(config(corpus(tmp_path, "a", pairs, suffixes), languages)) if "shift" not in text]
+    assert len(said) == len(words), said
+    for text, part in zip(said, words, strict=True):
+        assert part in text and text.startswith("warning: data.train.0: ")
+
+
+def test_overlaps_are_warnings(tmp_path: Path) -> None:
+    train, valid = PAIRS[:400], PAIRS[380:480]
+    parts = {"valid": corpus(tmp_path, "v", valid), "test": corpus(tmp_path, "t", PAIRS[470:570])}
+    said = warnings(config(corpus(tmp_path, "a", train), **parts))
+    assert said == [
+        "warning: data.valid: 20 of 100 pairs are also in data.train; scores on them measure memory, not translation: "
+        "take them out of one of the two",
+        "warning: data.valid: 10 of 100 pairs are also in data.test; scores on them measure memory, not translation: "
+        "take them out of one of the two",
+    ]
+    one = corpus(tmp_path, "one", PAIRS[399:499])
+    assert warnings(config(corpus(tmp_path, "a", train), valid=one)) == [], "1 of 100 happens in good corpora"
+
+
+def test_rows_of_a_table_are_compared_with_lines_of_two_files(tmp_path: Path) -> None:
+    pairs = [(f"naïve {source}", target) for source, target in PAIRS]
+    table = write_lines(tmp_path / "a.tsv", [f"{source}\t{target}" for source, target in pairs])
+    (said,) = warnings(config({"path": str(table)}, valid=corpus(tmp_path, "v", pairs[:50])))
+    assert "data.valid: 50 of 50 pairs are also in data.train" in said
+
+
+def test_multi30k_with_one_line_lost(tmp_path: Path) -> None:
+    if not MULTI30K.is_dir():
+        pytest.skip("Multi30k is not here: set DRAGOMAN_DATA to the folder that holds multi30k/")
+    sides = []
+    for language in ("en", "de"):
+        with gzip.open(MULTI30K / f"train.{language}.gz", "rt", encoding="utf-8") as stream:
+            sides.append([line.rstrip("\n") for line in islice(stream, 4_000)])
+    pairs = list(zip(*sides, strict=True))
+    assert warnings(config(corpus(tmp_path, "a", pairs), "en de")) == []
+    with pytest.raises(DataError, match=r"lines 3,\d\d\d to (4,000|3,9\d\d) are shifted"):
+        warnings(config(corpus(tmp_path, "a", shifted(pairs, 3_100, 4_000)), "en de"))

@@ -1,0 +1,251 @@
+"""One step of training: its learning rate, its dropout, its moving average."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dragoman.data.tokenizer import PAD
+from dragoman.errors import TrainingError
+from dragoman.model_folder import read_pointer, unique_tensors
+from dragoman.training.loss import Loss
+from dragoman.training.optim import learning_rate
+from dragoman.training.run import open_run
+from dragoman.training.runlog import Reporter, read_log
+from dragoman.training.trainer import Trainer, train
+from dragoman.training.world import World
+from small_run import Listener, small_config, write_corpus
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_corpus(tmp_path / "data", train=60)
+
+
+@pytest.fixture
+def build(data: Path, tmp_path: Path) -> Any:
+    """Builds a trainer that has not made a step yet; its log is closed afterwards."""
+    made: list[Trainer] = []
+
+    def build(*overrides: str) -> Trainer:
+        trainer = Trainer(open_run(small_config(data, *overrides), tmp_path / "run", str), World("cpu"), Reporter())
+        trainer.model.train()
+        made.append(trainer)
+        return trainer
+
+    yield build
+    for trainer in made:
+        trainer.log.close()
+
+
+Build = Callable[..., Trainer]
+
+
+def batches(trainer: Trainer, *places: int) -> list[Any]:
+    return [trainer.read(trainer._plan()[place], place) for place in places]
+
+
+def test_the_first_update_has_the_rate_of_step_1(data: Path, tmp_path: Path) -> None:
+    """Not of step 0, which is none, and not of step 2: warm-up 5 to 0.01, and the budget's decay to 0."""
+    config = small_config(data, "train.log_every=1", "train.budget=12 steps", "train.schedule.decay=1.0")
+    train(config, tmp_path / "run")
+    rates = {row["step"]: row["learning_rate"] for row in read_log(tmp_path / "run") if "loss" in row}
+    for step in range(1, 13):
+        assert rates[step] == learning_rate(config.train.schedule, 16, step, (step - 1) / 12), step
+    assert rates[1] == pytest.approx(0.01 / 5) and rates[12] == pytest.approx(0.01 / 12), "the last update counts too"
+
+
+def recorded_losses(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    losses: list[float] = []
+    real = trainer._forward
+
+    def forward(batch: Any) -> Loss:
+        loss = real(batch)
+        losses.append(float(loss.nll))
+        return loss
+
+    monkeypatch.setattr(trainer, "_forward", forward)
+    return losses
+
+
+def test_each_batch_of_an_update_and_each_update_has_dropout_of_its_own(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = build("model.dropout=0.5", "train.accumulate=3")
+    monkeypatch.setattr(trainer.optimizer, "step", lambda: None)  # the same weights all the time
+    losses = recorded_losses(trainer, monkeypatch)
+    for _ in range(2):
+        trainer.step(batches(trainer, 0, 0, 0))
+    assert len(set(losses)) == 6, "the same batch six times"
+    again = build("model.dropout=0.5", "train.accumulate=3")
+    monkeypatch.setattr(again.optimizer, "step", lambda: None)
+    repeated = recorded_losses(again, monkeypatch)
+    for _ in range(2):
+        again.step(batches(again, 0, 0, 0))
+    assert repeated == losses, "and all of it follows from the seed"
+
+
+def test_another_seed_is_other_dropout(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for seed in (1, 2):
+        trainer = build("model.dropout=0.5")
+        trainer.config = trainer.config.model_copy(update={"seed": seed})
+        losses = recorded_losses(trainer, monkeypatch)
+        trainer.step(batches(trainer, 0))
+        found += losses
+    assert found[0] != found[1]
+
+
+def test_the_moving_average_warms_up(build: Build) -> None:
+    """decay = min(ema, (1 + step) / (10 + step)), steps counted from 1: 2/11, 3/12, 4/13 ... and 0.3 at most here."""
+    trainer = build("train.ema=0.3")
+    assert trainer.ema is not None
+    expected = {name: p.clone() for name, p in unique_tensors(trainer.model).items()}
+    for step, decay in ((1, 2 / 11), (2, 3 / 12), (3, 0.3), (4, 0.3)):
+        trainer.step(batches(trainer, 0))
+        for name, p in unique_tensors(trainer.model).items():
+            expected[name] = decay * expected[name] + (1 - decay) * p
+            torch.testing.assert_close(trainer.ema[name], expected[name], rtol=1e-5, atol=1e-7, msg=f"{step}: {name}")
+
+
+def test_gradients_are_clipped_to_their_norm(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    def norm(trainer: Trainer) -> float:
+        gradients: list[Tensor] = [p.grad for p in trainer.model.parameters() if p.grad is not None]
+        return float(torch.nn.utils.get_total_norm(gradients))
+
+    free, tight, loose = build(), build("train.clip_norm=0.05"), build("train.clip_norm=1000")
+    for trainer in (free, tight, loose):
+        trainer.step(batches(trainer, 0))
+    assert norm(free) > 0.05 and norm(tight) == pytest.approx(0.05, rel=1e-3) and norm(loose) == norm(free)
+
+
+def test_the_loss_is_per_word_whatever_the_accumulation(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = build("model.dropout=0.0")
+    losses = recorded_losses(trainer, monkeypatch)
+    some = batches(trainer, 0, 1)
+    trainer.step(some)
+    words = sum(batch.tgt_tokens for batch in some)
+    row = trainer._window.row(trainer.progress)
+    assert row is not None and row["loss"] == pytest.approx(sum(losses) / words)
+    assert row["step"] == 1 and trainer._window.row(trainer.progress) is None, "nothing since the last row"
+
+
+def test_bad_steps_are_counted_up_to_the_limit(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = build("train.max_bad_steps=3")
+    trainer.reporter = listener = Listener()
+    before = {name: p.clone() for name, p in unique_tensors(trainer.model).items()}
+    real = trainer._forward
+    monkeypatch.setattr(trainer, "_forward", lambda batch: Loss(real(batch).smoothed * torch.nan, torch.tensor(1.0), 1))
+    for _ in range(2):
+        trainer.step(batches(trainer, 0))
+    with pytest.raises(TrainingError, match=r"3 steps in a row, up to step 3\. No checkpoint was written yet\."):
+        trainer.step(batches(trainer, 0))
+    assert trainer.progress.skipped == 3 and "(2 so far)" in listener.text
+    assert all(torch.equal(p, before[name]) for name, p in unique_tensors(trainer.model).items())
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_the_precision_of_a_step(precision: str, build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = build(f"train.precision={precision}", "model.dropout=0.0", "train.label_smoothing=0.2")
+    seen: list[tuple[bool, torch.dtype]] = []
+    real = trainer.wrapped.forward
+
+    def forward(*args: Any) -> Any:
+        seen.append((torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")))
+        return real(*args)
+
+    monkeypatch.setattr(trainer.wrapped, "forward", forward)
+    (batch,) = batches(trainer, 0)
+    loss = trainer._forward(batch)
+    assert seen == [(precision == "bf16", torch.bfloat16)] and not torch.is_autocast_enabled("cpu")
+    logits = trainer.model(batch.src, batch.src_mask, batch.tgt_in).flatten(0, 1)
+    want = F.cross_entropy(logits, batch.tgt_out.flatten(), ignore_index=PAD, label_smoothing=0.2, reduction="sum")
+    rel = 1e-5 if precision == "float32" else 1e-2
+    assert loss.smoothed.item() == pytest.approx(want.item(), rel=rel)
+    assert (loss.smoothed.item() == pytest.approx(want.item(), rel=1e-6)) == (precision == "float32")
+
+
+class Scripted:
+    """A validation with given losses; remembers the weights that it was called with."""
+
+    def __init__(self, losses: list[float]) -> None:
+        self.losses = iter(losses)
+
+    def __call__(self, network: Any) -> dict[str, Any]:
+        return {"valid_loss": next(self.losses)}
+
+
+@pytest.mark.parametrize(("of_average", "best"), [(0.9, "average"), (1.0, "00000012"), (1.1, "00000012")])
+def test_the_best_is_the_lowest_loss_and_the_average_only_if_it_is_better(
+    of_average: float, best: str, build: Build, tmp_path: Path
+) -> None:
+    trainer = build("train.average=3")
+    trainer.validation = Scripted([2.0, 1.0, 1.5, 1.2, of_average])
+    listener = Finished()
+    trainer.reporter = listener
+    result = trainer.train()
+    for pointer, name in (("best", best), ("last", "00000024"), ("average", "average")):
+        target = read_pointer(tmp_path / "run", pointer)
+        assert target is not None and target.name == name
+    assert (result.progress.best, result.progress.best_step, result.progress.stale) == (-1.0, 12, 2)
+    assert result.scores == {"valid_loss": of_average if best == "average" else 1.2}
+    assert listener.better == [True, True, False, False, best == "average"] and listener.times == 1
+
+
+class Finished(Reporter):
+    """Remembers the validations, and how often the end was announced."""
+
+    def __init__(self) -> None:
+        self.better: list[bool] = []
+        self.times = 0
+
+    def validated(self, row: dict[str, Any], better: bool) -> None:
+        self.better.append(better)
+
+    def finished(self) -> None:
+        self.times += 1
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_validation_that_is_not_finite_is_never_the_best(loss: float, build: Build) -> None:
+    trainer = build("train.budget=12 steps")
+    trainer.validation = Scripted([loss, 3.0])
+    result = trainer.train()
+    assert (result.progress.best, result.progress.best_step, result.progress.stale) == (-3.0, 12, 0)
+
+
+def test_patience_counts_validations_since_the_best(build: Build) -> None:
+    trainer = build("train.budget=500 steps", "train.patience=2")
+    trainer.validation = Scripted([3.0, 4.0, 2.0, 2.0, 2.5])
+    assert trainer.train().progress.step == 30
+
+
+def test_the_time_of_a_validation_is_not_counted_as_training(build: Build) -> None:
+    trainer = build()
+    trainer.step(batches(trainer, 0))
+    trainer._clock = 0.0
+    assert trainer._window.words > 0
+    trainer._validate()
+    assert trainer._window.words == 0
+
+
+def test_a_second_signal_stops_at_once(data: Path, tmp_path: Path) -> None:
+    class Twice(Reporter):
+        def stepped(self, row: dict[str, Any], used: float) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        train(small_config(data), tmp_path / "run", reporter=Twice())
+    assert signal.getsignal(signal.SIGINT) is before
+    assert not (tmp_path / "run" / "checkpoints").exists(), "stopped in step 3, and the first checkpoint is at 6"

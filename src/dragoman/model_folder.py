@@ -305,7 +305,8 @@ def read_config(path: str | Path) -> Config:
     """The configuration of a model or run folder.  Raises `ModelFolderError`."""
     folder = find_model(path)
     try:
-        return parse_config(json.loads((folder / "config.json").read_bytes()), where=str(folder / "config.json"))
+        document = json.loads((folder / "config.json").read_bytes())
+        return parse_config(document, where=str(folder / "config.json"), stored=True)
     except FileNotFoundError:
         raise ModelFolderError(f"{folder}: config.json is missing; copy the folder again, whole") from None
     except (ConfigError, ValueError) as error:

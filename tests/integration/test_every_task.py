@@ -115,7 +115,7 @@ def config_of(name: str, data: Path, *overrides: str) -> Config:
         "data": {"root": str(data), **section}, "tokenizer": dict(tokenizer), "model": dict(model),
         "train": {
             "budget": "6 steps", "batch_tokens": 120, "log_every": 2, "validate_every": "3 steps", "device": "cpu",
-            "schedule": {"kind": "inverse_sqrt", "warmup": 10},
+            "schedule": {"kind": "inverse_sqrt", "warmup": 2},
         },
         "search": {"max_extra": 20},
     }  # fmt: skip

@@ -152,7 +152,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_disk_that_is_really_full(small_disk: Path, tmp_path: Path) -> None:
     config = small_config(
         write_corpus(tmp_path / "data"), "train.budget=30 steps", "train.validate_every=2 steps", "train.keep=50",
-        "train.schedule.kind=inverse_sqrt",
+        "train.schedule.kind=inverse_sqrt", "train.schedule.warmup=5",
     )  # fmt: skip
     with pytest.raises(TrainingError, match="the disk is full"):
         train(config, small_disk / "run")

@@ -153,10 +153,10 @@ Coverage = Annotated[_Real, Field(gt=0.9, le=1)]
 CorpusWeight = Annotated[_Real, Field(ge=1e-4, le=1000)]
 """Times a corpus is seen in an epoch: below 1e-4 nothing of most corpora would be drawn, and above 1,000 the list of
 examples of one epoch would not fit into memory."""
-Characters = Annotated[_Whole, Field(ge=1, le=10_000_000)]
-"""Characters of one side of a pair: 10 MB of text is a file, not a sentence."""
-Ratio = Annotated[_Real, Field(gt=1, le=1e7)]
-"""Length of one side over the other: at most that of the longest side to one character (Characters)."""
+Characters = Annotated[_Whole, Field(ge=1, le=1_000_000_000)]
+"""Characters of one side of a pair; a billion switches the filter off, for no line is as long."""
+Ratio = Annotated[_Real, Field(gt=1, le=1e9)]
+"""Length of one side over the other; a billion switches the filter off (Characters)."""
 TokensPerBlock = Annotated[_Whole, Field(ge=2, le=65_536)]
 """Tokens of a block of running text: one to read and one to predict; see TokensPerExample for the upper limit."""
 TokensPerExample = Annotated[_Whole, Field(ge=4, le=65_536)]

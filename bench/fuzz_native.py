@@ -102,7 +102,7 @@ class Player:
             "limits": [draw.randint(low, max(low, draw.choice([8, positions]))) for low in least],
             "settings": SearchSettings(
                 beam=beam, nbest=draw.randint(1, beam), min_length=min_length,
-                no_repeat_ngram=draw.choice([0, 0, 1, 2, 3]), alpha=draw.choice([0.0, 0.6, 2.0]),
+                no_repeat_ngram=draw.choice([0, 0, 2, 3]), alpha=draw.choice([0.0, 0.6, 2.0]),
             ),
             "prefixes": prefixes,
             "shortlists": draw.choice([None, [listed(draw, engine.target_size, prefix) for prefix in prefixes]]),

@@ -56,7 +56,7 @@ def small_document(data: Path) -> dict[str, Any]:
         },
         "train": {
             "budget": "24 steps", "batch_tokens": 300, "log_every": 3, "validate_every": "6 steps",
-            "validate_sentences": 5, "schedule": {"kind": "budget", "peak": 1e-2, "warmup": 5}, "device": "cpu",
+            "validate_sentences": 5, "schedule": {"kind": "budget", "peak": 1e-2, "warmup": 2}, "device": "cpu",
         },
         "search": {"beam": 2, "max_extra": 3},
     }  # fmt: skip

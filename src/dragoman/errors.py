@@ -27,6 +27,11 @@ __all__ = [
 ]
 
 
+_SHOWN = 10
+"""Problems of a configuration that a message shows."""
+_LONGEST_NAME = 200
+
+
 class DragomanError(Exception):
     """The root of the tree: catch this to catch all that Dragoman reports on purpose."""
 
@@ -40,13 +45,18 @@ class UsageError(DragomanError):
 
 
 class ConfigError(UsageError):
-    """One or more problems in a configuration document; `problems` holds them all."""
+    """One or more problems in a configuration document: the message shows the first ten, `problems` holds all."""
 
     def __init__(self, where: str, problems: Iterable[str]) -> None:
         self.problems = list(problems)
         count = len(self.problems)
-        head = f"{where}: {count} problem{'s' if count != 1 else ''}"
-        super().__init__("\n".join([head, *(f"  - {p}" for p in self.problems)]))
+        lines = [
+            f"{where}: {count:,} problem{'s' if count != 1 else ''}",
+            *(f"  - {p}" for p in self.problems[:_SHOWN]),
+        ]
+        if count > _SHOWN:
+            lines.append(f"  - and {count - _SHOWN:,} more; correct these first")
+        super().__init__("\n".join(lines))
 
 
 class DataError(DragomanError):
@@ -63,5 +73,12 @@ class TrainingError(DragomanError):
 
 def nearest(word: str, choices: Iterable[str]) -> str:
     """` (did you mean 'x'?)` for the choice closest to `word`, or the empty string."""
+    if len(word) > _LONGEST_NAME:  # nothing is close to it, and the comparison would take long
+        return ""
     match = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
     return f" (did you mean {match[0]!r}?)" if match else ""
+
+
+def clip(text: str, limit: int = 80) -> str:
+    """`text` in at most `limit` characters, for a message."""
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

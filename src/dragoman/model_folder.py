@@ -319,7 +319,7 @@ def read_config(path: str | Path) -> Config:
     folder = find_model(path)
     document = read_json(folder / "config.json", ModelFolderError, _COPY_AGAIN)
     try:
-        return parse_config(document, where=str(folder / "config.json"))
+        return parse_config(document, where=str(folder / "config.json"), stored=True)
     except (ConfigError, ValueError) as error:
         raise ModelFolderError(f"{folder}/config.json: {error}") from None
     except RecursionError:

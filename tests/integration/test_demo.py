@@ -14,8 +14,9 @@ from dragoman.inside.explain import explain
 from dragoman.translate import Translator
 from small_run import Listener
 
-SMALL = ("train.budget=6 steps", "train.validate_every=3 steps", "train.validate_sentences=8", "model.d_model=32",
-         "model.d_ff=32", "search.beam=1", "search.max_extra=2")  # fmt: skip
+SMALL = ("train.budget=6 steps", "train.schedule.warmup=6", "train.validate_every=3 steps",
+         "train.validate_sentences=8", "model.d_model=32", "model.d_ff=32", "search.beam=1", "search.max_extra=2",
+)  # fmt: skip
 
 
 @pytest.fixture

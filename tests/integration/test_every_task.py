@@ -54,9 +54,9 @@ def colour(sentence: list[tuple[str, str]]) -> str:
 
 
 def write_data(folder: Path) -> Path:
-    """Every form of data, `train` and `valid`."""
+    """Every form of data: `train`, `more` of it, and `valid`."""
     rng = np.random.default_rng(4)
-    for name, count, seed in (("train", 60, 1), ("valid", 9, 2)):
+    for name, count, seed in (("train", 60, 1), ("more", 9, 3), ("valid", 9, 2)):
         made = sentences(count, seed)
         write_lines(folder / f"{name}.txt", [line for s in made for line in (text_of(s), "")])
         write_lines(folder / f"{name}.tags", [" ".join(f"{w}/{t}" for w, t in s) for s in made])
@@ -78,7 +78,7 @@ KINDS: dict[str, tuple[Document, Document, Document]] = {
                {"kind": "char", "byte_fallback": False}, LANGUAGE),
     "lines": ({"kind": "text", "train": ["train.txt"], "valid": "valid.txt", "form": "lines", "max_tokens": 30},
               PIECES, LANGUAGE),
-    "paragraphs": ({"kind": "text", "train": ["train.txt", "valid.txt"], "valid": "valid.txt", "form": "paragraphs",
+    "paragraphs": ({"kind": "text", "train": ["train.txt", "more.txt"], "valid": "valid.txt", "form": "paragraphs",
                     "max_tokens": 7}, PIECES, LANGUAGE),
     "masked": ({"kind": "masked", "train": ["train.txt"], "valid": "valid.txt", "rate": 0.3}, PIECES,
                {**ENCODER, "tie": "all"}),
@@ -115,7 +115,7 @@ def config_of(name: str, data: Path, *overrides: str) -> Config:
         "data": {"root": str(data), **section}, "tokenizer": dict(tokenizer), "model": dict(model),
         "train": {
             "budget": "6 steps", "batch_tokens": 120, "log_every": 2, "validate_every": "3 steps", "device": "cpu",
-            "schedule": {"kind": "inverse_sqrt", "warmup": 10},
+            "schedule": {"kind": "inverse_sqrt", "warmup": 2},
         },
         "search": {"max_extra": 20},
     }  # fmt: skip

@@ -36,9 +36,8 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         write_lines(tmp_path / f"{name}.de", [t for _, t in some])
     (text,) = [b for b in blocks(ROOT / "README.md", "toml") if "[data]" in b]
     assert 'budget = "20 min"' in text and "d_model = 192" in text
-    text = (
-        text.replace('"20 min"', '"6 steps"').replace("d_model = 192", "d_model = 24").replace("d_ff = 320", "d_ff = 8")
-    )
+    text = text.replace("d_model = 192", "d_model = 24").replace("d_ff = 320", "d_ff = 8")
+    text = text.replace('"20 min"', '"6 steps"\nschedule.warmup = 2')
     (tmp_path / "en-de.toml").write_text(text + SMALL, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path

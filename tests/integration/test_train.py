@@ -239,7 +239,7 @@ def test_files_that_do_not_exist_are_all_named(data: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("device", ["cdua", "cuda:x"])
 def test_a_device_that_does_not_exist(device: str, data: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"device '{device}': no such device; accepted: auto, cpu"):
+    with pytest.raises(UsageError, match=f"device = '{device}': no such device; accepted: auto, cpu"):
         train(small_config(data, f"train.device={device}"), tmp_path / "run")
 
 

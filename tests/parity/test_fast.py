@@ -137,7 +137,7 @@ def test_a_decoder_only_model_goes_on_from_its_prompt(name: str, tmp_path: Path)
     [
         SearchSettings(beam=1, max_extra=6, min_length=8),
         SearchSettings(beam=3, nbest=3, max_extra=6, min_length=5, no_repeat_ngram=2, alpha=0.0),
-        SearchSettings(beam=2, max_extra=6, no_repeat_ngram=1, alpha=1.3),
+        SearchSettings(beam=2, max_extra=6, no_repeat_ngram=2, alpha=1.3),
         SearchSettings(beam=12, nbest=7, max_extra=3),
     ],
     ids=["min_length", "bigrams", "unigrams", "wide"],

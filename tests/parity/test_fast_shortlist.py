@@ -94,7 +94,7 @@ def test_the_same_words_and_scores(kind: str, beam: int, tmp_path: Path) -> None
     "settings",
     [
         SearchSettings(beam=3, nbest=3, max_extra=6, min_length=5, no_repeat_ngram=2, alpha=0.0),
-        SearchSettings(beam=2, max_extra=6, no_repeat_ngram=1, alpha=1.3),
+        SearchSettings(beam=2, max_extra=6, no_repeat_ngram=2, alpha=1.3),
         SearchSettings(beam=12, nbest=7, max_extra=3),
         SearchSettings(beam=1, max_extra=0, min_length=7),
     ],

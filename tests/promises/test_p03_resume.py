@@ -36,7 +36,10 @@ EVERYTHING = (
     "model.attention_dropout=0.1",
     "train.optimizer.kind=adamw",
 )
-STEPS = ("train.budget=45 steps", "train.validate_every=5 steps", "train.keep=2", "train.schedule.kind=inverse_sqrt")
+STEPS = (
+    "train.budget=45 steps", "train.validate_every=5 steps", "train.keep=2", "train.schedule.kind=inverse_sqrt",
+    "train.schedule.warmup=40",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

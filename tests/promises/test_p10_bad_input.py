@@ -152,7 +152,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_disk_that_is_really_full(small_disk: Path, tmp_path: Path) -> None:
     config = small_config(
         write_corpus(tmp_path / "data"), "train.budget=30 steps", "train.validate_every=2 steps", "train.keep=50",
-        "train.schedule.kind=inverse_sqrt",
+        "train.schedule.kind=inverse_sqrt", "train.schedule.warmup=5",
     )  # fmt: skip
     with pytest.raises(TrainingError, match="the disk is full"):
         train(config, small_disk / "run")
@@ -264,6 +264,36 @@ def test_text_that_is_not_utf8_is_named(cli: Cli, trained: Path, tmp_path: Path)
     assert not (tmp_path / "out.txt").exists()
     code, _, err = cli("translate", trained, stdin=b"one\nna\xefve\n")
     assert code == 1 and "standard input, line 2" in err
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no /dev/zero")
+def test_text_without_an_end_is_refused(cli: Cli, trained: Path, tmp_path: Path) -> None:
+    code, out, err = cli("translate", trained, "--input", "/dev/zero")
+    assert (code, out) == (1, b"") and "/dev/zero, line 1: longer than 64 MiB" in err
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for source in (pipe, Path("/dev/zero")):
+        code, _, err = cli("score", trained, "--source", source, "--target", source)
+        assert code == 1 and f"{source}: not a regular file. It is read more than once" in err
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("train.seed=18446744073709551616", "train.seed = 18446744073709551616: out of range; accepted: 0 to"),
+        ("data.root=~nosuchuser", "no home folder is known for '~nosuchuser'"),
+        ("train.device=meta", "no such device; accepted: auto, cpu, cuda, cuda:1"),
+        ("data.train.².source=x", "'²' leads nowhere"),
+        (".".join("a" * 20_000) + "=1", "20,000 parts"),
+        ("model.encoder_layers=100000000", "accepted: 1 to 1,000"),
+    ],
+    ids=["seed", "home", "device", "superscript", "long key", "layers"],
+)
+def test_settings_that_were_internal_errors(cli: Cli, tmp_path: Path, override: str, words: str) -> None:
+    config = write_toml(tmp_path / "tiny.toml", write_corpus(tmp_path / "data"))
+    code, out, err = cli("train", config, override, "--out", tmp_path / "run")
+    assert (code, out) == (2, b"") and words in err
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_file_that_was_there_stays_until_the_new_one_is_whole(cli: Cli, trained: Path, tmp_path: Path) -> None:

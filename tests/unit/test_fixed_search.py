@@ -31,7 +31,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "alpha 0": {"beam": 4, "nbest": 4, "alpha": 0.0},
     "min length": {"beam": 2, "min_length": 5},
     "no repeat": {"beam": 3, "no_repeat_ngram": 2, "min_length": 6},
-    "no word twice": {"beam": 2, "no_repeat_ngram": 1, "min_length": 4},
+    "no three words twice": {"beam": 2, "no_repeat_ngram": 3, "min_length": 4},
     "sample": {"sample": True, "nbest": 3, "seed": 4},
     "sample top": {"sample": True, "top_k": 5, "top_p": 0.8, "temperature": 0.7, "min_length": 3},
 }

@@ -95,7 +95,7 @@ def test_a_minimum_beyond_the_limit_moves_the_limit() -> None:
 def test_every_target_starts_with_its_prefix_and_its_score_counts_it(settings: dict[str, int | bool]) -> None:
     prefix = [[5, 5, 5], [], [8, 1]]
 
-    for source, own, hypotheses in zip(SOURCES, prefix, search(prefix, no_repeat_ngram=1, **settings), strict=True):
+    for source, own, hypotheses in zip(SOURCES, prefix, search(prefix, no_repeat_ngram=2, **settings), strict=True):
         assert len(hypotheses) == settings.get("nbest", 1)
         for hypothesis in hypotheses:
             assert hypothesis.tokens[: len(own)] == own

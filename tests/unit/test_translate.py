@@ -83,7 +83,7 @@ def test_a_source_that_can_hold_no_word_is_refused() -> None:
 
 
 def test_much_more_text_than_the_source_is_flagged() -> None:
-    out = tiny_translator().translate(["one"], min_length=30, no_repeat_ngram=1)[0]
+    out = tiny_translator().translate(["one"], min_length=30, no_repeat_ngram=2)[0]
 
     assert "length" in out.flags
 

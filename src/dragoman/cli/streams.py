@@ -19,15 +19,15 @@ __all__ = ["Output", "lines_of", "windows"]
 
 def lines_of(path: Path | None) -> Iterator[str]:
     """The lines of a file or of standard input; a line ends at "\\n" and nowhere else."""
-    from dragoman.data.lines import decode_line, read_lines
+    from dragoman.data.lines import decode_line, raw_lines, read_lines
 
     if path is not None:
         yield from read_lines(path)
         return
     if sys.stdin is None:
         raise UsageError("standard input is closed: name a file with --input, or give the text through a pipe")
-    for number, raw in enumerate(sys.stdin.buffer, start=1):
-        yield decode_line(raw.removesuffix(b"\n"), number, "standard input")
+    for number, raw in enumerate(raw_lines(sys.stdin.buffer, "standard input"), start=1):
+        yield decode_line(raw, number, "standard input")
 
 
 class Output:

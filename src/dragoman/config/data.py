@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from dragoman.config.section import Section
-from dragoman.errors import UsageError
+from dragoman.config.limits import (
+    Characters,
+    CorpusWeight,
+    Coverage,
+    Dropout,
+    Part,
+    Ratio,
+    Sentences,
+    TokensPerBlock,
+    TokensPerExample,
+    VocabularySize,
+)
+from dragoman.config.section import Section, is_stored
+from dragoman.errors import UsageError, clip
 
 __all__ = [
     "CorpusConfig",
@@ -32,7 +44,7 @@ __all__ = [
 def resolve_path(text: str, root: str = "") -> Path:
     """A path of the document as a file: `${NAME}` and `${NAME:-default}` filled in, `~` too, relative ones to root.
 
-    Raises `UsageError` for a variable that is not set.
+    Raises `UsageError` for a variable that is not set, a user that is not known, and a NUL character.
     """
 
     def value(match: re.Match[str]) -> str:
@@ -42,10 +54,29 @@ def resolve_path(text: str, root: str = "") -> Path:
         return found
 
     def expand(part: str) -> Path:
-        return Path(re.sub(r"\$\{(\w+)(?::-([^}]*))?\}", value, part)).expanduser()
+        filled = re.sub(r"\$\{(\w+)(?::-([^}]*))?\}", value, part)
+        if "\0" in filled:
+            raise UsageError(f"{clip(filled)!r}: a path cannot contain a NUL character; write the name of a file")
+        try:
+            return Path(filled).expanduser()
+        except RuntimeError:
+            raise UsageError(
+                f"{clip(filled)!r}: no home folder is known for {clip(filled.split('/')[0])!r}; write the path out, or "
+                "./~name for a folder of that name"
+            ) from None
 
     path = expand(text)
     return path if path.is_absolute() or not root else expand(root) / path
+
+
+def _key(value: Any) -> Any:
+    """A column number or a key; checked here so that one problem is reported, not one per accepted type."""
+    if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 9999):
+        return value
+    raise ValueError("must be a column number (0 to 9,999) or the name of a key, in quotes")
+
+
+Key = Annotated[str | int, BeforeValidator(_key)]
 
 
 class CorpusConfig(Section):
@@ -54,9 +85,9 @@ class CorpusConfig(Section):
     source: str | None = None
     target: str | None = None
     path: str | None = None
-    source_key: str | int = 0
-    target_key: str | int = 1
-    weight: float = Field(1.0, gt=0, description="times its pairs are seen in an epoch")
+    source_key: Key = 0
+    target_key: Key = 1
+    weight: CorpusWeight = Field(1.0, description="times its pairs are seen in an epoch")
 
     @model_validator(mode="after")
     def _one_form(self) -> CorpusConfig:
@@ -70,12 +101,36 @@ class CorpusConfig(Section):
 class FilterConfig(Section):
     """Which pairs are kept for training; always both sides or neither."""
 
-    min_characters: int = Field(1, ge=1)
-    max_characters: int = Field(5000, ge=1)
-    max_ratio: float = Field(9.0, gt=1)
+    min_characters: Characters = 1
+    max_characters: Characters = 5000
+    max_ratio: Ratio = 9.0
     drop_identical: bool = True
     drop_duplicates: bool = True
-    max_tokens: int = Field(250, ge=4, description="longest side in tokens, end of sentence included")
+    max_tokens: TokensPerExample = Field(250, description="longest side in tokens, end of sentence included")
+
+    @model_validator(mode="after")
+    def _some_length_is_kept(self) -> FilterConfig:
+        if self.min_characters > self.max_characters:
+            raise ValueError(
+                f"min_characters {self.min_characters} is more than max_characters {self.max_characters}, so that no "
+                "pair would be kept; lower the one or raise the other"
+            )
+        return self
+
+
+def _names(corpus: CorpusConfig) -> tuple[str | None, ...]:
+    """The files of a corpus; two spellings of one path are equal."""
+    return tuple(path and os.path.normpath(path) for path in (corpus.source, corpus.target, corpus.path))
+
+
+def _trained_on(train: Sequence[object], valid: object) -> list[str]:
+    """The problem that the validation set is part of the training data, if it is."""
+    if valid not in train:
+        return []
+    return [
+        f"valid is the same data as train.{train.index(valid)}: scores on sentences that were trained on say nothing; "
+        "hold some sentences out of training, or leave valid out"
+    ]
 
 
 class ParallelData(Section):
@@ -89,6 +144,31 @@ class ParallelData(Section):
     valid: CorpusConfig | None = None
     test: CorpusConfig | None = None
     filter: FilterConfig = FilterConfig()
+
+    @field_validator("source_language", "target_language")
+    @classmethod
+    def _language(cls, value: str, info: ValidationInfo) -> str:
+        if is_stored(info):
+            return value
+        if len(value.strip()) > 40 or not re.fullmatch(r"[^\W_]+([-_][^\W_]+)*", value.strip()):
+            raise ValueError('accepted: a language code such as "en", "zh" or "pt-BR" (letters, digits, - and _)')
+        return value.strip()
+
+    @model_validator(mode="after")
+    def _sides_and_sets_differ(self, info: ValidationInfo) -> ParallelData:
+        if is_stored(info):
+            return self
+        problems = []
+        if self.source_language.casefold() == self.target_language.casefold():
+            problems.append(
+                f'source_language and target_language are both "{self.source_language}"; give each side its own code '
+                '(within one language for example "en-original" and "en-simple")'
+            )
+        if self.valid is not None:
+            problems += _trained_on([_names(corpus) for corpus in self.train], _names(self.valid))
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
 
     @property
     def max_tokens(self) -> int:
@@ -112,6 +192,14 @@ class _Files(Section):
     train: tuple[str, ...] = Field(min_length=1)
     valid: str | None = None
 
+    @model_validator(mode="after")
+    def _sets_differ(self, info: ValidationInfo) -> _Files:
+        if self.valid is not None and not is_stored(info):
+            problems = _trained_on([os.path.normpath(path) for path in self.train], os.path.normpath(self.valid))
+            if problems:
+                raise ValueError(problems[0])
+        return self
+
     def files(self) -> Iterator[tuple[str, str]]:
         """Every file that is named, with its key."""
         yield from ((f"train.{i}", path) for i, path in enumerate(self.train))
@@ -124,15 +212,15 @@ class TextData(_Files):
 
     kind: Literal["text"] = "text"
     form: Literal["stream", "lines", "paragraphs"] = "stream"
-    max_tokens: int = Field(256, ge=2, description="a block of a stream; the longest line or paragraph")
+    max_tokens: TokensPerBlock = Field(256, description="a block of a stream; the longest line or paragraph")
 
 
 class MaskedData(_Files):
     """Plain text, a paragraph a sequence, in which masked words are to be found (Devlin et al. 2019)."""
 
     kind: Literal["masked"] = "masked"
-    rate: float = Field(0.15, gt=0, lt=1, description="part of the tokens that are asked for")
-    max_tokens: int = Field(256, ge=4)
+    rate: Part = Field(0.15, description="part of the tokens that are asked for")
+    max_tokens: TokensPerExample = 256
 
 
 class TaggedData(_Files):
@@ -140,21 +228,21 @@ class TaggedData(_Files):
 
     kind: Literal["tagged"] = "tagged"
     column: Literal["upos", "xpos"] = Field("upos", description="of CoNLL-U")
-    max_tokens: int = Field(256, ge=4)
+    max_tokens: TokensPerExample = 256
 
 
 class LabelledData(_Files):
     """Texts with a label each: `.tsv`, `.csv` (label first), `.jsonl` (`label`, `text`), or lines of `label text`."""
 
     kind: Literal["labelled"] = "labelled"
-    max_tokens: int = Field(256, ge=4)
+    max_tokens: TokensPerExample = 256
 
 
 class TreeData(_Files):
     """Constituency trees in Penn brackets: a sentence is translated into its tree (Vinyals et al. 2015)."""
 
     kind: Literal["trees"] = "trees"
-    max_tokens: int = Field(250, ge=4, description="longest side in tokens, end of sentence included")
+    max_tokens: TokensPerExample = Field(250, description="longest side in tokens, end of sentence included")
 
 
 class ImageData(Section):
@@ -167,9 +255,13 @@ class ImageData(Section):
     valid: str | None = None
 
     @model_validator(mode="after")
-    def _one_form(self) -> ImageData:
+    def _one_form(self, info: ValidationInfo) -> ImageData:
         if (self.dataset is None) == (self.train is None) or (self.dataset and self.valid):
             raise ValueError('give either dataset = "digits" or train (and valid), .npz files')
+        if self.train is not None and self.valid is not None and not is_stored(info):
+            problems = _trained_on([os.path.normpath(self.train)], os.path.normpath(self.valid))
+            if problems:
+                raise ValueError(problems[0].replace("train.0", "train"))
         return self
 
     @property
@@ -191,12 +283,12 @@ class TokenizerConfig(Section):
     """sentencepiece; `shared` is one vocabulary for both sides.  `char` keeps every character as it is."""
 
     kind: Literal["bpe", "unigram", "char"] = "bpe"
-    vocab_size: int = Field(8000, ge=8)
+    vocab_size: VocabularySize = 8000
     shared: bool = True
     byte_fallback: bool = True
     normalization: Literal["nmt_nfkc", "nfkc", "identity"] = Field(
         "nmt_nfkc", description="sentencepiece's rule; both nfkc ones write `…` as `...` and ½ as 1⁄2"
     )
-    character_coverage: float = Field(1.0, gt=0.9, le=1.0)
-    sampling: float = Field(0.0, ge=0, lt=1, description="while training: BPE-dropout, or unigram's temperature")
-    sentences: int = Field(2_000_000, ge=1, description="lines (both sides together) the vocabulary is learned from")
+    character_coverage: Coverage = 1.0
+    sampling: Dropout = Field(0.0, description="while training: BPE-dropout, or unigram's temperature")
+    sentences: Sentences = Field(2_000_000, description="lines (both sides together) the vocabulary is learned from")

@@ -5,16 +5,18 @@ Every problem in a document is reported at once (`ConfigError`), with what would
 
 from __future__ import annotations
 
+import math
+import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tomli_w
-from pydantic import ValidationError, model_validator
+from pydantic import ValidationError, ValidationInfo, model_validator
 
 from dragoman.config.data import DataConfig, ParallelData, TokenizerConfig
-from dragoman.config.errors import describe
+from dragoman.config.errors import describe, shown
 from dragoman.config.model import (
     PRESETS,
     ConvolutionalConfig,
@@ -24,12 +26,17 @@ from dragoman.config.model import (
     TransformerConfig,
 )
 from dragoman.config.overrides import apply_overrides
-from dragoman.config.section import Section
+from dragoman.config.section import Section, is_stored
 from dragoman.config.train import SearchConfig, TrainConfig
-from dragoman.errors import ConfigError, UsageError, nearest
+from dragoman.errors import ConfigError, UsageError, clip, nearest
 
 __all__ = ["Config", "dump_toml", "flatten", "load_config", "parse_config"]
 
+_LARGEST = 1_000_000
+"""Bytes of a configuration file: a thousand times those of the recipes, and read in a second."""
+_PARTS = 32
+_DEEP_KEY = re.compile(rf"(?<![\w-])(?:[\w-]{{1,99}}[ \t]*\.[ \t]*){{{_PARTS}}}")
+"""A dotted key so long that `tomllib`, whose time grows with the square of its parts, would take many seconds."""
 _TRANSLATORS = ("transformer", "rnn", "gru", "lstm", "convolutional")
 _LEARN = {
     "parallel": _TRANSLATORS,
@@ -72,8 +79,10 @@ class Config(Section):
         )
 
     @model_validator(mode="after")
-    def _fit(self) -> Config:
+    def _fit(self, info: ValidationInfo) -> Config:
         problems = [*self._model_problems(), *self._other_problems()]
+        if not is_stored(info):
+            problems += self._schedule_problems()
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -120,6 +129,24 @@ class Config(Section):
             problems.append(f'tokenizer.shared has no effect on data of kind "{kind}": it has one side; leave it out')
         return problems
 
+    def _schedule_problems(self) -> list[str]:
+        """What of [train] cannot be reached within the budget, as far as that follows from the document alone."""
+        train = self.train
+        problems: list[str] = []
+        if train.budget.unit == "steps" and train.schedule.warmup > train.budget.amount:
+            problems.append(
+                f"train.schedule.warmup is {train.schedule.warmup} steps, more than the budget of {train.budget}: the "
+                f"learning rate would never reach its peak; accepted: 1 to {train.budget.amount:.0f}"
+            )
+        if train.budget.unit == train.validate_every.unit != "seconds":
+            checkpoints = math.ceil(train.budget.amount / train.validate_every.amount)
+            if train.average > checkpoints:
+                problems.append(
+                    f"train.average is {train.average}, and a budget of {train.budget} with train.validate_every = "
+                    f"{train.validate_every} makes {checkpoints} checkpoints; accepted: 0 to {checkpoints}"
+                )
+        return problems
+
     def _positions(self) -> tuple[int | None, str]:
         """How many positions the model has, None = any number, and the key that says so."""
         if isinstance(self.model, ConvolutionalConfig):
@@ -132,33 +159,76 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     """The document at `path` with `key=value` overrides.  Raises `ConfigError` with every problem found."""
     path = Path(path)
     try:
-        document = tomllib.loads(path.read_bytes().decode("utf-8"))
-    except FileNotFoundError:
-        here = sorted(str(p) for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
-        hint = f"; there are: {', '.join(here[:8])}" if here else ""
-        raise ConfigError(str(path), [f"no such file{nearest(str(path), here)}{hint}"]) from None
-    except IsADirectoryError:
-        raise ConfigError(str(path), ["this is a folder; a configuration is a TOML file"]) from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(str(path), [f"not UTF-8 at byte {error.start}; save the file as UTF-8"]) from None
+        document = tomllib.loads(_text_of(path))
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(str(path), [f"not valid TOML: {error}"]) from None
+        raise ConfigError(str(path), [f"not valid TOML: {clip(str(error), 300)}"]) from None
+    except RecursionError:
+        raise ConfigError(str(path), ["brackets nested too deeply; no setting needs more than two levels"]) from None
+    except ValueError as error:  # an integer of more digits than Python reads
+        raise ConfigError(str(path), [f"not valid TOML: {error}".partition(";")[0]]) from None
     return parse_config(document, overrides, where=str(path))
 
 
-def parse_config(document: dict[str, Any], overrides: Iterable[str] = (), where: str = "configuration") -> Config:
-    """A document as nested dictionaries -> `Config`.  Raises `ConfigError` with every problem found."""
+def _text_of(path: Path) -> str:
+    """The text of a configuration file.  Raises `ConfigError` for everything that is not one, without reading it."""
+    try:
+        if not path.exists():
+            raise ConfigError(str(path), [_no_such_file(path)])
+        if path.is_dir():
+            raise ConfigError(str(path), ["this is a folder; a configuration is a TOML file"])
+        if not path.is_file():  # reading a pipe may wait for ever, and a device may never end
+            raise ConfigError(str(path), ["this is not a regular file; save the configuration as a TOML file"])
+        with path.open("rb") as file:
+            content = file.read(_LARGEST + 1)
+    except OSError as error:
+        raise ConfigError(str(path), [f"cannot be read: {error.strerror or error}"]) from None
+    if len(content) > _LARGEST:
+        raise ConfigError(str(path), [f"larger than {_LARGEST:,} bytes, so this is not a configuration; name another"])
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(str(path), [f"not UTF-8 at byte {error.start}; save the file as UTF-8"]) from None
+    if found := _DEEP_KEY.search(text):
+        line = text.count("\n", 0, found.start()) + 1
+        raise ConfigError(str(path), [f"line {line:,}: a key of more than {_PARTS} parts; no setting has more than 8"])
+    return text
+
+
+def _no_such_file(path: Path) -> str:
+    here = sorted(str(p) for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
+    hint = f"; there are: {', '.join(here[:8])}" if here else ""
+    return f"no such file{nearest(str(path), here)}{hint}"
+
+
+def parse_config(
+    document: dict[str, Any], overrides: Iterable[str] = (), where: str = "configuration", stored: bool = False
+) -> Config:
+    """A document as nested dictionaries -> `Config`.  Raises `ConfigError` with every problem found.
+
+    stored: it belongs to an existing model; what was accepted when that was trained (names of languages, a validation
+    set that was trained on) is accepted again.
+    """
+    if not isinstance(document, dict):
+        raise ConfigError(where, [f"{shown(document)} is not a configuration, which is a table of sections"])
     _fill_tags(document)
     problems = apply_overrides(document, overrides, Config)
     problems += _fill_preset(document)
     try:
-        config = Config.model_validate(document)
+        config = Config.model_validate(document, context={"stored": stored})
     except ValidationError as error:
-        problems += [describe(dict(e), Config) for e in error.errors()]
+        problems += _described(error)
         raise ConfigError(where, problems) from None
     if problems:
         raise ConfigError(where, problems)
     return config
+
+
+def _described(error: ValidationError) -> Iterator[str]:
+    """pydantic's errors in words, without those that only follow from others."""
+    errors = error.errors(include_url=False)
+    # A list whose items are all wrong is reported as too short as well.
+    inner = {e["loc"][:depth] for e in errors for depth in range(1, len(e["loc"]))}
+    return (describe(dict(e), Config) for e in errors if not (e["type"] == "too_short" and e["loc"] in inner))
 
 
 def _fill_tags(document: dict[str, Any]) -> None:
@@ -179,7 +249,8 @@ def _fill_preset(document: dict[str, Any]) -> list[str]:
     document["model"] = {**(PRESETS[name] if known else {}), **{k: v for k, v in model.items() if k != "preset"}}
     if known:
         return []
-    return [f"model.preset = {name!r}{nearest(str(name), PRESETS)}; accepted: {', '.join(PRESETS)}"]
+    near = nearest(name, PRESETS) if isinstance(name, str) else ""
+    return [f"model.preset = {shown(name)}{near}; accepted: {', '.join(PRESETS)}"]
 
 
 def dump_toml(config: Config) -> str:

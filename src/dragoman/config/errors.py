@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 import types
 import typing
 from collections.abc import Sequence
@@ -10,15 +11,17 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel
 
-from dragoman.errors import nearest
+from dragoman.errors import clip, nearest
 
-__all__ = ["describe", "models_at", "tag_of"]
+__all__ = ["describe", "models_at", "shown", "tag_of"]
 
 
 _WANTED = {
     "int_parsing": "must be a whole number",
     "int_type": "must be a whole number",
     "int_from_float": "must be a whole number",
+    "int_parsing_size": "must be a whole number",
+    "bool_for_number": "must be a number, not true or false",
     "float_parsing": "must be a number",
     "float_type": "must be a number",
     "bool_parsing": "must be true or false",
@@ -27,6 +30,9 @@ _WANTED = {
     "model_type": "must be a section with keys of its own",
     "model_attributes_type": "must be a section with keys of its own",
 }
+_OUT_OF_RANGE = (
+    "greater_than", "greater_than_equal", "less_than", "less_than_equal", "multiple_of", "finite_number",
+)  # fmt: skip
 
 
 def describe(error: dict[str, Any], root: type[BaseModel]) -> str:
@@ -34,7 +40,7 @@ def describe(error: dict[str, Any], root: type[BaseModel]) -> str:
     loc: tuple[Any, ...] = tuple(error["loc"])
     section, path = _walk(loc, root)
     kind, value = error["type"], error.get("input")
-    name = ".".join(path)
+    name = ".".join(clip(part, 60) for part in path)
     context = error.get("ctx") or {}
     if kind == "extra_forbidden":
         known = sorted(section.model_fields if section else [], key=lambda key: key not in ("kind", "architecture"))
@@ -46,20 +52,64 @@ def describe(error: dict[str, Any], root: type[BaseModel]) -> str:
     if kind == "union_tag_invalid":
         accepted = str(context.get("expected_tags", "")).replace("'", "")
         got, tag = context.get("tag", "nothing"), str(context.get("discriminator", "kind")).strip("'")
-        return f"{name}.{tag}: no {tag} {got!r}{nearest(str(got), accepted.split(', '))}; accepted: {accepted}"
+        return f"{name}.{tag}: no {tag} {shown(got)}{nearest(str(got), accepted.split(', '))}; accepted: {accepted}"
     if kind == "literal_error":
         expected = str(context.get("expected", ""))
         choices = re.findall("'([^']*)'", expected)
-        return f"{name} = {value!r}{nearest(str(value), choices)}; accepted: {expected}"
+        near = nearest(value, choices) if isinstance(value, str) else ""
+        return f"{name} = {shown(value)}{near}; accepted: {expected}"
     if kind in _WANTED:
         kinds = _kinds_at(root, loc) if kind.startswith("model_") else []
         wanted = f"write {name}.kind = ..., one of {', '.join(kinds)}" if kinds else _WANTED[kind]
-        return f"{name} = {value!r}: {wanted}"
+        limits = "" if kinds else _range(section, path)
+        return f"{name} = {shown(value)}: {wanted}{limits and f'; accepted: {limits}'}"
+    if kind in _OUT_OF_RANGE and (limits := _range(section, path)):
+        return f"{name} = {shown(value)}: out of range; accepted: {limits}"
+    if kind == "string_pattern_mismatch" and path[-1] == "device":
+        return f"{name} = {shown(value)}: no such device; accepted: auto, cpu, cuda, cuda:1 (a number from 0), mps"
     message = str(error["msg"]).removeprefix("Value error, ")
-    shown = "" if isinstance(value, dict) else f" = {value!r}"
+    given = "" if isinstance(value, dict) else f" = {shown(value)}"
     if not name:  # what is wrong is between two sections, and the message names both
         return message
-    return f"{name}{shown}: {message[0].lower() + message[1:]}" if message else name
+    return f"{name}{given}: {message[0].lower() + message[1:]}" if message else name
+
+
+def shown(value: Any) -> str:
+    """A value in a message, as it is written in TOML and never longer than a line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"an integer of about {int(value.bit_length() * 0.30103):,} digits"
+    if isinstance(value, list | tuple | dict):
+        return reprlib.repr(value)
+    return clip(repr(value))
+
+
+def _range(section: type[BaseModel] | None, path: Sequence[str]) -> str:
+    """The limits of a number, such as "1 to 65,536"; empty where the field has none."""
+    field = section.model_fields.get(path[-1]) if section is not None and path else None
+    if field is None:
+        return ""
+    bounds = {name: limit for part in _metadata(field) for name, limit in _bounds(part)}
+    if not bounds.keys() & {"ge", "gt"} or "le" not in bounds:
+        return ""
+    least = _number(bounds["ge"]) if "ge" in bounds else f"more than {_number(bounds['gt'])}"
+    multiple = f", a multiple of {bounds['multiple_of']}" if "multiple_of" in bounds else ""
+    return f"{least} to {_number(bounds['le'])}{multiple}"
+
+
+def _metadata(field: Any) -> list[Any]:
+    """What is attached to a field's type; for `X | None` what is attached to X."""
+    inside = [m for part in typing.get_args(field.annotation) for m in getattr(part, "__metadata__", ())]
+    return [m for part in (*field.metadata, *inside) for m in (part.metadata if hasattr(part, "metadata") else [part])]
+
+
+def _bounds(part: Any) -> list[tuple[str, Any]]:
+    return [(name, getattr(part, name)) for name in ("ge", "gt", "le", "multiple_of") if hasattr(part, name)]
+
+
+def _number(limit: float) -> str:
+    return f"{limit:,}" if isinstance(limit, int) else f"{limit:,.0f}" if 1000 <= limit < 1e15 else f"{limit:g}"
 
 
 def _walk(loc: tuple[Any, ...], root: type[BaseModel]) -> tuple[type[BaseModel] | None, list[str]]:
@@ -97,7 +147,7 @@ def models_at(root: type[BaseModel], path: Sequence[Any]) -> list[type[BaseModel
         fields = [m.model_fields[part] for m in models if part in m.model_fields]
         if fields:
             models = list(dict.fromkeys(m for field in fields for m in _models_in(field.annotation)))
-        elif not str(part).isdigit():
+        elif not (str(part).isascii() and str(part).isdigit()):
             return []
     return models
 

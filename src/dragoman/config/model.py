@@ -10,7 +10,24 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from dragoman.config.section import Section
+from dragoman.config.limits import (
+    Buckets,
+    Channels,
+    Distance,
+    Dropout,
+    FeedForward,
+    Heads,
+    Kernel,
+    Layers,
+    Momentum,
+    NormEpsilon,
+    Pixels,
+    Positions,
+    RotaryBase,
+    RotaryFraction,
+    Width,
+)
+from dragoman.config.section import NotBoolean, Section
 
 __all__ = [
     "PRESETS",
@@ -56,7 +73,7 @@ class SinusoidalPosition(Section):
 
 class LearnedPosition(Section):
     kind: Literal["learned"] = "learned"
-    max_len: int = Field(512, ge=1, description="positions there are; none beyond")
+    max_len: Positions = Field(512, description="positions there are; none beyond")
 
 
 class RecurrentPosition(Section):
@@ -68,13 +85,13 @@ class RecurrentPosition(Section):
 
 class ShawPosition(Section):
     kind: Literal["shaw"] = "shaw"
-    clip: int = Field(16, ge=1, description="distances beyond are as this one")
+    clip: Distance = Field(16, description="distances beyond are as this one")
 
 
 class T5Position(Section):
     kind: Literal["t5"] = "t5"
-    buckets: int = Field(32, ge=4, multiple_of=4)
-    max_distance: int = Field(128, ge=2, description="distances beyond share the last bucket")
+    buckets: Buckets = 32
+    max_distance: Distance = Field(128, description="distances beyond share the last bucket")
 
     @model_validator(mode="after")
     def _distances(self) -> T5Position:
@@ -85,8 +102,8 @@ class T5Position(Section):
 
 class RotaryPosition(Section):
     kind: Literal["rotary"] = "rotary"
-    base: float = Field(10000.0, gt=1)
-    fraction: float = Field(1.0, gt=0, le=1, description="part of each head's numbers that is turned")
+    base: RotaryBase = 10000.0
+    fraction: RotaryFraction = Field(1.0, description="part of each head's numbers that is turned")
 
 
 class AlibiPosition(Section):
@@ -110,18 +127,18 @@ Position = Annotated[
 
 class LayerNormConfig(Section):
     kind: Literal["layer"] = "layer"
-    eps: float = Field(1e-5, gt=0)
+    eps: NormEpsilon = 1e-5
 
 
 class RMSNormConfig(Section):
     kind: Literal["rms"] = "rms"
-    eps: float = Field(1e-6, gt=0)
+    eps: NormEpsilon = 1e-6
 
 
 class BatchNormConfig(Section):
     kind: Literal["batch"] = "batch"
-    eps: float = Field(1e-5, gt=0)
-    momentum: float = Field(0.1, gt=0, le=1, description="of the running mean and variance")
+    eps: NormEpsilon = 1e-5
+    momentum: Momentum = Field(0.1, description="of the running mean and variance")
 
 
 Norm = Annotated[LayerNormConfig | RMSNormConfig | BatchNormConfig, Field(discriminator="kind")]
@@ -176,13 +193,13 @@ Tie = Annotated[Literal["all", "target", "none"], Field(description="which embed
 class BlockConfig(Section):
     """What every model made of Transformer layers has; the defaults are the paper's `base`."""
 
-    d_model: int = Field(512, ge=1)
-    d_ff: int = Field(2048, ge=1)
-    n_heads: int = Field(8, ge=1)
-    n_kv_heads: int | None = Field(None, ge=1, description="heads of keys and values; 1 = multi-query")
-    dropout: float = Field(0.1, ge=0, lt=1, description="after every sub-layer and after the embeddings (paper 5.4)")
-    attention_dropout: float = Field(0.0, ge=0, lt=1)
-    activation_dropout: float = Field(0.0, ge=0, lt=1)
+    d_model: Width = 512
+    d_ff: FeedForward = 2048
+    n_heads: Heads = 8
+    n_kv_heads: Heads | None = Field(None, description="heads of keys and values; 1 = multi-query")
+    dropout: Dropout = Field(0.1, description="after every sub-layer and after the embeddings (paper 5.4)")
+    attention_dropout: Dropout = 0.0
+    activation_dropout: Dropout = 0.0
     order: Literal["post", "pre"] = "post"
     norm: Norm = LayerNormConfig()
     attention: Attention = SoftmaxAttention()
@@ -243,8 +260,8 @@ class TransformerConfig(BlockConfig):
     """Encoder and decoder (Vaswani et al. 2017); `preset = "big"` is the paper's larger sister (explicit keys win)."""
 
     architecture: Literal["transformer"] = "transformer"
-    encoder_layers: int = Field(6, ge=1)
-    decoder_layers: int = Field(6, ge=1)
+    encoder_layers: Layers = 6
+    decoder_layers: Layers = 6
     tie: Tie = "all"
 
 
@@ -252,7 +269,7 @@ class DecoderOnlyConfig(BlockConfig):
     """A language model (Radford et al. 2018)."""
 
     architecture: Literal["decoder_only"] = "decoder_only"
-    n_layers: int = Field(6, ge=1)
+    n_layers: Layers = 6
     tie: Literal["all", "none"] = "all"
 
 
@@ -260,7 +277,7 @@ class EncoderOnlyConfig(BlockConfig):
     """Labels for words or texts, and masked words (Devlin et al. 2019)."""
 
     architecture: Literal["encoder_only"] = "encoder_only"
-    n_layers: int = Field(6, ge=1)
+    n_layers: Layers = 6
     pooling: Literal["none", "first", "mean"] = Field("none", description="a vector a word, or one a text")
     tie: Literal["all", "none"] = Field("none", description="all: the output is the embedding again (masked words)")
 
@@ -270,10 +287,10 @@ class VisionConfig(BlockConfig):
 
     architecture: Literal["vision"] = "vision"
     position: Position = LearnedPosition()
-    n_layers: int = Field(6, ge=1)
-    image_size: int = Field(8, ge=1, description="height and width in pixels")
-    patch: int = Field(2, ge=1, description="height and width of a patch in pixels")
-    channels: int = Field(1, ge=1)
+    n_layers: Layers = 6
+    image_size: Pixels = Field(8, description="height and width in pixels")
+    patch: Pixels = Field(2, description="height and width of a patch in pixels")
+    channels: Channels = 1
 
     @property
     def n_patches(self) -> int:
@@ -296,11 +313,11 @@ class VisionConfig(BlockConfig):
 class RecurrentConfig(Section):
     """What the recurrent architectures share."""
 
-    d_model: int = Field(512, ge=1, description="width of embeddings and hidden states")
-    encoder_layers: int = Field(2, ge=1)
-    decoder_layers: int = Field(2, ge=1)
-    directions: Literal[1, 2] = Field(2, description="in which the encoder reads")
-    dropout: float = Field(0.1, ge=0, lt=1)
+    d_model: Width = Field(512, description="width of embeddings and hidden states")
+    encoder_layers: Layers = 2
+    decoder_layers: Layers = 2
+    directions: Annotated[Literal[1, 2], NotBoolean] = Field(2, description="in which the encoder reads")
+    dropout: Dropout = 0.1
     attention: AttentionOfRecurrent = BahdanauAttention()
     tie: Tie = "all"
 
@@ -334,12 +351,12 @@ class ConvolutionalConfig(Section):
     """Convolutional sequence to sequence (Gehring et al. 2017)."""
 
     architecture: Literal["convolutional"] = "convolutional"
-    d_model: int = Field(512, ge=1)
-    encoder_layers: int = Field(4, ge=1)
-    decoder_layers: int = Field(4, ge=1)
-    kernel: int = Field(3, ge=1, description="width; odd")
-    dropout: float = Field(0.1, ge=0, lt=1)
-    max_positions: int = Field(512, ge=1, description="positions there are; none beyond")
+    d_model: Width = 512
+    encoder_layers: Layers = 4
+    decoder_layers: Layers = 4
+    kernel: Kernel = Field(3, description="width; odd")
+    dropout: Dropout = 0.1
+    max_positions: Positions = Field(512, description="positions there are; none beyond")
     tie: Tie = "all"
 
     @model_validator(mode="after")

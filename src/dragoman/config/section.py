@@ -1,15 +1,16 @@
-"""What every section shares: frozen, no unknown keys, no NaN; and `Duration`, a number with a unit."""
+"""The base of all sections: frozen, no unknown keys, no NaN; and `Duration`."""
 
 from __future__ import annotations
 
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationInfo
+from pydantic_core import PydanticCustomError
 
-from dragoman.errors import nearest
+from dragoman.errors import clip, nearest
 
-__all__ = ["Duration", "DurationField", "Section"]
+__all__ = ["Duration", "DurationField", "NotBoolean", "Section", "is_stored"]
 
 
 class Section(BaseModel):
@@ -17,6 +18,20 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+
+def is_stored(info: ValidationInfo) -> bool:
+    """Whether the document is that of an existing model, which was accepted when it was made."""
+    return bool(info.context and info.context.get("stored"))
+
+
+def _not_boolean(value: Any) -> Any:
+    """pydantic reads `true` as 1, which is a typing error in every field that holds a number."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("bool_for_number", "must be a number, not true or false")
+    return value
+
+
+NotBoolean = BeforeValidator(_not_boolean)
 
 _UNITS = {
     "seconds": ("s", "sec", "second", "seconds"),
@@ -43,21 +58,34 @@ class Duration(Section):
         return f"{number} {self.unit if self.unit != 'seconds' else 's'}"
 
 
+_MOST = {"seconds": 10 * 366 * 86_400.0, "steps": 1e9, "epochs": 1e6, "tokens": 1e15}
+"""Ten years, a billion steps, a million epochs, 10**15 tokens: far above any training, and exact as a float."""
+_LEAST = {"seconds": 0.001, "steps": 1.0, "epochs": 1e-6, "tokens": 1.0}
+
+
 def _duration(value: Any) -> Any:
     if isinstance(value, Duration):
         return value
     accepted = 'accepted: a number and a unit, such as "20 min", "2 h", "8000 steps", "30 epochs", "50M tokens"'
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMG]?)\s*([a-zA-Z]+)\s*", value) if isinstance(value, str) else None
+    form = r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kMG]?)\s*([a-zA-Z]+)\s*"
+    match = re.fullmatch(form, value) if isinstance(value, str) else None
     if match is None:
         raise ValueError(accepted)
     number, factor, word = match.groups()
     unit = next((u for u, words in _UNITS.items() if word.lower() in words), None)
     if unit is None:
-        raise ValueError(f"no unit {word!r}{nearest(word, [w for ws in _UNITS.values() for w in ws])}; {accepted}")
+        near = nearest(word, [w for ws in _UNITS.values() for w in ws])
+        raise ValueError(f"no unit {clip(word, 20)!r}{near}; {accepted}")
     amount = float(number) * _FACTORS[factor] * {"minutes": 60.0, "hours": 3600.0}.get(unit, 1.0)
-    if amount < 1e-6:
-        raise ValueError("must be more than nothing")
-    return Duration(amount=amount, unit="seconds" if unit in ("minutes", "hours") else unit)
+    unit = "seconds" if unit in ("minutes", "hours") else unit
+    if not _LEAST[unit] <= amount <= _MOST[unit]:
+        raise ValueError(f"must be at least {_LEAST[unit]:g} and at most {_MOST[unit]:.4g} {unit}")
+    if unit in ("steps", "tokens") and amount != (whole := round(amount)):
+        # A product such as 1.1 * 1e6 may miss the whole number by the last bit.
+        if abs(amount - whole) > 1e-9 * amount:
+            raise ValueError(f"{unit} are counted: write a whole number of them")
+        amount = float(whole)
+    return Duration(amount=amount, unit=unit)
 
 
 DurationField = Annotated[Duration, BeforeValidator(_duration), PlainSerializer(str, return_type=str)]

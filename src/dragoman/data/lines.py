@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import io
 import lzma
+import stat
 import zlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -22,6 +24,7 @@ __all__ = [
     "has_half_pair",
     "open_lines",
     "plain_suffix",
+    "raw_lines",
     "read_lines",
 ]
 
@@ -29,6 +32,8 @@ COMPRESSED_SUFFIXES = (".gz", ".zst", ".xz")
 BOM = b"\xef\xbb\xbf"
 
 _CHUNK = 1 << 20
+_LONGEST_LINE = 64 << 20
+"""Bytes of a line: a device such as /dev/zero, or a file that is not text, would otherwise fill the memory."""
 _CUT_OR_DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 
 
@@ -100,16 +105,31 @@ def _unreadable(path: Path, error: OSError) -> DataError:
     return DataError(f"{path}: cannot be read: {reason}. Give the path of an existing text file that may be read.")
 
 
+def raw_lines(stream: IO[bytes] | io.BufferedIOBase, where: str) -> Iterator[bytes]:
+    """Yield the raw lines of a stream without their "\\n".  Raises DataError for a line longer than 64 MiB."""
+    for number, line in enumerate(iter(partial(stream.readline, _LONGEST_LINE), b""), start=1):
+        if line.endswith(b"\n"):
+            yield line[:-1]
+        elif len(line) < _LONGEST_LINE:
+            yield line
+        else:
+            raise DataError(
+                f"{where}, line {number:,}: longer than {_LONGEST_LINE >> 20} MiB, so this is not text of one sentence "
+                "per line. Give a text file whose lines end in \\n."
+            )
+
+
 def open_lines(path: Path) -> Iterator[bytes]:
     """Yield the raw lines of a file without their "\\n"; `.gz`, `.zst` and `.xz` are decompressed on the way.
 
-    A last line without "\\n" counts.  Raises DataError where the file cannot be read or is cut or damaged.
+    A last line without "\\n" counts.  Raises DataError where the file cannot be read or is cut or damaged, and for a
+    line longer than 64 MiB.
     """
     number = 0
     try:
         with _open_stream(path) as stream:
-            for number, line in enumerate(stream, start=1):  # noqa: B007 (told in the message below)
-                yield line[:-1] if line.endswith(b"\n") else line
+            for number, line in enumerate(raw_lines(stream, str(path)), start=1):  # noqa: B007 (in the message below)
+                yield line
     except _CUT_OR_DAMAGED as error:
         raise DataError(
             f"{path}: the compressed data are cut or damaged after line {number:,} ({error}). "
@@ -120,11 +140,19 @@ def open_lines(path: Path) -> Iterator[bytes]:
 
 
 def count_lines(path: Path) -> int:
-    """The number of lines of a file; 0 where it is empty.  Raises DataError as `open_lines` does."""
-    if path.suffix in COMPRESSED_SUFFIXES:
-        return sum(1 for _ in open_lines(path))
+    """The number of lines of a file; 0 where it is empty.
+
+    Raises DataError as `open_lines` does, and for a pipe or a device, whose lines could not be read after that.
+    """
     count, last = 0, b"\n"
     try:
+        if not (stat.S_ISREG(mode := path.stat().st_mode) or stat.S_ISDIR(mode)):
+            raise DataError(
+                f"{path}: not a regular file. It is read more than once, so a pipe or a device cannot be used here: "
+                "save the text as a file and name that."
+            )
+        if path.suffix in COMPRESSED_SUFFIXES:
+            return sum(1 for _ in open_lines(path))
         with path.open("rb") as stream:
             while chunk := stream.read(_CHUNK):
                 count += chunk.count(b"\n")

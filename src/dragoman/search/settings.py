@@ -62,7 +62,11 @@ class SearchSettings:
             ("nbest", 1 <= self.nbest <= _WIDEST, f"1 to {_WIDEST:,}"),
             ("max_extra", 0 <= self.max_extra <= _LONGEST, f"0 to {_LONGEST:,}"),
             ("min_length", 0 <= self.min_length <= _LONGEST, f"0 to {_LONGEST:,}"),
-            ("no_repeat_ngram", 0 <= self.no_repeat_ngram <= _LONGEST, f"0 (off) to {_LONGEST:,}"),
+            (
+                "no_repeat_ngram",
+                0 <= self.no_repeat_ngram <= _LONGEST and self.no_repeat_ngram != 1,
+                f"0 (off) or 2 to {_LONGEST:,}; 1 would allow no token twice, not even a comma",
+            ),
             (
                 "temperature",
                 1e-6 <= self.temperature < math.inf,

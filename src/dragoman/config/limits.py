@@ -1,0 +1,176 @@
+"""The limits of every number in a configuration: one type per quantity, with the reason for its range.
+
+A lower limit keeps out values that switch a part off by accident or vanish in float32.  An upper limit lies well above
+anything published or useful; beyond it a value is a typing error, or it would exhaust the memory or the time of any
+machine.  A value within its limits may still be too large for this machine: training estimates that before it starts.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from dragoman.config.section import NotBoolean
+
+__all__ = [
+    "AdamEpsilon",
+    "Batches",
+    "Beams",
+    "Beta",
+    "Buckets",
+    "Channels",
+    "Characters",
+    "Checkpoints",
+    "CorpusWeight",
+    "Coverage",
+    "Decay",
+    "Distance",
+    "Dropout",
+    "ExtraTokens",
+    "FeedForward",
+    "GradientNorm",
+    "Heads",
+    "Kernel",
+    "Layers",
+    "LeastTokens",
+    "LengthPenalty",
+    "Momentum",
+    "NgramSize",
+    "NormEpsilon",
+    "OptionalCount",
+    "Part",
+    "PeakRate",
+    "Pixels",
+    "Positions",
+    "Ratio",
+    "RotaryBase",
+    "RotaryFraction",
+    "ScheduleFactor",
+    "Seed",
+    "Sentences",
+    "Steps",
+    "TokensPerBatch",
+    "TokensPerBlock",
+    "TokensPerExample",
+    "VocabularySize",
+    "WeightDecay",
+    "Width",
+]
+
+
+_Whole = Annotated[int, NotBoolean]
+_Real = Annotated[float, NotBoolean]
+
+
+def _zero_or_normal(norm: float) -> float:
+    if 0 < norm < 1e-6:
+        raise ValueError("must be 0 (no clipping) or 1e-06 to 1,000,000")
+    return norm
+
+
+def _not_one(size: int) -> int:
+    if size == 1:
+        raise ValueError("1 allows no token twice, not even a comma; accepted: 0 (off) or 2 to 10,000")
+    return size
+
+
+# ------------------------------------------------------------------------------------------------------------- shapes
+
+Width = Annotated[_Whole, Field(ge=1, le=65_536)]
+"""d_model.  The widest published models have about 20,000; at 65,536 one layer has tens of billions of parameters."""
+FeedForward = Annotated[_Whole, Field(ge=1, le=262_144)]
+"""d_ff.  Four times the widest d_model, the ratio of Vaswani et al. 2017."""
+Heads = Annotated[_Whole, Field(ge=1, le=1024)]
+"""Attention heads.  Published models have up to 128."""
+Layers = Annotated[_Whole, Field(ge=1, le=1000)]
+"""Layers per stack.  The deepest published Transformer has 1,000 (Wang et al. 2022, DeepNet)."""
+Kernel = Annotated[_Whole, Field(ge=1, le=1023)]
+"""Width of a convolution.  A kernel longer than the sentences sees only padding."""
+Positions = Annotated[_Whole, Field(ge=1, le=1_048_576)]
+"""Rows of a table of positions.  Attention over 2**20 positions has 2**40 weights per head."""
+Distance = Annotated[_Whole, Field(ge=1, le=65_536)]
+"""Relative distances with a weight of their own: no example has more tokens (TokensPerExample)."""
+Buckets = Annotated[_Whole, Field(ge=4, le=65_536, multiple_of=4)]
+"""Buckets of relative distances: two directions, half of each logarithmic; never more than distances."""
+Pixels = Annotated[_Whole, Field(ge=1, le=8192)]
+"""Height and width of an image or a patch."""
+Channels = Annotated[_Whole, Field(ge=1, le=1024)]
+"""Channels of an image: 1 is grey, 3 is colour, spectral cameras have some hundreds."""
+RotaryBase = Annotated[_Real, Field(gt=1, le=1e9)]
+"""Base of the wavelengths of rotary positions: at 1 all are equal; long-context models use up to some 10**7."""
+RotaryFraction = Annotated[_Real, Field(ge=0.001, le=1)]
+"""Part of a head that is rotated; it must come to at least one pair of numbers."""
+VocabularySize = Annotated[_Whole, Field(ge=8, le=1_048_576)]
+"""Pieces of a vocabulary: 4 are special; the largest published vocabulary has 1,000,000 (Liang et al. 2023, XLM-V)."""
+
+# ---------------------------------------------------------------------------------------------------- regularisation
+
+Dropout = Annotated[_Real, Field(ge=0, le=0.9)]
+"""Dropout, label smoothing, subword sampling: above 0.9 less than a tenth of the signal is left."""
+Part = Annotated[_Real, Field(ge=0.001, le=0.9)]
+"""Part of the tokens that are masked: something to predict, and something to predict it from."""
+NormEpsilon = Annotated[_Real, Field(ge=1e-12, le=0.1)]
+"""Added to a variance: below 1e-12 it does not protect float32, above 0.1 it changes the result itself."""
+Momentum = Annotated[_Real, Field(ge=1e-5, le=1)]
+"""Of running statistics: 1e-5 averages over 100,000 batches."""
+
+# ---------------------------------------------------------------------------------------------------------- training
+
+Beta = Annotated[_Real, Field(ge=0, le=0.99999)]
+"""Decay of a moving average (Adam's moments, EMA): 0.99999 averages over 100,000 steps."""
+AdamEpsilon = Annotated[_Real, Field(ge=1e-16, le=1)]
+"""Adam's epsilon: usually 1e-9 to 1e-6; with 1 Adam is nearly gradient descent with momentum; above 1 nothing moves."""
+WeightDecay = Annotated[_Real, Field(ge=0, le=10)]
+"""AdamW subtracts rate * decay of every weight in each step: with more than 10 weights vanish during warm-up."""
+PeakRate = Annotated[_Real, Field(ge=1e-12, le=1)]
+"""Learning rate: Adam moves every weight by about this much per step, and weights are smaller than 1."""
+ScheduleFactor = Annotated[_Real, Field(ge=1e-6, le=100)]
+"""Factor of the inverse square root schedule, whose peak is factor / sqrt(d_model * warmup)."""
+Decay = Annotated[_Real, Field(ge=0.001, le=1)]
+"""Part of the budget in which the learning rate falls: at least one step in a thousand."""
+Steps = Annotated[_Whole, Field(ge=1, le=10_000_000)]
+"""Training steps: ten million are months on any machine."""
+Batches = Annotated[_Whole, Field(ge=1, le=65_536)]
+"""Batches per update: with 4,096 tokens each that is more than the largest batches in use."""
+TokensPerBatch = Annotated[_Whole, Field(ge=16, le=16_777_216)]
+"""Tokens of one batch: 2**24 logits rows of the smallest vocabulary already fill hundreds of megabytes."""
+GradientNorm = Annotated[_Real, Field(ge=0, le=1e6), AfterValidator(_zero_or_normal)]
+"""Largest gradient norm: 0 is no clipping; below 1e-6 gradients would vanish, above 1e6 nothing would be clipped."""
+Seed = Annotated[_Whole, Field(ge=0, le=2**63 - 1)]
+"""Seeds: the range of integers in TOML, which every generator accepts."""
+Sentences = Annotated[_Whole, Field(ge=1, le=100_000_000)]
+"""Sentences that are decoded or learned from; they are held in memory."""
+Checkpoints = Annotated[_Whole, Field(ge=1, le=100_000)]
+"""Checkpoints that are kept: each is a folder with a copy of the weights."""
+OptionalCount = Annotated[_Whole, Field(ge=0, le=100_000)]
+"""Checkpoints that are averaged, or validations without progress; 0 is off."""
+
+# -------------------------------------------------------------------------------------------------------------- data
+
+Coverage = Annotated[_Real, Field(gt=0.9, le=1)]
+"""Part of the characters of a text that the vocabulary holds: at 0.9 one in ten is unknown."""
+CorpusWeight = Annotated[_Real, Field(ge=1e-4, le=1000)]
+"""Times a corpus is seen in an epoch: below 1e-4 nothing of most corpora would be drawn, and above 1,000 the list of
+examples of one epoch would not fit into memory."""
+Characters = Annotated[_Whole, Field(ge=1, le=1_000_000_000)]
+"""Characters of one side of a pair; a billion switches the filter off, for no line is as long."""
+Ratio = Annotated[_Real, Field(gt=1, le=1e9)]
+"""Length of one side over the other; a billion switches the filter off (Characters)."""
+TokensPerBlock = Annotated[_Whole, Field(ge=2, le=65_536)]
+"""Tokens of a block of running text: one to read and one to predict; see TokensPerExample for the upper limit."""
+TokensPerExample = Annotated[_Whole, Field(ge=4, le=65_536)]
+"""Tokens of the longest example: attention needs memory for the square of it."""
+
+# ------------------------------------------------------------------------------------------------------------ search
+
+Beams = Annotated[_Whole, Field(ge=1, le=4096)]
+"""Hypotheses kept per step; each holds its own keys and values in memory."""
+LengthPenalty = Annotated[_Real, Field(ge=0, le=10)]
+"""Exponent of the length penalty: Wu et al. 2016 use 0 to 1; above 10 all scores round to 0."""
+ExtraTokens = Annotated[_Whole, Field(ge=1, le=10_000)]
+"""Tokens an output may have beyond its source."""
+LeastTokens = Annotated[_Whole, Field(ge=0, le=10_000)]
+"""Tokens an output must have; as ExtraTokens."""
+NgramSize = Annotated[_Whole, Field(ge=0, le=10_000), AfterValidator(_not_one)]
+"""no_repeat_ngram: 0 is off; 1 would forbid every word, and every full stop, to occur twice."""

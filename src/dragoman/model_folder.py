@@ -318,9 +318,23 @@ def load_network(path: str | Path, device: str | torch.device = "cpu") -> tuple[
     verify(folder)
     config = read_config(folder)
     vocabulary = load_vocabulary(folder)
-    network = build_for(config, vocabulary)
-    load_tensors(network, load_file(folder / "model.safetensors"), folder)
+    network, tensors = build_for(config, vocabulary), load_file(folder / "model.safetensors")
+    _check_vocabulary(network, vocabulary, tensors, folder)
+    load_tensors(network, tensors, folder)
     return network.to(device).eval(), vocabulary, config
+
+
+def _check_vocabulary(network: Network, vocabulary: Vocabulary, tensors: Mapping[str, Tensor], folder: Path) -> None:
+    """Raise where embeddings have another number of rows than the vocabulary has ids."""
+    for name, own in unique_tensors(network).items():
+        given = tensors.get(name)
+        rows = None if given is None or given.dim() != 2 or given.shape[1:] != own.shape[1:] else given.size(0)
+        of_words = "embedding" in name or name.startswith("output.")
+        if of_words and rows not in (None, own.size(0)) and own.size(0) in (vocabulary.source_size, vocabulary.target_size):
+            raise ModelFolderError(
+                f"{folder}: the vocabulary has {own.size(0):,} ids, and {name} in model.safetensors has {rows:,} rows: "
+                "the tokenizer and the weights belong to different models; copy the folder again, whole"
+            )
 
 
 def load_model(path: str | Path, device: str | torch.device = "cpu") -> tuple[Model, Tokenizer, Config]:

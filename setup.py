@@ -21,6 +21,17 @@ BUILDS = {
 }
 
 
+CPU = Extension(
+    "dragoman.fast._cpu",
+    sources=[(NATIVE / "cpu/features.cpp").as_posix()],
+    # The last -march counts: flags of the environment must not let it use what the processor may not have.
+    extra_compile_args=["-std=c++17", "-O2", "-march=x86-64"],
+    language="c++",
+    optional=True,
+)
+"""Says which builds this processor can run, before any of them is loaded."""
+
+
 def extension(name: str, flags: list[str]) -> Extension:
     # Both builds compile the same files to the same places: one after the other, not in parallel.
     return Extension(
@@ -35,4 +46,4 @@ def extension(name: str, flags: list[str]) -> Extension:
 
 
 here = platform.machine().lower() in ("x86_64", "amd64") and sys.platform != "win32"
-setup(ext_modules=[extension(*build) for build in BUILDS.items()] if here else [])
+setup(ext_modules=[CPU, *(extension(*build) for build in BUILDS.items())] if here else [])

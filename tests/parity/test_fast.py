@@ -1,7 +1,11 @@
-"""The native engine against the plain search, kind by kind: the same words, and scores to 1e-4."""
+"""The native engine against the plain search, kind by kind: the same words, and scores to 1e-4.
+
+The plain search works in float64, so that what it finds does not depend on the order in which a processor adds.
+"""
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +60,12 @@ def sources() -> list[list[int]]:
 def plain(
     model: Model, rows: list[list[int]], settings: SearchSettings, prefixes: list[list[int]] | None = None
 ) -> list[list[Hypothesis]]:
-    return generate(ModelStepper(model), *collate_source(rows), settings, prefixes)
+    return generate(ModelStepper(exact(model)), *collate_source(rows), settings, prefixes)
+
+
+def exact(model: Model) -> Model:
+    """The same weights in float64."""
+    return copy.deepcopy(model).double()
 
 
 def fast(
@@ -128,7 +137,7 @@ def test_a_decoder_only_model_goes_on_from_its_prompt(name: str, tmp_path: Path)
     model = of_kind(name)
     found = fast(model, tmp_path, rows, settings, prefixes)
     nothing = torch.zeros(len(rows), 0, dtype=torch.long)
-    assert_same(found, generate(ModelStepper(model), nothing, None, settings, prefixes))
+    assert_same(found, generate(ModelStepper(exact(model)), nothing, None, settings, prefixes))
 
 
 @native
@@ -171,23 +180,6 @@ def test_rows_threads_and_company_change_no_bit(precision: Precision, tmp_path: 
     for threads in (1, 2, 5):
         alone = [fast(model, tmp_path, [row], settings, precision=precision, threads=threads)[0] for row in rows]
         assert alone == whole
-
-
-@native
-@pytest.mark.parametrize("precision", ["int8", "bfloat16"])
-def test_fewer_bits_stay_close(precision: Precision, tmp_path: Path) -> None:
-    rows = sources()
-    settings = SearchSettings(beam=1, max_extra=0)
-    model = of_kind("modern")
-    targets = [row[:-1] for row in rows]
-    exact = fast(model, tmp_path, rows, settings, targets)
-    rough = fast(model, tmp_path, rows, settings, targets, precision)
-    gaps = [
-        abs(a - b)
-        for one, other in zip(exact, rough, strict=True)
-        for a, b in zip(one[0].token_log_probs, other[0].token_log_probs, strict=True)
-    ]
-    assert 0 < sum(gaps) / len(gaps) < 0.3
 
 
 def test_what_the_engine_lacks_is_named() -> None:

@@ -1,7 +1,11 @@
-"""The engine with a shortlist against its plain twin, kind by kind: the same words, and scores to 1e-4."""
+"""The engine with a shortlist against its plain twin, kind by kind: the same words, and scores to 1e-4.
+
+The twin works in float64, so that what it finds does not depend on the order in which a processor adds.
+"""
 
 from __future__ import annotations
 
+import copy
 import functools
 from pathlib import Path
 
@@ -11,7 +15,7 @@ import torch
 from dragoman.data.batching import collate_source
 from dragoman.data.tokenizer import EOS
 from dragoman.errors import UsageError
-from dragoman.fast.engine import Engine
+from dragoman.fast.engine import Engine, Usage
 from dragoman.fast.native import Precision, _found, load_native, missing
 from dragoman.fast.pack import pack
 from dragoman.fast.stepper import EngineStepper
@@ -67,7 +71,7 @@ def found_by(
 
 
 def twin(kind: str, settings: SearchSettings, lists: Lists, prefixes: Lists | None = None) -> list[list[Hypothesis]]:
-    stepper = ListedStepper(ModelStepper(model_of(kind)), lists, VOCAB)
+    stepper = ListedStepper(ModelStepper(copy.deepcopy(model_of(kind)).double()), lists, VOCAB)
     return generate(stepper, *collate_source(sources()), settings, prefixes)
 
 
@@ -163,8 +167,12 @@ def test_probabilities_are_those_among_the_words_of_the_list(tmp_path: Path) -> 
 
 def test_rooms_for_lists_count_as_memory(tmp_path: Path) -> None:
     engine = engine_of("paper", tmp_path)
-    need = [engine._library.dragoman_row_bytes(engine._model, 9, 5, listed) for listed in (0, 1, 64, 65)]
-    block = 64 * 4 * 64  # 64 words of 24 numbers, padded to 64, in four bytes each
+    need = []
+    for listed in (VOCAB, 1, 64, 65):
+        usage, words = Usage(), None if listed == VOCAB else [[EOS, *range(4, 3 + listed)]]
+        engine.search([sources()[0]], [9], SearchSettings(beam=1), shortlists=words, usage=usage)
+        need.append(usage.bytes)
+    block = 64 * 4 * 64  # 64 words of 12 numbers, padded to 64, in four bytes each
 
     assert [n - need[0] for n in need] == [0, block, block, 2 * block]
     settings = SearchSettings(beam=2, max_extra=4)

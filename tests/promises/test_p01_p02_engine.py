@@ -30,7 +30,7 @@ from every_kind import TRANSLATORS, built
 pytestmark = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {missing()}")
 
 VOCAB, POSITIONS = 150, 48
-HAS_BFLOAT16 = Path("/proc/cpuinfo").exists() and "avx512_bf16" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+HAS_BFLOAT16 = (native := load_native()) is not None and bool(native.library.dragoman_bfloat16())
 PACKED: dict[str, tuple[str, Precision]] = {
     "paper": ("paper", "float32"),
     "paper int8": ("paper", "int8"),

@@ -135,10 +135,10 @@ def test_more_threads_than_words_to_share(threads: int, tmp_path: Path) -> None:
 
 
 def test_a_beam_wider_than_the_vocabulary(tmp_path: Path) -> None:
-    model = model_of("paper", vocab=11)
+    model = built(TRANSLATORS["paper"], 11)
     wide = SearchSettings(beam=20, nbest=20, max_extra=2)
-    theirs = generate(ModelStepper(model), *collate_source([[5, 6, EOS]]), wide)
-    ours = Engine(pack(model, tmp_path / "p", "float32")).search([[5, 6, EOS]], [5], wide)
+    theirs = generate(ModelStepper(model), *collate_source([[5, 6, EOS]]), wide)  # in float64
+    ours = Engine(pack(model.float(), tmp_path / "p", "float32")).search([[5, 6, EOS]], [5], wide)
 
     assert [h.tokens for h in ours[0]] == [h.tokens for h in theirs[0]]
 

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from dragoman.errors import DragomanError, UsageError
+from dragoman import fast as engine_package
 from dragoman.fast import native
 from dragoman.fast.engine import Engine
 from dragoman.translate import Translator
 from small_run import Cli
 
 REPOSITORY = Path(__file__).parents[2]
+NATIVE = "src/dragoman/fast/native"
 LINES = ["one two three", "", "four", "nine eight seven six five"]
 
 
@@ -32,25 +34,34 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]
 
 
 class Libraries:
-    """In place of ctypes.CDLL: what loading each file comes to."""
+    """In place of ctypes.CDLL, on a processor that runs some builds; a file named in `broken` cannot be loaded.
 
-    def __init__(self, **outcomes: int | str) -> None:
-        self.outcomes = outcomes
+    loaded: the vector builds that were loaded, in order.
+    """
+
+    def __init__(self, runs: tuple[str, ...], broken: tuple[str, ...] = ()) -> None:
+        self.runs, self.broken = runs, broken
+        self.loaded: list[str] = []
 
     def __call__(self, path: str) -> Any:
-        outcome = self.outcomes[Path(path).name.split(".")[0]]
-        if isinstance(outcome, str):
-            raise OSError(outcome)
+        name, runs = Path(path).name.split(".")[0], self.runs
+        if name in self.broken:
+            raise OSError("no such symbol")
+        if name != "_cpu":
+            self.loaded.append(name)
 
         class Function:
-            def __call__(self) -> int:
-                return int(outcome)
+            def __call__(self, build: bytes) -> int:
+                return int(build.decode() in runs)
 
         class Library:
             def __getattr__(self, name: str) -> Function:
                 return Function()
 
         return Library()
+
+
+BUILT = ("_cpu.so", "_avx512.so", "_avx2.so")
 
 
 def test_nothing_was_built(installed: Path) -> None:
@@ -60,36 +71,74 @@ def test_nothing_was_built(installed: Path) -> None:
         Engine(installed / "packed")
 
 
-def test_a_processor_without_the_instructions(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_avx512.so", "_avx2.so"):
+def test_no_build_is_loaded_on_a_processor_without_its_instructions(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loading runs static initialisers, which may already use the missing instructions and end the process."""
+    for name in BUILT:
         (installed / name).touch()
-    monkeypatch.setattr("ctypes.CDLL", Libraries(_avx512=0, _avx2=0))
+    libraries = Libraries(runs=())
+    monkeypatch.setattr("ctypes.CDLL", libraries)
 
     assert native.load_native() is None
-    assert "processor" in native.missing() and "_avx2" in native.missing()
+    assert libraries.loaded == []
+    assert "processor lacks instructions of _avx512.so; this processor lacks instructions of _avx2" in native.missing()
 
 
-def test_a_library_of_another_system(installed: Path) -> None:
-    for name in ("_avx512.so", "_avx2.so"):
+def test_the_processor_is_checked_by_code_without_vector_registers() -> None:
+    """Registers ymm and zmm, and the encoding that names begin with v for, exist on some x86-64 processors only."""
+    library = next(Path(engine_package.__file__).parent.glob("_cpu.*"), None)
+    if library is None or shutil.which("objdump") is None:
+        pytest.skip("no _cpu library, or no objdump to read it with")
+    listing = subprocess.run(["objdump", "-d", library], capture_output=True, text=True, check=True).stdout
+    instructions = [line.split("\t")[2].split()[0] for line in listing.splitlines() if line.count("\t") >= 2]
+
+    assert "cpuid" in instructions or "__cpu_model" in listing or "__cpu_indicator_init" in listing
+    assert [name for name in instructions if name.startswith("v")] == []
+
+
+def test_the_check_of_this_processor_agrees_with_the_system(installed: Path) -> None:
+    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split() if Path("/proc/cpuinfo").exists() else []
+    here = Path(engine_package.__file__).parent
+    if not flags or not list(here.glob("_cpu.*")):
+        pytest.skip("no _cpu library, or no /proc/cpuinfo to compare it with")
+    needed = {"avx512": "avx512f avx512bw avx512vl avx512dq avx512_vnni fma f16c", "avx2": "avx2 fma f16c"}
+    for build, names in needed.items():
+        lacking = native._lacking(here, build, installed / f"_{build}.so")
+        assert (lacking == "") == (set(names.split()) <= set(flags)), lacking
+
+
+def test_a_library_of_another_system(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in BUILT:
         (installed / name).write_bytes(b"not a library")
+    assert native.load_native() is None
+    assert native.missing().count("_cpu.so cannot be loaded") == 2
 
+    monkeypatch.setattr(native, "_lacking", lambda *_: "")
+    native._found.cache_clear()
     assert native.load_native() is None
     assert "_avx512.so cannot be loaded" in native.missing() and "_avx2.so cannot be loaded" in native.missing()
 
 
+def test_builds_without_the_library_that_checks_the_processor(installed: Path) -> None:
+    (installed / "_avx2.so").write_bytes(b"never opened")
+    assert native.load_native() is None
+    assert "_avx2.so has no _cpu library beside it" in native.missing() and "install" in native.missing()
+
+
 def test_the_fastest_that_the_processor_can_run_is_taken(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_avx512.so", "_avx2.so"):
+    for name in BUILT:
         (installed / name).touch()
-    for outcomes, expected in (
-        ({"_avx512": 1, "_avx2": 1}, "avx512"),
-        ({"_avx512": 0, "_avx2": 1}, "avx2"),
-        ({"_avx512": "no such symbol", "_avx2": 1}, "avx2"),
+    for libraries, expected in (
+        (Libraries(runs=("avx512", "avx2")), "avx512"),
+        (Libraries(runs=("avx2",)), "avx2"),
+        (Libraries(runs=("avx512", "avx2"), broken=("_avx512",)), "avx2"),
     ):
-        monkeypatch.setattr("ctypes.CDLL", Libraries(**outcomes))
+        monkeypatch.setattr("ctypes.CDLL", libraries)
         native._found.cache_clear()
         found = native.load_native()
         assert found is not None and found.build == expected
-        assert native.missing() == ""
+        assert libraries.loaded == [f"_{expected}"] and native.missing() == ""
 
 
 # ---------------------------------------------------------------------------------------------------- the installation
@@ -99,7 +148,7 @@ def test_the_fastest_that_the_processor_can_run_is_taken(installed: Path, monkey
 def sources(tmp_path: Path) -> Path:
     pytest.importorskip("setuptools", reason="needs setuptools, as every build does")
     shutil.copy(REPOSITORY / "setup.py", tmp_path)
-    shutil.copytree(REPOSITORY / "src/dragoman/fast/native", tmp_path / "src/dragoman/fast/native")
+    shutil.copytree(REPOSITORY / NATIVE, tmp_path / NATIVE)
     return tmp_path
 
 
@@ -119,8 +168,8 @@ def test_no_compiler_is_no_failed_installation(sources: Path) -> None:
 
 
 def test_a_source_that_no_compiler_takes_is_no_failed_installation(sources: Path) -> None:
-    first = min((sources / "src/dragoman/fast/native").glob("*.cpp"))
-    first.write_text("#error this compiler is too old\n")
+    for folder in (sources / NATIVE, sources / NATIVE / "cpu"):
+        min(folder.glob("*.cpp")).write_text("#error this compiler is too old\n")
     done = build(sources)
 
     assert done.returncode == 0, done.stderr
@@ -128,13 +177,13 @@ def test_a_source_that_no_compiler_takes_is_no_failed_installation(sources: Path
 
 
 @pytest.mark.slow
-def test_with_a_compiler_there_are_two_builds(sources: Path) -> None:
+def test_with_a_compiler_there_are_two_builds_and_the_check_of_the_processor(sources: Path) -> None:
     if shutil.which("g++") is None:
         pytest.skip("no g++ on this machine to build the core with")
     done = build(sources)
 
     assert done.returncode == 0, done.stderr
-    assert {path.name.split(".")[0] for path in sources.rglob("*.so")} == {"_avx512", "_avx2"}
+    assert {path.name.split(".")[0] for path in sources.rglob("*.so")} == {"_cpu", "_avx512", "_avx2"}
 
 
 # ------------------------------------------------------------------------------------------------------- the plain path

@@ -17,16 +17,18 @@ from typing import Any
 
 from dragoman.data.ids import BOS, EOS, PAD
 from dragoman.errors import DragomanError, UsageError
+from dragoman.fast.cores import usable_cores
 from dragoman.fast.native import load_native, missing
 from dragoman.search.hypothesis import Hypothesis
 from dragoman.search.settings import SearchSettings
 
-__all__ = ["Engine", "usable_cores"]
+__all__ = ["Engine", "Usage", "usable_cores"]
 
 _SMALL = 32 << 20
 """Bytes of a packed model whose weights stay in a cache from step to step."""
 _MEMORY = 1 << 30
-"""Bytes that the keys and values of a search may take."""
+"""Bytes that the keys, values and shortlists of a search may take."""
+_NO_LIMIT = (1 << 63) - 1
 _QUICK = 512
 """Tokens at most of a search that is done before a person could press Ctrl-C."""
 _ERROR_ROOM = 512
@@ -38,7 +40,21 @@ class _Settings(ctypes.Structure):
         *[(name, ctypes.c_int32) for name in ("beam", "nbest", "min_length", "no_repeat_ngram")],
         *[(name, ctypes.c_int32) for name in ("bos", "eos", "pad", "rows", "threads")],
         ("alpha", ctypes.c_double),
+        *[(name, ctypes.c_int64) for name in ("source_tokens", "memory")],
     ]
+
+
+class Usage(ctypes.Structure):
+    """The most that a search had at work at once in any of its threads.
+
+    rows: hypotheses.  source_tokens: tokens of their sources, counted for every row.  bytes: keys, values and
+    shortlists.
+    """
+
+    _fields_ = [(name, ctypes.c_int64) for name in ("rows", "source_tokens", "bytes")]
+    rows: int
+    source_tokens: int
+    bytes: int
 
 
 class _Ragged(ctypes.Structure):
@@ -55,14 +71,8 @@ class _Request(ctypes.Structure):
         ("shortlists", _Ragged),
         ("limits", ctypes.c_void_p),
         ("attention", ctypes.c_void_p),
+        ("usage", ctypes.c_void_p),
     ]
-
-
-def usable_cores() -> int:
-    """Cores that this process may use; fewer where OMP_NUM_THREADS says so."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    return min(cores, int(asked)) if asked.isdigit() and int(asked) else cores
 
 
 class Engine:
@@ -92,14 +102,24 @@ class Engine:
         if getattr(self, "_model", None):
             self._library.dragoman_close(self._model)
 
+    @property
+    def content(self) -> memoryview:
+        """The bytes that were read from the file, valid as long as the engine is."""
+        size = ctypes.c_int64()
+        start = self._library.dragoman_content(self._model, ctypes.addressof(size))
+        return memoryview((ctypes.c_char * size.value).from_address(start)).toreadonly()
+
     def begin(self, threads: int, rows: int, target: int, sentences: int, source: int) -> int:
-        """A session for steps (`EngineStepper`), to be closed with `end`: rows for targets and sources so long."""
-        session = ctypes.c_void_p()
+        """A session for steps (`EngineStepper`), to be closed with `end`: rows for targets and sources so long.
+
+        One thread at a time may use a session: a call during another thread's call raises UsageError.
+        """
+        session = ctypes.c_int64()
         self.call("begin", self._model, threads, rows, target, sentences, source, ctypes.byref(session))
-        return session.value or 0
+        return session.value
 
     def end(self, session: int) -> None:
-        """Close what `begin` opened."""
+        """Close what `begin` opened; a call that is still at work is finished first."""
         self._library.dragoman_end(session)
 
     def call(self, name: str, *arguments: Any) -> None:
@@ -118,12 +138,16 @@ class Engine:
         memory: int = _MEMORY,
         attention: array[float] | None = None,
         shortlists: Sequence[Sequence[int]] | None = None,
+        source_tokens: int = _NO_LIMIT,
+        usage: Usage | None = None,
     ) -> list[list[Hypothesis]]:
         """B lists of `settings.nbest` hypotheses, best first.
 
         sources: ids with the end of sentence, empty for a model without encoder.  limits: target tokens at most, the
         end included.  prefixes: how each target begins.  rows: at work at once in a thread, by default `self.rows`,
-        and fewer where `memory`, in bytes for all threads, does not hold their keys, values and shortlists.  attention:
+        and fewer while the sources of these rows have more than `source_tokens` tokens, or where `memory`, in bytes for
+        all threads, does not hold their keys, values and shortlists; each row counts with its own lengths, and one
+        sentence is always at work.  usage: is set to what these came to.  attention:
         with beam 1, zeros to which the mean weights of the cross-attention are added, limit * source of each sentence,
         one behind the other.  shortlists: the target ids that each sentence may use, ascending, the end and its prefix
         among them; probabilities are then those among these words.  Raises UsageError with everything that cannot be,
@@ -138,22 +162,20 @@ class Engine:
                 raise UsageError(f"attention: must be an array of {wanted} numbers of type f")
         if not sources:
             return []
-        listed = max(map(len, shortlists), default=0) if shortlists is not None else 0
-        longest = self._library.dragoman_row_bytes(self._model, max(limits), max(map(len, sources)), listed)
-        fitting = max(settings.beam, min(rows, memory // (longest * threads)))
         rooms = array("i", limits)
         rows_of = [_ragged(sources), _ragged(begins), _ragged(shortlists)]
         request = _Request(
             _Settings(
                 settings.beam, settings.nbest, settings.min_length, settings.no_repeat_ngram,
-                BOS, EOS, PAD, fitting, threads, settings.alpha,
+                BOS, EOS, PAD, max(settings.beam, rows), threads, settings.alpha, source_tokens, memory,
             ),
             len(sources),
             *(_Ragged(*map(_at, pair)) for pair in rows_of),
             _at(rooms),
             _at(attention),
+            None if usage is None else ctypes.addressof(usage),
         )  # fmt: skip
-        request.arrays = *rows_of, rooms, attention  # it has their addresses only
+        request.arrays = *rows_of, rooms, attention, usage  # it has their addresses only
         return self._run(request, rooms, settings.nbest)
 
     def _check(

@@ -1,7 +1,8 @@
 """From a model folder to whatever translates it fastest here: the engine where it can, the plain path for all else.
 
-A packed model is kept in the model folder as `packed/<precision>.bin`, with a `.json` that says which weights it was
-made of and what its own sha256 is.  It is made once, by the first who loads the model.
+A packed model is kept in the model folder as `packed/<precision>.bin`, with a `.json` that records everything it was
+made from (weights, architecture, vocabulary sizes, positions, version) and its own sha256.  It is made by the first
+process that loads the model, and again whenever one of these has changed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import dragoman
 from dragoman.config import Config
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.data.vocabulary import load_vocabulary
@@ -44,6 +46,10 @@ EngineChoice = Literal["auto", "plain", "fast"]
 POSITIONS = 1024
 """Longest source and target of a packed model, or twice the longest that the model was trained on."""
 PRECISIONS: dict[str, Precision] = {"auto": "int8", "int8": "int8", "bf16": "bfloat16", "none": "float32"}
+
+
+_LARGEST_RECORD = 1 << 20
+"""Bytes at most of the `.json` beside a packed model."""
 
 
 class Unpacked(DragomanError):
@@ -168,7 +174,7 @@ def _fast(
     vocabulary = load_vocabulary(folder)
     if config.data.kind != kind or not isinstance(vocabulary, Tokenizer):
         raise wrong_model(path, config, lack)
-    engine = _engine(folder, precision, meta["sha256"]["model.safetensors"])
+    engine = _engine(folder, _origin(precision, meta, config, vocabulary))
 
     def plain() -> Searcher:
         return _plain(folder, kind, lack, "cpu", "the engine has handed over")[0]
@@ -176,44 +182,73 @@ def _fast(
     return FastSearcher(engine, precision, threads, plain), vocabulary, config
 
 
-def _engine(folder: Path, precision: Precision, weights: str) -> Engine:
-    """Of the packed model, which is made where it is missing, stale or damaged; weights: the sha256 it must be of."""
-    packed = folder / "packed" / f"{precision}.bin"
-    if _is_good(packed, weights):
-        return Engine(packed)
+def _origin(precision: Precision, meta: dict[str, Any], config: Config, vocabulary: Tokenizer) -> dict[str, Any]:
+    """All that a packed model is made from; two that agree in this are the same."""
+    return {
+        "version": VERSION,
+        "package_version": dragoman.__version__,
+        "precision": precision,
+        "weights": meta["sha256"]["model.safetensors"],
+        "model": config.model.model_dump(mode="json"),
+        "source_size": vocabulary.source_size,
+        "target_size": vocabulary.target_size,
+        "shared": vocabulary.shared,
+        "positions": max(POSITIONS, 2 * config.data.max_tokens),
+    }
+
+
+def _engine(folder: Path, origin: dict[str, Any]) -> Engine:
+    """The engine of the packed model, which is made where it is missing, outdated or damaged."""
+    packed = folder / "packed" / f"{origin['precision']}.bin"
+    engine = _kept(packed, origin)
+    if engine is not None:
+        return engine
     try:
         packed.parent.mkdir(exist_ok=True)
-        return _pack(folder, packed, precision, weights)
-    except (OSError, TrainingError):  # a folder that is only to be read, or a full disk: then for this process only
-        with tempfile.TemporaryDirectory(prefix="dragoman-") as place:
-            return _pack(folder, Path(place) / packed.name, precision, weights)
+        return _pack(folder, packed, origin)
+    except (OSError, TrainingError):  # a read-only folder, or a full disk: pack for this process only
+        try:
+            with tempfile.TemporaryDirectory(prefix="dragoman-") as place:
+                return _pack(folder, Path(place) / packed.name, origin)
+        except (OSError, TrainingError) as error:
+            raise Unpacked(
+                f"the packed model can be written neither to {packed.parent} nor to a temporary folder ({error}); "
+                "make room there, or set TMPDIR to a folder with room"
+            ) from None
 
 
-def _is_good(packed: Path, weights: str) -> bool:
+def _kept(packed: Path, origin: dict[str, Any]) -> Engine | None:
+    """The engine of a packed file that was made from `origin` and is undamaged, else None.
+
+    The sha256 is that of the bytes which the engine has read, so that a file that changes meanwhile is noticed.
+    """
+    record = packed.with_suffix(".json")
     try:
-        about = json.loads(packed.with_suffix(".json").read_text(encoding="utf-8"))
-        with packed.open("rb") as file:
-            return bool(about == _about(weights, hashlib.file_digest(file, "sha256").hexdigest()))
-    except (OSError, ValueError):
-        return False
+        if not record.is_file() or record.stat().st_size > _LARGEST_RECORD:
+            return None
+        about = json.loads(record.read_text(encoding="utf-8"))
+        if not isinstance(about, dict) or about | origin != about:
+            return None
+        engine = Engine(packed)
+    except (OSError, ValueError, RecursionError, DragomanError):
+        return None
+    undamaged = hashlib.sha256(engine.content).hexdigest() == about.get("sha256")
+    sizes = {"target_size": engine.target_size} | ({"source_size": engine.source_size} if engine.encodes else {})
+    return engine if undamaged and origin | sizes == origin else None
 
 
-def _about(weights: str, packed: str) -> dict[str, Any]:
-    return {"version": VERSION, "weights": weights, "sha256": packed}
-
-
-def _pack(folder: Path, packed: Path, precision: Precision, weights: str) -> Engine:
+def _pack(folder: Path, packed: Path, origin: dict[str, Any]) -> Engine:
     from dragoman.fast.pack import pack, unsupported
 
-    network, _, config = load_network(folder)
+    network, _, _ = load_network(folder)
     reasons = unsupported(network)
     if reasons:
         raise Unpacked("the native engine does not have it: " + "; ".join(reasons))
-    pack(network, packed, precision, max(POSITIONS, 2 * config.data.max_tokens))
-    with packed.open("rb") as file:
-        about = _about(weights, hashlib.file_digest(file, "sha256").hexdigest())
-    write_file(packed.with_suffix(".json"), json.dumps(about, indent=1).encode())
+    pack(network, packed, origin["precision"], origin["positions"])
     try:
-        return Engine(packed)
+        engine = Engine(packed)
     except DragomanError as error:
         raise Unpacked(str(error)) from None
+    about = origin | {"sha256": hashlib.sha256(engine.content).hexdigest()}
+    write_file(packed.with_suffix(".json"), json.dumps(about, indent=1).encode())
+    return engine

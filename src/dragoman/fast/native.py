@@ -1,4 +1,8 @@
-"""The native core, loaded where it was built and the processor has its instructions; else the reason why not."""
+"""The native core, loaded where it was built and the processor has its instructions; else the reason why not.
+
+A build with vector instructions may use them as soon as it is loaded (static initialisers), so the processor is asked
+before: by `_cpu`, a library of one function that is compiled for every x86-64 processor.
+"""
 
 from __future__ import annotations
 
@@ -38,15 +42,27 @@ def _found() -> tuple[Native | None, str]:
         return None, "it was not built when Dragoman was installed; install a C++ compiler (g++) and Dragoman again"
     problems = []
     for name, path in built:
+        reason = _lacking(here, name, path)
+        if reason:
+            problems.append(reason)
+            continue
         try:
-            library = _declared(ctypes.CDLL(str(path)))
+            return Native(name, _declared(ctypes.CDLL(str(path)))), ""
         except (OSError, AttributeError) as error:
             problems.append(f"{path.name} cannot be loaded ({error}); install Dragoman again")
-            continue
-        if library.dragoman_supported():
-            return Native(name, library), ""
-        problems.append(f"this processor lacks instructions of {path.name}")
     return None, "; ".join(problems)
+
+
+def _lacking(here: Path, name: str, path: Path) -> str:
+    """Why this processor cannot run a build, found without loading it; "" where it can."""
+    checks = sorted(here.glob("_cpu.*"))
+    if not checks:
+        return f"{path.name} has no _cpu library beside it to check the processor; install Dragoman again"
+    try:
+        runs = ctypes.CDLL(str(checks[0])).dragoman_runs(name.encode())
+    except (OSError, AttributeError) as error:
+        return f"{checks[0].name} cannot be loaded ({error}); install Dragoman again"
+    return "" if runs else f"this processor lacks instructions of {path.name}"
 
 
 def load_native() -> Native | None:
@@ -60,21 +76,20 @@ def missing() -> str:
 
 
 def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
-    pointer, whole, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
+    pointer, whole, long, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_char_p
     signatures = {
-        "supported": (whole, []),
         "bfloat16": (whole, []),
         "open": (pointer, [text, text]),
         "close": (None, [pointer]),
         "sizes": (None, [pointer, pointer]),
-        "row_bytes": (ctypes.c_int64, [pointer, whole, whole, whole]),
+        "content": (pointer, [pointer, pointer]),
         "search": (whole, [pointer] * 9 + [text]),
         "begin": (whole, [pointer, whole, whole, whole, whole, whole, pointer, text]),
-        "end": (None, [pointer]),
-        "encode": (whole, [pointer, pointer, pointer, pointer, whole, text]),
-        "step": (whole, [pointer, pointer, whole, pointer, text]),
-        "copy": (whole, [pointer, whole, whole, whole, text]),
-        "bytes": (ctypes.c_int64, [pointer]),
+        "end": (None, [long]),
+        "encode": (whole, [long, pointer, pointer, pointer, whole, text]),
+        "step": (whole, [long, pointer, whole, pointer, text]),
+        "copy": (whole, [long, whole, whole, whole, text]),
+        "bytes": (long, [long]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, f"dragoman_{name}")

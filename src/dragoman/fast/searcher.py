@@ -85,11 +85,12 @@ class FastSearcher(Searcher):
         self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int
     ) -> list[list[Hypothesis]]:
         limits = [settings.limit(len(s), len(p)) for s, p in zip(sources, prefixes, strict=True)]
-        rows = max(settings.beam, min(self.engine.rows, batch_tokens // max(1, *map(len, sources))))
         lists = None
         if self.shortlist is not None:
             lists = [self.shortlist.of(s, p) for s, p in zip(sources, prefixes, strict=True)]
-        return self.engine.search(sources, limits, settings, prefixes, self.threads, rows, shortlists=lists)
+        return self.engine.search(
+            sources, limits, settings, prefixes, self.threads, shortlists=lists, source_tokens=batch_tokens
+        )
 
     def _drawn(
         self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -107,7 +109,7 @@ struct Opened {
 
 const Model& model_of(const void* opened) { return static_cast<const Opened*>(opened)->model; }
 
-// A model at work for a search written elsewhere: it keeps what the rows are allowed to be.
+// A model at work for a search written elsewhere: it keeps what the rows are allowed to be.  One call at a time uses it.
 struct Session {
   Session(const Model& m, int threads) : model(m), team(threads), worker(m, team) {}
   const Model& model;
@@ -115,8 +117,53 @@ struct Session {
   Worker worker;
   int slots = 0, capacity = 0, sentences = 0, source = 0;
   std::vector<char> known;
+  std::mutex in_use;
   const int process = getpid();
 };
+
+// The open sessions by number.  A caller has the number only, so that one that was ended cannot be used again.
+class Sessions {
+ public:
+  int64_t add(std::shared_ptr<Session> session) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    open_[++last_] = std::move(session);
+    return last_;
+  }
+  std::shared_ptr<Session> at(int64_t number) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = open_.find(number);
+    return found == open_.end() ? nullptr : found->second;
+  }
+  std::shared_ptr<Session> remove(int64_t number) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = open_.find(number);
+    if (found == open_.end()) return nullptr;
+    std::shared_ptr<Session> session = std::move(found->second);
+    open_.erase(found);
+    return session;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<int64_t, std::shared_ptr<Session>> open_;
+  int64_t last_ = 0;
+};
+
+// Never destroyed: at the end of a forked process the threads of its sessions are not there to be joined.
+Sessions& sessions() {
+  static Sessions* const all = new Sessions;
+  return *all;
+}
+
+// f(session), alone; refuses a session that is not open or that another thread uses.
+template <typename F>
+void with_session(int64_t number, const F& f) {
+  const std::shared_ptr<Session> session = sessions().at(number);
+  if (session == nullptr) refuse("session " + std::to_string(number) + " is not open");
+  const std::unique_lock<std::mutex> alone(session->in_use, std::try_to_lock);
+  if (!alone.owns_lock()) refuse("this session is in use by another thread; give each thread a session of its own");
+  f(*session);
+}
 
 }  // namespace
 
@@ -155,44 +202,44 @@ int dragoman_search(void* model, const Request* request, const int32_t* stop, in
   });
 }
 
-// Sizes that a caller needs: words of the source and of the target, positions, whether there is an encoder, and the bytes
-// that one row of a search needs for its keys and values, with such lengths, and for a shortlist of so many words.
+// Sizes that a caller needs: words of the source and of the target, positions, and whether there is an encoder.
 void dragoman_sizes(const void* model, int32_t* four) {
   const Header& h = model_of(model).sizes();
   four[0] = h.src_vocab, four[1] = h.tgt_vocab, four[2] = h.max_positions, four[3] = h.encoder_layers > 0;
 }
 
-int64_t dragoman_row_bytes(const void* model, int32_t target, int32_t source, int32_t listed) {
-  const Model& m = model_of(model);
-  const Header& h = m.sizes();
-  const int64_t a_position = int64_t{2} * h.decoder_layers * h.n_kv_heads * h.d_head * (h.half != 0 ? 2 : 4);
-  return a_position * (int64_t{target} + (h.encoder_layers > 0 ? source : 0) + 2 * LANES) + static_cast<int64_t>(Shortlist::bytes(m.output, listed));
+// The bytes of the file that the model was read from, as long as the model is open.
+const char* dragoman_content(const void* model, int64_t* bytes) {
+  const Content& file = model_of(model).file();
+  *bytes = static_cast<int64_t>(file.bytes());
+  return file.data();
 }
 
-int dragoman_begin(const void* model, int threads, int slots, int capacity, int sentences, int source, void** session, char* error) {
+// A session: rows for a search written elsewhere.  Each belongs to one thread at a time; the number is never used again.
+int dragoman_begin(const void* model, int threads, int slots, int capacity, int sentences, int source, int64_t* session, char* error) {
   return guarded(error, [&] {
     const Model& m = model_of(model);
     require(threads >= 1 && threads <= 1024 && slots >= 1 && slots <= 1 << 16 && sentences >= 1 && sentences <= 1 << 16,
             "threads must be 1 to 1024, slots and sentences 1 to 65536");
     require(capacity >= 1 && capacity <= m.sizes().max_positions && source >= 0 && source <= m.sizes().max_positions,
             "a length of 0, or beyond the positions of the packed model");
-    auto made = std::make_unique<Session>(m, threads);
+    auto made = std::make_shared<Session>(m, threads);
     made->slots = slots, made->capacity = capacity, made->sentences = sentences, made->source = source;
     made->known.assign(static_cast<size_t>(sentences), m.sizes().encoder_layers == 0);
-    made->worker.reserve(slots, capacity, sentences, std::max(source, 1));
-    *session = made.release();
+    made->worker.reserve(std::vector<int>(static_cast<size_t>(slots), capacity), std::vector<int>(static_cast<size_t>(sentences), source));
+    *session = sessions().add(std::move(made));
   });
 }
 
-// A forked process has the sessions of its parent, but not their threads: they cannot be sent away.
-void dragoman_end(void* session) {
-  auto* const s = static_cast<Session*>(session);
-  if (s != nullptr && s->process == getpid()) delete s;
+// A call that is still at work keeps the session until it is done.  A forked process has the sessions of its parent, but not
+// their threads: they cannot be joined.
+void dragoman_end(int64_t session) {
+  std::shared_ptr<Session> ended = sessions().remove(session);
+  if (ended != nullptr && ended->process != getpid()) new std::shared_ptr<Session>(std::move(ended));
 }
 
-int dragoman_encode(void* session, const int32_t* tokens, const int32_t* lengths, const int32_t* places, int count, char* error) {
-  return guarded(error, [&] {
-    Session& s = *static_cast<Session*>(session);
+int dragoman_encode(int64_t session, const int32_t* tokens, const int32_t* lengths, const int32_t* places, int count, char* error) {
+  return guarded(error, [&] { with_session(session, [&](Session& s) {
     const Header& h = s.model.sizes();
     require(h.encoder_layers > 0, "a model without an encoder");
     int64_t total = 0;
@@ -204,13 +251,12 @@ int dragoman_encode(void* session, const int32_t* tokens, const int32_t* lengths
     check_ids(tokens, total, h.src_vocab, "source");
     s.worker.encode(tokens, lengths, places, count);
     for (int i = 0; i < count; ++i) s.known[static_cast<size_t>(places[i])] = 1;
-  });
+  }); });
 }
 
 // four: (count, 4) token, position, slot and sentence of each row.  log_probs: (count, tgt_vocab).
-int dragoman_step(void* session, const int32_t* four, int count, float* log_probs, char* error) {
-  return guarded(error, [&] {
-    Session& s = *static_cast<Session*>(session);
+int dragoman_step(int64_t session, const int32_t* four, int count, float* log_probs, char* error) {
+  return guarded(error, [&] { with_session(session, [&](Session& s) {
     require(count >= 1 && count <= s.slots, "a step of no rows, or of more than there are slots");
     std::vector<Row> rows;
     std::vector<char> taken(static_cast<size_t>(s.slots), 0);
@@ -225,30 +271,25 @@ int dragoman_step(void* session, const int32_t* four, int count, float* log_prob
     }
     s.worker.step(rows.data(), count);
     all_words(s.worker, log_probs);
-  });
+  }); });
 }
 
-int dragoman_copy(void* session, int from, int to, int length, char* error) {
-  return guarded(error, [&] {
-    Session& s = *static_cast<Session*>(session);
+int dragoman_copy(int64_t session, int from, int to, int length, char* error) {
+  return guarded(error, [&] { with_session(session, [&](Session& s) {
     require(from >= 0 && from < s.slots && to >= 0 && to < s.slots && length >= 0 && length <= s.capacity, "a copy outside of what was announced");
     if (from != to) s.worker.copy(from, to, length);
-  });
+  }); });
 }
 
-int64_t dragoman_bytes(const void* session) { return static_cast<int64_t>(static_cast<const Session*>(session)->worker.bytes()); }
+// Memory of a session, 0 where it is not open.
+int64_t dragoman_bytes(int64_t session) {
+  const std::shared_ptr<Session> open = sessions().at(session);
+  if (open == nullptr) return 0;
+  const std::lock_guard<std::mutex> alone(open->in_use);
+  return static_cast<int64_t>(open->worker.bytes());
+}
 
 // Whether a model may be packed in bfloat16.
 int dragoman_bfloat16() { return has_bfloat16(); }
-
-// Whether this build's instructions are there.
-int dragoman_supported() {
-#if defined(__AVX512F__)
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vnni");
-#else
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-#endif
-}
 
 }  // extern "C"

@@ -107,11 +107,22 @@ float attend_to(const T* keys, const T* values, std::ptrdiff_t ahead, const floa
 
 }  // namespace
 
-void Cache::reserve(int rows, int layers, int heads, int length, int d_head) {
+int64_t Cache::bytes_of(int length, int layers, int heads, int d_head, bool half) {
+  const int64_t numbers = int64_t{(length + LANES - 1) / LANES * LANES} * d_head * heads * layers;
+  return 2 * numbers * static_cast<int64_t>(half ? sizeof(uint16_t) : sizeof(float));
+}
+
+void Cache::reserve(const std::vector<int>& lengths, int layers, int heads, int d_head) {
+  constexpr size_t MOST = size_t{1} << 46;  // more than any machine has; what is added stays far below 2^64
   layers_ = layers, heads_ = heads, d_head_ = d_head;
-  a_head_ = static_cast<size_t>((length + LANES - 1) / LANES * LANES) * d_head;
-  a_layer_ = a_head_ * heads, a_row_ = a_layer_ * layers;
-  keys_.of(a_row_ * rows * size()), values_.of(a_row_ * rows * size());
+  sequences_.clear();
+  size_t total = 0;
+  for (const int length : lengths) {
+    sequences_.push_back({total, static_cast<size_t>((length + LANES - 1) / LANES * LANES) * static_cast<size_t>(d_head)});
+    total += sequences_.back().a_head * static_cast<size_t>(heads) * static_cast<size_t>(layers);
+    if (total > MOST) throw std::bad_alloc();
+  }
+  keys_.of(total * size()), values_.of(total * size());
 }
 
 void Cache::append(size_t at, const float* key, const float* value, int position) {

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "room.h"
 
@@ -18,10 +19,15 @@ class Cache {
  public:
   explicit Cache(bool half) : half_(half) {}
 
-  // Room for `rows` sequences of at most `length` positions.
-  void reserve(int rows, int layers, int heads, int length, int d_head);
+  // Room for a sequence of each of these lengths.
+  void reserve(const std::vector<int>& lengths, int layers, int heads, int d_head);
+  // Bytes of a sequence of so many positions.
+  static int64_t bytes_of(int length, int layers, int heads, int d_head, bool half);
   // Numbers from the start to one head of one layer of one sequence.
-  size_t at(int row, int layer, int head) const { return row * a_row_ + layer * a_layer_ + head * a_head_; }
+  size_t at(int row, int layer, int head) const {
+    const Sequence& s = sequences_[static_cast<size_t>(row)];
+    return s.begin + static_cast<size_t>(layer * heads_ + head) * s.a_head;
+  }
   void append(size_t at, const float* key, const float* value, int position);
   // softmax(q K^T scale + bias) V over `count` positions; `scores` has room for them, rounded up to 16, and holds the
   // weights afterwards, to be multiplied by what is returned.  bias: one number a position, or none.  next: what comes
@@ -32,9 +38,10 @@ class Cache {
   void lend() { keys_.lend(), values_.lend(); }
   size_t used() const { return keys_.used() + values_.used(); }
   size_t bytes() const { return keys_.bytes() + values_.bytes(); }
-  size_t row_bytes() const { return 2 * a_row_ * size(); }
 
  private:
+  // Where a sequence begins, and the numbers of one of its heads.
+  struct Sequence { size_t begin, a_head; };
   size_t size() const { return half_ ? sizeof(uint16_t) : sizeof(float); }
   template <typename T>
   T* keys() const { return reinterpret_cast<T*>(keys_.get()); }
@@ -43,7 +50,7 @@ class Cache {
 
   bool half_;
   int layers_ = 0, heads_ = 0, d_head_ = 0;
-  size_t a_head_ = 0, a_layer_ = 0, a_row_ = 0;
+  std::vector<Sequence> sequences_;
   Room<char> keys_, values_;
 };
 

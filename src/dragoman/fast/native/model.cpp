@@ -1,7 +1,6 @@
 #include "model.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -17,25 +16,15 @@ class Reader {
  public:
   explicit Reader(Model& model) : model_(model), file_(model.file_), place_((sizeof(Header) + 63) / 64 * 64) {}
 
-  // What a sentence needs some rows of: as it lies in the file.
-  const float* table(int64_t count) { return reinterpret_cast<const float*>(some(static_cast<size_t>(count) * sizeof(float))); }
-  const void* embedding(int vocab) {
-    const Header& h = model_.sizes();
-    return some(static_cast<size_t>(vocab) * static_cast<size_t>(h.d_model) * (h.half != 0 ? sizeof(uint16_t) : sizeof(float)));
-  }
-
-  // All that follows is read with `numbers`.
-  void copy_the_rest() {
-    if (place_ > file_.bytes()) throw std::runtime_error("it ends in the middle of its tables");
-    from_ = place_, copy_ = model_.weights_.of(file_.bytes() - place_);
-  }
-
-  // What a step reads from front to back: copied.
   template <typename T>
   const T* numbers(int64_t count) {
-    const size_t bytes = static_cast<size_t>(count) * sizeof(T), at = advance(bytes);
-    file_.read(copy_ + at - from_, at, bytes);
-    return reinterpret_cast<const T*>(copy_ + at - from_);
+    return reinterpret_cast<const T*>(file_.data() + advance(static_cast<size_t>(count) * sizeof(T)));
+  }
+
+  const void* embedding(int vocab) {
+    const Header& h = model_.sizes();
+    const int64_t count = int64_t{vocab} * h.d_model;
+    return h.half != 0 ? static_cast<const void*>(numbers<uint16_t>(count)) : numbers<float>(count);
   }
 
   // out, in, kind of numbers, 1 = with bias; then the weights.
@@ -87,8 +76,8 @@ class Reader {
 
   void positions(Stack& s) {
     const Header& h = model_.sizes();
-    if (h.position == added) s.positions = table(static_cast<int64_t>(h.max_positions) * h.d_model);
-    if (h.position == distances) s.bias = table(static_cast<int64_t>(h.n_heads) * (2 * h.max_positions - 1));
+    if (h.position == added) s.positions = numbers<float>(static_cast<int64_t>(h.max_positions) * h.d_model);
+    if (h.position == distances) s.bias = numbers<float>(static_cast<int64_t>(h.n_heads) * (2 * h.max_positions - 1));
   }
 
   void stack(Stack& s, int layers, bool cross) {
@@ -109,12 +98,9 @@ class Reader {
     return at;
   }
 
-  const char* some(size_t bytes) { return file_.data() + advance(bytes); }
-
   Model& model_;
-  const MappedFile& file_;
-  char* copy_ = nullptr;
-  size_t from_ = 0, place_;
+  const Content& file_;
+  size_t place_;
 };
 
 // Every size is in bounds in which no product of two of them leaves 64 bits.
@@ -134,34 +120,32 @@ void Model::check() const {
   if (!good) throw std::runtime_error("its sizes cannot be");
 }
 
-// O_NONBLOCK: whoever opens a pipe would wait for somebody to write into it.
-MappedFile::MappedFile(const std::string& path) : file_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
-  struct stat about;
-  const bool there = file_ >= 0 && fstat(file_, &about) == 0;
-  const std::string why = there ? "not a packed model; remove it, and it is packed again" : std::strerror(errno);
-  void* mapped = MAP_FAILED;
-  if (there && S_ISREG(about.st_mode) && about.st_size >= static_cast<off_t>(sizeof(Header))) {
-    bytes_ = static_cast<size_t>(about.st_size);
-    mapped = mmap(nullptr, bytes_, PROT_READ, MAP_PRIVATE, file_, 0);
-  }
-  if (mapped == MAP_FAILED) {
-    if (file_ >= 0) close(file_);
+// O_NONBLOCK: opening a pipe would otherwise wait for somebody to write into it.
+Content::Content(const std::string& path) {
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  const auto fail = [&](const std::string& why) {
+    if (file >= 0) close(file);
     throw std::runtime_error(path + ": " + why);
-  }
-  data_ = static_cast<const char*>(mapped);
-}
-
-MappedFile::~MappedFile() {
-  munmap(const_cast<char*>(data_), bytes_);
-  close(file_);
-}
-
-void MappedFile::read(char* to, size_t from, size_t bytes) const {
-  for (size_t done = 0; done < bytes;) {
-    const ssize_t got = pread(file_, to + done, bytes - done, static_cast<off_t>(from + done));
-    if (got <= 0) throw std::runtime_error("it cannot be read: " + std::string(got < 0 ? std::strerror(errno) : "it has become shorter"));
+  };
+  struct stat about;
+  if (file < 0 || fstat(file, &about) != 0) fail(std::strerror(errno));
+  if (!S_ISREG(about.st_mode) || about.st_size < static_cast<off_t>(sizeof(Header))) fail("not a packed model; remove it, and it is packed again");
+  bytes_ = static_cast<size_t>(about.st_size);
+  char* const to = [&] {
+    try {
+      return room_.of(bytes_);
+    } catch (...) {
+      close(file);
+      throw;
+    }
+  }();
+  for (size_t done = 0; done < bytes_;) {
+    const ssize_t got = pread(file, to + done, bytes_ - done, static_cast<off_t>(done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) fail("it cannot be read: " + std::string(got < 0 ? std::strerror(errno) : "it became shorter while it was read"));
     done += static_cast<size_t>(got);
   }
+  close(file);
 }
 
 Model::Model(const std::string& path) : file_(path) {
@@ -175,11 +159,10 @@ Model::Model(const std::string& path) : file_(path) {
     decoder.embedding = cross && h.shared_embedding != 0 ? encoder.embedding : reader.embedding(h.tgt_vocab);
     if (h.position == rotary) {
       const int64_t count = static_cast<int64_t>(h.max_positions) * (h.rotated / 2);
-      cosines = reader.table(count), sines = reader.table(count);
+      cosines = reader.numbers<float>(count), sines = reader.numbers<float>(count);
     }
     if (cross) reader.positions(encoder);
     reader.positions(decoder);
-    reader.copy_the_rest();
     if (cross) reader.stack(encoder, h.encoder_layers, false);
     reader.stack(decoder, h.decoder_layers, cross);
     output = reader.matrix(padded(h.tgt_vocab), h.d_model);

@@ -1,5 +1,5 @@
-// A packed model: one file that many workers read at once.  Tables of which a sentence needs a few rows (embeddings,
-// positions) are mapped; what every step reads as a whole (weights) is copied into huge pages, which makes it faster.
+// A packed model: one file, read once into memory of the process, that many workers use at once.  It is not mapped: a file
+// that is truncated while it is mapped ends the process with SIGBUS.  Huge pages make a step faster.
 #pragma once
 
 #include <cstddef>
@@ -48,21 +48,16 @@ struct Stack {
   Norm final_norm;
 };
 
-// A file that is only read, and the same bytes as memory.
-class MappedFile {
+// The bytes of a file, in memory of this process.
+class Content {
  public:
-  explicit MappedFile(const std::string& path);  // throws std::runtime_error
-  ~MappedFile();
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
+  explicit Content(const std::string& path);  // throws std::runtime_error
 
-  const char* data() const { return data_; }
+  const char* data() const { return room_.get(); }
   size_t bytes() const { return bytes_; }
-  void read(char* to, size_t from, size_t bytes) const;  // throws std::runtime_error
 
  private:
-  int file_ = -1;
-  const char* data_ = nullptr;
+  Room<char, true> room_;
   size_t bytes_ = 0;
 };
 
@@ -76,6 +71,7 @@ class Model {
   const float* sines = nullptr;
   Matrix output;
 
+  const Content& file() const { return file_; }
   Numbers numbers() const { return output.kind; }
   // Outputs of the fused products.
   int queries_width() const { return padded(header_.n_heads * header_.d_head); }
@@ -86,9 +82,8 @@ class Model {
  private:
   friend class Reader;
   void check() const;
-  MappedFile file_;
+  Content file_;
   Header header_{};
-  Room<char, true> weights_;  // the copy of what follows the tables
 };
 
 }  // namespace dragoman

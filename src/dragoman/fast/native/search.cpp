@@ -1,7 +1,6 @@
 #include "search.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <exception>
 #include <limits>
@@ -42,37 +41,90 @@ struct Active {
   std::vector<Beam> beams;
 };
 
-// The sentences not yet begun, longest first: what is short fills the gaps at the end.
-class Queue {
+int64_t length_of(const Ragged& rows, int row) { return rows.offsets[row + 1] - rows.offsets[row]; }
+
+// What sentences take while they are at work.
+Usage& operator+=(Usage& a, const Usage& b) {
+  a.rows += b.rows, a.source_tokens += b.source_tokens, a.bytes += b.bytes;
+  return a;
+}
+Usage& operator-=(Usage& a, const Usage& b) { return a += {-b.rows, -b.source_tokens, -b.bytes}; }
+
+// The sentences, what each of them takes, and the places that a worker needs for them.  The largest come first: what is
+// short fills the gaps at the end.
+class Plan {
  public:
-  explicit Queue(const Request& request) : order_(static_cast<size_t>(request.count)) {
+  Plan(const Model& model, const Request& request, int workers)
+      : most_{request.settings.rows, request.settings.source_tokens, request.settings.memory / workers}, order_(static_cast<size_t>(request.count)) {
+    const Settings& s = request.settings;
+    for (int i = 0; i < request.count; ++i) {
+      const int source = static_cast<int>(length_of(request.sources, i));
+      const int list = request.shortlists.offsets == nullptr ? 0 : static_cast<int>(length_of(request.shortlists, i));
+      costs_.push_back({s.beam, int64_t{s.beam} * source, Worker::bytes_of(model, s.beam, request.limits[i], source, list)});
+      listed = std::max(listed, list);
+    }
     std::iota(order_.begin(), order_.end(), 0);
-    std::stable_sort(order_.begin(), order_.end(), [&](int a, int b) { return request.limits[a] > request.limits[b]; });
-  }
-  void close() { taken_.store(order_.size()); }
-  int next() {
-    const size_t place = taken_.fetch_add(1);
-    return place < order_.size() ? order_[place] : -1;
+    std::stable_sort(order_.begin(), order_.end(), [&](int a, int b) { return cost(a).bytes > cost(b).bytes; });
+    lay_out(request);
   }
 
+  const Usage& cost(int sentence) const { return costs_[static_cast<size_t>(sentence)]; }
+
+  // The next sentence, if the worker has room for it beside what it has: one always fits a worker that has none.
+  int next(const Usage& taken) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (taken_ == order_.size()) return -1;
+    const int sentence = order_[taken_];
+    Usage with = taken;
+    with += cost(sentence);
+    if (taken.rows > 0 && (with.rows > most_.rows || with.source_tokens > most_.source_tokens || with.bytes > most_.bytes)) return -1;
+    ++taken_;
+    return sentence;
+  }
+  void close() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    taken_ = order_.size();
+  }
+
+  std::vector<int> slots, sources;  // target positions of each slot, `beam` slots a place; source words of each place
+  int listed = 0;                   // words of the longest shortlist
+
  private:
+  // A worker takes another place when all that it has are taken, so place p is first given to a sentence of which p larger
+  // ones are at work: it is at least the p-th in order, and p + 1 of its size fit into the memory.  Later ones are smaller.
+  void lay_out(const Request& request) {
+    const size_t count = order_.size();
+    std::vector<int> limit(count), source(count);  // the largest of the i-th and all that follow
+    for (size_t i = count; i-- > 0;) {
+      const int sentence = order_[i], words = std::max(1, static_cast<int>(length_of(request.sources, sentence)));
+      limit[i] = std::max(request.limits[sentence], i + 1 < count ? limit[i + 1] : 1);
+      source[i] = std::max(words, i + 1 < count ? source[i + 1] : 1);
+    }
+    const auto least = std::min_element(costs_.begin(), costs_.end(), [](const Usage& a, const Usage& b) { return a.source_tokens < b.source_tokens; });
+    for (size_t place = 0, first = 0; place < count; ++place) {
+      const auto places = static_cast<int64_t>(place) + 1;
+      if (place > 0 && (places * least->rows > most_.rows || places * least->source_tokens > most_.source_tokens)) break;
+      first = std::max(first, place);
+      while (place > 0 && first < count && cost(order_[first]).bytes > most_.bytes / places) ++first;
+      if (first == count) break;
+      slots.insert(slots.end(), static_cast<size_t>(request.settings.beam), limit[first]);
+      sources.push_back(source[first]);
+    }
+  }
+
+  const Usage most_;
+  std::vector<Usage> costs_;
   std::vector<int> order_;
-  std::atomic<size_t> taken_{0};
+  std::mutex mutex_;
+  size_t taken_ = 0;
 };
 
 class Searcher {
  public:
-  Searcher(Worker& worker, const Request& request, Queue& queue, std::vector<std::vector<Hypothesis>>& found, const int32_t* stop)
-      : worker_(worker), request_(request), s_(request.settings), queue_(queue), found_(found), stop_(stop) {
-    int longest = 1, source = 1, listed = 0;
-    for (int i = 0; i < request.count; ++i) {
-      longest = std::max(longest, request.limits[i]);
-      source = std::max(source, static_cast<int>(length_of(request.sources, i)));
-      if (request.shortlists.offsets != nullptr) listed = std::max(listed, static_cast<int>(length_of(request.shortlists, i)));
-    }
-    const int places = std::max(1, std::min(s_.rows / s_.beam, request.count));
-    worker_.reserve(places * s_.beam, longest, places, source, listed);
-    for (int place = places; place-- > 0;) free_.push_back(place);
+  Searcher(Worker& worker, const Request& request, Plan& plan, std::vector<std::vector<Hypothesis>>& found, const int32_t* stop)
+      : worker_(worker), request_(request), s_(request.settings), plan_(plan), found_(found), stop_(stop) {
+    worker_.reserve(plan.slots, plan.sources, plan.listed);
+    for (int place = static_cast<int>(plan.sources.size()); place-- > 0;) free_.push_back(place);
     attention_at_.push_back(0);
     for (int i = 0; request.attention != nullptr && i < request.count; ++i)
       attention_at_.push_back(attention_at_.back() + length_of(request.sources, i) * request.limits[i]);
@@ -103,9 +155,9 @@ class Searcher {
     }
   }
 
- private:
-  static int64_t length_of(const Ragged& rows, int row) { return rows.offsets[row + 1] - rows.offsets[row]; }
+  const Usage& most() const { return most_; }
 
+ private:
   int prefix_length(int sentence) const { return static_cast<int>(length_of(request_.prefixes, sentence)); }
 
   // Where a step's attention goes, if it is wanted.
@@ -118,8 +170,9 @@ class Searcher {
     while (!free_.empty()) {
       std::vector<int32_t> tokens, lengths, places;
       while (!free_.empty() && static_cast<int>(tokens.size()) < ENCODED_AT_ONCE) {
-        const int sentence = queue_.next();
+        const int sentence = plan_.next(taken_);
         if (sentence < 0) break;
+        take(plan_.cost(sentence));
         Active a;
         a.sentence = sentence, a.place = free_.back();
         free_.pop_back();
@@ -136,6 +189,11 @@ class Searcher {
       if (places.empty()) return;
       if (worker_.model().sizes().encoder_layers > 0) worker_.encode(tokens.data(), lengths.data(), places.data(), static_cast<int>(places.size()));
     }
+  }
+
+  void take(const Usage& cost) {
+    taken_ += cost;
+    most_ = {std::max(most_.rows, taken_.rows), std::max(most_.source_tokens, taken_.source_tokens), std::max(most_.bytes, taken_.bytes)};
   }
 
   // The forced word, or what may not come: padding, the begin, an end that is too early, a repeated n-gram.
@@ -232,16 +290,18 @@ class Searcher {
     std::stable_sort(pool.begin(), pool.end(), [](const Hypothesis& x, const Hypothesis& y) { return x.score > y.score; });
     if (static_cast<int>(pool.size()) > s_.nbest) pool.resize(static_cast<size_t>(s_.nbest));
     free_.push_back(a.place);
+    taken_ -= plan_.cost(a.sentence);
   }
 
   Worker& worker_;
   const Request& request_;
   const Settings& s_;
-  Queue& queue_;
+  Plan& plan_;
   std::vector<std::vector<Hypothesis>>& found_;
   const int32_t* stop_;
   std::vector<Active> active_;
   std::vector<int> free_;
+  Usage taken_{}, most_{};  // now, and at any time
   std::vector<int64_t> attention_at_;  // where each sentence's begins
 };
 
@@ -285,31 +345,38 @@ void Crews::give(std::unique_ptr<Crew> crew) {
 std::vector<std::vector<Hypothesis>> search(const Model& model, Crews& crews, const Request& request, const int32_t* stop) {
   std::vector<std::vector<Hypothesis>> found(static_cast<size_t>(request.count));
   if (request.count == 0) return found;
-  Queue queue(request);
   const int threads = request.settings.threads, workers = std::min(threads, request.count);
+  Plan plan(model, request, workers);
+  Usage most{};
   std::exception_ptr failure;
   std::mutex mutex;
-  const auto work = [&] {
+  // Every thread belongs to a crew: the first crews have one more where they cannot all have the same number.
+  const auto work = [&](int number) {
     try {
-      std::unique_ptr<Crew> crew = crews.take(model, threads / workers);
-      Searcher(crew->worker, request, queue, found, stop).run();
+      std::unique_ptr<Crew> crew = crews.take(model, threads / workers + (number < threads % workers));
+      Searcher searcher(crew->worker, request, plan, found, stop);
+      searcher.run();
+      const Usage its = searcher.most();
       crews.give(std::move(crew));
+      std::lock_guard<std::mutex> lock(mutex);
+      most = {std::max(most.rows, its.rows), std::max(most.source_tokens, its.source_tokens), std::max(most.bytes, its.bytes)};
     } catch (...) {
       std::lock_guard<std::mutex> lock(mutex);
       failure = std::current_exception();
-      queue.close();  // so that the others need not finish what nobody will see
+      plan.close();  // so that the others need not finish what nobody will see
     }
   };
   std::vector<std::thread> others;
   others.reserve(static_cast<size_t>(workers));
   try {
-    for (int i = 1; i < workers; ++i) others.emplace_back(work);
+    for (int i = 1; i < workers; ++i) others.emplace_back(work, i);
   } catch (const std::exception&) {  // fewer threads than asked for: the work is the same
   }
-  work();
+  work(0);
   for (auto& other : others) other.join();
   if (failure) std::rethrow_exception(failure);
   if (stopped(stop)) throw std::runtime_error("interrupted");
+  if (request.usage != nullptr) *request.usage = most;
   return found;
 }
 

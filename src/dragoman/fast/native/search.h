@@ -18,6 +18,13 @@ struct Settings {
   int32_t rows;  // at once in one worker
   int32_t threads;
   double alpha;
+  int64_t source_tokens;  // at once in one worker, each counted for every beam of its sentence
+  int64_t memory;         // bytes of keys, values and shortlists at once in all workers; one sentence is always taken
+};
+
+// The most of it that any worker had at once.
+struct Usage {
+  int64_t rows, source_tokens, bytes;
 };
 
 // Ragged lists of ids: row i is ids[offsets[i]] .. ids[offsets[i + 1] - 1].
@@ -34,6 +41,7 @@ struct Request {
   Ragged shortlists;       // the words of each sentence, ascending, with its end and its prefix; null = all words
   const int32_t* limits;   // target words at most, the end of sentence included
   float* attention;        // with beam 1, or none: for each sentence limit x source weights, zeros at first
+  Usage* usage;            // written if it is wanted
 };
 
 struct Hypothesis {

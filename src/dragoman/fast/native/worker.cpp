@@ -15,18 +15,25 @@ size_t times(int a, int b) { return static_cast<size_t>(a) * static_cast<size_t>
 Worker::Worker(const Model& model, Team& team)
     : model_(model), h_(model.sizes()), team_(team), group_(h_.n_heads / h_.n_kv_heads), own_(h_.half != 0), memory_(h_.half != 0), within_(h_.half != 0) {}
 
-void Worker::reserve(int slots, int capacity, int sentences, int source, int listed) {
-  own_.reserve(slots, h_.decoder_layers, h_.n_kv_heads, capacity, h_.d_head);
+void Worker::reserve(const std::vector<int>& slots, const std::vector<int>& sources, int listed) {
+  const auto longest = [](const std::vector<int>& lengths) { return std::max(1, *std::max_element(lengths.begin(), lengths.end())); };
+  own_.reserve(slots, h_.decoder_layers, h_.n_kv_heads, h_.d_head);
   if (h_.encoder_layers > 0) {
-    memory_.reserve(sentences, h_.decoder_layers, h_.n_kv_heads, source, h_.d_head);
-    within_.reserve(1, 1, h_.n_kv_heads, source, h_.d_head);
+    memory_.reserve(sources, h_.decoder_layers, h_.n_kv_heads, h_.d_head);
+    within_.reserve({longest(sources)}, 1, h_.n_kv_heads, h_.d_head);
   }
-  lengths_.assign(static_cast<size_t>(sentences), 0);
-  longest_ = (std::max(capacity, source) + LANES - 1) / LANES * LANES;
+  lengths_.assign(sources.size(), 0);
+  longest_ = (std::max(longest(slots), longest(sources)) + LANES - 1) / LANES * LANES;
   scores_.of(times(team_.size(), longest_));
   list_bytes_ = Shortlist::bytes(model_.output, listed);
-  lists_.assign(listed == 0 ? 0 : static_cast<size_t>(sentences), Shortlist());
+  lists_.assign(listed == 0 ? 0 : sources.size(), Shortlist());
   list_rooms_.of(lists_.size() * list_bytes_);
+}
+
+int64_t Worker::bytes_of(const Model& model, int slots, int target, int source, int listed) {
+  const Header& h = model.sizes();
+  const auto keys = [&](int length) { return Cache::bytes_of(length, h.decoder_layers, h.n_kv_heads, h.d_head, h.half != 0); };
+  return slots * keys(target) + (h.encoder_layers > 0 ? keys(source) : 0) + static_cast<int64_t>(Shortlist::bytes(model.output, listed));
 }
 
 const Shortlist* Worker::allow(int place, const int32_t* words, int count) {

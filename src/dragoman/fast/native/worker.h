@@ -24,9 +24,11 @@ class Worker {
  public:
   Worker(const Model& model, Team& team);
 
-  // slots: rows with a memory of `capacity` target positions each.  sentences: sources of at most `source` words.
-  // listed: words of the longest shortlist, if there are any.
-  void reserve(int slots, int capacity, int sentences, int source, int listed = 0);
+  // slots: target positions of each row's memory.  sources: words of each source.  listed: words of the longest shortlist,
+  // if there are any.
+  void reserve(const std::vector<int>& slots, const std::vector<int>& sources, int listed = 0);
+  // Bytes of the keys, values and shortlist of a sentence in so many slots.
+  static int64_t bytes_of(const Model& model, int slots, int target, int source, int listed);
   // Source ids one behind the other, `lengths` of them each, into the places given.
   void encode(const int32_t* tokens, const int32_t* lengths, const int32_t* places, int count);
   // The words, in ascending order, that the sentence in this place may use; they stay the caller's.

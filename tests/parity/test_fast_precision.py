@@ -1,0 +1,177 @@
+"""int8 and bfloat16 on the native engine against the same arithmetic written out in PyTorch.
+
+Sums of products of 8-bit numbers are exact, so both agree to the rounding of float32 as long as each activation rounds
+to the same byte.  One that lies within 1e-6 of the middle between two bytes may round the other way, here and on a
+processor that adds in another order; what follows it then differs by a part of the error of quantization.  So most
+log-probabilities must agree to 1e-5, and all of them must be much closer to the emulation than to float32.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from dragoman.data.tokenizer import EOS
+from dragoman.fast.engine import Engine
+from dragoman.fast.native import Precision, _found, load_native, missing
+from dragoman.fast.pack import pack
+from dragoman.models.seq2seq import Model
+from dragoman.search import SearchSettings
+from dragoman.search.plain import PlainSearcher
+from every_kind import TRANSLATORS, built
+
+pytestmark = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {missing()}")
+
+VOCAB = 83
+LANGUAGE_MODEL = {
+    "architecture": "decoder_only", "d_model": 24, "d_ff": 40, "n_heads": 2, "n_layers": 2, "dropout": 0.0,
+    "order": "pre", "position": {"kind": "rotary"}, "norm": {"kind": "rms"},
+}  # fmt: skip
+KINDS = {name: TRANSLATORS[name] for name in ("paper", "pre-norm", "modern", "multi-query", "grouped-query", "alibi")}
+KINDS |= {"decoder-only": LANGUAGE_MODEL}
+Pairs = list[tuple[list[int], list[int]]]
+
+
+def model_of(kind: str) -> Model:
+    return built(KINDS[kind], VOCAB).float()
+
+
+def pairs_for(kind: str) -> Pairs:
+    """Sources and targets with their end; a language model has no sources."""
+    generator = torch.Generator().manual_seed(3)
+    lengths = [1, 9, 4, 17, 2, 6, 11, 3, 23, 5]
+    targets = [[*torch.randint(4, VOCAB, (n,), generator=generator).tolist(), EOS] for n in lengths]
+    return [([] if kind == "decoder-only" else target, target) for target in targets]
+
+
+# ------------------------------------------------------------------------------------------------------- the emulation
+
+
+def int8_product(x: Tensor, weight: Tensor) -> Tensor:
+    """A scale per output of the weights and per row of the activations, each the largest magnitude / 127."""
+    w, rows = weight.float(), x.float()
+    scales = w.abs().amax(1) / 127
+    q = (w / torch.where(scales > 0, scales, 1)[:, None]).round().double()
+    largest = rows.abs().amax(-1, keepdim=True)
+    inverse = torch.where(largest > 0, 127 / largest, 0)
+    # One rounding after the multiplication and the addition of 128, as of a fused multiply-add.
+    whole = (rows.double() * inverse.double() + 128).float().round().double() - 128
+    return (whole @ q.T) * (scales * (largest / 127)).double()
+
+
+def bfloat16_product(x: Tensor, weight: Tensor) -> Tensor:
+    return x.float().bfloat16().double() @ weight.float().bfloat16().double().T
+
+
+PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"int8": int8_product, "bfloat16": bfloat16_product}
+
+
+class Quantized(TorchFunctionMode):
+    """Linear layers by another product; with int8 the embeddings are in half precision."""
+
+    def __init__(self, precision: Precision) -> None:
+        super().__init__()
+        self.precision = precision
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.linear:
+            y = PRODUCTS[self.precision](args[0], args[1])
+            bias = args[2] if len(args) > 2 else None
+            return y if bias is None else y + bias
+        if func is F.embedding and self.precision == "int8":
+            return func(args[0], args[1].half().double(), *args[2:], **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def half_keys_and_values(model: Model) -> Iterator[None]:
+    taps = [tap for name, tap in model.named_modules() if name.endswith(("attn.keys", "attn.values"))]
+    hooks = [tap.register_forward_hook(lambda tap, given, out: out.half().double()) for tap in taps]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def emulated(kind: str, precision: Precision) -> list[float]:
+    """Log-probabilities of all target tokens, with float64 for everything that is not quantized."""
+    model = model_of(kind).double()
+    with Quantized(precision):
+        if precision != "int8":
+            return flat(PlainSearcher(model).score(pairs_for(kind), 10**9))
+        with half_keys_and_values(model):
+            return flat(PlainSearcher(model).score(pairs_for(kind), 10**9))
+
+
+def by_engine(kind: str, precision: Precision, folder: Path) -> list[float]:
+    engine = Engine(pack(model_of(kind), folder / precision, precision, max_positions=90))
+    sources, targets = zip(*pairs_for(kind), strict=True)
+    begins = [target[:-1] for target in targets]
+    settings = SearchSettings(beam=1, max_extra=0)
+    found = engine.search(sources, [len(target) for target in targets], settings, begins)
+    return flat([some[0].token_log_probs for some in found])
+
+
+def flat(rows: Sequence[Sequence[float]]) -> list[float]:
+    return [number for row in rows for number in row]
+
+
+def gaps(some: list[float], others: list[float]) -> list[float]:
+    return [abs(a - b) for a, b in zip(some, others, strict=True)]
+
+
+# ------------------------------------------------------------------------------------------------------------ the tests
+
+
+@pytest.mark.parametrize("build", ["avx512", "avx2"])
+@pytest.mark.parametrize("precision", ["int8", "bfloat16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_arithmetic_of_quantization(
+    kind: str, precision: Precision, build: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dragoman.fast.native._BUILDS", (build,))
+    monkeypatch.setattr("dragoman.fast.native._found", _found.__wrapped__)
+    loaded = load_native()
+    if loaded is None:
+        pytest.skip(missing())
+    if precision == "bfloat16" and not loaded.library.dragoman_bfloat16():
+        pytest.skip("this processor does not multiply bfloat16")
+    ours, expected = by_engine(kind, precision, tmp_path), emulated(kind, precision)
+    error = gaps(expected, by_engine(kind, "float32", tmp_path))
+
+    assert statistics.median(error) > 1e-3  # there is something to be seen
+    assert statistics.median(gaps(ours, expected)) < 1e-5
+    assert statistics.mean(gaps(ours, expected)) < 0.1 * statistics.mean(error)
+
+
+@pytest.mark.parametrize("kind", ["paper", "modern"])
+def test_packed_weights_are_the_nearest(kind: str, tmp_path: Path) -> None:
+    """The last matrix of the file is that of the output: weights, scales and sums as they are stored."""
+    model = model_of(kind)
+    content = pack(model, tmp_path / "p", "int8", max_positions=90).read_bytes()
+    weight = model.get_parameter("output.weight").detach().numpy()
+    outputs, inputs = -(-VOCAB // 64) * 64, 64
+    sizes = [outputs * inputs, outputs * 4, outputs * 4]
+    q, scales, shift = (
+        np.frombuffer(content[-end:][:size], kind)
+        for end, size, kind in zip((sum(sizes), sum(sizes[1:]), sizes[2]), sizes, (np.int8, "<f4", "<i4"), strict=True)
+    )
+    q = q.reshape(outputs // 64, inputs // 4, 64, 4).transpose(0, 2, 1, 3).reshape(outputs, inputs)
+
+    assert np.array_equal(scales[:VOCAB], np.abs(weight).max(1) / np.float32(127))
+    stored = q[:VOCAB, : weight.shape[1]] * scales[:VOCAB, None]
+    assert (np.abs(stored - weight) <= 0.5001 * scales[:VOCAB, None]).all()
+    assert np.abs(q[:VOCAB]).max(1).tolist() == [127] * VOCAB
+    assert np.array_equal(shift, 128 * q.sum(1, dtype=np.int32))
+    assert not q[VOCAB:].any() and not q[:, weight.shape[1] :].any()

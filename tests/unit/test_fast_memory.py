@@ -1,0 +1,212 @@
+"""What a search on the native engine may have at work at once: rows, source tokens, bytes, and what it keeps."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dragoman.data.tokenizer import EOS
+from dragoman.fast.engine import Engine, Usage
+from dragoman.fast.native import load_native, missing
+from dragoman.fast.pack import pack
+from dragoman.fast.searcher import FastSearcher
+from dragoman.models.seq2seq import Model
+from dragoman.search import SearchSettings
+from dragoman.search.plain import PlainSearcher
+from every_kind import TRANSLATORS, built
+
+pytestmark = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {missing()}")
+
+VOCAB, POSITIONS = 83, 4096
+LAYERS, HEADS, D_HEAD = 3, 2, 16  # of the decoder; a head of 6 features is padded to 16
+END_ONLY = [EOS]
+"""A shortlist with which every search ends at once: what it may need is reserved, and hardly any of it is touched."""
+
+
+def model_of(kind: str) -> Model:
+    return built(TRANSLATORS[kind], VOCAB).float()
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    return Engine(pack(model_of("paper"), tmp_path_factory.mktemp("memory") / "p", "float32", max_positions=POSITIONS))
+
+
+def line(tokens: int) -> list[int]:
+    return [*(5 + i % 70 for i in range(tokens - 1)), EOS]
+
+
+def keys_and_values(positions: int, size: int = 4) -> int:
+    """Bytes of one sequence: blocks of 16 positions, each with a key and a value for every head and layer."""
+    return 2 * -(-positions // 16) * 16 * LAYERS * HEADS * D_HEAD * size
+
+
+BLOCK = 64 * 4 * 64
+"""Bytes of a shortlist of up to 64 words: 12 features, padded to 64, in four bytes each."""
+OF_A_LONG_TARGET = keys_and_values(POSITIONS) + keys_and_values(2) + BLOCK
+
+
+# ------------------------------------------------------------------------------------------------------- source tokens
+
+
+def test_one_long_line_leaves_the_short_ones_their_rows(engine: Engine) -> None:
+    """The longest line of a window is one of its rows: beside 250 tokens, 3,750 are left for 50 lines of 10 tokens."""
+    searcher, usage = FastSearcher(engine, "float32", 1, lambda: pytest.fail("not needed")), Usage()
+    lines = [line(250), *(line(10) for _ in range(80))]
+    search = engine.search
+
+    def watched(*args: object, **options: object) -> object:
+        return search(*args, **options, usage=usage)  # type: ignore[arg-type]
+
+    engine.search = watched  # type: ignore[method-assign, assignment]
+    try:
+        found = searcher.search(lines, [[]] * len(lines), SearchSettings(beam=1, max_extra=0), 4000)
+    finally:
+        engine.search = search  # type: ignore[method-assign]
+
+    assert usage.rows == engine.rows == 32  # 16 by the longest line
+    alone = searcher.search(lines[:2], [[]] * 2, SearchSettings(beam=1, max_extra=0), 1)
+    assert found[:2] == alone
+
+
+@pytest.mark.parametrize(
+    ("lengths", "beam", "source_tokens", "rows", "most"),
+    [
+        ([20] * 30, 1, 200, 10, 200),
+        ([20] * 30, 1, 199, 9, 180),
+        ([20] * 30, 1, 219, 10, 200),
+        ([20] * 30, 3, 240, 12, 240),
+        ([20] * 30, 3, 239, 9, 180),
+        ([20] * 30, 1, 0, 1, 20),
+        ([90] + [10] * 30, 1, 109, 10, 100),
+        ([40, 30, 20, 10], 1, 90, 3, 90),
+        ([40, 30, 20, 10], 1, 100, 4, 100),
+    ],
+)
+def test_source_tokens_at_once(
+    lengths: list[int], beam: int, source_tokens: int, rows: int, most: int, engine: Engine
+) -> None:
+    """Each row counts with its own source, one sentence is always taken, and what has ended leaves its share."""
+    sources, usage = [line(length) for length in lengths], Usage()
+    settings, lists = SearchSettings(beam=beam), [END_ONLY] * len(lengths)
+    limits = [100 + length for length in lengths]  # the largest come first
+    engine.search(sources, limits, settings, rows=64, shortlists=lists, source_tokens=source_tokens, usage=usage)
+
+    assert usage.source_tokens == most
+    assert usage.rows == rows
+
+
+# --------------------------------------------------------------------------------------------------------------- bytes
+
+
+def test_the_bytes_of_a_sentence(engine: Engine) -> None:
+    """Keys and values of each beam's target, those of the source once, and the matrix of the shortlist."""
+    for beam, limit, source, listed in ((1, 9, 5, 0), (1, 16, 16, 0), (1, 17, 16, 0), (3, 9, 40, 0), (2, 9, 5, 64)):
+        words = [[EOS, *range(4, 3 + listed)]] if listed else None
+        usage = Usage()
+        engine.search([line(source)], [limit], SearchSettings(beam=beam), shortlists=words, usage=usage)
+        expected = beam * keys_and_values(limit) + keys_and_values(source) + (BLOCK if listed else 0)
+        assert (usage.bytes, usage.rows, usage.source_tokens) == (expected, beam, beam * source)
+
+
+def test_half_precision_takes_half_the_bytes(tmp_path: Path) -> None:
+    small, usage = Engine(pack(model_of("paper"), tmp_path / "p", "int8")), Usage()
+    small.search([line(5)], [20], SearchSettings(beam=1), usage=usage)
+    assert usage.bytes == keys_and_values(20, size=2) + keys_and_values(5, size=2)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("sentences", "short"), [(5, 0), (5, 1), (1, 0), (0.5, 0)])
+def test_memory_at_once(sentences: float, short: int, threads: int, engine: Engine) -> None:
+    """As many sentences as fit to the byte, and one fewer where a byte is lacking; all threads share the memory."""
+    each = 2 * keys_and_values(30) + keys_and_values(12)
+    memory, usage = threads * (int(sentences * each) - short), Usage()
+    lines, limits, settings = [line(12)] * 40, [30] * 40, SearchSettings(beam=2, max_extra=0)
+    found = engine.search(lines, limits, settings, threads=threads, rows=64, memory=memory, usage=usage)
+
+    fitting = max(1, int(sentences) - short)
+    assert (usage.bytes, usage.rows) == (fitting * each, 2 * fitting)
+    assert found == engine.search(lines, limits, settings)
+
+
+def test_rows_of_different_lengths_share_the_memory(engine: Engine) -> None:
+    """One line of 600 tokens among short ones: it takes its own share, not that of each row."""
+    lines, limits = [line(600), *([line(10)] * 40)], [600, *([16] * 40)]
+    large, small = 2 * keys_and_values(600), keys_and_values(16) + keys_and_values(10)
+    usage, settings = Usage(), SearchSettings(beam=1, min_length=15)
+    engine.search(lines, limits, settings, rows=64, memory=large + 8 * small - 1, usage=usage)
+    assert (usage.rows, usage.bytes) == (8, large + 7 * small)
+
+
+def test_by_default_a_search_has_a_gibibyte(engine: Engine) -> None:
+    """Short sources, and targets that could be long but may only end: memory that is reserved and not touched."""
+    usage, count = Usage(), 900
+    lists, limits = [END_ONLY] * count, [POSITIONS] * count
+    engine.search([line(2)] * count, limits, SearchSettings(beam=1), rows=4000, shortlists=lists, usage=usage)
+    assert usage.rows == (1 << 30) // OF_A_LONG_TARGET < count
+
+
+# -------------------------------------------------------------------------------------------------- what a search keeps
+
+
+def address_space() -> int:
+    """Bytes of memory that this process has reserved."""
+    found = re.search(r"VmSize:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found
+    return int(found[1]) << 10
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="this system does not tell what is reserved")
+@pytest.mark.parametrize(("megabytes", "kept"), [(200, True), (250, True), (270, False), (600, False)])
+def test_up_to_256_mib_are_kept_for_the_next_search(megabytes: int, kept: bool, tmp_path: Path) -> None:
+    """What is reserved counts; hardly any of it is touched here."""
+    engine = Engine(pack(model_of("paper"), tmp_path / "p", "float32", max_positions=POSITIONS))
+    rows = (megabytes << 20) // OF_A_LONG_TARGET
+    before = address_space()
+    lines, settings, lists = [line(2)] * rows, SearchSettings(beam=1), [END_ONLY] * rows
+    engine.search(lines, [POSITIONS] * rows, settings, rows=rows, shortlists=lists)
+    held = address_space() - before
+
+    assert held > megabytes * 0.9 * (1 << 20) if kept else held < 100 << 20
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="this system does not tell what is reserved")
+def test_what_several_searches_keep_is_bounded_together(tmp_path: Path) -> None:
+    """A search with another number of threads has memory of its own."""
+    engine = Engine(pack(model_of("paper"), tmp_path / "p", "float32", max_positions=POSITIONS))
+    before, each = address_space(), 64 * OF_A_LONG_TARGET
+    for threads in (1, 2):
+        engine.search([line(2)], [POSITIONS], SearchSettings(beam=64), threads=threads, shortlists=[END_ONLY])
+    of_a_thread = 150 << 20  # its stack, and what the C library reserves for its allocations
+    assert 0.9 * each < address_space() - before < each + of_a_thread < 2 * each
+
+
+# ----------------------------------------------------------------------------------------------------------- boundaries
+
+
+@pytest.fixture(scope="module")
+def searcher(tmp_path_factory: pytest.TempPathFactory) -> FastSearcher:
+    """An engine of 40 positions, and the same model behind it."""
+    model = model_of("paper")
+    path = pack(model, tmp_path_factory.mktemp("searcher") / "p", "float32", max_positions=40)
+    return FastSearcher(Engine(path), "float32", 1, lambda: PlainSearcher(model))
+
+
+@pytest.mark.parametrize("more", [0, 1, 2])
+def test_the_engine_takes_what_has_as_many_tokens_as_it_has_positions(more: int, searcher: FastSearcher) -> None:
+    """One token more, and the plain path takes it: a search, a score, an alignment, a search that is watched."""
+    settings = SearchSettings(beam=2, max_extra=30 + more)
+    source, target = line(10), line(40 + more)
+    searcher._plain = None
+    found = searcher.search([source], [[]], settings, 4000)
+    assert found[0][0].tokens and (searcher._plain is None) == (more == 0)
+    for work in (
+        lambda: searcher.score([(source, target)], 4000),
+        lambda: searcher.align([(source, target)], 4000),
+        lambda: list(searcher.live(source, [], settings)),
+    ):
+        searcher._plain = None
+        assert work()
+        assert (searcher._plain is None) == (more == 0)

@@ -1,0 +1,28 @@
+"""The plain path holds a bounded number of logits at once when it scores given targets."""
+
+from __future__ import annotations
+
+import pytest
+
+from dragoman.data.tokenizer import EOS
+from dragoman.search import plain
+from dragoman.search.plain import PlainSearcher
+from every_kind import TRANSLATORS, built
+
+VOCAB = 83
+
+
+@pytest.mark.parametrize(("at_once", "positions"), [(3 * VOCAB * 4, 4), (3 * VOCAB * 5 - 1, 4), (1, 1), (1 << 24, 9)])
+def test_logits_at_once(at_once: int, positions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three pairs with targets of nine tokens: the positions of a part, and the same scores whatever the parts."""
+    model = built(TRANSLATORS["paper"], VOCAB)
+    pairs = [([5 + i, 6, EOS], [*range(10 + i, 18 + i), EOS]) for i in range(3)]
+    whole = PlainSearcher(model).score(pairs, 4000)
+    shapes: list[tuple[int, ...]] = []
+    monkeypatch.setattr(plain, "_LOGITS_AT_ONCE", at_once)
+    model.output.register_forward_hook(lambda layer, given, logits: shapes.append(tuple(logits.shape)))  # type: ignore[union-attr]
+    parts = PlainSearcher(model).score(pairs, 4000)
+
+    assert max(shape[1] for shape in shapes if shape[0] == 3) == positions
+    assert sum(shape[1] for shape in shapes if shape[0] == 3) == 9
+    assert parts == [pytest.approx(row, abs=1e-12) for row in whole]

@@ -140,9 +140,13 @@ def score(
     model: Model,
     target: Annotated[Path, typer.Option(help="Target text, one sentence a line.")],
     source: Annotated[Path | None, typer.Option(help="Source text; a language model needs none.")] = None,
+    quantize: Quantize = "none",
     device: Device = "cpu",
 ) -> None:
-    """Log-probability of given pairs (or texts): a line each, sum of natural logs, number of tokens."""
+    """Log-probability of given pairs (or texts): a line each, sum of natural logs, number of tokens.
+
+    Computed in float32, unless --quantize asks for int8 or bf16.
+    """
     from dragoman.model_folder import read_config
 
     kind = read_config(model).data.kind
@@ -152,16 +156,15 @@ def score(
         raise UsageError(f"{model}: a language model reads no source: leave --source out")
     with Output(None) as write:
         if source is None:
-            generator = _generator(model, device, quantize="none")
+            generator = _generator(model, device, quantize=quantize)
             for surprise in map(generator.surprise, lines_of(target)):
                 write(f"{surprise.log_prob:.6f}\t{surprise.tokens}")
             return
         from dragoman.data.corpus import CorpusSpec, read_pairs
 
         pairs = list(read_pairs(CorpusSpec(source, target)))
-        for row in _translator(model, device, quantize="none").score(
-            [p.source for p in pairs], [p.target for p in pairs]
-        ):
+        translator = _translator(model, device, quantize=quantize)
+        for row in translator.score([p.source for p in pairs], [p.target for p in pairs]):
             write(f"{row.log_prob:.6f}\t{len(row.tokens)}")
 
 

@@ -352,13 +352,14 @@ def effect(
             "give at least one source, and a reference for each"
         )
     sources, references = list(sources), list(references)
+    model = translator.model  # from here on PyTorch computes everything: both sides of the comparison in one precision
     loss = _loss(translator, sources, references)
     texts = [t.text for t in translator.translate(sources, **search)] if decode else []
-    with replace(translator.model, changes):
+    with replace(model, changes):
         loss_after = _loss(translator, sources, references)
     if not decode:
         return Effect(len(sources), Shift(loss, loss_after), None, None, ())
-    with replace(translator.model, changes):  # opened again: what is given a call begins with the first
+    with replace(model, changes):  # opened again: what is given a call begins with the first
         others = [t.text for t in translator.translate(sources, **search)]
     changed = tuple(
         Changed(line, *row)

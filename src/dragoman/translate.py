@@ -47,11 +47,11 @@ class Translation:
 
     log_prob: sum of natural log-probabilities, ends of sentence included, as the search computed them: in the precision
     that translated, so in int8 by default on a CPU (`Translator.score` returns those of float32).  score: log_prob /
-    length penalty; the sum over the parts of a line that was split.  tokens: the target's pieces with the end of sentence (one a part);
-    token_log_probs: one a token.  nbest: best first, this one included.  flags, in this
-    order: `empty_source` (nothing to translate), `split` (longer than the model takes, translated in parts),
-    `truncated` (reached the longest length allowed), `length` (much shorter or longer than the source), `repetition`
-    (a loop, translated again without repeated 3-grams).
+    length penalty; the sum over the parts of a line that was split.  tokens: the target's pieces with the end of
+    sentence (one a part); token_log_probs: one a token.  nbest: best first, this one included.  flags, in this order:
+    `empty_source` (nothing to translate), `split` (longer than the model takes, translated in parts), `truncated`
+    (reached the longest length allowed), `length` (much shorter or longer than the source), `repetition` (a loop,
+    translated again without repeated 3-grams).
     """
 
     source: str

@@ -97,7 +97,9 @@ def test_a_score_is_of_the_loaded_checkpoint_though_the_run_went_on(run: Path, t
 @native
 def test_the_effect_of_no_change_is_none(run: Path) -> None:
     references = [target for _, target in digit_pairs(40, seed=11)]
-    found = effect(Translator.load(run), {"decoder.layers.0.cross_attn.heads": lambda heads: heads}, SOURCES, references)
+    found = effect(
+        Translator.load(run), {"decoder.layers.0.cross_attn.heads": lambda heads: heads}, SOURCES, references
+    )
     assert found.loss.before == found.loss.after
     assert found.changed == () and found.before == found.after
 

@@ -137,7 +137,9 @@ def no_mecab(monkeypatch: pytest.MonkeyPatch) -> None:
     bleu_tokenizer.cache_clear()
 
 
-@pytest.mark.parametrize("language", ["zh", "ZH", "zh-Hans", "zh_CN", "zh-TW.UTF-8", "cmn", "cmn_Hans_CN", "zho", "yue"])
+@pytest.mark.parametrize(
+    "language", ["zh", "ZH", "zh-Hans", "zh_CN", "zh-TW.UTF-8", "cmn", "cmn_Hans_CN", "zho", "yue"]
+)
 def test_chinese_is_cut_into_characters(language: str) -> None:
     assert bleu_tokenizer(language) == "zh"
 
@@ -194,7 +196,13 @@ def test_the_language_of_the_target_chooses_the_tokenizer(language: str, tokeniz
     sources = ["one two three four", "five six seven eight"]
 
     scores = evaluate_model(
-        copying_translator(), sources, [sources], against=tiny_translator(), language=language, tokenize=tokenize, beam=1
+        copying_translator(),
+        sources,
+        [sources],
+        against=tiny_translator(),
+        language=language,
+        tokenize=tokenize,
+        beam=1,
     )
 
     assert scores.against is not None
@@ -202,7 +210,9 @@ def test_the_language_of_the_target_chooses_the_tokenizer(language: str, tokeniz
     assert scores.literature is None, "Moses has no words for Chinese"
 
 
-@pytest.mark.parametrize(("language", "known"), [("de", True), ("de_AT", True), ("zh", False), ("ja", False), ("", False)])
+@pytest.mark.parametrize(
+    ("language", "known"), [("de", True), ("de_AT", True), ("zh", False), ("ja", False), ("", False)]
+)
 def test_the_literature_s_bleu_is_of_languages_that_moses_cuts_into_words(language: str, known: bool) -> None:
     scores = evaluate_model(copying_translator(), ["one two"], [["one two"]], language=language, beam=1)
 
@@ -244,7 +254,10 @@ def test_a_system_is_no_better_than_itself() -> None:
 def test_each_system_has_its_own_interval() -> None:
     damaged = [text.replace("a ", "the ") if i % 3 else "quite another one" for i, text in enumerate(TEXT * 5)]
 
-    for result in (compare(TEXT * 5, damaged, [TEXT * 5], samples=50), compare(damaged, TEXT * 5, [TEXT * 5], samples=50)):
+    for result in (
+        compare(TEXT * 5, damaged, [TEXT * 5], samples=50),
+        compare(damaged, TEXT * 5, [TEXT * 5], samples=50),
+    ):
         for metric in (result.bleu, result.chrf, result.ter):
             perfect_first = (metric.a_interval, metric.b_interval)[:: 1 if result.bleu.a > result.bleu.b else -1]
             assert perfect_first[0] == pytest.approx(0) and perfect_first[1] > 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dragoman.cli.options import AsJson, Device, InputFile, Model, OutputFile, Quantize, Source, app
+from dragoman.cli.options import AsJson, Device, InputFile, Model, OutputFile, Quantize, Source, Tokenize, app
 from dragoman.cli.streams import Output, lines_of, windows
 from dragoman.errors import UsageError
 
@@ -174,15 +174,18 @@ def evaluate(
     source: Source,
     reference: Annotated[Path, typer.Option(help="Reference translations, one a line.")],
     against: Annotated[Path | None, typer.Option(help="A second model: is the difference significant?")] = None,
+    tokenize: Tokenize = "auto",
     quantize: Quantize = "none",
     as_json: AsJson = False,
     device: Device = "cpu",
 ) -> None:
     """BLEU, chrF and TER with signatures; with --against a paired bootstrap."""
     from dragoman.data.corpus import CorpusSpec, read_pairs
-    from dragoman.evaluate import evaluate_model, warn_of_overlap
+    from dragoman.evaluate import bleu_tokenizer, evaluate_model, warn_of_overlap
     from dragoman.model_folder import read_config
 
+    language = read_config(model).parallel.target_language
+    tokenize = bleu_tokenizer(language, tokenize)
     pairs = list(read_pairs(CorpusSpec(source, reference)))
     sources = [p.source for p in pairs]
     translator = _translator(model, device, quantize=quantize)
@@ -191,7 +194,8 @@ def evaluate(
         sources,
         [[p.target for p in pairs]],
         against=None if against is None else _translator(against, device, quantize=quantize),
-        language=read_config(model).parallel.target_language,
+        language=language,
+        tokenize=tokenize,
     )
     warning = warn_of_overlap(model, sources)
     if as_json:

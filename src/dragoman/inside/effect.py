@@ -338,11 +338,13 @@ def effect(
     references: Sequence[str],
     *,
     decode: bool = True,
+    tokenize: str = "13a",
     **search: Any,
 ) -> Effect:
     """What changes to a model do to its loss on the references, and to its translations with their scores.
 
-    decode: translate too, with the settings `search`; without, the loss only.  A tensor (not a function) stands for
+    decode: translate too, with the settings `search`; without, the loss only.  tokenize: BLEU's tokenizer, which
+    `evaluate.bleu_tokenizer` chooses by language.  A tensor (not a function) stands for
     one call, so that it fits one line, and a search, which calls the decoder for each word, only in the encoder.
     Raises UsageError where lines or references are missing, and whatever `replace` refuses.
     """
@@ -366,7 +368,7 @@ def effect(
         for line, row in enumerate(zip(sources, references, texts, others, strict=True), start=1)
         if row[2] != row[3]
     )
-    before, after = (evaluate_texts(some, [references]) for some in (texts, others))
+    before, after = (evaluate_texts(some, [references], tokenize=tokenize) for some in (texts, others))
     return Effect(len(sources), Shift(loss, loss_after), before, after, changed)
 
 

@@ -181,14 +181,13 @@ def evaluate(
 ) -> None:
     """BLEU, chrF and TER with signatures; with --against a paired bootstrap."""
     from dragoman.data.corpus import CorpusSpec, read_pairs
-    from dragoman.evaluate import bleu_tokenizer, evaluate_model, warn_of_overlap
+    from dragoman.evaluate import evaluate_model, warn_of_overlap
     from dragoman.model_folder import read_config
 
-    language = read_config(model).parallel.target_language
-    tokenize = bleu_tokenizer(language, tokenize)
     pairs = list(read_pairs(CorpusSpec(source, reference)))
     sources = [p.source for p in pairs]
     translator = _translator(model, device, quantize=quantize)
+    language = read_config(model).parallel.target_language
     evaluation = evaluate_model(
         translator,
         sources,

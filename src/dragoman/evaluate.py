@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,6 +16,7 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 from sacrebleu.significance import PairedTest
 
+from dragoman.data.languages import language_code
 from dragoman.data.lines import clip
 from dragoman.errors import DataError, UsageError
 
@@ -26,6 +29,7 @@ __all__ = [
     "Metric",
     "Overlap",
     "Significance",
+    "bleu_tokenizer",
     "compare",
     "corpus_scores",
     "evaluate_model",
@@ -38,8 +42,16 @@ __all__ = [
 References = Sequence[Sequence[str]]
 """One or more references: lists with one line a sentence."""
 
-TOKENIZERS = ("13a", "intl", "zh", "char", "none")
+TOKENIZERS = ("13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none")
 COMPARED = ("bleu", "chrf", "ter")
+
+_LOG = logging.getLogger(__name__)
+_CHINESE = ("zh", "zho", "chi", "cmn", "yue", "wuu", "lzh")
+_TOKENIZER_OF = dict.fromkeys(_CHINESE, "zh") | {
+    "ja": "ja-mecab", "jpn": "ja-mecab", "ko": "ko-mecab", "kor": "ko-mecab",
+}  # fmt: skip
+# Written Japanese has no spaces, so 13a would take a sentence for one word; written Korean has.
+_NOT_INSTALLED = {"ja-mecab": ("Japanese", "char"), "ko-mecab": ("Korean", "13a")}
 
 
 @dataclass(frozen=True)
@@ -143,25 +155,68 @@ class Evaluation:
         return lines
 
 
+@functools.cache
+def bleu_tokenizer(language: str, tokenize: str = "auto") -> str:
+    """The sacreBLEU tokenizer that BLEU of text in `language` (`zh`, `zh-Hans`, `ja_JP`) is computed with.
+
+    "auto": zh for Chinese, ja-mecab for Japanese, ko-mecab for Korean, 13a for every other language.  Where the package
+    of Japanese or Korean is missing, a warning names it, and the tokenizer is char for Japanese and 13a for Korean.
+    Any other `tokenize` is returned as it is.  Raises UsageError for an unknown or uninstalled one.
+    """
+    if tokenize != "auto":
+        _check_tokenizer(tokenize)
+        return tokenize
+    name = _TOKENIZER_OF.get(language_code(language) or "", "13a")
+    if _is_installed(name):
+        return name
+    spoken, fallback = _NOT_INSTALLED[name]
+    _LOG.warning(
+        "BLEU of %s: sacreBLEU's tokenizer %s is not installed, so %s is used (tok:%s in the signature), and the score "
+        "cannot be compared with published ones; install it with: %s",
+        *(spoken, name, fallback, fallback, _installation(name)),
+    )
+    return fallback
+
+
+def _check_tokenizer(tokenize: str) -> None:
+    if tokenize not in TOKENIZERS:
+        raise UsageError(f"tokenize = {tokenize!r}: must be one of auto, {', '.join(TOKENIZERS)}")
+    if not _is_installed(tokenize):
+        raise UsageError(f"tokenize = {tokenize!r}: not installed; install it with: {_installation(tokenize)}")
+
+
+def _is_installed(tokenize: str) -> bool:
+    try:
+        BLEU(tokenize=tokenize)
+    except (RuntimeError, AssertionError):  # sacreBLEU: its package is missing, or has another dictionary
+        return False
+    return True
+
+
+def _installation(tokenize: str) -> str:
+    return f"pip install 'sacrebleu[{tokenize[:2]}]'"
+
+
 def evaluate_texts(
     hypotheses: Sequence[str], references: References, lowercase: bool = False, tokenize: str = "13a"
 ) -> Evaluation:
     """BLEU, chrF2 and TER by sacreBLEU (Post 2018) of raw text.
 
-    references: one or more lists, each with one line a hypothesis.  tokenize: BLEU's, one of 13a, intl, zh, char, none.
-    Raises UsageError for numbers of lines that differ, no lines, or another tokenizer.
+    references: one or more lists, each with one line a hypothesis.  lowercase: of BLEU and chrF; TER ignores case
+    either way, as sacreBLEU's does by default.  tokenize: BLEU's, one of 13a, intl, zh, ja-mecab, ko-mecab, char, none;
+    `bleu_tokenizer` chooses one by language.  Raises UsageError for numbers of lines that differ, no lines, or another
+    tokenizer.
     """
     _check(hypotheses, references)
-    if tokenize not in TOKENIZERS:
-        raise UsageError(f"tokenize = {tokenize!r}: must be one of {', '.join(TOKENIZERS)}")
+    _check_tokenizer(tokenize)
     bleu, chrf, ter = (_metric(metric, hypotheses, references) for metric in _metrics(lowercase, tokenize))
     return Evaluation(bleu, chrf, ter, len(hypotheses))
 
 
-def corpus_scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+def corpus_scores(hypotheses: Sequence[str], references: Sequence[str], tokenize: str = "13a") -> dict[str, float]:
     """BLEU and chrF2 of raw text in per cent, for a look during training: {"bleu": ..., "chrf": ...}."""
     _check(hypotheses, [references])
-    bleu, chrf, _ = _metrics()
+    bleu, chrf, _ = _metrics(tokenize=tokenize)
     return {
         "bleu": _metric(bleu, hypotheses, [references]).score,
         "chrf": _metric(chrf, hypotheses, [references]).score,
@@ -171,28 +226,38 @@ def corpus_scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[
 def literature_bleu(hypotheses: Sequence[str], references: References, language: str) -> Metric:
     """BLEU of text with punctuation normalised, lowercased and tokenized by Moses' rules, as papers on Multi30k report.
 
-    language: two letters, of hypotheses and references.  Not to be compared with BLEU of raw text; the signature says
-    how the text was prepared.
+    language: code of the language of hypotheses and references.  Not to be compared with BLEU of raw text; the
+    signature says how the text was prepared.  Raises UsageError for a language that Moses' tokenizer does not know or,
+    like Chinese, does not cut into words.
     """
     _check(hypotheses, references)
-    prepare = _moses(language)
+    known = _moses_languages()
+    if (code := language_code(language)) not in known:
+        raise UsageError(
+            f"literature BLEU of language {language!r}: Moses' tokenizer does not cut it into words; accepted: "
+            f"{', '.join(sorted(known))}; use evaluate_texts, with tokenize=bleu_tokenizer(language)"
+        )
+    language, prepare = code, _moses(code)
     bleu = BLEU(tokenize="none", force=True)
     plain = _metric(bleu, [prepare(text) for text in hypotheses], [[prepare(t) for t in lines] for lines in references])
     signature = plain.signature.replace("case:mixed", "case:lc").replace("tok:none", f"tok:moses-{language}")
     return Metric("BLEU-literature", plain.score, f"{signature}|norm:moses")
 
 
-def compare(a: Sequence[str], b: Sequence[str], references: References, samples: int = 1000) -> Comparison:
+def compare(
+    a: Sequence[str], b: Sequence[str], references: References, samples: int = 1000, tokenize: str = "13a"
+) -> Comparison:
     """Is a better than b, or was it chance?  Paired bootstrap resampling (Koehn 2004) with `samples` resamples.
 
     The resamples are the same every time: sacreBLEU's seed, which SACREBLEU_SEED changes and the signatures name.
-    Raises UsageError for numbers of lines that differ, or no lines.
+    tokenize: BLEU's tokenizer.  Raises UsageError for numbers of lines that differ, no lines, or another tokenizer.
     """
+    _check_tokenizer(tokenize)
     _check(a, references)
     _check(b, references)
     if samples < 1:
         raise UsageError(f"samples = {samples}: must be at least 1; 1000 is usual")
-    metrics = dict(zip(COMPARED, _metrics(), strict=True))
+    metrics = dict(zip(COMPARED, _metrics(tokenize=tokenize), strict=True))
     systems: list[tuple[str, Sequence[str]]] = [("b", list(b)), ("a", list(a))]  # the first is sacreBLEU's baseline
     signatures, results = PairedTest(systems, metrics, [list(r) for r in references], "bs", n_samples=samples)()
     found = {}
@@ -247,24 +312,29 @@ def evaluate_model(
     references: References,
     against: Translator | None = None,
     language: str = "",
+    tokenize: str = "auto",
     **search: Any,
 ) -> Evaluation:
     """Translate `sources` and score the result; `against` is a second model for significance, on the same lines.
 
-    language: of the references; two letters add `literature_bleu`.  search: settings by
-    name, for both models.  Raises UsageError before translating when the numbers of lines differ.
+    language: of the references (`de`, `zh-Hans`); it chooses BLEU's tokenizer (`bleu_tokenizer`), and one that Moses
+    knows adds `literature_bleu`.  tokenize: another tokenizer.  search: settings by name, for both models.  Raises
+    UsageError before translating when the numbers of lines differ, or the tokenizer is unknown or not installed.
     """
     _check(sources, references, "sources")
+    tokenize = bleu_tokenizer(language, tokenize)
     translations = translator.translate(sources, **search)
     texts = [translation.text for translation in translations]
     flags = Counter(flag for translation in translations for flag in translation.flags)
     comparison = None
     if against is not None:
-        comparison = compare(texts, [other.text for other in against.translate(sources, **search)], references)
+        others = [other.text for other in against.translate(sources, **search)]
+        comparison = compare(texts, others, references, tokenize=tokenize)
     literature = None
-    if len(language) == 2:
+    if language_code(language) in _moses_languages():
         literature = literature_bleu(texts, references, language)
-    return replace(evaluate_texts(texts, references), literature=literature, against=comparison, flags=dict(flags))
+    scores = evaluate_texts(texts, references, tokenize=tokenize)
+    return replace(scores, literature=literature, against=comparison, flags=dict(flags))
 
 
 def _check(texts: Sequence[str], references: References, name: str = "translations") -> None:
@@ -281,12 +351,19 @@ def _check(texts: Sequence[str], references: References, name: str = "translatio
 def _metrics(lowercase: bool = False, tokenize: str = "13a") -> tuple[BLEU, CHRF, TER]:
     # force: text that looks tokenized is no reason for a warning here, the signature says how it was treated.
     bleu = BLEU(lowercase=lowercase, tokenize=tokenize, force=True)
-    return bleu, CHRF(lowercase=lowercase), TER(case_sensitive=not lowercase)
+    return bleu, CHRF(lowercase=lowercase), TER()
 
 
 def _metric(metric: BLEU | CHRF | TER, hypotheses: Sequence[str], references: References) -> Metric:
     result = metric.corpus_score(list(hypotheses), [list(lines) for lines in references])
     return Metric(result.name, float(result.score), str(metric.get_signature()))
+
+
+def _moses_languages() -> frozenset[str]:
+    """Those that Moses' tokenizer has rules for; it leaves Chinese text without spaces as one word."""
+    from sacremoses.corpus import NonbreakingPrefixes  # type: ignore[import-untyped]
+
+    return frozenset(NonbreakingPrefixes().available_langs.values()) - set(_CHINESE)
 
 
 def _moses(language: str) -> Callable[[str], str]:

@@ -27,7 +27,8 @@ _PROMPTS_AT_ONCE = 32
 
 @dataclass(frozen=True)
 class Continuation:
-    """text: prompt and what follows.  log_prob: sum of natural log-probabilities, those of the prompt included.
+    """text: prompt and what follows.  log_prob: sum of natural log-probabilities, those of the prompt included, in the
+    precision that generated the text (int8 by default on a CPU).
 
     ended: the model came to an end by itself, before `max_tokens`.
     """
@@ -153,14 +154,17 @@ class TextGenerator:
         return found
 
     def surprise(self, text: str) -> Surprise:
-        """How probable the model finds a text; one that is longer than `max_tokens` is cut into parts."""
+        """How probable the model finds a text; one that is longer than `max_tokens` is cut into parts.
+
+        Computed in float32, unless the generator was loaded with `quantize="int8"` or "bf16".
+        """
         ids = self.tokenizer.encode_target(text)
         if not self.ends:
             ids = ids[:-1]
         blocks = list(_blocks(ids, self.max_tokens))
         # A target has an end; where the text has none there, its log-probability is left out.
         ended = [block if block[-1] == EOS else [*block, EOS] for block in blocks]
-        scored = self.searcher.score([([], block) for block in ended], self.max_tokens)
+        scored = self.searcher.scorer.score([([], block) for block in ended], self.max_tokens)
         log_prob = math.fsum(sum(row[: len(block)]) for block, row in zip(blocks, scored, strict=True))
         return Surprise(log_prob, len(ids), len(text) + self.ends)
 

@@ -45,12 +45,13 @@ class Alternative:
 class Translation:
     """One translated line.
 
-    log_prob: sum of natural log-probabilities, ends of sentence included.  score: log_prob / length penalty; the sum
-    over the parts of a line that was split.  tokens: the target's pieces with the end of sentence (one a part);
-    token_log_probs: one a token.  nbest: best first, this one included.  flags, in this
-    order: `empty_source` (nothing to translate), `split` (longer than the model takes, translated in parts),
-    `truncated` (reached the longest length allowed), `length` (much shorter or longer than the source), `repetition`
-    (a loop, translated again without repeated 3-grams).
+    log_prob: sum of natural log-probabilities, ends of sentence included, as the search computed them: in the precision
+    that translated, so in int8 by default on a CPU (`Translator.score` returns those of float32).  score: log_prob /
+    length penalty; the sum over the parts of a line that was split.  tokens: the target's pieces with the end of
+    sentence (one a part); token_log_probs: one a token.  nbest: best first, this one included.  flags, in this order:
+    `empty_source` (nothing to translate), `split` (longer than the model takes, translated in parts), `truncated`
+    (reached the longest length allowed), `length` (much shorter or longer than the source), `repetition` (a loop,
+    translated again without repeated 3-grams).
     """
 
     source: str
@@ -142,9 +143,9 @@ class Translator:
         engine: "fast" is the native engine for the CPU, which packs the model once and keeps the result beside it;
         "auto" takes it where it can run the model; `about` says what was taken.  On a CUDA device, "auto" lets the GPU
         repeat recorded steps.  quantize: the weights, "int8" (what "auto" takes on a CPU), "bf16" (what it takes on a
-        GPU that has it) or "none" = float32, with the plain path's results.  threads: the engine's, by default all
-        cores.  shortlist: only words that go with the source's, as `dragoman shortlist` learned them.  Raises
-        ModelFolderError, and UsageError where what is asked for cannot be.
+        GPU that has it) or "none" = float32, with the plain path's results; `score` is in float32 with "auto" too.
+        threads: the engine's, by default all cores.  shortlist: only words that go with the source's, as `dragoman
+        shortlist` learned them.  Raises ModelFolderError, and UsageError where what is asked for cannot be.
         """
         from dragoman.fast.loading import load_searcher  # here, so that translating does not load the trainer
 
@@ -247,10 +248,13 @@ class Translator:
     def score(self, sources: Sequence[str], targets: Sequence[str], *, batch_tokens: int = 4000) -> list[Score]:
         """The log-probability of each target given its source, whole, whatever their lengths.
 
+        Computed in float32, unless the translator was loaded with `quantize="int8"` or "bf16".  Where it translates in
+        int8, the first call loads the float32 weights too.
+
         batch_tokens: padded source and target tokens in one batch.  Raises UsageError when the numbers differ.
         """
         pairs = self._pairs(sources, targets)
-        scored = zip(pairs, self.searcher.score(pairs, batch_tokens), strict=True)
+        scored = zip(pairs, self.searcher.scorer.score(pairs, batch_tokens), strict=True)
         return [
             Score(sum(log_probs), [self.tokenizer.target_piece(i) for i in ids], log_probs)
             for (_, ids), log_probs in scored

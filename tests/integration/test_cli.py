@@ -81,6 +81,36 @@ def test_score_and_evaluate(cli: Cli, place: Path) -> None:
     assert code == 0 and b"BLEU" in out and b"chrF" in out
     code, out, _ = cli("evaluate", place / "runs" / "tiny", "--json", *files)
     assert code == 0 and isinstance(json.loads(out), dict)
+    code, out, _ = cli("evaluate", place / "runs" / "tiny", "--tokenize", "char", *files)
+    assert code == 0 and b"tok:char|" in out
+    code, out, err = cli("evaluate", place / "runs" / "tiny", "--tokenize", "klingon", *files)
+    assert (code, out) == (2, b"") and "tokenize = 'klingon': must be one of auto, 13a" in err
+
+
+def test_validation_and_the_test_score_of_chinese(cli: Cli, place: Path, tmp_path: Path) -> None:
+    overrides = ["train.budget=6 steps", "data.target_language=zh-Hans", "data.test.source=valid.src",
+                 "data.test.target=valid.tgt"]  # fmt: skip
+    code, _, err = cli("train", place / "tiny.toml", *overrides, "--out", tmp_path / "run")
+    assert code == 0
+    assert "data.valid: BLEU with sacreBLEU's tokenizer zh, for target_language = 'zh-Hans'" in err
+    assert "tok:zh|" in err and "BLEU-literature" not in err
+
+
+def test_scores_are_in_float32_unless_int8_is_requested(cli: Cli, place: Path) -> None:
+    from dragoman.fast.native import load_native
+    from dragoman.translate import Translator
+
+    run, sources, targets = place / "runs" / "tiny", place / "data" / "valid.src", place / "data" / "valid.tgt"
+    plain = Translator.load(run, engine="plain").score(*(f.read_text().splitlines() for f in (sources, targets)))
+    exact = [
+        float(row.split(b"\t")[0])
+        for row in cli("score", run, "--source", sources, "--target", targets)[1].splitlines()
+    ]
+    assert exact == pytest.approx([score.log_prob for score in plain], abs=1e-4)
+    if load_native() is not None:
+        code, out, _ = cli("score", run, "--source", sources, "--target", targets, "--quantize", "int8")
+        short = [float(row.split(b"\t")[0]) for row in out.splitlines()]
+        assert code == 0 and max(abs(a - b) for a, b in zip(short, exact, strict=True)) > 1e-3
 
 
 def test_average_and_info(cli: Cli, place: Path) -> None:

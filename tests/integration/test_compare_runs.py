@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import statistics
 from pathlib import Path
 
 import pytest
 
 from dragoman.compare import compare
+from dragoman.errors import UsageError
 from dragoman.evaluate import evaluate_texts
 from dragoman.model_folder import load_model, read_meta
 from dragoman.training.runlog import read_log
@@ -76,6 +78,31 @@ def test_the_test_set_is_decoded_by_every_run(place: Path) -> None:
     assert again["test"] == {"sentences": 30, "unit": "words", "samples": 50}
 
 
+def test_the_target_language_chooses_the_tokenizer(place: Path, tmp_path: Path) -> None:
+    runs = [tmp_path / language for language in ("zh_CN", "cmn", "de")]
+    for run in runs:
+        shutil.copytree(place / "runs" / "wide", run)
+        document = (run / "config.toml").read_text(encoding="utf-8")
+        assert 'target_language = "xx"' in document
+        document = document.replace('target_language = "xx"', f'target_language = "{run.name}"')
+        (run / "config.toml").write_text(document, encoding="utf-8")
+    test = (place / "test.en", place / "test.de")
+
+    def tokenizers(*given: Path, **options: str) -> set[str]:
+        found = compare(given, *test, samples=2, **options)  # type: ignore[arg-type]
+        return {re.findall(r"tok:([\w-]+)", run.test.bleu_signature)[0] for run in found.runs if run.test}
+
+    assert tokenizers(*runs[:2]) == {"zh"}
+    assert tokenizers(runs[2]) == {"13a"}
+    assert tokenizers(*runs, tokenize="char") == {"char"}
+    with pytest.raises(UsageError, match=r"zh_CN: zh_CN \(zh\), de: de \(13a\)"):
+        tokenizers(runs[0], runs[2])
+    with pytest.raises(UsageError, match="tokenize = 'klingon'"):
+        tokenizers(runs[0], tokenize="klingon")
+    with pytest.raises(UsageError, match="tokenize = char: only for the BLEU of a test set"):
+        compare(runs[:1], tokenize="char")
+
+
 def test_the_commands_of_the_document(place: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
@@ -94,6 +121,7 @@ def test_the_commands_of_the_document(place: Path, cli: Cli, monkeypatch: pytest
     assert len(printed) == 4
     assert "valid loss" in printed[0] and "model.d_ff" in printed[0] and "σ" not in printed[0]
     assert "lstm" in printed[1] and "seeds" in printed[1] and "1, 2" in printed[1] and "σ" in printed[1]
+    assert "tok:13a" in printed[2] and "chrF nrefs:1" in printed[2]
     assert "test BLEU" in printed[2] and "bootstrap of 30 test lines" in printed[2]
     document = json.loads(printed[3])
     assert [group["differs"] for group in document["groups"]] == [{"model.d_ff": 24}, {"model.d_ff": 40}]

@@ -24,6 +24,7 @@ from dragoman.errors import ModelFolderError, UsageError
 from dragoman.fast import loading
 from dragoman.fast.native import Native, load_native, missing
 from dragoman.fast.pack import pack
+from dragoman.inside.effect import effect
 from dragoman.inside.record import record
 from dragoman.models.build import build_model
 from dragoman.search import ModelStepper, SearchSettings, generate
@@ -77,6 +78,42 @@ def test_scores_of_given_targets(run: Path) -> None:
     assert [s.tokens for s in fast] == [s.tokens for s in plain]
     for one, other in zip(fast, plain, strict=True):
         assert one.token_log_probs == pytest.approx(other.token_log_probs, abs=1e-4)
+
+
+@native
+def test_scores_are_those_of_float32_unless_int8_is_requested(run: Path) -> None:
+    sources, targets = SOURCES[:12], [target for _, target in digit_pairs(12, seed=12)]
+    default = Translator.load(run, engine="fast")
+    plain = Translator.load(run, engine="plain").score(sources, targets)
+    int8 = Translator.load(run, quantize="int8").score(sources, targets)
+    for one, other in zip(default.score(sources, targets), plain, strict=True):
+        assert one.tokens == other.tokens
+        assert one.token_log_probs == pytest.approx(other.token_log_probs, abs=1e-4)
+    assert max(abs(a.log_prob - b.log_prob) for a, b in zip(int8, plain, strict=True)) > 1e-3
+    assert "int8" in default.about, "translating is still done in int8"
+    assert default.translate(SOURCES) == Translator.load(run, quantize="int8").translate(SOURCES)
+
+
+@native
+def test_a_score_is_of_the_loaded_checkpoint_though_the_run_went_on(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    steps = sorted((path.name for path in (copy / "checkpoints").iterdir() if path.name.isdigit()), key=int)
+    (copy / "best").write_text(f"checkpoints/{steps[0]}\n", encoding="utf-8")
+    translator = Translator.load(copy)
+    before = Translator.load(copy, quantize="none").score(["one two"], ["deux un"])
+    (copy / "best").write_text(f"checkpoints/{steps[-1]}\n", encoding="utf-8")
+    assert translator.score(["one two"], ["deux un"]) == before
+    assert Translator.load(copy, quantize="none").score(["one two"], ["deux un"]) != before
+
+
+@native
+def test_the_effect_of_no_change_is_none(run: Path) -> None:
+    references = [target for _, target in digit_pairs(40, seed=11)]
+    found = effect(
+        Translator.load(run), {"decoder.layers.0.cross_attn.heads": lambda heads: heads}, SOURCES, references
+    )
+    assert found.loss.before == found.loss.after
+    assert found.changed == () and found.before == found.after
 
 
 @native

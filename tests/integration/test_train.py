@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from dragoman.data.batching import plan_batches, read_batch
+from dragoman.data.corpus import corpus_spec
 from dragoman.errors import ConfigError, DataError, TrainingError, UsageError
 from dragoman.model_folder import average_tensors, load_file, load_model, read_pointer, steps_in, verify
 from dragoman.training.lock import lock_run
@@ -22,8 +24,11 @@ from dragoman.training.loss import Loss
 from dragoman.training.run import average_run, open_run
 from dragoman.training.runlog import Reporter, read_log
 from dragoman.training.trainer import Trainer, train
+from dragoman.training.translation import Validation
 from dragoman.training.world import World
 from small_run import Cli, Listener, small_config, weights, write_corpus, write_lines, write_toml
+from tiny_translator import tiny_tokenizer
+from toy_model import CopyModel
 
 
 @pytest.fixture
@@ -241,6 +246,24 @@ def test_files_that_do_not_exist_are_all_named(data: Path, tmp_path: Path) -> No
 def test_a_device_that_does_not_exist(device: str, data: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"device = '{device}': no such device; accepted: auto, cpu"):
         train(small_config(data, f"train.device={device}"), tmp_path / "run")
+
+
+def test_validation_counts_bleu_of_chinese_over_characters(tmp_path: Path) -> None:
+    tokenizer, pairs = tiny_tokenizer(), ["他在公园里和朋友们一起踢足球。", "我昨天买了一本新书。"]
+    write_lines(tmp_path / "valid.src", pairs)
+    write_lines(tmp_path / "valid.tgt", ["他在公园里和朋友一起踢足球。", "我昨天买了一本新的书。"])
+    config = small_config(tmp_path, "data.target_language=zh_CN", "data.filter.max_tokens=99", "search.max_extra=3")
+    valid = config.parallel.valid
+    assert valid is not None
+    heard = Listener()
+    model = CopyModel(tokenizer.target_size)
+    model.output = nn.Linear(model.vocab, model.vocab, bias=False)
+    nn.init.eye_(model.output.weight)
+
+    scores = Validation(config, corpus_spec(config, valid), tokenizer, heard.say)(model)
+
+    assert scores["bleu"] == pytest.approx(81.22, abs=0.01)
+    assert "BLEU with sacreBLEU's tokenizer zh" in heard.text
 
 
 # ------------------------------------------------------------------------------------------- what is kept and averaged

@@ -23,12 +23,13 @@ from dragoman.config import (
     NoPosition,
     TransformerConfig,
 )
+from dragoman.errors import UsageError
 from dragoman.models.build import build_model
 from dragoman.models.convolutional import Convolutional
 from dragoman.models.seq2seq import Model
-from dragoman.nn.attention import AttentionTaps, SelfAttention, attend_explicit, causal_bias
+from dragoman.nn.attention import AttentionTaps, SelfAttention, attend_explicit, attend_short, causal_bias
 from dragoman.nn.linear_attention import causal_linear_attention, causal_linear_attention_plain
-from dragoman.nn.positions import Learned, Positions, Rotary, Sinusoidal
+from dragoman.nn.positions import Positions, Rotary, Sinusoidal
 from dragoman.nn.taps import Tap
 
 H, T, DH, V = 3, 7, 4, 23
@@ -138,23 +139,29 @@ def test_larger_scores_turn_the_softmax_into_a_hardmax_without_gradient() -> Non
     assert steepest == sorted(steepest, reverse=True) and steepest[0] > 0.3 and steepest[-1] < 1e-40
 
 
-def test_the_softmaxs_derivative_is_a_matrix() -> None:
+@pytest.mark.parametrize("attend", [attend_explicit, attend_short])
+def test_the_softmaxs_derivative_is_a_matrix(attend: Callable[..., Any]) -> None:
     """One of the texts keeps its diagonal only, and squares the power before it subtracts.
 
     The whole is diag(w) - w w^T.  Every row of it sums to 0: a score that rises takes from the others what it gives.
+    With keys and values that are the unit vectors, the scores are q / sqrt(Dh) and the outputs the weights, so that the
+    derivative of our attention by q is that matrix, divided by sqrt(Dh).
     """
-    scores = random(1, 5)
-    q, k = torch.zeros(1, 1, 1, DH, dtype=torch.float64), random(1, 1, 5, DH)
+    words = 5
+    query, unit = random(words), torch.eye(words, dtype=torch.float64)[None, None]
 
-    def weights_of(added: Tensor) -> Tensor:
-        return attend_explicit(q, k, k, added)[1][0, 0, 0]
+    def weights_of(q: Tensor) -> Tensor:
+        out = attend(q[None, None, None], unit, unit, None)
+        return (out[0] if isinstance(out, tuple) else out)[0, 0, 0]
 
-    whole = torch.autograd.functional.jacobian(weights_of, scores)[:, 0]  # (5, 5)
-    w = weights_of(scores)
-    torch.testing.assert_close(whole, w.diag() - w[:, None] * w, **EXACT)
-    torch.testing.assert_close(whole.sum(-1), torch.zeros(5, dtype=torch.float64), **EXACT)
-    powers = scores[0].exp()
-    squared = powers * (powers.sum() - powers**2) / powers.sum() ** 2
+    powers = [math.exp(x / math.sqrt(words)) for x in query.tolist()]
+    w = [power / sum(powers) for power in powers]
+    torch.testing.assert_close(weights_of(query), torch.tensor(w, dtype=torch.float64), **EXACT)
+    by_hand = [[w[i] * (i == j) - w[i] * w[j] for j in range(words)] for i in range(words)]
+    whole = torch.autograd.functional.jacobian(weights_of, query) * math.sqrt(words)
+    torch.testing.assert_close(whole, torch.tensor(by_hand, dtype=torch.float64), **EXACT)
+    torch.testing.assert_close(whole.sum(-1), torch.zeros(words, dtype=torch.float64), **EXACT)
+    squared = torch.tensor([p * (sum(powers) - p**2) / sum(powers) ** 2 for p in powers], dtype=torch.float64)
     assert (whole - whole.diagonal().diag()).abs().max() > 1e-2 and not torch.allclose(squared, whole.diagonal())
 
 
@@ -253,15 +260,20 @@ def test_a_stack_of_convolutions_reaches_as_far_as_it_is_deep(layers: int, place
 
 
 def test_learned_positions_of_the_example_are_393216_numbers() -> None:
-    """512 x 768, and in a model so many more than without."""
-
-    def count(position: LearnedPosition | NoPosition) -> int:
-        config = EncoderOnlyConfig(d_model=768, d_ff=8, n_heads=12, n_layers=1, position=position)
-        return build_model(config, V, V).parameter_count()
-
-    with torch.device("meta"):
-        assert [tuple(p.shape) for p in Learned(768, 512).parameters()] == [(512, 768)]
-        assert count(LearnedPosition(max_len=512)) - count(NoPosition()) == 512 * 768 == 393_216
+    """512 x 768, and in a model so many more than without; a text trains the rows of its own places, no other."""
+    sizes: dict[str, Any] = {"d_model": 768, "d_ff": 8, "n_heads": 12, "n_layers": 1, "dropout": 0.0}
+    learned = build_model(EncoderOnlyConfig(position=LearnedPosition(max_len=512), **sizes), V, V)
+    without = build_model(EncoderOnlyConfig(position=NoPosition(), **sizes), V, V)
+    assert learned.parameter_count() - without.parameter_count() == 512 * 768 == 393_216
+    table = dict(learned.named_parameters())["encoder.positions.table"]
+    for words in (T, 512):
+        text = torch.randint(4, V, (1, words))
+        hidden = learned.hidden(text, None, text)
+        (gradient,) = torch.autograd.grad(hidden, table, random(*hidden.shape).float())
+        assert gradient[:words].ne(0).all(), "every number of a place that is used"
+        assert not gradient[words:].any()
+    with pytest.raises(UsageError, match="513 tokens, but learned positions reach max_len = 512"):
+        learned.hidden(torch.full((1, 513), 5), None, torch.full((1, 513), 5))
 
 
 @pytest.mark.parametrize(("m", "n"), [(0, 0), (5, 2), (2, 5), (103, 100)])

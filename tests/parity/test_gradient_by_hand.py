@@ -89,17 +89,27 @@ def test_the_gradient_of_w_q_is_the_chain_rule(causal: bool) -> None:
 
 
 def test_the_chain_rule_is_the_slope() -> None:
-    """L = sum of c * z, whose gradient of z is c: the same as the difference of two losses beside each other."""
-    x, c = torch.randn(T, D, dtype=torch.float64), torch.randn(T, D, dtype=torch.float64)
-    w_q, w_k, w_v = torch.randn(3, D, D, dtype=torch.float64)
+    """The loss of our attention, computed twice beside each other, rises as the gradient by hand says.
 
-    def loss(w: Tensor) -> float:
-        q, k = times(w.tolist(), x.tolist()), times(w_k.tolist(), x.tolist())
-        alpha = torch.tensor(weights_of(q, k, [T] * T), dtype=c.dtype)
-        return float((c * (alpha @ (x @ w_v.T))).sum())
+    L = sum of c * z with W^O the identity, so that the gradient of z is c.  No backward pass takes part.
+    """
+    attention = SelfAttention(D, 1, bias=False).double()
+    x, c, pos = torch.randn(1, T, D, dtype=torch.float64), torch.randn(T, D, dtype=torch.float64), torch.arange(T)
+    weight, step = attention.qkv.weight, 1e-6
+    with torch.no_grad():
+        nn.init.normal_(weight)
+        nn.init.eye_(attention.out.weight)
+        by_hand = gradient_by_hand(x[0], *weight.chunk(3), of_z=c, seen=[T] * T)
 
-    by_hand, step = gradient_by_hand(x, w_q, w_k, w_v, c, [T] * T), 1e-6
-    for i, j in product(range(D), range(D)):
-        nudge = torch.zeros(D, D, dtype=torch.float64)
-        nudge[i, j] = step
-        assert float(by_hand[i, j]) == pytest.approx((loss(w_q + nudge) - loss(w_q - nudge)) / (2 * step), abs=1e-6)
+        def loss() -> float:
+            return float((c * attention(x, Positions(), pos)[0]).sum())
+
+        for i, j in product(range(D), range(D)):
+            own = weight[i, j].clone()
+            weight[i, j] = own + step
+            above = loss()
+            weight[i, j] = own - step
+            below = loss()
+            weight[i, j] = own
+            assert float(by_hand[i, j]) == pytest.approx((above - below) / (2 * step), abs=1e-6)
+    assert by_hand.abs().max() > 1e-3

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -396,3 +399,21 @@ def test_bfloat16_is_near_float32(cell: str, attention: str) -> None:
     assert half.dtype == torch.bfloat16
     for near in (logits, half):
         torch.testing.assert_close(near.float(), exact, rtol=0.1, atol=0.1)
+
+
+def test_an_lstm_runs_in_bfloat16_where_the_processor_has_no_kernel_for_it() -> None:
+    """As with AVX2 alone, which oneDNN is told to keep to; it reads that once, so the process is another."""
+    code = """
+import torch
+from dragoman.nn.recurrent import LSTM
+cell, x = LSTM(8, 12), torch.randn(2, 5, 8, requires_grad=True)
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    out, (h, c) = cell(x)
+out.float().sum().backward()
+torch.testing.assert_close(out.float(), cell(x)[0], rtol=0.05, atol=0.05)
+assert x.grad.isfinite().all() and h.shape == c.shape == (2, 12)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

@@ -63,23 +63,23 @@ def attentions(model: Model) -> list[tuple[str, Tensor]]:
 
 @pytest.mark.parametrize("name", SOFTMAX)
 def test_recorded_weights_are_the_formula_of_recorded_queries_and_keys(name: str) -> None:
-    """In float32 to 1e-6; the heads come from the fused path, the weights beside it from the formula."""
-    model = built(TRANSLATORS[name], V, shake=False).float()
+    """In float64, to 1e-10; the heads come from the fused path, the weights beside it from the formula."""
+    model = built(TRANSLATORS[name], V, shake=False)
     seen = everything(model)
     for path, sight in attentions(model):
         kinds = ("queries", "keys", "values", "scores", "masked", "weights", "heads")
-        q, k, v, scores, masked, weights, heads = (seen.joined(f"{path}.{kind}").double() for kind in kinds)
+        q, k, v, scores, masked, weights, heads = (seen.joined(f"{path}.{kind}") for kind in kinds)
         k, v = (x.repeat_interleave(q.size(1) // k.size(1), dim=1) for x in (k, v))
         want = q @ k.transpose(-1, -2) / math.sqrt(q.size(-1))
-        torch.testing.assert_close(scores, want, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(scores, want, **EXACT)
         bias = masked - scores
         assert torch.equal(bias == -math.inf, ~sight.expand_as(bias)), path
         if name not in ("shaw", "t5", "alibi") or "cross" in path:  # they add something to scores in sight
             assert not bias[sight.expand_as(bias)].any(), path
-        torch.testing.assert_close(weights, (want + bias).softmax(-1), rtol=0, atol=1e-6)
+        torch.testing.assert_close(weights, (want + bias).softmax(-1), **EXACT)
         assert not weights[~sight.expand_as(weights)].any()
         if name != "shaw" or "cross" in path:  # its values have a term of their own
-            torch.testing.assert_close(heads, weights @ v, rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(heads, weights @ v, **EXACT)
 
 
 @pytest.mark.parametrize("name", LINEAR)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 
 from dragoman.vectors import WordVectors
 from dragoman.vectors.loss import cbow_loss, keep_probability, noise_probability, skip_gram_loss
+from dragoman.vectors.train import Kind, train_vectors
 
 B, K, W, D = 3, 5, 4, 7
 EXACT = {"rtol": 0.0, "atol": 1e-10}
@@ -80,16 +82,31 @@ def test_keep_probability_falls_with_frequency_and_noise_flattens_it() -> None:
     assert float(noise[0] / noise[3]) == pytest.approx(1000.0, rel=1e-9)
 
 
-def test_gensim_keeps_and_draws_as_written_here() -> None:
+@pytest.mark.parametrize("kind", ["skipgram", "cbow"])
+def test_our_training_keeps_and_draws_as_written_here(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`train_vectors` asks gensim for what `loss.py` writes out: the tables of the model that it trained say so."""
     models = pytest.importorskip("gensim.models", reason="pip install 'dragoman[vectors]'", exc_type=ImportError)
-    frequencies = Counter({"the": 9000, "of": 700, "sea": 30, "rare": 2})
-    model = models.Word2Vec(min_count=1, sample=1e-3, negative=5, vector_size=6)
-    model.build_vocab_from_freq(frequencies, corpus_count=1)
-    counts = torch.tensor([frequencies[word] for word in model.wv.index_to_key], dtype=torch.float64)
-    kept = torch.tensor([model.wv.get_vecattr(word, "sample_int") / 2**32 for word in model.wv.index_to_key])
+    trained: list[Any] = []
+
+    class Kept(models.Word2Vec):  # type: ignore[misc, name-defined]
+        def __init__(self, **settings: Any) -> None:
+            super().__init__(**settings)
+            trained.append(self)
+
+    monkeypatch.setattr(models, "Word2Vec", Kept)
+    frequencies = Counter({"the": 900, "of": 70, "sea": 6, "rare": 2, "once": 1})
+    vectors = train_vectors([word for word, count in frequencies.items() for _ in range(count)], kind, size=6,
+                            min_count=2, epochs=1)  # fmt: skip
+    (model,) = trained
+    assert vectors.words == model.wv.index_to_key == ["the", "of", "sea", "rare"]
+    counts = torch.tensor([frequencies[word] for word in vectors.words], dtype=torch.float64)
+    kept = torch.tensor([model.wv.get_vecattr(word, "sample_int") / 2**32 for word in vectors.words])
+    assert float(kept[0]) < 0.1 and float(kept[3]) < 1, "frequent words are passed over"
     torch.testing.assert_close(kept.double(), keep_probability(counts), rtol=1e-5, atol=0)
     drawn = torch.tensor(model.cum_table.tolist(), dtype=torch.float64) / float(model.cum_table[-1])
     torch.testing.assert_close(drawn, noise_probability(counts).cumsum(0), rtol=0, atol=1e-6)
+    assert (model.negative, model.sg, model.hs) == (5, int(kind == "skipgram"), 0)
+    assert model.cbow_mean == 1, "`cbow_loss` takes the mean of the window"
 
 
 SEA = ["ship", "sail", "wave", "harbour", "fish", "storm"]

@@ -52,6 +52,15 @@ def test_scores_and_intervals_are_those_of_sacrebleu(tmp_path: Path) -> None:
     assert found.by_length[0].bleu.score == pytest.approx(alone.score)
 
 
+def test_bleu_is_counted_with_the_tokenizer_given(tmp_path: Path) -> None:
+    references = ["他在公园里和朋友一起踢足球。", "我昨天买了一本新的书。"]
+    write_lines(tmp_path / "zh", references)
+    material = read_material(tmp_path / "zh", tmp_path / "zh")
+    found = score_translations(["他在公园里和朋友们一起踢足球。", "我昨天买了一本新书。"], material, 2, "zh")
+    assert found.bleu.score == pytest.approx(81.22, abs=0.01) and "tok:zh" in found.bleu_signature
+    assert found.by_length[0].bleu.score > 0
+
+
 def test_titles_of_buckets(tmp_path: Path) -> None:
     sources = [" ".join(["word"] * n) for n in range(1, 41) for _ in range(3)]
     write_lines(tmp_path / "a", sources)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 from pathlib import Path
 
 import pytest
+from sacrebleu.metrics.ter import TER
+from sacrebleu.tokenizers import tokenizer_ja_mecab, tokenizer_ko_mecab
 
 from dragoman.errors import UsageError
 from dragoman.evaluate import (
+    bleu_tokenizer,
     compare,
     corpus_scores,
     evaluate_model,
@@ -21,6 +25,8 @@ from dragoman.evaluate import (
 from tiny_translator import copying_translator, tiny_translator
 
 DATA = Path(os.environ.get("DRAGOMAN_DATA") or Path(__file__).parents[2].parent / "shared" / "data") / "mt_scoring"
+CHINESE = ["他在公园里和朋友们一起踢足球。", "我昨天买了一本新书。"]
+NEARLY = ["他在公园里和朋友一起踢足球。", "我昨天买了一本新的书。"]
 TEXT = ["the dog runs .", "a cat sleeps on the mat", "two men walk", "he reads a long book at night"]
 
 
@@ -89,6 +95,16 @@ def test_case_counts_unless_it_is_told_not_to() -> None:
     assert "case:mixed" in strict.bleu.signature and "case:lc" in lenient.bleu.signature
 
 
+def test_ter_ignores_case_as_sacrebleu_does() -> None:
+    shouted = [text.upper() for text in TEXT]
+
+    scores = evaluate_texts(shouted, [TEXT])
+
+    assert scores.ter.score == 0 == TER().corpus_score(shouted, [TEXT]).score
+    assert "case:lc" in scores.ter.signature
+    assert compare(shouted, TEXT, [TEXT], samples=5).ter.a == 0
+
+
 def test_a_second_reference_helps() -> None:
     other = ["the hound runs .", *TEXT[1:]]
     one, two = evaluate_texts(other, [TEXT]), evaluate_texts(other, [TEXT, other])
@@ -104,6 +120,106 @@ def test_the_literature_s_bleu_is_of_lowercased_tokenized_text() -> None:
     assert metric.score == pytest.approx(100)
     assert "case:lc" in metric.signature
     assert "tok:moses-de" in metric.signature and metric.signature.endswith("norm:moses")
+
+
+def test_the_literature_s_text_is_lowercased_before_it_is_tokenized() -> None:
+    """Moses keeps the full stop of the abbreviation `Dr.`; `dr.` is none, so its full stop is a word."""
+    metric = literature_bleu(["Wir sehen Dr. 5 Hunde."], [["wir sehen dr . 5 hunde ."]], "de")
+
+    assert metric.score == pytest.approx(100)
+
+
+@pytest.fixture
+def no_mecab(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where sacreBLEU's tokenizers of Japanese and Korean are not installed, whether they are or not."""
+    for module in (tokenizer_ja_mecab, tokenizer_ko_mecab):
+        monkeypatch.setattr(module, "MeCab", None)
+    bleu_tokenizer.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "language", ["zh", "ZH", "zh-Hans", "zh_CN", "zh-TW.UTF-8", "cmn", "cmn_Hans_CN", "zho", "yue"]
+)
+def test_chinese_is_cut_into_characters(language: str) -> None:
+    assert bleu_tokenizer(language) == "zh"
+
+
+@pytest.mark.parametrize("language", ["de", "en_US", "target", "", "xx", "ru", "zhuang", "january"])
+def test_most_languages_take_13a(language: str) -> None:
+    assert bleu_tokenizer(language) == "13a"
+
+
+@pytest.mark.parametrize(
+    ("language", "tokenizer", "command"), [("ja", "char", "sacrebleu[ja]"), ("ko-KR", "13a", "sacrebleu[ko]")]
+)
+def test_a_tokenizer_that_is_not_installed_is_replaced_and_named_once(
+    language: str, tokenizer: str, command: str, no_mecab: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert bleu_tokenizer(language) == bleu_tokenizer(language) == tokenizer
+
+    (record,) = caplog.records
+    assert f"pip install '{command}'" in record.getMessage() and f"tok:{tokenizer}" in record.getMessage()
+
+
+@pytest.mark.parametrize(("language", "module"), [("ja", tokenizer_ja_mecab), ("ko", tokenizer_ko_mecab)])
+def test_japanese_and_korean_take_mecab_where_it_is_installed(language: str, module: object) -> None:
+    if getattr(module, "MeCab", None) is None:
+        pytest.skip(f"pip install 'sacrebleu[{language}]'")
+
+    assert bleu_tokenizer(language) == f"{language}-mecab"
+
+
+def test_a_tokenizer_asked_for_by_name_is_taken_or_refused(no_mecab: None) -> None:
+    assert bleu_tokenizer("zh", "char") == "char"
+    assert bleu_tokenizer("de", "zh") == "zh"
+    with pytest.raises(UsageError, match=r"tokenize = 'ja-mecab'.*pip install 'sacrebleu\[ja\]'"):
+        bleu_tokenizer("zh", "ja-mecab")
+    with pytest.raises(UsageError, match="tokenize = 'moses': must be one of auto, 13a"):
+        bleu_tokenizer("zh", "moses")
+
+
+def test_nearly_correct_chinese_has_a_high_score() -> None:
+    assert evaluate_texts(CHINESE, [NEARLY]).bleu.score == 0, "13a takes a sentence for a word"
+
+    scores = evaluate_texts(CHINESE, [NEARLY], tokenize=bleu_tokenizer("zh"))
+
+    assert scores.bleu.score == pytest.approx(81.22, abs=0.01)
+    assert "tok:zh" in scores.bleu.signature
+    assert corpus_scores(CHINESE, NEARLY, "zh")["bleu"] == scores.bleu.score
+    compared = compare(CHINESE, NEARLY, [NEARLY], samples=5, tokenize="zh")
+    assert compared.bleu.a == pytest.approx(scores.bleu.score) and "tok:zh" in compared.bleu.signature
+
+
+@pytest.mark.parametrize(("language", "tokenize", "signature"), [("zh_CN", "auto", "zh"), ("zh", "char", "char")])
+def test_the_language_of_the_target_chooses_the_tokenizer(language: str, tokenize: str, signature: str) -> None:
+    sources = ["one two three four", "five six seven eight"]
+
+    scores = evaluate_model(
+        copying_translator(),
+        sources,
+        [sources],
+        against=tiny_translator(),
+        language=language,
+        tokenize=tokenize,
+        beam=1,
+    )
+
+    assert scores.against is not None
+    assert f"tok:{signature}|" in scores.bleu.signature and f"tok:{signature}|" in scores.against.bleu.signature
+    assert scores.literature is None, "Moses has no words for Chinese"
+
+
+@pytest.mark.parametrize(
+    ("language", "known"), [("de", True), ("de_AT", True), ("zh", False), ("ja", False), ("", False)]
+)
+def test_the_literature_s_bleu_is_of_languages_that_moses_cuts_into_words(language: str, known: bool) -> None:
+    scores = evaluate_model(copying_translator(), ["one two"], [["one two"]], language=language, beam=1)
+
+    assert (scores.literature is not None) == known
+    if not known:
+        with pytest.raises(UsageError, match="Moses"):
+            literature_bleu(["a"], [["a"]], language)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +239,7 @@ def test_lines_that_do_not_match_are_refused(texts: list[str], references: list[
 
 
 def test_other_wrong_arguments_are_refused() -> None:
-    with pytest.raises(UsageError, match="tokenize = 'moses': must be one of 13a"):
+    with pytest.raises(UsageError, match="tokenize = 'moses': must be one of auto, 13a"):
         evaluate_texts(TEXT, [TEXT], tokenize="moses")
     with pytest.raises(UsageError, match="samples = 0"):
         compare(TEXT, TEXT, [TEXT], samples=0)
@@ -133,6 +249,20 @@ def test_a_system_is_no_better_than_itself() -> None:
     result = compare(TEXT, TEXT, [TEXT], samples=20)
 
     assert result.bleu.p_value == result.chrf.p_value == result.ter.p_value == 1
+
+
+def test_each_system_has_its_own_interval() -> None:
+    damaged = [text.replace("a ", "the ") if i % 3 else "quite another one" for i, text in enumerate(TEXT * 5)]
+
+    for result in (
+        compare(TEXT * 5, damaged, [TEXT * 5], samples=50),
+        compare(damaged, TEXT * 5, [TEXT * 5], samples=50),
+    ):
+        for metric in (result.bleu, result.chrf, result.ter):
+            perfect_first = (metric.a_interval, metric.b_interval)[:: 1 if result.bleu.a > result.bleu.b else -1]
+            assert perfect_first[0] == pytest.approx(0) and perfect_first[1] > 1
+            shown = f"{metric.a:.2f} ± {metric.a_interval:.2f} against {metric.b:.2f} ± {metric.b_interval:.2f}, p = "
+            assert shown in str(metric)
 
 
 def test_chance_is_told_from_a_difference() -> None:

@@ -78,7 +78,7 @@ ARROWS: dict[str, set[str]] = {
         "model_folder",
     },
     "vectors": {"errors", "extras", "nn", "data", "model_folder"},
-    "compare": {"errors", "config", "data", "model_folder", "translate", "training", "page"},
+    "compare": {"errors", "config", "data", "model_folder", "evaluate", "translate", "training", "page"},
     "page": {"errors", "io"},
 }
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dragoman.cli.options import AsJson, Device, app
+from dragoman.cli.options import AsJson, Device, Tokenize, app
 
 __all__ = ["compare"]
 
@@ -19,6 +19,7 @@ def compare(
     out: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("compare.html"),
     source: Annotated[Path | None, typer.Option(help="Source text to translate, one sentence a line.")] = None,
     reference: Annotated[Path | None, typer.Option(help="Its reference translations, one a line.")] = None,
+    tokenize: Tokenize = "auto",
     as_json: AsJson = False,
     device: Device = "cpu",
 ) -> None:
@@ -29,7 +30,7 @@ def compare(
     from dragoman.training.world import World
 
     say = RichReporter().say
-    comparison = compare_runs(runs, source, reference, device=World(device).device, say=say)
+    comparison = compare_runs(runs, source, reference, device=World(device).device, tokenize=tokenize, say=say)
     page = write_comparison(out, comparison)
     if as_json:
         typer.echo(json.dumps(comparison.to_json(), ensure_ascii=False, indent=1))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["AsJson", "Device", "InputFile", "Model", "Out", "OutputFile", "Quantize", "Source", "app"]
+__all__ = ["AsJson", "Device", "InputFile", "Model", "Out", "OutputFile", "Quantize", "Source", "Tokenize", "app"]
 
 app = typer.Typer(
     help="Train, run and open up the Transformer of 'Attention Is All You Need'.",
@@ -24,6 +24,10 @@ OutputFile = Annotated[Path | None, typer.Option("--output", help="Where to writ
 Source = Annotated[Path, typer.Option(help="Source text, one sentence a line.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")]
 Quantize = Annotated[str, typer.Option(help="The native engine's weights: int8 (auto), bf16, or none = float32.")]
+Tokenize = Annotated[
+    str,
+    typer.Option(help="BLEU's tokenizer: auto (by target language), 13a, intl, zh, ja-mecab, ko-mecab, char or none."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for a machine to read.")]
 
 

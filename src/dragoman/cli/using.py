@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dragoman.cli.options import AsJson, Device, InputFile, Model, OutputFile, Quantize, Source, app
+from dragoman.cli.options import AsJson, Device, InputFile, Model, OutputFile, Quantize, Source, Tokenize, app
 from dragoman.cli.streams import Output, lines_of, windows
 from dragoman.errors import UsageError
 
@@ -140,9 +140,13 @@ def score(
     model: Model,
     target: Annotated[Path, typer.Option(help="Target text, one sentence a line.")],
     source: Annotated[Path | None, typer.Option(help="Source text; a language model needs none.")] = None,
+    quantize: Quantize = "none",
     device: Device = "cpu",
 ) -> None:
-    """Log-probability of given pairs (or texts): a line each, sum of natural logs, number of tokens."""
+    """Log-probability of given pairs (or texts): a line each, sum of natural logs, number of tokens.
+
+    Computed in float32, unless --quantize asks for int8 or bf16.
+    """
     from dragoman.model_folder import read_config
 
     kind = read_config(model).data.kind
@@ -152,16 +156,15 @@ def score(
         raise UsageError(f"{model}: a language model reads no source: leave --source out")
     with Output(None) as write:
         if source is None:
-            generator = _generator(model, device, quantize="none")
+            generator = _generator(model, device, quantize=quantize)
             for surprise in map(generator.surprise, lines_of(target)):
                 write(f"{surprise.log_prob:.6f}\t{surprise.tokens}")
             return
         from dragoman.data.corpus import CorpusSpec, read_pairs
 
         pairs = list(read_pairs(CorpusSpec(source, target)))
-        for row in _translator(model, device, quantize="none").score(
-            [p.source for p in pairs], [p.target for p in pairs]
-        ):
+        translator = _translator(model, device, quantize=quantize)
+        for row in translator.score([p.source for p in pairs], [p.target for p in pairs]):
             write(f"{row.log_prob:.6f}\t{len(row.tokens)}")
 
 
@@ -171,6 +174,7 @@ def evaluate(
     source: Source,
     reference: Annotated[Path, typer.Option(help="Reference translations, one a line.")],
     against: Annotated[Path | None, typer.Option(help="A second model: is the difference significant?")] = None,
+    tokenize: Tokenize = "auto",
     quantize: Quantize = "none",
     as_json: AsJson = False,
     device: Device = "cpu",
@@ -183,12 +187,14 @@ def evaluate(
     pairs = list(read_pairs(CorpusSpec(source, reference)))
     sources = [p.source for p in pairs]
     translator = _translator(model, device, quantize=quantize)
+    language = read_config(model).parallel.target_language
     evaluation = evaluate_model(
         translator,
         sources,
         [[p.target for p in pairs]],
         against=None if against is None else _translator(against, device, quantize=quantize),
-        language=read_config(model).parallel.target_language,
+        language=language,
+        tokenize=tokenize,
     )
     warning = warn_of_overlap(model, sources)
     if as_json:

@@ -64,6 +64,12 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
             style="dim",
             soft_wrap=True,
         )
+        console.print(_signatures(comparison), style="dim", soft_wrap=True)
+
+
+def _signatures(comparison: Comparison) -> str:
+    one = next(run.test for run in comparison.runs if run.test is not None)
+    return f"BLEU {one.bleu_signature}; chrF {one.chrf_signature}"
 
 
 def _table(*heads: str) -> Table:
@@ -218,11 +224,10 @@ def _test_html(comparison: Comparison) -> str:
             f'<tr data-group="{index}"><th scope="row">{_mark(index)}{html.escape(group.name)}</th>{cells}</tr>'
         )
     head = f'<th scope="col">source {comparison.test.unit}</th>{heads}'
-    one = next(run.test for run in comparison.runs if run.test)
     parts = {
         "lengths": _table_html("BLEU by the length of the source", head, rows),
         "unit": comparison.test.unit,
-        "signatures": html.escape(f"BLEU {one.bleu_signature}; chrF {one.chrf_signature}"),
+        "signatures": html.escape(_signatures(comparison)),
     }
     return fill(web("compare_test.html"), parts)
 

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from dragoman.compare.scores import DecodedScores, Interval, LengthScore, Material, read_material, score_translations
 from dragoman.config import flatten, load_config
 from dragoman.errors import DragomanError, ModelFolderError, UsageError, nearest
+from dragoman.evaluate import bleu_tokenizer
 from dragoman.model_folder import find_model, read_meta, steps_in
 from dragoman.training.runlog import read_log
 
@@ -157,23 +158,28 @@ def compare(
     *,
     device: str | torch.device = "cpu",
     samples: int = 1000,
+    tokenize: str = "auto",
     say: Callable[[str], None] = lambda text: None,
 ) -> Comparison:
     """Read runs and put them side by side; with `source` and `reference` (text files) decode and score that test set.
 
-    runs: run folders, or folders of run folders.  samples: of the bootstrap.  say: hears what takes long.
+    runs: run folders, or folders of run folders.  samples: of the bootstrap.  tokenize: BLEU's
+    tokenizer; "auto" chooses it by the runs' `data.target_language`.  say: hears what takes long.
     Raises UsageError with every folder that cannot be compared, DataError for a test set that is misaligned.
     """
     if (source is None) != (reference is None):
         given, missing = ("source", "reference") if reference is None else ("reference", "source")
         raise UsageError(f"{given} = {source or reference} without {missing}: a test set is two files, line by line")
+    if source is None and tokenize != "auto":
+        raise UsageError(f"tokenize = {tokenize}: only for the BLEU of a test set; give source and reference too")
     if samples < 2:
         raise UsageError(f"samples = {samples}: must be at least 2; 1000 is usual")
     found = _read_runs(runs)
     if source is None or reference is None:
         return _arranged(found)
+    tokenize = _tokenizer(found, tokenize)
     test = read_material(Path(source), Path(reference))
-    return _arranged([_decoded(run, test, device, samples, say) for run in found], test, samples)
+    return _arranged([_decoded(run, test, device, samples, tokenize, say) for run in found], test, samples)
 
 
 # ----------------------------------------------------------------------------------------------------------- reading
@@ -285,15 +291,33 @@ def _count_parameters(path: Path) -> int:
         raise ModelFolderError(f"{path}: cannot be read ({error}); copy the run again, whole") from None
 
 
+def _tokenizer(runs: Sequence[ComparedRun], tokenize: str) -> str:
+    """BLEU's tokenizer for the target language of the runs.  Raises UsageError where they need different ones."""
+    languages = {run.name: run.config.get("data.target_language", "") for run in runs}
+    tokenizers = {bleu_tokenizer(language, tokenize) for language in languages.values()}
+    if len(tokenizers) > 1:
+        listed = ", ".join(f"{name}: {language} ({bleu_tokenizer(language)})" for name, language in languages.items())
+        raise UsageError(
+            f"the target languages of these runs need different tokenizers for BLEU ({listed}); compare runs of one "
+            "target language, or name one tokenizer for all: --tokenize 13a (tokenize= in Python)"
+        )
+    return tokenizers.pop()
+
+
 def _decoded(
-    run: ComparedRun, test: Material, device: str | torch.device, samples: int, say: Callable[[str], None]
+    run: ComparedRun,
+    test: Material,
+    device: str | torch.device,
+    samples: int,
+    tokenize: str,
+    say: Callable[[str], None],
 ) -> ComparedRun:
     """The run with the scores of its best checkpoint, decoded with its own [search]."""
     from dragoman.translate import Translator  # here, so that comparing logs loads no model
 
     say(f"{run.name}: translating {len(test.sources):,} lines")
     translations = Translator.load(run.folder, device, quantize="none").translate(test.sources)
-    return replace(run, test=score_translations([t.text for t in translations], test, samples))
+    return replace(run, test=score_translations([t.text for t in translations], test, samples, tokenize))
 
 
 # --------------------------------------------------------------------------------------------------------- arranging

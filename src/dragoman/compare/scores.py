@@ -105,16 +105,20 @@ def length_bounds(lengths: Sequence[int]) -> tuple[int, ...]:
     return tuple(bounds)
 
 
-def score_translations(texts: Sequence[str], material: Material, samples: int) -> DecodedScores:
-    """BLEU and chrF2 of the translations of `material.sources`, with bootstrap intervals of `samples` resamples."""
-    bleu, bleu_signature = _interval(BLEU(force=True), texts, material.references, samples)
+def score_translations(texts: Sequence[str], material: Material, samples: int, tokenize: str = "13a") -> DecodedScores:
+    """BLEU and chrF2 of the translations of `material.sources`, with bootstrap intervals of `samples` resamples.
+
+    tokenize: BLEU's tokenizer, by sacreBLEU's name.
+    """
+    metric = BLEU(tokenize=tokenize, force=True)
+    bleu, bleu_signature = _interval(metric, texts, material.references, samples)
     chrf, chrf_signature = _interval(CHRF(), texts, material.references, samples)
     by_length = []
     edges = (-1, *material.bounds, None)
     for before, bound in itertools.pairwise(edges):
         assert before is not None
         inside = [i for i, n in enumerate(material.lengths) if before < n and (bound is None or n <= bound)]
-        some = _interval(BLEU(force=True), _those(texts, inside), _those(material.references, inside), samples)[0]
+        some = _interval(metric, _those(texts, inside), _those(material.references, inside), samples)[0]
         by_length.append(LengthScore(max(1, before + 1), bound, len(inside), some))
     return DecodedScores(bleu, chrf, bleu_signature, chrf_signature, tuple(by_length))
 

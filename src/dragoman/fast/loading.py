@@ -102,7 +102,7 @@ def _searcher(
             raise Unpacked(f"the native engine is for the CPU, not for {device}")
         if str(device) != "cpu":
             return _repeated(path, kind, lack, device, quantize)
-        return _fast(path, kind, lack, PRECISIONS[quantize], threads or usable_cores())
+        return _fast(path, kind, lack, quantize, threads or usable_cores())
     except Unpacked as reason:
         if required:
             raise UsageError(f"{path}: {reason}; accepted here: engine = auto and quantize = auto or none") from None
@@ -135,7 +135,8 @@ def _repeated(
         raise Unpacked(f"the native engine is for the CPU, and CUDA graphs are for CUDA, not for {device}")
     if quantize == "int8":
         raise Unpacked("int8 is for the CPU; a GPU takes bf16")
-    plain, vocabulary, config = _plain(path, kind, lack, device, "")
+    folder = find_model(path)
+    plain, vocabulary, config = _plain(folder, kind, lack, device, "")
     reasons = unrepeatable(plain.model)
     if reasons:
         plain.why = "the GPU cannot repeat its steps by itself: " + "; ".join(reasons)
@@ -145,7 +146,10 @@ def _repeated(
     with torch.cuda.device(plain.model.device):
         quick = torch.cuda.is_bf16_supported(including_emulation=False)
     short = quantize == "bf16" or (quantize == "auto" and quick)
-    return GraphSearcher(plain.model.bfloat16() if short else plain.model, device), vocabulary, config
+    searcher = GraphSearcher(plain.model.bfloat16() if short else plain.model, device)
+    if short and quantize == "auto":
+        searcher.load_scorer = lambda: _plain(folder, kind, lack, device, "")[0]
+    return searcher, vocabulary, config
 
 
 def _plain(
@@ -161,9 +165,9 @@ def _plain(
 
 
 def _fast(
-    path: str | Path, kind: str, lack: str, precision: Precision, threads: int
+    path: str | Path, kind: str, lack: str, quantize: Quantize, threads: int
 ) -> tuple[Searcher, Tokenizer, Config]:
-    native = load_native()
+    native, precision = load_native(), PRECISIONS[quantize]
     if native is None:
         raise Unpacked(f"no native engine, which would be some ten times as fast: {missing()}")
     if precision == "bfloat16" and not native.library.dragoman_bfloat16():
@@ -179,7 +183,10 @@ def _fast(
     def plain() -> Searcher:
         return _plain(folder, kind, lack, "cpu", "the engine has handed over")[0]
 
-    return FastSearcher(engine, precision, threads, plain), vocabulary, config
+    searcher = FastSearcher(engine, precision, threads, plain)
+    if quantize == "auto":
+        searcher.load_scorer = lambda: _fast(folder, kind, lack, "none", threads)[0]
+    return searcher, vocabulary, config
 
 
 def _origin(precision: Precision, meta: dict[str, Any], config: Config, vocabulary: Tokenizer) -> dict[str, Any]:

@@ -338,11 +338,13 @@ def effect(
     references: Sequence[str],
     *,
     decode: bool = True,
+    tokenize: str = "13a",
     **search: Any,
 ) -> Effect:
     """What changes to a model do to its loss on the references, and to its translations with their scores.
 
-    decode: translate too, with the settings `search`; without, the loss only.  A tensor (not a function) stands for
+    decode: translate too, with the settings `search`; without, the loss only.  tokenize: BLEU's tokenizer, which
+    `evaluate.bleu_tokenizer` chooses by language.  A tensor (not a function) stands for
     one call, so that it fits one line, and a search, which calls the decoder for each word, only in the encoder.
     Raises UsageError where lines or references are missing, and whatever `replace` refuses.
     """
@@ -352,20 +354,21 @@ def effect(
             "give at least one source, and a reference for each"
         )
     sources, references = list(sources), list(references)
+    model = translator.model  # from here on PyTorch computes everything: both sides of the comparison in one precision
     loss = _loss(translator, sources, references)
     texts = [t.text for t in translator.translate(sources, **search)] if decode else []
-    with replace(translator.model, changes):
+    with replace(model, changes):
         loss_after = _loss(translator, sources, references)
     if not decode:
         return Effect(len(sources), Shift(loss, loss_after), None, None, ())
-    with replace(translator.model, changes):  # opened again: what is given a call begins with the first
+    with replace(model, changes):  # opened again: what is given a call begins with the first
         others = [t.text for t in translator.translate(sources, **search)]
     changed = tuple(
         Changed(line, *row)
         for line, row in enumerate(zip(sources, references, texts, others, strict=True), start=1)
         if row[2] != row[3]
     )
-    before, after = (evaluate_texts(some, [references]) for some in (texts, others))
+    before, after = (evaluate_texts(some, [references], tokenize=tokenize) for some in (texts, others))
     return Effect(len(sources), Shift(loss, loss_after), before, after, changed)
 
 

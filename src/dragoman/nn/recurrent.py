@@ -196,6 +196,13 @@ class LSTM(Cell):
         return self.tap("hidden", o * torch.tanh(c)), c
 
     def _run(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        if x.is_cpu and torch.is_autocast_enabled("cpu") and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            # Autocast hands bfloat16 to a kernel that this processor does not have; float32 always works.
+            with torch.autocast("cpu", enabled=False):
+                return self._kernel(x.float(), tuple(part.float() for part in state))
+        return self._kernel(x, state)
+
+    def _kernel(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         out, h, c = torch.lstm(x, state, self.weights, True, 1, 0.0, torch.is_grad_enabled(), False, True)
         return out, (h[0], c[0])
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dragoman.search.hypothesis import Hypothesis
@@ -31,6 +32,14 @@ class Searcher(ABC):
     """Where the work is done."""
     shortlist: Shortlist | None = None
     """The words that a sentence may use in a search; all where there is none.  `score` and `align` use all."""
+    load_scorer: Callable[[], Searcher] | None = None
+    """Loads the searcher that scores in float32; None where this one scores by itself: it is in float32, or its reduced
+    precision was requested."""
+
+    @cached_property
+    def scorer(self) -> Searcher:
+        """The searcher whose `score` is returned to users: this one, or the same model in float32, loaded once."""
+        return self if self.load_scorer is None else self.load_scorer()
 
     @property
     @abstractmethod

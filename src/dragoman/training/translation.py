@@ -15,7 +15,7 @@ from dragoman.data.corpus import CorpusSpec, corpus_spec, read_pairs
 from dragoman.data.store import build_store
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DataError
-from dragoman.evaluate import corpus_scores
+from dragoman.evaluate import bleu_tokenizer, corpus_scores
 from dragoman.models.seq2seq import Model, Network
 from dragoman.training.task import Score, Task
 from dragoman.training.validate import mean_loss
@@ -62,6 +62,10 @@ class Validation:
             raise DataError(
                 f"data.valid: {spec.source or spec.path} is empty; give some pairs, or leave data.valid out"
             )
+        language = config.parallel.target_language
+        self.tokenize = bleu_tokenizer(language)
+        if self.tokenize != "13a":
+            say(f"data.valid: BLEU with sacreBLEU's tokenizer {self.tokenize}, for target_language = {language!r}")
         limit = config.data.max_tokens
         encoded = [(tokenizer.encode_source(s), tokenizer.encode_target(t)) for s, t in self.pairs]
         short = [e for e in encoded if max(map(len, e)) <= limit]
@@ -86,4 +90,4 @@ class Validation:
         texts = [t.text for t in translator.translate([source for source, _ in pairs], beam=1)]
         network.train()
         exact = sum(a == b for a, b in zip(texts, references, strict=True))
-        return row | corpus_scores(texts, references) | {"exact_match": 100 * exact / len(references)}
+        return row | corpus_scores(texts, references, self.tokenize) | {"exact_match": 100 * exact / len(references)}

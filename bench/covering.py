@@ -107,7 +107,7 @@ class Recorder:
 
 
 class Chosen:
-    """A pytest plugin that runs the chosen tests in the given order, each with a time limit, up to the first failure."""
+    """A pytest plugin that runs the chosen tests in order, each with a time limit, up to the first failure."""
 
     def __init__(self, limits: dict[str, float]) -> None:
         self.limits = limits

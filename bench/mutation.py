@@ -259,7 +259,7 @@ def warm() -> None:
     import sentencepiece  # noqa: F401
     import torch
     import torch._dynamo
-    import torch.utils.tensorboard  # noqa: F401
+    import torch.utils.tensorboard
     import typer  # noqa: F401
 
     torch.set_num_threads(1)

@@ -156,6 +156,56 @@ def test_the_stop_rule_changes_nothing_but_the_time(alpha: float, monkeypatch: p
     assert sum(model.calls for model in early) < 0.95 * sum(model.calls for model in patient)
 
 
+class LongOrNothing(ToyModel):
+    """Ends at once with probability 0.5.  The only other way with some probability ends at `length` tokens."""
+
+    def __init__(self, length: int, log_prob: float) -> None:
+        super().__init__(12)
+        self.length = length
+        self.log_prob = log_prob
+
+    def logits(self, source: list[int], prefix: list[int]) -> torch.Tensor:
+        probs = torch.full((self.vocab,), 1e-9)
+        if len(prefix) == 1:
+            probs[4:] = (0.5 - math.exp(self.log_prob)) / 7
+            probs[[EOS, 4]] = torch.tensor([0.5, math.exp(self.log_prob)])
+        else:
+            probs[EOS if len(prefix) == self.length else 4] = 1
+        return probs.log()
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.6])
+def test_the_search_waits_for_a_target_at_the_limit_that_may_still_win(alpha: float) -> None:
+    limit = 40
+    worth = math.log(0.5) * length_penalty(limit, alpha)  # as good as ending at once
+    settings = {"beam": 2, "alpha": alpha, "max_extra": limit - 2}
+    sizes = [
+        len(search(LongOrNothing(limit, worth * share), SOURCES[1:2], **settings)[0][0].tokens)
+        for share in (0.995, 1.005)
+    ]
+
+    assert sizes == [limit - 1, 0]
+
+
+def test_the_stop_rule_changes_no_n_best_list_of_long_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Talkative(ToyModel):
+        def logits(self, source: list[int], prefix: list[int]) -> torch.Tensor:
+            logits = super().logits(source, prefix)
+            logits[EOS] += 3.0 if len(prefix) % 7 == 0 else -3.0
+            return logits
+
+    def lists() -> list[list[list[Hypothesis]]]:
+        return [
+            search(Talkative(8, sharpness=2.5, seed=seed), SOURCES[:1], beam=4, nbest=4, alpha=1.2, max_extra=24)
+            for seed in range(20)
+        ]
+
+    stopped = lists()
+    monkeypatch.setattr(beam.Pool, "goes_on", lambda pool, beams: (beams.log_probs.amax(1) > float("-inf")).tolist())
+
+    assert stopped == lists()
+
+
 def test_alpha_changes_the_winner() -> None:
     lengths = [
         [len(search(ToyModel(8, seed=seed), SOURCES[:1], beam=5, alpha=alpha)[0][0].tokens) for seed in range(20)]

@@ -75,6 +75,37 @@ def test_every_setting(name: str) -> None:
     assert_both_agree(model, rows, [[5, 6, 5], [], [9]] + [[7]] * 8, settings)
 
 
+def undecided() -> Model:
+    """A model for which the end is about as probable as the best word, so that short and long targets compete."""
+    model = built({**TRANSLATORS["paper"], "tie": "none"}, VOCAB)
+    with torch.no_grad():
+        model.output.weight *= 0.5  # type: ignore[operator]
+        model.output.weight[EOS] = 1 / 12  # type: ignore[index, operator]
+    return model
+
+
+@pytest.mark.parametrize("settings", [{"beam": 4}, {"beam": 4, "nbest": 3}, {"beam": 8}])
+def test_the_length_penalty_decides_as_in_the_plain_search(settings: dict[str, Any]) -> None:
+    model, rows = undecided(), sources(48, 6)
+    asked = SearchSettings(**{"alpha": 2.0, "max_extra": 10, **settings})
+
+    lengths = {len(own[0].tokens) for own in PlainSearcher(model).search(rows, [[]] * 48, asked, 9999)}
+
+    assert min(lengths) == 0 and max(lengths) > 10
+    assert_both_agree(model, rows, [[]] * 48, asked)
+
+
+@pytest.mark.parametrize(("settings", "beams"), [({"beam": 3}, 3), ({"sample": True, "nbest": 3}, 1)])
+def test_a_batch_has_as_many_sentences_as_the_budget_allows(settings: dict[str, Any], beams: int) -> None:
+    model = built(TRANSLATORS["paper"], VOCAB)
+    searcher = GraphSearcher(model, "cpu")
+
+    searcher.search([[5] * 15 + [EOS]] * 9, [[]] * 9, SearchSettings(max_extra=3, **settings), 16 * 4 * beams)
+
+    sizes = {(size.sentences, size.source) for _, size in searcher._searches}
+    assert sizes == ({(4, 16), (1, 16)} if beams == 3 else {(4, 16)})  # 9 = 4 + 4 + 1 sentences; 27 = 6 * 4 + 3
+
+
 @pytest.mark.parametrize("settings", [SearchSettings(beam=2, max_extra=9), SearchSettings(sample=True, max_extra=9)])
 def test_a_language_model_goes_on_with_its_prompts(settings: SearchSettings) -> None:
     model = built({"architecture": "decoder_only", **BLOCK, "n_layers": 2, "position": {"kind": "t5"}}, VOCAB)

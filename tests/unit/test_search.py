@@ -13,6 +13,7 @@ from dragoman.config import SearchConfig
 from dragoman.data.tokenizer import BOS, EOS, PAD, UNK
 from dragoman.errors import DragomanError, UsageError
 from dragoman.search import EnsembleStepper, Hypothesis, ModelStepper, SearchSettings, generate, length_penalty
+from dragoman.search.plain import PlainSearcher
 from dragoman.search.sample import draw
 from tiny_translator import tiny_transformer
 from toy_model import CopyModel, ToyModel, padded
@@ -99,6 +100,24 @@ def test_no_target_is_longer_than_source_plus_max_extra(settings: dict[str, Any]
         assert all(hypothesis.token_log_probs[-1] < -30 for hypothesis in hypotheses)
 
 
+def test_the_limit_of_a_target() -> None:
+    settings = SearchSettings(max_extra=5)
+    assert settings.limit(3) == 8
+    assert settings.limit(6, prefix=3) == 11
+    assert settings.limit(3, prefix=6) == 11  # a forced prefix longer than the source counts as the source's length
+    assert SearchSettings(max_extra=0).limit(3, prefix=3) == 4  # room for the end
+    assert SearchSettings(max_extra=0, min_length=9).limit(3) == 10
+
+
+@pytest.mark.parametrize("settings", [{"beam": 1}, {"beam": 3}, {"sample": True}])
+def test_words_follow_a_forced_prefix_that_is_longer_than_the_source(settings: dict[str, Any]) -> None:
+    prefixes = [[], [4, 5, 6, 7, 4, 5], [8]]
+
+    found = search(CopyModel(9, says=7), prefixes, max_extra=2, **settings)
+
+    assert [own[0].tokens for own in found] == [[7] * 5, [*prefixes[1], 7], [8] + [7] * 6]
+
+
 @pytest.mark.parametrize("settings", [{"beam": 1}, {"beam": 3, "nbest": 2}, {"sample": True, "top_p": 0.9}])
 def test_a_target_that_ends_at_its_limit_by_itself_is_not_truncated(settings: dict[str, Any]) -> None:
     found = search(CopyModel(9), max_extra=0, **settings)
@@ -135,6 +154,17 @@ def test_finished_sentences_leave_the_batch(settings: dict[str, Any]) -> None:
     rows = settings.get("beam", 4) if not settings.get("sample") else settings["nbest"]
     assert [len(hypotheses[0].tokens) for hypotheses in found] == [3, 1, 5]
     assert model.rows_seen == [3 * rows] * 2 + [2 * rows] * 2 + [rows] * 2
+
+
+@pytest.mark.parametrize("settings", [{"beam": 3}, {"beam": 1}, {"sample": True, "nbest": 5, "beam": 1}])
+def test_a_batch_has_no_more_tokens_times_rows_than_its_budget(settings: dict[str, Any]) -> None:
+    model, asked = CopyModel(9), SearchSettings(**settings)
+    rows = asked.nbest if asked.sample else asked.beam
+    sources = [[4] * length + [EOS] for length in (1, 7, 9, 5, 3, 7, 7, 9, 2, 7)]
+
+    PlainSearcher(model).search(sources, [[]] * 10, asked, 24 * rows)
+
+    assert model.encoded == [(2, 10), (3, 8), (3, 8), (2, 3)]  # largest first; each as many as 24 tokens allow
 
 
 def test_a_sample_depends_on_seed_source_and_place_only() -> None:

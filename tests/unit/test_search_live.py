@@ -1,0 +1,70 @@
+"""A search that is watched: what it says is stable stays, and is as much as can be known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from dragoman.data.tokenizer import EOS
+from dragoman.search import ModelStepper, SearchSettings
+from dragoman.search.beam import Step, beam_search
+from dragoman.search.live import Path, search_live
+from dragoman.search.task import Task
+from toy_model import ToyModel
+
+
+def watched(model: ToyModel, src: torch.Tensor, settings: SearchSettings) -> tuple[list[Path], list[int]]:
+    """The paths on the way, and the tokens of the outcome with their end."""
+    steps, paths = search_live(ModelStepper(model), src, settings), []
+    while True:
+        try:
+            paths.append(next(steps))
+        except StopIteration as end:
+            return paths, end.value[1].tokens
+
+
+def common(hypotheses: list[list[int]]) -> int:
+    """How many tokens all of them begin with."""
+    longest = min(map(len, hypotheses))
+    return max(n for n in range(longest + 1) if all(h[:n] == hypotheses[0][:n] for h in hypotheses))
+
+
+def hypotheses_that_may_win(model: ToyModel, src: torch.Tensor, settings: SearchSettings) -> list[list[list[int]]]:
+    """Of each step of the beam search: all that go on, and the best that is complete."""
+    seen: list[list[list[int]]] = []
+    finished: list[tuple[float, list[int]]] = []
+
+    def watch(step: Step, answers: list[bool]) -> None:
+        alive = []
+        for tokens, each in zip(step.grown.tokens[0].tolist(), step.grown.token_log_probs[0], strict=True):
+            if not bool(each.isfinite().all()):
+                continue
+            if tokens[-1] == EOS:
+                score = float(each.double().sum()) / ((5 + len(tokens)) / 6) ** settings.alpha
+                finished.append((score, tokens[:-1]))
+            else:
+                alive.append(tokens)
+        if answers[0]:
+            seen.append([*alive, *(tokens for _, tokens in sorted(finished)[-1:])])
+
+    with torch.no_grad():
+        beam_search(ModelStepper(model), Task.build(src, None, settings, None), watch)
+    return seen
+
+
+@pytest.mark.parametrize("settings", [{"beam": 2}, {"beam": 3, "alpha": 1.2}, {"beam": 2, "alpha": 0.0}], ids=str)
+def test_stable_is_what_all_begin_with_that_may_still_win(settings: dict[str, Any]) -> None:
+    asked = SearchSettings(max_extra=9, **settings)
+    src, stable, after_an_end = torch.tensor([[4, 6, EOS]]), 0, 0
+    for seed in range(25):
+        model = ToyModel(7, sharpness=1.5, seed=seed)
+        paths, outcome = watched(model, src, asked)
+        rivals = hypotheses_that_may_win(model, src, asked)
+
+        assert [path.stable for path in paths] == [common(own) for own in rivals]
+        assert all(path.tokens[: path.stable] == outcome[: path.stable] for path in paths)
+        stable += sum(path.stable for path in paths)
+        after_an_end += sum(len(own[-1]) < len(path.tokens) for path, own in zip(paths, rivals, strict=True))
+    assert stable > 25 and after_an_end > 15  # tokens are known early, and some steps have a complete hypothesis

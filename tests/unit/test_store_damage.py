@@ -214,6 +214,26 @@ def test_a_table_with_too_few_pairs_is_refused_whatever_the_checksum_says(config
         Store(store.folder)
 
 
+def test_a_store_that_a_neighbour_finished_meanwhile_is_taken(config: Config, cache: Path) -> None:
+    store, _ = prepare(config, cache)
+    mine = Path(shutil.copytree(store.folder, cache / ".mine"))
+    inode = store.folder.stat().st_ino
+    assert content(store_module._put(mine, store.folder)) == content(store)
+    assert store.folder.stat().st_ino == inode and mine.is_dir(), "a neighbour may be reading it already"
+    cut(store.folder / "source.txt")
+    store_module._put(mine, store.folder)
+    assert store.folder.stat().st_ino != inode and not mine.exists()
+
+
+def test_a_file_in_place_of_a_store_is_replaced(config: Config, cache: Path) -> None:
+    store, _ = prepare(config, cache)
+    before = content(store)
+    shutil.rmtree(store.folder)
+    store.folder.write_text("not a folder")
+    again, _ = prepare(config, cache)
+    assert content(again) == before and [path.name for path in cache.iterdir()] == [store.folder.name]
+
+
 # ------------------------------------------------------------------------------------------- changes while training
 
 

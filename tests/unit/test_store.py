@@ -110,9 +110,9 @@ def test_what_is_read_and_how_often_is_part_of_the_hash(tmp_path: Path) -> None:
 
 def test_a_fraction_of_a_corpus_is_rounded(tmp_path: Path) -> None:
     data = write_corpus(tmp_path / "data", train=99)
-    config = small_config(data, "data.train.0.weight=1.257")
+    config = small_config(data, "data.train.0.weight=1.26")
     store, _ = prepare(config, tmp_path / "cache")
-    assert len(store.draw(np.random.default_rng(1))) == 99 + 25  # 24.88
+    assert len(store.draw(np.random.default_rng(1))) == 99 + 26  # 25.74
 
 
 def test_weights_of_corpora(tmp_path: Path) -> None:

@@ -271,7 +271,7 @@ def _meta_problems(meta: Mapping[str, Any]) -> Iterator[str]:
 
     if type(meta.get("format_version")) is not int or meta["format_version"] < 1:
         yield wrong("format_version", f"1 to {FORMAT_VERSION}")
-    if not isinstance(meta.get("package_version", ""), str):
+    if not isinstance(meta.get("package_version"), str):
         yield wrong("package_version", "text")
     if type(meta.get("step", 0)) is not int or not 0 <= meta.get("step", 0) < 1 << 63:
         yield wrong("step", "a number of steps")

@@ -49,6 +49,13 @@ def test_every_pair_once_and_within_the_budget(store: Store, budget: int) -> Non
         assert used / held > 0.8, "like lengths come together"
 
 
+def test_a_batch_may_be_exactly_as_large_as_the_budget(store: Store) -> None:
+    src, tgt = store.lengths()
+    longest = int(src.max() + tgt.max())
+    full = [len(n) * int(src[n].max() + tgt[n].max()) for n in plan_batches(store, 4 * longest, seed=1, epoch=2)]
+    assert max(full) == 4 * longest
+
+
 def test_the_order_follows_from_seed_and_epoch(store: Store) -> None:
     def plan(seed: int, epoch: int) -> list[list[int]]:
         return [n.tolist() for n in plan_batches(store, 220, seed, epoch)]

@@ -200,6 +200,26 @@ def test_each_reason_drops_the_pair_it_is_meant_for() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("source", "target", "reason"),
+    [
+        (2, 3, None),
+        (1, 3, "too_short"),
+        (60, 59, None),
+        (61, 59, "too_long"),
+        (30, 10, None),  # three times as long
+        (31, 10, "ratio"),
+        (20, 3, None),  # short texts may differ more
+        (21, 3, "ratio"),
+    ],
+)
+def test_the_limits_of_a_filter_are_allowed_themselves(source: int, target: int, reason: str | None) -> None:
+    pair_filter = PairFilter(FilterRules(min_characters=2, max_characters=60, max_ratio=3.0))
+    for one, other in ((source, target), (target, source)):
+        assert pair_filter.judge(Pair("a" * one, "b" * other, 1)) == reason
+        pair_filter = PairFilter(pair_filter.rules)
+
+
 def test_duplicates_are_known_across_corpora_and_need_both_sides_the_same() -> None:
     pair_filter = PairFilter(FilterRules())
     assert len(list(pair_filter(pairs_of(("ab", "c"), ("a", "bc"), ("ab", "d"))))) == 3

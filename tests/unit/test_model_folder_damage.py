@@ -174,7 +174,8 @@ def test_a_configuration_nested_as_deep_as_json_allows(folder: Path, depth: int)
     [
         ("format_version", True), ("format_version", 0), ("format_version", 1.0), ("format_version", "1"),
         ("format_version", None), ("format_version", float("inf")), ("format_version", [1]),
-        ("package_version", 7), ("step", -1), ("step", "12"), ("step", 10**30), ("step", float("nan")),
+        ("package_version", 7), ("package_version", None),
+        ("step", -1), ("step", "12"), ("step", 10**30), ("step", float("nan")),
         ("scores", [1]), ("scores", {"bleu": "high"}), ("scores", {"bleu": None}), ("sha256", []), ("sha256", "x"),
     ],
 )  # fmt: skip

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dragoman.config import Config
-from dragoman.data.corpus import corpus_spec
-from dragoman.data.store import Store, build_store, content_hash
+from dragoman.data.corpus import CorpusSpec, corpus_spec
+from dragoman.data.store import Store, build_store, content_hash, text_hash
 from dragoman.data.tokenizer import EOS
 from dragoman.errors import DataError
 from small_run import Listener, digit_pairs, small_config, write_corpus, write_lines
@@ -51,7 +51,7 @@ def test_the_account_adds_up_with_every_reason(tmp_path: Path) -> None:
         assert reason in store.account
     assert numbers[1] == len(store) == sum(n for n, _ in store.parts)
     assert listener.said == [f"data: {store.account}"]
-    assert max(map(max, store.lengths())) <= 12
+    assert max(map(max, store.lengths())) == 12, "a pair of exactly max_tokens is kept"
 
 
 def test_a_line_end_inside_a_jsonl_text_shifts_nothing(tmp_path: Path) -> None:
@@ -93,6 +93,26 @@ def test_an_unfinished_store_is_built_again(tmp_path: Path) -> None:
     assert "prepared before" not in listener.text
     assert again.pair(11) == Store(again.folder).pair(11)
     assert len(again) == 240
+
+
+def test_what_is_read_and_how_often_is_part_of_the_hash(tmp_path: Path) -> None:
+    """Columns and weights change the store, although the files are the same."""
+    (tmp_path / "all.tsv").write_text("one\tun\teins\n")
+    specs = [
+        CorpusSpec(path=tmp_path / "all.tsv", source_key=source, target_key=target, weight=weight)
+        for source, target, weight in ((0, 1, 1.0), (0, 2, 1.0), (1, 2, 1.0), (0, 1, 2.0))
+    ]
+    assert len({text_hash([spec]) for spec in specs}) == 4
+    assert text_hash(specs[:2]) != text_hash(specs[1::-1])
+    (tmp_path / "all.tsv").write_text("one\tun\tzwei\n")
+    assert text_hash(specs[:1]) == text_hash([CorpusSpec(path=tmp_path / "all.tsv")])
+
+
+def test_a_fraction_of_a_corpus_is_rounded(tmp_path: Path) -> None:
+    data = write_corpus(tmp_path / "data", train=99)
+    config = small_config(data, "data.train.0.weight=1.26")
+    store, _ = prepare(config, tmp_path / "cache")
+    assert len(store.draw(np.random.default_rng(1))) == 99 + 26  # 25.74
 
 
 def test_weights_of_corpora(tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ def test_a_store_of_another_version_is_rebuilt(config: Config, cache: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "offsets", [[0, 5, 3], [1, 2], [-4, 9], [0], [], [0, 10**12]], ids=lambda offsets: str(offsets)
+    "offsets", [[0, 5, 3], [1, 2], [-4, 9], [0], [], [0, 10**12], [0, 4, 8]], ids=lambda offsets: str(offsets)
 )
 def test_offsets_that_cannot_be_are_refused_whatever_the_checksum_says(
     config: Config, cache: Path, offsets: list[int]
@@ -212,6 +212,26 @@ def test_a_table_with_too_few_pairs_is_refused_whatever_the_checksum_says(config
     store_module._write_about(store.folder, {key: about[key] for key in ("content", "text", "account", "parts")})
     with pytest.raises(DamagedStoreError, match=r"disagree on the number of pairs: \[89, 90\]"):
         Store(store.folder)
+
+
+def test_a_store_that_a_neighbour_finished_meanwhile_is_taken(config: Config, cache: Path) -> None:
+    store, _ = prepare(config, cache)
+    mine = Path(shutil.copytree(store.folder, cache / ".mine"))
+    inode = store.folder.stat().st_ino
+    assert content(store_module._put(mine, store.folder)) == content(store)
+    assert store.folder.stat().st_ino == inode and mine.is_dir(), "a neighbour may be reading it already"
+    cut(store.folder / "source.txt")
+    store_module._put(mine, store.folder)
+    assert store.folder.stat().st_ino != inode and not mine.exists()
+
+
+def test_a_file_in_place_of_a_store_is_replaced(config: Config, cache: Path) -> None:
+    store, _ = prepare(config, cache)
+    before = content(store)
+    shutil.rmtree(store.folder)
+    store.folder.write_text("not a folder")
+    again, _ = prepare(config, cache)
+    assert content(again) == before and [path.name for path in cache.iterdir()] == [store.folder.name]
 
 
 # ------------------------------------------------------------------------------------------- changes while training
@@ -242,6 +262,19 @@ def test_other_bytes_while_training_are_an_error(config: Config, cache: Path) ->
         store.pair(3)
     with pytest.raises(DataError, match=r"target\.txt: was changed"):
         store.text(3)
+
+
+def test_the_first_id_behind_the_vocabulary_is_refused(config: Config, cache: Path) -> None:
+    store, _ = prepare(config, cache)
+    size = store.tokenizer.source_size
+    ids = np.fromfile(store.folder / "source.ids", dtype=np.uint32)
+    for value in (size - 1, size):
+        ids[0] = value
+        ids.tofile(store.folder / "source.ids")
+        if value < size:
+            assert store.pair(0)[0][0] == value
+    with pytest.raises(DataError, match=r"source\.ids: was changed"):
+        store.pair(0)
 
 
 def test_a_store_that_is_replaced_goes_on_being_read(config: Config, cache: Path) -> None:

@@ -221,8 +221,9 @@ def test_resuming_a_finished_run_changes_nothing(data: Path, tmp_path: Path) -> 
     assert second.progress.step == first.progress.step == 24
 
 
-def test_a_larger_budget_goes_on(data: Path, tmp_path: Path) -> None:
-    constant = ("train.schedule.kind=inverse_sqrt", "train.schedule.warmup=5")
+@pytest.mark.parametrize("more", [(), ("train.ema=0.9", "train.optimizer.kind=adamw")], ids=["plain", "ema"])
+def test_a_larger_budget_goes_on(more: tuple[str, ...], data: Path, tmp_path: Path) -> None:
+    constant = ("train.schedule.kind=inverse_sqrt", "train.schedule.warmup=5", *more)
     first = train(small_config(data, *constant, "train.budget=12 steps"), tmp_path / "run")
     result: TrainResult = train(small_config(data, *constant, "train.budget=24 steps"), tmp_path / "run")
     train(small_config(data, *constant, "train.budget=24 steps"), tmp_path / "whole")

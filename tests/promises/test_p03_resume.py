@@ -208,6 +208,7 @@ def test_interrupted_before_the_first_validation_a_model_can_be_loaded(data: Pat
     train(small_config(data), tmp_path / "run", reporter=InterruptAt(3, signal.SIGINT))
     model, _, _ = load_model(tmp_path / "run")
     assert not model.training
+    assert read_pointer(tmp_path / "run", "best") is None, "nothing was scored yet"
 
 
 def test_resuming_a_finished_run_changes_nothing(data: Path, tmp_path: Path) -> None:

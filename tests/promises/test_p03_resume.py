@@ -17,7 +17,7 @@ import pytest
 
 from dragoman import model_folder
 from dragoman.errors import ConfigError, TrainingError
-from dragoman.model_folder import load_model, read_pointer, steps_in
+from dragoman.model_folder import load_model, read_pointer, steps_in, verify
 from dragoman.training.runlog import Reporter, read_log
 from dragoman.training.trainer import TrainResult, train
 from small_run import Listener, digit_pairs, small_config, train_in_child, weights, write_corpus, write_lines
@@ -211,6 +211,7 @@ def test_interrupted_before_the_first_validation_a_model_can_be_loaded(data: Pat
     train(small_config(data), tmp_path / "run", reporter=InterruptAt(3, signal.SIGINT))
     model, _, _ = load_model(tmp_path / "run")
     assert not model.training
+    assert read_pointer(tmp_path / "run", "best") is None, "nothing was scored yet"
 
 
 def test_resuming_a_finished_run_changes_nothing(data: Path, tmp_path: Path) -> None:
@@ -224,8 +225,9 @@ def test_resuming_a_finished_run_changes_nothing(data: Path, tmp_path: Path) -> 
     assert second.progress.step == first.progress.step == 24
 
 
-def test_a_larger_budget_goes_on(data: Path, tmp_path: Path) -> None:
-    constant = ("train.schedule.kind=inverse_sqrt", "train.schedule.warmup=5")
+@pytest.mark.parametrize("more", [(), ("train.ema=0.9", "train.optimizer.kind=adamw")], ids=["plain", "ema"])
+def test_a_larger_budget_goes_on(more: tuple[str, ...], data: Path, tmp_path: Path) -> None:
+    constant = ("train.schedule.kind=inverse_sqrt", "train.schedule.warmup=5", *more)
     first = train(small_config(data, *constant, "train.budget=12 steps"), tmp_path / "run")
     result: TrainResult = train(small_config(data, *constant, "train.budget=24 steps"), tmp_path / "run")
     train(small_config(data, *constant, "train.budget=24 steps"), tmp_path / "whole")
@@ -322,3 +324,24 @@ def test_another_vocabulary_of_the_same_data_is_refused(data: Path, tmp_path: Pa
     (ours / "meta.json").write_text(json.dumps(meta))
     with pytest.raises(TrainingError, match="the data is the same, but the vocabulary learned from it is another one"):
         train(small_config(data, "train.budget=12 steps"), tmp_path / "run")
+
+
+def test_a_run_that_ends_where_it_was_interrupted_is_scored_there(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(small_config(data), run, reporter=InterruptAt(9, signal.SIGINT))
+    assert verify(run / "checkpoints" / "00000009")["interrupted"]
+    result = train(small_config(data, "train.budget=9 steps"), run)
+    assert result.progress.step == 9 and "valid_loss" in result.scores
+    assert "interrupted" not in verify(run / "checkpoints" / "00000009")
+    assert [row["step"] for row in read_log(run) if "valid_loss" in row] == [6, 9]
+
+
+def test_pointers_that_were_lost_are_written_again(data: Path, tmp_path: Path) -> None:
+    """As after a kill between writing a checkpoint and moving the pointers to it."""
+    run = tmp_path / "run"
+    train(small_config(data), run)
+    before = whole(run)
+    for name in ("last", "best"):
+        (run / name).unlink()
+    train(small_config(data), run)
+    assert whole(run) == before

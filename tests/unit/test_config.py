@@ -435,12 +435,13 @@ def test_a_list_of_wrong_items_is_not_called_too_short() -> None:
         (b"x = " + b"9" * 5000, "not valid TOML: Exceeds the limit (4300 digits) for integer string conversion"),
         (b"a = 1\n" + b".".join([b"a"] * 20_000) + b" = 1", "line 2: a key of more than 32 parts"),
         (b"[" + b" . ".join([b"a"] * 20_000) + b"]", "line 1: a key of more than 32 parts"),
+        (b"[" + b".".join([b'"a"', b"'b'"] * 10_000) + b"]", "line 1: a key of more than 32 parts"),
         (b"#" * 1_000_001, "larger than 1,000,000 bytes"),
         (b"\xff\xfe[\0d\0", "not UTF-8 at byte 0"),
         (b"[model]\0", "not valid TOML"),
         (b"model = 5\ntrain = []\ndata = true", "3 problems"),
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_contents_that_are_no_configuration(content: bytes, words: str, tmp_path: Path) -> None:
     file = tmp_path / "it.toml"

@@ -35,7 +35,8 @@ __all__ = ["Config", "dump_toml", "flatten", "load_config", "parse_config"]
 _LARGEST = 1_000_000
 """Bytes of a configuration file: a thousand times those of the recipes, and read in a second."""
 _PARTS = 32
-_DEEP_KEY = re.compile(rf"(?<![\w-])(?:[\w-]{{1,99}}[ \t]*\.[ \t]*){{{_PARTS}}}")
+_KEY = r"""(?:[\w-]{1,99}|"[^"\n]{0,99}"|'[^'\n]{0,99}')"""
+_DEEP_KEY = re.compile(rf"(?<![\w-])(?:{_KEY}[ \t]*\.[ \t]*){{{_PARTS}}}")
 """A dotted key so long that `tomllib`, whose time grows with the square of its parts, would take many seconds."""
 _TRANSLATORS = ("transformer", "rnn", "gru", "lstm", "convolutional")
 _LEARN = {

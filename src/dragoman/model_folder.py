@@ -330,7 +330,11 @@ def _check_vocabulary(network: Network, vocabulary: Vocabulary, tensors: Mapping
         given = tensors.get(name)
         rows = None if given is None or given.dim() != 2 or given.shape[1:] != own.shape[1:] else given.size(0)
         of_words = "embedding" in name or name.startswith("output.")
-        if of_words and rows not in (None, own.size(0)) and own.size(0) in (vocabulary.source_size, vocabulary.target_size):
+        if (
+            of_words
+            and rows not in (None, own.size(0))
+            and own.size(0) in (vocabulary.source_size, vocabulary.target_size)
+        ):
             raise ModelFolderError(
                 f"{folder}: the vocabulary has {own.size(0):,} ids, and {name} in model.safetensors has {rows:,} rows: "
                 "the tokenizer and the weights belong to different models; copy the folder again, whole"

@@ -4,8 +4,9 @@
 
 The core is built into a temporary folder with -fsanitize=address,undefined (or thread), some models are packed, and a
 child process plays cases: good requests, whose answers must not depend on their company; wrong ones, through Python and
-past it; steps of a session; several threads in one engine and one session; damaged files.  Allowed is an answer or a DragomanError, nothing else.  Every case follows
-from its number: the one that goes wrong is printed, and `--seed NUMBER --cases 1` plays it again.
+past it; steps of a session; several threads in one engine and one session; damaged files.  Allowed is an answer or a
+DragomanError, nothing else.  Every case follows from its number: the one that goes wrong is printed, and `--seed NUMBER
+--cases 1` plays it again.
 """
 
 from __future__ import annotations

@@ -328,16 +328,13 @@ def _check_vocabulary(network: Network, vocabulary: Vocabulary, tensors: Mapping
     """Raise where embeddings have another number of rows than the vocabulary has ids."""
     for name, own in unique_tensors(network).items():
         given = tensors.get(name)
-        rows = None if given is None or given.dim() != 2 or given.shape[1:] != own.shape[1:] else given.size(0)
-        of_words = "embedding" in name or name.startswith("output.")
-        if (
-            of_words
-            and rows not in (None, own.size(0))
-            and own.size(0) in (vocabulary.source_size, vocabulary.target_size)
-        ):
+        of_words = ("embedding" in name or name.startswith("output.")) and own.dim() == 2
+        if not of_words or len(own) not in (vocabulary.source_size, vocabulary.target_size):
+            continue
+        if given is not None and given.dim() == 2 and len(given) != len(own) and given.size(1) == own.size(1):
             raise ModelFolderError(
-                f"{folder}: the vocabulary has {own.size(0):,} ids, and {name} in model.safetensors has {rows:,} rows: "
-                "the tokenizer and the weights belong to different models; copy the folder again, whole"
+                f"{folder}: the vocabulary has {len(own):,} ids, and {name} in model.safetensors has {len(given):,} "
+                "rows: the tokenizer and the weights belong to different models; copy the folder again, whole"
             )
 
 

@@ -311,9 +311,7 @@ def _in_a_thread(work: Callable[[int, Any], int], stop: ctypes.c_int32, error: A
         return work(ctypes.addressof(stop), error)
     except BaseException as pressed:
         interrupted, stop.value = pressed, 1
-    while (
-        thread.is_alive() and not done.is_set()
-    ):  # the core still writes into arrays that the thread keeps alive
+    while thread.is_alive() and not done.is_set():  # the core still writes into arrays that the thread keeps alive
         with contextlib.suppress(KeyboardInterrupt):
             done.wait()
     if interrupted is not None:

@@ -4,8 +4,9 @@
 
 The core is built into a temporary folder with -fsanitize=address,undefined (or thread), some models are packed, and a
 child process plays cases: good requests, whose answers must not depend on their company; wrong ones, through Python and
-past it; steps of a session; damaged files.  Allowed is an answer or a DragomanError, nothing else.  Every case follows
-from its number: the one that goes wrong is printed, and `--seed NUMBER --cases 1` plays it again.
+past it; steps of a session; several threads in one engine and one session; damaged files.  Allowed is an answer or a
+DragomanError, nothing else.  Every case follows from its number: the one that goes wrong is printed, and `--seed NUMBER
+--cases 1` plays it again.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,8 @@ MODELS: dict[str, tuple[dict[str, Any], str, int]] = {
     ),
 }
 ODD = [-(2**31), -1, 0, 1, 2, 3, 5, 15, 16, 17, 63, 64, 65, 83, 128, 4096, 65536, 2**20, 2**24, 2**30, 2**31 - 1]
+BUDGETS = [-(2**63), -1, 0, 1, 50, 1000, 100_000, 2**40, 2**63 - 1]
+"""Of source tokens, and of bytes."""
 SPOILT = [float("nan"), float("inf"), -float("inf"), 3e38, -1e30, 1e-42, 0.0, 70000.0]
 
 
@@ -76,7 +80,8 @@ class Player:
         from dragoman.errors import DragomanError
 
         draw = random.Random(number)
-        case = draw.choice([self.good, self.wrong, self.past_python, self.past_python, self.session, self.damaged])
+        cases = [self.good, self.wrong, self.past_python, self.past_python, self.session, self.together, self.damaged]
+        case = draw.choice(cases)
         try:
             case(draw)
             self.outcomes[f"{case.__name__}: answered"] += 1
@@ -108,7 +113,8 @@ class Player:
             "shortlists": draw.choice([None, [listed(draw, engine.target_size, prefix) for prefix in prefixes]]),
             "threads": draw.choice([1, 1, 2, 3, 5]),
             "rows": draw.choice([1, 3, 8, 64]),
-            "memory": draw.choice([0, 10_000, 1 << 30]),
+            "memory": draw.choice([0, 10_000, 100_000, 1 << 30]),
+            "source_tokens": draw.choice([0, 20, 100, 1 << 40]),
         }  # fmt: skip
 
     def good(self, draw: random.Random) -> None:
@@ -168,13 +174,16 @@ class Player:
         words = [usually(draw, [usual], ODD) for usual in (2, 3, 0)]
         settings += [*words, usually(draw, [8, 64], [0, 1, -5, 2**31 - 1]), usually(draw, [1, 2, 3], [0, -1, 1025])]
         alpha = usually(draw, [0.6, 0.0, 5.0], [-1.0, float("nan"), float("inf"), 1e308])
+        usage = module.Usage()
         asked = module._Request(
-            module._Settings(beam, nbest, *settings, alpha),
+            module._Settings(beam, nbest, *settings, alpha, *(draw.choice(BUDGETS) for _ in range(2))),
             count,
             module._Ragged(ids.ctypes.data, offsets.ctypes.data),
             module._Ragged(begin.ctypes.data, ahead.ctypes.data),
             module._Ragged(*(None if numbers is None else numbers.ctypes.data for numbers in lists)),
             limits.ctypes.data,
+            None,
+            ctypes.addressof(usage),
         )
         each, room = min(max(nbest, 0), 4096), int(np.clip(limits, 0, POSITIONS).sum())
         kinds = [(np.int32, room), (np.float32, room), (np.int32, rows), (float, rows), (float, rows), (np.int32, rows)]
@@ -199,8 +208,9 @@ class Player:
         library = engine._library
         threads = usually(draw, [1, 2, 4], [0, -1, 1025])
         slots, capacity, sentences, source = (usually(draw, [1, 3, 9, 40], [0, 41, -1]) for _ in range(4))
-        opened, sizes = ctypes.c_void_p(), (slots, capacity, sentences, source)
-        self.told(library.dragoman_begin(engine._model, threads, *sizes, ctypes.byref(opened), error), error)
+        number, sizes = ctypes.c_int64(), (slots, capacity, sentences, source)
+        self.told(library.dragoman_begin(engine._model, threads, *sizes, ctypes.byref(number), error), error)
+        opened = number.value
 
         def some(count: int, most: int) -> Any:
             right = draw.random() < 0.7
@@ -228,6 +238,29 @@ class Player:
                 assert library.dragoman_bytes(opened) > 0
         finally:
             library.dragoman_end(opened)
+        assert library.dragoman_step(opened, None, 1, None, error) != 0, "an ended session took a step"
+
+    def together(self, draw: random.Random) -> None:
+        """Threads that search in the same engine have the answers of each alone; in one session some are refused."""
+        engine = draw.choice(self.engines)
+        asked = [self.request(draw, engine) for _ in range(draw.randint(2, 4))]
+        with ThreadPoolExecutor(len(asked)) as pool:
+            found = list(pool.map(lambda one: engine.search(**one), asked))
+        assert found == [engine.search(**one) for one in asked], "other threads changed a search"
+        number, library = engine.begin(1, rows=4, target=40, sentences=1, source=20), engine._library
+
+        def use(which: int) -> None:
+            error, length, place = ctypes.create_string_buffer(512), np.array([20], np.int32), np.array([0], np.int32)
+            tokens, out = np.full(20, 1 % engine.source_size, np.int32), np.empty((4, engine.target_size), np.float32)
+            rows = np.array([[0, which, slot, 0] for slot in range(4)], np.int32)
+            for _ in range(3):
+                library.dragoman_encode(number, *(a.ctypes.data for a in (tokens, length, place)), 1, error)
+                library.dragoman_step(number, rows.ctypes.data, 4, out.ctypes.data, error)
+                library.dragoman_copy(number, 0, 1, which + 1, error)
+            engine.end(number)
+
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(use, range(3)))
 
     def damaged(self, draw: random.Random) -> None:
         content = bytearray(draw.choice(self.paths).read_bytes())

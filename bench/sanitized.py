@@ -12,22 +12,18 @@ INSTRUCTIONS = {
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
 }
 SANITIZERS = {"address": "address,undefined", "thread": "thread"}
-# The core's own mappings, as heap memory with a fence on both sides: what is read or written beside them is seen.
+# The memory that the core maps, as heap memory with a fence on both sides: what is read or written beside it is seen.
 # What it lends to the system between two searches comes back as NaN.
 FENCES = """
 #include <sys/mman.h>
-#include <unistd.h>
 #include <cstdlib>
 #include <cstring>
-inline void* fenced_map(size_t bytes, int file) {
+inline void* fenced_map(size_t bytes) {
   void* found = nullptr;
   if (posix_memalign(&found, 64, bytes) != 0 || found == nullptr) return MAP_FAILED;
-  if (file < 0) return std::memset(found, 0, bytes);
-  if (pread(file, found, bytes, 0) == static_cast<ssize_t>(bytes)) return found;
-  std::free(found);
-  return MAP_FAILED;
+  return std::memset(found, 0, bytes);
 }
-#define mmap(address, bytes, protection, flags, file, offset) fenced_map(bytes, file)
+#define mmap(address, bytes, protection, flags, file, offset) fenced_map(bytes)
 #define munmap(address, bytes) std::free(address)
 #define madvise(address, bytes, advice) ((advice) == MADV_FREE ? (std::memset(address, 0xFF, bytes), 0) : 0)
 #define DRAGOMAN_LENT 0

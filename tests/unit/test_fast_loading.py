@@ -110,7 +110,9 @@ def test_a_record_that_differs_in_anything_packs_again(changes: dict[str, Any], 
 
 
 @native
-@pytest.mark.parametrize("content", ["", "[]", "3", "null", "{}", "[" * 9000, "1" * 9000, "\udcff", "{" + " " * (2 << 20)])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "3", "null", "{}", "[" * 9000, "1" * 9000, "\udcff", "{" + " " * (2 << 20)]
+)
 def test_a_record_that_is_no_record_packs_again(content: str, model: Path) -> None:
     right = scores(model, quantize="int8")
     record = model / "packed" / "int8.json"

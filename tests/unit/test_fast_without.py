@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from dragoman.errors import DragomanError, UsageError
 from dragoman import fast as engine_package
+from dragoman.errors import DragomanError, UsageError
 from dragoman.fast import native
 from dragoman.fast.engine import Engine
 from dragoman.translate import Translator

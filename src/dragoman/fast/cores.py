@@ -44,7 +44,7 @@ def _groups(root: Path) -> Iterator[tuple[Path, Path]]:
     except OSError:
         return
     for line in lines:
-        _, controllers, group = (line.split(":", 2) + ["", ""])[:3]
+        _, controllers, group = [*line.split(":", 2), "", ""][:3]
         inside = Path(group.lstrip("/"))
         if not controllers:  # version 2
             yield mounts, inside

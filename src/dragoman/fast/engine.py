@@ -5,6 +5,7 @@ Ids go in and hypotheses come out; nothing here needs torch.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import operator
@@ -310,11 +311,9 @@ def _in_a_thread(work: Callable[[int, Any], int], stop: ctypes.c_int32, error: A
         return work(ctypes.addressof(stop), error)
     except BaseException as pressed:
         interrupted, stop.value = pressed, 1
-    while thread.is_alive() and not done.is_set():  # the core still writes into our arrays
-        try:
+    while thread.is_alive() and not done.is_set():  # the core still writes into arrays that the thread keeps alive
+        with contextlib.suppress(KeyboardInterrupt):
             done.wait()
-        except KeyboardInterrupt:
-            continue
     if interrupted is not None:
         raise interrupted
     return status[0]

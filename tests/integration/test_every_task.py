@@ -377,7 +377,7 @@ def test_what_is_too_long_is_counted(name: str, account: str, data: Path, tmp_pa
 
 
 def test_a_parser_writes_a_tree_for_every_sentence(data: Path, tmp_path: Path) -> None:
-    overrides = ("train.budget=150 steps", "train.batch_tokens=600", "train.validate_every=150 steps",
+    overrides = ("train.budget=220 steps", "train.batch_tokens=600", "train.validate_every=220 steps",
                  *FAST)  # fmt: skip
     result = train(config_of("trees", data, *overrides), tmp_path / "run")
     parser = Parser.load(tmp_path / "run")

@@ -276,6 +276,9 @@ def test_the_surprise_of_lines_is_that_of_validation(data: Path, runs: Path) -> 
     bits = -sum(s.log_prob for s in found) / math.log(2) / sum(s.characters for s in found)
     scores = read_meta(find_model(runs / "lines" / "last"))["scores"]
     assert bits == pytest.approx(scores["bits_per_character"], rel=1e-4)
+    plain = TextGenerator.load(runs / "lines" / "last", engine="plain")
+    for line, surprise in zip(lines, found, strict=True):
+        assert surprise.log_prob == pytest.approx(plain.surprise(line).log_prob, abs=1e-4)
 
 
 # ---------------------------------------------------------------------------------------------------- tags and labels
@@ -377,7 +380,7 @@ def test_what_is_too_long_is_counted(name: str, account: str, data: Path, tmp_pa
 
 
 def test_a_parser_writes_a_tree_for_every_sentence(data: Path, tmp_path: Path) -> None:
-    overrides = ("train.budget=150 steps", "train.batch_tokens=600", "train.validate_every=150 steps",
+    overrides = ("train.budget=220 steps", "train.batch_tokens=600", "train.validate_every=220 steps",
                  *FAST)  # fmt: skip
     result = train(config_of("trees", data, *overrides), tmp_path / "run")
     parser = Parser.load(tmp_path / "run")

@@ -27,8 +27,10 @@ from dragoman.fast.pack import pack
 from dragoman.inside.effect import effect
 from dragoman.inside.record import record
 from dragoman.models.build import build_model
+from dragoman.models.seq2seq import Model
 from dragoman.search import ModelStepper, SearchSettings, generate
-from dragoman.translate import Translator
+from dragoman.translate import Translation, Translator
+from near_ties import assert_same_search
 from small_run import digit_pairs
 
 native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {missing()}")
@@ -48,16 +50,28 @@ def exact(run: Path) -> Translator:
     return translator
 
 
+def assert_same_as_plain(fast: list[Translation], run: Path, **settings: Any) -> None:
+    """The same translations of the first SOURCES as by PyTorch."""
+    plain = Translator.load(run, engine="plain")
+
+    def translate(model: Model) -> list[Translation]:
+        translator = Translator(model, plain.tokenizer, plain.settings, plain.max_source)
+        return translator.translate(SOURCES[: len(fast)], **settings)
+
+    def same(one: Translation, other: Translation) -> bool:
+        return (one.tokens, one.flags) == (other.tokens, other.flags) and (
+            [a.text for a in one.nbest] == [a.text for a in other.nbest]
+            and one.token_log_probs == pytest.approx(other.token_log_probs, abs=1e-4)
+        )
+
+    assert_same_search(fast, translate, plain.model, same)
+
+
 @native
 @pytest.mark.parametrize("beam", [1, 4])
 def test_float32_gives_the_plain_path_s_tokens_and_scores(run: Path, beam: int) -> None:
-    plain = exact(run).translate(SOURCES, beam=beam, nbest=beam)
     fast = Translator.load(run, quantize="none", engine="fast", threads=2).translate(SOURCES, beam=beam, nbest=beam)
-    assert [t.tokens for t in fast] == [t.tokens for t in plain]
-    assert [t.flags for t in fast] == [t.flags for t in plain]
-    for one, other in zip(fast, plain, strict=True):
-        assert [a.text for a in one.nbest] == [a.text for a in other.nbest]
-        assert one.token_log_probs == pytest.approx(other.token_log_probs, abs=1e-4)
+    assert_same_as_plain(fast, run, beam=beam, nbest=beam)
 
 
 @native
@@ -118,10 +132,9 @@ def test_the_effect_of_no_change_is_none(run: Path) -> None:
 
 @native
 def test_drawn_with_the_same_seed_it_is_the_same_draw(run: Path) -> None:
-    settings = {"sample": True, "nbest": 3, "temperature": 1.3, "seed": 4}
-    plain = exact(run).translate(SOURCES[:12], **settings)
+    settings: dict[str, Any] = {"sample": True, "nbest": 3, "temperature": 1.3, "seed": 4}
     fast = Translator.load(run, quantize="none", engine="fast").translate(SOURCES[:12], **settings)
-    assert [[a.text for a in t.nbest] for t in fast] == [[a.text for a in t.nbest] for t in plain]
+    assert_same_as_plain(fast, run, **settings)
 
 
 @native

@@ -20,6 +20,7 @@ from dragoman.fast.pack import pack, unsupported
 from dragoman.models.seq2seq import Model
 from dragoman.search import Hypothesis, ModelStepper, SearchSettings, generate
 from every_kind import TRANSLATORS, built
+from near_ties import assert_same_search, same_hypotheses
 
 native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {missing()}")
 
@@ -83,18 +84,15 @@ def fast(
     return engine.search(given, limits, settings, prefixes, **options)
 
 
-def assert_same(ours: list[list[Hypothesis]], theirs: list[list[Hypothesis]]) -> None:
-    """The same hypotheses; in the place of one may stand another whose score is the same to 1e-5, a tie."""
-    for some, others in zip(ours, theirs, strict=True):
-        for one, other in zip(some, others, strict=True):
-            tie = one.score == pytest.approx(other.score, abs=1e-5)
-            assert one.tokens == other.tokens or tie
-            assert one.score == pytest.approx(other.score, abs=1e-4)
-            if one.tokens != other.tokens:
-                continue
-            assert one.log_prob == pytest.approx(other.log_prob, abs=2e-4)
-            assert one.token_log_probs == pytest.approx(other.token_log_probs, abs=1e-4)
-            assert one.truncated == other.truncated
+def assert_plain(
+    ours: list[list[Hypothesis]],
+    model: Model,
+    rows: list[list[int]],
+    settings: SearchSettings,
+    prefixes: list[list[int]] | None = None,
+) -> None:
+    """The same as the plain search finds."""
+    assert_same_search(ours, lambda own: plain(own, rows, settings, prefixes), model, same_hypotheses)
 
 
 def of_kind(name: str, seed: int = 1) -> Model:
@@ -107,7 +105,7 @@ def of_kind(name: str, seed: int = 1) -> Model:
 def test_the_same_words_and_scores(name: str, beam: int, tmp_path: Path) -> None:
     settings = SearchSettings(beam=beam, nbest=min(beam, 3), max_extra=12)
     rows = sources()
-    assert_same(fast(of_kind(name), tmp_path, rows, settings), plain(of_kind(name), rows, settings))
+    assert_plain(fast(of_kind(name), tmp_path, rows, settings), of_kind(name), rows, settings)
 
 
 @native
@@ -125,7 +123,7 @@ def test_every_build(build: str, precision: Precision, tmp_path: Path, monkeypat
     found = fast(model, tmp_path, rows, settings, precision=precision)
     assert fast(model, tmp_path, rows[::-1], settings, precision=precision, threads=2) == found[::-1]
     if precision == "float32":
-        assert_same(found, plain(model, rows, settings))
+        assert_plain(found, model, rows, settings)
 
 
 @native
@@ -137,7 +135,9 @@ def test_a_decoder_only_model_goes_on_from_its_prompt(name: str, tmp_path: Path)
     model = of_kind(name)
     found = fast(model, tmp_path, rows, settings, prefixes)
     nothing = torch.zeros(len(rows), 0, dtype=torch.long)
-    assert_same(found, generate(ModelStepper(exact(model)), nothing, None, settings, prefixes))
+    assert_same_search(
+        found, lambda own: generate(ModelStepper(own), nothing, None, settings, prefixes), model, same_hypotheses
+    )
 
 
 @native
@@ -153,7 +153,7 @@ def test_a_decoder_only_model_goes_on_from_its_prompt(name: str, tmp_path: Path)
 )
 def test_every_setting_of_the_search(settings: SearchSettings, tmp_path: Path) -> None:
     rows, model = sources(), of_kind("paper")
-    assert_same(fast(model, tmp_path, rows, settings), plain(model, rows, settings))
+    assert_plain(fast(model, tmp_path, rows, settings), model, rows, settings)
 
 
 @native
@@ -164,7 +164,7 @@ def test_forced_prefixes(beam: int, tmp_path: Path) -> None:
     prefixes = [torch.randint(4, VOCAB, (n % 5,), generator=generator).tolist() for n in range(len(rows))]
     settings = SearchSettings(beam=beam, nbest=beam, max_extra=5, no_repeat_ngram=2)
     found = fast(model, tmp_path, rows, settings, prefixes)
-    assert_same(found, plain(model, rows, settings, prefixes))
+    assert_plain(found, model, rows, settings, prefixes)
     assert all(some[0].tokens[: len(begin)] == begin for some, begin in zip(found, prefixes, strict=True))
 
 

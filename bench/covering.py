@@ -29,8 +29,18 @@ from mutants import SOURCE, statement_lines
 __all__ = ["Coverage", "Mutated", "Test", "Verdict", "forked", "record", "run_tests"]
 
 ROOT = SOURCE.parent
-QUIET = ["-q", "--tb=line", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow"]
-QUIET += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # hypothesis is imported before pytest could rewrite it
+QUIET = [
+    "-q",
+    "--tb=line",
+    "--no-header",
+    "--assert=plain",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:xdist",
+    "-m",
+    "not slow",
+]
 SLOWER, AT_LEAST = 8.0, 20.0
 """A test hangs after this many times its recorded seconds, and after as many seconds at least."""
 

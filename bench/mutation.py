@@ -173,7 +173,7 @@ def run_all(args: argparse.Namespace, workers: Workers) -> None:
 
         def done(verdict: dict[str, str] | None) -> None:
             verdict = verdict or {"outcome": "timeout", "killer": "the process was ended", "reason": ""}
-            if verdict["outcome"] == "survived" and stage + 1 < len(trial.parts) and not args.quick:
+            if verdict["outcome"] == "survived" and stage + 1 < min(len(trial.parts), args.stages):
                 waiting.append((trial, stage + 1, start))
                 return
             write(trial.entry | verdict | {"seconds": round(time.monotonic() - start, 1)})
@@ -233,7 +233,7 @@ def main() -> None:
     part.add_argument("packages", nargs="+", choices=PACKAGES)
     part.add_argument("--sample", type=int, default=60, help="mutants of each package")
     part.add_argument("--seed", type=int, default=1)
-    part.add_argument("--quick", action="store_true", help="the first stage only: survivors may be none")
+    part.add_argument("--stages", type=int, default=len(STAGES), help="fewer: quicker, but survivors may be none")
     part.add_argument("--control", action="store_true", help="run the tests on unchanged source: all must survive")
     commands.add_parser("report", help="print scores and survivors")
     args = parser.parse_args()
@@ -241,7 +241,7 @@ def main() -> None:
     args.work.mkdir(parents=True, exist_ok=True)
     if args.command == "report":
         return report(args)
-    warm()
+    warm(args.work / "bytecode")
     workers = Workers(args.workers, args.work)
     try:
         (record_all if args.command == "record" else run_all)(args, workers)
@@ -250,8 +250,8 @@ def main() -> None:
             os.killpg(pid, signal.SIGKILL)
 
 
-def warm() -> None:
-    """Import what takes long, and nothing of dragoman."""
+def warm(cache: Path) -> None:
+    """Import what takes long, and nothing of dragoman.  cache: where bytecode is kept."""
     import hypothesis  # noqa: F401
     import pydantic  # noqa: F401
     import rich.console  # noqa: F401
@@ -263,6 +263,7 @@ def warm() -> None:
     import typer  # noqa: F401
 
     torch.set_num_threads(1)
+    sys.dont_write_bytecode, sys.pycache_prefix = False, str(cache)  # a fork compiles what no fork has compiled before
     if any(name.partition(".")[0] == "dragoman" for name in sys.modules):
         sys.exit("dragoman is imported already: its mutants would not be")
     shutil.rmtree(ROOT / ".hypothesis", ignore_errors=True)

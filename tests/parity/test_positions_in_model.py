@@ -178,3 +178,16 @@ def test_the_direction_of_reading_is_seen_too(kind: str) -> None:
     model, src = built(kind), torch.arange(EOS + 1, EOS + 1 + T)[None]
     difference = float((pooled(model, src.flip(1)) - pooled(model, src)).abs().max())
     assert difference < 1e-10 if kind == "alibi" else difference > 1e-3
+
+
+def test_only_a_stack_that_sees_later_words_has_buckets_for_them() -> None:
+    """T5 splits its buckets between the two directions in the encoder; the decoder has all of them for the past."""
+    model = built("t5")
+    pos = torch.arange(4)
+
+    encoder, decoder = (stack.positions.static_bias(pos, pos)[0] for stack in (model.encoder, model.decoder))
+
+    assert (
+        encoder[0, 1] != encoder[0, 0] and encoder[3, 0] == encoder[2, 0]
+    )  # 4 buckets for the past: 0, 1, 2 to 3, 4 and more
+    assert decoder[0, 1] == decoder[0, 0] and decoder[3, 0] != decoder[2, 0]  # 8 of them: 0, 1, 2, 3 and on

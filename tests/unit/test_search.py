@@ -167,6 +167,19 @@ def test_a_batch_has_no_more_tokens_times_rows_than_its_budget(settings: dict[st
     assert model.encoded == [(2, 10), (3, 8), (3, 8), (2, 3)]  # largest first; each as many as 24 tokens allow
 
 
+def test_scores_and_alignments_have_no_more_tokens_at_once_than_their_budget() -> None:
+    model, encoded = tiny_transformer(9), []
+    model.encoder.register_forward_hook(lambda _, inputs, out: encoded.append(inputs[0].size(0)))  # type: ignore[union-attr, operator]
+    pairs = [([4, 5, 6, 7, 3], [4, 5, 3])] * 5 + [([4, 5, 6, 7, 8, 4, 5, 6, 3], [4, 5, 6, 3])]
+    searcher = PlainSearcher(model)
+
+    scores, weights = searcher.score(pairs, 24), searcher.align(pairs, 24)
+
+    assert encoded == [1, 3, 2] * 2  # the longest pair has 13 tokens, the others have 8
+    assert [len(row) for row in scores] == [3] * 5 + [4]
+    assert [one.shape for one in weights] == [(3, 5)] * 5 + [(4, 9)]
+
+
 def test_a_sample_depends_on_seed_source_and_place_only() -> None:
     settings = {"sample": True, "nbest": 3, "max_extra": 9}
     first = search(ToyModel(12, sharpness=0.5), seed=4, **settings)
@@ -190,7 +203,9 @@ def test_samples_follow_the_probabilities() -> None:
 @pytest.mark.parametrize(
     ("settings", "kept"),
     [
+        ({"top_k": 1}, {1}),
         ({"top_k": 2}, {1, 4}),
+        ({"top_k": 4}, {0, 1, 3, 4}),
         ({"top_k": 9}, {0, 1, 2, 3, 4}),
         ({"top_p": 0.01}, {1}),
         ({"top_p": 0.75}, {1, 4, 3}),

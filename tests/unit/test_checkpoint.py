@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 from dragoman import model_folder
@@ -210,6 +211,52 @@ def test_a_kill_between_two_renames_loses_nothing(folder: Path) -> None:
     model_folder.recover(folder.parent)
     assert verify(folder) == before
     assert not list(folder.parent.glob(".*"))
+
+
+def test_a_kill_behind_the_second_rename_keeps_the_new_folder(folder: Path, tmp_path: Path) -> None:
+    """What was replaced, removed or not finished goes, and nothing that has its name."""
+    before = verify(folder)
+    for name in (".model.replaced", ".00000004.removed", ".00000008.unfinished"):
+        shutil.copytree(folder, tmp_path / name)
+        (tmp_path / name / "config.json").unlink()
+    model_folder.recover(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"] and verify(folder) == before
+
+
+def test_the_best_comes_before_the_last_and_the_last_before_nothing(folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for name in ("9", "10"):
+        shutil.copytree(folder, run / "checkpoints" / name)
+    assert [path.name for path in steps_in(run)] == ["9", "10"], "by number"
+    point(run, "last", run / "checkpoints" / "10")
+    assert find_model(run).name == "10"
+    point(run, "best", run / "checkpoints" / "9")
+    assert find_model(run).name == "9"
+    shutil.rmtree(run / "checkpoints" / "9")
+    assert find_model(run).name == "10", "where the best is gone"
+    with pytest.raises(ModelFolderError, match="checkpoints/9"):
+        load_model(run / "best")
+
+
+def test_an_average_is_summed_in_float64(tmp_path: Path) -> None:
+    """In float32, 1e8 + 1 is 1e8."""
+    folders = [tmp_path / str(number) for number in range(3)]
+    for path, value in zip(folders, (1e8, 3.0, -1e8), strict=True):
+        weights = safetensors.torch.save({"w": torch.full((2,), value)})
+        write_folder(path, {"config.json": b"{}", "model.safetensors": weights}, {})
+    assert average_tensors(folders)["w"].tolist() == [1.0, 1.0]
+
+
+def test_an_average_of_damaged_checkpoints_is_refused(folder: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(folder, tmp_path / "other"))
+    tensors = model_folder.load_file(other / "model.safetensors")
+    name = sorted(tensors)[0]
+    tensors[name] = tensors[name] + 1
+    average = average_tensors([folder, other])
+    assert {tensor.dtype for tensor in average.values()} == {torch.float32}
+    (other / "model.safetensors").write_bytes(safetensors.torch.save(tensors))
+    with pytest.raises(ModelFolderError, match=r"other: model\.safetensors is cut or altered"):
+        average_tensors([folder, other])
 
 
 def test_a_rename_that_fails_puts_the_old_folder_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

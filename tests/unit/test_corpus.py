@@ -161,6 +161,21 @@ def test_too_few_columns_and_half_characters_are_refused(tmp_path: Path) -> None
         list(read_pairs(surrogate))
 
 
+def test_an_item_behind_the_last_is_refused_with_the_number_of_items(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", b'["a", "b", "c"]')
+    assert list(read_pairs(CorpusSpec(path=path, source_key=0, target_key=2))) == [Pair("a", "c", 1)]
+    with pytest.raises(DataError, match=r"line 1: item 3 is asked for, but the line has 3 \(counted from 0\)"):
+        list(read_pairs(CorpusSpec(path=path, source_key=0, target_key=3)))
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_an_error_and_not_an_end(tmp_path: Path) -> None:
+    source, target = (write(tmp_path / name, b"line\n" * 9) for name in ("a.en", "a.de"))
+    pairs = read_pairs(CorpusSpec(source, target))
+    write(target, b"line\n" * 8)
+    with pytest.raises(DataError, match=r"a\.de changed while it was read"):
+        list(pairs)
+
+
 def test_a_corpus_is_two_files_or_one(tmp_path: Path) -> None:
     one, two = tmp_path / "a.en", tmp_path / "a.de"
     for wrong in ({}, {"source": one}, {"source": one, "target": two, "path": tmp_path / "a.tsv"}):

@@ -88,6 +88,12 @@ def test_batches_hold_every_place_once_the_largest_first(sizes: list[int], budge
     assert all(len(b) == 1 or len(b) * sizes[b[0]] <= budget for b in batches)
 
 
+def test_batches_may_be_exactly_as_large_as_the_budget() -> None:
+    planned = plan_buckets(np.full(7, 5), 15, np.random.default_rng(1))
+    assert sorted(map(len, planned)) == [1, 3, 3]
+    assert list(map(len, batches_within([5] * 7, 15))) == [3, 3, 1]
+
+
 # --------------------------------------------------------------------------------------------- pieces of whole texts
 
 SPACED = "  Two  spaces,\n\n a blank line …\tand a tab \n"

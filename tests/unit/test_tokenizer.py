@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.config import TokenizerConfig
-from dragoman.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, train_tokenizer
+from dragoman.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, learn_tokenizer, train_tokenizer
 from dragoman.errors import DataError, ModelFolderError
 from small_run import digit_pairs, write_lines
 
@@ -113,6 +113,14 @@ def test_bpe_dropout_of_nothing_is_plain_bpe(shared: Tokenizer, separate: Tokeni
     assert separate.encode_sampled([(text, text)], 0.0, 1) == [
         (separate.encode_source(text), separate.encode_target(text))
     ]
+
+
+@pytest.mark.parametrize("text", ["ooo", "ooooo", "zooo ooo", "zoooz ooooooo"])
+def test_of_equal_merges_the_first_is_made(text: str) -> None:
+    lines = ["oo zoo", "zoo oo", "ooz", "zooz", "noo"] * 9
+    repeated = learn_tokenizer(TokenizerConfig(vocab_size=18, byte_fallback=False), lines)
+    assert any(repeated.source_piece(i) == "oo" for i in range(repeated.source_size))
+    assert repeated.encode_sampled([(text, text)], 0.0, 1)[0][0] == repeated.encode_source(text)
 
 
 def test_more_dropout_gives_more_pieces(shared: Tokenizer) -> None:

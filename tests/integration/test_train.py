@@ -292,6 +292,8 @@ def test_an_average_of_fewer_checkpoints_says_so(data: Path, tmp_path: Path) -> 
     assert "warning: train.average is 9, but train.budget = '12 steps' and" in listener.text
     assert "make 2 checkpoints: only these are averaged" in listener.text
     assert [row["average"] for row in read_log(tmp_path / "run") if "average" in row] == [2]
+    train(small_config(data, "train.average=2", "train.budget=6 steps"), tmp_path / "one")
+    assert read_pointer(tmp_path / "one", "average") is None, "one checkpoint has no average"
 
 
 def test_a_warm_up_beyond_the_budget_is_a_warning(data: Path, tmp_path: Path) -> None:

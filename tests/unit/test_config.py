@@ -48,6 +48,11 @@ def duration(text: str) -> Duration:
         ("1.2345678G tokens", 1_234_567_800.0, "tokens"),
         ("1234567 steps", 1_234_567.0, "steps"),
         ("2h", 7200.0, "seconds"),
+        ("90 s", 90.0, "seconds"),
+        ("0.001 s", 0.001, "seconds"),
+        ("0.00002 epochs", 0.00002, "epochs"),
+        ("3 Epochs", 3.0, "epochs"),
+        ("1.1M tokens", 1_100_000.0, "tokens"),
     ],
 )
 def test_durations_are_read_and_read_back(text: str, amount: float, unit: str) -> None:
@@ -361,6 +366,8 @@ def test_limits_lie_well_outside_what_recipes_use(recipe: Path) -> None:
         (".".join("a" * 20_000) + "=1", "20,000 parts; no key of a configuration has more than 8"),
         ("x" * 100_000 + "=1", "no such key; accepted here: data, tokenizer, model, train, search"),
         ("data.train.99999999999999999999.weight=1", "leads nowhere"),
+        ("data.train." + "9" * 5000 + ".weight=1", "leads nowhere"),
+        ("data.train.1.weight=1", "'1' leads nowhere; data.train is a list of 1"),
     ],
     ids=lambda text: text[:40].replace("\n", " "),
 )
@@ -372,10 +379,10 @@ def test_settings_that_make_no_sense_are_refused_in_one_short_message(override: 
             "model.norm={kind = 'layer', eps = 1e300}",
             "model.norm.eps = 1e+300: out of range; accepted: 1",
         )
-    began = time.monotonic()
+    began = time.process_time()
     (problem,) = problems(override)
     assert words in problem
-    assert len(problem) < 400 and time.monotonic() - began < 1
+    assert len(problem) < 400 and time.process_time() - began < 1
 
 
 def test_the_largest_settings_that_make_sense_are_accepted() -> None:
@@ -410,10 +417,10 @@ def test_the_configuration_of_an_existing_model_is_not_refused_for_its_names() -
 def test_thousands_of_problems_make_a_short_message_in_little_time() -> None:
     document = small_document(ROOT)
     document["train"] |= {f"key{i}": 1 for i in range(10_000)}
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(ConfigError) as caught:
         parse_config(document)
-    assert time.monotonic() - began < 2
+    assert time.process_time() - began < 2
     message = str(caught.value)
     assert message.startswith("configuration: 10,000 problems\n  - train.key0: no such key")
     assert "train.key9:" in message and "train.key10:" not in message
@@ -446,11 +453,11 @@ def test_a_list_of_wrong_items_is_not_called_too_short() -> None:
 def test_contents_that_are_no_configuration(content: bytes, words: str, tmp_path: Path) -> None:
     file = tmp_path / "it.toml"
     file.write_bytes(content)
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(ConfigError) as caught:
         load_config(file)
     assert words in str(caught.value) and str(caught.value).startswith(f"{file}: ")
-    assert len(str(caught.value)) < 1000 and time.monotonic() - began < 1
+    assert len(str(caught.value)) < 1000 and time.process_time() - began < 1
 
 
 def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
@@ -500,3 +507,148 @@ def test_the_kind_that_a_section_already_has_keeps_its_keys() -> None:
     config = small_config(ROOT, "train.schedule.kind=budget", "model.architecture=transformer")
     assert (config.train.schedule.warmup, config.train.schedule.peak) == (2, 1e-2)
     assert (config.model.d_model, config.model.encoder_layers) == (16, 1)
+
+
+def test_a_minute_is_written_as_one_and_other_seconds_as_seconds() -> None:
+    assert [str(duration(text)) for text in ("60 s", "90 s", "59 s", "2 h")] == ["1 min", "90 s", "59 s", "120 min"]
+
+
+def test_spaces_around_a_value_are_no_part_of_it() -> None:
+    assert small_config(ROOT, "data.root = some where ").data.root == "some where"
+
+
+def test_exactly_as_many_positions_as_are_needed() -> None:
+    """250 tokens and 3 more than the source."""
+    config = small_config(ROOT, "model.position.kind=learned", "model.position.max_len=253")
+    assert config.model.position.max_len == 253
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokenizer", "good"),
+    [("parallel", "bpe", True), ("parallel", "char", False), ("tagged", "bpe", True), ("text", "bpe", False),
+     ("masked", "bpe", False), ("labelled", "unigram", True)],
+)  # fmt: skip
+def test_sampling_needs_pieces_and_a_task_that_cuts_anew(kind: str, tokenizer: str, good: bool) -> None:
+    architecture = {"parallel": "transformer", "text": "decoder_only"}.get(kind, "encoder_only")
+    train: list[Any] = [{"source": "a", "target": "b"}] if kind == "parallel" else ["a"]
+    document = {"data": {"kind": kind, "train": train}, "model": {"architecture": architecture},
+                "tokenizer": {"kind": tokenizer, "sampling": 0.1}}  # fmt: skip
+    if kind == "labelled":
+        document["model"]["pooling"] = "mean"
+    if good:
+        assert parse_config(document).tokenizer.sampling == 0.1
+    else:
+        with pytest.raises(ConfigError, match=r"tokenizer\.sampling has no effect on characters, running text"):
+            parse_config(document)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "most"),
+    [(("train.validate_every=6 steps",), 4), (("train.validate_every=7 steps",), 4),
+     (("train.budget=9 epochs", "train.validate_every=2 epochs"), 5)],
+)  # fmt: skip
+def test_an_average_of_all_checkpoints_and_of_one_more(overrides: tuple[str, ...], most: int) -> None:
+    """A checkpoint is written at each validation and at the end."""
+    assert small_config(ROOT, *overrides, f"train.average={most}").train.average == most
+    (problem,) = problems(*overrides, f"train.average={most + 1}")
+    assert f"makes {most} checkpoints; accepted: 0 to {most}" in problem
+
+
+def test_how_many_validations_minutes_allow_is_not_guessed() -> None:
+    config = small_config(ROOT, "train.budget=20 min", "train.validate_every=10 min", "train.average=9")
+    assert config.train.average == 9
+
+
+def test_flatten_numbers_the_items_of_lists() -> None:
+    nested = {"a": {"b": [5, {"c": "text"}]}, "d": ("x",), "e": None}
+    assert flatten(nested) == {"a.b.0": 5, "a.b.1.c": "text", "d.0": "x", "e": None}
+
+
+def test_a_configuration_does_not_change() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        small_config(ROOT).train.seed = 2
+
+
+@pytest.mark.parametrize(
+    ("document", "files"),
+    [
+        ({"kind": "parallel", "train": [{"source": "a", "target": "b"}, {"path": "c.tsv"}], "valid": {"path": "d.tsv"},
+          "test": {"source": "e", "target": "f"}},
+         {"train.0.source": "a", "train.0.target": "b", "train.1.path": "c.tsv", "valid.path": "d.tsv",
+          "test.source": "e", "test.target": "f"}),
+        ({"kind": "text", "train": ["a", "b"], "valid": "c"}, {"train.0": "a", "train.1": "b", "valid": "c"}),
+        ({"kind": "images", "train": "a", "valid": "b"}, {"train": "a", "valid": "b"}),
+    ],
+)  # fmt: skip
+def test_every_file_is_named_with_its_key(document: dict[str, Any], files: dict[str, str]) -> None:
+    architecture = {"text": "decoder_only", "images": "vision"}.get(document["kind"], "transformer")
+    data = parse_config({"data": document, "model": {"architecture": architecture}}).data
+    assert dict(data.files()) == files
+
+
+@pytest.mark.parametrize(
+    "image", [{}, {"dataset": "digits", "train": "a"}, {"valid": "a"}, {"dataset": "digits", "valid": "a"}]
+)
+def test_images_are_a_dataset_or_files(image: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match='give either dataset = "digits" or train'):
+        parse_config({"data": {"kind": "images", **image}, "model": {"architecture": "vision"}})
+
+
+def test_as_many_characters_at_least_as_at_most() -> None:
+    config = small_config(ROOT, "data.filter={min_characters = 9, max_characters = 9}")
+    assert config.data.filter.min_characters == 9
+
+
+def vision(**sizes: Any) -> Any:
+    return parse_config({"data": {"kind": "images", "dataset": "digits"}, "model": {"architecture": "vision", **sizes}})
+
+
+def test_patches_fit_an_image_and_positions_fit_the_patches() -> None:
+    assert vision(image_size=12, patch=3).model.n_patches == 16
+    assert vision(image_size=12, patch=3, position={"kind": "learned", "max_len": 17}).model.position.max_len == 17
+    with pytest.raises(ConfigError, match="less than the class token and 16 patches"):
+        vision(image_size=12, patch=3, position={"kind": "learned", "max_len": 16})
+    with pytest.raises(ConfigError, match="image_size 8 is not a multiple of patch 3"):
+        vision(patch=3)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("model.position.kind=t5", "model.position.buckets=8", "model.position.max_distance=4"), "more than half of"),
+        (("model.attention.kind=linear", "model.position.kind=alibi"), "alibi positions change attention scores"),
+        (("model.attention.kind=linear", "model.attention_dropout=0.1"), "no weights that attention_dropout could"),
+        (("model.attention.kind=linear", "model.n_kv_heads=1"), "leave n_kv_heads out"),
+        (("model.architecture=lstm", "model.d_model=15"), "two directions share d_model: 15 must be even"),
+        (("model.architecture=convolutional", "model.kernel=4"), "kernel 4 must be odd"),
+        (("model.position.kind=rotary", "model.position.fraction=0.1"), "must be even and at least 2"),
+        (("model.position.kind=rotary", "model.d_model=18"), "head size 9 must be even"),
+        (("model.d_model=17", "model.n_heads=1"), "sinusoidal positions need an even d_model, not 17"),
+    ],
+)
+def test_shapes_that_do_not_go_together(overrides: tuple[str, ...], words: str) -> None:
+    (problem,) = problems(*overrides)
+    assert words in problem
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("model.position.kind=t5", "model.position.buckets=8", "model.position.max_distance=5"),
+        ("model.architecture=lstm", "model.d_model=15", "model.directions=1"),
+        ("model.position.kind=rotary", "model.position.fraction=0.25"),
+        ("model.d_model=17", "model.n_heads=1", "model.position.kind=none"),
+    ],
+)
+def test_shapes_that_just_go_together(overrides: tuple[str, ...]) -> None:
+    assert isinstance(small_config(ROOT, *overrides), Config)
+
+
+def test_a_message_does_not_name_the_library_that_checks() -> None:
+    (problem,) = problems("data.train=[{source = 'a'}]")
+    assert problem.startswith("data.train.0: give either source and target")
+
+
+def test_the_defaults_of_training() -> None:
+    train = parse_config({"data": small_document(ROOT)["data"]}).train
+    assert (train.ema, str(train.validate_every), str(train.budget), train.average) == (0.0, "1 epochs", "20 min", 0)

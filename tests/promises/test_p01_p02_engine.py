@@ -27,10 +27,12 @@ from dragoman.search import Hypothesis, SearchSettings
 from dragoman.translate import Translation, Translator
 from every_kind import TRANSLATORS, built
 
-pytestmark = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {missing()}")
+NATIVE = load_native()
+pytestmark = pytest.mark.skipif(NATIVE is None, reason=f"no native engine: {missing()}")
 
 VOCAB, POSITIONS = 150, 48
-HAS_BFLOAT16 = (native := load_native()) is not None and bool(native.library.dragoman_bfloat16())
+HAS_BFLOAT16 = NATIVE is not None and bool(NATIVE.library.dragoman_bfloat16())
+"""Of the build that is used: it takes a processor that multiplies bfloat16, and the build for AVX-512."""
 PACKED: dict[str, tuple[str, Precision]] = {
     "paper": ("paper", "float32"),
     "paper int8": ("paper", "int8"),

@@ -220,6 +220,12 @@ def test_features_stay_positive_in_float32() -> None:
     torch.testing.assert_close(FEATURE_MAPS["elu"].of_keys(far.double()), F.elu(far.double()) + 1, **EXACT)
 
 
+def test_features_of_a_softmax_are_bounded() -> None:
+    keys = FEATURE_MAPS["softmax"].of_keys(torch.tensor([-99.0, -30.0, -1.0, 0.0, 30.0, 99.0]))
+
+    assert keys.log().tolist() == pytest.approx([-30, -30, -1, 0, 30, 30], abs=1e-5)
+
+
 def test_sums_are_kept_in_float32_under_autocast() -> None:
     attention, x = LinearSelfAttention(D, H, "elu"), torch.randn(N, LONG, D)
     cache = attention.new_cache(N, LONG, like=x.bfloat16())

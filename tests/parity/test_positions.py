@@ -66,6 +66,20 @@ def test_sinusoidal_follows_the_dtype() -> None:
         torch.testing.assert_close(marked[0], sinusoids(torch.arange(T), D).to(dtype), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    ("positions", "table"), [(Sinusoidal(D), "table"), (Rotary(DH, 10000.0), "turns")], ids=["sinusoidal", "rotary"]
+)
+def test_a_table_grows_by_powers_of_two_and_is_kept_meanwhile(positions: Positions, table: str) -> None:
+    sizes, tables = [], []
+    for length in (1, 256, 257, 300, 512, 1, 1025):
+        positions.reach(length, torch.zeros(1))
+        sizes.append(getattr(positions, table).size(0))
+        tables.append(getattr(positions, table))
+
+    assert sizes == [256, 256, 512, 512, 512, 512, 2048]
+    assert tables[0] is tables[1] and all(tables[2] is one for one in tables[3:6])
+
+
 def test_learned_adds_the_rows_of_its_positions() -> None:
     positions = Learned(D, 12).double()
     for pos in (torch.arange(T), torch.tensor([11]), torch.arange(4, 7)):

@@ -60,6 +60,24 @@ def test_cached_decoding_is_full_decoding(model: Model) -> None:
     torch.testing.assert_close(torch.cat(steps, dim=1), want, **EXACT)
 
 
+def tensors(of: Any) -> list[Tensor]:
+    """All tensors that an object refers to, however deep."""
+    if isinstance(of, Tensor):
+        return [of]
+    parts = of if isinstance(of, (list, tuple)) else vars(of).values() if hasattr(of, "__dict__") else ()
+    return [tensor for part in parts for tensor in tensors(part)]
+
+
+@pytest.mark.parametrize("max_len", [0, 6])
+def test_a_state_says_how_many_bytes_it_holds(model: Model, max_len: int) -> None:
+    data = batch()
+    with torch.no_grad():
+        state = model.start(model.encode(data.src, data.src_mask), beams=1, max_len=max_len)
+        model.decode(data.tgt_in, state)
+    carry = [] if state.carry is None else [state.carry]
+    assert state.nbytes() == sum(tensor.nbytes for tensor in [*tensors(state.layers), *carry]) > 0
+
+
 def test_cached_decoding_after_beams_were_reordered_and_sentences_dropped(model: Model) -> None:
     data = batch()
     generator = torch.Generator().manual_seed(5)

@@ -8,11 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from dragoman.nn.dropout import seed_dropout
 from small_run import Cli
 
 torch.set_num_threads(1)
+
+# An example that takes long because the machine is busy is no failure.
+settings.register_profile("dragoman", deadline=None)
+settings.load_profile("dragoman")
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ from dragoman.config import Config
 from dragoman.data.labels import LabelVocabulary
 from dragoman.data.tokenizer import Tokenizer, learn_tokenizer
 from dragoman.errors import ModelFolderError, TrainingError
+from dragoman.io.reading import read_bytes
 from dragoman.model_folder import (
     FORMAT_VERSION,
     build_for,
@@ -280,6 +281,27 @@ def test_weights_with_a_damaged_header_and_a_matching_checksum(folder: Path, con
         load_model(folder)
     with pytest.raises(ModelFolderError, match=r"model\.safetensors: not a safetensors file"):
         load_file(folder / "model.safetensors")
+
+
+def test_more_bytes_than_the_header_announces(folder: Path) -> None:
+    content = (folder / "model.safetensors").read_bytes()
+    put(folder, "model.safetensors", content + b"\0")
+    with pytest.raises(ModelFolderError, match=rf"{len(content) + 1:,} bytes; its header announces {len(content):,}"):
+        verify(folder)
+
+
+def test_files_that_are_not_read_may_be_anything(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"")
+    assert verify(folder, but={"model.safetensors"})["step"] == 12
+    with pytest.raises(ModelFolderError, match=r"model\.safetensors is cut"):
+        verify(folder, but={"config.json"})
+
+
+def test_the_limit_of_a_small_file(tmp_path: Path) -> None:
+    (tmp_path / "small").write_bytes(b"12345")
+    assert read_bytes(tmp_path / "small", ModelFolderError, "", limit=5) == b"12345"
+    with pytest.raises(ModelFolderError, match="small: 5 bytes; accepted: at most 4"):
+        read_bytes(tmp_path / "small", ModelFolderError, "", limit=4)
 
 
 def test_weights_are_read_into_memory(folder: Path) -> None:

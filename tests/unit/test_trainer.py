@@ -249,3 +249,62 @@ def test_a_second_signal_stops_at_once(data: Path, tmp_path: Path) -> None:
         train(small_config(data), tmp_path / "run", reporter=Twice())
     assert signal.getsignal(signal.SIGINT) is before
     assert not (tmp_path / "run" / "checkpoints").exists(), "stopped in step 3, and the first checkpoint is at 6"
+
+
+def test_every_batch_of_every_epoch_is_read_once_in_its_place(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = build("train.budget=3 epochs", "train.accumulate=2", "train.batch_tokens=150")
+    trainer.validation = Scripted([1.0] * 99)
+    task, read = trainer.run.task, []
+    real = task.read
+
+    def recorded(numbers: Any, epoch: int, place: int) -> Any:
+        read.append((epoch, place, numbers.tolist()))
+        return real(numbers, epoch, place)
+
+    monkeypatch.setattr(task, "read", recorded)
+    trainer.train()
+    plans = [task.epoch(epoch) for epoch in range(3)]
+    assert len(plans[0]) % 2 == 1, "the last update of an epoch has one batch only"
+    assert read == [(e, place, n.tolist()) for e, plan in enumerate(plans) for place, n in enumerate(plan)]
+    assert read[: len(plans[0])] != [(0, *rest) for _, *rest in read[len(plans[0]) : 2 * len(plans[0])]]
+
+
+def test_a_gradient_is_that_of_the_mean_loss_of_one_update(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = build("model.dropout=0.0", "train.label_smoothing=0.1")
+    monkeypatch.setattr(trainer.optimizer, "step", lambda: None)
+    (batch,) = batches(trainer, 0)
+    logits = trainer.model(batch.src, batch.src_mask, batch.tgt_in).flatten(0, 1)
+    mean = F.cross_entropy(logits, batch.tgt_out.flatten(), ignore_index=PAD, label_smoothing=0.1)
+    parameters = dict(trainer.model.named_parameters())
+    expected = torch.autograd.grad(mean, list(parameters.values()))
+    for _ in range(2):  # the second update begins from nothing
+        trainer.step([batch])
+        for (name, p), gradient in zip(parameters.items(), expected, strict=True):
+            torch.testing.assert_close(p.grad, gradient, rtol=1e-3, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_is_a_bad_step_even_with_good_gradients(
+    value: float, build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = build()
+    real = trainer._forward
+    monkeypatch.setattr(trainer, "_forward", lambda batch: Loss(real(batch).smoothed, torch.tensor(value), 1))
+    trainer.step(batches(trainer, 0))
+    assert (trainer.progress.skipped, trainer.progress.bad_in_a_row) == (1, 1)
+
+
+def test_the_moving_average_is_what_is_validated(build: Build) -> None:
+    trainer = build("train.ema=0.9", "train.budget=6 steps")
+    seen: list[dict[str, Tensor]] = []
+
+    def validation(network: Any) -> dict[str, Any]:
+        seen.append({name: p.clone() for name, p in unique_tensors(network).items()})
+        return {"valid_loss": 1.0}
+
+    trainer.validation = validation
+    trainer.train()
+    assert trainer.ema is not None and len(seen) == 1
+    raw = unique_tensors(trainer.model)
+    for name, tensor in seen[0].items():
+        assert torch.equal(tensor, trainer.ema[name]) and not torch.equal(tensor, raw[name]), name

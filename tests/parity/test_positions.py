@@ -202,3 +202,13 @@ def test_rotary_turns_in_float32_and_gives_back_the_dtype(dtype: torch.dtype) ->
         for got, want in zip(rotary.rotate(q, k, pos), exact, strict=True):
             assert got.dtype == dtype
             torch.testing.assert_close(got, want.to(dtype), rtol=0.01 if dtype == torch.bfloat16 else 1e-5, atol=1e-3)
+
+
+def test_rotary_makes_its_table_anew_for_another_dtype() -> None:
+    positions, q, pos = Rotary(DH, 10000.0), random(N, H, T, DH), torch.arange(T)
+    positions.rotate(q.float(), q.float(), pos)
+
+    turned, _ = positions.rotate(q, q, pos)
+
+    torch.testing.assert_close(turned, Rotary(DH, 10000.0).rotate(q, q, pos)[0], rtol=0, atol=0)
+    assert positions.rotate(q.float(), q.float(), pos)[0].dtype == torch.float32

@@ -183,6 +183,27 @@ def test_what_several_searches_keep_is_bounded_together(tmp_path: Path) -> None:
     assert 0.9 * each < address_space() - before < each + of_a_thread < 2 * each
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="this system does not tell what is reserved")
+@pytest.mark.parametrize("memory", [1 << 30, 2 * OF_A_LONG_TARGET])
+def test_one_long_line_reserves_memory_for_itself_only(memory: int, tmp_path: Path) -> None:
+    """30 short lines beside it have rooms of their own size: by the longest they would reserve 100 MB."""
+    engine = Engine(pack(model_of("paper"), tmp_path / "p", "float32", max_positions=POSITIONS))
+    before, lines, lists = address_space(), [line(2)] * 31, [END_ONLY] * 31
+    limits = [16] * 30 + [POSITIONS]
+    engine.search(lines, limits, SearchSettings(beam=1), rows=64, shortlists=lists, memory=memory)
+    assert 0.9 * OF_A_LONG_TARGET < address_space() - before < 4 * OF_A_LONG_TARGET
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="this system does not tell what is reserved")
+def test_many_long_sources_are_not_encoded_all_at_once(tmp_path: Path) -> None:
+    """Sixteen sources of 1,000 tokens: what is reserved is their keys and values, and the layers of few of them."""
+    engine = Engine(pack(model_of("paper"), tmp_path / "p", "float32", max_positions=POSITIONS))
+    before, lines, lists = address_space(), [line(1000)] * 16, [END_ONLY] * 16
+    engine.search(lines, [16] * 16, SearchSettings(beam=1), rows=16, shortlists=lists)
+    of_a_layer = 1000 * 64 * 4 * 12  # a token's vectors of 64 features: the widest layer has some dozen of them
+    assert address_space() - before < 16 * (keys_and_values(1000) + keys_and_values(16) + BLOCK) + 3 * of_a_layer
+
+
 # ----------------------------------------------------------------------------------------------------------- boundaries
 
 

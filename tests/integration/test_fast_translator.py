@@ -31,7 +31,7 @@ from dragoman.models.seq2seq import Model
 from dragoman.search import ModelStepper, SearchSettings, generate
 from dragoman.translate import Translation, Translator
 from near_ties import assert_same_search
-from small_run import digit_pairs
+from small_run import digit_pairs, trained
 
 native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {missing()}")
 SOURCES = [source for source, _ in digit_pairs(40, seed=11)]
@@ -109,8 +109,8 @@ def test_scores_are_those_of_float32_unless_int8_is_requested(run: Path) -> None
 
 
 @native
-def test_a_score_is_of_the_loaded_checkpoint_though_the_run_went_on(run: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(run, tmp_path / "run")
+def test_a_score_is_of_the_loaded_checkpoint_though_the_run_went_on(tmp_path: Path) -> None:
+    copy = trained(tmp_path)
     steps = sorted((path.name for path in (copy / "checkpoints").iterdir() if path.name.isdigit()), key=int)
     (copy / "best").write_text(f"checkpoints/{steps[0]}\n", encoding="utf-8")
     translator = Translator.load(copy)

@@ -74,7 +74,7 @@ def test_a_read_only_run(cli: Cli, read_only: Path, tmp_path: Path) -> None:
     code, out, _ = cli("translate", run, stdin=b"one two\n")
     assert code == 0 and out.count(b"\n") == 1
     code, _, err = cli("average", run, "--last", "2")
-    assert code == 1 and f"{run / 'checkpoints' / 'average-last2'} could not be written: {ADVICE}" in err
+    assert code == 1 and f"{run} could not be written: {ADVICE}" in err
     data = ["--source", read_only / "text", "--target", write_lines(tmp_path / "target", ["deux un"])]
     code, _, err = cli("shortlist", run, *data)
     assert code == 1 and "shortlist.bin could not be written: " in err and ADVICE in err

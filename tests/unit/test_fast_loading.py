@@ -57,7 +57,7 @@ def scores(folder: Path, **options: Any) -> list[float]:
 @native
 @pytest.mark.parametrize(
     "changes",
-    [{"activation": "gelu"}, {"position": {"kind": "rotary", "base": 500.0}}, {"norm": {"kind": "rms", "eps": 0.5}}],
+    [{"activation": "gelu"}, {"position": {"kind": "rotary", "base": 500.0}}, {"norm": {"kind": "rms", "eps": 0.05}}],
     ids=["activation", "position", "norm"],
 )
 def test_both_backends_follow_the_same_configuration(changes: dict[str, Any], model: Path) -> None:
@@ -221,7 +221,7 @@ def test_a_tokenizer_of_another_size_is_refused(engine: Any, packed_before: bool
 
     with pytest.raises(ModelFolderError) as error:
         Translator.load(model, engine=engine)
-    for said in (str(model), f"vocabulary has {tokenizer.target_size} ids", "56 rows", "copy the folder again"):
+    for said in (str(model), f"a vocabulary of {tokenizer.source_size} source and", "(56, 16)", "is of another model"):
         assert said in str(error.value)
 
 
@@ -238,5 +238,5 @@ def test_a_record_that_was_changed_with_the_tokenizer_is_refused_too(model: Path
     sizes = {"source_size": tokenizer.source_size, "target_size": tokenizer.target_size}
     record.write_text(json.dumps(json.loads(record.read_text()) | sizes))
 
-    with pytest.raises(ModelFolderError, match="vocabulary has"):
+    with pytest.raises(ModelFolderError, match="a vocabulary of"):
         Translator.load(model, engine="fast", quantize="int8")

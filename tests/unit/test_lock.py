@@ -122,10 +122,10 @@ def test_an_exception_releases_the_lock(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "words"),
     [
-        (30, "Read-only file system. Make the folder writable, or give another --out"),
-        (13, "Permission denied. Make the folder writable, or give another --out"),
+        (30, "the file system is read-only. Choose a folder that can be written"),
+        (13, "permission denied. Choose a folder that you may write to"),
         (28, "the disk is full. Free some space"),
-        (122, "the disk quota is used up. Free some space"),
+        (122, r"the disk is full \(quota exceeded\). Free some space"),
     ],
 )
 def test_a_folder_that_cannot_be_written(
@@ -149,7 +149,7 @@ def test_a_folder_that_cannot_be_written(
 def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "run").touch()
     with (
-        pytest.raises(TrainingError, match=r"run could not be written: File exists\. Give another --out"),
+        pytest.raises(TrainingError, match=r"run could not be written: File exists\. Remove the cause"),
         lock_run(tmp_path / "run"),
     ):
         pass

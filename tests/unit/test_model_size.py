@@ -107,7 +107,7 @@ def test_training_is_refused_before_the_model_is_built(
 ) -> None:
     from dragoman.training.trainer import train
 
-    config = small_config(write_corpus(tmp_path / "data"), f"train.ema={ema}", "train.budget=1 step")
+    config = small_config(write_corpus(tmp_path / "data"), f"train.ema={ema}", "train.budget=2 steps")
     count = count_parameters(config.model, 56, 56)
     monkeypatch.setattr(size, "available_memory", lambda device: 4 * (5 if ema else 4) * count - 1)
     with pytest.raises(UsageError, match=f"the model has {count:,} parameters: weights, gradients and the state"):
@@ -121,7 +121,7 @@ def test_loading_is_refused_before_the_model_is_built(tmp_path: Path, monkeypatc
     from dragoman.model_folder import load_network
     from dragoman.training.trainer import train
 
-    train(small_config(write_corpus(tmp_path / "data"), "train.budget=1 step"), tmp_path / "run")
+    train(small_config(write_corpus(tmp_path / "data"), "train.budget=2 steps"), tmp_path / "run")
     monkeypatch.setattr(size, "available_memory", lambda device: 1000)
     with pytest.raises(UsageError, match=r"parameters: its weights need 0\.0 GB, and 0\.0 GB of memory are available"):
         load_network(tmp_path / "run")

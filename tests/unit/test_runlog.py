@@ -73,5 +73,5 @@ def test_a_full_disk_is_named_with_what_is_safe(part: str, tmp_path: Path) -> No
     log.close()
     assert str(full.value) == (
         f"{tmp_path / part} could not be written: the disk is full. The last good checkpoint is 12. "
-        "Free some space and run the same command again, or give another --out."
+        "Free some space, or choose a folder on another disk. Then run the same command again."
     )

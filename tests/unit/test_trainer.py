@@ -56,7 +56,8 @@ def batches(trainer: Trainer, *places: int) -> list[Any]:
 
 def test_the_first_update_has_the_rate_of_step_1(data: Path, tmp_path: Path) -> None:
     """Not of step 0, which is none, and not of step 2: warm-up 5 to 0.01, and the budget's decay to 0."""
-    config = small_config(data, "train.log_every=1", "train.budget=12 steps", "train.schedule.decay=1.0")
+    schedule = ("train.schedule.warmup=5", "train.schedule.decay=1.0")
+    config = small_config(data, "train.log_every=1", "train.budget=12 steps", *schedule)
     train(config, tmp_path / "run")
     rates = {row["step"]: row["learning_rate"] for row in read_log(tmp_path / "run") if "loss" in row}
     for step in range(1, 13):

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["flush_file", "flush_folder", "is_full", "not_written", "reason_of"]
+from dragoman.errors import TrainingError
+
+__all__ = ["flush_file", "flush_folder", "is_full", "not_written", "reason_of", "writing"]
 
 _REASONS = {
     errno.ENOSPC: ("the disk is full", "Free some space, or choose a folder on another disk."),
@@ -31,8 +35,17 @@ def reason_of(error: OSError) -> str:
 
 def not_written(what: object, error: OSError, also: str = "") -> str:
     """The message where `what` (a path, mostly) could not be written; also: sentences before the advice."""
-    advice = _REASONS[error.errno][1] if error.errno in _REASONS else ""
+    advice = _REASONS[error.errno][1] if error.errno in _REASONS else "Remove the cause, or name another place."
     return " ".join(part for part in (f"{what} could not be written: {reason_of(error)}.", also, advice) if part)
+
+
+@contextmanager
+def writing(path: Path, saved: Callable[[], str] = str) -> Generator[None, None, None]:
+    """Turn an OSError while training writes `path` into a TrainingError; saved: returns what is safe, a sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise TrainingError(f"{not_written(path, error, saved())} Then run the same command again.") from error
 
 
 def flush_file(path: Path) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from dragoman.errors import UsageError
-from dragoman.training.disk import writing
+from dragoman.io.writing import writing
 
 __all__ = ["LOCK_FILE", "lock_run"]
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dragoman.training.disk import writing
+from dragoman.io.writing import writing
 
 __all__ = ["Reporter", "RunLog", "read_log"]
 

@@ -114,7 +114,7 @@ def test_training_is_refused_before_the_model_is_built(
         train(config, tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoints").exists()
     monkeypatch.setattr(size, "available_memory", lambda device: 4 * (5 if ema else 4) * count)
-    assert train(config, tmp_path / "run").progress.step == 1
+    assert train(config, tmp_path / "run").progress.step == 2
 
 
 def test_loading_is_refused_before_the_model_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -354,6 +354,7 @@ def test_limits_lie_well_outside_what_recipes_use(recipe: Path) -> None:
         ("data.source_language=", "data.source_language = '': accepted: a language code such as"),
         ("data.target_language=a b", "data.target_language = 'a b': accepted: a language code"),
         ("data.target_language=EN", 'source_language and target_language are both "en"; give each side its own code'),
+        ("data.source_language=XX", 'source_language and target_language are both "XX"; give each side'),
         ("data.valid={source = './train.src', target = 'train.tgt'}", "valid is the same data as train.0"),
         ("data.filter.max_characters=10", "max_tokens"),
         ("train.schedule.warmup=25", "train.schedule.warmup is 25 steps, more than the budget of 24 steps"),
@@ -645,8 +646,11 @@ def test_shapes_that_just_go_together(overrides: tuple[str, ...]) -> None:
 
 
 def test_a_message_does_not_name_the_library_that_checks() -> None:
+    assert problems("data.train=[]") == ["data.train = []: empty; at least one must be given"]
     (problem,) = problems("data.train=[{source = 'a'}]")
     assert problem.startswith("data.train.0: give either source and target")
+    (problem,) = problems("train.precision=3")
+    assert problem == "train.precision = 3; accepted: 'float32' or 'bf16'"
 
 
 def test_the_defaults_of_training() -> None:

@@ -1,4 +1,4 @@
-"""Settings and files that are refused: limits of every number, relations between settings, odd files; one message each."""
+"""Settings and files that are refused: limits of numbers, relations between settings, odd files; one message each."""
 
 from __future__ import annotations
 

@@ -165,10 +165,13 @@ def damage_file(path: Path, others: list[Path], draw: random.Random, content_onl
 # ---------------------------------------------------------------------------------------------------------- documents
 
 
-def _tables(value: Any) -> list[Any]:
-    """Every table and list within a document, itself included."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [value, *(t for v in inner if isinstance(v, dict | list) for t in _tables(v))]
+def _tables(document: dict[str, Any]) -> list[Any]:
+    """Every table and list within a document, itself included; without recursion, for some are nested deeply."""
+    found: list[Any] = [document]
+    for table in found:  # which grows meanwhile
+        inner = table.values() if isinstance(table, dict) else table
+        found += [value for value in inner if isinstance(value, dict | list)]
+    return found
 
 
 def damage_document(document: dict[str, Any], draw: random.Random) -> None:

@@ -44,6 +44,13 @@ def test_what_is_no_number_or_beyond_all_use_is_named_too() -> None:
     with pytest.raises(UsageError) as error:
         SearchSettings(**wrong)
     assert all(f"{name} = {value}: must be" in str(error.value) for name, value in wrong.items())
+    for name, value in {
+        "temperature": 1e300, "top_k": 1 << 40, "seed": -1, "no_repeat_ngram": 1, "beam": True, "alpha": float("nan")
+    }.items():  # fmt: skip
+        with pytest.raises(UsageError, match=f"{name} = {value}".replace("+", r"\+")):
+            SearchSettings(**{name: value})  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"seed = \d+: must be 0 to 9,223,372,036,854,775,807"):
+        SearchSettings(seed=2**64)
     assert SearchSettings(beam=np.int64(3), alpha=1).beam == 3  # type: ignore[arg-type]
 
 

@@ -45,6 +45,8 @@ def describe(error: dict[str, Any], root: type[BaseModel]) -> str:
     if kind == "extra_forbidden":
         known = sorted(section.model_fields if section else [], key=lambda key: key not in ("kind", "architecture"))
         return f"{name}: no such key{nearest(path[-1], known)}; accepted here: {', '.join(known)}"
+    if kind == "too_short":
+        return f"{name} = {shown(value)}: empty; at least one must be given"
     if kind == "missing":
         return f"{name}: missing; it must be given"
     if kind == "union_tag_not_found":

@@ -113,7 +113,8 @@ class Store:
             whole, rest = int(weight), weight - int(weight)
             drawn += [numbers] * whole
             if rest:
-                drawn.append(rng.permutation(numbers)[: round(rest * pairs)])
+                least = 1 if whole == 0 else 0  # no corpus is left out, and no epoch is empty
+                drawn.append(rng.permutation(numbers)[: max(least, round(rest * pairs))])
             first += pairs
         return np.concatenate(drawn)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -15,6 +14,8 @@ __all__ = ["SearchSettings"]
 _WIDEST, _LONGEST, _STEEPEST = 4096, 10_000, 10.0
 """The most beams or samples, tokens beyond the source or at least, and alpha: what is more would use up the machine, or
 make every score 0."""
+_HOTTEST, _TOKENS, _LARGEST_SEED = 1000.0, 1_048_576, 2**63 - 1
+"""At temperature 1,000 all tokens are equally probable; no vocabulary has more tokens; generators take 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ class SearchSettings:
         problems = []
         for field in dataclasses.fields(self):
             value, whole = getattr(self, field.name), field.type == "int"
-            if field.type != "bool" and not isinstance(value, Integral if whole else Real):
+            good = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)  # True is 1 to Python
+            if field.type != "bool" and not good:
                 problems.append(f"{field.name} = {value!r}: must be a {'whole ' if whole else ''}number")
         return problems
 
@@ -69,11 +71,12 @@ class SearchSettings:
             ),
             (
                 "temperature",
-                1e-6 <= self.temperature < math.inf,
-                "at least 1e-6 (for the most probable token each step: beam=1)",
+                1e-6 <= self.temperature <= _HOTTEST,
+                f"1e-6 (for the most probable token each step: beam=1) to {_HOTTEST:g}",
             ),
-            ("top_k", self.top_k >= 0, "at least 0 (0 = all tokens)"),
+            ("top_k", 0 <= self.top_k <= _TOKENS, f"0 (all tokens) to {_TOKENS:,}"),
             ("top_p", 0 < self.top_p <= 1, "more than 0 and at most 1 (1 = all tokens)"),
+            ("seed", 0 <= self.seed <= _LARGEST_SEED, f"0 to {_LARGEST_SEED:,}"),
         ]
         problems = [f"{name} = {getattr(self, name)}: must be {rule}" for name, good, rule in wanted if not good]
         if not self.sample and self.nbest > self.beam >= 1:

@@ -1,14 +1,14 @@
-"""The mutation score: small changes to the source, one at a time, and how many of them the tests notice.
+"""Measure the mutation score: how many small changes to the source do the tests notice?
 
     pip install cosmic-ray==8.7.0 coverage==7.17.3
-    python bench/mutation.py record                                 # which test runs which line: 10 minutes, once
-    python bench/mutation.py run nn models search --sample 60       # draws mutants, runs their tests
+    python bench/mutation.py record                                 # which test executes which line: 15 minutes, once
+    python bench/mutation.py run nn models search --sample 60       # sample mutants and run their tests
     python bench/mutation.py report                                 # the score of each package, and the survivors
 
-The operators are cosmic-ray's (bench/mutants.py says what is left out).  A mutant lives in a fork of a process that has
-imported torch, and only there: no file changes.  Each is given the tests that run its line, in stages; the last stage
-has all of them, however long they take (but for those that start other processes).  Every outcome is a line of
-outcomes.jsonl: a run that was interrupted goes on where it was.
+The operators are cosmic-ray's; bench/mutants.py lists what is left out.  A mutant exists only in a fork of a process
+that has imported torch: no file changes.  Each mutant is given the tests that execute its line, in stages; tests that
+start other processes are not used.  Every outcome is a line of outcomes.jsonl, and an interrupted run resumes there.
+docs/mutation.md has the method, the scores and the survivors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # before torch: 
 import argparse
 import json
 import random
-import shutil
 import signal
 import sys
 import time
@@ -57,8 +56,13 @@ def drawn(package: str, sample: int, seed: int) -> list[tuple[Site, int]]:
     return [(every[place], generator.randrange(len(every[place].mutants))) for place in places if place < len(every)]
 
 
+def every_test() -> list[Path]:
+    skipped = tuple(str(ROOT / name) for name in SKIPPED)
+    return [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if not str(path).startswith(skipped)]
+
+
 def stages(nodes: Sequence[str], known: Coverage) -> Iterator[list[str]]:
-    """The covering tests in parts: first a few files and seconds, at the end whatever is left."""
+    """The covering tests in parts: first few files and seconds, then more; what exceeds the last stage is left out."""
     rest = list(nodes)
     for most_files, most_seconds in STAGES:
         files: set[str] = set()
@@ -116,8 +120,7 @@ def record_all(args: argparse.Namespace, workers: Workers) -> None:
     """Record every file of tests, or the given ones."""
     folder = args.work / "coverage"
     folder.mkdir(parents=True, exist_ok=True)
-    every = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "tests").rglob("test_*.py"))]
-    files = args.tests or [file for file in every if not file.startswith(SKIPPED)]
+    files = args.tests or [path.relative_to(ROOT).as_posix() for path in every_test()]
     for file in files:
         name = file.replace("/", "-").removesuffix(".py")
         if args.tests or not (folder / f"{name}.json").exists():
@@ -161,6 +164,7 @@ class Trial:
 def run_all(args: argparse.Namespace, workers: Workers) -> None:
     """Draw mutants and run those that have no outcome yet."""
     known, outcomes = Coverage(args.work / "coverage"), args.work / "outcomes.jsonl"
+    warn_of_changes(args.work / "coverage")
     seen = {entry["mutant"] for entry in entries(outcomes)}
 
     def write(entry: dict[str, Any]) -> None:
@@ -200,6 +204,17 @@ def run_all(args: argparse.Namespace, workers: Workers) -> None:
         if workers.running:
             workers.wait()
     report(args)
+
+
+def warn_of_changes(folder: Path) -> None:
+    """Say which files have changed since they were recorded: lines may have moved, and new tests are not known."""
+    recorded = {path.stem: path.stat().st_mtime for path in folder.glob("*.json")}
+    oldest = min(recorded.values(), default=0.0)
+    tests = {path.relative_to(ROOT).with_suffix("").as_posix().replace("/", "-"): path for path in every_test()}
+    changed = [str(path) for name, path in tests.items() if recorded.get(name, 0.0) < path.stat().st_mtime]
+    changed += [str(path) for path in (SOURCE / "dragoman").rglob("*.py") if path.stat().st_mtime > oldest]
+    if changed:
+        print("not recorded, or changed since:", *changed, sep="\n  ", file=sys.stderr)
 
 
 def entries(outcomes: Path) -> list[dict[str, Any]]:
@@ -266,7 +281,6 @@ def warm(cache: Path) -> None:
     sys.dont_write_bytecode, sys.pycache_prefix = False, str(cache)  # a fork compiles what no fork has compiled before
     if any(name.partition(".")[0] == "dragoman" for name in sys.modules):
         sys.exit("dragoman is imported already: its mutants would not be")
-    shutil.rmtree(ROOT / ".hypothesis", ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -67,3 +67,13 @@ def test_fuzzing() -> None:
     assert all(
         kind in out for kind in ("damaged: refused", "good: answered", "past_python: refused", "session: answered")
     )
+
+
+def test_mutation(tmp_path: Path) -> None:
+    pytest.importorskip("cosmic_ray")
+    work = ["--work", str(tmp_path), "--workers", "1"]
+    assert "0 of them not used" in said("mutation.py", *work, "record", "tests/unit/test_nn_state.py")
+    out = said("mutation.py", *work, "run", "nn", "--sample", "6", "--control")
+    assert "killed" not in out and "no coverage" in out  # the source is unchanged
+    said("mutation.py", *work, "run", "nn", "--sample", "40")
+    assert "killed" in said("mutation.py", *work, "report")

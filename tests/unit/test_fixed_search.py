@@ -106,6 +106,30 @@ def test_a_batch_has_as_many_sentences_as_the_budget_allows(settings: dict[str, 
     assert sizes == ({(4, 16), (1, 16)} if beams == 3 else {(4, 16)})  # 9 = 4 + 4 + 1 sentences; 27 = 6 * 4 + 3
 
 
+def test_the_longest_sentence_of_a_batch_counts_for_the_budget() -> None:
+    searcher = GraphSearcher(built(TRANSLATORS["paper"], VOCAB), "cpu")
+    rows = [[5] * (length - 1) + [EOS] for length in (30, 3, 16, 60, 5, 16, 3, 9)]
+
+    searcher.search(rows, [[]] * 8, SearchSettings(beam=1, max_extra=3), 64)
+
+    sizes = {(size.sentences, size.source) for _, size in searcher._searches}
+    assert sizes == {(1, 64), (2, 32), (4, 16), (1, 16)}
+
+
+def test_greedy_search_tells_words_apart_whose_sums_are_equal() -> None:
+    """Word 5 is better than word 6 by less than float32 resolves beside the sum of a long target."""
+    model = built({**TRANSLATORS["paper"], "tie": "none"}, VOCAB)
+    with torch.no_grad():
+        model.output.weight *= 0.01  # type: ignore[operator]
+        model.output.weight[5] = 1 / 12  # type: ignore[index, operator]
+        model.output.weight[6] = (1 - 2e-6) / 12  # type: ignore[index, operator]
+    settings = SearchSettings(beam=1, min_length=150, max_extra=150)
+
+    (found,) = GraphSearcher(model, "cpu").search([[7, EOS]], [[]], settings, 100)
+
+    assert found[0].log_prob < -300 and found[0].tokens[:150] == [5] * 150
+
+
 @pytest.mark.parametrize("settings", [SearchSettings(beam=2, max_extra=9), SearchSettings(sample=True, max_extra=9)])
 def test_a_language_model_goes_on_with_its_prompts(settings: SearchSettings) -> None:
     model = built({"architecture": "decoder_only", **BLOCK, "n_layers": 2, "position": {"kind": "t5"}}, VOCAB)

@@ -54,6 +54,35 @@ def test_what_is_no_number_or_beyond_all_use_is_named_too() -> None:
     assert SearchSettings(beam=np.int64(3), alpha=1).beam == 3  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("name", "first", "last"),
+    [
+        ("beam", 1, 4096),
+        ("nbest", 1, 4096),
+        ("alpha", 0, 10),
+        ("max_extra", 0, 10_000),
+        ("min_length", 0, 10_000),
+        ("no_repeat_ngram", 0, 10_000),
+        ("top_k", 0, None),
+    ],
+)
+def test_the_first_and_last_number_of_a_setting_are_accepted(name: str, first: int, last: int | None) -> None:
+    for good in (first, last):
+        assert good is None or getattr(SearchSettings(**{"sample": True, name: good}), name) == good  # type: ignore[arg-type]
+    for bad in (first - 1, None if last is None else last + 1):
+        if bad is not None:
+            with pytest.raises(UsageError, match=f"{name} = {bad}: must be"):
+                SearchSettings(**{"sample": True, name: bad})  # type: ignore[arg-type]
+
+
+def test_probabilities_and_temperatures_have_limits() -> None:
+    good = SearchSettings(sample=True, temperature=1e-6, top_p=1.0)
+    assert (good.temperature, good.top_p) == (1e-6, 1.0)
+    for wrong in ({"temperature": 9e-7}, {"top_p": 0.0}, {"top_p": 1.001}):
+        with pytest.raises(UsageError, match="must be"):
+            SearchSettings(sample=True, **wrong)  # type: ignore[arg-type]
+
+
 def test_a_configuration_has_the_same_limits() -> None:
     """They stand in two layers that do not know each other."""
     most = {
@@ -72,7 +101,9 @@ def test_a_configuration_has_the_same_limits() -> None:
 def test_more_translations_than_hypotheses_are_refused() -> None:
     with pytest.raises(UsageError, match="nbest = 5: must be at most beam = 4"):
         SearchSettings(nbest=5)
-    assert SearchSettings(nbest=5, sample=True).nbest == 5
+    with pytest.raises(UsageError, match="nbest = 2: must be at most beam = 1"):
+        SearchSettings(nbest=2, beam=1)
+    assert SearchSettings(nbest=5, sample=True).nbest == SearchSettings(nbest=5, beam=5).nbest == 5
 
 
 def test_settings_of_a_configuration_are_overridden_by_name() -> None:

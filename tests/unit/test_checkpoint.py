@@ -31,8 +31,9 @@ from dragoman.model_folder import (
     verify,
     write_folder,
 )
+from dragoman.training.optim import build_optimizer
 from dragoman.training.run import open_run
-from small_run import small_config, write_corpus
+from small_run import small_config, trained, write_corpus
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +109,33 @@ def test_a_damaged_meta_is_refused(folder: Path, content: bytes, words: str) -> 
     (folder / "meta.json").write_bytes(content)
     with pytest.raises(ModelFolderError, match=words):
         load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"progress": {}', "not JSON"),
+        ("[]", "a JSON object is expected"),
+        ('{"progress": {"speed": 3}, "data": "0"}', "not the state of a training"),
+        ('{"progress": {}, "data": 7}', "not the state of a training"),
+        (
+            '{"progress": {"step": 2.5, "batch": "3", "best": null, "tokens": -1}, "data": "0"}',
+            "step, batch, tokens: must",
+        ),
+    ],
+)
+def test_a_training_state_with_a_matching_checksum_is_checked(content: str, words: str, tmp_path: Path) -> None:
+    run = trained(tmp_path)
+    checkpoint = steps_in(run)[-1]
+    (checkpoint / "training.json").write_text(content)
+    sha256 = json.loads((checkpoint / "meta.json").read_bytes())["sha256"]
+    rewrite_meta(checkpoint, sha256=sha256 | {"training.json": hashlib.sha256(content.encode()).hexdigest()})
+    heard: list[str] = []
+    opened = open_run(read_config(checkpoint), run, heard.append)
+    model = opened.new_model()
+    progress = opened.resume(model, build_optimizer(opened.config.train.optimizer, model), None)
+    assert any(words in text and "going back to the one before" in text for text in heard)
+    assert progress.step == int(checkpoint.name) - 6
 
 
 def test_a_later_format_says_to_upgrade(folder: Path) -> None:

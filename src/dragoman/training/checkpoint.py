@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from dragoman.errors import ModelFolderError
+from dragoman.io.reading import read_json
 from dragoman.model_folder import load_file, load_tensors, unique_tensors, verify
 from dragoman.training.optim import Progress
 
@@ -44,14 +46,18 @@ def training_files(
 def read_training(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, ema: dict[str, Tensor] | None
 ) -> tuple[Progress, str]:
-    """Put a checkpoint's weights, moments and moving average in place; return the progress and the data's hash."""
+    """Put a checkpoint's weights, moments and moving average in place; return the progress and the data's hash.
+
+    Raises `ModelFolderError` for a checkpoint that is damaged or was saved without the moving average.
+    """
     verify(folder)
+    progress, data_hash = _read_progress(folder / "training.json")
     saved = load_file(folder / "training.safetensors")
     weights = load_file(folder / "model.safetensors")
     if ema is not None:
         for name, value in weights.items():
             ema[name] = value.to(ema[name].device)
-        weights = {name: saved[f"raw/{name}"] for name in weights}
+        weights = {name: saved[f"raw/{name}"] for name in weights if f"raw/{name}" in saved}
     load_tensors(model, weights, folder)
     moments: dict[str, dict[str, Tensor]] = {}
     for key, value in saved.items():
@@ -61,5 +67,25 @@ def read_training(
     for name, parameter in model.named_parameters():
         if name in moments:
             optimizer.state[parameter] = {kind: value.to(parameter.device) for kind, value in moments[name].items()}
-    about = json.loads((folder / "training.json").read_bytes())
-    return Progress(**about["progress"]), about["data"]
+    return progress, data_hash
+
+
+def _read_progress(file: Path) -> tuple[Progress, str]:
+    again = "Copy the folder again, or use an earlier checkpoint."
+    about = read_json(file, ModelFolderError, again)
+    found, data_hash = about.get("progress"), about.get("data")
+    names = {field.name for field in fields(Progress)}
+    if not isinstance(found, dict) or found.keys() - names or not isinstance(data_hash, str):
+        raise ModelFolderError(f"{file}: not the state of a training. {again}")
+    wrong = [name for name, value in found.items() if not _fits(name, value)]
+    if wrong:
+        raise ModelFolderError(f"{file}: {', '.join(wrong)}: must be numbers below 2**63. {again}")
+    return Progress(**found), data_hash
+
+
+def _fits(name: str, value: object) -> bool:
+    """Whether `value` can be the attribute `name` of a `Progress`."""
+    if name == "best" and value is None:
+        return True
+    accepted = (int, float) if name in ("seconds", "best", "validated") else (int,)
+    return type(value) in accepted and (name == "best" or 0 <= value < 1 << 63)  # type: ignore[operator]

@@ -258,3 +258,30 @@ def test_the_kind_that_a_section_already_has_keeps_its_keys() -> None:
     config = small_config(ROOT, "train.schedule.kind=budget", "model.architecture=transformer")
     assert (config.train.schedule.warmup, config.train.schedule.peak) == (2, 1e-2)
     assert (config.model.d_model, config.model.encoder_layers) == (16, 1)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "train.device=mps:0",
+        "train.device=cuda:1000",
+        "search.no_repeat_ngram=1",
+        "train.budget=0.5 steps",
+        "train.schedule.warmup=99999999",
+        "train.schedule.peak=1e9",
+        "train.clip_norm=1e-9",
+        "data.filter.max_ratio=1e300",
+    ],
+)
+def test_a_stored_document_keeps_what_was_accepted_when_it_was_written(override: str) -> None:
+    document = small_document(Path("data"))
+    config = parse_config(document, [override], stored=True)
+    key, value = override.split("=")
+    written = flatten(config.model_dump(mode="json"))[key]
+    assert str(written) == value or float(written) == float(value)
+
+
+@pytest.mark.parametrize("override", ["model.d_model=100000000", "train.seed=true", "train.ema=nan", "train.seed=x"])
+def test_a_stored_document_is_refused_where_it_cannot_be_meant(override: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_config(small_document(Path("data")), [override], stored=True)

@@ -241,7 +241,7 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 
 def _read_run(folder: Path, name: str) -> ComparedRun:
-    config = flatten(load_config(folder / "config.toml").model_dump(mode="json"))
+    config = flatten(load_config(folder / "config.toml", stored=True).model_dump(mode="json"))
     rows = [row for row in read_log(folder) if isinstance(row, dict) and _is_number(row.get("step"))]
     if not rows:
         raise UsageError(f"{folder}: log.jsonl has no row yet; train on with: dragoman train CONFIG --out {folder}")

@@ -156,8 +156,11 @@ class Config(Section):
         return (position.max_len, "model.position.max_len") if isinstance(position, LearnedPosition) else (None, "")
 
 
-def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
-    """The document at `path` with `key=value` overrides.  Raises `ConfigError` with every problem found."""
+def load_config(path: str | Path, overrides: Iterable[str] = (), *, stored: bool = False) -> Config:
+    """The document at `path` with `key=value` overrides; stored: as for `parse_config`.
+
+    Raises `ConfigError` with every problem found.
+    """
     path = Path(path)
     try:
         document = tomllib.loads(_text_of(path))
@@ -167,7 +170,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
         raise ConfigError(str(path), ["brackets nested too deeply; no setting needs more than two levels"]) from None
     except ValueError as error:  # an integer of more digits than Python reads
         raise ConfigError(str(path), [f"not valid TOML: {error}".partition(";")[0]]) from None
-    return parse_config(document, overrides, where=str(path))
+    return parse_config(document, overrides, where=str(path), stored=stored)
 
 
 def _text_of(path: Path) -> str:
@@ -206,8 +209,9 @@ def parse_config(
 ) -> Config:
     """A document as nested dictionaries -> `Config`.  Raises `ConfigError` with every problem found.
 
-    stored: it belongs to an existing model; what was accepted when that was trained (names of languages, a validation
-    set that was trained on) is accepted again.
+    stored: it belongs to an existing run or model; what was accepted when that was trained is accepted again (names of
+    languages, a validation set that was trained on, a warm-up beyond the budget, and numbers outside of today's limits
+    where they determine no shapes).
     """
     if not isinstance(document, dict):
         raise ConfigError(where, [f"{shown(document)} is not a configuration, which is a table of sections"])

@@ -68,7 +68,7 @@ def describe(error: dict[str, Any], root: type[BaseModel]) -> str:
     if kind in _OUT_OF_RANGE and (limits := _range(section, path)):
         return f"{name} = {shown(value)}: out of range; accepted: {limits}"
     if kind == "string_pattern_mismatch" and path[-1] == "device":
-        return f"{name} = {shown(value)}: no such device; accepted: auto, cpu, cuda, cuda:1 (a number from 0), mps"
+        return f"{name} = {shown(value)}: no such device; accepted: auto, cpu, cuda, cuda:1, mps, xpu, hpu"
     message = str(error["msg"]).removeprefix("Value error, ")
     given = "" if isinstance(value, dict) else f" = {shown(value)}"
     if not name:  # what is wrong is between two sections, and the message names both

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
-from dragoman.config.section import NotBoolean
+from dragoman.config.section import AcceptStored, NotBoolean
 
 __all__ = [
     "AdamEpsilon",
@@ -31,6 +32,7 @@ __all__ = [
     "FeedForward",
     "GradientNorm",
     "Heads",
+    "Interval",
     "Kernel",
     "Layers",
     "LeastTokens",
@@ -61,17 +63,21 @@ __all__ = [
 
 _Whole = Annotated[int, NotBoolean]
 _Real = Annotated[float, NotBoolean]
+_UNLIMITED = 2**63 - 1
+"""The largest integer of TOML, for counts that allocate nothing."""
 
 
 def _zero_or_normal(norm: float) -> float:
     if 0 < norm < 1e-6:
-        raise ValueError("must be 0 (no clipping) or 1e-06 to 1,000,000")
+        raise PydanticCustomError("limit", "must be 0 (no clipping) or 1e-06 to 1,000,000")
     return norm
 
 
 def _not_one(size: int) -> int:
     if size == 1:
-        raise ValueError("1 allows no token twice, not even a comma; accepted: 0 (off) or 2 to 10,000")
+        raise PydanticCustomError(
+            "limit", "1 allows no token twice, not even a comma; accepted: 0 (off) or 2 to 10,000"
+        )
     return size
 
 
@@ -106,57 +112,59 @@ VocabularySize = Annotated[_Whole, Field(ge=8, le=1_048_576)]
 
 # ---------------------------------------------------------------------------------------------------- regularisation
 
-Dropout = Annotated[_Real, Field(ge=0, le=0.9)]
+Dropout = Annotated[_Real, Field(ge=0, le=0.9), AcceptStored]
 """Dropout, label smoothing, subword sampling: above 0.9 less than a tenth of the signal is left."""
-Part = Annotated[_Real, Field(ge=0.001, le=0.9)]
-"""Part of the tokens that are masked: something to predict, and something to predict it from."""
-NormEpsilon = Annotated[_Real, Field(ge=1e-12, le=0.1)]
+Part = Annotated[_Real, Field(ge=0.001, le=0.9), AcceptStored]
+"""Fraction of tokens that are masked; both masked and unmasked tokens must remain."""
+NormEpsilon = Annotated[_Real, Field(ge=1e-12, le=0.1), AcceptStored]
 """Added to a variance: below 1e-12 it does not protect float32, above 0.1 it changes the result itself."""
-Momentum = Annotated[_Real, Field(ge=1e-5, le=1)]
+Momentum = Annotated[_Real, Field(ge=1e-5, le=1), AcceptStored]
 """Of running statistics: 1e-5 averages over 100,000 batches."""
 
 # ---------------------------------------------------------------------------------------------------------- training
 
-Beta = Annotated[_Real, Field(ge=0, le=0.99999)]
-"""Decay of a moving average (Adam's moments, EMA): 0.99999 averages over 100,000 steps."""
-AdamEpsilon = Annotated[_Real, Field(ge=1e-16, le=1)]
+Beta = Annotated[_Real, Field(ge=0, le=0.99999), AcceptStored]
+"""Decay of a moving average (Adam's moments, EMA): 0.99999 averages over roughly 100,000 steps."""
+AdamEpsilon = Annotated[_Real, Field(ge=1e-16, le=1), AcceptStored]
 """Adam's epsilon: usually 1e-9 to 1e-6; with 1 Adam is nearly gradient descent with momentum; above 1 nothing moves."""
-WeightDecay = Annotated[_Real, Field(ge=0, le=10)]
+WeightDecay = Annotated[_Real, Field(ge=0, le=10), AcceptStored]
 """AdamW subtracts rate * decay of every weight in each step: with more than 10 weights vanish during warm-up."""
-PeakRate = Annotated[_Real, Field(ge=1e-12, le=1)]
+PeakRate = Annotated[_Real, Field(ge=1e-12, le=1), AcceptStored]
 """Learning rate: Adam moves every weight by about this much per step, and weights are smaller than 1."""
-ScheduleFactor = Annotated[_Real, Field(ge=1e-6, le=100)]
+ScheduleFactor = Annotated[_Real, Field(ge=1e-6, le=100), AcceptStored]
 """Factor of the inverse square root schedule, whose peak is factor / sqrt(d_model * warmup)."""
-Decay = Annotated[_Real, Field(ge=0.001, le=1)]
+Decay = Annotated[_Real, Field(ge=0.001, le=1), AcceptStored]
 """Part of the budget in which the learning rate falls: at least one step in a thousand."""
-Steps = Annotated[_Whole, Field(ge=1, le=10_000_000)]
-"""Training steps: ten million are months on any machine."""
-Batches = Annotated[_Whole, Field(ge=1, le=65_536)]
+Steps = Annotated[_Whole, Field(ge=1, le=10_000_000), AcceptStored]
+"""Warm-up steps: ten million are months on any machine."""
+Interval = Annotated[_Whole, Field(ge=1, le=_UNLIMITED), AcceptStored]
+"""Steps between two reports, or bad steps in a row before stopping; a large number means never."""
+Batches = Annotated[_Whole, Field(ge=1, le=65_536), AcceptStored]
 """Batches per update: with 4,096 tokens each that is more than the largest batches in use."""
-TokensPerBatch = Annotated[_Whole, Field(ge=16, le=16_777_216)]
+TokensPerBatch = Annotated[_Whole, Field(ge=16, le=16_777_216), AcceptStored]
 """Tokens of one batch: 2**24 logits rows of the smallest vocabulary already fill hundreds of megabytes."""
-GradientNorm = Annotated[_Real, Field(ge=0, le=1e6), AfterValidator(_zero_or_normal)]
+GradientNorm = Annotated[_Real, Field(ge=0, le=1e6), AfterValidator(_zero_or_normal), AcceptStored]
 """Largest gradient norm: 0 is no clipping; below 1e-6 gradients would vanish, above 1e6 nothing would be clipped."""
-Seed = Annotated[_Whole, Field(ge=0, le=2**63 - 1)]
+Seed = Annotated[_Whole, Field(ge=0, le=_UNLIMITED), AcceptStored]
 """Seeds: the range of integers in TOML, which every generator accepts."""
-Sentences = Annotated[_Whole, Field(ge=1, le=100_000_000)]
-"""Sentences that are decoded or learned from; they are held in memory."""
-Checkpoints = Annotated[_Whole, Field(ge=1, le=100_000)]
-"""Checkpoints that are kept: each is a folder with a copy of the weights."""
-OptionalCount = Annotated[_Whole, Field(ge=0, le=100_000)]
-"""Checkpoints that are averaged, or validations without progress; 0 is off."""
+Sentences = Annotated[_Whole, Field(ge=1, le=2**31 - 1), AcceptStored]
+"""Sentences that are decoded or learned from; more than there are means all of them."""
+Checkpoints = Annotated[_Whole, Field(ge=1, le=_UNLIMITED), AcceptStored]
+"""Checkpoints that are kept; a large number means all of them."""
+OptionalCount = Annotated[_Whole, Field(ge=0, le=_UNLIMITED), AcceptStored]
+"""Checkpoints that are averaged, or validations without progress; 0 is off, and a large number means all, or never."""
 
 # -------------------------------------------------------------------------------------------------------------- data
 
-Coverage = Annotated[_Real, Field(gt=0.9, le=1)]
+Coverage = Annotated[_Real, Field(gt=0.9, le=1), AcceptStored]
 """Part of the characters of a text that the vocabulary holds: at 0.9 one in ten is unknown."""
-CorpusWeight = Annotated[_Real, Field(ge=1e-4, le=1000)]
+CorpusWeight = Annotated[_Real, Field(ge=1e-4, le=1000), AcceptStored]
 """Times a corpus is seen in an epoch: below 1e-4 nothing of most corpora would be drawn, and above 1,000 the list of
 examples of one epoch would not fit into memory."""
-Characters = Annotated[_Whole, Field(ge=1, le=1_000_000_000)]
-"""Characters of one side of a pair; a billion switches the filter off, for no line is as long."""
-Ratio = Annotated[_Real, Field(gt=1, le=1e9)]
-"""Length of one side over the other; a billion switches the filter off (Characters)."""
+Characters = Annotated[_Whole, Field(ge=1, le=_UNLIMITED), AcceptStored]
+"""Characters of one side of a pair; a large number switches the filter off."""
+Ratio = Annotated[_Real, Field(gt=1, le=1e18), AcceptStored]
+"""Length of one side over the other; a large number switches the filter off."""
 TokensPerBlock = Annotated[_Whole, Field(ge=2, le=65_536)]
 """Tokens of a block of running text: one to read and one to predict; see TokensPerExample for the upper limit."""
 TokensPerExample = Annotated[_Whole, Field(ge=4, le=65_536)]
@@ -164,13 +172,13 @@ TokensPerExample = Annotated[_Whole, Field(ge=4, le=65_536)]
 
 # ------------------------------------------------------------------------------------------------------------ search
 
-Beams = Annotated[_Whole, Field(ge=1, le=4096)]
+Beams = Annotated[_Whole, Field(ge=1, le=4096), AcceptStored]
 """Hypotheses kept per step; each holds its own keys and values in memory."""
-LengthPenalty = Annotated[_Real, Field(ge=0, le=10)]
+LengthPenalty = Annotated[_Real, Field(ge=0, le=10), AcceptStored]
 """Exponent of the length penalty: Wu et al. 2016 use 0 to 1; above 10 all scores round to 0."""
-ExtraTokens = Annotated[_Whole, Field(ge=1, le=10_000)]
+ExtraTokens = Annotated[_Whole, Field(ge=1, le=10_000), AcceptStored]
 """Tokens an output may have beyond its source."""
-LeastTokens = Annotated[_Whole, Field(ge=0, le=10_000)]
-"""Tokens an output must have; as ExtraTokens."""
-NgramSize = Annotated[_Whole, Field(ge=0, le=10_000), AfterValidator(_not_one)]
+LeastTokens = Annotated[_Whole, Field(ge=0, le=10_000), AcceptStored]
+"""Minimum number of output tokens; same upper limit as ExtraTokens."""
+NgramSize = Annotated[_Whole, Field(ge=0, le=10_000), AfterValidator(_not_one), AcceptStored]
 """no_repeat_ngram: 0 is off; 1 would forbid every word, and every full stop, to occur twice."""

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationInfo
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PlainSerializer,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 from pydantic_core import PydanticCustomError
 
 from dragoman.errors import clip, nearest
 
-__all__ = ["Duration", "DurationField", "NotBoolean", "Section", "is_stored"]
+__all__ = ["AcceptStored", "Duration", "DurationField", "NotBoolean", "Section", "is_stored"]
 
 
 class Section(BaseModel):
     """A part of the document."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+_LIMITS = {"less_than_equal", "greater_than_equal", "greater_than", "string_pattern_mismatch", "limit"}
+"""pydantic's kinds of errors for a value of the right type outside of its limits; "limit" is our own."""
+_MOST_STORED = 1.7e308
+"""Nearly the largest float; larger integers and infinity are typing errors."""
 
 
 def is_stored(info: ValidationInfo) -> bool:
@@ -32,6 +48,21 @@ def _not_boolean(value: Any) -> Any:
 
 
 NotBoolean = BeforeValidator(_not_boolean)
+
+
+def _accept_stored(value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+    try:
+        return handler(value)
+    except ValidationError as error:
+        outside = all(problem["type"] in _LIMITS for problem in error.errors(include_url=False))
+        plain = isinstance(value, str) or (type(value) in (int, float) and abs(value) <= _MOST_STORED)
+        if is_stored(info) and outside and plain:
+            return value
+        raise
+
+
+AcceptStored = WrapValidator(_accept_stored)
+"""Accepts a value of an existing run or model that lies outside of today's limits; for what determines no shapes."""
 
 _UNITS = {
     "seconds": ("s", "sec", "second", "seconds"),
@@ -63,7 +94,7 @@ _MOST = {"seconds": 10 * 366 * 86_400.0, "steps": 1e9, "epochs": 1e6, "tokens": 
 _LEAST = {"seconds": 0.001, "steps": 1.0, "epochs": 1e-6, "tokens": 1.0}
 
 
-def _duration(value: Any) -> Any:
+def _duration(value: Any, info: ValidationInfo) -> Any:
     if isinstance(value, Duration):
         return value
     accepted = 'accepted: a number and a unit, such as "20 min", "2 h", "8000 steps", "30 epochs", "50M tokens"'
@@ -78,6 +109,8 @@ def _duration(value: Any) -> Any:
         raise ValueError(f"no unit {clip(word, 20)!r}{near}; {accepted}")
     amount = float(number) * _FACTORS[factor] * {"minutes": 60.0, "hours": 3600.0}.get(unit, 1.0)
     unit = "seconds" if unit in ("minutes", "hours") else unit
+    if is_stored(info) and 0 < amount < math.inf:
+        return Duration(amount=amount, unit=unit)
     if not _LEAST[unit] <= amount <= _MOST[unit]:
         raise ValueError(f"must be at least {_LEAST[unit]:g} and at most {_MOST[unit]:.4g} {unit}")
     if unit in ("steps", "tokens") and amount != (whole := round(amount)):

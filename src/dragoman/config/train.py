@@ -16,6 +16,7 @@ from dragoman.config.limits import (
     Dropout,
     ExtraTokens,
     GradientNorm,
+    Interval,
     LeastTokens,
     LengthPenalty,
     NgramSize,
@@ -28,7 +29,7 @@ from dragoman.config.limits import (
     TokensPerBatch,
     WeightDecay,
 )
-from dragoman.config.section import Duration, DurationField, Section
+from dragoman.config.section import AcceptStored, Duration, DurationField, Section
 
 __all__ = [
     "AdamConfig",
@@ -40,6 +41,9 @@ __all__ = [
     "SearchConfig",
     "TrainConfig",
 ]
+
+
+Device = Annotated[str, Field(pattern="^(auto|cpu|(cuda|mps|xpu|hpu)(:[0-9]{1,3})?)$"), AcceptStored]
 
 
 class AdamConfig(Section):
@@ -90,15 +94,15 @@ class TrainConfig(Section):
     precision: Literal["float32", "bf16"] = "float32"
     seed: Seed = 1
     ema: Beta = Field(0.0, description="decay of the moving average of the weights; 0 = none")
-    log_every: Steps = Field(20, description="steps")
+    log_every: Interval = Field(20, description="steps")
     validate_every: DurationField = Duration(amount=1, unit="epochs")
     validate_sentences: Sentences = Field(1000, description="sentences decoded for BLEU and chrF")
     metric: Literal["bleu", "chrf", "loss", "accuracy", "f1"] = "loss"
     patience: OptionalCount = Field(0, description="validations without a better score before stopping; 0 = never")
     keep: Checkpoints = Field(5, description="checkpoints kept besides the best")
     average: OptionalCount = Field(0, description="average that many last checkpoints at the end, if that is better")
-    max_bad_steps: Steps = Field(20, description="steps in a row with a loss that is not finite before stopping")
-    device: str = Field("auto", pattern="^(auto|cpu|mps|cuda(:[0-9]{1,2})?)$")
+    max_bad_steps: Interval = Field(20, description="steps in a row with a loss that is not finite before stopping")
+    device: Device = "auto"
 
 
 class SearchConfig(Section):

@@ -165,7 +165,7 @@ def _plain(
 
 
 def _fast(
-    path: str | Path, kind: str, lack: str, quantize: Quantize, threads: int
+    path: str | Path, kind: Literal["parallel", "text"], lack: str, quantize: Quantize, threads: int
 ) -> tuple[Searcher, Tokenizer, Config]:
     native, precision = load_native(), PRECISIONS[quantize]
     if native is None:
@@ -185,7 +185,7 @@ def _fast(
 
     searcher = FastSearcher(engine, precision, threads, plain)
     if quantize == "auto":
-        searcher.load_scorer = lambda: _fast(folder, kind, lack, "none", threads)[0]
+        searcher.load_scorer = lambda: _searcher(folder, kind, lack, "cpu", "none", "auto", threads)[0]
     return searcher, vocabulary, config
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -196,7 +197,7 @@ class LSTM(Cell):
         return self.tap("hidden", o * torch.tanh(c)), c
 
     def _run(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        if x.is_cpu and torch.is_autocast_enabled("cpu") and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        if x.is_cpu and torch.is_autocast_enabled("cpu") and _lacks_bfloat16_kernel():
             # Autocast hands bfloat16 to a kernel that this processor does not have; float32 always works.
             with torch.autocast("cpu", enabled=False):
                 return self._kernel(x.float(), tuple(part.float() for part in state))
@@ -205,6 +206,12 @@ class LSTM(Cell):
     def _kernel(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         out, h, c = torch.lstm(x, state, self.weights, True, 1, 0.0, torch.is_grad_enabled(), False, True)
         return out, (h[0], c[0])
+
+
+@cache
+def _lacks_bfloat16_kernel() -> bool:
+    """Whether oneDNN is used for an LSTM and has no bfloat16 kernel for this processor."""
+    return torch.backends.mkldnn.is_available() and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def backwards(mask: Tensor | None, like: Tensor) -> Tensor:

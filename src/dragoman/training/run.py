@@ -54,7 +54,7 @@ def open_run(config: Config, folder: Path, say: Callable[[str], None]) -> Run:
     recover(folder / "checkpoints")
     stored = folder / "config.toml"
     if steps_in(folder) and stored.is_file():
-        _refuse_changes(load_config(stored), config, folder)
+        _refuse_changes(load_config(stored, stored=True), config, folder)
     task = _open_task(config, folder.parent / "prepared", say)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)

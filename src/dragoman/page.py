@@ -77,8 +77,8 @@ def write_page(path: Path, page: str) -> Path:
             os.fsync(file.fileno())
         part.replace(path)
     except OSError as error:
-        raise DragomanError(f"{not_written(path, error)} Name another file with --out.") from error
+        raise DragomanError(not_written(path, error)) from error
     finally:
-        with suppress(OSError):  # of the other problem, which is being told
+        with suppress(OSError):  # the first problem is the one to report
             part.unlink(missing_ok=True)
     return path

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dragoman.data.segment import join_parts, split_text
 from dragoman.data.tokenizer import EOS, Tokenizer
-from dragoman.errors import UsageError
+from dragoman.errors import UsageError, clip
 from dragoman.search.guard import length_is_off, loops, without_loops
 from dragoman.search.hypothesis import Hypothesis
 from dragoman.search.searcher import Searcher, plain_of, plain_searcher
@@ -300,8 +300,17 @@ class Translator:
         split = split_text(text, self.max_source, lambda part: len(encode(part))) if text.strip() else []
         parts = [Part(part, ids, []) for part in split if len(ids := encode(part)) > 1]
         if parts and prefix:
-            parts[0].prefix = self.tokenizer.encode_target(_clean(prefix))[:-1]
+            parts[0].prefix = self._prefix(prefix)
         return parts
+
+    def _prefix(self, text: str) -> list[int]:
+        ids = self.tokenizer.encode_target(_clean(text))[:-1]
+        if len(ids) > self.max_source:
+            raise UsageError(
+                f"prefix {clip(text)!r}: it has {len(ids):,} tokens; accepted: at most {self.max_source:,}, as for a "
+                "source"
+            )
+        return ids
 
     def _search(self, parts: Sequence[Part], settings: SearchSettings, batch_tokens: int) -> None:
         each = self.searcher.search(

@@ -83,7 +83,7 @@ def test_a_read_only_run(cli: Cli, read_only: Path, tmp_path: Path) -> None:
 def test_pages_and_exports_into_a_read_only_folder(cli: Cli, run: Path, read_only: Path) -> None:
     page = read_only / "page.html"
     code, _, err = cli("explain", run, "one two", "--out", page)
-    assert code == 1 and f"{page} could not be written: {ADVICE}" in err and "Name another file with --out" in err
+    assert code == 1 and f"{page} could not be written: {ADVICE}" in err
     if importlib.util.find_spec("ctranslate2") is None:
         pytest.skip("ctranslate2 is not installed")
     code, _, err = cli("export", run, read_only / "exported")

@@ -51,6 +51,14 @@ def test_one_prefix_serves_all_or_each_line_has_its_own() -> None:
     assert own[1].text == translator.translate(["two"])[0].text
 
 
+def test_a_prefix_longer_than_any_text_is_refused() -> None:
+    """It would be decoded token by token, for minutes."""
+    translator = tiny_translator(max_source=9)
+    assert translator.translate(["one"], prefix="two three")[0].text.startswith("two three")
+    with pytest.raises(UsageError, match=r"prefix 'one one .*: it has [\d,]+ tokens; accepted: at most 9"):
+        translator.translate(["one"], prefix="one " * 500)
+
+
 @pytest.mark.parametrize(
     ("prefix", "told"), [(["a"], "1 prefixes but more lines"), (["a"] * 3, "3 prefixes but 2 lines")]
 )

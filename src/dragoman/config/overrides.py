@@ -14,7 +14,7 @@ from dragoman.errors import clip
 __all__ = ["apply_overrides"]
 
 _DEEPEST = 8
-_ONE_LINE = "one override sets one key, and this goes on in another line; give each key=value as an argument of its own"
+_ONE_LINE = "an override sets one key and must be a single line; pass each key=value as a separate argument"
 
 
 def apply_overrides(document: dict[str, Any], overrides: Iterable[str], root: type[BaseModel]) -> list[str]:

@@ -65,7 +65,7 @@ class Shift:
 
     @property
     def certain(self) -> bool:
-        """Whether chance is excluded: files whose lines have nothing in common reach a z of about 5."""
+        """Whether the shift is beyond chance: unrelated files reach a z of about 5."""
         return self.z >= _CERTAIN_Z
 
 

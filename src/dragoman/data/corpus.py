@@ -156,8 +156,12 @@ def parse_row(spec: CorpusSpec, text: str) -> tuple[str, str]:
         return _json_text(row, keys[0]), _json_text(row, keys[1])
     except json.JSONDecodeError as error:
         raise ValueError(f'not JSON: {error.msg} at column {error.colno} ("{clip(text, 60)}")') from error
-    except (LookupError, RecursionError) as error:
+    except RecursionError as error:
+        raise ValueError(f'not JSON: brackets nested too deeply ("{clip(text, 60)}")') from error
+    except LookupError as error:
         raise ValueError(str(error.args[0])) from error
+    except ValueError as error:  # an integer of more digits than Python reads
+        raise ValueError(f'not JSON: an integer has too many digits ("{clip(text, 60)}")') from error
 
 
 def _read_rows(spec: CorpusSpec, path: Path) -> Iterator[Pair]:

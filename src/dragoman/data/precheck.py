@@ -81,7 +81,7 @@ def _blocks(lines: int) -> list[range]:
 
 
 def _alignment(spec: CorpusSpec) -> tuple[bool, str]:
-    """Whether two files cannot be trained on, and why; with False what is only suspicious, or nothing."""
+    """Return whether the pair of files must be refused, and the message; (False, text) is a warning."""
     if spec.source is None or spec.target is None:
         return False, ""
     misaligned = misalignment(spec.source, spec.target)
@@ -103,7 +103,7 @@ def _alignment(spec: CorpusSpec) -> tuple[bool, str]:
 
 
 def _language_warnings(spec: CorpusSpec, languages: tuple[str, str]) -> Iterator[str]:
-    """Sides that are not in their language, or both in one; from some lines all over the corpus."""
+    """Warn about sides that are not in their language, or both in the same one, based on a sample of the corpus."""
     pairs = _some_pairs(spec)
     if len(pairs) < _ENOUGH_LINES:
         return

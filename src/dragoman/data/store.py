@@ -42,7 +42,7 @@ _REMEDY = "Remove the folder; the next training builds it again."
 
 
 class DamagedStoreError(DataError):
-    """A store whose files are not what was written; the message names the folder and every file concerned."""
+    """A store whose files differ from what was written; the message lists the folder and all damaged files."""
 
 
 class Store:

@@ -46,7 +46,7 @@ class _Settings(ctypes.Structure):
 
 
 class Usage(ctypes.Structure):
-    """The most that a search had at work at once in any of its threads.
+    """Peak resource use of a search in any of its threads.
 
     rows: hypotheses.  source_tokens: tokens of their sources, counted for every row.  bytes: keys, values and
     shortlists.
@@ -111,7 +111,9 @@ class Engine:
         return memoryview((ctypes.c_char * size.value).from_address(start)).toreadonly()
 
     def begin(self, threads: int, rows: int, target: int, sentences: int, source: int) -> int:
-        """A session for steps (`EngineStepper`), to be closed with `end`: rows for targets and sources so long.
+        """A session for steps (`EngineStepper`), to be closed with `end`.
+
+        It has room for `rows` targets of up to `target` tokens and `sentences` sources of up to `source` tokens.
 
         One thread at a time may use a session: a call during another thread's call raises UsageError.
         """

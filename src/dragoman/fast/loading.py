@@ -190,7 +190,7 @@ def _fast(
 
 
 def _origin(precision: Precision, meta: dict[str, Any], config: Config, vocabulary: Tokenizer) -> dict[str, Any]:
-    """All that a packed model is made from; two that agree in this are the same."""
+    """Everything a packed model depends on; equal origins give identical files."""
     return {
         "version": VERSION,
         "package_version": dragoman.__version__,

@@ -84,7 +84,7 @@ class RunLog:
 
 
 class _Events:
-    """Scalars for TensorBoard, written at once: its own writer meets a full disk in a thread, with a traceback."""
+    """Writes TensorBoard scalars synchronously; TensorBoard's own writer reports a full disk by a traceback in a thread."""
 
     def __init__(self, folder: Path, saved: Callable[[], str], purge_step: int | None) -> None:
         """purge_step: TensorBoard leaves out earlier events from this step on."""

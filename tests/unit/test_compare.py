@@ -144,7 +144,7 @@ def test_every_folder_that_cannot_be_compared_is_named(tmp_path: Path) -> None:
         f"{given[2]}: no run (a file)",
         f"{empty}: log.jsonl has no row yet; train on with: dragoman train CONFIG --out {empty}",
         f"{lost}/checkpoints/00000012: missing, though",
-        "model.safetensors: cannot be read",
+        "model.safetensors: not a safetensors file",
     ):
         assert words in message
     assert message.count("\n  - ") == 7

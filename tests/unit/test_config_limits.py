@@ -110,7 +110,7 @@ def test_limits_lie_well_outside_what_recipes_use(recipe: Path) -> None:
         ("train.schedule.warmup=25", "train.schedule.warmup is 25 steps, more than the budget of 24 steps"),
         ("train.average=5", "makes 4 checkpoints; accepted: 0 to 4"),
         ("train.seed=1\ntrain.keep=3", "an override sets one key and must be a single line"),
-        ("data.root=a\nb", "one override sets one key"),
+        ("data.root=a\nb", "an override sets one key"),
         ("train.seed=" + "[" * 5000, "brackets nested too deeply"),
         ("train.seed=" + "9" * 5000, "must be a whole number; accepted: 0 to 9,223,372,036,854,775,807"),
         ("train.seed=0x" + "f" * 5000, "train.seed = an integer of about 6,020 digits: out of range"),

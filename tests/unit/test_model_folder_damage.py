@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from dragoman.data.labels import LabelVocabulary
 from dragoman.data.tokenizer import Tokenizer, learn_tokenizer
 from dragoman.errors import ModelFolderError, TrainingError
 from dragoman.io.reading import read_bytes
+from dragoman.io.weights import _DTYPES
 from dragoman.model_folder import (
     FORMAT_VERSION,
     build_for,
@@ -302,6 +304,79 @@ def test_the_limit_of_a_small_file(tmp_path: Path) -> None:
     assert read_bytes(tmp_path / "small", ModelFolderError, "", limit=5) == b"12345"
     with pytest.raises(ModelFolderError, match="small: 5 bytes; accepted: at most 4"):
         read_bytes(tmp_path / "small", ModelFolderError, "", limit=4)
+
+
+def test_a_small_file_takes_little_memory_whatever_the_limit(tmp_path: Path) -> None:
+    (tmp_path / "small").write_bytes(b"12345")
+    tracemalloc.start()
+    try:
+        read_bytes(tmp_path / "small", ModelFolderError, "", limit=1 << 30)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_weights_are_in_memory_once(tmp_path: Path) -> None:
+    """The buffer that the tensors share is all that is allocated."""
+    safetensors.torch.save_file({"a": torch.ones(1 << 22), "b": torch.zeros(1 << 21)}, tmp_path / "w.safetensors")
+    tracemalloc.start()
+    try:
+        tensors = load_file(tmp_path / "w.safetensors")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    size = (tmp_path / "w.safetensors").stat().st_size
+    first, second = sorted(tensor.data_ptr() for tensor in tensors.values())
+    assert size <= peak < 1.1 * size and second - first < size, "one buffer, which is counted"
+
+
+def test_tensors_of_every_dtype_are_read_as_the_library_reads_them(tmp_path: Path) -> None:
+    numbers = torch.arange(24).reshape(2, 3, 4)
+    tensors = {name: numbers.to(getattr(torch, name)) for name, _ in _DTYPES.values()}
+    tensors |= {"scalar": torch.tensor(2.5), "empty": torch.empty(0, 3), "none": torch.empty(2, 0, dtype=torch.int8)}
+    file = tmp_path / "w.safetensors"
+    safetensors.torch.save_file(tensors, file)
+    header = json.loads(file.read_bytes()[8 : 8 + int.from_bytes(file.read_bytes()[:8], "little")])
+    assert {about["dtype"] for about in header.values()} == set(_DTYPES)
+    odd = tmp_path / "odd.safetensors"  # a header whose length makes every tensor lie between multiples of its size
+    odd.write_bytes(with_header(json.dumps(header).encode().ljust(8001), file.read_bytes()[-end_of(header) :]))
+    for path in (file, odd):
+        found = load_file(path)
+        assert found.keys() == tensors.keys() == safetensors.torch.load(path.read_bytes()).keys()
+        for name, tensor in tensors.items():
+            assert found[name].dtype == tensor.dtype and found[name].shape == tensor.shape
+            assert found[name].view(torch.uint8).equal(tensor.view(torch.uint8)) if tensor.ndim else True
+            found[name].zero_()
+        assert load_file(path)["scalar"].item() == 2.5, "the file is as it was"
+
+
+def end_of(header: dict[str, Any]) -> int:
+    return max(about["data_offsets"][1] for about in header.values())
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        {"a": ("F32", [1], [0, 4]), "b": ("F32", [1], [0, 4])},
+        {"a": ("F32", [1], [4, 8])},
+        {"a": ("F32", [-1, -1], [0, 4])},
+        {"a": ("F32", [True], [0, 4])},
+        {"a": ("F32", [1.0], [0, 4])},
+        {"a": ("F32", 1, [0, 4])},
+        {"a": ("F32", [1], [0, 2, 4])},
+        {"a": ("F32", [1], ["0", 4])},
+        {"a": ([], [1], [0, 4])},
+        {"a": ("F32", [0, 1 << 70], [0, 0])},
+        {"a": ("F32", [1], [4, 0])},
+    ],
+    ids=json.dumps,
+)
+def test_places_that_cannot_be(tmp_path: Path, places: dict[str, Any]) -> None:
+    header = {name: dict(zip(("dtype", "shape", "data_offsets"), about, strict=True)) for name, about in places.items()}
+    last = max((about[2][1] for about in places.values()), default=0)
+    (tmp_path / "w.safetensors").write_bytes(with_header(header, bytes(last)))
+    with pytest.raises(ModelFolderError, match=r"w\.safetensors: not a safetensors file, or damaged"):
+        load_file(tmp_path / "w.safetensors")
 
 
 def test_weights_are_read_into_memory(folder: Path) -> None:

@@ -58,6 +58,20 @@ def test_a_line_that_a_crash_has_cut_is_left_out(tmp_path: Path) -> None:
     assert read_log(tmp_path) == [{"step": 1}]
 
 
+DAMAGED_LINES = [
+    b"\xff\xfe{}", b"5", b"null", b"[1]", b"{}", b'{"step": "x"}', b'{"step": true}', b'{"step": 1.5}', b'{"step": -1}',
+    b'{"step": ' + b"9" * 400 + b"}", b'{"step": ' + b"9" * 5000 + b"}", b"[" * 100_000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", DAMAGED_LINES, ids=lambda line: line[:16].decode(errors="replace"))
+def test_a_damaged_line_is_left_out(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / "log.jsonl").write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 2}\n{"step": 7}\n')
+    assert read_log(tmp_path) == [{"step": 1}, {"step": 2}, {"step": 7}]
+    RunLog(tmp_path, 2).close()
+    assert (tmp_path / "log.jsonl").read_bytes() == b'{"step": 1}\n{"step": 2}\n'
+
+
 @pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
 @pytest.mark.parametrize("part", ["log.jsonl", "tensorboard"])
 def test_a_full_disk_is_named_with_what_is_safe(part: str, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from dragoman.data import store as store_module
 from dragoman.data.corpus import corpus_spec
 from dragoman.data.store import DamagedStoreError, Store, build_store, text_hash
 from dragoman.errors import DataError, TrainingError
+from dragoman.io.reading import RandomAccessFile
 from small_run import Listener, small_config, write_corpus, write_lines
 
 FILES = [f"{side}.{kind}" for side in ("source", "target") for kind in ("ids", "offsets", "txt", "text_offsets")]
@@ -212,6 +213,48 @@ def test_a_table_with_too_few_pairs_is_refused_whatever_the_checksum_says(config
     store_module._write_about(store.folder, {key: about[key] for key in ("content", "text", "account", "parts")})
     with pytest.raises(DamagedStoreError, match=r"disagree on the number of pairs: \[89, 90\]"):
         Store(store.folder)
+
+
+def damaged_ids(folder: Path) -> None:
+    zeroed(folder / "source.ids")
+
+
+def short_table(folder: Path) -> None:
+    """Of one pair less, with the checksums that go with it."""
+    np.delete(np.fromfile(folder / "target.offsets", dtype=np.int64), 7).tofile(folder / "target.offsets")
+    about = json.loads((folder / "store.json").read_bytes())
+    (folder / "store.json").unlink()
+    store_module._write_about(folder, {key: about[key] for key in ("content", "text", "account", "parts")})
+
+
+@pytest.mark.parametrize("damage", [damaged_ids, short_table], ids=lambda f: f.__name__)
+def test_a_damaged_store_leaves_no_file_open(
+    config: Config, cache: Path, damage: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows renames no folder with an open file in it."""
+    (folder,) = cache.iterdir()
+    damage(folder)
+    opened: list[RandomAccessFile] = []
+
+    class Recorded(RandomAccessFile):
+        def __init__(self, path: Path) -> None:
+            super().__init__(path)
+            opened.append(self)
+
+    monkeypatch.setattr(store_module, "RandomAccessFile", Recorded)
+    with pytest.raises(DamagedStoreError):
+        Store(folder)
+    assert len(opened) >= len(FILES) and all(file._file.closed for file in opened)
+
+
+def test_bytes_are_read_in_full_in_spite_of_short_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As network file systems return them."""
+    (tmp_path / "file").write_bytes(bytes(range(100)))
+    file, pread = RandomAccessFile(tmp_path / "file"), os.pread
+    monkeypatch.setattr(os, "pread", lambda descriptor, count, offset: pread(descriptor, min(count, 7), offset))
+    assert file.read(5, 90) == bytes(range(5, 95))
+    with pytest.raises(DataError, match="bytes 50 to 101 are missing"):
+        file.read(50, 51)
 
 
 def test_a_store_that_a_neighbour_finished_meanwhile_is_taken(config: Config, cache: Path) -> None:

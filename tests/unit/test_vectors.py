@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import os
 import re
 import sys
 import xml.etree.ElementTree as ET
@@ -266,6 +267,28 @@ def test_what_no_file_can_hold_or_be_is_refused(tmp_path: Path) -> None:
     for name in ("none.txt", "none.safetensors"):
         with pytest.raises(DataError, match=f"{name}: cannot be read"):
             WordVectors.load(tmp_path / name)
+
+
+def test_damaged_word_vectors_are_refused(tmp_path: Path) -> None:
+    content = WordVectors(["new", "rome"], np.eye(2)).save(tmp_path / "v.safetensors").read_bytes()
+    for damaged in (
+        content[:-3],
+        content.replace(b'"[\\"new\\", \\"rome\\"]"', b"5                   "),
+        b"",
+        b"\0" * 9,
+    ):
+        assert damaged != content
+        (tmp_path / "v.safetensors").write_bytes(damaged)
+        with pytest.raises(DataError, match=r"v\.safetensors: no file of word vectors"):
+            WordVectors.load(tmp_path / "v.safetensors")
+
+
+def test_word_vectors_are_not_mapped(tmp_path: Path) -> None:
+    """A mapped file that is cut ends the process with SIGBUS."""
+    vectors = WordVectors(["a", "b"], np.arange(1 << 16).reshape(2, -1))
+    matrix = WordVectors.load(vectors.save(tmp_path / "v.safetensors")).matrix
+    os.truncate(tmp_path / "v.safetensors", 0)
+    assert np.array_equal(matrix, vectors.matrix)
 
 
 # ------------------------------------------------------------------------------------------------------------- picture

@@ -10,17 +10,17 @@ import json
 import math
 import re
 import statistics
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError, safe_open
-
 from dragoman.compare.scores import DecodedScores, Interval, LengthScore, Material, read_material, score_translations
 from dragoman.config import flatten, load_config
-from dragoman.errors import DragomanError, ModelFolderError, UsageError, nearest
+from dragoman.errors import DragomanError, UsageError, nearest
 from dragoman.evaluate import bleu_tokenizer
+from dragoman.io.weights import read_header
 from dragoman.model_folder import find_model, read_meta, steps_in
 from dragoman.training.runlog import read_log
 
@@ -242,7 +242,7 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 def _read_run(folder: Path, name: str) -> ComparedRun:
     config = flatten(load_config(folder / "config.toml", stored=True).model_dump(mode="json"))
-    rows = [row for row in read_log(folder) if isinstance(row, dict) and _is_number(row.get("step"))]
+    rows = read_log(folder)
     if not rows:
         raise UsageError(f"{folder}: log.jsonl has no row yet; train on with: dragoman train CONFIG --out {folder}")
     best = find_model(folder) if steps_in(folder) or (folder / "best").is_file() else None
@@ -264,7 +264,8 @@ def _read_run(folder: Path, name: str) -> ComparedRun:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    # Not math.isfinite, which raises OverflowError for an integer of hundreds of digits.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _column(rows: Iterable[Mapping[str, Any]], key: str) -> list[float]:
@@ -284,11 +285,7 @@ def _curves(rows: Iterable[Mapping[str, Any]]) -> dict[str, Curve]:
 
 def _count_parameters(path: Path) -> int:
     """From the file's header: no weight is read."""
-    try:
-        with safe_open(path, framework="numpy") as tensors:
-            return sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise ModelFolderError(f"{path}: cannot be read ({error}); copy the run again, whole") from None
+    return sum(math.prod(about["shape"]) for about in read_header(path).values())
 
 
 def _tokenizer(runs: Sequence[ComparedRun], tokenize: str) -> str:

@@ -64,8 +64,15 @@ class Store:
         files = _open_files(folder, about["files"])
         try:
             self.tokenizer = Tokenizer.load(folder)
+            self._arrange(files)
         except ModelFolderError as error:
+            _close(files)
             raise DamagedStoreError(f"{error}. {_REMEDY}") from None
+        except DamagedStoreError:
+            _close(files)
+            raise
+
+    def _arrange(self, files: Mapping[str, RandomAccessFile]) -> None:
         self._ids, self._text = ([files[f"{side}.{kind}"] for side in _SIDES] for kind in ("ids", "txt"))
         self._offsets = [
             _offsets(files[f"{side}.offsets"], len(ids) // _ID.itemsize)
@@ -75,7 +82,9 @@ class Store:
         self._sizes = (self.tokenizer.source_size, self.tokenizer.target_size)
         pairs = {len(table) - 1 for table in self._offsets} | {sum(pairs for pairs, _ in self.parts)}
         if len(pairs) > 1:
-            raise DamagedStoreError(f"{folder}: its files disagree on the number of pairs: {sorted(pairs)}. {_REMEDY}")
+            raise DamagedStoreError(
+                f"{self.folder}: its files disagree on the number of pairs: {sorted(pairs)}. {_REMEDY}"
+            )
 
     def __len__(self) -> int:
         return len(self._offsets[0]) - 1
@@ -181,20 +190,36 @@ def _open_files(folder: Path, expected: Mapping[str, Mapping[str, Any]]) -> dict
         )
     problems = [problem for problem in found.values() if isinstance(problem, str)]
     problems += [f"{name} is not listed" for name in _TABLES if name not in expected]
+    opened = {name: file for name, file in found.items() if isinstance(file, RandomAccessFile)}
     if problems:
+        _close(opened)
         raise DamagedStoreError(f"{folder}: {'; '.join(problems)}. {_REMEDY}")
-    return {name: file for name, file in found.items() if isinstance(file, RandomAccessFile)}
+    return opened
+
+
+def _close(files: Mapping[str, RandomAccessFile]) -> None:
+    """Close the files of a damaged store, because Windows renames no folder with an open file in it."""
+    for file in files.values():
+        file.close()
 
 
 def _open_checked(path: Path, expected: Mapping[str, Any]) -> RandomAccessFile | str:
     """The open file, or what is wrong with it."""
     try:
         file = RandomAccessFile(path)
-        if len(file) != expected["bytes"]:
-            return f"{path.name} has {len(file):,} bytes instead of {expected['bytes']:,}"
-        return file if file.digest() == expected["blake2b"] else f"{path.name} was altered (its hash differs)"
     except OSError as error:
         return f"{path.name} cannot be read ({error.strerror or error})"
+    try:
+        if len(file) != expected["bytes"]:
+            problem = f"{path.name} has {len(file):,} bytes instead of {expected['bytes']:,}"
+        elif file.digest() != expected["blake2b"]:
+            problem = f"{path.name} was altered (its hash differs)"
+        else:
+            return file
+    except OSError as error:
+        problem = f"{path.name} cannot be read ({error.strerror or error})"
+    file.close()
+    return problem
 
 
 # ----------------------------------------------------------------------------------------------------------- building
@@ -267,9 +292,10 @@ def _put(unfinished: Path, folder: Path) -> Store:
     try:
         return Store(folder, folder.name)
     except DamagedStoreError:
-        discarded = unfinished.with_name(f"{unfinished.name}.damaged")
-        if os.path.lexists(folder):
-            folder.rename(discarded)
+        pass  # outside of this block, nothing holds its files open
+    discarded = unfinished.with_name(f"{unfinished.name}.damaged")
+    if os.path.lexists(folder):
+        folder.rename(discarded)
     if discarded.is_dir() and not discarded.is_symlink():
         shutil.rmtree(discarded)
     else:

@@ -26,6 +26,8 @@ JSON_LIMIT = 64 << 20
 
 # Constants that Windows lacks, or that only Windows has, count as 0.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_MOST = 1 << 30
+"""Bytes per system call: no platform accepts more than 2 GiB."""
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a named pipe"),
@@ -55,7 +57,7 @@ def read_bytes(path: Path, error: type[DragomanError], advice: str, limit: int) 
             size = os.fstat(file.fileno()).st_size
             if size > limit:
                 raise error(f"{path}: {size:,} bytes; accepted: at most {limit:,}. {advice}")
-            return _read(file, limit + 1)[:limit]
+            return _read(file, size)
     except FileNotFoundError:
         raise error(f"{path}: missing. {advice}") from None
     except OSError as problem:
@@ -65,7 +67,7 @@ def read_bytes(path: Path, error: type[DragomanError], advice: str, limit: int) 
 def _read(file: FileIO, count: int) -> bytes:
     """Up to `count` bytes; fewer only at the end of the file."""
     parts = []
-    while count and (part := file.read(min(count, 1 << 30))):
+    while count and (part := file.read(min(count, _MOST))):
         parts.append(part)
         count -= len(part)
     return b"".join(parts)
@@ -107,6 +109,10 @@ class RandomAccessFile:
         self._lock = threading.Lock()
         weakref.finalize(self, self._file.close)
 
+    def close(self) -> None:
+        """Close the file, which nothing can read afterwards.  Windows renames no folder with an open file in it."""
+        self._file.close()
+
     def __len__(self) -> int:
         return os.fstat(self._file.fileno()).st_size
 
@@ -130,8 +136,16 @@ class RandomAccessFile:
         return found
 
     def _at(self, offset: int, count: int) -> bytes:
-        if count < 1 << 30 and hasattr(os, "pread"):
-            return os.pread(self._file.fileno(), count, offset)
-        with self._lock:  # Windows has no pread
-            self._file.seek(offset)
-            return _read(self._file, count)
+        """Up to `count` bytes; fewer only at the end of the file."""
+        if not hasattr(os, "pread"):  # Windows
+            with self._lock:
+                self._file.seek(offset)
+                return _read(self._file, count)
+        found = os.pread(self._file.fileno(), min(count, _MOST), offset)
+        if len(found) == count:
+            return found
+        parts, at = [found], offset + len(found)
+        while at < offset + count and (part := os.pread(self._file.fileno(), min(offset + count - at, _MOST), at)):
+            parts.append(part)
+            at += len(part)
+        return b"".join(parts)

@@ -13,7 +13,7 @@ __all__ = ["plan_warnings", "warmup_warning"]
 
 
 def plan_warnings(config: TrainConfig, task: Task, batches_per_epoch: int) -> Iterator[str]:
-    """Warn about settings that the budget cannot accommodate.  A budget in minutes is known in steps only at the end."""
+    """Warn about settings that the budget cannot accommodate.  A budget of minutes is known in steps at the end."""
     steps = _steps(config.budget, config, task, batches_per_epoch)
     warmup = config.schedule.warmup
     if steps is not None and warmup > steps:

@@ -41,14 +41,17 @@ class Reporter:
 
 
 def read_log(run: Path) -> list[dict[str, Any]]:
-    """The rows of a run's `log.jsonl`; a last line cut by a crash is left out."""
+    """The rows of a run's `log.jsonl`.  Damaged lines are left out: those that are not JSON objects with a step."""
     file = run / "log.jsonl"
     rows = []
-    for line in file.read_text(encoding="utf-8").split("\n") if file.is_file() else []:
+    for line in file.read_text(encoding="utf-8", errors="replace").split("\n") if file.is_file() else []:
         try:
-            rows.append(json.loads(line))
-        except ValueError:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
             continue
+        # type() rather than isinstance(): True is an int.
+        if isinstance(row, dict) and type(row.get("step")) is int and 0 <= row["step"] < 1 << 63:
+            rows.append(row)
     return rows
 
 
@@ -84,7 +87,7 @@ class RunLog:
 
 
 class _Events:
-    """Writes TensorBoard scalars synchronously; TensorBoard's own writer reports a full disk by a traceback in a thread."""
+    """Writes TensorBoard scalars synchronously; TensorBoard's writer ends a full disk in a traceback."""
 
     def __init__(self, folder: Path, saved: Callable[[], str], purge_step: int | None) -> None:
         """purge_step: TensorBoard leaves out earlier events from this step on."""

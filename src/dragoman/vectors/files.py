@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from dragoman.data.lines import COMPRESSED_SUFFIXES, clip, read_lines
 from dragoman.errors import DataError, UsageError
+from dragoman.io.weights import read_safetensors
 
 __all__ = ["check_target", "read_vectors", "write_vectors"]
 
@@ -65,12 +66,13 @@ def read_vectors(path: Path) -> tuple[list[str], NDArray[np.float32]]:
 
 def _read_safe(path: Path) -> tuple[list[str], NDArray[np.float32]]:
     try:
-        with safe_open(path, framework="numpy") as file:
-            words = json.loads((file.metadata() or {})["words"])
-            return [str(word) for word in words], np.asarray(file.get_tensor("vectors"), dtype=np.float32)
+        header, content = read_safetensors(path)
+        words = json.loads(header["__metadata__"]["words"])
+        tensors = safetensors.numpy.load(bytes(content))
+        return [str(word) for word in words], np.asarray(tensors["vectors"], dtype=np.float32)
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (SafetensorError, KeyError, ValueError) as error:
+    except (SafetensorError, KeyError, ValueError, TypeError, RecursionError, MemoryError) as error:
         raise DataError(
             f"{path}: no file of word vectors ({error}); accepted: one that 'save' wrote, word2vec's text format, or "
             "the folder of a model"

@@ -1,0 +1,92 @@
+"""P11: damage is detected: no damaged file is used, and what can be made again from whole files is made again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dragoman.errors import ModelFolderError
+from dragoman.fast.native import load_native, missing
+from dragoman.model_folder import steps_in
+from dragoman.training.runlog import read_log
+from dragoman.training.trainer import train
+from dragoman.translate import Translator
+from small_run import Listener, small_config, trained, weights
+
+SHORT = ("train.budget=12 steps",)
+LINES = ["one two three", "nine nine one", "", "four"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `data`, `prepared` and `run`."""
+    folder = tmp_path_factory.mktemp("made")
+    trained(folder, *SHORT)
+    return folder
+
+
+@pytest.fixture
+def place(made: Path, tmp_path: Path) -> Path:
+    """A copy of it, whose corpus is the same one."""
+    shutil.copytree(made / "prepared", tmp_path / "prepared")
+    shutil.copytree(made / "run", tmp_path / "run")
+    return tmp_path
+
+
+def flip(path: Path, position: int) -> None:
+    """Flip one bit."""
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+
+
+def losses(run: Path) -> list[float]:
+    return [row["loss"] for row in read_log(run) if "loss" in row]
+
+
+def translations(run: Path) -> list[tuple[str, float]]:
+    translator = Translator.load(run, engine="fast", quantize="int8", threads=1)
+    return [(t.text, t.score) for t in translator.translate(LINES)]
+
+
+def test_zeroed_ids_are_rebuilt_with_a_message(made: Path, place: Path) -> None:
+    (ids,) = (place / "prepared").glob("*/source.ids")
+    whole = ids.read_bytes()
+    ids.write_bytes(bytes(len(whole)))
+    listener = Listener()
+    train(small_config(made / "data", *SHORT), place / "again", reporter=listener)
+    assert "prepared data damaged, building it again" in listener.text and "source.ids was altered" in listener.text
+    assert ids.read_bytes() == whole
+    assert losses(place / "again") == losses(made / "run") != []
+    assert weights(place / "again") == weights(made / "run")
+
+
+def test_a_flipped_bit_in_the_weights_is_refused(place: Path) -> None:
+    last = steps_in(place / "run")[-1]
+    flip(last / "model.safetensors", -5)
+    with pytest.raises(ModelFolderError, match=r"model\.safetensors is cut or altered"):
+        Translator.load(last)
+
+
+@pytest.mark.skipif(load_native() is None, reason=f"no native engine: {missing()}")
+def test_a_flipped_bit_in_the_packed_model_packs_it_again(place: Path) -> None:
+    run = steps_in(place / "run")[-1]
+    right = translations(run)
+    packed = run / "packed" / "int8.bin"
+    whole = packed.read_bytes()
+    flip(packed, len(whole) // 2)
+    assert translations(run) == right
+    assert packed.read_bytes() == whole
+
+
+def test_a_truncated_checkpoint_falls_back_to_the_one_before(made: Path, place: Path) -> None:
+    file = steps_in(place / "run")[-1] / "training.safetensors"
+    os.truncate(file, file.stat().st_size // 2)
+    listener = Listener()
+    train(small_config(made / "data", *SHORT), place / "run", reporter=listener)
+    assert "checkpoint damaged, going back to the one before" in listener.text and "after step 6" in listener.text
+    assert losses(place / "run") == losses(made / "run")
+    assert weights(place / "run") == weights(made / "run")

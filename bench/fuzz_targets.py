@@ -229,7 +229,9 @@ def model_folder(folder: Path, draw: random.Random) -> str:
         (run / "checkpoints" / draw.choice(["²", "average-last9", ".00000020.replaced", "x" * 200])).mkdir()
     if draw.random() < 0.2:
         from dragoman.describe import describe
+        from dragoman.training.runlog import read_log
 
+        read_log(run)
         describe(run)
     found = _translated(run, engine)
     if not consistent and found != _wanted(folder, engine):

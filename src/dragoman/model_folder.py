@@ -26,7 +26,7 @@ from dragoman.data.tokenizer import Tokenizer
 from dragoman.data.vocabulary import Vocabulary, load_vocabulary
 from dragoman.errors import ConfigError, ModelFolderError, TrainingError, UsageError
 from dragoman.io.reading import read_json, read_text
-from dragoman.io.weights import file_problem, load_file
+from dragoman.io.weights import file_problem, load_file, read_header
 from dragoman.io.writing import flush_folder, is_full, not_written
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ __all__ = [
     "load_tensors",
     "point",
     "read_config",
+    "read_header",
     "read_meta",
     "read_pointer",
     "recover",

@@ -107,6 +107,16 @@ def test_a_run_that_has_no_checkpoint_yet_shows_its_log(tmp_path: Path) -> None:
     assert run.curves == {"loss": ((3, 0.75, 6.5),)}
 
 
+def test_damaged_rows_of_the_log_do_not_count(tmp_path: Path) -> None:
+    whole = compare([fabricate(tmp_path / "whole", learning(20.0), {"bleu": 20.0})]).runs[0]
+    run = fabricate(tmp_path / "damaged", learning(20.0), {"bleu": 20.0})
+    huge = '{"step": 1, "seconds": ' + "9" * 400 + "}"
+    with (run / "log.jsonl").open("ab") as log:
+        log.write(b'\xff\xfe\n5\n{}\n{"step": "x"}\n' + huge.encode() + b"\n")
+    damaged = compare([run]).runs[0]
+    assert (damaged.seconds, damaged.steps, damaged.curves) == (whole.seconds, whole.steps, whole.curves)
+
+
 def test_scores_of_any_task_are_taken(tmp_path: Path) -> None:
     rows = [validation_row(4, valid_loss=0.5, accuracy=91.5)]
     run = compare([fabricate(tmp_path / "tagger", rows, {"valid_loss": 0.5, "accuracy": 91.5})])

@@ -77,7 +77,7 @@ ARROWS: dict[str, set[str]] = {
         "parse",
         "model_folder",
     },
-    "vectors": {"errors", "extras", "nn", "data", "model_folder"},
+    "vectors": {"errors", "extras", "io", "nn", "data", "model_folder"},
     "compare": {"errors", "config", "data", "model_folder", "evaluate", "translate", "training", "page"},
     "page": {"errors", "io"},
 }

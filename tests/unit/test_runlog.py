@@ -72,6 +72,17 @@ def test_a_damaged_line_is_left_out(tmp_path: Path, line: bytes) -> None:
     assert (tmp_path / "log.jsonl").read_bytes() == b'{"step": 1}\n{"step": 2}\n'
 
 
+def test_a_log_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "log.jsonl").touch()
+
+    def refuse(self: Path, **kwargs: object) -> str:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(TrainingError, match=r"log\.jsonl: cannot be read: Permission denied"):
+        read_log(tmp_path)
+
+
 @pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
 @pytest.mark.parametrize("part", ["log.jsonl", "tensorboard"])
 def test_a_full_disk_is_named_with_what_is_safe(part: str, tmp_path: Path) -> None:

@@ -20,8 +20,7 @@ from dragoman.compare.scores import DecodedScores, Interval, LengthScore, Materi
 from dragoman.config import flatten, load_config
 from dragoman.errors import DragomanError, UsageError, nearest
 from dragoman.evaluate import bleu_tokenizer
-from dragoman.io.weights import read_header
-from dragoman.model_folder import find_model, read_meta, steps_in
+from dragoman.model_folder import find_model, read_header, read_meta, steps_in
 from dragoman.training.runlog import read_log
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from dragoman.errors import TrainingError
 from dragoman.io.writing import writing
 
 __all__ = ["Reporter", "RunLog", "read_log"]
@@ -41,10 +42,17 @@ class Reporter:
 
 
 def read_log(run: Path) -> list[dict[str, Any]]:
-    """The rows of a run's `log.jsonl`.  Damaged lines are left out: those that are not JSON objects with a step."""
+    """The rows of a run's `log.jsonl`.  Damaged lines are left out: those that are not JSON objects with a step.
+
+    Raises `TrainingError` where the file cannot be read.
+    """
     file = run / "log.jsonl"
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    except OSError as error:
+        raise TrainingError(f"{file}: cannot be read: {error.strerror or error}. Allow reading it.") from None
     rows = []
-    for line in file.read_text(encoding="utf-8", errors="replace").split("\n") if file.is_file() else []:
+    for line in text.split("\n"):
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):

@@ -169,6 +169,10 @@ def test_the_plain_path_of_a_searcher_has_its_model_and_its_shortlist() -> None:
 
     plain = plain_of(searcher)
 
+    assert searcher.about == plain.about == "plain path, float64, cpu, shortlist (2 a word and 2)"
+    searcher.shortlist = None
+    assert searcher.about == "fixed shapes, float64, cpu"
+    searcher.shortlist = plain.shortlist
     assert type(plain) is PlainSearcher
     assert plain.model is searcher.model and plain.shortlist is searcher.shortlist
 

@@ -253,21 +253,21 @@ class Coverage:
         return self.lines[path]
 
     def covering(self, path: str, line: int) -> list[str]:
-        """The tests that run a statement, those that tell most for their time first.
+        """The tests that execute a statement, in the order in which they should run.
 
-        Of each test function one case comes before all second cases; tests with fixtures of a wider scope come last,
-        file by file, so that such a fixture is made once.
+        Tests in a file named after the module come first.  Of each test function one case comes before all second
+        cases; tests with fixtures of a wider scope come last, file by file, so that such a fixture is made once.
         """
-        wanted, known = statement_lines(path, line), self.by_line(path)
+        wanted, known, name = statement_lines(path, line), self.by_line(path), Path(path).stem
         nodes = set().union(*(known[each] for each in (known if wanted is None else wanted) if each in known))
         cases: dict[str, int] = defaultdict(int)
         ranked = []
         for node in sorted(nodes, key=lambda node: self.tests[node].seconds):
-            function = node.partition("[")[0]
+            function, file = node.partition("[")[0], node.partition("::")[0]
             shared = self.tests[node].fixtures
-            ranked.append((bool(shared), node.partition("::")[0] if shared else "", cases[function], node))
+            ranked.append((name not in file, bool(shared), file if shared else "", cases[function], node))
             cases[function] += 1
-        ranked.sort(key=lambda each: each[:3])
+        ranked.sort(key=lambda each: each[:4])
         return [node for *_, node in ranked]
 
     def limits(self, nodes: Sequence[str]) -> dict[str, float]:

@@ -125,43 +125,43 @@ def diff(site: Site, code: str) -> str:
 
 @cache
 def statements(path: str) -> list[tuple[range, range | None]]:
-    """Of each statement: the lines of it (of its head, if it has a body), and those of the function around it."""
+    """Of each statement: the lines of it (of its head, if it has a body), and the lines that stand for it if it is
+    executed by an import: the body of its function or class."""
     found: list[tuple[range, range | None]] = []
 
-    def visit(node: ast.AST, around: range | None) -> None:
+    def visit(node: ast.AST, inside: range | None, in_function: bool) -> None:
         for child in ast.iter_child_nodes(node):
             if not isinstance(child, ast.stmt):
-                visit(child, around)
+                visit(child, inside, in_function)
                 continue
-            body = getattr(child, "body", None) or getattr(child, "cases", None)
-            first = min([child.lineno, *(d.lineno for d in getattr(child, "decorator_list", []))])
-            if isinstance(child, ast.FunctionDef):
-                inside = range(child.body[0].lineno, (child.end_lineno or child.lineno) + 1)
-                head = range(first, max(first, child.body[0].lineno - 1) + 1)
-                found.append((head, around if around is not None else inside))
-                visit(child, inside)
-                continue
-            last = child.end_lineno or child.lineno
-            if body:
-                start = getattr(body[0], "lineno", None) or body[0].pattern.lineno
-                last = max(first, start - 1)
-            found.append((range(first, last + 1), around))
-            visit(child, around)
+            head, body = head_and_body(child)
+            scope = isinstance(child, ast.FunctionDef | ast.ClassDef)
+            around = inside if in_function or not scope else body
+            found.append((head, head if in_function else around))
+            visit(
+                child, body if scope and not in_function else inside, in_function or isinstance(child, ast.FunctionDef)
+            )
 
-    visit(ast.parse((SOURCE / path).read_text(encoding="utf-8")), None)
+    visit(ast.parse((SOURCE / path).read_text(encoding="utf-8")), None, False)
     return found
 
 
-def statement_lines(path: str, line: int) -> range | None:
-    """The lines whose execution runs the statement at `line`; None where only importing the module does.
+def head_and_body(statement: ast.stmt) -> tuple[range, range]:
+    """The lines up to the first statement inside, and those from it on; all lines where nothing is inside."""
+    first = min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", []))])
+    last = statement.end_lineno or statement.lineno
+    body = getattr(statement, "body", None) or getattr(statement, "cases", None)
+    if not body:
+        return range(first, last + 1), range(first, last + 1)
+    start = getattr(body[0], "lineno", None) or body[0].pattern.lineno
+    return range(first, max(first + 1, start)), range(start, last + 1)
 
-    Defaults and decorators of a function at module level are run by the import too; the lines of its body stand for
-    them.
+
+def statement_lines(path: str, line: int) -> range | None:
+    """The lines whose execution stands for the statement at `line`; None = any line of the module.
+
+    In a function these are its own.  What an import executes would be covered by every test: for the decorators and
+    defaults of a function the lines of its body stand instead, for a statement of a class those of the class.
     """
-    around = [(lines, inside) for lines, inside in statements(path) if line in lines]
-    if not around:
-        return None
-    lines, inside = min(around, key=lambda each: len(each[0]))
-    if inside is None:
-        return None
-    return lines if line in inside else inside
+    around = [each for each in statements(path) if line in each[0]]
+    return min(around, key=lambda each: len(each[0]))[1] if around else None

@@ -165,7 +165,7 @@ def run_all(args: argparse.Namespace, workers: Workers) -> None:
     """Draw mutants and run those that have no outcome yet."""
     known, outcomes = Coverage(args.work / "coverage"), args.work / "outcomes.jsonl"
     warn_of_changes(args.work / "coverage")
-    seen = {entry["mutant"] for entry in entries(outcomes)}
+    seen = {(entry["mutant"], entry["seed"]): entry for entry in entries(outcomes)}
 
     def write(entry: dict[str, Any]) -> None:
         with outcomes.open("a") as file:
@@ -180,7 +180,7 @@ def run_all(args: argparse.Namespace, workers: Workers) -> None:
             if verdict["outcome"] == "survived" and stage + 1 < min(len(trial.parts), args.stages):
                 waiting.append((trial, stage + 1, start))
                 return
-            write(trial.entry | verdict | {"seconds": round(time.monotonic() - start, 1)})
+            write(trial.entry | verdict | {"seconds": round(time.monotonic() - start, 1), "stages": stage + 1})
 
         workers.start(lambda: trial.run(stage), 60 + 8 * seconds, done)
 
@@ -188,16 +188,19 @@ def run_all(args: argparse.Namespace, workers: Workers) -> None:
     for package in args.packages:
         for site, mutant in drawn(package, args.sample, args.seed):
             name = f"{site.name}:{mutant}" + (":control" if args.control else "")
-            if name in seen:
+            before = seen.get((name, args.seed), {})
+            if before and (before["outcome"] != "survived" or before["stages"] >= args.stages):
                 continue
             entry = {"package": package, "seed": args.seed, "mutant": name, "control": args.control, "killer": ""}
             trial = Trial(site, mutant, known, entry)
             if outcome := trial.judged():
-                write(trial.entry | {"outcome": outcome, "seconds": 0.0})
+                write(trial.entry | {"outcome": outcome, "seconds": 0.0, "stages": 0})
                 continue
+            if (first := before.get("stages", 0)) >= len(trial.parts):
+                continue  # it survived all tests that there are
             while waiting:
                 attempt(*waiting.pop())
-            attempt(trial, 0, time.monotonic())
+            attempt(trial, first, time.monotonic())
     while workers.running or waiting:
         while waiting:
             attempt(*waiting.pop())
@@ -224,7 +227,8 @@ def entries(outcomes: Path) -> list[dict[str, Any]]:
 def report(args: argparse.Namespace) -> None:
     """The score of each package and seed, and the survivors.  A timeout counts as killed, no coverage as survived."""
     groups: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
-    for entry in entries(args.work / "outcomes.jsonl"):
+    last = {(entry["mutant"], entry["seed"]): entry for entry in entries(args.work / "outcomes.jsonl")}
+    for entry in last.values():
         if not entry["control"]:
             groups[entry["package"], entry["seed"]].append(entry)
     for (package, seed), group in sorted(groups.items()):
@@ -248,7 +252,9 @@ def main() -> None:
     part.add_argument("packages", nargs="+", choices=PACKAGES)
     part.add_argument("--sample", type=int, default=60, help="mutants of each package")
     part.add_argument("--seed", type=int, default=1)
-    part.add_argument("--stages", type=int, default=len(STAGES), help="fewer: quicker, but survivors may be none")
+    part.add_argument(
+        "--stages", type=int, default=len(STAGES), help="how many stages of tests; survivors resume at the next"
+    )
     part.add_argument("--control", action="store_true", help="run the tests on unchanged source: all must survive")
     commands.add_parser("report", help="print scores and survivors")
     args = parser.parse_args()

@@ -163,6 +163,20 @@ def test_an_epoch_follows_from_the_seed_and_holds_everything_once(name: str, dat
     assert task.config.tokenizer.sampling or tokens == task.tokens()
 
 
+@pytest.mark.parametrize("name", ["tagged", "mean"])
+def test_rows_are_cut_anew_for_each_key_and_never_beyond_the_limit(name: str, data: Path, tmp_path: Path) -> None:
+    task: Any = opened(name, data, tmp_path, "tokenizer.sampling=0.9", "data.max_tokens=20")
+    whole: Any = opened(name, data, tmp_path, "tokenizer.sampling=0.0", "data.max_tokens=20")
+    numbers = list(range(len(task.widths)))
+
+    first, again, other = (task.rows(numbers, key) for key in ((1, 0, 0), (1, 0, 0), (1, 0, 1)))
+
+    uncut = whole.rows(numbers, (1, 0, 0))
+    assert first == again != other and sum(new != old for new, old in zip(first, uncut, strict=True)) > 5
+    assert any(new == old for new, old in zip(first, uncut, strict=True)), "where a cut would be too long"
+    assert all(task._fits(row) for row in first)
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_scores_do_not_depend_on_what_was_scored_before(name: str, data: Path, tmp_path: Path) -> None:
     task = opened(name, data, tmp_path)

@@ -80,6 +80,19 @@ def test_a_table_grows_by_powers_of_two_and_is_kept_meanwhile(positions: Positio
     assert tables[0] is tables[1] and all(tables[2] is one for one in tables[3:6])
 
 
+@pytest.mark.parametrize("place", [0, 255, 256, 511, 512])
+def test_a_single_position_beyond_the_table_has_its_row(place: int) -> None:
+    pos = torch.tensor([place])
+    marked, _ = Sinusoidal(D).embed(torch.zeros(1, 1, D), pos, None)
+    torch.testing.assert_close(marked[0], sinusoids(pos, D).float(), rtol=0, atol=0)
+
+    turned, _ = Rotary(DH, 10000.0).rotate(torch.ones(1, 1, 1, DH), torch.ones(1, 1, 1, DH), pos)
+    angle = math.fmod(place, 2 * math.pi)
+    assert turned[0, 0, 0, :2].tolist() == pytest.approx(
+        [math.cos(angle) - math.sin(angle), math.sin(angle) + math.cos(angle)], abs=1e-5
+    )
+
+
 def test_learned_adds_the_rows_of_its_positions() -> None:
     positions = Learned(D, 12).double()
     for pos in (torch.arange(T), torch.tensor([11]), torch.arange(4, 7)):

@@ -138,3 +138,16 @@ def test_recurrent_positions_follow_the_dtype(kind: str) -> None:
     got, carry = positions.to(torch.bfloat16).embed(x.to(torch.bfloat16), torch.arange(T), None)
     assert got.dtype == carry.dtype == torch.bfloat16
     torch.testing.assert_close(got.float(), want, rtol=0, atol=0.05)
+
+
+def test_they_begin_as_their_formulas_say() -> None:
+    positions = RecurrentPositions(D)
+    positions.reset(torch.Generator().manual_seed(3))
+    drawn = torch.randn(D, generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(positions.start.detach(), drawn * ((1.1**2 - 1) / (2 * 1.1**4)) ** 0.5)
+    torch.testing.assert_close(positions.weight @ positions.weight.T, 1.21 * torch.eye(D))
+
+    ((of_input, of_hidden, *biases),) = RecurrentOverEmbeddings(D).rnn.all_weights
+    for gate in of_hidden.chunk(3):
+        torch.testing.assert_close(gate @ gate.T, torch.eye(D), rtol=0, atol=1e-5)
+    assert 0 < of_input.abs().max() <= (6 / (2 * D)) ** 0.5 and not any(bias.any() for bias in biases)

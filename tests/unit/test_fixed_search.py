@@ -20,7 +20,9 @@ from dragoman.search.fixed import FixedSearch, Sizes
 from dragoman.search.graphs import GraphSearcher, unrepeatable
 from dragoman.search.hypothesis import Hypothesis
 from dragoman.search.plain import PlainSearcher
+from dragoman.search.searcher import plain_of
 from dragoman.search.settings import SearchSettings
+from dragoman.search.shortlist import AlignedWords
 from every_kind import BLOCK, TRANSFORMERS, TRANSLATORS, built
 
 VOCAB = 17
@@ -159,6 +161,20 @@ def test_a_search_is_used_again_and_few_are_kept() -> None:
     for beam in range(1, 12):
         searcher.search(rows[:1], [[]], SearchSettings(beam=beam), 100)
     assert len(searcher._searches) == 8
+
+
+def test_the_plain_path_of_a_searcher_has_its_model_and_its_shortlist() -> None:
+    searcher = GraphSearcher(built(TRANSLATORS["paper"], VOCAB), "cpu")
+    searcher.shortlist = AlignedWords(VOCAB, VOCAB).shortlist(2, 9, "00" * 32)
+
+    plain = plain_of(searcher)
+
+    assert searcher.about == plain.about == "plain path, float64, cpu, shortlist (2 a word and 2)"
+    searcher.shortlist = None
+    assert searcher.about == "fixed shapes, float64, cpu"
+    searcher.shortlist = plain.shortlist
+    assert type(plain) is PlainSearcher
+    assert plain.model is searcher.model and plain.shortlist is searcher.shortlist
 
 
 def test_it_stops_soon_after_the_last_sentence_is_done(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.search.guard import length_is_off, loops, repeats
+from dragoman.search.guard import length_is_off, loops, repeats, without_loops
+from dragoman.search.settings import SearchSettings
 
 
 @pytest.mark.parametrize(
@@ -58,3 +59,11 @@ def test_a_loop_of_the_source_is_no_fault() -> None:
 )
 def test_a_length_is_off_by_more_than_three_times(source: int, target: int, off: bool) -> None:
     assert length_is_off(source, target) is off
+
+
+def test_a_loop_is_searched_again_without_repeated_trigrams() -> None:
+    again = without_loops(SearchSettings(sample=True, beam=1, nbest=3, no_repeat_ngram=4, max_extra=7))
+
+    assert again == SearchSettings(sample=False, beam=3, nbest=3, no_repeat_ngram=3, max_extra=7)
+    assert without_loops(SearchSettings(beam=5)) == SearchSettings(beam=5, no_repeat_ngram=3)
+    assert [without_loops(SearchSettings(no_repeat_ngram=n)) for n in (2, 3)] == [None, None]

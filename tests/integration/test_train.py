@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+from dragoman.config import load_config
 from dragoman.data.batching import plan_batches, read_batch
 from dragoman.data.corpus import corpus_spec
 from dragoman.errors import ConfigError, DataError, TrainingError, UsageError
@@ -310,6 +311,18 @@ def test_a_warm_up_beyond_the_budget_is_a_warning(data: Path, tmp_path: Path) ->
         train(config, tmp_path / budget, reporter=listener)
         (warning,) = [text for text in listener.said if text.startswith("warning: ")]
         assert re.search(words, warning) and "the learning rate never" in warning
+
+
+def test_a_run_that_today_s_rules_would_refuse_is_resumed(data: Path, tmp_path: Path) -> None:
+    """Its stored warm-up is longer than its stored budget, which new configurations must not have."""
+    run = tmp_path / "run"
+    train(small_config(data, "train.budget=6 steps"), run)
+    stored = run / "config.toml"
+    stored.write_text(stored.read_text().replace("warmup = 2", "warmup = 8"))
+    with pytest.raises(ConfigError, match=r"warmup is 8 steps, more than the budget of 6 steps"):
+        load_config(stored)
+    longer = small_config(data, "train.budget=12 steps", "train.schedule.warmup=8")
+    assert train(longer, run).progress.step == 12
 
 
 # --------------------------------------------------------------------------------------------------------- one at once

@@ -317,6 +317,17 @@ def test_masks_are_as_the_paper_has_them(data: Path, tmp_path: Path) -> None:
     assert masks == pytest.approx(0.8, abs=0.03) and same == pytest.approx(0.1, abs=0.03)
 
 
+def test_a_paragraph_of_a_single_token_is_asked_for_too(tmp_path: Path) -> None:
+    text = write_data(tmp_path / "data") / "train.txt"
+    text.write_text("the\n\n" + text.read_text(encoding="utf-8"), encoding="utf-8")
+
+    task: Any = opened("masked", tmp_path / "data", tmp_path)
+    rows = task.rows(list(range(len(task.spans))), (1, 0, 0))
+
+    assert len(rows[0][0]) == 2, "a word of one piece, and the end"
+    assert all(any(label != PAD for label in labels) for _, labels in rows)
+
+
 def test_the_accuracy_is_that_of_the_labels_given(data: Path, tmp_path: Path) -> None:
     overrides = ("train.budget=60 steps", "train.validate_every=30 steps", *FAST)
     result = train(config_of("tagged", data, *overrides), tmp_path / "tagged")

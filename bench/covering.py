@@ -78,7 +78,7 @@ class Mutated(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader
 
 
 class Recorder:
-    """A pytest plugin that tells coverage which test is running, and writes down what becomes of it."""
+    """A pytest plugin that switches the coverage context for each test and records its outcome."""
 
     def __init__(self, measured: coverage.Coverage) -> None:
         self.measured = measured
@@ -223,7 +223,7 @@ def record(file: str, folder: Path) -> None:
 
 
 class Coverage:
-    """What was recorded of all files of tests."""
+    """The recorded coverage of all test files."""
 
     def __init__(self, folder: Path) -> None:
         self.tests: dict[str, Test] = {}

@@ -107,7 +107,7 @@ def run_case(pristine: Path, target: str, seed: int, case: int, loud: bool = Fal
 
 
 def run_once(pristine: Path, target: str, seed: int, case: int, loud: bool, seconds: float) -> Outcome:
-    """Fork, wait for at most so many seconds, and say what became of it."""
+    """Run one case in a fork, for at most `seconds` seconds, and return its outcome."""
     folder = Path(tempfile.mkdtemp(prefix=f"case{case}-", dir=pristine.parent))
     reader, writer = os.pipe()
     process = os.fork()

@@ -69,7 +69,9 @@ def test_limits_lie_well_outside_what_recipes_use(recipe: Path) -> None:
     document = tomllib.loads(recipe.read_text(encoding="utf-8"))
     for key, value in flatten({k: v for k, v in document.items() if k != "model"}).items():
         if isinstance(value, int | float) and not isinstance(value, bool) and value and "decay" not in key:
-            parse_config(copy.deepcopy(document), [f"{key}={value / 2 if isinstance(value, float) else value * 2}"])
+            other = value / 2 if isinstance(value, float) else value * 2
+            accepted = flatten(parse_config(copy.deepcopy(document), [f"{key}={other}"]).model_dump(mode="json"))
+            assert accepted[key] == other
 
 
 @pytest.mark.parametrize(

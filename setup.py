@@ -11,7 +11,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-NATIVE = Path("src/dragoman/fast/native")
+NATIVE = Path("src/dragoman/decoding/native/csrc")
 # No contraction: a sum must not depend on which of two equal expressions the compiler makes one instruction of.
 COMMON = ["-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=off", "-fvisibility-inlines-hidden", "-pthread"]
 COMMON += ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]  # of which GCC 12 accuses its own headers
@@ -22,7 +22,7 @@ BUILDS = {
 
 
 CPU = Extension(
-    "dragoman.fast._cpu",
+    "dragoman.decoding.native._cpu",
     sources=[(NATIVE / "cpu/features.cpp").as_posix()],
     # The last -march counts: flags of the environment must not let it use what the processor may not have.
     extra_compile_args=["-std=c++17", "-O2", "-march=x86-64"],
@@ -35,7 +35,7 @@ CPU = Extension(
 def extension(name: str, flags: list[str]) -> Extension:
     # Both builds compile the same files to the same places: one after the other, not in parallel.
     return Extension(
-        f"dragoman.fast._{name}",
+        f"dragoman.decoding.native._{name}",
         sources=[path.as_posix() for path in sorted(NATIVE.glob("*.cpp"))],
         depends=[path.as_posix() for path in sorted(NATIVE.glob("*.h"))],
         extra_compile_args=COMMON + flags,

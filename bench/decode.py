@@ -44,10 +44,10 @@ PEERS = ("ctranslate2-int8", "ctranslate2-float32", "onnxruntime-int8", "onnxrun
 def prepare(model: str, given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Pack and export the model, choose the sentences, and write job.json."""
     from dragoman.config import parse_config
-    from dragoman.fast.pack import pack
+    from dragoman.decoding.native.pack import pack
     from dragoman.formats.ctranslate2 import specification, write_specification
-    from dragoman.model_folder import load_model
     from dragoman.models.build import build_model
+    from dragoman.models.model_folder import load_model
     from dragoman.models.transformer import Transformer
 
     count = given.sentences or SENTENCES.get(model, 1000)
@@ -142,7 +142,7 @@ def bleu_of(each: Contestant, question: Question, job: dict[str, Any], reference
     import sacrebleu
 
     from dragoman.data.tokenizer import Tokenizer
-    from dragoman.model_folder import find_model
+    from dragoman.models.model_folder import find_model
 
     tokenizer = Tokenizer.load(find_model(job["trained"]))
     process, batch = each.chosen[question.name]

@@ -31,8 +31,8 @@ Translate = Callable[[Rows, int, Any, list[int]], Rows]
 
 def ours(job: Job, options: dict[str, Any]) -> Translate:
     """The native engine."""
-    from dragoman.fast.engine import Engine
-    from dragoman.search.settings import SearchSettings
+    from dragoman.decoding.native.engine import Engine
+    from dragoman.decoding.settings import SearchSettings
 
     engine = Engine(Path(job["folder"]) / f"packed-{options['precision']}")
 
@@ -46,16 +46,16 @@ def ours(job: Job, options: dict[str, Any]) -> Translate:
 
 
 def plain(job: Job, options: dict[str, Any]) -> Translate:
-    """dragoman.search in PyTorch."""
+    """dragoman.decoding in PyTorch."""
     import torch
 
     from dragoman.config import parse_config
     from dragoman.data.batching import collate_source
     from dragoman.data.buckets import batches_within
-    from dragoman.model_folder import load_model
+    from dragoman.decoding import ModelStepper, SearchSettings, generate
     from dragoman.models.build import build_model
+    from dragoman.models.model_folder import load_model
     from dragoman.models.seq2seq import Model
-    from dragoman.search import ModelStepper, SearchSettings, generate
 
     torch.set_num_threads(options["threads"])
     if job["trained"]:

@@ -215,12 +215,12 @@ def warm_up(targets: list[str], pristine: Path) -> None:
     if not set(targets) & set(NEED_A_MODEL):
         return
     import dragoman.cli
-    import dragoman.data.doctor
-    import dragoman.describe
-    import dragoman.evaluate
-    import dragoman.fast.loading
+    import dragoman.cli.describe
+    import dragoman.data.doctor.examine
+    import dragoman.decoding.loader
+    import dragoman.evaluation.metrics
+    import dragoman.pipelines.translation
     import dragoman.training.trainer
-    import dragoman.translate
     import dragoman.vectors
 
     process = os.fork()  # so that what training leaves in memory, threads for one, is not there when a case is forked

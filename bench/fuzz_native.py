@@ -67,7 +67,8 @@ class Player:
     """The cases, each from its own random numbers."""
 
     def __init__(self, folder: Path, library: Path) -> None:
-        from dragoman.fast import engine, native
+        from dragoman.decoding.native import engine
+        from dragoman.decoding.native import library as native
 
         self.engine: Any = engine
         self.engine.load_native = lambda: native.Native("fuzzed", native._declared(ctypes.CDLL(str(library))))
@@ -91,7 +92,7 @@ class Player:
 
     def request(self, draw: random.Random, engine: Any) -> dict[str, Any]:
         """A request that this engine must answer."""
-        from dragoman.search.settings import SearchSettings
+        from dragoman.decoding.settings import SearchSettings
 
         def ids(most: int, size: int) -> list[int]:
             return [draw.randrange(min(4, size - 1), size) for _ in range(draw.randint(0, most))]
@@ -341,7 +342,7 @@ def packed(folder: Path) -> None:
     from pydantic import TypeAdapter
 
     from dragoman.config import ModelConfig
-    from dragoman.fast.pack import pack
+    from dragoman.decoding.native.pack import pack
     from dragoman.models.build import build_model
 
     adapter: TypeAdapter[Any] = TypeAdapter(ModelConfig)

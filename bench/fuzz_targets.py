@@ -75,7 +75,7 @@ def _document(folder: Path) -> dict[str, Any]:
 
 
 def _translated(run: Path, engine: str) -> list[Any]:
-    from dragoman.translate import Translator
+    from dragoman.pipelines.translation import Translator
 
     translator = Translator.load(run, engine=engine, threads=1 if engine == "fast" else None)  # type: ignore[arg-type]
     return [[t.text, round(t.score, 3)] for t in translator.translate(LINES)]
@@ -227,8 +227,8 @@ def model_folder(folder: Path, draw: random.Random) -> str:
     if draw.random() < 0.15:
         (run / "checkpoints" / draw.choice(["²", "average-last9", ".00000020.replaced", "x" * 200])).mkdir()
     if draw.random() < 0.2:
-        from dragoman.describe import describe
-        from dragoman.training.runlog import read_log
+        from dragoman.cli.describe import describe
+        from dragoman.io.run_log import read_log
 
         read_log(run)
         describe(run)

@@ -18,11 +18,11 @@ import torch
 from decode import LENGTH, SHAPES, VOCABULARIES
 
 from dragoman.config import TransformerConfig
+from dragoman.decoding.cuda_graphs.backend import GraphSearcher
+from dragoman.decoding.pytorch.backend import PlainSearcher
+from dragoman.decoding.settings import SearchSettings
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
-from dragoman.search.graphs import GraphSearcher
-from dragoman.search.plain import PlainSearcher
-from dragoman.search.settings import SearchSettings
 
 ALONE = 10
 

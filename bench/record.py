@@ -23,9 +23,9 @@ from torch import Tensor
 
 from dragoman.config import ModelConfig
 from dragoman.data.tokenizer import BOS, EOS
-from dragoman.inside.record import record, tap_names
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
+from dragoman.nn.record import record, tap_names
 from dragoman.nn.taps import Tap
 
 SENTENCES, LONGEST, VOCABULARY, ROUNDS, BAR = 16, 24, 8000, 9, 1.3

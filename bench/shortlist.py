@@ -23,14 +23,14 @@ from decode import LENGTH, SHAPES, VOCABULARIES, lines_of, quartiles
 
 from dragoman.config import parse_config
 from dragoman.data.ids import EOS, UNK
-from dragoman.fast.engine import Engine
-from dragoman.fast.pack import pack
-from dragoman.fast.searcher import FastSearcher
+from dragoman.decoding.native.backend import FastSearcher
+from dragoman.decoding.native.engine import Engine
+from dragoman.decoding.native.pack import pack
+from dragoman.decoding.settings import SearchSettings
+from dragoman.decoding.shortlist import Shortlist
 from dragoman.models.build import build_model
-from dragoman.search.settings import SearchSettings
-from dragoman.search.shortlist import Shortlist
-from dragoman.shortlist import covered, learn_shortlist
-from dragoman.translate import Translator
+from dragoman.pipelines.translation import Translator
+from dragoman.training.shortlist import covered, learn_shortlist
 
 Rows = list[list[int]]
 ALONE = 40
@@ -51,8 +51,8 @@ def random_model(name: str, folder: Path) -> tuple[FastSearcher, Shortlist]:
 
 def learned_model(model: Path, folder: Path, best: int, frequent: int) -> tuple[Translator, Shortlist]:
     """A trained model, and what it learns from its training data."""
-    from dragoman.fast.loading import load_shortlist
-    from dragoman.model_folder import find_model
+    from dragoman.decoding.loader import load_shortlist
+    from dragoman.models.model_folder import find_model
 
     copy = Path(shutil.copytree(find_model(model), folder / "model", ignore=shutil.ignore_patterns("packed")))
     translator = Translator.load(copy, engine="fast", threads=1)

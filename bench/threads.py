@@ -21,10 +21,10 @@ from pathlib import Path
 from decode import LENGTH, SHAPES, VOCABULARIES
 
 from dragoman.config import TransformerConfig
-from dragoman.fast.engine import Engine
-from dragoman.fast.pack import pack
+from dragoman.decoding.native.engine import Engine
+from dragoman.decoding.native.pack import pack
+from dragoman.decoding.settings import SearchSettings
 from dragoman.models.build import build_model
-from dragoman.search.settings import SearchSettings
 
 SENTENCES = {"random-tiny": 1000, "random-base": 250}
 ALONE = {"random-tiny": 20, "random-base": 6}

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import get_args
 
-from dragoman.data.lines import read_lines
+from dragoman.io.lines import read_lines
 from dragoman.vectors import WordVectors, train_vectors
 from dragoman.vectors.questions import read_questions, read_similarities
 from dragoman.vectors.train import Kind, words_of

@@ -11,7 +11,7 @@ import numpy as np
 import safetensors.numpy
 
 from dragoman.config import dump_toml
-from dragoman.model_folder import point, write_folder
+from dragoman.models.model_folder import point, write_folder
 from small_run import small_config
 
 SHAPES = {"embedding.weight": (7, 5), "layers.0.bias": (3,), "scale": ()}

@@ -13,8 +13,8 @@ from typing import TypeVar
 import pytest
 import torch
 
+from dragoman.decoding import Hypothesis
 from dragoman.models.seq2seq import Model
-from dragoman.search import Hypothesis
 
 __all__ = ["assert_same_search", "moved", "same_hypotheses"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.config import Config, parse_config
-from dragoman.training.runlog import Reporter
+from dragoman.io.run_log import Reporter
 
 COMMAND = [sys.executable, "-c", "from dragoman.cli import main; main()"]
 """`dragoman`, as a process of its own."""

@@ -10,10 +10,10 @@ import torch
 
 from dragoman.config import RotaryPosition, TokenizerConfig, TransformerConfig
 from dragoman.data.tokenizer import Tokenizer, train_tokenizer
+from dragoman.decoding import SearchSettings
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
-from dragoman.search import SearchSettings
-from dragoman.translate import Translator
+from dragoman.pipelines.translation import Translator
 from small_run import digit_pairs, write_lines
 from toy_model import CopyModel
 

@@ -9,32 +9,32 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from dragoman.config import Config as Config
     from dragoman.config import load_config as load_config
-    from dragoman.evaluate import evaluate_texts as evaluate_texts
-    from dragoman.inside.record import record as record
-    from dragoman.inside.record import replace as replace
-    from dragoman.label import Labeller as Labeller
+    from dragoman.evaluation.metrics import evaluate_texts as evaluate_texts
     from dragoman.models.build import build_model as build_model
-    from dragoman.parse import Parser as Parser
-    from dragoman.text_generator import TextGenerator as TextGenerator
+    from dragoman.nn.record import record as record
+    from dragoman.nn.record import replace as replace
+    from dragoman.pipelines.generation import TextGenerator as TextGenerator
+    from dragoman.pipelines.labelling import Labeller as Labeller
+    from dragoman.pipelines.parsing import Parser as Parser
+    from dragoman.pipelines.translation import Translation as Translation
+    from dragoman.pipelines.translation import Translator as Translator
     from dragoman.training.trainer import train as train
-    from dragoman.translate import Translation as Translation
-    from dragoman.translate import Translator as Translator
     from dragoman.vectors import WordVectors as WordVectors
 
 # Names are looked up when they are used: importing dragoman costs no import of torch.
 _HOMES = {
     "Config": "dragoman.config",
-    "Labeller": "dragoman.label",
-    "Parser": "dragoman.parse",
-    "TextGenerator": "dragoman.text_generator",
-    "Translation": "dragoman.translate",
-    "Translator": "dragoman.translate",
+    "Labeller": "dragoman.pipelines.labelling",
+    "Parser": "dragoman.pipelines.parsing",
+    "TextGenerator": "dragoman.pipelines.generation",
+    "Translation": "dragoman.pipelines.translation",
+    "Translator": "dragoman.pipelines.translation",
     "WordVectors": "dragoman.vectors",
     "build_model": "dragoman.models.build",
-    "evaluate_texts": "dragoman.evaluate",
+    "evaluate_texts": "dragoman.evaluation.metrics",
     "load_config": "dragoman.config",
-    "record": "dragoman.inside.record",
-    "replace": "dragoman.inside.record",
+    "record": "dragoman.nn.record",
+    "replace": "dragoman.nn.record",
     "train": "dragoman.training.trainer",
 }
 __all__ = ["__version__", *sorted(_HOMES)]

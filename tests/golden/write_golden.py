@@ -69,9 +69,9 @@ def clear_steps(logits: list[list[float]]) -> list[int | None]:
 
 
 def write_model(version: int) -> None:
-    from dragoman.model_folder import load_model, save_model, unique_tensors
+    from dragoman.models.model_folder import load_model, save_model, unique_tensors
+    from dragoman.pipelines.translation import Translator
     from dragoman.training.trainer import train
-    from dragoman.translate import Translator
     from small_run import small_config, write_corpus
 
     folder = HERE / f"model_v{version}"
@@ -97,7 +97,7 @@ def write_model(version: int) -> None:
 
 def write_lstm(version: int) -> None:
     from dragoman.config import parse_config
-    from dragoman.model_folder import load_model, save_model, unique_tensors
+    from dragoman.models.model_folder import load_model, save_model, unique_tensors
     from dragoman.training.trainer import train
     from small_run import small_document, write_corpus
 
@@ -120,8 +120,8 @@ def write_lstm(version: int) -> None:
 
 def write_language(version: int) -> None:
     from dragoman.config import parse_config
-    from dragoman.model_folder import load_network, save_model, unique_tensors
-    from dragoman.text_generator import TextGenerator
+    from dragoman.models.model_folder import load_network, save_model, unique_tensors
+    from dragoman.pipelines.generation import TextGenerator
     from dragoman.training.trainer import train
     from small_run import digit_pairs, small_document, write_lines
 
@@ -147,10 +147,10 @@ def write_language(version: int) -> None:
 
 
 def write_shortlist(version: int) -> None:
-    from dragoman.model_folder import read_meta
-    from dragoman.search.shortlist import SHORTLIST, Shortlist
-    from dragoman.shortlist import learn_shortlist
-    from dragoman.translate import Translator
+    from dragoman.decoding.shortlist import SHORTLIST, Shortlist
+    from dragoman.models.model_folder import read_meta
+    from dragoman.pipelines.translation import Translator
+    from dragoman.training.shortlist import learn_shortlist
     from small_run import write_corpus
 
     with tempfile.TemporaryDirectory() as place:
@@ -184,7 +184,7 @@ def write_run(version: int) -> None:
     """Six steps; then three more in a copy, whose log is what is expected."""
     from dragoman.config import load_config
     from dragoman.data.store import Store
-    from dragoman.training.runlog import read_log
+    from dragoman.io.run_log import read_log
     from dragoman.training.trainer import train
     from small_run import write_corpus
 
@@ -230,7 +230,7 @@ PIECES: dict[str, Callable[[int], None]] = {
 
 
 def main() -> None:
-    from dragoman.model_folder import FORMAT_VERSION
+    from dragoman.models.model_folder import FORMAT_VERSION
 
     for name, write in PIECES.items():
         path = HERE / name.format(FORMAT_VERSION)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.fast.native import load_native
+from dragoman.decoding.native.library import load_native
 
 BENCH = Path(__file__).parents[2] / "bench"
 pytestmark = pytest.mark.slow

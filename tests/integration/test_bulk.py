@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.model_folder import steps_in
+from dragoman.models.model_folder import steps_in
 from small_run import COMMAND, Cli, digit_pairs, write_corpus, write_lines, write_toml
 
 

@@ -97,8 +97,8 @@ def test_validation_and_the_test_score_of_chinese(cli: Cli, place: Path, tmp_pat
 
 
 def test_scores_are_in_float32_unless_int8_is_requested(cli: Cli, place: Path) -> None:
-    from dragoman.fast.native import load_native
-    from dragoman.translate import Translator
+    from dragoman.decoding.native.library import load_native
+    from dragoman.pipelines.translation import Translator
 
     run, sources, targets = place / "runs" / "tiny", place / "data" / "valid.src", place / "data" / "valid.tgt"
     plain = Translator.load(run, engine="plain").score(*(f.read_text().splitlines() for f in (sources, targets)))

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.compare import compare
 from dragoman.errors import UsageError
-from dragoman.evaluate import evaluate_texts
-from dragoman.model_folder import load_model, read_meta
-from dragoman.training.runlog import read_log
+from dragoman.evaluation.compare import compare
+from dragoman.evaluation.metrics import evaluate_texts
+from dragoman.io.run_log import read_log
+from dragoman.models.model_folder import load_model, read_meta
+from dragoman.pipelines.translation import Translator
 from dragoman.training.trainer import train
-from dragoman.translate import Translator
 from small_run import Cli, digit_pairs, small_config, write_corpus, write_lines
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "compare.md"

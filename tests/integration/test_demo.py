@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from dragoman.cli.demo import demo_config, run_demo
 from dragoman.data import spelled_numbers
-from dragoman.demo import demo_config, run_demo
-from dragoman.inside.explain import explain
-from dragoman.translate import Translator
+from dragoman.interpret.explain.explain import explain
+from dragoman.pipelines.translation import Translator
 from small_run import Listener
 
 SMALL = ("train.budget=6 steps", "train.schedule.warmup=6", "train.validate_every=3 steps",

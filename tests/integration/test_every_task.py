@@ -13,15 +13,15 @@ import pytest
 import torch
 
 from dragoman.config import Config, dump_toml, parse_config
+from dragoman.data.readers.trees import linearize, read_trees
 from dragoman.data.tokenizer import BOS, EOS, PAD
-from dragoman.data.trees import linearize, read_trees
 from dragoman.errors import ConfigError, DataError, UsageError
-from dragoman.label import Labeller
-from dragoman.model_folder import build_for, find_model, read_meta
-from dragoman.parse import Parser
-from dragoman.text_generator import TextGenerator
-from dragoman.training.task import Task
-from dragoman.training.tasks import open_task
+from dragoman.models.model_folder import build_for, find_model, read_meta
+from dragoman.pipelines.generation import TextGenerator
+from dragoman.pipelines.labelling import Labeller
+from dragoman.pipelines.parsing import Parser
+from dragoman.training.tasks.registry import open_task
+from dragoman.training.tasks.task import Task
 from dragoman.training.trainer import train
 from small_run import Cli, Listener, weights, write_lines
 

@@ -20,16 +20,16 @@ import torch
 
 from dragoman.config import TransformerConfig
 from dragoman.data.tokenizer import EOS
+from dragoman.decoding import ModelStepper, SearchSettings, generate
+from dragoman.decoding import loader as loading
+from dragoman.decoding.native.library import Native, load_native, missing
+from dragoman.decoding.native.pack import pack
 from dragoman.errors import ModelFolderError, UsageError
-from dragoman.fast import loading
-from dragoman.fast.native import Native, load_native, missing
-from dragoman.fast.pack import pack
-from dragoman.inside.effect import effect
-from dragoman.inside.record import record
+from dragoman.interpret.ablation import effect
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
-from dragoman.search import ModelStepper, SearchSettings, generate
-from dragoman.translate import Translation, Translator
+from dragoman.nn.record import record
+from dragoman.pipelines.translation import Translation, Translator
 from near_ties import assert_same_search
 from small_run import digit_pairs, trained
 
@@ -257,8 +257,8 @@ def test_damaged_weights_are_told(tmp_path: Path) -> None:
 
 @native
 def test_the_engine_step_by_step_is_the_plain_stepper(run: Path, tmp_path: Path) -> None:
-    from dragoman.fast.engine import Engine
-    from dragoman.fast.stepper import EngineStepper
+    from dragoman.decoding.native.engine import Engine
+    from dragoman.decoding.native.stepper import EngineStepper
 
     model = exact(run).model.eval()
     engine = Engine(pack(model, tmp_path / "packed.bin", "float32"))

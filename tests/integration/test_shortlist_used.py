@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from dragoman.decoding.loader import load_shortlist
+from dragoman.decoding.native.library import load_native, missing
+from dragoman.decoding.shortlist import SHORTLIST
 from dragoman.errors import DragomanError, ModelFolderError, UsageError
-from dragoman.fast.loading import load_shortlist
-from dragoman.fast.native import load_native, missing
-from dragoman.model_folder import find_model
-from dragoman.search.shortlist import SHORTLIST
-from dragoman.shortlist import learn_shortlist
-from dragoman.translate import Translator
+from dragoman.models.model_folder import find_model
+from dragoman.pipelines.translation import Translator
+from dragoman.training.shortlist import learn_shortlist
 from small_run import Cli, digit_pairs, trained, write_lines
 
 native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {missing()}")
@@ -52,7 +52,7 @@ def test_the_command_learns_and_says_what_it_is_worth(cli: Cli, run: Path) -> No
 def test_what_was_kept_aside_is_learned_from_too(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     learn_shortlist(run)
     content = (find_model(run) / SHORTLIST).read_bytes()
-    monkeypatch.setattr("dragoman.shortlist._ASIDE", 1)
+    monkeypatch.setattr("dragoman.training.shortlist._ASIDE", 1)
 
     assert learn_shortlist(run).aside == 240
     assert (find_model(run) / SHORTLIST).read_bytes() == content

@@ -20,14 +20,14 @@ from dragoman.config import load_config
 from dragoman.data.batching import plan_batches, read_batch
 from dragoman.data.corpus import corpus_spec
 from dragoman.errors import ConfigError, DataError, TrainingError, UsageError
-from dragoman.model_folder import average_tensors, load_file, load_model, read_pointer, steps_in, verify
-from dragoman.training.lock import lock_run
+from dragoman.io.lock import lock_run
+from dragoman.io.run_log import Reporter, read_log
+from dragoman.models.model_folder import average_tensors, load_file, load_model, read_pointer, steps_in, verify
+from dragoman.training.distributed import World
 from dragoman.training.loss import Loss
 from dragoman.training.run import average_run, open_run
-from dragoman.training.runlog import Reporter, read_log
+from dragoman.training.tasks.translation import Validation
 from dragoman.training.trainer import Trainer, train
-from dragoman.training.translation import Validation
-from dragoman.training.world import World
 from small_run import Cli, Listener, small_config, weights, write_corpus, write_lines, write_toml
 from tiny_translator import tiny_tokenizer
 from toy_model import CopyModel

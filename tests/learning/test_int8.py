@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from dragoman.config import load_config
-from dragoman.evaluate import compare
-from dragoman.fast.native import load_native, missing
+from dragoman.decoding.native.library import load_native, missing
+from dragoman.evaluation.metrics import compare
 from dragoman.models.seq2seq import Model
+from dragoman.pipelines.translation import Translation, Translator
 from dragoman.training.trainer import train
-from dragoman.translate import Translation, Translator
 from near_ties import assert_same_search
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "multi30k.toml"

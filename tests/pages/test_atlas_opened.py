@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dragoman.data.tokenizer import Tokenizer
-from dragoman.inside.atlas import Atlas, Example, atlas, examples, removal_costs
-from dragoman.inside.atlas_page import write_atlas
-from dragoman.inside.material import of_translator
+from dragoman.interpret.heads.atlas import Atlas, Example, atlas, examples, removal_costs
+from dragoman.interpret.heads.page import write_atlas
+from dragoman.interpret.heads.probes import of_translator
 from small_run import digit_pairs
 from tiny_translator import tiny_translator
 

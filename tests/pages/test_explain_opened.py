@@ -13,8 +13,8 @@ import pytest
 from numpy.typing import NDArray
 
 from dragoman.config import parse_config
-from dragoman.inside.cases import Loaded
-from dragoman.inside.explain import Explanation, explain, write_explanation
+from dragoman.interpret.explain.cases import Loaded
+from dragoman.interpret.explain.explain import Explanation, explain, write_explanation
 from dragoman.models.build import build_model
 from small_run import SOURCE_WORDS, TARGET_WORDS
 from tiny_translator import tiny_tokenizer

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dragoman.inside.gallery import gallery, write_gallery
-from dragoman.inside.tiny_preset import tiny_walkthrough
+from dragoman.interpret.walkthrough.gallery import gallery, write_gallery
+from dragoman.interpret.walkthrough.tiny_preset import tiny_walkthrough
 
 if TYPE_CHECKING:
     from browser import Page

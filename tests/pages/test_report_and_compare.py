@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dragoman.compare import compare
-from dragoman.compare.page import write_comparison
-from dragoman.report import AttentionPicture, DemoReport, Sample, write_report
+from dragoman.evaluation.compare import compare
+from dragoman.evaluation.compare.page import write_comparison
+from dragoman.pages.report import AttentionPicture, DemoReport, Sample, write_report
 from fabricated_run import fabricate, learning
 
 if TYPE_CHECKING:

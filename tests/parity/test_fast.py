@@ -14,11 +14,11 @@ import torch
 
 from dragoman.data.batching import collate_source
 from dragoman.data.tokenizer import EOS
-from dragoman.fast.engine import Engine
-from dragoman.fast.native import Precision, _found, load_native, missing
-from dragoman.fast.pack import pack, unsupported
+from dragoman.decoding import Hypothesis, ModelStepper, SearchSettings, generate
+from dragoman.decoding.native.engine import Engine
+from dragoman.decoding.native.library import Precision, _found, load_native, missing
+from dragoman.decoding.native.pack import pack, unsupported
 from dragoman.models.seq2seq import Model
-from dragoman.search import Hypothesis, ModelStepper, SearchSettings, generate
 from every_kind import TRANSLATORS, built
 from near_ties import assert_same_search, same_hypotheses
 
@@ -112,8 +112,8 @@ def test_the_same_words_and_scores(name: str, beam: int, tmp_path: Path) -> None
 @pytest.mark.parametrize("build", ["avx512", "avx2"])
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 def test_every_build(build: str, precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.fast.native._BUILDS", (build,))
-    monkeypatch.setattr("dragoman.fast.native._found", _found.__wrapped__)
+    monkeypatch.setattr("dragoman.decoding.native.library._BUILDS", (build,))
+    monkeypatch.setattr("dragoman.decoding.native.library._found", _found.__wrapped__)
     loaded = load_native()
     if loaded is None:
         pytest.skip(missing())

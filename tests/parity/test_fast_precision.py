@@ -22,12 +22,12 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from dragoman.data.tokenizer import EOS
-from dragoman.fast.engine import Engine
-from dragoman.fast.native import Precision, _found, load_native, missing
-from dragoman.fast.pack import pack
+from dragoman.decoding import SearchSettings
+from dragoman.decoding.native.engine import Engine
+from dragoman.decoding.native.library import Precision, _found, load_native, missing
+from dragoman.decoding.native.pack import pack
+from dragoman.decoding.pytorch.backend import PlainSearcher
 from dragoman.models.seq2seq import Model
-from dragoman.search import SearchSettings
-from dragoman.search.plain import PlainSearcher
 from every_kind import TRANSLATORS, built
 
 pytestmark = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {missing()}")
@@ -140,8 +140,8 @@ def gaps(some: list[float], others: list[float]) -> list[float]:
 def test_the_arithmetic_of_quantization(
     kind: str, precision: Precision, build: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dragoman.fast.native._BUILDS", (build,))
-    monkeypatch.setattr("dragoman.fast.native._found", _found.__wrapped__)
+    monkeypatch.setattr("dragoman.decoding.native.library._BUILDS", (build,))
+    monkeypatch.setattr("dragoman.decoding.native.library._found", _found.__wrapped__)
     loaded = load_native()
     if loaded is None:
         pytest.skip(missing())

@@ -13,14 +13,14 @@ import torch
 
 from dragoman.data.batching import collate_source
 from dragoman.data.tokenizer import EOS
+from dragoman.decoding import Hypothesis, ModelStepper, SearchSettings, generate
+from dragoman.decoding.native.engine import Engine, Usage
+from dragoman.decoding.native.library import Precision, _found, load_native, missing
+from dragoman.decoding.native.pack import pack
+from dragoman.decoding.native.stepper import EngineStepper
+from dragoman.decoding.pytorch.stepper import ListedStepper
 from dragoman.errors import UsageError
-from dragoman.fast.engine import Engine, Usage
-from dragoman.fast.native import Precision, _found, load_native, missing
-from dragoman.fast.pack import pack
-from dragoman.fast.stepper import EngineStepper
 from dragoman.models.seq2seq import Model
-from dragoman.search import Hypothesis, ModelStepper, SearchSettings, generate
-from dragoman.search.stepper import ListedStepper
 from every_kind import TRANSLATORS, built
 from near_ties import assert_same_search, same_hypotheses
 
@@ -132,8 +132,8 @@ def test_every_build_and_precision(
     build: str, precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A list of all words is no list, to the bit; with others the engine's steps, confined, say the same."""
-    monkeypatch.setattr("dragoman.fast.native._BUILDS", (build,))
-    monkeypatch.setattr("dragoman.fast.native._found", _found.__wrapped__)
+    monkeypatch.setattr("dragoman.decoding.native.library._BUILDS", (build,))
+    monkeypatch.setattr("dragoman.decoding.native.library._found", _found.__wrapped__)
     loaded = load_native()
     if loaded is None:
         pytest.skip(missing())

@@ -25,10 +25,13 @@ from dragoman.config import (
 )
 from dragoman.data.batching import Batch, collate
 from dragoman.data.tokenizer import BOS, EOS, PAD
-from dragoman.inside.record import record
+from dragoman.decoding import ModelStepper, SearchSettings, generate, length_penalty
+from dragoman.decoding.pytorch import beam
+from dragoman.decoding.request import Task
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
 from dragoman.nn.attention import mask_to_bias
+from dragoman.nn.record import record
 from dragoman.nn.recurrent import GRU, LSTM, Cell, RecurrentEncoderLayer, State, VanillaRNN, backwards
 from dragoman.nn.recurrent_attention import (
     AdditiveAttention,
@@ -38,8 +41,6 @@ from dragoman.nn.recurrent_attention import (
     LuongLayer,
     RecurrentAttention,
 )
-from dragoman.search import ModelStepper, SearchSettings, beam, generate, length_penalty
-from dragoman.search.task import Task
 from dragoman.training.loss import Loss, TokenLoss
 from toy_model import every_target, padded, teacher_forced
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from dragoman.data.batching import Batch, collate
 from dragoman.data.tokenizer import EOS
-from dragoman.inside.record import Recording, record
 from dragoman.models.seq2seq import Model
 from dragoman.nn.attention import mask_to_bias
+from dragoman.nn.record import Recording, record
 from every_kind import TRANSFORMERS, TRANSLATORS, built
 
 B, S, T, V = 4, 7, 6, 17

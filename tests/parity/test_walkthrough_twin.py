@@ -12,8 +12,8 @@ import walkthrough_twin
 from walkthrough_twin import Twin
 
 from dragoman.data.tokenizer import BOS
-from dragoman.inside.record import record, tap_names
-from dragoman.inside.tiny_preset import TINY_MATRICES, TINY_PAIR, tiny_model, tiny_walkthrough
+from dragoman.interpret.walkthrough.tiny_preset import TINY_MATRICES, TINY_PAIR, tiny_model, tiny_walkthrough
+from dragoman.nn.record import record, tap_names
 from dragoman.training.loss import TokenLoss
 
 EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dragoman.data.tokenizer import EOS
-from dragoman.fast.engine import Engine
-from dragoman.fast.native import load_native, missing
-from dragoman.fast.pack import Precision, pack
+from dragoman.decoding import Hypothesis, SearchSettings
+from dragoman.decoding.native.engine import Engine
+from dragoman.decoding.native.library import load_native, missing
+from dragoman.decoding.native.pack import Precision, pack
 from dragoman.models.seq2seq import Model
-from dragoman.search import Hypothesis, SearchSettings
-from dragoman.translate import Translation, Translator
+from dragoman.pipelines.translation import Translation, Translator
 from every_kind import TRANSLATORS, built
 
 NATIVE = load_native()

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.search import SearchSettings
-from dragoman.translate import Translation, Translator
+from dragoman.decoding import SearchSettings
+from dragoman.pipelines.translation import Translation, Translator
 from tiny_translator import tiny_tokenizer, tiny_transformer, tiny_translator
 
 WORDS = ["zero", "one", "two", "three", "four", "five", "x", "été", "12"]

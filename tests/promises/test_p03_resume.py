@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from dragoman import model_folder
 from dragoman.errors import ConfigError, TrainingError
-from dragoman.model_folder import load_model, read_pointer, steps_in, verify
-from dragoman.training.runlog import Reporter, read_log
+from dragoman.io.run_log import Reporter, read_log
+from dragoman.models import model_folder
+from dragoman.models.model_folder import load_model, read_pointer, steps_in, verify
 from dragoman.training.trainer import TrainResult, train
 from small_run import Listener, digit_pairs, small_config, train_in_child, weights, write_corpus, write_lines
 

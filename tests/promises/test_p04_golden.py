@@ -19,13 +19,21 @@ from numpy.typing import NDArray
 from dragoman.config import load_config
 from dragoman.data.store import Store
 from dragoman.data.tokenizer import BOS
-from dragoman.model_folder import FORMAT_VERSION, load_file, load_network, read_meta, read_pointer, steps_in, verify
+from dragoman.decoding.shortlist import SHORTLIST, Shortlist
+from dragoman.io.run_log import read_log
+from dragoman.models.model_folder import (
+    FORMAT_VERSION,
+    load_file,
+    load_network,
+    read_meta,
+    read_pointer,
+    steps_in,
+    verify,
+)
 from dragoman.models.seq2seq import Network
-from dragoman.search.shortlist import SHORTLIST, Shortlist
-from dragoman.text_generator import TextGenerator
-from dragoman.training.runlog import read_log
+from dragoman.pipelines.generation import TextGenerator
+from dragoman.pipelines.translation import Translator
 from dragoman.training.trainer import train
-from dragoman.translate import Translator
 from small_run import Listener
 
 HERE = Path(__file__).parents[1] / "golden"

@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.search.guard import repeats
+from dragoman.decoding.retry import repeats
 from tiny_translator import copying_translator, round_trip, tiny_translator
 from toy_model import CopyModel
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from dragoman.data.tokenizer import EOS
+from dragoman.decoding import EnsembleStepper, Hypothesis, ModelStepper, SearchSettings, generate, length_penalty
+from dragoman.decoding.pytorch import beam
+from dragoman.decoding.request import Task
 from dragoman.models.seq2seq import Model
-from dragoman.search import EnsembleStepper, Hypothesis, ModelStepper, SearchSettings, beam, generate, length_penalty
-from dragoman.search.task import Task
 from tiny_translator import tiny_tokenizer, tiny_transformer, tiny_translator
 from toy_model import ToyModel, every_target, padded, teacher_forced
 

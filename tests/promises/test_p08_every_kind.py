@@ -10,8 +10,8 @@ from torch import Tensor
 
 from dragoman.data.batching import Batch, collate, collate_source
 from dragoman.data.tokenizer import BOS, EOS, PAD
+from dragoman.decoding import ModelStepper, SearchSettings, generate
 from dragoman.models.seq2seq import Model
-from dragoman.search import ModelStepper, SearchSettings, generate
 from dragoman.training.loss import Loss, TokenLoss
 from every_kind import TRANSLATORS, built, model_config
 from toy_model import every_target, padded, teacher_forced

@@ -15,15 +15,15 @@ from torch import Tensor
 from dragoman.config import DecoderOnlyConfig, EncoderOnlyConfig, VisionConfig
 from dragoman.data.batching import Batch, collate
 from dragoman.data.tokenizer import EOS, PAD
-from dragoman.inside.record import record, replace, tap_names
+from dragoman.decoding import ModelStepper, SearchSettings, generate
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model, Network
 from dragoman.nn import attention
 from dragoman.nn.dropout import seed_dropout
 from dragoman.nn.layers import LayerNorm
+from dragoman.nn.record import record, replace, tap_names
 from dragoman.nn.recurrent import Cell
 from dragoman.nn.taps import LastTap
-from dragoman.search import ModelStepper, SearchSettings, generate
 from dragoman.training.loss import Loss, TokenLoss
 from every_kind import TRANSFORMERS, TRANSLATORS, built
 from small_networks import SIZES, VARIANTS, shaken

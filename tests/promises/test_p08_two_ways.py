@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from dragoman.config import Config, TransformerConfig, parse_config
 from dragoman.data.batching import Batch, collate
 from dragoman.data.tokenizer import BOS, EOS, PAD
-from dragoman.inside.record import record, replace, tap_names
+from dragoman.io.run_log import Reporter
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
 from dragoman.nn import attention
+from dragoman.nn.record import record, replace, tap_names
+from dragoman.training.distributed import World
 from dragoman.training.loss import Loss, TokenLoss
 from dragoman.training.optim import Progress
 from dragoman.training.run import Run
-from dragoman.training.runlog import Reporter
 from dragoman.training.trainer import Trainer
-from dragoman.training.world import World
 
 B, K, S, T, H, D, V = 4, 3, 7, 6, 2, 12, 19
 EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}

@@ -14,7 +14,7 @@ from dragoman.errors import DragomanError
 from dragoman.formats import export as exporting
 from dragoman.formats.export import export
 from dragoman.formats.parity import CLOSE
-from dragoman.translate import Translator
+from dragoman.pipelines.translation import Translator
 from small_run import Cli, digit_pairs, write_lines
 
 ctranslate2 = pytest.importorskip(

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from dragoman import model_folder
 from dragoman.config import load_config
 from dragoman.errors import TrainingError
-from dragoman.model_folder import load_model, steps_in, verify
+from dragoman.models import model_folder
+from dragoman.models.model_folder import load_model, steps_in, verify
 from dragoman.training.trainer import train
 from small_run import Cli, small_config, weights, write_corpus, write_lines, write_toml
 

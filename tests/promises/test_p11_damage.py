@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from dragoman.decoding.native.library import load_native, missing
 from dragoman.errors import ModelFolderError
-from dragoman.fast.native import load_native, missing
-from dragoman.model_folder import steps_in
-from dragoman.training.runlog import read_log
+from dragoman.io.run_log import read_log
+from dragoman.models.model_folder import steps_in
+from dragoman.pipelines.translation import Translator
 from dragoman.training.trainer import train
-from dragoman.translate import Translator
 from small_run import Listener, small_config, trained, weights
 
 SHORT = ("train.budget=12 steps",)

@@ -20,14 +20,14 @@ from torch import Tensor
 from dragoman.data.batching import Batch, collate
 from dragoman.data.tokenizer import EOS
 from dragoman.errors import UsageError
-from dragoman.inside.alignment import Agreement, Gold, Unit, spelled_numbers_alignment
-from dragoman.inside.atlas import REACH, Atlas, Example, Head, atlas, examples
-from dragoman.inside.atlas_page import print_atlas, write_atlas
-from dragoman.inside.effect import attentions, loss_of, sublayers, without_heads, without_sublayers
-from dragoman.inside.material import Material, of_translator
-from dragoman.inside.record import replace
+from dragoman.interpret.ablation import attentions, loss_of, sublayers, without_heads, without_sublayers
+from dragoman.interpret.heads.alignment import Agreement, Gold, Unit, spelled_numbers_alignment
+from dragoman.interpret.heads.atlas import REACH, Atlas, Example, Head, atlas, examples
+from dragoman.interpret.heads.page import print_atlas, write_atlas
+from dragoman.interpret.heads.probes import Material, of_translator
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Network
+from dragoman.nn.record import replace
 from every_kind import TRANSLATORS, built, model_config
 from small_networks import SIZES, VARIANTS, shaken
 from small_run import Cli, digit_pairs, small_config, write_corpus, write_lines
@@ -388,10 +388,10 @@ def test_the_command(
 @pytest.mark.slow
 def test_the_aligning_head_of_the_demo_is_found(tmp_path: Path) -> None:
     """Trained as in `dragoman demo`, for 600 small updates: a head pairs twenty with zwanzig and four with vier."""
+    from dragoman.cli.demo import demo_config
     from dragoman.data import spelled_numbers
-    from dragoman.demo import demo_config
+    from dragoman.pipelines.translation import Translator
     from dragoman.training.trainer import train
-    from dragoman.translate import Translator
 
     shorter = ["budget=600 steps", "batch_tokens=1500", "schedule.warmup=120", "validate_every=600 steps"]
     corpus = spelled_numbers.write(tmp_path / "corpus")

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from dragoman.data.tokenizer import EOS
-from dragoman.inside.beam_tree import ENDS, BeamTree, search_tree
+from dragoman.decoding import Hypothesis, ModelStepper, SearchSettings, generate, length_penalty
+from dragoman.decoding.pytorch.beam import Step, beam_search
+from dragoman.decoding.request import Task
+from dragoman.interpret.explain.beam_tree import ENDS, BeamTree, search_tree
 from dragoman.models.seq2seq import Model
-from dragoman.search import Hypothesis, ModelStepper, SearchSettings, generate, length_penalty
-from dragoman.search.beam import Step, beam_search
-from dragoman.search.task import Task
 from tiny_translator import tiny_transformer
 from toy_model import ToyModel
 

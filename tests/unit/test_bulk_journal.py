@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import zstandard
 
-from dragoman import model_folder
 from dragoman.bulk import Job, Summary, cluster, is_bulk, journal, run, translate_bulk
 from dragoman.bulk.shards import find_shards
 from dragoman.bulk.work import Done, Form, Translated
-from dragoman.data.lines import read_lines
 from dragoman.errors import DataError, DragomanError, UsageError
+from dragoman.io.lines import read_lines
+from dragoman.models import model_folder
 
 LINES = 3  # of a chunk
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from dragoman import model_folder
 from dragoman.bulk import Job, cluster, rendered
 from dragoman.bulk.work import Chunk, Done
+from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import DragomanError, ModelFolderError, UsageError
-from dragoman.search.settings import SearchSettings
-from dragoman.translate import Alternative, Translation
+from dragoman.models import model_folder
+from dragoman.pipelines.translation import Alternative, Translation
 
 
 def test_how_a_translation_is_written() -> None:

@@ -13,11 +13,11 @@ import pytest
 import safetensors.torch
 import torch
 
-from dragoman import model_folder
 from dragoman.config import Config
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import ModelFolderError, TrainingError
-from dragoman.model_folder import (
+from dragoman.models import model_folder
+from dragoman.models.model_folder import (
     average_tensors,
     build_for,
     find_model,

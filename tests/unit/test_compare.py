@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.compare import Statistic, compare, short_names
 from dragoman.config import flatten
 from dragoman.errors import DragomanError, UsageError
+from dragoman.evaluation.compare import Statistic, compare, short_names
 from fabricated_run import fabricate, learning, training_row, validation_row
 
 

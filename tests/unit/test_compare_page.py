@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dragoman.compare import Comparison, Group, compare
-from dragoman.compare.columns import columns
-from dragoman.compare.page import MOST_POINTS, print_comparison, write_comparison
-from dragoman.compare.scores import DecodedScores, Interval, LengthScore, Material
 from dragoman.errors import DragomanError
+from dragoman.evaluation.compare import Comparison, Group, compare
+from dragoman.evaluation.compare.columns import columns
+from dragoman.evaluation.compare.page import MOST_POINTS, print_comparison, write_comparison
+from dragoman.evaluation.compare.scores import DecodedScores, Interval, LengthScore, Material
 from fabricated_run import fabricate, learning, training_row
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -188,7 +188,7 @@ def test_a_write_that_fails_leaves_the_old_page(
     path = tmp_path / "out" / "compare.html"
     write_comparison(path, comparison)
     old = path.read_bytes()
-    monkeypatch.setattr("dragoman.page.os.fsync", full)
+    monkeypatch.setattr("dragoman.pages.page.os.fsync", full)
     with pytest.raises(DragomanError, match=r"compare\.html could not be written: the disk is full\. Free some space"):
         write_comparison(path, comparison)
     assert path.read_bytes() == old and list(path.parent.iterdir()) == [path]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from dragoman.compare.scores import length_bounds, read_material, score_translations
 from dragoman.errors import DataError
+from dragoman.evaluation.compare.scores import length_bounds, read_material, score_translations
 from small_run import digit_pairs, write_lines
 
 

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from dragoman.data.corpus import CorpusSpec, read_lines
-from dragoman.data.doctor import Diagnosis, Finding, examine, print_diagnosis
+from dragoman.data.doctor.examine import Diagnosis, Finding, examine, print_diagnosis
 from dragoman.data.languages import LanguageCheck
 
 DATA = Path(os.environ.get("DRAGOMAN_DATA") or Path(__file__).parents[2].parent / "shared" / "data")

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from dragoman.data.batching import Batch, collate
 from dragoman.data.tokenizer import EOS
+from dragoman.decoding.pytorch.backend import PlainSearcher
 from dragoman.errors import UsageError
-from dragoman.inside.effect import (
+from dragoman.interpret.ablation import (
     attentions,
     effect,
     loss_of,
@@ -24,9 +25,8 @@ from dragoman.inside.effect import (
     without_heads,
     without_sublayers,
 )
-from dragoman.inside.record import record, replace
 from dragoman.models.seq2seq import Model
-from dragoman.search.plain import PlainSearcher
+from dragoman.nn.record import record, replace
 from every_kind import TRANSLATORS, built
 from small_networks import EXACT
 from small_run import digit_pairs

@@ -13,7 +13,7 @@ from sacrebleu.metrics.ter import TER
 from sacrebleu.tokenizers import tokenizer_ja_mecab, tokenizer_ko_mecab
 
 from dragoman.errors import UsageError
-from dragoman.evaluate import (
+from dragoman.evaluation.metrics import (
     bleu_tokenizer,
     compare,
     corpus_scores,

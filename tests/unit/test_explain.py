@@ -19,17 +19,17 @@ from dragoman.data.labels import LabelVocabulary
 from dragoman.data.tokenizer import BOS
 from dragoman.data.vocabulary import Vocabulary
 from dragoman.errors import DataError, DragomanError, UsageError
-from dragoman.inside.cases import MASK, Loaded, Side
-from dragoman.inside.explain import Explanation, explain, write_explanation
-from dragoman.inside.explain_page import explanation_page
-from dragoman.inside.packing import packed
-from dragoman.inside.record import record, tap_names
-from dragoman.label import Labeller
-from dragoman.model_folder import save_model, unique_tensors
+from dragoman.interpret.explain.cases import MASK, Loaded, Side
+from dragoman.interpret.explain.explain import Explanation, explain, write_explanation
+from dragoman.interpret.explain.page import explanation_page
 from dragoman.models.build import build_model
+from dragoman.models.model_folder import save_model, unique_tensors
 from dragoman.models.seq2seq import Model, Network
-from dragoman.text_generator import TextGenerator
-from dragoman.translate import Translator
+from dragoman.nn.record import record, tap_names
+from dragoman.pages.packing import packed
+from dragoman.pipelines.generation import TextGenerator
+from dragoman.pipelines.labelling import Labeller
+from dragoman.pipelines.translation import Translator
 from every_kind import TRANSLATORS
 from small_run import Cli
 from tiny_translator import tiny_tokenizer
@@ -224,7 +224,7 @@ def test_stacks_and_layers_of_a_transformer() -> None:
 
 
 def test_more_maps_than_a_page_holds_are_averaged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.inside.maps._BYTES", 500)
+    monkeypatch.setattr("dragoman.interpret.explain.maps._BYTES", 500)
 
     found = explain(translator("paper"), SOURCE, TARGET)
 
@@ -281,7 +281,7 @@ def test_leaving_a_token_out_asks_the_model_without_it(kind: str) -> None:
 
 
 def test_leaving_out_is_done_in_parts_where_all_at_once_would_be_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.inside.leaving_out._LOGITS_AT_ONCE", 1)
+    monkeypatch.setattr("dragoman.interpret.occlusion._LOGITS_AT_ONCE", 1)
 
     again = explain(translator("paper"), SOURCE)
 

@@ -16,16 +16,16 @@ import torch
 
 from dragoman.config import parse_config
 from dragoman.data.tokenizer import EOS
+from dragoman.decoding.pytorch.beam import beam_search
+from dragoman.decoding.pytorch.sampling import greedy
+from dragoman.decoding.pytorch.stepper import ModelStepper
+from dragoman.decoding.request import Task
+from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.formats import ctranslate2 as terms
 from dragoman.formats.export import export
 from dragoman.formats.parity import CLOSE, Case, Counts, Material, Parity, WordStepper, compare, material_of
-from dragoman.model_folder import build_for, load_model, save_model, unique_tensors
-from dragoman.search.beam import beam_search
-from dragoman.search.sample import greedy
-from dragoman.search.settings import SearchSettings
-from dragoman.search.stepper import ModelStepper
-from dragoman.search.task import Task
+from dragoman.models.model_folder import build_for, load_model, save_model, unique_tensors
 from small_run import Cli, digit_pairs, small_document, write_lines
 from tiny_translator import tiny_tokenizer
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.fast.cores import usable_cores
+from dragoman.decoding.native.processor import usable_cores
 
 CORES = 12
 

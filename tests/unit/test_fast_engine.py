@@ -25,12 +25,12 @@ import torch
 
 from dragoman.data.batching import collate_source
 from dragoman.data.tokenizer import BOS, EOS, PAD
+from dragoman.decoding import Hypothesis, ModelStepper, SearchSettings, generate
+from dragoman.decoding.native.engine import Engine
+from dragoman.decoding.native.library import load_native, missing
+from dragoman.decoding.native.pack import Precision, pack
 from dragoman.errors import DragomanError, UsageError
-from dragoman.fast.engine import Engine
-from dragoman.fast.native import load_native, missing
-from dragoman.fast.pack import Precision, pack
 from dragoman.models.seq2seq import Model
-from dragoman.search import Hypothesis, ModelStepper, SearchSettings, generate
 from every_kind import TRANSLATORS, built
 
 pytestmark = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {missing()}")
@@ -249,8 +249,8 @@ HEADERS = """
 import json, struct, sys
 from pathlib import Path
 from dragoman.errors import DragomanError
-from dragoman.fast.engine import Engine
-from dragoman.search import SearchSettings
+from dragoman.decoding.native.engine import Engine
+from dragoman.decoding import SearchSettings
 whole, hurt = Path(sys.argv[1]).read_bytes(), Path(sys.argv[1] + ".hurt")
 odd = [-2**31, -1, 0, 1, 2, 3, 5, 16, 64, 128, 4096, 65536, 2**20, 2**24, 2**30, 2**31 - 1]
 refused = answered = 0
@@ -386,8 +386,8 @@ def test_ctrl_c_ends_a_search_and_nothing_of_it_goes_on(
 
 FORK = """
 import os, sys, time
-from dragoman.fast.engine import Engine
-from dragoman.search import SearchSettings
+from dragoman.decoding.native.engine import Engine
+from dragoman.decoding import SearchSettings
 engine = Engine(sys.argv[1])
 session = engine.begin(2, 1, 9, 1, 9)
 search = lambda: engine.search([[5, 6, 7, 8, 3]], [9], SearchSettings(beam=4), threads=2)
@@ -421,8 +421,8 @@ def test_a_forked_process_searches_too(tmp_path: Path) -> None:
 NO_ROOM = """
 import resource, sys
 from dragoman.errors import DragomanError
-from dragoman.fast.engine import Engine
-from dragoman.search import SearchSettings
+from dragoman.decoding.native.engine import Engine
+from dragoman.decoding import SearchSettings
 engine = Engine(sys.argv[1])
 right = engine.search([[5, 3]] * 70, [9] * 70, SearchSettings(beam=2))
 now = int(next(line for line in open("/proc/self/status") if line.startswith("VmSize")).split()[1]) * 1024
@@ -455,7 +455,7 @@ def test_a_system_that_gives_no_more_threads(packed: Path) -> None:
 
 def test_the_engine_needs_no_torch(packed: Path) -> None:
     code = (
-        "import sys; from dragoman.fast.engine import Engine; Engine(sys.argv[1]);"
+        "import sys; from dragoman.decoding.native.engine import Engine; Engine(sys.argv[1]);"
         "print([name for name in ('torch', 'safetensors') if name in sys.modules])"
     )
     child = subprocess.run([sys.executable, "-c", code, packed], capture_output=True, text=True, timeout=100)

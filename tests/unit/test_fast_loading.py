@@ -17,11 +17,11 @@ import pytest
 import dragoman
 from dragoman.config import parse_config
 from dragoman.data.tokenizer import learn_tokenizer
+from dragoman.decoding import SearchSettings
+from dragoman.decoding.native.engine import Engine
+from dragoman.decoding.native.library import load_native, missing
 from dragoman.errors import ModelFolderError
-from dragoman.fast.engine import Engine
-from dragoman.fast.native import load_native, missing
-from dragoman.search import SearchSettings
-from dragoman.translate import Translator
+from dragoman.pipelines.translation import Translator
 
 native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {missing()}")
 GOLDEN = Path(__file__).parents[1] / "golden" / "model_v1"
@@ -198,7 +198,7 @@ def test_a_full_disk_leaves_the_plain_path(model: Path, monkeypatch: pytest.Monk
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("dragoman.fast.pack.pack", full)
+    monkeypatch.setattr("dragoman.decoding.native.pack.pack", full)
     translator = Translator.load(model)
     assert translator.about.startswith("plain path")
     assert str(model / "packed") in translator.about and "No space left" in translator.about

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from dragoman.data.tokenizer import EOS
-from dragoman.fast.engine import Engine, Usage
-from dragoman.fast.native import load_native, missing
-from dragoman.fast.pack import pack
-from dragoman.fast.searcher import FastSearcher
+from dragoman.decoding import SearchSettings
+from dragoman.decoding.native.backend import FastSearcher
+from dragoman.decoding.native.engine import Engine, Usage
+from dragoman.decoding.native.library import load_native, missing
+from dragoman.decoding.native.pack import pack
+from dragoman.decoding.pytorch.backend import PlainSearcher
 from dragoman.models.seq2seq import Model
-from dragoman.search import SearchSettings
-from dragoman.search.plain import PlainSearcher
 from every_kind import TRANSLATORS, built
 
 pytestmark = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {missing()}")

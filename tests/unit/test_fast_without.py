@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from dragoman import fast as engine_package
+from dragoman.decoding.native import library as native
+from dragoman.decoding.native.engine import Engine
 from dragoman.errors import DragomanError, UsageError
-from dragoman.fast import native
-from dragoman.fast.engine import Engine
-from dragoman.translate import Translator
+from dragoman.pipelines.translation import Translator
 from small_run import Cli
 
 REPOSITORY = Path(__file__).parents[2]
-NATIVE = "src/dragoman/fast/native"
+NATIVE = "src/dragoman/decoding/native/csrc"
 LINES = ["one two three", "", "four", "nine eight seven six five"]
 
 
@@ -164,7 +164,7 @@ def test_no_compiler_is_no_failed_installation(sources: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert not list(sources.rglob("*.so"))
-    assert 'building extension "dragoman.fast._avx2" failed' in done.stdout + done.stderr
+    assert 'building extension "dragoman.decoding.native._avx2" failed' in done.stdout + done.stderr
 
 
 def test_a_source_that_no_compiler_takes_is_no_failed_installation(sources: Path) -> None:

@@ -14,15 +14,15 @@ import pytest
 import torch
 
 from dragoman.data.tokenizer import BOS, EOS, PAD
+from dragoman.decoding.backend import plain_of
+from dragoman.decoding.cuda_graphs.backend import GraphSearcher, unrepeatable
+from dragoman.decoding.cuda_graphs.static_search import FixedSearch, Sizes
+from dragoman.decoding.hypothesis import Hypothesis
+from dragoman.decoding.pytorch.backend import PlainSearcher
+from dragoman.decoding.settings import SearchSettings
+from dragoman.decoding.shortlist import AlignedWords
 from dragoman.errors import DragomanError, UsageError
 from dragoman.models.seq2seq import Model
-from dragoman.search.fixed import FixedSearch, Sizes
-from dragoman.search.graphs import GraphSearcher, unrepeatable
-from dragoman.search.hypothesis import Hypothesis
-from dragoman.search.plain import PlainSearcher
-from dragoman.search.searcher import plain_of
-from dragoman.search.settings import SearchSettings
-from dragoman.search.shortlist import AlignedWords
 from every_kind import BLOCK, TRANSFORMERS, TRANSLATORS, built
 
 VOCAB = 17

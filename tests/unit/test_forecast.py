@@ -13,7 +13,7 @@ import pytest
 
 from dragoman.training import forecast
 from dragoman.training.allocator import keep_freed_memory
-from dragoman.training.world import World
+from dragoman.training.distributed import World
 from small_run import write_corpus, write_toml
 
 

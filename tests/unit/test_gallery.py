@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.inside.gallery import gallery, write_gallery
+from dragoman.interpret.walkthrough.gallery import gallery, write_gallery
 
 ITEMS = {(i, j): item for i, chapter in enumerate(gallery()) for j, item in enumerate(chapter.items)}
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dragoman.data.images import LabelledImages, as_images, load_digits, read_images, split_off
+from dragoman.data.readers.images import LabelledImages, as_images, load_digits, read_images, split_off
 from dragoman.errors import DataError, UsageError
 
 SIX = np.random.default_rng(5).integers(0, 256, (6, 4, 3), dtype=np.uint8)

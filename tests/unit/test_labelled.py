@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.data.labelled import read_labelled, text_source
 from dragoman.data.labels import LABELS_FILE, LabelVocabulary
+from dragoman.data.readers.labelled import read_labelled, text_source
 from dragoman.data.tokenizer import BOS
 from dragoman.errors import DataError, ModelFolderError
 from small_run import write_lines

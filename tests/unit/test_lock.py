@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from dragoman.errors import TrainingError, UsageError
-from dragoman.training import lock as lock_module
-from dragoman.training.lock import lock_run
+from dragoman.io import lock as lock_module
+from dragoman.io.lock import lock_run
 
 HOLD = """
 import errno, fcntl, sys
@@ -25,7 +25,7 @@ if sys.argv[2] == "unsupported":
         raise OSError(errno.ENOLCK, "No locks available")
     fcntl.flock = flock
 from pathlib import Path
-from dragoman.training.lock import lock_run
+from dragoman.io.lock import lock_run
 with lock_run(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

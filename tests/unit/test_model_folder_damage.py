@@ -18,10 +18,11 @@ import torch
 from dragoman.config import Config
 from dragoman.data.labels import LabelVocabulary
 from dragoman.data.tokenizer import Tokenizer, learn_tokenizer
+from dragoman.decoding.shortlist import Shortlist
 from dragoman.errors import ModelFolderError, TrainingError
 from dragoman.io.reading import read_bytes
 from dragoman.io.weights import _DTYPES
-from dragoman.model_folder import (
+from dragoman.models.model_folder import (
     FORMAT_VERSION,
     build_for,
     find_model,
@@ -38,7 +39,6 @@ from dragoman.model_folder import (
     write_file,
     write_folder,
 )
-from dragoman.search.shortlist import Shortlist
 from dragoman.training.run import open_run
 from small_run import Cli, digit_pairs, small_config, write_corpus
 

@@ -118,7 +118,7 @@ def test_training_is_refused_before_the_model_is_built(
 
 
 def test_loading_is_refused_before_the_model_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dragoman.model_folder import load_network
+    from dragoman.models.model_folder import load_network
     from dragoman.training.trainer import train
 
     train(small_config(write_corpus(tmp_path / "data"), "train.budget=2 steps"), tmp_path / "run")

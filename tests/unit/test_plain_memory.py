@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dragoman.data.tokenizer import EOS
-from dragoman.search import plain
-from dragoman.search.plain import PlainSearcher
+from dragoman.decoding.pytorch import backend as plain
+from dragoman.decoding.pytorch.backend import PlainSearcher
 from every_kind import TRANSLATORS, built
 
 VOCAB = 83

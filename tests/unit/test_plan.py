@@ -9,7 +9,7 @@ import pytest
 from dragoman.config import TrainConfig
 from dragoman.training.optim import Progress
 from dragoman.training.plan import plan_warnings, warmup_warning
-from dragoman.training.task import Task
+from dragoman.training.tasks.task import Task
 
 
 class TenThousandTokens:

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from dragoman.config import Config, parse_config
-from dragoman.data import precheck as module
 from dragoman.data.alignment import line_features
-from dragoman.data.doctor import examine
-from dragoman.data.precheck import find_shift, precheck
+from dragoman.data.doctor.examine import examine
+from dragoman.data.doctor.examine import precheck as module
+from dragoman.data.doctor.precheck import find_shift, precheck
 from dragoman.errors import DataError
 from small_run import digit_pairs, write_lines
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.errors import UsageError
-from dragoman.inside.record import Recording, record, replace, tap_names
+from dragoman.nn.record import Recording, record, replace, tap_names
 from dragoman.nn.taps import LastTap, Tap, active, decide
 from every_kind import TRANSLATORS, built
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.report import AttentionPicture, DemoReport, Sample, write_report
+from dragoman.pages.report import AttentionPicture, DemoReport, Sample, write_report
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine to open the page with")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.errors import TrainingError
-from dragoman.training.runlog import RunLog, read_log
+from dragoman.io.run_log import RunLog, read_log
 
 FULL = Path("/dev/full")  # every write to it fails as on a full disk
 

@@ -11,10 +11,10 @@ import torch
 
 from dragoman.config import SearchConfig
 from dragoman.data.tokenizer import BOS, EOS, PAD, UNK
+from dragoman.decoding import EnsembleStepper, Hypothesis, ModelStepper, SearchSettings, generate, length_penalty
+from dragoman.decoding.pytorch.backend import PlainSearcher
+from dragoman.decoding.pytorch.sampling import draw
 from dragoman.errors import DragomanError, UsageError
-from dragoman.search import EnsembleStepper, Hypothesis, ModelStepper, SearchSettings, generate, length_penalty
-from dragoman.search.plain import PlainSearcher
-from dragoman.search.sample import draw
 from tiny_translator import tiny_transformer
 from toy_model import CopyModel, ToyModel, padded
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.search.guard import length_is_off, loops, repeats, without_loops
-from dragoman.search.settings import SearchSettings
+from dragoman.decoding.retry import length_is_off, loops, repeats, without_loops
+from dragoman.decoding.settings import SearchSettings
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from dragoman.data.tokenizer import EOS
-from dragoman.search import ModelStepper, SearchSettings
-from dragoman.search.beam import Step, beam_search
-from dragoman.search.live import Path, search_live
-from dragoman.search.task import Task
+from dragoman.decoding import ModelStepper, SearchSettings
+from dragoman.decoding.pytorch.beam import Step, beam_search
+from dragoman.decoding.pytorch.stream import Path, search_live
+from dragoman.decoding.request import Task
 from toy_model import ToyModel
 
 

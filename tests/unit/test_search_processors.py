@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from dragoman.data.tokenizer import BOS, EOS, PAD
+from dragoman.decoding import Hypothesis, ModelStepper, SearchSettings, generate
+from dragoman.decoding.processors import ForcedPrefix, MinLength, NeverTokens, NoRepeatNgram, allowed_tokens
 from dragoman.errors import UsageError
-from dragoman.search import Hypothesis, ModelStepper, SearchSettings, generate
-from dragoman.search.processors import ForcedPrefix, MinLength, NeverTokens, NoRepeatNgram, allowed_tokens
 from toy_model import ToyModel, padded, teacher_forced
 
 SOURCES = [[4, 6, 5, 3], [5, 3], [7, 4, 6, 5, 4, 3]]

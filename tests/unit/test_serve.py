@@ -25,21 +25,21 @@ from starlette.testclient import TestClient
 
 import dragoman.cli.serve  # noqa: F401 (the command registers itself)
 from dragoman.data.tokenizer import BOS, EOS
+from dragoman.decoding import SearchSettings
+from dragoman.decoding.hypothesis import Hypothesis
+from dragoman.decoding.pytorch.generate import generate
+from dragoman.decoding.pytorch.stepper import ModelStepper
+from dragoman.decoding.pytorch.stream import Path as Walk
+from dragoman.decoding.pytorch.stream import Watched, search_live
 from dragoman.errors import DragomanError, UsageError
-from dragoman.inside.record import record
 from dragoman.models.build import build_model
 from dragoman.models.decoder_only import DecoderOnly
+from dragoman.nn.record import record
 from dragoman.nn.taps import Tap
-from dragoman.search import SearchSettings
-from dragoman.search.generating import generate
-from dragoman.search.hypothesis import Hypothesis
-from dragoman.search.live import Path as Walk
-from dragoman.search.live import Watched, search_live
-from dragoman.search.stepper import ModelStepper
+from dragoman.pipelines.generation import TextGenerator
+from dragoman.pipelines.translation import Translator
 from dragoman.serve.app import HEADERS, MOST_BYTES, MOST_CHARACTERS, Served, create_app, listen, load_served
-from dragoman.serve.live import Event, continue_live, translate_live
-from dragoman.text_generator import TextGenerator
-from dragoman.translate import Translator
+from dragoman.serve.viewer import Event, continue_live, translate_live
 from every_kind import TRANSLATORS, built, model_config
 from small_run import Cli
 from tiny_translator import copying_translator, tiny_tokenizer, tiny_translator
@@ -234,8 +234,8 @@ def test_what_goes_in_circles_is_searched_once_more(
     beam: int, again_no_better: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if again_no_better:
-        monkeypatch.setattr("dragoman.translate.loops", lambda source, target: True)
-        monkeypatch.setattr("dragoman.serve.live.loops", lambda source, target: True)
+        monkeypatch.setattr("dragoman.pipelines.translation.loops", lambda source, target: True)
+        monkeypatch.setattr("dragoman.serve.viewer.loops", lambda source, target: True)
     translator = copying_translator(says="▁six", max_extra=20)
     (said,) = translator.translate(["one two"], beam=beam)
 

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from dragoman.config import DecoderOnlyConfig, EncoderOnlyConfig
 from dragoman.data.tokenizer import BOS, EOS, PAD
+from dragoman.decoding import Hypothesis, ModelStepper, SearchSettings, generate, length_penalty
+from dragoman.decoding.pytorch.beam import beam_search
+from dragoman.decoding.request import Task
 from dragoman.errors import UsageError
 from dragoman.models.build import build_model
 from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.encoder_only import EncoderOnly
 from dragoman.nn.attention import causal_bias
-from dragoman.search import Hypothesis, ModelStepper, SearchSettings, generate, length_penalty
-from dragoman.search.beam import beam_search
-from dragoman.search.task import Task
 from dragoman.training.loss import TokenLoss
 from small_networks import EXACT, SIZES, VARIANTS, D, learn, shaken
 from toy_model import every_target

@@ -11,9 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from dragoman.data.ids import EOS, UNK
+from dragoman.decoding.shortlist import SHORTLIST, AlignedWords, Shortlist
 from dragoman.errors import ModelFolderError, UsageError
-from dragoman.search.shortlist import SHORTLIST, AlignedWords, Shortlist
-from dragoman.shortlist import covered
+from dragoman.training.shortlist import covered
 
 SOURCES, TARGETS, WEIGHTS = 9, 20, "5a" * 32
 
@@ -113,7 +113,7 @@ def test_none_or_one_of_other_weights(tmp_path: Path) -> None:
 def test_reading_needs_neither_numpy_nor_torch(tmp_path: Path) -> None:
     (tmp_path / SHORTLIST).write_bytes(made_list().to_bytes())
     code = (
-        "import sys; from pathlib import Path; from dragoman.search.shortlist import Shortlist;"
+        "import sys; from pathlib import Path; from dragoman.decoding.shortlist import Shortlist;"
         "print(Shortlist.read(Path(sys.argv[1]), sys.argv[2]).of([4, 3]));"
         "print([name for name in ('torch', 'numpy') if name in sys.modules])"
     )

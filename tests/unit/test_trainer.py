@@ -16,13 +16,13 @@ from torch.nn import functional as F
 
 from dragoman.data.tokenizer import PAD
 from dragoman.errors import TrainingError
-from dragoman.model_folder import read_pointer, unique_tensors
+from dragoman.io.run_log import Reporter, read_log
+from dragoman.models.model_folder import read_pointer, unique_tensors
+from dragoman.training.distributed import World
 from dragoman.training.loss import Loss
 from dragoman.training.optim import learning_rate
 from dragoman.training.run import open_run
-from dragoman.training.runlog import Reporter, read_log
 from dragoman.training.trainer import Trainer, train
-from dragoman.training.world import World
 from small_run import Listener, small_config, write_corpus
 
 

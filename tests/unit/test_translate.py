@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from dragoman.decoding import SearchSettings
 from dragoman.errors import UsageError
-from dragoman.search import SearchSettings
-from dragoman.translate import Translator
+from dragoman.pipelines.translation import Translator
 from tiny_translator import copying_translator, tiny_tokenizer, tiny_transformer, tiny_translator
 
 
@@ -143,7 +143,7 @@ def test_scoring_a_long_pair_takes_the_logits_in_parts(monkeypatch: pytest.Monke
     sources, targets = ["one two", "three"], ["zero one two three four five", "six"]
     at_once = translator.score(sources, targets)
 
-    monkeypatch.setattr("dragoman.search.plain._LOGITS_AT_ONCE", 1)
+    monkeypatch.setattr("dragoman.decoding.pytorch.backend._LOGITS_AT_ONCE", 1)
 
     for one, other in zip(translator.score(sources, targets), at_once, strict=True):
         assert one.token_log_probs == pytest.approx(other.token_log_probs, abs=1e-6)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.data.trees import Tree, bracket_f1, brackets, delinearize, linearize, penn_word, read_trees
+from dragoman.data.readers.trees import Tree, bracket_f1, brackets, delinearize, linearize, penn_word, read_trees
 from dragoman.errors import DataError
 from small_run import write_lines
 

@@ -16,9 +16,9 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from dragoman.data.lines import read_lines
 from dragoman.errors import DataError, DragomanError, ModelFolderError, UsageError
-from dragoman.model_folder import load_model
+from dragoman.io.lines import read_lines
+from dragoman.models.model_folder import load_model
 from dragoman.vectors import WordVectors, train, train_vectors
 from dragoman.vectors.picture import HEIGHT, WIDTH, principal_components
 from dragoman.vectors.questions import read_questions, read_similarities, spearman

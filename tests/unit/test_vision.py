@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from dragoman.config import VisionConfig
 from dragoman.errors import UsageError
-from dragoman.inside.record import record, tap_names
 from dragoman.models.build import build_model
 from dragoman.models.vision import Vision, patches
+from dragoman.nn.record import record, tap_names
 from small_networks import EXACT, SIZES, VARIANTS, D, H, learn, shaken
 
 B = 4

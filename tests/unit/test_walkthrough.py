@@ -11,12 +11,12 @@ from torch import Tensor
 
 from dragoman.data.tokenizer import BOS, PAD
 from dragoman.errors import UsageError
-from dragoman.inside.record import Recording, record, tap_names
-from dragoman.inside.tiny_preset import TINY_MATRICES, TINY_PAIR, tiny_model, tiny_walkthrough
-from dragoman.inside.walkthrough import Labels, walkthrough
+from dragoman.interpret.walkthrough import Labels, walkthrough
+from dragoman.interpret.walkthrough.tiny_preset import TINY_MATRICES, TINY_PAIR, tiny_model, tiny_walkthrough
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Network
-from dragoman.page import embedded_json
+from dragoman.nn.record import Recording, record, tap_names
+from dragoman.pages.page import embedded_json
 from dragoman.training.loss import TokenLoss
 from every_kind import TRANSLATORS, built, model_config
 from small_networks import SIZES, VARIANTS, shaken

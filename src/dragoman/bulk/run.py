@@ -49,7 +49,7 @@ def translate_bulk(
     ray: over the workers of a Ray cluster.  tell: is given lines about the progress.  Raises UsageError, DataError and
     ModelFolderError; what is done stays done.
     """
-    from dragoman.model_folder import find_model
+    from dragoman.models.model_folder import find_model
 
     job = replace(job, model=find_model(job.model).resolve())  # no pointer may move meanwhile
     settings = job.settings()

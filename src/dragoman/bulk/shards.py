@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 
 import zstandard
 
-from dragoman.data.lines import plain_suffix, read_lines
 from dragoman.errors import DataError, UsageError, nearest
 from dragoman.extras import extra_package
+from dragoman.io.lines import plain_suffix, read_lines
 
 __all__ = [
     "COLUMNS",

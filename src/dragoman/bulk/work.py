@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from dragoman.decoding.shortlist import SHORTLIST, Shortlist
 from dragoman.errors import ModelFolderError
-from dragoman.search.shortlist import SHORTLIST, Shortlist
 
 if TYPE_CHECKING:
-    from dragoman.translate import Translation
+    from dragoman.pipelines.translation import Translation
 
 __all__ = ["Chunk", "Done", "Form", "Job", "Translated", "Worker", "form_of", "model_sha256", "rendered"]
 
@@ -40,8 +40,8 @@ class Job:
 
         Raises UsageError and ModelFolderError.
         """
-        from dragoman.model_folder import read_config, wrong_model
-        from dragoman.search.settings import SearchSettings
+        from dragoman.decoding.settings import SearchSettings
+        from dragoman.models.model_folder import read_config, wrong_model
 
         config = read_config(self.model)
         if config.data.kind != "parallel":
@@ -103,7 +103,7 @@ def model_sha256(model: Path, shortlist: bool = False) -> dict[str, str]:
 
     Raises ModelFolderError, and UsageError where there is no shortlist.
     """
-    from dragoman.model_folder import read_meta
+    from dragoman.models.model_folder import read_meta
 
     digests = read_meta(model)["sha256"]
     found = {name: digest for name, digest in sorted(digests.items()) if not name.startswith("training.")}
@@ -116,14 +116,14 @@ class Worker:
     """A translator with its orders; `sha256` (as of `model_sha256`) is what the model must be, on whichever machine."""
 
     def __init__(self, job: Job, sha256: Mapping[str, str]) -> None:
-        from dragoman.translate import Translator
+        from dragoman.pipelines.translation import Translator
 
         if model_sha256(job.model, SHORTLIST in sha256) != sha256:
             raise ModelFolderError(f"{job.model}: not the model that this job began with; put that one back")
         self.job = job
         load = {"device": "cpu", **job.load}
         if load["device"] != "cpu":  # a name that the engine takes, without torch
-            from dragoman.training.world import World
+            from dragoman.training.distributed import World
 
             load["device"] = World(load["device"]).device
         self.translator = Translator.load(job.model, **load)

@@ -35,15 +35,15 @@ def atlas(
     device: Device = "cpu",
 ) -> None:
     """What every head attends to, which ones align, and what each costs to lose; as a table and as a page."""
+    from dragoman.cli.progress import RichReporter, console
     from dragoman.data.corpus import CorpusSpec, read_pairs
-    from dragoman.data.lines import read_lines
-    from dragoman.inside.alignment import read_alignment, spelled_numbers_alignment
-    from dragoman.inside.atlas import atlas as atlas_of
-    from dragoman.inside.atlas import examples
-    from dragoman.inside.atlas_page import print_atlas, write_atlas
-    from dragoman.inside.material import load_material
-    from dragoman.progress import RichReporter, console
-    from dragoman.training.world import World
+    from dragoman.interpret.heads.alignment import read_alignment, spelled_numbers_alignment
+    from dragoman.interpret.heads.atlas import atlas as atlas_of
+    from dragoman.interpret.heads.atlas import examples
+    from dragoman.interpret.heads.page import print_atlas, write_atlas
+    from dragoman.interpret.heads.probes import load_material
+    from dragoman.io.lines import read_lines
+    from dragoman.training.distributed import World
 
     if alignment is not None and reference is None:
         raise UsageError(f"--alignment {alignment}: links are between two given texts: give --reference too")

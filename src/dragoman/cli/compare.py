@@ -24,10 +24,10 @@ def compare(
     device: Device = "cpu",
 ) -> None:
     """Runs side by side: what differs, curves, cost, scores; as tables and as a page."""
-    from dragoman.compare import compare as compare_runs
-    from dragoman.compare.page import print_comparison, write_comparison
-    from dragoman.progress import RichReporter, console
-    from dragoman.training.world import World
+    from dragoman.cli.progress import RichReporter, console
+    from dragoman.evaluation.compare import compare as compare_runs
+    from dragoman.evaluation.compare.page import print_comparison, write_comparison
+    from dragoman.training.distributed import World
 
     say = RichReporter().say
     comparison = compare_runs(runs, source, reference, device=World(device).device, tokenize=tokenize, say=say)

@@ -27,9 +27,9 @@ def explain(
     device: Device = "cpu",
 ) -> None:
     """Look inside: one input, every step of the model on it, as a page."""
-    from dragoman.inside.explain import explain as look_inside
-    from dragoman.inside.explain import write_explanation
-    from dragoman.training.world import World
+    from dragoman.interpret.explain.explain import explain as look_inside
+    from dragoman.interpret.explain.explain import write_explanation
+    from dragoman.training.distributed import World
 
     explanation = look_inside(model, source, target, beam=beam, device=World(device).device)
     page = write_explanation(out, explanation)

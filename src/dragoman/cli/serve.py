@@ -31,7 +31,7 @@ def serve(
         raise UsageError(
             f"the web page needs {error.name}, which is not installed; install it with: pip install 'dragoman[serve]'"
         ) from None
-    from dragoman.training.world import World
+    from dragoman.training.distributed import World
 
     door = listen(host, port)
     with door:

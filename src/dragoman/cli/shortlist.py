@@ -23,7 +23,7 @@ def shortlist(
     frequent: Annotated[int, typer.Option(help="Target words that every sentence may use.")] = 100,
 ) -> None:
     """Learn which words may translate which, for 'translate --shortlist': faster where the vocabulary is large."""
-    from dragoman.shortlist import learn_shortlist
+    from dragoman.training.shortlist import learn_shortlist
 
     learned = learn_shortlist(model, source, target, best, frequent, tell=lambda text: typer.echo(text, err=True))
     for line in learned.lines():

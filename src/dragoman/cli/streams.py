@@ -19,7 +19,7 @@ __all__ = ["Output", "lines_of", "windows"]
 
 def lines_of(path: Path | None) -> Iterator[str]:
     """The lines of a file or of standard input; a line ends at "\\n" and nowhere else."""
-    from dragoman.data.lines import decode_line, raw_lines, read_lines
+    from dragoman.io.lines import decode_line, raw_lines, read_lines
 
     if path is not None:
         yield from read_lines(path)

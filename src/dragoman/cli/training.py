@@ -13,7 +13,7 @@ from dragoman.cli.options import AsJson, Model, Out, app
 
 if TYPE_CHECKING:
     from dragoman.config import Config
-    from dragoman.training.runlog import Reporter
+    from dragoman.io.run_log import Reporter
 
 __all__ = ["average", "demo", "doctor", "info", "train"]
 
@@ -24,8 +24,8 @@ def demo(
     set_: Annotated[list[str] | None, typer.Option("--set", help="key=value, as for train.")] = None,
 ) -> None:
     """Train on the built-in corpus of spelled numbers, translate, write report.html."""
-    from dragoman.demo import run_demo
-    from dragoman.progress import RichReporter, console
+    from dragoman.cli.demo import run_demo
+    from dragoman.cli.progress import RichReporter, console
 
     if run_demo(out, overrides=set_ or [], reporter=RichReporter(), console=console()) is None:
         raise typer.Exit(130)
@@ -38,8 +38,8 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Inspect data before a second is spent on training."""
-    from dragoman.data.doctor import print_diagnosis
-    from dragoman.progress import console
+    from dragoman.cli.progress import console
+    from dragoman.data.doctor.examine import print_diagnosis
     from dragoman.training.forecast import diagnose
 
     diagnosis = diagnose(config_or_source, target)
@@ -58,8 +58,8 @@ def train(
     out: Out = None,
 ) -> None:
     """Train a model, or go on where the run in --out stopped."""
+    from dragoman.cli.progress import RichReporter
     from dragoman.config import load_config
-    from dragoman.progress import RichReporter
     from dragoman.training.trainer import train as train_run
 
     document = load_config(config, overrides or [])
@@ -84,9 +84,9 @@ def _say_test_score(document: Config, run: Path, reporter: Reporter) -> None:
     if document.data.kind != "parallel" or document.data.test is None:
         return
     from dragoman.data.corpus import corpus_spec, read_pairs
-    from dragoman.evaluate import evaluate_model
-    from dragoman.training.world import World
-    from dragoman.translate import Translator
+    from dragoman.evaluation.metrics import evaluate_model
+    from dragoman.pipelines.translation import Translator
+    from dragoman.training.distributed import World
 
     pairs = list(read_pairs(corpus_spec(document, document.data.test)))
     language = document.data.target_language
@@ -107,7 +107,7 @@ def average(
     last: Annotated[int, typer.Option(help="How many of the last checkpoints.")] = 5,
 ) -> None:
     """Average the last checkpoints of a run into one model: RUN/checkpoints/average."""
-    from dragoman.model_folder import USED_BY, read_config
+    from dragoman.models.model_folder import USED_BY, read_config
     from dragoman.training.run import average_run
 
     folder = average_run(run, last)
@@ -119,12 +119,12 @@ def average(
 @app.command()
 def info(model: Model, as_json: AsJson = False) -> None:
     """What a model folder holds; every file checked against its sha256."""
-    from dragoman.describe import describe, print_description
+    from dragoman.cli.describe import describe, print_description
 
     description = describe(model)
     if as_json:
         typer.echo(json.dumps(description, ensure_ascii=False, indent=1))
     else:
-        from dragoman.progress import console
+        from dragoman.cli.progress import console
 
         print_description(description, console(stderr=False))

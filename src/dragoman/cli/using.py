@@ -16,8 +16,8 @@ from dragoman.errors import UsageError
 
 if TYPE_CHECKING:
     from dragoman.bulk import Job
-    from dragoman.text_generator import TextGenerator
-    from dragoman.translate import Translator
+    from dragoman.pipelines.generation import TextGenerator
+    from dragoman.pipelines.translation import Translator
 
 __all__ = ["evaluate", "generate", "label", "parse", "score", "translate"]
 
@@ -33,19 +33,19 @@ def _device(name: str) -> Any:
     """The device of that name; the CPU's stays a name, so that the engine starts without torch."""
     if name == "cpu":
         return name
-    from dragoman.training.world import World
+    from dragoman.training.distributed import World
 
     return World(name).device
 
 
 def _translator(model: Path, device: str, **options: Any) -> Translator:
-    from dragoman.translate import Translator
+    from dragoman.pipelines.translation import Translator
 
     return Translator.load(model, _device(device), **options)
 
 
 def _generator(model: Path, device: str, **options: Any) -> TextGenerator:
-    from dragoman.text_generator import TextGenerator
+    from dragoman.pipelines.generation import TextGenerator
 
     return TextGenerator.load(model, _device(device), **options)
 
@@ -147,7 +147,7 @@ def score(
 
     Computed in float32, unless --quantize asks for int8 or bf16.
     """
-    from dragoman.model_folder import read_config
+    from dragoman.models.model_folder import read_config
 
     kind = read_config(model).data.kind
     if kind == "parallel" and source is None:
@@ -181,8 +181,8 @@ def evaluate(
 ) -> None:
     """BLEU, chrF and TER with signatures; with --against a paired bootstrap."""
     from dragoman.data.corpus import CorpusSpec, read_pairs
-    from dragoman.evaluate import evaluate_model, warn_of_overlap
-    from dragoman.model_folder import read_config
+    from dragoman.evaluation.metrics import evaluate_model, warn_of_overlap
+    from dragoman.models.model_folder import read_config
 
     pairs = list(read_pairs(CorpusSpec(source, reference)))
     sources = [p.source for p in pairs]
@@ -241,9 +241,9 @@ def label(
     device: Device = "cpu",
 ) -> None:
     """Tags for words, or a class for texts: N lines in, N lines out, in order."""
-    from dragoman.label import Labeller
-    from dragoman.model_folder import wrong_model
-    from dragoman.training.world import World
+    from dragoman.models.model_folder import wrong_model
+    from dragoman.pipelines.labelling import Labeller
+    from dragoman.training.distributed import World
 
     labeller = Labeller.load(model, World(device).device)
     if labeller.config.data.kind == "images":
@@ -263,8 +263,8 @@ def parse(
     device: Device = "cpu",
 ) -> None:
     """Constituency trees in Penn brackets: N lines in (words with spaces between them), N lines out, in order."""
-    from dragoman.parse import Parser
-    from dragoman.training.world import World
+    from dragoman.pipelines.parsing import Parser
+    from dragoman.training.distributed import World
 
     parser = Parser.load(model, World(device).device)
     given: dict[str, Any] = {} if beam is None else {"beam": beam}

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.data.lines import open_lines
+from dragoman.io.lines import open_lines
 
 __all__ = ["LineFeatures", "Shift", "drift_of", "first_drift", "line_features", "shifted_stretch"]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from dragoman.config import Config, CorpusConfig, resolve_path
 from dragoman.data.alignment import first_drift
-from dragoman.data.lines import clip, count_lines, decode_line, has_half_pair, open_lines, plain_suffix, read_lines
 from dragoman.errors import DataError, UsageError
+from dragoman.io.lines import clip, count_lines, decode_line, has_half_pair, open_lines, plain_suffix, read_lines
 
 __all__ = [
     "Account",

@@ -68,7 +68,7 @@ def export(
     UsageError for a request that cannot be met (all reasons at once) and DragomanError without parity; there is no
     folder then.
     """
-    from dragoman.model_folder import find_model, load_network, wrong_model
+    from dragoman.models.model_folder import find_model, load_network, wrong_model
 
     folder = Path(folder)
     _check_request(folder, format, quantization)
@@ -141,7 +141,7 @@ def _write_and_compare(
 
 def _describe(done: Export, tokenizer: Tokenizer, model: Path) -> None:
     """Beside the weights: the tokenizer's files, how to call the model, which model it was and what the report said."""
-    from dragoman.model_folder import read_meta
+    from dragoman.models.model_folder import read_meta
 
     facts: dict[str, Any] = {
         "format": "ctranslate2",

@@ -29,17 +29,17 @@ from dragoman.config import Config, ParallelData, TextData
 from dragoman.config.data import resolve_path
 from dragoman.data.batching import collate_source
 from dragoman.data.buckets import batches_within
-from dragoman.data.lines import read_lines
 from dragoman.data.tokenizer import BOS, EOS, PAD, Tokenizer
+from dragoman.decoding.pytorch.beam import Step, beam_search
+from dragoman.decoding.pytorch.sampling import greedy
+from dragoman.decoding.pytorch.stepper import ModelStepper
+from dragoman.decoding.request import Task
+from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import DataError, UsageError
+from dragoman.io.lines import read_lines
 from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.seq2seq import Model
 from dragoman.nn.state import DecodeState
-from dragoman.search.beam import Step, beam_search
-from dragoman.search.sample import greedy
-from dragoman.search.settings import SearchSettings
-from dragoman.search.stepper import ModelStepper
-from dragoman.search.task import Task
 
 __all__ = ["CLOSE", "Case", "Counts", "Material", "Parity", "Peer", "WordStepper", "compare", "material_of"]
 

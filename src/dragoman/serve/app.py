@@ -27,11 +27,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dragoman.data.tokenizer import BOS, EOS
 from dragoman.errors import DragomanError, UsageError, nearest
-from dragoman.model_folder import read_config, wrong_model
-from dragoman.page import web
-from dragoman.serve.live import Event, Observed, continue_live, translate_live
-from dragoman.text_generator import TextGenerator
-from dragoman.translate import Translator
+from dragoman.models.model_folder import read_config, wrong_model
+from dragoman.pages.page import web
+from dragoman.pipelines.generation import TextGenerator
+from dragoman.pipelines.translation import Translator
+from dragoman.serve.viewer import Event, Observed, continue_live, translate_live
 
 __all__ = ["Ask", "Served", "create_app", "listen", "load_served", "run"]
 

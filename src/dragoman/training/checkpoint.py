@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dragoman.errors import ModelFolderError
 from dragoman.io.reading import read_json
-from dragoman.model_folder import load_file, load_tensors, unique_tensors, verify
+from dragoman.models.model_folder import load_file, load_tensors, unique_tensors, verify
 from dragoman.training.optim import Progress
 
 __all__ = ["read_training", "training_files"]

@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 
 from dragoman.config import Config, load_config
 from dragoman.data.corpus import CorpusSpec, FilterRules, corpus_spec
-from dragoman.data.diagnosis import Diagnosis
-from dragoman.data.doctor import examine
+from dragoman.data.doctor.diagnosis import Diagnosis
+from dragoman.data.doctor.examine import examine
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DragomanError, UsageError
+from dragoman.io.run_log import Reporter
 from dragoman.training.allocator import keep_freed_memory
+from dragoman.training.distributed import World
 from dragoman.training.run import Run, check_files, open_run
-from dragoman.training.runlog import Reporter
 from dragoman.training.trainer import Trainer
-from dragoman.training.world import World
 
 __all__ = ["diagnose", "forecast"]
 

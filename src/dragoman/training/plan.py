@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dragoman.config import Duration, TrainConfig
 from dragoman.training.optim import Progress
-from dragoman.training.task import Task
+from dragoman.training.tasks.task import Task
 
 __all__ = ["plan_warnings", "warmup_warning"]
 

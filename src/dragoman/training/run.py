@@ -15,8 +15,9 @@ from torch import Tensor
 from dragoman.config import Config, dump_toml, flatten, load_config, resolve_path
 from dragoman.data.vocabulary import load_vocabulary
 from dragoman.errors import ConfigError, ModelFolderError, TrainingError, UsageError
+from dragoman.io.lock import lock_run
 from dragoman.io.writing import writing
-from dragoman.model_folder import (
+from dragoman.models.model_folder import (
     average_tensors,
     build_for,
     point,
@@ -32,10 +33,9 @@ from dragoman.model_folder import (
 from dragoman.models.seq2seq import Network
 from dragoman.models.size import check_memory
 from dragoman.training.checkpoint import read_training, training_files
-from dragoman.training.lock import lock_run
 from dragoman.training.optim import Progress
-from dragoman.training.task import Task
-from dragoman.training.tasks import open_task
+from dragoman.training.tasks.registry import open_task
+from dragoman.training.tasks.task import Task
 
 __all__ = ["Run", "average_run", "check_files", "open_run"]
 

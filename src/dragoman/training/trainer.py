@@ -23,20 +23,20 @@ from torch import Tensor, nn
 
 from dragoman.config import Config
 from dragoman.data.batching import Batch
-from dragoman.data.precheck import precheck
+from dragoman.data.doctor.precheck import precheck
 from dragoman.errors import TrainingError
-from dragoman.model_folder import steps_in, unique_tensors
+from dragoman.io.lock import lock_run
+from dragoman.io.run_log import Reporter, RunLog
+from dragoman.models.model_folder import steps_in, unique_tensors
 from dragoman.models.seq2seq import Network
 from dragoman.nn.dropout import seed_dropout
 from dragoman.training.allocator import keep_freed_memory
-from dragoman.training.lock import lock_run
+from dragoman.training.distributed import World
 from dragoman.training.loss import Loss, TokenLoss
 from dragoman.training.optim import Progress, amount, budget_fraction, build_optimizer, learning_rate
 from dragoman.training.plan import plan_warnings, warmup_warning
 from dragoman.training.run import Run, check_files, open_run
-from dragoman.training.runlog import Reporter, RunLog
 from dragoman.training.validate import exchanged
-from dragoman.training.world import World
 
 __all__ = ["TrainResult", "Trainer", "train"]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dragoman.data.batching import Batch
-from dragoman.model_folder import unique_tensors
+from dragoman.models.model_folder import unique_tensors
 from dragoman.models.seq2seq import Network
 from dragoman.training.loss import TokenLoss
 

@@ -15,8 +15,8 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from dragoman.data.lines import COMPRESSED_SUFFIXES, clip, read_lines
 from dragoman.errors import DataError, UsageError
+from dragoman.io.lines import COMPRESSED_SUFFIXES, clip, read_lines
 from dragoman.io.weights import read_safetensors
 
 __all__ = ["check_target", "read_vectors", "write_vectors"]
@@ -36,7 +36,9 @@ def check_target(path: Path) -> None:
 
 def write_vectors(path: Path, words: Sequence[str], matrix: NDArray[np.float32]) -> Path:
     """Write words (V) and matrix (V, D), whole or not at all; every number comes back as it was."""
-    from dragoman.model_folder import write_file  # here, for it brings torch, which nothing else of this file needs
+    from dragoman.models.model_folder import (
+        write_file,  # here, for it brings torch, which nothing else of this file needs
+    )
 
     check_target(path)
     if path.suffix == _SAFE:

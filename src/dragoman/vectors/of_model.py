@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from dragoman.data.labels import LabelVocabulary
 from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.errors import UsageError
-from dragoman.model_folder import load_network
+from dragoman.models.model_folder import load_network
 from dragoman.nn.layers import Embedding
 
 __all__ = ["read_embedding"]

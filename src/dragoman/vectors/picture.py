@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.data.lines import clip
 from dragoman.errors import UsageError
+from dragoman.io.lines import clip
 
 __all__ = ["principal_components", "write_picture"]
 
@@ -77,7 +77,9 @@ def write_picture(
     path: Path, words: Sequence[str], vectors: NDArray[np.float32], arrows: Sequence[tuple[str, str]] = ()
 ) -> Path:
     """Draw words (n, at least two) with vectors (n, D) as an SVG file; arrows join pairs of the words."""
-    from dragoman.model_folder import write_file  # here, for it brings torch, which nothing else of this file needs
+    from dragoman.models.model_folder import (
+        write_file,  # here, for it brings torch, which nothing else of this file needs
+    )
 
     if len(words) < 2:
         raise UsageError(f"a picture of {len(words)} words; accepted are two or more")

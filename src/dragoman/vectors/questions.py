@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.data.lines import clip, read_lines
 from dragoman.errors import DataError
+from dragoman.io.lines import clip, read_lines
 
 __all__ = [
     "Accuracy",

@@ -1,0 +1,86 @@
+"""What a model folder holds, for `dragoman info`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from dragoman.config.section import Section
+from dragoman.data.labels import LabelVocabulary
+from dragoman.data.vocabulary import Vocabulary
+from dragoman.decoding.native.library import load_native, missing
+from dragoman.decoding.native.pack import unsupported
+from dragoman.models.model_folder import find_model, load_network, read_meta
+from dragoman.models.seq2seq import Model, Network
+
+__all__ = ["describe", "print_description"]
+
+
+def describe(path: str | Path) -> dict[str, Any]:
+    """Folder, versions, step, scores, sizes, data and the model's kinds.  Raises `ModelFolderError`."""
+    folder = find_model(path)
+    network, vocabulary, config = load_network(folder)
+    meta = read_meta(folder)
+    data, section = config.data, dict(config.model)
+    sizes = {key: value for key, value in section.items() if isinstance(value, int) and not isinstance(value, bool)}
+    kinds = {key: _kind(value) for key, value in section.items() if key != "architecture" and _kind(value)}
+    return {
+        "folder": str(folder),
+        "data": f"{data.source_language} -> {data.target_language}" if data.kind == "parallel" else data.kind,
+        "parameters": network.parameter_count(),
+        "architecture": config.model.architecture,
+        "sizes": ", ".join(f"{key} {value}" for key, value in sizes.items()),
+        "kinds": ", ".join(f"{key} {value}" for key, value in kinds.items()),
+        "vocabulary": _vocabulary(config.tokenizer.kind, vocabulary),
+        "engine": _engine(network),
+        "step": meta.get("step"),
+        "scores": meta.get("scores", {}),
+        "format_version": meta["format_version"],
+        "package_version": meta["package_version"],
+        "resumable": (folder / "training.json").is_file(),
+        "bytes": sum(f.stat().st_size for f in folder.iterdir()),
+        "files": sorted(meta["sha256"]),
+    }
+
+
+def _vocabulary(kind: str, vocabulary: Vocabulary) -> str:
+    """How many tokens there are of each side, or what goes in and how many labels come out."""
+    if not isinstance(vocabulary, LabelVocabulary):
+        target = " shared" if vocabulary.shared else f" and {vocabulary.target_size:,}"
+        return f"{kind}, {vocabulary.source_size:,}{target}"
+    source = f"{kind}, {vocabulary.source_size:,}" if vocabulary.tokenizer else f"patches of {vocabulary.patch_numbers}"
+    return f"{source}; {len(vocabulary.labels):,} labels"
+
+
+def _engine(network: Network) -> str:
+    """What writes text with it here, and why nothing faster."""
+    if not isinstance(network, Model):
+        return "plain path (it writes no text)"
+    reasons = unsupported(network) or ([missing()] if load_native() is None else [])
+    return f"plain path ({'; '.join(reasons)})" if reasons else "native"
+
+
+def _kind(value: Any) -> str:
+    """A kind as the configuration spells it; nothing for what is no kind."""
+    if isinstance(value, Section):
+        return str(getattr(value, "kind", ""))
+    return value if isinstance(value, str) else "yes" if value is True else ""
+
+
+def print_description(description: dict[str, Any], console: Console) -> None:
+    """The description as a table of two columns."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for key, value in description.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{k} {v:.4g}" for k, v in value.items()) or "none"
+        elif isinstance(value, list):
+            value = ", ".join(value)
+        elif isinstance(value, bool):
+            value = "yes" if value else "no"
+        elif isinstance(value, int):
+            value = f"{value:,}"
+        table.add_row(f"[bold]{key.replace('_', ' ')}[/bold]", str(value))
+    console.print(table)

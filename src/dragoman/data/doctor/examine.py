@@ -1,0 +1,317 @@
+"""Inspect parallel data before a second is spent on training; every problem is reported, none stops the examination."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from dragoman.data.alignment import line_features, shifted_stretch
+from dragoman.data.corpus import CorpusSpec, FilterRules, Pair, PairFilter, misalignment, pair_hash, parse_row
+from dragoman.data.doctor.diagnosis import (
+    CorpusReport,
+    Diagnosis,
+    Finding,
+    LengthSummary,
+    Overlap,
+    Places,
+    Role,
+    SideReport,
+    print_diagnosis,
+)
+from dragoman.data.doctor.findings import add_findings
+from dragoman.data.languages import SCRIPTS, LanguageCheck, language_code
+from dragoman.data.tokenizer import UNK
+from dragoman.errors import DataError
+from dragoman.io.lines import BOM, open_lines, plain_suffix
+
+__all__ = ["Diagnosis", "Finding", "examine", "print_diagnosis"]
+
+Encode = tuple[Callable[[str], list[int]], Callable[[str], list[int]]]
+
+_TRAPS = {
+    "byte order mark inside": re.compile("\ufeff"),
+    "line or paragraph separator": re.compile("[\u2028\u2029\u0085]"),
+    "control character": re.compile("[\x00-\x08\x0a-\x1f\x7f-\x84\x86-\x9f]"),
+    "replacement character": re.compile("\ufffd"),
+    "no-break or zero-width space": re.compile("[\u00a0\u202f\u2007\u200b\u2060]"),
+}
+_ANY_TRAP = re.compile("|".join(pattern.pattern for pattern in _TRAPS.values()))
+_RATIO_FROM = 20
+_ODD_RATIO = 3.0
+
+
+def _summary(lengths: array[int]) -> LengthSummary | None:
+    if not lengths:
+        return None
+    values = np.frombuffer(lengths, dtype=np.uint32)
+    return LengthSummary(float(np.median(values)), float(np.percentile(values, 95)), int(values.max()))
+
+
+class _SideExaminer:
+    """Gathers what one side's texts tell, line by line."""
+
+    def __init__(self, report: SideReport, check: LanguageCheck, encode: Callable[[str], list[int]] | None) -> None:
+        self.report, self.check, self.encode = report, check, encode
+        self.alphabet: set[str] = set()
+        self.characters, self.words, self.tokens = array("I"), array("I"), array("I")
+        self.unknown = 0
+
+    def trap(self, kind: str, line: int) -> None:
+        self.report.traps.setdefault(kind, Places()).add(line)
+
+    def raw(self, raw: bytes, line: int) -> str:
+        """One raw line as text; what is wrong with its bytes is noted."""
+        if line == 1 and raw.startswith(BOM):
+            self.trap("byte order mark", line)
+            raw = raw[len(BOM) :]
+        if raw.endswith(b"\r"):
+            self.trap("CRLF", line)
+            raw = raw[:-1]
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError:
+            self.trap("invalid UTF-8", line)
+            return raw.decode("utf-8", "ignore")
+
+    def text(self, text: str, line: int) -> None:
+        self.report.lines += 1
+        if _ANY_TRAP.search(text):
+            for kind, pattern in _TRAPS.items():
+                if pattern.search(text):
+                    self.trap(kind, line)
+        text = text.strip()
+        if not text:
+            self.report.empty.add(line)
+            return
+        self.alphabet.update(text)
+        self.characters.append(len(text))
+        self.words.append(len(text.split()))
+        if self.check.suspicious(text):
+            self.report.wrong_language.add(line)
+        if self.encode is not None:
+            ids = self.encode(text)
+            self.tokens.append(len(ids))
+            self.unknown += ids.count(UNK)
+
+    def finish(self) -> None:
+        self.report.characters, self.report.words = _summary(self.characters), _summary(self.words)
+        self.report.tokens = _summary(self.tokens)
+        if self.tokens:
+            self.report.unknown_rate = self.unknown / max(1, sum(self.tokens))
+
+
+@dataclass
+class _Examination:
+    """What is carried from corpus to corpus: the training texts as hashes, and the filter with its account."""
+
+    diagnosis: Diagnosis
+    filter: PairFilter
+    languages: tuple[str | None, str | None]
+    encode: Encode | None
+    train_pairs: set[int] = field(default_factory=set)
+    train_sources: set[int] = field(default_factory=set)
+    train_alphabets: tuple[set[str], set[str]] = field(default_factory=lambda: (set(), set()))
+
+    def compare(self, pair: Pair, overlap: Overlap | None) -> None:
+        """Enter a training pair (no overlap), or note where a held-out one was seen in training."""
+        source, target = _normalised(pair.source), _normalised(pair.target)
+        pair_key, source_key = pair_hash(source, target), pair_hash(source)
+        if overlap is None:
+            self.train_pairs.add(pair_key)
+            self.train_sources.add(source_key)
+            return
+        if pair_key in self.train_pairs:
+            overlap.seen_pairs.add(pair.line)
+        if source_key in self.train_sources:
+            overlap.seen_sources.add(pair.line)
+
+
+def _file_language(path: Path | None) -> str | None:
+    """The language a file's suffix tells (`train.de.gz`), or None."""
+    code = plain_suffix(path).removeprefix(".") if path else ""
+    return code if code in SCRIPTS else None
+
+
+def _sides(spec: CorpusSpec, languages: tuple[str | None, str | None], encode: Encode | None) -> list[_SideExaminer]:
+    paths = (spec.source, spec.target)
+    codes = [language_code(given) or _file_language(path) for given, path in zip(languages, paths, strict=True)]
+    sides = ("source", "target")
+    names = [str(path or f"{spec.path} ({side})") for side, path in zip(sides, paths, strict=True)]
+    return [
+        _SideExaminer(
+            SideReport(names[i], codes[i]),
+            LanguageCheck(codes[i], codes[1 - i]),
+            encode[i] if encode else None,
+        )
+        for i in (0, 1)
+    ]
+
+
+def _texts(path: Path, side: _SideExaminer) -> Iterator[str]:
+    """The texts of a plain file, each examined on the way."""
+    for line, raw in enumerate(open_lines(path), start=1):
+        text = side.raw(raw, line)
+        side.text(text, line)
+        yield text
+
+
+def _row_pairs(spec: CorpusSpec, sides: list[_SideExaminer], report: CorpusReport) -> Iterator[Pair]:
+    assert spec.path is not None
+    for line, raw in enumerate(open_lines(spec.path), start=1):
+        text = sides[0].raw(raw, line)
+        try:
+            source, target = parse_row(spec, text)
+        except ValueError as error:
+            report.first_bad_row = report.first_bad_row or str(error)
+            report.bad_rows.add(line)
+            continue
+        sides[0].text(source, line)
+        sides[1].text(target, line)
+        yield Pair(source, target, line)
+
+
+def _first_drift(spec: CorpusSpec, paths: tuple[Path, Path], diagnosis: Diagnosis) -> int | None:
+    """The line after which two files cannot be paired, or None where they line up; what is wrong becomes a finding."""
+    features = []
+    for path in paths:
+        try:
+            features.append(line_features(path))
+        except DataError as error:
+            diagnosis.add("error", "a file that cannot be read", str(path), str(error))
+    if len(features) < 2:
+        return 1
+    source, target = features
+    problem = misalignment(*paths) if len(source) != len(target) else None
+    if problem:
+        line, message = problem
+        diagnosis.add("error", f"misaligned: {len(source):,} and {len(target):,} lines", spec.name, message)
+        return line
+    shift = shifted_stretch(source, target)
+    if shift:
+        diagnosis.add(
+            "error" if shift.certain else "warning",
+            f"lines {shift.first:,} to {shift.last:,} look shifted: each target fits {shift.offset:+d} lines away",
+            spec.name,
+            "Compare both files at the first of these lines: one lacks a line there, and the other further on.",
+        )
+    return None
+
+
+def _file_pairs(spec: CorpusSpec, sides: list[_SideExaminer], diagnosis: Diagnosis) -> Iterator[Pair]:
+    """The pairs of two files, those before the first drift where the counts differ; every line is examined."""
+    assert spec.source is not None and spec.target is not None
+    paths = (spec.source, spec.target)
+    drift = _first_drift(spec, paths, diagnosis)
+    sources, targets = (_texts(path, side) for path, side in zip(paths, sides, strict=True))
+    aligned = sources if drift is None else islice(sources, drift - 1)
+    for line, source in enumerate(aligned, start=1):
+        yield Pair(source, next(targets, ""), line)
+    for rest in (sources, targets):
+        # A file that cannot be read to its end is a finding already.
+        with suppress(DataError):
+            for _ in rest:
+                pass
+
+
+def _normalised(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def _note_pair(pair: Pair, report: CorpusReport, seen: set[int], targets: dict[int, int]) -> None:
+    """Duplicates, sources with several targets, identical sides."""
+    key, source_key, target_key = pair_hash(pair.source, pair.target), pair_hash(pair.source), pair_hash(pair.target)
+    if key in seen:
+        report.duplicates.add(pair.line)
+    elif targets.setdefault(source_key, target_key) != target_key:
+        report.other_targets.add(pair.line)
+    seen.add(key)
+    if pair.source == pair.target:
+        report.identical.add(pair.line)
+
+
+def _note_ratios(report: CorpusReport, lengths: tuple[array[int], array[int], array[int]]) -> None:
+    """Pairs whose character ratio is more than three times off the corpus's usual one."""
+    source, target, lines = (np.array(values, dtype=np.int64) for values in lengths)
+    if not len(lines):
+        return
+    log_ratio = np.log(target / source)
+    odd = np.abs(log_ratio - np.median(log_ratio)) > np.log(_ODD_RATIO)
+    for line in lines[odd & (np.maximum(source, target) > _RATIO_FROM)]:
+        report.ratio_outliers.add(int(line))
+
+
+def _scan(spec: CorpusSpec, role: Role, examination: _Examination) -> None:
+    """Examine one corpus and add its report; what cannot be read is a finding."""
+    sides = _sides(spec, examination.languages, examination.encode)
+    report = CorpusReport(role, spec.name, sides[0].report, sides[1].report)
+    diagnosis = examination.diagnosis
+    diagnosis.corpora.append(report)
+    overlap = Overlap(spec.name)
+    seen: set[int] = set()
+    targets: dict[int, int] = {}
+    lengths = array("I"), array("I"), array("Q")
+    two_files = spec.path is None
+    pairs = _file_pairs(spec, sides, diagnosis) if two_files else _row_pairs(spec, sides, report)
+    try:
+        for read in pairs:
+            pair = Pair(read.source.strip(), read.target.strip(), read.line)
+            report.pairs += 1
+            if role == "train":
+                examination.filter.judge(pair)
+            if pair.source and pair.target:
+                _note_pair(pair, report, seen, targets)
+                examination.compare(pair, overlap if role != "train" else None)
+                for values, value in zip(lengths, (len(pair.source), len(pair.target), pair.line), strict=True):
+                    values.append(value)
+    except DataError as error:
+        diagnosis.add("error", "a file that cannot be read", spec.name, str(error))
+    _note_ratios(report, lengths)
+    _finish(report, sides, examination)
+    if role != "train":
+        overlap.pairs = report.pairs
+        diagnosis.overlaps.append(overlap)
+
+
+def _finish(report: CorpusReport, sides: list[_SideExaminer], examination: _Examination) -> None:
+    for side, train_alphabet in zip(sides, examination.train_alphabets, strict=True):
+        side.finish()
+        if report.role == "train":
+            train_alphabet |= side.alphabet
+        else:
+            side.report.unseen_characters = "".join(sorted(side.alphabet - train_alphabet))
+
+
+def examine(
+    specs: list[CorpusSpec],
+    *,
+    valid: CorpusSpec | None,
+    test: CorpusSpec | None,
+    source_language: str | None,
+    target_language: str | None,
+    encode: Encode | None = None,
+    rules: FilterRules | None = None,
+) -> Diagnosis:
+    """Examine training corpora and the held-out ones; whatever is wrong becomes a finding and nothing is raised.
+
+    `encode` holds text -> ids for source and target; a language not given is told from the file's suffix.
+    """
+    diagnosis = Diagnosis()
+    pair_filter = PairFilter(rules or FilterRules())
+    examination = _Examination(diagnosis, pair_filter, (source_language, target_language), encode)
+    for spec in specs:
+        _scan(spec, "train", examination)
+    if valid is not None:
+        _scan(valid, "valid", examination)
+    if test is not None:
+        _scan(test, "test", examination)
+    pair_filter.account.check()
+    diagnosis.account = str(pair_filter.account)
+    add_findings(diagnosis, kept=pair_filter.account.kept)
+    return diagnosis

@@ -1,0 +1,81 @@
+"""Plain text for language models: the ids of all texts in one row, and the windows a model sees of it."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.data.tokenizer import EOS
+from dragoman.io.lines import read_lines
+
+__all__ = ["TextStream", "read_paragraphs", "read_stream"]
+
+
+def read_paragraphs(path: Path) -> Iterator[str]:
+    """Runs of lines that are not blank, with "\\n" between them."""
+    paragraph: list[str] = []
+    for line in read_lines(path):
+        if line.strip():
+            paragraph.append(line)
+        elif paragraph:
+            yield "\n".join(paragraph)
+            paragraph = []
+    if paragraph:
+        yield "\n".join(paragraph)
+
+
+@dataclass(frozen=True)
+class TextStream:
+    """ids: of all texts, one behind the other.  bounds: where each text begins, and the end of the last.
+
+    characters: of the texts, line ends counted.
+    """
+
+    ids: NDArray[np.uint32]
+    bounds: NDArray[np.int64]
+    characters: int
+
+    def spans(self, block: int, offset: int = 0) -> NDArray[np.int64]:
+        """Every id once: windows (first, behind the last) of at most `block` ids that never reach across two texts.
+
+        offset: ids of the first window of each text; 0 = `block`.
+        """
+        spans = [
+            cut
+            for first, last in pairwise(self.bounds.tolist())
+            for cut in pairwise([first, *range(first + (offset or block), last, block), last])
+        ]
+        return np.asarray(spans, dtype=np.int64).reshape(-1, 2)
+
+    def window(self, span: NDArray[np.int64]) -> list[int]:
+        """The ids of a window."""
+        ids: list[int] = self.ids[span[0] : span[1]].tolist()
+        return ids
+
+
+def read_stream(paths: Iterable[Path], form: str, encode: Callable[[str], list[int]]) -> TextStream:
+    """Files as ids.  form "stream": all of them one text; "lines", "paragraphs": many, each with EOS at its end.
+
+    encode: text -> ids without EOS.  Blank lines belong to a stream; between lines and paragraphs they only part.
+    Raises DataError as `read_lines` does.
+    """
+    ids, bounds, characters = array("I"), array("q", [0]), 0
+    for path in paths:
+        for text in read_paragraphs(path) if form == "paragraphs" else read_lines(path):
+            if form == "stream":
+                ids.extend(encode(f"{text}\n"))
+            elif text.strip():
+                ids.extend([*encode(text), EOS])
+                bounds.append(len(ids))
+            else:
+                continue
+            characters += len(text) + 1
+    if form == "stream" and ids:
+        bounds.append(len(ids))
+    return TextStream(np.array(ids, dtype=np.uint32), np.array(bounds, dtype=np.int64), characters)

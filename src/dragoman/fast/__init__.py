@@ -1,1 +1,0 @@
-"""The decoding engine: packed weights, a native core, and the search of `dragoman.search` with the same results."""

@@ -18,8 +18,8 @@ import torch
 from decode import LENGTH, SHAPES, VOCABULARIES
 
 from dragoman.config import TransformerConfig
-from dragoman.decoding.cuda_graphs.backend import GraphSearcher
-from dragoman.decoding.pytorch.backend import PlainSearcher
+from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend
+from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.decoding.settings import SearchSettings
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
@@ -27,7 +27,7 @@ from dragoman.models.seq2seq import Model
 ALONE = 10
 
 
-def searchers(name: str, device: str) -> dict[str, PlainSearcher]:
+def searchers(name: str, device: str) -> dict[str, TorchBackend]:
     """The same weights on each path."""
 
     def model(dtype: torch.dtype) -> Model:
@@ -37,15 +37,15 @@ def searchers(name: str, device: str) -> dict[str, PlainSearcher]:
         return built
 
     kinds = (torch.float32, torch.bfloat16)
-    made: dict[str, PlainSearcher] = {f"plain path, {kind}": PlainSearcher(model(kind), device) for kind in kinds}
-    return made | {f"fixed steps, {kind}": GraphSearcher(model(kind), device) for kind in kinds}
+    made: dict[str, TorchBackend] = {f"plain path, {kind}": TorchBackend(model(kind), device) for kind in kinds}
+    return made | {f"fixed steps, {kind}": CudaGraphBackend(model(kind), device) for kind in kinds}
 
 
-def seconds(searcher: PlainSearcher, rows: list[list[int]], beam: int, batch_tokens: int) -> float:
+def seconds(backend: TorchBackend, rows: list[list[int]], beam: int, batch_tokens: int) -> float:
     settings = SearchSettings(beam=beam, min_length=LENGTH - 1, max_extra=0)
     fitting = [[*row[:-1], *[row[0]] * (LENGTH - len(row)), row[-1]] for row in rows]  # as long as their targets
     began = time.perf_counter()
-    searcher.search(fitting, [[]] * len(rows), settings, batch_tokens)  # its answer is here when its work is done
+    backend.search(fitting, [[]] * len(rows), settings, batch_tokens)  # its answer is here when its work is done
     return time.perf_counter() - began
 
 
@@ -65,9 +65,9 @@ def main() -> None:
     for beam in (1, 4):
         times: dict[str, list[tuple[float, float]]] = {name: [] for name in paths}
         for turn in range(given.rounds + 1):
-            for name, searcher in paths.items():
-                alone = sum(seconds(searcher, [row], beam, given.batch_tokens) for row in rows[:ALONE])
-                taken = alone, seconds(searcher, rows, beam, given.batch_tokens)
+            for name, backend in paths.items():
+                alone = sum(seconds(backend, [row], beam, given.batch_tokens) for row in rows[:ALONE])
+                taken = alone, seconds(backend, rows, beam, given.batch_tokens)
                 if turn:  # the first round records
                     times[name].append(taken)
         print(f"\n| beam {beam} | ms a token, alone | times as fast | tokens/s, all at once | times as fast |")

@@ -23,7 +23,7 @@ from decode import LENGTH, SHAPES, VOCABULARIES, lines_of, quartiles
 
 from dragoman.config import parse_config
 from dragoman.data.ids import EOS, UNK
-from dragoman.decoding.native.backend import FastSearcher
+from dragoman.decoding.native.backend import NativeBackend
 from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.native.pack import pack
 from dragoman.decoding.settings import SearchSettings
@@ -37,7 +37,7 @@ ALONE = 40
 BEST, FREQUENT = 43, 100  # of random lists: with 22 source words on average some 1,000 words a sentence
 
 
-def random_model(name: str, folder: Path) -> tuple[FastSearcher, Shortlist]:
+def random_model(name: str, folder: Path) -> tuple[NativeBackend, Shortlist]:
     """Random weights, and lists of random words."""
     vocab, draw = VOCABULARIES[name], random.Random(3)
     config = parse_config({"data": {"train": [{"source": "s", "target": "t"}]}, "model": SHAPES[name]})
@@ -45,8 +45,8 @@ def random_model(name: str, folder: Path) -> tuple[FastSearcher, Shortlist]:
     lists = [sorted(draw.sample(range(4, vocab), BEST)) for _ in range(vocab)]
     frequent = array("i", sorted({UNK, EOS, *draw.sample(range(4, vocab), FREQUENT)}))
     starts, ids = array("i", range(0, vocab * BEST + 1, BEST)), array("i", [i for words in lists for i in words])
-    searcher = FastSearcher(Engine(path), "int8", 1, lambda: searcher)
-    return searcher, Shortlist(BEST, vocab, "00" * 32, frequent, starts, ids)
+    backend = NativeBackend(Engine(path), "int8", 1, lambda: backend)
+    return backend, Shortlist(BEST, vocab, "00" * 32, frequent, starts, ids)
 
 
 def learned_model(model: Path, folder: Path, best: int, frequent: int) -> tuple[Translator, Shortlist]:
@@ -62,20 +62,20 @@ def learned_model(model: Path, folder: Path, best: int, frequent: int) -> tuple[
     return translator, load_shortlist(copy)
 
 
-def taken(searcher: FastSearcher, rows: Rows, beam: int, length: int, alone: bool) -> float:
+def taken(backend: NativeBackend, rows: Rows, beam: int, length: int, alone: bool) -> float:
     """Milliseconds a token where sentences come one at a time, else tokens a second."""
     shape = {"min_length": length - 1, "max_extra": 0} if length else {}
     settings = SearchSettings(beam=beam, **shape)  # type: ignore[arg-type]
     seconds, tokens = 0.0, 0
     for some in [[row] for row in rows] if alone else [rows]:
         began = time.perf_counter()
-        found = searcher.search(some, [[]] * len(some), settings, 1 << 20)
+        found = backend.search(some, [[]] * len(some), settings, 1 << 20)
         seconds += time.perf_counter() - began
         tokens += sum(len(best.tokens) + 1 for best, *_ in found)
     return 1e3 * seconds / tokens if alone else tokens / seconds
 
 
-def compare(searcher: FastSearcher, shortlist: Shortlist, rows: Rows, length: int, rounds: int) -> None:
+def compare(backend: NativeBackend, shortlist: Shortlist, rows: Rows, length: int, rounds: int) -> None:
     """The table: four questions, without and with the list."""
     sizes = [len(shortlist.of(row)) for row in rows]
     print(
@@ -87,8 +87,8 @@ def compare(searcher: FastSearcher, shortlist: Shortlist, rows: Rows, length: in
         measured: tuple[list[float], list[float]] = [], []
         for warm in range(-1, rounds):
             for speeds, own in zip(measured, (None, shortlist), strict=True):
-                searcher.shortlist = own
-                value = taken(searcher, some if alone else rows, beam, length, alone)
+                backend.shortlist = own
+                value = taken(backend, some if alone else rows, beam, length, alone)
                 if warm >= 0:
                     speeds.append(value)
         ratios = [a / b if alone else b / a for a, b in zip(*measured, strict=True)]
@@ -106,7 +106,7 @@ def quality(translator: Translator, shortlist: Shortlist, texts: list[str], refe
     pairs = [(pieces.encode_source(s), pieces.encode_target(r)) for s, r in zip(texts, references, strict=True)]
     found = []
     for own in (None, shortlist):
-        translator.searcher.shortlist = own
+        translator.backend.shortlist = own
         found.append([t.text for t in translator.translate(texts, beam=4)])
     bleu = [f"{sacrebleu.corpus_bleu(some, [references]).score:.2f}" for some in found]
     same = sum(one == other for one, other in zip(*found, strict=True))
@@ -130,15 +130,15 @@ def main() -> None:
     os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
     with tempfile.TemporaryDirectory() as folder:
         if given.model in SHAPES:
-            searcher, shortlist = random_model(given.model, Path(folder))
+            backend, shortlist = random_model(given.model, Path(folder))
             draw, size = random.Random(1), VOCABULARIES[given.model]
             rows = [[*draw.choices(range(4, size), k=draw.randint(4, LENGTH - 1)), EOS] for _ in range(given.sentences)]
-            compare(searcher, shortlist, rows, LENGTH, given.rounds)
+            compare(backend, shortlist, rows, LENGTH, given.rounds)
             return
         translator, shortlist = learned_model(given.model, Path(folder), given.best, given.frequent)
         texts, references = (lines_of(path)[: given.sentences] for path in (given.text, given.reference))
-        assert isinstance(translator.searcher, FastSearcher)
-        compare(translator.searcher, shortlist, list(map(translator.tokenizer.encode_source, texts)), 0, given.rounds)
+        assert isinstance(translator.backend, NativeBackend)
+        compare(translator.backend, shortlist, list(map(translator.tokenizer.encode_source, texts)), 0, given.rounds)
         quality(translator, shortlist, texts, references)
 
 

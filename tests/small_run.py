@@ -91,7 +91,7 @@ class Listener(Reporter):
     def __init__(self) -> None:
         self.said: list[str] = []
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         self.said.append(text)
 
     @property

@@ -165,7 +165,7 @@ def write_shortlist(version: int) -> None:
         {"source": source, "text": text, "words": found.of(translator.tokenizer.encode_source(source))}
         for source, text in zip(SOURCES, texts, strict=True)
     ]
-    write_json(f"expected_shortlist_v{version}.json", {"about": found.about, "sources": rows})
+    write_json(f"expected_shortlist_v{version}.json", {"about": found.description, "sources": rows})
 
 
 def run_config(data: Path) -> Any:

@@ -132,14 +132,14 @@ from dragoman.bulk import Job, cluster, translate_bulk
 
 model, texts, out, died = map(Path, sys.argv[1:])
 
-class Fragile(cluster._Hand):
+class Fragile(cluster.RayWorker):
     def translate(self, *given):
         if not died.exists():
             died.touch()
             os._exit(1)
         return super().translate(*given)
 
-cluster._Hand = Fragile
+cluster.RayWorker = Fragile
 ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
 job = Job(model, search={"beam": 1})
 translate_bulk(job, [texts], out, ray=True)

@@ -64,7 +64,7 @@ def test_a_folder_of_trained_runs(place: Path) -> None:
 def test_the_test_set_is_decoded_by_every_run(place: Path) -> None:
     said: list[str] = []
     paths = [place / "runs" / name for name in ("lstm-seed1", "wide")]
-    comparison = compare(paths, place / "test.en", place / "test.de", samples=50, say=said.append)
+    comparison = compare(paths, place / "test.en", place / "test.de", samples=50, log=said.append)
     assert said == ["lstm-seed1: translating 30 lines", "wide: translating 30 lines"]
     sources = (place / "test.en").read_text(encoding="utf-8").split("\n")[:-1]
     references = (place / "test.de").read_text(encoding="utf-8").split("\n")[:-1]

@@ -77,7 +77,7 @@ def test_lines_in_lines_out_and_only_words_of_the_list(cli: Cli, listed: Path, t
 def test_never_by_default(listed: Path) -> None:
     with_it, without = Translator.load(listed, shortlist=True), Translator.load(listed)
 
-    assert "shortlist" in with_it.about and "shortlist" not in without.about
+    assert "shortlist" in with_it.description and "shortlist" not in without.description
     assert [t.score for t in with_it.translate(SOURCES)] != [t.score for t in without.translate(SOURCES)]
     targets = [target for _, target in digit_pairs(30, seed=12)]
     assert with_it.score(SOURCES, targets) == without.score(SOURCES, targets)  # of all words, list or not
@@ -106,9 +106,9 @@ def test_a_prefix_is_allowed_and_the_plain_path_has_the_list_too(listed: Path) -
     prefix = "sies acht"  # of other words than the source's
     short = fast.translate(["one two"], prefix=prefix)
     assert short[0].text.startswith("sies acht")
-    fast.searcher.engine.positions = 2  # type: ignore[attr-defined]
+    fast.backend.engine.positions = 2  # type: ignore[attr-defined]
     assert fast.translate(["one two"], prefix=prefix)[0].tokens == short[0].tokens  # beyond them
-    assert fast.model is not None and "plain path" in fast.about and "shortlist" in fast.about
+    assert fast.model is not None and "plain path" in fast.description and "shortlist" in fast.description
     assert fast.translate(["one two"], prefix=prefix)[0].tokens == short[0].tokens
 
 

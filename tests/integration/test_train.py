@@ -23,7 +23,7 @@ from dragoman.errors import ConfigError, DataError, TrainingError, UsageError
 from dragoman.io.lock import lock_run
 from dragoman.io.run_log import Reporter, read_log
 from dragoman.models.model_folder import average_tensors, load_file, load_model, read_pointer, steps_in, verify
-from dragoman.training.distributed import World
+from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss
 from dragoman.training.run import average_run, open_run
 from dragoman.training.tasks.translation import Validation
@@ -161,7 +161,7 @@ def test_accumulation_equals_one_large_batch(data: Path, tmp_path: Path) -> None
     plan = plan_batches(run.task.store, 300, 1, 0)
     found = []
     for groups in ([plan[0], plan[1]], [[*plan[0], *plan[1]]]):
-        trainer = Trainer(run, World("cpu"), Reporter())
+        trainer = Trainer(run, DistributedContext("cpu"), Reporter())
         trainer.model.train()
         batches = [
             read_batch(run.task.store, np.array(numbers), run.task.store.tokenizer, 0.0, 0) for numbers in groups
@@ -398,7 +398,7 @@ def test_warnings_about_data_come_with_a_new_run_only(data: Path, tmp_path: Path
 )
 def test_a_device_that_cannot_be_used(device: str, words: str) -> None:
     with pytest.raises(UsageError, match=f"^device '{device}': ({words}).*; accepted: auto, cpu"):
-        World(device)
+        DistributedContext(device)
 
 
 # ---------------------------------------------------------------------------------------------------------- disk full

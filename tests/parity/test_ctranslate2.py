@@ -10,7 +10,7 @@ import torch
 
 from dragoman.config import ModelConfig
 from dragoman.data.tokenizer import EOS
-from dragoman.formats.parity import Case, Counts, Material, Parity, compare
+from dragoman.formats.parity import Case, Counts, Parity, ParityCases, compare
 from dragoman.models.seq2seq import Model
 from every_kind import BLOCK, TRANSFORMERS, TRANSLATORS, built, model_config
 
@@ -47,7 +47,7 @@ LANGUAGE_MODELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def parity(document: dict[str, Any], folder: Path, material: Material, break_it: bool = False) -> Parity:
+def parity(document: dict[str, Any], folder: Path, material: ParityCases, break_it: bool = False) -> Parity:
     """The report on a small model with random weights of that kind."""
     config: ModelConfig = model_config(document)
     model: Model = built(document, VOCAB).float()
@@ -58,16 +58,16 @@ def parity(document: dict[str, Any], folder: Path, material: Material, break_it:
     return compare(model, CTranslate2(folder, "float32", PIECES, PIECES), material, width=3)
 
 
-def sources(count: int = 12) -> Material:
+def sources(count: int = 12) -> ParityCases:
     draw = torch.Generator().manual_seed(3)
     rows = [torch.randint(4, VOCAB, (n % 9 + 1,), generator=draw).tolist() for n in range(count)]
-    return Material([Case([*row, EOS], []) for row in rows], "rows", 9)
+    return ParityCases([Case([*row, EOS], []) for row in rows], "rows", 9)
 
 
-def prompts(count: int = 12) -> Material:
+def prompts(count: int = 12) -> ParityCases:
     draw = torch.Generator().manual_seed(4)
     rows = [torch.randint(4, VOCAB, (n % 3 + 1,), generator=draw).tolist() for n in range(count)]
-    return Material([Case([], row) for row in rows], "rows", 9)
+    return ParityCases([Case([], row) for row in rows], "rows", 9)
 
 
 KINDS = {name: changes for name, changes in (TRANSFORMERS | MORE).items() if name not in REFUSED}

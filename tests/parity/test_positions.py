@@ -72,7 +72,7 @@ def test_sinusoidal_follows_the_dtype() -> None:
 def test_a_table_grows_by_powers_of_two_and_is_kept_meanwhile(positions: Positions, table: str) -> None:
     sizes, tables = [], []
     for length in (1, 256, 257, 300, 512, 1, 1025):
-        positions.reach(length, torch.zeros(1))
+        positions.ensure_length(length, torch.zeros(1))
         sizes.append(getattr(positions, table).size(0))
         tables.append(getattr(positions, table))
 

@@ -114,7 +114,7 @@ def test_golden_shortlist(version: int, tmp_path: Path) -> None:
     shutil.copy(HERE / f"shortlist_v{version}.bin", folder / SHORTLIST)
     answers = expected(f"expected_shortlist_v{version}.json")
     found = Shortlist.read(folder / SHORTLIST, read_meta(folder)["sha256"]["model.safetensors"])
-    assert found.about == answers["about"]
+    assert found.description == answers["about"]
     assert found.to_bytes() == (folder / SHORTLIST).read_bytes()
     translator = Translator.load(folder, engine="plain", shortlist=True)
     rows = answers["sources"]

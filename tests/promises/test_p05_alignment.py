@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.data.corpus import CorpusSpec, FilterRules, Pair, PairFilter, first_drift, read_pairs
+from dragoman.data.corpus import CorpusSpec, FilterRules, PairFilter, SentencePair, first_drift, read_pairs
 from dragoman.errors import DataError
 
 DATA = Path(os.environ.get("DRAGOMAN_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
@@ -136,7 +136,7 @@ def test_an_unfinished_last_line_is_a_line(tmp_path: Path) -> None:
     spec = write(tmp_path, [b"one", b"two"], [])
     assert spec.target is not None
     spec.target.write_bytes(b"eins\nzwei")
-    assert list(read_pairs(spec)) == [Pair("one", "eins", 1), Pair("two", "zwei", 2)]
+    assert list(read_pairs(spec)) == [SentencePair("one", "eins", 1), SentencePair("two", "zwei", 2)]
 
 
 def test_a_blank_side_drops_the_pair_and_moves_no_other(tmp_path: Path) -> None:
@@ -144,8 +144,8 @@ def test_a_blank_side_drops_the_pair_and_moves_no_other(tmp_path: Path) -> None:
     target = [b"eins", b"zwei", b"", b"vier", "fünf".encode()]
     pair_filter = PairFilter(FilterRules())
     assert list(pair_filter(read_pairs(write(tmp_path, source, target)))) == [
-        Pair("one", "eins", 1),
-        Pair("four", "vier", 4),
+        SentencePair("one", "eins", 1),
+        SentencePair("four", "vier", 4),
     ]
     assert str(pair_filter.account) == "read 5 = kept 2 + empty 3"
     pair_filter.account.check()

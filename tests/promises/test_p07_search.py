@@ -12,7 +12,7 @@ import torch
 from dragoman.data.tokenizer import EOS
 from dragoman.decoding import EnsembleStepper, Hypothesis, ModelStepper, SearchSettings, generate, length_penalty
 from dragoman.decoding.pytorch import beam
-from dragoman.decoding.request import Task
+from dragoman.decoding.request import SearchRequest
 from dragoman.models.seq2seq import Model
 from tiny_translator import tiny_tokenizer, tiny_transformer, tiny_translator
 from toy_model import ToyModel, every_target, padded, teacher_forced
@@ -44,7 +44,7 @@ def beam_search(model: Model, sources: list[list[int]], **settings: Any) -> list
     """Beam search itself, which `generate` replaces by greedy search where beam = 1."""
     src, mask = padded(sources)
     with torch.no_grad():
-        return beam.beam_search(ModelStepper(model), Task.build(src, mask, SearchSettings(**settings), None))
+        return beam.beam_search(ModelStepper(model), SearchRequest.build(src, mask, SearchSettings(**settings), None))
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
@@ -149,7 +149,9 @@ def test_the_stop_rule_changes_nothing_but_the_time(alpha: float, monkeypatch: p
     early = [ToyModel(11, sharpness=2.0, seed=seed) for seed in range(30)]
     stopped = [search(model, SOURCES, **settings) for model in early]
 
-    monkeypatch.setattr(beam.Pool, "goes_on", lambda pool, beams: (beams.log_probs.amax(1) > float("-inf")).tolist())
+    monkeypatch.setattr(
+        beam.Pool, "can_improve", lambda pool, beams: (beams.log_probs.amax(1) > float("-inf")).tolist()
+    )
     patient = [ToyModel(11, sharpness=2.0, seed=seed) for seed in range(30)]
     full = [search(model, SOURCES, **settings) for model in patient]
 
@@ -202,7 +204,9 @@ def test_the_stop_rule_changes_no_n_best_list_of_long_targets(monkeypatch: pytes
         ]
 
     stopped = lists()
-    monkeypatch.setattr(beam.Pool, "goes_on", lambda pool, beams: (beams.log_probs.amax(1) > float("-inf")).tolist())
+    monkeypatch.setattr(
+        beam.Pool, "can_improve", lambda pool, beams: (beams.log_probs.amax(1) > float("-inf")).tolist()
+    )
 
     assert stopped == lists()
 

@@ -18,10 +18,10 @@ from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
 from dragoman.nn import attention
 from dragoman.nn.record import record, replace, tap_names
-from dragoman.training.distributed import World
+from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss, TokenLoss
 from dragoman.training.optim import Progress
-from dragoman.training.run import Run
+from dragoman.training.run import TrainingRun
 from dragoman.training.trainer import Trainer
 
 B, K, S, T, H, D, V = 4, 3, 7, 6, 2, 12, 19
@@ -254,7 +254,7 @@ def trainer(folder: Path, config: TransformerConfig, monkeypatch: pytest.MonkeyP
         resume=lambda *_: Progress(),
         task=SimpleNamespace(validation=lambda: None),
     )
-    return Trainer(cast(Run, run), World("cpu"), Reporter())
+    return Trainer(cast(TrainingRun, run), DistributedContext("cpu"), Reporter())
 
 
 def test_a_step_of_three_micro_batches_is_a_step_of_one_batch(

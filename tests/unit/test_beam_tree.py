@@ -9,8 +9,8 @@ import torch
 
 from dragoman.data.tokenizer import EOS
 from dragoman.decoding import Hypothesis, ModelStepper, SearchSettings, generate, length_penalty
-from dragoman.decoding.pytorch.beam import Step, beam_search
-from dragoman.decoding.request import Task
+from dragoman.decoding.pytorch.beam import BeamStep, beam_search
+from dragoman.decoding.request import SearchRequest
 from dragoman.interpret.explain.beam_tree import ENDS, BeamTree, search_tree
 from dragoman.models.seq2seq import Model
 from tiny_translator import tiny_transformer
@@ -126,10 +126,10 @@ def test_a_given_beginning_is_the_stem() -> None:
 
 def test_watching_changes_nothing() -> None:
     model, settings = tiny_transformer(9), SearchSettings(beam=4, nbest=3, max_extra=5)
-    seen: list[Step] = []
+    seen: list[BeamStep] = []
 
     def search(watched: bool) -> list[list[Hypothesis]]:
-        task = Task.build(torch.cat([SOURCE, SOURCE.flip(1)]), None, settings, None)
+        task = SearchRequest.build(torch.cat([SOURCE, SOURCE.flip(1)]), None, settings, None)
         with torch.no_grad():
             return beam_search(ModelStepper(model), task, (lambda step, _: seen.append(step)) if watched else None)
 

@@ -99,7 +99,7 @@ def tree(out: Path, everything: bool = False) -> dict[str, bytes]:
 
 def test_every_file_becomes_one_of_the_same_name_and_number_of_lines(source: Path, tmp_path: Path) -> None:
     told: list[str] = []
-    done = bulk(source, tmp_path / "out", tell=told.append)
+    done = bulk(source, tmp_path / "out", log=told.append)
     names = ["a.txt", "bom", "deep/c.zst", "deep/d.en.xz", "deep/er/b.txt.gz", "empty.gz", "empty.txt"]
     assert sorted(tree(tmp_path / "out")) == names
     for name in names:

@@ -15,10 +15,10 @@ import pytest
 from rich.console import Console
 
 from dragoman.errors import DragomanError
-from dragoman.evaluation.compare import Comparison, Group, compare
+from dragoman.evaluation.compare import Group, RunComparison, compare
 from dragoman.evaluation.compare.columns import columns
 from dragoman.evaluation.compare.page import MOST_POINTS, print_comparison, write_comparison
-from dragoman.evaluation.compare.scores import DecodedScores, Interval, LengthScore, Material
+from dragoman.evaluation.compare.scores import DecodedScores, EvalSet, Interval, LengthScore
 from fabricated_run import fabricate, learning, training_row
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -26,7 +26,7 @@ HOSTILE = "</script><script>alert(1)<b>%%data%%"
 
 
 @pytest.fixture
-def comparison(tmp_path: Path) -> Comparison:
+def comparison(tmp_path: Path) -> RunComparison:
     """lstm with two seeds, and a wider one, with a test set of 9 lines that nobody translated."""
     overrides = (("train.seed=1",), ("train.seed=2",), ("model.d_ff=28",))
     for i, (name, some) in enumerate(zip(("lstm-1", "lstm-2", "wide"), overrides, strict=True)):
@@ -38,7 +38,7 @@ def comparison(tmp_path: Path) -> Comparison:
         dataclasses.replace(g, runs=tuple(dataclasses.replace(r, test=decoded(i)) for i, r in enumerate(g.runs)))
         for g in found.groups
     )
-    material = Material(("x",) * 9, ("y",) * 9, "words", (1,) * 9, (5,))
+    material = EvalSet(("x",) * 9, ("y",) * 9, "words", (1,) * 9, (5,))
     return dataclasses.replace(found, groups=groups, test=material, samples=200)
 
 
@@ -88,7 +88,7 @@ def words(cell: str) -> str:
     return " ".join(cell.split())
 
 
-def test_the_table_holds_the_numbers_without_a_script(comparison: Comparison, tmp_path: Path) -> None:
+def test_the_table_holds_the_numbers_without_a_script(comparison: RunComparison, tmp_path: Path) -> None:
     page = read(write_comparison(tmp_path / "new" / "compare.html", comparison))
     heads, lstm, wide = ([words(cell) for cell in row] for row in page.rows[:3])
     table = {name: dict(zip(heads, row, strict=True)) for name, row in (("lstm", lstm), ("wide", wide))}
@@ -106,13 +106,13 @@ def test_the_table_holds_the_numbers_without_a_script(comparison: Comparison, tm
     assert [words(cell) for cell in page.rows[-1]] == ["model.d_ff", "24", "28"]
 
 
-def test_the_best_is_marked_and_a_cost_is_not(comparison: Comparison, tmp_path: Path) -> None:
+def test_the_best_is_marked_and_a_cost_is_not(comparison: RunComparison, tmp_path: Path) -> None:
     page = write_comparison(tmp_path / "compare.html", comparison).read_text("utf-8")
     best = re.findall(r'<td class="number best" data-value="([\d.]+)">', page)
     assert best == ["33.75", "56", "1.5", "34"]
 
 
-def test_the_page_asks_for_nothing_from_outside(comparison: Comparison, tmp_path: Path) -> None:
+def test_the_page_asks_for_nothing_from_outside(comparison: RunComparison, tmp_path: Path) -> None:
     page = write_comparison(tmp_path / "compare.html", comparison).read_text("utf-8")
     assert "default-src 'none'" in page and "%%" not in page
     loads = re.findall(r"""(?:src|href)\s*=\s*["']([^"'#]*)|url\(([^)#]*)\)|@import|fetch\(|XMLHttpRequest""", page)
@@ -121,7 +121,7 @@ def test_the_page_asks_for_nothing_from_outside(comparison: Comparison, tmp_path
     assert "innerHTML" not in page
 
 
-def test_no_name_can_become_structure(comparison: Comparison, tmp_path: Path) -> None:
+def test_no_name_can_become_structure(comparison: RunComparison, tmp_path: Path) -> None:
     first, second = comparison.groups
     hostile = dataclasses.replace(comparison, groups=(dataclasses.replace(first, name=HOSTILE), second))
     page = read(write_comparison(tmp_path / "compare.html", hostile))
@@ -130,7 +130,7 @@ def test_no_name_can_become_structure(comparison: Comparison, tmp_path: Path) ->
     assert "alert(1)" not in page.scripts["script"]
 
 
-def test_curves_are_those_of_the_log_and_long_ones_are_means(comparison: Comparison, tmp_path: Path) -> None:
+def test_curves_are_those_of_the_log_and_long_ones_are_means(comparison: RunComparison, tmp_path: Path) -> None:
     page = read(write_comparison(tmp_path / "compare.html", comparison))
     data: dict[str, Any] = json.loads(page.scripts["application/json"])
     assert [metric["key"] for metric in data["metrics"]] == ["valid_loss", "loss", "perplexity", "bleu"]
@@ -142,13 +142,13 @@ def test_curves_are_those_of_the_log_and_long_ones_are_means(comparison: Compari
     assert len(points) == 151 and points[0] == [2.5, 0.625, 2.5] and points[-1][0] == count
 
 
-def test_columns_are_those_that_have_a_number(comparison: Comparison) -> None:
+def test_columns_are_those_that_have_a_number(comparison: RunComparison) -> None:
     keys = [column.key for column in columns(comparison)]
     assert keys[:3] == ["test.bleu", "test.chrf", "valid.valid_loss"] and keys[-1] == "memory_mb"
     assert "valid.chrf" not in keys and "test.bleu_half" not in keys
     (run,) = comparison.groups[1].runs
     odd = Group("odd", (dataclasses.replace(run, scores={"my_score": 0.5}, test=None),), {})
-    first = columns(Comparison((odd,), ()))[0]
+    first = columns(RunComparison((odd,), ()))[0]
     assert (first.key, first.title) == ("valid.my_score", "my score")
 
 
@@ -170,7 +170,7 @@ def test_a_row_says_what_is_special_about_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [40, 200])
-def test_the_terminal_never_cuts_a_number(comparison: Comparison, width: int) -> None:
+def test_the_terminal_never_cuts_a_number(comparison: RunComparison, width: int) -> None:
     console = Console(width=width, record=True, highlight=False)
     print_comparison(comparison, console)
     text = console.export_text()
@@ -180,7 +180,7 @@ def test_the_terminal_never_cuts_a_number(comparison: Comparison, width: int) ->
 
 
 def test_a_write_that_fails_leaves_the_old_page(
-    comparison: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    comparison: RunComparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
@@ -209,7 +209,7 @@ def drawn(path: Path, folder: Path) -> str:
     return re.sub(r"<script.*?</script>|<style.*?</style>|<noscript.*?</noscript>", "", dom, flags=re.DOTALL)
 
 
-def test_every_part_is_drawn(comparison: Comparison, tmp_path: Path) -> None:
+def test_every_part_is_drawn(comparison: RunComparison, tmp_path: Path) -> None:
     page = drawn(write_comparison(tmp_path / "compare.html", comparison), tmp_path / "browser")
     assert 'class="problem"' not in page and "NaN" not in page and "undefined" not in page
     # Two panels over two axes: the mean and two seeds of one group, the one run of the other; and two lines by length.

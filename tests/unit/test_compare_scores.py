@@ -13,7 +13,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from dragoman.errors import DataError
-from dragoman.evaluation.compare.scores import length_bounds, read_material, score_translations
+from dragoman.evaluation.compare.scores import length_bounds, read_eval_set, score_translations
 from small_run import digit_pairs, write_lines
 
 
@@ -38,7 +38,7 @@ def test_scores_and_intervals_are_those_of_sacrebleu(tmp_path: Path) -> None:
     write_lines(tmp_path / "test.src", [source for source, _ in pairs])
     write_lines(tmp_path / "test.ref", references)
     texts = [text if i % 3 else text.replace("un", "sies") for i, text in enumerate(references)]
-    material = read_material(tmp_path / "test.src", tmp_path / "test.ref")
+    material = read_eval_set(tmp_path / "test.src", tmp_path / "test.ref")
     found = score_translations(texts, material, samples=200)
     for metric, interval in ((BLEU(force=True), found.bleu), (CHRF(), found.chrf)):
         theirs: Any = metric.corpus_score(texts, [references], n_bootstrap=200)
@@ -55,7 +55,7 @@ def test_scores_and_intervals_are_those_of_sacrebleu(tmp_path: Path) -> None:
 def test_bleu_is_counted_with_the_tokenizer_given(tmp_path: Path) -> None:
     references = ["他在公园里和朋友一起踢足球。", "我昨天买了一本新的书。"]
     write_lines(tmp_path / "zh", references)
-    material = read_material(tmp_path / "zh", tmp_path / "zh")
+    material = read_eval_set(tmp_path / "zh", tmp_path / "zh")
     found = score_translations(["他在公园里和朋友们一起踢足球。", "我昨天买了一本新书。"], material, 2, "zh")
     assert found.bleu.score == pytest.approx(81.22, abs=0.01) and "tok:zh" in found.bleu_signature
     assert found.by_length[0].bleu.score > 0
@@ -64,18 +64,18 @@ def test_bleu_is_counted_with_the_tokenizer_given(tmp_path: Path) -> None:
 def test_titles_of_buckets(tmp_path: Path) -> None:
     sources = [" ".join(["word"] * n) for n in range(1, 41) for _ in range(3)]
     write_lines(tmp_path / "a", sources)
-    material = read_material(tmp_path / "a", tmp_path / "a")
+    material = read_eval_set(tmp_path / "a", tmp_path / "a")
     titles = [bucket.title for bucket in score_translations(sources, material, 2).by_length]
     assert titles == ["1–5", "6–10", "11–15", "16–20", "21–25", "26–30", "31–35", "36+"]
 
 
 def test_text_without_spaces_is_measured_in_characters(tmp_path: Path) -> None:
     write_lines(tmp_path / "zh", ["他在公园里和他的朋友们一起踢足球到很晚才回家去吃晚饭"] * 3)
-    material = read_material(tmp_path / "zh", tmp_path / "zh")
+    material = read_eval_set(tmp_path / "zh", tmp_path / "zh")
     assert material.unit == "characters" and material.lengths == (26, 26, 26)
 
 
 def test_an_empty_test_set_is_refused(tmp_path: Path) -> None:
     write_lines(tmp_path / "a", [])
     with pytest.raises(DataError, match="empty; give at least 1 line"):
-        read_material(tmp_path / "a", tmp_path / "a")
+        read_eval_set(tmp_path / "a", tmp_path / "a")

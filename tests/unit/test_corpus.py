@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.data.corpus import (
-    Account,
     CorpusSpec,
     FilterRules,
-    Pair,
+    FilterStats,
     PairFilter,
+    SentencePair,
     count_lines,
     open_lines,
     read_lines,
@@ -107,7 +107,7 @@ def test_bad_bytes_are_named_by_file_line_and_offset(tmp_path: Path) -> None:
 def test_tab_separated_columns_are_chosen_by_number(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv.gz", gzip.compress(b"1\tein\tone\r\n2\tzwei\ttwo\n"))
     spec = CorpusSpec(path=path, source_key=2, target_key=1)
-    assert list(read_pairs(spec)) == [Pair("one", "ein", 1), Pair("two", "zwei", 2)]
+    assert list(read_pairs(spec)) == [SentencePair("one", "ein", 1), SentencePair("two", "zwei", 2)]
 
 
 def test_json_lines_are_read_by_key_by_nested_key_and_by_item(tmp_path: Path) -> None:
@@ -116,11 +116,13 @@ def test_json_lines_are_read_by_key_by_nested_key_and_by_item(tmp_path: Path) ->
         {"en": "t\nwo", "de": "zwei", "translation": {"en": "due"}},
     ]
     path = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)).encode())
-    assert list(read_pairs(CorpusSpec(path=path, source_key="en", target_key="de")))[1] == Pair("t\nwo", "zwei", 2)
+    assert list(read_pairs(CorpusSpec(path=path, source_key="en", target_key="de")))[1] == SentencePair(
+        "t\nwo", "zwei", 2
+    )
     nested = list(read_pairs(CorpusSpec(path=path, source_key="translation.en", target_key="de")))
     assert [p.source for p in nested] == ["uno", "due"]
     array = CorpusSpec(path=write(tmp_path / "b.jsonl", b'["a", "b", "c"]'), source_key=2, target_key=0)
-    assert list(read_pairs(array)) == [Pair("c", "a", 1)]
+    assert list(read_pairs(array)) == [SentencePair("c", "a", 1)]
 
 
 def test_bad_rows_are_told_together_and_at_most_five(tmp_path: Path) -> None:
@@ -147,7 +149,7 @@ def test_bad_rows_are_told_together_and_at_most_five(tmp_path: Path) -> None:
 
 def test_no_pair_is_yielded_after_a_bad_row(tmp_path: Path) -> None:
     pairs = read_pairs(CorpusSpec(path=write(tmp_path / "a.tsv", b"a\tb\nbad\nc\td\n")))
-    assert next(pairs) == Pair("a", "b", 1)
+    assert next(pairs) == SentencePair("a", "b", 1)
     with pytest.raises(DataError, match="line 2"):
         next(pairs)
 
@@ -163,7 +165,7 @@ def test_too_few_columns_and_half_characters_are_refused(tmp_path: Path) -> None
 
 def test_an_item_behind_the_last_is_refused_with_the_number_of_items(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", b'["a", "b", "c"]')
-    assert list(read_pairs(CorpusSpec(path=path, source_key=0, target_key=2))) == [Pair("a", "c", 1)]
+    assert list(read_pairs(CorpusSpec(path=path, source_key=0, target_key=2))) == [SentencePair("a", "c", 1)]
     with pytest.raises(DataError, match=r"line 1: item 3 is asked for, but the line has 3 \(counted from 0\)"):
         list(read_pairs(CorpusSpec(path=path, source_key=0, target_key=3)))
 
@@ -185,8 +187,8 @@ def test_a_corpus_is_two_files_or_one(tmp_path: Path) -> None:
         CorpusSpec(path=tmp_path / "a.csv")
 
 
-def pairs_of(*texts: tuple[str, str]) -> list[Pair]:
-    return [Pair(source, target, line) for line, (source, target) in enumerate(texts, start=1)]
+def pairs_of(*texts: tuple[str, str]) -> list[SentencePair]:
+    return [SentencePair(source, target, line) for line, (source, target) in enumerate(texts, start=1)]
 
 
 def test_each_reason_drops_the_pair_it_is_meant_for() -> None:
@@ -207,7 +209,7 @@ def test_each_reason_drops_the_pair_it_is_meant_for() -> None:
             )
         )
     )
-    assert kept == [Pair("a dog", "ein Hund", 1), Pair("abc", "short sides may", 7)]
+    assert kept == [SentencePair("a dog", "ein Hund", 1), SentencePair("abc", "short sides may", 7)]
     reasons = {"empty": 2, "too_short": 1, "too_long": 1, "ratio": 1, "identical": 1, "duplicate": 1}
     assert pair_filter.account.dropped == reasons
     assert str(pair_filter.account) == (
@@ -231,7 +233,7 @@ def test_each_reason_drops_the_pair_it_is_meant_for() -> None:
 def test_the_limits_of_a_filter_are_allowed_themselves(source: int, target: int, reason: str | None) -> None:
     pair_filter = PairFilter(FilterRules(min_characters=2, max_characters=60, max_ratio=3.0))
     for one, other in ((source, target), (target, source)):
-        assert pair_filter.judge(Pair("a" * one, "b" * other, 1)) == reason
+        assert pair_filter.judge(SentencePair("a" * one, "b" * other, 1)) == reason
         pair_filter = PairFilter(pair_filter.rules)
 
 
@@ -261,9 +263,9 @@ def test_read_is_kept_plus_dropped_and_texts_are_only_stripped(
 
 def test_an_account_prints_thousands_and_finds_what_is_missing() -> None:
     assert (
-        str(Account(29_000, 28_900, Counter(duplicate=97, empty=3)))
+        str(FilterStats(29_000, 28_900, Counter(duplicate=97, empty=3)))
         == "read 29,000 = kept 28,900 + empty 3 + duplicate 97"
     )
-    assert str(Account(5, 5)) == "read 5 = kept 5"
+    assert str(FilterStats(5, 5)) == "read 5 = kept 5"
     with pytest.raises(DataError, match="does not add up"):
-        Account(7, 5, Counter(ratio=1)).check()
+        FilterStats(7, 5, Counter(ratio=1)).check()

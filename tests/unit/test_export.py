@@ -19,12 +19,12 @@ from dragoman.data.tokenizer import EOS
 from dragoman.decoding.pytorch.beam import beam_search
 from dragoman.decoding.pytorch.sampling import greedy
 from dragoman.decoding.pytorch.stepper import ModelStepper
-from dragoman.decoding.request import Task
+from dragoman.decoding.request import SearchRequest
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.formats import ctranslate2 as terms
 from dragoman.formats.export import export
-from dragoman.formats.parity import CLOSE, Case, Counts, Material, Parity, WordStepper, compare, material_of
+from dragoman.formats.parity import CLOSE, Case, Counts, Parity, ParityCases, WordStepper, compare, parity_cases
 from dragoman.models.model_folder import build_for, load_model, save_model, unique_tensors
 from small_run import Cli, digit_pairs, small_document, write_lines
 from tiny_translator import tiny_tokenizer
@@ -220,7 +220,7 @@ class Echo:
     def greedy(self, cases: Any, limit: int) -> list[list[int]]:
         found = []
         for case in cases:
-            task = Task.build(torch.tensor([case.source]), None, SearchSettings(beam=1, alpha=0), None)
+            task = SearchRequest.build(torch.tensor([case.source]), None, SearchSettings(beam=1, alpha=0), None)
             task.limits[0] = limit + 1
             ((best,),) = greedy(ModelStepper(self.model), task)
             found.append([5, *best.tokens[1:]] if self.swap else best.tokens)
@@ -230,7 +230,7 @@ class Echo:
         rows = []
         for case in cases:
             settings = SearchSettings(beam=width, nbest=width, alpha=0, min_length=length)
-            task = replace(Task.build(torch.tensor([case.source]), None, settings, None), limits=[length + 1])
+            task = replace(SearchRequest.build(torch.tensor([case.source]), None, settings, None), limits=[length + 1])
             (found,) = beam_search(WordStepper(self.model), task)
             own = [hypothesis.tokens for hypothesis in found]
             other = 6 if own[-1][-1] == 5 else 5
@@ -242,7 +242,7 @@ def report(**broken: Any) -> Parity:
     model = load_model(GOLDEN)[0]
     tokenizer = load_model(GOLDEN)[1]
     cases = [Case(tokenizer.encode_source(source), []) for source, _ in digit_pairs(6, seed=8)]
-    return compare(model, Echo(model, **broken), Material(cases, "lines", 20), width=2)
+    return compare(model, Echo(model, **broken), ParityCases(cases, "lines", 20), width=2)
 
 
 def test_a_peer_that_agrees_has_parity() -> None:
@@ -282,7 +282,7 @@ def test_words_as_probable_as_each_other_are_a_tie() -> None:
     echo.greedy = lambda cases, limit: [  # type: ignore[method-assign]
         [swapped.get(token, token) for token in row] for row in own(cases, limit)
     ]
-    found = compare(model, echo, Material(cases, "lines", 20), width=2)
+    found = compare(model, echo, ParityCases(cases, "lines", 20), width=2)
     assert found.greedy.different == 0 and found.greedy.ties >= 1 and found.met
 
 
@@ -292,13 +292,13 @@ def test_material_is_the_models_own_text_where_it_is_at_hand(tmp_path: Path) -> 
     root = tmp_path / "data"
     write_lines(root / "valid.src", [*rows[:40], "", "one " * 400])
     document = config.model_copy(update={"data": config.data.model_copy(update={"root": str(root)})})
-    found = material_of(model, tokenizer, document, None)
+    found = parity_cases(model, tokenizer, document, None)
     assert found.text == "lines of valid.src" and len(found.cases) == 40
     assert found.cases[0].source == tokenizer.encode_source(rows[0])
     shutil.rmtree(root)
-    found = material_of(model, tokenizer, document, None)
+    found = parity_cases(model, tokenizer, document, None)
     assert found.text == "rows of random words" and len(found.cases) == 200
-    found = material_of(model, tokenizer, document, write_lines(tmp_path / "many.txt", rows))
+    found = parity_cases(model, tokenizer, document, write_lines(tmp_path / "many.txt", rows))
     longest = max(len(case.source) for case in found.cases)
     assert len(found.cases) == 200 and found.limit == longest + config.search.max_extra - 1
 

@@ -13,7 +13,7 @@ import pytest
 
 from dragoman.training import forecast
 from dragoman.training.allocator import keep_freed_memory
-from dragoman.training.distributed import World
+from dragoman.training.distributed import DistributedContext
 from small_run import write_corpus, write_toml
 
 
@@ -87,7 +87,7 @@ def test_seconds_and_minutes() -> None:
 
 
 def test_the_memory_of_this_process_is_in_bytes() -> None:
-    assert 50e6 < World("cpu").peak_memory() < 1e12
+    assert 50e6 < DistributedContext("cpu").peak_memory() < 1e12
 
 
 def test_another_c_library_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from dragoman.config import Config, parse_config
 from dragoman.data.alignment import line_features
+from dragoman.data.doctor import precheck as module
 from dragoman.data.doctor.examine import examine
-from dragoman.data.doctor.examine import precheck as module
 from dragoman.data.doctor.precheck import find_shift, precheck
 from dragoman.errors import DataError
 from small_run import digit_pairs, write_lines
@@ -144,7 +144,15 @@ def texts(source: list[str], target: list[str]) -> list[tuple[str, str]]:
         (texts(GERMAN, GERMAN[::-1]), "source target", "src tgt", ["source and target both look like 'de'"]),
         (texts(ENGLISH, ENGLISH), "en de", "src tgt", ["source and target are the same text in 40 of 40 pairs"]),
     ],
-    ids=["right", "unnamed", "exchanged", "exchanged by suffix", "same twice", "same twice, unnamed", "copy"],
+    ids=[
+        "right",
+        "unnamed",
+        "exchanged",
+        "exchanged by suffix",
+        "same twice",
+        "same twice, unnamed",
+        "copy",
+    ],
 )
 def test_languages(
     pairs: list[tuple[str, str]], languages: str, suffixes: str, words: list[str], tmp_path: Path

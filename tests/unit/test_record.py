@@ -73,17 +73,17 @@ def test_a_recording_ends_with_its_block_even_after_an_error() -> None:
 def test_an_observer_decides_nothing_and_everybody_else_does() -> None:
     model = Two()
     tap = model.get_submodule("layers.0.x")
-    assert isinstance(tap, Tap) and not tap.active and not tap.decides
+    assert isinstance(tap, Tap) and not tap.active and not tap.is_intervened
     with record(model, "layers.0.x"):
-        assert tap.active and not tap.decides
+        assert tap.active and not tap.is_intervened
         with record(model, "layers.0.x", gradients=True):
-            assert tap.decides
-        assert not tap.decides
+            assert tap.is_intervened
+        assert not tap.is_intervened
         handle = tap.register_forward_hook(lambda module, inputs, output: None)
-        assert tap.decides
+        assert tap.is_intervened
         handle.remove()
     with replace(model, {"layers.0.x": lambda x: x}):
-        assert tap.decides and not model.get_submodule("layers.1.x").active
+        assert tap.is_intervened and not model.get_submodule("layers.1.x").active
 
 
 def test_calls_follow_each_other_along_position_query_or_key() -> None:
@@ -182,7 +182,7 @@ def test_a_gradient_that_is_not_there_is_refused(how: str) -> None:
 def test_a_quantity_of_which_nothing_is_made_never_decides() -> None:
     model = Two()
     with record(model, "layers.0.sum", gradients=True) as seen:
-        assert not model.get_submodule("layers.0.sum").decides
+        assert not model.get_submodule("layers.0.sum").is_intervened
         model(X)
     assert torch.equal(seen.joined("layers.0.sum"), 2 * X.sum(-1))
 

@@ -29,8 +29,8 @@ from dragoman.decoding import SearchSettings
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.pytorch.generate import generate
 from dragoman.decoding.pytorch.stepper import ModelStepper
-from dragoman.decoding.pytorch.stream import Path as Walk
-from dragoman.decoding.pytorch.stream import Watched, search_live
+from dragoman.decoding.pytorch.stream import PartialHypothesis as Walk
+from dragoman.decoding.pytorch.stream import TokenStream, search_live
 from dragoman.errors import DragomanError, UsageError
 from dragoman.models.build import build_model
 from dragoman.models.decoder_only import DecoderOnly
@@ -101,7 +101,7 @@ def without_clock(events: list[Event]) -> list[Event]:
 # ------------------------------------------------------------------------------------------------- what is watched
 
 
-def finished(watched: Watched) -> tuple[list[Walk], Hypothesis, Walk]:
+def finished(watched: TokenStream) -> tuple[list[Walk], Hypothesis, Walk]:
     """The paths on the way, and what came out."""
     paths = []
     while True:

@@ -78,7 +78,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     read = Shortlist.read(tmp_path / SHORTLIST, WEIGHTS)
 
     assert read == made_list() and read.sha256 == made_list().sha256 != made_list(best=3).sha256
-    assert read.of([4, 5, EOS]) == made_list().of([4, 5, EOS]) and read.about == "shortlist (2 a word and 3)"
+    assert read.of([4, 5, EOS]) == made_list().of([4, 5, EOS]) and read.description == "shortlist (2 a word and 3)"
 
 
 def test_a_damaged_one_is_told_wherever_it_is_damaged(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from dragoman.data.tokenizer import PAD
 from dragoman.errors import TrainingError
 from dragoman.io.run_log import Reporter, read_log
 from dragoman.models.model_folder import read_pointer, unique_tensors
-from dragoman.training.distributed import World
+from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss
 from dragoman.training.optim import learning_rate
 from dragoman.training.run import open_run
@@ -37,7 +37,9 @@ def build(data: Path, tmp_path: Path) -> Any:
     made: list[Trainer] = []
 
     def build(*overrides: str) -> Trainer:
-        trainer = Trainer(open_run(small_config(data, *overrides), tmp_path / "run", str), World("cpu"), Reporter())
+        trainer = Trainer(
+            open_run(small_config(data, *overrides), tmp_path / "run", str), DistributedContext("cpu"), Reporter()
+        )
         trainer.model.train()
         made.append(trainer)
         return trainer

@@ -409,7 +409,7 @@ def test_training_places_topics_apart_and_can_be_repeated(kind: Any, monkeypatch
     settings: dict[str, Any] = {}
     word2vec = train._library()
     monkeypatch.setattr(train, "_library", lambda: lambda **given: settings.update(given) or word2vec(**given))
-    vectors = train_vectors(topics(), kind, size=9, window=4, min_count=2, epochs=12, tell=told.append)
+    vectors = train_vectors(topics(), kind, size=9, window=4, min_count=2, epochs=12, log=told.append)
     assert len(vectors) == 13 and vectors.matrix.shape == (13, 9)
     assert {n.word for n in vectors.neighbours("ship", 5)} == set(SEA.split()) - {"ship"}
     assert told == [f"epoch {i} of 12" for i in range(1, 13)]

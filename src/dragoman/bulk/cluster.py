@@ -22,7 +22,7 @@ _DEATHS = 3
 _LOADING = "loading the model"
 
 
-class _Hand:
+class RayWorker:
     """The worker's side."""
 
     def load(self, job: Job, sha256: Mapping[str, str]) -> str:
@@ -36,7 +36,7 @@ class _Hand:
         return self.worker.translate(texts, form)
 
 
-class _Crew:
+class WorkerPool:
     """The workers, and what each has in hand: a chunk, or None while it loads the model."""
 
     def __init__(
@@ -47,12 +47,12 @@ class _Crew:
         self.deaths: Counter[str] = Counter()
         self.again: list[Chunk] = []
         for _ in range(size):
-            self._hire()
+            self._spawn()
 
-    def _hire(self) -> None:
+    def _spawn(self) -> None:
         threads = self.job.load.get("threads") or 1
         gpus = 1 if _on_gpu(self.job) else 0
-        hand = self.ray.remote(num_cpus=threads, num_gpus=gpus)(_Hand).remote()
+        hand = self.ray.remote(num_cpus=threads, num_gpus=gpus)(RayWorker).remote()
         self.in_hand[hand.load.remote(self.job, self.sha256)] = hand, None
 
     def work(self, chunks: Iterator[Chunk]) -> Translated:
@@ -88,7 +88,7 @@ class _Crew:
             )
         if chunk is not None:
             self.again.append(chunk)
-        self._hire()
+        self._spawn()
 
 
 def _on_gpu(job: Job) -> bool:
@@ -123,7 +123,7 @@ def translated_on_ray(
                 f"the Ray cluster has {resources.get(kind, 0):g} {kind} in all, and a worker takes {each}: "
                 "lower --threads, choose another --device, or add machines"
             )
-        yield from _Crew(ray, job, sha256, min(room, max(1, count)), agree).work(chunks)
+        yield from WorkerPool(ray, job, sha256, min(room, max(1, count)), agree).work(chunks)
     finally:
         if mine:
             ray.shutdown()

@@ -21,7 +21,7 @@ __all__ = ["Summary", "translate_bulk"]
 _FORMAT_VERSION = 1
 _SECONDS_BETWEEN = 5.0
 
-Tell = Callable[[str], object]
+Log = Callable[[str], object]
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ def translate_bulk(
     column: str | None = None,
     chunk_lines: int = 2000,
     ray: bool = False,
-    tell: Tell = lambda text: None,
+    log: Log = lambda text: None,
 ) -> Summary:
     """Translate files and folders into the folder `output`, each shard once; go on where an earlier call was killed.
 
     column: of Parquet, the one to translate.  chunk_lines: lines translated at once, and lost at most by a kill.
-    ray: over the workers of a Ray cluster.  tell: is given lines about the progress.  Raises UsageError, DataError and
+    ray: over the workers of a Ray cluster.  log: is given lines about the progress.  Raises UsageError, DataError and
     ModelFolderError; what is done stays done.
     """
     from dragoman.models.model_folder import find_model
@@ -59,8 +59,8 @@ def translate_bulk(
     sha256 = model_sha256(job.model, bool(job.load.get("shortlist")))
     worker = None if ray else Worker(job, sha256)  # what is wrong with it comes before the long reading
     if worker is not None:
-        tell(worker.about)
-    tell(f"reading the input, files: {len(shards):,}")
+        log(worker.description)
+    log(f"reading the input, files: {len(shards):,}")
     contents = _all_contents(shards)
     manifest = {
         "format_version": _FORMAT_VERSION,
@@ -73,7 +73,7 @@ def translate_bulk(
         # Also where nothing is left to do: what is told of this worker would be taken for what wrote the output.
         if worker is not None:
             journal.agree(worker.path)
-        run = _Run(journal, contents, chunk_lines, settings["form"], tell)
+        run = _Run(journal, contents, chunk_lines, settings["form"], log)
         run.work(_on_ray(job, sha256, run) if worker is None else _one_by_one(worker, run))
         return run.summary()
 
@@ -123,9 +123,9 @@ class _Run:
     """What is left to do, and what is done with each chunk that comes back, in whatever order."""
 
     def __init__(
-        self, journal: Journal, contents: Mapping[Shard, Contents], chunk_lines: int, form: Form, tell: Tell
+        self, journal: Journal, contents: Mapping[Shard, Contents], chunk_lines: int, form: Form, log: Log
     ) -> None:
-        self.journal, self.contents, self.chunk_lines, self.form, self.tell = journal, contents, chunk_lines, form, tell
+        self.journal, self.contents, self.chunk_lines, self.form, self.log = journal, contents, chunk_lines, form, log
         self.done: dict[str, ShardDone] = {}
         self.missing: dict[str, set[int]] = {}
         self.shards = {shard.name: shard for shard in contents}
@@ -138,7 +138,7 @@ class _Run:
             here = journal.kept(shard)
             self.missing[shard.name] = set(range(self._chunks_of(held))) - here
             kept += sum(self._lines_of(held, number) for number in here)
-        self.pace = _Pace(tell, sum(held.lines for held in contents.values()), kept)
+        self.pace = _Pace(log, sum(held.lines for held in contents.values()), kept)
         for name in [name for name, left in self.missing.items() if not left]:
             self._finish(name)
 
@@ -183,10 +183,10 @@ class _Run:
 class _Pace:
     """Tells how far the work is, now and then."""
 
-    def __init__(self, tell: Tell, total: int, kept: int) -> None:
-        self.tell, self.total, self.kept, self.new = tell, total, kept, 0
+    def __init__(self, log: Log, total: int, kept: int) -> None:
+        self.log, self.total, self.kept, self.new = log, total, kept, 0
         self.begin = self.last = time.monotonic()
-        tell(f"{total:,} lines" + (f", {kept:,} of them done before" if kept else ""))
+        log(f"{total:,} lines" + (f", {kept:,} of them done before" if kept else ""))
 
     def step(self, lines: int, done: int, shards: int) -> None:
         self.new += lines
@@ -197,7 +197,7 @@ class _Pace:
         self.last = now
         speed = self.new / max(now - self.begin, 1e-3)
         left = (self.total - self.kept - self.new) / max(speed, 1e-3)
-        self.tell(
+        self.log(
             f"{self.kept + self.new:,} of {self.total:,} lines, {done:,} of {shards:,} files, {speed:,.0f} lines/s, "
             + (f"{left / 60:,.0f} min left" if left >= 90 else f"{left:.0f} s left")
         )

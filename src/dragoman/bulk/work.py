@@ -123,12 +123,12 @@ class Worker:
         self.job = job
         load = {"device": "cpu", **job.load}
         if load["device"] != "cpu":  # a name that the engine takes, without torch
-            from dragoman.training.distributed import World
+            from dragoman.training.distributed import DistributedContext
 
-            load["device"] = World(load["device"]).device
+            load["device"] = DistributedContext(load["device"]).device
         self.translator = Translator.load(job.model, **load)
-        self.about = self.translator.about
-        self.path = ", ".join(self.about.split(", ")[:2])  # not the number of threads, nor the reason
+        self.description = self.translator.description
+        self.path = ", ".join(self.description.split(", ")[:2])  # not the number of threads, nor the reason
 
     def translate(self, texts: Sequence[str], form: Form) -> Done:
         """All of the texts, in order."""

@@ -43,7 +43,7 @@ def atlas(
     from dragoman.interpret.heads.page import print_atlas, write_atlas
     from dragoman.interpret.heads.probes import load_material
     from dragoman.io.lines import read_lines
-    from dragoman.training.distributed import World
+    from dragoman.training.distributed import DistributedContext
 
     if alignment is not None and reference is None:
         raise UsageError(f"--alignment {alignment}: links are between two given texts: give --reference too")
@@ -62,17 +62,17 @@ def atlas(
             )
     elif alignment is not None:
         golds = read_alignment(Path(alignment), lines, targets or [])
-    say = RichReporter().say
-    network, material = load_material(model, lines, targets, golds, World(device).device)
+    log = RichReporter().log
+    network, material = load_material(model, lines, targets, golds, DistributedContext(device).device)
     if golds is not None and material.aligned < len(lines):
-        say(f"alignment: {len(lines) - material.aligned:,} lines do not count, the tokenizer makes other words of them")
+        log(f"alignment: {len(lines) - material.aligned:,} lines do not count, the tokenizer makes other words of them")
     found = atlas_of(network, material, cost)
     if as_json:
         typer.echo(json.dumps(found.to_json(), ensure_ascii=False, indent=1))
     else:
         print_atlas(found, console(stderr=False))
     if out is not None:
-        say(f"the page: {write_atlas(out, found, examples(network, material), _name(model))}")
+        log(f"the page: {write_atlas(out, found, examples(network, material), _name(model))}")
 
 
 def _name(model: Path) -> str:

@@ -27,13 +27,15 @@ def compare(
     from dragoman.cli.progress import RichReporter, console
     from dragoman.evaluation.compare import compare as compare_runs
     from dragoman.evaluation.compare.page import print_comparison, write_comparison
-    from dragoman.training.distributed import World
+    from dragoman.training.distributed import DistributedContext
 
-    say = RichReporter().say
-    comparison = compare_runs(runs, source, reference, device=World(device).device, tokenize=tokenize, say=say)
+    log = RichReporter().log
+    comparison = compare_runs(
+        runs, source, reference, device=DistributedContext(device).device, tokenize=tokenize, log=log
+    )
     page = write_comparison(out, comparison)
     if as_json:
         typer.echo(json.dumps(comparison.to_json(), ensure_ascii=False, indent=1))
     else:
         print_comparison(comparison, console(stderr=False))
-    say(f"the page: {page}")
+    log(f"the page: {page}")

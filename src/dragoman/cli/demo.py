@@ -65,10 +65,10 @@ def run_demo(
     """
     reporter = reporter or Reporter()
     config = demo_config(spelled_numbers.write(out / "corpus"), overrides)
-    reporter.say(f"dragoman demo: spelled numbers and dates, English to German, in {out}")
+    reporter.log(f"dragoman demo: spelled numbers and dates, English to German, in {out}")
     result = train(config, out / "run", reporter=reporter)
     if result.interrupted:
-        reporter.say("stopped and saved; run 'dragoman demo' again to go on")
+        reporter.log("stopped and saved; run 'dragoman demo' again to go on")
         return None
     translator = Translator.load(out / "run")
     test = config.parallel.test
@@ -80,11 +80,11 @@ def run_demo(
     exact = right / len(pairs)
     if console is not None:
         _show(console, translations, [r for _, r in pairs])
-    reporter.say(
+    reporter.log(
         f"exact match on {len(pairs):,} unseen items: {exact:.1%} ({result.progress.seconds:.0f} s of training)"
     )
     report = _report(config, translator, out / "run", exact, translations, [r for _, r in pairs])
-    reporter.say(f"the report: {write_report(out / 'report.html', report)}")
+    reporter.log(f"the report: {write_report(out / 'report.html', report)}")
     return exact
 
 

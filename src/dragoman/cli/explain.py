@@ -29,9 +29,9 @@ def explain(
     """Look inside: one input, every step of the model on it, as a page."""
     from dragoman.interpret.explain.explain import explain as look_inside
     from dragoman.interpret.explain.explain import write_explanation
-    from dragoman.training.distributed import World
+    from dragoman.training.distributed import DistributedContext
 
-    explanation = look_inside(model, source, target, beam=beam, device=World(device).device)
+    explanation = look_inside(model, source, target, beam=beam, device=DistributedContext(device).device)
     page = write_explanation(out, explanation)
     typer.echo(explanation.text)
     typer.echo(f"the page: {page}", err=True)

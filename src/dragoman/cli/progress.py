@@ -42,12 +42,12 @@ class RichReporter(Reporter):
         self._rows = 0
         self._begin = (0.0, 0.0)
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         self.console.print(text, markup=False, soft_wrap=True)
 
     def started(self, total: str, used: float) -> None:
         self._begin = (used, time.monotonic())
-        self.say(f"training for {total}" + (f", {used:.0%} of it done" if used else ""))
+        self.log(f"training for {total}" + (f", {used:.0%} of it done" if used else ""))
         if self.console.is_terminal:
             columns = (
                 BarColumn(),
@@ -71,7 +71,7 @@ class RichReporter(Reporter):
             return
         self._rows += 1
         if self._rows % self.quiet_every == 1:
-            self.say(f"{text}  {left} left")
+            self.log(f"{text}  {left} left")
 
     def _left(self, used: float) -> str:
         """The time left, if the budget goes on being used up as it was since training began (or went on)."""
@@ -88,7 +88,7 @@ class RichReporter(Reporter):
         if row.get("exact_match", 0) >= 1:
             parts.append(f"exact {row['exact_match']:.1f} %")
         average = " (average)" if "average" in row else ""
-        self.say(f"step {row['step']:,}{average}  {'  '.join(parts)}{'  best so far' if better else ''}")
+        self.log(f"step {row['step']:,}{average}  {'  '.join(parts)}{'  best so far' if better else ''}")
 
     def finished(self) -> None:
         if self._bar is not None:

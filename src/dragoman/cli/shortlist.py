@@ -25,6 +25,6 @@ def shortlist(
     """Learn which words may translate which, for 'translate --shortlist': faster where the vocabulary is large."""
     from dragoman.training.shortlist import learn_shortlist
 
-    learned = learn_shortlist(model, source, target, best, frequent, tell=lambda text: typer.echo(text, err=True))
+    learned = learn_shortlist(model, source, target, best, frequent, log=lambda text: typer.echo(text, err=True))
     for line in learned.lines():
         typer.echo(line)

@@ -14,7 +14,7 @@ import typer
 from dragoman.errors import DragomanError, UsageError
 from dragoman.io.writing import not_written
 
-__all__ = ["Output", "lines_of", "windows"]
+__all__ = ["OutputStream", "lines_of", "windows"]
 
 
 def lines_of(path: Path | None) -> Iterator[str]:
@@ -30,7 +30,7 @@ def lines_of(path: Path | None) -> Iterator[str]:
         yield decode_line(raw, number, "standard input")
 
 
-class Output:
+class OutputStream:
     """Writes lines, to standard output or to a file that appears only when it is complete.
 
     A link is followed; what is no file, such as a pipe or a device, is written to line by line.  source: what is read

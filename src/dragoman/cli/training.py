@@ -67,9 +67,9 @@ def train(
     reporter = RichReporter()
     result = train_run(document, run, reporter=reporter)
     if result.interrupted:
-        reporter.say(f"stopped and saved at step {result.progress.step:,}; go on with: {_command_line()}")
+        reporter.log(f"stopped and saved at step {result.progress.step:,}; go on with: {_command_line()}")
         raise typer.Exit(130)
-    reporter.say(f"done: {run} (step {result.progress.step:,}, {result.progress.seconds / 60:.1f} min)")
+    reporter.log(f"done: {run} (step {result.progress.step:,}, {result.progress.seconds / 60:.1f} min)")
     _say_test_score(document, run, reporter)
 
 
@@ -86,11 +86,11 @@ def _say_test_score(document: Config, run: Path, reporter: Reporter) -> None:
     from dragoman.data.corpus import corpus_spec, read_pairs
     from dragoman.evaluation.metrics import evaluate_model
     from dragoman.pipelines.translation import Translator
-    from dragoman.training.distributed import World
+    from dragoman.training.distributed import DistributedContext
 
     pairs = list(read_pairs(corpus_spec(document, document.data.test)))
     language = document.data.target_language
-    device = str(World(document.train.device).device)
+    device = str(DistributedContext(document.train.device).device)
     evaluation = evaluate_model(
         Translator.load(run, device, quantize="none"),
         [p.source for p in pairs],
@@ -98,7 +98,7 @@ def _say_test_score(document: Config, run: Path, reporter: Reporter) -> None:
         language=language,
     )
     for line in evaluation.lines():
-        reporter.say(f"test: {line}")
+        reporter.log(f"test: {line}")
 
 
 @app.command()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dragoman.cli.options import AsJson, Device, InputFile, Model, OutputFile, Quantize, Source, Tokenize, app
-from dragoman.cli.streams import Output, lines_of, windows
+from dragoman.cli.streams import OutputStream, lines_of, windows
 from dragoman.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ def _device(name: str) -> Any:
     """The device of that name; the CPU's stays a name, so that the engine starts without torch."""
     if name == "cpu":
         return name
-    from dragoman.training.distributed import World
+    from dragoman.training.distributed import DistributedContext
 
-    return World(name).device
+    return DistributedContext(name).device
 
 
 def _translator(model: Path, device: str, **options: Any) -> Translator:
@@ -102,12 +102,12 @@ def translate(
         _in_bulk(Job(model, {"device": device, **options}, given, prefix, jsonl), inputs, output, column, ray)
         return
     translator = _translator(model, device, **options)
-    typer.echo(translator.about, err=True)
+    typer.echo(translator.description, err=True)
     source = inputs[0] if inputs else None
     translations = translator.stream(lines_of(source), prefix=prefix, **given)
     flags: Counter[str] = Counter()
     form = form_of(jsonl, nbest)
-    with Output(output, source) as write:
+    with OutputStream(output, source) as write:
         for translation in translations:
             flags.update(translation.flags)
             write(rendered(translation, form))
@@ -124,7 +124,7 @@ def _in_bulk(job: Job, inputs: list[Path], output: Path | None, column: str | No
         )
     if not ray:
         _device(job.load["device"])
-    done = translate_bulk(job, inputs, output, column=column, ray=ray, tell=lambda text: typer.echo(text, err=True))
+    done = translate_bulk(job, inputs, output, column=column, ray=ray, log=lambda text: typer.echo(text, err=True))
     typer.echo(f"done: {done.lines:,} lines in {done.shards:,} files", err=True)
     _tell_flags(done.flags, job.jsonl)
 
@@ -154,7 +154,7 @@ def score(
         raise UsageError(f"{model}: a translation has a source: give --source")
     if kind == "text" and source is not None:
         raise UsageError(f"{model}: a language model reads no source: leave --source out")
-    with Output(None) as write:
+    with OutputStream(None) as write:
         if source is None:
             generator = _generator(model, device, quantize=quantize)
             for surprise in map(generator.surprise, lines_of(target)):
@@ -226,7 +226,7 @@ def generate(
         raise UsageError("--prompt and --input are given both; prompts come from one of them")
     generator = _generator(model, device)
     settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    with Output(output, input_) as write:
+    with OutputStream(output, input_) as write:
         for prompts in windows(prompt or lines_of(input_)):
             for found in generator.generate(prompts, max_tokens=max_tokens, sample=not greedy, **settings):
                 write(json.dumps(found.to_json(), ensure_ascii=False) if jsonl else found.text)
@@ -243,12 +243,12 @@ def label(
     """Tags for words, or a class for texts: N lines in, N lines out, in order."""
     from dragoman.models.model_folder import wrong_model
     from dragoman.pipelines.labelling import Labeller
-    from dragoman.training.distributed import World
+    from dragoman.training.distributed import DistributedContext
 
-    labeller = Labeller.load(model, World(device).device)
+    labeller = Labeller.load(model, DistributedContext(device).device)
     if labeller.config.data.kind == "images":
         raise wrong_model(model, labeller.config, "reads no text")
-    with Output(output, input_) as write:
+    with OutputStream(output, input_) as write:
         for lines in windows(lines_of(input_)):
             for found in labeller.label(lines):
                 write(json.dumps(found.to_json(), ensure_ascii=False) if jsonl else str(found))
@@ -264,12 +264,12 @@ def parse(
 ) -> None:
     """Constituency trees in Penn brackets: N lines in (words with spaces between them), N lines out, in order."""
     from dragoman.pipelines.parsing import Parser
-    from dragoman.training.distributed import World
+    from dragoman.training.distributed import DistributedContext
 
-    parser = Parser.load(model, World(device).device)
+    parser = Parser.load(model, DistributedContext(device).device)
     given: dict[str, Any] = {} if beam is None else {"beam": beam}
     mended = 0
-    with Output(output, input_) as write:
+    with OutputStream(output, input_) as write:
         for lines in windows(lines_of(input_)):
             for tree, whole in parser.parse(lines, **given):
                 write(str(tree) if tree.children else "")

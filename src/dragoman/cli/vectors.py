@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dragoman.cli.options import app
-from dragoman.cli.streams import Output, lines_of
+from dragoman.cli.streams import OutputStream, lines_of
 from dragoman.errors import UsageError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def vectors(
         asked[word,] = words.neighbours(word, count, measure)  # type: ignore[arg-type]
     for text in analogy or []:
         asked[_three(text)] = words.analogy(*_three(text), count)
-    with Output(None) as write:
+    with OutputStream(None) as write:
         for question, answers in asked.items():
             for answer in answers:
                 write(f"{' '.join(question)}\t{answer.word}\t{answer.value:.4f}")
@@ -78,7 +78,7 @@ def _trained(file: Path, texts: list[Path], kind: Any, size: int, min_count: int
             yield from lines_of(text)
 
     check_target(file)
-    words = train_vectors(lines(), kind, size=size, min_count=min_count, tell=lambda line: typer.echo(line, err=True))
+    words = train_vectors(lines(), kind, size=size, min_count=min_count, log=lambda line: typer.echo(line, err=True))
     words.save(file)
     typer.echo(f"{file}: written", err=True)
     return words

@@ -16,11 +16,11 @@ from dragoman.errors import DataError, UsageError
 from dragoman.io.lines import clip, count_lines, decode_line, has_half_pair, open_lines, plain_suffix, read_lines
 
 __all__ = [
-    "Account",
     "CorpusSpec",
     "FilterRules",
-    "Pair",
+    "FilterStats",
     "PairFilter",
+    "SentencePair",
     "corpus_spec",
     "count_lines",
     "first_drift",
@@ -75,7 +75,7 @@ class CorpusSpec:
 
 
 @dataclass(frozen=True)
-class Pair:
+class SentencePair:
     """A source text and its target text, and the line (from 1) they stand on."""
 
     source: str
@@ -164,7 +164,7 @@ def parse_row(spec: CorpusSpec, text: str) -> tuple[str, str]:
         raise ValueError(f'not JSON: an integer has too many digits ("{clip(text, 60)}")') from error
 
 
-def _read_rows(spec: CorpusSpec, path: Path) -> Iterator[Pair]:
+def _read_rows(spec: CorpusSpec, path: Path) -> Iterator[SentencePair]:
     problems: list[str] = []
     for line, raw in enumerate(open_lines(path), start=1):
         try:
@@ -177,21 +177,21 @@ def _read_rows(spec: CorpusSpec, path: Path) -> Iterator[Pair]:
             continue
         # Once a line is bad the corpus will be refused: the rest is read only to tell the other bad places.
         if not problems:
-            yield Pair(source, target, line)
+            yield SentencePair(source, target, line)
     if problems:
         form = "two tab-separated texts" if plain_suffix(path) == ".tsv" else "one JSON object or array with both texts"
         raise DataError("\n".join([*problems, f"Each line must hold {form}: repair these lines or choose other keys."]))
 
 
-def _read_two(source: Path, target: Path) -> Iterator[Pair]:
+def _read_two(source: Path, target: Path) -> Iterator[SentencePair]:
     try:
         for line, (one, other) in enumerate(zip(read_lines(source), read_lines(target), strict=True), start=1):
-            yield Pair(one, other, line)
+            yield SentencePair(one, other, line)
     except ValueError as error:
         raise DataError(f"{source} or {target} changed while it was read. Start again when it is complete.") from error
 
 
-def read_pairs(spec: CorpusSpec) -> Iterator[Pair]:
+def read_pairs(spec: CorpusSpec) -> Iterator[SentencePair]:
     """Stream the pairs of a corpus; misaligned files are refused by this call, before the first pair.
 
     Raises DataError naming both counts and the place of first drift, or the file and the line of bad bytes or bad rows.
@@ -217,7 +217,7 @@ class FilterRules:
 
 
 @dataclass
-class Account:
+class FilterStats:
     """How many pairs were read, kept, and dropped by reason; read = kept + dropped at any moment."""
 
     read: int = 0
@@ -249,17 +249,17 @@ class PairFilter:
 
     def __init__(self, rules: FilterRules) -> None:
         self.rules = rules
-        self.account = Account()
+        self.account = FilterStats()
         self._seen: set[int] = set()
 
-    def __call__(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
+    def __call__(self, pairs: Iterable[SentencePair]) -> Iterator[SentencePair]:
         """Yield the pairs that are kept, without the whitespace around either text."""
         for pair in pairs:
-            stripped = Pair(pair.source.strip(), pair.target.strip(), pair.line)
+            stripped = SentencePair(pair.source.strip(), pair.target.strip(), pair.line)
             if self.judge(stripped) is None:
                 yield stripped
 
-    def judge(self, pair: Pair) -> str | None:
+    def judge(self, pair: SentencePair) -> str | None:
         """Enter one pair, without whitespace around it, into the account: None where it is kept, else the reason."""
         reason = self._reason(pair.source, pair.target)
         self.account.read += 1

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.config import Config
-from dragoman.data.corpus import Account, CorpusSpec, FilterRules, PairFilter, read_pairs
+from dragoman.data.corpus import CorpusSpec, FilterRules, FilterStats, PairFilter, read_pairs
 from dragoman.data.tokenizer import EOS, Tokenizer, train_tokenizer
 from dragoman.errors import DataError, ModelFolderError, TrainingError
 from dragoman.io.reading import RandomAccessFile, read_json
@@ -256,10 +256,10 @@ def content_hash(config: Config, specs: list[CorpusSpec], text: str | None = Non
     return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
 
-def build_store(config: Config, specs: list[CorpusSpec], cache: Path, say: Callable[[str], None]) -> Store:
+def build_store(config: Config, specs: list[CorpusSpec], cache: Path, log: Callable[[str], None]) -> Store:
     """The store of these corpora: built in `cache`, or reused when it is there already and undamaged.
 
-    `say` gets the account of what was read, kept and dropped.  Raises `DataError` when nothing is left to train on,
+    `log` gets the account of what was read, kept and dropped.  Raises `DataError` when nothing is left to train on,
     `TrainingError` when the store cannot be written.
     """
     text = text_hash(specs)
@@ -268,9 +268,9 @@ def build_store(config: Config, specs: list[CorpusSpec], cache: Path, say: Calla
         try:
             store = Store(folder, folder.name)
         except DamagedStoreError as error:
-            say(f"prepared data damaged, building it again: {error}")
+            log(f"prepared data damaged, building it again: {error}")
         else:
-            say(f"data: {store.account} (prepared before: {folder})")
+            log(f"data: {store.account} (prepared before: {folder})")
             return store
     unfinished = cache / f".{folder.name}.{os.getpid()}"
     try:
@@ -283,7 +283,7 @@ def build_store(config: Config, specs: list[CorpusSpec], cache: Path, say: Calla
         raise TrainingError(not_written(f"the prepared data ({folder})", error)) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    say(f"data: {account}")
+    log(f"data: {account}")
     return store
 
 
@@ -308,7 +308,7 @@ def _put(unfinished: Path, folder: Path) -> Store:
     return Store(folder, folder.name)
 
 
-def _fill(config: Config, specs: list[CorpusSpec], folder: Path) -> tuple[Account, list[dict[str, float]]]:
+def _fill(config: Config, specs: list[CorpusSpec], folder: Path) -> tuple[FilterStats, list[dict[str, float]]]:
     rules = config.parallel.filter
     keep = PairFilter(FilterRules(**rules.model_dump(exclude={"max_tokens"})))
     counts: list[int] = []
@@ -334,7 +334,7 @@ def _fill(config: Config, specs: list[CorpusSpec], folder: Path) -> tuple[Accoun
     return keep.account, [{"pairs": n, "weight": s.weight} for n, s in zip(kept, specs, strict=True)]
 
 
-def _encode(tokenizer: Tokenizer, folder: Path, counts: list[int], max_tokens: int, account: Account) -> list[int]:
+def _encode(tokenizer: Tokenizer, folder: Path, counts: list[int], max_tokens: int, account: FilterStats) -> list[int]:
     """Write ids and text of the pairs within `max_tokens`; return how many were kept of each corpus."""
     offsets = {s: array("q", [0]) for s in _SIDES}
     text_offsets = {s: array("q", [0]) for s in _SIDES}

@@ -16,34 +16,34 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from dragoman.decoding.pytorch.backend import PlainSearcher
-    from dragoman.decoding.pytorch.stream import Watched
+    from dragoman.decoding.pytorch.backend import TorchBackend
+    from dragoman.decoding.pytorch.stream import TokenStream
     from dragoman.models.seq2seq import Model
 
-__all__ = ["Ids", "Searcher", "plain_of", "plain_searcher"]
+__all__ = ["DecodingBackend", "Ids", "torch_backend", "torch_backend_of"]
 
 Ids = Sequence[int]
 
 
-class Searcher(ABC):
-    """A model at work on the plain path (`PlainSearcher`) or on the engine (`fast.FastSearcher`)."""
+class DecodingBackend(ABC):
+    """A model at work on the plain path (`TorchBackend`) or on the engine (`fast.NativeBackend`)."""
 
     device: torch.device | str
     """Where the work is done."""
     shortlist: Shortlist | None = None
     """The words that a sentence may use in a search; all where there is none.  `score` and `align` use all."""
-    load_scorer: Callable[[], Searcher] | None = None
-    """Loads the searcher that scores in float32; None where this one scores by itself: it is in float32, or its reduced
+    load_scorer: Callable[[], DecodingBackend] | None = None
+    """Loads the backend that scores in float32; None where this one scores by itself: it is in float32, or its reduced
     precision was requested."""
 
     @cached_property
-    def scorer(self) -> Searcher:
-        """The searcher whose `score` is returned to users: this one, or the same model in float32, loaded once."""
+    def scorer(self) -> DecodingBackend:
+        """The backend whose `score` is returned to users: this one, or the same model in float32, loaded once."""
         return self if self.load_scorer is None else self.load_scorer()
 
     @property
     @abstractmethod
-    def about(self) -> str:
+    def description(self) -> str:
         """Which path, which precision, and why: a line for a person."""
 
     @abstractmethod
@@ -56,7 +56,7 @@ class Searcher(ABC):
         """
 
     @abstractmethod
-    def live(self, source: Ids, prefix: Ids, settings: SearchSettings) -> Watched:
+    def live(self, source: Ids, prefix: Ids, settings: SearchSettings) -> TokenStream:
         """The search of one source, step by step (`search_live`)."""
 
     @abstractmethod
@@ -72,17 +72,17 @@ class Searcher(ABC):
         """The natural log-probability of each target token, for pairs of source and target, both with their end."""
 
 
-def plain_searcher(model: Model, device: str | torch.device) -> Searcher:
+def torch_backend(model: Model, device: str | torch.device) -> DecodingBackend:
     """The plain path of a model."""
-    from dragoman.decoding.pytorch.backend import PlainSearcher  # here, so that the engine searches without torch
+    from dragoman.decoding.pytorch.backend import TorchBackend  # here, so that the engine searches without torch
 
-    return PlainSearcher(model, device)
+    return TorchBackend(model, device)
 
 
-def plain_of(searcher: Searcher) -> PlainSearcher:
-    """The searcher itself, or the plain path of the engine."""
-    from dragoman.decoding.pytorch.backend import PlainSearcher
+def torch_backend_of(backend: DecodingBackend) -> TorchBackend:
+    """The backend itself, or the plain path of the engine."""
+    from dragoman.decoding.pytorch.backend import TorchBackend
 
-    plain = getattr(searcher, "plain", searcher)
-    assert isinstance(plain, PlainSearcher)
+    plain = getattr(backend, "plain", backend)
+    assert isinstance(plain, TorchBackend)
     return plain

@@ -17,8 +17,8 @@ import dragoman
 from dragoman.config import Config
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.data.vocabulary import load_vocabulary
-from dragoman.decoding.backend import Searcher
-from dragoman.decoding.native.backend import FastSearcher
+from dragoman.decoding.backend import DecodingBackend
+from dragoman.decoding.native.backend import NativeBackend
 from dragoman.decoding.native.engine import Engine, usable_cores
 from dragoman.decoding.native.library import VERSION, Precision, load_native, missing
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
@@ -36,7 +36,7 @@ from dragoman.models.model_folder import (
 if TYPE_CHECKING:
     import torch
 
-    from dragoman.decoding.pytorch.backend import PlainSearcher
+    from dragoman.decoding.pytorch.backend import TorchBackend
 
 __all__ = ["EngineChoice", "Quantize", "load_searcher"]
 
@@ -52,7 +52,7 @@ _LARGEST_RECORD = 1 << 20
 """Bytes at most of the `.json` beside a packed model."""
 
 
-class Unpacked(DragomanError):
+class BackendUnavailable(DragomanError):
     """Why a model runs on the plain path."""
 
 
@@ -65,18 +65,18 @@ def load_searcher(
     engine: EngineChoice = "auto",
     threads: int | None = None,
     shortlist: bool = False,
-) -> tuple[Searcher, Tokenizer, Config]:
-    """Searcher, tokenizer and configuration of a model that writes text; the arguments are `Translator.load`'s.
+) -> tuple[DecodingBackend, Tokenizer, Config]:
+    """DecodingBackend, tokenizer and configuration of a model that writes text; the arguments are `Translator.load`'s.
 
     kind: of the data it must have learned from, "parallel" or "text"; lack: what is said of any other model.
 
     Raises ModelFolderError, and UsageError for what cannot be had here or is no such choice.
     """
     _check(quantize, engine, threads)
-    searcher, vocabulary, config = _searcher(path, kind, lack, device, quantize, engine, threads)
+    backend, vocabulary, config = _searcher(path, kind, lack, device, quantize, engine, threads)
     if shortlist:
-        searcher.shortlist = load_shortlist(path)
-    return searcher, vocabulary, config
+        backend.shortlist = load_shortlist(path)
+    return backend, vocabulary, config
 
 
 def load_shortlist(path: str | Path) -> Shortlist:
@@ -93,17 +93,17 @@ def _searcher(
     quantize: Quantize,
     engine: EngineChoice,
     threads: int | None,
-) -> tuple[Searcher, Tokenizer, Config]:
+) -> tuple[DecodingBackend, Tokenizer, Config]:
     required = engine == "fast" or quantize in ("int8", "bf16")
     if engine == "plain":
         return _plain(path, kind, lack, device, "")
     try:
         if str(device) != "cpu" and engine == "fast":
-            raise Unpacked(f"the native engine is for the CPU, not for {device}")
+            raise BackendUnavailable(f"the native engine is for the CPU, not for {device}")
         if str(device) != "cpu":
             return _repeated(path, kind, lack, device, quantize)
         return _fast(path, kind, lack, quantize, threads or usable_cores())
-    except Unpacked as reason:
+    except BackendUnavailable as reason:
         if required:
             raise UsageError(f"{path}: {reason}; accepted here: engine = auto and quantize = auto or none") from None
         return _plain(path, kind, lack, device, str(reason))
@@ -125,53 +125,53 @@ def _check(quantize: str, engine: str, threads: int | None) -> None:
 
 def _repeated(
     path: str | Path, kind: str, lack: str, device: str | torch.device, quantize: Quantize
-) -> tuple[Searcher, Tokenizer, Config]:
+) -> tuple[DecodingBackend, Tokenizer, Config]:
     """Of a GPU: a step that it repeats by itself, in half the bytes a weight where that is allowed."""
     import torch
 
-    from dragoman.decoding.cuda_graphs.backend import GraphSearcher, unrepeatable
+    from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend, cuda_graph_unsupported_reasons
 
     if torch.device(device).type != "cuda":
-        raise Unpacked(f"the native engine is for the CPU, and CUDA graphs are for CUDA, not for {device}")
+        raise BackendUnavailable(f"the native engine is for the CPU, and CUDA graphs are for CUDA, not for {device}")
     if quantize == "int8":
-        raise Unpacked("int8 is for the CPU; a GPU takes bf16")
+        raise BackendUnavailable("int8 is for the CPU; a GPU takes bf16")
     folder = find_model(path)
     plain, vocabulary, config = _plain(folder, kind, lack, device, "")
-    reasons = unrepeatable(plain.model)
+    reasons = cuda_graph_unsupported_reasons(plain.model)
     if reasons:
         plain.why = "the GPU cannot repeat its steps by itself: " + "; ".join(reasons)
         if quantize == "bf16":
-            raise Unpacked(plain.why)
+            raise BackendUnavailable(plain.why)
         return plain, vocabulary, config
     with torch.cuda.device(plain.model.device):
         quick = torch.cuda.is_bf16_supported(including_emulation=False)
     short = quantize == "bf16" or (quantize == "auto" and quick)
-    searcher = GraphSearcher(plain.model.bfloat16() if short else plain.model, device)
+    backend = CudaGraphBackend(plain.model.bfloat16() if short else plain.model, device)
     if short and quantize == "auto":
-        searcher.load_scorer = lambda: _plain(folder, kind, lack, device, "")[0]
-    return searcher, vocabulary, config
+        backend.load_scorer = lambda: _plain(folder, kind, lack, device, "")[0]
+    return backend, vocabulary, config
 
 
 def _plain(
     path: str | Path, kind: str, lack: str, device: str | torch.device, why: str
-) -> tuple[PlainSearcher, Tokenizer, Config]:
-    from dragoman.decoding.pytorch.backend import PlainSearcher
+) -> tuple[TorchBackend, Tokenizer, Config]:
+    from dragoman.decoding.pytorch.backend import TorchBackend
     from dragoman.models.seq2seq import Model
 
     network, vocabulary, config = load_network(path)
     if config.data.kind != kind or not isinstance(network, Model) or not isinstance(vocabulary, Tokenizer):
         raise wrong_model(path, config, lack)
-    return PlainSearcher(network, device, why), vocabulary, config
+    return TorchBackend(network, device, why), vocabulary, config
 
 
 def _fast(
     path: str | Path, kind: Literal["parallel", "text"], lack: str, quantize: Quantize, threads: int
-) -> tuple[Searcher, Tokenizer, Config]:
+) -> tuple[DecodingBackend, Tokenizer, Config]:
     native, precision = load_native(), PRECISIONS[quantize]
     if native is None:
-        raise Unpacked(f"no native engine, which would be some ten times as fast: {missing()}")
+        raise BackendUnavailable(f"no native engine, which would be some ten times as fast: {missing()}")
     if precision == "bfloat16" and not native.library.dragoman_bfloat16():
-        raise Unpacked(f"this processor does not multiply bfloat16 ({native.build})")
+        raise BackendUnavailable(f"this processor does not multiply bfloat16 ({native.build})")
     folder = find_model(path)
     meta = verify(folder, but=("model.safetensors", "training.safetensors"))
     config = read_config(folder)
@@ -180,13 +180,13 @@ def _fast(
         raise wrong_model(path, config, lack)
     engine = _engine(folder, _origin(precision, meta, config, vocabulary))
 
-    def plain() -> Searcher:
+    def plain() -> DecodingBackend:
         return _plain(folder, kind, lack, "cpu", "the engine has handed over")[0]
 
-    searcher = FastSearcher(engine, precision, threads, plain)
+    backend = NativeBackend(engine, precision, threads, plain)
     if quantize == "auto":
-        searcher.load_scorer = lambda: _searcher(folder, kind, lack, "cpu", "none", "auto", threads)[0]
-    return searcher, vocabulary, config
+        backend.load_scorer = lambda: _searcher(folder, kind, lack, "cpu", "none", "auto", threads)[0]
+    return backend, vocabulary, config
 
 
 def _origin(precision: Precision, meta: dict[str, Any], config: Config, vocabulary: Tokenizer) -> dict[str, Any]:
@@ -218,7 +218,7 @@ def _engine(folder: Path, origin: dict[str, Any]) -> Engine:
             with tempfile.TemporaryDirectory(prefix="dragoman-") as place:
                 return _pack(folder, Path(place) / packed.name, origin)
         except (OSError, TrainingError) as error:
-            raise Unpacked(
+            raise BackendUnavailable(
                 f"the packed model can be written neither to {packed.parent} nor to a temporary folder ({error}); "
                 "make room there, or set TMPDIR to a folder with room"
             ) from None
@@ -250,12 +250,12 @@ def _pack(folder: Path, packed: Path, origin: dict[str, Any]) -> Engine:
     network, _, _ = load_network(folder)
     reasons = unsupported(network)
     if reasons:
-        raise Unpacked("the native engine does not have it: " + "; ".join(reasons))
+        raise BackendUnavailable("the native engine does not have it: " + "; ".join(reasons))
     pack(network, packed, origin["precision"], origin["positions"])
     try:
         engine = Engine(packed)
     except DragomanError as error:
-        raise Unpacked(str(error)) from None
+        raise BackendUnavailable(str(error)) from None
     about = origin | {"sha256": hashlib.sha256(engine.content).hexdigest()}
     write_file(packed.with_suffix(".json"), json.dumps(about, indent=1).encode())
     return engine

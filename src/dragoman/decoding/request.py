@@ -19,7 +19,7 @@ from dragoman.decoding.processors import (
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import DragomanError, UsageError
 
-__all__ = ["Task", "not_numbers"]
+__all__ = ["SearchRequest", "not_numbers"]
 
 
 def not_numbers(where: str) -> DragomanError:
@@ -31,7 +31,7 @@ def not_numbers(where: str) -> DragomanError:
 
 
 @dataclass(frozen=True)
-class Task:
+class SearchRequest:
     """src: (B, S) ids; src_mask: (B, S) True = a word; limits: B target lengths, end of sentence included.
 
     prefixes: what each target must begin with, B lists of ids.
@@ -47,7 +47,7 @@ class Task:
     @classmethod
     def build(
         cls, src: Tensor, src_mask: Tensor | None, settings: SearchSettings, prefix: Sequence[Sequence[int]] | None
-    ) -> Task:
+    ) -> SearchRequest:
         """Raises UsageError when there is not one prefix a sentence."""
         count = src.size(0)
         if prefix is not None and len(prefix) != count:

@@ -73,7 +73,7 @@ class Shortlist:
         return found
 
     @property
-    def about(self) -> str:
+    def description(self) -> str:
         """For a person."""
         return f"shortlist ({self.best} a word and {len(self.frequent)})"
 
@@ -131,7 +131,7 @@ class AlignedWords:
         self.targets: Counter[int] = Counter()
 
     def add(self, source: Sequence[int], target: Sequence[int], weights: NDArray[np.float32]) -> None:
-        """Count a pair; weights (T, S): how much each target word looked at each source word (`Searcher.align`).
+        """Count a pair; weights (T, S): how much each target word looked at each source word (`DecodingBackend.align`).
 
         Each target word counts with the source word that it looked at most; the end, which is on every list, does not.
         """

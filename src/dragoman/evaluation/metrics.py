@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from dragoman.pipelines.translation import Translator
 
 __all__ = [
-    "Comparison",
     "Evaluation",
     "Metric",
-    "Overlap",
     "Significance",
+    "SignificanceTest",
+    "TrainTestOverlap",
     "bleu_tokenizer",
     "compare",
     "corpus_scores",
@@ -90,7 +90,7 @@ class Significance:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class SignificanceTest:
     """All metrics of two systems; `samples` resamples of the test set."""
 
     bleu: Significance
@@ -104,7 +104,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Overlap:
+class TrainTestOverlap:
     """How many of `total` test lines are also training lines, and the first of them by number (from 1) and text."""
 
     seen: int
@@ -136,7 +136,7 @@ class Evaluation:
     ter: Metric
     sentences: int
     literature: Metric | None = None
-    against: Comparison | None = None
+    against: SignificanceTest | None = None
     flags: dict[str, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -246,7 +246,7 @@ def literature_bleu(hypotheses: Sequence[str], references: References, language:
 
 def compare(
     a: Sequence[str], b: Sequence[str], references: References, samples: int = 1000, tokenize: str = "13a"
-) -> Comparison:
+) -> SignificanceTest:
     """Is a better than b, or was it chance?  Paired bootstrap resampling (Koehn 2004) with `samples` resamples.
 
     The resamples are the same every time: sacreBLEU's seed, which SACREBLEU_SEED changes and the signatures name.
@@ -275,10 +275,10 @@ def compare(
             p_value=p_value,
             signature=str(signatures[name]),
         )
-    return Comparison(found["bleu"], found["chrf"], found["ter"], samples)
+    return SignificanceTest(found["bleu"], found["chrf"], found["ter"], samples)
 
 
-def overlap(train_sources: Iterable[str], test_sources: Sequence[str], examples: int = 5) -> Overlap:
+def overlap(train_sources: Iterable[str], test_sources: Sequence[str], examples: int = 5) -> TrainTestOverlap:
     """Test lines that are also training lines, but for spaces and case; blank lines do not count."""
     wanted: dict[str, list[int]] = {}
     for number, text in enumerate(test_sources, start=1):
@@ -287,7 +287,7 @@ def overlap(train_sources: Iterable[str], test_sources: Sequence[str], examples:
     seen = {plain for text in train_sources if (plain := _plain(text)) in wanted}
     lines = sorted(number for plain in seen for number in wanted[plain])
     first = tuple((number, test_sources[number - 1]) for number in lines[:examples])
-    return Overlap(len(lines), len(test_sources), first)
+    return TrainTestOverlap(len(lines), len(test_sources), first)
 
 
 def warn_of_overlap(model: str | Path, sources: Sequence[str]) -> str:

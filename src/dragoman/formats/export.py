@@ -22,7 +22,7 @@ from dragoman.formats.ctranslate2 import (
     unsupported,
     write_specification,
 )
-from dragoman.formats.parity import Material, Parity, compare, material_of
+from dragoman.formats.parity import Parity, ParityCases, compare, parity_cases
 from dragoman.formats.usage import usage
 from dragoman.io.writing import flush_file, flush_folder, not_written
 from dragoman.models.seq2seq import Model
@@ -78,7 +78,7 @@ def export(
     reasons = unsupported(config.model)
     if reasons:
         raise UsageError("\n".join([f"{model}: CTranslate2 cannot run this model:", *(f"  - {r}" for r in reasons)]))
-    material = material_of(network, vocabulary, config, None if check is None else Path(check))
+    material = parity_cases(network, vocabulary, config, None if check is None else Path(check))
     with _whole_or_not_at_all(folder) as unfinished:
         done = _write_and_compare(network, vocabulary, config, unfinished, cast(Quantization, quantization), material)
         _describe(done, vocabulary, find_model(model))
@@ -122,7 +122,12 @@ def _whole_or_not_at_all(folder: Path) -> Iterator[Path]:
 
 
 def _write_and_compare(
-    network: Model, tokenizer: Tokenizer, config: Config, folder: Path, quantization: Quantization, material: Material
+    network: Model,
+    tokenizer: Tokenizer,
+    config: Config,
+    folder: Path,
+    quantization: Quantization,
+    material: ParityCases,
 ) -> Export:
     source = [tokenizer.source_piece(i) for i in range(tokenizer.source_size)]
     target = [tokenizer.target_piece(i) for i in range(tokenizer.target_size)]

@@ -30,10 +30,10 @@ from dragoman.config.data import resolve_path
 from dragoman.data.batching import collate_source
 from dragoman.data.buckets import batches_within
 from dragoman.data.tokenizer import BOS, EOS, PAD, Tokenizer
-from dragoman.decoding.pytorch.beam import Step, beam_search
+from dragoman.decoding.pytorch.beam import BeamStep, beam_search
 from dragoman.decoding.pytorch.sampling import greedy
 from dragoman.decoding.pytorch.stepper import ModelStepper
-from dragoman.decoding.request import Task
+from dragoman.decoding.request import SearchRequest
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import DataError, UsageError
 from dragoman.io.lines import read_lines
@@ -41,7 +41,7 @@ from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.seq2seq import Model
 from dragoman.nn.state import DecodeState
 
-__all__ = ["CLOSE", "Case", "Counts", "Material", "Parity", "Peer", "WordStepper", "compare", "material_of"]
+__all__ = ["CLOSE", "Case", "Counts", "Parity", "ParityCases", "Peer", "WordStepper", "compare", "parity_cases"]
 
 CLOSE = 1e-3
 """Natural-log probabilities nearer than this are equal."""
@@ -59,7 +59,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Material:
+class ParityCases:
     """What both are asked about, in words, and how many target tokens a search may write behind the prefix."""
 
     cases: list[Case]
@@ -124,7 +124,7 @@ class Peer(Protocol):
 # ------------------------------------------------------------------------------------------------------------ material
 
 
-def material_of(model: Model, tokenizer: Tokenizer, config: Config, check: Path | None) -> Material:
+def parity_cases(model: Model, tokenizer: Tokenizer, config: Config, check: Path | None) -> ParityCases:
     """Up to 200 lines of `check`, or of the model's own text, or rows of random words.
 
     Lines longer than the model takes are left out.  Raises DataError where `check` has none that can be used.
@@ -142,8 +142,8 @@ def material_of(model: Model, tokenizer: Tokenizer, config: Config, check: Path 
     if language_model:
         prompt = min(_PROMPT, (longest - 1) // 2)
         room = max(1, min(_CONTINUATION, longest - prompt - 1))
-        return Material([Case([], ids[:-1][:prompt]) for ids in rows], f"beginnings of {text}", room)
-    return Material([Case(ids, []) for ids in rows], text, max(map(len, rows)) + config.search.max_extra - 1)
+        return ParityCases([Case([], ids[:-1][:prompt]) for ids in rows], f"beginnings of {text}", room)
+    return ParityCases([Case(ids, []) for ids in rows], text, max(map(len, rows)) + config.search.max_extra - 1)
 
 
 def _own_lines(config: Config) -> tuple[Iterator[str], str]:
@@ -172,7 +172,7 @@ def _random_rows(vocab: int, longest: int) -> list[list[int]]:
 # ---------------------------------------------------------------------------------------------------------- comparison
 
 
-def compare(model: Model, peer: Peer, material: Material, width: int) -> Parity:
+def compare(model: Model, peer: Peer, material: ParityCases, width: int) -> Parity:
     """Put the three questions to both; width: of the beam."""
     with torch.no_grad():
         return _Comparison(model.eval(), peer, material).report(width)
@@ -199,7 +199,7 @@ class WordStepper(ModelStepper):
 class _Comparison:
     """One model and one peer on the same cases."""
 
-    def __init__(self, model: Model, peer: Peer, material: Material) -> None:
+    def __init__(self, model: Model, peer: Peer, material: ParityCases) -> None:
         self.model, self.peer, self.material = model, peer, material
         self.stepper = ModelStepper(model)
 
@@ -213,14 +213,14 @@ class _Comparison:
         outcomes = self._greedy_counts(ours), self._beam_counts(ours, width)
         return Parity(self.peer.name, self.material.text, len(cases), max(off), mean, *outcomes, width)
 
-    def _task(self, cases: Sequence[Case], settings: SearchSettings, limit: int) -> Task:
+    def _task(self, cases: Sequence[Case], settings: SearchSettings, limit: int) -> SearchRequest:
         """limit: target tokens at most, without prefix and end of sentence."""
         if cases[0].source:
             src, mask = collate_source([case.source for case in cases])
         else:
             src, mask = torch.zeros(len(cases), 0, dtype=torch.long), None
         prefixes = [case.prefix for case in cases] if any(case.prefix for case in cases) else None
-        task = Task.build(src.to(self.model.device), mask, settings, prefixes)
+        task = SearchRequest.build(src.to(self.model.device), mask, settings, prefixes)
         return replace(task, limits=[len(case.prefix) + limit + 1 for case in cases])
 
     def _score(self, case: Case, ids: Sequence[int], scale: Callable[[Tensor], Tensor] = _all_words) -> list[float]:
@@ -271,9 +271,9 @@ class _Comparison:
     def _beams(self, cases: Sequence[Case], width: int, length: int) -> Iterator[str]:
         start = len(cases[0].prefix)
         settings = SearchSettings(beam=width, nbest=width, alpha=0, min_length=start + length)
-        steps: list[Step] = []
+        steps: list[BeamStep] = []
 
-        def watch(step: Step, goes_on: list[bool]) -> None:
+        def watch(step: BeamStep, can_improve: list[bool]) -> None:
             steps.append(step)
 
         found = beam_search(WordStepper(self.model), self._task(cases, settings, length), watch)
@@ -289,7 +289,7 @@ class _Comparison:
                 ties = [self._nearly_kept(case, ids, row, steps) for ids in targets - ours]
                 yield "tie" if all(ties) else "different"
 
-    def _nearly_kept(self, case: Case, ids: Sequence[int], row: int, steps: Sequence[Step]) -> bool:
+    def _nearly_kept(self, case: Case, ids: Sequence[int], row: int, steps: Sequence[BeamStep]) -> bool:
         """Whether a target was as good as the last of our beam where we lost it; row: that of the case in the steps."""
         sums = itertools.accumulate(self._score(case, ids, _words_only))
         whole = torch.tensor([*case.prefix, *ids])

@@ -3,7 +3,7 @@
 A change is what `inside.record.replace` takes: the name of a tap and what stands in for its tensor.  The functions
 here make the usual ones:
 
-    without_heads       the output of a head becomes 0, or its mean (Michel et al. 2019; Voita et al. 2019)
+    ablate_heads       the output of a head becomes 0, or its mean (Michel et al. 2019; Voita et al. 2019)
     without_sublayers   a sub-layer adds nothing: x + 0
     patched             what another run had in a place (activation patching; Vig et al. 2020)
     with_weights        a head attends to what it is told
@@ -37,6 +37,7 @@ __all__ = [
     "Changed",
     "Effect",
     "Shift",
+    "ablate_heads",
     "attentions",
     "effect",
     "evaluating",
@@ -47,7 +48,6 @@ __all__ = [
     "query_mask",
     "sublayers",
     "with_weights",
-    "without_heads",
     "without_sublayers",
 ]
 
@@ -96,7 +96,7 @@ def query_mask(network: Network, name: str, batch: Batch, queries: int) -> Tenso
 # ----------------------------------------------------------------------------------------------------- making changes
 
 
-def without_heads(
+def ablate_heads(
     model: nn.Module, heads: Mapping[str, Sequence[int]], means: Mapping[str, Tensor] | None = None
 ) -> dict[str, Change]:
     """Changes that silence heads: `{"decoder.layers.0.cross_attn": [0, 2]}`, numbers from 0.
@@ -190,7 +190,7 @@ def with_weights(model: nn.Module, attention: str, head: int, weights: Tensor) -
     weights: (Tk,) for every query, or (Tq, Tk).  Raises UsageError for an attention or a head that there is not, and,
     when the model runs, for a shape that does not fit.
     """
-    without_heads(model, {attention: [head]})  # says what is wrong with the two
+    ablate_heads(model, {attention: [head]})  # says what is wrong with the two
 
     def change(x: Tensor) -> Tensor:  # (N, H, Tq, Tk)
         x = x.clone()
@@ -238,7 +238,7 @@ def loss_of(network: Network, batches: Iterable[Batch]) -> float:
 
 
 def mean_outputs(network: Network, batches: Iterable[Batch]) -> dict[str, Tensor]:
-    """Attention -> the mean of what each head says over all words, (H, Dh): what `without_heads` may put in its place.
+    """Attention -> the mean of what each head says over all words, (H, Dh): what `ablate_heads` may put in its place.
 
     A head that always says the same can be silenced by 0 only at a cost, by its mean at none.
     """

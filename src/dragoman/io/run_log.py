@@ -22,7 +22,7 @@ __all__ = ["Reporter", "RunLog", "read_log"]
 class Reporter:
     """Hears what happens in training; this one keeps quiet, the command line's draws progress."""
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """A sentence for the user."""
 
     def started(self, total: str, used: float) -> None:

@@ -45,7 +45,7 @@ from dragoman.nn.layers import (
     EncoderLayer,
     FeedForward,
     LayerNorm,
-    Output,
+    OutputProjection,
     RMSNorm,
     SubLayer,
 )
@@ -100,7 +100,7 @@ def _transformer(config: TransformerConfig, src_vocab: int, tgt_vocab: int, shar
 
 
 def _decoder_only(config: DecoderOnlyConfig, vocab: int) -> DecoderOnly:
-    embedding, output = Embedding(vocab, config.d_model), Output(config.d_model, vocab)
+    embedding, output = Embedding(vocab, config.d_model), OutputProjection(config.d_model, vocab)
     if config.tie == "all":
         output.weight = embedding.weight
     layers = [_encoder_layer(config) for _ in range(config.n_layers)]
@@ -109,7 +109,7 @@ def _decoder_only(config: DecoderOnlyConfig, vocab: int) -> DecoderOnly:
 
 
 def _encoder_only(config: EncoderOnlyConfig, vocab: int, labels: int) -> EncoderOnly:
-    embedding, output = Embedding(vocab, config.d_model), Output(config.d_model, labels)
+    embedding, output = Embedding(vocab, config.d_model), OutputProjection(config.d_model, labels)
     if config.tie == "all":
         output.weight = embedding.weight
     return EncoderOnly(_encoder(config, embedding, config.n_layers), output, config.pooling)
@@ -117,7 +117,7 @@ def _encoder_only(config: EncoderOnlyConfig, vocab: int, labels: int) -> Encoder
 
 def _vision(config: VisionConfig, patch_numbers: int, labels: int) -> Vision:
     layers = [_encoder_layer(config) for _ in range(config.n_layers)]
-    output = Output(config.d_model, labels)
+    output = OutputProjection(config.d_model, labels)
     position = _positions(config, bidirectional=True)
     return Vision(
         patch_numbers, config.d_model, config.n_patches, position, layers, _final_norm(config), output, config.dropout
@@ -129,11 +129,11 @@ def _vision(config: VisionConfig, patch_numbers: int, labels: int) -> Vision:
 
 def _embeddings(
     config: TransformerConfig | RecurrentConfig | ConvolutionalConfig, src_vocab: int, tgt_vocab: int, shared: bool
-) -> tuple[Embedding, Embedding, Output]:
+) -> tuple[Embedding, Embedding, OutputProjection]:
     """Source and target embedding and the output layer, which share one matrix where `tie` says so."""
     src = Embedding(src_vocab, config.d_model)
     tgt = src if config.tie == "all" and shared else Embedding(tgt_vocab, config.d_model)
-    output = Output(config.d_model, tgt_vocab)
+    output = OutputProjection(config.d_model, tgt_vocab)
     if config.tie != "none":
         output.weight = tgt.weight
     return src, tgt, output

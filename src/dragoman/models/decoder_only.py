@@ -67,10 +67,10 @@ class DecoderOnly(Model):
 
     def decode_hidden(self, tokens: Tensor, state: DecodeState) -> Tensor:
         pos, keys = state.next(tokens.size(1), tokens.device)
-        self.positions.reach(keys, self.embedding.weight)
+        self.positions.ensure_length(keys, self.embedding.weight)
         x, state.carry = self.positions.embed(self.embedded(self.embedding(tokens)), pos, state.carry)
         x = self.dropout(self.positioned(x))  # (N, T, D)
-        bias, causal = order_bias(self.positions, pos, keys, x.dtype, state.hides)
+        bias, causal = order_bias(self.positions, pos, keys, x.dtype, state.needs_future_mask)
         # Without records nothing is kept: this call takes the whole text.
         caches: Sequence[LayerState | None] = state.layers or [None] * len(self.layers)
         for layer, cache in zip(self.layers, caches, strict=True):

@@ -23,18 +23,18 @@ __all__ = ["Decoder", "Encoder", "Transformer", "order_bias"]
 
 
 def order_bias(
-    positions: Positions, pos: Tensor, keys: int, dtype: torch.dtype, hides: bool
+    positions: Positions, pos: Tensor, keys: int, dtype: torch.dtype, needs_future_mask: bool
 ) -> tuple[Tensor | None, bool]:
     """What is added to the scores of positions pos (T,) against all `keys`, and whether "causal" says the rest.
 
-    (H or 1, T, Tk) or None: where nothing but the order counts, attention makes it, or has it already.  hides: whether
-    there are keys beyond the last of pos.
+    (H or 1, T, Tk) or None: where only the order counts, attention makes it, or has it already.  needs_future_mask: whether
+    keys exist beyond the last of pos.
     """
     k_pos = torch.arange(keys, device=pos.device)
     static = positions.static_bias(pos, k_pos)  # (H, T, Tk)
-    if pos.numel() == 1 and not hides:
+    if pos.numel() == 1 and not needs_future_mask:
         return static, False
-    if static is None and not hides:
+    if static is None and not needs_future_mask:
         return None, True
     order = causal_bias(pos, k_pos, dtype)
     return order if static is None else order + static, False
@@ -79,7 +79,7 @@ class Encoder(nn.Module):
     def forward(self, src: Tensor, src_mask: Tensor | None) -> Tensor:
         """src (B, S), src_mask (B, S) or None -> (B, S, D)."""
         pos = torch.arange(src.size(1), device=src.device)
-        self.positions.reach(src.size(1), self.embedding.weight)
+        self.positions.ensure_length(src.size(1), self.embedding.weight)
         x, _ = self.positions.embed(self.embedded(self.embedding(src)), pos, None)
         x = self.dropout(self.positioned(x))  # (B, S, D)
         bias = None if src_mask is None else mask_to_bias(src_mask[:, None, None, :], x.dtype)  # (B, 1, 1, S)
@@ -126,10 +126,10 @@ class Decoder(nn.Module):
     def forward(self, tokens: Tensor, state: DecodeState) -> Tensor:
         """tokens (N, T), the next T of every row -> hidden states (N, T, D)."""
         pos, keys = state.next(tokens.size(1), tokens.device)
-        self.positions.reach(keys, self.embedding.weight)
+        self.positions.ensure_length(keys, self.embedding.weight)
         x, state.carry = self.positions.embed(self.embedded(self.embedding(tokens)), pos, state.carry)
         x = self.dropout(self.positioned(x))  # (N, T, D)
-        bias, causal = order_bias(self.positions, pos, keys, x.dtype, state.hides)
+        bias, causal = order_bias(self.positions, pos, keys, x.dtype, state.needs_future_mask)
         for layer, record in zip(self.layers, state.layers, strict=True):
             assert isinstance(record, _Record)
             x = layer(x, self.positions, pos, bias, causal, record.own, record.cross, state.memory_bias)

@@ -80,7 +80,7 @@ class Vision(Network):
             )
         x = torch.cat([self.class_token.expand(src.size(0), 1, -1), self.embedding(src)], dim=1)  # (B, 1 + n, D)
         pos = torch.arange(x.size(1), device=x.device)
-        self.positions.reach(x.size(1), x)
+        self.positions.ensure_length(x.size(1), x)
         x, _ = self.positions.embed(self.embedded(x), pos, None)
         x = self.dropout(self.positioned(x))
         bias = self.positions.static_bias(pos, pos)

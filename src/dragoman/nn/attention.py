@@ -67,7 +67,7 @@ class AttentionTaps:
         return active(self.scores, self.masked, self.weights)
 
     @property
-    def decides(self) -> bool:
+    def is_intervened(self) -> bool:
         return decide(self.scores, self.masked, self.weights)
 
 
@@ -188,7 +188,7 @@ class _SoftmaxAttention(MultiHead):
         """Outputs (N, H, Tq, Dh) by the fastest path that makes what is asked for."""
         drops = self.training and self.dropout.p > 0
         short = q.device.type == "cpu" and q.size(2) * k.size(2) <= _SHORT
-        explicit = drops or self.inner.decides or (bias is not None and bias.requires_grad)
+        explicit = drops or self.inner.is_intervened or (bias is not None and bias.requires_grad)
         if self.inner.active and not explicit:
             with torch.no_grad():  # only to be seen: what goes on is made as ever
                 attend_explicit(q, k, v, _in_order(q, bias) if causal else bias, None, self.inner)

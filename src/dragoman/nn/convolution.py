@@ -81,7 +81,7 @@ class GatedConvolution(nn.Module):
         if self.gate.active:
             a, b = both.chunk(2, dim=-1)
             by_hand = a * self.gate(b.sigmoid())
-        out: Tensor = self.hidden(by_hand if by_hand is not None and self.gate.decides else F.glu(both, dim=-1))
+        out: Tensor = self.hidden(by_hand if by_hand is not None and self.gate.is_intervened else F.glu(both, dim=-1))
         return out
 
 

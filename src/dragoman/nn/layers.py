@@ -28,7 +28,7 @@ __all__ = [
     "EncoderLayer",
     "FeedForward",
     "LayerNorm",
-    "Output",
+    "OutputProjection",
     "RMSNorm",
     "SubLayer",
 ]
@@ -54,7 +54,7 @@ class Embedding(nn.Module):
         return F.embedding(tokens, self.weight) * self.scale
 
 
-class Output(nn.Linear):
+class OutputProjection(nn.Linear):
     """Hidden states (..., D) -> logits (..., V), without bias (section 3.4)."""
 
     def __init__(self, d_model: int, vocab: int) -> None:
@@ -68,7 +68,7 @@ class Output(nn.Linear):
         return active(self.logits, self.probs)
 
     @property
-    def decides(self) -> bool:
+    def is_intervened(self) -> bool:
         return decide(self.logits, self.probs)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.std.active:
             std = self.std((x.square().mean(-1) + self.eps).sqrt())
-            if self.std.decides:
+            if self.std.is_intervened:
                 by_hand: Tensor = self.normed(x / std[..., None] * self.weight)
                 return by_hand
         normed: Tensor = self.normed(self._normalise(x))

@@ -170,7 +170,7 @@ class LinearSelfAttention(MultiHead):
         if self.weights.active and cache is None:
             weights = q @ k.transpose(-1, -2)
             recorded: Tensor = self.weights(weights.tril() if causal else weights)
-            if self.weights.decides:
+            if self.weights.is_intervened:
                 return recorded @ v
         if not causal:
             return q @ (k.transpose(-1, -2) @ v)

@@ -145,7 +145,7 @@ class DecodeState:
         end = self.length + count
         return torch.arange(self.length, end, device=device), end
 
-    hides = False
+    needs_future_mask = False
     """Whether keys that are yet to come must be hidden from a single position."""
 
     def select(self, rows: Tensor) -> None:
@@ -174,7 +174,7 @@ class FixedState(DecodeState):
     position that comes next, and whoever repeats the step moves it on.
     """
 
-    hides = True
+    needs_future_mask = True
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ A `Tap` returns what it is given.  An ordinary forward hook on it sees the tenso
 replaces it; the path of the tap in the model (`decoder.layers.0.cross_attn.weights`) is its name.
 
 Fast kernels never make some quantities (weights, scores, the statistics of a norm, gates).  Code that has both a kernel
-and the formula asks two questions of its taps: `active`, is anybody looking, and `decides`, may what they return differ
+and a formula asks two questions of its taps: `active`, is anybody looking, and `is_intervened`, may the result differ
 from what they were given, or is its gradient wanted?  Only then does the formula decide the outcome; for who merely
 looks it is written out beside the kernel, whose result goes on unchanged to the bit.
 """
@@ -36,7 +36,7 @@ class Tap(nn.Module):
         return bool(self._forward_hooks)
 
     @property
-    def decides(self) -> bool:
+    def is_intervened(self) -> bool:
         """Whether what comes out has to go on: somebody may replace it, or wants its gradient."""
         return len(self._forward_hooks) > self.observers
 
@@ -58,5 +58,5 @@ def active(*taps: Tap) -> bool:
 
 
 def decide(*taps: Tap) -> bool:
-    """Whether one of them decides."""
-    return any(tap.decides for tap in taps)
+    """Whether any of them is intervened."""
+    return any(tap.is_intervened for tap in taps)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dragoman.data.tokenizer import EOS, Tokenizer
-from dragoman.decoding.backend import Searcher, plain_of, plain_searcher
+from dragoman.decoding.backend import DecodingBackend, torch_backend, torch_backend_of
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError
 from dragoman.io.lines import has_half_pair
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dragoman.decoding.loader import EngineChoice, Quantize
     from dragoman.models.decoder_only import DecoderOnly
 
-__all__ = ["Continuation", "Surprise", "TextGenerator"]
+__all__ = ["Continuation", "TextGenerator", "TextScore"]
 
 _PROMPTS_AT_ONCE = 32
 
@@ -44,7 +44,7 @@ class Continuation:
 
 
 @dataclass(frozen=True)
-class Surprise:
+class TextScore:
     """How probable a text is: sum of natural log-probabilities over `tokens` tokens, and its `characters`.
 
     Where texts have an end, it counts as a token and, as the line end that it stands for, as a character.
@@ -72,14 +72,14 @@ class TextGenerator:
 
     def __init__(
         self,
-        model: DecoderOnly | Searcher,
+        model: DecoderOnly | DecodingBackend,
         tokenizer: Tokenizer,
         max_tokens: int,
         ends: bool,
         device: str | torch.device = "cpu",
     ) -> None:
         """ends: whether the texts it learned from had an end (lines, paragraphs), or were one stream."""
-        self.searcher = model if isinstance(model, Searcher) else plain_searcher(model, device)
+        self.backend = model if isinstance(model, DecodingBackend) else torch_backend(model, device)
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
         self.ends = ends
@@ -100,16 +100,16 @@ class TextGenerator:
         """
         from dragoman.decoding.loader import load_searcher
 
-        searcher, vocabulary, config = load_searcher(
+        backend, vocabulary, config = load_searcher(
             path, "text", "is no language model", device, quantize, engine, threads
         )
         ends = config.data.kind == "text" and config.data.form != "stream"
-        return cls(searcher, vocabulary, config.data.max_tokens, ends)
+        return cls(backend, vocabulary, config.data.max_tokens, ends)
 
     @property
-    def about(self) -> str:
+    def description(self) -> str:
         """Which path writes, in which precision, and why."""
-        return self.searcher.about
+        return self.backend.description
 
     @property
     def model(self) -> DecoderOnly:
@@ -119,14 +119,14 @@ class TextGenerator:
         """
         from dragoman.models.decoder_only import DecoderOnly
 
-        self.searcher = plain = plain_of(self.searcher)
+        self.backend = plain = torch_backend_of(self.backend)
         assert isinstance(plain.model, DecoderOnly)
         return plain.model
 
     @property
     def device(self) -> torch.device | str:
         """Where the work is done."""
-        return self.searcher.device
+        return self.backend.device
 
     def generate(self, prompts: Sequence[str], *, max_tokens: int = 200, **settings: Any) -> list[Continuation]:
         """One continuation a prompt ("" = from nothing), in order.
@@ -147,13 +147,13 @@ class TextGenerator:
         for begin in range(0, len(prompts), _PROMPTS_AT_ONCE):
             some = prompts[begin : begin + _PROMPTS_AT_ONCE]
             prefixes = [self.tokenizer.encode_target(prompt)[:-1] for prompt in some]
-            searched = self.searcher.search([[]] * len(some), prefixes, asked, _PROMPTS_AT_ONCE)
+            searched = self.backend.search([[]] * len(some), prefixes, asked, _PROMPTS_AT_ONCE)
             for prompt, prefix, (first, *_) in zip(some, prefixes, searched, strict=True):
                 text = prompt + self.tokenizer.decode_target(first.tokens[len(prefix) :])
                 found.append(Continuation(prompt, text, first.log_prob, not first.truncated))
         return found
 
-    def surprise(self, text: str) -> Surprise:
+    def surprise(self, text: str) -> TextScore:
         """How probable the model finds a text; one that is longer than `max_tokens` is cut into parts.
 
         Computed in float32, unless the generator was loaded with `quantize="int8"` or "bf16".
@@ -164,9 +164,9 @@ class TextGenerator:
         blocks = list(_blocks(ids, self.max_tokens))
         # A target has an end; where the text has none there, its log-probability is left out.
         ended = [block if block[-1] == EOS else [*block, EOS] for block in blocks]
-        scored = self.searcher.scorer.score([([], block) for block in ended], self.max_tokens)
+        scored = self.backend.scorer.score([([], block) for block in ended], self.max_tokens)
         log_prob = math.fsum(sum(row[: len(block)]) for block, row in zip(blocks, scored, strict=True))
-        return Surprise(log_prob, len(ids), len(text) + self.ends)
+        return TextScore(log_prob, len(ids), len(text) + self.ends)
 
 
 def _blocks(ids: list[int], size: int) -> Iterator[list[int]]:

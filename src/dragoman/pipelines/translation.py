@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dragoman.data.segment import join_parts, split_text
 from dragoman.data.tokenizer import EOS, Tokenizer
-from dragoman.decoding.backend import Searcher, plain_of, plain_searcher
+from dragoman.decoding.backend import DecodingBackend, torch_backend, torch_backend_of
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.retry import length_is_off, loops, without_loops
 from dragoman.decoding.settings import SearchSettings
@@ -108,13 +108,13 @@ class Part:
 class Translator:
     """A model, its tokenizer and how to search: `Translator.load("runs/en-de").translate(["A dog runs."])`.
 
-    model: the model, or a searcher that has one.  search: any object with the attributes of `SearchSettings`.
+    model: the model, or a backend that has one.  search: any object with the attributes of `SearchSettings`.
     max_source: longest source in tokens, end of sentence included; longer lines are split.
     """
 
     def __init__(
         self,
-        model: Model | Searcher,
+        model: Model | DecodingBackend,
         tokenizer: Tokenizer,
         search: Any = SearchSettings(),  # noqa: B008 (frozen)
         max_source: int = 250,
@@ -122,7 +122,7 @@ class Translator:
     ) -> None:
         if max_source < 2:
             raise UsageError(f"max_source = {max_source}: must be at least 2, a token and the end of sentence")
-        self.searcher = model if isinstance(model, Searcher) else plain_searcher(model, device)
+        self.backend = model if isinstance(model, DecodingBackend) else torch_backend(model, device)
         self.tokenizer = tokenizer
         self.settings = SearchSettings.of(search)
         self.max_source = max_source
@@ -149,15 +149,15 @@ class Translator:
         """
         from dragoman.decoding.loader import load_searcher  # here, so that translating does not load the trainer
 
-        searcher, tokenizer, config = load_searcher(
+        backend, tokenizer, config = load_searcher(
             path, "parallel", "does not translate", device, quantize, engine, threads, shortlist
         )
-        return cls(searcher, tokenizer, config.search, config.data.max_tokens)
+        return cls(backend, tokenizer, config.search, config.data.max_tokens)
 
     @property
-    def about(self) -> str:
+    def description(self) -> str:
         """Which path translates, in which precision, and why."""
-        return self.searcher.about
+        return self.backend.description
 
     @property
     def model(self) -> Model:
@@ -165,13 +165,13 @@ class Translator:
 
         Whoever asks for it means to look into it or to change it: from then on it does the work, not the engine.
         """
-        self.searcher = plain = plain_of(self.searcher)
+        self.backend = plain = torch_backend_of(self.backend)
         return plain.model
 
     @property
     def device(self) -> torch.device | str:
         """Where the work is done."""
-        return self.searcher.device
+        return self.backend.device
 
     def translate(
         self,
@@ -229,7 +229,7 @@ class Translator:
         self, before: Sequence[Part], part: Part, settings: SearchSettings
     ) -> Generator[Partial, None, Hypothesis]:
         done = [other.found[0].tokens for other in before]
-        watched = self.searcher.live(part.ids, part.prefix, settings)
+        watched = self.backend.live(part.ids, part.prefix, settings)
         while True:
             try:
                 path = next(watched)
@@ -254,7 +254,7 @@ class Translator:
         batch_tokens: padded source and target tokens in one batch.  Raises UsageError when the numbers differ.
         """
         pairs = self._pairs(sources, targets)
-        scored = zip(pairs, self.searcher.scorer.score(pairs, batch_tokens), strict=True)
+        scored = zip(pairs, self.backend.scorer.score(pairs, batch_tokens), strict=True)
         return [
             Score(sum(log_probs), [self.tokenizer.target_piece(i) for i in ids], log_probs)
             for (_, ids), log_probs in scored
@@ -270,7 +270,7 @@ class Translator:
         piece, target_piece = self.tokenizer.source_piece, self.tokenizer.target_piece
         return [
             Alignment([piece(i) for i in src], [target_piece(i) for i in tgt], weights)
-            for (src, tgt), weights in zip(pairs, self.searcher.align(pairs, batch_tokens), strict=True)
+            for (src, tgt), weights in zip(pairs, self.backend.align(pairs, batch_tokens), strict=True)
         ]
 
     def _pairs(self, sources: Sequence[str], targets: Sequence[str]) -> list[tuple[list[int], list[int]]]:
@@ -313,7 +313,7 @@ class Translator:
         return ids
 
     def _search(self, parts: Sequence[Part], settings: SearchSettings, batch_tokens: int) -> None:
-        each = self.searcher.search(
+        each = self.backend.search(
             [part.ids for part in parts], [part.prefix for part in parts], settings, batch_tokens
         )
         for part, found in zip(parts, each, strict=True):

@@ -33,7 +33,7 @@ from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.viewer import Event, Observed, continue_live, translate_live
 
-__all__ = ["Ask", "Served", "create_app", "listen", "load_served", "run"]
+__all__ = ["Served", "TranslateRequest", "create_app", "listen", "load_served", "run"]
 
 STYLES = ("page.css", "language.css", "serve.css")
 SCRIPTS = ("page.js", "language.js", "packing.js", "serve_heads.js", "serve_stage.js", "serve_pane.js", "serve.js")
@@ -76,7 +76,7 @@ class Served:
             return cls(TextGenerator.load(path, device, engine="plain"), config.model.architecture)
         raise wrong_model(path, config, "writes no text, which is what the page shows")
 
-    def live(self, ask: Ask) -> Iterator[Event]:
+    def live(self, ask: TranslateRequest) -> Iterator[Event]:
         """The events of what the page asks for: temperature 0 searches, anything above draws."""
         settings: dict[str, Any] = {"sample": ask.temperature > 0, "beam": ask.beam, "seed": ask.seed}
         if ask.temperature > 0:
@@ -129,7 +129,7 @@ def load_served(paths: Sequence[str | Path], device: str | torch.device = "cpu")
 # ------------------------------------------------------------------------------------------------------ what is asked
 
 
-class Ask(BaseModel):
+class TranslateRequest(BaseModel):
     """One text for one model.  temperature 0: beam search, beam 1 = greedy; above 0: drawn, with `seed`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -141,7 +141,7 @@ class Ask(BaseModel):
     seed: int = Field(0, ge=0, lt=1 << 32)
 
 
-class Refused(Exception):
+class RequestError(Exception):
     """A request that cannot be carried out: its problems, each {"what", "where", "accepted"}."""
 
     def __init__(self, problems: list[dict[str, str]], status: int = 422) -> None:
@@ -165,36 +165,38 @@ def _accepted(names: Sequence[str]) -> dict[str, str]:
 
 
 async def _body(request: Request) -> bytes:
-    """The request's body, never more than a little above the limit of it.  Raises Refused."""
+    """The request's body, never more than a little above the limit of it.  Raises RequestError."""
     kind = request.headers.get("content-type", "none").split(";")[0].strip().lower()
     if kind != "application/json":  # which also keeps forms of other sites out
-        raise Refused([_problem(f"content of type {kind}", "header content-type", "application/json")], 415)
+        raise RequestError([_problem(f"content of type {kind}", "header content-type", "application/json")], 415)
     body = b""
     try:
         async for part in request.stream():
             body += part
             if len(body) > MOST_BYTES:
                 accepted = f"at most {MOST_BYTES:,} bytes, of which the text has at most {MOST_CHARACTERS:,} characters"
-                raise Refused([_problem("the request is too large", "body", accepted)], 413)
+                raise RequestError([_problem("the request is too large", "body", accepted)], 413)
     except ClientDisconnect:
-        raise Refused([_problem("the connection ended before the request did", "body", "a whole request")]) from None
+        raise RequestError(
+            [_problem("the connection ended before the request did", "body", "a whole request")]
+        ) from None
     return body
 
 
-def _ask(body: bytes, names: Sequence[str]) -> Ask:
-    """Raises Refused with every problem at once."""
+def _ask(body: bytes, names: Sequence[str]) -> TranslateRequest:
+    """Raises RequestError with every problem at once."""
     accepted = _accepted(names)
     problems = []
     try:
-        ask = Ask.model_validate_json(body)
+        ask = TranslateRequest.model_validate_json(body)
     except ValidationError as error:
         for one in error.errors(include_url=False):
             name = str(one["loc"][0]) if one["loc"] else ""
             problems.append(_problem(*_what(one, name, accepted)))
-        raise Refused(problems) from None
+        raise RequestError(problems) from None
     if ask.model not in names:
         what = f"model = {ask.model[:80]!r}: no such model here{nearest(ask.model, names)}"
-        raise Refused([_problem(what, "body.model", accepted["model"])])
+        raise RequestError([_problem(what, "body.model", accepted["model"])])
     return ask
 
 
@@ -265,7 +267,7 @@ def create_app(models: Mapping[str, Served]) -> FastAPI:
         lines = _lines(events, request, models[ask.model].turn)
         return StreamingResponse(lines, media_type="application/x-ndjson")
 
-    app.add_exception_handler(Refused, _refuse)
+    app.add_exception_handler(RequestError, _refuse)
     app.add_exception_handler(HTTPException, _not_here)
     return app
 
@@ -278,7 +280,7 @@ def _page(names: Sequence[str]) -> str:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
+    assert isinstance(error, RequestError)
     return JSONResponse({"error": error.problems}, error.status)
 
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.pytorch.stepper import ModelStepper
-from dragoman.decoding.pytorch.stream import Path, search_live
+from dragoman.decoding.pytorch.stream import PartialHypothesis, search_live
 from dragoman.decoding.retry import loops, without_loops
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError
@@ -210,14 +210,14 @@ class _Teller:
     given: int
     told: list[int] = field(default_factory=list)
 
-    def changes(self, path: Path, settled: bool) -> Event:
+    def changes(self, path: PartialHypothesis, settled: bool) -> Event:
         """What is new since the last call."""
         pairs = enumerate(zip(self.told, path.tokens, strict=False))
         same = next((i for i, (old, new) in pairs if old != new), min(len(self.told), len(path.tokens)))
         self.told = path.tokens
         return self.event(path, same, settled)
 
-    def event(self, path: Path, first: int, settled: bool) -> Event:
+    def event(self, path: PartialHypothesis, first: int, settled: bool) -> Event:
         return {
             "event": "tokens",
             "part": self.part,
@@ -227,7 +227,7 @@ class _Teller:
             "text": self.tokenizer.decode_target(path.tokens),
         }
 
-    def _token(self, path: Path, place: int) -> Event:
+    def _token(self, path: PartialHypothesis, place: int) -> Event:
         token, row, sight = path.tokens[place], path.rows[place], self.sights[place]
         likeliest = sight.likeliest[row].tolist()
         return {

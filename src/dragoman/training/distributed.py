@@ -12,10 +12,10 @@ from torch import Tensor
 from dragoman.errors import UsageError
 from dragoman.models.seq2seq import Network
 
-__all__ = ["World"]
+__all__ = ["DistributedContext"]
 
 
-class World:
+class DistributedContext:
     """One process on one device; a world of several overrides every method."""
 
     rank = 0
@@ -36,7 +36,7 @@ class World:
     def peak_memory(self) -> int:
         """The most bytes this process held so far: of the GPU where it trains on one, else resident.
 
-        0 where the system does not say, as on Windows.
+        0 where the system does not log, as on Windows.
         """
         if self.device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self.device))

@@ -17,8 +17,8 @@ from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DragomanError, UsageError
 from dragoman.io.run_log import Reporter
 from dragoman.training.allocator import keep_freed_memory
-from dragoman.training.distributed import World
-from dragoman.training.run import Run, check_files, open_run
+from dragoman.training.distributed import DistributedContext
+from dragoman.training.run import TrainingRun, check_files, open_run
 from dragoman.training.trainer import Trainer
 
 __all__ = ["diagnose", "forecast"]
@@ -65,7 +65,7 @@ def _diagnose(config: Config, where: str, scratch: Path) -> Diagnosis:
     return diagnosis
 
 
-def _examined(config: Config, run: Run | None) -> Diagnosis:
+def _examined(config: Config, run: TrainingRun | None) -> Diagnosis:
     """What is in the pairs of a configuration; with a run also in tokens."""
     data, vocabulary = config.parallel, None if run is None else run.task.vocabulary
     tokenizer = vocabulary if isinstance(vocabulary, Tokenizer) else None
@@ -84,11 +84,11 @@ def _without_validation(config: Config) -> Config:
     return config.model_copy(update={"data": config.data.model_copy(update={"valid": None})})
 
 
-def forecast(run: Run, where: str) -> tuple[str, str, str]:
+def forecast(run: TrainingRun, where: str) -> tuple[str, str, str]:
     """What training would take, from a few real steps on this machine: a sentence, `where`, and how it was measured."""
     keep_freed_memory()
     train = run.config.train
-    world = World(train.device)
+    world = DistributedContext(train.device)
     run.check_memory(world.device)
     trainer = Trainer(run, world, Reporter())
     plan = run.task.epoch(0)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.data.tokenizer import PAD
-from dragoman.nn.layers import Output
+from dragoman.nn.layers import OutputProjection
 
 __all__ = ["Loss", "TokenLoss", "chunked_cross_entropy", "cross_entropy"]
 
@@ -138,9 +138,9 @@ class TokenLoss:
 
     def __call__(self, hidden: Tensor, output: nn.Module) -> Loss:
         by_chunks = isinstance(output, nn.Linear) and output.bias is None
-        if isinstance(output, Output) and output.watched:
-            logits = output(hidden)  # (B, T, V), for whoever looks; only who decides leaves the chunks
-            if output.decides:
+        if isinstance(output, OutputProjection) and output.watched:
+            logits = output(hidden)  # (B, T, V), for whoever looks; only an intervention leaves the chunks
+            if output.is_intervened:
                 hidden, by_chunks = logits, False
         elif not by_chunks:
             hidden = output(hidden)

@@ -19,7 +19,7 @@ def plan_warnings(config: TrainConfig, task: Task, batches_per_epoch: int) -> It
     if steps is not None and warmup > steps:
         yield (
             f"train.schedule.warmup is {warmup:,} steps, but train.budget = {str(config.budget)!r} is about {steps:,} "
-            "steps: the learning rate never reaches its peak; lower the warm-up (to a tenth of the budget, say), or "
+            "steps: the learning rate never reaches its peak; lower the warm-up (to a tenth of the budget, log), or "
             "raise the budget"
         )
     made = _checkpoints(config, task, batches_per_epoch)

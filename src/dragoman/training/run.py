@@ -37,7 +37,7 @@ from dragoman.training.optim import Progress
 from dragoman.training.tasks.registry import open_task
 from dragoman.training.tasks.task import Task
 
-__all__ = ["Run", "average_run", "check_files", "open_run"]
+__all__ = ["TrainingRun", "average_run", "check_files", "open_run"]
 
 _MAY_CHANGE = ("train.budget", "train.validate_every", "train.validate_sentences", "train.patience", "train.keep",
                "train.log_every", "train.average", "train.device", "train.max_bad_steps", "search.",
@@ -45,7 +45,7 @@ _MAY_CHANGE = ("train.budget", "train.validate_every", "train.validate_sentences
 """What a resumed run may set differently: it changes no step that was made."""
 
 
-def open_run(config: Config, folder: Path, say: Callable[[str], None]) -> Run:
+def open_run(config: Config, folder: Path, log: Callable[[str], None]) -> TrainingRun:
     """The run in `folder`, made anew or found; its data prepared (`<folder>/../prepared`, shared by its neighbours).
 
     Raises `ConfigError` when the folder holds a run of another configuration, and when files of [data] do not exist.
@@ -55,16 +55,16 @@ def open_run(config: Config, folder: Path, say: Callable[[str], None]) -> Run:
     stored = folder / "config.toml"
     if steps_in(folder) and stored.is_file():
         _refuse_changes(load_config(stored, stored=True), config, folder)
-    task = _open_task(config, folder.parent / "prepared", say)
+    task = _open_task(config, folder.parent / "prepared", log)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     write_file(stored, dump_toml(config).encode())
-    return Run(config, folder, task, say)
+    return TrainingRun(config, folder, task, log)
 
 
-def _open_task(config: Config, prepared: Path, say: Callable[[str], None]) -> Task:
+def _open_task(config: Config, prepared: Path, log: Callable[[str], None]) -> Task:
     try:
-        return open_task(config, prepared, say)
+        return open_task(config, prepared, log)
     except OSError as error:
         # A write to an open file names no path.  Another path is that of a file that is read.
         if error.filename is not None and not Path(str(error.filename)).is_relative_to(prepared):
@@ -103,11 +103,11 @@ def _refuse_changes(old: Config, new: Config, folder: Path) -> None:
         raise ConfigError(str(folder), problems)
 
 
-class Run:
+class TrainingRun:
     """One run folder with its configuration and its task."""
 
-    def __init__(self, config: Config, folder: Path, task: Task, say: Callable[[str], None]) -> None:
-        self.config, self.folder, self.task, self.say = config, folder, task, say
+    def __init__(self, config: Config, folder: Path, task: Task, log: Callable[[str], None]) -> None:
+        self.config, self.folder, self.task, self.log = config, folder, task, log
 
     def check_memory(self, device: torch.device) -> None:
         """Raise `UsageError` where there is not enough memory to train the model on the device."""
@@ -126,7 +126,7 @@ class Run:
             try:
                 progress, data_hash = read_training(checkpoint, model, optimizer, ema)
             except ModelFolderError as error:
-                self.say(f"checkpoint damaged, going back to the one before: {error}")
+                self.log(f"checkpoint damaged, going back to the one before: {error}")
                 continue
             if data_hash != self.task.data_hash:
                 raise TrainingError(
@@ -142,7 +142,7 @@ class Run:
             for later in found[found.index(checkpoint) + 1 :]:
                 remove_folder(later)
             self._tidy(checkpoint, progress)
-            self.say(f"resuming {self.folder} after step {progress.step:,} ({self.config.train.budget} in all)")
+            self.log(f"resuming {self.folder} after step {progress.step:,} ({self.config.train.budget} in all)")
             return progress
         if found:
             raise TrainingError(

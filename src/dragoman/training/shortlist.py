@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dragoman.config import Config
-from dragoman.data.corpus import Account, CorpusSpec, FilterRules, PairFilter, corpus_spec, read_pairs
+from dragoman.data.corpus import CorpusSpec, FilterRules, FilterStats, PairFilter, corpus_spec, read_pairs
 from dragoman.data.store import refused
 from dragoman.data.tokenizer import Tokenizer
-from dragoman.decoding.backend import Searcher
+from dragoman.decoding.backend import DecodingBackend
 from dragoman.decoding.shortlist import SHORTLIST, AlignedWords, Shortlist
 from dragoman.errors import DataError, UsageError
 from dragoman.models.model_folder import find_model, read_config, read_meta, write_file
@@ -71,25 +71,25 @@ def learn_shortlist(
     target: Path | None = None,
     best: int = 50,
     frequent: int = 100,
-    tell: Callable[[str], None] = lambda text: None,
+    log: Callable[[str], None] = lambda text: None,
 ) -> Learned:
     """Align pairs by the model's own attention, and write which target words go with which source words beside it.
 
     source, target: text, line by line; by default what the model was trained on.  best: target words that a source word
-    brings along.  frequent: target words that every sentence may use.  Both are at most 65,535.  tell: is given lines
+    brings along.  frequent: target words that every sentence may use.  Both are at most 65,535.  log: is given lines
     about the progress.  Raises UsageError, DataError and ModelFolderError; what was there before stays.
     """
     _check(source, target, best, frequent)
     folder = find_model(model)
     config = read_config(folder)
     translator = Translator.load(folder)
-    tell(translator.about)
+    log(translator.description)
     specs = _corpora(model, config, source, target)
     tokenizer, weights = translator.tokenizer, read_meta(folder)["sha256"]["model.safetensors"]
     words = AlignedWords(tokenizer.source_size, tokenizer.target_size)
     pairs = 0
     aside: list[AlignedPair] = []
-    for some in _aligned(translator.searcher, _tokens(config, specs, tokenizer, tell)):
+    for some in _aligned(translator.backend, _tokens(config, specs, tokenizer, log)):
         for pair in some:
             if pairs % _ASIDE == 0 and len(aside) < _MOST_ASIDE:
                 aside.append(pair)
@@ -97,7 +97,7 @@ def learn_shortlist(
                 words.add(*pair)
             pairs += 1
         if pairs % _TOLD_EVERY < len(some):
-            tell(f"aligned {pairs:,} pairs")
+            log(f"aligned {pairs:,} pairs")
     mean, share = covered(words.shortlist(best, frequent, weights), [(src, tgt) for src, tgt, _ in aside])
     for pair in aside:
         words.add(*pair)
@@ -148,7 +148,7 @@ def _corpora(model: str | Path, config: Config, source: Path | None, target: Pat
 
 
 def _tokens(
-    config: Config, specs: Sequence[CorpusSpec], tokenizer: Tokenizer, tell: Callable[[str], None]
+    config: Config, specs: Sequence[CorpusSpec], tokenizer: Tokenizer, log: Callable[[str], None]
 ) -> Iterator[TokenPair]:
     """The pairs that training would keep, and an account of all others."""
     rules = config.parallel.filter
@@ -163,18 +163,18 @@ def _tokens(
         keep.account.dropped[reason] += 1
     if not keep.account.kept:
         raise DataError(f"nothing to learn from in {', '.join(spec.name for spec in specs)}: {_told(keep.account)}")
-    tell(_told(keep.account))
+    log(_told(keep.account))
 
 
-def _told(account: Account) -> str:
+def _told(account: FilterStats) -> str:
     account.check()
     return f"data: {account}"
 
 
-def _aligned(searcher: Searcher, pairs: Iterator[TokenPair]) -> Iterator[list[AlignedPair]]:
+def _aligned(backend: DecodingBackend, pairs: Iterator[TokenPair]) -> Iterator[list[AlignedPair]]:
     """A window at a time."""
     for window in _windows(pairs):
-        weights = searcher.align(window, _BATCH_TOKENS)
+        weights = backend.align(window, _BATCH_TOKENS)
         yield [(src, tgt, own) for (src, tgt), own in zip(window, weights, strict=True)]
 
 

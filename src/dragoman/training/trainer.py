@@ -31,12 +31,12 @@ from dragoman.models.model_folder import steps_in, unique_tensors
 from dragoman.models.seq2seq import Network
 from dragoman.nn.dropout import seed_dropout
 from dragoman.training.allocator import keep_freed_memory
-from dragoman.training.distributed import World
+from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss, TokenLoss
 from dragoman.training.optim import Progress, amount, budget_fraction, build_optimizer, learning_rate
 from dragoman.training.plan import plan_warnings, warmup_warning
-from dragoman.training.run import Run, check_files, open_run
-from dragoman.training.validate import exchanged
+from dragoman.training.run import TrainingRun, check_files, open_run
+from dragoman.training.validate import swapped_weights
 
 __all__ = ["TrainResult", "Trainer", "train"]
 
@@ -52,7 +52,7 @@ class TrainResult:
 
 
 def train(
-    config: Config, out: str | Path, *, reporter: Reporter | None = None, world: World | None = None
+    config: Config, out: str | Path, *, reporter: Reporter | None = None, world: DistributedContext | None = None
 ) -> TrainResult:
     """Train as `config` says into the run folder `out`, or go on where it stopped.
 
@@ -60,14 +60,14 @@ def train(
     another process uses `out`, or `TrainingError` when the loss stays not finite or the disk is full.
     """
     reporter = reporter or Reporter()
-    world = world or World(config.train.device)
+    world = world or DistributedContext(config.train.device)
     folder = Path(out)
     check_files(config)
     keep_freed_memory()
     with lock_run(folder):
         if config.data.kind == "parallel" and not steps_in(folder):
-            precheck(config, reporter.say)
-        run = open_run(config, folder, reporter.say)
+            precheck(config, reporter.log)
+        run = open_run(config, folder, reporter.log)
         run.check_memory(world.device)
         return Trainer(run, world, reporter).train()
 
@@ -98,7 +98,7 @@ class Interrupt:
 class Trainer:
     """The loop: batches, updates, the log, validations, checkpoints."""
 
-    def __init__(self, run: Run, world: World, reporter: Reporter) -> None:
+    def __init__(self, run: TrainingRun, world: DistributedContext, reporter: Reporter) -> None:
         self.run, self.world, self.reporter = run, world, reporter
         self.config = run.config.train
         self.model: Network = run.new_model().to(world.device)
@@ -120,10 +120,10 @@ class Trainer:
         """Train until the budget is used up, patience ends, or Ctrl-C; the run folder then holds all there is."""
         self.model.train()
         if self._used() >= 1:
-            self.reporter.say(f"{self.run.folder} has used up its {self.config.budget}; a larger train.budget goes on")
+            self.reporter.log(f"{self.run.folder} has used up its {self.config.budget}; a larger train.budget goes on")
         else:
             for warning in plan_warnings(self.config, self.run.task, len(self._plan())):
-                self.reporter.say(f"warning: {warning}")
+                self.reporter.log(f"warning: {warning}")
             self.reporter.started(str(self.config.budget), self._used())
         self._clock = time.monotonic() - self.progress.seconds
         try:
@@ -210,7 +210,7 @@ class Trainer:
         progress = self.progress
         progress.skipped += 1
         progress.bad_in_a_row += 1
-        self.reporter.say(
+        self.reporter.log(
             f"step {progress.step}: the loss or a gradient is not finite; step skipped ({progress.skipped} so far)"
         )
         if progress.bad_in_a_row >= self.config.max_bad_steps:
@@ -261,7 +261,7 @@ class Trainer:
         progress.validated = amount(self.config.validate_every.unit, progress, len(self._plan()))
         better = False
         if self.validation is not None:
-            with exchanged(self.model, self.ema):
+            with swapped_weights(self.model, self.ema):
                 self.scores = self.validation(self.model)
             value = self._value(self.scores)
             better = math.isfinite(value) and (progress.best is None or value > progress.best)
@@ -292,7 +292,7 @@ class Trainer:
         """The last validation, and the average of the last checkpoints where it is better than the best."""
         warning = warmup_warning(self.config, self.progress)
         if warning:
-            self.reporter.say(f"warning: {warning}")
+            self.reporter.log(f"warning: {warning}")
         if self.run.needs_last(self.progress):
             self._validate()
         if self.config.average < 2 or self.validation is None or not self.world.is_main:
@@ -301,7 +301,7 @@ class Trainer:
         averaged = self.run.average(count)
         if averaged is None:
             return
-        with exchanged(self.model, averaged):
+        with swapped_weights(self.model, averaged):
             scores = self.validation(self.model)
         better = self.progress.best is None or self._value(scores) > self.progress.best
         self.run.save_average(averaged, self.progress, scores, best=better)

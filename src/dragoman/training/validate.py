@@ -15,12 +15,12 @@ from dragoman.models.model_folder import unique_tensors
 from dragoman.models.seq2seq import Network
 from dragoman.training.loss import TokenLoss
 
-__all__ = ["exchanged", "mean_loss"]
+__all__ = ["mean_loss", "swapped_weights"]
 
 
 @contextmanager
-def exchanged(model: Network, weights: Mapping[str, Tensor] | None) -> Generator[None, None, None]:
-    """The model with other weights (a moving average, say) for a while; None = its own."""
+def swapped_weights(model: Network, weights: Mapping[str, Tensor] | None) -> Generator[None, None, None]:
+    """The model with other weights (a moving average, for example) for a while; None = its own."""
     if weights is None:
         yield
         return

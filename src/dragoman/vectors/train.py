@@ -39,12 +39,12 @@ def train_vectors(
     epochs: int = 5,
     seed: int = 1,
     workers: int = 1,
-    tell: Callable[[str], None] | None = None,
+    log: Callable[[str], None] | None = None,
 ) -> WordVectors:
     """Vectors of `size` numbers for every word that occurs `min_count` times, the most frequent word first.
 
     texts: lines, sentences or paragraphs (no window reaches from one into the next), read once and kept in memory at
-    8 bytes a word.  workers: threads; with 1 the same text, settings and seed give the same vectors.  tell: is told
+    8 bytes a word.  workers: threads; with 1 the same text, settings and seed give the same vectors.  log: is told
     about each epoch.  Raises UsageError on settings that cannot be and without gensim, DataError on too little text.
     """
     _check(texts, kind, {"size": size, "window": window, "min_count": min_count, "epochs": epochs, "workers": workers})
@@ -66,24 +66,24 @@ def train_vectors(
         batch_words=max(1, min(_LONGEST, total // 100)),  # the rate falls a step a batch: also in a short text, a line
     )
     model.build_vocab_from_freq(counts, corpus_count=len(parts))
-    model.train(_Passes(parts, epochs, tell), total_words=total, epochs=epochs)
+    model.train(_Passes(parts, epochs, log), total_words=total, epochs=epochs)
     return WordVectors(model.wv.index_to_key, model.wv.vectors)
 
 
 class _Passes:
-    """The texts, over and over; after each pass `tell` is told."""
+    """The texts, over and over; after each pass `log` is told."""
 
-    def __init__(self, parts: list[list[str]], epochs: int, tell: Callable[[str], None] | None) -> None:
+    def __init__(self, parts: list[list[str]], epochs: int, log: Callable[[str], None] | None) -> None:
         self.parts = parts
         self.epochs = epochs
-        self.tell = tell
+        self.log = log
         self.done = 0
 
     def __iter__(self) -> Iterator[list[str]]:
         yield from self.parts
         self.done += 1
-        if self.tell is not None:
-            self.tell(f"epoch {self.done} of {self.epochs}")
+        if self.log is not None:
+            self.log(f"epoch {self.done} of {self.epochs}")
 
 
 def _read(texts: Iterable[str]) -> tuple[list[list[str]], Counter[str]]:

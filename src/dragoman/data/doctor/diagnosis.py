@@ -16,10 +16,10 @@ __all__ = [
     "Diagnosis",
     "Finding",
     "LengthSummary",
-    "Overlap",
     "Places",
     "Role",
     "SideReport",
+    "SplitOverlap",
     "print_diagnosis",
 ]
 
@@ -103,7 +103,7 @@ class CorpusReport:
 
 
 @dataclass
-class Overlap:
+class SplitOverlap:
     """How much of a held-out corpus stands in the training corpora, without regard to case and spacing."""
 
     name: str
@@ -117,7 +117,7 @@ class Diagnosis:
     """All that was found, with the account of what the filters would keep of the training corpora."""
 
     corpora: list[CorpusReport] = field(default_factory=list)
-    overlaps: list[Overlap] = field(default_factory=list)
+    overlaps: list[SplitOverlap] = field(default_factory=list)
     account: str = ""
     findings: list[Finding] = field(default_factory=list)
 

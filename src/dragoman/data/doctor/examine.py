@@ -13,16 +13,16 @@ from pathlib import Path
 import numpy as np
 
 from dragoman.data.alignment import line_features, shifted_stretch
-from dragoman.data.corpus import CorpusSpec, FilterRules, Pair, PairFilter, misalignment, pair_hash, parse_row
+from dragoman.data.corpus import CorpusSpec, FilterRules, PairFilter, SentencePair, misalignment, pair_hash, parse_row
 from dragoman.data.doctor.diagnosis import (
     CorpusReport,
     Diagnosis,
     Finding,
     LengthSummary,
-    Overlap,
     Places,
     Role,
     SideReport,
+    SplitOverlap,
     print_diagnosis,
 )
 from dragoman.data.doctor.findings import add_findings
@@ -55,7 +55,7 @@ def _summary(lengths: array[int]) -> LengthSummary | None:
 
 
 class _SideExaminer:
-    """Gathers what one side's texts tell, line by line."""
+    """Gathers what one side's texts log, line by line."""
 
     def __init__(self, report: SideReport, check: LanguageCheck, encode: Callable[[str], list[int]] | None) -> None:
         self.report, self.check, self.encode = report, check, encode
@@ -119,7 +119,7 @@ class _Examination:
     train_sources: set[int] = field(default_factory=set)
     train_alphabets: tuple[set[str], set[str]] = field(default_factory=lambda: (set(), set()))
 
-    def compare(self, pair: Pair, overlap: Overlap | None) -> None:
+    def compare(self, pair: SentencePair, overlap: SplitOverlap | None) -> None:
         """Enter a training pair (no overlap), or note where a held-out one was seen in training."""
         source, target = _normalised(pair.source), _normalised(pair.target)
         pair_key, source_key = pair_hash(source, target), pair_hash(source)
@@ -162,7 +162,7 @@ def _texts(path: Path, side: _SideExaminer) -> Iterator[str]:
         yield text
 
 
-def _row_pairs(spec: CorpusSpec, sides: list[_SideExaminer], report: CorpusReport) -> Iterator[Pair]:
+def _row_pairs(spec: CorpusSpec, sides: list[_SideExaminer], report: CorpusReport) -> Iterator[SentencePair]:
     assert spec.path is not None
     for line, raw in enumerate(open_lines(spec.path), start=1):
         text = sides[0].raw(raw, line)
@@ -174,7 +174,7 @@ def _row_pairs(spec: CorpusSpec, sides: list[_SideExaminer], report: CorpusRepor
             continue
         sides[0].text(source, line)
         sides[1].text(target, line)
-        yield Pair(source, target, line)
+        yield SentencePair(source, target, line)
 
 
 def _first_drift(spec: CorpusSpec, paths: tuple[Path, Path], diagnosis: Diagnosis) -> int | None:
@@ -204,7 +204,7 @@ def _first_drift(spec: CorpusSpec, paths: tuple[Path, Path], diagnosis: Diagnosi
     return None
 
 
-def _file_pairs(spec: CorpusSpec, sides: list[_SideExaminer], diagnosis: Diagnosis) -> Iterator[Pair]:
+def _file_pairs(spec: CorpusSpec, sides: list[_SideExaminer], diagnosis: Diagnosis) -> Iterator[SentencePair]:
     """The pairs of two files, those before the first drift where the counts differ; every line is examined."""
     assert spec.source is not None and spec.target is not None
     paths = (spec.source, spec.target)
@@ -212,7 +212,7 @@ def _file_pairs(spec: CorpusSpec, sides: list[_SideExaminer], diagnosis: Diagnos
     sources, targets = (_texts(path, side) for path, side in zip(paths, sides, strict=True))
     aligned = sources if drift is None else islice(sources, drift - 1)
     for line, source in enumerate(aligned, start=1):
-        yield Pair(source, next(targets, ""), line)
+        yield SentencePair(source, next(targets, ""), line)
     for rest in (sources, targets):
         # A file that cannot be read to its end is a finding already.
         with suppress(DataError):
@@ -224,7 +224,7 @@ def _normalised(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def _note_pair(pair: Pair, report: CorpusReport, seen: set[int], targets: dict[int, int]) -> None:
+def _note_pair(pair: SentencePair, report: CorpusReport, seen: set[int], targets: dict[int, int]) -> None:
     """Duplicates, sources with several targets, identical sides."""
     key, source_key, target_key = pair_hash(pair.source, pair.target), pair_hash(pair.source), pair_hash(pair.target)
     if key in seen:
@@ -253,7 +253,7 @@ def _scan(spec: CorpusSpec, role: Role, examination: _Examination) -> None:
     report = CorpusReport(role, spec.name, sides[0].report, sides[1].report)
     diagnosis = examination.diagnosis
     diagnosis.corpora.append(report)
-    overlap = Overlap(spec.name)
+    overlap = SplitOverlap(spec.name)
     seen: set[int] = set()
     targets: dict[int, int] = {}
     lengths = array("I"), array("I"), array("Q")
@@ -261,7 +261,7 @@ def _scan(spec: CorpusSpec, role: Role, examination: _Examination) -> None:
     pairs = _file_pairs(spec, sides, diagnosis) if two_files else _row_pairs(spec, sides, report)
     try:
         for read in pairs:
-            pair = Pair(read.source.strip(), read.target.strip(), read.line)
+            pair = SentencePair(read.source.strip(), read.target.strip(), read.line)
             report.pairs += 1
             if role == "train":
                 examination.filter.judge(pair)

@@ -12,7 +12,7 @@ _SWAPPED = 0.5
 _TRAPS: dict[str, tuple[Severity, str]] = {
     "invalid UTF-8": (
         "error",
-        "Convert the file to UTF-8 (iconv -f WINDOWS-1252 -t UTF-8, say) or repair these lines.",
+        "Convert the file to UTF-8 (iconv -f WINDOWS-1252 -t UTF-8, for example) or repair these lines.",
     ),
     "byte order mark inside": (
         "warning",

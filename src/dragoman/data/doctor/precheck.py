@@ -29,8 +29,8 @@ _OVERLAP = 0.01
 _WORD = re.compile(r"[^\W\d_]+")
 
 
-def precheck(config: Config, say: Callable[[str], None]) -> None:
-    """Check the corpora of a configuration (kind "parallel"); `say` receives the warnings.
+def precheck(config: Config, log: Callable[[str], None]) -> None:
+    """Check the corpora of a configuration (kind "parallel"); `log` receives the warnings.
 
     Raises DataError with every misaligned or shifted corpus.
     """
@@ -47,14 +47,14 @@ def precheck(config: Config, say: Callable[[str], None]) -> None:
         if fatal:
             problems.append(f"{key}: {text}")
         elif text:
-            say(f"warning: {key}: {text}")
+            log(f"warning: {key}: {text}")
     if problems:
         raise DataError("\n".join(problems))
     for key, spec in train.items():
         for warning in _language_warnings(spec, (data.source_language, data.target_language)):
-            say(f"warning: {key}: {warning}")
+            log(f"warning: {key}: {warning}")
     for warning in _overlap_warnings(list(train.values()), held_out):
-        say(f"warning: {warning}")
+        log(f"warning: {warning}")
 
 
 # --------------------------------------------------------------------------------------------------------- alignment
@@ -121,7 +121,7 @@ def _language_warnings(spec: CorpusSpec, languages: tuple[str, str]) -> Iterator
             warned = True
             yield (
                 f"{spec.name}: {suspects:,} of {len(pairs):,} {side} lines examined do not look like "
-                f"{codes[i]!r}; are source and target exchanged, or the languages named wrongly?"
+                f"{codes[i]!r}; are source and target swapped_weights, or the languages named wrongly?"
             )
     found = [_likely_language(side) for side in texts]
     meant = codes[0] is not None and codes[0] == codes[1]

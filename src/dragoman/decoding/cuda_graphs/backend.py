@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from dragoman.decoding.backend import Ids
-from dragoman.decoding.cuda_graphs.static_search import FixedSearch, Sizes
+from dragoman.decoding.cuda_graphs.static_search import Sizes, StaticShapeSearch
 from dragoman.decoding.hypothesis import Hypothesis, best
 from dragoman.decoding.processors import ForcedPrefix
-from dragoman.decoding.pytorch.backend import PlainSearcher, evaluating
+from dragoman.decoding.pytorch.backend import TorchBackend, evaluating
 from dragoman.decoding.pytorch.sampling import uniforms
 from dragoman.decoding.settings import SearchSettings
 from dragoman.models.decoder_only import DecoderOnly
@@ -27,7 +27,7 @@ from dragoman.models.transformer import Transformer
 from dragoman.nn.attention import SelfAttention
 from dragoman.nn.positions import Learned, RecurrentOverEmbeddings, RecurrentPositions
 
-__all__ = ["GraphSearcher", "recorded", "unrepeatable"]
+__all__ = ["CudaGraphBackend", "cuda_graph_unsupported_reasons", "recorded"]
 
 _STEP = 16
 """Source lengths and room grow by so much, so that few recordings serve all batches."""
@@ -39,7 +39,7 @@ _RECORDING = threading.Lock()
 _ASIDE: dict[torch.device, torch.cuda.Stream] = {}
 
 
-def unrepeatable(model: Network) -> list[str]:
+def cuda_graph_unsupported_reasons(model: Network) -> list[str]:
     """Why the steps of this model are not all of the same shape; empty where they are."""
     if not isinstance(model, Transformer | DecoderOnly):
         return [f"its architecture is {type(model).__name__}"]
@@ -68,7 +68,7 @@ def recorded(step: Callable[[], None], device: torch.device) -> Callable[[], Non
     return graph.replay
 
 
-class GraphSearcher(PlainSearcher):
+class CudaGraphBackend(TorchBackend):
     """A model whose steps have fixed shapes: on a GPU they are recorded, elsewhere just done.
 
     What is longer than learned positions reach, what has a shortlist, and everything but the search is left to the
@@ -77,20 +77,22 @@ class GraphSearcher(PlainSearcher):
 
     def __init__(self, model: Model, device: str | torch.device) -> None:
         super().__init__(model, device)
-        self._searches: OrderedDict[tuple[SearchSettings, Sizes], FixedSearch] = OrderedDict()  # those not at work
+        self._searches: OrderedDict[tuple[SearchSettings, Sizes], StaticShapeSearch] = (
+            OrderedDict()
+        )  # those not at work
         self._lock = threading.Lock()
 
     @property
-    def about(self) -> str:
+    def description(self) -> str:
         kind = str(next(self.model.parameters()).dtype).removeprefix("torch.")
         if self.shortlist is not None:
-            return super().about
+            return super().description
         return f"{'CUDA graphs' if self.model.device.type == 'cuda' else 'fixed shapes'}, {kind}, {self.device}"
 
     @property
-    def plain(self) -> PlainSearcher:
+    def plain(self) -> TorchBackend:
         """The same model without recordings, for whoever means to look into it or to change it."""
-        plain = PlainSearcher(self.model, self.device)
+        plain = TorchBackend(self.model, self.device)
         plain.shortlist = self.shortlist
         return plain
 
@@ -145,7 +147,7 @@ class GraphSearcher(PlainSearcher):
         # Whoever calls may record gradients, infer or cast: a search that is kept must not depend on it.
         modes = torch.inference_mode(False), torch.autocast(self.model.device.type, enabled=False)
         with evaluating(self.model), modes[0], modes[1], torch.no_grad():
-            search = self._taken(settings, sizes) or FixedSearch(self.model, settings, sizes, self._repeat)
+            search = self._taken(settings, sizes) or StaticShapeSearch(self.model, settings, sizes, self._repeat)
             found = search.search(src, begins, numbers)
         with self._lock:
             self._searches[settings, sizes] = search  # the latest is the last to go
@@ -153,7 +155,7 @@ class GraphSearcher(PlainSearcher):
                 self._searches.popitem(last=False)
         return found
 
-    def _taken(self, settings: SearchSettings, sizes: Sizes) -> FixedSearch | None:
+    def _taken(self, settings: SearchSettings, sizes: Sizes) -> StaticShapeSearch | None:
         """One that nobody else uses meanwhile."""
         with self._lock:
             return self._searches.pop((settings, sizes), None)

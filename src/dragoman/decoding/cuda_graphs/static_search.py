@@ -27,7 +27,7 @@ from dragoman.decoding.settings import SearchSettings
 from dragoman.models.seq2seq import Memory, Model
 from dragoman.nn.state import DecodeState, FixedKeyValues, FixedState, LayerState, SelfKeyValues
 
-__all__ = ["FixedSearch", "Sizes"]
+__all__ = ["Sizes", "StaticShapeSearch"]
 
 _LOOK = 8
 """Steps between two looks whether anything is left."""
@@ -44,7 +44,7 @@ class Sizes:
     prefixes: bool
 
 
-class FixedSearch:
+class StaticShapeSearch:
     """Greedy and beam search, or one sample a sentence, of up to B sentences at a time; may be used again and again.
 
     settings: with `sample`, one sample is drawn for each sentence, whatever `nbest` is.  repeat: is given the step once

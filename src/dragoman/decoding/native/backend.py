@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from dragoman.decoding.backend import Ids, Searcher
+from dragoman.decoding.backend import DecodingBackend, Ids
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.settings import SearchSettings
@@ -18,45 +18,45 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dragoman.decoding.native.stepper import EngineStepper
-    from dragoman.decoding.pytorch.stream import Watched
+    from dragoman.decoding.pytorch.stream import TokenStream
 
-__all__ = ["FastSearcher"]
+__all__ = ["NativeBackend"]
 
 _LOG = logging.getLogger(__name__)
 _FORCED = SearchSettings(beam=1, alpha=0.0, max_extra=0)
 
 
-class FastSearcher(Searcher):
+class NativeBackend(DecodingBackend):
     """An engine and how many threads it gets.
 
-    plain: makes the plain path's searcher, which takes what is longer than the positions that the packed model has.
+    plain: makes the plain path's backend, which takes what is longer than the positions that the packed model has.
     """
 
-    def __init__(self, engine: Engine, precision: str, threads: int, plain: Callable[[], Searcher]) -> None:
+    def __init__(self, engine: Engine, precision: str, threads: int, plain: Callable[[], DecodingBackend]) -> None:
         self.engine = engine
         self.precision = precision
         self.threads = threads
         self._make_plain = plain
-        self._plain: Searcher | None = None
+        self._plain: DecodingBackend | None = None
         self._told_far = False
 
     device = "cpu"
 
     @property
-    def about(self) -> str:
+    def description(self) -> str:
         threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
-        listed = f", {self.shortlist.about}" if self.shortlist else ""
+        listed = f", {self.shortlist.description}" if self.shortlist else ""
         return f"native engine ({self.engine.build}), {self.precision}, {threads}{listed}"
 
     @property
-    def plain(self) -> Searcher:
+    def plain(self) -> DecodingBackend:
         """The same model on the plain path, loaded when it is first asked for."""
         if self._plain is None:
             self._plain = self._make_plain()
             self._plain.shortlist = self.shortlist
         return self._plain
 
-    def _far(self) -> Searcher:
+    def _far(self) -> DecodingBackend:
         """The plain path, for what is longer than the packed model has positions; said once, for it is slow."""
         if not self._told_far:
             self._told_far = True
@@ -114,16 +114,16 @@ class FastSearcher(Searcher):
         whole = np.frombuffer(weights, np.float32)
         return [whole[at:end].reshape(size) for (at, end), size in zip(itertools.pairwise(starts), sizes, strict=True)]
 
-    def live(self, source: Ids, prefix: Ids, settings: SearchSettings) -> Watched:
+    def live(self, source: Ids, prefix: Ids, settings: SearchSettings) -> TokenStream:
         if settings.limit(len(source), len(prefix)) > self.engine.positions:
             return self._far().live(source, prefix, settings)
         import torch
 
-        from dragoman.decoding.pytorch.stepper import listed_by
+        from dragoman.decoding.pytorch.stepper import with_shortlist
         from dragoman.decoding.pytorch.stream import search_live
 
         src = torch.tensor([list(source)], dtype=torch.long)
-        stepper = listed_by(self.shortlist, self._stepper(), [source], [prefix])
+        stepper = with_shortlist(self.shortlist, self._stepper(), [source], [prefix])
         return search_live(stepper, src, settings, prefix or None)
 
     def _stepper(self) -> EngineStepper:

@@ -16,22 +16,22 @@ from torch import Tensor, nn
 from dragoman.data.batching import collate_source
 from dragoman.data.buckets import batches_within
 from dragoman.data.tokenizer import BOS
-from dragoman.decoding.backend import Ids, Searcher
+from dragoman.decoding.backend import DecodingBackend, Ids
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.pytorch.generate import generate
-from dragoman.decoding.pytorch.stepper import ModelStepper, State, Stepper, listed_by
-from dragoman.decoding.pytorch.stream import Watched, search_live
+from dragoman.decoding.pytorch.stepper import ModelStepper, State, Stepper, with_shortlist
+from dragoman.decoding.pytorch.stream import TokenStream, search_live
 from dragoman.decoding.settings import SearchSettings
 from dragoman.decoding.shortlist import Shortlist
 from dragoman.errors import UsageError
 from dragoman.models.seq2seq import Model
 
-__all__ = ["PlainSearcher", "evaluating", "search_batches"]
+__all__ = ["TorchBackend", "evaluating", "search_batches"]
 
 _LOGITS_AT_ONCE = 1 << 24
 
 
-class PlainSearcher(Searcher):
+class TorchBackend(DecodingBackend):
     """Any model, on any device.  why: the reason that nothing faster is used, if there is one."""
 
     def __init__(self, model: Model, device: str | torch.device = "cpu", why: str = "") -> None:
@@ -40,9 +40,9 @@ class PlainSearcher(Searcher):
         self.why = why
 
     @property
-    def about(self) -> str:
+    def description(self) -> str:
         kind = str(next(self.model.parameters()).dtype).removeprefix("torch.")
-        listed = f", {self.shortlist.about}" if self.shortlist else ""
+        listed = f", {self.shortlist.description}" if self.shortlist else ""
         return f"plain path, {kind}, {self.device}{listed}" + (f" ({self.why})" if self.why else "")
 
     def search(
@@ -52,9 +52,9 @@ class PlainSearcher(Searcher):
         with evaluating(self.model):
             return search_batches(stepper, sources, prefixes, settings, batch_tokens, self.device, self.shortlist)
 
-    def live(self, source: Ids, prefix: Ids, settings: SearchSettings) -> Watched:
+    def live(self, source: Ids, prefix: Ids, settings: SearchSettings) -> TokenStream:
         src = torch.tensor([list(source)], dtype=torch.long, device=self.device)
-        stepper = listed_by(self.shortlist, ModelStepper(self.model.eval()), [source], [prefix])
+        stepper = with_shortlist(self.shortlist, ModelStepper(self.model.eval()), [source], [prefix])
         return search_live(stepper, src, settings, prefix or None)
 
     def align(self, pairs: Sequence[tuple[Ids, Ids]], batch_tokens: int) -> list[NDArray[np.float32]]:
@@ -108,13 +108,13 @@ def search_batches(
     device: torch.device | str,
     shortlist: Shortlist | None = None,
 ) -> list[list[Hypothesis]]:
-    """`Searcher.search` by the search of this package, batches of similar length at a time."""
+    """`DecodingBackend.search` by the search of this package, batches of similar length at a time."""
     width = settings.nbest if settings.sample else settings.beam
     found: list[list[Hypothesis]] = [[] for _ in sources]
     for batch in batches_within([max(1, len(source)) * width for source in sources], batch_tokens):
         some, begins = [sources[place] for place in batch], [prefixes[place] for place in batch]
         src, mask = _padded(some, device)
-        listed = listed_by(shortlist, stepper, some, begins)
+        listed = with_shortlist(shortlist, stepper, some, begins)
         each = generate(listed, src, mask, settings, begins if any(begins) else None)
         for place, hypotheses in zip(batch, each, strict=True):
             found[place] = hypotheses

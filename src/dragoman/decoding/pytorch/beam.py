@@ -17,9 +17,9 @@ from torch import Tensor
 from dragoman.data.tokenizer import BOS, EOS
 from dragoman.decoding.hypothesis import Hypothesis, best, complete, length_penalty
 from dragoman.decoding.pytorch.stepper import SearchState, State, Stepper
-from dragoman.decoding.request import Task
+from dragoman.decoding.request import SearchRequest
 
-__all__ = ["Step", "Watch", "beam_search"]
+__all__ = ["BeamStep", "Watch", "beam_search"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Beams:
 
 
 @dataclass(frozen=True)
-class Step:
+class BeamStep:
     """The K best continuations: the grown hypotheses, where they come from, which were cut off by the limit."""
 
     grown: Beams
@@ -58,7 +58,7 @@ class Step:
     truncated: Tensor  # (B, K)
 
 
-Watch = Callable[[Step, list[bool]], None]
+Watch = Callable[[BeamStep, list[bool]], None]
 """Told of every step: what it grew, and of each of its B sentences whether the search goes on."""
 
 
@@ -66,13 +66,13 @@ Watch = Callable[[Step, list[bool]], None]
 class Pool:
     """The complete hypotheses of every sentence of the task."""
 
-    task: Task
+    task: SearchRequest
     found: list[list[Hypothesis]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.found = [[] for _ in self.task.limits]
 
-    def collect(self, step: Step) -> Beams:
+    def collect(self, step: BeamStep) -> Beams:
         """Take over what ended; what is left has empty places there."""
         grown = step.grown
         ended = (grown.tokens[..., -1] == EOS) & (grown.log_probs > float("-inf"))  # (B, K)
@@ -85,7 +85,7 @@ class Pool:
         left = grown.log_probs.masked_fill(ended, float("-inf"))
         return Beams(grown.sentences, left, grown.tokens, grown.token_log_probs)
 
-    def goes_on(self, beams: Beams) -> list[bool]:
+    def can_improve(self, beams: Beams) -> list[bool]:
         """B answers: can a hypothesis that goes on still be one of the n best?
 
         A log-probability only falls and, for alpha >= 0, is divided by at most the penalty of the longest target.
@@ -101,7 +101,7 @@ class Pool:
         return answers
 
 
-def grow(beams: Beams, log_probs: Tensor, task: Task) -> Step:
+def grow(beams: Beams, log_probs: Tensor, task: SearchRequest) -> BeamStep:
     """The K best continuations by log_probs (N, V), which are overwritten."""
     count, width, _ = beams.tokens.shape
     rows = beams.sentences.repeat_interleave(width)
@@ -117,10 +117,10 @@ def grow(beams: Beams, log_probs: Tensor, task: Task) -> Step:
 
     tokens = follow(beams.tokens, words)
     token_log_probs = follow(beams.token_log_probs, nexts.view(count, -1).gather(1, places))
-    return Step(Beams(beams.sentences, log_prob, tokens, token_log_probs), origins, cut.gather(1, origins))
+    return BeamStep(Beams(beams.sentences, log_prob, tokens, token_log_probs), origins, cut.gather(1, origins))
 
 
-def end_at_limit(nexts: Tensor, beams: Beams, task: Task) -> Tensor:
+def end_at_limit(nexts: Tensor, beams: Beams, task: SearchRequest) -> Tensor:
     """Leave only the end in nexts (N, V) at a sentence's limit; (N,) True = where another word was better than it."""
     _, width, length = beams.tokens.shape
     limits = torch.tensor(task.limits, device=nexts.device)[beams.sentences]
@@ -144,7 +144,7 @@ def keep(beams: Beams, state: SearchState, origins: Tensor, answers: list[bool])
     return Beams(*(part[kept] for part in (beams.sentences, beams.log_probs, beams.tokens, beams.token_log_probs)))
 
 
-def beam_search(stepper: Stepper[State], task: Task, watch: Watch | None = None) -> list[list[Hypothesis]]:
+def beam_search(stepper: Stepper[State], task: SearchRequest, watch: Watch | None = None) -> list[list[Hypothesis]]:
     """B lists of the `nbest` best by score, best first (Vaswani et al. 2017, 6.1).
 
     Per sentence it ends when no hypothesis that goes on can be among them any more: exactly what a search up to the
@@ -157,7 +157,7 @@ def beam_search(stepper: Stepper[State], task: Task, watch: Watch | None = None)
     while beams.sentences.numel():
         step = grow(beams, stepper.step(beams.inputs(), state), task)
         left = pool.collect(step)
-        answers = pool.goes_on(left)
+        answers = pool.can_improve(left)
         if watch is not None:
             watch(step, answers)
         beams = keep(left, state, step.origins, answers)

@@ -11,7 +11,7 @@ from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.pytorch.beam import beam_search
 from dragoman.decoding.pytorch.sampling import greedy, sample
 from dragoman.decoding.pytorch.stepper import State, Stepper
-from dragoman.decoding.request import Task
+from dragoman.decoding.request import SearchRequest
 from dragoman.decoding.settings import SearchSettings
 
 __all__ = ["generate"]
@@ -32,7 +32,7 @@ def generate(
     """
     if src.size(0) == 0:
         return []
-    task = Task.build(src, src_mask, settings, prefix)
+    task = SearchRequest.build(src, src_mask, settings, prefix)
     with torch.no_grad():  # not inference_mode: what a model caches here must stay usable in training
         if settings.sample:
             return sample(stepper, task)

@@ -17,17 +17,17 @@ from torch import Tensor
 from dragoman.data.tokenizer import BOS, EOS
 from dragoman.decoding.hypothesis import Hypothesis, best, complete
 from dragoman.decoding.pytorch.stepper import State, Stepper
-from dragoman.decoding.request import Task
+from dragoman.decoding.request import SearchRequest
 from dragoman.decoding.settings import SearchSettings
 
-__all__ = ["Choose", "Walks", "advance", "draw", "greedy", "hypothesis_of", "sample", "uniforms", "uniforms_of"]
+__all__ = ["Choose", "SamplingState", "advance", "draw", "greedy", "hypothesis_of", "sample", "uniforms", "uniforms_of"]
 
 Choose = Callable[[Tensor, Tensor, int], Tensor]
 """`choose(log_probs (N, V), rows (N,) of the task, position)` -> the next tokens (N,)."""
 
 
 @dataclass(frozen=True)
-class Walks:
+class SamplingState:
     """rows: (N,) places among the task's rows.  tokens, token_log_probs: (N, T).  ended, truncated: (N,)."""
 
     rows: Tensor
@@ -37,22 +37,22 @@ class Walks:
     truncated: Tensor
 
     @classmethod
-    def first(cls, count: int, device: torch.device) -> Walks:
+    def first(cls, count: int, device: torch.device) -> SamplingState:
         tokens = torch.zeros(count, 0, dtype=torch.long, device=device)
         no = torch.zeros(count, dtype=torch.bool, device=device)
         return cls(torch.arange(count, device=device), tokens, torch.zeros(count, 0, device=device), no, no)
 
-    def select(self, rows: Tensor) -> Walks:
+    def select(self, rows: Tensor) -> SamplingState:
         parts = (self.rows, self.tokens, self.token_log_probs, self.ended, self.truncated)
-        return Walks(*(part[rows] for part in parts))
+        return SamplingState(*(part[rows] for part in parts))
 
 
-def greedy(stepper: Stepper[State], task: Task) -> list[list[Hypothesis]]:
+def greedy(stepper: Stepper[State], task: SearchRequest) -> list[list[Hypothesis]]:
     """B lists of one: the most probable token each time, beam search of width 1."""
     return _walk(stepper, task, 1, lambda log_probs, rows, position: log_probs.argmax(1))
 
 
-def sample(stepper: Stepper[State], task: Task) -> list[list[Hypothesis]]:
+def sample(stepper: Stepper[State], task: SearchRequest) -> list[list[Hypothesis]]:
     """B lists of `nbest` samples, best score first; the same target may be drawn twice.
 
     The numbers behind a sample come from the seed, the source, the prefix and the sample's place, so they do not
@@ -88,7 +88,7 @@ def draw(log_probs: Tensor, uniform: Tensor, settings: SearchSettings) -> Tensor
     return reached.int().argmax(1)
 
 
-def uniforms_of(task: Task, count: int) -> Tensor:
+def uniforms_of(task: SearchRequest, count: int) -> Tensor:
     """(B * count, longest limit) numbers in [0, 1), the same for a sentence whatever is searched beside it."""
     numbers = np.zeros((len(task.limits) * count, max(task.limits)))
     mask = torch.ones_like(task.src, dtype=torch.bool) if task.src_mask is None else task.src_mask
@@ -107,7 +107,7 @@ def uniforms(seed: int, source: list[int], index: int, prefix: Sequence[int], co
     return np.random.Generator(np.random.PCG64(own)).random(count)
 
 
-def advance(walks: Walks, log_probs: Tensor, task: Task, count: int, choose: Choose) -> Walks:
+def advance(walks: SamplingState, log_probs: Tensor, task: SearchRequest, count: int, choose: Choose) -> SamplingState:
     """Every walk one token on; `count` of them a sentence."""
     position = walks.tokens.size(1)
     sentences = walks.rows // count
@@ -116,7 +116,7 @@ def advance(walks: Walks, log_probs: Tensor, task: Task, count: int, choose: Cho
     truncated = walks.truncated | (at_limit & (words != EOS) & ~walks.ended)
     words = words.masked_fill(at_limit | walks.ended, EOS)
     new = log_probs.gather(1, words[:, None])
-    return Walks(
+    return SamplingState(
         walks.rows,
         torch.cat([walks.tokens, words[:, None]], dim=1),
         torch.cat([walks.token_log_probs, new], dim=1),
@@ -125,9 +125,9 @@ def advance(walks: Walks, log_probs: Tensor, task: Task, count: int, choose: Cho
     )
 
 
-def _walk(stepper: Stepper[State], task: Task, count: int, choose: Choose) -> list[list[Hypothesis]]:
+def _walk(stepper: Stepper[State], task: SearchRequest, count: int, choose: Choose) -> list[list[Hypothesis]]:
     state = stepper.start(task.src, task.src_mask, beams=count, max_len=max(task.limits))
-    walks = Walks.first(len(task.limits) * count, task.device)
+    walks = SamplingState.first(len(task.limits) * count, task.device)
     found: list[list[Hypothesis]] = [[] for _ in task.limits]
     inputs = walks.rows.new_full(walks.rows.shape, BOS)
     while walks.rows.numel():
@@ -144,7 +144,7 @@ def _walk(stepper: Stepper[State], task: Task, count: int, choose: Choose) -> li
     return [best(own, count) for own in found]
 
 
-def hypothesis_of(walks: Walks, row: int, alpha: float) -> Hypothesis:
+def hypothesis_of(walks: SamplingState, row: int, alpha: float) -> Hypothesis:
     """What a walk that has ended comes to."""
     tokens = walks.tokens[row].tolist()
     end = tokens.index(EOS)

@@ -21,13 +21,13 @@ from dragoman.nn.state import DecodeState
 __all__ = [
     "EnsembleState",
     "EnsembleStepper",
-    "ListedState",
-    "ListedStepper",
     "ModelStepper",
     "SearchState",
+    "ShortlistState",
+    "ShortlistStepper",
     "State",
     "Stepper",
-    "listed_by",
+    "with_shortlist",
 ]
 
 
@@ -98,7 +98,7 @@ class EnsembleStepper:
         return torch.logsumexp(torch.stack(each), dim=0) - math.log(len(each))
 
 
-class ListedState:
+class ShortlistState:
     """The state beneath, and what each of its rows may say: listed (B, V), True = a word of the sentence's list."""
 
     def __init__(self, inner: SearchState, listed: Tensor, sentences: Tensor) -> None:
@@ -109,29 +109,29 @@ class ListedState:
         self.sentences = self.sentences[rows]  # (N,)
 
 
-class ListedStepper:
+class ShortlistStepper:
     """Any stepper, confined to the words of a list a sentence (B of them): probabilities are those among its words."""
 
     def __init__(self, stepper: Stepper[Any], lists: Sequence[Sequence[int]], vocab: int) -> None:
         self.stepper, self.lists, self.vocab = stepper, lists, vocab
 
-    def start(self, src: Tensor, src_mask: Tensor | None, beams: int, max_len: int) -> ListedState:
+    def start(self, src: Tensor, src_mask: Tensor | None, beams: int, max_len: int) -> ShortlistState:
         listed = torch.zeros(len(self.lists), self.vocab, dtype=torch.bool)
         for row, words in zip(listed, self.lists, strict=True):
             row[torch.tensor(words)] = True
         sentences = torch.arange(len(self.lists), device=src.device).repeat_interleave(beams)
-        return ListedState(self.stepper.start(src, src_mask, beams, max_len), listed.to(src.device), sentences)
+        return ShortlistState(self.stepper.start(src, src_mask, beams, max_len), listed.to(src.device), sentences)
 
-    def step(self, tokens: Tensor, state: ListedState) -> Tensor:
+    def step(self, tokens: Tensor, state: ShortlistState) -> Tensor:
         log_probs = self.stepper.step(tokens, state.inner).masked_fill_(~state.listed[state.sentences], float("-inf"))
         return torch.log_softmax(log_probs, dim=-1)
 
 
-def listed_by(
+def with_shortlist(
     shortlist: Shortlist | None, stepper: Stepper[Any], sources: Sequence[Ids], prefixes: Sequence[Ids]
 ) -> Stepper[Any]:
     """The stepper for these sentences: confined to what the shortlist gives each, or itself where there is none."""
     if shortlist is None:
         return stepper
     lists = [shortlist.of(source, prefix) for source, prefix in zip(sources, prefixes, strict=True)]
-    return ListedStepper(stepper, lists, shortlist.target_size)
+    return ShortlistStepper(stepper, lists, shortlist.target_size)

@@ -17,17 +17,17 @@ from torch import Tensor
 from dragoman.data.tokenizer import BOS
 from dragoman.decoding.hypothesis import Hypothesis, best
 from dragoman.decoding.pytorch.beam import Beams, Pool, grow, keep
-from dragoman.decoding.pytorch.sampling import Choose, Walks, advance, draw, hypothesis_of, uniforms_of
+from dragoman.decoding.pytorch.sampling import Choose, SamplingState, advance, draw, hypothesis_of, uniforms_of
 from dragoman.decoding.pytorch.stepper import State, Stepper
-from dragoman.decoding.request import Task
+from dragoman.decoding.request import SearchRequest
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError
 
-__all__ = ["Path", "Watched", "search_live"]
+__all__ = ["PartialHypothesis", "TokenStream", "search_live"]
 
 
 @dataclass(frozen=True)
-class Path:
+class PartialHypothesis:
     """A hypothesis and how it came about.
 
     tokens: T ids, the end of sentence included where it is reached.  token_log_probs: one a token.  rows: for each
@@ -41,13 +41,13 @@ class Path:
     stable: int
 
 
-Watched = Generator[Path, None, tuple[Hypothesis, Path]]
+TokenStream = Generator[PartialHypothesis, None, tuple[Hypothesis, PartialHypothesis]]
 """After each step the best hypothesis that goes on; in the end (its return value) the best of all and its path."""
 
 
 def search_live(
     stepper: Stepper[State], src: Tensor, settings: SearchSettings, prefix: Sequence[int] | None = None
-) -> Watched:
+) -> TokenStream:
     """What `generate` finds for src (1, S), step by step; prefix: ids that the target must start with.
 
     No step leaves anything behind in the thread, so each may be taken in another one.  Raises UsageError for an nbest
@@ -55,43 +55,43 @@ def search_live(
     """
     if settings.nbest != 1:
         raise UsageError(f"nbest = {settings.nbest}: one hypothesis can be watched; accepted: nbest=1")
-    task = Task.build(src, None, settings, None if prefix is None else [prefix])
+    task = SearchRequest.build(src, None, settings, None if prefix is None else [prefix])
     if settings.sample or settings.beam == 1:
         return _one_by_one(stepper, task)
     return _with_beam(stepper, task)
 
 
-def _one_by_one(stepper: Stepper[State], task: Task) -> Watched:
+def _one_by_one(stepper: Stepper[State], task: SearchRequest) -> TokenStream:
     choose = _choice(task)
     with torch.no_grad():
         state = stepper.start(task.src, None, beams=1, max_len=max(task.limits))
-    walks = Walks.first(1, task.device)
+    walks = SamplingState.first(1, task.device)
     inputs = walks.rows.new_full((1,), BOS)
     while True:
         with torch.no_grad():
             walks = advance(walks, stepper.step(inputs, state), task, 1, choose)
         tokens = walks.tokens[0].tolist()
-        path = Path(tokens, walks.token_log_probs[0].tolist(), [0] * len(tokens), len(tokens))
+        path = PartialHypothesis(tokens, walks.token_log_probs[0].tolist(), [0] * len(tokens), len(tokens))
         if bool(walks.ended[0]):
             return hypothesis_of(walks, 0, task.settings.alpha), path
         yield path
         inputs = walks.tokens[:, -1]
 
 
-def _choice(task: Task) -> Choose:
+def _choice(task: SearchRequest) -> Choose:
     if not task.settings.sample:
         return lambda log_probs, rows, position: log_probs.argmax(1)
     uniforms = uniforms_of(task, 1).to(task.device)
     return lambda log_probs, rows, position: draw(log_probs, uniforms[rows, position], task.settings)
 
 
-def _with_beam(stepper: Stepper[State], task: Task) -> Watched:
+def _with_beam(stepper: Stepper[State], task: SearchRequest) -> TokenStream:
     width = task.settings.beam
     with torch.no_grad():
         state = stepper.start(task.src, None, beams=width, max_len=max(task.limits))
     beams, pool = Beams.first(1, width, task.device), Pool(task)
     rows = beams.tokens[0]  # (K, T), of each beam's tokens
-    ended: list[Path] = []  # of the pool's hypotheses, in its order
+    ended: list[PartialHypothesis] = []  # of the pool's hypotheses, in its order
     while beams.sentences.numel():
         with torch.no_grad():
             step = grow(beams, stepper.step(beams.inputs(), state), task)
@@ -102,7 +102,7 @@ def _with_beam(stepper: Stepper[State], task: Task) -> Watched:
             ended += [
                 _path(step.grown, rows, beam, beams.tokens.size(2) + 1) for beam in complete[0].nonzero()[:, 0].tolist()
             ]
-            beams = keep(left, state, step.origins, pool.goes_on(left))
+            beams = keep(left, state, step.origins, pool.can_improve(left))
         if beams.sentences.numel():
             alive = beams.tokens[0][beams.log_probs[0].isfinite()].tolist()
             rivals = [h.tokens for h in best(pool.found[0], 1)] if pool.found[0] else []  # the others have lost to it
@@ -112,8 +112,10 @@ def _with_beam(stepper: Stepper[State], task: Task) -> Watched:
     return first, ended[place]
 
 
-def _path(beams: Beams, rows: Tensor, beam: int, stable: int) -> Path:
-    return Path(beams.tokens[0, beam].tolist(), beams.token_log_probs[0, beam].tolist(), rows[beam].tolist(), stable)
+def _path(beams: Beams, rows: Tensor, beam: int, stable: int) -> PartialHypothesis:
+    return PartialHypothesis(
+        beams.tokens[0, beam].tolist(), beams.token_log_probs[0, beam].tolist(), rows[beam].tolist(), stable
+    )
 
 
 def _in_common(hypotheses: Sequence[Sequence[int]]) -> int:

@@ -6,6 +6,6 @@ columns.py   which numbers are shown                      page.py     tables in 
 
 from __future__ import annotations
 
-from dragoman.evaluation.compare.runs import ComparedRun, Comparison, Curve, Group, Statistic, compare, short_names
+from dragoman.evaluation.compare.runs import ComparedRun, Curve, Group, RunComparison, Statistic, compare, short_names
 
-__all__ = ["ComparedRun", "Comparison", "Curve", "Group", "Statistic", "compare", "short_names"]
+__all__ = ["ComparedRun", "Curve", "Group", "RunComparison", "Statistic", "compare", "short_names"]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dragoman.evaluation.compare.runs import Comparison, Group, short_names
+from dragoman.evaluation.compare.runs import Group, RunComparison, short_names
 
 __all__ = ["Column", "best_groups", "cell_text", "columns", "differences", "value_text"]
 
@@ -72,7 +72,7 @@ _TEST = (
 )
 
 
-def columns(comparison: Comparison) -> list[Column]:
+def columns(comparison: RunComparison) -> list[Column]:
     """The columns in which at least one group has a number; a score not known here goes by its own name."""
     present = dict.fromkeys(key for group in comparison.groups for key in group.numbers)
     known = {column.key for column in _VALID}
@@ -95,7 +95,7 @@ def value_text(value: Any) -> str:
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def differences(group: Group, comparison: Comparison) -> list[str]:
+def differences(group: Group, comparison: RunComparison) -> list[str]:
     """`position rotary`, `n_heads 4`, ...: what is special about the group; not what most groups have."""
     names = short_names(comparison.differing)
 
@@ -106,7 +106,7 @@ def differences(group: Group, comparison: Comparison) -> list[str]:
     return [f"{names[key]} {value_text(group.differs[key])}" for key in sorted(special, key=sharers)]
 
 
-def best_groups(comparison: Comparison, column: Column) -> list[Group]:
+def best_groups(comparison: RunComparison, column: Column) -> list[Group]:
     """The groups with the best number; none where it is a cost, or the same for all."""
     having = [group for group in comparison.groups if column.key in group.numbers]
     worth = [column.better * group.numbers[column.key].mean for group in having]

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dragoman.evaluation.compare.columns import Column, best_groups, cell_text, columns, differences, value_text
-from dragoman.evaluation.compare.runs import Comparison, Curve, Group, short_names
+from dragoman.evaluation.compare.runs import Curve, Group, RunComparison, short_names
 from dragoman.pages.page import fill, web, whole_page, write_page
 
 __all__ = ["print_comparison", "write_comparison"]
@@ -40,7 +40,7 @@ def _seeds(group: Group) -> str:
 # ---------------------------------------------------------------------------------------------------------- terminal
 
 
-def print_comparison(comparison: Comparison, console: Console) -> None:
+def print_comparison(comparison: RunComparison, console: Console) -> None:
     """The numbers as a table, then the keys in which the configurations differ, then BLEU by source length."""
     tables = [_numbers_table(comparison)]
     if comparison.differing:
@@ -67,7 +67,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         console.print(_signatures(comparison), style="dim", soft_wrap=True)
 
 
-def _signatures(comparison: Comparison) -> str:
+def _signatures(comparison: RunComparison) -> str:
     one = next(run.test for run in comparison.runs if run.test is not None)
     return f"BLEU {one.bleu_signature}; chrF {one.chrf_signature}"
 
@@ -79,7 +79,7 @@ def _table(*heads: str) -> Table:
     return table
 
 
-def _numbers_table(comparison: Comparison) -> Table:
+def _numbers_table(comparison: RunComparison) -> Table:
     shown = [column for column in columns(comparison) if column.brief]
     best = {column.key: best_groups(comparison, column) for column in shown}
     several = any(len(group.runs) > 1 for group in comparison.groups)
@@ -93,14 +93,14 @@ def _numbers_table(comparison: Comparison) -> Table:
     return table
 
 
-def _label(group: Group, comparison: Comparison) -> Text:
+def _label(group: Group, comparison: RunComparison) -> Text:
     """Its name, and below what tells it apart."""
     said = differences(group, comparison)
     text = ", ".join(said[:4]) + (", …" if len(said) > 4 else "")
     return Text.assemble((group.name, "bold"), *((f"\n  {line}", "dim") for line in textwrap.wrap(text, 40)))
 
 
-def _differences_table(comparison: Comparison) -> Table:
+def _differences_table(comparison: RunComparison) -> Table:
     table = _table("differs in", *(group.name for group in comparison.groups))
     for key in comparison.differing:
         values = (value_text(group.differs[key]) if key in group.differs else "–" for group in comparison.groups)
@@ -108,7 +108,7 @@ def _differences_table(comparison: Comparison) -> Table:
     return table
 
 
-def _lengths_table(comparison: Comparison) -> Table:
+def _lengths_table(comparison: RunComparison) -> Table:
     assert comparison.test is not None
     buckets = comparison.groups[0].by_length
     table = _table(f"BLEU by {comparison.test.unit}", *(bucket.title for bucket in buckets))
@@ -121,7 +121,7 @@ def _lengths_table(comparison: Comparison) -> Table:
 # -------------------------------------------------------------------------------------------------------------- page
 
 
-def write_comparison(path: Path, comparison: Comparison) -> Path:
+def write_comparison(path: Path, comparison: RunComparison) -> Path:
     """Write the page to `path`, whole or not at all, and return `path`.  Raises DragomanError."""
     count, runs = len(comparison.groups), len(comparison.runs)
     title = "One run" if runs == 1 else f"{runs} runs side by side"
@@ -138,7 +138,7 @@ def write_comparison(path: Path, comparison: Comparison) -> Path:
     return write_page(path, whole_page(title, body, "comparison", _page_data(comparison), styles, scripts))
 
 
-def _lead(comparison: Comparison, count: int, runs: int) -> str:
+def _lead(comparison: RunComparison, count: int, runs: int) -> str:
     seeds = f", {runs} runs with their seeds" if runs > count else ""
     names = short_names(comparison.differing)
     some = ", ".join(names[key] for key in comparison.differing[:4])
@@ -148,7 +148,7 @@ def _lead(comparison: Comparison, count: int, runs: int) -> str:
     return f"{count} configurations{seeds}. They differ in {some}{f' and {more} more keys' if more > 0 else ''}."
 
 
-def _notes(comparison: Comparison) -> str:
+def _notes(comparison: RunComparison) -> str:
     """What the marks in the table mean, those that are there."""
     notes = ["Scores are of the best checkpoint, validation by greedy decoding; tokens/s is the median of the log."]
     if any(len(group.runs) > 1 for group in comparison.groups):
@@ -170,7 +170,7 @@ def _mark(index: int) -> str:
     )
 
 
-def _name_html(index: int, group: Group, comparison: Comparison) -> str:
+def _name_html(index: int, group: Group, comparison: RunComparison) -> str:
     said = differences(group, comparison)
     chips = "".join(f"<span>{html.escape(text)}</span>" for text in said[:6])
     more = f"<span>+{len(said) - 6}</span>" if len(said) > 6 else ""
@@ -179,7 +179,7 @@ def _name_html(index: int, group: Group, comparison: Comparison) -> str:
     return f'<th scope="row">{_mark(index)}<b>{html.escape(group.name)}</b>{below}</th>'
 
 
-def _numbers_html(comparison: Comparison) -> str:
+def _numbers_html(comparison: RunComparison) -> str:
     shown = columns(comparison)
     best = {column.key: best_groups(comparison, column) for column in shown}
     most = {column.key: max(_means(comparison, column), default=0.0) for column in shown if column.bar}
@@ -191,7 +191,7 @@ def _numbers_html(comparison: Comparison) -> str:
     return _table_html("The runs and their numbers", f'<th scope="col">run</th>{heads}', rows, "numbers")
 
 
-def _means(comparison: Comparison, column: Column) -> list[float]:
+def _means(comparison: RunComparison, column: Column) -> list[float]:
     return [group.numbers[column.key].mean for group in comparison.groups if column.key in group.numbers]
 
 
@@ -204,7 +204,7 @@ def _number_html(group: Group, column: Column, best: bool, most: float) -> str:
     return f'<td class="number{" best" if best else ""}"{value}><span>{text}</span>{small}{bar}</td>'
 
 
-def _test_html(comparison: Comparison) -> str:
+def _test_html(comparison: RunComparison) -> str:
     """The section on the test set; empty where none was decoded."""
     if comparison.test is None:
         return ""
@@ -232,7 +232,7 @@ def _test_html(comparison: Comparison) -> str:
     return fill(web("compare_test.html"), parts)
 
 
-def _differences_html(comparison: Comparison) -> str:
+def _differences_html(comparison: RunComparison) -> str:
     if not comparison.differing:
         return '<p class="what">Nothing but the seed: it is one configuration.</p>'
     heads = "".join(
@@ -259,7 +259,7 @@ def _table_html(caption: str, heads: str, rows: Sequence[str], name: str = "") -
     )
 
 
-def _page_data(comparison: Comparison) -> dict[str, Any]:
+def _page_data(comparison: RunComparison) -> dict[str, Any]:
     """What the scripts draw from."""
     keys = dict.fromkeys(key for run in comparison.runs for key in run.curves)
     ordered = sorted(keys, key=lambda key: _LOSSES.index(key) if key in _LOSSES else len(_LOSSES))

@@ -20,10 +20,10 @@ from dragoman.config import flatten, load_config
 from dragoman.errors import DragomanError, UsageError, nearest
 from dragoman.evaluation.compare.scores import (
     DecodedScores,
+    EvalSet,
     Interval,
     LengthScore,
-    Material,
-    read_material,
+    read_eval_set,
     score_translations,
 )
 from dragoman.evaluation.metrics import bleu_tokenizer
@@ -33,7 +33,7 @@ from dragoman.models.model_folder import find_model, read_header, read_meta, ste
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ComparedRun", "Comparison", "Curve", "Group", "Statistic", "compare", "short_names"]
+__all__ = ["ComparedRun", "Curve", "Group", "RunComparison", "Statistic", "compare", "short_names"]
 
 Curve = tuple[tuple[int, float, float], ...]
 """Points of a quantity over training: (step, seconds, value)."""
@@ -123,7 +123,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """The groups, in the order in which their first runs were given.
 
     differing: the dotted configuration keys (but the seed) in which groups differ.  test: the test set that was
@@ -132,7 +132,7 @@ class Comparison:
 
     groups: tuple[Group, ...]
     differing: tuple[str, ...]
-    test: Material | None = None
+    test: EvalSet | None = None
     samples: int = 0
 
     @property
@@ -165,12 +165,12 @@ def compare(
     device: str | torch.device = "cpu",
     samples: int = 1000,
     tokenize: str = "auto",
-    say: Callable[[str], None] = lambda text: None,
-) -> Comparison:
+    log: Callable[[str], None] = lambda text: None,
+) -> RunComparison:
     """Read runs and put them side by side; with `source` and `reference` (text files) decode and score that test set.
 
     runs: run folders, or folders of run folders.  samples: of the bootstrap.  tokenize: BLEU's
-    tokenizer; "auto" chooses it by the runs' `data.target_language`.  say: hears what takes long.
+    tokenizer; "auto" chooses it by the runs' `data.target_language`.  log: hears what takes long.
     Raises UsageError with every folder that cannot be compared, DataError for a test set that is misaligned.
     """
     if (source is None) != (reference is None):
@@ -184,8 +184,8 @@ def compare(
     if source is None or reference is None:
         return _arranged(found)
     tokenize = _tokenizer(found, tokenize)
-    test = read_material(Path(source), Path(reference))
-    return _arranged([_decoded(run, test, device, samples, tokenize, say) for run in found], test, samples)
+    test = read_eval_set(Path(source), Path(reference))
+    return _arranged([_decoded(run, test, device, samples, tokenize, log) for run in found], test, samples)
 
 
 # ----------------------------------------------------------------------------------------------------------- reading
@@ -309,16 +309,16 @@ def _tokenizer(runs: Sequence[ComparedRun], tokenize: str) -> str:
 
 def _decoded(
     run: ComparedRun,
-    test: Material,
+    test: EvalSet,
     device: str | torch.device,
     samples: int,
     tokenize: str,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> ComparedRun:
     """The run with the scores of its best checkpoint, decoded with its own [search]."""
     from dragoman.pipelines.translation import Translator  # here, so that comparing logs loads no model
 
-    say(f"{run.name}: translating {len(test.sources):,} lines")
+    log(f"{run.name}: translating {len(test.sources):,} lines")
     translations = Translator.load(run.folder, device, quantize="none").translate(test.sources)
     return replace(run, test=score_translations([t.text for t in translations], test, samples, tokenize))
 
@@ -326,7 +326,7 @@ def _decoded(
 # --------------------------------------------------------------------------------------------------------- arranging
 
 
-def _arranged(runs: Sequence[ComparedRun], test: Material | None = None, samples: int = 0) -> Comparison:
+def _arranged(runs: Sequence[ComparedRun], test: EvalSet | None = None, samples: int = 0) -> RunComparison:
     members: dict[str, list[ComparedRun]] = {}
     for run in runs:
         configuration = {key: value for key, value in run.config.items() if key != SEED}
@@ -341,7 +341,7 @@ def _arranged(runs: Sequence[ComparedRun], test: Material | None = None, samples
         Group(name, tuple(some), {key: some[0].config[key] for key in differing if key in some[0].config})
         for name, some in zip(_group_names(list(members.values())), members.values(), strict=True)
     ]
-    return Comparison(tuple(groups), tuple(differing), test, samples)
+    return RunComparison(tuple(groups), tuple(differing), test, samples)
 
 
 def _group_names(members: Sequence[Sequence[ComparedRun]]) -> list[str]:

@@ -17,11 +17,11 @@ from dragoman.errors import DataError
 
 __all__ = [
     "DecodedScores",
+    "EvalSet",
     "Interval",
     "LengthScore",
-    "Material",
     "length_bounds",
-    "read_material",
+    "read_eval_set",
     "score_translations",
 ]
 
@@ -66,7 +66,7 @@ class DecodedScores:
 
 
 @dataclass(frozen=True)
-class Material:
+class EvalSet:
     """A test set.  unit: what a source's length is counted in, words, or characters where words have no spaces."""
 
     sources: tuple[str, ...]
@@ -76,7 +76,7 @@ class Material:
     bounds: tuple[int, ...]
 
 
-def read_material(source: Path, reference: Path) -> Material:
+def read_eval_set(source: Path, reference: Path) -> EvalSet:
     """The lines of two files, line i of each one pair.  Raises DataError where they are misaligned or empty."""
     pairs = list(read_pairs(CorpusSpec(source, reference)))
     if not pairs:
@@ -87,7 +87,7 @@ def read_material(source: Path, reference: Path) -> Material:
     unspaced = sum(characters) > 12 * sum(words)
     lengths = tuple(characters if unspaced else words)
     unit = "characters" if unspaced else "words"
-    return Material(sources, tuple(pair.target for pair in pairs), unit, lengths, length_bounds(lengths))
+    return EvalSet(sources, tuple(pair.target for pair in pairs), unit, lengths, length_bounds(lengths))
 
 
 def length_bounds(lengths: Sequence[int]) -> tuple[int, ...]:
@@ -105,7 +105,7 @@ def length_bounds(lengths: Sequence[int]) -> tuple[int, ...]:
     return tuple(bounds)
 
 
-def score_translations(texts: Sequence[str], material: Material, samples: int, tokenize: str = "13a") -> DecodedScores:
+def score_translations(texts: Sequence[str], material: EvalSet, samples: int, tokenize: str = "13a") -> DecodedScores:
     """BLEU and chrF2 of the translations of `material.sources`, with bootstrap intervals of `samples` resamples.
 
     tokenize: BLEU's tokenizer, by sacreBLEU's name.

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from dragoman.data.tokenizer import EOS
 from dragoman.decoding.hypothesis import Hypothesis, complete, length_penalty
-from dragoman.decoding.pytorch.beam import Step, beam_search
+from dragoman.decoding.pytorch.beam import BeamStep, beam_search
 from dragoman.decoding.pytorch.stepper import ModelStepper
-from dragoman.decoding.request import Task
+from dragoman.decoding.request import SearchRequest
 from dragoman.decoding.settings import SearchSettings
 from dragoman.models.seq2seq import Model
 
@@ -90,7 +90,7 @@ def search_tree(
 
     With `settings.beam` = 1, greedy search, the tree is a line.  Raises what `generate` raises.
     """
-    task = Task.build(src, None, settings, [prefix] if prefix else None)
+    task = SearchRequest.build(src, None, settings, [prefix] if prefix else None)
     planted = _Planted(task)
     with torch.no_grad():
         (found,) = beam_search(ModelStepper(model), task, planted.watch)
@@ -101,12 +101,12 @@ def search_tree(
 class _Planted:
     """The tree while it grows.  last: the number of the node at each of the K places, -1 where there is none."""
 
-    task: Task
+    task: SearchRequest
     nodes: list[Node] = field(default_factory=list)
     complete: dict[int, Hypothesis] = field(default_factory=dict)
     last: list[int] = field(default_factory=list)
 
-    def watch(self, step: Step, answers: list[bool]) -> None:
+    def watch(self, step: BeamStep, answers: list[bool]) -> None:
         grown, origins = step.grown, step.origins[0].tolist()
         tokens, totals = grown.tokens[0, :, -1].tolist(), grown.log_probs[0].tolist()
         log_probs = grown.token_log_probs[0, :, -1].tolist()
@@ -121,7 +121,7 @@ class _Planted:
             if token == EOS:
                 self._complete(step, place)
 
-    def _complete(self, step: Step, place: int) -> None:
+    def _complete(self, step: BeamStep, place: int) -> None:
         """Exactly what the search's pool makes of it."""
         tokens = step.grown.tokens[0, place, :-1].tolist()
         log_probs = step.grown.token_log_probs[0, place].tolist()

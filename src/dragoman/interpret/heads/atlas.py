@@ -31,17 +31,17 @@ from dragoman.data.batching import Batch
 from dragoman.data.tokenizer import EOS, PAD
 from dragoman.errors import UsageError
 from dragoman.interpret.ablation import (
+    ablate_heads,
     attentions,
     evaluating,
     loss_of,
     queries_are_source,
     query_mask,
     sublayers,
-    without_heads,
     without_sublayers,
 )
 from dragoman.interpret.heads.alignment import Agreement
-from dragoman.interpret.heads.probes import Material
+from dragoman.interpret.heads.probes import ProbeBatch
 from dragoman.models.seq2seq import Network
 from dragoman.nn.record import record, replace
 from dragoman.training.loss import Loss, TokenLoss
@@ -169,7 +169,7 @@ class Example:
     maps: dict[str, Tensor]
 
 
-def atlas(network: Network, material: Material, cost: bool = False) -> Atlas:
+def atlas(network: Network, material: ProbeBatch, cost: bool = False) -> Atlas:
     """Measure every head over the lines of `material`, a batch at a time.
 
     cost: remove each head and each sub-layer in turn, too, over a sample of at most COST_LINES lines.  Raises
@@ -300,7 +300,7 @@ class _Sums:
 
 
 def _align(
-    agreements: tuple[Agreement, Agreement], weights: Tensor, batch: Batch, numbers: Sequence[int], material: Material
+    agreements: tuple[Agreement, Agreement], weights: Tensor, batch: Batch, numbers: Sequence[int], material: ProbeBatch
 ) -> None:
     """Add the lines of a batch, taking each row of weights for the word written, and for the word read."""
     assert material.source_piece is not None and material.target_piece is not None
@@ -327,13 +327,13 @@ def _errors(agreements: tuple[Agreement, Agreement] | None, heads: int) -> list[
 # --------------------------------------------------------------------------------------------------------------- costs
 
 
-def removal_costs(network: Network, material: Material, found: Atlas) -> Atlas:
+def removal_costs(network: Network, material: ProbeBatch, found: Atlas) -> Atlas:
     """The atlas with what each head and each sub-layer costs: the rise of the loss when it says 0, one at a time."""
     batches = list(material.sample(COST_LINES))
     before = loss_of(network, batches)
     heads = []
     for head in found.heads:
-        with replace(network, without_heads(network, {head.attention: [head.number]})):
+        with replace(network, ablate_heads(network, {head.attention: [head.number]})):
             heads.append(dataclasses.replace(head, cost=loss_of(network, batches) - before))
     costs = []
     for name in sublayers(network):
@@ -346,7 +346,7 @@ def removal_costs(network: Network, material: Material, found: Atlas) -> Atlas:
 # ------------------------------------------------------------------------------------------------------------ examples
 
 
-def examples(network: Network, material: Material, count: int = 3) -> list[Example]:
+def examples(network: Network, material: ProbeBatch, count: int = 3) -> list[Example]:
     """Lines of usual length with the maps of all heads, for a page."""
     sizes = {
         number: int(src) + int(tgt)
@@ -365,7 +365,7 @@ def _lengths(batch: Batch) -> list[int]:
     return lengths
 
 
-def _example(network: Network, material: Material, number: int) -> Example:
+def _example(network: Network, material: ProbeBatch, number: int) -> Example:
     batch = material.row(number)
     moved = batch.to(network.device)
     with evaluating(network), record(network, *(f"{name}.weights" for name in attentions(network))) as seen:

@@ -27,7 +27,7 @@ from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.parsing import Parser
 from dragoman.pipelines.translation import Translator
 
-__all__ = ["Material", "load_material", "of_language_model", "of_translator"]
+__all__ = ["ProbeBatch", "load_material", "of_language_model", "of_translator"]
 
 _BATCH_TOKENS = 2000
 """Padded source and target tokens in a batch: the weights of all heads are held for one batch at a time."""
@@ -37,7 +37,7 @@ Ids = tuple[list[int], list[int]]
 
 
 @dataclass(frozen=True)
-class Material:
+class ProbeBatch:
     """Batches of lines, targets given.
 
     numbers: of each row of each batch its line, from 0.  source_piece, target_piece: what an id stands for, or None
@@ -111,7 +111,7 @@ def of_translator(
     sources: Sequence[str],
     references: Sequence[str] | None = None,
     golds: Sequence[Gold] | None = None,
-) -> Material:
+) -> ProbeBatch:
     """Sources with their references, or where there are none with the model's own translations.
 
     golds: the alignment of each pair; where the tokenizer's normalization made other words of a line, it does not
@@ -132,29 +132,29 @@ def of_translator(
         same = [word_count(own) == len(text.split()) for own, text in zip(pieces, (source, target), strict=True)]
         kept.append(gold if all(same) else None)
     pieces_of = tokenizer.source_piece, tokenizer.target_piece
-    return Material(*_batches(pairs), *pieces_of, tokenizer.shared, references is None, tuple(kept))
+    return ProbeBatch(*_batches(pairs), *pieces_of, tokenizer.shared, references is None, tuple(kept))
 
 
-def of_language_model(generator: TextGenerator, lines: Sequence[str]) -> Material:
+def of_language_model(generator: TextGenerator, lines: Sequence[str]) -> ProbeBatch:
     """Texts, a line each; where the model learned from one stream, all lines as one, cut to the length it has seen."""
     texts = lines if generator.ends else ["\n".join(lines)]
     most, tokenizer = generator.max_tokens, generator.tokenizer
     encoded = [tokenizer.encode_target(text)[: None if generator.ends else -1] for text in texts]
     pairs: list[Ids] = [([], ids[begin : begin + most]) for ids in encoded for begin in range(0, len(ids), most)]
-    return Material(*_batches(pairs), tokenizer.source_piece, tokenizer.target_piece, True, False)
+    return ProbeBatch(*_batches(pairs), tokenizer.source_piece, tokenizer.target_piece, True, False)
 
 
-def _of_parser(parser: Parser, lines: Sequence[str]) -> Material:
+def _of_parser(parser: Parser, lines: Sequence[str]) -> ProbeBatch:
     sentences = [[penn_word(word) for word in line.split()] for line in lines]
     tokenizer = parser.tokenizer
     pairs = [
         (tokenizer.encode_source(" ".join(words)), tokenizer.encode_target(tree))
         for words, tree in zip(sentences, parser.linearized(sentences), strict=True)
     ]
-    return Material(*_batches(pairs), tokenizer.source_piece, tokenizer.target_piece, tokenizer.shared, True)
+    return ProbeBatch(*_batches(pairs), tokenizer.source_piece, tokenizer.target_piece, tokenizer.shared, True)
 
 
-def _of_encoder(network: Network, vocabulary: Vocabulary, config: Config, lines: Sequence[str]) -> Material:
+def _of_encoder(network: Network, vocabulary: Vocabulary, config: Config, lines: Sequence[str]) -> ProbeBatch:
     """Texts for a model that gives labels, or fills in masked words; the targets are the labels that it gives."""
     tokenizer = vocabulary.tokenizer if isinstance(vocabulary, LabelVocabulary) else vocabulary
     assert isinstance(tokenizer, Tokenizer)
@@ -169,7 +169,7 @@ def _of_encoder(network: Network, vocabulary: Vocabulary, config: Config, lines:
         pairs.append((ids, [1] if pooling != "none" else [int(token != EOS) for token in ids]))
     batches, numbers = _batches(pairs)
     labelled = tuple(_with_labels(network, batch) for batch in batches)
-    return Material(labelled, numbers, tokenizer.source_piece, None, False, True)
+    return ProbeBatch(labelled, numbers, tokenizer.source_piece, None, False, True)
 
 
 def _with_labels(network: Network, batch: Batch) -> Batch:
@@ -187,7 +187,7 @@ def load_material(
     references: Sequence[str] | None = None,
     golds: Sequence[Gold] | None = None,
     device: str | torch.device = "cpu",
-) -> tuple[Network, Material]:
+) -> tuple[Network, ProbeBatch]:
     """The network of a model folder, of any kind that reads text, and the lines as it reads them.
 
     Raises ModelFolderError, and UsageError for images, and for references to a model that does not translate.

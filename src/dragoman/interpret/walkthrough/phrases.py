@@ -171,7 +171,10 @@ PHRASES: dict[str, Phrase] = {
         text("Feed-forward, first matrices", "前馈网络第一层（门控）"),
         "U = X W₁ + b₁    U = [A G]",
         "Shazeer 2020, equation 5",
-        text("The second half, G, decides what of the first, A, gets through.", "后一半 G 决定前一半 A 能通过多少。"),
+        text(
+            "The second half, G, decides what of the first, A, gets through.",
+            "后一半 G 决定前一半 A 能通过多少。",
+        ),
         ("∂U W₁ᵀ",),
         "∂W₁ = Xᵀ ∂U    ∂b₁ = Σₜ ∂Uₜ",
     ),

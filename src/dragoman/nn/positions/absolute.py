@@ -32,10 +32,10 @@ class Sinusoidal(Positions):
 
     def embed(self, x: Tensor, pos: Tensor, carry: Tensor | None) -> tuple[Tensor, Tensor | None]:
         if pos.is_cpu:
-            self.reach(int(pos[-1]) + 1, x)
+            self.ensure_length(int(pos[-1]) + 1, x)
         return x + self.table[pos], carry
 
-    def reach(self, length: int, like: Tensor) -> None:
+    def ensure_length(self, length: int, like: Tensor) -> None:
         if self.table.size(0) < length or self.table.dtype != like.dtype or self.table.device != like.device:
             room = max(256, 1 << (length - 1).bit_length())
             self.table = sinusoids(torch.arange(room), self.d_model).to(like)
@@ -56,7 +56,7 @@ class Learned(Positions):
         """N(0, 1/2): as large as sinusoids, so that beside embeddings of variance 1 they are heard from the start."""
         nn.init.normal_(self.table, std=0.5**0.5, generator=generator)
 
-    def reach(self, length: int, like: Tensor) -> None:
+    def ensure_length(self, length: int, like: Tensor) -> None:
         if length > (max_len := self.table.size(0)):
             raise UsageError(
                 f"{length} tokens, but learned positions reach max_len = {max_len} tokens and cannot go beyond; "
@@ -66,5 +66,5 @@ class Learned(Positions):
 
     def embed(self, x: Tensor, pos: Tensor, carry: Tensor | None) -> tuple[Tensor, Tensor | None]:
         if pos.is_cpu:
-            self.reach(int(pos[-1]) + 1, x)
+            self.ensure_length(int(pos[-1]) + 1, x)
         return x + self.table[pos], carry

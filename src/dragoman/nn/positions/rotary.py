@@ -36,7 +36,7 @@ class Rotary(Positions):
     def rotate(self, q: Tensor, k: Tensor, pos: Tensor) -> tuple[Tensor, Tensor]:
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
         if pos.is_cpu:
-            self.reach(int(pos[-1]) + 1, q)
+            self.ensure_length(int(pos[-1]) + 1, q)
         turns = self.turns[pos]  # (T, R/2), one complex number a pair: turning is one product
 
         def turn(x: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ class Rotary(Positions):
 
         return (turn(q), turn(k)) if self.turned == q.size(-1) else (turn_part(q), turn_part(k))
 
-    def reach(self, length: int, like: Tensor) -> None:
+    def ensure_length(self, length: int, like: Tensor) -> None:
         dtype = torch.complex128 if like.dtype == torch.float64 else torch.complex64
         if self.turns.size(0) < length or self.turns.device != like.device or self.turns.dtype != dtype:
             room = max(256, 1 << (length - 1).bit_length())

@@ -10,7 +10,7 @@ __all__ = ["Positions"]
 class Positions(nn.Module):
     """No positions at all (`kind = "none"`), and the seam that every scheme fills in."""
 
-    def reach(self, length: int, like: Tensor) -> None:
+    def ensure_length(self, length: int, like: Tensor) -> None:
         """Make what is needed for positions below `length`, of the type and device of `like`.
 
         Whoever runs a stack calls it, because the scheme would have to ask a GPU how far its positions go, and to wait

@@ -28,7 +28,7 @@ _VALID_ROWS = 256
 class ImageTask(Task):
     """A label for each image; without data.valid, a fifth of the images is kept for validation, always the same."""
 
-    def __init__(self, config: Config, data: ImageData, say: Callable[[str], None]) -> None:
+    def __init__(self, config: Config, data: ImageData, log: Callable[[str], None]) -> None:
         assert isinstance(config.model, VisionConfig)  # the configuration has seen to it
         self.model = config.model
         where, images = _read(data.train, data.root)
@@ -39,7 +39,7 @@ class ImageTask(Task):
                 raise DataError(f"{where}: {len(images.labels)} images are too few to keep a fifth; give data.valid")
         else:
             valid_where, held_out = _read(data.valid, data.root)
-        say(f"data: {len(images.labels):,} images to train on, {len(held_out.labels):,} to score on")
+        log(f"data: {len(images.labels):,} images to train on, {len(held_out.labels):,} to score on")
         numbers = self.model.channels * self.model.patch**2
         labels = LabelVocabulary(sorted(set(images.labels.tolist())), patch_numbers=numbers)
         super().__init__(config, labels, content)

@@ -77,8 +77,8 @@ class _RowTask(Task):
 class TaggingTask(_RowTask):
     """A tag for each word of a sentence, on the word's first piece."""
 
-    def __init__(self, config: Config, data: TaggedData, say: Callable[[str], None]) -> None:
-        self.data, self.column, self.say = data, data.column, say
+    def __init__(self, config: Config, data: TaggedData, log: Callable[[str], None]) -> None:
+        self.data, self.column, self.log = data, data.column, log
         paths = train_files(data)
         sentences = [sentence for path in paths for sentence in read_tagged(path, data.column)]
         _refuse_nothing(sentences, paths)
@@ -88,7 +88,7 @@ class TaggingTask(_RowTask):
         self._pieces: dict[str, list[int]] = {}
         found = [(s, [self.labels.numbers[tag] for tag in s.tags]) for s in sentences]
         short = [(s.words, tags) for s, tags in found if self._fits(self._row(s.words, tags))]
-        _account(say, "sentences", len(found), len(short), data.max_tokens, len(labels))
+        _account(log, "sentences", len(found), len(short), data.max_tokens, len(labels))
         self.sentences = short
         self.widths = np.array([2 * len(self._row(*sentence)[0]) for sentence in short], dtype=np.int64)
         words = sum(len(tags) for _, tags in short)
@@ -119,7 +119,7 @@ class TaggingTask(_RowTask):
             self._row(words, [self.labels.number(tag, f"{path}, line {line:,}") for tag in tags])
             for words, tags, line in read_tagged(path, self.column)
         ]
-        return _within(rows, self.data.max_tokens, self.say)
+        return _within(rows, self.data.max_tokens, self.log)
 
 
 # ------------------------------------------------------------------------------------------------------ labelled texts
@@ -128,9 +128,9 @@ class TaggingTask(_RowTask):
 class ClassTask(_RowTask):
     """A label for each text."""
 
-    def __init__(self, config: Config, data: LabelledData, say: Callable[[str], None]) -> None:
+    def __init__(self, config: Config, data: LabelledData, log: Callable[[str], None]) -> None:
         assert isinstance(config.model, EncoderOnlyConfig)
-        self.data, self.say, self.pooling = data, say, config.model.pooling
+        self.data, self.log, self.pooling = data, log, config.model.pooling
         paths = train_files(data)
         examples = [example for path in paths for example in read_labelled(path)]
         _refuse_nothing(examples, paths)
@@ -139,7 +139,7 @@ class ClassTask(_RowTask):
         found = [(example.text, self._row(example.text, self.labels.numbers[example.label])) for example in examples]
         short = [(text, row) for text, row in found if self._fits(row)]
         self._texts, self._rows = [text for text, _ in short], [row for _, row in short]
-        _account(say, "texts", len(found), len(short), data.max_tokens, len(self.labels.labels))
+        _account(log, "texts", len(found), len(short), data.max_tokens, len(self.labels.labels))
         self.widths = np.array([len(ids) + 1 for ids, _ in self._rows], dtype=np.int64)
         super().__init__(config, self.labels, files_hash(paths))
 
@@ -163,7 +163,7 @@ class ClassTask(_RowTask):
             self._row(text, self.labels.number(label, f"{path}, line {line:,}"))
             for label, text, line in read_labelled(path)
         ]
-        return _within(rows, self.data.max_tokens, self.say)
+        return _within(rows, self.data.max_tokens, self.log)
 
 
 # ------------------------------------------------------------------------------------------------------- masked words
@@ -176,7 +176,7 @@ class MaskedTask(_RowTask):
     itself.
     """
 
-    def __init__(self, config: Config, data: MaskedData, say: Callable[[str], None]) -> None:
+    def __init__(self, config: Config, data: MaskedData, log: Callable[[str], None]) -> None:
         self.data, self.rate = data, data.rate
         paths = train_files(data)
         paragraphs = [text.replace("\n", " ") for path in paths for text in read_paragraphs(path)]
@@ -188,7 +188,7 @@ class MaskedTask(_RowTask):
         self.spans, words = self.spans[words > 0], words[words > 0]
         if not len(self.spans):
             raise DataError(f"nothing to train on in {', '.join(data.train)}: no paragraph has a word")
-        say(f"data: {len(self.stream.bounds) - 1:,} paragraphs, {len(self.stream.ids):,} tokens")
+        log(f"data: {len(self.stream.bounds) - 1:,} paragraphs, {len(self.stream.ids):,} tokens")
         sizes = self.spans[:, 1] - self.spans[:, 0]
         self.widths = 2 * sizes
         self._tokens = int(sizes.sum() + np.maximum(1, np.round(data.rate * words)).sum())
@@ -251,13 +251,13 @@ class LabelValidation:
         with torch.no_grad():
             for batch in self._batches:
                 batch = batch.to(network.device)
-                nll, hits, labels = network(batch.src, batch.src_mask, batch.tgt_in, _Judge(batch.tgt_out))
+                nll, hits, labels = network(batch.src, batch.src_mask, batch.tgt_in, AccuracyHead(batch.tgt_out))
                 total, right, count = total + nll, right + hits, count + labels
         network.train()
         return {"valid_loss": total / count, "accuracy": 100 * right / count}
 
 
-class _Judge:
+class AccuracyHead:
     """A `models.seq2seq.Head`: loss in nats, right answers and answers of a batch."""
 
     def __init__(self, targets: Tensor) -> None:
@@ -281,15 +281,15 @@ def _refuse_nothing(found: Sequence[object], paths: list[Path]) -> None:
         raise DataError(f"nothing to train on in {', '.join(map(str, paths))}: the files are empty")
 
 
-def _account(say: Callable[[str], None], what: str, read: int, kept: int, limit: int, labels: int) -> None:
+def _account(log: Callable[[str], None], what: str, read: int, kept: int, limit: int, labels: int) -> None:
     if not kept:
         raise DataError(f"nothing to train on: all {read:,} {what} are longer than data.max_tokens = {limit}; raise it")
     dropped = f" + too_many_tokens {read - kept:,}" if kept < read else ""
-    say(f"data: read {read:,} {what} = kept {kept:,}{dropped}; {labels:,} labels")
+    log(f"data: read {read:,} {what} = kept {kept:,}{dropped}; {labels:,} labels")
 
 
-def _within(rows: list[Row], limit: int, say: Callable[[str], None]) -> list[Row]:
+def _within(rows: list[Row], limit: int, log: Callable[[str], None]) -> list[Row]:
     short = [row for row in rows if len(row[0]) <= limit]
     if len(short) < len(rows):
-        say(f"data.valid: {len(rows) - len(short):,} are longer than data.max_tokens = {limit} and do not count")
+        log(f"data.valid: {len(rows) - len(short):,} are longer than data.max_tokens = {limit} and do not count")
     return short

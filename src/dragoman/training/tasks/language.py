@@ -30,7 +30,7 @@ _VALID_ROWS = 64
 class LanguageTask(Task):
     """Windows of text; each begins with BOS, as every text does that a search writes, and has no source."""
 
-    def __init__(self, config: Config, data: TextData, say: Callable[[str], None]) -> None:
+    def __init__(self, config: Config, data: TextData, log: Callable[[str], None]) -> None:
         self.data = data
         paths = train_files(data)
         lines = [line for path in paths for line in read_lines(path)]
@@ -38,7 +38,7 @@ class LanguageTask(Task):
             raise DataError(f"nothing to train on in {', '.join(map(str, paths))}: no line that is not blank")
         self.tokenizer = learn_tokenizer(config.tokenizer, lines, whole=True)
         self.stream = self._read(paths)
-        say(f"data: {self.stream.characters:,} characters, {len(self.stream.ids):,} tokens")
+        log(f"data: {self.stream.characters:,} characters, {len(self.stream.ids):,} tokens")
         self._cut: tuple[int, NDArray[np.int64]] = (-1, np.zeros((0, 2), dtype=np.int64))
         super().__init__(config, self.tokenizer, files_hash(paths))
 

@@ -27,7 +27,7 @@ __all__ = ["ParsingTask"]
 class ParsingTask(TranslationTask):
     """Sentences and their linearized trees, which are written down as a parallel corpus and learned as one."""
 
-    def __init__(self, config: Config, data: TreeData, prepared: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, config: Config, data: TreeData, prepared: Path, log: Callable[[str], None]) -> None:
         paths, valid = train_files(data), valid_file(data)
         trees = [tree for path in paths for tree in read_trees(path)]
         if not trees:
@@ -42,7 +42,7 @@ class ParsingTask(TranslationTask):
             valid=_written(self.gold, prepared) if self.gold else None,
             filter=_no_filter(data.max_tokens),
         )
-        super().__init__(config.model_copy(update={"data": parallel}), prepared, say)
+        super().__init__(config.model_copy(update={"data": parallel}), prepared, log)
 
     def validation(self) -> Score | None:
         return BracketValidation(self, self.gold) if self.gold else None
@@ -93,12 +93,12 @@ class BracketValidation(Validation):
     def __init__(self, task: ParsingTask, gold: list[Tree]) -> None:
         parallel = task.config.parallel
         assert parallel.valid is not None
-        super().__init__(task.config, corpus_spec(task.config, parallel.valid), task.tokenizer, task.say)
+        super().__init__(task.config, corpus_spec(task.config, parallel.valid), task.tokenizer, task.log)
         # A model may have no positions for what is longer.
         fits = [len(task.tokenizer.encode_source(words)) <= parallel.max_tokens for words, _ in self.pairs]
         self.gold = [tree for tree, short in zip(gold, fits, strict=True) if short]
         if len(self.gold) < len(gold):
-            task.say(f"data.valid: {len(gold) - len(self.gold):,} sentences are too long to be parsed and do not count")
+            task.log(f"data.valid: {len(gold) - len(self.gold):,} sentences are too long to be parsed and do not count")
 
     def __call__(self, network: Network) -> dict[str, Any]:
         """valid_loss, perplexity; of the first train.validate_sentences trees, labelled brackets in percent: precision,

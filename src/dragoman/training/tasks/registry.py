@@ -16,20 +16,20 @@ from dragoman.training.tasks.translation import TranslationTask
 __all__ = ["open_task"]
 
 
-def open_task(config: Config, prepared: Path, say: Callable[[str], None]) -> Task:
-    """What `config` wants learned; data is prepared in the folder `prepared`, and `say` gets the account of it."""
+def open_task(config: Config, prepared: Path, log: Callable[[str], None]) -> Task:
+    """What `config` wants learned; data is prepared in the folder `prepared`, and `log` gets the account of it."""
     match config.data:
         case ParallelData():
-            return TranslationTask(config, prepared, say)
+            return TranslationTask(config, prepared, log)
         case TreeData():
-            return ParsingTask(config, config.data, prepared, say)
+            return ParsingTask(config, config.data, prepared, log)
         case TextData():
-            return LanguageTask(config, config.data, say)
+            return LanguageTask(config, config.data, log)
         case MaskedData():
-            return MaskedTask(config, config.data, say)
+            return MaskedTask(config, config.data, log)
         case TaggedData():
-            return TaggingTask(config, config.data, say)
+            return TaggingTask(config, config.data, log)
         case LabelledData():
-            return ClassTask(config, config.data, say)
+            return ClassTask(config, config.data, log)
         case ImageData():
-            return ImageTask(config, config.data, say)
+            return ImageTask(config, config.data, log)

@@ -27,11 +27,11 @@ __all__ = ["TranslationTask", "Validation"]
 class TranslationTask(Task):
     """Sentences and their translations."""
 
-    def __init__(self, config: Config, prepared: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, config: Config, prepared: Path, log: Callable[[str], None]) -> None:
         specs = [corpus_spec(config, corpus) for corpus in config.parallel.train]
-        self.store = build_store(config, specs, prepared, say)
+        self.store = build_store(config, specs, prepared, log)
         self.tokenizer = self.store.tokenizer
-        self.say = say
+        self.log = log
         super().__init__(config, self.tokenizer, self.store.text_hash)
 
     def epoch(self, epoch: int) -> list[NDArray[np.int64]]:
@@ -49,13 +49,13 @@ class TranslationTask(Task):
         valid = self.config.parallel.valid
         if valid is None:
             return None
-        return Validation(self.config, corpus_spec(self.config, valid), self.tokenizer, self.say)
+        return Validation(self.config, corpus_spec(self.config, valid), self.tokenizer, self.log)
 
 
 class Validation:
     """The validation pairs, ready to be scored again and again."""
 
-    def __init__(self, config: Config, spec: CorpusSpec, tokenizer: Tokenizer, say: Callable[[str], None]) -> None:
+    def __init__(self, config: Config, spec: CorpusSpec, tokenizer: Tokenizer, log: Callable[[str], None]) -> None:
         self.config, self.tokenizer = config, tokenizer
         self.pairs = [(p.source, p.target) for p in read_pairs(spec)]
         if not self.pairs:
@@ -65,14 +65,14 @@ class Validation:
         language = config.parallel.target_language
         self.tokenize = bleu_tokenizer(language)
         if self.tokenize != "13a":
-            say(f"data.valid: BLEU with sacreBLEU's tokenizer {self.tokenize}, for target_language = {language!r}")
+            log(f"data.valid: BLEU with sacreBLEU's tokenizer {self.tokenize}, for target_language = {language!r}")
         limit = config.data.max_tokens
         encoded = [(tokenizer.encode_source(s), tokenizer.encode_target(t)) for s, t in self.pairs]
         short = [e for e in encoded if max(map(len, e)) <= limit]
         if not short:
             raise DataError(f"data.valid: all {len(encoded):,} pairs are longer than max_tokens = {limit}; raise it")
         if left_out := len(encoded) - len(short):
-            say(f"data.valid: {left_out:,} pairs are longer than max_tokens = {limit} and do not count in valid_loss")
+            log(f"data.valid: {left_out:,} pairs are longer than max_tokens = {limit} and do not count in valid_loss")
         short.sort(key=lambda e: (len(e[1]), len(e[0])))
         self._batches = [collate(short[i : i + 64]) for i in range(0, len(short), 64)]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dragoman import fast as engine_package
+from dragoman.decoding import native as engine_package
 from dragoman.decoding.native import library as native
 from dragoman.decoding.native.engine import Engine
 from dragoman.errors import DragomanError, UsageError
@@ -197,7 +197,7 @@ def model(tmp_path: Path) -> Path:
 def test_the_plain_path_translates_and_says_why(installed: Path, model: Path) -> None:
     translator = Translator.load(model)
 
-    assert translator.about.startswith("plain path") and native.missing() in translator.about
+    assert translator.description.startswith("plain path") and native.missing() in translator.description
     assert translator.translate(LINES) == Translator.load(model, engine="plain").translate(LINES)
     assert not (model / "packed").exists()
 

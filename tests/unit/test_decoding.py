@@ -12,7 +12,7 @@ import torch
 from dragoman.config import SearchConfig
 from dragoman.data.tokenizer import BOS, EOS, PAD, UNK
 from dragoman.decoding import EnsembleStepper, Hypothesis, ModelStepper, SearchSettings, generate, length_penalty
-from dragoman.decoding.pytorch.backend import PlainSearcher
+from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.decoding.pytorch.sampling import draw
 from dragoman.errors import DragomanError, UsageError
 from tiny_translator import tiny_transformer
@@ -200,7 +200,7 @@ def test_a_batch_has_no_more_tokens_times_rows_than_its_budget(settings: dict[st
     rows = asked.nbest if asked.sample else asked.beam
     sources = [[4] * length + [EOS] for length in (1, 7, 9, 5, 3, 7, 7, 9, 2, 7)]
 
-    PlainSearcher(model).search(sources, [[]] * 10, asked, 24 * rows)
+    TorchBackend(model).search(sources, [[]] * 10, asked, 24 * rows)
 
     assert model.encoded == [(2, 10), (3, 8), (3, 8), (2, 3)]  # largest first; each as many as 24 tokens allow
 
@@ -209,9 +209,9 @@ def test_scores_and_alignments_have_no_more_tokens_at_once_than_their_budget() -
     model, encoded = tiny_transformer(9), []
     model.encoder.register_forward_hook(lambda _, inputs, out: encoded.append(inputs[0].size(0)))  # type: ignore[union-attr, operator]
     pairs = [([4, 5, 6, 7, 3], [4, 5, 3])] * 5 + [([4, 5, 6, 7, 8, 4, 5, 6, 3], [4, 5, 6, 3])]
-    searcher = PlainSearcher(model)
+    backend = TorchBackend(model)
 
-    scores, weights = searcher.score(pairs, 24), searcher.align(pairs, 24)
+    scores, weights = backend.score(pairs, 24), backend.align(pairs, 24)
 
     assert encoded == [1, 3, 2] * 2  # the longest pair has 13 tokens, the others have 8
     assert [len(row) for row in scores] == [3] * 5 + [4]

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from dragoman.data.tokenizer import BOS, EOS, PAD
-from dragoman.decoding.backend import plain_of
-from dragoman.decoding.cuda_graphs.backend import GraphSearcher, unrepeatable
-from dragoman.decoding.cuda_graphs.static_search import FixedSearch, Sizes
+from dragoman.decoding.backend import torch_backend_of
+from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend, cuda_graph_unsupported_reasons
+from dragoman.decoding.cuda_graphs.static_search import Sizes, StaticShapeSearch
 from dragoman.decoding.hypothesis import Hypothesis
-from dragoman.decoding.pytorch.backend import PlainSearcher
+from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.decoding.settings import SearchSettings
 from dragoman.decoding.shortlist import AlignedWords
 from dragoman.errors import DragomanError, UsageError
@@ -55,15 +55,15 @@ def assert_same(got: list[list[Hypothesis]], wanted: list[list[Hypothesis]]) -> 
 
 def assert_both_agree(model: Model, rows: list[list[int]], begins: list[list[int]], settings: SearchSettings) -> None:
     assert_same(
-        GraphSearcher(model, "cpu").search(rows, begins, settings, 300),
-        PlainSearcher(model).search(rows, begins, settings, 300),
+        CudaGraphBackend(model, "cpu").search(rows, begins, settings, 300),
+        TorchBackend(model).search(rows, begins, settings, 300),
     )
 
 
 @pytest.mark.parametrize("kind", FIXED)
 def test_every_kind_of_transformer(kind: str) -> None:
     model = built(TRANSLATORS[kind], VOCAB)
-    assert unrepeatable(model) == []
+    assert cuda_graph_unsupported_reasons(model) == []
     rows = sources(9)
     assert_both_agree(model, rows, [[]] * 9, SearchSettings(beam=3, nbest=2, max_extra=4))
 
@@ -91,7 +91,7 @@ def test_the_length_penalty_decides_as_in_the_plain_search(settings: dict[str, A
     model, rows = undecided(), sources(48, 6)
     asked = SearchSettings(**{"alpha": 2.0, "max_extra": 10, **settings})
 
-    lengths = {len(own[0].tokens) for own in PlainSearcher(model).search(rows, [[]] * 48, asked, 9999)}
+    lengths = {len(own[0].tokens) for own in TorchBackend(model).search(rows, [[]] * 48, asked, 9999)}
 
     assert min(lengths) == 0 and max(lengths) > 10
     assert_both_agree(model, rows, [[]] * 48, asked)
@@ -100,21 +100,21 @@ def test_the_length_penalty_decides_as_in_the_plain_search(settings: dict[str, A
 @pytest.mark.parametrize(("settings", "beams"), [({"beam": 3}, 3), ({"sample": True, "nbest": 3}, 1)])
 def test_a_batch_has_as_many_sentences_as_the_budget_allows(settings: dict[str, Any], beams: int) -> None:
     model = built(TRANSLATORS["paper"], VOCAB)
-    searcher = GraphSearcher(model, "cpu")
+    backend = CudaGraphBackend(model, "cpu")
 
-    searcher.search([[5] * 15 + [EOS]] * 9, [[]] * 9, SearchSettings(max_extra=3, **settings), 16 * 4 * beams)
+    backend.search([[5] * 15 + [EOS]] * 9, [[]] * 9, SearchSettings(max_extra=3, **settings), 16 * 4 * beams)
 
-    sizes = {(size.sentences, size.source) for _, size in searcher._searches}
+    sizes = {(size.sentences, size.source) for _, size in backend._searches}
     assert sizes == ({(4, 16), (1, 16)} if beams == 3 else {(4, 16)})  # 9 = 4 + 4 + 1 sentences; 27 = 6 * 4 + 3
 
 
 def test_the_longest_sentence_of_a_batch_counts_for_the_budget() -> None:
-    searcher = GraphSearcher(built(TRANSLATORS["paper"], VOCAB), "cpu")
+    backend = CudaGraphBackend(built(TRANSLATORS["paper"], VOCAB), "cpu")
     rows = [[5] * (length - 1) + [EOS] for length in (30, 3, 16, 60, 5, 16, 3, 9)]
 
-    searcher.search(rows, [[]] * 8, SearchSettings(beam=1, max_extra=3), 64)
+    backend.search(rows, [[]] * 8, SearchSettings(beam=1, max_extra=3), 64)
 
-    sizes = {(size.sentences, size.source) for _, size in searcher._searches}
+    sizes = {(size.sentences, size.source) for _, size in backend._searches}
     assert sizes == {(1, 64), (2, 32), (4, 16), (1, 16)}
 
 
@@ -127,7 +127,7 @@ def test_greedy_search_tells_words_apart_whose_sums_are_equal() -> None:
         model.output.weight[6] = (1 - 2e-6) / 12  # type: ignore[index, operator]
     settings = SearchSettings(beam=1, min_length=150, max_extra=150)
 
-    (found,) = GraphSearcher(model, "cpu").search([[7, EOS]], [[]], settings, 100)
+    (found,) = CudaGraphBackend(model, "cpu").search([[7, EOS]], [[]], settings, 100)
 
     assert found[0].log_prob < -300 and found[0].tokens[:150] == [5] * 150
 
@@ -150,62 +150,62 @@ def test_learned_positions_end_where_they_end() -> None:
 
 def test_a_search_is_used_again_and_few_are_kept() -> None:
     model = built(TRANSLATORS["paper"], VOCAB)
-    searcher, plain = GraphSearcher(model, "cpu"), PlainSearcher(model)
+    backend, plain = CudaGraphBackend(model, "cpu"), TorchBackend(model)
     rows, settings = sources(16), SearchSettings(beam=2, max_extra=3)
     for part in (rows, rows[::-1], rows[2:14]):
         assert_same(
-            searcher.search(part, [[]] * len(part), settings, 2000),
+            backend.search(part, [[]] * len(part), settings, 2000),
             plain.search(part, [[]] * len(part), settings, 2000),
         )
-    assert len(searcher._searches) == 1
+    assert len(backend._searches) == 1
     for beam in range(1, 12):
-        searcher.search(rows[:1], [[]], SearchSettings(beam=beam), 100)
-    assert len(searcher._searches) == 8
+        backend.search(rows[:1], [[]], SearchSettings(beam=beam), 100)
+    assert len(backend._searches) == 8
 
 
 def test_the_plain_path_of_a_searcher_has_its_model_and_its_shortlist() -> None:
-    searcher = GraphSearcher(built(TRANSLATORS["paper"], VOCAB), "cpu")
-    searcher.shortlist = AlignedWords(VOCAB, VOCAB).shortlist(2, 9, "00" * 32)
+    backend = CudaGraphBackend(built(TRANSLATORS["paper"], VOCAB), "cpu")
+    backend.shortlist = AlignedWords(VOCAB, VOCAB).shortlist(2, 9, "00" * 32)
 
-    plain = plain_of(searcher)
+    plain = torch_backend_of(backend)
 
-    assert searcher.about == plain.about == "plain path, float64, cpu, shortlist (2 a word and 2)"
-    searcher.shortlist = None
-    assert searcher.about == "fixed shapes, float64, cpu"
-    searcher.shortlist = plain.shortlist
-    assert type(plain) is PlainSearcher
-    assert plain.model is searcher.model and plain.shortlist is searcher.shortlist
+    assert backend.description == plain.description == "plain path, float64, cpu, shortlist (2 a word and 2)"
+    backend.shortlist = None
+    assert backend.description == "fixed shapes, float64, cpu"
+    backend.shortlist = plain.shortlist
+    assert type(plain) is TorchBackend
+    assert plain.model is backend.model and plain.shortlist is backend.shortlist
 
 
 def test_it_stops_soon_after_the_last_sentence_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     model = built(TRANSLATORS["paper"], VOCAB, shake=False)
     steps = 0
-    step = FixedSearch.step
+    step = StaticShapeSearch.step
 
-    def counted(self: FixedSearch) -> None:
+    def counted(self: StaticShapeSearch) -> None:
         nonlocal steps
         steps += 1
         step(self)
 
-    monkeypatch.setattr(FixedSearch, "step", counted)
-    (found,) = GraphSearcher(model, "cpu").search([[5, EOS]], [[]], SearchSettings(sample=True, max_extra=400), 100)
+    monkeypatch.setattr(StaticShapeSearch, "step", counted)
+    (found,) = CudaGraphBackend(model, "cpu").search([[5, EOS]], [[]], SearchSettings(sample=True, max_extra=400), 100)
     assert steps == -(-(len(found[0].tokens) + 1) // 8) * 8 < 402
 
 
 def test_nan_is_told_and_nothing_of_it_stays() -> None:
     model = built(TRANSLATORS["paper"], VOCAB)
-    searcher, settings = GraphSearcher(model, "cpu"), SearchSettings(beam=2, max_extra=3)
+    backend, settings = CudaGraphBackend(model, "cpu"), SearchSettings(beam=2, max_extra=3)
     weight = next(model.parameters())
     with torch.no_grad():
         kept = weight[7].clone()
         weight[7] = float("nan")
         with pytest.raises(DragomanError, match=r"not numbers \(NaN\)"):
-            searcher.search([[7, EOS], [8, EOS]], [[]] * 2, settings, 100)
+            backend.search([[7, EOS], [8, EOS]], [[]] * 2, settings, 100)
         weight[7] = kept
     assert_both_agree(model, [[7, EOS], [8, EOS]], [[]] * 2, settings)
     assert_same(
-        searcher.search([[7, EOS], [8, EOS]], [[]] * 2, settings, 100),
-        PlainSearcher(model).search([[7, EOS], [8, EOS]], [[]] * 2, settings, 100),
+        backend.search([[7, EOS], [8, EOS]], [[]] * 2, settings, 100),
+        TorchBackend(model).search([[7, EOS], [8, EOS]], [[]] * 2, settings, 100),
     )
 
 
@@ -224,39 +224,39 @@ def test_a_source_may_hold_what_pads_others() -> None:
 
 @pytest.mark.parametrize("prefix", [[5, EOS], [PAD], [5, BOS, 6]])
 def test_what_cannot_be_a_prefix_is_told(prefix: list[int]) -> None:
-    searcher = GraphSearcher(built(TRANSLATORS["paper"], VOCAB), "cpu")
+    backend = CudaGraphBackend(built(TRANSLATORS["paper"], VOCAB), "cpu")
     with pytest.raises(UsageError, match=r"sentence 2: .* holds padding, begin or end"):
-        searcher.search([[5, EOS]] * 2, [[], prefix], SearchSettings(), 100)
+        backend.search([[5, EOS]] * 2, [[], prefix], SearchSettings(), 100)
 
 
 def test_whoever_made_a_search_leaves_no_trace_in_it() -> None:
     model, rows, settings = built(TRANSLATORS["modern"], VOCAB).float(), sources(5), SearchSettings(max_extra=3)
-    wanted = PlainSearcher(model).search(rows, [[]] * 5, settings, 300)
-    searcher = GraphSearcher(model, "cpu")
+    wanted = TorchBackend(model).search(rows, [[]] * 5, settings, 300)
+    backend = CudaGraphBackend(model, "cpu")
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
-        assert_same(searcher.search(rows, [[]] * 5, settings, 300), wanted)
-    assert_same(searcher.search(rows, [[]] * 5, settings, 300), wanted)
+        assert_same(backend.search(rows, [[]] * 5, settings, 300), wanted)
+    assert_same(backend.search(rows, [[]] * 5, settings, 300), wanted)
 
 
 def test_two_threads_at_one_searcher() -> None:
     model, settings = built(TRANSLATORS["paper"], VOCAB), SearchSettings(beam=2, max_extra=3)
     parts = [sources(8)[place : place + 2] for place in range(0, 8, 2)] * 3
-    wanted = [PlainSearcher(model).search(part, [[]] * 2, settings, 300) for part in parts]
-    searcher = GraphSearcher(model, "cpu")
+    wanted = [TorchBackend(model).search(part, [[]] * 2, settings, 300) for part in parts]
+    backend = CudaGraphBackend(model, "cpu")
     with ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(lambda part: searcher.search(part, [[]] * 2, settings, 300), parts))
+        found = list(pool.map(lambda part: backend.search(part, [[]] * 2, settings, 300), parts))
     for got, own in zip(found, wanted, strict=True):
         assert_same(got, own)
 
 
 @pytest.mark.parametrize("kind", ["paper", "learned", "modern"])
 def test_steps_before_a_recording_change_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def warmed(self: GraphSearcher, step: Callable[[], None]) -> Callable[[], None]:
+    def warmed(self: CudaGraphBackend, step: Callable[[], None]) -> Callable[[], None]:
         for _ in range(3):
             step()
         return step
 
-    monkeypatch.setattr(GraphSearcher, "_repeat", warmed)
+    monkeypatch.setattr(CudaGraphBackend, "_repeat", warmed)
     assert_both_agree(
         built(TRANSLATORS[kind], VOCAB), sources(7), [[]] * 7, SearchSettings(beam=3, nbest=2, max_extra=4)
     )
@@ -266,10 +266,10 @@ def test_steps_before_a_recording_change_nothing(kind: str, monkeypatch: pytest.
 
 def test_a_table_lives_as_long_as_what_was_recorded_of_it() -> None:
     model = built(TRANSLATORS["paper"], VOCAB).float()
-    searcher, settings = GraphSearcher(model, "cpu"), SearchSettings(beam=1, max_extra=3)
-    searcher.search([[5, EOS]], [[]], settings, 100)
+    backend, settings = CudaGraphBackend(model, "cpu"), SearchSettings(beam=1, max_extra=3)
+    backend.search([[5, EOS]], [[]], settings, 100)
     table = weakref.ref(model.decoder.positions.table)  # type: ignore[union-attr, arg-type]
-    searcher.search([[5] * 300 + [EOS]], [[]], settings, 100)
+    backend.search([[5] * 300 + [EOS]], [[]], settings, 100)
     gc.collect()
     assert table() is not None and model.decoder.positions.table is not table()  # type: ignore[union-attr]
 
@@ -283,7 +283,7 @@ def test_a_table_lives_as_long_as_what_was_recorded_of_it() -> None:
     ],
 )
 def test_the_others_are_named(document: dict[str, Any], reason: str) -> None:
-    assert any(reason in why for why in unrepeatable(built(document, VOCAB)))
+    assert any(reason in why for why in cuda_graph_unsupported_reasons(built(document, VOCAB)))
 
 
 # --------------------------------------------------------------------------------------------------------- on a device
@@ -296,7 +296,7 @@ def test_the_others_are_named(document: dict[str, Any], reason: str) -> None:
 def test_a_step_asks_the_device_nothing(kind: str, name: str) -> None:
     model = built(TRANSLATORS[kind], VOCAB).float().to("meta")
     with torch.no_grad():
-        search = FixedSearch(model, SearchSettings(**SETTINGS[name]), Sizes(4, 16, 32, prefixes=True))
+        search = StaticShapeSearch(model, SearchSettings(**SETTINGS[name]), Sizes(4, 16, 32, prefixes=True))
         search.step()
     with pytest.raises(RuntimeError):
         bool(search.left)
@@ -319,17 +319,17 @@ def test_a_recording_finds_the_same(kind: str, name: str) -> None:
     model = built(TRANSLATORS[kind], VOCAB)
     rows, settings = sources(16), SearchSettings(**{"max_extra": 3, **SETTINGS[name]})
     begins: list[list[int]] = [[5, 6, 5], [], [9], *[[7]] * 13]
-    wanted = PlainSearcher(model).search(rows, begins, settings, 300)
-    searcher = GraphSearcher(model, "cuda")
+    wanted = TorchBackend(model).search(rows, begins, settings, 300)
+    backend = CudaGraphBackend(model, "cuda")
     for part in (slice(0, 16), slice(16, None, -1), slice(0, 16)):
-        assert_same(searcher.search(rows[part], begins[part], settings, 300), wanted[part])
+        assert_same(backend.search(rows[part], begins[part], settings, 300), wanted[part])
 
 
 @cuda
 @pytest.mark.parametrize("kind", FIXED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_recording_is_sound_in_shorter_numbers(kind: str, dtype: torch.dtype) -> None:
-    searcher = GraphSearcher(built(TRANSLATORS[kind], VOCAB, shake=False).to(dtype), "cuda")
+    backend = CudaGraphBackend(built(TRANSLATORS[kind], VOCAB, shake=False).to(dtype), "cuda")
     for _ in range(2):
-        found = searcher.search(sources(16), [[]] * 16, SearchSettings(beam=3, max_extra=3), 300)
+        found = backend.search(sources(16), [[]] * 16, SearchSettings(beam=3, max_extra=3), 300)
         assert len(found) == 16 and all(math.isfinite(own[0].score) for own in found)

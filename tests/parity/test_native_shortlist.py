@@ -18,7 +18,7 @@ from dragoman.decoding.native.engine import Engine, Usage
 from dragoman.decoding.native.library import Precision, _found, load_native, missing
 from dragoman.decoding.native.pack import pack
 from dragoman.decoding.native.stepper import EngineStepper
-from dragoman.decoding.pytorch.stepper import ListedStepper
+from dragoman.decoding.pytorch.stepper import ShortlistStepper
 from dragoman.errors import UsageError
 from dragoman.models.seq2seq import Model
 from every_kind import TRANSLATORS, built
@@ -76,7 +76,7 @@ def assert_twin(
     """The same as the plain search finds, confined to the same lists."""
 
     def twin(model: Model) -> list[list[Hypothesis]]:
-        stepper = ListedStepper(ModelStepper(model), lists, VOCAB)
+        stepper = ShortlistStepper(ModelStepper(model), lists, VOCAB)
         return generate(stepper, *collate_source(sources()), settings, prefixes)
 
     assert_same_search(ours, twin, model_of(kind), same_hypotheses)
@@ -144,7 +144,7 @@ def test_every_build_and_precision(
     everything = [list(range(VOCAB))] * len(sources())
     limits = [settings.limit(len(row)) for row in sources()]
     assert found_by(engine, settings, everything) == engine.search(sources(), limits, settings)
-    stepper = ListedStepper(EngineStepper(engine), lists_for(), VOCAB)
+    stepper = ShortlistStepper(EngineStepper(engine), lists_for(), VOCAB)
     steps = generate(stepper, *collate_source(sources()), settings, None)
     for ours, theirs in zip(found_by(engine, settings, lists_for()), steps, strict=True):
         assert same_hypotheses(ours, theirs), f"{ours}\n  instead of {theirs}"

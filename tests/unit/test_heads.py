@@ -20,11 +20,11 @@ from torch import Tensor
 from dragoman.data.batching import Batch, collate
 from dragoman.data.tokenizer import EOS
 from dragoman.errors import UsageError
-from dragoman.interpret.ablation import attentions, loss_of, sublayers, without_heads, without_sublayers
+from dragoman.interpret.ablation import ablate_heads, attentions, loss_of, sublayers, without_sublayers
 from dragoman.interpret.heads.alignment import Agreement, Gold, Unit, spelled_numbers_alignment
 from dragoman.interpret.heads.atlas import REACH, Atlas, Example, Head, atlas, examples
 from dragoman.interpret.heads.page import print_atlas, write_atlas
-from dragoman.interpret.heads.probes import Material, of_translator
+from dragoman.interpret.heads.probes import ProbeBatch, of_translator
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Network
 from dragoman.nn.record import replace
@@ -40,12 +40,12 @@ HOSTILE = "</script><script>alert(1)<b>%%data%%"
 PAIRS = [([7, 8, 7, 8, EOS], [11, 12, 11, EOS]), ([9, 5, 9, EOS], [13, 13, EOS]), ([6, 10, EOS], [14, EOS])]
 
 
-def material(pairs: Sequence[tuple[list[int], list[int]]], golds: Sequence[Gold] = (), one: bool = False) -> Material:
+def material(pairs: Sequence[tuple[list[int], list[int]]], golds: Sequence[Gold] = (), one: bool = False) -> ProbeBatch:
     """Ids as lines, all in one batch, or each in one of its own."""
     parts = [[i] for i in range(len(pairs))] if one else [list(range(len(pairs)))]
     batches = tuple(collate([pairs[i] for i in part]) for part in parts)
     names: Callable[[int], str] = lambda token: "</s>" if token == EOS else f"▁{token}"  # noqa: E731
-    return Material(batches, tuple(map(tuple, parts)), names, names, True, False, tuple(golds))
+    return ProbeBatch(batches, tuple(map(tuple, parts)), names, names, True, False, tuple(golds))
 
 
 @contextmanager
@@ -223,7 +223,7 @@ def test_labels_and_images_have_an_atlas() -> None:
     network = shaken(build_model(config, 4, 3))
     nothing = torch.zeros(2, 0, dtype=torch.long)
     batch = Batch(torch.rand(2, 9, 4, dtype=torch.float64), None, nothing, torch.tensor([[1], [2]]), 18, 2)
-    images = Material((batch,), ((0, 1),), None, None, False, True)
+    images = ProbeBatch((batch,), ((0, 1),), None, None, False, True)
     found = atlas(network, images)
     assert all(head.same is None and head.end is None for head in found.heads) and len(found.heads) == 6
     (example,) = examples(network, images, 1)
@@ -247,7 +247,7 @@ def test_a_cost_is_the_rise_of_the_loss() -> None:
     found = atlas(model, material(PAIRS), cost=True)
     batches = material(PAIRS).batches
     head = found.heads[3]
-    with replace(model, without_heads(model, {head.attention: [head.number]})):
+    with replace(model, ablate_heads(model, {head.attention: [head.number]})):
         assert head.cost == pytest.approx(loss_of(model, batches) - found.loss, abs=1e-10) and head.cost != 0
     assert [part.name for part in found.sublayers] == list(sublayers(model)) and found.cost_lines == 3
     with replace(model, without_sublayers(model, ["decoder.layers.1.ffn"])):

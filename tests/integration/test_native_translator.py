@@ -104,7 +104,7 @@ def test_scores_are_those_of_float32_unless_int8_is_requested(run: Path) -> None
         assert one.tokens == other.tokens
         assert one.token_log_probs == pytest.approx(other.token_log_probs, abs=1e-4)
     assert max(abs(a.log_prob - b.log_prob) for a, b in zip(int8, plain, strict=True)) > 1e-3
-    assert "int8" in default.about, "translating is still done in int8"
+    assert "int8" in default.description, "translating is still done in int8"
     assert default.translate(SOURCES) == Translator.load(run, quantize="int8").translate(SOURCES)
 
 
@@ -178,7 +178,7 @@ def test_beyond_the_packed_positions_the_plain_path_takes_over(run: Path, caplog
 
 @native
 def test_the_model_is_packed_once_and_again_when_it_must_be(run: Path) -> None:
-    about = Translator.load(run, quantize="int8").about
+    about = Translator.load(run, quantize="int8").description
     assert about.startswith("native engine") and "int8" in about
     packed = run / "packed" / "int8.bin"
     made = packed.stat().st_mtime_ns
@@ -299,5 +299,5 @@ def test_who_asks_for_the_model_sees_it_at_work(run: Path) -> None:
     before = translator.translate(SOURCES[:3])
     with record(translator.model, "decoder.layers.*.cross_attn.weights") as seen:
         after = translator.translate(SOURCES[:3])
-    assert translator.about.startswith("plain path") and len(seen) == 1
+    assert translator.description.startswith("plain path") and len(seen) == 1
     assert [t.tokens for t in after] == [t.tokens for t in before]

@@ -6,7 +6,7 @@ import pytest
 
 from dragoman.data.tokenizer import EOS
 from dragoman.decoding.pytorch import backend as plain
-from dragoman.decoding.pytorch.backend import PlainSearcher
+from dragoman.decoding.pytorch.backend import TorchBackend
 from every_kind import TRANSLATORS, built
 
 VOCAB = 83
@@ -17,11 +17,11 @@ def test_logits_at_once(at_once: int, positions: int, monkeypatch: pytest.Monkey
     """Three pairs with targets of nine tokens: the positions of a part, and the same scores whatever the parts."""
     model = built(TRANSLATORS["paper"], VOCAB)
     pairs = [([5 + i, 6, EOS], [*range(10 + i, 18 + i), EOS]) for i in range(3)]
-    whole = PlainSearcher(model).score(pairs, 4000)
+    whole = TorchBackend(model).score(pairs, 4000)
     shapes: list[tuple[int, ...]] = []
     monkeypatch.setattr(plain, "_LOGITS_AT_ONCE", at_once)
     model.output.register_forward_hook(lambda layer, given, logits: shapes.append(tuple(logits.shape)))  # type: ignore[union-attr]
-    parts = PlainSearcher(model).score(pairs, 4000)
+    parts = TorchBackend(model).score(pairs, 4000)
 
     assert max(shape[1] for shape in shapes if shape[0] == 3) == positions
     assert sum(shape[1] for shape in shapes if shape[0] == 3) == 9

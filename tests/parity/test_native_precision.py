@@ -26,7 +26,7 @@ from dragoman.decoding import SearchSettings
 from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.native.library import Precision, _found, load_native, missing
 from dragoman.decoding.native.pack import pack
-from dragoman.decoding.pytorch.backend import PlainSearcher
+from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.models.seq2seq import Model
 from every_kind import TRANSLATORS, built
 
@@ -109,9 +109,9 @@ def emulated(kind: str, precision: Precision) -> list[float]:
     model = model_of(kind).double()
     with Quantized(precision):
         if precision != "int8":
-            return flat(PlainSearcher(model).score(pairs_for(kind), 10**9))
+            return flat(TorchBackend(model).score(pairs_for(kind), 10**9))
         with half_keys_and_values(model):
-            return flat(PlainSearcher(model).score(pairs_for(kind), 10**9))
+            return flat(TorchBackend(model).score(pairs_for(kind), 10**9))
 
 
 def by_engine(kind: str, precision: Precision, folder: Path) -> list[float]:

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from dragoman.data.batching import Batch, collate
 from dragoman.data.tokenizer import EOS
-from dragoman.decoding.pytorch.backend import PlainSearcher
+from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.errors import UsageError
 from dragoman.interpret.ablation import (
+    ablate_heads,
     attentions,
     effect,
     loss_of,
@@ -22,7 +23,6 @@ from dragoman.interpret.ablation import (
     patched,
     sublayers,
     with_weights,
-    without_heads,
     without_sublayers,
 )
 from dragoman.models.seq2seq import Model
@@ -74,7 +74,7 @@ def test_a_silent_head_is_one_without_its_part_of_the_output_matrix(kind: str) -
             attention.out.weight[:, head * attention.d_head : (head + 1) * attention.d_head] = 0
 
     before = logits(model, batch)
-    with replace(model, without_heads(model, heads)):
+    with replace(model, ablate_heads(model, heads)):
         silent = logits(model, batch)
     torch.testing.assert_close(silent, logits(changed_copy(model, by_hand), batch), **EXACT)
     assert not torch.allclose(silent, before)
@@ -98,7 +98,7 @@ def test_a_head_can_say_its_mean() -> None:
         attention.out.bias += part @ expected
         part.zero_()
 
-    with replace(model, without_heads(model, {name: [head]}, means)):
+    with replace(model, ablate_heads(model, {name: [head]}, means)):
         torch.testing.assert_close(logits(model, batch), logits(changed_copy(model, by_hand), batch), **EXACT)
 
 
@@ -107,26 +107,26 @@ def test_an_attention_of_one_head_loses_its_context(kind: str) -> None:
     model, batch = built(TRANSLATORS[kind], VOCABULARY), a_batch()
     assert set(attentions(model).values()) == {1}
     name = next(iter(attentions(model)))
-    with replace(model, without_heads(model, {name: [0]})), record(model, f"{name}.context") as seen:
+    with replace(model, ablate_heads(model, {name: [0]})), record(model, f"{name}.context") as seen:
         silent = logits(model, batch)
     assert all(not context.any() for context in seen[f"{name}.context"])
     with replace(model, {f"{name}.context": torch.zeros(1, dtype=torch.float64)}):
         torch.testing.assert_close(silent, logits(model, batch), **EXACT)
     means = mean_outputs(model, [batch])
     assert means[name].shape == (1, 10)
-    with replace(model, without_heads(model, {name: [0]}, means)):
+    with replace(model, ablate_heads(model, {name: [0]}, means)):
         assert not torch.allclose(logits(model, batch), silent)
 
 
 def test_heads_that_there_are_not_are_all_named() -> None:
     model = built(TRANSLATORS["paper"], VOCABULARY)
     with pytest.raises(UsageError) as refused:
-        without_heads(model, {"decoder.layers.0.cros_attn": [0], "encoder.layers.0.self_attn": [0, 2, -1]})
+        ablate_heads(model, {"decoder.layers.0.cros_attn": [0], "encoder.layers.0.self_attn": [0, 2, -1]})
     message = str(refused.value)
     assert "called 'decoder.layers.0.cros_attn' (did you mean 'decoder.layers.0.cross_attn'?)" in message
     assert "has no head 2: accepted are 0 to 1" in message and "has no head -1" in message
     with pytest.raises(UsageError, match=r"means holds nothing for encoder\.layers\.0"):
-        without_heads(model, {"encoder.layers.0.self_attn": [0]}, {})
+        ablate_heads(model, {"encoder.layers.0.self_attn": [0]}, {})
     with pytest.raises(UsageError, match="this model has no attention"):
         attentions(built(TRANSLATORS["lstm"], VOCABULARY))
 
@@ -246,10 +246,10 @@ def test_an_effect_is_the_difference_between_two_models() -> None:
         other.get_submodule(name).out.weight.zero_()
 
     without = tiny_translator()
-    without.searcher = PlainSearcher(changed_copy(translator.model, by_hand))
+    without.backend = TorchBackend(changed_copy(translator.model, by_hand))
     sources, references = (list(side) for side in zip(*digit_pairs(7), strict=True))
     heads = range(attentions(translator.model)[name])
-    found = effect(translator, without_heads(translator.model, {name: heads}), sources, references, beam=2)
+    found = effect(translator, ablate_heads(translator.model, {name: heads}), sources, references, beam=2)
 
     for own, loss in ((translator, found.loss.before), (without, found.loss.after)):
         scores = own.score(sources, references)

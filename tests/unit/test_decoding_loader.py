@@ -72,10 +72,10 @@ def test_both_backends_follow_the_same_configuration(changes: dict[str, Any], mo
 
 @native
 def test_longer_texts_of_training_give_more_positions(model: Path) -> None:
-    positions = [Translator.load(model, engine="fast").searcher.engine.positions]  # type: ignore[attr-defined]
+    positions = [Translator.load(model, engine="fast").backend.engine.positions]  # type: ignore[attr-defined]
     limits = json.loads((GOLDEN / "config.json").read_text())["data"]["filter"]
     reconfigure(model, "data", filter=limits | {"max_tokens": 700})
-    positions += [Translator.load(model, engine="fast").searcher.engine.positions]  # type: ignore[attr-defined]
+    positions += [Translator.load(model, engine="fast").backend.engine.positions]  # type: ignore[attr-defined]
     assert positions == [1024, 1400]
 
 
@@ -200,9 +200,9 @@ def test_a_full_disk_leaves_the_plain_path(model: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr("dragoman.decoding.native.pack.pack", full)
     translator = Translator.load(model)
-    assert translator.about.startswith("plain path")
-    assert str(model / "packed") in translator.about and "No space left" in translator.about
-    assert "TMPDIR" in translator.about
+    assert translator.description.startswith("plain path")
+    assert str(model / "packed") in translator.description and "No space left" in translator.description
+    assert "TMPDIR" in translator.description
     assert translator.translate(LINES)[0].text
 
 

@@ -9,13 +9,13 @@ import torch
 
 from dragoman.data.tokenizer import EOS
 from dragoman.decoding import ModelStepper, SearchSettings
-from dragoman.decoding.pytorch.beam import Step, beam_search
-from dragoman.decoding.pytorch.stream import Path, search_live
-from dragoman.decoding.request import Task
+from dragoman.decoding.pytorch.beam import BeamStep, beam_search
+from dragoman.decoding.pytorch.stream import PartialHypothesis, search_live
+from dragoman.decoding.request import SearchRequest
 from toy_model import ToyModel
 
 
-def watched(model: ToyModel, src: torch.Tensor, settings: SearchSettings) -> tuple[list[Path], list[int]]:
+def watched(model: ToyModel, src: torch.Tensor, settings: SearchSettings) -> tuple[list[PartialHypothesis], list[int]]:
     """The paths on the way, and the tokens of the outcome with their end."""
     steps, paths = search_live(ModelStepper(model), src, settings), []
     while True:
@@ -36,7 +36,7 @@ def hypotheses_that_may_win(model: ToyModel, src: torch.Tensor, settings: Search
     seen: list[list[list[int]]] = []
     finished: list[tuple[float, list[int]]] = []
 
-    def watch(step: Step, answers: list[bool]) -> None:
+    def watch(step: BeamStep, answers: list[bool]) -> None:
         alive = []
         for tokens, each in zip(step.grown.tokens[0].tolist(), step.grown.token_log_probs[0], strict=True):
             if not bool(each.isfinite().all()):
@@ -50,7 +50,7 @@ def hypotheses_that_may_win(model: ToyModel, src: torch.Tensor, settings: Search
             seen.append([*alive, *(tokens for _, tokens in sorted(finished)[-1:])])
 
     with torch.no_grad():
-        beam_search(ModelStepper(model), Task.build(src, None, settings, None), watch)
+        beam_search(ModelStepper(model), SearchRequest.build(src, None, settings, None), watch)
     return seen
 
 

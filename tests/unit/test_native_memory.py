@@ -9,11 +9,11 @@ import pytest
 
 from dragoman.data.tokenizer import EOS
 from dragoman.decoding import SearchSettings
-from dragoman.decoding.native.backend import FastSearcher
+from dragoman.decoding.native.backend import NativeBackend
 from dragoman.decoding.native.engine import Engine, Usage
 from dragoman.decoding.native.library import load_native, missing
 from dragoman.decoding.native.pack import pack
-from dragoman.decoding.pytorch.backend import PlainSearcher
+from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.models.seq2seq import Model
 from every_kind import TRANSLATORS, built
 
@@ -53,7 +53,7 @@ OF_A_LONG_TARGET = keys_and_values(POSITIONS) + keys_and_values(2) + BLOCK
 
 def test_one_long_line_leaves_the_short_ones_their_rows(engine: Engine) -> None:
     """The longest line of a window is one of its rows: beside 250 tokens, 3,750 are left for 50 lines of 10 tokens."""
-    searcher, usage = FastSearcher(engine, "float32", 1, lambda: pytest.fail("not needed")), Usage()
+    backend, usage = NativeBackend(engine, "float32", 1, lambda: pytest.fail("not needed")), Usage()
     lines = [line(250), *(line(10) for _ in range(80))]
     search = engine.search
 
@@ -62,12 +62,12 @@ def test_one_long_line_leaves_the_short_ones_their_rows(engine: Engine) -> None:
 
     engine.search = watched  # type: ignore[method-assign, assignment]
     try:
-        found = searcher.search(lines, [[]] * len(lines), SearchSettings(beam=1, max_extra=0), 4000)
+        found = backend.search(lines, [[]] * len(lines), SearchSettings(beam=1, max_extra=0), 4000)
     finally:
         engine.search = search  # type: ignore[method-assign]
 
     assert usage.rows == engine.rows == 32  # 16 by the longest line
-    alone = searcher.search(lines[:2], [[]] * 2, SearchSettings(beam=1, max_extra=0), 1)
+    alone = backend.search(lines[:2], [[]] * 2, SearchSettings(beam=1, max_extra=0), 1)
     assert found[:2] == alone
 
 
@@ -208,26 +208,26 @@ def test_many_long_sources_are_not_encoded_all_at_once(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def searcher(tmp_path_factory: pytest.TempPathFactory) -> FastSearcher:
+def backend(tmp_path_factory: pytest.TempPathFactory) -> NativeBackend:
     """An engine of 40 positions, and the same model behind it."""
     model = model_of("paper")
-    path = pack(model, tmp_path_factory.mktemp("searcher") / "p", "float32", max_positions=40)
-    return FastSearcher(Engine(path), "float32", 1, lambda: PlainSearcher(model))
+    path = pack(model, tmp_path_factory.mktemp("backend") / "p", "float32", max_positions=40)
+    return NativeBackend(Engine(path), "float32", 1, lambda: TorchBackend(model))
 
 
 @pytest.mark.parametrize("more", [0, 1, 2])
-def test_the_engine_takes_what_has_as_many_tokens_as_it_has_positions(more: int, searcher: FastSearcher) -> None:
+def test_the_engine_takes_what_has_as_many_tokens_as_it_has_positions(more: int, backend: NativeBackend) -> None:
     """One token more, and the plain path takes it: a search, a score, an alignment, a search that is watched."""
     settings = SearchSettings(beam=2, max_extra=30 + more)
     source, target = line(10), line(40 + more)
-    searcher._plain = None
-    found = searcher.search([source], [[]], settings, 4000)
-    assert found[0][0].tokens and (searcher._plain is None) == (more == 0)
+    backend._plain = None
+    found = backend.search([source], [[]], settings, 4000)
+    assert found[0][0].tokens and (backend._plain is None) == (more == 0)
     for work in (
-        lambda: searcher.score([(source, target)], 4000),
-        lambda: searcher.align([(source, target)], 4000),
-        lambda: list(searcher.live(source, [], settings)),
+        lambda: backend.score([(source, target)], 4000),
+        lambda: backend.align([(source, target)], 4000),
+        lambda: list(backend.live(source, [], settings)),
     ):
-        searcher._plain = None
+        backend._plain = None
         assert work()
-        assert (searcher._plain is None) == (more == 0)
+        assert (backend._plain is None) == (more == 0)

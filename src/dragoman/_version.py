@@ -1,0 +1,3 @@
+"""The version of the package, importable without any of its modules."""
+
+__version__ = "0.1.0"

@@ -26,7 +26,7 @@ from dragoman.bulk.shards import JOURNAL, Contents, Shard
 from dragoman.bulk.work import Done
 from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.io.reading import open_regular, read_json, read_text
-from dragoman.io.writing import flush_file, flush_folder, not_written
+from dragoman.io.writing import atomic_file, flush_file, flush_folder, not_written
 
 __all__ = ["Journal", "ShardDone"]
 
@@ -214,9 +214,8 @@ def _flat(document: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]
 
 def _write(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(data)
-    _settle(part, path)
+    with atomic_file(path) as file:
+        file.write(data)
 
 
 def _settle(part: Path, path: Path) -> None:

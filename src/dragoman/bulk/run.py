@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import dragoman
+from dragoman._version import __version__
 from dragoman.bulk.journal import Journal, ShardDone
 from dragoman.bulk.shards import COLUMNS, Contents, Shard, find_shards, same_but_for_case
 from dragoman.bulk.work import Chunk, Form, Job, Translated, Worker, model_sha256
@@ -64,7 +64,7 @@ def translate_bulk(
     contents = _all_contents(shards)
     manifest = {
         "format_version": _FORMAT_VERSION,
-        "package_version": dragoman.__version__,
+        "package_version": __version__,
         "model": sha256,
         "settings": settings | {"column": column, "chunk_lines": chunk_lines},
         "inputs": {shard.name: asdict(held) for shard, held in contents.items()},

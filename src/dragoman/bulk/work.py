@@ -123,9 +123,9 @@ class Worker:
         self.job = job
         load = {"device": "cpu", **job.load}
         if load["device"] != "cpu":  # a name that the engine takes, without torch
-            from dragoman.training.distributed import DistributedContext
+            from dragoman.device import resolve_device
 
-            load["device"] = DistributedContext(load["device"]).device
+            load["device"] = resolve_device(load["device"])
         self.translator = Translator.load(job.model, **load)
         self.description = self.translator.description
         self.path = ", ".join(self.description.split(", ")[:2])  # not the number of threads, nor the reason

@@ -37,13 +37,13 @@ def atlas(
     """What every head attends to, which ones align, and what each costs to lose; as a table and as a page."""
     from dragoman.cli.progress import RichReporter, console
     from dragoman.data.corpus import CorpusSpec, read_pairs
+    from dragoman.device import resolve_device
     from dragoman.interpret.heads.alignment import read_alignment, spelled_numbers_alignment
     from dragoman.interpret.heads.atlas import atlas as atlas_of
     from dragoman.interpret.heads.atlas import examples
     from dragoman.interpret.heads.page import print_atlas, write_atlas
     from dragoman.interpret.heads.probes import load_material
     from dragoman.io.lines import read_lines
-    from dragoman.training.distributed import DistributedContext
 
     if alignment is not None and reference is None:
         raise UsageError(f"--alignment {alignment}: links are between two given texts: give --reference too")
@@ -63,7 +63,7 @@ def atlas(
     elif alignment is not None:
         golds = read_alignment(Path(alignment), lines, targets or [])
     log = RichReporter().log
-    network, material = load_material(model, lines, targets, golds, DistributedContext(device).device)
+    network, material = load_material(model, lines, targets, golds, resolve_device(device))
     if golds is not None and material.aligned < len(lines):
         log(f"alignment: {len(lines) - material.aligned:,} lines do not count, the tokenizer makes other words of them")
     found = atlas_of(network, material, cost)

@@ -25,14 +25,12 @@ def compare(
 ) -> None:
     """Runs side by side: what differs, curves, cost, scores; as tables and as a page."""
     from dragoman.cli.progress import RichReporter, console
+    from dragoman.device import resolve_device
     from dragoman.evaluation.compare import compare as compare_runs
     from dragoman.evaluation.compare.page import print_comparison, write_comparison
-    from dragoman.training.distributed import DistributedContext
 
     log = RichReporter().log
-    comparison = compare_runs(
-        runs, source, reference, device=DistributedContext(device).device, tokenize=tokenize, log=log
-    )
+    comparison = compare_runs(runs, source, reference, device=resolve_device(device), tokenize=tokenize, log=log)
     page = write_comparison(out, comparison)
     if as_json:
         typer.echo(json.dumps(comparison.to_json(), ensure_ascii=False, indent=1))

@@ -27,11 +27,11 @@ def explain(
     device: Device = "cpu",
 ) -> None:
     """Look inside: one input, every step of the model on it, as a page."""
+    from dragoman.device import resolve_device
     from dragoman.interpret.explain.explain import explain as look_inside
     from dragoman.interpret.explain.explain import write_explanation
-    from dragoman.training.distributed import DistributedContext
 
-    explanation = look_inside(model, source, target, beam=beam, device=DistributedContext(device).device)
+    explanation = look_inside(model, source, target, beam=beam, device=resolve_device(device))
     page = write_explanation(out, explanation)
     typer.echo(explanation.text)
     typer.echo(f"the page: {page}", err=True)

@@ -33,7 +33,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for a machine 
 
 def _version(asked: bool) -> None:
     if asked:
-        from dragoman import __version__
+        from dragoman._version import __version__
 
         typer.echo(f"dragoman {__version__}")
         raise typer.Exit

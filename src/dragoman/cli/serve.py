@@ -31,11 +31,11 @@ def serve(
         raise UsageError(
             f"the web page needs {error.name}, which is not installed; install it with: pip install 'dragoman[serve]'"
         ) from None
-    from dragoman.training.distributed import DistributedContext
+    from dragoman.device import resolve_device
 
     door = listen(host, port)
     with door:
-        page = create_app(load_served(models, DistributedContext(device).device))
+        page = create_app(load_served(models, resolve_device(device)))
         address, number = door.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
         typer.echo(f"http://{shown}:{number}   (Ctrl-C ends it)", err=True)

@@ -84,13 +84,13 @@ def _say_test_score(document: Config, run: Path, reporter: Reporter) -> None:
     if document.data.kind != "parallel" or document.data.test is None:
         return
     from dragoman.data.corpus import corpus_spec, read_pairs
+    from dragoman.device import resolve_device
     from dragoman.evaluation.metrics import evaluate_model
     from dragoman.pipelines.translation import Translator
-    from dragoman.training.distributed import DistributedContext
 
     pairs = list(read_pairs(corpus_spec(document, document.data.test)))
     language = document.data.target_language
-    device = str(DistributedContext(document.train.device).device)
+    device = str(resolve_device(document.train.device))
     evaluation = evaluate_model(
         Translator.load(run, device, quantize="none"),
         [p.source for p in pairs],

@@ -33,9 +33,9 @@ def _device(name: str) -> Any:
     """The device of that name; the CPU's stays a name, so that the engine starts without torch."""
     if name == "cpu":
         return name
-    from dragoman.training.distributed import DistributedContext
+    from dragoman.device import resolve_device
 
-    return DistributedContext(name).device
+    return resolve_device(name)
 
 
 def _translator(model: Path, device: str, **options: Any) -> Translator:
@@ -241,11 +241,11 @@ def label(
     device: Device = "cpu",
 ) -> None:
     """Tags for words, or a class for texts: N lines in, N lines out, in order."""
+    from dragoman.device import resolve_device
     from dragoman.models.model_folder import wrong_model
     from dragoman.pipelines.labelling import Labeller
-    from dragoman.training.distributed import DistributedContext
 
-    labeller = Labeller.load(model, DistributedContext(device).device)
+    labeller = Labeller.load(model, resolve_device(device))
     if labeller.config.data.kind == "images":
         raise wrong_model(model, labeller.config, "reads no text")
     with OutputStream(output, input_) as write:
@@ -263,10 +263,10 @@ def parse(
     device: Device = "cpu",
 ) -> None:
     """Constituency trees in Penn brackets: N lines in (words with spaces between them), N lines out, in order."""
+    from dragoman.device import resolve_device
     from dragoman.pipelines.parsing import Parser
-    from dragoman.training.distributed import DistributedContext
 
-    parser = Parser.load(model, DistributedContext(device).device)
+    parser = Parser.load(model, resolve_device(device))
     given: dict[str, Any] = {} if beam is None else {"beam": beam}
     mended = 0
     with OutputStream(output, input_) as write:

@@ -20,7 +20,6 @@ No English and no German text occurs twice, in one part or in two.
 from __future__ import annotations
 
 import datetime
-import os
 import random
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from typing import TypeVar
 from num2words import num2words  # type: ignore[import-untyped]
 
 from dragoman.errors import DragomanError, UsageError
+from dragoman.io.writing import atomic_file
 
 __all__ = [
     "DATE_FORMS",
@@ -240,12 +240,5 @@ def _unused(pairs: Iterable[TextPair], used: set[str]) -> Iterator[TextPair]:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("wb") as file:
-            file.write(text.encode("utf-8"))
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with atomic_file(path) as file:
+        file.write(text.encode("utf-8"))

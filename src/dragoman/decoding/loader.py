@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import dragoman
+from dragoman._version import __version__
 from dragoman.config import Config
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.data.vocabulary import load_vocabulary
@@ -193,7 +193,7 @@ def _origin(precision: Precision, meta: dict[str, Any], config: Config, vocabula
     """Everything a packed model depends on; equal origins give identical files."""
     return {
         "version": VERSION,
-        "package_version": dragoman.__version__,
+        "package_version": __version__,
         "precision": precision,
         "weights": meta["sha256"]["model.safetensors"],
         "model": config.model.model_dump(mode="json"),

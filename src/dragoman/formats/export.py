@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
 
-import dragoman
+from dragoman._version import __version__
 from dragoman.config import Config
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DragomanError, UsageError
@@ -151,7 +151,7 @@ def _describe(done: Export, tokenizer: Tokenizer, model: Path) -> None:
     facts: dict[str, Any] = {
         "format": "ctranslate2",
         "quantization": done.quantization,
-        "dragoman": dragoman.__version__,
+        "dragoman": __version__,
         "ctranslate2": package().__version__,
         "model": read_meta(model)["sha256"]["model.safetensors"],
         "parity": asdict(done.parity),

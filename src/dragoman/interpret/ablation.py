@@ -16,8 +16,7 @@ Letters: N rows, H heads, T positions, Tq/Tk query/key positions, D d_model, Dh 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -29,6 +28,7 @@ from dragoman.data.tokenizer import PAD
 from dragoman.errors import UsageError, nearest
 from dragoman.evaluation.metrics import Evaluation, evaluate_texts
 from dragoman.models.seq2seq import Model, Network
+from dragoman.nn.modes import evaluating
 from dragoman.nn.record import Change, Recording, record, replace, tap_names
 from dragoman.pipelines.translation import Translator
 from dragoman.training.loss import Loss, TokenLoss
@@ -40,7 +40,6 @@ __all__ = [
     "ablate_heads",
     "attentions",
     "effect",
-    "evaluating",
     "loss_of",
     "mean_outputs",
     "patched",
@@ -209,25 +208,13 @@ def with_weights(model: nn.Module, attention: str, head: int, weights: Tensor) -
 # --------------------------------------------------------------------------------------------------- running a network
 
 
-@contextmanager
-def evaluating(network: nn.Module) -> Iterator[None]:
-    """No dropout and no gradients inside; training goes on as before afterwards."""
-    training = network.training
-    network.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        network.train(training)
-
-
 def loss_of(network: Network, batches: Iterable[Batch]) -> float:
     """Negative log-likelihood in nats a target token, ends of sentence included, by teacher forcing.
 
     Raises UsageError where no target counts.
     """
     nll, tokens = 0.0, 0
-    with evaluating(network):
+    with evaluating(network), torch.no_grad():
         for batch in batches:
             batch = batch.to(network.device)
             loss: Loss = network(batch.src, batch.src_mask, batch.tgt_in, TokenLoss(batch.tgt_out, 0.0))
@@ -247,7 +234,7 @@ def mean_outputs(network: Network, batches: Iterable[Batch]) -> dict[str, Tensor
     taps = {name: _output_tap(network, name) for name in attentions(network)}
     for batch in batches:
         batch = batch.to(network.device)
-        with evaluating(network), record(network, *taps.values()) as seen:
+        with evaluating(network), torch.no_grad(), record(network, *taps.values()) as seen:
             network(batch.src, batch.src_mask, batch.tgt_in, _nothing)
         for name, tap in taps.items():
             said = seen.joined(tap)

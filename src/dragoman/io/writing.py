@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from dragoman.errors import TrainingError
 
-__all__ = ["flush_file", "flush_folder", "is_full", "not_written", "reason_of", "writing"]
+__all__ = ["atomic_file", "flush_file", "flush_folder", "is_full", "not_written", "reason_of", "writing"]
 
 _REASONS = {
     errno.ENOSPC: ("the disk is full", "Free some space, or choose a folder on another disk."),
@@ -46,6 +48,27 @@ def writing(path: Path, saved: Callable[[], str] = str) -> Generator[None, None,
         yield
     except OSError as error:
         raise TrainingError(f"{not_written(path, error, saved())} Then run the same command again.") from error
+
+
+@contextmanager
+def atomic_file(path: Path) -> Generator[BinaryIO, None, None]:
+    """Write `path` completely or not at all: open a temporary file that replaces `path` when the block ends.
+
+    The content is flushed to the disk first.  When the block raises, the temporary file is removed and `path` stays as
+    it was.  Processes and threads may write the same `path` at the same time: the last to finish wins.  Raises OSError.
+    """
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.unfinished")
+    try:
+        with unfinished.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+        flush_folder(path.parent)
+    except BaseException:
+        with suppress(OSError):  # a read-only file system refuses this too; the first error is the one to report
+            unfinished.unlink(missing_ok=True)
+        raise
 
 
 def flush_file(path: Path) -> None:

@@ -10,7 +10,6 @@ It is written under a temporary name, flushed, and renamed.  A run folder holds 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -20,14 +19,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
-import dragoman
+from dragoman._version import __version__
 from dragoman.config import Config, parse_config
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.data.vocabulary import Vocabulary, load_vocabulary
 from dragoman.errors import ConfigError, ModelFolderError, TrainingError, UsageError
 from dragoman.io.reading import read_json, read_text
 from dragoman.io.weights import file_problem, load_file, read_header
-from dragoman.io.writing import flush_folder, is_full, not_written
+from dragoman.io.writing import atomic_file, flush_folder, is_full, not_written
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +85,7 @@ def write_folder(folder: Path, files: Mapping[str, bytes], meta: Mapping[str, An
     """
     about = {
         "format_version": FORMAT_VERSION,
-        "package_version": dragoman.__version__,
+        "package_version": __version__,
         **meta,
         "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
     }
@@ -143,14 +142,10 @@ def recover(parent: Path) -> None:
 
 def write_file(path: Path, data: bytes) -> None:
     """Write a file whole or not at all.  Raises `TrainingError` when the disk is full; what was there stays."""
-    unfinished = path.with_name(f".{path.name}.unfinished")
     try:
-        _write_flushed(unfinished, data)
-        unfinished.replace(path)
-        flush_folder(path.parent)
+        with atomic_file(path) as file:
+            file.write(data)
     except OSError as error:
-        with contextlib.suppress(OSError):  # a read-only file system refuses this too
-            unfinished.unlink(missing_ok=True)
         raise TrainingError(not_written(path, error, "What was there before is untouched.")) from error
 
 
@@ -256,7 +251,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
     version = meta.get("format_version")
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise ModelFolderError(
-            f"{folder}: format version {str(version)[:20]}, and this Dragoman {dragoman.__version__} reads up to "
+            f"{folder}: format version {str(version)[:20]}, and this Dragoman {__version__} reads up to "
             f"{FORMAT_VERSION}; "
             f"upgrade (the folder was written by Dragoman {str(meta.get('package_version'))[:20]})"
         )

@@ -25,10 +25,10 @@ __all__ = ["Decoder", "Encoder", "Transformer", "order_bias"]
 def order_bias(
     positions: Positions, pos: Tensor, keys: int, dtype: torch.dtype, needs_future_mask: bool
 ) -> tuple[Tensor | None, bool]:
-    """What is added to the scores of positions pos (T,) against all `keys`, and whether "causal" says the rest.
+    """The bias added to the scores of the positions `pos` (T,) against all `keys`, and whether "causal" does the rest.
 
-    (H or 1, T, Tk) or None: where only the order counts, attention makes it, or has it already.  needs_future_mask: whether
-    keys exist beyond the last of pos.
+    (H or 1, T, Tk) or None: where only the order counts, attention makes it, or has it already.
+    needs_future_mask: whether keys exist beyond the last of pos.
     """
     k_pos = torch.arange(keys, device=pos.device)
     static = positions.static_bias(pos, k_pos)  # (H, T, Tk)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import html
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from importlib.resources import files
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from dragoman.errors import DragomanError
-from dragoman.io.writing import not_written
+from dragoman.io.writing import atomic_file, not_written
 
 __all__ = ["embedded_json", "fill", "web", "whole_page", "write_page"]
 
@@ -68,17 +66,10 @@ def write_page(path: Path, page: str) -> Path:
 
     Raises DragomanError where the file cannot be written; what was there before stays.
     """
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
+        with atomic_file(path) as file:
             file.write(page.encode("utf-8"))
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
     except OSError as error:
         raise DragomanError(not_written(path, error)) from error
-    finally:
-        with suppress(OSError):  # the first problem is the one to report
-            part.unlink(missing_ok=True)
     return path

@@ -18,13 +18,14 @@ from dragoman.decoding.backend import Ids
 from dragoman.decoding.cuda_graphs.static_search import Sizes, StaticShapeSearch
 from dragoman.decoding.hypothesis import Hypothesis, best
 from dragoman.decoding.processors import ForcedPrefix
-from dragoman.decoding.pytorch.backend import TorchBackend, evaluating
+from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.decoding.pytorch.sampling import uniforms
 from dragoman.decoding.settings import SearchSettings
 from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.seq2seq import Model, Network
 from dragoman.models.transformer import Transformer
 from dragoman.nn.attention import SelfAttention
+from dragoman.nn.modes import evaluating
 from dragoman.nn.positions import Learned, RecurrentOverEmbeddings, RecurrentPositions
 
 __all__ = ["CudaGraphBackend", "cuda_graph_unsupported_reasons", "recorded"]

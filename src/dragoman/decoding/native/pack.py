@@ -10,9 +10,7 @@ Letters: D d_model, Dh head size, H heads, Hkv heads of keys and values, F d_ff,
 from __future__ import annotations
 
 import math
-import os
 import struct
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -24,6 +22,7 @@ from torch import Tensor, nn
 
 from dragoman.decoding.native.library import VERSION, Precision
 from dragoman.errors import ModelFolderError, UsageError
+from dragoman.io.writing import atomic_file
 from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.seq2seq import Network
 from dragoman.models.transformer import Decoder, Encoder, Transformer
@@ -72,17 +71,8 @@ def pack(model: Network, path: Path, precision: Precision, max_positions: int = 
             f"{', '.join(wrong[:5])}: not all numbers are finite: the weights are damaged or the training diverged; "
             "load an earlier checkpoint"
         )
-    # Others may pack it too, in this process or another.
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.unfinished")
-    try:
-        with unfinished.open("wb") as file, torch.no_grad():
-            _Packer(model, file, precision, max_positions).write()
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
+    with atomic_file(path) as file, torch.no_grad():
+        _Packer(model, file, precision, max_positions).write()
     return path
 
 

@@ -25,8 +25,9 @@ from dragoman.decoding.settings import SearchSettings
 from dragoman.decoding.shortlist import Shortlist
 from dragoman.errors import UsageError
 from dragoman.models.seq2seq import Model
+from dragoman.nn.modes import evaluating
 
-__all__ = ["TorchBackend", "evaluating", "search_batches"]
+__all__ = ["TorchBackend", "search_batches"]
 
 _LOGITS_AT_ONCE = 1 << 24
 
@@ -136,14 +137,3 @@ def _heard(taps: Sequence[nn.Module]) -> Iterator[dict[nn.Module, list[Tensor]]]
     finally:
         for hook in hooks:
             hook.remove()
-
-
-@contextmanager
-def evaluating(model: Model) -> Iterator[None]:
-    """No dropout inside; training goes on as before afterwards."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)

@@ -6,8 +6,6 @@ Letters: T target positions, V vocabulary (or labels).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from dragoman.interpret.occlusion import drops, shares
 from dragoman.interpret.walkthrough import Labels, walkthrough
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Network
+from dragoman.nn.modes import evaluating
 from dragoman.nn.record import Recording, record
 from dragoman.pages.packing import packed
 
@@ -108,7 +107,7 @@ def explain(
     named = isinstance(model, str | Path)
     loaded: Loaded = load_network(model, device) if isinstance(model, str | Path) else model
     network, _, config = loaded
-    with _evaluating(network):
+    with evaluating(network):
         if config.data.kind == "images":
             refuse_search(beam, "this model gives labels and searches nothing")
             case = read_image_case(loaded, source, target)
@@ -136,17 +135,6 @@ def explain(
         image=case.image,
         walk=walk,
     )
-
-
-@contextmanager
-def _evaluating(network: Network) -> Iterator[None]:
-    """No dropout inside; training goes on as before afterwards."""
-    training = network.training
-    network.eval()
-    try:
-        yield
-    finally:
-        network.train(training)
 
 
 def _look(network: Network, case: Case) -> tuple[Tensor, Recording]:

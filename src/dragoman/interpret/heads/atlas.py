@@ -33,7 +33,6 @@ from dragoman.errors import UsageError
 from dragoman.interpret.ablation import (
     ablate_heads,
     attentions,
-    evaluating,
     loss_of,
     queries_are_source,
     query_mask,
@@ -43,6 +42,7 @@ from dragoman.interpret.ablation import (
 from dragoman.interpret.heads.alignment import Agreement
 from dragoman.interpret.heads.probes import ProbeBatch
 from dragoman.models.seq2seq import Network
+from dragoman.nn.modes import evaluating
 from dragoman.nn.record import record, replace
 from dragoman.training.loss import Loss, TokenLoss
 
@@ -181,7 +181,7 @@ def atlas(network: Network, material: ProbeBatch, cost: bool = False) -> Atlas:
     nll, tokens = 0.0, 0
     for batch, numbers in zip(material.batches, material.numbers, strict=True):
         moved = batch.to(network.device)
-        with evaluating(network), record(network, *(f"{name}.weights" for name in names)) as seen:
+        with evaluating(network), torch.no_grad(), record(network, *(f"{name}.weights" for name in names)) as seen:
             loss: Loss = network(moved.src, moved.src_mask, moved.tgt_in, TokenLoss(moved.tgt_out, 0.0))
         nll, tokens = nll + float(loss.nll), tokens + loss.tokens
         for name in names:
@@ -368,7 +368,11 @@ def _lengths(batch: Batch) -> list[int]:
 def _example(network: Network, material: ProbeBatch, number: int) -> Example:
     batch = material.row(number)
     moved = batch.to(network.device)
-    with evaluating(network), record(network, *(f"{name}.weights" for name in attentions(network))) as seen:
+    with (
+        evaluating(network),
+        torch.no_grad(),
+        record(network, *(f"{name}.weights" for name in attentions(network))) as seen,
+    ):
         network(moved.src, moved.src_mask, moved.tgt_in, lambda hidden, output: None)
     maps = {name.removesuffix(".weights"): seen.joined(name)[0].cpu() for name in seen}
     if material.source_piece is None:

@@ -19,10 +19,10 @@ from dragoman.data.readers.trees import penn_word
 from dragoman.data.tokenizer import EOS, PAD, Tokenizer
 from dragoman.data.vocabulary import Vocabulary
 from dragoman.errors import UsageError
-from dragoman.interpret.ablation import evaluating
 from dragoman.interpret.heads.alignment import Gold, word_count
 from dragoman.models.model_folder import load_network, read_config, wrong_model
 from dragoman.models.seq2seq import Network
+from dragoman.nn.modes import evaluating
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.parsing import Parser
 from dragoman.pipelines.translation import Translator
@@ -175,7 +175,7 @@ def _of_encoder(network: Network, vocabulary: Vocabulary, config: Config, lines:
 def _with_labels(network: Network, batch: Batch) -> Batch:
     """The batch with the network's own labels where tgt_out is not 0."""
     moved = batch.to(network.device)
-    with evaluating(network):
+    with evaluating(network), torch.no_grad():
         logits: Tensor = network(moved.src, moved.src_mask, moved.tgt_in)
     labels = torch.where(batch.tgt_out != PAD, logits[..., 1:].argmax(-1).cpu() + 1, PAD)
     return Batch(batch.src, batch.src_mask, batch.tgt_in, labels, batch.src_tokens, batch.tgt_tokens)

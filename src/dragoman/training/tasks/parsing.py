@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from dragoman.data.files import train_files, valid_file
 from dragoman.data.readers.trees import Tree, bracket_f1, delinearize, linearize, read_trees
 from dragoman.errors import DataError, TrainingError
 from dragoman.io.reading import RandomAccessFile
-from dragoman.io.writing import not_written
+from dragoman.io.writing import atomic_file, not_written
 from dragoman.models.seq2seq import Model, Network
 from dragoman.pipelines.parsing import Parser
 from dragoman.training.tasks.task import Score
@@ -59,14 +58,11 @@ def _file(lines: list[str], prepared: Path) -> str:
     content = "".join(f"{line}\n" for line in lines).encode()
     path = prepared / "trees" / f"{hashlib.blake2b(content, digest_size=8).hexdigest()}.txt"
     if not _holds(path, content):
-        # Named after the process, because neighbours may prepare the same at the same time.
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished.write_bytes(content)
-            unfinished.replace(path)
+            with atomic_file(path) as file:
+                file.write(content)
         except OSError as error:
-            unfinished.unlink(missing_ok=True)
             raise TrainingError(not_written(path, error)) from error
     return str(path.resolve())
 

@@ -88,8 +88,8 @@ def test_never_by_default(listed: Path) -> None:
     "settings", [{"beam": 1}, {"beam": 4, "nbest": 3}, {"sample": True, "seed": 4}], ids=["greedy", "beam", "sample"]
 )
 def test_both_paths_say_the_same(listed: Path, settings: dict[str, int]) -> None:
-    plain = Translator.load(listed, engine="plain", shortlist=True)
-    fast = Translator.load(listed, engine="fast", quantize="none", threads=2, shortlist=True)
+    plain = Translator.load(listed, engine="pytorch", shortlist=True)
+    fast = Translator.load(listed, engine="native", quantize="none", threads=2, shortlist=True)
     for one, other in zip(fast.translate(SOURCES, **settings), plain.translate(SOURCES, **settings), strict=True):
         assert (one.tokens, one.flags) == (other.tokens, other.flags)
         assert one.token_log_probs == pytest.approx(other.token_log_probs, abs=1e-4)
@@ -102,13 +102,13 @@ def test_both_paths_say_the_same(listed: Path, settings: dict[str, int]) -> None
 
 @native
 def test_a_prefix_is_allowed_and_the_plain_path_has_the_list_too(listed: Path) -> None:
-    fast = Translator.load(listed, engine="fast", quantize="none", shortlist=True)
+    fast = Translator.load(listed, engine="native", quantize="none", shortlist=True)
     prefix = "sies acht"  # of other words than the source's
     short = fast.translate(["one two"], prefix=prefix)
     assert short[0].text.startswith("sies acht")
     fast.backend.engine.positions = 2  # type: ignore[attr-defined]
     assert fast.translate(["one two"], prefix=prefix)[0].tokens == short[0].tokens  # beyond them
-    assert fast.model is not None and "plain path" in fast.description and "shortlist" in fast.description
+    assert fast.model is not None and "PyTorch backend" in fast.description and "shortlist" in fast.description
     assert fast.translate(["one two"], prefix=prefix)[0].tokens == short[0].tokens
 
 

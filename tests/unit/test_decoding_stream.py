@@ -10,14 +10,14 @@ import torch
 from dragoman.data.tokenizer import EOS
 from dragoman.decoding import ModelStepper, SearchSettings
 from dragoman.decoding.pytorch.beam import BeamStep, beam_search
-from dragoman.decoding.pytorch.stream import PartialHypothesis, search_live
+from dragoman.decoding.pytorch.stream import PartialHypothesis, stream_tokens
 from dragoman.decoding.request import SearchRequest
 from toy_model import ToyModel
 
 
 def watched(model: ToyModel, src: torch.Tensor, settings: SearchSettings) -> tuple[list[PartialHypothesis], list[int]]:
     """The paths on the way, and the tokens of the outcome with their end."""
-    steps, paths = search_live(ModelStepper(model), src, settings), []
+    steps, paths = stream_tokens(ModelStepper(model), src, settings), []
     while True:
         try:
             paths.append(next(steps))

@@ -169,7 +169,7 @@ def test_the_plain_path_of_a_searcher_has_its_model_and_its_shortlist() -> None:
 
     plain = torch_backend_of(backend)
 
-    assert backend.description == plain.description == "plain path, float64, cpu, shortlist (2 a word and 2)"
+    assert backend.description == plain.description == "PyTorch backend, float64, cpu, shortlist (2 a word and 2)"
     backend.shortlist = None
     assert backend.description == "fixed shapes, float64, cpu"
     backend.shortlist = plain.shortlist

@@ -71,7 +71,7 @@ def translate(
     prefix: Annotated[str | None, typer.Option(help="How every translation must start.")] = None,
     jsonl: Annotated[bool, typer.Option("--jsonl", help="One JSON object a line: text, score, flags, n best.")] = False,
     quantize: Quantize = "auto",
-    engine: Annotated[str, typer.Option(help="auto, fast (native, CPU) or plain (PyTorch).")] = "auto",
+    engine: Annotated[str, typer.Option(help="auto, native (C++, CPU only) or pytorch.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="Of the native engine; default: all cores.")] = None,
     shortlist: Annotated[
         bool, typer.Option("--shortlist", help="Only words that go with the source's ('dragoman shortlist'): faster.")

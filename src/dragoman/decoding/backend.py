@@ -56,8 +56,8 @@ class DecodingBackend(ABC):
         """
 
     @abstractmethod
-    def live(self, source: Ids, prefix: Ids, settings: SearchSettings) -> TokenStream:
-        """The search of one source, step by step (`search_live`)."""
+    def stream(self, source: Ids, prefix: Ids, settings: SearchSettings) -> TokenStream:
+        """The search of one source, step by step (`stream_tokens`)."""
 
     @abstractmethod
     def align(self, pairs: Sequence[tuple[Ids, Ids]], batch_tokens: int) -> list[NDArray[np.float32]]:

@@ -1,4 +1,4 @@
-"""From a model folder to whatever translates it fastest here: the engine where it can, the plain path for all else.
+"""From a model folder to whatever translates it fastest here: the engine where it can, the PyTorch backend for all else.
 
 A packed model is kept in the model folder as `packed/<precision>.bin`, with a `.json` that records everything it was
 made from (weights, architecture, vocabulary sizes, positions, version) and its own sha256.  It is made by the first
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
     from dragoman.decoding.pytorch.backend import TorchBackend
 
-__all__ = ["EngineChoice", "Quantize", "load_searcher"]
+__all__ = ["EngineChoice", "Quantize", "load_backend"]
 
 Quantize = Literal["auto", "int8", "bf16", "none"]
-EngineChoice = Literal["auto", "plain", "fast"]
+EngineChoice = Literal["auto", "native", "pytorch"]
 
 POSITIONS = 1024
 """Longest source and target of a packed model, or twice the longest that the model was trained on."""
@@ -53,10 +53,10 @@ _LARGEST_RECORD = 1 << 20
 
 
 class BackendUnavailable(DragomanError):
-    """Why a model runs on the plain path."""
+    """Why a model runs on the PyTorch backend."""
 
 
-def load_searcher(
+def load_backend(
     path: str | Path,
     kind: Literal["parallel", "text"],
     lack: str,
@@ -94,11 +94,11 @@ def _searcher(
     engine: EngineChoice,
     threads: int | None,
 ) -> tuple[DecodingBackend, Tokenizer, Config]:
-    required = engine == "fast" or quantize in ("int8", "bf16")
-    if engine == "plain":
+    required = engine == "native" or quantize in ("int8", "bf16")
+    if engine == "pytorch":
         return _plain(path, kind, lack, device, "")
     try:
-        if str(device) != "cpu" and engine == "fast":
+        if str(device) != "cpu" and engine == "native":
             raise BackendUnavailable(f"the native engine is for the CPU, not for {device}")
         if str(device) != "cpu":
             return _repeated(path, kind, lack, device, quantize)
@@ -113,10 +113,10 @@ def _check(quantize: str, engine: str, threads: int | None) -> None:
     problems = []
     if quantize not in PRECISIONS:
         problems.append(f"quantize = {quantize!r}: must be one of {', '.join(PRECISIONS)}")
-    if engine not in ("auto", "plain", "fast"):
-        problems.append(f"engine = {engine!r}: must be one of auto, plain, fast")
-    if engine == "plain" and quantize in ("int8", "bf16"):
-        problems.append(f"quantize = {quantize!r}: the plain path has float32 only; leave engine at auto")
+    if engine not in ("auto", "native", "pytorch"):
+        problems.append(f"engine = {engine!r}: must be one of auto, native, pytorch")
+    if engine == "pytorch" and quantize in ("int8", "bf16"):
+        problems.append(f"quantize = {quantize!r}: the PyTorch backend has float32 only; leave engine at auto")
     if threads is not None and threads not in range(1, 1025):
         problems.append(f"threads = {threads}: must be 1 to 1024")
     if problems:

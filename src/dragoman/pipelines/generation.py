@@ -98,9 +98,9 @@ class TextGenerator:
 
         Raises ModelFolderError, and UsageError where it is another kind of model.
         """
-        from dragoman.decoding.loader import load_searcher
+        from dragoman.decoding.loader import load_backend
 
-        backend, vocabulary, config = load_searcher(
+        backend, vocabulary, config = load_backend(
             path, "text", "is no language model", device, quantize, engine, threads
         )
         ends = config.data.kind == "text" and config.data.form != "stream"

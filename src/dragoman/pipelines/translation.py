@@ -140,16 +140,16 @@ class Translator:
     ) -> Translator:
         """The translator of a run folder or of one model folder in it.
 
-        engine: "fast" is the native engine for the CPU, which packs the model once and keeps the result beside it;
+        engine: "native" is the native engine for the CPU, which packs the model once and keeps the result beside it;
         "auto" takes it where it can run the model; `about` says what was taken.  On a CUDA device, "auto" lets the GPU
         repeat recorded steps.  quantize: the weights, "int8" (what "auto" takes on a CPU), "bf16" (what it takes on a
         GPU that has it) or "none" = float32, with the plain path's results; `score` is in float32 with "auto" too.
         threads: the engine's, by default all cores.  shortlist: only words that go with the source's, as `dragoman
         shortlist` learned them.  Raises ModelFolderError, and UsageError where what is asked for cannot be.
         """
-        from dragoman.decoding.loader import load_searcher  # here, so that translating does not load the trainer
+        from dragoman.decoding.loader import load_backend  # here, so that translating does not load the trainer
 
-        backend, tokenizer, config = load_searcher(
+        backend, tokenizer, config = load_backend(
             path, "parallel", "does not translate", device, quantize, engine, threads, shortlist
         )
         return cls(backend, tokenizer, config.search, config.data.max_tokens)
@@ -229,7 +229,7 @@ class Translator:
         self, before: Sequence[Part], part: Part, settings: SearchSettings
     ) -> Generator[Partial, None, Hypothesis]:
         done = [other.found[0].tokens for other in before]
-        watched = self.backend.live(part.ids, part.prefix, settings)
+        watched = self.backend.stream(part.ids, part.prefix, settings)
         while True:
             try:
                 path = next(watched)

@@ -73,7 +73,7 @@ class CudaGraphBackend(TorchBackend):
     """A model whose steps have fixed shapes: on a GPU they are recorded, elsewhere just done.
 
     What is longer than learned positions reach, what has a shortlist, and everything but the search is left to the
-    plain path.
+    PyTorch backend.
     """
 
     def __init__(self, model: Model, device: str | torch.device) -> None:

@@ -114,17 +114,17 @@ class NativeBackend(DecodingBackend):
         whole = np.frombuffer(weights, np.float32)
         return [whole[at:end].reshape(size) for (at, end), size in zip(itertools.pairwise(starts), sizes, strict=True)]
 
-    def live(self, source: Ids, prefix: Ids, settings: SearchSettings) -> TokenStream:
+    def stream(self, source: Ids, prefix: Ids, settings: SearchSettings) -> TokenStream:
         if settings.limit(len(source), len(prefix)) > self.engine.positions:
-            return self._far().live(source, prefix, settings)
+            return self._far().stream(source, prefix, settings)
         import torch
 
         from dragoman.decoding.pytorch.stepper import with_shortlist
-        from dragoman.decoding.pytorch.stream import search_live
+        from dragoman.decoding.pytorch.stream import stream_tokens
 
         src = torch.tensor([list(source)], dtype=torch.long)
         stepper = with_shortlist(self.shortlist, self._stepper(), [source], [prefix])
-        return search_live(stepper, src, settings, prefix or None)
+        return stream_tokens(stepper, src, settings, prefix or None)
 
     def _stepper(self) -> EngineStepper:
         from dragoman.decoding.native.stepper import EngineStepper  # here, so that a search needs no torch

@@ -1,4 +1,4 @@
-"""The plain path: batches of sentences through the model as PyTorch has it.
+"""The PyTorch backend: batches of sentences through the model as PyTorch has it.
 
 Letters: B sentences, T target length.
 """
@@ -20,7 +20,7 @@ from dragoman.decoding.backend import DecodingBackend, Ids
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.pytorch.generate import generate
 from dragoman.decoding.pytorch.stepper import ModelStepper, State, Stepper, with_shortlist
-from dragoman.decoding.pytorch.stream import TokenStream, search_live
+from dragoman.decoding.pytorch.stream import TokenStream, stream_tokens
 from dragoman.decoding.settings import SearchSettings
 from dragoman.decoding.shortlist import Shortlist
 from dragoman.errors import UsageError
@@ -44,7 +44,7 @@ class TorchBackend(DecodingBackend):
     def description(self) -> str:
         kind = str(next(self.model.parameters()).dtype).removeprefix("torch.")
         listed = f", {self.shortlist.description}" if self.shortlist else ""
-        return f"plain path, {kind}, {self.device}{listed}" + (f" ({self.why})" if self.why else "")
+        return f"PyTorch backend, {kind}, {self.device}{listed}" + (f" ({self.why})" if self.why else "")
 
     def search(
         self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int
@@ -53,10 +53,10 @@ class TorchBackend(DecodingBackend):
         with evaluating(self.model):
             return search_batches(stepper, sources, prefixes, settings, batch_tokens, self.device, self.shortlist)
 
-    def live(self, source: Ids, prefix: Ids, settings: SearchSettings) -> TokenStream:
+    def stream(self, source: Ids, prefix: Ids, settings: SearchSettings) -> TokenStream:
         src = torch.tensor([list(source)], dtype=torch.long, device=self.device)
         stepper = with_shortlist(self.shortlist, ModelStepper(self.model.eval()), [source], [prefix])
-        return search_live(stepper, src, settings, prefix or None)
+        return stream_tokens(stepper, src, settings, prefix or None)
 
     def align(self, pairs: Sequence[tuple[Ids, Ids]], batch_tokens: int) -> list[NDArray[np.float32]]:
         taps = [tap for name, tap in self.model.named_modules() if name.endswith("cross_attn.weights")]

@@ -23,7 +23,7 @@ from dragoman.decoding.request import SearchRequest
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError
 
-__all__ = ["PartialHypothesis", "TokenStream", "search_live"]
+__all__ = ["PartialHypothesis", "TokenStream", "stream_tokens"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ TokenStream = Generator[PartialHypothesis, None, tuple[Hypothesis, PartialHypoth
 """After each step the best hypothesis that goes on; in the end (its return value) the best of all and its path."""
 
 
-def search_live(
+def stream_tokens(
     stepper: Stepper[State], src: Tensor, settings: SearchSettings, prefix: Sequence[int] | None = None
 ) -> TokenStream:
     """What `generate` finds for src (1, S), step by step; prefix: ids that the target must start with.

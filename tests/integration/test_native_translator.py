@@ -1,7 +1,7 @@
-"""A translator on the native engine: what it takes, what it keeps beside the model, and that the PyTorch backend agrees.
+"""A translator on the native engine: accepted options, the packed model, and agreement with the PyTorch backend.
 
-The model is the golden one, whose weights are the same everywhere, and where tokens are compared the PyTorch backend works
-in float64: then what is found depends neither on the processor nor on the number of threads.
+The model is the golden one, whose weights are the same everywhere.  Where tokens are compared, the PyTorch backend runs
+in float64, so that the result depends neither on the processor nor on the number of threads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Without the native engine: no compiler, no vector instructions, a build that fails; the PyTorch backend does the work."""
+"""Without the native engine (no compiler, no vector instructions, a failed build) the PyTorch backend is used."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_with_a_compiler_there_are_two_builds_and_the_check_of_the_processor(sou
     assert {path.name.split(".")[0] for path in sources.rglob("*.so")} == {"_cpu", "_avx512", "_avx2"}
 
 
-# ------------------------------------------------------------------------------------------------------- the PyTorch backend
+# --------------------------------------------------------------------------------------------------- PyTorch backend
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""From a model folder to whatever translates it fastest here: the engine where it can, the PyTorch backend for all else.
+"""Load the fastest backend available for a model folder.
 
 A packed model is kept in the model folder as `packed/<precision>.bin`, with a `.json` that records everything it was
 made from (weights, architecture, vocabulary sizes, positions, version) and its own sha256.  It is made by the first

@@ -31,7 +31,7 @@ from dragoman.models.model_folder import read_config, wrong_model
 from dragoman.pages.page import web
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.translation import Translator
-from dragoman.serve.viewer import Event, Observed, continue_live, translate_live
+from dragoman.serve.viewer import Event, RecordingStepper, stream_continuation, stream_translation
 
 __all__ = ["Served", "TranslateRequest", "create_app", "listen", "load_served", "run"]
 
@@ -82,8 +82,8 @@ class Served:
         if ask.temperature > 0:
             settings["temperature"] = ask.temperature
         if isinstance(self.model, Translator):
-            return translate_live(self.model, ask.text, self.lock, **settings)
-        return continue_live(self.model, ask.text, self.lock, **settings)
+            return stream_translation(self.model, ask.text, self.lock, **settings)
+        return stream_continuation(self.model, ask.text, self.lock, **settings)
 
     def describe(self) -> dict[str, Any]:
         """What the page says of the model and needs to know; `attention` is null where there are no weights to show."""
@@ -103,11 +103,11 @@ class Served:
     def _attention_shape(self) -> tuple[int, int] | None:
         """Layers and heads, as one step shows them."""
         translates = isinstance(self.model, Translator)
-        observed = Observed(self.model.model, "cross_attn" if translates else "self_attn", self.lock)
+        observed = RecordingStepper(self.model.model, "cross_attn" if translates else "self_attn", self.lock)
         src = torch.tensor([[EOS]] if translates else [[]], dtype=torch.long, device=self.model.device)
         with torch.no_grad():
             observed.step(src.new_tensor([BOS]), observed.start(src, None, beams=1, max_len=1))
-        weights = observed.sights[0].weights
+        weights = observed.records[0].weights
         return None if weights is None else (weights.size(1), weights.size(2))
 
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dragoman.decoding.hypothesis import complete
+from dragoman.decoding.pytorch.stream import PartialHypothesis, TokenStream
 from dragoman.decoding.retry import (
+    StreamWithRetry,
     count_repeats,
     has_unusual_length,
     repeats_itself,
     retry_settings,
     search_with_retry,
-    stream_with_retry,
 )
 from dragoman.decoding.settings import SearchSettings
 
@@ -102,18 +104,21 @@ def test_a_second_result_is_kept_unless_it_repeats_itself_too(
         calls.append((list(indices), used))
         return [{0: FINE, 1: first if used == settings else second or [], 2: FINE}[index] for index in indices]
 
-    def stream(used: SearchSettings) -> Generator[str, None, list[int]]:
-        yield f"without {used.no_repeat_ngram}-grams"
-        return search([1], used)[0]
+    def stream(used: SearchSettings) -> TokenStream:
+        (tokens,) = search([1], used)
+        paths = [PartialHypothesis(tokens[:n], [0.0] * n, [0] * n, n) for n in range(1, len(tokens) + 1)]
+        yield from paths[:-1]
+        return complete(tokens, [0.0] * (len(tokens) + 1), 0.0, truncated=False), paths[-1]
 
     results = search_with_retry(search, [source] * 3, settings, lambda tokens: tokens)
     assert results == ([FINE, kept, FINE], [False, repeated, False])
     assert [indices for indices, _ in calls] == [[0, 1, 2], [1]][: 1 if second is None else 2]
 
-    events = stream_with_retry(stream, source, settings, lambda tokens: tokens)
-    seen = []
-    with pytest.raises(StopIteration) as end:
-        while True:
-            seen.append(next(events))
-    assert end.value.value == (kept, repeated)
-    assert seen == [f"without {n}-grams" for n in (no_repeat_ngram, 3)[: 1 if second is None else 2]]
+    watched = StreamWithRetry(stream, source, settings)
+    seen = [(watched.settings.no_repeat_ngram, path.tokens, last) for path, last in watched]
+    assert (watched.result.tokens, watched.repeated, watched.replaced) == (kept, repeated, repeated and kept == FINE)
+    searches = [(no_repeat_ngram, first), *([] if second is None else [(3, second)])]
+    assert seen == [(n, tokens[:i], i == len(tokens)) for n, tokens in searches for i in range(1, len(tokens) + 1)]
+
+    once = StreamWithRetry(stream, None, settings)
+    assert len(list(once)) == len(first) and once.result.tokens == first and not once.repeated

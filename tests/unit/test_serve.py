@@ -38,7 +38,7 @@ from dragoman.nn.record import record
 from dragoman.nn.taps import Tap
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.translation import Translator
-from dragoman.serve.app import HEADERS, MOST_BYTES, MOST_CHARACTERS, Served, create_app, listen, load_served
+from dragoman.serve.app import HEADERS, MAX_BYTES, MAX_CHARACTERS, ServedModel, create_app, listen, load_models
 from dragoman.serve.viewer import Event, stream_continuation, stream_translation
 from every_kind import TRANSLATORS, built, model_config
 from small_run import Cli
@@ -276,7 +276,7 @@ def test_linear_self_attention_has_no_weights_to_show() -> None:
     assert {token["attention"] for token in replayed(list(stream_continuation(generator, "one", max_tokens=3)))} == {
         None
     }
-    assert Served(generator, "decoder_only").describe()["attention"] is None
+    assert ServedModel(generator, "decoder_only").describe()["attention"] is None
 
 
 def test_two_texts_are_written_in_turn_by_one_model() -> None:
@@ -318,8 +318,8 @@ def test_only_one_hypothesis_can_be_watched() -> None:
 @pytest.fixture
 def client() -> TestClient:
     models = {
-        "tiny": Served(tiny_translator(), "transformer", ("en", "fr")),
-        "play": Served(tiny_generator(), "decoder_only"),
+        "tiny": ServedModel(tiny_translator(), "transformer", ("en", "fr")),
+        "play": ServedModel(tiny_generator(), "decoder_only"),
     }
     return TestClient(create_app(models))
 
@@ -361,7 +361,7 @@ def test_nothing_else_is_handed_out(client: TestClient, path: str) -> None:
 
 
 def test_names_of_models_are_no_structure() -> None:
-    page = TestClient(create_app({"<b>&x": Served(tiny_translator(), "transformer")})).get("/").text
+    page = TestClient(create_app({"<b>&x": ServedModel(tiny_translator(), "transformer")})).get("/").text
 
     assert "<option>&lt;b&gt;&amp;x</option>" in page and "<b>&x" not in page
 
@@ -374,8 +374,8 @@ def test_what_the_page_is_told_of_the_models(client: TestClient) -> None:
     assert tiny["attention"] == {"over": "source", "layers": 2, "heads": 2}
     assert play["attention"] == {"over": "before", "layers": 2, "heads": 3} and play["writes"] == "continuation"
     assert play["parameters"] == sum(p.numel() for p in tiny_generator().model.parameters())
-    assert known["limits"]["characters"] == MOST_CHARACTERS
-    assert Served(translator_of("rnn"), "rnn").describe()["attention"] is None
+    assert known["limits"]["characters"] == MAX_CHARACTERS
+    assert ServedModel(translator_of("rnn"), "rnn").describe()["attention"] is None
 
 
 def test_the_stream_is_the_translation(client: TestClient) -> None:
@@ -409,15 +409,15 @@ def test_the_stream_is_the_continuation(client: TestClient) -> None:
         ),
         (
             {"text": "one", "model": "tinny"},
-            [("model = 'tinny': no such model here (did you mean 'tiny'?)", "body.model", "one of: tiny, play")],
+            [("model = 'tinny': no such model (did you mean 'tiny'?)", "body.model", "one of: tiny, play")],
         ),
         (
             {"text": 5, "model": "tiny", "beam": 99, "temperature": -1, "sead": 1},
             [
                 ("text = 5", "body.text", "a text of at most 5,000 characters"),
-                ("beam = 99", "body.beam", "a whole number from 1 (greedy) to 16"),
-                ("temperature = -1", "body.temperature", "a number from 0 (nothing is drawn) to 2"),
-                ("no such setting: 'sead' (did you mean 'seed'?)", "body.sead", "text, model, beam, temperature, seed"),
+                ("beam = 99", "body.beam", "an integer from 1 (greedy) to 16"),
+                ("temperature = -1", "body.temperature", "a number from 0 (no sampling) to 2"),
+                ("unknown setting 'sead' (did you mean 'seed'?)", "body.sead", "text, model, beam, temperature, seed"),
             ],
         ),
     ],
@@ -434,10 +434,10 @@ def test_wrong_requests_are_told_everything_at_once(
 @pytest.mark.parametrize(
     ("body", "kind", "status", "told"),
     [
-        (b"{", "application/json", 422, "the body is no request"),
-        (b"[1]", "application/json", 422, "the body is no request"),
+        (b"{", "application/json", 422, "the body is not a valid request"),
+        (b"[1]", "application/json", 422, "the body is not a valid request"),
         (b'{"text": "one", "model": "tiny"}', "text/plain", 415, "content of type text/plain"),
-        (b" " * (MOST_BYTES + 1), "application/json", 413, "the request is too large"),
+        (b" " * (MAX_BYTES + 1), "application/json", 413, "the request is too large"),
     ],
 )
 def test_what_is_no_request_is_refused(client: TestClient, body: bytes, kind: str, status: int, told: str) -> None:
@@ -449,9 +449,9 @@ def test_what_is_no_request_is_refused(client: TestClient, body: bytes, kind: st
 
 
 def test_the_longest_text_fits_into_a_request() -> None:
-    longest = {"text": "😀" * MOST_CHARACTERS, "model": "m" * 100, "beam": 16, "temperature": 1.25, "seed": 4294967295}
+    longest = {"text": "😀" * MAX_CHARACTERS, "model": "m" * 100, "beam": 16, "temperature": 1.25, "seed": 4294967295}
 
-    assert len(json.dumps(longest)) <= MOST_BYTES
+    assert len(json.dumps(longest)) <= MAX_BYTES
 
 
 @pytest.mark.parametrize(
@@ -460,9 +460,9 @@ def test_the_longest_text_fits_into_a_request() -> None:
 def test_an_error_in_the_middle_is_told_in_the_stream(
     damage: Exception, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served = Served(tiny_translator(), "transformer")
+    served = ServedModel(tiny_translator(), "transformer")
     app = create_app({"tiny": served})
-    whole, steps = served.model.model.decode_hidden, []
+    whole, steps = served.pipeline.model.decode_hidden, []
 
     def breaks(tokens: Any, state: Any) -> Any:
         steps.append(state.length)
@@ -470,7 +470,7 @@ def test_an_error_in_the_middle_is_told_in_the_stream(
             raise damage
         return whole(tokens, state)
 
-    monkeypatch.setattr(served.model.model, "decode_hidden", breaks)
+    monkeypatch.setattr(served.pipeline.model, "decode_hidden", breaks)
     events = streamed(TestClient(app), model="tiny", text="one two", beam=1)
 
     assert [e["event"] for e in events] == ["start", "part", "tokens", "tokens", "error"]
@@ -479,8 +479,8 @@ def test_an_error_in_the_middle_is_told_in_the_stream(
 
 @pytest.mark.parametrize("version", ["2.3", "2.4"])
 def test_the_model_stops_when_nobody_listens(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    served = Served(copying_translator(says="▁six", max_extra=500), "copy")
-    app, model = create_app({"copy": served}), served.model.model
+    served = ServedModel(copying_translator(says="▁six", max_extra=500), "copy")
+    app, model = create_app({"copy": served}), served.pipeline.model
     whole, steps, sent = model.decode_hidden, [], []
 
     def counted(tokens: Any, state: Any) -> Any:
@@ -544,7 +544,7 @@ async def asked(app: Any, messages: list[dict[str, Any]]) -> list[dict[str, Any]
 
 def test_visitors_at_the_same_time_take_turns_and_get_what_each_alone_would() -> None:
     texts = ["one two three", "four", "five six"]
-    app = create_app({"tiny": Served(tiny_translator(), "transformer")})
+    app = create_app({"tiny": ServedModel(tiny_translator(), "transformer")})
     bodies = [json.dumps({"model": "tiny", "text": text, "beam": 2}).encode() for text in texts]
 
     async def all_at_once() -> list[list[dict[str, Any]]]:
@@ -559,7 +559,7 @@ def test_visitors_at_the_same_time_take_turns_and_get_what_each_alone_would() ->
 
 
 def test_a_visitor_who_leaves_in_the_middle_of_a_request_is_no_mistake_of_ours() -> None:
-    app = create_app({"tiny": Served(tiny_translator(), "transformer")})
+    app = create_app({"tiny": ServedModel(tiny_translator(), "transformer")})
     messages = [{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}]
 
     sent = asyncio.run(asked(app, messages))
@@ -577,7 +577,7 @@ def test_an_application_needs_a_model() -> None:
     with pytest.raises(UsageError, match="no models to serve"):
         create_app({})
     with pytest.raises(UsageError, match="no models to serve"):
-        load_served([])
+        load_models([])
 
 
 # ---------------------------------------------------------------------------------------------- the command's side
@@ -587,26 +587,26 @@ def test_models_go_by_the_shortest_names_that_differ(tmp_path: Path) -> None:
     for name in ("a/best", "b/best"):
         shutil.copytree(GOLDEN, tmp_path / name)
 
-    assert list(load_served([tmp_path / "a" / "best"])) == ["best"]
-    two = load_served([str(tmp_path / "a" / "best"), tmp_path / "b" / "best"])
+    assert list(load_models([tmp_path / "a" / "best"])) == ["best"]
+    two = load_models([str(tmp_path / "a" / "best"), tmp_path / "b" / "best"])
     assert list(two) == ["a/best", "b/best"]
-    assert isinstance(two["b/best"].model, Translator) and two["b/best"].architecture == "transformer"
+    assert isinstance(two["b/best"].pipeline, Translator) and two["b/best"].architecture == "transformer"
     with pytest.raises(UsageError, match="named twice"):
-        load_served([tmp_path / "a" / "best", tmp_path / "b" / ".." / "a" / "best"])
+        load_models([tmp_path / "a" / "best", tmp_path / "b" / ".." / "a" / "best"])
 
 
 def test_a_model_that_writes_no_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     config = SimpleNamespace(data=SimpleNamespace(kind="tagged"), model=SimpleNamespace(architecture="encoder_only"))
     monkeypatch.setattr("dragoman.serve.app.read_config", lambda path: config)
 
-    with pytest.raises(UsageError, match=r"writes no text.*dragoman label"):
-        Served.load("runs/tags")
+    with pytest.raises(UsageError, match=r"generates no text.*dragoman label"):
+        ServedModel.load("runs/tags")
 
 
 def test_a_port_that_is_taken_and_a_host_that_is_not_here() -> None:
     with listen("127.0.0.1", 0) as door:
         port = door.getsockname()[1]
-        with pytest.raises(DragomanError, match=rf"127.0.0.1:{port} cannot be had .*--port"):
+        with pytest.raises(DragomanError, match=rf"cannot listen on 127.0.0.1:{port} .*--port"):
             listen("127.0.0.1", port)
     with pytest.raises(UsageError, match=r"--host 1.2.3.4.5: no such address.*0\.0\.0\.0"):
         listen("1.2.3.4.5", 8000)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.settings import SearchSettings
 
+if TYPE_CHECKING:
+    from dragoman.decoding.pytorch.stream import PartialHypothesis, TokenStream
+
 __all__ = [
+    "StreamWithRetry",
     "count_repeats",
     "has_unusual_length",
     "repeats_itself",
     "retry_settings",
     "search_with_retry",
-    "stream_with_retry",
 ]
 
 MIN_REPEATS = 4
@@ -24,7 +28,6 @@ MAX_LENGTH_RATIO = 3.0
 MIN_JUDGED_LENGTH = 10
 
 Ids = Sequence[int]
-Event = TypeVar("Event")
 Result = TypeVar("Result")
 
 
@@ -87,17 +90,41 @@ def search_with_retry(
     return results, repeated
 
 
-def stream_with_retry(
-    search: Callable[[SearchSettings], Generator[Event, None, Result]],
-    source: Ids,
-    settings: SearchSettings,
-    tokens: Callable[[Result], Ids],
-) -> Generator[Event, None, tuple[Result, bool]]:
-    """Do the same as `search_with_retry` for one source and a search that yields events and returns its result."""
-    result = yield from search(settings)
-    repeated, second = repeats_itself(source[:-1], tokens(result)), retry_settings(settings)
-    if repeated and second is not None:
-        other = yield from search(second)
-        if not repeats_itself(source[:-1], tokens(other)):
-            result = other
-    return result, repeated
+class StreamWithRetry:
+    """`search_with_retry` of one source, step by step.
+
+    Iterating yields pairs of a partial hypothesis and whether it is the last of its search; `settings` are those of the
+    current search.  Afterwards, `result` is the hypothesis that is kept, `repeated` whether the first one repeated
+    itself, and `replaced` whether the second one is kept.
+
+    search: starts a search.  source: token ids, the end of sentence included; None = no second search.
+    """
+
+    def __init__(
+        self, search: Callable[[SearchSettings], TokenStream], source: Ids | None, settings: SearchSettings
+    ) -> None:
+        self._search, self._source, self.settings = search, source, settings
+        self.repeated = self.replaced = False
+
+    def __iter__(self) -> Iterator[tuple[PartialHypothesis, bool]]:
+        self.result = yield from self._steps()
+        self.repeated, second = self._repeats(self.result), retry_settings(self.settings)
+        if self.repeated and second is not None:
+            self.settings = second
+            result = yield from self._steps()
+            self.replaced = not self._repeats(result)
+            self.result = result if self.replaced else self.result
+
+    def _steps(self) -> Generator[tuple[PartialHypothesis, bool], None, Hypothesis]:
+        stream = self._search(self.settings)
+        while True:
+            try:
+                step = next(stream)
+            except StopIteration as stop:
+                result: Hypothesis = stop.value[0]
+                yield stop.value[1], True
+                return result
+            yield step, False
+
+    def _repeats(self, hypothesis: Hypothesis) -> bool:
+        return self._source is not None and repeats_itself(self._source[:-1], hypothesis.tokens)

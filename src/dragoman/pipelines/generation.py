@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.settings import SearchSettings
-from dragoman.pipelines.pipeline import Pipeline, PipelineOutput, check_positive, check_text, stream_windows
+from dragoman.pipelines.pipeline import Pipeline, check_positive, check_text, stream_windows
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +25,7 @@ _PROMPTS_PER_BATCH = 32
 
 
 @dataclass(frozen=True)
-class Continuation(PipelineOutput):
+class Continuation:
     """text: the prompt and its continuation.  ended: the model generated the end of the text before `max_tokens`.
 
     log_prob: sum of natural log-probabilities, those of the prompt included, in the precision of the search (int8 by
@@ -36,6 +36,8 @@ class Continuation(PipelineOutput):
     text: str
     log_prob: float
     ended: bool
+
+    to_json = asdict
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class TextGenerator(Pipeline):
     or were one stream.
     """
 
-    _kind, _lack = "text", "is no language model"
+    _kind, _lack = "text", "is not a language model"
 
     def __init__(
         self,
@@ -76,9 +78,7 @@ class TextGenerator(Pipeline):
         ends: bool,
         device: str | torch.device = "cpu",
     ) -> None:
-        super().__init__(model, device)
-        self.tokenizer = tokenizer
-        self.settings = SearchSettings(sample=True, beam=1)
+        super().__init__(model, tokenizer, SearchSettings(sample=True, beam=1), device)
         self.max_tokens = max_tokens
         self.ends = ends
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -21,13 +21,13 @@ from dragoman.data.tokenizer import Tokenizer
 from dragoman.models.seq2seq import Model, Network
 from dragoman.models.vision import patches
 from dragoman.nn.modes import evaluating
-from dragoman.pipelines.pipeline import Pipeline, PipelineOutput, check_positive, check_text, stream_windows, words_of
+from dragoman.pipelines.pipeline import Pipeline, check_positive, check_text, stream_windows, words_of
 
 __all__ = ["Labelled", "Labeller"]
 
 
 @dataclass(frozen=True)
-class Labelled(PipelineOutput):
+class Labelled:
     """labels: one per word of `words`; a single one for a text or an image, whose `words` are empty.
 
     probabilities: one per label.
@@ -36,6 +36,8 @@ class Labelled(PipelineOutput):
     words: tuple[str, ...]
     labels: tuple[str, ...]
     probabilities: tuple[float, ...]
+
+    to_json = asdict
 
     @property
     def label(self) -> str:
@@ -56,7 +58,8 @@ class Labeller(Pipeline):
     def __init__(
         self, network: Network, vocabulary: LabelVocabulary, config: Config, device: str | torch.device = "cpu"
     ) -> None:
-        super().__init__(cast(Model, network), device)  # no decoder: the backend only holds the network
+        # The network has no decoder, so that its backend cannot search; images have no tokenizer.
+        super().__init__(cast(Model, network), cast(Tokenizer, vocabulary.tokenizer), device=device)
         self.vocabulary = vocabulary
         self.config = config
 
@@ -64,13 +67,13 @@ class Labeller(Pipeline):
     def load(cls, path: str | Path, device: str | torch.device = "cpu") -> Self:  # type: ignore[override]
         """Load a run folder or a model folder; labelling always runs on the PyTorch backend.
 
-        Raises ModelFolderError, and UsageError for a model that gives no labels.
+        Raises ModelFolderError, and UsageError for a model that does not predict labels.
         """
         from dragoman.models.model_folder import load_network, wrong_model
 
         network, vocabulary, config = load_network(path)
         if not isinstance(vocabulary, LabelVocabulary):
-            raise wrong_model(path, config, "gives no labels")
+            raise wrong_model(path, config, "does not predict labels")
         return cls(network, vocabulary, config, device)
 
     def label(self, inputs: Iterable[Any], *, batch_tokens: int = 4000) -> list[Labelled]:
@@ -90,7 +93,7 @@ class Labeller(Pipeline):
 
     def _words(self, sentences: Sequence[Any], batch_tokens: int) -> list[Labelled]:
         words = [words_of(sentence, f"sentence {number}") for number, sentence in enumerate(sentences, start=1)]
-        rows = [tagged_row([self._tokenizer.encode_word(word) for word in some], [1] * len(some)) for some in words]
+        rows = [tagged_row([self.tokenizer.encode_word(word) for word in some], [1] * len(some)) for some in words]
         probs = self._probs([ids for ids, _ in rows], batch_tokens)
         first = [torch.tensor(marks).nonzero().squeeze(1) for _, marks in rows]  # the first subword of each word
         return [self._labelled(some, p[at]) for some, p, at in zip(words, probs, first, strict=True)]
@@ -99,7 +102,7 @@ class Labeller(Pipeline):
         assert isinstance(self.config.model, EncoderOnlyConfig)
         for number, text in enumerate(texts, start=1):
             check_text(text, f"text {number}")
-        pooling, encode = self.config.model.pooling, self._tokenizer.encode_source
+        pooling, encode = self.config.model.pooling, self.tokenizer.encode_source
         sources = [text_source(encode(text.replace("\n", " ").strip()), pooling) for text in texts]
         return [self._labelled((), probs) for probs in self._probs(sources, batch_tokens)]
 
@@ -111,11 +114,6 @@ class Labeller(Pipeline):
             probs = self._run(patches(batch, self.config.model.patch).contiguous(), None)
             results += [self._labelled((), row) for row in probs]
         return results
-
-    @property
-    def _tokenizer(self) -> Tokenizer:
-        assert self.vocabulary.tokenizer is not None
-        return self.vocabulary.tokenizer
 
     def _probs(self, sources: list[list[int]], batch_tokens: int) -> list[Tensor]:
         """Return probabilities (T, labels) per source; T = 1 if a text has one label."""

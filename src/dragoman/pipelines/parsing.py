@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from dragoman.data.readers.trees import Tree, delinearize, penn_word
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.decoding.settings import SearchSettings
 from dragoman.pipelines.pipeline import Pipeline, stream_windows, words_of
-
-if TYPE_CHECKING:
-    import torch
-
-    from dragoman.config import Config
-    from dragoman.decoding.backend import DecodingBackend
-    from dragoman.models.seq2seq import Model
 
 __all__ = ["Parse", "Parser"]
 
@@ -33,22 +25,7 @@ class Parse(NamedTuple):
 class Parser(Pipeline):
     """A model that generates linearized trees: `Parser.load("runs/parsing").parse(["A dog runs ."])`."""
 
-    _kind, _lack = "trees", "writes no trees"
-
-    def __init__(
-        self,
-        model: Model | DecodingBackend,
-        tokenizer: Tokenizer,
-        search: Any = SearchSettings(),  # noqa: B008 (frozen)
-        device: str | torch.device = "cpu",
-    ) -> None:
-        super().__init__(model, device)
-        self.tokenizer = tokenizer
-        self.settings = SearchSettings.of(search)
-
-    @classmethod
-    def _build(cls, backend: DecodingBackend, tokenizer: Tokenizer, config: Config) -> Self:
-        return cls(backend, tokenizer, config.search)
+    _kind, _lack = "trees", "does not generate trees"
 
     def parse(self, sentences: Iterable[str | Sequence[str]], **overrides: Any) -> list[Parse]:
         """Return one tree per sentence, in order; a sentence is a list of words, or words separated by spaces.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 from dragoman.decoding.backend import DecodingBackend, torch_backend, torch_backend_of
+from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError, clip
 from dragoman.io.lines import has_half_pair
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dragoman.decoding.loader import EngineChoice, Quantize
     from dragoman.models.seq2seq import Model
 
-__all__ = ["Pipeline", "PipelineOutput", "check_positive", "check_sequence", "check_text", "stream_windows", "words_of"]
+__all__ = ["Pipeline", "check_positive", "check_sequence", "check_text", "stream_windows", "words_of"]
 
 _WINDOW_CHARACTERS = 2_000_000
 
@@ -28,27 +28,26 @@ Item = TypeVar("Item")
 Output = TypeVar("Output")
 
 
-@dataclass(frozen=True)
-class PipelineOutput:
-    """Base class of the results of pipelines."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as plain lists and dictionaries."""
-        return asdict(self)
-
-
 class Pipeline:
     """Base class of `Translator`, `TextGenerator`, `Parser` and `Labeller`: one output per input, in order.
 
-    model: a PyTorch model, or a backend.
+    model: a PyTorch model, or a backend.  search: any object with the attributes of `SearchSettings`.
     """
 
     _kind: ClassVar[Literal["parallel", "text", "trees"]]
     _lack: ClassVar[str]
     """Why a model of another kind is refused."""
 
-    def __init__(self, model: Model | DecodingBackend, device: str | torch.device = "cpu") -> None:
+    def __init__(
+        self,
+        model: Model | DecodingBackend,
+        tokenizer: Tokenizer,
+        search: Any = SearchSettings(),  # noqa: B008 (frozen)
+        device: str | torch.device = "cpu",
+    ) -> None:
         self.backend = model if isinstance(model, DecodingBackend) else torch_backend(model, device)
+        self.tokenizer = tokenizer
+        self.settings = SearchSettings.of(search)
 
     @classmethod
     def load(
@@ -80,7 +79,7 @@ class Pipeline:
 
     @classmethod
     def _build(cls, backend: DecodingBackend, tokenizer: Tokenizer, config: Config) -> Self:
-        raise NotImplementedError
+        return cls(backend, tokenizer, config.search)
 
     @property
     def description(self) -> str:

@@ -7,24 +7,17 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from dragoman.data.segment import join_parts, split_text
 from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.decoding.hypothesis import Hypothesis
-from dragoman.decoding.retry import has_unusual_length, search_with_retry, stream_with_retry
+from dragoman.decoding.retry import StreamWithRetry, has_unusual_length, search_with_retry
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError, clip
-from dragoman.pipelines.pipeline import (
-    Pipeline,
-    PipelineOutput,
-    check_positive,
-    check_sequence,
-    check_text,
-    stream_windows,
-)
+from dragoman.pipelines.pipeline import Pipeline, check_positive, check_sequence, check_text, stream_windows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,6 +26,7 @@ if TYPE_CHECKING:
 
     from dragoman.config import Config
     from dragoman.decoding.backend import DecodingBackend
+    from dragoman.decoding.pytorch.stream import PartialHypothesis
     from dragoman.models.seq2seq import Model
 
 __all__ = ["Alignment", "Alternative", "PartialTranslation", "TargetScore", "Translation", "Translator"]
@@ -48,7 +42,7 @@ class Alternative:
 
 
 @dataclass(frozen=True)
-class Translation(PipelineOutput):
+class Translation:
     """One translated line.
 
     log_prob: sum of natural log-probabilities, ends of sentence included, in the precision of the search (int8 by
@@ -68,6 +62,8 @@ class Translation(PipelineOutput):
     token_log_probs: list[float]
     flags: tuple[str, ...]
     nbest: list[Alternative]
+
+    to_json = asdict
 
 
 @dataclass(frozen=True)
@@ -126,9 +122,7 @@ class Translator(Pipeline):
     ) -> None:
         if max_source < 2:
             raise UsageError(f"max_source = {max_source}; accepted: at least 2 (one token and the end of sentence)")
-        super().__init__(model, device)
-        self.tokenizer = tokenizer
-        self.settings = SearchSettings.of(search)
+        super().__init__(model, tokenizer, search, device)
         self.max_source = max_source
 
     @classmethod
@@ -178,29 +172,25 @@ class Translator(Pipeline):
         """
         settings = SearchSettings.of(self.settings, **{"nbest": 1, **overrides})
         parts = self.split(text, prefix)
-        for index, part in enumerate(parts):
-            search = functools.partial(self._stream_part, parts[:index], part)
-            first, part.repeated = yield from stream_with_retry(search, part.ids, settings, lambda found: found.tokens)
-            part.found = [first]
+        targets: list[str] = []
+        for part in parts:
+            search = StreamWithRetry(functools.partial(self.backend.stream, part.ids, part.prefix), part.ids, settings)
+            for step, last in search:
+                if not last:
+                    yield self._partial(parts, targets, step)
+            part.found, part.repeated = [search.result], search.repeated
+            targets.append(self._decode(search.result.tokens))
         complete = self.join(text, parts).text
         yield PartialTranslation(complete, complete)
 
-    def _stream_part(
-        self, before: Sequence[Part], part: Part, settings: SearchSettings
-    ) -> Generator[PartialTranslation, None, Hypothesis]:
-        sources = [other.text for other in [*before, part]]
-        targets = [_one_line(self.tokenizer.decode_target(other.found[0].tokens)) for other in before]
-        steps = self.backend.stream(part.ids, part.prefix, settings)
-        while True:
-            try:
-                step = next(steps)
-            except StopIteration as stop:
-                hypothesis: Hypothesis = stop.value[0]
-                return hypothesis
-            best, stable = (
-                _one_line(self.tokenizer.decode_target(step.tokens[:count])) for count in (None, step.stable)
-            )
-            yield PartialTranslation(join_parts(sources, [*targets, best]), join_parts(sources, [*targets, stable]))
+    def _partial(self, parts: Sequence[Part], targets: Sequence[str], step: PartialHypothesis) -> PartialTranslation:
+        """targets: the translations of the parts before the one at hand."""
+        sources = [part.text for part in parts[: len(targets) + 1]]
+        text, stable = self._decode(step.tokens), self._decode(step.tokens[: step.stable])
+        return PartialTranslation(join_parts(sources, [*targets, text]), join_parts(sources, [*targets, stable]))
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return _one_line(self.tokenizer.decode_target(ids))
 
     def score(self, sources: Sequence[str], targets: Sequence[str], *, batch_tokens: int = 4000) -> list[TargetScore]:
         """Return the log-probability of each target given its source; no text is split or truncated.
@@ -293,9 +283,8 @@ class Translator(Pipeline):
         )
 
     def _alternative(self, parts: Sequence[Part], hypotheses: Sequence[Hypothesis]) -> Alternative:
-        texts = [_one_line(self.tokenizer.decode_target(hypothesis.tokens)) for hypothesis in hypotheses]
         return Alternative(
-            join_parts([part.text for part in parts], texts),
+            join_parts([part.text for part in parts], [self._decode(hypothesis.tokens) for hypothesis in hypotheses]),
             sum(hypothesis.score for hypothesis in hypotheses),
             sum(hypothesis.log_prob for hypothesis in hypotheses),
         )
@@ -322,14 +311,13 @@ def _one_line(text: str) -> str:
 
 
 def _with_prefixes(lines: Iterable[str], prefix: str | Sequence[str] | None) -> Iterator[tuple[str, str]]:
-    shared = prefix or ""
-    if isinstance(shared, str):
-        yield from ((check_text(line, f"line {i}", allow_surrogates=True), shared) for i, line in enumerate(lines, 1))
-        return
-    if not isinstance(prefix, Sequence):
+    prefixes = prefix or ""
+    if not isinstance(prefixes, Sequence):
         raise UsageError(f"prefix = {prefix!r:.40}; accepted: one text for all lines, or a list with one per line")
-    for number, (line, own) in enumerate(itertools.zip_longest(lines, prefix)):
-        if line is None or own is None:
-            count = f"{number} lines" if line is None else "more lines"
-            raise UsageError(f"{len(prefix)} prefixes but {count}; give one prefix per line, '' for none")
-        yield check_text(line, f"line {number + 1}", allow_surrogates=True), own
+    shared = isinstance(prefixes, str)
+    pairs: Iterable[tuple[str, Any]] = ((line, prefixes) for line in lines) if shared else itertools.zip_longest(lines, prefixes)
+    for number, (line, own) in enumerate(pairs, start=1):
+        if not shared and None in (line, own):
+            count = f"{number - 1} lines" if line is None else "more lines"
+            raise UsageError(f"{len(prefixes)} prefixes but {count}; give one prefix per line, '' for none")
+        yield check_text(line, f"line {number}", allow_surrogates=True), own

@@ -16,22 +16,23 @@ Letters: K rows of the search, L layers, H heads, S attended positions, V vocabu
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dragoman.data.tokenizer import Tokenizer
-from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.pytorch.stepper import ModelStepper
 from dragoman.decoding.pytorch.stream import PartialHypothesis, stream_tokens
-from dragoman.decoding.retry import stream_with_retry
+from dragoman.decoding.retry import StreamWithRetry
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError
+from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.seq2seq import Model
 from dragoman.nn.record import Recording, record, tap_names
 from dragoman.nn.state import DecodeState
@@ -44,7 +45,6 @@ __all__ = ["Event", "RecordingStepper", "stream_continuation", "stream_translati
 Event = dict[str, Any]
 
 _ALTERNATIVES = 5
-_NOTHING = PartialHypothesis([], [], [], stable=0)
 
 
 @dataclass(frozen=True)
@@ -57,18 +57,14 @@ class StepRecord:
 
 
 class RecordingStepper:
-    """A stepper that keeps a `StepRecord` of each step.
+    """A stepper that keeps a `StepRecord` of each step of its last search.
 
-    attention: which attention is recorded, if the model has it.  lock: held while the model computes, because
-    recordings from two threads would mix.  It is free between steps, so that several searches can alternate.
+    It records the weights of cross-attention, or of self-attention in a language model.  lock: held while the model
+    computes, because recordings from two threads would mix; free between steps, so that several searches can alternate.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        attention: Literal["cross_attn", "self_attn"],
-        lock: AbstractContextManager[Any] | None = None,
-    ) -> None:
+    def __init__(self, model: Model, lock: AbstractContextManager[Any] | None = None) -> None:
+        attention = "self_attn" if isinstance(model, DecoderOnly) else "cross_attn"
         self.model = model.eval()
         self.inner = ModelStepper(model)
         self.lock = lock or nullcontext()
@@ -76,6 +72,7 @@ class RecordingStepper:
         self.records: list[StepRecord] = []
 
     def start(self, src: Tensor, src_mask: Tensor | None, beams: int, max_len: int) -> DecodeState:
+        self.records = []
         with self.lock:
             return self.inner.start(src, src_mask, beams, max_len)
 
@@ -107,16 +104,15 @@ def stream_translation(
     """
     settings = SearchSettings.of(translator.settings, **{"nbest": 1, **overrides})
     started = time.perf_counter()
-    stepper = RecordingStepper(translator.model, "cross_attn", lock)
+    stepper = RecordingStepper(translator.model, lock)
     parts = translator.split(text)
     yield {"event": "start", "parts": len(parts)}
     for index, part in enumerate(parts):
         yield {"event": "part", "part": index, "source": [translator.tokenizer.source_piece(i) for i in part.ids]}
-        search = _Search(stepper, torch.tensor([part.ids], device=translator.device), translator.tokenizer, index)
-        kept, part.repeated = yield from stream_with_retry(search.run, part.ids, settings, lambda found: found.tokens)
-        if kept is not search.results[-1]:  # the second search did no better: show the first result again
-            yield search.first_result
-        part.found = [kept]
+        src = torch.tensor([part.ids], device=translator.device)
+        search = StreamWithRetry(functools.partial(stream_tokens, stepper, src), part.ids, settings)
+        yield from _search_events(search, stepper, translator.tokenizer, index)
+        part.found, part.repeated = [search.result], search.repeated
     joined = translator.join(text, parts)
     yield _done(joined.text, joined.score, joined.log_prob, joined.flags, started)
 
@@ -136,7 +132,7 @@ def stream_continuation(
     """
     resolved = generator.search_settings(max_tokens, **settings)
     started = time.perf_counter()
-    stepper = RecordingStepper(generator.model, "self_attn", lock)
+    stepper = RecordingStepper(generator.model, lock)
     prefix = generator.tokenizer.encode_target(prompt)[:-1]
     if len(prefix) > generator.max_tokens:
         raise UsageError(
@@ -146,9 +142,10 @@ def stream_continuation(
     yield {"event": "start", "parts": 1}
     yield {"event": "part", "part": 0, "source": []}
     src = torch.zeros(1, 0, dtype=torch.long, device=generator.device)
-    found = yield from _Search(stepper, src, generator.tokenizer, 0, prefix).run(resolved)
-    text = generator.continuation(prompt, prefix, found).text
-    yield _done(text, None, found.log_prob, ("truncated",) if found.truncated else (), started)
+    search = StreamWithRetry(lambda used: stream_tokens(stepper, src, used, prefix or None), None, resolved)
+    yield from _search_events(search, stepper, generator.tokenizer, 0, len(prefix))
+    continuation = generator.continuation(prompt, prefix, search.result)
+    yield _done(continuation.text, None, continuation.log_prob, () if continuation.ended else ("truncated",), started)
 
 
 def _done(text: str, score: float | None, log_prob: float, flags: Sequence[str], started: float) -> Event:
@@ -158,59 +155,42 @@ def _done(text: str, score: float | None, log_prob: float, flags: Sequence[str],
     }  # fmt: skip
 
 
-class _Search:
-    """The first and perhaps the second search of one part, as events."""
+def _search_events(
+    search: StreamWithRetry, stepper: RecordingStepper, tokenizer: Tokenizer, part: int, given: int = 0
+) -> Iterator[Event]:
+    """Yield the events of the search of one part; given: how many of its tokens belong to the prompt."""
 
-    def __init__(
-        self, stepper: RecordingStepper, src: Tensor, tokenizer: Tokenizer, part: int, prefix: Sequence[int] = ()
-    ) -> None:
-        self.stepper, self.src, self.tokenizer, self.part, self.prefix = stepper, src, tokenizer, part, prefix
-        self.results: list[Hypothesis] = []
-        self.shown = _NOTHING
+    def event(hypothesis: PartialHypothesis, records: list[StepRecord], first: int, settled: bool) -> Event:
+        indices = range(first, len(hypothesis.tokens))
+        tokens = [_token(tokenizer, hypothesis, i, records[i]) | {"given": i < given} for i in indices]
+        text = tokenizer.decode_target(hypothesis.tokens)
+        return {"event": "tokens", "part": part, "from": first, "tokens": tokens, "settled": settled, "text": text}
 
-    def run(self, settings: SearchSettings) -> Generator[Event, None, Hypothesis]:
-        if self.results:
-            self.first_result = self._tokens(self.shown, 0, True)  # while its records are there
-            yield {"event": "again", "part": self.part}
-        self.stepper.records = []
-        self.shown = _NOTHING
-        steps = stream_tokens(self.stepper, self.src, settings, self.prefix or None)
-        found: Hypothesis | None = None
-        settled = settings.sample or settings.beam == 1
-        while found is None:
-            try:
-                hypothesis = next(steps)
-            except StopIteration as stop:
-                found, hypothesis = stop.value
-                settled = True
-            unchanged = _common(self.shown.tokens, hypothesis.tokens)
-            self.shown = hypothesis
-            yield self._tokens(hypothesis, unchanged, settled)
-        self.results.append(found)
-        return found
+    results: list[tuple[PartialHypothesis, list[StepRecord]]] = []
+    shown: list[int] = []
+    for hypothesis, last in search:
+        if results and not shown:
+            yield {"event": "again", "part": part}
+        settled = last or search.settings.sample or search.settings.beam == 1
+        yield event(hypothesis, stepper.records, _common(shown, hypothesis.tokens), settled)
+        shown = hypothesis.tokens
+        if last:
+            results.append((hypothesis, stepper.records))
+            shown = []
+    if len(results) > 1 and not search.replaced:
+        yield event(*results[0], 0, True)
 
-    def _tokens(self, hypothesis: PartialHypothesis, first: int, settled: bool) -> Event:
-        """Return the event with the tokens from index `first`."""
-        return {
-            "event": "tokens",
-            "part": self.part,
-            "from": first,
-            "tokens": [self._token(hypothesis, index) for index in range(first, len(hypothesis.tokens))],
-            "settled": settled,
-            "text": self.tokenizer.decode_target(hypothesis.tokens),
-        }
 
-    def _token(self, hypothesis: PartialHypothesis, index: int) -> Event:
-        token, row, step = hypothesis.tokens[index], hypothesis.rows[index], self.stepper.records[index]
-        top, piece = step.tokens[row].tolist(), self.tokenizer.target_piece
-        return {
-            "piece": piece(token),
-            "log_prob": hypothesis.token_log_probs[index],
-            "rank": top.index(token) + 1 if token in top else None,
-            "given": index < len(self.prefix),
-            "alternatives": [[piece(i), p] for i, p in zip(top, step.log_probs[row].tolist(), strict=True)],
-            "attention": None if step.weights is None else packed(step.weights[row]),
-        }
+def _token(tokenizer: Tokenizer, hypothesis: PartialHypothesis, index: int, step: StepRecord) -> Event:
+    token, row, piece = hypothesis.tokens[index], hypothesis.rows[index], tokenizer.target_piece
+    top = step.tokens[row].tolist()
+    return {
+        "piece": piece(token),
+        "log_prob": hypothesis.token_log_probs[index],
+        "rank": top.index(token) + 1 if token in top else None,
+        "alternatives": [[piece(i), p] for i, p in zip(top, step.log_probs[row].tolist(), strict=True)],
+        "attention": None if step.weights is None else packed(step.weights[row]),
+    }
 
 
 def _common(shown: Sequence[int], tokens: Sequence[int]) -> int:

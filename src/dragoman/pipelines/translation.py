@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dragoman.data.segment import join_parts, split_text
 from dragoman.data.tokenizer import EOS, Tokenizer
-from dragoman.decoding.backend import DecodingBackend, torch_backend, torch_backend_of
+from dragoman.decoding.backend import DecodingBackend
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.retry import length_is_off, loops, without_loops
 from dragoman.decoding.settings import SearchSettings
@@ -122,7 +122,11 @@ class Translator:
     ) -> None:
         if max_source < 2:
             raise UsageError(f"max_source = {max_source}: must be at least 2, a token and the end of sentence")
-        self.backend = model if isinstance(model, DecodingBackend) else torch_backend(model, device)
+        if not isinstance(model, DecodingBackend):
+            from dragoman.decoding.pytorch.backend import TorchBackend  # here, so that the engine works without torch
+
+            model = TorchBackend(model, device)
+        self.backend: DecodingBackend = model
         self.tokenizer = tokenizer
         self.settings = SearchSettings.of(search)
         self.max_source = max_source
@@ -130,7 +134,7 @@ class Translator:
     @classmethod
     def load(
         cls,
-        path: str | Path,
+        path: str | Path | Sequence[str | Path],
         device: str | torch.device = "cpu",
         *,
         quantize: Quantize = "auto",
@@ -165,7 +169,10 @@ class Translator:
 
         Whoever asks for it means to look into it or to change it: from then on it does the work, not the engine.
         """
-        self.backend = plain = torch_backend_of(self.backend)
+        from dragoman.decoding.pytorch.backend import TorchBackend
+
+        self.backend = plain = self.backend.to_torch()
+        assert isinstance(plain, TorchBackend)
         return plain.model
 
     @property

@@ -226,12 +226,8 @@ def test_an_ensemble_is_the_mean_of_the_probabilities() -> None:
     models: list[Model] = [tiny_transformer(6, seed=seed, contrast=2.0) for seed in (1, 2, 3)]
     src, mask = padded(SOURCES)
 
-    found = generate(
-        EnsembleStepper([ModelStepper(model) for model in models]),
-        src,
-        mask,
-        SearchSettings(beam=3, nbest=2, max_extra=2),
-    )
+    stepper = EnsembleStepper([ModelStepper(model) for model in models])
+    found = generate(stepper, src, mask, SearchSettings(beam=3, nbest=2, max_extra=2))
 
     for source, hypotheses in zip(SOURCES, found, strict=True):
         for hypothesis in hypotheses:

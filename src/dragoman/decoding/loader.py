@@ -1,8 +1,8 @@
 """Load the fastest backend available for a model folder.
 
-The native engine reads packed weights, kept in the model folder as `packed/<precision>.bin` beside a `.json` with
-everything they were made from (weights, architecture, vocabulary sizes, positions, version) and their sha256.  The first
-process that loads the model packs it; it is packed again after any of these has changed.
+The native engine reads packed weights: `packed/<precision>.bin` in the model folder, beside a `.json` with everything
+they were made from (weights, architecture, vocabulary sizes, positions, version) and their sha256.  The first process
+that loads the model packs it; it is packed again after any of these has changed.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class Processor(Protocol):
     """A rule that disallows tokens."""
 
     def restrict(self, allowed: Tensor, tokens: Tensor, sentences: Tensor) -> None:
-        """Set entries of allowed (N, V) to False; tokens: (N, T) so far, sentences: (N,) index of each row's sentence."""
+        """Set entries of allowed (N, V) to False.  tokens: (N, T) so far.  sentences: (N,) the sentence of each row."""
 
 
 class NeverTokens:
@@ -60,7 +60,7 @@ class NoRepeatNgram:
 
 
 class ForcedPrefix:
-    """Allow only the next token of each sentence's prefix; must be the last processor, because it also allows tokens."""
+    """Allow only the next token of each sentence's prefix.  It comes last, because it also allows tokens."""
 
     def __init__(self, prefixes: Sequence[Sequence[int]]) -> None:
         for index, prefix in enumerate(prefixes, start=1):
@@ -80,7 +80,7 @@ class ForcedPrefix:
 
 
 def allowed_tokens(processors: Sequence[Processor], possible: Tensor, tokens: Tensor, sentences: Tensor) -> Tensor:
-    """Apply processors to possible (N, V), True = allowed; a row without any allowed token allows the end of sentence."""
+    """Apply the processors to possible (N, V), True = allowed; rows without any other token allow the end of sentence."""
     allowed = possible.clone()
     for processor in processors:
         processor.restrict(allowed, tokens, sentences)

@@ -49,9 +49,8 @@ class SearchSettings:
         problems = []
         for field in dataclasses.fields(self):
             value, integer = getattr(self, field.name), field.type == "int"
-            valid = isinstance(value, Integral if integer else Real) and not isinstance(
-                value, bool
-            )  # bool is an Integral
+            # bool is a subclass of int
+            valid = isinstance(value, Integral if integer else Real) and not isinstance(value, bool)
             if field.type != "bool" and not valid:
                 problems.append(f"{field.name} = {value!r}: must be {'an integer' if integer else 'a number'}")
         return problems
@@ -85,7 +84,7 @@ class SearchSettings:
         return problems
 
     def limit(self, source: int, prefix: int = 0) -> int:
-        """Return the maximum target length, end of sentence included, for source and forced prefix lengths in tokens."""
+        """Return the maximum target length for the lengths of a source and a forced prefix; source and target end in EOS."""
         # A forced prefix longer than the source replaces the source length, so that tokens may follow it.
         return max(max(source, prefix) + self.max_extra, prefix + 1, self.min_length + 1)
 

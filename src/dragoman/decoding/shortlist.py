@@ -105,7 +105,7 @@ class Shortlist:
         body, digest = content[:-_DIGEST], content[-_DIGEST:]
         if len(body) < _HEADER.size or hashlib.sha256(body).digest() != digest:
             raise ModelFolderError(
-                f"{path}: truncated or altered ({len(content):,} bytes; the sha256 at their end does not match); {again}"
+                f"{path}: truncated or altered ({len(content):,} bytes; the sha256 at the end does not match); {again}"
             )
         _, version, best, target_size, sources, frequent, listed, learned_from = _HEADER.unpack_from(body)
         if version != _VERSION:
@@ -116,9 +116,7 @@ class Shortlist:
         sizes = frequent, sources + 1, listed
         offsets = list(itertools.accumulate(sizes, initial=0))
         if offsets[-1] != len(numbers):
-            raise ModelFolderError(
-                f"{path}: {len(numbers):,} numbers, but the header announces {offsets[-1]:,}; {again}"
-            )
+            raise ModelFolderError(f"{path}: {len(numbers):,} numbers; the header announces {offsets[-1]:,}; {again}")
         parts = [numbers[begin:end] for begin, end in itertools.pairwise(offsets)]
         return cls(best, target_size, weights, *parts)
 

@@ -140,9 +140,8 @@ class StaticShapeSearch:
         rows = self._per_row(at_limit)
         truncated = (rows[:, 0] & (log_probs.argmax(1) != EOS)).view_as(self.sums)
         log_probs = log_probs.masked_fill(rows & (self.vocabulary != EOS), _NEVER)
-        if (
-            self.beams == 1
-        ):  # argmax without the sum, as in greedy search: beside a large sum two tokens may become equal
+        if self.beams == 1:
+            # As in greedy search, argmax without the sum: beside a large sum, rounding may make two tokens equal.
             tokens = log_probs.argmax(1)[:, None]
             return self.sums + log_probs.gather(1, tokens), torch.zeros_like(tokens), tokens, truncated
         sums = log_probs.view(*self.sums.shape, -1) + self.sums[..., None]

@@ -59,8 +59,8 @@ class NativeBackend(DecodingBackend):
         if not self._warned:
             self._warned = True
             _LOG.warning(
-                "some texts may become longer than the %s tokens of the packed model and use the slower PyTorch backend "
-                "(source, prefix, max_extra and min_length determine the length)",
+                "some texts may become longer than the %s tokens of the packed model; the PyTorch backend is used for "
+                "them, which is slower (source, prefix, max_extra and min_length determine the length)",
                 f"{self.engine.positions:,}",
             )
         return self.to_torch()

@@ -91,7 +91,7 @@ class Pool:
     def can_improve(self, beams: Beams) -> list[bool]:
         """Return B flags: whether an unfinished hypothesis may still enter the n-best list.
 
-        A log-probability can only decrease and, for alpha >= 0, is divided by at most the penalty of the longest target.
+        A log-probability can only decrease and, for alpha >= 0, is divided by at most the penalty at the length limit.
         """
         settings = self.request.settings
         flags = []
@@ -126,7 +126,7 @@ def expand(beams: Beams, log_probs: Tensor, request: SearchRequest) -> tuple[Bea
 
 
 def end_at_limit(log_probs: Tensor, beams: Beams, request: SearchRequest) -> Tensor:
-    """Leave only the end of sentence in log_probs (N, V) at a length limit; return (N,) True = another token was better."""
+    """Allow only the end of sentence in log_probs (N, V) at a length limit; return the rows that it truncates (N,)."""
     _, width, length = beams.tokens.shape
     limits = torch.tensor(request.limits, device=log_probs.device)[beams.sentences]
     at_limit = (limits == length + 1).repeat_interleave(width)  # (N,)

@@ -25,7 +25,7 @@ __all__ = ["SamplingState", "draw", "sample", "uniforms"]
 
 @dataclass(frozen=True)
 class SamplingState:
-    """rows: (N,) indices among the B*K rows of the request.  tokens, token_log_probs: (N, T).  ended, truncated: (N,)."""
+    """rows: (N,) indices among all rows of the request.  tokens, token_log_probs: (N, T).  ended, truncated: (N,)."""
 
     rows: Tensor
     tokens: Tensor
@@ -88,10 +88,7 @@ def _advance(
     position = samples.tokens.size(1)
     sentences = samples.rows // count
     allowed = request.restricted(log_probs, samples.tokens, sentences)
-    if uniform is None:
-        tokens = allowed.argmax(1)
-    else:
-        tokens = draw(allowed, uniform[samples.rows, position], request.settings)
+    tokens = allowed.argmax(1) if uniform is None else draw(allowed, uniform[samples.rows, position], request.settings)
     at_limit = torch.tensor(request.limits, device=tokens.device)[sentences] == position + 1
     truncated = samples.truncated | (at_limit & (tokens != EOS) & ~samples.ended)
     tokens = tokens.masked_fill(at_limit | samples.ended, EOS)

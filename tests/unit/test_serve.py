@@ -305,7 +305,7 @@ def test_nothing_is_left_behind_between_two_steps(monkeypatch: pytest.MonkeyPatc
 
 
 def test_only_one_hypothesis_can_be_watched() -> None:
-    with pytest.raises(UsageError, match="nbest = 2: one hypothesis"):
+    with pytest.raises(UsageError, match="nbest = 2: a stream has one hypothesis"):
         stream_tokens(ModelStepper(tiny_translator().model), torch.tensor([[5, 3]]), SearchSettings(nbest=2))
     with pytest.raises(UsageError, match="max_tokens = 0"):
         next(continue_live(tiny_generator(), "one", max_tokens=0))

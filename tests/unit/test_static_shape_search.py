@@ -298,7 +298,7 @@ def test_a_step_asks_the_device_nothing(kind: str, name: str) -> None:
         search = StaticShapeSearch(model, SearchSettings(**SETTINGS[name]), Sizes(4, 16, 32, prefixes=True))
         search.step()
     with pytest.raises(RuntimeError):
-        bool(search.left)
+        bool(search.unfinished)
 
 
 @pytest.mark.parametrize("kind", [name for name in FIXED if name != "batch norm"])

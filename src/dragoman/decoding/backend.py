@@ -26,13 +26,16 @@ class DecodingBackend(ABC):
     """A loaded model: in PyTorch (`TorchBackend`), in the native engine (`NativeBackend`), or an ensemble of these."""
 
     device: torch.device | str
-    max_length: float = math.inf
-    """Longest target in tokens that `_search` and `stepper` support; longer ones are left to `fallback`."""
     shortlist: Shortlist | None = None
     """Target tokens that a search may use for a sentence; None = all.  `score` and `align` always use all."""
     load_scorer: Callable[[], DecodingBackend] | None = None
     """Loads the backend that scores in float32; None if this backend scores itself, because it is in float32 or its
     reduced precision was requested."""
+
+    @property
+    def max_length(self) -> float:
+        """Longest target in tokens that `_search` and `stepper` support; longer ones are left to `fallback`."""
+        return math.inf
 
     @cached_property
     def scorer(self) -> DecodingBackend:

@@ -29,7 +29,6 @@ class EnsembleBackend(DecodingBackend):
     def __init__(self, members: Sequence[DecodingBackend]) -> None:
         self.members = members
         self.device = members[0].device
-        self.max_length = min(member.max_length for member in members)
         if any(member.load_scorer for member in members):
             self.load_scorer = lambda: EnsembleBackend([member.scorer for member in members])
 
@@ -37,6 +36,10 @@ class EnsembleBackend(DecodingBackend):
     def description(self) -> str:
         distinct = dict.fromkeys(member.description for member in self.members)
         return f"ensemble of {len(self.members)} models: {'; '.join(distinct)}"
+
+    @property
+    def max_length(self) -> float:
+        return min(member.max_length for member in self.members)
 
     def stepper(self) -> EnsembleStepper:
         return EnsembleStepper([member.stepper() for member in self.members])

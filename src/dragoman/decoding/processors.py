@@ -80,7 +80,7 @@ class ForcedPrefix:
 
 
 def allowed_tokens(processors: Sequence[Processor], possible: Tensor, tokens: Tensor, sentences: Tensor) -> Tensor:
-    """Apply the processors to possible (N, V), True = allowed; rows without any other token allow the end of sentence."""
+    """Apply the processors to possible (N, V), True = allowed; rows without any allow the end of sentence."""
     allowed = possible.clone()
     for processor in processors:
         processor.restrict(allowed, tokens, sentences)

@@ -88,7 +88,7 @@ class CudaGraphBackend(TorchBackend):
         return f"{'CUDA graphs' if self.model.device.type == 'cuda' else 'fixed shapes'}, {dtype}, {self.device}"
 
     @property
-    def max_length(self) -> float:  # type: ignore[override]
+    def max_length(self) -> float:
         if self.shortlist is not None:
             return 0
         model = self.model

@@ -33,7 +33,6 @@ class NativeBackend(DecodingBackend):
 
     def __init__(self, engine: Engine, precision: str, threads: int, load_torch: Callable[[], DecodingBackend]) -> None:
         self.engine = engine
-        self.max_length = engine.positions
         self.precision = precision
         self.threads = threads
         self._load_torch = load_torch
@@ -47,6 +46,10 @@ class NativeBackend(DecodingBackend):
         threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
         listed = f", {self.shortlist.description}" if self.shortlist else ""
         return f"native engine ({self.engine.build}), {self.precision}, {threads}{listed}"
+
+    @property
+    def max_length(self) -> float:
+        return self.engine.positions
 
     def to_torch(self) -> DecodingBackend:
         """Return the PyTorch backend of the same model, loaded by the first call."""

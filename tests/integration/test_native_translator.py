@@ -227,8 +227,8 @@ assert "torch" not in sys.modules, "torch was imported"
     [
         ({"quantize": "int4"}, ["quantize = 'int4'", "auto, int8, bf16, none"]),
         ({"engine": "faster", "threads": 0}, ["engine = 'faster'", "threads = 0"]),
-        ({"engine": "pytorch", "quantize": "int8"}, ["the PyTorch backend has float32 only"]),
-        ({"engine": "native", "device": "cuda"}, ["for the CPU, not for cuda"]),
+        ({"engine": "pytorch", "quantize": "int8"}, ["the PyTorch backend supports float32 only"]),
+        ({"engine": "native", "device": "cuda"}, ["supports the CPU, not cuda"]),
     ],
 )
 def test_what_cannot_be_had_is_told(run: Path, options: dict[str, str], words: list[str]) -> None:
@@ -240,7 +240,7 @@ def test_what_cannot_be_had_is_told(run: Path, options: dict[str, str], words: l
 def test_bfloat16_is_not_packed_where_it_cannot_be_multiplied(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without = Native("avx2", SimpleNamespace(dragoman_bfloat16=lambda: 0))  # type: ignore[arg-type]
     monkeypatch.setattr(loading, "load_native", lambda: without)
-    with pytest.raises(UsageError, match="does not multiply bfloat16"):
+    with pytest.raises(UsageError, match="does not support bfloat16 multiplication"):
         Translator.load(run, quantize="bf16")
     assert not list(run.rglob("bfloat16*"))
 

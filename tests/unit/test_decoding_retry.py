@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.decoding.hypothesis import complete
-from dragoman.decoding.pytorch.stream import PartialHypothesis, TokenStream
+from dragoman.decoding.hypothesis import PartialHypothesis, TokenStream, complete
 from dragoman.decoding.retry import (
     StreamWithRetry,
     count_repeats,

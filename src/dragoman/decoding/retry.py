@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from dragoman.decoding.hypothesis import Hypothesis
+from dragoman.decoding.hypothesis import Hypothesis, Ids, PartialHypothesis, TokenStream
 from dragoman.decoding.settings import SearchSettings
-
-if TYPE_CHECKING:
-    from dragoman.decoding.pytorch.stream import PartialHypothesis, TokenStream
 
 __all__ = [
     "StreamWithRetry",
@@ -27,7 +24,6 @@ MIN_REPEATS = 4
 MAX_LENGTH_RATIO = 3.0
 MIN_JUDGED_LENGTH = 10
 
-Ids = Sequence[int]
 Result = TypeVar("Result")
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
-from dragoman.decoding.backend import DecodingBackend, torch_backend, torch_backend_of
+from dragoman.decoding.backend import DecodingBackend
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError, clip
 from dragoman.io.lines import has_half_pair
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from dragoman.config import Config
     from dragoman.data.tokenizer import Tokenizer
-    from dragoman.decoding.loader import EngineChoice, Quantize
+    from dragoman.decoding.loader import EngineChoice, ModelKind, Quantize
     from dragoman.models.seq2seq import Model
 
 __all__ = ["Pipeline", "check_positive", "check_sequence", "check_text", "stream_windows", "words_of"]
@@ -34,7 +34,7 @@ class Pipeline:
     model: a PyTorch model, or a backend.  search: any object with the attributes of `SearchSettings`.
     """
 
-    _kind: ClassVar[Literal["parallel", "text", "trees"]]
+    _kind: ClassVar[ModelKind]
     _lack: ClassVar[str]
     """Why a model of another kind is refused."""
 
@@ -45,7 +45,11 @@ class Pipeline:
         search: Any = SearchSettings(),  # noqa: B008 (frozen)
         device: str | torch.device = "cpu",
     ) -> None:
-        self.backend = model if isinstance(model, DecodingBackend) else torch_backend(model, device)
+        if not isinstance(model, DecodingBackend):
+            from dragoman.decoding.pytorch.backend import TorchBackend  # the native engine works without torch
+
+            model = TorchBackend(model, device)
+        self.backend: DecodingBackend = model
         self.tokenizer = tokenizer
         self.settings = SearchSettings.of(search)
 
@@ -97,14 +101,14 @@ class Pipeline:
 
         if type(self.backend) is not TorchBackend:
             raise UsageError(
-                f"the PyTorch model is not loaded: the backend is {self.description}; call to_torch() first, or load "
+                f"no PyTorch model here: the backend is {self.description}; call to_torch() first, or load a single model "
                 'with engine="pytorch"'
             )
         return self.backend.model
 
     def to_torch(self) -> Self:
         """Switch to the PyTorch backend, so that `model` can be inspected or changed; return the pipeline itself."""
-        self.backend = torch_backend_of(self.backend)
+        self.backend = self.backend.to_torch()
         return self
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dragoman.data.segment import join_parts, split_text
 from dragoman.data.tokenizer import EOS, Tokenizer
-from dragoman.decoding.hypothesis import Hypothesis
+from dragoman.decoding.hypothesis import Hypothesis, PartialHypothesis
 from dragoman.decoding.retry import StreamWithRetry, has_unusual_length, search_with_retry
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError, clip
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from dragoman.config import Config
     from dragoman.decoding.backend import DecodingBackend
-    from dragoman.decoding.pytorch.stream import PartialHypothesis
     from dragoman.models.seq2seq import Model
 
 __all__ = ["Alignment", "Alternative", "PartialTranslation", "TargetScore", "Translation", "Translator"]
@@ -315,7 +314,9 @@ def _with_prefixes(lines: Iterable[str], prefix: str | Sequence[str] | None) -> 
     if not isinstance(prefixes, Sequence):
         raise UsageError(f"prefix = {prefix!r:.40}; accepted: one text for all lines, or a list with one per line")
     shared = isinstance(prefixes, str)
-    pairs: Iterable[tuple[str, Any]] = ((line, prefixes) for line in lines) if shared else itertools.zip_longest(lines, prefixes)
+    pairs: Iterable[tuple[str, Any]] = (
+        ((line, prefixes) for line in lines) if shared else itertools.zip_longest(lines, prefixes)
+    )
     for number, (line, own) in enumerate(pairs, start=1):
         if not shared and None in (line, own):
             count = f"{number - 1} lines" if line is None else "more lines"

@@ -27,8 +27,9 @@ import torch
 from torch import Tensor
 
 from dragoman.data.tokenizer import Tokenizer
+from dragoman.decoding.hypothesis import PartialHypothesis
 from dragoman.decoding.pytorch.stepper import ModelStepper
-from dragoman.decoding.pytorch.stream import PartialHypothesis, stream_tokens
+from dragoman.decoding.pytorch.stream import stream_tokens
 from dragoman.decoding.retry import StreamWithRetry
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError

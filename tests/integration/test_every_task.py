@@ -272,7 +272,7 @@ def test_a_language_model_goes_on(data: Path, tmp_path: Path) -> None:
     prompts = ["the ", "", "never … seen  "]
     found = generator.generate(prompts, max_tokens=5)
     assert [c.text[: len(p)] for c, p in zip(found, prompts, strict=True)] == prompts
-    with pytest.raises(UsageError, match="prompt 2: invalid Unicode"):
+    with pytest.raises(UsageError, match="input 2: invalid Unicode"):
         generator.generate(["the", "\udcff"])
 
 
@@ -512,8 +512,8 @@ def test_input_that_is_not_text_is_refused(name: str, runs: Path) -> None:
     pipeline = kind.load(runs / name)
     for wrong, message in (
         ("the dog", r"got the text 'the dog'; put it in a list"),
-        (["the", None], r" 2: None is of type NoneType; accepted: str"),
-        (["the", "a \ud83d"], r" 2: invalid Unicode \(lone surrogate\)"),
+        (["the", None], r"input 2: None is of type NoneType; accepted: str"),
+        (["the", "a \ud83d"], r"input 2: invalid Unicode \(lone surrogate\)"),
     ):
         with pytest.raises(UsageError, match=message):
             list(pipeline.stream(wrong, **options))

@@ -149,8 +149,8 @@ def test_int8_costs_little(run: Path) -> None:
 def test_what_is_no_text_is_named(run: Path) -> None:
     translator = Translator.load(run, quantize="none")
     calls: list[tuple[Callable[[Any], object], Any, str]] = [
-        (translator.translate, [None], "line 1: None is of type NoneType; accepted: str"),
-        (translator.translate, ["one", b"two"], "line 2: b'two' is of type bytes"),
+        (translator.translate, [None], "input 1: None is of type NoneType; accepted: str"),
+        (translator.translate, ["one", b"two"], "input 2: b'two' is of type bytes"),
         (translator.translate, "one", "put it in a list"),
         (lambda prefix: translator.translate(["one"], prefix=prefix), 3, "prefix = 3"),
         (lambda text: list(translator.stream_tokens(text)), ["one"], "of type list"),

@@ -100,7 +100,7 @@ class TextGenerator(Pipeline):
     ) -> Iterator[Continuation]:
         """Generate lazily: read `window` prompts, continue them and yield the continuations in order."""
         resolved = self.search_settings(max_tokens, **settings)
-        return stream_windows(prompts, window, lambda some: self._generate(some, resolved))
+        return stream_windows(prompts, window, check_text, lambda some: self._generate(some, resolved))
 
     def search_settings(self, max_tokens: int, **settings: Any) -> SearchSettings:
         """Return the settings of a search that appends at most `max_tokens` tokens."""
@@ -114,8 +114,6 @@ class TextGenerator(Pipeline):
         return Continuation(prompt, text, found.log_prob, not found.truncated)
 
     def _generate(self, prompts: list[str], settings: SearchSettings) -> list[Continuation]:
-        for number, prompt in enumerate(prompts, start=1):
-            check_text(prompt, f"prompt {number}")
         prefixes = [self.tokenizer.encode_target(prompt)[:-1] for prompt in prompts]
         results = self.backend.search([[]] * len(prompts), prefixes, settings, _PROMPTS_PER_BATCH)
         return [

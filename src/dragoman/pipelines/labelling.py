@@ -88,20 +88,25 @@ class Labeller(Pipeline):
     def stream(self, inputs: Iterable[Any], *, batch_tokens: int = 4000, window: int = 2000) -> Iterator[Labelled]:
         """Label lazily: read `window` inputs, sort them by length, label them and yield the results in order."""
         check_positive(batch_tokens=batch_tokens)
-        run = {"images": self._images, "tagged": self._words}.get(self.config.data.kind, self._texts)
-        return stream_windows(inputs, window, lambda some: run(some, batch_tokens))
+        kind = self.config.data.kind
+        if kind == "images":
+            return stream_windows(
+                inputs, window, lambda image, _: image, lambda images: self._images(images, batch_tokens)
+            )
+        if kind == "tagged":
+            return stream_windows(inputs, window, words_of, lambda sentences: self._words(sentences, batch_tokens))
+        return stream_windows(inputs, window, check_text, lambda texts: self._texts(texts, batch_tokens))
 
-    def _words(self, sentences: Sequence[Any], batch_tokens: int) -> list[Labelled]:
-        words = [words_of(sentence, f"sentence {number}") for number, sentence in enumerate(sentences, start=1)]
-        rows = [tagged_row([self.tokenizer.encode_word(word) for word in some], [1] * len(some)) for some in words]
+    def _words(self, sentences: Sequence[list[str]], batch_tokens: int) -> list[Labelled]:
+        rows = [
+            tagged_row([self.tokenizer.encode_word(word) for word in words], [1] * len(words)) for words in sentences
+        ]
         probs = self._probs([ids for ids, _ in rows], batch_tokens)
         first = [torch.tensor(marks).nonzero().squeeze(1) for _, marks in rows]  # the first subword of each word
-        return [self._labelled(some, p[at]) for some, p, at in zip(words, probs, first, strict=True)]
+        return [self._labelled(words, p[at]) for words, p, at in zip(sentences, probs, first, strict=True)]
 
     def _texts(self, texts: Sequence[str], batch_tokens: int) -> list[Labelled]:
         assert isinstance(self.config.model, EncoderOnlyConfig)
-        for number, text in enumerate(texts, start=1):
-            check_text(text, f"text {number}")
         pooling, encode = self.config.model.pooling, self.tokenizer.encode_source
         sources = [text_source(encode(text.replace("\n", " ").strip()), pooling) for text in texts]
         return [self._labelled((), probs) for probs in self._probs(sources, batch_tokens)]

@@ -41,13 +41,15 @@ class Parser(Pipeline):
     ) -> Iterator[Parse]:
         """Parse lazily: read `window` sentences, sort them by length, parse them and yield the trees in order."""
         settings = SearchSettings.of(self.settings, **overrides)
-        return stream_windows(sentences, window, lambda some: self._parse(some, settings))
 
-    def _parse(self, sentences: Sequence[str | Sequence[str]], settings: SearchSettings) -> list[Parse]:
-        split = [words_of(sentence, f"sentence {number}") for number, sentence in enumerate(sentences, start=1)]
-        words = [[penn_word(word) for word in sentence] for sentence in split]
-        rows = self._predict(words, settings)
-        return [Parse(*delinearize(row, sentence)) for row, sentence in zip(rows, words, strict=True)]
+        def prepare(sentence: str | Sequence[str], name: str) -> list[str]:
+            return [penn_word(word) for word in words_of(sentence, name)]
+
+        def run(window: list[list[str]]) -> list[Parse]:
+            rows = self._predict(window, settings)
+            return [Parse(*delinearize(row, words)) for row, words in zip(rows, window, strict=True)]
+
+        return stream_windows(sentences, window, prepare, run)
 
     def predict_linearized(self, sentences: Sequence[Sequence[str]], **overrides: Any) -> list[str]:
         """Return the model's output for each sentence, given as words: linearized trees without repair."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from dragoman.decoding.backend import DecodingBackend
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError, clip
-from dragoman.io.lines import has_half_pair
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +23,7 @@ __all__ = ["Pipeline", "check_positive", "check_sequence", "check_text", "stream
 
 _WINDOW_CHARACTERS = 2_000_000
 
+Input = TypeVar("Input")
 Item = TypeVar("Item")
 Output = TypeVar("Output")
 
@@ -101,7 +101,7 @@ class Pipeline:
 
         if type(self.backend) is not TorchBackend:
             raise UsageError(
-                f"no PyTorch model here: the backend is {self.description}; call to_torch() first, or load a single model "
+                f"no single PyTorch model: the backend is {self.description}; call to_torch() first, or load one model "
                 'with engine="pytorch"'
             )
         return self.backend.model
@@ -113,32 +113,32 @@ class Pipeline:
 
 
 def stream_windows(
-    inputs: Iterable[Item],
+    inputs: Iterable[Input],
     window: int,
+    prepare: Callable[[Input, str], Item],
     run: Callable[[list[Item]], list[Output]],
-    size: Callable[[Item], int] | None = None,
+    size: Callable[[Item], int] = len,  # type: ignore[assignment]
 ) -> Iterator[Output]:
-    """Apply `run` to `window` inputs at a time, fewer if they are long; size: characters of an input (default: len)."""
+    """Apply `run` to `window` inputs at a time, fewer if they are long, and yield its outputs.
+
+    prepare: checks an input and converts it; it also gets the name of the input for errors.  size: length of an item.
+    """
     check_sequence(inputs)
     check_positive(window=window)
-    return itertools.chain.from_iterable(map(run, _windows(inputs, window, size or _length)))
 
+    def windows() -> Iterator[list[Item]]:
+        items: list[Item] = []
+        total = 0
+        for number, item in enumerate(inputs, start=1):
+            items.append(prepare(item, f"input {number}"))
+            total += size(items[-1])
+            if len(items) >= window or total >= _WINDOW_CHARACTERS:
+                yield items
+                items, total = [], 0
+        if items:
+            yield items
 
-def _windows(inputs: Iterable[Item], count: int, size: Callable[[Item], int]) -> Iterator[list[Item]]:
-    window: list[Item] = []
-    characters = 0
-    for item in inputs:
-        window.append(item)
-        characters += size(item)
-        if len(window) >= count or characters >= _WINDOW_CHARACTERS:
-            yield window
-            window, characters = [], 0
-    if window:
-        yield window
-
-
-def _length(item: object) -> int:
-    return len(item) if isinstance(item, Sized) else 0
+    return itertools.chain.from_iterable(map(run, windows()))
 
 
 def check_sequence(inputs: Any) -> None:
@@ -156,6 +156,8 @@ def check_positive(**values: int) -> None:
 
 def check_text(text: object, name: str, *, allow_surrogates: bool = False) -> str:
     """Return the text.  Raises UsageError if it is not a str, or has a lone surrogate."""
+    from dragoman.io.lines import has_half_pair  # here, because decompressors come with it
+
     if not isinstance(text, str):
         raise UsageError(f"{name}: {text!r:.40} is of type {type(text).__name__}; accepted: str")
     if not allow_surrogates and has_half_pair(text):

@@ -159,6 +159,7 @@ class Translator(Pipeline):
         return stream_windows(
             _with_prefixes(lines, prefix),
             window,
+            lambda pair, name: (check_text(pair[0], name, allow_surrogates=True), pair[1]),
             lambda pairs: self._translate(pairs, settings, batch_tokens),
             lambda pair: len(pair[0]),
         )
@@ -268,7 +269,9 @@ class Translator(Pipeline):
         """Return the translation of a line from the hypotheses found for its parts."""
         if not parts:
             return Translation(line, "", 0.0, 0.0, [], [], ("empty_source",), [Alternative("", 0.0, 0.0)])
-        nbest = [self._alternative(parts, hypotheses) for hypotheses in zip(*(part.found for part in parts))]  # noqa: B905
+        nbest = [
+            self._alternative(parts, hypotheses) for hypotheses in zip(*(part.found for part in parts), strict=False)
+        ]
         first = [part.found[0] for part in parts]
         return Translation(
             source=line,
@@ -311,14 +314,13 @@ def _one_line(text: str) -> str:
 
 def _with_prefixes(lines: Iterable[str], prefix: str | Sequence[str] | None) -> Iterator[tuple[str, str]]:
     prefixes = prefix or ""
+    if isinstance(prefixes, str):
+        yield from ((line, prefixes) for line in lines)
+        return
     if not isinstance(prefixes, Sequence):
         raise UsageError(f"prefix = {prefix!r:.40}; accepted: one text for all lines, or a list with one per line")
-    shared = isinstance(prefixes, str)
-    pairs: Iterable[tuple[str, Any]] = (
-        ((line, prefixes) for line in lines) if shared else itertools.zip_longest(lines, prefixes)
-    )
-    for number, (line, own) in enumerate(pairs, start=1):
-        if not shared and None in (line, own):
-            count = f"{number - 1} lines" if line is None else "more lines"
+    for number, (line, own) in enumerate(itertools.zip_longest(lines, prefixes)):
+        if line is None or own is None:
+            count = f"{number} lines" if line is None else "more lines"
             raise UsageError(f"{len(prefixes)} prefixes but {count}; give one prefix per line, '' for none")
-        yield check_text(line, f"line {number}", allow_surrogates=True), own
+        yield line, own

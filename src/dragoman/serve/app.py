@@ -24,7 +24,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dragoman.data.tokenizer import BOS, EOS
 from dragoman.errors import DragomanError, UsageError, nearest
@@ -88,18 +87,19 @@ class ServedModel:
 
     def describe(self) -> dict[str, Any]:
         """Return what the page shows of the model; `attention` is None if there are no weights to show."""
-        pipeline = self.pipeline
-        translates = isinstance(pipeline, Translator)
+        if isinstance(self.pipeline, Translator):
+            writes, longest, over = "translation", self.pipeline.max_source, "source"
+        else:
+            writes, longest, over = "continuation", self.pipeline.max_tokens, "before"
         shape = self._attention_shape()
         return {
             "architecture": self.architecture,
-            "writes": "translation" if translates else "continuation",
+            "writes": writes,
             "languages": self.languages,
-            "parameters": pipeline.model.parameter_count(),
-            "beam": pipeline.settings.beam,
-            "longest": pipeline.max_source if isinstance(pipeline, Translator) else pipeline.max_tokens,
-            "attention": shape
-            and {"over": "source" if translates else "before", "layers": shape[0], "heads": shape[1]},
+            "parameters": self.pipeline.model.parameter_count(),
+            "beam": self.pipeline.settings.beam,
+            "longest": longest,
+            "attention": shape and {"over": over, "layers": shape[0], "heads": shape[1]},
         }
 
     def _attention_shape(self) -> tuple[int, int] | None:
@@ -206,27 +206,11 @@ def _explain(error: Any, accepted: Mapping[str, str]) -> dict[str, str]:
     return _problem(what, f"body.{name}", accepted[name])
 
 
-class _WithHeaders:
-    """Middleware that adds HEADERS to every response."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *((k.encode(), v.encode()) for k, v in HEADERS.items())]
-            await send(message)
-
-        await self.app(scope, receive, send_with_headers)
-
-
 def create_app(models: Mapping[str, ServedModel]) -> FastAPI:
     """Return the application for models by name.  Raises UsageError if there are none."""
     if not models:
         raise UsageError("no models to serve; name at least one")
     app = FastAPI(title="Dragoman", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(_WithHeaders)
     names = list(models)
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -236,16 +220,16 @@ def create_app(models: Mapping[str, ServedModel]) -> FastAPI:
         "models": [{"name": name, **model.describe()} for name, model in models.items()],
         "limits": {"characters": MAX_CHARACTERS, "beam": MAX_BEAM, "temperature": MAX_TEMPERATURE},
     }
-    responses = {"": HTMLResponse(page), "models": JSONResponse(description)}
+    responses = {"": HTMLResponse(page, headers=HEADERS), "models": JSONResponse(description, headers=HEADERS)}
     for name in (*STYLES, *SCRIPTS):
-        responses[f"web/{name}"] = Response(web(name), media_type=TYPES[Path(name).suffix])
+        responses[f"web/{name}"] = Response(web(name), headers=HEADERS, media_type=TYPES[Path(name).suffix])
 
     @app.post("/translate/stream")
     async def translate(request: Request) -> Response:
         parsed = _parse_request(await _read_body(request), names)
         model = models[parsed.model]
         lines = _json_lines(_with_error_event(model.stream(parsed)), request, model.queue)
-        return StreamingResponse(lines, media_type="application/x-ndjson")
+        return StreamingResponse(lines, headers=HEADERS, media_type="application/x-ndjson")
 
     @app.get("/{path:path}")
     async def page_or_file(path: str) -> Response:
@@ -255,13 +239,13 @@ def create_app(models: Mapping[str, ServedModel]) -> FastAPI:
 
     @app.exception_handler(RequestError)
     async def refuse(request: Request, error: RequestError) -> Response:
-        return JSONResponse({"error": error.problems}, error.status)
+        return JSONResponse({"error": error.problems}, error.status, HEADERS)
 
     @app.exception_handler(HTTPException)
     async def not_found(request: Request, error: HTTPException) -> Response:
         what = f"{request.method} {request.url.path[:80]}: {error.detail}"
         problem = _problem(what, "address", "GET /, GET /models, POST /translate/stream")
-        return JSONResponse({"error": [problem]}, error.status_code)
+        return JSONResponse({"error": [problem]}, error.status_code, HEADERS)
 
     return app
 

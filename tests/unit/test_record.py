@@ -106,7 +106,7 @@ def test_calls_follow_each_other_along_position_query_or_key() -> None:
         (
             ("row", "head", "query", "key"),
             [(1, 1, 1, 1), (1, 1, 1, 2)],
-            r"2 calls of shapes .*\(1, 1, 1, 2\).* use the list",
+            r"2 calls of shapes .*\(1, 1, 1, 2\).* list",
         ),
         (("row", "feature"), [(2, 3), (2, 3)], "2 calls of shapes"),
         (("row", "position"), [], "no calls were recorded"),

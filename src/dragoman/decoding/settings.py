@@ -84,7 +84,7 @@ class SearchSettings:
         return problems
 
     def limit(self, source: int, prefix: int = 0) -> int:
-        """Return the maximum target length, end of sentence included, for a source and a forced prefix of these lengths."""
+        """Return the maximum target length, with its end, for a source and a forced prefix of these lengths."""
         # A forced prefix longer than the source replaces the source length, so that tokens may follow it.
         return max(max(source, prefix) + self.max_extra, prefix + 1, self.min_length + 1)
 

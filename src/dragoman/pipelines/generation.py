@@ -116,10 +116,7 @@ class TextGenerator(Pipeline):
     def _generate(self, prompts: list[str], settings: SearchSettings) -> list[Continuation]:
         prefixes = [self.tokenizer.encode_target(prompt)[:-1] for prompt in prompts]
         results = self.backend.search([[]] * len(prompts), prefixes, settings, _PROMPTS_PER_BATCH)
-        return [
-            self.continuation(prompt, prefix, nbest[0])
-            for prompt, prefix, nbest in zip(prompts, prefixes, results, strict=True)
-        ]
+        return list(map(self.continuation, prompts, prefixes, [nbest[0] for nbest in results]))
 
     def score(self, text: str) -> TextScore:
         """Return the log-probability of a text; one longer than `max_tokens` is scored in blocks.

@@ -156,11 +156,13 @@ def check_positive(**values: int) -> None:
 
 def check_text(text: object, name: str, *, allow_surrogates: bool = False) -> str:
     """Return the text.  Raises UsageError if it is not a str, or has a lone surrogate."""
-    from dragoman.io.lines import has_half_pair  # here, because decompressors come with it
-
     if not isinstance(text, str):
         raise UsageError(f"{name}: {text!r:.40} is of type {type(text).__name__}; accepted: str")
-    if not allow_surrogates and has_half_pair(text):
+    if allow_surrogates:
+        return text
+    from dragoman.io.lines import has_half_pair  # here, because it imports decompressors
+
+    if has_half_pair(text):
         raise UsageError(f"{name}: invalid Unicode (lone surrogate) in {text[:40]!r}; accepted: text valid in UTF-8")
     return text
 

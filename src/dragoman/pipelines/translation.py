@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Alignment", "Alternative", "PartialTranslation", "TargetScore", "Translation", "Translator"]
 
+Prefix = str | Sequence[str] | None
+"""The beginning of translations: one for all lines, or one per line."""
+
 
 @dataclass(frozen=True)
 class Alternative:
@@ -129,12 +132,7 @@ class Translator(Pipeline):
         return cls(backend, tokenizer, config.search, config.data.max_tokens)
 
     def translate(
-        self,
-        texts: Iterable[str],
-        *,
-        batch_tokens: int = 4000,
-        prefix: str | Sequence[str] | None = None,
-        **overrides: Any,
+        self, texts: Iterable[str], *, batch_tokens: int = 4000, prefix: Prefix = None, **overrides: Any
     ) -> list[Translation]:
         """Return one translation per text, in order; "\\n" inside a text counts as a space.
 
@@ -148,7 +146,7 @@ class Translator(Pipeline):
         lines: Iterable[str],
         *,
         batch_tokens: int = 4000,
-        prefix: str | Sequence[str] | None = None,
+        prefix: Prefix = None,
         window: int = 2000,
         **overrides: Any,
     ) -> Iterator[Translation]:
@@ -224,13 +222,10 @@ class Translator(Pipeline):
         check_sequence(targets)
         if len(sources) != len(targets):
             raise UsageError(f"{len(sources)} sources but {len(targets)} targets; give one target per source")
-        return [
-            (
-                self.tokenizer.encode_source(_clean(source, f"source {number}")),
-                self.tokenizer.encode_target(_clean(target, f"target {number}")),
-            )
-            for number, (source, target) in enumerate(zip(sources, targets, strict=True), start=1)
-        ]
+        encode_source, encode_target = self.tokenizer.encode_source, self.tokenizer.encode_target
+        source_ids = [encode_source(_clean(text, f"source {number}")) for number, text in enumerate(sources, start=1)]
+        target_ids = [encode_target(_clean(text, f"target {number}")) for number, text in enumerate(targets, start=1)]
+        return list(zip(source_ids, target_ids, strict=True))
 
     def _translate(
         self, lines: Sequence[tuple[str, str]], settings: SearchSettings, batch_tokens: int
@@ -312,7 +307,7 @@ def _one_line(text: str) -> str:
     return text.replace("\n", " ").replace("\r", " ")
 
 
-def _with_prefixes(lines: Iterable[str], prefix: str | Sequence[str] | None) -> Iterator[tuple[str, str]]:
+def _with_prefixes(lines: Iterable[str], prefix: Prefix) -> Iterator[tuple[str, str]]:
     prefixes = prefix or ""
     if isinstance(prefixes, str):
         yield from ((line, prefixes) for line in lines)

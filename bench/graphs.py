@@ -38,7 +38,7 @@ def backends(name: str, device: str) -> dict[str, TorchBackend]:
 
     kinds = (torch.float32, torch.bfloat16)
     made: dict[str, TorchBackend] = {f"PyTorch backend, {kind}": TorchBackend(model(kind), device) for kind in kinds}
-    return made | {f"CUDA graphs, {kind}": CudaGraphBackend(model(kind), device) for kind in kinds}
+    return made | {f"fixed shapes, {kind}": CudaGraphBackend(model(kind), device) for kind in kinds}
 
 
 def seconds(backend: TorchBackend, rows: list[list[int]], beam: int, batch_tokens: int) -> float:

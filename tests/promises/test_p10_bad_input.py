@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,7 @@ import torch
 
 from dragoman.config import load_config
 from dragoman.errors import TrainingError
-from dragoman.models import model_folder
-from dragoman.models.model_folder import load_model, steps_in, verify
+from dragoman.models.model_folder import list_checkpoints, load_model, verify
 from dragoman.training.trainer import train
 from small_run import Cli, small_config, weights, write_corpus, write_lines, write_toml
 
@@ -81,7 +81,7 @@ def test_bad_data(cli: Cli, tmp_path: Path, damage: Callable[[Path], None], file
     assert code in (1, 2) and out == b""
     for word in words:
         assert word in err
-    assert not steps_in(tmp_path / "run"), "no model was made from bad data"
+    assert not list_checkpoints(tmp_path / "run"), "no model was made from bad data"
 
 
 def test_every_problem_of_a_configuration_at_once(cli: Cli, tmp_path: Path) -> None:
@@ -112,25 +112,26 @@ def test_a_vocabulary_larger_than_the_text_allows(cli: Cli, tmp_path: Path) -> N
 
 def test_a_disk_that_is_full_at_any_write(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small_config(write_corpus(tmp_path / "data"), "train.budget=20 steps", "train.validate_every=4 steps")
-    real = model_folder._write_flushed
+    real = os.fsync
     train(config, tmp_path / "whole")
-    for name in ("config.json", "training.safetensors", "meta.json", ".last.unfinished"):
+    for name in ("config.json", "training.safetensors", "meta.json", ".last.*.unfinished"):
         folder = tmp_path / f"full-{name}"
         seen = 0
 
-        def full(path: Path, data: bytes, name: str = name) -> None:
+        def full(descriptor: int, name: str = name) -> None:
             nonlocal seen
-            seen += path.name == name
-            if path.name == name and seen == 3:
-                real(path, data[: len(data) // 2])
+            found = fnmatch(Path(f"/proc/self/fd/{descriptor}").readlink().name, name)
+            seen += found
+            if found and seen == 3:
+                os.truncate(descriptor, os.fstat(descriptor).st_size // 2)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            real(path, data)
+            real(descriptor)
 
-        monkeypatch.setattr(model_folder, "_write_flushed", full)
+        monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(TrainingError, match=r"could not be written: the disk is full.*untouched"):
             train(config, folder)
         monkeypatch.undo()
-        assert [verify(p)["step"] for p in steps_in(folder)][:2] == [4, 8]
+        assert [verify(p)["step"] for p in list_checkpoints(folder)][:2] == [4, 8]
         load_model(folder)
         assert not list(folder.rglob("*unfinished*"))
         train(config, folder)
@@ -156,7 +157,7 @@ def test_a_disk_that_is_really_full(small_disk: Path, tmp_path: Path) -> None:
     )  # fmt: skip
     with pytest.raises(TrainingError, match="the disk is full"):
         train(config, small_disk / "run")
-    found = steps_in(small_disk / "run")
+    found = list_checkpoints(small_disk / "run")
     assert len(found) >= 2
     for folder in found:
         verify(folder)
@@ -201,7 +202,7 @@ def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.model", "meta.json"])
 @pytest.mark.parametrize("damage", ["missing", "cut", "altered"])
 def test_a_damaged_model_folder(cli: Cli, run: Path, name: str, damage: str) -> None:
-    file = next(iter(steps_in(run))) / name
+    file = next(iter(list_checkpoints(run))) / name
     content = file.read_bytes()
     if damage == "missing":
         file.unlink()
@@ -225,7 +226,7 @@ class Trace:
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.model", "config.json", "meta.json"])
 def test_a_pickle_in_a_model_folder_is_refused(cli: Cli, run: Path, tmp_path: Path, name: str) -> None:
-    folder = next(iter(steps_in(run)))
+    folder = next(iter(list_checkpoints(run)))
     torch.save(Trace(tmp_path / "executed"), tmp_path / "pickle")
     shutil.copy(tmp_path / "pickle", folder / name)
     code, _, err = cli("translate", folder, stdin=b"one\n")

@@ -54,8 +54,8 @@ def test_the_tag_follows_the_last_slash(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "lines", "message"),
     [
-        ("a.conllu", [CONLLU[2], "2\tx\ty"], r"a\.conllu, line 2: 3 columns where CoNLL-U has 10"),
-        ("a.conllu", [row("one", "x", "X")], r"line 1: a word's number is expected in column 1, not \"one\""),
+        ("a.conllu", [CONLLU[2], "2\tx\ty"], r"a\.conllu, line 2: 3 columns; accepted: the 10 of CoNLL-U"),
+        ("a.conllu", [row("one", "x", "X")], r"line 1: column 1 is \"one\"; accepted: the number of a word"),
         ("a.conllu", ["", row("1", "x", "_")], r"line 2: \"x\" has no tag in the column upos"),
         ("a.txt", ["a/b", "c/d e"], r"a\.txt, line 2: \"e\" is not word/tag"),
         ("a.txt", ["a/"], r"line 1: \"a/\" is not word/tag"),

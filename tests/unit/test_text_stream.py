@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.config import TokenizerConfig
-from dragoman.data.buckets import batches_within, plan_buckets
+from dragoman.data.batching import batches_within, plan_buckets
 from dragoman.data.readers.text_stream import TextStream, read_paragraphs, read_stream
 from dragoman.data.tokenizer import EOS, UNK, Tokenizer, learn_tokenizer
 from small_run import write_lines
@@ -101,7 +101,7 @@ SPACED = "  Two  spaces,\n\n a blank line …\tand a tab \n"
 
 def tokenizer(kind: str, lines: list[str], size: int = 60) -> Tokenizer:
     settings = {"kind": kind, "vocab_size": size, "byte_fallback": False, "normalization": "identity"}
-    return learn_tokenizer(TokenizerConfig.model_validate(settings), lines, whole=True)
+    return learn_tokenizer(TokenizerConfig.model_validate(settings), lines, lossless=True)
 
 
 @pytest.mark.parametrize(("kind", "size"), [("char", 60), ("bpe", 40), ("unigram", 25)])

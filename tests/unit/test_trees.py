@@ -57,9 +57,9 @@ def test_a_space_that_is_no_blank_stays_in_the_word(tmp_path: Path) -> None:
         ([JOHN, "", "(S (NP (NN a))"], r"the tree that begins in line 3 is not closed: 1 brackets missing"),
         ([JOHN, f"{JOHN})"], r'a\.ptb, line 2: "\)" outside of any tree'),
         (["(S (NN dog))", "cat"], r'line 2: "cat" outside of any tree'),
-        (["(S (NP))"], r'line 1: the bracket "NP" holds nothing'),
-        (["(S (NN hot dog))"], r'line 1: the bracket "NN" holds 2 parts, 2 of them words'),
-        (["(S (NP the (NN dog)))"], r'line 1: the bracket "NP" holds 2 parts, 1 of them words'),
+        (["(S (NP))"], r'line 1: the bracket "NP" has no children'),
+        (["(S (NN hot dog))"], r'line 1: the bracket "NN" has 2 children, 2 of them words'),
+        (["(S (NP the (NN dog)))"], r'line 1: the bracket "NP" has 2 children, 1 of them words'),
     ],
 )
 def test_bad_brackets_are_named(lines: list[str], message: str, tmp_path: Path) -> None:

@@ -23,13 +23,13 @@ from dragoman.decoding.native.engine import Engine, usable_cores
 from dragoman.decoding.native.library import VERSION, Precision, load_native, missing
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
 from dragoman.errors import DragomanError, TrainingError, UsageError
+from dragoman.io.writing import write_file
 from dragoman.models.model_folder import (
     find_model,
     load_network,
     read_config,
     read_meta,
     verify,
-    write_file,
     wrong_model,
 )
 
@@ -173,7 +173,7 @@ def _fast(
     if precision == "bfloat16" and not native.library.dragoman_bfloat16():
         raise BackendUnavailable(f"this processor does not multiply bfloat16 ({native.build})")
     folder = find_model(path)
-    meta = verify(folder, but=("model.safetensors", "training.safetensors"))
+    meta = verify(folder, skip=("model.safetensors", "training.safetensors"))
     config = read_config(folder)
     vocabulary = load_vocabulary(folder)
     if config.data.kind != kind or not isinstance(vocabulary, Tokenizer):

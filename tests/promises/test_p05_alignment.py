@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.config import FilterConfig
-from dragoman.data.alignment import first_drift
+from dragoman.data.alignment import first_drift, line_features
 from dragoman.data.corpus import CorpusSpec, PairFilter, SentencePair, read_pairs
 from dragoman.errors import DataError
 
@@ -80,7 +80,7 @@ def refusal(spec: CorpusSpec) -> str:
 def drift(spec: CorpusSpec) -> int:
     assert spec.source is not None
     assert spec.target is not None
-    line = first_drift(spec.source, spec.target)
+    line = first_drift(line_features(spec.source), line_features(spec.target))
     assert line is not None
     assert f"near line {line:,}" in refusal(spec)
     return line

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from dragoman.errors import clip
 from dragoman.io.lines import count_lines, open_lines
 
-__all__ = ["LineFeatures", "Shift", "drift_of", "first_drift", "line_features", "misalignment", "shifted_range"]
+__all__ = ["LineFeatures", "Shift", "first_drift", "line_features", "misalignment", "shifted_range"]
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.intp]
@@ -130,7 +130,7 @@ def _costs(source: LineFeatures, target: LineFeatures, median_log_ratio: float) 
     return cost
 
 
-def drift_of(source: LineFeatures, target: LineFeatures) -> int | None:
+def first_drift(source: LineFeatures, target: LineFeatures) -> int | None:
     """Return the first line (from 1) where files of different line counts diverge, or None if the counts are equal.
 
     Dynamic programming over shifts: after each line, the cost of the cheapest path that ends at this shift, and the
@@ -159,14 +159,6 @@ def drift_of(source: LineFeatures, target: LineFeatures) -> int | None:
     return int(left_zero[n]) + 1
 
 
-def first_drift(source_path: Path, target_path: Path) -> int | None:
-    """Return the estimated line (from 1) where two files diverge, or None if they have equally many lines.
-
-    Raises DataError if a file cannot be read.
-    """
-    return drift_of(line_features(source_path), line_features(target_path))
-
-
 def misalignment(source: Path, target: Path) -> tuple[int, str] | None:
     """Return the line near which two files diverge, with a message, or None if they have equally many lines.
 
@@ -175,7 +167,7 @@ def misalignment(source: Path, target: Path) -> tuple[int, str] | None:
     n_source, n_target = count_lines(source), count_lines(target)
     if n_source == n_target:
         return None
-    line = first_drift(source, target) or 1
+    line = first_drift(line_features(source), line_features(target)) or 1
     return line, (
         f"{source} has {n_source:,} lines but {target} has {n_target:,}: line n of the target must translate line n of "
         f"the source. They diverge near line {line:,}:\n"

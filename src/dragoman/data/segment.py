@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 __all__ = ["join_parts", "split_text"]
 
 _CLOSING = "\"'”’»)]}」』）》"
-_SENTENCE_BREAK = re.compile(r"\s+|[。！？][。！？…」』）》”’]{0,4}\s*")
-_CLAUSE_BREAK = re.compile(r"\s+|[、，；：]\s*")
-_WORD_BREAK = re.compile(r"\s+")
 _ABBREVIATION = re.compile(r"(?:^|[\s(])(?:[A-Z\d]|Mr|Mrs|Ms|Dr|Prof|St|Nr|No|Jr|Sr|vs|etc|bzw|ca|usw|M|Mme)\.$")
+
+
+Break = tuple[re.Pattern[str], Callable[[str, int, int], bool]]
+"""Pattern of possible breaks, and a function that returns whether `text[start:end]` is one."""
 
 
 def split_text(text: str, limit: int, count: Callable[[str], int]) -> list[str]:
@@ -21,17 +22,14 @@ def split_text(text: str, limit: int, count: Callable[[str], int]) -> list[str]:
     count: returns the tokens of a part, including the end of sentence.  Whole sentences are packed together while they
     fit; a longer sentence is split at clause marks, then at spaces, then anywhere.  A single character is never split.
     """
-    return _split(text, limit, count, (_sentences, _clauses, _words))
+    return _split(text, limit, count, _BREAKS)
 
 
-def _split(text: str, limit: int, count: Callable[[str], int], cuts: Sequence[Callable[[str], list[str]]]) -> list[str]:
+def _split(text: str, limit: int, count: Callable[[str], int], breaks: Sequence[Break]) -> list[str]:
     if len(text) <= 1 or count(text) <= limit:
         return [text]
-    if not cuts:
-        pieces, finer = _halves(text), cuts
-    else:
-        pieces, finer = cuts[0](text), cuts[1:]
-    return _pack([part for piece in pieces for part in _split(piece, limit, count, finer)], limit, count)
+    pieces = _cut_after(text, *breaks[0]) if breaks else _halves(text)
+    return _pack([part for piece in pieces for part in _split(piece, limit, count, breaks[1:])], limit, count)
 
 
 def _pack(parts: list[str], limit: int, count: Callable[[str], int]) -> list[str]:
@@ -52,16 +50,12 @@ def _pack(parts: list[str], limit: int, count: Callable[[str], int]) -> list[str
     return packed
 
 
-def _cut_after(text: str, breaks: re.Pattern[str], ends: Callable[[str, int, int], bool]) -> list[str]:
+def _cut_after(text: str, breaks: re.Pattern[str], is_end: Callable[[str, int, int], bool]) -> list[str]:
     starts = [0]
     for match in breaks.finditer(text):
-        if 0 < match.end() < len(text) and ends(text, match.start(), match.end()):
+        if 0 < match.end() < len(text) and is_end(text, match.start(), match.end()):
             starts.append(match.end())
     return [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
-
-
-def _sentences(text: str) -> list[str]:
-    return _cut_after(text, _SENTENCE_BREAK, _ends_sentence)
 
 
 def _ends_sentence(text: str, start: int, end: int) -> bool:
@@ -73,16 +67,15 @@ def _ends_sentence(text: str, start: int, end: int) -> bool:
     return not text[end].islower() and not _ABBREVIATION.search(words)
 
 
-def _clauses(text: str) -> list[str]:
-    return _cut_after(text, _CLAUSE_BREAK, _ends_clause)
-
-
 def _ends_clause(text: str, start: int, end: int) -> bool:
     return not text[start].isspace() or text[max(0, start - 1) : start] in tuple(",;:–—、，；：")
 
 
-def _words(text: str) -> list[str]:
-    return _cut_after(text, _WORD_BREAK, lambda text, start, end: True)
+_BREAKS: tuple[Break, ...] = (
+    (re.compile(r"\s+|[。！？][。！？…」』）》”’]{0,4}\s*"), _ends_sentence),
+    (re.compile(r"\s+|[、，；：]\s*"), _ends_clause),
+    (re.compile(r"\s+"), lambda text, start, end: True),
+)
 
 
 def _halves(text: str) -> list[str]:

@@ -61,15 +61,16 @@ class Store:
         self.parts: list[tuple[int, float]] = [(p["pairs"], p["weight"]) for p in about["parts"]]
         files = _open_files(folder, about["files"])
         try:
-            self.tokenizer = Tokenizer.load(folder)
-            self._load_offsets(files)
-        except (ModelFolderError, DamagedStoreError) as error:
+            self._load(files)
+        except DamagedStoreError:
             _close(files)
-            if isinstance(error, DamagedStoreError):
-                raise
-            raise DamagedStoreError(f"{error}. {_REMEDY}") from None
+            raise
 
-    def _load_offsets(self, files: Mapping[str, RandomAccessFile]) -> None:
+    def _load(self, files: Mapping[str, RandomAccessFile]) -> None:
+        try:
+            self.tokenizer = Tokenizer.load(self.folder)
+        except ModelFolderError as error:
+            raise DamagedStoreError(f"{error}. {_REMEDY}") from None
         self._ids, self._text = ([files[f"{side}.{kind}"] for side in _SIDES] for kind in ("ids", "txt"))
         self._offsets = [
             _offsets(files[f"{side}.offsets"], len(ids) // _ID.itemsize)
@@ -181,42 +182,30 @@ def _read_about(folder: Path) -> dict[str, Any]:
 
 def _open_files(folder: Path, expected: Mapping[str, Mapping[str, Any]]) -> dict[str, RandomAccessFile]:
     """Open all files of a store and check size and hash.  Raises DamagedStoreError that names all damaged files."""
+    files: dict[str, RandomAccessFile] = {}
+
+    def problem(name: str) -> str:
+        try:
+            file = files[name] = RandomAccessFile(folder / name)
+            if len(file) != expected[name]["bytes"]:
+                return f"{name} has {len(file):,} bytes instead of {expected[name]['bytes']:,}"
+            return "" if file.digest() == expected[name]["blake2b"] else f"{name} was altered (its hash differs)"
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror or error})"
+
     with ThreadPoolExecutor() as pool:  # hashing releases the GIL
-        found = dict(
-            zip(expected, pool.map(lambda name: _open_checked(folder / name, expected[name]), expected), strict=True)
-        )
-    problems = [problem for problem in found.values() if isinstance(problem, str)]
+        problems = [found for found in pool.map(problem, expected) if found]
     problems += [f"{name} is not listed" for name in _TABLES if name not in expected]
-    opened = {name: file for name, file in found.items() if isinstance(file, RandomAccessFile)}
     if problems:
-        _close(opened)
+        _close(files)
         raise DamagedStoreError(f"{folder}: {'; '.join(problems)}. {_REMEDY}")
-    return opened
+    return files
 
 
 def _close(files: Mapping[str, RandomAccessFile]) -> None:
     """Close the files of a damaged store, because Windows cannot rename a folder that contains an open file."""
     for file in files.values():
         file.close()
-
-
-def _open_checked(path: Path, expected: Mapping[str, Any]) -> RandomAccessFile | str:
-    """Return the open file, or what is wrong with it."""
-    try:
-        file = RandomAccessFile(path)
-    except OSError as error:
-        return f"{path.name} cannot be read ({error.strerror or error})"
-    try:
-        if len(file) != expected["bytes"]:
-            problem = f"{path.name} has {len(file):,} bytes instead of {expected['bytes']:,}"
-        elif file.digest() != expected["blake2b"]:
-            problem = f"{path.name} was altered (its hash differs)"
-        else:
-            return file
-    except OSError as error:
-        problem = f"{path.name} cannot be read ({error.strerror or error})"
-    file.close()
-    return problem
 
 
 # ----------------------------------------------------------------------------------------------------------- building

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DataError, ModelFolderError, nearest
@@ -18,25 +17,6 @@ LABELS_FILE = "labels.json"
 _MAX_SHOWN = 20
 _MAX_PATCH_NUMBERS = 10_000_000
 """An image of 1,000 x 1,000 pixels in colour has 3 million numbers."""
-
-
-class Vocabulary(Protocol):
-    """A `Tokenizer`, or a `LabelVocabulary` if the outputs are labels."""
-
-    @property
-    def source_size(self) -> int:
-        """Number of source ids; for images, the numbers per patch."""
-
-    @property
-    def target_size(self) -> int:
-        """Number of target ids."""
-
-    @property
-    def shared(self) -> bool:
-        """Whether both sides have the same ids."""
-
-    def files(self) -> dict[str, bytes]:
-        """Return the files of a model folder: name -> content."""
 
 
 class LabelVocabulary:
@@ -55,6 +35,7 @@ class LabelVocabulary:
 
     @property
     def source_size(self) -> int:
+        """Number of source ids; for images, the numbers per patch."""
         return self.patch_numbers if self.tokenizer is None else self.tokenizer.source_size
 
     @property
@@ -97,6 +78,10 @@ class LabelVocabulary:
             raise ModelFolderError(f"{file}: cannot be read: {' and '.join(problems)}. {COPY_AGAIN}")
         assert isinstance(labels, list) and isinstance(patch_numbers, int)
         return cls(labels, None if patch_numbers else Tokenizer.load(folder), patch_numbers)
+
+
+Vocabulary = Tokenizer | LabelVocabulary
+"""The vocabulary of a model; `files()` returns its files in a model folder."""
 
 
 def load_vocabulary(folder: Path) -> Vocabulary:

@@ -57,10 +57,10 @@ def file_problem(path: Path, sha256: str) -> str:
     return ""
 
 
-def _read_header(file: FileIO, size: int) -> tuple[dict[str, Any], int]:
-    """Return the header of a safetensors file of `size` bytes, and the offset of the first tensor.
+def _read_header(file: FileIO, size: int) -> dict[str, Any]:
+    """Return the header of a safetensors file of `size` bytes.  Raises ValueError if it is damaged.
 
-    The file begins with 8 bytes for the length of the header and the header in JSON.  Raises ValueError if damaged.
+    The file begins with 8 bytes for the length of the header and the header in JSON.
     """
     try:
         length = int.from_bytes(file.read(8), "little")
@@ -73,7 +73,8 @@ def _read_header(file: FileIO, size: int) -> tuple[dict[str, Any], int]:
         raise ValueError(f"{size:,} bytes: not a safetensors file") from None
     if expected != size:
         raise ValueError(f"{size:,} bytes; its header announces {expected:,}")
-    return header, 8 + length
+    assert isinstance(header, dict)
+    return header
 
 
 def read_header(path: Path) -> dict[str, Any]:
@@ -82,17 +83,14 @@ def read_header(path: Path) -> dict[str, Any]:
     No tensor is read.  Raises ModelFolderError.
     """
     with _model_folder_errors(path), open_regular(path) as file:
-        header, _ = _read_header(file, os.fstat(file.fileno()).st_size)
-        header.pop("__metadata__", None)
-        _check_entries(header)
-        return header
+        return _tensor_entries(_read_header(file, os.fstat(file.fileno()).st_size))
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Any], bytearray]:
     """Return header and content of a safetensors file.  Raises OSError, or ValueError if the file is damaged."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        header, _ = _read_header(file, size)
+        header = _read_header(file, size)
         file.seek(0)
         content = bytearray(size)
         rest = memoryview(content)
@@ -110,14 +108,13 @@ def load_file(path: Path) -> dict[str, Tensor]:
     """
     with _model_folder_errors(path):
         header, content = read_safetensors(path)
-        header.pop("__metadata__", None)
-        _check_entries(header)
+        entries = _tensor_entries(header)
         if sys.byteorder == "big":
             import safetensors.torch
 
             return safetensors.torch.load(bytes(content))
         start = 8 + int.from_bytes(content[:8], "little")
-        return {name: _view(content, start, entry) for name, entry in header.items()}
+        return {name: _view(content, start, entry) for name, entry in entries.items()}
 
 
 @contextmanager
@@ -134,11 +131,12 @@ def _model_folder_errors(path: Path) -> Iterator[None]:
         ) from None
 
 
-def _check_entries(header: dict[str, Any]) -> None:
-    """Check that the tensors are contiguous and their sizes match their shapes.  Raises ValueError."""
+def _tensor_entries(header: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries of the tensors, which are contiguous and match their shapes.  Raises ValueError otherwise."""
+    entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
     try:
         end = 0
-        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
             dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
             if any(type(number) is not int or number < 0 for number in [*shape, *offsets]):
                 raise ValueError(f"shape {shape}, data_offsets {offsets} of {name}")
@@ -148,6 +146,7 @@ def _check_entries(header: dict[str, Any]) -> None:
             if begin != end or after - begin != math.prod(shape) * _DTYPES[dtype][1]:
                 raise ValueError(f"{name}, {dtype} {shape}, is at {begin} to {after}, after {end}")
             end = after
+        return entries
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"its header: {error}") from None
 

@@ -136,60 +136,42 @@ def _tokens(tree: Tree) -> Iterator[str]:
         yield f"){tree.label}"
 
 
-class _Builder:
-    """Builds a tree from the tokens of a linearized tree; `well_formed` is False after a repair."""
-
-    def __init__(self) -> None:
-        self.open: list[tuple[str, list[Tree | str]]] = [("ROOT", [])]
-        self.well_formed = True
-
-    def add(self, part: Tree) -> None:
-        self.open[-1][1].append(part)
-
-    def close(self) -> None:
-        label, parts = self.open.pop()
-        if parts:
-            self.add(Tree(label, tuple(parts)))
-        else:  # an empty bracket
-            self.well_formed = False
-
-    def end(self, label: str) -> None:
-        """Process a closing bracket: also close all brackets inside; ignore it if there is no opening one."""
-        labels = [name for name, _ in self.open[1:]]
-        if label not in labels:
-            self.well_formed = False
-            return
-        self.well_formed = self.well_formed and labels[-1] == label
-        while labels.pop() != label:
-            self.close()
-        self.close()
-
-
 def delinearize(text: str, words: Sequence[str], tags: Sequence[str] | None = None) -> tuple[Tree, bool]:
     """Return the tree over `words` for a linearized tree, and whether that was well-formed.
 
-    Repairs: open brackets are closed, unmatched closing brackets ignored, missing words appended, additional `XX`
-    ignored.  tags: parts of speech, which linearized trees lack.
+    Repairs: open brackets are closed, unmatched closing brackets and empty brackets ignored, missing words appended,
+    additional `XX` ignored.  tags: parts of speech, which linearized trees lack.
     """
     leaves = [Tree(tag, (word,)) for tag, word in zip_longest(tags or (), words, fillvalue=WORD)]
     assert len(leaves) == len(words), f"{len(words)} words and more tags"
-    builder, index = _Builder(), 0
+    stack: list[tuple[str, list[Tree | str]]] = [("ROOT", [])]
+    index, well_formed = 0, True
+
+    def close() -> bool:
+        label, children = stack.pop()
+        if children:
+            stack[-1][1].append(Tree(label, tuple(children)))
+        return bool(children)
+
     for token in text.split():
         if token == WORD and index < len(leaves):
-            builder.add(leaves[index])
+            stack[-1][1].append(leaves[index])
             index += 1
         elif not _BRACKET.fullmatch(token):
-            builder.well_formed = False
+            well_formed = False
         elif token[0] == "(":
-            builder.open.append((token[1:], []))
+            stack.append((token[1:], []))
+        elif (label := token[1:]) in [open_label for open_label, _ in stack[1:]]:
+            well_formed &= stack[-1][0] == label
+            while stack[-1][0] != label:  # also closes the brackets inside
+                well_formed &= close()
+            well_formed &= close()
         else:
-            builder.end(token[1:])
-    builder.well_formed = builder.well_formed and len(builder.open) == 1 and index == len(leaves)
-    while len(builder.open) > 1:
-        builder.close()
-    for leaf in leaves[index:]:
-        builder.add(leaf)
-    return Tree("ROOT", tuple(builder.open[0][1])), builder.well_formed
+            well_formed = False
+    well_formed &= len(stack) == 1 and index == len(leaves)
+    while len(stack) > 1:
+        close()
+    return Tree("ROOT", (*stack[0][1], *leaves[index:])), well_formed
 
 
 # ------------------------------------------------------------------------------------------------------------ scores

@@ -131,12 +131,9 @@ def _sample(spec: CorpusSpec) -> list[tuple[str, str]]:
     else:
         step = max(1, count_lines(spec.source) // _LANGUAGE_LINES)
         sides = [islice(open_lines(path), 0, None, step) for path in (spec.source, spec.target)]
-        found = [(_text(source), _text(target)) for source, target in zip(*sides, strict=True)]
+        texts = ((raw.decode("utf-8", "replace").strip() for raw in side) for side in sides)
+        found = list(zip(*texts, strict=True))
     return [(source, target) for source, target in found if source and target]
-
-
-def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "replace").strip()
 
 
 def _code(given: str, path: Path | None) -> str | None:
@@ -160,12 +157,11 @@ def _overlap_warnings(train: list[CorpusSpec], held_out: dict[str, CorpusSpec]) 
     """Yield warnings about held-out pairs that occur in the training data or in the other held-out split."""
     pairs = {key: set(_keys(spec)) for key, spec in held_out.items()}
     seen: dict[str, set[int]] = {key: set() for key in pairs}
-    if any(pairs.values()):
-        for spec in train:
-            for pair in _keys(spec):
-                for key, held_out_pairs in pairs.items():
-                    if pair in held_out_pairs:
-                        seen[key].add(pair)
+    for spec in train if any(pairs.values()) else ():
+        for pair in _keys(spec):
+            for key, held_out_pairs in pairs.items():
+                if pair in held_out_pairs:
+                    seen[key].add(pair)
     found = [(key, seen[key], "data.train") for key in pairs]
     if len(pairs) == 2:
         found.append(("data.valid", pairs["data.valid"] & pairs["data.test"], "data.test"))

@@ -67,18 +67,18 @@ def collate(pairs: list[tuple[list[int], list[int]]]) -> Batch:
     return Batch(src, src_mask, tgt_in, tgt_out, sum(len(s) for s, _ in pairs), sum(len(t) for _, t in pairs))
 
 
-def _split(numbers: Ints, lengths: Sequence[Ints], batch_tokens: int, rng: np.random.Generator) -> list[Ints]:
-    """Cut `numbers` into batches within the budget and shuffle the batches.
+def _split(numbers: Ints, src: Ints, tgt: Ints, batch_tokens: int, rng: np.random.Generator) -> list[Ints]:
+    """Split sorted `numbers` into batches within the budget, in random order.
 
-    lengths: per side, the tokens of each example.  A batch costs its size times the sum of the longest of each side.
+    src, tgt: tokens per example.  A batch costs its size times the sum of the longest source and the longest target.
     """
     batches: list[Ints] = []
-    begin, longest = 0, [0] * len(lengths)
-    for i, sides in enumerate(zip(*(side.tolist() for side in lengths), strict=True)):
-        longest = [max(pair) for pair in zip(longest, sides, strict=True)]
-        if i > begin and (i - begin + 1) * sum(longest) > batch_tokens:
+    begin, longest_src, longest_tgt = 0, 0, 0
+    for i, (s, t) in enumerate(zip(src.tolist(), tgt.tolist(), strict=True)):
+        longest_src, longest_tgt = max(longest_src, s), max(longest_tgt, t)
+        if i > begin and (i - begin + 1) * (longest_src + longest_tgt) > batch_tokens:
             batches.append(numbers[begin:i])
-            begin, longest = i, list(sides)
+            begin, longest_src, longest_tgt = i, s, t
     batches.append(numbers[begin:])
     return [batches[i] for i in rng.permutation(len(batches))]
 
@@ -94,7 +94,7 @@ def plan_batches(store: Store, batch_tokens: int, seed: int, epoch: int) -> list
     rng.shuffle(pairs)
     src, tgt = (side[pairs] for side in store.lengths())
     order = np.lexsort((src, tgt))  # stable: ties stay in the random order of this epoch
-    return _split(pairs[order], (src[order], tgt[order]), batch_tokens, rng)
+    return _split(pairs[order], src[order], tgt[order], batch_tokens, rng)
 
 
 def plan_buckets(lengths: Ints, batch_tokens: int, rng: np.random.Generator) -> list[Ints]:
@@ -105,7 +105,7 @@ def plan_buckets(lengths: Ints, batch_tokens: int, rng: np.random.Generator) -> 
     """
     numbers = rng.permutation(len(lengths))
     numbers = numbers[np.argsort(lengths[numbers], kind="stable")]
-    return _split(numbers, (lengths[numbers],), batch_tokens, rng)
+    return _split(numbers, lengths[numbers], np.zeros_like(lengths), batch_tokens, rng)
 
 
 def batches_within(sizes: Sequence[int], budget: int) -> Iterator[list[int]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import lzma
-import stat
 import zlib
 from collections.abc import Iterator
 from functools import partial
@@ -15,6 +14,7 @@ from typing import IO
 import zstandard
 
 from dragoman.errors import DataError, clip
+from dragoman.io.reading import open_regular
 
 __all__ = [
     "COMPRESSED_SUFFIXES",
@@ -95,7 +95,7 @@ def has_lone_surrogate(text: str) -> bool:
 
 
 def _unreadable(path: Path, error: OSError) -> DataError:
-    return DataError(f"{path}: cannot be read: {error.strerror or error}. Give the path of a readable text file.")
+    return DataError(f"{path}: cannot be read: {error.strerror or error}. Give a text file that can be read repeatedly.")
 
 
 def raw_lines(stream: IO[bytes] | io.BufferedIOBase, where: str) -> Iterator[bytes]:
@@ -139,14 +139,9 @@ def count_lines(path: Path) -> int:
     """
     count, last = 0, b"\n"
     try:
-        if not (stat.S_ISREG(mode := path.stat().st_mode) or stat.S_ISDIR(mode)):
-            raise DataError(
-                f"{path}: not a regular file. It is read more than once, which a pipe or a device does not support: "
-                "save the text as a file."
-            )
-        if path.suffix in COMPRESSED_SUFFIXES:
-            return sum(1 for _ in open_lines(path))
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
+            if path.suffix in COMPRESSED_SUFFIXES:
+                return sum(1 for _ in open_lines(path))
             while chunk := stream.read(_CHUNK):
                 count += chunk.count(b"\n")
                 last = chunk[-1:]

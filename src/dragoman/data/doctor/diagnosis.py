@@ -192,16 +192,10 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
         title = "Filtered training pairs: " if diagnosis.corpora else "Training data: "
         console.print(Text.assemble((title, "bold"), diagnosis.account))
     console.print()
-    for severity in SEVERITIES:
-        for finding in diagnosis.findings:
-            if finding.severity == severity:
-                console.print(_finding(finding))
+    for finding in sorted(diagnosis.findings, key=lambda finding: SEVERITIES.index(finding.severity)):
+        console.print(_finding(finding))
     errors, warnings = diagnosis.count("error"), diagnosis.count("warning")
-    if errors:
-        found = f"{errors} error{'s' * (errors > 1)}, {warnings} warning{'s' * (warnings != 1)}"
-        verdict, style = f"Not ready for training: {found}.", "bold red"
-    elif warnings:
-        verdict, style = f"Ready for training, with {warnings} warning{'s' * (warnings > 1)}.", "bold yellow"
-    else:
-        verdict, style = "Ready for training: no errors or warnings.", "bold green"
-    console.print(Text(verdict, style=style))
+    counts = f"{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)}"
+    verdict = "Not ready" if errors else "Ready"
+    style = "bold red" if errors else "bold yellow" if warnings else "bold green"
+    console.print(Text(f"{verdict} for training: {counts}.", style=style))

@@ -95,7 +95,7 @@ def has_lone_surrogate(text: str) -> bool:
 
 
 def _unreadable(path: Path, error: OSError) -> DataError:
-    return DataError(f"{path}: cannot be read: {error.strerror or error}. Give a text file that can be read repeatedly.")
+    return DataError(f"{path}: cannot be read: {error.strerror or error}. Give the path of a readable text file.")
 
 
 def raw_lines(stream: IO[bytes] | io.BufferedIOBase, where: str) -> Iterator[bytes]:

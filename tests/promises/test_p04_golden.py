@@ -1,4 +1,4 @@
-"""P4: files once written load for ever and answer what they answered; golden files of every format version.
+"""P4: files of earlier versions load and give the same results; golden files of every format version.
 
 They are written by `tests/golden/write_golden.py`.  No outcome depends on the processor: numbers are compared with a
 tolerance, and tokens only where the best one leads by half a nat.
@@ -137,8 +137,8 @@ def test_golden_store(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_golden_training_state_goes_on_as_it_did(version: int, tmp_path: Path) -> None:
-    """The losses of the next three steps follow from the moments, the raw weights and the place in the data."""
+def test_golden_training_state_resumes_identically(version: int, tmp_path: Path) -> None:
+    """The losses of the next three steps follow from the moments, the raw weights and the position in the data."""
     place = Path(shutil.copytree(HERE / f"run_v{version}", tmp_path / "place"))
     answers = expected(f"run_v{version}/expected.json")
     (checkpoint,) = list_checkpoints(place / "run")

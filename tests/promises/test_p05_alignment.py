@@ -103,7 +103,7 @@ def test_an_extra_line_is_found(tmp_path: Path, captions: Sides, seed: int) -> N
     assert abs(drift(write(tmp_path, source, target)) - line) <= WITHIN
 
 
-def test_of_several_losses_the_first_is_told(tmp_path: Path, captions: Sides) -> None:
+def test_the_first_of_several_lost_lines_is_reported(tmp_path: Path, captions: Sides) -> None:
     source, target = list(captions[0]), list(captions[1])
     for line in (5_100, 2_900, 1_234):
         del target[line - 1]

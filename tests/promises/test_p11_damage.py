@@ -1,4 +1,4 @@
-"""P11: damage is detected: no damaged file is used, and what can be made again from whole files is made again."""
+"""P11: damage is detected: no damaged file is used, and derived files are rebuilt."""
 
 from __future__ import annotations
 

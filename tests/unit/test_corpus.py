@@ -1,4 +1,4 @@
-"""Lines, pairs and filters: what is read is what stands in the file, and every pair is accounted for."""
+"""Lines, pairs and filters: files are read exactly, and every pair is counted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def write(path: Path, data: bytes) -> Path:
 
 
 @given(texts=st.lists(st.binary(max_size=9).filter(lambda b: b"\n" not in b), max_size=7), closed=st.booleans())
-def test_lines_are_what_stands_between_line_feeds(
+def test_only_line_feeds_separate_lines(
     tmp_path_factory: pytest.TempPathFactory, texts: list[bytes], closed: bool
 ) -> None:
     path = write(tmp_path_factory.mktemp("lines") / "a.txt", b"\n".join(texts) + (b"\n" if closed and texts else b""))
@@ -50,7 +50,7 @@ def test_other_separators_do_not_end_a_line(tmp_path: Path) -> None:
     assert list(read_lines(write(tmp_path / "a.txt", text.encode() + b"\nz"))) == [text, "z"]
 
 
-def test_byte_order_mark_and_carriage_return_are_dropped_where_they_mean_nothing(tmp_path: Path) -> None:
+def test_byte_order_mark_and_carriage_return_are_dropped_at_the_start_and_end_only(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", "\ufeffone\r\n\ufefftwo \r\nthree\r\r\n".encode())
     assert list(read_lines(path)) == ["one", "\ufefftwo ", "three\r"]
 
@@ -74,7 +74,7 @@ def test_a_cut_compressed_file_is_an_error_not_an_end(tmp_path: Path, suffix: st
         list(open_lines(path))
 
 
-def test_a_file_that_is_not_what_its_suffix_says_is_an_error(tmp_path: Path) -> None:
+def test_a_file_that_does_not_match_its_suffix_is_an_error(tmp_path: Path) -> None:
     for suffix in (".gz", ".xz", ".zst"):
         with pytest.raises(DataError, match="truncated or damaged after line 0"):
             count_lines(write(tmp_path / f"a{suffix}", b"plain text\n"))
@@ -117,7 +117,7 @@ def test_json_lines_are_read_by_key_by_nested_key_and_by_item(tmp_path: Path) ->
     assert list(read_pairs(array)) == [SentencePair("c", "a", 1)]
 
 
-def test_bad_rows_are_told_together_and_at_most_five(tmp_path: Path) -> None:
+def test_at_most_five_invalid_rows_are_reported_together(tmp_path: Path) -> None:
     rows = [
         b'{"s": "a", "t": "b"}',
         b'{"s": "a"',
@@ -146,7 +146,7 @@ def test_no_pair_is_yielded_after_a_bad_row(tmp_path: Path) -> None:
         next(pairs)
 
 
-def test_too_few_columns_and_half_characters_are_refused(tmp_path: Path) -> None:
+def test_too_few_columns_and_lone_surrogates_are_refused(tmp_path: Path) -> None:
     tsv = CorpusSpec(path=write(tmp_path / "a.tsv", b"x\ty\nonly one\n"))
     with pytest.raises(DataError, match=r'a\.tsv, line 2: 1 column \("only one"\); expected columns 0 and 1'):
         list(read_pairs(tsv))
@@ -183,7 +183,7 @@ def pairs_of(*texts: tuple[str, str]) -> list[SentencePair]:
     return [SentencePair(source, target, line) for line, (source, target) in enumerate(texts, start=1)]
 
 
-def test_each_reason_drops_the_pair_it_is_meant_for() -> None:
+def test_each_rule_drops_the_intended_pair() -> None:
     rules = FilterConfig(min_characters=2, max_characters=60, max_ratio=3.0)
     pair_filter = PairFilter(rules)
     kept = list(
@@ -255,7 +255,7 @@ def test_read_is_kept_plus_dropped_and_texts_are_only_stripped(
     pair_filter.stats.check()
 
 
-def test_an_account_prints_thousands_and_finds_what_is_missing() -> None:
+def test_filter_stats_print_thousands_and_must_add_up() -> None:
     assert (
         str(FilterStats(29_000, 28_900, Counter(duplicate=97, empty=3)))
         == "read 29,000 = kept 28,900 + empty 3 + duplicate 97"

@@ -1,4 +1,4 @@
-"""The doctor: each illness is planted in a small corpus and must be found, and healthy data must stay healthy."""
+"""The doctor: problems planted in a small corpus are found, and correct data has no findings."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_byte_order_mark_crlf_and_bad_bytes_are_found_together(tmp_path: Path) -
     assert not diagnosis.healthy
 
 
-def test_misaligned_files_are_told_and_the_rest_is_still_examined(tmp_path: Path) -> None:
+def test_misaligned_files_are_reported_and_still_examined(tmp_path: Path) -> None:
     target = [*GERMAN[:6], *GERMAN[7:]]
     target[9] += "\x00"
     diagnosis = diagnose(corpus(tmp_path, ENGLISH, target), test=corpus(tmp_path, ENGLISH[:4], GERMAN[:4], "test"))
@@ -157,7 +157,7 @@ def test_untranslated_lines_and_swapped_sides_are_suspected(tmp_path: Path) -> N
         ("de", "Ein Hund läuft über die Wiese.", "Собака бежит по лугу."),
     ],
 )
-def test_scripts_tell_languages_apart(language: str, right: str, wrong: str) -> None:
+def test_scripts_distinguish_languages(language: str, right: str, wrong: str) -> None:
     check = LanguageCheck(language, None)
     assert check.suspicious(wrong)
     assert not check.suspicious(right)
@@ -185,7 +185,7 @@ def test_a_block_shifted_in_files_of_equal_length_is_suspected(tmp_path: Path) -
     assert not [f for f in diagnose(corpus(tmp_path, source, target)).findings if "shifted" in f.what]
 
 
-def test_token_lengths_unknown_symbols_and_unseen_characters_are_told(tmp_path: Path) -> None:
+def test_token_lengths_unknown_tokens_and_unseen_characters_are_reported(tmp_path: Path) -> None:
     def encode(text: str) -> list[int]:
         return [1 if character in "xyzß" else 9 for character in text]
 

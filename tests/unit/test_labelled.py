@@ -1,4 +1,4 @@
-"""Texts with labels, in every form they come in, and one clear message where a line is not so."""
+"""Texts with labels in all formats, and one clear message per invalid line."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_bad_line_is_named(name: str, lines: list[str], message: str, tmp_path
         list(read_labelled(write_lines(tmp_path / name, lines)))
 
 
-def test_the_class_token_stands_in_front_where_it_is_looked_at() -> None:
+def test_the_class_token_is_added_if_it_is_pooled() -> None:
     assert text_source([7, 8], "first") == [BOS, 7, 8] and text_source([7, 8], "mean") == [7, 8]
 
 

@@ -1,4 +1,4 @@
-"""Model folders whose files are damaged in any way: one ModelFolderError that names the file, at once, no signal."""
+"""Damaged model folders: one immediate ModelFolderError that names the file, and no signal."""
 
 from __future__ import annotations
 
@@ -371,7 +371,7 @@ def end_of(header: dict[str, Any]) -> int:
     ],
     ids=json.dumps,
 )
-def test_places_that_cannot_be(tmp_path: Path, places: dict[str, Any]) -> None:
+def test_impossible_offsets(tmp_path: Path, places: dict[str, Any]) -> None:
     header = {name: dict(zip(("dtype", "shape", "data_offsets"), about, strict=True)) for name, about in places.items()}
     last = max((about[2][1] for about in places.values()), default=0)
     (tmp_path / "w.safetensors").write_bytes(with_header(header, bytes(last)))
@@ -414,7 +414,7 @@ def test_a_tokenizer_that_is_none_with_a_matching_checksum(folder: Path, content
 
 
 def test_a_tokenizer_with_other_special_ids(folder: Path, tmp_path: Path) -> None:
-    """Of another toolkit, with the beginning of a sentence in place of padding."""
+    """A vocabulary of another toolkit, with the id of BOS for padding."""
     import sentencepiece as spm
 
     lines = [text for pair in digit_pairs(200) for text in pair]

@@ -1,4 +1,4 @@
-"""The cheap data checks before training: shifts are refused with the place, weaker signs are warnings."""
+"""The fast data checks before training: shifts are errors with their lines, weaker signs are warnings."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_good_data_passes_in_silence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("first", "last"), [(1, 600), (201, 600), (301, 420)])
-def test_a_shift_is_refused_with_the_place(first: int, last: int, tmp_path: Path) -> None:
+def test_a_shift_is_refused_with_its_lines(first: int, last: int, tmp_path: Path) -> None:
     with pytest.raises(DataError) as refused:
         warnings(config(corpus(tmp_path, "a", shifted(PAIRS, first, last))))
     message = str(refused.value)
@@ -86,7 +86,7 @@ def test_all_misaligned_parts_are_named_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_lines_with_nothing_in_common_are_not_refused(seed: int, tmp_path: Path) -> None:
-    """Text and unrelated labels, say: chance alone finds stretches that fit better when they are moved."""
+    """For example text and unrelated labels: some ranges match better by chance if shifted."""
     draw = random.Random(seed)
 
     def line() -> str:

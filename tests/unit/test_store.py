@@ -1,4 +1,4 @@
-"""The store: what the text says, every pair accounted for, reused when nothing changed."""
+"""The store: ids of the text, every pair counted, reused while its inputs are unchanged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_ids_and_text_are_those_of_the_files(tmp_path: Path) -> None:
         assert (lengths[0][number], lengths[1][number]) == (len(src), len(tgt))
 
 
-def test_the_account_adds_up_with_every_reason(tmp_path: Path) -> None:
+def test_the_filter_statistics_add_up_with_every_reason(tmp_path: Path) -> None:
     pairs = digit_pairs(100)
     longest = max(range(100), key=lambda i: len(pairs[i][0]))
     extra = [("", "nul"), ("one", "one"), pairs[3], pairs[4], ("one " * 30, "un"), pairs[longest]]
@@ -140,7 +140,7 @@ def test_the_smallest_weight_still_draws_a_pair(tmp_path: Path) -> None:
     assert len(store.draw(np.random.default_rng(4))) == 1
 
 
-def test_nothing_left_is_told_with_the_account(tmp_path: Path) -> None:
+def test_an_empty_result_is_reported_with_the_filter_statistics(tmp_path: Path) -> None:
     data = write_corpus(tmp_path / "data", train=30)
     with pytest.raises(DataError, match=r"nothing to train on: read 30 = kept 0 \+ too_many_tokens 30"):
         prepare(small_config(data, "data.filter.max_tokens=4", "tokenizer.vocab_size=40"), tmp_path / "cache")

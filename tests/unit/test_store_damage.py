@@ -232,7 +232,7 @@ def short_table(folder: Path) -> None:
 def test_a_damaged_store_leaves_no_file_open(
     config: Config, cache: Path, damage: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Windows renames no folder with an open file in it."""
+    """Windows cannot rename a folder that contains an open file."""
     (folder,) = cache.iterdir()
     damage(folder)
     opened: list[RandomAccessFile] = []
@@ -258,7 +258,7 @@ def test_bytes_are_read_in_full_in_spite_of_short_reads(tmp_path: Path, monkeypa
         file.read(50, 51)
 
 
-def test_a_store_that_a_neighbour_finished_meanwhile_is_taken(
+def test_a_store_that_another_process_finished_meanwhile_is_used(
     config: Config, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A damaged one is replaced."""
@@ -281,11 +281,11 @@ def test_a_store_that_a_neighbour_finished_meanwhile_is_taken(
     for damaged in (False, True):
         (store.folder / "store.json").unlink()
         assert content(prepare(config, cache)[0]) == before
-        assert (store.folder.stat().st_ino == inodes[-1]) is not damaged, "a neighbour may be reading it already"
+        assert (store.folder.stat().st_ino == inodes[-1]) is not damaged, "another process may already use it"
         assert {path.name for path in cache.iterdir()} == {"finished", store.folder.name}
 
 
-def test_a_file_in_place_of_a_store_is_replaced(config: Config, cache: Path) -> None:
+def test_a_file_with_the_name_of_a_store_is_replaced(config: Config, cache: Path) -> None:
     store, _ = prepare(config, cache)
     before = content(store)
     shutil.rmtree(store.folder)
@@ -337,7 +337,7 @@ def test_the_first_id_behind_the_vocabulary_is_refused(config: Config, cache: Pa
         store.pair(0)
 
 
-def test_a_store_that_is_replaced_goes_on_being_read(config: Config, cache: Path) -> None:
+def test_a_replaced_store_can_still_be_read(config: Config, cache: Path) -> None:
     store, _ = prepare(config, cache)
     before = content(store)
     shutil.rmtree(store.folder)

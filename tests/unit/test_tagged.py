@@ -1,4 +1,4 @@
-"""Sentences with tags: CoNLL-U without what is no word, word/tag, and one clear message where a line is not so."""
+"""Sentences with tags: CoNLL-U without multiword tokens, word/tag, and one clear message per invalid line."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_bad_line_is_named(name: str, lines: list[str], message: str, tmp_path
         list(read_tagged(write_lines(tmp_path / name, lines)))
 
 
-def test_a_tag_stands_on_the_first_piece() -> None:
+def test_a_tag_belongs_to_the_first_piece() -> None:
     ids, tags = tagged_row([[7], [8, 9, 10], [11, 12]], [3, 1, 2])
     assert ids == [BOS, 7, 8, 9, 10, 11, 12, EOS]
     assert tags == [PAD, 3, 1, PAD, PAD, 2, PAD, PAD]

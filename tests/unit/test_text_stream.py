@@ -80,7 +80,7 @@ def test_buckets_hold_every_example_once_within_the_budget(lengths: list[int], b
 
 
 @given(st.lists(st.integers(1, 40), max_size=60), st.integers(1, 90))
-def test_batches_hold_every_place_once_the_largest_first(sizes: list[int], budget: int) -> None:
+def test_batches_contain_every_index_once_the_largest_first(sizes: list[int], budget: int) -> None:
     batches = list(batches_within(sizes, budget))
     places = [place for batch in batches for place in batch]
     assert sorted(places) == list(range(len(sizes)))

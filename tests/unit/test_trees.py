@@ -93,13 +93,13 @@ WORDS = ["John", "has", "a", "dog", "."]
         ("(S (NP(VP XX XX XX XX )NP)VP XX )S", "(ROOT (S (XX John) (XX has) (XX a) (XX dog) (XX .)))"),
     ],
 )
-def test_what_is_no_tree_is_mended_and_told(row: str, mended: str) -> None:
+def test_malformed_rows_are_repaired_and_reported(row: str, mended: str) -> None:
     found, whole = delinearize(row, WORDS)
     assert (str(found), whole) == (mended, False)
 
 
 @given(st.lists(st.sampled_from(["(S", "(NP", ")S", ")NP", "XX", "(", ")", "(S)S", "x"]), max_size=25).map(" ".join))
-def test_whatever_the_row_every_word_is_in_the_tree_once(row: str) -> None:
+def test_for_any_row_every_word_is_in_the_tree_once(row: str) -> None:
     found, whole = delinearize(row, WORDS)
     assert found.words() == WORDS
     if whole:

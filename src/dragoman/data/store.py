@@ -16,7 +16,9 @@ import os
 from array import array
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -307,33 +309,29 @@ def _fill(config: Config, specs: list[CorpusSpec], folder: Path) -> tuple[Filter
 
 def _encode(tokenizer: Tokenizer, folder: Path, counts: list[int], max_tokens: int, stats: FilterStats) -> list[int]:
     """Write ids and text of the pairs within `max_tokens`; return how many were kept of each corpus."""
-    offsets = {s: array("q", [0]) for s in _SIDES}
-    text_offsets = {s: array("q", [0]) for s in _SIDES}
+    tables = [(array("q", [0]), array("q", [0])) for _ in _SIDES]
     kept = [0] * len(counts)
-    ids_files = [(folder / f"{s}.ids").open("wb") for s in _SIDES]
-    text_files = [(folder / f"{s}.txt").open("wb") for s in _SIDES]
-    try:
+    with ExitStack() as stack:
+        files = [
+            [stack.enter_context((folder / f"{side}.{kind}").open("wb")) for kind in ("ids", "txt")] for side in _SIDES
+        ]
         lines = zip(_lines(folder / "source.all"), _lines(folder / "target.all"), strict=True)
         for part, count in enumerate(counts):
-            for _ in range(count):
-                texts = next(lines)
+            for texts in islice(lines, count):
                 ids = (tokenizer.encode_source(texts[0].decode()), tokenizer.encode_target(texts[1].decode()))
                 reason = drop_reason(ids, max_tokens)
                 if reason:
                     stats.drop_kept(reason)
                     continue
                 kept[part] += 1
-                for i, side in enumerate(_SIDES):
-                    ids_files[i].write(np.asarray(ids[i][:-1], dtype=np.uint32).tobytes())
-                    offsets[side].append(offsets[side][-1] + len(ids[i]) - 1)
-                    text_files[i].write(texts[i] + b"\n")
-                    text_offsets[side].append(text_offsets[side][-1] + len(texts[i]) + 1)
-    finally:
-        for file in (*ids_files, *text_files):
-            file.close()
-    for side in _SIDES:
-        (folder / f"{side}.offsets").write_bytes(offsets[side].tobytes())
-        (folder / f"{side}.text_offsets").write_bytes(text_offsets[side].tobytes())
+                for i, (offsets, text_offsets) in enumerate(tables):
+                    files[i][0].write(np.asarray(ids[i][:-1], dtype=_ID).tobytes())
+                    files[i][1].write(texts[i] + b"\n")
+                    offsets.append(offsets[-1] + len(ids[i]) - 1)
+                    text_offsets.append(text_offsets[-1] + len(texts[i]) + 1)
+    for side, (offsets, text_offsets) in zip(_SIDES, tables, strict=True):
+        (folder / f"{side}.offsets").write_bytes(offsets.tobytes())
+        (folder / f"{side}.text_offsets").write_bytes(text_offsets.tobytes())
         (folder / f"{side}.all").unlink()
     return kept
 

@@ -39,32 +39,23 @@ def _lines(count: int) -> str:
 
 
 def _side_findings(diagnosis: Diagnosis, side: SideReport) -> None:
+    def add(severity: Severity, what: str, lines: LineNumbers, advice: str) -> None:
+        diagnosis.add(severity, f"{what}: {_lines(lines.count)}", f"{side.name}, {lines}", advice)
+
     for kind, (severity, advice) in _TRAPS.items():
         if kind in side.traps:
-            lines = side.traps[kind]
-            diagnosis.add(severity, f"{kind}: {_lines(lines.count)}", f"{side.name}, {lines}", advice)
+            add(severity, kind, side.traps[kind], advice)
     if side.empty.count:
-        diagnosis.add(
-            "info" if side.empty.count < _MANY * side.lines else "warning",
-            f"empty: {_lines(side.empty.count)}",
-            f"{side.name}, {side.empty}",
-            "The filter drops these pairs. Do not delete blank lines from one file alone.",
-        )
+        advice = "The filter drops these pairs. Do not delete blank lines from one file alone."
+        add("info" if side.empty.count < _MANY * side.lines else "warning", "empty", side.empty, advice)
     suspects = side.wrong_language
     if suspects.count > _SWAPPED * side.lines:
-        diagnosis.add(
-            "error",
-            f"not in {side.language}: {suspects.count:,} of {_lines(side.lines)}",
-            f"{side.name}, {suspects}",
-            "Check whether source and target are swapped or the languages are configured wrongly.",
-        )
+        advice = "Check whether source and target are swapped or the languages are configured wrongly."
+        what = f"not in {side.language}: {suspects.count:,} of {_lines(side.lines)}"
+        diagnosis.add("error", what, f"{side.name}, {suspects}", advice)
     elif suspects.count:
-        diagnosis.add(
-            "warning",
-            f"perhaps not in {side.language}: {_lines(suspects.count)}",
-            f"{side.name}, {suspects}",
-            "Check these lines: untranslated text teaches the model to copy. Remove such pairs from both sides.",
-        )
+        advice = "Check these lines: untranslated text teaches the model to copy. Remove such pairs from both sides."
+        add("warning", f"perhaps not in {side.language}", suspects, advice)
     if side.unseen_characters:
         shown = " ".join(f"{c} (U+{ord(c):04X})" for c in side.unseen_characters[:8])
         diagnosis.add(

@@ -160,9 +160,9 @@ def check_text(text: object, name: str, *, allow_surrogates: bool = False) -> st
         raise UsageError(f"{name}: {text!r:.40} is of type {type(text).__name__}; accepted: str")
     if allow_surrogates:
         return text
-    from dragoman.io.lines import has_half_pair  # here, because it imports decompressors
+    from dragoman.io.lines import has_lone_surrogate  # here, because it imports decompressors
 
-    if has_half_pair(text):
+    if has_lone_surrogate(text):
         raise UsageError(f"{name}: invalid Unicode (lone surrogate) in {text[:40]!r}; accepted: text valid in UTF-8")
     return text
 

@@ -72,7 +72,7 @@ class NativeBackend(DecodingBackend):
         self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int
     ) -> list[list[Hypothesis]]:
         if settings.sample:
-            return self._sample(sources, prefixes, settings, batch_tokens)
+            return super()._search(sources, prefixes, settings, batch_tokens)
         limits = [settings.limit(len(s), len(p)) for s, p in zip(sources, prefixes, strict=True)]
         lists = None
         if self.shortlist is not None:
@@ -80,14 +80,6 @@ class NativeBackend(DecodingBackend):
         return self.engine.search(
             sources, limits, settings, prefixes, self.threads, shortlists=lists, source_tokens=batch_tokens
         )
-
-    def _sample(
-        self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int
-    ) -> list[list[Hypothesis]]:
-        from dragoman.decoding.pytorch.generate import generate_batches
-
-        stepper = self.stepper()
-        return generate_batches(stepper, sources, prefixes, settings, batch_tokens, self.device, self.shortlist)
 
     def align(self, pairs: Sequence[tuple[Ids, Ids]], batch_tokens: int) -> list[NDArray[np.float32]]:
         if max((max(len(src), len(tgt)) for src, tgt in pairs), default=0) > self.engine.positions:

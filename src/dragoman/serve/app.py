@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 import os
@@ -79,8 +80,7 @@ class ServedModel:
     def stream(self, request: TranslateRequest) -> Iterator[Event]:
         """Yield the events of a request; a temperature above 0 means sampling."""
         settings: dict[str, Any] = {"sample": request.temperature > 0, "beam": request.beam, "seed": request.seed}
-        if request.temperature > 0:
-            settings["temperature"] = request.temperature
+        settings["temperature"] = request.temperature or 1.0
         if isinstance(self.pipeline, Translator):
             return stream_translation(self.pipeline, request.text, self.lock, **settings)
         return stream_continuation(self.pipeline, request.text, self.lock, **settings)
@@ -124,10 +124,8 @@ def load_models(paths: Sequence[str | Path], device: str | torch.device = "cpu")
     repeated = sorted({str(path) for path in resolved if resolved.count(path) > 1})
     if repeated:
         raise UsageError(f"models named twice: {', '.join(repeated)}; name each model once")
-    for parts in range(1, max(len(path.parts) for path in resolved) + 1):
-        names = ["/".join(path.parts[-parts:]) for path in resolved]
-        if len(set(names)) == len(names):
-            break
+    candidates = (["/".join(path.parts[-count:]) for path in resolved] for count in itertools.count(1))
+    names = next(names for names in candidates if len(set(names)) == len(names))
     return {name: ServedModel.load(path, device) for name, path in zip(names, paths, strict=True)}
 
 
@@ -193,9 +191,8 @@ def _parse_request(body: bytes, names: Sequence[str]) -> TranslateRequest:
 def _explain(error: Any, accepted: Mapping[str, str]) -> dict[str, str]:
     """Return one of pydantic's errors as a problem."""
     if not error["loc"]:
-        return _problem(
-            f"the body is not a valid request: {error['msg']}", "body", f"a JSON object with {', '.join(accepted)}"
-        )
+        what = f"the body is not a valid request: {error['msg']}"
+        return _problem(what, "body", f"a JSON object with {', '.join(accepted)}")
     name = str(error["loc"][0])
     if error["type"] == "extra_forbidden":
         return _problem(f"unknown setting {name[:80]!r}{nearest(name, accepted)}", f"body.{name}", ", ".join(accepted))

@@ -44,6 +44,7 @@ from dragoman.pipelines.translation import Translator
 __all__ = ["Event", "RecordingStepper", "stream_continuation", "stream_translation"]
 
 Event = dict[str, Any]
+Lock = AbstractContextManager[Any] | None
 
 _ALTERNATIVES = 5
 
@@ -64,7 +65,7 @@ class RecordingStepper:
     computes, because recordings from two threads would mix; free between steps, so that several searches can alternate.
     """
 
-    def __init__(self, model: Model, lock: AbstractContextManager[Any] | None = None) -> None:
+    def __init__(self, model: Model, lock: Lock = None) -> None:
         attention = "self_attn" if isinstance(model, DecoderOnly) else "cross_attn"
         self.model = model.eval()
         self.inner = ModelStepper(model)
@@ -89,16 +90,13 @@ class RecordingStepper:
 
 def _weights(recording: Recording) -> Tensor | None:
     """Return the weights of one step (K, L, H, S), or None: linear attention with a cache computes none."""
-    layers = []
-    for calls in recording.values():
-        for weights in calls:  # (K, H, 1, S), or with the beams as queries (1, H, K, S)
-            layers.append(weights[0].transpose(0, 1) if weights.size(0) == 1 else weights[:, :, -1])
+    # Calls are (K, H, 1, S), or with the beams as queries (1, H, K, S).
+    calls = [weights for calls in recording.values() for weights in calls]
+    layers = [weights[0].transpose(0, 1) if weights.size(0) == 1 else weights[:, :, -1] for weights in calls]
     return as_bytes(torch.stack(layers, dim=1)) if layers else None  # bytes: every step is kept until the end
 
 
-def stream_translation(
-    translator: Translator, text: str, lock: AbstractContextManager[Any] | None = None, **overrides: Any
-) -> Iterator[Event]:
+def stream_translation(translator: Translator, text: str, lock: Lock = None, **overrides: Any) -> Iterator[Event]:
     """Yield the events of one translation; text, score and flags equal `translator.translate([text], **overrides)`.
 
     The parts of a long text are searched one by one (as with `batch_tokens=1`).  Raises UsageError.
@@ -119,12 +117,7 @@ def stream_translation(
 
 
 def stream_continuation(
-    generator: TextGenerator,
-    prompt: str,
-    lock: AbstractContextManager[Any] | None = None,
-    *,
-    max_tokens: int = 200,
-    **settings: Any,
+    generator: TextGenerator, prompt: str, lock: Lock = None, *, max_tokens: int = 200, **settings: Any
 ) -> Iterator[Event]:
     """Yield the events of one continuation; text and log-probability equal `generator.generate([prompt], ...)`.
 

@@ -516,7 +516,7 @@ def test_input_that_is_not_text_is_refused(name: str, runs: Path) -> None:
         (["the", "a \ud83d"], r"input 2: invalid Unicode \(lone surrogate\)"),
     ):
         with pytest.raises(UsageError, match=message):
-            list(pipeline.stream(wrong, **options))
+            list(pipeline.stream(wrong, window=1, **options))
 
 
 @pytest.mark.skipif(load_native() is None, reason=missing())

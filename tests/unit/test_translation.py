@@ -149,6 +149,17 @@ def test_scoring_a_long_pair_takes_the_logits_in_parts(monkeypatch: pytest.Monke
         assert one.token_log_probs == pytest.approx(other.token_log_probs, abs=1e-6)
 
 
+def test_every_text_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    translator, texts = tiny_translator(max_source=9), []
+    encode = translator.tokenizer.encode_source
+    monkeypatch.setattr(translator.tokenizer, "encode_source", lambda text: texts.append(text) or encode(text))
+
+    out = translator.translate(["one two", "one two three. Four five six, seven eight nine.", "seven"])
+
+    assert [("split" in translation.flags) for translation in out] == [False, True, False]
+    assert len(texts) == len(set(texts)) >= 5
+
+
 def test_half_a_surrogate_pair_is_no_reason_to_fail() -> None:
     out = copying_translator().translate(["one \ud83d two"])
 

@@ -28,7 +28,7 @@ from dragoman.models.build import build_model
 from dragoman.models.convolutional import Convolutional
 from dragoman.models.seq2seq import Model
 from dragoman.nn.attention import AttentionTaps, SelfAttention, attend_explicit, attend_short, causal_bias
-from dragoman.nn.linear_attention import causal_linear_attention, causal_linear_attention_plain
+from dragoman.nn.linear_attention import causal_linear_attention, causal_linear_recurrence
 from dragoman.nn.positions import Positions, Rotary, Sinusoidal
 from dragoman.nn.taps import Tap
 
@@ -95,9 +95,7 @@ def test_without_softmax_keys_and_values_are_summed_before_any_query() -> None:
     assert state.shape == (1, 1, DH, DH + 1)
     torch.testing.assert_close(with_products(q, k, v), q @ state, **EXACT)
     past = replaced(lambda weights: (q @ k.transpose(-1, -2)).tril())
-    torch.testing.assert_close(
-        attend_explicit(q, k, v, None, taps=past)[0], causal_linear_attention_plain(q, k, v), **EXACT
-    )
+    torch.testing.assert_close(attend_explicit(q, k, v, None, taps=past)[0], causal_linear_recurrence(q, k, v), **EXACT)
 
 
 def test_without_softmax_heads_are_blocks_of_one_heads_matrix() -> None:
@@ -250,7 +248,7 @@ def test_a_stack_of_convolutions_reaches_as_far_as_it_is_deep(layers: int, place
         ConvolutionalConfig(d_model=10, encoder_layers=layers, decoder_layers=1, kernel=3, dropout=0.0), V, V
     ).double()
     assert isinstance(convolutions, Convolutional)
-    seen = moved(lambda ids: convolutions.encoder(ids, None)[0])
+    seen = moved(lambda ids: convolutions.encoder(ids, None))
     assert seen == [abs(i - place) <= layers for i in range(13)]
     attention = build_model(
         TransformerConfig(d_model=D, d_ff=8, n_heads=H, encoder_layers=1, decoder_layers=1, dropout=0.0), V, V
@@ -272,7 +270,7 @@ def test_learned_positions_of_the_example_are_393216_numbers() -> None:
         (gradient,) = torch.autograd.grad(hidden, table, random(*hidden.shape).float())
         assert gradient[:words].ne(0).all(), "every number of a place that is used"
         assert not gradient[words:].any()
-    with pytest.raises(UsageError, match="513 tokens, but learned positions reach max_len = 512"):
+    with pytest.raises(UsageError, match=r"513 tokens exceed the learned positions \(max_len = 512"):
         learned.hidden(torch.full((1, 513), 5), None, torch.full((1, 513), 5))
 
 

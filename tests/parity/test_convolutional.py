@@ -245,7 +245,8 @@ def test_the_variance_stays_what_it_is_through_the_encoder(dropout: float) -> No
     model = build_model(ConvolutionalConfig.model_validate(sizes), 300, 300)
     assert isinstance(model, Convolutional)
     with torch.no_grad():
-        z, e = model.encoder(torch.randint(4, 300, (8, 64)), None)
+        z, values = model.encoder(torch.randint(4, 300, (8, 64)), None).chunk(2, dim=-1)
+    e = values / 64**0.5 - z  # values are sqrt(m) (z + e)
     assert 0.7 < float(z.std() / e.std()) < 1.3
     words = build_model(ConvolutionalConfig.model_validate(sizes | {"dropout": 0.0}), 300, 300)
     assert isinstance(words, Convolutional)

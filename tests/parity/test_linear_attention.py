@@ -15,7 +15,7 @@ from dragoman.nn.linear_attention import (
     FEATURE_MAPS,
     LinearSelfAttention,
     causal_linear_attention,
-    causal_linear_attention_plain,
+    causal_linear_recurrence,
 )
 from dragoman.nn.positions import Positions, Rotary
 from dragoman.nn.state import LinearSums
@@ -95,7 +95,7 @@ def test_chunks_recurrence_and_quadratic_sum_are_the_same(length: int) -> None:
     q, k, v = (random(N, H, length, DH).requires_grad_() for _ in range(3))
     ways: dict[str, Callable[[], Tensor]] = {
         "chunks": lambda: causal_linear_attention(q, k, v)[0],
-        "plain": lambda: causal_linear_attention_plain(q, k, v),
+        "plain": lambda: causal_linear_recurrence(q, k, v),
         "square": lambda: (q @ k.transpose(-1, -2)).tril() @ v,
     }
     upstream = random(N, H, length, DH)
@@ -206,22 +206,22 @@ def test_what_changes_single_scores_is_refused() -> None:
 
     attention, x, pos = made("elu"), random(N, T, D), torch.arange(T)
     one = torch.zeros(N, 1, 1, T + 1, dtype=torch.float64)
-    with pytest.raises(ValueError, match="no scores"):
+    with pytest.raises(ValueError, match="has no scores"):
         attention(x, WithTerms(), pos)
     for bias in (causal_bias(pos, pos, x.dtype), random(H, T, T), random(N, H, 1, T), one):
-        with pytest.raises(ValueError, match="no scores"):
+        with pytest.raises(ValueError, match="has no scores"):
             attention(x, Positions(), pos, bias)
 
 
 def test_features_stay_positive_in_float32() -> None:
     far = torch.tensor([-80.0, -30.0, -17.5, 0.0, 5.0, 200.0])
     for kind, maps in FEATURE_MAPS.items():
-        assert (maps.of_keys(far) > 0).all() and maps.of_keys(far).isfinite().all(), kind
-    torch.testing.assert_close(FEATURE_MAPS["elu"].of_keys(far.double()), F.elu(far.double()) + 1, **EXACT)
+        assert (maps.keys(far) > 0).all() and maps.keys(far).isfinite().all(), kind
+    torch.testing.assert_close(FEATURE_MAPS["elu"].keys(far.double()), F.elu(far.double()) + 1, **EXACT)
 
 
 def test_features_of_a_softmax_are_bounded() -> None:
-    keys = FEATURE_MAPS["softmax"].of_keys(torch.tensor([-99.0, -30.0, -1.0, 0.0, 30.0, 99.0]))
+    keys = FEATURE_MAPS["softmax"].keys(torch.tensor([-99.0, -30.0, -1.0, 0.0, 30.0, 99.0]))
 
     assert keys.log().tolist() == pytest.approx([-30, -30, -1, 0, 30, 30], abs=1e-5)
 

@@ -67,7 +67,7 @@ def test_sinusoidal_follows_the_dtype() -> None:
 
 
 @pytest.mark.parametrize(
-    ("positions", "table"), [(Sinusoidal(D), "table"), (Rotary(DH, 10000.0), "turns")], ids=["sinusoidal", "rotary"]
+    ("positions", "table"), [(Sinusoidal(D), "table"), (Rotary(DH, 10000.0), "rotations")], ids=["sinusoidal", "rotary"]
 )
 def test_a_table_grows_by_powers_of_two_and_is_kept_meanwhile(positions: Positions, table: str) -> None:
     sizes, tables = [], []
@@ -113,7 +113,7 @@ def test_learned_trains_the_rows_it_has_seen_and_no_other() -> None:
 
 def test_learned_has_no_position_beyond_the_last() -> None:
     positions = Learned(D, 12)
-    with pytest.raises(UsageError, match=r"13 tokens, but .* max_len = 12 tokens and .*max_len of at least 13"):
+    with pytest.raises(UsageError, match=r"13 tokens exceed .*max_len = 12 tokens.*max_len of at least 13"):
         positions.embed(torch.zeros(N, 13, D), torch.arange(13), None)
     with pytest.raises(UsageError, match="18 tokens"):
         positions.embed(torch.zeros(N, 1, D), torch.tensor([17]), None)

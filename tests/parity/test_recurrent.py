@@ -32,7 +32,7 @@ from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
 from dragoman.nn.attention import mask_to_bias
 from dragoman.nn.record import record
-from dragoman.nn.recurrent import GRU, LSTM, Cell, RecurrentEncoderLayer, State, VanillaRNN, backwards
+from dragoman.nn.recurrent import GRU, LSTM, Cell, RecurrentEncoderLayer, State, VanillaRNN, reversal
 from dragoman.nn.recurrent_attention import (
     AdditiveAttention,
     BahdanauLayer,
@@ -144,10 +144,10 @@ def test_a_cell_begins_orthogonal_and_an_lstm_remembers() -> None:
 
 def test_backwards_turns_words_and_leaves_padding() -> None:
     mask = torch.tensor([[True, True, True], [True, False, False], [True, True, False]])
-    order = backwards(mask, mask)
+    order = reversal(mask, mask)
     assert order.tolist() == [2, 1, 0, 3, 4, 5, 7, 6, 8]
     assert torch.equal(order[order], torch.arange(9))
-    assert backwards(None, torch.zeros(2, 3)).tolist() == [2, 1, 0, 5, 4, 3]
+    assert reversal(None, torch.zeros(2, 3)).tolist() == [2, 1, 0, 5, 4, 3]
 
 
 @pytest.mark.parametrize("kind", CELLS)
@@ -162,7 +162,7 @@ def test_two_directions_of_padded_sentences_are_torchs(kind: str) -> None:
     x = random(N, T, D_IN).requires_grad_()
     packed = theirs(pack_padded_sequence(x, torch.tensor(lengths), batch_first=True, enforce_sorted=False))[0]
     expected = pad_packed_sequence(packed, batch_first=True)[0][mask]
-    out = layer(x, backwards(mask, x))[mask]
+    out = layer(x, reversal(mask, x))[mask]
     torch.testing.assert_close(out, expected, **EXACT)
     ours = (x, *layer.ahead.weights, *layer.back.weights)
     assert_all_close(gradients(out, *ours), gradients(expected, x, *theirs.all_weights[0], *theirs.all_weights[1]))
@@ -208,8 +208,7 @@ def test_attention_is_the_direct_formula(kind: str, beams: int) -> None:
     attention, states = new_attention(kind), random(B, S, D)
     memory, s = attention.project(states), random(B * beams, D)
     assert memory.keys.shape == memory.values.shape == (B, 1, S, D)
-    weights = attention.weigh(s, memory, mask_to_bias(MASK[:, None, None], torch.float64))
-    contexts = attention.mix(weights, memory)
+    contexts, weights = attention.attend(s, memory, mask_to_bias(MASK[:, None, None], torch.float64))
     assert weights.shape == (B, 1, beams, S) and not weights.masked_select(~MASK[:, None, None]).any()
     for row in range(B * beams):
         sentence = row // beams

@@ -25,7 +25,7 @@ from dragoman.decoding.pytorch.sampling import draw
 from dragoman.decoding.request import not_numbers
 from dragoman.decoding.settings import SearchSettings
 from dragoman.models.seq2seq import Memory, Model
-from dragoman.nn.state import DecodeState, FixedKeyValues, FixedState, LayerState, SelfKeyValues
+from dragoman.nn.state import DecodeState, LayerState, SelfKeyValues, StaticKeyValues, StaticState
 
 __all__ = ["Sizes", "StaticShapeSearch"]
 
@@ -214,19 +214,19 @@ class StaticShapeSearch:
         with torch.no_grad():
             return self.model.start(self.model.encode(src, src == EOS if self.sizes.source else None), beams, room)
 
-    def _state(self) -> FixedState:
+    def _state(self) -> StaticState:
         state = self._started(self.sizes.sentences, self.beams, self.sizes.room)
         caches, layers = [], list[LayerState]()
         for layer in state.layers:
-            own = getattr(layer, "own", layer)  # beside the memory's keys and values, or alone
+            own = getattr(layer, "self_attn", layer)  # beside the memory's keys and values, or alone
             assert isinstance(own, SelfKeyValues)
-            caches.append(FixedKeyValues(own, self.place))
+            caches.append(StaticKeyValues(own, self.place))
             if own is layer:
                 layers.append(caches[-1])
             else:
-                layer.own = caches[-1]  # type: ignore[attr-defined]
+                layer.self_attn = caches[-1]  # type: ignore[attr-defined]
                 layers.append(layer)
-        return FixedState(layers, caches, self.beams, state.memory_bias, self.place)
+        return StaticState(layers, self.beams, state.memory_bias, caches=caches)
 
     def _begin(
         self,
@@ -262,8 +262,8 @@ class StaticShapeSearch:
         memory: Memory = self.model.encode(src.to(self.device), mask.to(self.device) if self.sizes.source else None)
         fresh = self.model.start(memory, self.beams, 0)
         for layer, new in zip(self.state.layers, fresh.layers, strict=False):  # none without an encoder
-            layer.cross.keys.copy_(new.cross.keys)  # type: ignore[attr-defined]
-            layer.cross.values.copy_(new.cross.values)  # type: ignore[attr-defined]
+            layer.cross_attn.keys.copy_(new.cross_attn.keys)  # type: ignore[attr-defined]
+            layer.cross_attn.values.copy_(new.cross_attn.values)  # type: ignore[attr-defined]
         if self.state.memory_bias is not None and fresh.memory_bias is not None:
             self.state.memory_bias.copy_(fresh.memory_bias)
 

@@ -1,4 +1,4 @@
-"""Linear attention against the quadratic formula, and its three causal ways against each other, in float64."""
+"""Linear attention against the quadratic formula, and its causal implementations against each other, in float64."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dragoman.nn.state import LinearSums
 
 N, H, T, DH = 3, 4, 7, 6
 LONG = 150
-"""More than two chunks, and not a whole number of them."""
+"""More than two chunks, and not a multiple of the chunk size."""
 D = H * DH
 EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
 
@@ -39,14 +39,14 @@ def made(kind: str) -> LinearSelfAttention:
 
 
 def padding(length: int) -> Tensor:
-    """(N, length): True = a word; the first sentence is as long as the batch."""
+    """(N, length): True = a token; the first sentence has no padding."""
     return torch.arange(length) < torch.tensor([length, length // 2, length - 1])[:, None]
 
 
 def weights_by_hand(kind: str, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
-    """(N, H, T, T) from the definition; seen (N, 1, T, T): True where a query may look."""
+    """(N, H, T, T) from the definition; seen (N, 1, T, T): True where a query may attend."""
     if kind == "softmax":
-        # Of each query over its features, of each feature over the keys in sight: the sum of Dh softmaxes.
+        # Softmax of each query over its features and of each feature over the visible keys: a sum of Dh softmaxes.
         of_keys = k.transpose(-1, -2)[:, :, None].masked_fill(~seen[:, :, :, None], -torch.inf).softmax(-1)
         return torch.einsum("nhtf,nhtfs->nhts", q.softmax(-1), of_keys)
     phi: dict[str, Callable[[Tensor], Tensor]] = {"elu": lambda x: F.elu(x) + 1, "relu": lambda x: x.relu() + 1e-3}
@@ -55,7 +55,7 @@ def weights_by_hand(kind: str, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
 
 
 def sight(length: int, causal: bool, padded: bool) -> Tensor:
-    """(N, 1, T, T): True where a query may look."""
+    """(N, 1, T, T): True where a query may attend."""
     seen = torch.ones(N, 1, length, length, dtype=torch.bool)
     if padded:
         seen = seen & padding(length)[:, None, None, :]
@@ -233,7 +233,7 @@ def test_sums_are_kept_in_float32_under_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         half = attention(x, Positions(), torch.arange(LONG), None, True, cache)
         _, k, v = attention.qkv(x).float().view(N, LONG, 3, H, DH).permute(2, 0, 3, 1, 4)
-    want = (F.elu(k) + 1).transpose(-1, -2) @ v  # the numbers are bfloat16, their sums are not
+    want = (F.elu(k) + 1).transpose(-1, -2) @ v  # the terms are bfloat16, their sums are not
     torch.testing.assert_close(cache.keys_values, want, rtol=0.0, atol=1e-3)
     whole = attention(x, Positions(), torch.arange(LONG), None, True)
     torch.testing.assert_close(half.float(), whole, rtol=0.0, atol=0.05)

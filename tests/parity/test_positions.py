@@ -1,4 +1,4 @@
-"""Positions against their formulas and the properties they were made for."""
+"""Positions against their formulas and designed properties."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_rotary_gradient_turns_back() -> None:
     rotary, pos = Rotary(DH, 10000.0), torch.arange(T)
     q, k = random(N, H, T, DH).requires_grad_(), random(N, H, T, DH)
     turned, _ = rotary.rotate(q, k, pos)
-    turned.backward(turned.detach())  # the transpose of a turn is the turn back
+    turned.backward(turned.detach())  # the transpose of a rotation is its inverse
     assert q.grad is not None
     torch.testing.assert_close(q.grad, q.detach(), **EXACT)
 
@@ -192,7 +192,7 @@ def test_partial_rotary_turns_the_first_numbers_only(d_head: int, fraction: floa
 
 
 def test_partial_rotary_takes_heads_as_attention_cuts_them() -> None:
-    qkv = random(N, T, 3 * H * 7)  # an odd head: its numbers begin at odd places of the row
+    qkv = random(N, T, 3 * H * 7)  # an odd head size: heads start at odd offsets of the row
     q, k, _ = qkv.view(N, T, 3, H, 7).permute(2, 0, 3, 1, 4).unbind(0)
     rotary, pos = Rotary(7, 10000.0, 0.6), torch.arange(T)
     got, want = rotary.rotate(q, k, pos), rotary.rotate(q.contiguous(), k.contiguous(), pos)

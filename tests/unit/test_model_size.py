@@ -1,4 +1,4 @@
-"""The size of a model is known, and refused where memory does not suffice, before anything is allocated."""
+"""Model sizes are computed, and rejected if memory does not suffice, before anything is allocated."""
 
 from __future__ import annotations
 

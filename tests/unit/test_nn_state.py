@@ -1,4 +1,4 @@
-"""What a decoder remembers: written at `length`, reordered and dropped by one call."""
+"""The decoder state: written at `length`, reordered and reduced by one call."""
 
 from __future__ import annotations
 

@@ -50,6 +50,15 @@ class Stack(nn.Module):
         x, carry = self.positions.embed(self.embedded(x), pos, carry)
         return self.dropout(self.positioned(x)), carry
 
+    def encode_all(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Add positions to embeddings x (N, T, D) and apply all layers; mask (N, T), True = a token, or None."""
+        pos = torch.arange(x.size(1), device=x.device)
+        x, _ = self.add_positions(x, pos, x.size(1))
+        bias = add_biases(padding_bias(mask, x.dtype), self.positions.static_bias(pos, pos))  # (N, H or 1, T or 1, T)
+        for layer in self.layers:
+            x = layer(x, self.positions, pos, bias)
+        return x
+
     def embed_next(self, tokens: Tensor, state: DecodeState) -> tuple[Tensor, Tensor, Tensor | None, bool]:
         """Return, for the next tokens (N, T): vectors (N, T, D), positions (T,), and self-attention's bias and causal.
 
@@ -73,13 +82,7 @@ class Encoder(Stack):
 
     def forward(self, src: Tensor, src_mask: Tensor | None) -> Tensor:
         """Encode src (B, S), with src_mask (B, S) or None, and return (B, S, D)."""
-        pos = torch.arange(src.size(1), device=src.device)
-        x, _ = self.add_positions(self.embedding(src), pos, src.size(1))  # (B, S, D)
-        static = self.positions.static_bias(pos, pos)  # (H, S, S)
-        bias = add_biases(padding_bias(src_mask, x.dtype), static)  # (B, H or 1, S or 1, S)
-        for layer in self.layers:
-            x = layer(x, self.positions, pos, bias)
-        out: Tensor = self.final_norm(x)
+        out: Tensor = self.final_norm(self.encode_all(self.embedding(src), src_mask))
         return out
 
 

@@ -72,10 +72,5 @@ class Vision(Stack, Network):
                 "scale the images to the size used in training and cut them with dragoman.models.vision.patches"
             )
         x = torch.cat([self.class_token.expand(src.size(0), 1, -1), self.embedding(src)], dim=1)  # (B, 1 + n, D)
-        pos = torch.arange(x.size(1), device=x.device)
-        x, _ = self.add_positions(x, pos, x.size(1))
-        bias = self.positions.static_bias(pos, pos)  # (H, 1 + n, 1 + n) or None
-        for layer in self.layers:
-            x = layer(x, self.positions, pos, bias)
-        out: Tensor = self.final_norm(x[:, :1])
+        out: Tensor = self.final_norm(self.encode_all(x, None)[:, :1])
         return out

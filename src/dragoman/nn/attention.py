@@ -101,7 +101,7 @@ def attend_explicit(
     k, v = _repeat(k, q.size(1)), _repeat(v, q.size(1))
     scores = taps.scores(q @ k.transpose(-1, -2) / math.sqrt(q.size(-1)))  # (N, H, Tq, Tk)
     masked = taps.masked(scores if bias is None else scores + bias)
-    weights: Tensor = taps.weights(masked.softmax(dim=-1))
+    weights = taps.weights(masked.softmax(dim=-1))
     if dropout is not None:
         weights = dropout(weights)
     return weights @ v, weights

@@ -81,8 +81,7 @@ class GatedConvolution(nn.Module):
         if self.gate.active:
             a, b = both.chunk(2, dim=-1)
             explicit = a * self.gate(b.sigmoid())
-        out: Tensor = self.hidden(explicit if explicit is not None and self.gate.is_intervened else F.glu(both, dim=-1))
-        return out
+        return self.hidden(explicit if explicit is not None and self.gate.is_intervened else F.glu(both, dim=-1))
 
 
 class MultiStepAttention(nn.Module):
@@ -107,8 +106,8 @@ class MultiStepAttention(nn.Module):
         scores = self.scores((q @ source.keys.transpose(1, 2)).view(n, 1, t, s)).reshape(b, n // b * t, s)
         if bias is not None:
             scores = scores + bias
-        weights: Tensor = self.weights(scores.softmax(dim=-1).view(n, 1, t, s))
-        context: Tensor = self.context(weights.reshape(b, n // b * t, s) @ source.values)  # (B, K*T, D)
+        weights = self.weights(scores.softmax(dim=-1).view(n, 1, t, s))
+        context = self.context(weights.reshape(b, n // b * t, s) @ source.values)  # (B, K*T, D)
         return context.view(n, t, d)
 
 
@@ -125,8 +124,7 @@ class ConvolutionalEncoderLayer(nn.Module):
         if mask is not None:
             x = x.masked_fill(~mask[..., None], 0)
         side = self.conv.kernel // 2
-        out: Tensor = self.stream((self.conv(F.pad(x, (0, 0, side, side))) + x) * _HALF)
-        return out
+        return self.stream((self.conv(F.pad(x, (0, 0, side, side))) + x) * _HALF)
 
 
 class ConvolutionalDecoderLayer(nn.Module):
@@ -143,5 +141,4 @@ class ConvolutionalDecoderLayer(nn.Module):
     ) -> Tensor:
         """Map x and target embeddings (N, T, D) to (N, T, D) and advance the state by T positions."""
         x = (self.conv(state.append(x)) + x) * _HALF
-        out: Tensor = self.stream((self.cross_attn(x, embedded, source, bias) + x) * _HALF)
-        return out
+        return self.stream((self.cross_attn(x, embedded, source, bias) + x) * _HALF)

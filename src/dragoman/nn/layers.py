@@ -72,7 +72,7 @@ class OutputProjection(nn.Linear):
         return decide(self.logits, self.probs)
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.logits(super().forward(x))
+        logits = self.logits(super().forward(x))
         if self.probs.active:
             self.probs(logits.softmax(-1))
         return logits
@@ -89,8 +89,7 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         explicit = self._explicit(x) if active(self.mean, self.std) else None
-        normed: Tensor = self.normed(super().forward(x) if explicit is None else explicit)
-        return normed
+        return self.normed(super().forward(x) if explicit is None else explicit)
 
     def _explicit(self, x: Tensor) -> Tensor | None:
         """Write out the formula for the taps; return its result only if they are intervened."""
@@ -130,10 +129,8 @@ class RMSNorm(nn.Module):
         if self.std.active:
             std = self.std((x.square().mean(-1) + self.eps).sqrt())
             if self.std.is_intervened:
-                explicit: Tensor = self.normed(x / std[..., None] * self.weight)
-                return explicit
-        normed: Tensor = self.normed(self._normalise(x))
-        return normed
+                return self.normed(x / std[..., None] * self.weight)
+        return self.normed(self._normalise(x))
 
     def _normalise(self, x: Tensor) -> Tensor:
         if x.device.type == "cpu":  # F.rms_norm is a chain of small operations there, at half the speed
@@ -169,8 +166,7 @@ class BatchNorm(nn.Module):
         if training and not bool(torch.isfinite(flat).all()):  # the trainer skips this step; leave no trace of it
             statistics = self.running_mean.clone(), self.running_var.clone()
         out = F.batch_norm(flat, *statistics, self.weight, self.bias, training, self.momentum, self.eps)
-        normed: Tensor = self.normed(out.view_as(x))
-        return normed
+        return self.normed(out.view_as(x))
 
 
 class FeedForward(nn.Module):
@@ -220,8 +216,7 @@ class SubLayer(nn.Module):
         if self.order == "post":
             normed: Tensor = self.norm(self.residual(self.dropout(self.update(function(x)), x)))
             return normed
-        out: Tensor = self.residual(self.dropout(self.update(function(self.norm(x))), x))
-        return out
+        return self.residual(self.dropout(self.update(function(self.norm(x))), x))
 
 
 class EncoderLayer(nn.Module):
@@ -246,8 +241,7 @@ class EncoderLayer(nn.Module):
     ) -> Tensor:
         """Transform x (N, S, D) at positions pos (S,); the arguments are those of `SelfAttention`."""
         x = self.around_self_attn(x, lambda y: self.self_attn(y, positions, pos, bias, causal, cache))
-        out: Tensor = self.stream(self.around_ffn(x, self.ffn))
-        return out
+        return self.stream(self.around_ffn(x, self.ffn))
 
 
 class DecoderLayer(nn.Module):
@@ -280,5 +274,4 @@ class DecoderLayer(nn.Module):
         """Transform x (N, T, D) at positions pos (T,); memory_bias (B, 1, 1, S) or None."""
         x = self.around_self_attn(x, lambda y: self.self_attn(y, positions, pos, bias, causal, cache))
         x = self.around_cross_attn(x, lambda y: self.cross_attn(y, memory, memory_bias))
-        out: Tensor = self.stream(self.around_ffn(x, self.ffn))
-        return out
+        return self.stream(self.around_ffn(x, self.ffn))

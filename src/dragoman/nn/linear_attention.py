@@ -155,7 +155,7 @@ class LinearSelfAttention(MultiHead):
         """Return the outputs (N, H, T, Dh) for divided queries and keys (N, H, T, Dh)."""
         if self.weights.active and cache is None:
             weights = q @ k.transpose(-1, -2)  # (N, H, T, T)
-            recorded: Tensor = self.weights(weights.tril() if causal else weights)
+            recorded = self.weights(weights.tril() if causal else weights)
             if self.weights.is_intervened:
                 return recorded @ v
         if not causal:

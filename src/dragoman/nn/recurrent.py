@@ -86,8 +86,7 @@ class Cell(nn.Module, ABC):
         tap = self.taps[name]
         if not tap.active:
             return x
-        seen: Tensor = tap(x[:, None])
-        return seen[:, 0]
+        return tap(x[:, None])[:, 0]
 
     @abstractmethod
     def step(self, xw: Tensor, state: State) -> State:
@@ -239,8 +238,7 @@ class RecurrentEncoderLayer(nn.Module):
         if self.back is not None:
             back: Tensor = self.back(x.flatten(0, 1).index_select(0, order).view_as(x))[0]
             out = torch.cat([out, back.flatten(0, 1).index_select(0, order).view_as(back)], dim=-1)
-        stream: Tensor = self.stream(out)
-        return stream
+        return self.stream(out)
 
 
 @dataclass
@@ -278,8 +276,7 @@ class RecurrentDecoderLayer(nn.Module):
         """
         assert isinstance(record, RecurrentState)
         out, record.parts = self.run(x, record, bias)
-        stream: Tensor = self.stream(out)
-        return stream
+        return self.stream(out)
 
     def run(self, x: Tensor, record: RecurrentState, bias: Tensor | None) -> tuple[Tensor, State]:
         """Return the outputs (N, T, D) and the last state."""

@@ -57,7 +57,7 @@ class RecurrentAttention(nn.Module, ABC):
         """
         b = memory.keys.size(0)
         scores = self.scores(self.score(s.view(b, 1, -1, s.size(-1)), memory.keys))
-        weights: Tensor = self.weights((scores if bias is None else scores + bias).softmax(dim=-1))
+        weights = self.weights((scores if bias is None else scores + bias).softmax(dim=-1))
         context = (weights @ memory.values).flatten(0, 2)
         if self.context.active:
             context = self.context(context[:, None])[:, 0]

@@ -11,8 +11,6 @@ looks it is written out beside the kernel, whose result goes on unchanged to the
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 
 __all__ = ["LastTap", "Tap", "active", "decide"]
@@ -40,7 +38,7 @@ class Tap(nn.Module):
         """Whether what comes out has to go on: somebody may replace it, or wants its gradient."""
         return len(self._forward_hooks) > self.observers
 
-    def __call__(self, x: Tensor) -> Any:
+    def __call__(self, x: Tensor) -> Tensor:
         # Without hooks nothing of a module's call is needed, which would cost as much as a small product.
         return super().__call__(x) if self._forward_hooks else x
 

@@ -71,7 +71,7 @@ class Player:
         from dragoman.decoding.native import library as native
 
         self.engine: Any = engine
-        self.engine.load_native = lambda: native.Native("fuzzed", native._declared(ctypes.CDLL(str(library))))
+        self.engine.load_native = lambda: native.NativeLibrary("fuzzed", native._declare_functions(ctypes.CDLL(str(library))))
         self.paths = sorted(folder.glob("*.packed"))
         self.engines = [engine.Engine(path) for path in self.paths]
         self.hurt = folder / "hurt"
@@ -104,7 +104,7 @@ class Player:
         prefixes = [ids(draw.choice([0, 0, 3]), engine.target_size) for _ in range(count)]
         least = [max(len(prefix), min_length) + 1 for prefix in prefixes]
         return {
-            "sources": [[*ids(longest, engine.source_size), 3] if engine.encodes else [] for _ in range(count)],
+            "sources": [[*ids(longest, engine.source_size), 3] if engine.has_encoder else [] for _ in range(count)],
             "limits": [draw.randint(low, max(low, draw.choice([8, positions]))) for low in least],
             "settings": SearchSettings(
                 beam=beam, nbest=draw.randint(1, beam), min_length=min_length,
@@ -165,7 +165,7 @@ class Player:
                 offsets = np.sort(offsets)
             return numbers(max(int(offsets[-1]), 0), range(min(4, size - 1), size), np.int32), offsets
 
-        ids, offsets = ragged(engine.source_size, int(engine.encodes), 6 * int(engine.encodes))
+        ids, offsets = ragged(engine.source_size, int(engine.has_encoder), 6 * int(engine.has_encoder))
         begin, ahead = ragged(engine.target_size, 0, 1)
         lists = odd_lists(draw, engine.target_size, rows, begin, ahead)
         limits = numbers(rows, range(3, 12), np.int32)
@@ -191,7 +191,7 @@ class Player:
         outcome = [np.empty(each * size, kind) for kind, size in kinds]
         stop, error = ctypes.c_int32(draw.random() < 0.05), ctypes.create_string_buffer(512)
         self.told(
-            engine._library.dragoman_search(
+            engine._functions.dragoman_search(
                 engine._model, ctypes.addressof(asked), ctypes.addressof(stop), *(a.ctypes.data for a in outcome), error
             ),
             error,
@@ -206,7 +206,7 @@ class Player:
     def session(self, draw: random.Random) -> None:
         """Steps of a session, good and wrong ones; the probabilities of a good one sum to 1."""
         engine, error = draw.choice(self.engines), ctypes.create_string_buffer(512)
-        library = engine._library
+        library = engine._functions
         threads = usually(draw, [1, 2, 4], [0, -1, 1025])
         slots, capacity, sentences, source = (usually(draw, [1, 3, 9, 40], [0, 41, -1]) for _ in range(4))
         number, sizes = ctypes.c_int64(), (slots, capacity, sentences, source)
@@ -248,7 +248,7 @@ class Player:
         with ThreadPoolExecutor(len(asked)) as pool:
             found = list(pool.map(lambda one: engine.search(**one), asked))
         assert found == [engine.search(**one) for one in asked], "other threads changed a search"
-        number, library = engine.begin(1, rows=4, target=40, sentences=1, source=20), engine._library
+        number, library = engine.begin(1, rows=4, target=40, sentences=1, source=20), engine._functions
 
         def use(which: int) -> None:
             error, length, place = ctypes.create_string_buffer(512), np.array([20], np.int32), np.array([0], np.int32)

@@ -16,13 +16,13 @@ from dragoman.data.batching import collate_source
 from dragoman.data.tokenizer import EOS
 from dragoman.decoding import Hypothesis, ModelStepper, SearchSettings, generate
 from dragoman.decoding.native.engine import Engine
-from dragoman.decoding.native.library import Precision, _found, load_native, missing
-from dragoman.decoding.native.pack import pack, unsupported
+from dragoman.decoding.native.library import Precision, _load, load_native, unavailable_reason
+from dragoman.decoding.native.pack import native_unsupported_reasons, pack
 from dragoman.models.seq2seq import Model
 from every_kind import TRANSLATORS, built
 from near_ties import assert_same_search, same_hypotheses
 
-native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {missing()}")
+native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
 
 VOCAB = 83
 NOT_PACKED = {"recurrent over embeddings", "recurrent positions", "shaw", "batch norm"}
@@ -113,10 +113,10 @@ def test_the_same_words_and_scores(name: str, beam: int, tmp_path: Path) -> None
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 def test_every_build(build: str, precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dragoman.decoding.native.library._BUILDS", (build,))
-    monkeypatch.setattr("dragoman.decoding.native.library._found", _found.__wrapped__)
+    monkeypatch.setattr("dragoman.decoding.native.library._load", _load.__wrapped__)
     loaded = load_native()
     if loaded is None:
-        pytest.skip(missing())
+        pytest.skip(unavailable_reason())
     assert loaded.build == build
     settings = SearchSettings(beam=3, nbest=2, max_extra=6)
     rows, model = sources(), of_kind("gelu_tanh gated odd sizes")
@@ -183,7 +183,7 @@ def test_rows_threads_and_company_change_no_bit(precision: Precision, tmp_path: 
 
 
 def test_what_the_engine_lacks_is_named() -> None:
-    assert unsupported(built(TRANSLATORS["paper"], VOCAB)) == []
+    assert native_unsupported_reasons(built(TRANSLATORS["paper"], VOCAB)) == []
     for name in [*NOT_PACKED, "linear", "lstm bahdanau", "convolutional"]:
-        reasons = unsupported(built(TRANSLATORS[name], VOCAB))
+        reasons = native_unsupported_reasons(built(TRANSLATORS[name], VOCAB))
         assert reasons and all(isinstance(reason, str) for reason in reasons), name

@@ -24,13 +24,13 @@ from torch.overrides import TorchFunctionMode
 from dragoman.data.tokenizer import EOS
 from dragoman.decoding import SearchSettings
 from dragoman.decoding.native.engine import Engine
-from dragoman.decoding.native.library import Precision, _found, load_native, missing
+from dragoman.decoding.native.library import Precision, _load, load_native, unavailable_reason
 from dragoman.decoding.native.pack import pack
 from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.models.seq2seq import Model
 from every_kind import TRANSLATORS, built
 
-pytestmark = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {missing()}")
+pytestmark = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
 
 VOCAB = 83
 LANGUAGE_MODEL = {
@@ -141,11 +141,11 @@ def test_the_arithmetic_of_quantization(
     kind: str, precision: Precision, build: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dragoman.decoding.native.library._BUILDS", (build,))
-    monkeypatch.setattr("dragoman.decoding.native.library._found", _found.__wrapped__)
+    monkeypatch.setattr("dragoman.decoding.native.library._load", _load.__wrapped__)
     loaded = load_native()
     if loaded is None:
-        pytest.skip(missing())
-    if precision == "bfloat16" and not loaded.library.dragoman_bfloat16():
+        pytest.skip(unavailable_reason())
+    if precision == "bfloat16" and not loaded.supports_bfloat16:
         pytest.skip("this processor does not multiply bfloat16")
     ours, expected = by_engine(kind, precision, tmp_path), emulated(kind, precision)
     error = gaps(expected, by_engine(kind, "float32", tmp_path))

@@ -15,7 +15,7 @@ from dragoman.data.batching import collate_source
 from dragoman.data.tokenizer import EOS
 from dragoman.decoding import Hypothesis, ModelStepper, SearchSettings, generate
 from dragoman.decoding.native.engine import Engine, Usage
-from dragoman.decoding.native.library import Precision, _found, load_native, missing
+from dragoman.decoding.native.library import Precision, _load, load_native, unavailable_reason
 from dragoman.decoding.native.pack import pack
 from dragoman.decoding.native.stepper import EngineStepper
 from dragoman.decoding.pytorch.stepper import ShortlistStepper
@@ -24,7 +24,7 @@ from dragoman.models.seq2seq import Model
 from every_kind import TRANSLATORS, built
 from near_ties import assert_same_search, same_hypotheses
 
-pytestmark = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {missing()}")
+pytestmark = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
 
 VOCAB = 147
 KINDS = {name: TRANSLATORS[name] for name in ("paper", "modern", "grouped-query", "t5", "alibi")} | {
@@ -133,11 +133,11 @@ def test_every_build_and_precision(
 ) -> None:
     """A list of all words is no list, to the bit; with others the engine's steps, confined, say the same."""
     monkeypatch.setattr("dragoman.decoding.native.library._BUILDS", (build,))
-    monkeypatch.setattr("dragoman.decoding.native.library._found", _found.__wrapped__)
+    monkeypatch.setattr("dragoman.decoding.native.library._load", _load.__wrapped__)
     loaded = load_native()
     if loaded is None:
-        pytest.skip(missing())
-    if precision == "bfloat16" and not loaded.library.dragoman_bfloat16():
+        pytest.skip(unavailable_reason())
+    if precision == "bfloat16" and not loaded.supports_bfloat16:
         pytest.skip("this processor does not multiply bfloat16")
     settings = SearchSettings(beam=3, nbest=2, max_extra=6)
     engine = engine_of("odd sizes", tmp_path, precision)
@@ -166,7 +166,7 @@ def test_probabilities_are_those_among_the_words_of_the_list(tmp_path: Path) -> 
     assert float(listed.exp().sum()) + float(torch.tensor(end).exp()) == pytest.approx(1, abs=1e-5)
 
 
-def test_rooms_for_lists_count_as_memory(tmp_path: Path) -> None:
+def test_shortlists_count_as_memory(tmp_path: Path) -> None:
     engine = engine_of("paper", tmp_path)
     need = []
     for listed in (VOCAB, 1, 64, 65):
@@ -183,15 +183,15 @@ def test_rooms_for_lists_count_as_memory(tmp_path: Path) -> None:
 
 WRONG: dict[str, tuple[Lists, str]] = {
     "too few": ([[EOS]], "1 shortlists"),
-    "empty": ([[EOS], [], [EOS]], "sentence 2: a shortlist without 3"),
-    "no end": ([[EOS], [4, 5], [EOS]], "sentence 2: a shortlist without 3"),
-    "twice": ([[EOS], [EOS], [EOS, 5, 5]], "sentence 3: a shortlist that does not rise"),
-    "falling": ([[EOS], [EOS], [5, EOS]], "sentence 3: a shortlist that does not rise"),
-    "too large": ([[EOS, VOCAB], [EOS], [EOS]], f"sentence 1: shortlist id {VOCAB}: must be a whole number"),
+    "empty": ([[EOS], [], [EOS]], "sentence 2: the shortlist lacks 3"),
+    "no end": ([[EOS], [4, 5], [EOS]], "sentence 2: the shortlist lacks 3"),
+    "twice": ([[EOS], [EOS], [EOS, 5, 5]], "sentence 3: the shortlist is not strictly ascending"),
+    "falling": ([[EOS], [EOS], [5, EOS]], "sentence 3: the shortlist is not strictly ascending"),
+    "too large": ([[EOS, VOCAB], [EOS], [EOS]], f"sentence 1: shortlist id {VOCAB}; accepted: integers from 0 to {VOCAB - 1}"),
     "below 0": ([[-1, EOS], [EOS], [EOS]], "sentence 1: shortlist id -1"),
-    "beyond 32 bits": ([[EOS, 2**32 + 5], [EOS], [EOS]], "sentence 1: a shortlist that is no list of ids"),
-    "no numbers": ([[EOS, 4.5], [EOS], [EOS]], "sentence 1: a shortlist that is no list of ids"),  # type: ignore[list-item]
-    "without its prefix": ([[EOS], [EOS], [EOS]], "sentence 1: a shortlist without 7"),
+    "beyond 32 bits": ([[EOS, 2**32 + 5], [EOS], [EOS]], "sentence 1: the shortlist is not a sequence of 32-bit integers"),
+    "no numbers": ([[EOS, 4.5], [EOS], [EOS]], "sentence 1: the shortlist is not a sequence of 32-bit integers"),  # type: ignore[list-item]
+    "without its prefix": ([[EOS], [EOS], [EOS]], "sentence 1: the shortlist lacks 7"),
 }
 
 
@@ -207,7 +207,7 @@ def test_a_wrong_list_is_an_error(name: str, tmp_path: Path) -> None:
 
 def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
     lists = [[EOS, 5, 5], [EOS], [4, 5]]
-    with pytest.raises(UsageError, match=r"(?s)sentence 1: .*not rise.*sentence 3: .*without 3"):
+    with pytest.raises(UsageError, match=r"(?s)sentence 1: .*not strictly ascending.*sentence 3: .*lacks 3"):
         engine_of("paper", tmp_path).search(sources()[:3], [9, 9, 9], SearchSettings(beam=2), shortlists=lists)
 
 

@@ -1,4 +1,4 @@
-"""What a search on the native engine may have at work at once: rows, source tokens, bytes, and what it keeps."""
+"""Budgets of a search on the native engine (rows, source tokens, bytes) and the memory that it keeps."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dragoman.data.tokenizer import EOS
 from dragoman.decoding import SearchSettings
 from dragoman.decoding.native.backend import NativeBackend
 from dragoman.decoding.native.engine import Engine, Usage
-from dragoman.decoding.native.library import load_native, missing
+from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.decoding.native.pack import pack
 from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.models.seq2seq import Model
 from every_kind import TRANSLATORS, built
 
-pytestmark = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {missing()}")
+pytestmark = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
 
 VOCAB, POSITIONS = 83, 4096
 LAYERS, HEADS, D_HEAD = 3, 2, 16  # of the decoder; a head of 6 features is padded to 16
@@ -217,17 +217,17 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> NativeBackend:
 
 @pytest.mark.parametrize("more", [0, 1, 2])
 def test_the_engine_takes_what_has_as_many_tokens_as_it_has_positions(more: int, backend: NativeBackend) -> None:
-    """One token more, and the plain path takes it: a search, a score, an alignment, a search that is watched."""
+    """One token more, and the PyTorch backend is used: for search, score, alignment and streaming."""
     settings = SearchSettings(beam=2, max_extra=30 + more)
     source, target = line(10), line(40 + more)
-    backend._plain = None
+    backend._fallback = None
     found = backend.search([source], [[]], settings, 4000)
-    assert found[0][0].tokens and (backend._plain is None) == (more == 0)
+    assert found[0][0].tokens and (backend._fallback is None) == (more == 0)
     for work in (
         lambda: backend.score([(source, target)], 4000),
         lambda: backend.align([(source, target)], 4000),
         lambda: list(backend.live(source, [], settings)),
     ):
-        backend._plain = None
+        backend._fallback = None
         assert work()
-        assert (backend._plain is None) == (more == 0)
+        assert (backend._fallback is None) == (more == 0)

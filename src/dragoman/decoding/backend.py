@@ -83,6 +83,6 @@ def torch_backend_of(backend: DecodingBackend) -> TorchBackend:
     """The backend itself, or the plain path of the engine."""
     from dragoman.decoding.pytorch.backend import TorchBackend
 
-    plain = getattr(backend, "plain", backend)
+    plain = getattr(backend, "fallback", backend)
     assert isinstance(plain, TorchBackend)
     return plain

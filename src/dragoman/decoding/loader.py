@@ -20,7 +20,7 @@ from dragoman.data.vocabulary import load_vocabulary
 from dragoman.decoding.backend import DecodingBackend
 from dragoman.decoding.native.backend import NativeBackend
 from dragoman.decoding.native.engine import Engine, usable_cores
-from dragoman.decoding.native.library import VERSION, Precision, load_native, missing
+from dragoman.decoding.native.library import VERSION, Precision, load_native, unavailable_reason
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
 from dragoman.errors import DragomanError, TrainingError, UsageError
 from dragoman.models.model_folder import (
@@ -169,8 +169,8 @@ def _fast(
 ) -> tuple[DecodingBackend, Tokenizer, Config]:
     native, precision = load_native(), PRECISIONS[quantize]
     if native is None:
-        raise BackendUnavailable(f"no native engine, which would be some ten times as fast: {missing()}")
-    if precision == "bfloat16" and not native.library.dragoman_bfloat16():
+        raise BackendUnavailable(f"no native engine, which would be some ten times as fast: {unavailable_reason()}")
+    if precision == "bfloat16" and not native.supports_bfloat16:
         raise BackendUnavailable(f"this processor does not multiply bfloat16 ({native.build})")
     folder = find_model(path)
     meta = verify(folder, but=("model.safetensors", "training.safetensors"))
@@ -240,15 +240,15 @@ def _kept(packed: Path, origin: dict[str, Any]) -> Engine | None:
     except (OSError, ValueError, RecursionError, DragomanError):
         return None
     undamaged = hashlib.sha256(engine.content).hexdigest() == about.get("sha256")
-    sizes = {"target_size": engine.target_size} | ({"source_size": engine.source_size} if engine.encodes else {})
+    sizes = {"target_size": engine.target_size} | ({"source_size": engine.source_size} if engine.has_encoder else {})
     return engine if undamaged and origin | sizes == origin else None
 
 
 def _pack(folder: Path, packed: Path, origin: dict[str, Any]) -> Engine:
-    from dragoman.decoding.native.pack import pack, unsupported
+    from dragoman.decoding.native.pack import native_unsupported_reasons, pack
 
     network, _, _ = load_network(folder)
-    reasons = unsupported(network)
+    reasons = native_unsupported_reasons(network)
     if reasons:
         raise BackendUnavailable("the native engine does not have it: " + "; ".join(reasons))
     pack(network, packed, origin["precision"], origin["positions"])

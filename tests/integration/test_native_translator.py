@@ -170,7 +170,7 @@ def test_beyond_the_packed_positions_the_plain_path_takes_over(run: Path, caplog
     plain = exact(run).translate([short.source, long.source], beam=2, max_extra=1014)
     assert [short.tokens, long.tokens] == [t.tokens for t in plain]
     assert [record.getMessage()[:50] for record in caplog.records] == [
-        "some texts may become longer than the 1,024 tokens"
+        "texts that may exceed the 1,024 positions of the n"
     ]
     translator.translate([long.source], max_extra=1014)
     assert len(caplog.records) == 1

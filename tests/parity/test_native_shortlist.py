@@ -187,9 +187,15 @@ WRONG: dict[str, tuple[Lists, str]] = {
     "no end": ([[EOS], [4, 5], [EOS]], "sentence 2: the shortlist lacks 3"),
     "twice": ([[EOS], [EOS], [EOS, 5, 5]], "sentence 3: the shortlist is not strictly ascending"),
     "falling": ([[EOS], [EOS], [5, EOS]], "sentence 3: the shortlist is not strictly ascending"),
-    "too large": ([[EOS, VOCAB], [EOS], [EOS]], f"sentence 1: shortlist id {VOCAB}; accepted: integers from 0 to {VOCAB - 1}"),
+    "too large": (
+        [[EOS, VOCAB], [EOS], [EOS]],
+        f"sentence 1: shortlist id {VOCAB}; accepted: integers from 0 to {VOCAB - 1}",
+    ),
     "below 0": ([[-1, EOS], [EOS], [EOS]], "sentence 1: shortlist id -1"),
-    "beyond 32 bits": ([[EOS, 2**32 + 5], [EOS], [EOS]], "sentence 1: the shortlist is not a sequence of 32-bit integers"),
+    "beyond 32 bits": (
+        [[EOS, 2**32 + 5], [EOS], [EOS]],
+        "sentence 1: the shortlist is not a sequence of 32-bit integers",
+    ),
     "no numbers": ([[EOS, 4.5], [EOS], [EOS]], "sentence 1: the shortlist is not a sequence of 32-bit integers"),  # type: ignore[list-item]
     "without its prefix": ([[EOS], [EOS], [EOS]], "sentence 1: the shortlist lacks 7"),
 }

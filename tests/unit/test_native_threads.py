@@ -63,17 +63,13 @@ class OpenSession:
 
     def __init__(self, engine: Engine, rows: int = 1) -> None:
         self.engine, self.rows = engine, rows
-        self.number = engine.open_session(
-            1, target_slots=rows, target_length=200, source_slots=1, source_length=100
-        )
+        self.number = engine.open_session(1, target_slots=rows, target_length=200, source_slots=1, source_length=100)
         self.encode()
 
     def encode(self) -> None:
         tokens = np.array([*range(5, 104), EOS], np.int32)
         length, slot = np.array([100], np.int32), np.array([0], np.int32)
-        self.engine.call_session(
-            "encode", self.number, tokens.ctypes.data, length.ctypes.data, slot.ctypes.data, 1
-        )
+        self.engine.call_session("encode", self.number, tokens.ctypes.data, length.ctypes.data, slot.ctypes.data, 1)
 
     def step(self, position: int = 0) -> NDArray[np.float32]:
         rows = np.array([[BOS, position, slot, 0] for slot in range(self.rows)], np.int32)

@@ -82,7 +82,10 @@ def test_no_build_is_loaded_on_a_processor_without_its_instructions(
 
     assert native.load_native() is None
     assert libraries.loaded == []
-    assert "processor lacks instructions of _avx512.so; this processor lacks instructions of _avx2" in native.unavailable_reason()
+    assert (
+        "processor lacks instructions of _avx512.so; this processor lacks instructions of _avx2"
+        in native.unavailable_reason()
+    )
 
 
 def test_the_processor_is_checked_by_code_without_vector_registers() -> None:
@@ -117,13 +120,19 @@ def test_a_library_of_another_system(installed: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(native, "_unsupported_reason", lambda *_: "")
     native._load.cache_clear()
     assert native.load_native() is None
-    assert "_avx512.so cannot be loaded" in native.unavailable_reason() and "_avx2.so cannot be loaded" in native.unavailable_reason()
+    assert (
+        "_avx512.so cannot be loaded" in native.unavailable_reason()
+        and "_avx2.so cannot be loaded" in native.unavailable_reason()
+    )
 
 
 def test_builds_without_the_library_that_checks_the_processor(installed: Path) -> None:
     (installed / "_avx2.so").write_bytes(b"never opened")
     assert native.load_native() is None
-    assert "_avx2.so has no _cpu library beside it" in native.unavailable_reason() and "install" in native.unavailable_reason()
+    assert (
+        "_avx2.so has no _cpu library beside it" in native.unavailable_reason()
+        and "install" in native.unavailable_reason()
+    )
 
 
 def test_the_fastest_that_the_processor_can_run_is_taken(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
 """Conversion of a model to the file that the native engine reads, with the weights in the order of their use.
 
 Matrices are stored in blocks of 64 outputs, padded with zeros: float32 as [out / 64][in][64], bfloat16 as
-[out / 64][in / 2][64][2], int8 as [out / 64][in / 4][64][4] with one scale per output.  csrc/model.h declares the header,
-csrc/gemm.h the matrices; both sides change together, with the version.
+[out / 64][in / 2][64][2], int8 as [out / 64][in / 4][64][4] with one scale per output.  csrc/model.h declares the
+header, csrc/gemm.h the matrices; a change of the format increments VERSION on both sides.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ __all__ = ["EngineState", "EngineStepper"]
 
 
 class EngineState:
-    """A session of the engine, with the target slot and the source slot of each row.  Deleting it closes the session."""
+    """A session with the target slot and the source slot of each row; closed with the last reference."""
 
     def __init__(self, engine: Engine, session: int, rows: int, beams: int) -> None:
         self.engine, self.session = engine, session

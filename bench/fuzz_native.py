@@ -4,8 +4,8 @@
 
 The library is built in a temporary folder with -fsanitize=address,undefined (or thread), models are packed, and
 a child process runs cases: valid requests, whose results must not depend on the batch; invalid requests, through
-Python and directly; sessions; concurrent calls; damaged files.  Each case must give a result or a DragomanError.  A case
-is determined by its number: the number of a failing case is printed, and `--seed NUMBER --cases 1` repeats it.
+Python and directly; sessions; concurrent calls; damaged files.  Each case must give a result or a DragomanError.  The
+number of a case determines it: the number of a failing case is printed, and `--seed NUMBER --cases 1` repeats it.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Fuzzer:
                 no_repeat_ngram=draw.choice([0, 0, 2, 3]), alpha=draw.choice([0.0, 0.6, 2.0]),
             ),
             "prefixes": prefixes,
-            "shortlists": draw.choice([None, [make_shortlist(draw, engine.target_size, prefix) for prefix in prefixes]]),
+            "shortlists": draw.choice([None, [make_shortlist(draw, engine.target_size, p) for p in prefixes]]),
             "threads": draw.choice([1, 1, 2, 3, 5]),
             "rows": draw.choice([1, 3, 8, 64]),
             "memory": draw.choice([0, 10_000, 100_000, 1 << 30]),
@@ -166,9 +166,7 @@ class Fuzzer:
         name = draw.choice(["sources", "prefixes", "limits", "shortlists", "threads", "rows", "fewer"])
         number = draw.choice([*EDGE_INTEGERS, 2**32, 2**32 + 1, 2**70, -(2**70)])
         if name in ("shortlists", "fewer") and request["shortlists"] is None:
-            request["shortlists"] = [
-                make_shortlist(draw, engine.target_size, prefix) for prefix in request["prefixes"]
-            ]
+            request["shortlists"] = [make_shortlist(draw, engine.target_size, prefix) for prefix in request["prefixes"]]
         if name in ("sources", "prefixes", "shortlists"):
             row = draw.choice(request[name])
             row[draw.randint(0, len(row)) :] = draw.choice([[], [number], [5] * draw.choice([1, POSITIONS, 999])])

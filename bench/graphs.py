@@ -1,10 +1,10 @@
-"""The search whose steps a GPU repeats by itself, beside the plain path on the same device.
+"""The search whose steps a GPU repeats by itself, beside the PyTorch backend on the same device.
 
     python bench/graphs.py --device cuda                             # sizes of the paper's base, random weights
     python bench/graphs.py --device cpu --model random-tiny --sentences 20 --rounds 1      # does it run?
 
 The paths take turns; all targets have 40 tokens.  Milliseconds a token of sentences one at a time, tokens a second of
-all at once, and how many times as fast as the plain path in float32 (median of the rounds).
+all at once, and how many times as fast as the PyTorch backend in float32 (median of the rounds).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def searchers(name: str, device: str) -> dict[str, TorchBackend]:
         return built
 
     kinds = (torch.float32, torch.bfloat16)
-    made: dict[str, TorchBackend] = {f"plain path, {kind}": TorchBackend(model(kind), device) for kind in kinds}
+    made: dict[str, TorchBackend] = {f"PyTorch backend, {kind}": TorchBackend(model(kind), device) for kind in kinds}
     return made | {f"fixed steps, {kind}": CudaGraphBackend(model(kind), device) for kind in kinds}
 
 

@@ -101,7 +101,7 @@ def test_scores_are_in_float32_unless_int8_is_requested(cli: Cli, place: Path) -
     from dragoman.pipelines.translation import Translator
 
     run, sources, targets = place / "runs" / "tiny", place / "data" / "valid.src", place / "data" / "valid.tgt"
-    plain = Translator.load(run, engine="plain").score(*(f.read_text().splitlines() for f in (sources, targets)))
+    plain = Translator.load(run, engine="pytorch").score(*(f.read_text().splitlines() for f in (sources, targets)))
     exact = [
         float(row.split(b"\t")[0])
         for row in cli("score", run, "--source", sources, "--target", targets)[1].splitlines()

@@ -290,7 +290,7 @@ def test_the_surprise_of_lines_is_that_of_validation(data: Path, runs: Path) -> 
     bits = -sum(s.log_prob for s in found) / math.log(2) / sum(s.characters for s in found)
     scores = read_meta(find_model(runs / "lines" / "last"))["scores"]
     assert bits == pytest.approx(scores["bits_per_character"], rel=1e-4)
-    plain = TextGenerator.load(runs / "lines" / "last", engine="plain")
+    plain = TextGenerator.load(runs / "lines" / "last", engine="pytorch")
     for line, surprise in zip(lines, found, strict=True):
         assert surprise.log_prob == pytest.approx(plain.surprise(line).log_prob, abs=1e-4)
 

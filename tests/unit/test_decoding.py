@@ -36,7 +36,7 @@ def test_every_wrong_setting_is_named_at_once() -> None:
 
 
 def test_what_is_no_number_or_beyond_all_use_is_named_too() -> None:
-    with pytest.raises(UsageError, match=r"beam = 2.5: must be a whole number\n.*alpha = '1': must be a number"):
+    with pytest.raises(UsageError, match=r"beam = 2.5: must be an integer\n.*alpha = '1': must be a number"):
         SearchSettings(beam=2.5, alpha="1")  # type: ignore[arg-type]
     wrong: dict[str, Any] = {
         "beam": 4097, "nbest": 4097, "max_extra": 10_001, "min_length": 10_001, "alpha": 11, "temperature": float("inf")
@@ -293,7 +293,7 @@ def test_output_that_is_not_a_number_is_refused() -> None:
 
 
 def test_an_ensemble_of_different_vocabularies_is_refused() -> None:
-    stepper = EnsembleStepper([ToyModel(7), ToyModel(9)])
+    stepper = EnsembleStepper([ModelStepper(ToyModel(7)), ModelStepper(ToyModel(9))])
 
     with pytest.raises(UsageError, match=r"\[7, 9\]"):
         generate(stepper, torch.tensor([[4, 3]]), None, SearchSettings())

@@ -62,20 +62,20 @@ def scores(folder: Path, **options: Any) -> list[float]:
 )
 def test_both_backends_follow_the_same_configuration(changes: dict[str, Any], model: Path) -> None:
     """The weights are the same, and what the model does with them is not."""
-    before = scores(model, engine="fast", quantize="none")
+    before = scores(model, engine="native", quantize="none")
     reconfigure(model, "model", **changes)
-    fast = scores(model, engine="fast", quantize="none")
+    fast = scores(model, engine="native", quantize="none")
 
-    assert fast == pytest.approx(scores(model, engine="plain"), abs=1e-4)
+    assert fast == pytest.approx(scores(model, engine="pytorch"), abs=1e-4)
     assert fast != pytest.approx(before, abs=1e-2)
 
 
 @native
 def test_longer_texts_of_training_give_more_positions(model: Path) -> None:
-    positions = [Translator.load(model, engine="fast").backend.engine.positions]  # type: ignore[attr-defined]
+    positions = [Translator.load(model, engine="native").backend.engine.positions]  # type: ignore[attr-defined]
     limits = json.loads((GOLDEN / "config.json").read_text())["data"]["filter"]
     reconfigure(model, "data", filter=limits | {"max_tokens": 700})
-    positions += [Translator.load(model, engine="fast").backend.engine.positions]  # type: ignore[attr-defined]
+    positions += [Translator.load(model, engine="native").backend.engine.positions]  # type: ignore[attr-defined]
     assert positions == [1024, 1400]
 
 
@@ -159,7 +159,7 @@ TRUNCATED = """
 import json, os, sys
 from dragoman import Translator
 folder, size, lines = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
-translator = Translator.load(folder, quantize="int8", engine="fast", threads=1)
+translator = Translator.load(folder, quantize="int8", engine="native", threads=1)
 os.truncate(os.path.join(folder, "packed", "int8.bin"), size)
 print(json.dumps([found.log_prob for found in translator.translate(lines)]))
 """
@@ -200,18 +200,18 @@ def test_a_full_disk_leaves_the_plain_path(model: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr("dragoman.decoding.native.pack.pack", full)
     translator = Translator.load(model)
-    assert translator.description.startswith("plain path")
+    assert translator.description.startswith("PyTorch backend")
     assert str(model / "packed") in translator.description and "No space left" in translator.description
     assert "TMPDIR" in translator.description
     assert translator.translate(LINES)[0].text
 
 
-@pytest.mark.parametrize("engine", [pytest.param("fast", marks=native), "plain"])
+@pytest.mark.parametrize("engine", [pytest.param("native", marks=native), "pytorch"])
 @pytest.mark.parametrize("packed_before", [pytest.param(True, marks=native), False])
 def test_a_tokenizer_of_another_size_is_refused(engine: Any, packed_before: bool, model: Path) -> None:
     """With its sha256 in meta.json, so that only the sizes tell that it is not the model's."""
     if packed_before:
-        scores(model, engine="fast")
+        scores(model, engine="native")
     config = parse_config(json.loads((model / "config.json").read_text()))
     small = config.tokenizer.model_copy(update={"vocab_size": 40})
     tokenizer = learn_tokenizer(small, [line for line in LINES for _ in range(20)])
@@ -228,7 +228,7 @@ def test_a_tokenizer_of_another_size_is_refused(engine: Any, packed_before: bool
 @native
 def test_a_record_that_was_changed_with_the_tokenizer_is_refused_too(model: Path) -> None:
     """The packed file itself says how many words it has."""
-    scores(model, engine="fast", quantize="int8")
+    scores(model, engine="native", quantize="int8")
     config = parse_config(json.loads((model / "config.json").read_text()))
     small = config.tokenizer.model_copy(update={"vocab_size": 40})
     tokenizer = learn_tokenizer(small, [line for line in LINES for _ in range(20)])
@@ -239,4 +239,4 @@ def test_a_record_that_was_changed_with_the_tokenizer_is_refused_too(model: Path
     record.write_text(json.dumps(json.loads(record.read_text()) | sizes))
 
     with pytest.raises(ModelFolderError, match="a vocabulary of"):
-        Translator.load(model, engine="fast", quantize="int8")
+        Translator.load(model, engine="native", quantize="int8")

@@ -1,7 +1,8 @@
-"""A search that is watched: what it says is stable stays, and is as much as can be known."""
+"""Streams of partial hypotheses: stable tokens do not change, and are as many as can be known."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -9,15 +10,17 @@ import torch
 
 from dragoman.data.tokenizer import EOS
 from dragoman.decoding import ModelStepper, SearchSettings
-from dragoman.decoding.pytorch.beam import BeamStep, beam_search
-from dragoman.decoding.pytorch.stream import PartialHypothesis, search_live
+from dragoman.decoding.hypothesis import PartialHypothesis
+from dragoman.decoding.pytorch.beam import beam_search
+from dragoman.decoding.pytorch.sampling import sample
+from dragoman.decoding.pytorch.stream import stream_tokens
 from dragoman.decoding.request import SearchRequest
 from toy_model import ToyModel
 
 
 def watched(model: ToyModel, src: torch.Tensor, settings: SearchSettings) -> tuple[list[PartialHypothesis], list[int]]:
     """The paths on the way, and the tokens of the outcome with their end."""
-    steps, paths = search_live(ModelStepper(model), src, settings), []
+    steps, paths = stream_tokens(ModelStepper(model), src, settings), []
     while True:
         try:
             paths.append(next(steps))
@@ -36,9 +39,9 @@ def hypotheses_that_may_win(model: ToyModel, src: torch.Tensor, settings: Search
     seen: list[list[list[int]]] = []
     finished: list[tuple[float, list[int]]] = []
 
-    def watch(step: BeamStep, answers: list[bool]) -> None:
+    for step in beam_search(ModelStepper(model), SearchRequest.build(src, None, settings, None)):
         alive = []
-        for tokens, each in zip(step.grown.tokens[0].tolist(), step.grown.token_log_probs[0], strict=True):
+        for tokens, each in zip(step.beams.tokens[0].tolist(), step.beams.token_log_probs[0], strict=True):
             if not bool(each.isfinite().all()):
                 continue
             if tokens[-1] == EOS:
@@ -46,11 +49,8 @@ def hypotheses_that_may_win(model: ToyModel, src: torch.Tensor, settings: Search
                 finished.append((score, tokens[:-1]))
             else:
                 alive.append(tokens)
-        if answers[0]:
+        if step.active[0]:
             seen.append([*alive, *(tokens for _, tokens in sorted(finished)[-1:])])
-
-    with torch.no_grad():
-        beam_search(ModelStepper(model), SearchRequest.build(src, None, settings, None), watch)
     return seen
 
 
@@ -68,3 +68,28 @@ def test_stable_is_what_all_begin_with_that_may_still_win(settings: dict[str, An
         stable += sum(path.stable for path in paths)
         after_an_end += sum(len(own[-1]) < len(path.tokens) for path, own in zip(paths, rivals, strict=True))
     assert stable > 25 and after_an_end > 15  # tokens are known early, and some steps have a complete hypothesis
+
+
+@pytest.mark.parametrize("settings", [{"beam": 1}, {"beam": 3}, {"sample": True}], ids=str)
+def test_gradients_are_disabled_in_the_steps_and_not_between_them(settings: dict[str, Any]) -> None:
+    class Watched(ToyModel):
+        def logits(self, source: list[int], prefix: list[int]) -> torch.Tensor:
+            assert not torch.is_grad_enabled()
+            return super().logits(source, prefix)
+
+    src, asked = torch.tensor([[4, 6, EOS]]), SearchSettings(max_extra=4, **settings)
+    request = SearchRequest.build(src, None, asked, None)
+    search = beam_search if asked.beam > 1 and not asked.sample else sample
+    for steps in (search(ModelStepper(Watched(7)), request), stream_tokens(ModelStepper(Watched(7)), src, asked)):
+        assert all(torch.is_grad_enabled() for _ in steps)
+        assert torch.is_grad_enabled()
+
+
+def test_each_step_may_run_in_another_thread() -> None:
+    src, settings = torch.tensor([[4, 6, EOS]]), SearchSettings(beam=3, max_extra=6)
+    wanted = list(stream_tokens(ModelStepper(ToyModel(7)), src, settings))
+    steps, found = stream_tokens(ModelStepper(ToyModel(7)), src, settings), []
+    for _ in wanted:
+        with ThreadPoolExecutor(1) as thread:
+            found.append(thread.submit(next, steps).result())
+    assert found == wanted

@@ -1,4 +1,4 @@
-"""The plain path holds a bounded number of logits at once when it scores given targets."""
+"""The PyTorch backend holds a bounded number of logits at once when it scores given targets."""
 
 from __future__ import annotations
 

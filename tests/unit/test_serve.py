@@ -26,11 +26,11 @@ from starlette.testclient import TestClient
 import dragoman.cli.serve  # noqa: F401 (the command registers itself)
 from dragoman.data.tokenizer import BOS, EOS
 from dragoman.decoding import SearchSettings
-from dragoman.decoding.hypothesis import Hypothesis
+from dragoman.decoding.hypothesis import Hypothesis, TokenStream
+from dragoman.decoding.hypothesis import PartialHypothesis as Walk
 from dragoman.decoding.pytorch.generate import generate
 from dragoman.decoding.pytorch.stepper import ModelStepper
-from dragoman.decoding.pytorch.stream import PartialHypothesis as Walk
-from dragoman.decoding.pytorch.stream import TokenStream, search_live
+from dragoman.decoding.pytorch.stream import stream_tokens
 from dragoman.errors import DragomanError, UsageError
 from dragoman.models.build import build_model
 from dragoman.models.decoder_only import DecoderOnly
@@ -120,7 +120,7 @@ def test_a_watched_search_is_the_search(search: dict[str, Any]) -> None:
         for prefix in (None, [4, 6]):
             (want,) = generate(stepper, src, None, settings, None if prefix is None else [prefix])[0]
 
-            on_the_way, found, path = finished(search_live(stepper, src, settings, prefix))
+            on_the_way, found, path = finished(stream_tokens(stepper, src, settings, prefix))
 
             assert found == want
             assert (path.tokens, path.token_log_probs) == ([*want.tokens, EOS], want.token_log_probs)
@@ -305,8 +305,8 @@ def test_nothing_is_left_behind_between_two_steps(monkeypatch: pytest.MonkeyPatc
 
 
 def test_only_one_hypothesis_can_be_watched() -> None:
-    with pytest.raises(UsageError, match="nbest = 2: one hypothesis"):
-        search_live(ModelStepper(tiny_translator().model), torch.tensor([[5, 3]]), SearchSettings(nbest=2))
+    with pytest.raises(UsageError, match="nbest = 2: a stream has one hypothesis"):
+        stream_tokens(ModelStepper(tiny_translator().model), torch.tensor([[5, 3]]), SearchSettings(nbest=2))
     with pytest.raises(UsageError, match="max_tokens = 0"):
         next(continue_live(tiny_generator(), "one", max_tokens=0))
 

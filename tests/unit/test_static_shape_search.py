@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from dragoman.data.tokenizer import BOS, EOS, PAD
-from dragoman.decoding.backend import torch_backend_of
 from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend, cuda_graph_unsupported_reasons
 from dragoman.decoding.cuda_graphs.static_search import Sizes, StaticShapeSearch
 from dragoman.decoding.hypothesis import Hypothesis
@@ -104,7 +103,7 @@ def test_a_batch_has_as_many_sentences_as_the_budget_allows(settings: dict[str, 
 
     backend.search([[5] * 15 + [EOS]] * 9, [[]] * 9, SearchSettings(max_extra=3, **settings), 16 * 4 * beams)
 
-    sizes = {(size.sentences, size.source) for _, size in backend._searches}
+    sizes = {(size.sentences, size.source) for _, size in backend._idle}
     assert sizes == ({(4, 16), (1, 16)} if beams == 3 else {(4, 16)})  # 9 = 4 + 4 + 1 sentences; 27 = 6 * 4 + 3
 
 
@@ -114,7 +113,7 @@ def test_the_longest_sentence_of_a_batch_counts_for_the_budget() -> None:
 
     backend.search(rows, [[]] * 8, SearchSettings(beam=1, max_extra=3), 64)
 
-    sizes = {(size.sentences, size.source) for _, size in backend._searches}
+    sizes = {(size.sentences, size.source) for _, size in backend._idle}
     assert sizes == {(1, 64), (2, 32), (4, 16), (1, 16)}
 
 
@@ -157,19 +156,19 @@ def test_a_search_is_used_again_and_few_are_kept() -> None:
             backend.search(part, [[]] * len(part), settings, 2000),
             plain.search(part, [[]] * len(part), settings, 2000),
         )
-    assert len(backend._searches) == 1
+    assert len(backend._idle) == 1
     for beam in range(1, 12):
         backend.search(rows[:1], [[]], SearchSettings(beam=beam), 100)
-    assert len(backend._searches) == 8
+    assert len(backend._idle) == 8
 
 
 def test_the_plain_path_of_a_searcher_has_its_model_and_its_shortlist() -> None:
     backend = CudaGraphBackend(built(TRANSLATORS["paper"], VOCAB), "cpu")
     backend.shortlist = AlignedWords(VOCAB, VOCAB).shortlist(2, 9, "00" * 32)
 
-    plain = torch_backend_of(backend)
+    plain = backend.to_torch()
 
-    assert backend.description == plain.description == "plain path, float64, cpu, shortlist (2 a word and 2)"
+    assert backend.description == plain.description == "PyTorch backend, float64, cpu, shortlist (2 per token and 2)"
     backend.shortlist = None
     assert backend.description == "fixed shapes, float64, cpu"
     backend.shortlist = plain.shortlist
@@ -225,7 +224,7 @@ def test_a_source_may_hold_what_pads_others() -> None:
 @pytest.mark.parametrize("prefix", [[5, EOS], [PAD], [5, BOS, 6]])
 def test_what_cannot_be_a_prefix_is_told(prefix: list[int]) -> None:
     backend = CudaGraphBackend(built(TRANSLATORS["paper"], VOCAB), "cpu")
-    with pytest.raises(UsageError, match=r"sentence 2: .* holds padding, begin or end"):
+    with pytest.raises(UsageError, match=r"sentence 2: .* contains padding, begin or end"):
         backend.search([[5, EOS]] * 2, [[], prefix], SearchSettings(), 100)
 
 
@@ -256,7 +255,7 @@ def test_steps_before_a_recording_change_nothing(kind: str, monkeypatch: pytest.
             step()
         return step
 
-    monkeypatch.setattr(CudaGraphBackend, "_repeat", warmed)
+    monkeypatch.setattr(CudaGraphBackend, "_capture", warmed)
     assert_both_agree(
         built(TRANSLATORS[kind], VOCAB), sources(7), [[]] * 7, SearchSettings(beam=3, nbest=2, max_extra=4)
     )
@@ -299,7 +298,7 @@ def test_a_step_asks_the_device_nothing(kind: str, name: str) -> None:
         search = StaticShapeSearch(model, SearchSettings(**SETTINGS[name]), Sizes(4, 16, 32, prefixes=True))
         search.step()
     with pytest.raises(RuntimeError):
-        bool(search.left)
+        bool(search.unfinished)
 
 
 @pytest.mark.parametrize("kind", [name for name in FIXED if name != "batch norm"])

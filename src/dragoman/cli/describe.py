@@ -58,9 +58,9 @@ def _vocabulary(kind: str, vocabulary: Vocabulary) -> str:
 def _engine(network: Network) -> str:
     """What writes text with it here, and why nothing faster."""
     if not isinstance(network, Model):
-        return "plain path (it writes no text)"
+        return "PyTorch backend (it writes no text)"
     reasons = native_unsupported_reasons(network) or ([unavailable_reason()] if load_native() is None else [])
-    return f"plain path ({'; '.join(reasons)})" if reasons else "native"
+    return f"PyTorch backend ({'; '.join(reasons)})" if reasons else "native"
 
 
 def _kind(value: Any) -> str:

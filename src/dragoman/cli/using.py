@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dragoman.cli.options import AsJson, Device, InputFile, Model, OutputFile, Quantize, Source, Tokenize, app
+from dragoman.cli.options import AsJson, Device, InputFile, Model, Models, OutputFile, Quantize, Source, Tokenize, app
 from dragoman.cli.streams import OutputStream, lines_of, windows
 from dragoman.errors import UsageError
 
@@ -38,7 +38,7 @@ def _device(name: str) -> Any:
     return resolve_device(name)
 
 
-def _translator(model: Path, device: str, **options: Any) -> Translator:
+def _translator(model: Path | list[Path], device: str, **options: Any) -> Translator:
     from dragoman.pipelines.translation import Translator
 
     return Translator.load(model, _device(device), **options)
@@ -55,7 +55,7 @@ _NO_DRAW = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
 
 @app.command()
 def translate(
-    model: Model,
+    models: Models,
     input_: Inputs = None,
     output: Annotated[Path | None, typer.Option("--output", help="Where to write, a folder in bulk.")] = None,
     beam: Annotated[int | None, typer.Option(help="Hypotheses kept a step; 1 = greedy; default: the model's.")] = None,
@@ -71,7 +71,7 @@ def translate(
     prefix: Annotated[str | None, typer.Option(help="How every translation must start.")] = None,
     jsonl: Annotated[bool, typer.Option("--jsonl", help="One JSON object a line: text, score, flags, n best.")] = False,
     quantize: Quantize = "auto",
-    engine: Annotated[str, typer.Option(help="auto, fast (native, CPU) or plain (PyTorch).")] = "auto",
+    engine: Annotated[str, typer.Option(help="auto, native (C++, CPU only) or pytorch.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="Of the native engine; default: all cores.")] = None,
     shortlist: Annotated[
         bool, typer.Option("--shortlist", help="Only words that go with the source's ('dragoman shortlist'): faster.")
@@ -99,9 +99,14 @@ def translate(
     }  # fmt: skip
     inputs = input_ or []
     if ray or column is not None or is_bulk(inputs, output):
-        _in_bulk(Job(model, {"device": device, **options}, given, prefix, jsonl), inputs, output, column, ray)
+        if len(models) > 1:
+            raise UsageError(
+                f"an ensemble of {len(models)} models: bulk translation supports one model; translate one file at a "
+                "time, without --column and --ray"
+            )
+        _in_bulk(Job(models[0], {"device": device, **options}, given, prefix, jsonl), inputs, output, column, ray)
         return
-    translator = _translator(model, device, **options)
+    translator = _translator(models, device, **options)
     typer.echo(translator.description, err=True)
     source = inputs[0] if inputs else None
     translations = translator.stream(lines_of(source), prefix=prefix, **given)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dragoman.data.tokenizer import EOS, Tokenizer
-from dragoman.decoding.backend import DecodingBackend, torch_backend, torch_backend_of
+from dragoman.decoding.backend import DecodingBackend
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError
 from dragoman.io.lines import has_half_pair
@@ -79,7 +79,11 @@ class TextGenerator:
         device: str | torch.device = "cpu",
     ) -> None:
         """ends: whether the texts it learned from had an end (lines, paragraphs), or were one stream."""
-        self.backend = model if isinstance(model, DecodingBackend) else torch_backend(model, device)
+        if not isinstance(model, DecodingBackend):
+            from dragoman.decoding.pytorch.backend import TorchBackend  # here, so that the engine works without torch
+
+            model = TorchBackend(model, device)
+        self.backend: DecodingBackend = model
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
         self.ends = ends
@@ -98,9 +102,9 @@ class TextGenerator:
 
         Raises ModelFolderError, and UsageError where it is another kind of model.
         """
-        from dragoman.decoding.loader import load_searcher
+        from dragoman.decoding.loader import load_backend
 
-        backend, vocabulary, config = load_searcher(
+        backend, vocabulary, config = load_backend(
             path, "text", "is no language model", device, quantize, engine, threads
         )
         ends = config.data.kind == "text" and config.data.form != "stream"
@@ -117,10 +121,11 @@ class TextGenerator:
 
         Whoever asks for it means to look into it or to change it: from then on it does the work, not the engine.
         """
+        from dragoman.decoding.pytorch.backend import TorchBackend
         from dragoman.models.decoder_only import DecoderOnly
 
-        self.backend = plain = torch_backend_of(self.backend)
-        assert isinstance(plain.model, DecoderOnly)
+        self.backend = plain = self.backend.to_torch()
+        assert isinstance(plain, TorchBackend) and isinstance(plain.model, DecoderOnly)
         return plain.model
 
     @property

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dragoman.data.segment import join_parts, split_text
 from dragoman.data.tokenizer import EOS, Tokenizer
-from dragoman.decoding.backend import DecodingBackend, torch_backend, torch_backend_of
+from dragoman.decoding.backend import DecodingBackend
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.retry import length_is_off, loops, without_loops
 from dragoman.decoding.settings import SearchSettings
@@ -122,7 +122,11 @@ class Translator:
     ) -> None:
         if max_source < 2:
             raise UsageError(f"max_source = {max_source}: must be at least 2, a token and the end of sentence")
-        self.backend = model if isinstance(model, DecodingBackend) else torch_backend(model, device)
+        if not isinstance(model, DecodingBackend):
+            from dragoman.decoding.pytorch.backend import TorchBackend  # here, so that the engine works without torch
+
+            model = TorchBackend(model, device)
+        self.backend: DecodingBackend = model
         self.tokenizer = tokenizer
         self.settings = SearchSettings.of(search)
         self.max_source = max_source
@@ -130,7 +134,7 @@ class Translator:
     @classmethod
     def load(
         cls,
-        path: str | Path,
+        path: str | Path | Sequence[str | Path],
         device: str | torch.device = "cpu",
         *,
         quantize: Quantize = "auto",
@@ -140,16 +144,16 @@ class Translator:
     ) -> Translator:
         """The translator of a run folder or of one model folder in it.
 
-        engine: "fast" is the native engine for the CPU, which packs the model once and keeps the result beside it;
+        engine: "native" is the native engine for the CPU, which packs the model once and keeps the result beside it;
         "auto" takes it where it can run the model; `about` says what was taken.  On a CUDA device, "auto" lets the GPU
         repeat recorded steps.  quantize: the weights, "int8" (what "auto" takes on a CPU), "bf16" (what it takes on a
         GPU that has it) or "none" = float32, with the plain path's results; `score` is in float32 with "auto" too.
         threads: the engine's, by default all cores.  shortlist: only words that go with the source's, as `dragoman
         shortlist` learned them.  Raises ModelFolderError, and UsageError where what is asked for cannot be.
         """
-        from dragoman.decoding.loader import load_searcher  # here, so that translating does not load the trainer
+        from dragoman.decoding.loader import load_backend  # here, so that translating does not load the trainer
 
-        backend, tokenizer, config = load_searcher(
+        backend, tokenizer, config = load_backend(
             path, "parallel", "does not translate", device, quantize, engine, threads, shortlist
         )
         return cls(backend, tokenizer, config.search, config.data.max_tokens)
@@ -165,7 +169,10 @@ class Translator:
 
         Whoever asks for it means to look into it or to change it: from then on it does the work, not the engine.
         """
-        self.backend = plain = torch_backend_of(self.backend)
+        from dragoman.decoding.pytorch.backend import TorchBackend
+
+        self.backend = plain = self.backend.to_torch()
+        assert isinstance(plain, TorchBackend)
         return plain.model
 
     @property
@@ -229,7 +236,7 @@ class Translator:
         self, before: Sequence[Part], part: Part, settings: SearchSettings
     ) -> Generator[Partial, None, Hypothesis]:
         done = [other.found[0].tokens for other in before]
-        watched = self.backend.live(part.ids, part.prefix, settings)
+        watched = self.backend.stream(part.ids, part.prefix, settings)
         while True:
             try:
                 path = next(watched)

@@ -71,9 +71,9 @@ class Served:
         config = read_config(path)
         if config.data.kind == "parallel":
             languages = (config.data.source_language, config.data.target_language)
-            return cls(Translator.load(path, device, engine="plain"), config.model.architecture, languages)
+            return cls(Translator.load(path, device, engine="pytorch"), config.model.architecture, languages)
         if config.data.kind == "text":
-            return cls(TextGenerator.load(path, device, engine="plain"), config.model.architecture)
+            return cls(TextGenerator.load(path, device, engine="pytorch"), config.model.architecture)
         raise wrong_model(path, config, "writes no text, which is what the page shows")
 
     def live(self, ask: TranslateRequest) -> Iterator[Event]:

@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 
 from dragoman.data.tokenizer import Tokenizer
-from dragoman.decoding.hypothesis import Hypothesis
+from dragoman.decoding.hypothesis import Hypothesis, PartialHypothesis
 from dragoman.decoding.pytorch.stepper import ModelStepper
-from dragoman.decoding.pytorch.stream import PartialHypothesis, search_live
+from dragoman.decoding.pytorch.stream import stream_tokens
 from dragoman.decoding.retry import loops, without_loops
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError
@@ -188,7 +188,7 @@ def _search(
 ) -> _Told:
     observed.sights = []
     tell = _Teller(observed.sights, tokenizer, part, len(prefix or ()))
-    watched = search_live(observed, src, settings, prefix)
+    watched = stream_tokens(observed, src, settings, prefix)
     one_row = settings.sample or settings.beam == 1
     while True:
         try:

@@ -197,12 +197,12 @@ def load_material(
     if kind == "images":
         raise wrong_model(path, config, "reads no text")
     if kind == "parallel":
-        translator = Translator.load(path, device, engine="plain")
+        translator = Translator.load(path, device, engine="pytorch")
         return translator.model, of_translator(translator, lines, references, golds)
     if references is not None or golds is not None:
         raise wrong_model(path, config, "does not translate, so that references and alignments mean nothing to it")
     if kind == "text":
-        generator = TextGenerator.load(path, device, engine="plain")
+        generator = TextGenerator.load(path, device, engine="pytorch")
         return generator.model, of_language_model(generator, lines)
     if kind == "trees":
         parser = Parser.load(path, device)

@@ -21,8 +21,9 @@ from dragoman.data.tokenizer import Tokenizer
 from dragoman.data.vocabulary import load_vocabulary
 from dragoman.decoding.backend import DecodingBackend
 from dragoman.decoding.native.backend import NativeBackend
-from dragoman.decoding.native.engine import Engine, usable_cores
+from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.native.library import VERSION, Precision, load_native, unavailable_reason
+from dragoman.decoding.native.processor import usable_cores
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
 from dragoman.errors import DragomanError, TrainingError, UsageError
 from dragoman.models.model_folder import (

@@ -19,11 +19,10 @@ from typing import Any
 from dragoman.data.ids import BOS, EOS, PAD
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.native.library import load_native, unavailable_reason
-from dragoman.decoding.native.processor import usable_cores
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import DragomanError, UsageError
 
-__all__ = ["Engine", "Usage", "usable_cores"]
+__all__ = ["Engine", "Usage"]
 
 _SMALL_MODEL = 32 << 20
 """Bytes of a packed model whose weights stay in the processor's cache between steps."""
@@ -171,7 +170,10 @@ class Engine:
         """
         prefixes = [[]] * len(sources) if prefixes is None else prefixes
         rows = self.rows if rows is None else rows
-        self._check(sources, limits, settings, prefixes, shortlists, threads, rows)
+        columns: dict[str, Sequence[Any]] = {"sources": sources, "limits": limits, "prefixes": prefixes}
+        if shortlists is not None:
+            columns["shortlists"] = shortlists
+        self._check(columns, settings, threads, rows)
         if attention is not None:
             size = sum(limit * len(source) for limit, source in zip(limits, sources, strict=True))
             if attention.typecode != "f" or len(attention) != size:
@@ -197,31 +199,19 @@ class Engine:
         request.arrays = *ragged, limit_array, attention, usage
         return self._run(request, limit_array, settings.nbest)
 
-    def _check(
-        self,
-        sources: Sequence[Sequence[int]],
-        limits: Sequence[int],
-        settings: SearchSettings,
-        prefixes: Sequence[Sequence[int]],
-        shortlists: Sequence[Sequence[int]] | None,
-        threads: int,
-        rows: int,
-    ) -> None:
+    def _check(self, columns: dict[str, Sequence[Any]], settings: SearchSettings, threads: int, rows: int) -> None:
+        """columns: sources, limits, prefixes and shortlists, one element per sentence."""
         problems = [] if threads in range(1, 1025) else [f"threads = {threads}; accepted: 1 to 1024"]
         if rows not in range(1, 65537):
             problems.append(f"rows = {rows}; accepted: 1 to 65536")
         if settings.sample:
             problems.append("sample = True; accepted: False (EngineStepper supports sampling)")
-        given: list[tuple[str, Sequence[Any]]] = [("sources", sources), ("limits", limits), ("prefixes", prefixes)]
-        if shortlists is not None:
-            given.append(("shortlists", shortlists))
-        if len({len(values) for _, values in given}) > 1:
-            counts = ", ".join(f"{len(values)} {name}" for name, values in given)
+        if len(set(map(len, columns.values()))) > 1:
+            counts = ", ".join(f"{len(column)} {name}" for name, column in columns.items())
             problems.append(f"{counts}; give one of each per sentence")
         else:
-            lists = itertools.repeat(None) if shortlists is None else shortlists
-            for number, sentence in enumerate(zip(sources, limits, prefixes, lists, strict=False), start=1):
-                problems += [f"sentence {number}: {p}" for p in self._sentence_problems(*sentence, settings)]
+            for number, sentence in enumerate(zip(*columns.values(), strict=True), start=1):
+                problems += [f"sentence {number}: {p}" for p in self._sentence_problems(settings, *sentence)]
         if problems:
             if len(problems) > _MAX_PROBLEMS:
                 problems[_MAX_PROBLEMS:] = [f"... and {len(problems) - _MAX_PROBLEMS} more"]
@@ -229,11 +219,11 @@ class Engine:
 
     def _sentence_problems(
         self,
+        settings: SearchSettings,
         source: Sequence[int],
         limit: int,
         prefix: Sequence[int],
-        shortlist: Sequence[int] | None,
-        settings: SearchSettings,
+        shortlist: Sequence[int] | None = None,
     ) -> list[str]:
         problems = []
         if self.has_encoder and not source:
@@ -281,29 +271,19 @@ class Engine:
             address = ctypes.addressof(request)
             return int(self._functions.dragoman_search(self._model, address, stop, *map(_address, outputs), error))
 
-        _run_interruptibly(search, short=offsets[-1] <= _SHORT_SEARCH)
+        stop, error = ctypes.c_int32(0), ctypes.create_string_buffer(_ERROR_SIZE)
+        run = _run_directly if offsets[-1] <= _SHORT_SEARCH else _run_in_thread
+        _raise_for_status(run(search, stop, error), error)
 
         def hypothesis(index: int) -> Hypothesis:
-            begin, length = offsets[index], lengths[index]
-            return Hypothesis(
-                tokens[begin : begin + length].tolist(),
-                scores[index],
-                total_log_probs[index],
-                log_probs[begin : begin + length + 1].tolist(),
-                bool(truncated[index]),
-            )
+            begin, end = offsets[index], offsets[index] + lengths[index]
+            text, scored = tokens[begin:end].tolist(), log_probs[begin : end + 1].tolist()
+            return Hypothesis(text, scores[index], total_log_probs[index], scored, bool(truncated[index]))
 
         return [
             [hypothesis(index) for index in range(first, first + nbest) if lengths[index] >= 0]
             for first in range(0, count, nbest)
         ]
-
-
-def _run_interruptibly(function: Callable[[int, Any], int], short: bool) -> None:
-    """Call function(stop address, error buffer), unless it is short in another thread, so that Ctrl-C is handled."""
-    stop, error = ctypes.c_int32(0), ctypes.create_string_buffer(_ERROR_SIZE)
-    status = function(ctypes.addressof(stop), error) if short else _run_in_thread(function, stop, error)
-    _raise_for_status(status, error)
 
 
 def _raise_for_status(status: int, error: Any) -> None:
@@ -312,13 +292,18 @@ def _raise_for_status(status: int, error: Any) -> None:
         raise UsageError(message) if status == _INVALID_ARGUMENT else DragomanError(message)
 
 
+def _run_directly(function: Callable[[int, Any], int], stop: ctypes.c_int32, error: Any) -> int:
+    return function(ctypes.addressof(stop), error)
+
+
 def _run_in_thread(function: Callable[[int, Any], int], stop: ctypes.c_int32, error: Any) -> int:
+    """Run in another thread, so that this one handles Ctrl-C; set `stop` when it is pressed."""
     status: list[int] = []
     done = threading.Event()
 
     def run() -> None:
         try:
-            status.append(function(ctypes.addressof(stop), error))
+            status.append(_run_directly(function, stop, error))
         finally:
             done.set()
 
@@ -328,7 +313,7 @@ def _run_in_thread(function: Callable[[int, Any], int], stop: ctypes.c_int32, er
         thread.start()
         done.wait()
     except RuntimeError:  # the system refuses to create a thread: run here, where Ctrl-C has to wait
-        return function(ctypes.addressof(stop), error)
+        return _run_directly(function, stop, error)
     except BaseException as raised:
         interrupt, stop.value = raised, 1
     while thread.is_alive() and not done.is_set():  # the library still writes to arrays that the thread keeps alive

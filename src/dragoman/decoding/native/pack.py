@@ -160,10 +160,13 @@ class _Packer:
         for layer in stack.layers:
             assert isinstance(layer, EncoderLayer | DecoderLayer) and isinstance(layer.self_attn, SelfAttention)
             self._write_norm(layer.around_self_attn.norm)
-            self._write_self_attention(layer.self_attn)
+            self._write_projection(layer.self_attn.qkv, layer.self_attn.parts, (True, True, False))
+            self._write_output(layer.self_attn)
             if isinstance(layer, DecoderLayer):
                 self._write_norm(layer.around_cross_attn.norm)
-                self._write_cross_attention(layer.cross_attn)
+                self._write_projection(layer.cross_attn.q, [layer.cross_attn.q.out_features], (False,))
+                self._write_projection(layer.cross_attn.kv, layer.cross_attn.parts, (False, False))
+                self._write_output(layer.cross_attn)
             self._write_norm(layer.around_ffn.norm)
             self._write_feed_forward(layer.ffn)
         if not isinstance(stack.final_norm, nn.Identity):
@@ -174,15 +177,6 @@ class _Packer:
         self._write_array(_pad_features(norm.weight))
         if isinstance(norm, LayerNorm):
             self._write_array(_pad_features(norm.bias))
-
-    def _write_self_attention(self, attention: SelfAttention) -> None:
-        self._write_projection(attention.qkv, attention.parts, (True, True, False))
-        self._write_output(attention)
-
-    def _write_cross_attention(self, attention: CrossAttention) -> None:
-        self._write_projection(attention.q, [attention.q.out_features], (False,))
-        self._write_projection(attention.kv, attention.parts, (False, False))
-        self._write_output(attention)
 
     def _write_projection(self, linear: nn.Linear, parts: Sequence[int], rotary: Sequence[bool]) -> None:
         """rotary: for each part of the outputs, whether it is rotated."""

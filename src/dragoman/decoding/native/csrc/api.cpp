@@ -51,9 +51,7 @@ int guarded(char* error, const F& f) {
   }
 }
 
-[[noreturn]] void refuse(const std::string& message) {
-  throw std::invalid_argument(message);
-}
+[[noreturn]] void refuse(const std::string& message) { throw std::invalid_argument(message); }
 
 void require(bool condition, const char* message) {
   if (!condition) refuse(message);
@@ -143,9 +141,7 @@ struct ModelHandle {
   WorkerContextPool contexts;  // declared after the model that it uses, so that it is destroyed first
 };
 
-const Model& model_of(const void* handle) {
-  return static_cast<const ModelHandle*>(handle)->model;
-}
+const Model& model_of(const void* handle) { return static_cast<const ModelHandle*>(handle)->model; }
 
 // The decoder step by step, for a search implemented in Python.  The sizes are those passed to dragoman_session_open.
 struct Session {
@@ -221,9 +217,7 @@ void* dragoman_model_open(const char* path, char* error) {
   return handle;
 }
 
-void dragoman_model_close(void* model) {
-  delete static_cast<ModelHandle*>(model);
-}
+void dragoman_model_close(void* model) { delete static_cast<ModelHandle*>(model); }
 
 // sizes (4,): source vocabulary, target vocabulary, positions, 1 if the model has an encoder.
 void dragoman_model_sizes(const void* model, int32_t* sizes) {
@@ -242,9 +236,7 @@ const char* dragoman_model_content(const void* model, int64_t* size) {
 }
 
 // Whether models packed in bfloat16 can be opened.
-int dragoman_supports_bfloat16() {
-  return supports_bf16();
-}
+int dragoman_supports_bfloat16() { return supports_bf16(); }
 
 // ---------------------------------------------------------------------------------------------------------------
 // search

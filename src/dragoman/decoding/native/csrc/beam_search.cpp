@@ -19,13 +19,9 @@ namespace {
 constexpr float MINUS_INFINITY = -std::numeric_limits<float>::infinity();
 constexpr int ENCODER_BATCH_TOKENS = 512;  // large enough for efficient products, small enough for the L2 cache
 
-bool is_set(const int32_t* stop) {
-  return __atomic_load_n(stop, __ATOMIC_RELAXED) != 0;
-}
+bool is_set(const int32_t* stop) { return __atomic_load_n(stop, __ATOMIC_RELAXED) != 0; }
 
-double length_penalty(int length, double alpha) {
-  return std::pow((5.0 + length) / 6.0, alpha);
-}
+double length_penalty(int length, double alpha) { return std::pow((5.0 + length) / 6.0, alpha); }
 
 struct PartialHypothesis {
   std::vector<int32_t> tokens;

@@ -22,13 +22,9 @@ constexpr int OUTPUT_BLOCK = 64;  // outputs per block of packed weights
 // The values are stored in the file.
 enum class DType : int32_t { float32 = 0, int8 = 1, bfloat16 = 2 };
 
-constexpr size_t size_of(DType dtype) {
-  return dtype == DType::float32 ? 4 : dtype == DType::int8 ? 1 : 2;
-}
+constexpr size_t size_of(DType dtype) { return dtype == DType::float32 ? 4 : dtype == DType::int8 ? 1 : 2; }
 
-constexpr int padded_outputs(int count) {
-  return (count + OUTPUT_BLOCK - 1) / OUTPUT_BLOCK * OUTPUT_BLOCK;
-}
+constexpr int padded_outputs(int count) { return (count + OUTPUT_BLOCK - 1) / OUTPUT_BLOCK * OUTPUT_BLOCK; }
 
 // A view of packed weights.
 struct PackedMatrix {

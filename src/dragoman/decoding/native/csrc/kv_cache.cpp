@@ -11,16 +11,10 @@ namespace {
 constexpr int BLOCK_VECS = KV_BLOCK / VEC_SIZE;  // vectors per block of 16 positions
 constexpr int ACCUMULATORS = 4;                  // independent sums, which hide the latency of an addition
 
-int padded_positions(int length) {
-  return (length + KV_BLOCK - 1) / KV_BLOCK * KV_BLOCK;
-}
+int padded_positions(int length) { return (length + KV_BLOCK - 1) / KV_BLOCK * KV_BLOCK; }
 
-void convert(float* to, const float* from) {
-  store(to, load(from));
-}
-void convert(uint16_t* to, const float* from) {
-  store_fp16(to, load(from));
-}
+void convert(float* to, const float* from) { store(to, load(from)); }
+void convert(uint16_t* to, const float* from) { store_fp16(to, load(from)); }
 
 template <typename T>
 void append_to(T* keys, T* values, const float* key, const float* value, int d_head, int position) {

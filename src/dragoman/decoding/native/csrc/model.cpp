@@ -14,9 +14,7 @@ namespace {
 
 constexpr size_t ALIGNMENT = 64;  // every array of the file starts at a multiple of it
 
-size_t aligned(size_t bytes) {
-  return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-}
+size_t aligned(size_t bytes) { return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 
 }  // namespace
 

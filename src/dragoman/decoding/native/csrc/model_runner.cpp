@@ -9,9 +9,7 @@ namespace {
 // Cost of an element-wise operation per element, in multiplications of a product (ThreadPool::parallel_for).
 constexpr double ELEMENTWISE_COST = 8;
 
-size_t times(int a, int b) {
-  return static_cast<size_t>(a) * static_cast<size_t>(b);
-}
+size_t times(int a, int b) { return static_cast<size_t>(a) * static_cast<size_t>(b); }
 
 }  // namespace
 
@@ -265,9 +263,7 @@ void ModelRunner::step(const StepRow* rows, int count) {
   if (model_.decoder.final_norm.present) normalize_rows(model_.decoder.final_norm, x, x, count);
 }
 
-GemmInput ModelRunner::hidden_states() {
-  return gemm_input(model_.output, x_.data(), rows_);
-}
+GemmInput ModelRunner::hidden_states() { return gemm_input(model_.output, x_.data(), rows_); }
 
 void ModelRunner::decoder_self_attention(const LayerWeights& layer, int layer_index, const float* in,
                                          const StepRow* rows, int count) {

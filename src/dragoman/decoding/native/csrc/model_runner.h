@@ -21,8 +21,8 @@ struct StepRow {
   int32_t position;  // of `token` in the target
   int32_t target_slot;
   int32_t source_slot;
-  float* attention =
-      nullptr;  // (source length,): the cross-attention weights, averaged over heads and layers, are added
+  // null, or (source length,): the cross-attention weights, averaged over heads and layers, are added to it.
+  float* attention = nullptr;
 };
 
 class ModelRunner {
@@ -38,8 +38,8 @@ class ModelRunner {
   static int64_t sentence_bytes(const Model& model, int hypotheses, int target_length, int source_length,
                                 int shortlist_size);
 
-  // Encode `count` sources and fill their source slots.  tokens: all sources concatenated; lengths, source_slots:
-  // (count,).
+  // Encode `count` sources and fill their source slots.
+  // tokens: all sources, concatenated.  lengths, source_slots: (count,).
   void encode(const int32_t* tokens, const int32_t* lengths, const int32_t* source_slots, int count);
 
   // Restrict the sentence in a source slot to `tokens` (ascending), which the caller keeps alive.

@@ -51,9 +51,7 @@ struct Hypothesis {
   bool truncated = false;
 };
 
-inline int64_t row_length(const RaggedArray& rows, int row) {
-  return rows.offsets[row + 1] - rows.offsets[row];
-}
+inline int64_t row_length(const RaggedArray& rows, int row) { return rows.offsets[row + 1] - rows.offsets[row]; }
 
 inline Usage& operator+=(Usage& a, const Usage& b) {
   a.rows += b.rows;
@@ -62,9 +60,7 @@ inline Usage& operator+=(Usage& a, const Usage& b) {
   return a;
 }
 
-inline Usage& operator-=(Usage& a, const Usage& b) {
-  return a += {-b.rows, -b.source_tokens, -b.bytes};
-}
+inline Usage& operator-=(Usage& a, const Usage& b) { return a += {-b.rows, -b.source_tokens, -b.bytes}; }
 
 inline Usage elementwise_max(const Usage& a, const Usage& b) {
   return {std::max(a.rows, b.rows), std::max(a.source_tokens, b.source_tokens), std::max(a.bytes, b.bytes)};

@@ -18,84 +18,44 @@ constexpr int VEC_SIZE = 16;
 using VecF32 = __m512;
 using VecI32 = __m512i;
 
-inline VecF32 zeros() {
-  return _mm512_setzero_ps();
-}
-inline VecF32 broadcast(float x) {
-  return _mm512_set1_ps(x);
-}
-inline VecF32 load(const float* p) {
-  return _mm512_loadu_ps(p);
-}
+inline VecF32 zeros() { return _mm512_setzero_ps(); }
+inline VecF32 broadcast(float x) { return _mm512_set1_ps(x); }
+inline VecF32 load(const float* p) { return _mm512_loadu_ps(p); }
 inline VecF32 load(const uint16_t* fp16) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(fp16)));
 }
-inline void store(float* p, VecF32 x) {
-  _mm512_storeu_ps(p, x);
-}
+inline void store(float* p, VecF32 x) { _mm512_storeu_ps(p, x); }
 inline void store_fp16(uint16_t* p, VecF32 x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
 // a * b + c with one rounding.
-inline VecF32 fmadd(VecF32 a, VecF32 b, VecF32 c) {
-  return _mm512_fmadd_ps(a, b, c);
-}
+inline VecF32 fmadd(VecF32 a, VecF32 b, VecF32 c) { return _mm512_fmadd_ps(a, b, c); }
 // max and min return the second operand if either is NaN.
-inline VecF32 max(VecF32 a, VecF32 b) {
-  return _mm512_max_ps(a, b);
-}
-inline VecF32 min(VecF32 a, VecF32 b) {
-  return _mm512_min_ps(a, b);
-}
-inline VecF32 round(VecF32 x) {
-  return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
-inline VecF32 abs(VecF32 x) {
-  return _mm512_abs_ps(x);
-}
+inline VecF32 max(VecF32 a, VecF32 b) { return _mm512_max_ps(a, b); }
+inline VecF32 min(VecF32 a, VecF32 b) { return _mm512_min_ps(a, b); }
+inline VecF32 round(VecF32 x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline VecF32 abs(VecF32 x) { return _mm512_abs_ps(x); }
 // `magnitude` must not be negative.
 inline VecF32 copysign(VecF32 magnitude, VecF32 sign) {
   const __m512i sign_bits = _mm512_and_si512(_mm512_castps_si512(sign), _mm512_set1_epi32(INT32_MIN));
   return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(magnitude), sign_bits));
 }
 // x * 2^n for integral n.
-inline VecF32 ldexp(VecF32 x, VecF32 n) {
-  return _mm512_scalef_ps(x, n);
-}
+inline VecF32 ldexp(VecF32 x, VecF32 n) { return _mm512_scalef_ps(x, n); }
 // Bit i is set if x[i] > limit[i].
-inline uint32_t greater_mask(VecF32 x, VecF32 limit) {
-  return _mm512_cmp_ps_mask(x, limit, _CMP_GT_OQ);
-}
-inline float reduce_sum(VecF32 x) {
-  return _mm512_reduce_add_ps(x);
-}
-inline float reduce_max(VecF32 x) {
-  return _mm512_reduce_max_ps(x);
-}
+inline uint32_t greater_mask(VecF32 x, VecF32 limit) { return _mm512_cmp_ps_mask(x, limit, _CMP_GT_OQ); }
+inline float reduce_sum(VecF32 x) { return _mm512_reduce_add_ps(x); }
+inline float reduce_max(VecF32 x) { return _mm512_reduce_max_ps(x); }
 
-inline VecI32 zeros_i32() {
-  return _mm512_setzero_si512();
-}
-inline VecI32 broadcast_i32(int32_t x) {
-  return _mm512_set1_epi32(x);
-}
-inline VecI32 load_i32(const int32_t* p) {
-  return _mm512_loadu_si512(p);
-}
-inline VecI32 load_i8(const int8_t* p) {
-  return _mm512_loadu_si512(p);
-}
-inline VecI32 sub(VecI32 a, VecI32 b) {
-  return _mm512_sub_epi32(a, b);
-}
-inline VecF32 to_f32(VecI32 x) {
-  return _mm512_cvtepi32_ps(x);
-}
+inline VecI32 zeros_i32() { return _mm512_setzero_si512(); }
+inline VecI32 broadcast_i32(int32_t x) { return _mm512_set1_epi32(x); }
+inline VecI32 load_i32(const int32_t* p) { return _mm512_loadu_si512(p); }
+inline VecI32 load_i8(const int8_t* p) { return _mm512_loadu_si512(p); }
+inline VecI32 sub(VecI32 a, VecI32 b) { return _mm512_sub_epi32(a, b); }
+inline VecF32 to_f32(VecI32 x) { return _mm512_cvtepi32_ps(x); }
 // sums[i] += dot product of the four uint8 and the four int8 values in lane i.
 // Inline assembly because GCC 12 moves the accumulators of the intrinsic through memory.
-inline void dot_u8s8(VecI32& sums, VecI32 u8, VecI32 s8) {
-  asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(u8), "v"(s8));
-}
+inline void dot_u8s8(VecI32& sums, VecI32 u8, VecI32 s8) { asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(u8), "v"(s8)); }
 // Store integral values from 0 to 255.
 inline void store_u8(uint8_t* p, VecF32 x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(x)));
@@ -107,41 +67,23 @@ constexpr int VEC_SIZE = 8;
 using VecF32 = __m256;
 using VecI32 = __m256i;
 
-inline VecF32 zeros() {
-  return _mm256_setzero_ps();
-}
-inline VecF32 broadcast(float x) {
-  return _mm256_set1_ps(x);
-}
-inline VecF32 load(const float* p) {
-  return _mm256_loadu_ps(p);
-}
+inline VecF32 zeros() { return _mm256_setzero_ps(); }
+inline VecF32 broadcast(float x) { return _mm256_set1_ps(x); }
+inline VecF32 load(const float* p) { return _mm256_loadu_ps(p); }
 inline VecF32 load(const uint16_t* fp16) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(fp16)));
 }
-inline void store(float* p, VecF32 x) {
-  _mm256_storeu_ps(p, x);
-}
+inline void store(float* p, VecF32 x) { _mm256_storeu_ps(p, x); }
 inline void store_fp16(uint16_t* p, VecF32 x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
 // a * b + c with one rounding.
-inline VecF32 fmadd(VecF32 a, VecF32 b, VecF32 c) {
-  return _mm256_fmadd_ps(a, b, c);
-}
+inline VecF32 fmadd(VecF32 a, VecF32 b, VecF32 c) { return _mm256_fmadd_ps(a, b, c); }
 // max and min return the second operand if either is NaN.
-inline VecF32 max(VecF32 a, VecF32 b) {
-  return _mm256_max_ps(a, b);
-}
-inline VecF32 min(VecF32 a, VecF32 b) {
-  return _mm256_min_ps(a, b);
-}
-inline VecF32 round(VecF32 x) {
-  return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
-inline VecF32 abs(VecF32 x) {
-  return _mm256_andnot_ps(broadcast(-0.0f), x);
-}
+inline VecF32 max(VecF32 a, VecF32 b) { return _mm256_max_ps(a, b); }
+inline VecF32 min(VecF32 a, VecF32 b) { return _mm256_min_ps(a, b); }
+inline VecF32 round(VecF32 x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline VecF32 abs(VecF32 x) { return _mm256_andnot_ps(broadcast(-0.0f), x); }
 // `magnitude` must not be negative.
 inline VecF32 copysign(VecF32 magnitude, VecF32 sign) {
   return _mm256_or_ps(magnitude, _mm256_and_ps(sign, _mm256_set1_ps(-0.0f)));
@@ -166,24 +108,12 @@ inline float reduce_max(VecF32 x) {
   return _mm_cvtss_f32(_mm_max_ss(y, _mm_movehdup_ps(y)));
 }
 
-inline VecI32 zeros_i32() {
-  return _mm256_setzero_si256();
-}
-inline VecI32 broadcast_i32(int32_t x) {
-  return _mm256_set1_epi32(x);
-}
-inline VecI32 load_i32(const int32_t* p) {
-  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-}
-inline VecI32 load_i8(const int8_t* p) {
-  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-}
-inline VecI32 sub(VecI32 a, VecI32 b) {
-  return _mm256_sub_epi32(a, b);
-}
-inline VecF32 to_f32(VecI32 x) {
-  return _mm256_cvtepi32_ps(x);
-}
+inline VecI32 zeros_i32() { return _mm256_setzero_si256(); }
+inline VecI32 broadcast_i32(int32_t x) { return _mm256_set1_epi32(x); }
+inline VecI32 load_i32(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+inline VecI32 load_i8(const int8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+inline VecI32 sub(VecI32 a, VecI32 b) { return _mm256_sub_epi32(a, b); }
+inline VecF32 to_f32(VecI32 x) { return _mm256_cvtepi32_ps(x); }
 // sums[i] += dot product of the four uint8 and the four int8 values in lane i.
 inline void dot_u8s8(VecI32& sums, VecI32 u8, VecI32 s8) {
 #if defined(__AVXVNNI__)
@@ -215,18 +145,10 @@ inline VecI32 broadcast_4xu8(const uint8_t* p) {
   return broadcast_i32(packed);
 }
 
-inline VecF32 add(VecF32 a, VecF32 b) {
-  return a + b;
-}
-inline VecF32 sub(VecF32 a, VecF32 b) {
-  return a - b;
-}
-inline VecF32 mul(VecF32 a, VecF32 b) {
-  return a * b;
-}
-inline VecF32 div(VecF32 a, VecF32 b) {
-  return a / b;
-}
+inline VecF32 add(VecF32 a, VecF32 b) { return a + b; }
+inline VecF32 sub(VecF32 a, VecF32 b) { return a - b; }
+inline VecF32 mul(VecF32 a, VecF32 b) { return a * b; }
+inline VecF32 div(VecF32 a, VecF32 b) { return a / b; }
 
 // e^x for x clipped to [-87, 88], relative error below (2 + |x| / 2) 2^-23; NaN stays NaN.
 // With n = round(x log2 e) and r = x log2 e - n in [-1/2, 1/2], e^x = 2^n 2^r; 2^r is a polynomial that is exactly 1 at
@@ -244,9 +166,7 @@ inline VecF32 exp(VecF32 x) {
 }
 
 // 1 / (1 + e^-x)
-inline VecF32 sigmoid(VecF32 x) {
-  return div(broadcast(1.0f), add(broadcast(1.0f), exp(sub(zeros(), x))));
-}
+inline VecF32 sigmoid(VecF32 x) { return div(broadcast(1.0f), add(broadcast(1.0f), exp(sub(zeros(), x)))); }
 
 // The error function to 6e-7, of which 1.5e-7 is the formula's (Abramowitz and Stegun 1964, 7.1.26).
 // erf(|x|) = 1 - (polynomial of t = 1 / (1 + 0.3275911 |x|)) e^(-x^2); the sign of x makes it odd.

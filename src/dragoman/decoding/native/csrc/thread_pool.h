@@ -48,9 +48,10 @@ class ThreadPool {
     count_.store(count, std::memory_order_relaxed);
     parts_.store(size_, std::memory_order_relaxed);
     function_.store(&f, std::memory_order_relaxed);
-    call_.store([](const void* function, int part, int begin,
-                   int end) { (*static_cast<const F*>(function))(part, begin, end); },
-                std::memory_order_relaxed);
+    const Call call = [](const void* function, int part, int begin, int end) {
+      (*static_cast<const F*>(function))(part, begin, end);
+    };
+    call_.store(call, std::memory_order_relaxed);
     unfinished_.store(size_, std::memory_order_relaxed);
     unclaimed_.store((++generation_ << 32) + static_cast<uint32_t>(size_), std::memory_order_seq_cst);
     if (sleeping_.load() != 0) wake_all();

@@ -40,12 +40,12 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     ("threads", "sentences", "helpers"),
     [(5, 3, (1, 2)), (7, 4, (1, 3)), (4, 3, (1, 1)), (3, 2, (1, 1)), (4, 2, (1, 2)), (3, 3, (0, 0)), (2, 5, (0, 0))],
 )
-def test_no_thread_is_left_without_work(
+def test_every_thread_is_used(
     threads: int, sentences: int, helpers: tuple[int, int], engine: Engine, tmp_path: Path
 ) -> None:
-    """Five threads for three sentences: two sentences get two threads.  The helpers of a sentence wait for the next.
+    """Five threads for three sentences: two sentences get two threads, whose pools stay alive for the next search.
 
-    Two sentences may also be searched one after the other by the same threads, if a thread starts late.
+    If a thread starts late, two sentences may be searched one after the other by the same threads.
     """
     before = len(list(TASKS.iterdir()))
     path = tmp_path / "p"
@@ -79,7 +79,7 @@ class OpenSession:
 
 
 def test_two_threads_in_one_session_are_an_error(engine: Engine) -> None:
-    """One of them gets its answer, the other is refused; whatever is answered is right."""
+    """One call succeeds and the other is refused; successful calls return correct results."""
     session = OpenSession(engine, rows=64)
     right, refused, wrong = session.step(), 0, 0
     started = threading.Barrier(2)
@@ -104,7 +104,7 @@ def test_two_threads_in_one_session_are_an_error(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("call", ["step", "encode"])
-def test_a_session_that_was_ended_is_an_error(call: str, engine: Engine) -> None:
+def test_a_closed_session_is_an_error(call: str, engine: Engine) -> None:
     session = OpenSession(engine)
     engine.close_session(session.number)
     work: Callable[[], object] = getattr(session, call)
@@ -112,12 +112,12 @@ def test_a_session_that_was_ended_is_an_error(call: str, engine: Engine) -> None
         work()
     with pytest.raises(UsageError, match="is not open"):
         engine.call_session("copy", session.number, 0, 0, 1)
-    engine.close_session(session.number)  # once more does nothing
+    engine.close_session(session.number)  # closing again has no effect
     engine.close_session(0)
-    assert OpenSession(engine).number > session.number  # numbers are not used again
+    assert OpenSession(engine).number > session.number  # ids are not reused
 
 
-def test_a_session_may_end_while_it_is_at_work(engine: Engine) -> None:
+def test_a_session_may_be_closed_during_a_call(engine: Engine) -> None:
     """The call finishes; the next one is refused."""
     for _ in range(5):
         session = OpenSession(engine, rows=64)
@@ -140,8 +140,8 @@ def test_a_session_may_end_while_it_is_at_work(engine: Engine) -> None:
         assert outcome[-1] == f"session {session.number} is not open"
 
 
-def test_callers_with_states_of_their_own(engine: Engine) -> None:
-    """Several threads may step through the same engine, each in its own state."""
+def test_concurrent_steppers(engine: Engine) -> None:
+    """Several threads may step in one engine, each with its own state."""
     stepper, settings = EngineStepper(engine), SearchSettings(beam=3, max_extra=4)
     sources = [torch.tensor([[5 + i, 9, 40 + i, EOS]]) for i in range(6)]
     right = [generate(stepper, src, None, settings) for src in sources]

@@ -25,14 +25,15 @@ from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.native.library import VERSION, Precision, load_native, unavailable_reason
 from dragoman.decoding.native.processor import usable_cores
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
-from dragoman.errors import DragomanError, TrainingError, UsageError
+from dragoman.errors import DragomanError, ModelFolderError, TrainingError, UsageError
+from dragoman.io.reading import read_json
+from dragoman.io.writing import write_file
 from dragoman.models.model_folder import (
     find_model,
     load_network,
     read_config,
     read_meta,
     verify,
-    write_file,
     wrong_model,
 )
 
@@ -198,7 +199,7 @@ def _load_native(path: str | Path, options: _Options) -> tuple[DecodingBackend, 
     if precision == "bfloat16" and not native.supports_bfloat16:
         raise BackendUnavailable(f"this processor does not support bfloat16 multiplication ({native.build})")
     folder = find_model(path)  # fixed now: a run folder may point to another checkpoint later
-    meta = verify(folder, but=("model.safetensors", "training.safetensors"))
+    meta = verify(folder, skip=("model.safetensors", "training.safetensors"))
     config = read_config(folder)
     vocabulary = load_vocabulary(folder)
     if config.data.kind != options.kind or not isinstance(vocabulary, Tokenizer):
@@ -256,13 +257,11 @@ def _open_packed(packed: Path, origin: dict[str, Any]) -> Engine | None:
     """
     record = packed.with_suffix(".json")
     try:
-        if not record.is_file() or record.stat().st_size > _MAX_RECORD:
-            return None
-        stored = json.loads(record.read_text(encoding="utf-8"))
-        if not isinstance(stored, dict) or stored | origin != stored:
+        stored = read_json(record, ModelFolderError, "", _MAX_RECORD)
+        if stored | origin != stored:
             return None
         engine = Engine(packed)
-    except (OSError, ValueError, RecursionError, DragomanError):
+    except (OSError, ValueError, DragomanError):
         return None
     undamaged = hashlib.sha256(engine.content).hexdigest() == stored.get("sha256")
     sizes = {"target_size": engine.target_size} | ({"source_size": engine.source_size} if engine.has_encoder else {})

@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from dragoman.data.batching import collate_source
-from dragoman.data.buckets import batches_within
+from dragoman.data.batching import batches_within, collate_source
 from dragoman.decoding.hypothesis import Hypothesis, Ids
 from dragoman.decoding.pytorch.beam import beam_search
 from dragoman.decoding.pytorch.sampling import sample

@@ -19,7 +19,7 @@ from toy_model import ToyModel
 
 
 def watched(model: ToyModel, src: torch.Tensor, settings: SearchSettings) -> tuple[list[PartialHypothesis], list[int]]:
-    """The paths on the way, and the tokens of the outcome with their end."""
+    """The partial hypotheses, and the tokens of the result with the end of sentence."""
     steps, paths = stream_tokens(ModelStepper(model), src, settings), []
     while True:
         try:
@@ -29,13 +29,13 @@ def watched(model: ToyModel, src: torch.Tensor, settings: SearchSettings) -> tup
 
 
 def common(hypotheses: list[list[int]]) -> int:
-    """How many tokens all of them begin with."""
+    """Length of the longest common prefix."""
     longest = min(map(len, hypotheses))
     return max(n for n in range(longest + 1) if all(h[:n] == hypotheses[0][:n] for h in hypotheses))
 
 
 def hypotheses_that_may_win(model: ToyModel, src: torch.Tensor, settings: SearchSettings) -> list[list[list[int]]]:
-    """Of each step of the beam search: all that go on, and the best that is complete."""
+    """Per step of the beam search: all unfinished hypotheses and the best complete one."""
     seen: list[list[list[int]]] = []
     finished: list[tuple[float, list[int]]] = []
 
@@ -55,7 +55,7 @@ def hypotheses_that_may_win(model: ToyModel, src: torch.Tensor, settings: Search
 
 
 @pytest.mark.parametrize("settings", [{"beam": 2}, {"beam": 3, "alpha": 1.2}, {"beam": 2, "alpha": 0.0}], ids=str)
-def test_stable_is_what_all_begin_with_that_may_still_win(settings: dict[str, Any]) -> None:
+def test_stable_tokens_are_the_common_prefix_of_all_hypotheses_that_may_win(settings: dict[str, Any]) -> None:
     asked = SearchSettings(max_extra=9, **settings)
     src, stable, after_an_end = torch.tensor([[4, 6, EOS]]), 0, 0
     for seed in range(25):

@@ -67,15 +67,18 @@ class DecodingBackend(ABC):
                 found[index] = hypotheses
         return found
 
-    @abstractmethod
     def _search(
         self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int
     ) -> list[list[Hypothesis]]:
         """As `search`, for targets of up to `max_length` tokens."""
+        from dragoman.decoding.pytorch.generate import generate_batches  # here, so that the engine searches without it
+
+        stepper = self.stepper()
+        return generate_batches(stepper, sources, prefixes, settings, batch_tokens, self.device, self.shortlist)
 
     def stream(self, source: Ids, prefix: Ids, settings: SearchSettings) -> TokenStream:
         """Search one source step by step (`stream_tokens`)."""
-        import torch  # here, so that the native engine searches without PyTorch
+        import torch
 
         from dragoman.decoding.pytorch.stepper import with_shortlist
         from dragoman.decoding.pytorch.stream import stream_tokens

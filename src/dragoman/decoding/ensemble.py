@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dragoman.decoding.backend import DecodingBackend
-from dragoman.decoding.hypothesis import Hypothesis, Ids
-from dragoman.decoding.pytorch.generate import generate_batches
+from dragoman.decoding.hypothesis import Ids
 from dragoman.decoding.pytorch.stepper import EnsembleStepper
-from dragoman.decoding.settings import SearchSettings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -50,11 +48,6 @@ class EnsembleBackend(DecodingBackend):
     def fallback(self) -> EnsembleBackend:
         # A member without a length limit has no fallback.
         return EnsembleBackend([m if math.isinf(m.max_length) else m.fallback() for m in self.members])
-
-    def _search(
-        self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int
-    ) -> list[list[Hypothesis]]:
-        return generate_batches(self.stepper(), sources, prefixes, settings, batch_tokens, self.device)
 
     def align(self, pairs: Sequence[tuple[Ids, Ids]], batch_tokens: int) -> list[NDArray[np.float32]]:
         weights = [member.align(pairs, batch_tokens) for member in self.members]

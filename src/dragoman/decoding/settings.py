@@ -11,10 +11,19 @@ from dragoman.errors import UsageError, nearest
 
 __all__ = ["SearchSettings"]
 
-_MAX_BEAM, _MAX_TOKENS, _MAX_ALPHA = 4096, 10_000, 10.0
-"""Larger values would exhaust memory, or make every score 0."""
-_MAX_TEMPERATURE, _MAX_VOCABULARY, _MAX_SEED = 1000.0, 1_048_576, 2**63 - 1
-"""At temperature 1,000 all tokens are equally probable; random number generators take 64 bits."""
+_RANGES: dict[str, tuple[float, float, str]] = {
+    "beam": (1, 4096, "1 (greedy) to 4,096"),
+    "alpha": (0, 10, "0 (no length penalty) to 10"),
+    "nbest": (1, 4096, "1 to 4,096"),
+    "max_extra": (0, 10_000, "0 to 10,000"),
+    "min_length": (0, 10_000, "0 to 10,000"),
+    "no_repeat_ngram": (0, 10_000, "0 (off) or 2 to 10,000; 1 would not allow any token twice"),
+    "temperature": (1e-6, 1000, "1e-6 (use beam=1 for greedy search) to 1000"),
+    "top_k": (0, 1_048_576, "0 (all tokens) to 1,048,576"),
+    "top_p": (5e-324, 1, "more than 0 and at most 1 (1 = all tokens)"),
+    "seed": (0, 2**63 - 1, f"0 to {2**63 - 1:,}"),
+}
+"""Larger values would exhaust memory or have no effect; random number generators take 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -58,27 +67,10 @@ class SearchSettings:
     def _problems(self) -> list[str]:
         if problems := self._type_problems():
             return problems
-        rules = [
-            ("beam", 1 <= self.beam <= _MAX_BEAM, f"1 (greedy) to {_MAX_BEAM:,}"),
-            ("alpha", 0 <= self.alpha <= _MAX_ALPHA, f"0 (no length penalty) to {_MAX_ALPHA:g}"),
-            ("nbest", 1 <= self.nbest <= _MAX_BEAM, f"1 to {_MAX_BEAM:,}"),
-            ("max_extra", 0 <= self.max_extra <= _MAX_TOKENS, f"0 to {_MAX_TOKENS:,}"),
-            ("min_length", 0 <= self.min_length <= _MAX_TOKENS, f"0 to {_MAX_TOKENS:,}"),
-            (
-                "no_repeat_ngram",
-                0 <= self.no_repeat_ngram <= _MAX_TOKENS and self.no_repeat_ngram != 1,
-                f"0 (off) or 2 to {_MAX_TOKENS:,}; 1 would not allow any token twice",
-            ),
-            (
-                "temperature",
-                1e-6 <= self.temperature <= _MAX_TEMPERATURE,
-                f"1e-6 (use beam=1 for greedy search) to {_MAX_TEMPERATURE:g}",
-            ),
-            ("top_k", 0 <= self.top_k <= _MAX_VOCABULARY, f"0 (all tokens) to {_MAX_VOCABULARY:,}"),
-            ("top_p", 0 < self.top_p <= 1, "more than 0 and at most 1 (1 = all tokens)"),
-            ("seed", 0 <= self.seed <= _MAX_SEED, f"0 to {_MAX_SEED:,}"),
-        ]
-        problems = [f"{name} = {getattr(self, name)}: must be {rule}" for name, valid, rule in rules if not valid]
+        for name, (low, high, accepted) in _RANGES.items():
+            value = getattr(self, name)
+            if not low <= value <= high or (name == "no_repeat_ngram" and value == 1):
+                problems.append(f"{name} = {value}: must be {accepted}")
         if not self.sample and self.nbest > self.beam >= 1:
             problems.append(f"nbest = {self.nbest}: must be at most beam = {self.beam}; increase beam or reduce nbest")
         return problems

@@ -72,7 +72,7 @@ class NativeBackend(DecodingBackend):
         self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int
     ) -> list[list[Hypothesis]]:
         if settings.sample:
-            return self._sample(sources, prefixes, settings, batch_tokens)
+            return super()._search(sources, prefixes, settings, batch_tokens)
         limits = [settings.limit(len(s), len(p)) for s, p in zip(sources, prefixes, strict=True)]
         shortlists = None
         if self.shortlist is not None:
@@ -80,14 +80,6 @@ class NativeBackend(DecodingBackend):
         return self.engine.search(
             sources, limits, settings, prefixes, self.threads, shortlists=shortlists, source_tokens=batch_tokens
         )
-
-    def _sample(
-        self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int
-    ) -> list[list[Hypothesis]]:
-        from dragoman.decoding.pytorch.generate import generate_batches
-
-        stepper = self.stepper()
-        return generate_batches(stepper, sources, prefixes, settings, batch_tokens, self.device, self.shortlist)
 
     def stepper(self) -> EngineStepper:
         from dragoman.decoding.native.stepper import EngineStepper  # imports torch, which beam search does not need

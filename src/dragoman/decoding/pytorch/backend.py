@@ -15,7 +15,7 @@ from dragoman.data.batching import batches_within
 from dragoman.data.tokenizer import BOS
 from dragoman.decoding.backend import DecodingBackend
 from dragoman.decoding.hypothesis import Hypothesis, Ids
-from dragoman.decoding.pytorch.generate import generate_batches, padded
+from dragoman.decoding.pytorch.generate import padded
 from dragoman.decoding.pytorch.stepper import ModelStepper
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError
@@ -52,9 +52,8 @@ class TorchBackend(DecodingBackend):
     def _search(
         self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int
     ) -> list[list[Hypothesis]]:
-        stepper = ModelStepper(self.model)
         with evaluating(self.model):
-            return generate_batches(stepper, sources, prefixes, settings, batch_tokens, self.device, self.shortlist)
+            return super()._search(sources, prefixes, settings, batch_tokens)
 
     def align(self, pairs: Sequence[tuple[Ids, Ids]], batch_tokens: int) -> list[NDArray[np.float32]]:
         if not any(name.endswith(_CROSS_ATTENTION) for name in tap_names(self.model)):

@@ -9,7 +9,7 @@ Letters: B sentences still searched, K beams, N = B*K rows, T tokens so far, V v
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -64,25 +64,21 @@ class BeamStep:
     active: list[bool]
 
 
-@dataclass
 class Pool:
     """The complete hypotheses of each sentence of the request."""
 
-    request: SearchRequest
-    hypotheses: list[list[Hypothesis]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.hypotheses = [[] for _ in self.request.limits]
+    def __init__(self, request: SearchRequest) -> None:
+        self.request = request
+        self.hypotheses: list[list[Hypothesis]] = [[] for _ in request.limits]
 
     def collect(self, beams: Beams, truncated: Tensor) -> tuple[Beams, list[tuple[int, int, Hypothesis]]]:
         """Add the hypotheses that ended; return the beams with their slots emptied, and `BeamStep.finished`."""
         ended = (beams.tokens[..., -1] == EOS) & (beams.log_probs > float("-inf"))  # (B, K)
         finished = []
         for row, beam in ended.nonzero().tolist():
-            tokens = beams.tokens[row, beam, :-1].tolist()
-            token_log_probs = beams.token_log_probs[row, beam].tolist()
-            alpha, cut = self.request.settings.alpha, bool(truncated[row, beam])
-            hypothesis = complete(tokens, token_log_probs, alpha, cut)
+            tokens, token_log_probs = beams.tokens[row, beam].tolist(), beams.token_log_probs[row, beam].tolist()
+            cut = bool(truncated[row, beam])
+            hypothesis = complete(tokens[:-1], token_log_probs, self.request.settings.alpha, cut)
             sentence = int(beams.sentences[row])
             self.hypotheses[sentence].append(hypothesis)
             finished.append((sentence, beam, hypothesis))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.decoding.loader import load_shortlist
-from dragoman.decoding.native.library import load_native, missing
+from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.decoding.shortlist import SHORTLIST
 from dragoman.errors import DragomanError, ModelFolderError, UsageError
 from dragoman.models.model_folder import find_model
@@ -17,7 +17,7 @@ from dragoman.pipelines.translation import Translator
 from dragoman.training.shortlist import learn_shortlist
 from small_run import Cli, digit_pairs, trained, write_lines
 
-native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {missing()}")
+native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
 SOURCES = [source for source, _ in digit_pairs(30, seed=11)]
 
 

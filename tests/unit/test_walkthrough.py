@@ -92,7 +92,7 @@ def test_every_number_is_what_the_model_computed(kind: str) -> None:
     network, given, words = network_of(kind)
     before = {name: x.clone() for name, x in network.state_dict().items()}
     network.train()
-    story = walkthrough(network, *given, words, smoothing=0.1, learning_rate=0.02, most=MOST)
+    story = walkthrough(network, *given, words, smoothing=0.1, learning_rate=0.02, max_features=MOST)
     assert network.training and all(p.grad is None for p in network.parameters())
     assert all(torch.equal(before[name], x) for name, x in network.state_dict().items())
     network.eval()
@@ -121,7 +121,7 @@ def test_every_number_is_what_the_model_computed(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["translator: paper", "translator: lstm bahdanau", "decoder only: llama", "vision"])
 def test_positions_add_up_and_the_update_is_made(kind: str) -> None:
     network, given, words = network_of(kind)
-    story = walkthrough(network, *given, words, learning_rate=0.02, most=MOST)
+    story = walkthrough(network, *given, words, learning_rate=0.02, max_features=MOST)
     name, row, column = story["parameter"]
     parameter = dict(network.named_parameters(remove_duplicate=False))[name]
     *shares, whole = (numbers(shown) for shown in steps_of(story, "sum over positions"))
@@ -289,10 +289,10 @@ def test_wrong_use_is_told_all_at_once() -> None:
     with pytest.raises(UsageError) as caught:
         walkthrough(
             network, src, None, tgt_in, torch.zeros_like(targets), few,
-            smoothing=1.0, learning_rate=0.0, parameter=("output.wieght", 0, 0), most=0,
+            smoothing=1.0, learning_rate=0.0, parameter=("output.wieght", 0, 0), max_features=0,
         )  # fmt: skip
     message = str(caught.value)
-    for part in ("2 words for the 5 positions", "padding", "smoothing = 1.0", "learning_rate = 0.0", "most = 0"):
+    for part in ("2 words for the 5 positions", "padding", "smoothing = 1.0", "learning_rate = 0.0", "max_features = 0"):
         assert part in message, part
     assert "did you mean 'output.weight'" in message
     with pytest.raises(UsageError, match=r"rows 0 to 10 and columns 0 to 11"):

@@ -14,7 +14,7 @@ import pytest
 from dragoman.errors import DragomanError, UsageError
 from dragoman.pages.report import AttentionPicture, DemoReport, Sample, write_report
 
-HOSTILE = '</script><script>alert("x")</script><!-- & %%data%% \u2028 ]]>'
+HOSTILE = '</script><script>alert("x")</script><!-- & {{ data }} {% endblock %} \u2028 ]]>'
 
 
 def small_report(**changes: Any) -> DemoReport:
@@ -86,7 +86,7 @@ def test_the_page_holds_the_whole_report(tmp_path: Path) -> None:
     expected["config"]["train"]["folder"] = str(Path("runs/demo"))
     assert data_of(page) == expected
     assert "<title>Zahlen &amp; Wörter</title>" in page
-    assert "%%" not in page
+    assert "{{" not in page and "{%" not in page
 
 
 def test_the_page_asks_for_nothing_from_outside(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_write_that_fails_leaves_the_old_page_and_nothing_else(
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dragoman.pages.page.os.fsync", full)
+    monkeypatch.setattr("dragoman.io.writing.os.fsync", full)
     with pytest.raises(DragomanError, match=r"report\.html could not be written: the disk is full\. Free some space"):
         write_report(path, small_report())
     assert path.read_text() == "old"

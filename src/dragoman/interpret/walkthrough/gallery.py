@@ -18,12 +18,9 @@ from dragoman.interpret.walkthrough.gallery_step import Worked, worked_step
 from dragoman.interpret.walkthrough.step import Text, text
 from dragoman.interpret.walkthrough.tiny_preset import tiny_walkthrough
 from dragoman.nn.attention import attend_explicit
-from dragoman.pages.page import web, whole_page, write_page
+from dragoman.pages.page import render, write_page
 
 __all__ = ["Chapter", "gallery", "write_gallery"]
-
-STYLES = ("page.css", "language.css", "walkthrough.css", "gallery.css")
-SCRIPTS = ("page.js", "language.js", "walkthrough.js", "gallery.js")
 
 
 @dataclass(frozen=True)
@@ -61,8 +58,7 @@ def gallery() -> list[Chapter]:
 def write_gallery(path: str | Path) -> Path:
     """Write the page to `path`, whole or not at all, and return `path`.  Raises DragomanError where it cannot be."""
     data = {"chapters": [_chapter_json(chapter) for chapter in gallery()], "walk": tiny_walkthrough()}
-    title = "Dragoman: numbers worked out by hand"
-    return write_page(Path(path), whole_page(title, web("gallery.html"), "gallery", data, STYLES, SCRIPTS))
+    return write_page(Path(path), render("gallery.html", title="Dragoman: numbers worked out by hand", data=data))
 
 
 # ------------------------------------------------------------------------------------------------------- three vectors

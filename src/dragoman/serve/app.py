@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import torch
 import uvicorn
 from fastapi import FastAPI, Request, Response
@@ -28,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dragoman.data.tokenizer import BOS, EOS
 from dragoman.errors import DragomanError, UsageError, nearest
 from dragoman.models.model_folder import read_config, wrong_model
-from dragoman.pages.page import web
+from dragoman.pages.page import read_assets, render
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.viewer import Event, Observed, continue_live, translate_live
@@ -239,12 +238,12 @@ def create_app(models: Mapping[str, Served]) -> FastAPI:
     app = FastAPI(title="Dragoman", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(_WithHeaders)
     names = list(models)
-    page = _page(names)
+    page = render("serve.html", models=names, styles=STYLES, scripts=SCRIPTS)
     known = {
         "models": [{"name": name, **served.describe()} for name, served in models.items()],
         "limits": {"characters": MOST_CHARACTERS, "beam": MOST_BEAMS, "temperature": MOST_TEMPERATURE},
     }
-    files = {name: web(name) for name in (*STYLES, *SCRIPTS)}
+    files = {name: read_assets(name) for name in (*STYLES, *SCRIPTS)}
 
     @app.get("/")
     async def home() -> Response:
@@ -270,13 +269,6 @@ def create_app(models: Mapping[str, Served]) -> FastAPI:
     app.add_exception_handler(RequestError, _refuse)
     app.add_exception_handler(HTTPException, _not_here)
     return app
-
-
-def _page(names: Sequence[str]) -> str:
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.from_string(web("serve.html")).render(models=names, styles=STYLES, scripts=SCRIPTS)
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

@@ -24,13 +24,10 @@ from dragoman.nn.layers import EncoderLayer, FeedForward, LayerNorm, SubLayer
 from dragoman.nn.positions import Positions
 from dragoman.nn.record import record
 from dragoman.nn.taps import Tap
-from dragoman.pages.page import web, whole_page, write_page
+from dragoman.pages.page import render, write_page
 from dragoman.training.loss import cross_entropy
 
 __all__ = ["GalleryChapter", "WorkedExample", "gallery", "write_gallery"]
-
-STYLES = ("page.css", "language.css", "walkthrough.css", "gallery.css")
-SCRIPTS = ("page.js", "language.js", "walkthrough.js", "gallery.js")
 
 
 @dataclass
@@ -82,8 +79,7 @@ def gallery() -> list[GalleryChapter]:
 def write_gallery(path: str | Path) -> Path:
     """Write the page to `path` atomically and return `path`.  Raises DragomanError if it cannot be written."""
     data = {"chapters": [asdict(chapter) for chapter in gallery()], "walk": tiny_walkthrough()}
-    title = "Dragoman: numbers worked out by hand"
-    return write_page(Path(path), whole_page(title, web("gallery.html"), "gallery", data, STYLES, SCRIPTS))
+    return write_page(Path(path), render("gallery.html", title="Dragoman: numbers worked out by hand", data=data))
 
 
 # ------------------------------------------------------------------------------------------------ the computed matrices

@@ -1,4 +1,4 @@
-"""The gallery and its walk-through in a browser: every printed number agrees, and the arrows lead through all steps."""
+"""The gallery and its walkthrough in a browser: every printed number agrees, and the arrow keys visit all steps."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_every_worked_number_is_there_and_agrees(page: Page, written: Path) -> N
     page.language("en")
     page.open(written)
     chapters = gallery()
-    assert len(page.all(".worked")) == sum(len(chapter.items) for chapter in chapters) > 10
-    printed = [item for chapter in chapters for item in chapter.items if item.printed is not None]
+    assert len(page.all(".worked")) == sum(len(chapter.examples) for chapter in chapters) > 10
+    printed = [item for chapter in chapters for item in chapter.examples if item.printed is not None]
     assert len(page.all(".worked .agrees")) == len(printed)
     first = page.all("#chapters section:first-child .worked")
     matrices = [[cell.text for cell in figure.find_elements("css selector", "td")] for figure in
@@ -46,7 +46,7 @@ def test_previous_next_and_the_arrows_go_through_every_step(page: Page, written:
     titles = [step["title"]["en"] for step in tiny_walkthrough()["steps"]]
 
     def at() -> tuple[str, str]:
-        return page.text(".walk-place"), page.text(".walk-step h3")
+        return page.text(".walk-position"), page.text(".walk-step h3")
 
     def place(number: int) -> tuple[str, str]:
         return f"{number} / {len(titles)}", titles[number - 1]
@@ -87,7 +87,7 @@ def test_a_matrix_with_the_focus_names_its_tensor(page: Page, written: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("code", "heading"), [("en", "Worked out by hand, and computed"), ("zh-Hans", "手算的数，与计算的数")]
+    ("code", "heading"), [("en", "Worked by hand and computed"), ("zh-Hans", "手算的数，与计算的数")]
 )
 def test_the_language_is_switched_in_the_page(code: str, heading: str, page: Page, written: Path) -> None:
     page.open(written)

@@ -40,7 +40,7 @@ def _backward_step(step: WalkthroughStep, users: _Users) -> WalkthroughStep:
             uses |= dict.fromkeys(_inputs_of_term(user, index))
     entry = step.entry
     formula = "    ".join([*formulas, *([entry.own] if entry.own else [])])
-    title = substituted(BOXES["backwards"], title=entry.title)
+    title = substituted(BOXES["backward"], title=entry.title)
     back = replace(entry, title=title, formula=formula, text=entry.back_text)
     return WalkthroughStep(f"{step.name}.gradient", back, quantities, tuple(uses), "backward", gradients=True)
 
@@ -136,10 +136,10 @@ def _window(element: ParameterElement, parameter: Tensor, symbol: str, max_featu
     row, column = element.row // max_features * max_features, element.column // max_features * max_features
     shown = matrix[None, row : row + max_features, column : column + max_features]
     along, size = ("output", "input"), (matrix.size(0), matrix.size(1))
-    quantity = Quantity(
-        element.name, symbol, shown, None, along, tuple(parameter.shape), along[: parameter.dim()], size
-    )
-    return replace(quantity, first=(row, column), mark=(element.row - row, element.column - column))
+    shape, axes = tuple(parameter.shape), along[: parameter.dim()]
+    rows, columns = ([str(first + i) for i in range(max_features)] if first else None for first in (row, column))
+    mark = (element.row - row, element.column - column)
+    return Quantity(element.name, symbol, shown, None, along, shape, axes, size, rows, columns, mark)
 
 
 def _digits(x: float, factor: bool = False) -> str:

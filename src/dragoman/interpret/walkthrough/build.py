@@ -160,8 +160,8 @@ def _heads(quantity: Quantity, gradients: bool, limits: Mapping[str, int], exact
             "kind": "gradient" if gradients else "value",
             "shape": list(quantity.shape),
             "axes": list(quantity.axes),
-            "rows": _labels(quantity.rows, rows, quantity.first[0]),
-            "columns": _labels(quantity.columns, columns, quantity.first[1]),
+            "rows": None if quantity.rows is None else list(quantity.rows[:rows]),
+            "columns": None if quantity.columns is None else list(quantity.columns[:columns]),
             "values": [[_number(x, exact) for x in row] for row in matrix],
         }
         if "head" in quantity.axes:
@@ -171,13 +171,6 @@ def _heads(quantity: Quantity, gradients: bool, limits: Mapping[str, int], exact
         if quantity.mark is not None:
             found["mark"] = list(quantity.mark)
         yield found
-
-
-def _labels(labels: Sequence[str] | None, count: int, first: int) -> list[str] | None:
-    """None for labels that count from 0."""
-    if labels is not None:
-        return list(labels[:count])
-    return [str(first + i) for i in range(count)] if first else None
 
 
 def _number(x: float, exact: bool) -> float | int | str:

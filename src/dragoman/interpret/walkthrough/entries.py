@@ -62,8 +62,8 @@ class Quantity:
 
     name: the tap, or the parameter as a Python expression.  value, gradient: (H or 1, rows, columns), along the
     vocabulary only the tokens shown.  along: the axes of rows and columns; size: how many of them the whole tensor has.
-    shape, axes: of the tensor called `name`.  rows, columns: labels, None for numbers counted from `first`.  mark: row
-    and column of the value that the step is about.
+    shape, axes: of the tensor called `name`.  rows, columns: labels, None for numbers from 0.  mark: row and column
+    of the value that the step is about.
     """
 
     name: str
@@ -76,7 +76,6 @@ class Quantity:
     size: tuple[int, int]
     rows: Sequence[str] | None = None
     columns: Sequence[str] | None = None
-    first: tuple[int, int] = (0, 0)
     mark: tuple[int, int] | None = None
 
 

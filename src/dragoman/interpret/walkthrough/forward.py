@@ -37,8 +37,8 @@ def forward_steps(q: Quantities, smoothing: float) -> list[WalkthroughStep]:
 class _TapSite:
     """Where a tap is: `parent`.`tap`.
 
-    inner: the path of the function inside the sub-layer, else the parent; module: the module there.  stack: the
-    encoder, the decoder, or the model if it is a single stack.
+    inner: the path of the function inside the sub-layer, else the parent; module: the module there.  keys: the names
+    that match it in `on`.  stack: the encoder, the decoder, or the model if it is a single stack.
     """
 
     def __init__(self, network: nn.Module, name: str) -> None:
@@ -46,14 +46,10 @@ class _TapSite:
         self.parent, _, self.tap = name.rpartition(".")
         self.inner = re.sub(r"around_(\w+)$", r"\1", self.parent)
         self.module = network.get_submodule(self.inner)
+        self.keys = [f"{type(m).__name__}.{self.tap}" for m in (self.module, network.get_submodule(self.parent))]
         self.stack = network.get_submodule(self.parent.partition("layers.")[0].rstrip("."))
         self.in_self_attention = "self_attn" in self.parent
         self.is_causal = self.in_self_attention and isinstance(self.stack, Decoder | DecoderOnly)
-
-    @property
-    def keys(self) -> list[str]:
-        """The names in `on` that match."""
-        return [f"{type(m).__name__}.{self.tap}" for m in (self.module, self.network.get_submodule(self.parent))]
 
     def box(self, entry: StepEntry) -> Text:
         """`decoder.layers.0.around_cross_attn.norm` -> Decoder layer 1 · cross-attention."""
@@ -116,9 +112,8 @@ def _input_step(q: Quantities, site: _TapSite) -> WalkthroughStep:
         return WalkthroughStep("src", ENTRIES["patches"], (q.patches("src", q.pair.src[0], q.labels.source),))
     if site.parent.startswith("encoder"):
         return WalkthroughStep("src", ENTRIES["source"], (q.column("src", "id", q.pair.src[0], q.labels.source),))
-    return WalkthroughStep(
-        "tgt_in", ENTRIES["target"], (q.column("tgt_in", "id", q.pair.tgt_in[0], q.labels.target_in),)
-    )
+    ids = q.column("tgt_in", "id", q.pair.tgt_in[0], q.labels.target_in)
+    return WalkthroughStep("tgt_in", ENTRIES["target"], (ids,))
 
 
 def _loss_step(q: Quantities, smoothing: float, probabilities: str) -> WalkthroughStep:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,8 @@ class GalleryChapter:
 def gallery() -> list[GalleryChapter]:
     """Compute the worked examples."""
     data = read_data("gallery.toml")
-    given = {name: [*map(_tensor, x)] if name == "ffn" else _tensor(x) for name, x in data["given"].items()}
+    tensor = partial(torch.tensor, dtype=torch.float64)
+    given = {name: [*map(tensor, x)] if name == "ffn" else tensor(x) for name, x in data["given"].items()}
     computed: dict[str, Tensor] = {}
     for compute in (_three_vectors, _encoder, _decoder, _loss, _backward_and_update):
         computed |= compute(given)
@@ -83,10 +85,6 @@ def write_gallery(path: str | Path) -> Path:
 
 
 # ------------------------------------------------------------------------------------------------ the computed matrices
-
-
-def _tensor(numbers: Any) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.float64)
 
 
 def _recorded(part: str, seen: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:

@@ -48,25 +48,25 @@ def test_previous_next_and_the_arrows_go_through_every_step(page: Page, written:
     def at() -> tuple[str, str]:
         return page.text(".walk-position"), page.text(".walk-step h3")
 
-    def place(number: int) -> tuple[str, str]:
+    def expected(number: int) -> tuple[str, str]:
         return f"{number} / {len(titles)}", titles[number - 1]
 
     buttons = page.all(".walk-bar button")
     previous, following = buttons[-2:]
-    assert at() == place(1) and not previous.is_enabled()
+    assert at() == expected(1) and not previous.is_enabled()
     following.click()
     following.click()
     previous.click()
-    assert at() == place(2)
+    assert at() == expected(2)
     page.focus(following)
     page.press(*[page.keys.ARROW_RIGHT] * 3, page.keys.ARROW_LEFT)
-    assert at() == place(4)
+    assert at() == expected(4)
     page.focus(".walk input[type='range']")
     page.press(page.keys.END)
-    assert at() == place(len(titles)) and not following.is_enabled()
+    assert at() == expected(len(titles)) and not following.is_enabled()
     page.focus(previous)
     page.press(page.keys.ARROW_RIGHT)
-    assert at() == place(len(titles))
+    assert at() == expected(len(titles))
     assert page.errors() == []
 
 

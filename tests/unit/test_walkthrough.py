@@ -164,13 +164,13 @@ def test_entries_are_complete_and_name_classes_that_exist() -> None:
     classes = {type(module).__name__ for kind in KINDS for module in network_of(kind)[0].modules()}
     conditions = classes | set(ACTIVATIONS) | {"causal", "padding", "gated", "smoothed"}
     for name, entry in ENTRIES.items():
-        assert {tap.partition(".")[0] for tap in entry.on} <= classes, name
+        assert {tap.partition(".")[0] for tap in entry.taps} <= classes, name
         assert set(entry.when) <= conditions, name
         changes = [more for change in entry.when.values() for more in (change, change.get("more", {}))]
         texts = [
             entry.title,
             entry.text,
-            entry.back_text,
+            entry.backward_text,
             *(x for c in changes for x in (c.get("title"), c.get("text"))),
         ]
         assert all(bool(text["en"]) == bool(text["zh"]) for text in texts if text is not None), name

@@ -39,9 +39,9 @@ def _backward_step(step: WalkthroughStep, users: _Users) -> WalkthroughStep:
         for user, index in found:
             uses |= dict.fromkeys(_inputs_of_term(user, index))
     entry = step.entry
-    formula = "    ".join([*formulas, *([entry.own] if entry.own else [])])
+    formula = "    ".join([*formulas, *([entry.parameter_gradients] if entry.parameter_gradients else [])])
     title = substituted(BOXES["backward"], title=entry.title)
-    back = replace(entry, title=title, formula=formula, text=entry.back_text)
+    back = replace(entry, title=title, formula=formula, text=entry.backward_text)
     return WalkthroughStep(f"{step.name}.gradient", back, quantities, tuple(uses), "backward", gradients=True)
 
 
@@ -67,18 +67,18 @@ def _sum_of_terms(found: Sequence[tuple[WalkthroughStep, int]]) -> str:
 
 
 def _inputs_of_term(user: WalkthroughStep, index: int) -> Iterator[tuple[str, str]]:
-    """What a user's term consists of: gradients of its results, its matrices, and the values that it keeps."""
+    """What a user's term consists of: gradients of its results, its matrices, and the values that it needs."""
     term = user.entry.terms[index]
     for quantity in user.quantities:
         if quantity.gradient is not None and f"∂{quantity.symbol}" in term:
             yield quantity.name, "gradient"
         elif quantity.along[0] == "input" and quantity.symbol in term:
             yield quantity.name, "value"
-    if user.entry.keeps == "others":
+    if user.entry.needs == "others":
         yield from (use for i, use in enumerate(user.uses) if i != index)
-    elif user.entry.keeps == "self":
+    elif user.entry.needs == "self":
         yield user.uses[index]
-    elif user.entry.keeps == "out":
+    elif user.entry.needs == "out":
         yield user.quantities[-1].name, "value"
 
 

@@ -27,16 +27,16 @@ class StepEntry:
     formula: str = ""
     source: str = ""
     text: Text = field(default_factory=lambda: _EMPTY)
-    on: Sequence[str] = ()
+    taps: Sequence[str] = ()
     tensors: Sequence[str] = ()
     uses: Sequence[str] = ()
     box: Text = field(default_factory=lambda: _EMPTY)
     part: Text | None = None
     terms: Sequence[str] = ()
-    own: str = ""
-    keeps: str = ""
-    back_text: Text = field(default_factory=lambda: _EMPTY)
-    differs: str = ""
+    parameter_gradients: str = ""
+    needs: str = ""
+    backward_text: Text = field(default_factory=lambda: _EMPTY)
+    unless_equal: str = ""
     gradient: bool = True
     when: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -113,6 +113,6 @@ def substituted(text: Text, **values: str | Text) -> Text:
 
 _DATA = read_data("steps.toml")
 ENTRIES = {name: StepEntry(**entry) for name, entry in _DATA["steps"].items()}
-ENTRIES |= {tap: entry for entry in ENTRIES.values() for tap in entry.on}
-"""By name, and by the taps of `on`."""
+ENTRIES |= {tap: entry for entry in ENTRIES.values() for tap in entry.taps}
+"""By name, and by tap."""
 BOXES: dict[str, Text] = _DATA["boxes"]

@@ -26,7 +26,9 @@ def forward_steps(q: Quantities, smoothing: float) -> list[WalkthroughStep]:
         site = _TapSite(q.network, name)
         entry = next((ENTRIES[key] for key in site.keys if key in ENTRIES), None)
         values = q.recorded.values
-        if entry is None or (entry.differs and torch.equal(values[name], values[child(site.parent, entry.differs)])):
+        if entry is None or (
+            entry.unless_equal and torch.equal(values[name], values[child(site.parent, entry.unless_equal)])
+        ):
             continue
         if site.tap == "embedded":
             steps.append(_input_step(q, site))
@@ -38,7 +40,7 @@ class _TapSite:
     """Where a tap is: `parent`.`tap`.
 
     inner: the path of the function inside the sub-layer, else the parent; module: the module there.  keys: the names
-    that match it in `on`.  stack: the encoder, the decoder, or the model if it is a single stack.
+    that match it in `taps`.  stack: the encoder, the decoder, or the model if it is a single stack.
     """
 
     def __init__(self, network: nn.Module, name: str) -> None:
@@ -83,8 +85,8 @@ class _TapSite:
 def _tap_step(q: Quantities, site: _TapSite, entry: StepEntry, before: Sequence[WalkthroughStep]) -> WalkthroughStep:
     found = {tensor: q.described(tensor, site.parent, site.inner) for tensor in entry.tensors}
     if any(tensor.startswith("b") and quantity is None for tensor, quantity in found.items()):
-        own = re.sub(r" +∂b\w* = Σₜ ∂\w+", "", entry.own)
-        entry = replace(entry, formula=re.sub(r" \+ b\w*", "", entry.formula), own=own)
+        parameter_gradients = re.sub(r" +∂b\w* = Σₜ ∂\w+", "", entry.parameter_gradients)
+        entry = replace(entry, formula=re.sub(r" \+ b\w*", "", entry.formula), parameter_gradients=parameter_gradients)
     quantities = [quantity for quantity in found.values() if quantity is not None]
     if not entry.gradient:
         quantities = [replace(quantity, gradient=None) for quantity in quantities]

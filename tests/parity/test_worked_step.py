@@ -1,4 +1,4 @@
-"""One training step of a 2+2-layer model on "I am" -> "我 是", worked out by hand in a published text, compared with ours.
+"""One training step of a 2+2-layer model on "I am" -> "我 是", worked out by hand in a text, compared with ours.
 
 The text lacks its inputs, some matrices and most parameters of its norms.  Those below were reconstructed from the
 printed numbers and reproduce all of them, backwards as well as forwards; the feed-forward network of the first layer is

@@ -56,7 +56,7 @@ def test_the_gradient_of_every_matrix(case: str) -> None:
     matrices, heads, (src, tgt_in, targets) = CASES[case]
     twin = Twin(matrices, heads)
     twin.step(src, tgt_in, targets)
-    # A model with the gradients as its matrices maps their names to parameters.
+    # The matrices that the twin would give a model are its gradients: the same way from name to parameter.
     gradients = dict(tiny_model(twin.of, heads=heads).named_parameters())
     model = tiny_model(matrices, heads=heads)
     loss = model(torch.tensor([src]), None, torch.tensor([tgt_in]), TokenLoss(torch.tensor([targets]), 0.0))
@@ -68,7 +68,7 @@ def test_the_gradient_of_every_matrix(case: str) -> None:
 
 
 def test_the_page_shows_these_numbers() -> None:
-    """The displayed tensors, the loss and the update agree with the twin."""
+    """What a reader sees, against the twin: a tensor of each part, the loss, the update."""
     twin = Twin(TINY_MATRICES, 1)
     twin.step(*(ids[0].tolist() for ids in (TINY_PAIR.src, TINY_PAIR.tgt_in, TINY_PAIR.targets)))
     story = tiny_walkthrough(learning_rate=0.1)

@@ -1,4 +1,4 @@
-"""Numbers worked out by hand in texts on the Transformer, compared with ours."""
+"""Numbers worked out by hand in texts about the Transformer, through our code."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def test_three_vectors_scaled(way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_three_vectors_unscaled(way: str) -> None:
-    # Scaling the queries by sqrt(Dh) undoes the division.
+    # Queries sqrt(Dh) times as long undo the division.
     out = WAYS[way](one_head(QUERIES) * math.sqrt(3), one_head(KEYS), one_head(VALUES))[0, 0]
     torch.testing.assert_close(out, torch.tensor(formula(1.0), dtype=torch.float64), **EXACT)
 
 
 def test_three_vectors_with_the_sources_rounded_weights() -> None:
-    """The source rounds the weights of the first query to [0.0, 0.5, 0.5] and obtains [2.0, 7.0, 1.5]."""
+    """The source takes the first query's weights for [0.0, 0.5, 0.5] and gets [2.0, 7.0, 1.5]."""
     q, k, v = one_head(QUERIES) * math.sqrt(3), one_head(KEYS), one_head(VALUES)
     rounded = torch.tensor([0.0, 0.5, 0.5], dtype=torch.float64)
     _, weights = attend_explicit(q, k, v, None)
@@ -85,7 +85,7 @@ def test_three_vectors_with_the_sources_rounded_weights() -> None:
 
 
 def test_three_vectors_through_the_module() -> None:
-    """The same through `SelfAttention`, whose outputs have the size of its inputs: a zero follows the three numbers."""
+    """The same through `SelfAttention`, whose outputs are as long as its inputs: a zero after the three numbers."""
     attention = SelfAttention(4, 1, bias=False).double()
     with torch.no_grad():
         padded = [nn.functional.pad(tensor(matrix), (0, 1)) for matrix in (W_Q, W_K, W_V)]
@@ -98,7 +98,7 @@ def test_three_vectors_through_the_module() -> None:
 
 
 def test_exact_outputs_to_four_decimals() -> None:
-    """The results of the formula as literal numbers."""
+    """What the formula gives, as numbers anybody can look at."""
     assert [[round(x, 4) for x in row] for row in formula(1.0)] == [
         [1.9366, 6.6831, 1.5951],
         [2.0, 7.964, 0.054],
@@ -118,7 +118,7 @@ FFN_OUT = [0.5, 15.233, 6.716, 6.945]
 
 
 def test_residual_and_norm() -> None:
-    """Mean and (population) variance of the sum, and its layer normalization by our sub-layer."""
+    """Mean and (population) variance of the sum, and the norm that our sub-layer makes of it."""
     x, f = (torch.tensor(row, dtype=torch.float64) for row in (FIRST_LAYER_OUT, FFN_OUT))
     total = x + f
     assert round(float(total.mean()), 2) == 7.65
@@ -131,7 +131,7 @@ def test_residual_and_norm() -> None:
 
 
 def test_feed_forward_relu() -> None:
-    """With identity matrices, our feed-forward network reduces to its activation."""
+    """With identities around it, our feed-forward network is its activation."""
     ffn = FeedForward(8, 8, "relu").double()
     with torch.no_grad():
         for linear in (ffn.inner, ffn.outer):

@@ -1,9 +1,9 @@
-"""One training step of a 2+2-layer model on "I am" -> "我 是", worked out by hand in a text, compared with ours.
+"""One training step of a 2+2-layer model on "I am" -> "我 是", worked out by hand in a text, through our code.
 
-The text lacks its inputs, some matrices and most parameters of its norms.  Those below were reconstructed from the
-printed numbers and reproduce all of them, backwards as well as forwards; the feed-forward network of the first layer is
-one of several that do.  The text rounds intermediate results: printed numbers are compared up to that rounding, and
-consequences of the inputs exactly.
+The text has lost its inputs, some of its matrices and most parameters of its norms.  Those below were found from the
+numbers that it has kept, all of which they give, backwards as well as forwards; the first layer's feed-forward network
+is one of several that do.  The text rounds on the way: what it prints is compared as far as its rounding reaches, and
+what follows from its inputs exactly.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from dragoman.training.optim import build_optimizer
 
 EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
 PRINTED: dict[str, Any] = {"rtol": 0.0, "atol": 5e-4}
-"""Three printed decimals."""
+"""To the three decimals that the text prints."""
 
-# Encoder layer 1, for row vectors: the first token is 1.1 (1, 2, 3, 4), the second is larger by 4.4 everywhere.
+# Encoder layer 1, for row vectors: the first word is 1.1 (1, 2, 3, 4), the second one is 4.4 more everywhere.
 WORDS = [[1.1, 2.2, 3.3, 4.4], [5.5, 6.6, 7.7, 8.8]]
 W_Q = [[1, 0, 1, 0], [0, 1, 0, 1], [1, 0, 2, 0], [0, 1, 0, 2]]
 W_K = [[2, 0, 1, 0], [0, 2, 0, 1], [0, 1, 0, 0], [1, 0, 0, 0]]
@@ -45,7 +45,7 @@ GAMMA_2, BETA_2 = [1.1, 1.1, 1, 1], [0.2, 0.2, 0, 0]
 FFN_INNER = [-0.9092, 2.315, -0.9092, 2.315, -1.4952, 2.072, -1.4952, 2.072]
 FFN_OUT = [0.5, 15.233, 6.716, 6.945]
 
-# Cross-attention: matrices as `nn.Linear` stores them, one row per output.
+# The decoder's look at the encoder: matrices as `nn.Linear` has them, a row an output.
 ENCODED = [-1.028, 1.479, -0.187, -0.263]
 W_K_CROSS = [[1, 0, 0, 1], [0, 1, 0, 0], [0, 1, 1, 0], [1, 0, 0, 1]]
 W_V_CROSS = [[0, 1, 1, 0], [1, 0, 0, 1], [1, 0, 1, 0], [0, 1, 0, 1]]
@@ -64,7 +64,7 @@ def put(parameter: Tensor, numbers: Any) -> None:
 
 
 def around(gamma: list[float], beta: list[float]) -> SubLayer:
-    """A sub-layer whose norm has these parameters and a negligible epsilon: the text has none."""
+    """A sub-layer whose norm has these parameters and no epsilon to speak of: the text has none."""
     norm = nn.LayerNorm(4, eps=1e-12).double()
     put(norm.weight, gamma)
     put(norm.bias, beta)
@@ -93,15 +93,15 @@ def cross_attention() -> CrossAttention:
     return attention
 
 
-def recorded_weights(attention: SelfAttention | CrossAttention) -> list[Tensor]:
-    """A list that collects the attention weights of the following calls."""
+def watch(attention: SelfAttention | CrossAttention) -> list[Tensor]:
+    """The weights of its calls from now on."""
     seen: list[Tensor] = []
     attention.weights.register_forward_hook(lambda module, inputs, output: seen.append(output))
     return seen
 
 
 def weights_of(scores: list[list[float]], bias: Tensor | None = None) -> Tensor:
-    """Attention weights for these products q . k with d_head 4: queries are their rows, keys unit vectors."""
+    """Weights of two words with heads of 4 and these products q . k: queries are their rows, keys unit vectors."""
     q, k = nn.functional.pad(tensor(scores), (0, 2))[None, None], torch.eye(2, 4, dtype=torch.float64)[None, None]
     return attend_explicit(q, k, k, bias)[1][0, 0]
 
@@ -115,23 +115,23 @@ def test_scores_of_the_first_layer() -> None:
     torch.testing.assert_close(v[1], tensor(V_2), **EXACT)
 
 
-def test_distant_scores_saturate_the_softmax() -> None:
-    """Not exactly 0 and 1: the first weights are e^-113.74 and e^-287.98."""
+def test_scores_far_apart_leave_the_second_word_only() -> None:
+    """Not quite 0 and 1: the first weights are e^-113.74 and e^-287.98."""
     weights = weights_of(SCORES)
     torch.testing.assert_close(weights, tensor([[0, 1], [0, 1]]), rtol=0, atol=1e-40)
     assert weights[:, 0].log().tolist() == pytest.approx([-113.74, -287.98], abs=1e-9)
 
 
-def test_both_outputs_equal_the_second_value() -> None:
+def test_both_words_take_the_second_ones_value() -> None:
     attention = first_attention()
-    seen = recorded_weights(attention)
+    seen = watch(attention)
     out = attention(tensor(WORDS)[None], Positions(), torch.arange(2))[0]
     torch.testing.assert_close(seen[0][0, 0], weights_of(SCORES), **EXACT)
     torch.testing.assert_close(out, tensor([V_2, V_2]), **EXACT)
 
 
-def test_inputs_that_differ_by_a_constant_have_the_same_norm() -> None:
-    """The sum of token and value is normalised to [-2, -1, -2, 5] / sqrt(8.5), with variance 1, for both tokens."""
+def test_words_that_differ_by_one_number_everywhere_are_the_same_behind_the_norm() -> None:
+    """What is left of word + value is [-2, -1, -2, 5] / sqrt(8.5), of variance 1, for both words."""
     layer, pos = first_layer(), torch.arange(2)
     y = layer.around_self_attn(tensor(WORDS)[None], lambda x: layer.self_attn(x, Positions(), pos))[0]
     normed = [number / math.sqrt(8.5) for number in (-2, -1, -2, 5)]
@@ -141,7 +141,7 @@ def test_inputs_that_differ_by_a_constant_have_the_same_norm() -> None:
 
 
 def test_output_of_the_first_layer() -> None:
-    """The text has -1.3807 and 1.6608 instead of -1.3814 and 1.6611 because it truncates -1.4376 to -1.437."""
+    """The text has -1.3807 and 1.6608 where -1.3814 and 1.6611 follow: it cut -1.4376 to -1.437 on the way."""
     layer, pos = first_layer(), torch.arange(2)
     inside: list[Tensor] = []
     for module in (layer.ffn.inner, layer.ffn):
@@ -154,17 +154,17 @@ def test_output_of_the_first_layer() -> None:
     torch.testing.assert_close(out[1], out[0], **EXACT)
 
 
-def test_equal_inputs_have_equal_weights() -> None:
-    """Encoder layer 2: the text does not give its matrices, and the result does not depend on them."""
+def test_equal_inputs_share_the_weight() -> None:
+    """Encoder layer 2, whose weights the text does not give: it needs none."""
     attention = SelfAttention(4, 1).double()
-    seen = recorded_weights(attention)
+    seen = watch(attention)
     out = attention(tensor([[-1.3807, 1.6608, -0.231, 0.34]] * 2)[None], Positions(), torch.arange(2))[0]
     torch.testing.assert_close(seen[0][0, 0], tensor([[0.5, 0.5], [0.5, 0.5]]), **EXACT)
     torch.testing.assert_close(out[1], out[0], **EXACT)
 
 
-def test_the_mask_restricts_the_first_token_to_itself() -> None:
-    """6.64 | 125 and 32.49 | 128.79 after the division; without the mask both tokens would attend to the second one."""
+def test_the_mask_turns_the_first_word_to_itself() -> None:
+    """6.64 | 125 and 32.49 | 128.79 after the division; without the mask both words would look at the second one."""
     products, pos = [[13.28, 250.0], [64.98, 257.58]], torch.arange(2)
     masked = weights_of(products, causal_bias(pos, pos, torch.float64))
     assert masked[0].tolist() == [1, 0]
@@ -174,10 +174,10 @@ def test_the_mask_restricts_the_first_token_to_itself() -> None:
 
 
 def test_equal_keys_give_their_common_value() -> None:
-    """The text has the score -0.173 twice per query; only their equality within a row matters."""
+    """The text has the score -0.173 twice for either query; that they are equal in a row is all that counts."""
     torch.testing.assert_close(weights_of([[-0.346, -0.346]] * 2), tensor([[0.5, 0.5]] * 2), **EXACT)
     attention = cross_attention()
-    seen, memory = recorded_weights(attention), attention.project(tensor([ENCODED, ENCODED])[None])
+    seen, memory = watch(attention), attention.project(tensor([ENCODED, ENCODED])[None])
     torch.testing.assert_close(memory.keys[0, 0], tensor([K_CROSS] * 2), **EXACT)
     torch.testing.assert_close(memory.values[0, 0], tensor([V_CROSS] * 2), **EXACT)
     queries = tensor([[[0.997, -1.107, 1.2964, -0.9632], [0.816, 0, 1.0792, -1.8596]]])
@@ -188,10 +188,10 @@ def test_equal_keys_give_their_common_value() -> None:
     torch.testing.assert_close(y, tensor(want), **PRINTED)
 
 
-def test_the_loss_of_two_tokens() -> None:
-    """-ln 0.670 - ln 0.70 = 0.400 + 0.357 = 0.757; the last column stands for all tokens that the text omits.
+def test_the_loss_of_two_words() -> None:
+    """-ln 0.670 - ln 0.70 = 0.400 + 0.357 = 0.757; the last column is all words that the text leaves out.
 
-    One printed probability is inconsistent: if the logit 4.0 has 0.70, the logit 0.8 has 0.03, not 0.04.
+    Of the other probabilities one does not fit: beside 0.70 for the logit 4.0, the logit 0.8 has 0.03 and not 0.04.
     """
     kept, rights = [[0.5, 3.5, 1.2], [0.8, 2.1, 4.0]], [0.67, 0.7]
     logits, targets = [], [1, 2]
@@ -211,7 +211,7 @@ def test_the_loss_of_two_tokens() -> None:
 
 
 def small_model() -> Model:
-    """The sizes of the text; one head, three separate embedding matrices."""
+    """The text's sizes; one head, three matrices of words."""
     config = TransformerConfig(
         d_model=4, d_ff=8, n_heads=1, encoder_layers=2, decoder_layers=2, dropout=0.0, tie="none"
     )
@@ -221,12 +221,12 @@ def small_model() -> Model:
 
 
 def test_the_gradient_of_a_shared_matrix_is_the_sum_over_positions() -> None:
-    """For every parameter, dL/dW = dL_1/dW + dL_2/dW; the other target is padding."""
+    """Of every parameter: dL/dW = dL_1/dW + dL_2/dW, where the target that does not count is padding."""
     model = small_model()
-    src, tgt_in = torch.tensor([[4, 5]]), torch.tensor([[BOS, 6]])
+    src, told = torch.tensor([[4, 5]]), torch.tensor([[BOS, 6]])
 
     def gradients(*targets: int) -> tuple[Tensor, ...]:
-        loss = model(src, None, tgt_in, TokenLoss(torch.tensor([targets]), 0.0))
+        loss = model(src, None, told, TokenLoss(torch.tensor([targets]), 0.0))
         return torch.autograd.grad(loss.smoothed, list(model.parameters()))
 
     parts = gradients(6, PAD), gradients(PAD, 7)
@@ -238,9 +238,9 @@ def test_the_gradient_of_a_shared_matrix_is_the_sum_over_positions() -> None:
 def test_the_gradient_of_the_last_matrix() -> None:
     """dL/dW_final = sum over positions of (p_t - target_t) h_t^T."""
     model = small_model()
-    src, tgt_in, targets = torch.tensor([[4, 5]]), torch.tensor([[BOS, 6]]), torch.tensor([[6, 7]])
-    model(src, None, tgt_in, TokenLoss(targets, 0.0)).smoothed.backward()
-    hidden = model.hidden(src, None, tgt_in).detach()[0]
+    src, told, targets = torch.tensor([[4, 5]]), torch.tensor([[BOS, 6]]), torch.tensor([[6, 7]])
+    model(src, None, told, TokenLoss(targets, 0.0)).smoothed.backward()
+    hidden = model.hidden(src, None, told).detach()[0]
     matrix = model.get_submodule("output").weight
     assert isinstance(matrix, nn.Parameter)
     want = torch.zeros(9, 4, dtype=torch.float64)
@@ -253,9 +253,9 @@ def test_the_gradient_of_the_last_matrix() -> None:
 
 
 def backwards(of_weights: list[float]) -> dict[str, Tensor]:
-    """Gradients of sum(OF_OUT * out) + sum(of_weights * weights) for one query and the two encoded tokens."""
+    """Gradients of sum(OF_OUT * out) + sum(of_weights * weights) of one query at the two encoded words."""
     attention = cross_attention()
-    seen, memory = recorded_weights(attention), tensor([ENCODED, ENCODED])[None].requires_grad_()
+    seen, memory = watch(attention), tensor([ENCODED, ENCODED])[None].requires_grad_()
     query = tensor([[[1.64, -1.58, 1.64, -1.58]]]).requires_grad_()
     projected = attention.project(memory)
     projected.keys.retain_grad()
@@ -266,18 +266,18 @@ def backwards(of_weights: list[float]) -> dict[str, Tensor]:
     return {name: grad for name, grad in gradients.items() if grad is not None}
 
 
-def test_equal_values_give_the_weights_no_gradient() -> None:
-    """The output is the common value whatever the weights are; the text ends its computation here."""
+def test_equal_values_send_nothing_back_through_the_weights() -> None:
+    """What the text calls the end of the computation: whatever the weights are, the output is the common value."""
     of = backwards([0.0, 0.0])
     assert of["query"].abs().max() < 1e-15 and of["keys"].abs().max() < 1e-15
     torch.testing.assert_close(of["memory"][0], tensor([V_PATH, V_PATH]), **EXACT)
 
 
 def test_backwards_through_values_and_keys() -> None:
-    """The text continues with an assumed gradient [0.1, -0.1] of the scores.
+    """The text goes on with an assumed [0.1, -0.1] for the scores.
 
-    Weights [0.5, 0.5] have it if their own gradient is [0.2, -0.2]: 0.5 (0.2 - 0) and 0.5 (-0.2 - 0).  Scaled, the keys
-    receive [0.05, -0.05] times the query; the query receives 0 because the keys are equal.
+    Weights of [0.5, 0.5] have it if the loss goes by them with [0.2, -0.2]: 0.5 (0.2 - 0) and 0.5 (-0.2 - 0).  Scaled,
+    [0.05, -0.05] times the query goes to the keys, and times the equal keys nothing to the query.
     """
     of = backwards([0.2, -0.2])
     keys = tensor([0.082, -0.079, 0.082, -0.079])
@@ -292,8 +292,8 @@ def test_backwards_through_values_and_keys() -> None:
 
 
 def test_the_update() -> None:
-    """0 - 0.01 * -0.2056 = 0.002056 by gradient descent; the first step of Adam equals the learning rate."""
-    of_first = float(backwards([0.2, -0.2])["kv"][4, 0])  # W^V[0, 0], below the four rows of W^K
+    """0 - 0.01 * -0.2056 = 0.002056 by gradient descent; Adam's first step is the rate, however large the gradient."""
+    of_first = float(backwards([0.2, -0.2])["kv"][4, 0])  # W^V[0, 0]: behind the four rows of W^K
     assert of_first == pytest.approx(2 * 0.5 * OF_OUT[0] * ENCODED[0], abs=1e-12)
     assert of_first == pytest.approx(-0.2056, abs=1e-12)
     assert 0 - 0.01 * of_first == pytest.approx(0.002056, abs=1e-12)

@@ -1,7 +1,7 @@
-"""The tiny Transformer in plain NumPy, forward and backward: an independent computation of the walkthrough's numbers.
+"""The tiny Transformer in plain NumPy, forwards and backwards: the second way to each number of the walk-through.
 
-It shares only the names with the package.  Vectors are rows, matrices (in, out); each function returns its result and
-the function that backpropagates a gradient g of it.  Letters: n positions, H heads, D features, V tokens.
+It shares nothing with the package but the names.  Vectors are rows, matrices (in, out); each function gives its result
+and how a gradient g of it goes back.  Letters: n positions, H heads, D features, V words.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-Back = Callable[[Array], Any]  # gradient of the result -> of the input; of a sub-layer also that of the memory
+Back = Callable[[Array], Any]  # a gradient -> that of the input; of a sub-layer, and of the encoder's output
 
 
 class Twin:
-    """values, gradients: by tap, without the row axis.  of: gradients by matrix.  losses: one per target."""
+    """values, gradients: by tap, without the row axis.  of: gradients by matrix.  losses: one a target."""
 
     def __init__(self, matrices: Mapping[str, Any], heads: int) -> None:
         self.m = {name: np.array(numbers, dtype=np.float64) for name, numbers in matrices.items()}
@@ -55,7 +55,7 @@ class Twin:
         def back(g: Array) -> Any:
             of_memory: Any = 0.0
             for stream, back_part in reversed(backs):
-                self.gradients.setdefault(stream, g)  # of the layer's last sub-layer
+                self.gradients.setdefault(stream, g)  # the first on the way back is the last of the layer
                 g, more = back_part(g)
                 of_memory = of_memory + more
             self.gradients[f"{name}.positioned"] = self.gradients[f"{name}.embedded"] = g
@@ -110,7 +110,7 @@ class Twin:
         return out, back
 
     def attend(self, path: str, x: Array, other: Any) -> tuple[Array, Back]:
-        """Queries from x, keys and values from `other`; the self-attention of the decoder is causal."""
+        """Queries from x, keys and values from `other`, in the decoder's own attention from no later position."""
         inputs = {"q": x, "k": other, "v": other}
         made = {name: self.linear(f"{path}.{name}", y) for name, y in inputs.items()}
         q, k, v = (y.reshape(len(y), self.heads, -1).swapaxes(0, 1) for y, _ in made.values())  # (H, n, D / H)

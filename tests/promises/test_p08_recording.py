@@ -23,7 +23,7 @@ from dragoman.nn.dropout import seed_dropout
 from dragoman.nn.layers import LayerNorm
 from dragoman.nn.record import record, replace, tap_names
 from dragoman.nn.recurrent import Cell
-from dragoman.nn.taps import LastTap
+from dragoman.nn.taps import ReadOnlyTap
 from dragoman.training.loss import Loss, TokenLoss
 from every_kind import TRANSFORMERS, TRANSLATORS, built
 from small_networks import SIZES, VARIANTS, shaken
@@ -216,7 +216,7 @@ def test_a_recorded_norm_or_gate_leaves_the_others_to_their_kernels(monkeypatch:
 
 
 def replaceable(model: Model) -> list[str]:
-    return [name for name in tap_names(model) if not isinstance(model.get_submodule(name), LastTap)]
+    return [name for name in tap_names(model) if not isinstance(model.get_submodule(name), ReadOnlyTap)]
 
 
 def directions(name: str) -> Callable[[Tensor], Tensor]:

@@ -14,6 +14,7 @@ from dragoman.config import DecoderOnlyConfig, EncoderOnlyConfig
 from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.decoding import Hypothesis, ModelStepper, SearchSettings, generate, length_penalty
 from dragoman.decoding.pytorch.beam import beam_search
+from dragoman.decoding.pytorch.generate import drain
 from dragoman.decoding.request import SearchRequest
 from dragoman.errors import UsageError
 from dragoman.models.build import build_model
@@ -145,7 +146,7 @@ def test_greedy_is_a_beam_of_1_and_a_text_does_not_depend_on_its_batch(model: De
     settings = SearchSettings(beam=1, max_extra=5)
     greedy = go_on(model, prefixes, beam=1, max_extra=5)
     with torch.no_grad():
-        beams = beam_search(ModelStepper(model), SearchRequest.build(nothing(3), None, settings, prefixes))
+        beams = drain(beam_search(ModelStepper(model), SearchRequest.build(nothing(3), None, settings, prefixes)))
     for prefix, (one,), (other,) in zip(prefixes, greedy, beams, strict=True):
         assert one.tokens == other.tokens and one.score == pytest.approx(other.score, abs=1e-6)
         assert one.tokens[: len(prefix)] == prefix and len(one.tokens) <= len(prefix) + 5

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from dragoman.nn.dropout import Dropout
 from dragoman.nn.positions import Positions
 from dragoman.nn.state import CrossKeyValues, SelfKeyValues
-from dragoman.nn.taps import Tap, active, decide
+from dragoman.nn.taps import Tap, any_active, any_intervened
 
 __all__ = [
     "AttentionTaps",
@@ -64,11 +64,11 @@ class AttentionTaps:
 
     @property
     def active(self) -> bool:
-        return active(self.scores, self.masked, self.weights)
+        return any_active(self.scores, self.masked, self.weights)
 
     @property
     def is_intervened(self) -> bool:
-        return decide(self.scores, self.masked, self.weights)
+        return any_intervened(self.scores, self.masked, self.weights)
 
 
 def attend_explicit(

@@ -18,7 +18,7 @@ from dragoman.nn.dropout import Dropout
 from dragoman.nn.linear_attention import LinearSelfAttention
 from dragoman.nn.positions import Positions
 from dragoman.nn.state import CrossKeyValues, SelfState
-from dragoman.nn.taps import LastTap, Tap, active, decide
+from dragoman.nn.taps import ReadOnlyTap, Tap, any_active, any_intervened
 
 __all__ = [
     "ACTIVATIONS",
@@ -60,16 +60,16 @@ class OutputProjection(nn.Linear):
     def __init__(self, d_model: int, vocab: int) -> None:
         super().__init__(d_model, vocab, bias=False)
         self.logits = Tap("row", "position", "word")
-        self.probs = LastTap("row", "position", "word")
+        self.probs = ReadOnlyTap("row", "position", "word")
 
     @property
     def watched(self) -> bool:
         """Whether somebody looks at logits or probabilities, which a loss by chunks never holds as a whole."""
-        return active(self.logits, self.probs)
+        return any_active(self.logits, self.probs)
 
     @property
     def is_intervened(self) -> bool:
-        return decide(self.logits, self.probs)
+        return any_intervened(self.logits, self.probs)
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.logits(super().forward(x))
@@ -88,7 +88,7 @@ class LayerNorm(nn.LayerNorm):
         self.normed = Tap("row", "position", "feature")
 
     def forward(self, x: Tensor) -> Tensor:
-        by_hand = self._by_hand(x) if active(self.mean, self.std) else None
+        by_hand = self._by_hand(x) if any_active(self.mean, self.std) else None
         normed: Tensor = self.normed(super().forward(x) if by_hand is None else by_hand)
         return normed
 
@@ -96,7 +96,7 @@ class LayerNorm(nn.LayerNorm):
         """The formula, for its taps to see; its outcome only where they decide."""
         mean = self.mean(x.mean(-1))[..., None]
         std = self.std(((x - mean).square().mean(-1) + self.eps).sqrt())[..., None]
-        return (x - mean) / std * self.weight + self.bias if decide(self.mean, self.std) else None
+        return (x - mean) / std * self.weight + self.bias if any_intervened(self.mean, self.std) else None
 
 
 class _RMSNormalise(torch.autograd.Function):

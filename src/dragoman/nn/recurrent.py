@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.nn.state import LayerState
-from dragoman.nn.taps import Tap, active, decide
+from dragoman.nn.taps import Tap, any_active, any_intervened
 
 __all__ = [
     "GRU",
@@ -105,9 +105,9 @@ class Cell(nn.Module, ABC):
         if state is None:
             state = (x.new_zeros(x.size(0), self.d_model),) * self.parts
         taps = self.taps.values()
-        if x.size(1) == 1 or decide(*taps):  # the kernels pack their weights anew at each call
+        if x.size(1) == 1 or any_intervened(*taps):  # the kernels pack their weights anew at each call
             return self.unroll(x, state)
-        if active(*taps):
+        if any_active(*taps):
             self.unroll(x, state)  # only to be seen
         return self._run(x, tuple(part[None].contiguous() for part in state))
 

@@ -36,7 +36,7 @@ from dragoman.training.loss import Loss, TokenLoss
 from dragoman.training.optim import Progress, amount, budget_fraction, build_optimizer, learning_rate
 from dragoman.training.plan import plan_warnings, warmup_warning
 from dragoman.training.run import TrainingRun, check_files, open_run
-from dragoman.training.validate import swapped_weights
+from dragoman.training.validation import swapped_weights
 
 __all__ = ["TrainResult", "Trainer", "train"]
 

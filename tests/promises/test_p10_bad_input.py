@@ -283,7 +283,7 @@ def test_text_without_an_end_is_refused(cli: Cli, trained: Path, tmp_path: Path)
         ("train.seed=18446744073709551616", "train.seed = 18446744073709551616: out of range; accepted: 0 to"),
         ("data.root=~nosuchuser", "no home folder is known for '~nosuchuser'"),
         ("train.device=meta", "no such device; accepted: auto, cpu, cuda, cuda:1"),
-        ("data.train.².source=x", "'²' leads nowhere"),
+        ("data.train.².source=x", "'²': no such index"),
         (".".join("a" * 20_000) + "=1", "20,000 parts"),
         ("model.encoder_layers=100000000", "accepted: 1 to 1,000"),
     ],

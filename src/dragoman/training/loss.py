@@ -51,11 +51,11 @@ class _Chunks:
         self, hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, rows: int, gradients: tuple[bool, bool]
     ) -> None:
         dtype, device = _product_dtype(hidden), hidden.device.type
-        self.accumulator = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        self.sum_dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         self.smoothing = smoothing
         self.smoothed, self.nll = (
-            hidden.new_zeros((), dtype=self.accumulator),
-            hidden.new_zeros((), dtype=self.accumulator),
+            hidden.new_zeros((), dtype=self.sum_dtype),
+            hidden.new_zeros((), dtype=self.sum_dtype),
         )
         self.grad_hidden = torch.empty_like(hidden) if gradients[0] else None
         self.grad_weight = torch.zeros_like(weight) if gradients[1] else None
@@ -68,16 +68,16 @@ class _Chunks:
     def _chunk(self, h: Tensor, matrix: Tensor, t: Tensor, part: slice) -> None:
         """h: (rows, D), matrix: (V, D), t: (rows, 1)."""
         smoothing, vocab = self.smoothing, matrix.size(0)
-        log_probs = torch.log_softmax((h @ matrix.T).to(self.accumulator), -1)  # (rows, V)
-        correct = -log_probs.gather(-1, t).sum()
-        self.nll += correct
-        self.smoothed += (1 - smoothing) * correct - smoothing / vocab * log_probs.sum()
+        log_probs = torch.log_softmax((h @ matrix.T).to(self.sum_dtype), -1)  # (rows, V)
+        nll = -log_probs.gather(-1, t).sum()
+        self.nll += nll
+        self.smoothed += (1 - smoothing) * nll - smoothing / vocab * log_probs.sum()
         if self.grad_hidden is None and self.grad_weight is None:
             return
         grad_logits = log_probs.exp_()  # becomes p - target distribution
         if smoothing:
             grad_logits -= smoothing / vocab
-        grad_logits.scatter_add_(-1, t, torch.full_like(t, smoothing - 1, dtype=self.accumulator))
+        grad_logits.scatter_add_(-1, t, torch.full_like(t, smoothing - 1, dtype=self.sum_dtype))
         grad_logits = grad_logits.to(h.dtype)
         if self.grad_hidden is not None and self.grad_hidden.dtype == h.dtype:
             torch.mm(grad_logits, matrix, out=self.grad_hidden[part])

@@ -18,11 +18,10 @@ _ONE_LINE = "an override sets one key and must be a single line; pass each key=v
 
 
 def apply_overrides(document: dict[str, Any], overrides: Iterable[str], root: type[BaseModel]) -> list[str]:
-    """Apply `key=value` overrides to the document, kinds first, so that their order does not matter; return the problems.
+    """Apply `key=value` overrides to a document of the model `root`; return the problems.
 
-    A new kind removes the other keys of its section; a new architecture removes the keys that it does not have.
-
-    root: the model of the document.
+    Kinds are applied first, so that the order of overrides does not matter.  A new kind removes the other keys of its
+    section; a new architecture removes the keys that it does not have.
     """
     problems = []
     pairs = [text.partition("=") for text in overrides]
@@ -63,9 +62,7 @@ def _parsed(value: str) -> Any:
     try:
         document = tomllib.loads(f"x = {value}")
     except RecursionError:
-        raise ValueError(
-            f"{clip(value)!r}: brackets nested too deeply; no setting needs more than two levels"
-        ) from None
+        raise ValueError(f"{clip(value)!r}: brackets nested too deeply; accepted: two levels") from None
     except ValueError:  # not TOML, or an integer of thousands of digits
         if "\n" in value.strip():
             raise ValueError(f"{clip(value)!r}: {_ONE_LINE}") from None

@@ -1,4 +1,4 @@
-"""`[train]` and `[search]`."""
+"""`[train]` and `[search]`: training and decoding."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ class InverseSqrtSchedule(Section):
 
 
 class BudgetSchedule(Section):
-    """Warm up, hold at `peak`, and come down to zero exactly where the budget ends."""
+    """Linear warm-up, constant at `peak`, then decay to zero at the end of the budget."""
 
     kind: Literal["budget"] = "budget"
     peak: PeakRate = 3e-3
     warmup: Steps = Field(100, description="steps")
-    decay: Decay = Field(0.5, description="the part of the budget in which the rate comes down")
+    decay: Decay = Field(0.5, description="fraction of the budget in which the rate decays")
     shape: Literal["linear", "cosine"] = "linear"
 
 
@@ -85,29 +85,29 @@ Schedule = Annotated[InverseSqrtSchedule | BudgetSchedule, Field(discriminator="
 
 class TrainConfig(Section):
     budget: DurationField = Duration(amount=20 * 60, unit="seconds")
-    batch_tokens: TokensPerBatch = Field(4096, description="source + target tokens of a batch, padding included")
-    accumulate: Batches = Field(1, description="batches an update is made from")
+    batch_tokens: TokensPerBatch = Field(4096, description="source + target tokens per batch, with padding")
+    accumulate: Batches = Field(1, description="batches per update")
     optimizer: Optimizer = AdamConfig()
     schedule: Schedule = InverseSqrtSchedule()
     label_smoothing: Dropout = 0.1
-    clip_norm: GradientNorm = Field(0.0, description="largest gradient norm; 0 = no clipping")
+    clip_norm: GradientNorm = Field(0.0, description="maximum gradient norm; 0 = no clipping")
     precision: Literal["float32", "bf16"] = "float32"
     seed: Seed = 1
     ema: Beta = Field(0.0, description="decay of the moving average of the weights; 0 = none")
     log_every: Interval = Field(20, description="steps")
     validate_every: DurationField = Duration(amount=1, unit="epochs")
-    validate_sentences: Sentences = Field(1000, description="sentences decoded for BLEU and chrF")
+    validate_sentences: Sentences = Field(1000, description="sentences that are decoded in a validation")
     metric: Literal["bleu", "chrf", "loss", "accuracy", "f1"] = "loss"
-    patience: OptionalCount = Field(0, description="validations without a better score before stopping; 0 = never")
-    keep: Checkpoints = Field(5, description="checkpoints kept besides the best")
-    average: OptionalCount = Field(0, description="average that many last checkpoints at the end, if that is better")
-    max_bad_steps: Interval = Field(20, description="steps in a row with a loss that is not finite before stopping")
+    patience: OptionalCount = Field(0, description="validations without improvement before stopping; 0 = never stop")
+    keep: Checkpoints = Field(5, description="last checkpoints kept besides the best")
+    average: OptionalCount = Field(0, description="last checkpoints averaged at the end; 0 = no average")
+    max_bad_steps: Interval = Field(20, description="consecutive steps with a non-finite loss before stopping")
     device: Device = "auto"
 
 
 class SearchConfig(Section):
     beam: Beams = 4
     alpha: LengthPenalty = Field(0.6, description="length penalty ((5 + length) / 6) ** alpha (Wu et al. 2016)")
-    max_extra: ExtraTokens = Field(50, description="output tokens at most: source + this")
+    max_extra: ExtraTokens = Field(50, description="maximum output length: source tokens plus this")
     min_length: LeastTokens = 0
     no_repeat_ngram: NgramSize = 0

@@ -9,8 +9,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import torch
@@ -63,7 +64,7 @@ def bad_byte(path: Path) -> None:
         (no_line, ["train.tgt"], ["train.src has 240 lines", "train.tgt has 0"]),
         (no_line, ["train.src", "train.tgt"], ["nothing to train on", "read 0 = kept 0"]),
         (bad_byte, ["train.tgt"], ["train.tgt, line 7: byte 0xe9 at byte 3", "UTF-8", "iconv"]),
-        (no_line, ["valid.src", "valid.tgt"], ["valid.src is empty"]),
+        (no_line, ["valid.src", "valid.tgt"], ["valid.src contains no pairs"]),
         (one_line_less, ["valid.src"], ["valid.src has 9 lines", "valid.tgt has 9"]),
         (Path.unlink, ["train.src"], ["data.train.0.source: no such file", "train.src"]),
     ],
@@ -112,21 +113,33 @@ def test_a_vocabulary_larger_than_the_text_allows(cli: Cli, tmp_path: Path) -> N
 
 def test_a_disk_that_is_full_at_any_write(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small_config(write_corpus(tmp_path / "data"), "train.budget=20 steps", "train.validate_every=4 steps")
-    real = model_folder._write_flushed
+    real, real_atomic = model_folder._write_flushed, model_folder.atomic_file
     train(config, tmp_path / "whole")
-    for name in ("config.json", "training.safetensors", "meta.json", ".last.unfinished"):
+    for name in ("config.json", "training.safetensors", "meta.json", "last"):
         folder = tmp_path / f"full-{name}"
         seen = 0
 
-        def full(path: Path, data: bytes, name: str = name) -> None:
+        def fails(path: Path, name: str = name) -> bool:
+            """Whether this is the third file of this name."""
             nonlocal seen
             seen += path.name == name
-            if path.name == name and seen == 3:
+            return path.name == name and seen == 3
+
+        def full(path: Path, data: bytes) -> None:
+            if fails(path):
                 real(path, data[: len(data) // 2])
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             real(path, data)
 
+        @contextmanager
+        def full_atomic(path: Path) -> Iterator[BinaryIO]:
+            with real_atomic(path) as file:
+                yield file
+                if fails(path):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
         monkeypatch.setattr(model_folder, "_write_flushed", full)
+        monkeypatch.setattr(model_folder, "atomic_file", full_atomic)
         with pytest.raises(TrainingError, match=r"could not be written: the disk is full.*untouched"):
             train(config, folder)
         monkeypatch.undo()

@@ -105,7 +105,7 @@ def test_sizes_that_do_not_fit_are_refused_with_those_that_do() -> None:
 
 def test_data_and_architecture_must_fit() -> None:
     (problem,) = problems("model.architecture=decoder_only")
-    assert problem.startswith('model.architecture "decoder_only" cannot be trained on data of kind "parallel"; accepted')
+    assert problem.startswith('model.architecture "decoder_only" cannot be trained on data of kind "parallel"')
     (problem,) = problems("model.position.kind=learned", "model.position.max_len=100")
     assert problem.startswith("model.position.max_len is 100, but up to 253 positions are needed")
     (problem,) = problems("model.architecture=convolutional", "model.max_positions=252")

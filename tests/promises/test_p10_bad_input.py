@@ -9,16 +9,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytest
 import torch
 
 from dragoman.config import load_config
 from dragoman.errors import TrainingError
-from dragoman.models import model_folder
 from dragoman.models.model_folder import load_model, steps_in, verify
 from dragoman.training.trainer import train
 from small_run import Cli, small_config, weights, write_corpus, write_lines, write_toml
@@ -113,33 +111,22 @@ def test_a_vocabulary_larger_than_the_text_allows(cli: Cli, tmp_path: Path) -> N
 
 def test_a_disk_that_is_full_at_any_write(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small_config(write_corpus(tmp_path / "data"), "train.budget=20 steps", "train.validate_every=4 steps")
-    real, real_atomic = model_folder._write_flushed, model_folder.atomic_file
+    flush = os.fsync
     train(config, tmp_path / "whole")
-    for name in ("config.json", "training.safetensors", "meta.json", "last"):
+    for name in ("config.json", "training.safetensors", "meta.json", ".last."):
         folder = tmp_path / f"full-{name}"
         seen = 0
 
-        def fails(path: Path, name: str = name) -> bool:
-            """Whether this is the third file of this name."""
+        def full(descriptor: int, name: str = name) -> None:
             nonlocal seen
-            seen += path.name == name
-            return path.name == name and seen == 3
-
-        def full(path: Path, data: bytes) -> None:
-            if fails(path):
-                real(path, data[: len(data) // 2])
+            written = Path(f"/proc/self/fd/{descriptor}").readlink().name.startswith(name)
+            seen += written
+            if written and seen == 3:
+                os.ftruncate(descriptor, os.fstat(descriptor).st_size // 2)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            real(path, data)
+            flush(descriptor)
 
-        @contextmanager
-        def full_atomic(path: Path) -> Iterator[BinaryIO]:
-            with real_atomic(path) as file:
-                yield file
-                if fails(path):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-        monkeypatch.setattr(model_folder, "_write_flushed", full)
-        monkeypatch.setattr(model_folder, "atomic_file", full_atomic)
+        monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(TrainingError, match=r"could not be written: the disk is full.*untouched"):
             train(config, folder)
         monkeypatch.undo()

@@ -188,7 +188,7 @@ def test_a_write_that_fails_leaves_the_old_page(
     path = tmp_path / "out" / "compare.html"
     write_comparison(path, comparison)
     old = path.read_bytes()
-    monkeypatch.setattr("dragoman.pages.page.os.fsync", full)
+    monkeypatch.setattr("dragoman.io.writing.os.fsync", full)
     with pytest.raises(DragomanError, match=r"compare\.html could not be written: the disk is full\. Free some space"):
         write_comparison(path, comparison)
     assert path.read_bytes() == old and list(path.parent.iterdir()) == [path]

@@ -135,7 +135,7 @@ def test_a_write_that_fails_leaves_the_old_page_and_nothing_else(
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dragoman.pages.page.os.fsync", full)
+    monkeypatch.setattr("dragoman.io.writing.os.fsync", full)
     with pytest.raises(DragomanError, match=r"report\.html could not be written: the disk is full\. Free some space"):
         write_report(path, small_report())
     assert path.read_text() == "old"

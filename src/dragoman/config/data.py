@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from dragoman.config.limits import (
-    Characters,
-    CorpusWeight,
-    Coverage,
-    Dropout,
-    Part,
-    Ratio,
-    Sentences,
-    TokensPerBlock,
-    TokensPerExample,
-    VocabularySize,
-)
+from dragoman.config import limits
 from dragoman.config.section import Section, is_stored
 from dragoman.errors import UsageError, clip
 
@@ -89,7 +78,7 @@ class CorpusConfig(Section):
     path: str | None = None
     source_key: Key = 0
     target_key: Key = 1
-    weight: CorpusWeight = Field(1.0, description="passes over the corpus per epoch")
+    weight: limits.CorpusWeight = Field(1.0, description="passes over the corpus per epoch")
 
     @model_validator(mode="after")
     def _one_form(self) -> CorpusConfig:
@@ -99,16 +88,20 @@ class CorpusConfig(Section):
             raise ValueError("give either source and target (two text files) or path (one .tsv or .jsonl file)")
         return self
 
+    def paths(self) -> dict[str, str]:
+        """Return key -> path of the files."""
+        return {key: path for key in ("source", "target", "path") if (path := getattr(self, key)) is not None}
+
 
 class FilterConfig(Section):
     """Filters of sentence pairs for training."""
 
-    min_characters: Characters = 1
-    max_characters: Characters = 5000
-    max_ratio: Ratio = 9.0
+    min_characters: limits.Characters = 1
+    max_characters: limits.Characters = 5000
+    max_ratio: limits.Ratio = 9.0
     drop_identical: bool = True
     drop_duplicates: bool = True
-    max_tokens: TokensPerExample = Field(250, description="tokens of the longer side, with the end of sentence")
+    max_tokens: limits.TokensPerExample = Field(250, description="tokens of the longer side, with the end of sentence")
 
     @model_validator(mode="after")
     def _some_length_is_kept(self) -> FilterConfig:
@@ -120,22 +113,39 @@ class FilterConfig(Section):
         return self
 
 
-def _names(corpus: CorpusConfig) -> tuple[str | None, ...]:
-    """Return the normalized paths of a corpus."""
-    return tuple(path and os.path.normpath(path) for path in (corpus.source, corpus.target, corpus.path))
+class _DataSection(Section):
+    """The data sets in the fields `train`, `valid` and `test`, and the check that validation data are held out."""
+
+    def _sets(self) -> Iterator[tuple[str, dict[str, str]]]:
+        """Yield the key of every data set and its paths by key, which is empty for a single path."""
+        for name in ("train", "valid", "test"):
+            value = getattr(self, name, None)
+            entries = [(f"{name}.{i}", v) for i, v in enumerate(value)] if isinstance(value, tuple) else [(name, value)]
+            for key, entry in entries:
+                if entry is not None:
+                    yield key, entry.paths() if isinstance(entry, CorpusConfig) else {"": entry}
+
+    def files(self) -> Iterator[tuple[str, str]]:
+        """Yield the key and the path of every file."""
+        return ((f"{name}.{key}".rstrip("."), path) for name, paths in self._sets() for key, path in paths.items())
+
+    def _problems(self) -> Iterator[str]:
+        sets = {name: {key: os.path.normpath(path) for key, path in paths.items()} for name, paths in self._sets()}
+        for name, paths in sets.items():
+            if name.startswith("train") and paths == sets.get("valid"):
+                yield (
+                    f"valid is the same data as {name}, so that its scores are meaningless; hold out other examples, "
+                    "or remove valid"
+                )
+
+    @model_validator(mode="after")
+    def _check(self, info: ValidationInfo) -> _DataSection:
+        if not is_stored(info) and (problems := list(self._problems())):
+            raise ValueError("; ".join(problems))
+        return self
 
 
-def _overlap(train: Sequence[object], valid: object) -> list[str]:
-    """Return the problem that the validation set is also a training set, if it is."""
-    if valid not in train:
-        return []
-    return [
-        f"valid is the same data as train.{train.index(valid)}, so that its scores are meaningless; hold out other "
-        "examples, or remove valid"
-    ]
-
-
-class ParallelData(Section):
+class ParallelData(_DataSection):
     """Sentences and their translations."""
 
     kind: Literal["parallel"] = "parallel"
@@ -156,57 +166,26 @@ class ParallelData(Section):
             raise ValueError('accepted: a language code such as "en", "zh" or "pt-BR" (letters, digits, - and _)')
         return value.strip()
 
-    @model_validator(mode="after")
-    def _sides_and_sets_differ(self, info: ValidationInfo) -> ParallelData:
-        if is_stored(info):
-            return self
-        problems = []
+    def _problems(self) -> Iterator[str]:
         if self.source_language.casefold() == self.target_language.casefold():
-            problems.append(
+            yield (
                 f'source_language and target_language are both "{self.source_language}"; give each side its own code '
                 '(within one language, for example "en-original" and "en-simple")'
             )
-        if self.valid is not None:
-            problems += _overlap([_names(corpus) for corpus in self.train], _names(self.valid))
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
+        yield from super()._problems()
 
     @property
     def max_tokens(self) -> int:
         """The limit of the longer side of a pair in tokens, with the end of sentence."""
         return self.filter.max_tokens
 
-    def files(self) -> Iterator[tuple[str, str]]:
-        """Yield the key and the path of every file."""
-        corpora = [(f"train.{i}", corpus) for i, corpus in enumerate(self.train)]
-        corpora += [(name, corpus) for name, corpus in (("valid", self.valid), ("test", self.test)) if corpus]
-        for name, corpus in corpora:
-            for key in ("source", "target", "path"):
-                if (path := getattr(corpus, key)) is not None:
-                    yield f"{name}.{key}", path
 
-
-class _Files(Section):
+class _Files(_DataSection):
     """Data in files of one format."""
 
     root: str = ""
     train: tuple[str, ...] = Field(min_length=1)
     valid: str | None = None
-
-    @model_validator(mode="after")
-    def _sets_differ(self, info: ValidationInfo) -> _Files:
-        if self.valid is not None and not is_stored(info):
-            problems = _overlap([os.path.normpath(path) for path in self.train], os.path.normpath(self.valid))
-            if problems:
-                raise ValueError(problems[0])
-        return self
-
-    def files(self) -> Iterator[tuple[str, str]]:
-        """Yield the key and the path of every file."""
-        yield from ((f"train.{i}", path) for i, path in enumerate(self.train))
-        if self.valid is not None:
-            yield "valid", self.valid
 
 
 class TextData(_Files):
@@ -214,15 +193,15 @@ class TextData(_Files):
 
     kind: Literal["text"] = "text"
     form: Literal["stream", "lines", "paragraphs"] = "stream"
-    max_tokens: TokensPerBlock = Field(256, description="tokens per block, line or paragraph")
+    max_tokens: limits.TokensPerBlock = Field(256, description="tokens per block, line or paragraph")
 
 
 class MaskedData(_Files):
     """Plain text for masked language modelling, one sequence per paragraph (Devlin et al. 2019)."""
 
     kind: Literal["masked"] = "masked"
-    rate: Part = Field(0.15, description="fraction of the tokens to predict")
-    max_tokens: TokensPerExample = 256
+    rate: limits.Part = Field(0.15, description="fraction of the tokens to predict")
+    max_tokens: limits.TokensPerExample = 256
 
 
 class TaggedData(_Files):
@@ -230,24 +209,24 @@ class TaggedData(_Files):
 
     kind: Literal["tagged"] = "tagged"
     column: Literal["upos", "xpos"] = Field("upos", description="column of CoNLL-U files")
-    max_tokens: TokensPerExample = 256
+    max_tokens: limits.TokensPerExample = 256
 
 
 class LabelledData(_Files):
     """Texts with one label: `.tsv`, `.csv` (label first), `.jsonl` (`label`, `text`), or lines of `label text`."""
 
     kind: Literal["labelled"] = "labelled"
-    max_tokens: TokensPerExample = 256
+    max_tokens: limits.TokensPerExample = 256
 
 
 class TreeData(_Files):
     """Constituency trees in Penn brackets; sentences are translated into trees (Vinyals et al. 2015)."""
 
     kind: Literal["trees"] = "trees"
-    max_tokens: TokensPerExample = Field(250, description="tokens of the longer side, with the end of sentence")
+    max_tokens: limits.TokensPerExample = Field(250, description="tokens of the longer side, with the end of sentence")
 
 
-class ImageData(Section):
+class ImageData(_DataSection):
     """Images with one label: scikit-learn's digits, or `.npz` files with `images` (n, h, w[, c]) and `labels`."""
 
     kind: Literal["images"] = "images"
@@ -257,23 +236,15 @@ class ImageData(Section):
     valid: str | None = None
 
     @model_validator(mode="after")
-    def _one_form(self, info: ValidationInfo) -> ImageData:
+    def _one_form(self) -> ImageData:
         if (self.dataset is None) == (self.train is None) or (self.dataset and self.valid):
             raise ValueError('give either dataset = "digits" or train (and valid), .npz files')
-        if self.train is not None and self.valid is not None and not is_stored(info):
-            problems = _overlap([os.path.normpath(self.train)], os.path.normpath(self.valid))
-            if problems:
-                raise ValueError(problems[0].replace("train.0", "train"))
         return self
 
     @property
     def max_tokens(self) -> int:
         """Unused: the model determines the number of patches."""
         return 1
-
-    def files(self) -> Iterator[tuple[str, str]]:
-        """Yield the key and the path of every file."""
-        yield from ((key, path) for key, path in (("train", self.train), ("valid", self.valid)) if path is not None)
 
 
 DataConfig = Annotated[
@@ -285,12 +256,12 @@ class TokenizerConfig(Section):
     """sentencepiece; `shared`: one vocabulary for both sides.  Kind `char` has one token per character."""
 
     kind: Literal["bpe", "unigram", "char"] = "bpe"
-    vocab_size: VocabularySize = 8000
+    vocab_size: limits.VocabularySize = 8000
     shared: bool = True
     byte_fallback: bool = True
     normalization: Literal["nmt_nfkc", "nfkc", "identity"] = Field(
         "nmt_nfkc", description="rule of sentencepiece; with nfkc and nmt_nfkc, `…` becomes `...` and ½ becomes 1⁄2"
     )
-    character_coverage: Coverage = 1.0
-    sampling: Dropout = Field(0.0, description="during training: BPE-dropout, or the sampling temperature of unigram")
-    sentences: Sentences = Field(2_000_000, description="lines of both sides from which the vocabulary is learned")
+    character_coverage: limits.Coverage = 1.0
+    sampling: limits.Dropout = Field(0.0, description="in training: BPE-dropout, or temperature of unigram")
+    sentences: limits.Sentences = Field(2_000_000, description="lines from which the vocabulary is learned")

@@ -16,19 +16,13 @@ from dragoman.errors import clip, nearest
 __all__ = ["describe", "models_at", "shown", "tag_of"]
 
 _EXPECTED = {
-    "int_parsing": "must be a whole number",
-    "int_type": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "int_parsing_size": "must be a whole number",
-    "bool_for_number": "must be a number, not true or false",
-    "float_parsing": "must be a number",
-    "float_type": "must be a number",
-    "bool_parsing": "must be true or false",
-    "bool_type": "must be true or false",
-    "string_type": "must be text, in quotes",
-    "model_type": "must be a section with keys of its own",
-    "model_attributes_type": "must be a section with keys of its own",
+    "int": "must be a whole number",
+    "float": "must be a number",
+    "bool": "must be true or false",
+    "string": "must be text, in quotes",
+    "model": "must be a section with keys of its own",
 }
+"""Beginning of pydantic's name for an error -> what is expected."""
 _OUT_OF_RANGE = (
     "greater_than", "greater_than_equal", "less_than", "less_than_equal", "multiple_of", "finite_number",
 )  # fmt: skip
@@ -60,12 +54,14 @@ def describe(error: dict[str, Any], root: type[BaseModel]) -> str:
             return f"{name} = {shown(value)}{near}; accepted: {expected}"
         case "model_type" | "model_attributes_type" if tags:
             return f"{name} = {shown(value)}: write {name}.kind = ..., one of {tags}"
-        case _ if kind in _EXPECTED:
-            return f"{name} = {shown(value)}: {_EXPECTED[kind]}{limits and f'; accepted: {limits}'}"
+        case "bool_for_number":
+            return f"{name} = {shown(value)}: must be a number, not true or false{limits and f'; accepted: {limits}'}"
+        case "string_pattern_mismatch":
+            return f"{name} = {shown(value)}: no such device; accepted: auto, cpu, cuda, cuda:1, mps, xpu, hpu"
+        case _ if type_expected := _EXPECTED.get(kind.partition("_")[0]):
+            return f"{name} = {shown(value)}: {type_expected}{limits and f'; accepted: {limits}'}"
         case _ if kind in _OUT_OF_RANGE and limits:
             return f"{name} = {shown(value)}: out of range; accepted: {limits}"
-        case "string_pattern_mismatch" if path[-1] == "device":
-            return f"{name} = {shown(value)}: no such device; accepted: auto, cpu, cuda, cuda:1, mps, xpu, hpu"
     message = str(error["msg"]).removeprefix("Value error, ")
     if not name:  # the error concerns two sections, and its message names both
         return message

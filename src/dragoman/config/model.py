@@ -10,23 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from dragoman.config.limits import (
-    Buckets,
-    Channels,
-    Distance,
-    Dropout,
-    FeedForward,
-    Heads,
-    Kernel,
-    Layers,
-    Momentum,
-    NormEpsilon,
-    Pixels,
-    Positions,
-    RotaryBase,
-    RotaryFraction,
-    Width,
-)
+from dragoman.config import limits
 from dragoman.config.section import NotBoolean, Section
 
 __all__ = [
@@ -73,7 +57,7 @@ class SinusoidalPosition(Section):
 
 class LearnedPosition(Section):
     kind: Literal["learned"] = "learned"
-    max_len: Positions = Field(512, description="number of positions; longer input is rejected")
+    max_len: limits.Positions = Field(512, description="number of positions; longer input is rejected")
 
 
 class RecurrentPosition(Section):
@@ -85,13 +69,13 @@ class RecurrentPosition(Section):
 
 class ShawPosition(Section):
     kind: Literal["shaw"] = "shaw"
-    clip: Distance = Field(16, description="longer distances count as this one")
+    clip: limits.Distance = Field(16, description="longer distances count as this one")
 
 
 class T5Position(Section):
     kind: Literal["t5"] = "t5"
-    buckets: Buckets = 32
-    max_distance: Distance = Field(128, description="longer distances share the last bucket")
+    buckets: limits.Buckets = 32
+    max_distance: limits.Distance = Field(128, description="longer distances share the last bucket")
 
     @model_validator(mode="after")
     def _distances(self) -> T5Position:
@@ -102,8 +86,8 @@ class T5Position(Section):
 
 class RotaryPosition(Section):
     kind: Literal["rotary"] = "rotary"
-    base: RotaryBase = 10000.0
-    fraction: RotaryFraction = Field(1.0, description="fraction of the dimensions of each head that is rotated")
+    base: limits.RotaryBase = 10000.0
+    fraction: limits.RotaryFraction = Field(1.0, description="fraction of the dimensions of each head that is rotated")
 
 
 class AlibiPosition(Section):
@@ -127,18 +111,18 @@ Position = Annotated[
 
 class LayerNormConfig(Section):
     kind: Literal["layer"] = "layer"
-    eps: NormEpsilon = 1e-5
+    eps: limits.NormEpsilon = 1e-5
 
 
 class RMSNormConfig(Section):
     kind: Literal["rms"] = "rms"
-    eps: NormEpsilon = 1e-6
+    eps: limits.NormEpsilon = 1e-6
 
 
 class BatchNormConfig(Section):
     kind: Literal["batch"] = "batch"
-    eps: NormEpsilon = 1e-5
-    momentum: Momentum = Field(0.1, description="momentum of the running mean and variance")
+    eps: limits.NormEpsilon = 1e-5
+    momentum: limits.Momentum = Field(0.1, description="momentum of the running mean and variance")
 
 
 Norm = Annotated[LayerNormConfig | RMSNormConfig | BatchNormConfig, Field(discriminator="kind")]
@@ -193,13 +177,13 @@ Tie = Annotated[Literal["all", "target", "none"], Field(description="embeddings 
 class BlockConfig(Section):
     """Settings of all models made of Transformer layers; the defaults are the base model of Vaswani et al. 2017."""
 
-    d_model: Width = 512
-    d_ff: FeedForward = 2048
-    n_heads: Heads = 8
-    n_kv_heads: Heads | None = Field(None, description="key and value heads; 1 = multi-query")
-    dropout: Dropout = Field(0.1, description="after sub-layers and embeddings (Vaswani et al. 2017, section 5.4)")
-    attention_dropout: Dropout = 0.0
-    activation_dropout: Dropout = 0.0
+    d_model: limits.Width = 512
+    d_ff: limits.FeedForward = 2048
+    n_heads: limits.Heads = 8
+    n_kv_heads: limits.Heads | None = Field(None, description="key and value heads; 1 = multi-query")
+    dropout: limits.Dropout = Field(0.1, description="after sub-layers and embeddings (Vaswani et al. 2017, 5.4)")
+    attention_dropout: limits.Dropout = 0.0
+    activation_dropout: limits.Dropout = 0.0
     order: Literal["post", "pre"] = "post"
     norm: Norm = LayerNormConfig()
     attention: Attention = SoftmaxAttention()
@@ -260,8 +244,8 @@ class TransformerConfig(BlockConfig):
     """Encoder and decoder (Vaswani et al. 2017); `preset = "big"` sets the sizes of the big model, unless given."""
 
     architecture: Literal["transformer"] = "transformer"
-    encoder_layers: Layers = 6
-    decoder_layers: Layers = 6
+    encoder_layers: limits.Layers = 6
+    decoder_layers: limits.Layers = 6
     tie: Tie = "all"
 
 
@@ -269,7 +253,7 @@ class DecoderOnlyConfig(BlockConfig):
     """A language model (Radford et al. 2018)."""
 
     architecture: Literal["decoder_only"] = "decoder_only"
-    n_layers: Layers = 6
+    n_layers: limits.Layers = 6
     tie: Literal["all", "none"] = "all"
 
 
@@ -277,7 +261,7 @@ class EncoderOnlyConfig(BlockConfig):
     """Tagging, classification and masked language modelling (Devlin et al. 2019)."""
 
     architecture: Literal["encoder_only"] = "encoder_only"
-    n_layers: Layers = 6
+    n_layers: limits.Layers = 6
     pooling: Literal["none", "first", "mean"] = Field(
         "none", description="none: one vector per token; otherwise one per text"
     )
@@ -291,10 +275,10 @@ class VisionConfig(BlockConfig):
 
     architecture: Literal["vision"] = "vision"
     position: Position = LearnedPosition()
-    n_layers: Layers = 6
-    image_size: Pixels = Field(8, description="height and width in pixels")
-    patch: Pixels = Field(2, description="height and width of a patch in pixels")
-    channels: Channels = 1
+    n_layers: limits.Layers = 6
+    image_size: limits.Pixels = Field(8, description="height and width in pixels")
+    patch: limits.Pixels = Field(2, description="height and width of a patch in pixels")
+    channels: limits.Channels = 1
 
     @property
     def n_patches(self) -> int:
@@ -317,11 +301,11 @@ class VisionConfig(BlockConfig):
 class RecurrentConfig(Section):
     """Settings of all recurrent architectures."""
 
-    d_model: Width = Field(512, description="width of embeddings and hidden states")
-    encoder_layers: Layers = 2
-    decoder_layers: Layers = 2
+    d_model: limits.Width = Field(512, description="width of embeddings and hidden states")
+    encoder_layers: limits.Layers = 2
+    decoder_layers: limits.Layers = 2
     directions: Annotated[Literal[1, 2], NotBoolean] = Field(2, description="reading directions of the encoder")
-    dropout: Dropout = 0.1
+    dropout: limits.Dropout = 0.1
     attention: AttentionOfRecurrent = BahdanauAttention()
     tie: Tie = "all"
 
@@ -355,12 +339,12 @@ class ConvolutionalConfig(Section):
     """Convolutional sequence to sequence (Gehring et al. 2017)."""
 
     architecture: Literal["convolutional"] = "convolutional"
-    d_model: Width = 512
-    encoder_layers: Layers = 4
-    decoder_layers: Layers = 4
-    kernel: Kernel = Field(3, description="kernel width; odd")
-    dropout: Dropout = 0.1
-    max_positions: Positions = Field(512, description="number of positions; longer input is rejected")
+    d_model: limits.Width = 512
+    encoder_layers: limits.Layers = 4
+    decoder_layers: limits.Layers = 4
+    kernel: limits.Kernel = Field(3, description="kernel width; odd")
+    dropout: limits.Dropout = 0.1
+    max_positions: limits.Positions = Field(512, description="number of positions; longer input is rejected")
     tie: Tie = "all"
 
     @model_validator(mode="after")

@@ -6,6 +6,7 @@ an effect.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -194,8 +195,7 @@ class BlockConfig(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> BlockConfig:
-        problems = [*self._sizes(), *self._combinations()]
-        if problems:
+        if problems := [*self._sizes(), *self._combinations()]:
             raise ValueError("; ".join(problems))
         return self
 
@@ -203,41 +203,33 @@ class BlockConfig(Section):
     def d_head(self) -> int:
         return self.d_model // self.n_heads
 
-    def _sizes(self) -> list[str]:
-        problems = []
+    def _sizes(self) -> Iterator[str]:
         if self.d_model % self.n_heads:
             fits = [h for h in range(1, min(self.d_model, 64) + 1) if self.d_model % h == 0]
-            problems.append(
-                f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}; accepted n_heads: {fits}"
-            )
+            yield f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}; accepted n_heads: {fits}"
         elif isinstance(self.position, RotaryPosition):
             rotated = int(self.d_head * self.position.fraction)
             if rotated == 0 or rotated % 2:
                 part = "" if self.position.fraction == 1 else f" (fraction {self.position.fraction} of {self.d_head})"
-                problems.append(f"rotary positions rotate pairs: head size {rotated}{part} must be even and at least 2")
+                yield f"rotary positions rotate pairs: head size {rotated}{part} must be even and at least 2"
         if self.n_kv_heads and self.n_heads % self.n_kv_heads:
             fits = [h for h in range(1, self.n_heads + 1) if self.n_heads % h == 0]
-            problems.append(
-                f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}; accepted n_kv_heads: {fits}"
-            )
+            yield f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}; accepted n_kv_heads: {fits}"
         if self.position.kind == "sinusoidal" and self.d_model % 2:
-            problems.append(f"sinusoidal positions need an even d_model, not {self.d_model}")
-        return problems
+            yield f"sinusoidal positions need an even d_model, not {self.d_model}"
 
-    def _combinations(self) -> list[str]:
+    def _combinations(self) -> Iterator[str]:
         if self.attention.kind != "linear":
-            return []
-        problems = []
+            return
         if self.position.kind in ("shaw", "t5", "alibi"):
-            problems.append(
+            yield (
                 f"{self.position.kind} positions change attention scores, which linear attention does not compute; "
                 "accepted: none, sinusoidal, learned, recurrent, rotary"
             )
         if self.attention_dropout:
-            problems.append("linear attention has no attention weights to drop; set attention_dropout to 0")
+            yield "linear attention has no attention weights to drop; set attention_dropout to 0"
         if self.n_kv_heads:
-            problems.append("linear attention has one key head per query head; remove n_kv_heads")
-        return problems
+            yield "linear attention has one key head per query head; remove n_kv_heads"
 
 
 class TransformerConfig(BlockConfig):
@@ -284,15 +276,14 @@ class VisionConfig(BlockConfig):
     def n_patches(self) -> int:
         return (self.image_size // self.patch) ** 2
 
-    def _sizes(self) -> list[str]:
-        problems = super()._sizes()
+    def _sizes(self) -> Iterator[str]:
+        yield from super()._sizes()
         if self.image_size % self.patch:
-            problems.append(f"image_size {self.image_size} is not a multiple of patch {self.patch}")
+            yield f"image_size {self.image_size} is not a multiple of patch {self.patch}"
         if isinstance(self.position, LearnedPosition) and self.position.max_len < self.n_patches + 1:
-            problems.append(
+            yield (
                 f"position.max_len {self.position.max_len} is too small for a class token and {self.n_patches} patches"
             )
-        return problems
 
 
 # ------------------------------------------------------------------------------------------- before the Transformer

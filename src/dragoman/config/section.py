@@ -64,13 +64,11 @@ def _accept_stored(value: Any, handler: ValidatorFunctionWrapHandler, info: Vali
 AcceptStored = WrapValidator(_accept_stored)
 """Accepts values of stored documents outside of the current limits; for settings that do not affect tensor shapes."""
 
-_UNITS = {
-    "seconds": ("s", "sec", "second", "seconds"),
-    "minutes": ("min", "minute", "minutes"),
-    "hours": ("h", "hour", "hours"),
-    "steps": ("step", "steps"),
-    "epochs": ("epoch", "epochs"),
-    "tokens": ("token", "tokens"),
+_UNITS: dict[str, tuple[Literal["seconds", "steps", "epochs", "tokens"], float]] = {
+    **dict.fromkeys(("s", "sec", "second", "seconds"), ("seconds", 1.0)),
+    **dict.fromkeys(("min", "minute", "minutes"), ("seconds", 60.0)),
+    **dict.fromkeys(("h", "hour", "hours"), ("seconds", 3600.0)),
+    **{name: (unit, 1.0) for unit in ("steps", "epochs", "tokens") for name in (unit, unit[:-1])},
 }
 _FACTORS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
 
@@ -102,13 +100,11 @@ def _duration(value: Any, info: ValidationInfo) -> Any:
     match = re.fullmatch(form, value) if isinstance(value, str) else None
     if match is None:
         raise ValueError(accepted)
-    number, factor, word = match.groups()
-    unit = next((u for u, words in _UNITS.items() if word.lower() in words), None)
-    if unit is None:
-        near = nearest(word, [w for ws in _UNITS.values() for w in ws])
-        raise ValueError(f"no unit {clip(word, 20)!r}{near}; {accepted}")
-    amount = float(number) * _FACTORS[factor] * {"minutes": 60.0, "hours": 3600.0}.get(unit, 1.0)
-    unit = "seconds" if unit in ("minutes", "hours") else unit
+    number, factor, name = match.groups()
+    if name.lower() not in _UNITS:
+        raise ValueError(f"no unit {clip(name, 20)!r}{nearest(name, _UNITS)}; {accepted}")
+    unit, scale = _UNITS[name.lower()]
+    amount = float(number) * _FACTORS[factor] * scale
     if is_stored(info) and 0 < amount < math.inf:
         return Duration(amount=amount, unit=unit)
     if not _LEAST[unit] <= amount <= _MOST[unit]:

@@ -18,7 +18,6 @@ class DistributedContext:
     """One process on one device; a subclass for several processes overrides every method."""
 
     rank = 0
-    size = 1
 
     def __init__(self, device: str = "auto") -> None:
         """device: as for `resolve_device`.  Raises UsageError."""

@@ -214,7 +214,9 @@ class BlockConfig(Section):
                 yield f"rotary positions rotate pairs: head size {rotated}{part} must be even and at least 2"
         if self.n_kv_heads and self.n_heads % self.n_kv_heads:
             fits = [h for h in range(1, self.n_heads + 1) if self.n_heads % h == 0]
-            yield f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}; accepted n_kv_heads: {fits}"
+            yield (
+                f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}; accepted n_kv_heads: {fits}"
+            )
         if self.position.kind == "sinusoidal" and self.d_model % 2:
             yield f"sinusoidal positions need an even d_model, not {self.d_model}"
 

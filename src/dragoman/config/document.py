@@ -162,7 +162,7 @@ def _read(path: Path) -> str:
     try:
         with open_regular(path) as file:
             content = file.read(_LARGEST + 1)
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):  # ValueError: the path contains a NUL character
         available = sorted(str(p) for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
         hint = f"; available: {', '.join(available[:8])}" if available else ""
         raise ConfigError(str(path), [f"no such file{nearest(str(path), available)}{hint}"]) from None

@@ -18,6 +18,7 @@ from pathlib import Path
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from dragoman.errors import UsageError
+from dragoman.io.reading import read_json
 from dragoman.io.writing import writing
 
 __all__ = ["LOCK_FILE", "lock_folder", "lock_run"]
@@ -99,7 +100,7 @@ def _this_process() -> dict[str, str | int]:
 
 
 def _holder(folder: Path) -> str:
-    with suppress(OSError, ValueError, LookupError, TypeError):
-        holder = json.loads((folder / HOLDER_FILE).read_text(encoding="utf-8"))
+    with suppress(UsageError, LookupError):
+        holder = read_json(folder / HOLDER_FILE, UsageError, "")
         return f"process {holder['process']} on {holder['host']} (since {holder['started']})"
     return "another process"

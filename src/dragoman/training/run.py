@@ -13,18 +13,15 @@ from dragoman.config import Config, dump_toml, flatten, load_config, resolve_pat
 from dragoman.data.vocabulary import load_vocabulary
 from dragoman.errors import ConfigError, ModelFolderError, TrainingError, UsageError
 from dragoman.io.lock import lock_run
-from dragoman.io.writing import writing
+from dragoman.io.writing import recover_folders, remove_folder, write_file, writing
 from dragoman.models.model_folder import (
     average_tensors,
-    point,
+    list_checkpoints,
     read_config,
     read_meta,
-    recover,
-    remove_folder,
     save_model,
-    steps_in,
     unique_tensors,
-    write_file,
+    write_pointer,
 )
 from dragoman.models.seq2seq import Network
 from dragoman.models.size import check_memory
@@ -47,9 +44,9 @@ def open_run(config: Config, folder: Path, log: Callable[[str], None]) -> Traini
     Raises ConfigError if the folder contains a run with another configuration, and if files of [data] do not exist.
     """
     check_files(config)
-    recover(folder / "checkpoints")
+    recover_folders(folder / "checkpoints")
     stored = folder / "config.toml"
-    if steps_in(folder) and stored.is_file():
+    if list_checkpoints(folder) and stored.is_file():
         _refuse_changes(load_config(stored, stored=True), config, folder)
     task = _open_task(config, folder.parent / "prepared", log)
     with writing(folder):
@@ -114,7 +111,7 @@ class TrainingRun:
 
     def resume(self, model: Network, optimizer: torch.optim.Optimizer, ema: dict[str, Tensor] | None) -> Progress:
         """Load the newest intact checkpoint into the arguments and return its progress; damaged ones are logged."""
-        found = steps_in(self.folder)
+        found = list_checkpoints(self.folder)
         for checkpoint in reversed(found):
             try:
                 progress, data_hash = read_training(checkpoint, model, optimizer, ema)
@@ -145,7 +142,7 @@ class TrainingRun:
 
     def last_good(self) -> str:
         """Return a sentence that names the newest checkpoint, for error messages."""
-        found = steps_in(self.folder)
+        found = list_checkpoints(self.folder)
         return f"The last good checkpoint is {found[-1]}." if found else "No checkpoint was written yet."
 
     def needs_last(self, progress: Progress) -> bool:
@@ -172,21 +169,21 @@ class TrainingRun:
 
     def _tidy(self, newest: Path, progress: Progress) -> None:
         """Update pointers and remove old checkpoints; also completes what a kill after saving `newest` left undone."""
-        point(self.folder, "last", newest)
+        write_pointer(self.folder, "last", newest)
         best = newest.with_name(f"{progress.best_step:08d}") if self.task.validates else newest
         if best.is_dir():
-            point(self.folder, "best", best)
-        for old in steps_in(self.folder):
+            write_pointer(self.folder, "best", best)
+        for old in list_checkpoints(self.folder):
             # The checkpoint of an interruption must not enter the average of the last checkpoints.
             if old != newest and _is_interruption(old):
                 remove_folder(old)
-        for old in steps_in(self.folder)[: -max(self.config.train.keep, self.config.train.average)]:
+        for old in list_checkpoints(self.folder)[: -max(self.config.train.keep, self.config.train.average)]:
             if old != best:
                 remove_folder(old)
 
     def average(self, count: int) -> dict[str, Tensor] | None:
         """Return the mean weights of the last `count` checkpoints, or None if there are fewer than two."""
-        last = steps_in(self.folder)[-count:]
+        last = list_checkpoints(self.folder)[-count:]
         return average_tensors(last) if len(last) > 1 else None
 
     def save_average(
@@ -195,9 +192,9 @@ class TrainingRun:
         """Write an averaged model and point `average`, and on request `best`, to it."""
         target = self.folder / "checkpoints" / "average"
         save_model(target, self.config, self.task.vocabulary, weights, {"step": progress.step, "scores": scores})
-        point(self.folder, "average", target)
+        write_pointer(self.folder, "average", target)
         if best:
-            point(self.folder, "best", target)
+            write_pointer(self.folder, "best", target)
         return target
 
 
@@ -217,7 +214,7 @@ def average_run(folder: Path, last: int) -> Path:
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder; name a run folder written by 'dragoman train'")
     with lock_run(folder):
-        found = steps_in(folder)
+        found = list_checkpoints(folder)
         if last < 2 or len(found) < last:
             accepted = f"accepted: 2 to {len(found)}" if len(found) > 1 else "an average needs at least 2"
             raise UsageError(f"{folder}: cannot average the last {last} checkpoints; it has {len(found)}, {accepted}")
@@ -225,5 +222,5 @@ def average_run(folder: Path, last: int) -> Path:
         target = folder / "checkpoints" / f"average-last{last}"
         meta = {"step": int(found[-1].name), "scores": {}, "averaged": [p.name for p in found[-last:]]}
         save_model(target, config, vocabulary, average_tensors(found[-last:]), meta)
-        point(folder, "average", target)
+        write_pointer(folder, "average", target)
         return target

@@ -11,12 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.config import Config
-from dragoman.data.corpus import CorpusSpec, FilterRules, PairFilter, corpus_spec, read_pairs
-from dragoman.data.store import refused
+from dragoman.data.corpus import CorpusSpec, PairFilter, corpus_spec, read_pairs
+from dragoman.data.store import drop_reason
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.decoding.shortlist import SHORTLIST, AlignedWords, Shortlist
 from dragoman.errors import DataError, UsageError
-from dragoman.models.model_folder import find_model, read_config, read_meta, write_file
+from dragoman.io.writing import write_file
+from dragoman.models.model_folder import find_model, read_config, read_meta
 from dragoman.pipelines.translation import Translator
 
 __all__ = ["LearnedShortlist", "coverage", "learn_shortlist"]
@@ -154,13 +155,12 @@ def _tokens(
 ) -> Iterator[TokenPair]:
     """Yield the pairs that training would keep, and log the counts of all others."""
     rules = config.parallel.filter
-    pair_filter = PairFilter(FilterRules(**rules.model_dump(exclude={"max_tokens"})))
-    stats = pair_filter.account
+    pair_filter = PairFilter(rules)
+    stats = pair_filter.stats
     for pair in pair_filter(itertools.chain.from_iterable(map(read_pairs, specs))):
         ids = tokenizer.encode_source(pair.source), tokenizer.encode_target(pair.target)
-        if reason := refused(ids, rules.max_tokens):
-            stats.kept -= 1
-            stats.dropped[reason] += 1
+        if reason := drop_reason(ids, rules.max_tokens):
+            stats.drop_kept(reason)
         else:
             yield ids
     stats.check()

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from dragoman.errors import DataError, UsageError
 from dragoman.io.lines import COMPRESSED_SUFFIXES, clip, read_lines
 from dragoman.io.weights import read_safetensors
+from dragoman.io.writing import write_file
 
 __all__ = ["check_target", "read_vectors", "write_vectors"]
 
@@ -36,10 +37,6 @@ def check_target(path: Path) -> None:
 
 def write_vectors(path: Path, words: Sequence[str], matrix: NDArray[np.float32]) -> Path:
     """Write words (V) and matrix (V, D), whole or not at all; every number comes back as it was."""
-    from dragoman.models.model_folder import (
-        write_file,  # here, for it brings torch, which nothing else of this file needs
-    )
-
     check_target(path)
     if path.suffix == _SAFE:
         about = {"words": json.dumps(list(words), ensure_ascii=False)}

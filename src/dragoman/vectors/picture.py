@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from dragoman.errors import UsageError
 from dragoman.io.lines import clip
+from dragoman.io.writing import write_file
 
 __all__ = ["principal_components", "write_picture"]
 
@@ -77,10 +78,6 @@ def write_picture(
     path: Path, words: Sequence[str], vectors: NDArray[np.float32], arrows: Sequence[tuple[str, str]] = ()
 ) -> Path:
     """Draw words (n, at least two) with vectors (n, D) as an SVG file; arrows join pairs of the words."""
-    from dragoman.models.model_folder import (
-        write_file,  # here, for it brings torch, which nothing else of this file needs
-    )
-
     if len(words) < 2:
         raise UsageError(f"a picture of {len(words)} words; accepted are two or more")
     strangers = sorted({word for pair in arrows for word in pair} - set(words))

@@ -28,7 +28,7 @@ from dragoman.evaluation.compare.scores import (
 )
 from dragoman.evaluation.metrics import bleu_tokenizer
 from dragoman.io.run_log import read_log
-from dragoman.models.model_folder import find_model, read_header, read_meta, steps_in
+from dragoman.models.model_folder import find_model, list_checkpoints, read_header, read_meta
 
 if TYPE_CHECKING:
     import torch
@@ -251,7 +251,7 @@ def _read_run(folder: Path, name: str) -> ComparedRun:
     rows = read_log(folder)
     if not rows:
         raise UsageError(f"{folder}: log.jsonl has no row yet; train on with: dragoman train CONFIG --out {folder}")
-    best = find_model(folder) if steps_in(folder) or (folder / "best").is_file() else None
+    best = find_model(folder) if list_checkpoints(folder) or (folder / "best").is_file() else None
     meta = {} if best is None else read_meta(best)
     speeds, memory = _column(rows, "tokens_per_second"), _column(rows, "memory_mb")
     return ComparedRun(

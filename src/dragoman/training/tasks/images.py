@@ -12,8 +12,8 @@ from torch import Tensor
 
 from dragoman.config import Config, ImageData, VisionConfig, resolve_path
 from dragoman.data.batching import Batch
-from dragoman.data.labels import LabelVocabulary
 from dragoman.data.readers.images import LabelledImages, load_digits, read_images, split_off
+from dragoman.data.vocabulary import LabelVocabulary
 from dragoman.errors import DataError
 from dragoman.models.vision import patches
 from dragoman.training.tasks.task import Score, Task

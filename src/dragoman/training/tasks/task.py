@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.config import Config
-from dragoman.data.batching import Batch, collate_source
-from dragoman.data.buckets import plan_buckets
+from dragoman.data.batching import Batch, collate_source, plan_buckets
 from dragoman.data.tokenizer import PAD
 from dragoman.data.vocabulary import Vocabulary
 from dragoman.errors import DataError

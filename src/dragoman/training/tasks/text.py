@@ -32,7 +32,7 @@ class LanguageTask(RowTask):
         paths = train_files(data)
         lines = [line for path in paths for line in read_lines(path)]
         refuse_empty(any(map(str.strip, lines)), paths, "all lines are blank")
-        self.tokenizer = learn_tokenizer(config.tokenizer, lines, whole=True)
+        self.tokenizer = learn_tokenizer(config.tokenizer, lines, lossless=True)
         self.stream = self._read(paths)
         log(f"data: {self.stream.characters:,} characters, {len(self.stream.ids):,} tokens")
         self._cut: tuple[int, NDArray[np.int64]] = (-1, np.zeros((0, 2), dtype=np.int64))

@@ -133,7 +133,7 @@ def test_a_training_state_with_a_matching_checksum_is_checked(content: str, word
     rewrite_meta(checkpoint, sha256=sha256 | {"training.json": hashlib.sha256(content.encode()).hexdigest()})
     heard: list[str] = []
     opened = open_run(read_config(checkpoint), run, heard.append)
-    model = build_for(opened.config, opened.task.vocabulary)
+    model = opened.new_model()
     progress = opened.resume(model, build_optimizer(opened.config.train.optimizer, model), None)
     assert any(words in text and "using the previous one" in text for text in heard)
     assert progress.step == int(checkpoint.name) - 6

@@ -16,6 +16,7 @@ from dragoman.io.lock import lock_run
 from dragoman.io.writing import recover_folders, remove_folder, write_file, writing
 from dragoman.models.model_folder import (
     average_tensors,
+    build_for,
     list_checkpoints,
     read_config,
     read_meta,
@@ -108,6 +109,9 @@ class TrainingRun:
         sizes = self.config.model, vocabulary.source_size, vocabulary.target_size
         copies = 5 if self.config.train.ema else 4  # weights, gradients, Adam's two moments, moving average
         check_memory(*sizes, shared=vocabulary.shared, copies=copies, device=device)
+
+    def new_model(self) -> Network:
+        return build_for(self.config, self.task.vocabulary)
 
     def resume(self, model: Network, optimizer: torch.optim.Optimizer, ema: dict[str, Tensor] | None) -> Progress:
         """Load the newest intact checkpoint into the arguments and return its progress; damaged ones are logged."""

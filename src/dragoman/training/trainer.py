@@ -27,7 +27,7 @@ from dragoman.data.doctor.precheck import precheck
 from dragoman.errors import TrainingError
 from dragoman.io.lock import lock_run
 from dragoman.io.run_log import Reporter, RunLog
-from dragoman.models.model_folder import build_for, list_checkpoints, unique_tensors
+from dragoman.models.model_folder import list_checkpoints, unique_tensors
 from dragoman.models.seq2seq import Network
 from dragoman.nn.dropout import seed_dropout
 from dragoman.training.allocator import keep_freed_memory
@@ -101,7 +101,7 @@ class Trainer:
     def __init__(self, run: TrainingRun, context: DistributedContext, reporter: Reporter) -> None:
         self.run, self.context, self.reporter = run, context, reporter
         self.config = run.config.train
-        self.model: Network = build_for(run.config, run.task.vocabulary).to(context.device)
+        self.model: Network = run.new_model().to(context.device)
         self.wrapped: nn.Module = context.wrap(self.model)
         self.optimizer = build_optimizer(self.config.optimizer, self.model)
         self.ema: dict[str, Tensor] | None = None

@@ -109,7 +109,7 @@ class Trainer:
             self.ema = {name: p.clone() for name, p in unique_tensors(self.model).items()}
         self.progress = run.resume(self.model, self.optimizer, self.ema)
         self.validation = run.task.validation()
-        self.log = RunLog(run.folder, self.progress.step, saved=run.last_good)
+        self.log = RunLog(run.folder, self.progress.step, saved=lambda: run.last_good())
         self.scores: dict[str, Any] = {}
         self._window = _Window()
         self._planned: tuple[int, list[NDArray[np.int64]]] = (-1, [])

@@ -87,6 +87,6 @@ def test_a_truncated_checkpoint_falls_back_to_the_one_before(made: Path, place: 
     os.truncate(file, file.stat().st_size // 2)
     listener = Listener()
     train(small_config(made / "data", *SHORT), place / "run", reporter=listener)
-    assert "checkpoint damaged, going back to the one before" in listener.text and "after step 6" in listener.text
+    assert "damaged checkpoint, using the previous one" in listener.text and "after step 6" in listener.text
     assert losses(place / "run") == losses(made / "run")
     assert weights(place / "run") == weights(made / "run")

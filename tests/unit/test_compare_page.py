@@ -22,7 +22,7 @@ from dragoman.evaluation.compare.scores import DecodedScores, EvalSet, Interval,
 from fabricated_run import fabricate, learning, training_row
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-HOSTILE = "</script><script>alert(1)<b>%%data%%"
+HOSTILE = "</script><script>alert(1)<b>{{ data }}{% endblock %}"
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_the_best_is_marked_and_a_cost_is_not(comparison: RunComparison, tmp_pat
 
 def test_the_page_asks_for_nothing_from_outside(comparison: RunComparison, tmp_path: Path) -> None:
     page = write_comparison(tmp_path / "compare.html", comparison).read_text("utf-8")
-    assert "default-src 'none'" in page and "%%" not in page
+    assert "default-src 'none'" in page and "{{" not in page and "{%" not in page
     loads = re.findall(r"""(?:src|href)\s*=\s*["']([^"'#]*)|url\(([^)#]*)\)|@import|fetch\(|XMLHttpRequest""", page)
     assert loads == [("data:,", ""), ("", "")]  # the empty icon, and a link inside the page
     assert set(re.findall(r"https?://[^\s\"']+", page)) == {"http://www.w3.org/2000/svg"}
@@ -226,4 +226,4 @@ def test_a_run_that_only_began_is_drawn_too(tmp_path: Path) -> None:
     young = compare([fabricate(tmp_path / "young", [training_row(3, 6.5)])])
     page = drawn(write_comparison(tmp_path / "compare.html", young), tmp_path / "browser")
     assert 'class="problem"' not in page and "NaN" not in page
-    assert "training loss over time" in page and "it is one configuration" in page
+    assert "training loss over time" in page and "share one configuration" in page

@@ -14,7 +14,7 @@ import pytest
 from dragoman.errors import DragomanError, UsageError
 from dragoman.pages.report import AttentionPicture, DemoReport, Sample, write_report
 
-HOSTILE = '</script><script>alert("x")</script><!-- & %%data%% \u2028 ]]>'
+HOSTILE = '</script><script>alert("x")</script><!-- & {{ data }} {% endblock %} \u2028 ]]>'
 
 
 def small_report(**changes: Any) -> DemoReport:
@@ -86,7 +86,7 @@ def test_the_page_holds_the_whole_report(tmp_path: Path) -> None:
     expected["config"]["train"]["folder"] = str(Path("runs/demo"))
     assert data_of(page) == expected
     assert "<title>Zahlen &amp; Wörter</title>" in page
-    assert "%%" not in page
+    assert "{{" not in page and "{%" not in page
 
 
 def test_the_page_asks_for_nothing_from_outside(tmp_path: Path) -> None:

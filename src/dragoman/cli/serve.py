@@ -12,7 +12,7 @@ from dragoman.errors import UsageError
 
 __all__ = ["serve"]
 
-_NEEDED = {"fastapi", "starlette", "uvicorn", "jinja2"}
+_NEEDED = {"fastapi", "starlette", "uvicorn"}
 
 
 @app.command()

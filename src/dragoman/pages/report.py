@@ -5,17 +5,14 @@ The page draws everything itself from one block of JSON.  It needs no network an
 
 from __future__ import annotations
 
-import html
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from dragoman.errors import UsageError
-from dragoman.pages.page import fill, web, whole_page, write_page
+from dragoman.pages.page import render, write_page
 
 __all__ = ["AttentionPicture", "DemoReport", "Sample", "write_report"]
-
-SCRIPTS = ("page.js", "report.js", "report_curves.js", "report_attention.js")
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ def write_report(path: Path, report: DemoReport) -> Path:
     Raises UsageError where the report contradicts itself, DragomanError where the file cannot be written.
     """
     _check(report)
-    return write_page(path, _page(report))
+    return write_page(path, render("report.html", title=report.title, data=asdict(report)))
 
 
 def _check(report: DemoReport) -> None:
@@ -88,8 +85,3 @@ def _check(report: DemoReport) -> None:
                 )
     if problems:
         raise UsageError("\n".join(["the report contradicts itself", *(f"  - {problem}" for problem in problems)]))
-
-
-def _page(report: DemoReport) -> str:
-    body = fill(web("report.html"), {"title": html.escape(report.title)})
-    return whole_page(report.title, body, "report", asdict(report), ("page.css", "report.css"), SCRIPTS)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import html
+import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from rich.text import Text
 
 from dragoman.evaluation.compare.columns import Column, best_groups, cell_text, columns, differences, value_text
 from dragoman.evaluation.compare.runs import Curve, Group, RunComparison, short_names
-from dragoman.pages.page import fill, web, whole_page, write_page
+from dragoman.pages.page import render, write_page
 
 __all__ = ["print_comparison", "write_comparison"]
 
@@ -122,23 +122,41 @@ def _lengths_table(comparison: RunComparison) -> Table:
 
 
 def write_comparison(path: Path, comparison: RunComparison) -> Path:
-    """Write the page to `path`, whole or not at all, and return `path`.  Raises DragomanError."""
+    """Write the page of a comparison to `path` atomically and return `path`.
+
+    Raises DragomanError if the file cannot be written.
+    """
+    shown = columns(comparison)
+    best = {column.key: best_groups(comparison, column) for column in shown}
+    test = comparison.test
+    page = render(
+        "compare.html",
+        title="One run" if len(comparison.runs) == 1 else f"{len(comparison.runs)} runs side by side",
+        lead=_lead(comparison),
+        notes=_notes(comparison),
+        colors=COLORS,
+        shapes=SHAPES,
+        columns=shown,
+        rows=[
+            {
+                "name": group.name,
+                "chips": _chips(group, comparison),
+                "cells": [_cell(group, column, comparison, group in best[column.key]) for column in shown],
+            }
+            for group in comparison.groups
+        ],
+        groups=comparison.groups,
+        differing=comparison.differing,
+        value_text=value_text,
+        test=test
+        and {"unit": test.unit, "buckets": comparison.groups[0].by_length, "signatures": _signatures(comparison)},
+        data=_page_data(comparison),
+    )
+    return write_page(path, page)
+
+
+def _lead(comparison: RunComparison) -> str:
     count, runs = len(comparison.groups), len(comparison.runs)
-    title = "One run" if runs == 1 else f"{runs} runs side by side"
-    parts = {
-        "title": html.escape(title),
-        "lead": html.escape(_lead(comparison, count, runs)),
-        "numbers": _numbers_html(comparison),
-        "notes": html.escape(_notes(comparison)),
-        "test": _test_html(comparison),
-        "differences": _differences_html(comparison),
-    }
-    styles, scripts = ("page.css", "compare.css"), ("page.js", "compare.js")
-    body = fill(web("compare.html"), parts)
-    return write_page(path, whole_page(title, body, "comparison", _page_data(comparison), styles, scripts))
-
-
-def _lead(comparison: RunComparison, count: int, runs: int) -> str:
     seeds = f", {runs} runs with their seeds" if runs > count else ""
     names = short_names(comparison.differing)
     some = ", ".join(names[key] for key in comparison.differing[:4])
@@ -161,102 +179,23 @@ def _notes(comparison: RunComparison) -> str:
     return " ".join(notes)
 
 
-def _mark(index: int) -> str:
-    """The group's colour and shape."""
-    shape = SHAPES[index % len(SHAPES)]
-    return (
-        f'<svg class="mark s{index % COLORS}" width="14" height="14" viewBox="-7 -7 14 14" aria-hidden="true">'
-        f'<path d="{shape}"/></svg>'
-    )
+def _chips(group: Group, comparison: RunComparison) -> list[str]:
+    """Return at most six differences of the group, and its seeds if there are several."""
+    special = differences(group, comparison)
+    more = [f"+{len(special) - 6}"] if len(special) > 6 else []
+    return special[:6] + more + ([f"seeds {_seeds(group)}"] if len(group.runs) > 1 else [])
 
 
-def _name_html(index: int, group: Group, comparison: RunComparison) -> str:
-    said = differences(group, comparison)
-    chips = "".join(f"<span>{html.escape(text)}</span>" for text in said[:6])
-    more = f"<span>+{len(said) - 6}</span>" if len(said) > 6 else ""
-    seeds = f"<span>seeds {_seeds(group)}</span>" if len(group.runs) > 1 else ""
-    below = f'<span class="chips">{chips}{more}{seeds}</span>' if chips or seeds else ""
-    return f'<th scope="row">{_mark(index)}<b>{html.escape(group.name)}</b>{below}</th>'
-
-
-def _numbers_html(comparison: RunComparison) -> str:
-    shown = columns(comparison)
-    best = {column.key: best_groups(comparison, column) for column in shown}
-    most = {column.key: max(_means(comparison, column), default=0.0) for column in shown if column.bar}
-    rows = []
-    for index, group in enumerate(comparison.groups):
-        cells = "".join(_number_html(group, c, group in best[c.key], most.get(c.key, 0.0)) for c in shown)
-        rows.append(f'<tr data-group="{index}">{_name_html(index, group, comparison)}{cells}</tr>')
-    heads = "".join(f'<th scope="col" class="number">{html.escape(column.title)}</th>' for column in shown)
-    return _table_html("The runs and their numbers", f'<th scope="col">run</th>{heads}', rows, "numbers")
-
-
-def _means(comparison: RunComparison, column: Column) -> list[float]:
-    return [group.numbers[column.key].mean for group in comparison.groups if column.key in group.numbers]
-
-
-def _number_html(group: Group, column: Column, best: bool, most: float) -> str:
+def _cell(group: Group, column: Column, comparison: RunComparison, best: bool) -> dict[str, Any]:
+    """Return one table cell; `bar` is its value in percent of the largest value of the column, None without a bar."""
     number = group.numbers.get(column.key)
-    text, *rest = cell_text(group, column).replace(" ±", "\n±").replace(" σ", "\nσ").split("\n")
-    small = f"<small>{' '.join(rest)}</small>" if rest else ""
-    bar = f'<i style="width:{100 * number.mean / most:.1f}%"></i>' if number is not None and most > 0 else ""
-    value = "" if number is None else f' data-value="{number.mean:.10g}"'
-    return f'<td class="number{" best" if best else ""}"{value}><span>{text}</span>{small}{bar}</td>'
-
-
-def _test_html(comparison: RunComparison) -> str:
-    """The section on the test set; empty where none was decoded."""
-    if comparison.test is None:
-        return ""
-    buckets = comparison.groups[0].by_length
-    heads = "".join(f'<th scope="col" class="number">{bucket.title}</th>' for bucket in buckets)
-    rows = [
-        '<tr class="soft"><th scope="row">lines</th>'
-        + "".join(f'<td class="number">{bucket.sentences:,}</td>' for bucket in buckets)
-        + "</tr>"
-    ]
-    for index, group in enumerate(comparison.groups):
-        cells = "".join(
-            f'<td class="number"><span>{b.bleu.score:.1f}</span><small>±{b.bleu.half:.1f}</small></td>'
-            for b in group.by_length
-        )
-        rows.append(
-            f'<tr data-group="{index}"><th scope="row">{_mark(index)}{html.escape(group.name)}</th>{cells}</tr>'
-        )
-    head = f'<th scope="col">source {comparison.test.unit}</th>{heads}'
-    parts = {
-        "lengths": _table_html("BLEU by the length of the source", head, rows),
-        "unit": comparison.test.unit,
-        "signatures": html.escape(_signatures(comparison)),
-    }
-    return fill(web("compare_test.html"), parts)
-
-
-def _differences_html(comparison: RunComparison) -> str:
-    if not comparison.differing:
-        return '<p class="what">Nothing but the seed: it is one configuration.</p>'
-    heads = "".join(
-        f'<th scope="col">{_mark(index)}{html.escape(group.name)}</th>' for index, group in enumerate(comparison.groups)
-    )
-    rows = []
-    for key in comparison.differing:
-        cells = "".join(
-            f"<td>{html.escape(value_text(group.differs[key]))}</td>"
-            if key in group.differs
-            else '<td class="soft">–</td>'
-            for group in comparison.groups
-        )
-        rows.append(f'<tr><th scope="row"><code>{html.escape(key)}</code></th>{cells}</tr>')
-    return _table_html("Keys in which the configurations differ", f'<th scope="col">key</th>{heads}', rows)
-
-
-def _table_html(caption: str, heads: str, rows: Sequence[str], name: str = "") -> str:
-    identity = f' id="{name}"' if name else ""
-    body = "\n".join(rows)
-    return (
-        f'<div class="scroll"><table{identity}><caption class="visually-hidden">{caption}</caption>\n'
-        f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>"
-    )
+    text, *notes = re.split(r" (?=[±σ])", cell_text(group, column))
+    bar = None
+    if number is not None and column.bar:
+        largest = max(other.numbers[column.key].mean for other in comparison.groups if column.key in other.numbers)
+        bar = f"{100 * number.mean / largest:.1f}" if largest > 0 else None
+    value = None if number is None else f"{number.mean:.10g}"
+    return {"text": text, "notes": " ".join(notes), "best": best, "value": value, "bar": bar}
 
 
 def _page_data(comparison: RunComparison) -> dict[str, Any]:

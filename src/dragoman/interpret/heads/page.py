@@ -14,12 +14,10 @@ from rich.text import Text
 
 from dragoman.interpret.heads.atlas import BROAD, MOST, REACH, Atlas, Example, Head
 from dragoman.pages.packing import packed
-from dragoman.pages.page import web, whole_page, write_page
+from dragoman.pages.page import render, write_page
 
 __all__ = ["print_atlas", "write_atlas"]
 
-_STYLES = ("page.css", "language.css", "atlas.css")
-_SCRIPTS = ("page.js", "language.js", "packing.js", "atlas.js")
 _COLUMNS = ("entropy", "of largest", "confidence", "offset", "weight", "same", "end", "first")
 
 
@@ -84,7 +82,7 @@ def _print(console: Console, table: Table) -> None:
 def write_atlas(path: Path, atlas: Atlas, examples: Sequence[Example], model: str) -> Path:
     """Write the page to `path`, whole or not at all, and return `path`.  model: its name.  Raises DragomanError."""
     data = _page_data(atlas, examples, model)
-    return write_page(path, whole_page(f"Atlas of {model}", web("atlas.html"), "atlas-data", data, _STYLES, _SCRIPTS))
+    return write_page(path, render("atlas.html", title=f"Atlas of {model}", data=data))
 
 
 def _page_data(atlas: Atlas, examples: Sequence[Example], model: str) -> dict[str, Any]:

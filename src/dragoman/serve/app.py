@@ -34,7 +34,7 @@ from dragoman.serve.viewer import Event, Observed, continue_live, translate_live
 
 __all__ = ["Served", "TranslateRequest", "create_app", "listen", "load_served", "run"]
 
-STYLES = ("page.css", "language.css", "serve.css")
+STYLES = ("colors.css", "page.css", "language.css", "serve.css")
 SCRIPTS = ("page.js", "language.js", "packing.js", "serve_heads.js", "serve_stage.js", "serve_pane.js", "serve.js")
 TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
 HEADERS = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from dragoman.evaluation.compare.columns import Column, best_groups, cell_text, columns, differences, value_text
-from dragoman.evaluation.compare.runs import Curve, Group, RunComparison, short_names
+from dragoman.evaluation.compare.curves import panels, values_of_test
+from dragoman.evaluation.compare.runs import Group, RunComparison, short_names
+from dragoman.pages.charts import COLORS, MARKERS
 from dragoman.pages.page import render, write_page
 
 __all__ = ["print_comparison", "write_comparison"]
-
-COLORS = 8
-SHAPES = (  # around the origin, of about the same area
-    "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0",
-    "M-3.6-3.6h7.2v7.2h-7.2z",
-    "M0-5L4.7 3.6H-4.7z",
-    "M0-5.2L5.2 0L0 5.2L-5.2 0z",
-    "M0 5L-4.7-3.6H4.7z",
-    "M-1.6-4.8h3.2v3.2h3.2v3.2h-3.2v3.2h-3.2v-3.2h-3.2v-3.2h3.2z",
-)
-MOST_POINTS = 200
-_LOSSES = ("valid_loss", "loss", "perplexity", "bits_per_character")
-_TITLES = {"loss": "training loss", "valid_loss": "validation loss", "bleu": "BLEU", "chrf": "chrF", "f1": "F1"}
 
 
 def _seeds(group: Group) -> str:
@@ -128,14 +116,16 @@ def write_comparison(path: Path, comparison: RunComparison) -> Path:
     """
     shown = columns(comparison)
     best = {column.key: best_groups(comparison, column) for column in shown}
-    test = comparison.test
+    charts: dict[str, Any] = {}
+    drawn = list(panels(comparison, charts))
+    test = comparison.test and values_of_test(comparison, comparison.test, charts)
     page = render(
         "compare.html",
         title="One run" if len(comparison.runs) == 1 else f"{len(comparison.runs)} runs side by side",
         lead=_lead(comparison),
         notes=_notes(comparison),
         colors=COLORS,
-        shapes=SHAPES,
+        markers=MARKERS,
         columns=shown,
         rows=[
             {
@@ -148,9 +138,10 @@ def write_comparison(path: Path, comparison: RunComparison) -> Path:
         groups=comparison.groups,
         differing=comparison.differing,
         value_text=value_text,
-        test=test
-        and {"unit": test.unit, "buckets": comparison.groups[0].by_length, "signatures": _signatures(comparison)},
-        data=_page_data(comparison),
+        panels=drawn,
+        test=test,
+        signatures=comparison.test and _signatures(comparison),
+        data={"charts": charts},
     )
     return write_page(path, page)
 
@@ -196,46 +187,3 @@ def _cell(group: Group, column: Column, comparison: RunComparison, best: bool) -
         bar = f"{100 * number.mean / largest:.1f}" if largest > 0 else None
     value = None if number is None else f"{number.mean:.10g}"
     return {"text": text, "notes": " ".join(notes), "best": best, "value": value, "bar": bar}
-
-
-def _page_data(comparison: RunComparison) -> dict[str, Any]:
-    """What the scripts draw from."""
-    keys = dict.fromkeys(key for run in comparison.runs for key in run.curves)
-    ordered = sorted(keys, key=lambda key: _LOSSES.index(key) if key in _LOSSES else len(_LOSSES))
-    return {
-        "metrics": [
-            {"key": key, "title": _TITLES.get(key, key.replace("_", " ")), "loss": key in _LOSSES} for key in ordered
-        ],
-        "groups": [_group_data(index, group) for index, group in enumerate(comparison.groups)],
-    }
-
-
-def _group_data(index: int, group: Group) -> dict[str, Any]:
-    return {
-        "name": group.name,
-        "color": index % COLORS,
-        "dashed": index >= COLORS,
-        "shape": SHAPES[index % len(SHAPES)],
-        "runs": [
-            {
-                "name": run.name,
-                "seed": seed,
-                "curves": {key: _thinned(curve) for key, curve in run.curves.items()},
-                "bleu": run.test and [run.test.bleu.score, run.test.bleu.half],
-                "chrf": run.test and [run.test.chrf.score, run.test.chrf.half],
-            }
-            for run, seed in zip(group.runs, group.seeds, strict=True)
-        ],
-        "lengths": [[b.title, b.sentences, b.bleu.score, b.bleu.half] for b in group.by_length],
-    }
-
-
-def _thinned(curve: Curve) -> list[tuple[float, float, float]]:
-    """At most MOST_POINTS points, each the mean of as many neighbours: less noise, and a small page."""
-    size = -(-len(curve) // MOST_POINTS)
-    return [_middle(curve[i : i + size]) for i in range(0, len(curve), size)] if size > 1 else list(curve)
-
-
-def _middle(points: Iterable[tuple[float, float, float]]) -> tuple[float, float, float]:
-    steps, seconds, values = zip(*points, strict=True)
-    return sum(steps) / len(steps), sum(seconds) / len(seconds), sum(values) / len(values)

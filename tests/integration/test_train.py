@@ -262,7 +262,7 @@ def test_validation_counts_bleu_of_chinese_over_characters(tmp_path: Path) -> No
     model.output = nn.Linear(model.vocab, model.vocab, bias=False)
     nn.init.eye_(model.output.weight)
 
-    scores = Validation(config, corpus_spec(config, valid), tokenizer, heard.say)(model)
+    scores = Validation(config, corpus_spec(config, valid), tokenizer, heard.log)(model)
 
     assert scores["bleu"] == pytest.approx(81.22, abs=0.01)
     assert "BLEU with sacreBLEU's tokenizer zh" in heard.text

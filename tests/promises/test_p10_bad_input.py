@@ -17,7 +17,6 @@ import torch
 
 from dragoman.config import load_config
 from dragoman.errors import TrainingError
-from dragoman.models import model_folder
 from dragoman.models.model_folder import load_model, steps_in, verify
 from dragoman.training.trainer import train
 from small_run import Cli, small_config, weights, write_corpus, write_lines, write_toml
@@ -112,21 +111,22 @@ def test_a_vocabulary_larger_than_the_text_allows(cli: Cli, tmp_path: Path) -> N
 
 def test_a_disk_that_is_full_at_any_write(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small_config(write_corpus(tmp_path / "data"), "train.budget=20 steps", "train.validate_every=4 steps")
-    real = model_folder._write_flushed
+    flush = os.fsync
     train(config, tmp_path / "whole")
-    for name in ("config.json", "training.safetensors", "meta.json", ".last.unfinished"):
+    for name in ("config.json", "training.safetensors", "meta.json", ".last."):
         folder = tmp_path / f"full-{name}"
         seen = 0
 
-        def full(path: Path, data: bytes, name: str = name) -> None:
+        def full(descriptor: int, name: str = name) -> None:
             nonlocal seen
-            seen += path.name == name
-            if path.name == name and seen == 3:
-                real(path, data[: len(data) // 2])
+            written = Path(f"/proc/self/fd/{descriptor}").readlink().name.startswith(name)
+            seen += written
+            if written and seen == 3:
+                os.ftruncate(descriptor, os.fstat(descriptor).st_size // 2)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            real(path, data)
+            flush(descriptor)
 
-        monkeypatch.setattr(model_folder, "_write_flushed", full)
+        monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(TrainingError, match=r"could not be written: the disk is full.*untouched"):
             train(config, folder)
         monkeypatch.undo()

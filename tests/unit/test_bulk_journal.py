@@ -38,7 +38,7 @@ class Shouter:
 
     given: list[list[str]]
     before: Callable[[Sequence[str]], object]
-    path = about = "by voice"
+    path = description = "by voice"
 
     def __init__(self, job: Job, sha256: dict[str, str]) -> None:
         self.job = job

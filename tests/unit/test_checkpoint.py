@@ -206,13 +206,11 @@ def test_a_pointer_to_nothing_is_told(tmp_path: Path) -> None:
 
 def test_an_error_while_writing_leaves_what_was_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
-    real = model_folder._write_flushed
 
-    def full(path: Path, data: bytes) -> None:
-        real(path, data[:2])
+    def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(model_folder, "_write_flushed", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(TrainingError, match="the disk is full"):
         write_folder(folder, {"config.json": b"{}"}, {})
     with pytest.raises(TrainingError, match="the disk is full"):

@@ -346,7 +346,7 @@ def test_tags_are_those_of_the_labeller() -> None:
     found = explain(tagger(), "one two seven")
     forced = explain(tagger(), "one two seven", "NN VB DT")
 
-    assert [answer.description for answer in found.answers] == ["one", "two", "seven"]
+    assert [answer.about for answer in found.answers] == ["one", "two", "seven"]
     assert [answer.piece for answer in found.answers] == list(expected.labels)
     assert [math.exp(a.log_prob) for a in found.answers] == pytest.approx(list(expected.probabilities), rel=1e-5)
     assert all(sum(p for _, p in answer.alternatives) == pytest.approx(1, abs=1e-5) for answer in found.answers)
@@ -370,11 +370,11 @@ def test_a_class_is_that_of_the_labeller(pooling: str) -> None:
 def test_masks_are_filled() -> None:
     found = explain(filler(), f"one {MASK} seven")
 
-    assert [answer.description for answer in found.answers] == [MASK]
+    assert [answer.about for answer in found.answers] == [MASK]
     assert found.sides["source"].pieces.count(MASK) == 1
     assert found.text.startswith("one") and found.text.endswith(" seven")
     everywhere = explain(filler(), "one two seven")
-    assert [a.description for a in everywhere.answers] == everywhere.sides["source"].pieces[:-1]
+    assert [a.about for a in everywhere.answers] == everywhere.sides["source"].pieces[:-1]
 
 
 def test_an_image_is_labelled_as_by_the_labeller(tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
-"""The shape of the package: which part may import which, what it may be called, and the public names."""
+"""The structure of the package: which file may import which, module names, and the public names."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -15,72 +16,29 @@ import dragoman
 ROOT = Path(dragoman.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
-# Part -> the parts it may import.  What is not listed here may import everything but `cli`.
-ARROWS: dict[str, set[str]] = {
-    "errors": set(),
-    "extras": {"errors"},
-    "io": {"errors"},
-    "config": {"errors"},
-    "nn": {"errors"},
-    "models": {"errors", "config", "nn"},
-    "data": {"errors", "extras", "config", "io"},
-    "search": {"errors", "io", "nn", "models", "data"},
-    "inside": {
-        "errors",
-        "config",
-        "nn",
-        "models",
-        "data",
-        "search",
-        "model_folder",
-        "translate",
-        "text_generator",
-        "label",
-        "parse",
-        "evaluate",
-        "training",
-        "page",
-    },
-    "serve": {
-        "errors",
-        "nn",
-        "models",
-        "data",
-        "search",
-        "model_folder",
-        "translate",
-        "text_generator",
-        "inside",
-        "page",
-    },
-    "formats": {"errors", "extras", "io", "config", "nn", "models", "data", "search", "model_folder"},
-    "bulk": {"errors", "extras", "io", "data", "model_folder", "search", "translate", "training"},
-    "fast": {"errors", "io", "config", "nn", "models", "data", "search", "model_folder"},
-    "report": {"errors", "page"},
-    "model_folder": {"errors", "io", "config", "models", "data"},
-    "shortlist": {"errors", "config", "data", "search", "model_folder", "translate"},
-    "translate": {"errors", "models", "data", "search", "fast", "model_folder"},
-    "text_generator": {"errors", "models", "data", "search", "fast", "model_folder"},
-    "label": {"errors", "config", "models", "data", "model_folder"},
-    "parse": {"errors", "models", "data", "search", "model_folder"},
-    "evaluate": {"errors", "config", "data", "model_folder", "translate"},
-    "training": {
-        "errors",
-        "io",
-        "config",
-        "nn",
-        "models",
-        "data",
-        "search",
-        "evaluate",
-        "translate",
-        "parse",
-        "model_folder",
-    },
-    "vectors": {"errors", "extras", "io", "nn", "data", "model_folder"},
-    "compare": {"errors", "config", "data", "model_folder", "evaluate", "translate", "training", "page"},
-    "page": {"errors", "io"},
-}
+# A file may import files of its own package and of packages that stand before it.
+LAYERS = [
+    "_version",
+    "errors",
+    "extras",
+    "io",
+    "config",
+    "pages",
+    "nn",
+    "data",
+    "models",
+    "device",
+    "decoding",
+    "pipelines",
+    "evaluation",
+    "vectors",
+    "training",
+    "formats",
+    "bulk",
+    "interpret",
+    "serve",
+    "cli",
+]
 
 PUBLIC_NAMES = [
     "Config",
@@ -100,55 +58,98 @@ PUBLIC_NAMES = [
 ]
 
 
-def part(module: str) -> str:
-    """dragoman.nn.attention -> nn; dragoman itself -> ''."""
-    return [*module.split("."), ""][1]
+def module_name(path: Path) -> str:
+    """dragoman/nn/attention.py -> dragoman.nn.attention; dragoman/nn/__init__.py -> dragoman.nn."""
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(text: str) -> Iterator[str]:
-    """Every module that the source text imports, at the top or inside a function."""
+MODULES = {module_name(path): path for path in FILES}
+
+
+def imports(text: str) -> Iterator[tuple[str, str]]:
+    """(module, name) for everything the source imports, at the top, inside a function or for type checking.
+
+    `import a.b` gives ("a.b", ""), `from a import b` gives ("a", "b").
+    """
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
             assert node.module is not None
-            yield node.module
-            # `from dragoman import cli` imports dragoman.cli
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from ((node.module, alias.name) for alias in node.names)
 
 
-def own_parts(text: str) -> set[str]:
-    """The parts of Dragoman that the source text imports."""
-    named = {part(module) for module in imports(text) if module.split(".")[0] == "dragoman"}
-    parts = {path.stem for path in ROOT.glob("*.py")} | {path.name for path in ROOT.iterdir() if path.is_dir()}
-    return named & parts - {"__init__"}
+def imported_modules(text: str, modules: Mapping[str, Path] = MODULES) -> set[str]:
+    """The modules of Dragoman that the source imports; `from dragoman.nn import taps` imports `dragoman.nn.taps`."""
+    found = set()
+    for module, name in imports(text):
+        submodule = f"{module}.{name}"
+        if submodule in modules:
+            found.add(submodule)
+        elif module in modules:
+            found.add(module)
+    return found
+
+
+def layer(module: str) -> int:
+    """The index in LAYERS of the package or root module; the public `dragoman` itself comes last."""
+    _, _, rest = module.partition(".")
+    return LAYERS.index(rest.split(".")[0]) if rest else len(LAYERS)
+
+
+def upward_imports(module: str, imported: set[str]) -> list[str]:
+    return sorted(other for other in imported if layer(other) > layer(module))
+
+
+GRAPH = {name: imported_modules(path.read_text(encoding="utf-8")) - {name} for name, path in MODULES.items()}
 
 
 def test_imports_are_found_wherever_they_stand() -> None:
-    text = "import os, dragoman.cli\ndef f():\n    from dragoman import errors\n    from dragoman.nn.taps import Tap\n"
-    assert own_parts(text) == {"cli", "errors", "nn"}
+    text = (
+        "import os, dragoman.cli\n"
+        "def f():\n    from dragoman import errors\n    from dragoman.nn.taps import Tap\n"
+        "if TYPE_CHECKING:\n    from dragoman.config import Config\n"
+    )
+    assert imported_modules(text) == {"dragoman.cli", "dragoman.errors", "dragoman.nn.taps", "dragoman.config"}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_arrows(path: Path) -> None:
-    here = part(f"dragoman.{path.relative_to(ROOT).with_suffix('').as_posix().replace('/', '.')}")
-    found = own_parts(path.read_text(encoding="utf-8")) - {here}
-    assert "cli" not in found, f"{path}: nothing imports cli"
-    if here in ARROWS:
-        assert sorted(found - ARROWS[here]) == [], f"{path}: {here} may import {sorted(ARROWS[here])}"
+def test_upward_imports_are_found() -> None:
+    assert upward_imports("dragoman.nn.taps", {"dragoman.errors", "dragoman.nn.state"}) == []
+    assert upward_imports("dragoman.nn.taps", {"dragoman.data.store", "dragoman"}) == [
+        "dragoman",
+        "dragoman.data.store",
+    ]
 
 
-def test_only_the_world_knows_torch_distributed() -> None:
+def test_every_package_has_a_layer() -> None:
+    assert sorted({name.split(".")[1] for name in MODULES if "." in name}) == sorted(LAYERS)
+
+
+@pytest.mark.parametrize("module", sorted(MODULES.keys() - {"dragoman"}))
+def test_imports_go_one_way(module: str) -> None:
+    assert upward_imports(module, GRAPH[module]) == [], f"{module} may import {LAYERS[: layer(module) + 1]}"
+
+
+def test_no_import_cycle_between_files() -> None:
+    """Also inside a package, where the order of the layers says nothing."""
+    try:
+        list(TopologicalSorter(GRAPH).static_order())
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_only_the_distributed_context_imports_torch_distributed() -> None:
     importers = {
         path.relative_to(ROOT).as_posix()
         for path in FILES
-        if any(module.startswith("torch.distributed") for module in imports(path.read_text(encoding="utf-8")))
+        if any(f"{module}.{name}".startswith("torch.distributed") for module, name in imports(path.read_text("utf-8")))
     }
-    assert importers <= {"training/world.py"}
+    assert importers <= {"training/distributed.py"}
 
 
-def test_no_drawer_for_odds_and_ends() -> None:
+def test_no_module_for_odds_and_ends() -> None:
     names = {path.stem for path in FILES} | {path.parent.name for path in FILES}
     assert not names & {"utils", "util", "helpers", "helper", "common", "base", "misc"}
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from dragoman.data import spelled_numbers
 from dragoman.data.spelled_numbers import (
     SpelledNumbers,
     build,
@@ -221,7 +221,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(spelled_numbers.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(DragomanError, match=r"corpus.*No space left on device.*4 MB"):
         write(folder)
     assert [p.name for p in folder.iterdir()] == ["train.en"]

@@ -18,7 +18,7 @@ from small_run import Listener, digit_pairs, small_config, write_corpus, write_l
 
 def prepare(config: Config, cache: Path) -> tuple[Store, Listener]:
     listener = Listener()
-    return build_store(config, [corpus_spec(config, c) for c in config.data.train], cache, listener.say), listener
+    return build_store(config, [corpus_spec(config, c) for c in config.data.train], cache, listener.log), listener
 
 
 def test_ids_and_text_are_those_of_the_files(tmp_path: Path) -> None:

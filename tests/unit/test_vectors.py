@@ -295,11 +295,17 @@ def test_word_vectors_are_not_mapped(tmp_path: Path) -> None:
 
 
 def drawn(path: Path) -> tuple[dict[str, tuple[float, float]], dict[str, tuple[float, float]], ET.Element]:
-    """Points and label places by word, and the whole drawing."""
+    """Points and label positions by word, and the root element."""
     root = ET.fromstring(path.read_text(encoding="utf-8"))
-    points = {c[0].text or "": (float(c.attrib["cx"]), float(c.attrib["cy"])) for c in root.iter(f"{SVG}circle")}
-    texts = [t for t in root.iter(f"{SVG}text") if t.attrib["class"] == "word"]
-    return points, {t.text or "": (float(t.attrib["x"]), float(t.attrib["y"])) for t in texts}, root
+    points, labels = {}, {}
+    for group in root.iter(f"{SVG}g"):
+        if group.attrib.get("class") == "dot":
+            (use,), title = group.iter(f"{SVG}use"), group.findtext(f"{SVG}title") or ""
+            points[title] = (float(use.attrib["x"]), float(use.attrib["y"]))
+        elif group.attrib.get("class") == "word":
+            (text,) = group.iter(f"{SVG}text")
+            labels[text.text or ""] = (float(text.attrib["x"]), float(text.attrib["y"]))
+    return points, labels, root
 
 
 def test_picture_has_every_word_once_inside_and_apart(tmp_path: Path) -> None:
@@ -337,7 +343,7 @@ def test_picture_needs_nothing_else_and_escapes_words(tmp_path: Path) -> None:
 def test_picture_keeps_distances_and_draws_arrows(royal: WordVectors, tmp_path: Path) -> None:
     words = ["king", "queen", "man", "woman"]
     points, _, root = drawn(royal.picture(words, tmp_path / "v.svg", [("man", "king"), ("woman", "queen")]))
-    arrows = [p for p in root.iter(f"{SVG}path") if p.attrib.get("class") == "arrow"]
+    arrows = [group for group in root.iter(f"{SVG}g") if group.attrib.get("class") == "arrow"]
     assert len(arrows) == 2
     unit = np.stack([royal[word] / np.linalg.norm(royal[word]) for word in words])
     wanted, _ = principal_components(unit.astype(np.float32))

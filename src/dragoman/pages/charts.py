@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
 
 __all__ = [
-    "COLORS", "INK", "MARKERS", "SOFT", "SURFACE", "WIDTH", "Drawing", "Line", "draw_curves", "draw_intervals",
+    "COLORS", "GRID", "INK", "MARKERS", "SOFT", "WIDTH", "Drawing", "Line", "draw_curves", "draw_intervals",
     "drawing", "format_axis", "readout", "series_color", "standalone", "time_unit",
 ]  # fmt: skip
 

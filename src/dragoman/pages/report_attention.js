@@ -82,7 +82,7 @@ function heatMap(words, weights) {
   const left = textWidth(words.target), top = textWidth(words.source) * 0.82 + 14;
   const room = byId("attention").clientWidth * (window.innerWidth > 900 ? 0.58 : 1) - left - 34;
   const size = Math.max(16, Math.min(38, Math.floor(room / columns)));
-  const width = left + columns * size + 34, height = top + rows * size + 42;
+  const width = left + Math.max(columns * size + 34, 210), height = top + rows * size + 42;
   const labels = {
     rows: words.target.map((word, t) => svg("text", { x: left - 6, y: top + (t + 0.5) * size + 4.5, "text-anchor": "end", lang: "de" }, word)),
     columns: words.source.map((word, s) => svg("text", { transform: `translate(${left + (s + 0.5) * size + 4} ${top - 7}) rotate(-56)`, lang: "en" }, word)),

@@ -1,9 +1,11 @@
-"""The two losses of word2vec: their gradients equal the ones written by hand, and they learn."""
+"""The word2vec losses of docs/architectures/word_vectors.md: gradients, learning, and the tables of gensim."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +14,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dragoman.vectors import WordVectors
-from dragoman.vectors.loss import cbow_loss, keep_probability, noise_probability, skip_gram_loss
 from dragoman.vectors.train import Kind, train_vectors
+
+PAGE = Path(__file__).parents[2] / "docs" / "architectures" / "word_vectors.md"
+EXAMPLE: dict[str, Any] = {}
+(BLOCK,) = re.findall(
+    r"^```python\n((?:(?!^```).)*?def skip_gram_loss.*?)^```", PAGE.read_text("utf-8"), flags=re.M | re.S
+)
+exec(BLOCK, EXAMPLE)
+cbow_loss, skip_gram_loss = EXAMPLE["cbow_loss"], EXAMPLE["skip_gram_loss"]
+keep_probability, noise_probability = EXAMPLE["keep_probability"], EXAMPLE["noise_probability"]
 
 B, K, W, D = 3, 5, 4, 7
 EXACT = {"rtol": 0.0, "atol": 1e-10}
@@ -40,7 +50,7 @@ def test_skip_gram_gradient_is_the_one_written_by_hand() -> None:
     centre, context, negatives = draw(B, D), draw(B, D), draw(B, K, D)
     skip_gram_loss(centre, context, negatives).backward()
     with torch.no_grad():
-        too_low = torch.sigmoid((context * centre).sum(-1)) - 1  # (B,), below 0: the true pair deserves more
+        too_low = torch.sigmoid((context * centre).sum(-1)) - 1  # (B,), below 0: the true pair should score higher
         too_high = torch.sigmoid(torch.einsum("bkd,bd->bk", negatives, centre))  # (B, K)
         by_centre = (too_low[:, None] * context + torch.einsum("bk,bkd->bd", too_high, negatives)) / B
         torch.testing.assert_close(centre.grad, by_centre, **EXACT)
@@ -58,7 +68,7 @@ def test_cbow_gradient_is_the_one_written_by_hand() -> None:
         too_low = torch.sigmoid((target * mean).sum(-1)) - 1
         too_high = torch.sigmoid(torch.einsum("bkd,bd->bk", negatives, mean))
         by_mean = (too_low[:, None] * target + torch.einsum("bk,bkd->bd", too_high, negatives)) / B
-        # Each word of the window is one n-th of the mean; what is no word gets nothing.
+        # Each word of the window is one n-th of the mean; other positions get nothing.
         by_window = mask[..., None] * (by_mean / n[:, None])[:, None]
         torch.testing.assert_close(window.grad, by_window, **EXACT)
         torch.testing.assert_close(target.grad, too_low[:, None] * mean / B, **EXACT)
@@ -84,7 +94,7 @@ def test_keep_probability_falls_with_frequency_and_noise_flattens_it() -> None:
 
 @pytest.mark.parametrize("kind", ["skipgram", "cbow"])
 def test_our_training_keeps_and_draws_as_written_here(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`train_vectors` asks gensim for what `loss.py` writes out: the tables of the model that it trained say so."""
+    """`train_vectors` configures gensim as the page describes; checked in the tables of the trained model."""
     models = pytest.importorskip("gensim.models", reason="pip install 'dragoman[vectors]'", exc_type=ImportError)
     trained: list[Any] = []
 

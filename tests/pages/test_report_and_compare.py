@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dragoman.evaluation.compare import compare
+from dragoman.evaluation.compare import compare_runs
 from dragoman.evaluation.compare.page import write_comparison
 from dragoman.pages.report import AttentionPicture, DemoReport, Sample, write_report
 from fabricated_run import fabricate, learning
@@ -53,7 +53,7 @@ def comparison(tmp_path: Path) -> Path:
         bleu = 30.0 + 2 * i
         scores = {"valid_loss": 2.0 - i / 4, "perplexity": 7.5, "bleu": bleu}
         fabricate(tmp_path / "runs" / f"run-{i}", learning(bleu, loss=2.0 - i / 4), scores, *settings)
-    return write_comparison(tmp_path / "compare.html", compare([tmp_path / "runs"]))
+    return write_comparison(tmp_path / "compare.html", compare_runs([tmp_path / "runs"]))
 
 
 @pytest.mark.parametrize(("width", "height", "scheme"), [(360, 740, "dark"), (1440, 900, "light")])

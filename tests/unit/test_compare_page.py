@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from dragoman.errors import DragomanError
-from dragoman.evaluation.compare import Group, RunComparison, compare
+from dragoman.evaluation.compare import Group, RunComparison, compare_runs
 from dragoman.evaluation.compare.columns import columns
 from dragoman.evaluation.compare.curves import MOST_POINTS
 from dragoman.evaluation.compare.page import print_comparison, write_comparison
@@ -34,7 +34,7 @@ def comparison(tmp_path: Path) -> RunComparison:
         bleu = 30.0 + 2 * i
         rows = learning(bleu, loss=2.0 - i / 4)
         fabricate(tmp_path / "runs" / name, rows, {"valid_loss": 2.0 - i / 4, "perplexity": 7.5, "bleu": bleu}, *some)
-    found = compare([tmp_path / "runs"])
+    found = compare_runs([tmp_path / "runs"])
     groups = tuple(
         dataclasses.replace(g, runs=tuple(dataclasses.replace(r, test=decoded(i)) for i, r in enumerate(g.runs)))
         for g in found.groups
@@ -142,7 +142,7 @@ def test_curves_are_those_of_the_log_and_long_ones_are_means(comparison: RunComp
     assert lstm["points"] == [[6, 15.5], [12, 31]], "the mean of the seeds"
     assert data["charts"]["bleu-time"]["lines"][1]["points"] == [[2, 17], [3.5, 34]]
     count = 3 * MOST_POINTS + 1
-    long = compare([fabricate(tmp_path / "long", [training_row(s, s % 4 + 1.0) for s in range(1, count + 1)])])
+    long = compare_runs([fabricate(tmp_path / "long", [training_row(s, s % 4 + 1.0) for s in range(1, count + 1)])])
     data = json.loads(read(write_comparison(tmp_path / "long.html", long)).scripts["application/json"])
     points = data["charts"]["loss-steps"]["lines"][0]["points"]
     assert len(points) == 151 and points[0] == [2.5, 2.5] and points[-1][0] == count
@@ -170,7 +170,7 @@ def test_a_row_says_what_is_special_about_it(tmp_path: Path) -> None:
     }
     for name, overrides in special.items():
         fabricate(tmp_path / name, learning(20.0), None, *overrides)
-    page = read(write_comparison(tmp_path / "compare.html", compare([tmp_path])))
+    page = read(write_comparison(tmp_path / "compare.html", compare_runs([tmp_path])))
     assert [words(row[0]) for row in page.rows[1:6]] == [
         "base", "both n_heads 4 d_ff 28", "deep encoder_layers 2", "wet dropout 0.3", "wide d_ff 28",
     ]  # fmt: skip
@@ -183,7 +183,7 @@ def test_the_terminal_never_cuts_a_number(comparison: RunComparison, width: int)
     text = console.export_text()
     for number in ("31.00 σ1.41", "33.75 ±1.50 σ0.71", "1.875 σ0.177", "1,005", "model.d_ff", "40.5 ±3.0"):
         assert number in text
-    assert "…" not in text and "9 test lines, 200 resamples" in text
+    assert "…" not in text and "9 test lines, 200 bootstrap resamples" in text
 
 
 def test_a_write_that_fails_leaves_the_old_page(
@@ -241,7 +241,7 @@ def test_the_same_comparison_gives_the_same_page(comparison: RunComparison, tmp_
 
 
 def test_a_run_that_only_began_is_drawn_too(tmp_path: Path) -> None:
-    young = compare([fabricate(tmp_path / "young", [training_row(3, 6.5)])])
+    young = compare_runs([fabricate(tmp_path / "young", [training_row(3, 6.5)])])
     page = drawn(write_comparison(tmp_path / "compare.html", young), tmp_path / "browser")
     assert "NaN" not in page
     assert "training loss over time" in page and "share one configuration" in page

@@ -12,7 +12,7 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dragoman.pages.page import read_assets
@@ -34,6 +34,8 @@ INK, SOFT, GRID, SURFACE = "#fe0000", "#fe0001", "#fe0002", "#fe0003"
 """Placeholder colours, which `Drawing.svg` replaces by CSS variables."""
 _VARIABLES = ("--ink", "--soft", "--line", "--surface")
 _MOST_MARKERS = 40
+_LARGEST = 1e30
+"""Larger values, of a diverged or damaged log, are drawn as this one, because matplotlib would overflow."""
 
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none", "text.parse_math": False, "font.size": 12, "text.color": INK,
@@ -151,6 +153,7 @@ def draw_curves(
         axes.set_position((left, 0.17, right - left, 0.8))
         axes.set_xlim(_x_limits(lines, ticks))
         first = 0.35 * axes.get_xlim()[1] if close else 0
+        lines = [replace(x, points=_clamped(x.points), others=list(map(_clamped, x.others))) for x in lines]
         values = [y for line in lines for part in (line.points, *line.others) for x, y in part if x >= first]
         for i, line in enumerate(lines):
             # Error bars of several lines at the same x stand side by side.
@@ -180,7 +183,11 @@ def _box(width: float) -> tuple[float, float]:
 def _x_limits(lines: Sequence[Line], ticks: Sequence[str]) -> tuple[float, float]:
     if ticks:
         return -0.5, len(ticks) - 0.5
-    return 0.0, max((x for line in lines for x, _ in line.points), default=0.0) or 1.0
+    return 0.0, min(_LARGEST, max((x for line in lines for x, _ in line.points), default=0.0)) or 1.0
+
+
+def _clamped(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    return [(min(x, _LARGEST), max(-_LARGEST, min(y, _LARGEST))) for x, y in points]
 
 
 def time_unit(seconds: float) -> tuple[str, int]:
@@ -206,7 +213,7 @@ def _draw_line(axes: Axes, line: Line, shift: float, clip: bool) -> list[Any]:
 def _set_y_axis(axes: Axes, values: Sequence[float], log: bool, close: bool, top: float | None) -> None:
     low, high = min(values, default=0.0), max(values, default=1.0)
     margin = (high - low or abs(high) or 1) * 0.06
-    if log and low > 0:
+    if log and low > 1 / _LARGEST:
         axes.set_yscale("log")
         axes.set_ylim(low / (high / low) ** 0.04 * 0.995, high * (high / low) ** 0.04 * 1.005)
     elif close:

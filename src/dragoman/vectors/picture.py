@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,10 @@ __all__ = ["principal_components", "write_picture"]
 WIDTH, HEIGHT, MARGIN, FOOT = 960, 640, 64, 44
 FONT, DOT = 15, 4.5
 _STYLE = ".word { font-size: 15px; paint-order: stroke; stroke: var(--surface); stroke-width: 3.5px; }"
+
+_GAPS = (8, 20, 36, 56, 80)
+_SIDES = ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (1, 1), (-1, -1), (-1, 1))
+"""Distances and directions of a label from its point, the preferred ones first."""
 
 Points = dict[str, tuple[float, float]]
 
@@ -86,51 +89,37 @@ def _pixels(components: NDArray[np.float64]) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for x, y in pixels]
 
 
-# -------------------------------------------------------------------------------------------------------------- labels
-
-
-class _Box(NamedTuple):
-    """A rectangle by its centre and half of its sides."""
-
-    x: float
-    y: float
-    w: float
-    h: float
-
-    def overlap(self, other: _Box) -> float:
-        """Return the area of the intersection."""
-        wide = self.w + other.w - abs(self.x - other.x)
-        high = self.h + other.h - abs(self.y - other.y)
-        return max(0.0, min(wide, 2 * min(self.w, other.w))) * max(0.0, min(high, 2 * min(self.h, other.h)))
-
-    def outside(self) -> float:
-        """Return by how many pixels it exceeds the picture."""
-        right, bottom = self.x + self.w - (WIDTH - 4), self.y + self.h - (HEIGHT - FOOT)
-        over = (4 - (self.x - self.w), right, 4 - (self.y - self.h), bottom)
-        return sum(max(0.0, part) for part in over)
-
-
 def _draw_labels(chart: Drawing, points: Points, arrows: Sequence[tuple[str, str]]) -> None:
     """Draw each label where it overlaps least, as near to its point as possible, with a line if it is far away."""
-    taken = [_Box(x, y, DOT, DOT) for x, y in points.values()]
+    taken = [_box(*point, DOT, DOT) for point in points.values()]
     for start, end in arrows:
-        taken += [_Box(float(x), float(y), 2, 2) for x, y in np.linspace(points[start], points[end], 40)]
+        taken += [_box(x, y, 2, 2) for x, y in np.linspace(points[start], points[end], 40)]
+    page = np.array([[4, 4, WIDTH - 4, HEIGHT - FOOT]])
     for word, (x, y) in points.items():
-        box = min(_candidates(word, x, y), key=lambda b: sum(map(b.overlap, taken)) + 1e3 * b.outside())
+        label = clip(word, 24)
+        wide, high = sum(map(_width, label)) * FONT / 2 + 1, 0.6 * FONT
+        candidates = np.array(
+            [_box(x + dx * (gap + wide), y + dy * (gap + high), wide, high) for gap in _GAPS for dx, dy in _SIDES]
+        )
+        outside = 4 * wide * high - _overlap(candidates, page)
+        box = candidates[(_overlap(candidates, np.array(taken)) + 1e3 * outside).round(6).argmin()]
         taken.append(box)
-        if max(abs(box.x - x) - box.w, abs(box.y - y) - box.h) > 3 * DOT:
-            ends = np.clip((x, y), (box.x - box.w, box.y - box.h), (box.x + box.w, box.y + box.h))
-            chart.axes.plot([x, ends[0]], [y, ends[1]], color=SOFT, linewidth=0.8, alpha=0.6)
-        text = chart.axes.text(box.x, box.y + 0.34 * FONT, clip(word, 24), ha="center", fontsize=FONT, color=INK)
-        chart.tag(text, class_="word")
+        near = np.clip((x, y), box[:2], box[2:])
+        if np.abs(near - (x, y)).max() > 3 * DOT:
+            chart.axes.plot([x, near[0]], [y, near[1]], color=SOFT, linewidth=0.8, alpha=0.6)
+        at = (box[0] + box[2]) / 2, (box[1] + box[3]) / 2 + 0.34 * FONT
+        chart.tag(chart.axes.text(*at, label, ha="center", fontsize=FONT, color=INK), class_="word")
 
 
-def _candidates(word: str, x: float, y: float) -> Iterator[_Box]:
-    """Yield possible boxes of the label of a point, the preferred ones first."""
-    wide, high = sum(map(_width, clip(word, 24))) * FONT / 2 + 1, 0.6 * FONT
-    for gap in (8, 20, 36, 56, 80):
-        for dx, dy in ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (1, 1), (-1, -1), (-1, 1)):
-            yield _Box(x + dx * (gap + wide), y + dy * (gap + high), wide, high)
+def _box(x: float, y: float, w: float, h: float) -> NDArray[np.float64]:
+    """Return the sides (left, top, right, bottom) of a rectangle with centre (x, y), width 2 w and height 2 h."""
+    return np.array([x - w, y - h, x + w, y + h])
+
+
+def _overlap(boxes: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the total area of the intersections of each of n boxes (n, 4) with others (m, 4): (n,)."""
+    sides = np.minimum(boxes[:, None, 2:], others[:, 2:]) - np.maximum(boxes[:, None, :2], others[:, :2])  # (n, m, 2)
+    return np.asarray(sides.clip(0).prod(axis=-1).sum(axis=-1))
 
 
 def _width(character: str) -> float:

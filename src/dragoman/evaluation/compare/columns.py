@@ -74,14 +74,16 @@ def columns(comparison: RunComparison) -> list[Column]:
     return [column for column in (*_TEST, *_VALID, *extra, *_COST) if column.key in present]
 
 
-def cell_text(group: Group, column: Column) -> str:
-    """Return the mean, `±` half of the 95 % interval if there is one, `σ` the standard deviation over seeds."""
+def cell_text(group: Group, column: Column) -> tuple[str, str]:
+    """Return the mean, and `±` half of the 95 % interval and `σ` the standard deviation over seeds, if known."""
     number = group.numbers.get(column.key)
     if number is None:
-        return "–"
+        return "–", ""
     half = group.numbers.get(f"{column.key}_half")
-    text = column.show(number.mean) + ("" if half is None else f" ±{column.show(half.mean)}")
-    return text + ("" if not number.std or column.key == "parameters" else f" σ{column.show(number.std)}")
+    notes = [] if half is None else [f"±{column.show(half.mean)}"]
+    if number.std and column.key != "parameters":
+        notes.append(f"σ{column.show(number.std)}")
+    return column.show(number.mean), " ".join(notes)
 
 
 def value_text(value: Any) -> str:

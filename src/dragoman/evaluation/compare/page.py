@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dragoman.evaluation.compare.columns import Column, best_groups, cell_text, columns, differences, value_text
+from dragoman.evaluation.compare.columns import best_groups, cell_text, columns, differences, value_text
 from dragoman.evaluation.compare.curves import panels, values_of_test
 from dragoman.evaluation.compare.runs import Group, RunComparison, short_names
 from dragoman.evaluation.compare.scores import EvalSet
@@ -49,7 +48,11 @@ def _numbers_table(comparison: RunComparison) -> Table:
     table = plain_table("run", *(["seeds"] if several else []), *(column.title for column in shown))
     for group in comparison.groups:
         cells = (
-            Text(cell_text(group, column), "bold green" if group in best[column.key] else "", no_wrap=True)
+            Text(
+                " ".join(cell_text(group, column)).strip(),
+                "bold green" if group in best[column.key] else "",
+                no_wrap=True,
+            )
             for column in shown
         )
         table.add_row(_label(group, comparison), *([Text(_seeds(group))] if several else []), *cells)
@@ -106,7 +109,6 @@ def write_comparison(path: Path, comparison: RunComparison) -> Path:
     Raises DragomanError if the file cannot be written.
     """
     shown = columns(comparison)
-    best = {column.key: best_groups(comparison, column) for column in shown}
     charts: dict[str, Any] = {}
     values = {
         "title": "One run" if len(comparison.runs) == 1 else f"{len(comparison.runs)} runs side by side",
@@ -115,16 +117,11 @@ def write_comparison(path: Path, comparison: RunComparison) -> Path:
         "colors": COLORS,
         "markers": MARKERS,
         "columns": shown,
-        "rows": [
-            {
-                "name": group.name,
-                "chips": _chips(group, comparison),
-                "cells": [_cell(group, column, comparison, group in best[column.key]) for column in shown],
-            }
-            for group in comparison.groups
-        ],
-        "groups": comparison.groups,
-        "differing": comparison.differing,
+        "largest": {column.key: _largest(comparison, column.key) for column in shown if column.bar},
+        "best": {column.key: best_groups(comparison, column) for column in shown},
+        "comparison": comparison,
+        "cell_text": cell_text,
+        "differences": differences,
         "value_text": value_text,
         "panels": list(panels(comparison, charts)),
         "test": comparison.test and values_of_test(comparison, comparison.test, charts),
@@ -143,20 +140,5 @@ def _lead(comparison: RunComparison) -> str:
     return f"{count} configurations{seeds}. They differ in {first}{f' and {more} more keys' if more > 0 else ''}."
 
 
-def _chips(group: Group, comparison: RunComparison) -> list[str]:
-    """Return at most six differences of the group, and its seeds if there are several."""
-    special = differences(group, comparison)
-    more = [f"+{len(special) - 6}"] if len(special) > 6 else []
-    return special[:6] + more + ([f"seeds {_seeds(group)}"] if len(group.runs) > 1 else [])
-
-
-def _cell(group: Group, column: Column, comparison: RunComparison, best: bool) -> dict[str, Any]:
-    """Return one table cell; `bar` is its value in percent of the largest value of the column, None without a bar."""
-    number = group.numbers.get(column.key)
-    text, *notes = re.split(r" (?=[±σ])", cell_text(group, column))
-    bar = None
-    if number is not None and column.bar:
-        largest = max(other.numbers[column.key].mean for other in comparison.groups if column.key in other.numbers)
-        bar = f"{100 * number.mean / largest:.1f}" if largest > 0 else None
-    value = None if number is None else f"{number.mean:.10g}"
-    return {"text": text, "notes": " ".join(notes), "best": best, "value": value, "bar": bar}
+def _largest(comparison: RunComparison, key: str) -> float:
+    return max(group.numbers[key].mean for group in comparison.groups if key in group.numbers)

@@ -11,7 +11,7 @@ import numpy as np
 import safetensors.numpy
 
 from dragoman.config import dump_toml
-from dragoman.models.model_folder import point, write_folder
+from dragoman.models.model_folder import write_folder, write_pointer
 from small_run import small_config
 
 SHAPES = {"embedding.weight": (7, 5), "layers.0.bias": (3,), "scale": ()}
@@ -40,7 +40,7 @@ def fabricate(
         files = {"config.json": config.model_dump_json().encode(), "model.safetensors": safetensors.numpy.save(tensors)}
         write_folder(checkpoint, files, {"step": 12, "scores": scores})
         for name in ("best", "last"):
-            point(folder, name, checkpoint)
+            write_pointer(folder, name, checkpoint)
     return folder
 
 

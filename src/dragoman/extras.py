@@ -1,4 +1,4 @@
-"""Packages that come with an extra of the installation: imported where they are needed, and asked for by name."""
+"""Imports of packages that belong to an optional extra of the installation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ __all__ = ["extra_package"]
 
 
 def extra_package(name: str, extra: str, what: str) -> Any:
-    """The module `name` of the extra `extra`; what: that needs it.  Raises UsageError where it cannot be imported."""
+    """Import and return the module `name` of the extra `extra`.
+
+    what: the feature that needs it, for the message.  Raises UsageError if the module cannot be imported.
+    """
     try:
         return importlib.import_module(name)
     except ImportError as error:

@@ -202,7 +202,7 @@ def write_run(version: int) -> None:
     (prepared,) = (folder / "prepared").iterdir()
     store = Store(prepared)
     pairs = [{"number": n, "ids": store.pair(n), "text": store.text(n)} for n in (0, 17, len(store) - 1)]
-    content = {"steps": steps, "scores": scores, "account": store.account, "pairs": pairs}
+    content = {"steps": steps, "scores": scores, "account": store.stats, "pairs": pairs}
     write_json(f"{folder.name}/expected.json", content)
     _rename_root(folder / "run", str(place / "data"))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.models.model_folder import steps_in
+from dragoman.models.model_folder import list_checkpoints
 from small_run import COMMAND, Cli, digit_pairs, write_corpus, write_lines, write_toml
 
 
@@ -81,7 +81,7 @@ def test_killed_and_run_again_the_output_is_that_of_a_run_left_alone(cli: Cli, p
     for name, data in found.items():
         one = cli("translate", place / "one", "--beam", "1", "--input", place / "in" / name)
         assert one[:2] == (0, data), name
-    first, last = steps_in(place / "one")[0], steps_in(place / "one")[-1]
+    first, last = list_checkpoints(place / "one")[0], list_checkpoints(place / "one")[-1]
     assert first != last
     code, _, err = cli("translate", first, *args[1:-1], "2")
     assert code == 2 and "model: model.safetensors" in err and "settings: beam: 1 then, 2 now" in err

@@ -84,7 +84,7 @@ def test_score_and_evaluate(cli: Cli, place: Path) -> None:
     code, out, _ = cli("evaluate", place / "runs" / "tiny", "--tokenize", "char", *files)
     assert code == 0 and b"tok:char|" in out
     code, out, err = cli("evaluate", place / "runs" / "tiny", "--tokenize", "klingon", *files)
-    assert (code, out) == (2, b"") and "tokenize = 'klingon': must be one of auto, 13a" in err
+    assert (code, out) == (2, b"") and "tokenize = 'klingon'; accepted: auto, 13a" in err
 
 
 def test_validation_and_the_test_score_of_chinese(cli: Cli, place: Path, tmp_path: Path) -> None:

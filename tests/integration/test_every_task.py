@@ -366,7 +366,7 @@ def test_one_label_for_all(name: str, data: Path, tmp_path: Path) -> None:
 def test_an_unknown_label_is_named_with_its_line(data: Path, tmp_path: Path) -> None:
     for name, file, lines, message in (
         ("tagged", "valid.tags", ["the/DT", "dog/NNN"], r"valid\.tags, line 2: the label 'NNN' .*did you mean 'NN'"),
-        ("first", "valid.tsv", ["red\tx", "blue\ty"], r"valid\.tsv, line 2: the label 'blue' .* known are plain, red"),
+        ("first", "valid.tsv", ["red\tx", "blue\ty"], r"valid\.tsv, line 2: the label 'blue' .* accepted: plain, red"),
     ):
         write_lines(tmp_path / file, lines)
         with pytest.raises(DataError, match=message):
@@ -506,7 +506,7 @@ def test_info_of_any_model(name: str, what: str, cli: Cli, runs: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["translate", "trees"], 'does not translate: it is of architecture "transformer" and learned from'),
+        (["translate", "trees"], 'does not translate: its architecture is "transformer", trained on data'),
         (["translate", "trees"], '"trees"; it is used by: dragoman parse'),
         (["translate", "lines"], '"text"; it is used by: dragoman generate'),
         (["evaluate", "tagged", "--source", "train.txt", "--reference", "train.txt"], "it is used by: dragoman label"),

@@ -22,7 +22,7 @@ from dragoman.data.corpus import corpus_spec
 from dragoman.errors import ConfigError, DataError, TrainingError, UsageError
 from dragoman.io.lock import lock_run
 from dragoman.io.run_log import Reporter, read_log
-from dragoman.models.model_folder import average_tensors, load_file, load_model, read_pointer, steps_in, verify
+from dragoman.models.model_folder import average_tensors, list_checkpoints, load_file, load_model, read_pointer, verify
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss
 from dragoman.training.run import average_run, open_run
@@ -49,7 +49,7 @@ def test_the_loss_goes_down_and_the_run_folder_is_whole(data: Path, tmp_path: Pa
     assert len(found) == 30
     assert found[-1] < 0.6 * found[0] and found[0] == pytest.approx(math.log(56), rel=0.3)
     assert {p.name for p in run.iterdir()} == {"best", "last", "checkpoints", "config.toml", "log.jsonl", "tensorboard"}
-    assert [p.name for p in steps_in(run)] == ["00000030", "00000060", "00000090"]
+    assert [p.name for p in list_checkpoints(run)] == ["00000030", "00000060", "00000090"]
     assert result.progress.step == 90 and not result.interrupted
     assert result.scores["valid_loss"] < 2.6
     assert (tmp_path / "runs" / "prepared").is_dir()
@@ -80,7 +80,7 @@ def test_pointers_and_scores(data: Path, tmp_path: Path) -> None:
     assert best is not None and last is not None
     assert int(best.name) == min(valid, key=lambda step: valid[step])
     assert last.name == f"{max(valid):08d}"
-    assert {p.name for p in steps_in(run)} == {best.name, last.name}
+    assert {p.name for p in list_checkpoints(run)} == {best.name, last.name}
     assert verify(best)["scores"]["valid_loss"] == valid[int(best.name)]
 
 
@@ -95,7 +95,7 @@ def test_without_validation_pairs_the_last_is_the_best(data: Path, tmp_path: Pat
 def test_the_average_of_the_last_checkpoints(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(small_config(data, "train.average=3"), run)
-    expected = average_tensors(steps_in(run)[-3:])
+    expected = average_tensors(list_checkpoints(run)[-3:])
     folder = read_pointer(run, "average")
     assert folder is not None
     for name, tensor in load_file(folder / "model.safetensors").items():
@@ -106,7 +106,7 @@ def test_the_average_of_the_last_checkpoints(data: Path, tmp_path: Path) -> None
     second = average_run(run, 2)
     assert second == run / "checkpoints" / "average-last2" and weights(run, "best") == best, "what is best stays"
     assert read_pointer(run, "average") == second
-    two = average_tensors(steps_in(run)[-2:])
+    two = average_tensors(list_checkpoints(run)[-2:])
     assert all(torch.equal(t, two[n]) for n, t in load_file(second / "model.safetensors").items())
     for count in (1, 9):
         with pytest.raises(UsageError, match=f"cannot average the last {count} checkpoints; it has 4"):
@@ -176,9 +176,9 @@ def test_accumulation_equals_one_large_batch(data: Path, tmp_path: Path) -> None
 def test_the_moving_average_is_what_is_saved(data: Path, tmp_path: Path) -> None:
     train(small_config(data), tmp_path / "raw")
     train(small_config(data, "train.ema=0.8"), tmp_path / "ema")
-    last = steps_in(tmp_path / "ema")[-1]
+    last = list_checkpoints(tmp_path / "ema")[-1]
     saved, training = load_file(last / "model.safetensors"), load_file(last / "training.safetensors")
-    raw = load_file(steps_in(tmp_path / "raw")[-1] / "model.safetensors")
+    raw = load_file(list_checkpoints(tmp_path / "raw")[-1] / "model.safetensors")
     for name, tensor in raw.items():
         assert torch.equal(training[f"raw/{name}"], tensor), "averaging changes no step"
         assert not torch.equal(saved[name], tensor)
@@ -190,7 +190,7 @@ def test_bf16_on_the_cpu(data: Path, tmp_path: Path) -> None:
     result = train(small_config(data, "train.precision=bf16", "train.budget=45 steps"), tmp_path / "run")
     found = losses(tmp_path / "run")
     assert result.progress.skipped == 0 and found[-1] < 0.85 * found[0]
-    tensors = load_file(steps_in(tmp_path / "run")[-1] / "model.safetensors")
+    tensors = load_file(list_checkpoints(tmp_path / "run")[-1] / "model.safetensors")
     assert {t.dtype for t in tensors.values()} == {torch.float32}
 
 
@@ -219,7 +219,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(
     assert (result.progress.skipped, result.progress.bad_in_a_row, result.progress.step) == (3, 0, 24)
     assert "step 9: the loss or a gradient is not finite; step skipped (2 so far)" in listener.text
     assert all(math.isfinite(loss) for loss in losses(tmp_path / "run"))
-    for tensor in load_file(steps_in(tmp_path / "run")[-1] / "model.safetensors").values():
+    for tensor in load_file(list_checkpoints(tmp_path / "run")[-1] / "model.safetensors").values():
         assert torch.isfinite(tensor).all()
 
 
@@ -279,25 +279,25 @@ def test_as_many_checkpoints_are_kept_as_the_average_needs(
     train(small_config(data, f"train.keep={keep}", f"train.average={average}", "train.budget=30 steps"), run)
     best = read_pointer(run, "best")
     assert best is not None
-    steps = [p.name for p in steps_in(run)]
+    steps = [p.name for p in list_checkpoints(run)]
     assert steps[-left:] == [f"{step:08d}" for step in range(30 - 6 * (left - 1), 31, 6)]
     assert set(steps[:-left]) <= {best.name}
     if average:
         averaged = load_file(run / "checkpoints" / "average" / "model.safetensors")
-        expected = average_tensors(steps_in(run)[-average:])
+        expected = average_tensors(list_checkpoints(run)[-average:])
         assert all(torch.equal(tensor, expected[name]) for name, tensor in averaged.items())
 
 
 def test_an_average_of_fewer_checkpoints_says_so(data: Path, tmp_path: Path) -> None:
     listener, run = Listener(), tmp_path / "run"
     train(small_config(data, "train.average=999", "train.budget=2 epochs"), run, reporter=listener)
-    made = len(steps_in(run))
+    made = len(list_checkpoints(run))
     assert "warning: train.average is 999, but train.budget = '2 epochs' and" in listener.text
     assert made > 1 and f"make {made} checkpoints: only these are averaged" in listener.text
     assert [row["average"] for row in read_log(run) if "average" in row] == [made]
     one = tmp_path / "one"
     train(small_config(data, "train.average=2", "train.budget=1 epoch", "train.validate_every=400 steps"), one)
-    assert len(steps_in(one)) == 1 and read_pointer(one, "average") is None, "one checkpoint has no average"
+    assert len(list_checkpoints(one)) == 1 and read_pointer(one, "average") is None, "one checkpoint has no average"
 
 
 def test_a_warm_up_beyond_the_budget_is_a_warning(data: Path, tmp_path: Path) -> None:

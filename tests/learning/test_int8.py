@@ -8,7 +8,7 @@ import pytest
 
 from dragoman.config import load_config
 from dragoman.decoding.native.library import load_native, missing
-from dragoman.evaluation.metrics import compare
+from dragoman.evaluation.metrics import compare_systems
 from dragoman.models.seq2seq import Model
 from dragoman.pipelines.translation import Translation, Translator
 from dragoman.training.trainer import train
@@ -35,7 +35,7 @@ def test_int8_costs_at_most_half_a_bleu(data_root: Path, tmp_path: Path, monkeyp
         return Translator(model, plain.tokenizer, plain.settings, plain.max_source).translate(sources)
 
     assert_same_search(fast, translate, plain.model, lambda one, other: one.tokens == other.tokens)
-    bleu = compare([t.text for t in int8], [t.text for t in fast], [references]).bleu
+    bleu = compare_systems([t.text for t in int8], [t.text for t in fast], [references]).bleu
     assert bleu.b > 15
     # Measured: 0.33 below float32 at worst (docs/decoding.md); which sentences change depends on the training.
     assert bleu.a > bleu.b - 0.5

@@ -47,7 +47,7 @@ def loaded(kind: str, **changes: Any) -> Loaded:
 @cache
 def explained(kind: str) -> Explanation:
     if kind == "image":
-        from dragoman.data.labels import LabelVocabulary
+        from dragoman.data.vocabulary import LabelVocabulary
 
         network, _, config = loaded(kind)
         labels = LabelVocabulary([str(digit) for digit in range(10)], None)

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
@@ -17,8 +18,7 @@ import pytest
 
 from dragoman.errors import ConfigError, TrainingError
 from dragoman.io.run_log import Reporter, read_log
-from dragoman.models import model_folder
-from dragoman.models.model_folder import load_model, read_pointer, steps_in, verify
+from dragoman.models.model_folder import list_checkpoints, load_model, read_pointer, verify
 from dragoman.training.trainer import TrainResult, train
 from small_run import Listener, digit_pairs, small_config, train_in_child, weights, write_corpus, write_lines
 
@@ -117,10 +117,10 @@ def writes_of(patch: pytest.MonkeyPatch, stop_before: int) -> list[str]:
 
         return instead
 
-    patch.setattr(model_folder, "_write_flushed", counted("write", model_folder._write_flushed))
+    patch.setattr(Path, "write_bytes", counted("write", Path.write_bytes))
     patch.setattr(Path, "rename", counted("rename", Path.rename))
     patch.setattr(Path, "replace", counted("replace", Path.replace))
-    patch.setattr(model_folder.shutil, "rmtree", counted("rmtree", model_folder.shutil.rmtree))
+    patch.setattr(shutil, "rmtree", counted("rmtree", shutil.rmtree))
     return seen
 
 
@@ -154,7 +154,7 @@ def test_killed_while_removing_a_checkpoint(stop: int, data: Path, tmp_path: Pat
     )
     train(config, tmp_path / "uninterrupted")
     run = tmp_path / "run"
-    real, calls = model_folder.shutil.rmtree, []
+    real, calls = shutil.rmtree, []
 
     def half(path: Path, ignore_errors: bool = False) -> None:
         if path.name.endswith(".removed") and path.exists():
@@ -165,7 +165,7 @@ def test_killed_while_removing_a_checkpoint(stop: int, data: Path, tmp_path: Pat
         real(path, ignore_errors=ignore_errors)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model_folder.shutil, "rmtree", half)
+        patch.setattr(shutil, "rmtree", half)
         with pytest.raises(Killed):
             train(config, run)
     train(config, run)
@@ -200,7 +200,7 @@ def test_a_signal_saves_and_the_run_goes_on(number: int, step: int, data: Path, 
     result = train(config, run, reporter=InterruptAt(step, number))
     assert signal.getsignal(number) is before
     assert result.interrupted and result.progress.step == step
-    assert steps_in(run)[-1].name == f"{step:08d}"
+    assert list_checkpoints(run)[-1].name == f"{step:08d}"
     load_model(run / "last")
     result = train(config, run)
     assert not result.interrupted and result.progress.step == 24
@@ -264,7 +264,7 @@ def test_changed_data_is_refused(data: Path, tmp_path: Path) -> None:
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_taken(damage: str, data: Path, tmp_path: Path) -> None:
     train(small_config(data), tmp_path / "whole")
     train(small_config(data), tmp_path / "run")
-    file = steps_in(tmp_path / "run")[-1] / "training.safetensors"
+    file = list_checkpoints(tmp_path / "run")[-1] / "training.safetensors"
     content = file.read_bytes()
     if damage == "missing":
         file.unlink()
@@ -281,7 +281,7 @@ def test_when_no_checkpoint_is_whole_nothing_is_overwritten(data: Path, tmp_path
     config = small_config(data, "train.budget=6 steps")
     train(config, tmp_path / "run")
     (tmp_path / "run" / "last").unlink()
-    (only,) = steps_in(tmp_path / "run")
+    (only,) = list_checkpoints(tmp_path / "run")
     (only / "model.safetensors").write_bytes(b"not tensors")
     with pytest.raises(TrainingError, match="none of its 1 checkpoints is whole"):
         train(config, tmp_path / "run")
@@ -297,7 +297,7 @@ def test_checkpoints_after_the_one_that_is_resumed_are_removed(data: Path, tmp_p
     listener = Listener()
     train(small_config(data, "train.keep=9", "train.budget=13 steps"), run, reporter=listener)
     assert listener.text.count("checkpoint damaged, going back") == 2 and "after step 12" in listener.text
-    assert [p.name for p in steps_in(run)] == ["00000006", "00000012", "00000013"]
+    assert [p.name for p in list_checkpoints(run)] == ["00000006", "00000012", "00000013"]
     last = read_pointer(run, "last")
     assert last is not None and last.name == "00000013"
 
@@ -316,7 +316,7 @@ def test_another_vocabulary_of_the_same_data_is_refused(data: Path, tmp_path: Pa
     """As a newer sentencepiece may learn it; the ids of the weights would stand for other pieces."""
     train(small_config(data, "train.budget=6 steps"), tmp_path / "run")
     train(small_config(data, "train.budget=6 steps", "tokenizer.vocab_size=50"), tmp_path / "other")
-    (ours,), (theirs,) = steps_in(tmp_path / "run"), steps_in(tmp_path / "other")
+    (ours,), (theirs,) = list_checkpoints(tmp_path / "run"), list_checkpoints(tmp_path / "other")
     content = (theirs / "tokenizer.model").read_bytes()
     (ours / "tokenizer.model").write_bytes(content)
     meta = json.loads((ours / "meta.json").read_bytes())

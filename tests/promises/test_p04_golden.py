@@ -1,4 +1,4 @@
-"""P4: files once written load for ever and answer what they answered; golden files of every format version.
+"""P4: files of earlier versions load and give the same results; golden files of every format version.
 
 They are written by `tests/golden/write_golden.py`.  No outcome depends on the processor: numbers are compared with a
 tolerance, and tokens only where the best one leads by half a nat.
@@ -23,11 +23,11 @@ from dragoman.decoding.shortlist import SHORTLIST, Shortlist
 from dragoman.io.run_log import read_log
 from dragoman.models.model_folder import (
     FORMAT_VERSION,
+    list_checkpoints,
     load_file,
     load_network,
     read_meta,
     read_pointer,
-    steps_in,
     verify,
 )
 from dragoman.models.seq2seq import Network
@@ -130,18 +130,18 @@ def test_golden_store(version: int) -> None:
     (folder,) = (HERE / f"run_v{version}" / "prepared").iterdir()
     answers = expected(f"run_v{version}/expected.json")
     store = Store(folder, folder.name)
-    assert store.account == answers["account"] and store.parts == [(60, 1.0)]
+    assert store.stats == answers["account"] and store.parts == [(60, 1.0)]
     for row in answers["pairs"]:
         assert [list(ids) for ids in store.pair(row["number"])] == row["ids"]
         assert list(store.text(row["number"])) == row["text"]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_golden_training_state_goes_on_as_it_did(version: int, tmp_path: Path) -> None:
-    """The losses of the next three steps follow from the moments, the raw weights and the place in the data."""
+def test_golden_training_state_resumes_identically(version: int, tmp_path: Path) -> None:
+    """The losses of the next three steps follow from the moments, the raw weights and the position in the data."""
     place = Path(shutil.copytree(HERE / f"run_v{version}", tmp_path / "place"))
     answers = expected(f"run_v{version}/expected.json")
-    (checkpoint,) = steps_in(place / "run")
+    (checkpoint,) = list_checkpoints(place / "run")
     names = {key.partition("/")[0] for key in load_file(checkpoint / "training.safetensors")}
     assert names == {"step", "exp_avg", "exp_avg_sq", "raw"}
     listener = Listener()

@@ -1,4 +1,4 @@
-"""P5: misaligned data is refused, with both counts and the first place where the lengths drift apart."""
+"""P5: misaligned data is refused, with both counts and the first line where they diverge."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.data.corpus import CorpusSpec, FilterRules, PairFilter, SentencePair, first_drift, read_pairs
+from dragoman.config import FilterConfig
+from dragoman.data.alignment import first_drift, line_features
+from dragoman.data.corpus import CorpusSpec, PairFilter, SentencePair, read_pairs
 from dragoman.errors import DataError
 
 DATA = Path(os.environ.get("DRAGOMAN_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
@@ -78,7 +80,7 @@ def refusal(spec: CorpusSpec) -> str:
 def drift(spec: CorpusSpec) -> int:
     assert spec.source is not None
     assert spec.target is not None
-    line = first_drift(spec.source, spec.target)
+    line = first_drift(line_features(spec.source), line_features(spec.target))
     assert line is not None
     assert f"near line {line:,}" in refusal(spec)
     return line
@@ -101,7 +103,7 @@ def test_an_extra_line_is_found(tmp_path: Path, captions: Sides, seed: int) -> N
     assert abs(drift(write(tmp_path, source, target)) - line) <= WITHIN
 
 
-def test_of_several_losses_the_first_is_told(tmp_path: Path, captions: Sides) -> None:
+def test_the_first_of_several_lost_lines_is_reported(tmp_path: Path, captions: Sides) -> None:
     source, target = list(captions[0]), list(captions[1])
     for line in (5_100, 2_900, 1_234):
         del target[line - 1]
@@ -112,7 +114,7 @@ def test_a_lost_block_and_a_lost_end_are_found(tmp_path: Path, captions: Sides) 
     source, target = captions
     assert abs(drift(write(tmp_path, source[:2_000] + source[2_300:], target)) - 2_001) <= WITHIN
     assert drift(write(tmp_path, source, target[:4_321])) == 4_322
-    assert "target: (the file has ended)" in refusal(write(tmp_path, source, target[:4_321]))
+    assert "target: (end of file)" in refusal(write(tmp_path, source, target[:4_321]))
 
 
 def test_the_message_names_both_counts_and_shows_both_lines_clipped(tmp_path: Path) -> None:
@@ -142,13 +144,13 @@ def test_an_unfinished_last_line_is_a_line(tmp_path: Path) -> None:
 def test_a_blank_side_drops_the_pair_and_moves_no_other(tmp_path: Path) -> None:
     source = [b"one", b"", b"three", b"four", b" "]
     target = [b"eins", b"zwei", b"", b"vier", "fünf".encode()]
-    pair_filter = PairFilter(FilterRules())
+    pair_filter = PairFilter(FilterConfig())
     assert list(pair_filter(read_pairs(write(tmp_path, source, target)))) == [
         SentencePair("one", "eins", 1),
         SentencePair("four", "vier", 4),
     ]
-    assert str(pair_filter.account) == "read 5 = kept 2 + empty 3"
-    pair_filter.account.check()
+    assert str(pair_filter.stats) == "read 5 = kept 2 + empty 3"
+    pair_filter.stats.check()
 
 
 def test_separators_inside_a_line_do_not_shift_the_pairs(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ import torch
 
 from dragoman.config import load_config
 from dragoman.errors import TrainingError
-from dragoman.models.model_folder import load_model, steps_in, verify
+from dragoman.models.model_folder import list_checkpoints, load_model, verify
 from dragoman.training.trainer import train
 from small_run import Cli, small_config, weights, write_corpus, write_lines, write_toml
 
@@ -80,7 +81,7 @@ def test_bad_data(cli: Cli, tmp_path: Path, damage: Callable[[Path], None], file
     assert code in (1, 2) and out == b""
     for word in words:
         assert word in err
-    assert not steps_in(tmp_path / "run"), "no model was made from bad data"
+    assert not list_checkpoints(tmp_path / "run"), "no model was made from bad data"
 
 
 def test_every_problem_of_a_configuration_at_once(cli: Cli, tmp_path: Path) -> None:
@@ -130,7 +131,7 @@ def test_a_disk_that_is_full_at_any_write(run: Path, tmp_path: Path, monkeypatch
         with pytest.raises(TrainingError, match=r"could not be written: the disk is full.*untouched"):
             train(config, folder)
         monkeypatch.undo()
-        assert [verify(p)["step"] for p in steps_in(folder)][:2] == [4, 8]
+        assert [verify(p)["step"] for p in list_checkpoints(folder)][:2] == [4, 8]
         load_model(folder)
         assert not list(folder.rglob("*unfinished*"))
         train(config, folder)
@@ -156,7 +157,7 @@ def test_a_disk_that_is_really_full(small_disk: Path, tmp_path: Path) -> None:
     )  # fmt: skip
     with pytest.raises(TrainingError, match="the disk is full"):
         train(config, small_disk / "run")
-    found = steps_in(small_disk / "run")
+    found = list_checkpoints(small_disk / "run")
     assert len(found) >= 2
     for folder in found:
         verify(folder)
@@ -201,7 +202,7 @@ def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.model", "meta.json"])
 @pytest.mark.parametrize("damage", ["missing", "cut", "altered"])
 def test_a_damaged_model_folder(cli: Cli, run: Path, name: str, damage: str) -> None:
-    file = next(iter(steps_in(run))) / name
+    file = next(iter(list_checkpoints(run))) / name
     content = file.read_bytes()
     if damage == "missing":
         file.unlink()
@@ -225,7 +226,7 @@ class Trace:
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.model", "config.json", "meta.json"])
 def test_a_pickle_in_a_model_folder_is_refused(cli: Cli, run: Path, tmp_path: Path, name: str) -> None:
-    folder = next(iter(steps_in(run)))
+    folder = next(iter(list_checkpoints(run)))
     torch.save(Trace(tmp_path / "executed"), tmp_path / "pickle")
     shutil.copy(tmp_path / "pickle", folder / name)
     code, _, err = cli("translate", folder, stdin=b"one\n")
@@ -274,7 +275,7 @@ def test_text_without_an_end_is_refused(cli: Cli, trained: Path, tmp_path: Path)
     os.mkfifo(pipe)
     for source in (pipe, Path("/dev/zero")):
         code, _, err = cli("score", trained, "--source", source, "--target", source)
-        assert code == 1 and f"{source}: not a regular file. It is read more than once" in err
+        assert code == 1 and re.search(rf"{source}: cannot be read: a .*, not a regular file", err)
 
 
 @pytest.mark.parametrize(

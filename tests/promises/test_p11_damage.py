@@ -1,4 +1,4 @@
-"""P11: damage is detected: no damaged file is used, and what can be made again from whole files is made again."""
+"""P11: damage is detected: no damaged file is used, and derived files are rebuilt."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from dragoman.decoding.native.library import load_native, missing
 from dragoman.errors import ModelFolderError
 from dragoman.io.run_log import read_log
-from dragoman.models.model_folder import steps_in
+from dragoman.models.model_folder import list_checkpoints
 from dragoman.pipelines.translation import Translator
 from dragoman.training.trainer import train
 from small_run import Listener, small_config, trained, weights
@@ -58,22 +58,22 @@ def test_zeroed_ids_are_rebuilt_with_a_message(made: Path, place: Path) -> None:
     ids.write_bytes(bytes(len(whole)))
     listener = Listener()
     train(small_config(made / "data", *SHORT), place / "again", reporter=listener)
-    assert "prepared data damaged, building it again" in listener.text and "source.ids was altered" in listener.text
+    assert "prepared data is damaged and will be rebuilt" in listener.text and "source.ids was altered" in listener.text
     assert ids.read_bytes() == whole
     assert losses(place / "again") == losses(made / "run") != []
     assert weights(place / "again") == weights(made / "run")
 
 
 def test_a_flipped_bit_in_the_weights_is_refused(place: Path) -> None:
-    last = steps_in(place / "run")[-1]
+    last = list_checkpoints(place / "run")[-1]
     flip(last / "model.safetensors", -5)
-    with pytest.raises(ModelFolderError, match=r"model\.safetensors is cut or altered"):
+    with pytest.raises(ModelFolderError, match=r"model\.safetensors is truncated or altered"):
         Translator.load(last)
 
 
 @pytest.mark.skipif(load_native() is None, reason=f"no native engine: {missing()}")
 def test_a_flipped_bit_in_the_packed_model_packs_it_again(place: Path) -> None:
-    run = steps_in(place / "run")[-1]
+    run = list_checkpoints(place / "run")[-1]
     right = translations(run)
     packed = run / "packed" / "int8.bin"
     whole = packed.read_bytes()
@@ -83,7 +83,7 @@ def test_a_flipped_bit_in_the_packed_model_packs_it_again(place: Path) -> None:
 
 
 def test_a_truncated_checkpoint_falls_back_to_the_one_before(made: Path, place: Path) -> None:
-    file = steps_in(place / "run")[-1] / "training.safetensors"
+    file = list_checkpoints(place / "run")[-1] / "training.safetensors"
     os.truncate(file, file.stat().st_size // 2)
     listener = Listener()
     train(small_config(made / "data", *SHORT), place / "run", reporter=listener)

@@ -403,7 +403,7 @@ def test_bad_text_is_found_in_all_files_before_the_work_begins(source: Path, tmp
     put(source / "deep" / "er" / "b.txt.gz", gzip.compress(b"seven\neight\n")[:-9])
     with pytest.raises(DataError) as caught:
         bulk(source, tmp_path / "out")
-    for words in ("a.txt, line 2: byte 0xff", "b.txt.gz: the compressed data are cut"):
+    for words in ("a.txt, line 2: byte 0xff", "b.txt.gz: the compressed data is truncated"):
         assert words in str(caught.value)
     assert Shouter.given == [] and not (tmp_path / "out").exists()
 

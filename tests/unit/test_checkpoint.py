@@ -16,20 +16,21 @@ import torch
 from dragoman.config import Config
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import ModelFolderError, TrainingError
+from dragoman.io.writing import recover_folders
 from dragoman.models import model_folder
 from dragoman.models.model_folder import (
     average_tensors,
     build_for,
     find_model,
+    list_checkpoints,
     load_model,
-    point,
     read_config,
     read_pointer,
     save_model,
-    steps_in,
     unique_tensors,
     verify,
     write_folder,
+    write_pointer,
 )
 from dragoman.training.optim import build_optimizer
 from dragoman.training.run import open_run
@@ -82,14 +83,14 @@ def test_a_damaged_file_is_named(folder: Path, name: str, damage: str) -> None:
         file.unlink()
     else:
         file.write_bytes({"cut": content[:-7], "altered": content[:-1] + b"~", "empty": b""}[damage])
-    with pytest.raises(ModelFolderError, match=f"{name} is (missing|cut or altered)"):
+    with pytest.raises(ModelFolderError, match=f"{name} is (missing|truncated or altered)"):
         load_model(folder)
 
 
 def test_all_damaged_files_are_named_at_once(folder: Path) -> None:
     (folder / "config.json").unlink()
     (folder / "tokenizer.model").write_bytes(b"x")
-    with pytest.raises(ModelFolderError, match=r"config\.json is missing; tokenizer\.model is cut"):
+    with pytest.raises(ModelFolderError, match=r"config\.json is missing; tokenizer\.model is truncated"):
         verify(folder)
 
 
@@ -115,7 +116,7 @@ def test_a_damaged_meta_is_refused(folder: Path, content: bytes, words: str) -> 
     ("content", "words"),
     [
         ('{"progress": {}', "not JSON"),
-        ("[]", "a JSON object is expected"),
+        ("[]", "holds a JSON list; accepted: an object"),
         ('{"progress": {"speed": 3}, "data": "0"}', "not the state of a training"),
         ('{"progress": {}, "data": 7}', "not the state of a training"),
         (
@@ -126,7 +127,7 @@ def test_a_damaged_meta_is_refused(folder: Path, content: bytes, words: str) -> 
 )
 def test_a_training_state_with_a_matching_checksum_is_checked(content: str, words: str, tmp_path: Path) -> None:
     run = trained(tmp_path)
-    checkpoint = steps_in(run)[-1]
+    checkpoint = list_checkpoints(run)[-1]
     (checkpoint / "training.json").write_text(content)
     sha256 = json.loads((checkpoint / "meta.json").read_bytes())["sha256"]
     rewrite_meta(checkpoint, sha256=sha256 | {"training.json": hashlib.sha256(content.encode()).hexdigest()})
@@ -188,12 +189,12 @@ def test_finding_a_model(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelFolderError, match="not a model"):
         find_model(run)
     (run / "config.toml").touch()
-    with pytest.raises(ModelFolderError, match="a run without a checkpoint yet"):
+    with pytest.raises(ModelFolderError, match="this run has no checkpoint yet"):
         find_model(run)
-    point(run, "last", run / "checkpoints" / "00000012")
+    write_pointer(run, "last", run / "checkpoints" / "00000012")
     assert find_model(run) == find_model(run / "last") == find_model(run / "checkpoints" / "00000012")
     assert read_pointer(run, "best") is None
-    assert [p.name for p in steps_in(run)] == ["00000012"]
+    assert [p.name for p in list_checkpoints(run)] == ["00000012"]
     with pytest.raises(ModelFolderError, match="no such folder"):
         find_model(tmp_path / "nowhere")
 
@@ -214,7 +215,7 @@ def test_an_error_while_writing_leaves_what_was_there(folder: Path, monkeypatch:
     with pytest.raises(TrainingError, match="the disk is full"):
         write_folder(folder, {"config.json": b"{}"}, {})
     with pytest.raises(TrainingError, match="the disk is full"):
-        point(folder.parent, "last", folder)
+        write_pointer(folder.parent, "last", folder)
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
     assert [p.name for p in folder.parent.iterdir()] == [folder.name], "nothing half-written stays"
 
@@ -234,7 +235,7 @@ def test_a_kill_between_two_renames_loses_nothing(folder: Path) -> None:
     before = verify(folder)
     folder.rename(folder.with_name(f".{folder.name}.replaced"))
     folder.with_name(f".{folder.name}.unfinished").mkdir()
-    model_folder.recover(folder.parent)
+    recover_folders(folder.parent)
     assert verify(folder) == before
     assert not list(folder.parent.glob(".*"))
 
@@ -245,7 +246,7 @@ def test_a_kill_behind_the_second_rename_keeps_the_new_folder(folder: Path, tmp_
     for name in (".model.replaced", ".00000004.removed", ".00000008.unfinished"):
         shutil.copytree(folder, tmp_path / name)
         (tmp_path / name / "config.json").unlink()
-    model_folder.recover(tmp_path)
+    recover_folders(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["model"] and verify(folder) == before
 
 
@@ -253,10 +254,10 @@ def test_the_best_comes_before_the_last_and_the_last_before_nothing(folder: Path
     run = tmp_path / "run"
     for name in ("9", "10"):
         shutil.copytree(folder, run / "checkpoints" / name)
-    assert [path.name for path in steps_in(run)] == ["9", "10"], "by number"
-    point(run, "last", run / "checkpoints" / "10")
+    assert [path.name for path in list_checkpoints(run)] == ["9", "10"], "by number"
+    write_pointer(run, "last", run / "checkpoints" / "10")
     assert find_model(run).name == "10"
-    point(run, "best", run / "checkpoints" / "9")
+    write_pointer(run, "best", run / "checkpoints" / "9")
     assert find_model(run).name == "9"
     shutil.rmtree(run / "checkpoints" / "9")
     assert find_model(run).name == "10", "where the best is gone"
@@ -281,7 +282,7 @@ def test_an_average_of_damaged_checkpoints_is_refused(folder: Path, tmp_path: Pa
     average = average_tensors([folder, other])
     assert {tensor.dtype for tensor in average.values()} == {torch.float32}
     (other / "model.safetensors").write_bytes(safetensors.torch.save(tensors))
-    with pytest.raises(ModelFolderError, match=r"other: model\.safetensors is cut or altered"):
+    with pytest.raises(ModelFolderError, match=r"other: model\.safetensors is truncated or altered"):
         average_tensors([folder, other])
 
 

@@ -217,7 +217,7 @@ def test_files_that_are_no_configuration(tmp_path: Path) -> None:
         ("tini.toml", "no such file.*did you mean.*tiny.toml"),
         ("tiny.toml", "not valid TOML.*line 2"),
         ("latin.toml", "not UTF-8 at byte 2"),
-        ("", "this is a folder"),
+        ("", "a folder, not a regular file"),
     ):
         with pytest.raises(ConfigError, match=f"(?s){words}"):
             load_config(tmp_path / name)

@@ -1,4 +1,4 @@
-"""Lines, pairs and filters: what is read is what stands in the file, and every pair is accounted for."""
+"""Lines, pairs and filters: files are read exactly, and every pair is counted."""
 
 from __future__ import annotations
 
@@ -13,18 +13,10 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.data.corpus import (
-    CorpusSpec,
-    FilterRules,
-    FilterStats,
-    PairFilter,
-    SentencePair,
-    count_lines,
-    open_lines,
-    read_lines,
-    read_pairs,
-)
+from dragoman.config import FilterConfig
+from dragoman.data.corpus import CorpusSpec, FilterStats, PairFilter, SentencePair, read_pairs
 from dragoman.errors import DataError, UsageError
+from dragoman.io.lines import count_lines, open_lines, read_lines
 
 
 def write(path: Path, data: bytes) -> Path:
@@ -33,7 +25,7 @@ def write(path: Path, data: bytes) -> Path:
 
 
 @given(texts=st.lists(st.binary(max_size=9).filter(lambda b: b"\n" not in b), max_size=7), closed=st.booleans())
-def test_lines_are_what_stands_between_line_feeds(
+def test_only_line_feeds_separate_lines(
     tmp_path_factory: pytest.TempPathFactory, texts: list[bytes], closed: bool
 ) -> None:
     path = write(tmp_path_factory.mktemp("lines") / "a.txt", b"\n".join(texts) + (b"\n" if closed and texts else b""))
@@ -58,7 +50,7 @@ def test_other_separators_do_not_end_a_line(tmp_path: Path) -> None:
     assert list(read_lines(write(tmp_path / "a.txt", text.encode() + b"\nz"))) == [text, "z"]
 
 
-def test_byte_order_mark_and_carriage_return_are_dropped_where_they_mean_nothing(tmp_path: Path) -> None:
+def test_byte_order_mark_and_carriage_return_are_dropped_at_the_start_and_end_only(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", "\ufeffone\r\n\ufefftwo \r\nthree\r\r\n".encode())
     assert list(read_lines(path)) == ["one", "\ufefftwo ", "three\r"]
 
@@ -78,13 +70,13 @@ def test_a_cut_compressed_file_is_an_error_not_an_end(tmp_path: Path, suffix: st
     compress = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.compress}[suffix]
     whole = compress(b"".join(b"%d\n" % (i * i) for i in range(5_000)))
     path = write(tmp_path / f"a{suffix}", whole[: int(len(whole) * kept)])
-    with pytest.raises(DataError, match=r"cut or damaged after line [\d,]+"):
+    with pytest.raises(DataError, match=r"truncated or damaged after line [\d,]+"):
         list(open_lines(path))
 
 
-def test_a_file_that_is_not_what_its_suffix_says_is_an_error(tmp_path: Path) -> None:
+def test_a_file_that_does_not_match_its_suffix_is_an_error(tmp_path: Path) -> None:
     for suffix in (".gz", ".xz", ".zst"):
-        with pytest.raises(DataError, match="cut or damaged after line 0"):
+        with pytest.raises(DataError, match="truncated or damaged after line 0"):
             count_lines(write(tmp_path / f"a{suffix}", b"plain text\n"))
 
 
@@ -125,7 +117,7 @@ def test_json_lines_are_read_by_key_by_nested_key_and_by_item(tmp_path: Path) ->
     assert list(read_pairs(array)) == [SentencePair("c", "a", 1)]
 
 
-def test_bad_rows_are_told_together_and_at_most_five(tmp_path: Path) -> None:
+def test_at_most_five_invalid_rows_are_reported_together(tmp_path: Path) -> None:
     rows = [
         b'{"s": "a", "t": "b"}',
         b'{"s": "a"',
@@ -154,19 +146,19 @@ def test_no_pair_is_yielded_after_a_bad_row(tmp_path: Path) -> None:
         next(pairs)
 
 
-def test_too_few_columns_and_half_characters_are_refused(tmp_path: Path) -> None:
+def test_too_few_columns_and_lone_surrogates_are_refused(tmp_path: Path) -> None:
     tsv = CorpusSpec(path=write(tmp_path / "a.tsv", b"x\ty\nonly one\n"))
-    with pytest.raises(DataError, match=r'a\.tsv, line 2: 1 column \("only one"\), but columns 0 and 1'):
+    with pytest.raises(DataError, match=r'a\.tsv, line 2: 1 column \("only one"\); expected columns 0 and 1'):
         list(read_pairs(tsv))
     surrogate = CorpusSpec(path=write(tmp_path / "a.jsonl", b'["\\ud83d", "b"]'))
-    with pytest.raises(DataError, match="half a surrogate pair"):
+    with pytest.raises(DataError, match="lone surrogate"):
         list(read_pairs(surrogate))
 
 
 def test_an_item_behind_the_last_is_refused_with_the_number_of_items(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", b'["a", "b", "c"]')
     assert list(read_pairs(CorpusSpec(path=path, source_key=0, target_key=2))) == [SentencePair("a", "c", 1)]
-    with pytest.raises(DataError, match=r"line 1: item 3 is asked for, but the line has 3 \(counted from 0\)"):
+    with pytest.raises(DataError, match=r"line 1: no item 3; the line has 3 \(counted from 0\)"):
         list(read_pairs(CorpusSpec(path=path, source_key=0, target_key=3)))
 
 
@@ -174,7 +166,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_an_error_and_not_an_end(tmp_path
     source, target = (write(tmp_path / name, b"line\n" * 9) for name in ("a.en", "a.de"))
     pairs = read_pairs(CorpusSpec(source, target))
     write(target, b"line\n" * 8)
-    with pytest.raises(DataError, match=r"a\.de changed while it was read"):
+    with pytest.raises(DataError, match=r"a\.de changed while being read"):
         list(pairs)
 
 
@@ -191,8 +183,8 @@ def pairs_of(*texts: tuple[str, str]) -> list[SentencePair]:
     return [SentencePair(source, target, line) for line, (source, target) in enumerate(texts, start=1)]
 
 
-def test_each_reason_drops_the_pair_it_is_meant_for() -> None:
-    rules = FilterRules(min_characters=2, max_characters=60, max_ratio=3.0)
+def test_each_rule_drops_the_intended_pair() -> None:
+    rules = FilterConfig(min_characters=2, max_characters=60, max_ratio=3.0)
     pair_filter = PairFilter(rules)
     kept = list(
         pair_filter(
@@ -211,8 +203,8 @@ def test_each_reason_drops_the_pair_it_is_meant_for() -> None:
     )
     assert kept == [SentencePair("a dog", "ein Hund", 1), SentencePair("abc", "short sides may", 7)]
     reasons = {"empty": 2, "too_short": 1, "too_long": 1, "ratio": 1, "identical": 1, "duplicate": 1}
-    assert pair_filter.account.dropped == reasons
-    assert str(pair_filter.account) == (
+    assert pair_filter.stats.dropped == reasons
+    assert str(pair_filter.stats) == (
         "read 9 = kept 2 + empty 2 + too_short 1 + too_long 1 + ratio 1 + identical 1 + duplicate 1"
     )
 
@@ -231,41 +223,43 @@ def test_each_reason_drops_the_pair_it_is_meant_for() -> None:
     ],
 )
 def test_the_limits_of_a_filter_are_allowed_themselves(source: int, target: int, reason: str | None) -> None:
-    pair_filter = PairFilter(FilterRules(min_characters=2, max_characters=60, max_ratio=3.0))
+    pair_filter = PairFilter(FilterConfig(min_characters=2, max_characters=60, max_ratio=3.0))
     for one, other in ((source, target), (target, source)):
         assert pair_filter.judge(SentencePair("a" * one, "b" * other, 1)) == reason
         pair_filter = PairFilter(pair_filter.rules)
 
 
 def test_duplicates_are_known_across_corpora_and_need_both_sides_the_same() -> None:
-    pair_filter = PairFilter(FilterRules())
+    pair_filter = PairFilter(FilterConfig())
     assert len(list(pair_filter(pairs_of(("ab", "c"), ("a", "bc"), ("ab", "d"))))) == 3
     assert list(pair_filter(pairs_of(("ab", "c")))) == []
-    lenient = PairFilter(FilterRules(drop_identical=False, drop_duplicates=False))
+    lenient = PairFilter(FilterConfig(drop_identical=False, drop_duplicates=False))
     assert len(list(lenient(pairs_of(("x", "x"), ("x", "x"))))) == 2
 
 
 @given(
     st.lists(st.tuples(st.text(max_size=30), st.text(max_size=30)), max_size=23),
-    st.builds(FilterRules, min_characters=st.integers(1, 4), max_characters=st.integers(5, 25), max_ratio=st.just(2.0)),
+    st.builds(
+        FilterConfig, min_characters=st.integers(1, 4), max_characters=st.integers(5, 25), max_ratio=st.just(2.0)
+    ),
 )
 def test_read_is_kept_plus_dropped_and_texts_are_only_stripped(
-    texts: list[tuple[str, str]], rules: FilterRules
+    texts: list[tuple[str, str]], rules: FilterConfig
 ) -> None:
     pair_filter = PairFilter(rules)
     for kept in pair_filter(pairs_of(*texts)):
-        pair_filter.account.check()
+        pair_filter.stats.check()
         source, target = texts[kept.line - 1]
         assert (kept.source, kept.target) == (source.strip(), target.strip())
-    assert pair_filter.account.read == len(texts)
-    pair_filter.account.check()
+    assert pair_filter.stats.read == len(texts)
+    pair_filter.stats.check()
 
 
-def test_an_account_prints_thousands_and_finds_what_is_missing() -> None:
+def test_filter_stats_print_thousands_and_must_add_up() -> None:
     assert (
         str(FilterStats(29_000, 28_900, Counter(duplicate=97, empty=3)))
         == "read 29,000 = kept 28,900 + empty 3 + duplicate 97"
     )
     assert str(FilterStats(5, 5)) == "read 5 = kept 5"
-    with pytest.raises(DataError, match="does not add up"):
+    with pytest.raises(DataError, match="do not add up"):
         FilterStats(7, 5, Counter(ratio=1)).check()

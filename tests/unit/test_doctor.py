@@ -1,4 +1,4 @@
-"""The doctor: each illness is planted in a small corpus and must be found, and healthy data must stay healthy."""
+"""The doctor: problems planted in a small corpus are found, and correct data has no findings."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dragoman.data.corpus import CorpusSpec, read_lines
+from dragoman.data.corpus import CorpusSpec
 from dragoman.data.doctor.examine import Diagnosis, Finding, examine, print_diagnosis
 from dragoman.data.languages import LanguageCheck
+from dragoman.io.lines import read_lines
 
 DATA = Path(os.environ.get("DRAGOMAN_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
 needs_multi30k = pytest.mark.skipif(
@@ -88,12 +89,12 @@ def test_byte_order_mark_crlf_and_bad_bytes_are_found_together(tmp_path: Path) -
     assert not diagnosis.healthy
 
 
-def test_misaligned_files_are_told_and_the_rest_is_still_examined(tmp_path: Path) -> None:
+def test_misaligned_files_are_reported_and_still_examined(tmp_path: Path) -> None:
     target = [*GERMAN[:6], *GERMAN[7:]]
     target[9] += "\x00"
     diagnosis = diagnose(corpus(tmp_path, ENGLISH, target), test=corpus(tmp_path, ENGLISH[:4], GERMAN[:4], "test"))
     finding = found(diagnosis, "misaligned: 11 and 10 lines")
-    assert "drift apart near line" in finding.advice
+    assert "diverge near line" in finding.advice
     assert found(diagnosis, "control character").where.endswith("line 10")
     assert diagnosis.corpora[0].target.lines == 10
     assert found(diagnosis, "pairs that are also in training").severity == "warning"
@@ -106,7 +107,7 @@ def test_unreadable_files_and_empty_corpora_are_findings(tmp_path: Path) -> None
     )
     unreadable = [finding for finding in diagnosis.findings if "cannot be read" in finding.what]
     assert [Path(finding.where).name for finding in unreadable] == ["no.en", "no.de"]
-    assert sum(finding.what == "an empty corpus" for finding in diagnosis.findings) == 2
+    assert sum(finding.what == "empty corpus" for finding in diagnosis.findings) == 2
     assert found(diagnosis, "no training pair is left").severity == "error"
 
 
@@ -156,7 +157,7 @@ def test_untranslated_lines_and_swapped_sides_are_suspected(tmp_path: Path) -> N
         ("de", "Ein Hund läuft über die Wiese.", "Собака бежит по лугу."),
     ],
 )
-def test_scripts_tell_languages_apart(language: str, right: str, wrong: str) -> None:
+def test_scripts_distinguish_languages(language: str, right: str, wrong: str) -> None:
     check = LanguageCheck(language, None)
     assert check.suspicious(wrong)
     assert not check.suspicious(right)
@@ -168,7 +169,7 @@ def test_rows_that_hold_no_pair_are_counted_and_the_others_examined(tmp_path: Pa
     rows = [json.dumps({"en": e, "de": d}) for e, d in zip(ENGLISH, GERMAN, strict=True)]
     path.write_text("\n".join([*rows[:3], "{", *rows[3:], '{"en": "x"}']), encoding="utf-8", newline="\n")
     diagnosis = diagnose(CorpusSpec(path=path, source_key="en", target_key="de"))
-    finding = found(diagnosis, "rows that do not hold a pair: 2 lines")
+    finding = found(diagnosis, "invalid rows: 2 lines")
     assert "lines 4, 13; the first: not JSON" in finding.where
     assert diagnosis.corpora[0].pairs == 11
 
@@ -178,13 +179,13 @@ def test_a_block_shifted_in_files_of_equal_length_is_suspected(tmp_path: Path) -
     source = [" ".join(["dog"] * length) for length in lengths]
     target = [" ".join(["hund"] * length) for length in lengths]
     shifted = [*target[:120], *target[121:300], "hund hund", *target[300:]]
-    finding = found(diagnose(corpus(tmp_path, source, shifted)), "look shifted")
+    finding = found(diagnose(corpus(tmp_path, source, shifted)), "shifted")
     assert finding.what.startswith("lines 122 to 300 ") or finding.what.startswith("lines 121 to 300 ")
-    assert "-1 lines away" in finding.what
+    assert "1 line earlier" in finding.what
     assert not [f for f in diagnose(corpus(tmp_path, source, target)).findings if "shifted" in f.what]
 
 
-def test_token_lengths_unknown_symbols_and_unseen_characters_are_told(tmp_path: Path) -> None:
+def test_token_lengths_unknown_tokens_and_unseen_characters_are_reported(tmp_path: Path) -> None:
     def encode(text: str) -> list[int]:
         return [1 if character in "xyzß" else 9 for character in text]
 
@@ -198,7 +199,7 @@ def test_token_lengths_unknown_symbols_and_unseen_characters_are_told(tmp_path: 
     assert side.tokens.maximum == 10
     assert side.unknown_rate == pytest.approx(0.1)
     assert side.unseen_characters == "Sßü"
-    assert found(diagnosis, "unknown symbols: 10.000%").severity == "warning"
+    assert found(diagnosis, "unknown tokens: 10.000%").severity == "warning"
 
 
 def test_the_report_prints_every_finding_and_goes_to_json(tmp_path: Path) -> None:
@@ -208,7 +209,7 @@ def test_the_report_prints_every_finding_and_goes_to_json(tmp_path: Path) -> Non
     assert isinstance(console.file, io.StringIO)
     printed = console.file.getvalue()
     assert all(finding.what in printed for finding in diagnosis.findings)
-    assert "Not fit to train on: 1 error" in printed
+    assert "Not ready for training: 1 error" in printed
     again = json.loads(json.dumps(diagnosis.to_json()))
     assert again["healthy"] is False
     assert len(again["findings"]) == len(diagnosis.findings) > 1

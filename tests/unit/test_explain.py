@@ -15,9 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from dragoman.config import Config, parse_config
-from dragoman.data.labels import LabelVocabulary
 from dragoman.data.tokenizer import BOS
-from dragoman.data.vocabulary import Vocabulary
+from dragoman.data.vocabulary import LabelVocabulary, Vocabulary
 from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.interpret.explain.cases import MASK, Loaded, Side
 from dragoman.interpret.explain.explain import Explanation, explain, write_explanation

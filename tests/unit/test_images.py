@@ -56,9 +56,9 @@ def test_bad_files_are_refused(tmp_path: Path) -> None:
     ragged = np.empty(2, dtype=object)
     ragged[0], ragged[1] = np.zeros((2, 2)), np.zeros((3, 2))
     for arrays, message in (
-        ({"images": SIX}, r"a\.npz: no labels \(it holds images\); accepted: an \.npz file"),
-        ({"x": SIX}, r"no images and no labels \(it holds x\)"),
-        ({"images": SIX, "labels": NAMES[:5]}, r"6 images and labels of shape \(5,\)"),
+        ({"images": SIX}, r"a\.npz: no labels \(it has images\); accepted: an \.npz file"),
+        ({"x": SIX}, r"no images and no labels \(it has x\)"),
+        ({"images": SIX, "labels": NAMES[:5]}, r"6 images but labels of shape \(5,\)"),
         ({"images": ragged, "labels": NAMES[:2]}, r"cannot be read: images that differ in size"),
     ):
         np.savez(path, **arrays)

@@ -1,4 +1,4 @@
-"""Texts with labels, in every form they come in, and one clear message where a line is not so."""
+"""Texts with labels in all formats, and one clear message per invalid line."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.data.labels import LABELS_FILE, LabelVocabulary
 from dragoman.data.readers.labelled import read_labelled, text_source
 from dragoman.data.tokenizer import BOS
+from dragoman.data.vocabulary import LABELS_FILE, LabelVocabulary
 from dragoman.errors import DataError, ModelFolderError
 from small_run import write_lines
 
@@ -48,7 +48,7 @@ def test_a_csv_quote_is_read_as_csv_has_it(tmp_path: Path) -> None:
     ("name", "lines", "message"),
     [
         ("a.tsv", ["good\tfine", "bad nothing"], r"a\.tsv, line 2: \"bad nothing\" is not a label and a text"),
-        ("a.txt", ["good fine", "x", "y z"], r"a\.txt, line 2: \"x\" is not a label and a text; accepted here"),
+        ("a.txt", ["good fine", "x", "y z"], r"a\.txt, line 2: \"x\" is not a label and a text; accepted in this file"),
         ("a.tsv", ["\tfine"], r"line 1: the label is empty"),
         ("a.tsv", ["good\t "], r"line 1: the text is empty"),
         ("a.csv", ["good,fine", "alone"], r"a\.csv, line 2: one column \(\"alone\"\)"),
@@ -57,7 +57,11 @@ def test_a_csv_quote_is_read_as_csv_has_it(tmp_path: Path) -> None:
         ("a.jsonl", ['{"label": "good"}'], r"line 1: .* has no text"),
         ("a.jsonl", ['{"text": "good"}'], r"line 1: .* has no label"),
         ("a.jsonl", ['["good", "fine"]'], r"line 1: .* has no text"),
-        ("a.jsonl", [r'{"label": "good", "text": "\ud83d"}'], r"line 1: the text holds half a surrogate pair"),
+        (
+            "a.jsonl",
+            [r'{"label": "good", "text": "\ud83d"}'],
+            r"line 1: the text is invalid Unicode",
+        ),
         ("a.jsonl", ["[" * 100_000], r"line 1: not JSON"),
     ],
 )
@@ -66,7 +70,7 @@ def test_a_bad_line_is_named(name: str, lines: list[str], message: str, tmp_path
         list(read_labelled(write_lines(tmp_path / name, lines)))
 
 
-def test_the_class_token_stands_in_front_where_it_is_looked_at() -> None:
+def test_the_class_token_is_added_if_it_is_pooled() -> None:
     assert text_source([7, 8], "first") == [BOS, 7, 8] and text_source([7, 8], "mean") == [7, 8]
 
 

@@ -15,12 +15,12 @@ from sacrebleu.tokenizers import tokenizer_ja_mecab, tokenizer_ko_mecab
 from dragoman.errors import UsageError
 from dragoman.evaluation.metrics import (
     bleu_tokenizer,
-    compare,
+    compare_systems,
     corpus_scores,
     evaluate_model,
     evaluate_texts,
     literature_bleu,
-    overlap,
+    train_test_overlap,
 )
 from tiny_translator import copying_translator, tiny_translator
 
@@ -63,7 +63,7 @@ def test_the_better_of_two_real_systems_is_better_by_significance() -> None:
     names = ["ted.sk-en.system2.en", "ted.sk-en.system1.en", "ted.sk-en.ref.en"]
     ours, theirs, reference = (read(name)[:250] for name in names)
 
-    result = compare(ours, theirs, [reference], samples=100)
+    result = compare_systems(ours, theirs, [reference], samples=100)
 
     assert result.bleu.a == pytest.approx(evaluate_texts(ours, [reference]).bleu.score)
     assert result.bleu.b == pytest.approx(evaluate_texts(theirs, [reference]).bleu.score)
@@ -71,7 +71,7 @@ def test_the_better_of_two_real_systems_is_better_by_significance() -> None:
     assert result.chrf.a < result.chrf.b
     assert "bs:100" in result.bleu.signature and "seed:12345" in result.bleu.signature
     assert 0 < result.bleu.a_interval < 5
-    assert result == compare(ours, theirs, [reference], samples=100)
+    assert result == compare_systems(ours, theirs, [reference], samples=100)
 
 
 def test_a_perfect_translation_has_perfect_scores() -> None:
@@ -102,7 +102,7 @@ def test_ter_ignores_case_as_sacrebleu_does() -> None:
 
     assert scores.ter.score == 0 == TER().corpus_score(shouted, [TEXT]).score
     assert "case:lc" in scores.ter.signature
-    assert compare(shouted, TEXT, [TEXT], samples=5).ter.a == 0
+    assert compare_systems(shouted, TEXT, [TEXT], samples=5).ter.a == 0
 
 
 def test_a_second_reference_helps() -> None:
@@ -175,7 +175,7 @@ def test_a_tokenizer_asked_for_by_name_is_taken_or_refused(no_mecab: None) -> No
     assert bleu_tokenizer("de", "zh") == "zh"
     with pytest.raises(UsageError, match=r"tokenize = 'ja-mecab'.*pip install 'sacrebleu\[ja\]'"):
         bleu_tokenizer("zh", "ja-mecab")
-    with pytest.raises(UsageError, match="tokenize = 'moses': must be one of auto, 13a"):
+    with pytest.raises(UsageError, match="tokenize = 'moses'; accepted: auto, 13a"):
         bleu_tokenizer("zh", "moses")
 
 
@@ -187,7 +187,7 @@ def test_nearly_correct_chinese_has_a_high_score() -> None:
     assert scores.bleu.score == pytest.approx(81.22, abs=0.01)
     assert "tok:zh" in scores.bleu.signature
     assert corpus_scores(CHINESE, NEARLY, "zh")["bleu"] == scores.bleu.score
-    compared = compare(CHINESE, NEARLY, [NEARLY], samples=5, tokenize="zh")
+    compared = compare_systems(CHINESE, NEARLY, [NEARLY], samples=5, tokenize="zh")
     assert compared.bleu.a == pytest.approx(scores.bleu.score) and "tok:zh" in compared.bleu.signature
 
 
@@ -235,18 +235,18 @@ def test_lines_that_do_not_match_are_refused(texts: list[str], references: list[
     with pytest.raises(UsageError, match=told):
         evaluate_texts(texts, references)
     with pytest.raises(UsageError, match=told):
-        compare(texts, texts, references)
+        compare_systems(texts, texts, references)
 
 
 def test_other_wrong_arguments_are_refused() -> None:
-    with pytest.raises(UsageError, match="tokenize = 'moses': must be one of auto, 13a"):
+    with pytest.raises(UsageError, match="tokenize = 'moses'; accepted: auto, 13a"):
         evaluate_texts(TEXT, [TEXT], tokenize="moses")
     with pytest.raises(UsageError, match="samples = 0"):
-        compare(TEXT, TEXT, [TEXT], samples=0)
+        compare_systems(TEXT, TEXT, [TEXT], samples=0)
 
 
 def test_a_system_is_no_better_than_itself() -> None:
-    result = compare(TEXT, TEXT, [TEXT], samples=20)
+    result = compare_systems(TEXT, TEXT, [TEXT], samples=20)
 
     assert result.bleu.p_value == result.chrf.p_value == result.ter.p_value == 1
 
@@ -255,8 +255,8 @@ def test_each_system_has_its_own_interval() -> None:
     damaged = [text.replace("a ", "the ") if i % 3 else "quite another one" for i, text in enumerate(TEXT * 5)]
 
     for result in (
-        compare(TEXT * 5, damaged, [TEXT * 5], samples=50),
-        compare(damaged, TEXT * 5, [TEXT * 5], samples=50),
+        compare_systems(TEXT * 5, damaged, [TEXT * 5], samples=50),
+        compare_systems(damaged, TEXT * 5, [TEXT * 5], samples=50),
     ):
         for metric in (result.bleu, result.chrf, result.ter):
             perfect_first = (metric.a_interval, metric.b_interval)[:: 1 if result.bleu.a > result.bleu.b else -1]
@@ -272,17 +272,17 @@ def test_chance_is_told_from_a_difference() -> None:
     def damaged(share: float) -> list[str]:
         return [" ".join(word if draw.random() > share else "x" for word in text.split()) for text in reference]
 
-    assert compare(damaged(0.05), damaged(0.4), [reference], samples=100).bleu.p_value < 0.05
-    assert compare(damaged(0.2), damaged(0.2), [reference], samples=100).bleu.p_value > 0.05
+    assert compare_systems(damaged(0.05), damaged(0.4), [reference], samples=100).bleu.p_value < 0.05
+    assert compare_systems(damaged(0.2), damaged(0.2), [reference], samples=100).bleu.p_value > 0.05
 
 
 def test_test_lines_in_the_training_text_are_found() -> None:
-    seen = overlap(["A dog  runs", "", "nothing"], ["x", "a Dog runs ", "", "y", "a dog runs"])
+    seen = train_test_overlap(["A dog  runs", "", "nothing"], ["x", "a Dog runs ", "", "y", "a dog runs"])
 
     assert (seen.seen, seen.total) == (2, 5)
     assert seen.examples == ((2, "a Dog runs "), (5, "a dog runs"))
     assert "2 of 5 test lines (40.0%)" in seen.warning and "line 2" in seen.warning
-    assert overlap(["p"], ["q"]).warning == ""
+    assert train_test_overlap(["p"], ["q"]).warning == ""
 
 
 def test_a_model_is_translated_with_and_scored() -> None:

@@ -1,4 +1,4 @@
-"""Model folders whose files are damaged in any way: one ModelFolderError that names the file, at once, no signal."""
+"""Damaged model folders: one immediate ModelFolderError that names the file, and no signal."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ import safetensors.torch
 import torch
 
 from dragoman.config import Config
-from dragoman.data.labels import LabelVocabulary
 from dragoman.data.tokenizer import Tokenizer, learn_tokenizer
+from dragoman.data.vocabulary import LabelVocabulary
 from dragoman.decoding.shortlist import Shortlist
 from dragoman.errors import ModelFolderError, TrainingError
 from dragoman.io.reading import read_bytes
 from dragoman.io.weights import _DTYPES
+from dragoman.io.writing import write_file
 from dragoman.models.model_folder import (
     FORMAT_VERSION,
     build_for,
     find_model,
+    list_checkpoints,
     load_file,
     load_model,
-    point,
     read_config,
     read_meta,
     read_pointer,
     save_model,
-    steps_in,
     unique_tensors,
     verify,
-    write_file,
     write_folder,
+    write_pointer,
 )
 from dragoman.training.run import open_run
 from small_run import Cli, digit_pairs, small_config, write_corpus
@@ -209,7 +209,7 @@ def test_the_meta_names_files_of_its_folder_only(folder: Path, name: str) -> Non
 @pytest.mark.parametrize("version", [FORMAT_VERSION + 1, 10**4000], ids=["next", "digits"])
 def test_every_later_format_is_refused(folder: Path, version: int) -> None:
     change_meta(folder, format_version=version)
-    with pytest.raises(ModelFolderError, match=rf"format version \d+, and .* reads up to {FORMAT_VERSION}; upgrade"):
+    with pytest.raises(ModelFolderError, match=rf"format version \d+; .* reads up to {FORMAT_VERSION}; upgrade"):
         load_model(folder)
 
 
@@ -227,21 +227,21 @@ def test_pointers_that_name_no_folder_of_the_run(cli: Cli, folder: Path, content
     run = folder.parent / "run"
     shutil.copytree(folder, run / "checkpoints" / "00000012")
     (run / "best").write_bytes(content)
-    with pytest.raises(ModelFolderError, match=r"best: .*Name a checkpoint in place of the run"):
+    with pytest.raises(ModelFolderError, match=r"best: .*Name a checkpoint instead of the run"):
         find_model(run)
     with pytest.raises(ModelFolderError, match="best: "):
         find_model(run / "best")
     code, _, err = cli("translate", run, stdin=b"one\n")
     assert code == 1 and f"{run / 'best'}: " in err and len(err) < 700
     load_model(run / "checkpoints" / "00000012")
-    point(run, "best", run / "checkpoints" / "00000012")
+    write_pointer(run, "best", run / "checkpoints" / "00000012")
     assert read_pointer(run, "best") == run / "checkpoints" / "00000012"
 
 
 def test_only_ascii_digits_name_a_step(folder: Path, tmp_path: Path) -> None:
     for name in ("00000012", "²", "٣", "1.5", "+4", "1_0", " 7", "average"):
         shutil.copytree(folder, tmp_path / "run" / "checkpoints" / name)
-    assert [path.name for path in steps_in(tmp_path / "run")] == ["00000012"]
+    assert [path.name for path in list_checkpoints(tmp_path / "run")] == ["00000012"]
 
 
 def test_what_is_no_folder_says_so(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def with_header(header: object, body: bytes = b"", length: int | None = None) ->
 )
 def test_weights_with_a_damaged_header_and_a_matching_checksum(folder: Path, content: bytes) -> None:
     put(folder, "model.safetensors", content)
-    with pytest.raises(ModelFolderError, match=r"model\.safetensors.*(safetensors file|cut or altered)"):
+    with pytest.raises(ModelFolderError, match=r"model\.safetensors.*(safetensors file|truncated or altered)"):
         load_model(folder)
     with pytest.raises(ModelFolderError, match=r"model\.safetensors: not a safetensors file"):
         load_file(folder / "model.safetensors")
@@ -294,9 +294,9 @@ def test_more_bytes_than_the_header_announces(folder: Path) -> None:
 
 def test_files_that_are_not_read_may_be_anything(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"")
-    assert verify(folder, but={"model.safetensors"})["step"] == 12
-    with pytest.raises(ModelFolderError, match=r"model\.safetensors is cut"):
-        verify(folder, but={"config.json"})
+    assert verify(folder, skip={"model.safetensors"})["step"] == 12
+    with pytest.raises(ModelFolderError, match=r"model\.safetensors is truncated"):
+        verify(folder, skip={"config.json"})
 
 
 def test_the_limit_of_a_small_file(tmp_path: Path) -> None:
@@ -371,7 +371,7 @@ def end_of(header: dict[str, Any]) -> int:
     ],
     ids=json.dumps,
 )
-def test_places_that_cannot_be(tmp_path: Path, places: dict[str, Any]) -> None:
+def test_impossible_offsets(tmp_path: Path, places: dict[str, Any]) -> None:
     header = {name: dict(zip(("dtype", "shape", "data_offsets"), about, strict=True)) for name, about in places.items()}
     last = max((about[2][1] for about in places.values()), default=0)
     (tmp_path / "w.safetensors").write_bytes(with_header(header, bytes(last)))
@@ -380,7 +380,7 @@ def test_places_that_cannot_be(tmp_path: Path, places: dict[str, Any]) -> None:
 
 
 def test_weights_are_read_into_memory(folder: Path) -> None:
-    """A file that is cut later changes nothing, and raises no signal."""
+    """A file that is truncated later changes nothing, and raises no signal."""
     tensors = load_file(folder / "model.safetensors")
     before = {name: tensor.clone() for name, tensor in tensors.items()}
     os.truncate(folder / "model.safetensors", 0)
@@ -414,7 +414,7 @@ def test_a_tokenizer_that_is_none_with_a_matching_checksum(folder: Path, content
 
 
 def test_a_tokenizer_with_other_special_ids(folder: Path, tmp_path: Path) -> None:
-    """Of another toolkit, with the beginning of a sentence in place of padding."""
+    """A vocabulary of another toolkit, with the id of BOS for padding."""
     import sentencepiece as spm
 
     lines = [text for pair in digit_pairs(200) for text in pair]
@@ -464,9 +464,9 @@ def test_every_file_is_on_the_disk_before_the_folder_has_its_name(
     monkeypatch.setattr(os, "fsync", recorded_sync)
     monkeypatch.setattr(Path, "rename", recorded_rename)
     write_folder(tmp_path / "model", {"config.json": b"{}", "model.safetensors": b"weights"}, {})
-    files = {("sync", path.stat().st_ino) for path in (tmp_path / "model").iterdir()}
+    written = [*(tmp_path / "model").iterdir(), tmp_path / "model"]
     at = events.index(("rename", "model"))
-    assert len(files) == 3 and set(events[:at]) == files
+    assert len(written) == 4 and set(events[:at]) == {("sync", path.stat().st_ino) for path in written}
     assert events[at + 1 :] == [("sync", tmp_path.stat().st_ino)]
     events.clear()
     write_file(tmp_path / "last", b"model\n")

@@ -1,4 +1,4 @@
-"""The cheap data checks before training: shifts are refused with the place, weaker signs are warnings."""
+"""The fast data checks before training: shifts are errors with their lines, weaker signs are warnings."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def test_good_data_passes_in_silence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("first", "last"), [(1, 600), (201, 600), (301, 420)])
-def test_a_shift_is_refused_with_the_place(first: int, last: int, tmp_path: Path) -> None:
+def test_a_shift_is_refused_with_its_lines(first: int, last: int, tmp_path: Path) -> None:
     with pytest.raises(DataError) as refused:
         warnings(config(corpus(tmp_path, "a", shifted(PAIRS, first, last))))
     message = str(refused.value)
     found = re.search(r"data\.train\.0: .*a\.src \| .*a\.tgt: lines ([\d,]+) to ([\d,]+) are shifted: (.*)\.", message)
     assert found is not None, message
     assert abs(int(found[1]) - first) <= 8 and abs(int(found[2]) - last) <= 8
-    assert "the target that fits a source line stands 1 line earlier" in found[3]
+    assert "the target that matches a source line is 1 line earlier" in found[3]
     assert f"Compare both files at line {found[1]}" in message and "shuffle the pairs" in message
 
 
@@ -86,7 +86,7 @@ def test_all_misaligned_parts_are_named_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_lines_with_nothing_in_common_are_not_refused(seed: int, tmp_path: Path) -> None:
-    """Text and unrelated labels, say: chance alone finds stretches that fit better when they are moved."""
+    """For example text and unrelated labels: some ranges match better by chance if shifted."""
     draw = random.Random(seed)
 
     def line() -> str:
@@ -138,11 +138,16 @@ def texts(source: list[str], target: list[str]) -> list[tuple[str, str]]:
     [
         (texts(ENGLISH, GERMAN), "en de", "src tgt", []),
         (texts(ENGLISH, GERMAN), "source target", "src tgt", []),
-        (texts(GERMAN, ENGLISH), "en de", "src tgt", ["source lines examined do not look like 'en'", "like 'de'; are"]),
-        (texts(GERMAN, ENGLISH), "source target", "en de", ["source lines examined do not look like 'en'", "'de'"]),
-        (texts(ENGLISH, ENGLISH[::-1]), "en de", "src tgt", ["40 of 40 target lines examined do not look like 'de'"]),
+        (
+            texts(GERMAN, ENGLISH),
+            "en de",
+            "src tgt",
+            ["sampled source lines do not look like 'en'", "'de'; check"],
+        ),
+        (texts(GERMAN, ENGLISH), "source target", "en de", ["sampled source lines do not look like 'en'", "'de'"]),
+        (texts(ENGLISH, ENGLISH[::-1]), "en de", "src tgt", ["40 of 40 sampled target lines do not look like 'de'"]),
         (texts(GERMAN, GERMAN[::-1]), "source target", "src tgt", ["source and target both look like 'de'"]),
-        (texts(ENGLISH, ENGLISH), "en de", "src tgt", ["source and target are the same text in 40 of 40 pairs"]),
+        (texts(ENGLISH, ENGLISH), "en de", "src tgt", ["source and target are identical in 40 of 40 sampled pairs"]),
     ],
     ids=[
         "right",
@@ -168,10 +173,10 @@ def test_overlaps_are_warnings(tmp_path: Path) -> None:
     parts = {"valid": corpus(tmp_path, "v", valid), "test": corpus(tmp_path, "t", PAIRS[470:570])}
     said = warnings(config(corpus(tmp_path, "a", train), **parts))
     assert said == [
-        "warning: data.valid: 20 of 100 pairs are also in data.train; scores on them measure memory, not translation: "
-        "take them out of one of the two",
-        "warning: data.valid: 10 of 100 pairs are also in data.test; scores on them measure memory, not translation: "
-        "take them out of one of the two",
+        "warning: data.valid: 20 of 100 pairs are also in data.train; their scores measure memorization, not "
+        "translation: remove them from one of the two",
+        "warning: data.valid: 10 of 100 pairs are also in data.test; their scores measure memorization, not "
+        "translation: remove them from one of the two",
     ]
     one = corpus(tmp_path, "one", PAIRS[399:499])
     assert warnings(config(corpus(tmp_path, "a", train), valid=one)) == [], "1 of 100 happens in good corpora"

@@ -99,5 +99,7 @@ def test_odd_text_takes_no_odd_time(text: str) -> None:
         ([], [], ""),
     ],
 )
-def test_a_space_stands_where_the_target_wants_one(sources: list[str], targets: list[str], joined: str) -> None:
+def test_parts_are_joined_with_a_space_if_the_target_uses_spaces(
+    sources: list[str], targets: list[str], joined: str
+) -> None:
     assert join_parts(sources, targets) == joined

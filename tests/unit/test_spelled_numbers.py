@@ -229,13 +229,13 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
 
 
 def test_what_is_outside_the_corpus_is_refused() -> None:
-    with pytest.raises(UsageError, match="number 1000000: accepted are 0 to 999999"):
+    with pytest.raises(UsageError, match="number 1000000; accepted: 0 to 999999"):
         cardinal_pair(1_000_000)
-    with pytest.raises(UsageError, match="number 0: accepted are 1 to"):
+    with pytest.raises(UsageError, match="number 0; accepted: 1 to"):
         ordinal_pair(0)
-    with pytest.raises(UsageError, match="year 2100: accepted are 1000 to 2099"):
+    with pytest.raises(UsageError, match="year 2100; accepted: 1000 to 2099"):
         year_pair(2100)
-    with pytest.raises(UsageError, match="1799: accepted are 1800 to 2099"):
+    with pytest.raises(UsageError, match="1799; accepted: 1800 to 2099"):
         date_pair(datetime.date(1799, 12, 31), "on_weekday")
-    with pytest.raises(UsageError, match="'short': accepted are plain, month_first, on, on_weekday"):
+    with pytest.raises(UsageError, match="'short'; accepted: plain, month_first, on, on_weekday"):
         date_pair(datetime.date(1987, 3, 3), "short")

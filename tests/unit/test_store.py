@@ -1,4 +1,4 @@
-"""The store: what the text says, every pair accounted for, reused when nothing changed."""
+"""The store: ids of the text, every pair counted, reused while its inputs are unchanged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_ids_and_text_are_those_of_the_files(tmp_path: Path) -> None:
         assert (lengths[0][number], lengths[1][number]) == (len(src), len(tgt))
 
 
-def test_the_account_adds_up_with_every_reason(tmp_path: Path) -> None:
+def test_the_filter_statistics_add_up_with_every_reason(tmp_path: Path) -> None:
     pairs = digit_pairs(100)
     longest = max(range(100), key=lambda i: len(pairs[i][0]))
     extra = [("", "nul"), ("one", "one"), pairs[3], pairs[4], ("one " * 30, "un"), pairs[longest]]
@@ -44,13 +44,13 @@ def test_the_account_adds_up_with_every_reason(tmp_path: Path) -> None:
     write_lines(tmp_path / "valid.src", ["one"])
     write_lines(tmp_path / "valid.tgt", ["un"])
     store, listener = prepare(small_config(tmp_path, "data.filter.max_tokens=12"), tmp_path / "cache")
-    words = store.account.replace(",", "").split()
+    words = store.stats.replace(",", "").split()
     numbers = [int(word) for word in words if word.isdigit()]
-    assert numbers[0] == 106 == sum(numbers[1:]), store.account
+    assert numbers[0] == 106 == sum(numbers[1:]), store.stats
     for reason in ("empty 1", "identical 1", "duplicate 3", "ratio 1", "too_many_tokens"):
-        assert reason in store.account
+        assert reason in store.stats
     assert numbers[1] == len(store) == sum(n for n, _ in store.parts)
-    assert listener.said == [f"data: {store.account}"]
+    assert listener.said == [f"data: {store.stats}"]
     assert max(map(max, store.lengths())) == 12, "a pair of exactly max_tokens is kept"
 
 
@@ -71,7 +71,7 @@ def test_reused_when_nothing_changed_and_made_anew_when_something_did(tmp_path: 
     data = write_corpus(tmp_path / "data", train=110)
     first, _ = prepare(small_config(data), tmp_path / "cache")
     second, listener = prepare(small_config(data, "tokenizer.sampling=0.2", "model.d_ff=99"), tmp_path / "cache")
-    assert second.folder == first.folder and "prepared before" in listener.text
+    assert second.folder == first.folder and "reused" in listener.text
     third, _ = prepare(small_config(data, "tokenizer.vocab_size=50"), tmp_path / "cache")
     (data / "train.src").write_bytes((data / "train.src").read_bytes().replace(b"nine", b"neun"))
     fourth, _ = prepare(small_config(data), tmp_path / "cache")
@@ -90,7 +90,7 @@ def test_an_unfinished_store_is_built_again(tmp_path: Path) -> None:
     (store.folder / "store.json").unlink()
     (store.folder / "source.ids").write_bytes(b"\0\0")
     again, listener = prepare(config, tmp_path / "cache")
-    assert "prepared before" not in listener.text
+    assert "reused" not in listener.text
     assert again.pair(11) == Store(again.folder).pair(11)
     assert len(again) == 240
 
@@ -140,7 +140,7 @@ def test_the_smallest_weight_still_draws_a_pair(tmp_path: Path) -> None:
     assert len(store.draw(np.random.default_rng(4))) == 1
 
 
-def test_nothing_left_is_told_with_the_account(tmp_path: Path) -> None:
+def test_an_empty_result_is_reported_with_the_filter_statistics(tmp_path: Path) -> None:
     data = write_corpus(tmp_path / "data", train=30)
     with pytest.raises(DataError, match=r"nothing to train on: read 30 = kept 0 \+ too_many_tokens 30"):
         prepare(small_config(data, "data.filter.max_tokens=4", "tokenizer.vocab_size=40"), tmp_path / "cache")

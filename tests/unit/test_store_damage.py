@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,9 +106,9 @@ def test_a_damaged_file_is_named_and_the_store_rebuilt(
     again, listener = prepare(config, cache)
     assert content(again) == before
     first, second = listener.said
-    assert first.startswith("prepared data damaged, building it again") and str(store.folder) in first, first
-    assert name in first and "prepared before" not in second
-    assert "prepared before" in prepare(config, cache)[1].text
+    assert first.startswith("prepared data is damaged and will be rebuilt") and str(store.folder) in first, first
+    assert name in first and "reused" not in second
+    assert "reused" in prepare(config, cache)[1].text
     assert [path.name for path in cache.iterdir()] == [store.folder.name], "nothing damaged or half-made stays"
 
 
@@ -231,7 +232,7 @@ def short_table(folder: Path) -> None:
 def test_a_damaged_store_leaves_no_file_open(
     config: Config, cache: Path, damage: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Windows renames no folder with an open file in it."""
+    """Windows cannot rename a folder that contains an open file."""
     (folder,) = cache.iterdir()
     damage(folder)
     opened: list[RandomAccessFile] = []
@@ -257,18 +258,34 @@ def test_bytes_are_read_in_full_in_spite_of_short_reads(tmp_path: Path, monkeypa
         file.read(50, 51)
 
 
-def test_a_store_that_a_neighbour_finished_meanwhile_is_taken(config: Config, cache: Path) -> None:
+def test_a_store_that_another_process_finished_meanwhile_is_used(
+    config: Config, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A damaged one is replaced."""
     store, _ = prepare(config, cache)
-    mine = Path(shutil.copytree(store.folder, cache / ".mine"))
-    inode = store.folder.stat().st_ino
-    assert content(store_module._put(mine, store.folder)) == content(store)
-    assert store.folder.stat().st_ino == inode and mine.is_dir(), "a neighbour may be reading it already"
-    cut(store.folder / "source.txt")
-    store_module._put(mine, store.folder)
-    assert store.folder.stat().st_ino != inode and not mine.exists()
+    before = content(store)
+    finished = shutil.copytree(store.folder, cache / "finished")
+    fill, inodes = store_module._fill, []
+
+    def overtaken(*args: Any) -> Any:
+        result = fill(*args)
+        if store.folder.exists():
+            shutil.rmtree(store.folder)
+        shutil.copytree(finished, store.folder)
+        if damaged:
+            cut(store.folder / "source.txt")
+        inodes.append(store.folder.stat().st_ino)
+        return result
+
+    monkeypatch.setattr(store_module, "_fill", overtaken)
+    for damaged in (False, True):
+        (store.folder / "store.json").unlink()
+        assert content(prepare(config, cache)[0]) == before
+        assert (store.folder.stat().st_ino == inodes[-1]) is not damaged, "another process may already use it"
+        assert {path.name for path in cache.iterdir()} == {"finished", store.folder.name}
 
 
-def test_a_file_in_place_of_a_store_is_replaced(config: Config, cache: Path) -> None:
+def test_a_file_with_the_name_of_a_store_is_replaced(config: Config, cache: Path) -> None:
     store, _ = prepare(config, cache)
     before = content(store)
     shutil.rmtree(store.folder)
@@ -320,7 +337,7 @@ def test_the_first_id_behind_the_vocabulary_is_refused(config: Config, cache: Pa
         store.pair(0)
 
 
-def test_a_store_that_is_replaced_goes_on_being_read(config: Config, cache: Path) -> None:
+def test_a_replaced_store_can_still_be_read(config: Config, cache: Path) -> None:
     store, _ = prepare(config, cache)
     before = content(store)
     shutil.rmtree(store.folder)
@@ -337,7 +354,7 @@ def test_pairs_without_any_token_are_dropped(tmp_path: Path) -> None:
         lines = (data / name).read_text(encoding="utf-8").split("\n")[:-1]
         write_lines(data / name, [*lines, extra])
     store, _ = prepare(small_config(data), tmp_path / "cache")
-    assert store.account == "read 61 = kept 60 + empty 1" and len(store) == 60
+    assert store.stats == "read 61 = kept 60 + empty 1" and len(store) == 60
     assert min(map(min, store.lengths())) > 1
 
 

@@ -1,4 +1,4 @@
-"""Sentences with tags: CoNLL-U without what is no word, word/tag, and one clear message where a line is not so."""
+"""Sentences with tags: CoNLL-U without multiword tokens, word/tag, and one clear message per invalid line."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_the_tag_follows_the_last_slash(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "lines", "message"),
     [
-        ("a.conllu", [CONLLU[2], "2\tx\ty"], r"a\.conllu, line 2: 3 columns where CoNLL-U has 10"),
-        ("a.conllu", [row("one", "x", "X")], r"line 1: a word's number is expected in column 1, not \"one\""),
+        ("a.conllu", [CONLLU[2], "2\tx\ty"], r"a\.conllu, line 2: 3 columns; accepted: the 10 of CoNLL-U"),
+        ("a.conllu", [row("one", "x", "X")], r"line 1: column 1 is \"one\"; accepted: the number of a word"),
         ("a.conllu", ["", row("1", "x", "_")], r"line 2: \"x\" has no tag in the column upos"),
         ("a.txt", ["a/b", "c/d e"], r"a\.txt, line 2: \"e\" is not word/tag"),
         ("a.txt", ["a/"], r"line 1: \"a/\" is not word/tag"),
@@ -66,7 +66,7 @@ def test_a_bad_line_is_named(name: str, lines: list[str], message: str, tmp_path
         list(read_tagged(write_lines(tmp_path / name, lines)))
 
 
-def test_a_tag_stands_on_the_first_piece() -> None:
+def test_a_tag_belongs_to_the_first_piece() -> None:
     ids, tags = tagged_row([[7], [8, 9, 10], [11, 12]], [3, 1, 2])
     assert ids == [BOS, 7, 8, 9, 10, 11, 12, EOS]
     assert tags == [PAD, 3, 1, PAD, PAD, 2, PAD, PAD]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.config import TokenizerConfig
-from dragoman.data.buckets import batches_within, plan_buckets
+from dragoman.data.batching import batches_within, plan_buckets
 from dragoman.data.readers.text_stream import TextStream, read_paragraphs, read_stream
 from dragoman.data.tokenizer import EOS, UNK, Tokenizer, learn_tokenizer
 from small_run import write_lines
@@ -80,7 +80,7 @@ def test_buckets_hold_every_example_once_within_the_budget(lengths: list[int], b
 
 
 @given(st.lists(st.integers(1, 40), max_size=60), st.integers(1, 90))
-def test_batches_hold_every_place_once_the_largest_first(sizes: list[int], budget: int) -> None:
+def test_batches_contain_every_index_once_the_largest_first(sizes: list[int], budget: int) -> None:
     batches = list(batches_within(sizes, budget))
     places = [place for batch in batches for place in batch]
     assert sorted(places) == list(range(len(sizes)))
@@ -101,7 +101,7 @@ SPACED = "  Two  spaces,\n\n a blank line …\tand a tab \n"
 
 def tokenizer(kind: str, lines: list[str], size: int = 60) -> Tokenizer:
     settings = {"kind": kind, "vocab_size": size, "byte_fallback": False, "normalization": "identity"}
-    return learn_tokenizer(TokenizerConfig.model_validate(settings), lines, whole=True)
+    return learn_tokenizer(TokenizerConfig.model_validate(settings), lines, lossless=True)
 
 
 @pytest.mark.parametrize(("kind", "size"), [("char", 60), ("bpe", 40), ("unigram", 25)])

@@ -57,9 +57,9 @@ def test_a_space_that_is_no_blank_stays_in_the_word(tmp_path: Path) -> None:
         ([JOHN, "", "(S (NP (NN a))"], r"the tree that begins in line 3 is not closed: 1 brackets missing"),
         ([JOHN, f"{JOHN})"], r'a\.ptb, line 2: "\)" outside of any tree'),
         (["(S (NN dog))", "cat"], r'line 2: "cat" outside of any tree'),
-        (["(S (NP))"], r'line 1: the bracket "NP" holds nothing'),
-        (["(S (NN hot dog))"], r'line 1: the bracket "NN" holds 2 parts, 2 of them words'),
-        (["(S (NP the (NN dog)))"], r'line 1: the bracket "NP" holds 2 parts, 1 of them words'),
+        (["(S (NP))"], r'line 1: the bracket "NP" has no children'),
+        (["(S (NN hot dog))"], r'line 1: the bracket "NN" has 2 children, 2 of them words'),
+        (["(S (NP the (NN dog)))"], r'line 1: the bracket "NP" has 2 children, 1 of them words'),
     ],
 )
 def test_bad_brackets_are_named(lines: list[str], message: str, tmp_path: Path) -> None:
@@ -93,13 +93,13 @@ WORDS = ["John", "has", "a", "dog", "."]
         ("(S (NP(VP XX XX XX XX )NP)VP XX )S", "(ROOT (S (XX John) (XX has) (XX a) (XX dog) (XX .)))"),
     ],
 )
-def test_what_is_no_tree_is_mended_and_told(row: str, mended: str) -> None:
+def test_malformed_rows_are_repaired_and_reported(row: str, mended: str) -> None:
     found, whole = delinearize(row, WORDS)
     assert (str(found), whole) == (mended, False)
 
 
 @given(st.lists(st.sampled_from(["(S", "(NP", ")S", ")NP", "XX", "(", ")", "(S)S", "x"]), max_size=25).map(" ".join))
-def test_whatever_the_row_every_word_is_in_the_tree_once(row: str) -> None:
+def test_for_any_row_every_word_is_in_the_tree_once(row: str) -> None:
     found, whole = delinearize(row, WORDS)
     assert found.words() == WORDS
     if whole:

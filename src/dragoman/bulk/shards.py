@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import itertools
 import json
 import lzma
@@ -18,6 +17,7 @@ import zstandard
 from dragoman.errors import DataError, UsageError, nearest
 from dragoman.extras import extra_package
 from dragoman.io.lines import plain_suffix, read_lines
+from dragoman.io.reading import hash_file
 
 __all__ = [
     "COLUMNS",
@@ -75,8 +75,7 @@ class Shard:
     def sha256(self) -> str:
         """Of the file as it is now."""
         try:
-            with self.path.open("rb") as file:
-                return hashlib.file_digest(file, "sha256").hexdigest()
+            return hash_file(self.path, "sha256")
         except OSError as error:
             raise DataError(f"{self.path}: cannot be read: {error.strerror or error}") from None
 

@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dragoman.config.section import Section
-from dragoman.data.labels import LabelVocabulary
-from dragoman.data.vocabulary import Vocabulary
+from dragoman.data.vocabulary import LabelVocabulary, Vocabulary
 from dragoman.decoding.native.library import load_native, missing
 from dragoman.decoding.native.pack import unsupported
 from dragoman.models.model_folder import find_model, load_network, read_meta

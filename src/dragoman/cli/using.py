@@ -181,7 +181,7 @@ def evaluate(
 ) -> None:
     """BLEU, chrF and TER with signatures; with --against a paired bootstrap."""
     from dragoman.data.corpus import CorpusSpec, read_pairs
-    from dragoman.evaluation.metrics import evaluate_model, warn_of_overlap
+    from dragoman.evaluation.metrics import evaluate_model, overlap_warning
     from dragoman.models.model_folder import read_config
 
     pairs = list(read_pairs(CorpusSpec(source, reference)))
@@ -196,7 +196,7 @@ def evaluate(
         language=language,
         tokenize=tokenize,
     )
-    warning = warn_of_overlap(model, sources)
+    warning = overlap_warning(model, sources)
     if as_json:
         typer.echo(json.dumps(evaluation.to_json() | {"warning": warning}, ensure_ascii=False, indent=1))
         return

@@ -29,6 +29,7 @@ from dragoman.config.overrides import apply_overrides
 from dragoman.config.section import Section, is_stored
 from dragoman.config.train import SearchConfig, TrainConfig
 from dragoman.errors import ConfigError, UsageError, clip, nearest
+from dragoman.io.reading import open_regular
 
 __all__ = ["Config", "dump_toml", "flatten", "load_config", "parse_config"]
 
@@ -176,16 +177,13 @@ def load_config(path: str | Path, overrides: Iterable[str] = (), *, stored: bool
 def _text_of(path: Path) -> str:
     """The text of a configuration file.  Raises `ConfigError` for everything that is not one, without reading it."""
     try:
-        if not path.exists():
-            raise ConfigError(str(path), [_no_such_file(path)])
-        if path.is_dir():
-            raise ConfigError(str(path), ["this is a folder; a configuration is a TOML file"])
-        if not path.is_file():  # reading a pipe may wait for ever, and a device may never end
-            raise ConfigError(str(path), ["this is not a regular file; save the configuration as a TOML file"])
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             content = file.read(_LARGEST + 1)
+    except (FileNotFoundError, ValueError):  # ValueError: the path contains a null byte
+        raise ConfigError(str(path), [_no_such_file(path)]) from None
     except OSError as error:
-        raise ConfigError(str(path), [f"cannot be read: {error.strerror or error}"]) from None
+        reason = error.strerror or error
+        raise ConfigError(str(path), [f"cannot be read: {reason}; a configuration is a TOML file"]) from None
     if len(content) > _LARGEST:
         raise ConfigError(str(path), [f"larger than {_LARGEST:,} bytes, so this is not a configuration; name another"])
     try:

@@ -1,1 +1,1 @@
-"""Parallel text: read, paired, filtered, examined, tokenized and batched."""
+"""Text and images: reading, pairing, filtering, checking, tokenization and batching."""

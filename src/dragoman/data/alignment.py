@@ -1,8 +1,10 @@
-"""Where two files that should be parallel stop being so, told from their lines without a dictionary.
+"""Detection of misaligned parallel files from their lines, without a dictionary.
 
-A line and its translation have lengths in proportion, end alike, and share numbers and names.  Each pair of lines
-gets a cost from the three; the alignment is the cheapest way through both files whose shift goes from zero at the front
-to the difference of the counts at the back.  Letters: n lines of the shorter file, d lines more in the longer.
+A line and its translation have proportional lengths and the same final punctuation, and share numbers and names.  Each
+pair of lines gets a cost from these three; the alignment is the cheapest path through both files whose shift grows from
+zero at the first line to the difference of the line counts at the last.
+
+Letters: n lines of the shorter file, d additional lines of the longer one.
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.io.lines import open_lines
+from dragoman.errors import clip
+from dragoman.io.lines import count_lines, open_lines
 
-__all__ = ["LineFeatures", "Shift", "drift_of", "first_drift", "line_features", "shifted_stretch"]
+__all__ = ["LineFeatures", "Shift", "first_drift", "line_features", "misalignment", "shifted_range"]
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.intp]
@@ -37,7 +40,7 @@ _CERTAIN_Z = 8.0
 
 @dataclass(frozen=True)
 class LineFeatures:
-    """What is kept of each line of a file: 13 bytes, whatever its length."""
+    """Features of the lines of a file, 13 bytes per line."""
 
     log_length: Floats
     ending: NDArray[np.uint8]
@@ -47,15 +50,15 @@ class LineFeatures:
         return len(self.log_length)
 
     def part(self, start: int, stop: int) -> LineFeatures:
-        """The features of lines `start` to `stop`, as a view."""
+        """Return the features of lines `start` to `stop`, as a view."""
         return LineFeatures(self.log_length[start:stop], self.ending[start:stop], self.anchors[start:stop])
 
 
 @dataclass(frozen=True)
 class Shift:
-    """A stretch of lines (counted from 1) whose target fits better `offset` lines further on.
+    """Lines `first` to `last` (counted from 1), whose targets match better `offset` lines later.
 
-    z: the mean gain per line of the stretch in standard errors.
+    z: mean gain per line, in standard errors.
     """
 
     first: int
@@ -65,12 +68,26 @@ class Shift:
 
     @property
     def certain(self) -> bool:
-        """Whether the shift is beyond chance: unrelated files reach a z of about 5."""
+        """Whether the shift cannot be chance: unrelated files reach a z of about 5."""
         return self.z >= _CERTAIN_Z
+
+    def __str__(self) -> str:
+        distance = f"{abs(self.offset)} line{'s' * (abs(self.offset) > 1)}"
+        return (
+            f"lines {self.first:,} to {self.last:,} {'are' if self.certain else 'may be'} shifted: the target that "
+            f"matches a source line is {distance} {'later' if self.offset > 0 else 'earlier'}"
+        )
+
+    @property
+    def advice(self) -> str:
+        return (
+            f"Compare both files at line {self.first:,}: one of them lacks a line or has an extra line. If the files "
+            "are right, shuffle the pairs, both files in the same order: only neighbouring lines are compared."
+        )
 
 
 def _anchors(text: str) -> int:
-    """A 64-bit set of the numbers and capitalised words of a line, by the first four letters."""
+    """Return a 64-bit set of the numbers and capitalised words of a line, hashed by their first four letters."""
     found = 0
     for word in _ANCHOR.findall(text):
         if word[0].isupper() or word[0].isdigit():
@@ -79,9 +96,9 @@ def _anchors(text: str) -> int:
 
 
 def line_features(path: Path, blocks: Sequence[range] | None = None) -> LineFeatures:
-    """Read the features of every line, or of the `blocks` of lines (from 0, in order); undecodable bytes are tolerated.
+    """Return the features of every line, or of the lines in `blocks` (counted from 0, ascending).
 
-    Raises DataError as `open_lines` does.
+    Invalid UTF-8 is tolerated.  Raises DataError as `open_lines` does.
     """
     lengths, endings, anchors = array("I"), array("B"), array("Q")
     for raw in open_lines(path) if blocks is None else _selected(open_lines(path), blocks):
@@ -94,30 +111,30 @@ def line_features(path: Path, blocks: Sequence[range] | None = None) -> LineFeat
 
 
 def _selected(lines: Iterator[bytes], blocks: Sequence[range]) -> Iterator[bytes]:
-    """The lines of the blocks; what comes after the last block is not read."""
     position = 0
     for block in blocks:
         yield from islice(lines, block.start - position, block.stop - position)
         position = block.stop
 
 
-def _usual_log_ratio(source: LineFeatures, target: LineFeatures) -> float:
+def _median_log_ratio(source: LineFeatures, target: LineFeatures) -> float:
     return float(np.median(target.log_length) - np.median(source.log_length))
 
 
-def _costs(source: LineFeatures, target: LineFeatures, usual_log_ratio: float) -> Floats:
-    """The cost of each pair of lines at the same place of two equally long stretches."""
-    length = np.abs(target.log_length - source.log_length - np.float32(usual_log_ratio))
+def _costs(source: LineFeatures, target: LineFeatures, median_log_ratio: float) -> Floats:
+    """Return the cost of pairing line i of `source` with line i of `target`, for equally many lines."""
+    length = np.abs(target.log_length - source.log_length - np.float32(median_log_ratio))
     ending = (source.ending != target.ending).astype(np.float32)
     anchor = ((source.anchors & target.anchors) != 0).astype(np.float32)
     cost: Floats = np.minimum(length, _MAX_LENGTH_COST) + _ENDING_COST * ending - _ANCHOR_GAIN * anchor
     return cost
 
 
-def drift_of(source: LineFeatures, target: LineFeatures) -> int | None:
-    """The line (from 1) where two files of different length lose each other, or None where the lengths are the same.
+def first_drift(source: LineFeatures, target: LineFeatures) -> int | None:
+    """Return the first line (from 1) where files of different line counts diverge, or None if the counts are equal.
 
-    For every number k of lines read, the cheapest path is kept that ends at each shift, and where it left shift zero.
+    Dynamic programming over shifts: after each line, the cost of the cheapest path that ends at this shift, and the
+    line where that path left shift zero.
     """
     if len(source) == len(target):
         return None
@@ -125,49 +142,65 @@ def drift_of(source: LineFeatures, target: LineFeatures) -> int | None:
     n, d = len(shorter), len(longer) - len(shorter)
     if n == 0:
         return 1
-    ratio = _usual_log_ratio(shorter, longer)
+    ratio = _median_log_ratio(shorter, longer)
     cheapest = np.zeros(0)
     left_zero: Ints = np.zeros(0, dtype=np.intp)
-    places = np.arange(n + 1)
+    lines = np.arange(n + 1)
     for shift in range(d + 1) if d <= _MAX_STEPS else (0, d):
         path = np.zeros(n + 1)
         np.cumsum(_costs(shorter, longer.part(shift, shift + n), ratio), out=path[1:])
         if shift == 0:
-            cheapest, left_zero = path, places
+            cheapest, left_zero = path, lines
             continue
         entered = cheapest - path
         lowest = np.minimum.accumulate(entered)
-        at = np.maximum.accumulate(np.where(entered <= lowest, places, 0))
-        cheapest, left_zero = lowest + path, left_zero[at]
+        best_entry = np.maximum.accumulate(np.where(entered <= lowest, lines, 0))
+        cheapest, left_zero = lowest + path, left_zero[best_entry]
     return int(left_zero[n]) + 1
 
 
-def first_drift(source_path: Path, target_path: Path) -> int | None:
-    """The estimated line (from 1) where two files stop matching, or None where they have equally many lines.
+def misalignment(source: Path, target: Path) -> tuple[int, str] | None:
+    """Return the line near which two files diverge, with a message, or None if they have equally many lines.
 
-    Raises DataError where a file cannot be read.
+    Raises DataError if a file cannot be read.
     """
-    return drift_of(line_features(source_path), line_features(target_path))
+    n_source, n_target = count_lines(source), count_lines(target)
+    if n_source == n_target:
+        return None
+    line = first_drift(line_features(source), line_features(target)) or 1
+    return line, (
+        f"{source} has {n_source:,} lines but {target} has {n_target:,}: line n of the target must translate line n of "
+        f"the source. They diverge near line {line:,}:\n"
+        f"  source: {_line_at(source, line)}\n"
+        f"  target: {_line_at(target, line)}\n"
+        "Restore the missing line or remove the extra line; never filter one side alone."
+    )
+
+
+def _line_at(path: Path, line: int) -> str:
+    for raw in islice(open_lines(path), line - 1, line):
+        return f'"{clip(raw.decode("utf-8", "replace"))}"'
+    return "(end of file)"
 
 
 def _z(gains: Floats) -> float:
     return float(gains.mean() * len(gains) ** 0.5 / max(float(gains.std()), 1e-6))
 
 
-def shifted_stretch(
-    source: LineFeatures, target: LineFeatures, *, reach: int = 3, evidence: float = 8.0
+def shifted_range(
+    source: LineFeatures, target: LineFeatures, *, max_offset: int = 3, min_gain: float = 8.0
 ) -> Shift | None:
-    """The stretch of two equally long files that fits much better when one side is moved by up to `reach` lines.
+    """Return the range of lines of two equally long files that matches much better if one side is shifted, or None.
 
-    `evidence` is the total cost to be gained, beyond a margin per line, before a stretch is worth a warning.
+    max_offset: largest shift in lines.  min_gain: total cost to be gained beyond a margin per line.
     """
     n = len(source)
-    if n <= reach or n != len(target):
+    if n <= max_offset or n != len(target):
         return None
-    ratio = _usual_log_ratio(source, target)
+    ratio = _median_log_ratio(source, target)
     straight = _costs(source, target, ratio)
     best: tuple[float, Shift] | None = None
-    for offset in (o for o in range(-reach, reach + 1) if o != 0):
+    for offset in (o for o in range(-max_offset, max_offset + 1) if o != 0):
         low, high = max(0, -offset), min(n, n - offset)
         shifted = _costs(source.part(low, high), target.part(low + offset, high + offset), ratio)
         gains = straight[low:high] - shifted
@@ -176,6 +209,6 @@ def shifted_stretch(
         gain = total - np.minimum.accumulate(total)
         end = int(np.argmax(gain))
         start = int(np.argmin(total[: end + 1]))
-        if gain[end] > evidence and (best is None or gain[end] > best[0]):
+        if gain[end] > min_gain and (best is None or gain[end] > best[0]):
             best = float(gain[end]), Shift(low + start + 1, low + end, offset, _z(gains[start:end]))
     return best[1] if best else None

@@ -1,4 +1,4 @@
-"""Parallel corpora: read as pairs, refused when misaligned, filtered with an account of every pair."""
+"""Parallel corpora: read as pairs, rejected if misaligned, filtered with statistics on every pair."""
 
 from __future__ import annotations
 
@@ -7,28 +7,21 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 
-from dragoman.config import Config, CorpusConfig, resolve_path
-from dragoman.data.alignment import first_drift
-from dragoman.errors import DataError, UsageError
-from dragoman.io.lines import clip, count_lines, decode_line, has_half_pair, open_lines, plain_suffix, read_lines
+from dragoman.config import Config, CorpusConfig, FilterConfig, resolve_path
+from dragoman.data.alignment import misalignment
+from dragoman.errors import DataError, UsageError, clip
+from dragoman.io.lines import decode_line, has_lone_surrogate, open_lines, plain_suffix, read_lines
 
 __all__ = [
     "CorpusSpec",
-    "FilterRules",
     "FilterStats",
     "PairFilter",
     "SentencePair",
     "corpus_spec",
-    "count_lines",
-    "first_drift",
-    "misalignment",
-    "open_lines",
     "pair_hash",
     "parse_row",
-    "read_lines",
     "read_pairs",
 ]
 
@@ -41,10 +34,10 @@ _SUFFIXES = (".tsv", ".jsonl")
 
 @dataclass(frozen=True)
 class CorpusSpec:
-    """One parallel corpus: two plain text files, or one `.tsv` or `.jsonl` file; `.gz`, `.zst` or `.xz` may follow.
+    """A parallel corpus: two text files, or one `.tsv` or `.jsonl` file, optionally compressed (`.gz .zst .xz`).
 
-    Keys are column numbers from 0 (TSV, or a JSONL line that is an array) or key names (JSONL; `a.b` reaches inside).
-    Raises UsageError where neither or both forms are given, or where the suffix of `path` is another.
+    Keys are column numbers from 0 (TSV, or a JSON array per line) or names (JSONL; `a.b` addresses a nested object).
+    Raises UsageError if neither or both forms are given, or if the suffix of `path` is not supported.
     """
 
     source: Path | None = None
@@ -59,61 +52,37 @@ class CorpusSpec:
         neither = self.source is None and self.target is None
         if not (both and self.path is None) and not (neither and self.path is not None):
             raise UsageError(
-                f"a corpus is given by source={self.source}, target={self.target}, path={self.path}: "
-                "give either source and target (two text files) or path (one .tsv or .jsonl file)."
+                f"invalid corpus: source={self.source}, target={self.target}, path={self.path}; accepted: "
+                "either source and target (two text files) or path (one .tsv or .jsonl file)"
             )
         if self.path is not None and plain_suffix(self.path) not in _SUFFIXES:
             raise UsageError(
-                f"{self.path}: a corpus in one file ends in {' or '.join(_SUFFIXES)} (.gz, .zst or .xz may follow). "
-                " Rename the file, or give source and target for two plain text files."
+                f"{self.path}: accepted: the suffix {' or '.join(_SUFFIXES)} (.gz, .zst or .xz may follow), or source "
+                "and target for two text files"
             )
 
     @property
     def name(self) -> str:
-        """The file or the two files, for messages."""
+        """The path or the two paths, for messages."""
         return str(self.path) if self.path is not None else f"{self.source} | {self.target}"
 
 
 @dataclass(frozen=True)
 class SentencePair:
-    """A source text and its target text, and the line (from 1) they stand on."""
+    """A source text and its target text, with their line number from 1."""
 
     source: str
     target: str
     line: int
 
 
-def _line_at(path: Path, line: int) -> str:
-    for raw in islice(open_lines(path), line - 1, line):
-        return f'"{clip(raw.decode("utf-8", "replace"))}"'
-    return "(the file has ended)"
-
-
-def misalignment(source: Path, target: Path) -> tuple[int, str] | None:
-    """The line near which two files lose each other and a message on it, or None where the counts agree.
-
-    Raises DataError where a file cannot be read.
-    """
-    n_source, n_target = count_lines(source), count_lines(target)
-    if n_source == n_target:
-        return None
-    line = first_drift(source, target) or 1
-    return line, (
-        f"{source} has {n_source:,} lines but {target} has {n_target:,}: line n of one must translate line n of the "
-        f"other. They first drift apart near line {line:,}:\n"
-        f"  source: {_line_at(source, line)}\n"
-        f"  target: {_line_at(target, line)}\n"
-        "Put back the missing line, or take out the extra one, near that place; never filter one side alone."
-    )
-
-
 def _member(row: object, key: str | int) -> object:
-    """The value at `key`; raises LookupError with a text that says what there is instead."""
+    """Return the value at `key`.  Raises LookupError that describes the row."""
     if isinstance(key, int):
         if not isinstance(row, list):
-            raise LookupError(f"item {key} is asked for, but the line is not an array{_keys_of(row)}")
+            raise LookupError(f"no item {key}, because the line is not an array{_keys_of(row)}")
         if not 0 <= key < len(row):
-            raise LookupError(f"item {key} is asked for, but the line has {len(row)} (counted from 0)")
+            raise LookupError(f"no item {key}; the line has {len(row)} (counted from 0)")
         return row[key]
     if isinstance(row, dict) and key in row:
         return row[key]
@@ -133,13 +102,13 @@ def _json_text(row: object, key: str | int) -> str:
     value = _member(row, key)
     if not isinstance(value, str):
         raise LookupError(f"the value at {key!r} is {clip(repr(value), 40)}, not a string")
-    if has_half_pair(value):
-        raise LookupError(f"the text at {key!r} holds half a surrogate pair, which is no character")
+    if has_lone_surrogate(value):
+        raise LookupError(f"the text at {key!r} is invalid Unicode (lone surrogate)")
     return value
 
 
 def parse_row(spec: CorpusSpec, text: str) -> tuple[str, str]:
-    """The source and target of one line of a `.tsv` or `.jsonl` file; raises ValueError saying what was found."""
+    """Return source and target of one line of a `.tsv` or `.jsonl` file.  Raises ValueError describing the line."""
     assert spec.path is not None
     keys = (spec.source_key, spec.target_key)
     try:
@@ -148,8 +117,8 @@ def parse_row(spec: CorpusSpec, text: str) -> tuple[str, str]:
             numbers = [key if isinstance(key, int) else -1 for key in keys]
             if not all(0 <= number < len(columns) for number in numbers):
                 raise LookupError(
-                    f'{len(columns)} column{"s" * (len(columns) > 1)} ("{clip(text, 60)}"), but columns {keys[0]!r} '
-                    f"and {keys[1]!r} (counted from 0, separated by tabs) are asked for"
+                    f'{len(columns)} column{"s" * (len(columns) > 1)} ("{clip(text, 60)}"); expected columns '
+                    f"{keys[0]!r} and {keys[1]!r} (counted from 0, separated by tabs)"
                 )
             return columns[numbers[0]], columns[numbers[1]]
         row = json.loads(text)
@@ -160,7 +129,7 @@ def parse_row(spec: CorpusSpec, text: str) -> tuple[str, str]:
         raise ValueError(f'not JSON: brackets nested too deeply ("{clip(text, 60)}")') from error
     except LookupError as error:
         raise ValueError(str(error.args[0])) from error
-    except ValueError as error:  # an integer of more digits than Python reads
+    except ValueError as error:  # an integer with more digits than Python reads
         raise ValueError(f'not JSON: an integer has too many digits ("{clip(text, 60)}")') from error
 
 
@@ -175,7 +144,7 @@ def _read_rows(spec: CorpusSpec, path: Path) -> Iterator[SentencePair]:
                 break
             problems.append(str(error) if isinstance(error, DataError) else f"{path}, line {line:,}: {error}")
             continue
-        # Once a line is bad the corpus will be refused: the rest is read only to tell the other bad places.
+        # After an invalid line the corpus will be rejected; the rest is read only to report more problems.
         if not problems:
             yield SentencePair(source, target, line)
     if problems:
@@ -188,13 +157,14 @@ def _read_two(source: Path, target: Path) -> Iterator[SentencePair]:
         for line, (one, other) in enumerate(zip(read_lines(source), read_lines(target), strict=True), start=1):
             yield SentencePair(one, other, line)
     except ValueError as error:
-        raise DataError(f"{source} or {target} changed while it was read. Start again when it is complete.") from error
+        raise DataError(f"{source} or {target} changed while being read. Start again when it is complete.") from error
 
 
 def read_pairs(spec: CorpusSpec) -> Iterator[SentencePair]:
-    """Stream the pairs of a corpus; misaligned files are refused by this call, before the first pair.
+    """Stream the pairs of a corpus.
 
-    Raises DataError naming both counts and the place of first drift, or the file and the line of bad bytes or bad rows.
+    Raises DataError: for misaligned files at once, with both line counts and the line where they diverge; during
+    iteration for invalid bytes or rows, with file and line.
     """
     if spec.path is not None:
         return _read_rows(spec, spec.path)
@@ -205,20 +175,9 @@ def read_pairs(spec: CorpusSpec) -> Iterator[SentencePair]:
     return _read_two(spec.source, spec.target)
 
 
-@dataclass(frozen=True)
-class FilterRules:
-    """What a pair must meet to be kept; lengths in characters, `max_ratio` the longer side over the shorter."""
-
-    min_characters: int = 1
-    max_characters: int = 5000
-    max_ratio: float = 9.0
-    drop_identical: bool = True
-    drop_duplicates: bool = True
-
-
 @dataclass
 class FilterStats:
-    """How many pairs were read, kept, and dropped by reason; read = kept + dropped at any moment."""
+    """Numbers of pairs read, kept and dropped by reason; always read = kept + dropped."""
 
     read: int = 0
     kept: int = 0
@@ -229,44 +188,52 @@ class FilterStats:
         return f"read {self.read:,} = kept {self.kept:,}{''.join(reasons)}"
 
     def check(self) -> None:
-        """Raise DataError where a pair is unaccounted for."""
+        """Raise DataError if the numbers do not add up."""
         if self.read != self.kept + self.dropped.total():
-            raise DataError(f"the account of the pairs does not add up: {self}. Please report this error.")
+            raise DataError(f"the filter statistics do not add up: {self}. Please report this error.")
+
+    def drop_kept(self, reason: str) -> None:
+        """Count a pair that was kept as dropped."""
+        self.kept -= 1
+        self.dropped[reason] += 1
 
 
 def pair_hash(*texts: str) -> int:
-    """64 bits that stand for the texts (BLAKE2b), so that a corpus is compared without being held in memory."""
+    """Return a 64-bit BLAKE2b hash of the texts, which identifies them without holding a corpus in memory."""
     digest = hashlib.blake2b(digest_size=8)
     for text in texts:
         data = text.encode("utf-8", "replace")
-        # The length in front keeps ("ab", "c") and ("a", "bc") apart.
+        # The length prefix distinguishes ("ab", "c") from ("a", "bc").
         digest.update(len(data).to_bytes(8, "little") + data)
     return int.from_bytes(digest.digest(), "little")
 
 
 class PairFilter:
-    """Drop pairs, never one side, and account for each; duplicates are known across all corpora it is given."""
+    """Filter by characters, ratio, identity and duplication, which drops whole pairs and counts them in `stats`.
 
-    def __init__(self, rules: FilterRules) -> None:
+    Duplicates are detected across all corpora that are read.
+    """
+
+    def __init__(self, rules: FilterConfig) -> None:
         self.rules = rules
-        self.account = FilterStats()
+        self.stats = FilterStats()
         self._seen: set[int] = set()
 
     def __call__(self, pairs: Iterable[SentencePair]) -> Iterator[SentencePair]:
-        """Yield the pairs that are kept, without the whitespace around either text."""
+        """Yield the pairs to keep, without surrounding whitespace."""
         for pair in pairs:
             stripped = SentencePair(pair.source.strip(), pair.target.strip(), pair.line)
             if self.judge(stripped) is None:
                 yield stripped
 
     def judge(self, pair: SentencePair) -> str | None:
-        """Enter one pair, without whitespace around it, into the account: None where it is kept, else the reason."""
+        """Count one stripped pair; return None if it is kept, else the reason for dropping it."""
         reason = self._reason(pair.source, pair.target)
-        self.account.read += 1
+        self.stats.read += 1
         if reason is None:
-            self.account.kept += 1
+            self.stats.kept += 1
         else:
-            self.account.dropped[reason] += 1
+            self.stats.dropped[reason] += 1
         return reason
 
     def _reason(self, source: str, target: str) -> str | None:
@@ -291,11 +258,10 @@ class PairFilter:
 
 
 def corpus_spec(config: Config, corpus: CorpusConfig) -> CorpusSpec:
-    """A corpus of the configuration with its paths resolved."""
+    """Return a corpus of the configuration with resolved paths."""
 
-    def path(text: str | None) -> Path | None:
-        return None if text is None else resolve_path(text, config.parallel.root)
+    def resolved(path: str | None) -> Path | None:
+        return None if path is None else resolve_path(path, config.parallel.root)
 
-    return CorpusSpec(
-        path(corpus.source), path(corpus.target), path(corpus.path), corpus.source_key, corpus.target_key, corpus.weight
-    )
+    source, target, path = resolved(corpus.source), resolved(corpus.target), resolved(corpus.path)
+    return CorpusSpec(source, target, path, corpus.source_key, corpus.target_key, corpus.weight)

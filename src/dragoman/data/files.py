@@ -1,4 +1,4 @@
-"""The files of `[data]`: where they are, and one hash of what is in them."""
+"""The files named in `[data]`, and a hash of their content."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dragoman.config import LabelledData, MaskedData, TaggedData, TextData, TreeData, resolve_path
+from dragoman.io.reading import hash_file
 
 __all__ = ["FileData", "files_hash", "train_files", "valid_file"]
 
 FileData = TextData | MaskedData | TaggedData | LabelledData | TreeData
-"""The kinds of `[data]` that name files of one form."""
+"""Kinds of `[data]` that consist of single files."""
 
 
 def train_files(data: FileData) -> list[Path]:
-    """The files to train on, in order."""
+    """Return the training files, in order."""
     return [resolve_path(path, data.root) for path in data.train]
 
 
 def valid_file(data: FileData) -> Path | None:
-    """The file to score on; None where none is named."""
+    """Return the validation file, or None if there is none."""
     return None if data.valid is None else resolve_path(data.valid, data.root)
 
 
 def files_hash(paths: Iterable[Path]) -> str:
-    """The bytes of the files, in their order, as 16 hexadecimal digits."""
+    """Return a hash of the contents of the files, in order, as 16 hexadecimal digits.  Raises OSError."""
     digest = hashlib.blake2b(digest_size=8)
     for path in paths:
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "blake2b").digest())
+        digest.update(bytes.fromhex(hash_file(path, "blake2b")))
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""The ids that every vocabulary begins with."""
+"""Special token ids, the same in every vocabulary."""
 
 from __future__ import annotations
 

@@ -1,12 +1,15 @@
-"""Does a line look like its language?  A light check by script and frequent words: no network, no model."""
+"""Language check of a line by script and frequent words, without a model."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 from functools import lru_cache
+from pathlib import Path
 
-__all__ = ["FREQUENT_WORDS", "SCRIPTS", "LanguageCheck", "language_code"]
+from dragoman.io.lines import plain_suffix
+
+__all__ = ["FREQUENT_WORDS", "SCRIPTS", "LanguageCheck", "file_language", "language_code"]
 
 _LANGUAGES_IN = {
     "LATIN": "en de fr es it nl pt cs pl sv da no nb fi hu ro sk sl hr sr et lv lt tr vi id ms ca eu gl ga is sq sw af",
@@ -46,17 +49,23 @@ FREQUENT_WORDS: dict[str, frozenset[str]] = {code: frozenset(words.split()) for 
 _WORD = re.compile(r"[^\W\d_]+")
 _MIN_LETTERS = 4
 _MIN_WORDS = 2
-_ENOUGH = 4
+_MIN_EXPECTED = 1 / 4
 
 
 def language_code(name: str | None) -> str | None:
-    """The two-letter code of `de`, `de_DE`, `de-AT`, or None where the language is not given."""
+    """Return the two-letter code of e.g. `de`, `de_DE` or `de-AT`, or None without a name."""
     return re.split(r"[-_.@]", name.casefold())[0] if name else None
+
+
+def file_language(path: Path | None) -> str | None:
+    """Return the language in the suffix of a file name (`train.de.gz`), or None if there is none."""
+    code = plain_suffix(path).removeprefix(".") if path else ""
+    return code if code in SCRIPTS else None
 
 
 @lru_cache(maxsize=1 << 14)
 def _script(character: str) -> str:
-    """The script of a letter, told by the first word of its Unicode name; empty for what is not a letter."""
+    """Return the script of a letter, from the first word of its Unicode name; empty for other characters."""
     if not character.isalpha():
         return ""
     first = unicodedata.name(character, "").split(" ")[0].split("-")[0]
@@ -64,32 +73,26 @@ def _script(character: str) -> str:
 
 
 class LanguageCheck:
-    """Tells lines of one side that are not written as `language` is, or read like the language of the `other` side."""
+    """Detector of lines that are not in the script of `language`, or that look like the `other` side's language."""
 
     def __init__(self, language: str | None, other: str | None) -> None:
-        own, foreign = language_code(language), language_code(other)
-        self.scripts = SCRIPTS.get(own or "", frozenset())
-        own_words = FREQUENT_WORDS.get(own or "", frozenset())
-        foreign_words = FREQUENT_WORDS.get(foreign or "", frozenset())
-        self.own_words = own_words - foreign_words
-        # Without a list of its own words a language cannot answer for itself, so nothing is held against it.
-        self.foreign_words = frozenset(w for w in foreign_words - own_words if own_words and len(w) > 1)
-
-    @property
-    def possible(self) -> bool:
-        """Whether the language is known well enough to be checked at all."""
-        return bool(self.scripts or self.foreign_words)
+        code = language_code(language) or ""
+        self.scripts = SCRIPTS.get(code, frozenset())
+        expected = FREQUENT_WORDS.get(code, frozenset())
+        foreign = FREQUENT_WORDS.get(language_code(other) or "", frozenset())
+        self.expected_words = expected - foreign
+        # Foreign words are evidence only if there are also words that could refute it.
+        self.foreign_words = frozenset(w for w in foreign - expected if expected and len(w) > 1)
 
     def suspicious(self, text: str) -> bool:
-        """Whether a line is probably in another language; short lines and names get the benefit of the doubt."""
+        """Return whether a line is probably in another language.  Short lines and names are not suspicious."""
         if self.scripts and not ("LATIN" in self.scripts and text.isascii()):
             scripts = [s for s in map(_script, text) if s]
             expected = sum(s in self.scripts for s in scripts)
-            if len(scripts) >= _MIN_LETTERS and expected * _ENOUGH < len(scripts):
+            if len(scripts) >= _MIN_LETTERS and expected < _MIN_EXPECTED * len(scripts):
                 return True
         if not self.foreign_words:
             return False
         words = _WORD.findall(text.casefold())
         foreign = sum(word in self.foreign_words for word in words)
-        own = sum(word in self.own_words for word in words)
-        return foreign >= _MIN_WORDS and foreign > 2 * own
+        return foreign >= _MIN_WORDS and foreign > 2 * sum(word in self.expected_words for word in words)

@@ -1,7 +1,4 @@
-"""Splitting text that is too long for a model, and joining the translations of its parts.
-
-Nothing is lost: the parts put together are the text.
-"""
+"""Splitting of text that is too long for a model, and joining of the translations of its parts."""
 
 from __future__ import annotations
 
@@ -12,39 +9,34 @@ from collections.abc import Callable, Sequence
 __all__ = ["join_parts", "split_text"]
 
 _CLOSING = "\"'”’»)]}」』）》"
-_SENTENCE_PLACE = re.compile(r"\s+|[。！？][。！？…」』）》”’]{0,4}\s*")
-_CLAUSE_PLACE = re.compile(r"\s+|[、，；：]\s*")
-_WORD_PLACE = re.compile(r"\s+")
 _ABBREVIATION = re.compile(r"(?:^|[\s(])(?:[A-Z\d]|Mr|Mrs|Ms|Dr|Prof|St|Nr|No|Jr|Sr|vs|etc|bzw|ca|usw|M|Mme)\.$")
 
 
+Break = tuple[re.Pattern[str], Callable[[str, int, int], bool]]
+"""Pattern of possible breaks, and a function that returns whether `text[start:end]` is one."""
+
+
 def split_text(text: str, limit: int, count: Callable[[str], int]) -> list[str]:
-    """`text` in parts of at most `limit` tokens each, where `count(part)` says how many, end of sentence included.
+    """Split `text` into parts of at most `limit` tokens each, such that "".join(parts) == text.
 
-    Sentences are kept whole and packed together while they fit; one that does not fit is split at clause marks, then
-    at spaces, then anywhere.  "".join(parts) == text.  A single character is never split.
+    count: returns the tokens of a part, including the end of sentence.  Whole sentences are packed together while they
+    fit; a longer sentence is split at clause marks, then at spaces, then anywhere.  A single character is never split.
     """
-    return _split(text, limit, count, (_sentences, _clauses, _words))
+    return _split(text, limit, count, _BREAKS)
 
 
-Cut = Callable[[str], list[str]]
-
-
-def _split(text: str, limit: int, count: Callable[[str], int], cuts: Sequence[Cut]) -> list[str]:
+def _split(text: str, limit: int, count: Callable[[str], int], breaks: Sequence[Break]) -> list[str]:
     if len(text) <= 1 or count(text) <= limit:
         return [text]
-    if not cuts:
-        pieces, finer = _halves(text), cuts
-    else:
-        pieces, finer = cuts[0](text), cuts[1:]
-    return _pack([part for piece in pieces for part in _split(piece, limit, count, finer)], limit, count)
+    pieces = _cut_after(text, *breaks[0]) if breaks else _halves(text)
+    return _pack([part for piece in pieces for part in _split(piece, limit, count, breaks[1:])], limit, count)
 
 
 def _pack(parts: list[str], limit: int, count: Callable[[str], int]) -> list[str]:
     groups: list[list[str]] = []
     room = 0
     for part in parts:
-        size = count(part) - 1  # the end of sentence is counted once a group
+        size = count(part) - 1  # the end of sentence counts once per group
         if not groups or size > room:
             groups.append([])
             room = limit - 1
@@ -52,67 +44,58 @@ def _pack(parts: list[str], limit: int, count: Callable[[str], int]) -> list[str
         room -= size
     packed: list[str] = []
     for group in groups:
-        whole = "".join(group)
-        # Tokens of a whole are nearly always at most those of its parts; where they are not, the parts stay apart.
-        packed += [whole] if len(group) == 1 or count(whole) <= limit else group
+        joined = "".join(group)
+        # Joined text rarely has more tokens than its parts together; if it has, the parts stay separate.
+        packed += [joined] if len(group) == 1 or count(joined) <= limit else group
     return packed
 
 
-def _cut_after(text: str, places: re.Pattern[str], ends: Callable[[str, int, int], bool]) -> list[str]:
+def _cut_after(text: str, breaks: re.Pattern[str], is_end: Callable[[str, int, int], bool]) -> list[str]:
     starts = [0]
-    for match in places.finditer(text):
-        if 0 < match.end() < len(text) and ends(text, match.start(), match.end()):
+    for match in breaks.finditer(text):
+        if 0 < match.end() < len(text) and is_end(text, match.start(), match.end()):
             starts.append(match.end())
     return [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
 
 
-def _sentences(text: str) -> list[str]:
-    return _cut_after(text, _SENTENCE_PLACE, _ends_sentence)
-
-
 def _ends_sentence(text: str, start: int, end: int) -> bool:
     if not text[start].isspace():
-        return True  # the marks of Chinese and Japanese need no space
-    before = text[max(0, start - 12) : start]
-    words = before.rstrip(_CLOSING)
+        return True  # Chinese and Japanese punctuation is not followed by a space
+    words = text[max(0, start - 12) : start].rstrip(_CLOSING)
     if not words.endswith((".", "!", "?", "…", "。", "！", "？")):
         return False
     return not text[end].islower() and not _ABBREVIATION.search(words)
 
 
-def _clauses(text: str) -> list[str]:
-    return _cut_after(text, _CLAUSE_PLACE, _ends_clause)
-
-
 def _ends_clause(text: str, start: int, end: int) -> bool:
-    if not text[start].isspace():
-        return True
-    return text[max(0, start - 1) : start] in (",", ";", ":", "–", "—", "、", "，", "；", "：")
+    return not text[start].isspace() or text[max(0, start - 1) : start] in tuple(",;:–—、，；：")
 
 
-def _words(text: str) -> list[str]:
-    return _cut_after(text, _WORD_PLACE, lambda text, start, end: True)
+_BREAKS: tuple[Break, ...] = (
+    (re.compile(r"\s+|[。！？][。！？…」』）》”’]{0,4}\s*"), _ends_sentence),
+    (re.compile(r"\s+|[、，；：]\s*"), _ends_clause),
+    (re.compile(r"\s+"), lambda text, start, end: True),
+)
 
 
 def _halves(text: str) -> list[str]:
     middle = len(text) // 2
     last = min(middle + 8, len(text) - 1)
     while middle < last and unicodedata.combining(text[middle]):
-        middle += 1  # an accent stays with its letter
+        middle += 1  # keep combining accents with their letter
     return [text[:middle], text[middle:]]
 
 
 def join_parts(sources: Sequence[str], targets: Sequence[str]) -> str:
-    """The translations of consecutive parts as one text.
+    """Join the translations of consecutive parts.
 
-    A space stands between two where the source has one, or where the target's script uses spaces and the source's does
-    not; a word that had to be cut is joined without.
+    Two are joined with a space if the sources are, or if only the target's script uses spaces; a split word is joined
+    without.
     """
     text = ""
-    for place, target in enumerate(targets):
+    for i, target in enumerate(targets):
         if text and target:
-            before, after = sources[place - 1], sources[place]
-            text += _joint(before, after, text[-1], target[0])
+            text += _joint(sources[i - 1], sources[i], text[-1], target[0])
         text += target
     return text
 
@@ -125,7 +108,7 @@ def _joint(before: str, after: str, last: str, first: str) -> str:
 
 
 def _spaceless(character: str) -> bool:
-    """Han, kana and their punctuation, full-width forms."""
+    """Return whether the script uses no spaces: Han, kana and their punctuation, full-width forms."""
     return any(
         low <= character <= high for low, high in (("\u3000", "\u30ff"), ("\u3400", "\u9fff"), ("\uff00", "\uffef"))
     )

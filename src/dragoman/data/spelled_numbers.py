@@ -1,8 +1,7 @@
-"""The built-in corpus: spelled numbers and dates, English to German.
+"""The built-in corpus: spelled-out numbers and dates, English to German.
 
-Each English text has exactly one German reference, so a translation can be called right or wrong without a doubt.  The
-two languages disagree about order: `twenty-four` is `vierundzwanzig` (four-and-twenty), and `March the third` is
-`der dritte März` (the third March).
+Each English text has exactly one German reference, so a translation is either right or wrong.  The word order differs:
+`twenty-four` is `vierundzwanzig` (four-and-twenty), and `March the third` is `der dritte März` (the third March).
 
     kind      English                                             German
     cardinal  twenty-four thousand, three hundred and one         vierundzwanzigtausenddreihunderteins
@@ -14,7 +13,7 @@ two languages disagree about order: `twenty-four` is `vierundzwanzig` (four-and-
               on Tuesday, the third of March nineteen eighty-seven
                                                   am Dienstag, dem dritten März neunzehnhundertsiebenundachtzig
 
-No English and no German text occurs twice, in one part or in two.
+Every English and every German text occurs only once in the whole corpus.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ LARGEST = 999_999
 FIRST_YEAR, LAST_YEAR = 1000, 2099
 FIRST_DATED_YEAR = 1100
 FIRST_WEEKDAY_YEAR = 1800
-"""Weekdays are true ones; before the Gregorian calendar was common their names would be an invention."""
+"""The weekdays are correct; before this year the Gregorian calendar was not yet common."""
 
 DATE_FORMS = ("plain", "month_first", "on", "on_weekday")
 
@@ -66,10 +65,10 @@ ENGLISH_WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Sat
 GERMAN_WEEKDAYS = ("Montag", "Dienstag", "Mittwoch", "Donnerstag", "Freitag", "Samstag", "Sonntag")
 
 HELD_OUT = {"cardinal": 0.45, "ordinal": 0.15, "year": 0.05, "date": 0.35}
-"""Shares of the kinds in the validation and test parts."""
+"""Shares of the kinds in the validation and test splits."""
 
 POOL = {"cardinal": 14_000, "ordinal": 4_000, "date": 10_000}
-"""Texts of each kind before the split (every year is used)."""
+"""Texts of each kind before splitting; every year is used."""
 
 VALID_ITEMS, TEST_ITEMS = 500, 1_000
 ZERO_SHARE = 0.2
@@ -77,7 +76,7 @@ ZERO_SHARE = 0.2
 
 @dataclass(frozen=True)
 class SpelledNumbers:
-    """The three parts of the corpus, each a list of (English, German)."""
+    """The three splits of the corpus, each a list of (English, German)."""
 
     train: list[TextPair]
     valid: list[TextPair]
@@ -85,27 +84,27 @@ class SpelledNumbers:
 
 
 def cardinal_pair(number: int) -> TextPair:
-    """`twenty-four` and `vierundzwanzig`, for a number from 0 to 999,999; UsageError outside."""
+    """Return e.g. `twenty-four` and `vierundzwanzig`, for 0 to 999,999.  Raises UsageError otherwise."""
     _check("number", number, 0, LARGEST)
     return _spell(number, "en", "cardinal"), _spell(number, "de", "cardinal")
 
 
 def ordinal_pair(number: int) -> TextPair:
-    """`the twenty-fourth` and `der vierundzwanzigste`, for a number from 1 to 999,999; UsageError outside."""
+    """Return e.g. `the twenty-fourth` and `der vierundzwanzigste`, for 1 to 999,999.  Raises UsageError otherwise."""
     _check("number", number, 1, LARGEST)
     return f"the {_spell(number, 'en', 'ordinal')}", f"der {_spell(number, 'de', 'ordinal')}"
 
 
 def year_pair(year: int) -> TextPair:
-    """`in the year nineteen oh-one` and `im Jahr neunzehnhunderteins`, from 1000 to 2099; UsageError outside."""
+    """Return e.g. `in the year nineteen oh-one` and `im Jahr neunzehnhunderteins`, for 1000 to 2099."""
     _check("year", year, FIRST_YEAR, LAST_YEAR)
     return f"in the year {_spell(year, 'en', 'year')}", f"im Jahr {_spell(year, 'de', 'year')}"
 
 
 def date_pair(day: datetime.date, form: str) -> TextPair:
-    """A date in one of DATE_FORMS, from 1100 to 2099 (`on_weekday` from 1800); UsageError outside."""
+    """Return a date in one of DATE_FORMS, from 1100 to 2099 (`on_weekday` from 1800).  Raises UsageError otherwise."""
     if form not in DATE_FORMS:
-        raise UsageError(f"date form {form!r}: accepted are {', '.join(DATE_FORMS)}")
+        raise UsageError(f"date form {form!r}; accepted: {', '.join(DATE_FORMS)}")
     _check("year of the date", day.year, FIRST_WEEKDAY_YEAR if form == "on_weekday" else FIRST_DATED_YEAR, LAST_YEAR)
     english_day, german_day = _spell(day.day, "en", "ordinal"), _spell(day.day, "de", "ordinal")
     english_month, german_month = ENGLISH_MONTHS[day.month - 1], GERMAN_MONTHS[day.month - 1]
@@ -126,21 +125,17 @@ def date_pair(day: datetime.date, form: str) -> TextPair:
 
 
 def build(seed: int = 1) -> SpelledNumbers:
-    """The corpus of this seed, always the same: about 28,600 pairs to train on, 500 to validate, 1,000 to test.
+    """Return the corpus of a seed, always the same: about 28,600 pairs to train, 500 to validate and 1,000 to test.
 
-    What cannot be put together from other examples (numbers to 100, ordinals to 31) is in the training part.
+    The building blocks (numbers up to 100, ordinals up to 31) are in the training split.
     """
     rng = random.Random(seed)
     used: set[str] = set()
-    train: list[TextPair] = []
-    valid: list[TextPair] = []
-    test: list[TextPair] = []
     basic, pools = _pools(rng)
-    train.extend(_unused(basic, used))
+    train, valid, test = list(_unused(basic, used)), list[TextPair](), list[TextPair]()
     for kind, share in HELD_OUT.items():
-        fresh = list(_unused(pools[kind], used))
+        fresh = _shuffled(list(_unused(pools[kind], used)), rng)
         n_test, n_valid = round(TEST_ITEMS * share), round(VALID_ITEMS * share)
-        fresh = _shuffled(fresh, rng)
         test.extend(fresh[:n_test])
         valid.extend(fresh[n_test : n_test + n_valid])
         train.extend(fresh[n_test + n_valid :])
@@ -148,9 +143,9 @@ def build(seed: int = 1) -> SpelledNumbers:
 
 
 def write(folder: Path, seed: int = 1) -> dict[str, Path]:
-    """Write `train.en train.de valid.en valid.de test.en test.de` into `folder`, each whole or not at all.
+    """Write `train.en train.de valid.en valid.de test.en test.de` into `folder`, each atomically.
 
-    Returns the paths under these names.  Raises DragomanError where the folder cannot be written.
+    Returns the paths by these names.  Raises DragomanError if the folder cannot be written.
     """
     corpus = build(seed)
     paths: dict[str, Path] = {}
@@ -161,29 +156,30 @@ def write(folder: Path, seed: int = 1) -> dict[str, Path]:
             for side, language in enumerate(("en", "de")):
                 name = f"{part}.{language}"
                 paths[name] = folder / name
-                _write_whole(paths[name], "".join(pair[side] + "\n" for pair in pairs))
+                with atomic_file(paths[name]) as file:
+                    file.write("".join(pair[side] + "\n" for pair in pairs).encode())
     except OSError as error:
         raise DragomanError(
-            f"{folder}: the built-in corpus cannot be written there ({error.strerror}); "
-            "name a folder that can be written and has about 4 MB free"
+            f"{folder}: the built-in corpus could not be written ({error.strerror}); "
+            "choose a writable folder with about 4 MB of free space"
         ) from error
     return paths
 
 
 def _check(what: str, value: int, least: int, most: int) -> None:
     if not least <= value <= most:
-        raise UsageError(f"{what} {value}: accepted are {least} to {most}")
+        raise UsageError(f"{what} {value}; accepted: {least} to {most}")
 
 
 @cache
 def _spell(number: int, language: str, to: str) -> str:
     text: str = num2words(number, lang=language, to=to)
-    # num2words says "einhunderteinstausend"; before "tausend" the one is "ein".
+    # num2words gives "einhunderteinstausend"; the correct form before "tausend" is "ein".
     return text.replace("einstausend", "eintausend") if language == "de" else text
 
 
 def _pools(rng: random.Random) -> tuple[list[TextPair], dict[str, Iterable[TextPair]]]:
-    """What belongs to the training part, and the candidates of each kind in a fixed order."""
+    """Return the building blocks, and the candidates of each kind in a fixed order."""
     basic = [cardinal_pair(n) for n in range(101)] + [ordinal_pair(n) for n in range(1, 32)]
     cardinals = [*range(101, 1000), *_distinct(lambda: _number(rng, 4, 6), POOL["cardinal"])]
     ordinals = _distinct(lambda: _number(rng, 2, 4), POOL["ordinal"])
@@ -203,7 +199,7 @@ def _distinct(draw: Callable[[], Drawn], count: int) -> list[Drawn]:
     return list(found)
 
 
-# Only `random()` is promised to give the same sequence in every version of Python, so all choices come from it.
+# All choices use `random()`, the only method with the same sequence in every version of Python.
 
 
 def _below(rng: random.Random, end: int) -> int:
@@ -216,7 +212,7 @@ def _shuffled(pairs: list[TextPair], rng: random.Random) -> list[TextPair]:
 
 
 def _number(rng: random.Random, fewest_digits: int, most_digits: int) -> int:
-    """Every number of digits is as likely as the next; zeros come often, because they change the words."""
+    """Draw a number with a uniform number of digits and many zeros, because zeros change the words."""
     digits = fewest_digits + _below(rng, most_digits - fewest_digits + 1)
     number = 1 + _below(rng, 9)
     for _ in range(digits - 1):
@@ -232,13 +228,8 @@ def _date(rng: random.Random) -> tuple[datetime.date, str]:
 
 
 def _unused(pairs: Iterable[TextPair], used: set[str]) -> Iterator[TextPair]:
-    """The pairs neither side of which has come before; what comes is added to `used`."""
+    """Yield the pairs neither side of which is in `used`, and add them."""
     for english, german in pairs:
         if f"en {english}" not in used and f"de {german}" not in used:
             used.update((f"en {english}", f"de {german}"))
             yield english, german
-
-
-def _write_whole(path: Path, text: str) -> None:
-    with atomic_file(path) as file:
-        file.write(text.encode("utf-8"))

@@ -1,12 +1,11 @@
-"""Token ids of a corpus on disk, read pair by pair, so that a corpus larger than memory trains.
+"""Token ids of a corpus on disk, read pair by pair, so that training data may be larger than memory.
 
-A store is a folder named after the content it was made from: text, filters, tokenizer.  It is built once and reused
-when nothing changed.  Files: `tokenizer.model`, `{source,target}.{ids,offsets}`, `{source,target}.txt` with
-`.text_offsets` (the kept text, which sampling reads), and `store.json` last of all, so that a folder without it is
-unfinished and built again.
+A store is a folder named after a hash of what it was made from: text, filters, tokenizer.  It is built once and reused
+while these are unchanged.  Files: `tokenizer.model`, `{source,target}.{ids,offsets}`, `{source,target}.txt` with
+`.text_offsets` (the filtered text, for subword sampling), and `store.json`, written last.
 
-`store.json` holds the size and the BLAKE2b hash of every other file, and a hash of itself.  All of them are checked
-whenever a store is opened: this reads about as many bytes as hashing the corpus itself, which every start does anyway.
+`store.json` contains the size and BLAKE2b hash of every other file, and a hash of itself.  All are verified whenever a
+store is opened, which reads about as many bytes as hashing the corpus.
 """
 
 from __future__ import annotations
@@ -14,11 +13,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from array import array
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +26,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.config import Config
-from dragoman.data.corpus import CorpusSpec, FilterRules, FilterStats, PairFilter, read_pairs
+from dragoman.data.corpus import CorpusSpec, FilterStats, PairFilter, read_pairs
 from dragoman.data.tokenizer import EOS, Tokenizer, train_tokenizer
 from dragoman.errors import DataError, ModelFolderError, TrainingError
-from dragoman.io.reading import RandomAccessFile, read_json
-from dragoman.io.writing import not_written
+from dragoman.io.reading import RandomAccessFile, hash_file, read_json
+from dragoman.io.writing import atomic_folder, not_written
 
-__all__ = ["DamagedStoreError", "Store", "build_store", "content_hash", "refused", "text_hash"]
+__all__ = ["DamagedStoreError", "Store", "build_store", "content_hash", "drop_reason", "text_hash"]
 
 _VERSION = 2
 _SIDES = ("source", "target")
 _ID = np.dtype(np.uint32)
 _TABLES = tuple(f"{side}.{kind}" for side in _SIDES for kind in ("ids", "offsets", "txt", "text_offsets"))
-_REMEDY = "Remove the folder; the next training builds it again."
+_REMEDY = "Remove the folder; the next training run rebuilds it."
 
 
 class DamagedStoreError(DataError):
@@ -46,33 +46,33 @@ class DamagedStoreError(DataError):
 
 
 class Store:
-    """Pairs of token ids by number; EOS is not stored but given.
+    """Pairs of token ids by number, with a final EOS.
 
-    Offsets are held in memory.  Ids and text are read through file descriptors that stay open: replacing the folder
-    does not disturb a training, and a file that is cut meanwhile raises DataError.
+    Offsets are in memory; ids and text are read through open file descriptors.  Replacing the folder does not affect
+    an open store, and reading a file that was truncated raises DataError.
     """
 
     def __init__(self, folder: Path, content: str | None = None) -> None:
-        """content: the content hash that the store must have.  Raises DamagedStoreError."""
+        """Open and verify a store.  content: the expected content hash.  Raises DamagedStoreError."""
         self.folder = folder
         about = _read_about(folder)
         if content is not None and about["content"] != content:
-            raise DamagedStoreError(f"{folder}: store.json is that of another store ({about['content']}). {_REMEDY}")
-        self.account: str = about["account"]
+            raise DamagedStoreError(f"{folder}: store.json belongs to another store ({about['content']}). {_REMEDY}")
+        self.stats: str = about["account"]
         self.text_hash: str = about["text"]
         self.parts: list[tuple[int, float]] = [(p["pairs"], p["weight"]) for p in about["parts"]]
         files = _open_files(folder, about["files"])
         try:
-            self.tokenizer = Tokenizer.load(folder)
-            self._arrange(files)
-        except ModelFolderError as error:
-            _close(files)
-            raise DamagedStoreError(f"{error}. {_REMEDY}") from None
+            self._load(files)
         except DamagedStoreError:
             _close(files)
             raise
 
-    def _arrange(self, files: Mapping[str, RandomAccessFile]) -> None:
+    def _load(self, files: Mapping[str, RandomAccessFile]) -> None:
+        try:
+            self.tokenizer = Tokenizer.load(self.folder)
+        except ModelFolderError as error:
+            raise DamagedStoreError(f"{error}. {_REMEDY}") from None
         self._ids, self._text = ([files[f"{side}.{kind}"] for side in _SIDES] for kind in ("ids", "txt"))
         self._offsets = [
             _offsets(files[f"{side}.offsets"], len(ids) // _ID.itemsize)
@@ -90,7 +90,7 @@ class Store:
         return len(self._offsets[0]) - 1
 
     def pair(self, number: int) -> tuple[list[int], list[int]]:
-        """Source and target ids, EOS last.  Raises DataError where a file was changed since the store was opened."""
+        """Return source and target ids.  Raises DataError if a file was changed since the store was opened."""
         src, tgt = (
             _ids(ids, offsets.item(number), offsets.item(number + 1), size)
             for ids, offsets, size in zip(self._ids, self._offsets, self._sizes, strict=True)
@@ -102,7 +102,7 @@ class Store:
         return [_offsets(table, len(text)) for table, text in zip(self._text_tables, self._text, strict=True)]
 
     def text(self, number: int) -> tuple[str, str]:
-        """The pair as text, as it was kept.  Raises DataError as `pair` does."""
+        """Return the filtered text of a pair.  Raises DataError as `pair` does."""
         src, tgt = (
             _line(text, offsets.item(number), offsets.item(number + 1) - 1)
             for text, offsets in zip(self._text, self._text_offsets, strict=True)
@@ -110,26 +110,26 @@ class Store:
         return src, tgt
 
     def lengths(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Tokens of each source and each target, EOS counted."""
+        """Return the tokens of each source and each target, including EOS."""
         src, tgt = (np.diff(offsets) + 1 for offsets in self._offsets)
         return src, tgt
 
     def draw(self, rng: np.random.Generator) -> NDArray[np.int64]:
-        """The pair numbers of one epoch: each corpus `weight` times, a fraction of a time by chance."""
+        """Return the pair numbers of one epoch: each corpus `weight` times, a fractional part by random selection."""
         drawn, first = [], 0
         for pairs, weight in self.parts:
             numbers = np.arange(first, first + pairs, dtype=np.int64)
-            whole, rest = int(weight), weight - int(weight)
-            drawn += [numbers] * whole
-            if rest:
-                least = 1 if whole == 0 else 0  # no corpus is left out, and no epoch is empty
-                drawn.append(rng.permutation(numbers)[: max(least, round(rest * pairs))])
+            times, fraction = int(weight), weight - int(weight)
+            drawn += [numbers] * times
+            if fraction:
+                least = 1 if times == 0 else 0  # each corpus contributes, so that no epoch is empty
+                drawn.append(rng.permutation(numbers)[: max(least, round(fraction * pairs))])
             first += pairs
         return np.concatenate(drawn)
 
 
 def _ids(file: RandomAccessFile, first: int, last: int, size: int) -> list[int]:
-    """Ids `first` to `last`, all of them below `size`, and EOS."""
+    """Return ids `first` to `last`, all below `size`, and EOS."""
     ids: list[int] = memoryview(file.read(first * _ID.itemsize, (last - first) * _ID.itemsize)).cast("I").tolist()
     if max(ids, default=0) >= size:
         raise _altered(file)
@@ -145,11 +145,11 @@ def _line(file: RandomAccessFile, first: int, last: int) -> str:
 
 
 def _altered(file: RandomAccessFile) -> DataError:
-    return DataError(f"{file.path}: was changed while it was in use. Start again: damaged prepared data is rebuilt.")
+    return DataError(f"{file.path}: was changed while in use. Start again: damaged prepared data is rebuilt.")
 
 
 def _offsets(table: RandomAccessFile, size: int) -> NDArray[np.int64]:
-    """A table of offsets, in memory: from 0 to `size`, none below the one before."""
+    """Return a table of ascending offsets from 0 to `size`."""
     length = len(table)
     offsets = np.frombuffer(table.read(0, length - length % 8), np.int64)
     if len(offsets) < 2 or length % 8 or offsets[0] != 0 or offsets[-1] != size or bool((np.diff(offsets) < 0).any()):
@@ -175,7 +175,7 @@ def _write_about(folder: Path, about: dict[str, Any]) -> None:
 
 
 def _read_about(folder: Path) -> dict[str, Any]:
-    """`store.json`, checked against its own hash."""
+    """Return `store.json`, checked against its own hash."""
     about = read_json(folder / "store.json", DamagedStoreError, _REMEDY)
     if about.get("digest") != _digest(about) or about.get("version") != _VERSION:
         raise DamagedStoreError(f"{folder / 'store.json'}: altered, or of another version. {_REMEDY}")
@@ -183,52 +183,40 @@ def _read_about(folder: Path) -> dict[str, Any]:
 
 
 def _open_files(folder: Path, expected: Mapping[str, Mapping[str, Any]]) -> dict[str, RandomAccessFile]:
-    """Open every file of a store and compare size and hash.  Raises DamagedStoreError that names all damaged files."""
-    with ThreadPoolExecutor() as pool:  # hashing releases the interpreter's lock
-        found = dict(
-            zip(expected, pool.map(lambda name: _open_checked(folder / name, expected[name]), expected), strict=True)
-        )
-    problems = [problem for problem in found.values() if isinstance(problem, str)]
+    """Open all files of a store and check size and hash.  Raises DamagedStoreError that names all damaged files."""
+    files: dict[str, RandomAccessFile] = {}
+
+    def problem(name: str) -> str:
+        try:
+            file = files[name] = RandomAccessFile(folder / name)
+            if len(file) != expected[name]["bytes"]:
+                return f"{name} has {len(file):,} bytes instead of {expected[name]['bytes']:,}"
+            return "" if file.digest() == expected[name]["blake2b"] else f"{name} was altered (its hash differs)"
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror or error})"
+
+    with ThreadPoolExecutor() as pool:  # hashing releases the GIL
+        problems = [found for found in pool.map(problem, expected) if found]
     problems += [f"{name} is not listed" for name in _TABLES if name not in expected]
-    opened = {name: file for name, file in found.items() if isinstance(file, RandomAccessFile)}
     if problems:
-        _close(opened)
+        _close(files)
         raise DamagedStoreError(f"{folder}: {'; '.join(problems)}. {_REMEDY}")
-    return opened
+    return files
 
 
 def _close(files: Mapping[str, RandomAccessFile]) -> None:
-    """Close the files of a damaged store, because Windows renames no folder with an open file in it."""
+    """Close the files of a damaged store, because Windows cannot rename a folder that contains an open file."""
     for file in files.values():
         file.close()
-
-
-def _open_checked(path: Path, expected: Mapping[str, Any]) -> RandomAccessFile | str:
-    """The open file, or what is wrong with it."""
-    try:
-        file = RandomAccessFile(path)
-    except OSError as error:
-        return f"{path.name} cannot be read ({error.strerror or error})"
-    try:
-        if len(file) != expected["bytes"]:
-            problem = f"{path.name} has {len(file):,} bytes instead of {expected['bytes']:,}"
-        elif file.digest() != expected["blake2b"]:
-            problem = f"{path.name} was altered (its hash differs)"
-        else:
-            return file
-    except OSError as error:
-        problem = f"{path.name} cannot be read ({error.strerror or error})"
-    file.close()
-    return problem
 
 
 # ----------------------------------------------------------------------------------------------------------- building
 
 
 def text_hash(specs: list[CorpusSpec]) -> str:
-    """The corpora as 16 hexadecimal digits: the bytes of their files, which columns are read, their weights.
+    """Return a hash of the corpora as 16 hexadecimal digits: contents of the files, keys, weights.
 
-    Raises DataError where a file cannot be read.
+    Raises DataError if a file cannot be read.
     """
     digest = hashlib.blake2b(digest_size=8)
     for spec in specs:
@@ -236,16 +224,16 @@ def text_hash(specs: list[CorpusSpec]) -> str:
         for path in (spec.source, spec.target, spec.path):
             if path is not None:
                 try:
-                    digest.update(bytes.fromhex(RandomAccessFile(path).digest()))
+                    digest.update(bytes.fromhex(hash_file(path, "blake2b")))
                 except OSError as error:
                     raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
     return digest.hexdigest()
 
 
 def content_hash(config: Config, specs: list[CorpusSpec], text: str | None = None) -> str:
-    """What a store is made from, as 16 hexadecimal digits: the text, the filters, the tokenizer's settings.
+    """Return a hash of what a store is made from as 16 hexadecimal digits: text, filters, settings of the tokenizer.
 
-    text: `text_hash(specs)`, where it is known.
+    text: `text_hash(specs)`, if known.
     """
     settings = {
         "version": _VERSION,
@@ -257,10 +245,10 @@ def content_hash(config: Config, specs: list[CorpusSpec], text: str | None = Non
 
 
 def build_store(config: Config, specs: list[CorpusSpec], cache: Path, log: Callable[[str], None]) -> Store:
-    """The store of these corpora: built in `cache`, or reused when it is there already and undamaged.
+    """Return the store of these corpora: reused if an undamaged one is in `cache`, else built there.
 
-    `log` gets the account of what was read, kept and dropped.  Raises `DataError` when nothing is left to train on,
-    `TrainingError` when the store cannot be written.
+    log: receives the filter statistics.  Raises DataError if no pair is left to train on, TrainingError if the store
+    cannot be written.
     """
     text = text_hash(specs)
     folder = cache / content_hash(config, specs, text)
@@ -268,114 +256,94 @@ def build_store(config: Config, specs: list[CorpusSpec], cache: Path, log: Calla
         try:
             store = Store(folder, folder.name)
         except DamagedStoreError as error:
-            log(f"prepared data damaged, building it again: {error}")
+            log(f"prepared data is damaged and will be rebuilt: {error}")
         else:
-            log(f"data: {store.account} (prepared before: {folder})")
+            log(f"data: {store.stats} (reused: {folder})")
             return store
-    unfinished = cache / f".{folder.name}.{os.getpid()}"
     try:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-        account, parts = _fill(config, specs, unfinished)
-        _write_about(unfinished, {"content": folder.name, "text": text, "account": str(account), "parts": parts})
-        store = _put(unfinished, folder)
+        with atomic_folder(folder, is_valid=_is_valid) as unfinished:
+            stats, parts = _fill(config, specs, unfinished)
+            _write_about(unfinished, {"content": folder.name, "text": text, "account": str(stats), "parts": parts})
+        store = Store(folder, folder.name)
     except OSError as error:
         raise TrainingError(not_written(f"the prepared data ({folder})", error)) from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    log(f"data: {account}")
+    log(f"data: {stats}")
     return store
 
 
-def _put(unfinished: Path, folder: Path) -> Store:
-    """Rename; where a neighbour has finished the same store meanwhile, and perhaps reads it already, take that one."""
+def _is_valid(folder: Path) -> bool:
     try:
-        return Store(folder, folder.name)
+        Store(folder, folder.name)
     except DamagedStoreError:
-        pass  # outside of this block, nothing holds its files open
-    discarded = unfinished.with_name(f"{unfinished.name}.damaged")
-    if os.path.lexists(folder):
-        folder.rename(discarded)
-    if discarded.is_dir() and not discarded.is_symlink():
-        shutil.rmtree(discarded)
-    else:
-        discarded.unlink(missing_ok=True)
-    try:
-        unfinished.rename(folder)
-    except OSError:
-        if not (folder / "store.json").is_file():  # else a neighbour was faster
-            raise
-    return Store(folder, folder.name)
+        return False
+    return True
 
 
 def _fill(config: Config, specs: list[CorpusSpec], folder: Path) -> tuple[FilterStats, list[dict[str, float]]]:
+    """Write all files but `store.json`; return the filter statistics, and size and weight of each corpus."""
     rules = config.parallel.filter
-    keep = PairFilter(FilterRules(**rules.model_dump(exclude={"max_tokens"})))
+    pair_filter = PairFilter(rules)
+    stats = pair_filter.stats
     counts: list[int] = []
     with (folder / "source.all").open("wb") as src, (folder / "target.all").open("wb") as tgt:
         for spec in specs:
-            before = keep.account.kept
-            for pair in keep(read_pairs(spec)):
+            before = stats.kept
+            for pair in pair_filter(read_pairs(spec)):
                 src.write(_one_line(pair.source))
                 tgt.write(_one_line(pair.target))
-            counts.append(keep.account.kept - before)
-    if not keep.account.kept:
+            counts.append(stats.kept - before)
+    if not stats.kept:
         files = ", ".join(str(p) for s in specs for p in (s.source, s.target, s.path) if p is not None)
         raise DataError(
-            f"nothing to train on in {files}: {keep.account}. Check the files and the limits in [data.filter]; "
-            "'dragoman doctor' shows what is in them."
+            f"nothing to train on in {files}: {stats}. Check the files and the limits in [data.filter]; "
+            "'dragoman doctor' shows what they contain."
         )
     tokenizer = train_tokenizer(config.tokenizer, folder / "source.all", folder / "target.all")
     for name, content in tokenizer.files().items():
         (folder / name).write_bytes(content)
-    kept = _encode(tokenizer, folder, counts, rules.max_tokens, keep.account)
+    kept = _encode(tokenizer, folder, counts, rules.max_tokens, stats)
     if not sum(kept):
-        raise DataError(f"nothing to train on: {keep.account}. Raise max_tokens (now {rules.max_tokens}).")
-    return keep.account, [{"pairs": n, "weight": s.weight} for n, s in zip(kept, specs, strict=True)]
+        raise DataError(f"nothing to train on: {stats}. Increase data.filter.max_tokens (now {rules.max_tokens}).")
+    return stats, [{"pairs": n, "weight": s.weight} for n, s in zip(kept, specs, strict=True)]
 
 
-def _encode(tokenizer: Tokenizer, folder: Path, counts: list[int], max_tokens: int, account: FilterStats) -> list[int]:
+def _encode(tokenizer: Tokenizer, folder: Path, counts: list[int], max_tokens: int, stats: FilterStats) -> list[int]:
     """Write ids and text of the pairs within `max_tokens`; return how many were kept of each corpus."""
-    offsets = {s: array("q", [0]) for s in _SIDES}
-    text_offsets = {s: array("q", [0]) for s in _SIDES}
+    tables = [(array("q", [0]), array("q", [0])) for _ in _SIDES]
     kept = [0] * len(counts)
-    ids_files = [(folder / f"{s}.ids").open("wb") for s in _SIDES]
-    text_files = [(folder / f"{s}.txt").open("wb") for s in _SIDES]
-    try:
+    with ExitStack() as stack:
+        files = [
+            [stack.enter_context((folder / f"{side}.{kind}").open("wb")) for kind in ("ids", "txt")] for side in _SIDES
+        ]
         lines = zip(_lines(folder / "source.all"), _lines(folder / "target.all"), strict=True)
         for part, count in enumerate(counts):
-            for _ in range(count):
-                texts = next(lines)
+            for texts in islice(lines, count):
                 ids = (tokenizer.encode_source(texts[0].decode()), tokenizer.encode_target(texts[1].decode()))
-                reason = refused(ids, max_tokens)
+                reason = drop_reason(ids, max_tokens)
                 if reason:
-                    account.kept -= 1
-                    account.dropped[reason] += 1
+                    stats.drop_kept(reason)
                     continue
                 kept[part] += 1
-                for i, side in enumerate(_SIDES):
-                    ids_files[i].write(np.asarray(ids[i][:-1], dtype=np.uint32).tobytes())
-                    offsets[side].append(offsets[side][-1] + len(ids[i]) - 1)
-                    text_files[i].write(texts[i] + b"\n")
-                    text_offsets[side].append(text_offsets[side][-1] + len(texts[i]) + 1)
-    finally:
-        for file in (*ids_files, *text_files):
-            file.close()
-    for side in _SIDES:
-        (folder / f"{side}.offsets").write_bytes(offsets[side].tobytes())
-        (folder / f"{side}.text_offsets").write_bytes(text_offsets[side].tobytes())
+                for i, (offsets, text_offsets) in enumerate(tables):
+                    files[i][0].write(np.asarray(ids[i][:-1], dtype=_ID).tobytes())
+                    files[i][1].write(texts[i] + b"\n")
+                    offsets.append(offsets[-1] + len(ids[i]) - 1)
+                    text_offsets.append(text_offsets[-1] + len(texts[i]) + 1)
+    for side, (offsets, text_offsets) in zip(_SIDES, tables, strict=True):
+        (folder / f"{side}.offsets").write_bytes(offsets.tobytes())
+        (folder / f"{side}.text_offsets").write_bytes(text_offsets.tobytes())
         (folder / f"{side}.all").unlink()
     return kept
 
 
-def refused(ids: tuple[list[int], list[int]], max_tokens: int) -> str:
-    """Why a pair is dropped after all: too long in tokens, or nothing but what the tokenizer leaves out."""
+def drop_reason(ids: tuple[list[int], list[int]], max_tokens: int) -> str:
+    """Return why an encoded pair is dropped: too many tokens, or only characters the tokenizer removes; else ""."""
     longest, shortest = max(map(len, ids)), min(map(len, ids))
     return "too_many_tokens" if longest > max_tokens else "empty" if shortest == 1 else ""
 
 
 def _one_line(text: str) -> bytes:
-    """The text as a line of a file; a text of a JSONL corpus may hold line ends itself, which would shift one side."""
+    """Return the text as one line of a file; a text of a JSONL corpus may contain line ends."""
     return text.replace("\n", " ").encode() + b"\n"
 
 

@@ -22,14 +22,15 @@ from dragoman.decoding.native.backend import NativeBackend
 from dragoman.decoding.native.engine import Engine, usable_cores
 from dragoman.decoding.native.library import VERSION, Precision, load_native, missing
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
-from dragoman.errors import DragomanError, TrainingError, UsageError
+from dragoman.errors import DragomanError, ModelFolderError, TrainingError, UsageError
+from dragoman.io.reading import read_json
+from dragoman.io.writing import write_file
 from dragoman.models.model_folder import (
     find_model,
     load_network,
     read_config,
     read_meta,
     verify,
-    write_file,
     wrong_model,
 )
 
@@ -173,7 +174,7 @@ def _fast(
     if precision == "bfloat16" and not native.library.dragoman_bfloat16():
         raise BackendUnavailable(f"this processor does not multiply bfloat16 ({native.build})")
     folder = find_model(path)
-    meta = verify(folder, but=("model.safetensors", "training.safetensors"))
+    meta = verify(folder, skip=("model.safetensors", "training.safetensors"))
     config = read_config(folder)
     vocabulary = load_vocabulary(folder)
     if config.data.kind != kind or not isinstance(vocabulary, Tokenizer):
@@ -231,13 +232,11 @@ def _kept(packed: Path, origin: dict[str, Any]) -> Engine | None:
     """
     record = packed.with_suffix(".json")
     try:
-        if not record.is_file() or record.stat().st_size > _LARGEST_RECORD:
-            return None
-        about = json.loads(record.read_text(encoding="utf-8"))
-        if not isinstance(about, dict) or about | origin != about:
+        about = read_json(record, ModelFolderError, "", _LARGEST_RECORD)
+        if about | origin != about:
             return None
         engine = Engine(packed)
-    except (OSError, ValueError, RecursionError, DragomanError):
+    except (OSError, ValueError, DragomanError):
         return None
     undamaged = hashlib.sha256(engine.content).hexdigest() == about.get("sha256")
     sizes = {"target_size": engine.target_size} | ({"source_size": engine.source_size} if engine.encodes else {})

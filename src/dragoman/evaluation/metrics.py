@@ -1,4 +1,4 @@
-"""Scores of translations, each with the signature that makes it comparable, and significance between two systems."""
+"""Corpus scores of translations with their sacreBLEU signatures, and significance tests between two systems."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ __all__ = [
     "SignificanceTest",
     "TrainTestOverlap",
     "bleu_tokenizer",
-    "compare",
+    "compare_systems",
     "corpus_scores",
     "evaluate_model",
     "evaluate_texts",
     "literature_bleu",
-    "overlap",
-    "warn_of_overlap",
+    "overlap_warning",
+    "train_test_overlap",
 ]
 
 References = Sequence[Sequence[str]]
-"""One or more references: lists with one line a sentence."""
+"""One or more lists of references, each with one line per sentence."""
 
 TOKENIZERS = ("13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none")
 COMPARED = ("bleu", "chrf", "ter")
@@ -50,13 +50,13 @@ _CHINESE = ("zh", "zho", "chi", "cmn", "yue", "wuu", "lzh")
 _TOKENIZER_OF = dict.fromkeys(_CHINESE, "zh") | {
     "ja": "ja-mecab", "jpn": "ja-mecab", "ko": "ko-mecab", "kor": "ko-mecab",
 }  # fmt: skip
-# Written Japanese has no spaces, so 13a would take a sentence for one word; written Korean has.
+# Japanese is written without spaces, so 13a would treat a sentence as one word; Korean is written with spaces.
 _NOT_INSTALLED = {"ja-mecab": ("Japanese", "char"), "ko-mecab": ("Korean", "13a")}
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One score of a corpus, in per cent, and sacreBLEU's signature of everything that could change it."""
+    """One corpus score, in percent, and the sacreBLEU signature with all settings that affect it."""
 
     name: str
     score: float
@@ -68,10 +68,10 @@ class Metric:
 
 @dataclass(frozen=True)
 class Significance:
-    """One metric of a system a against a system b on the same lines (paired bootstrap, Koehn 2004).
+    """Paired bootstrap test (Koehn 2004) of one metric between systems a and b on the same lines.
 
     a, b: scores.  a_interval, b_interval: half the width of the 95 % confidence interval over the resamples.
-    p_value: how probable a difference as large as this is where the systems are equally good.
+    p_value: probability of a difference at least this large if the systems are equally good.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Significance:
 
 @dataclass(frozen=True)
 class SignificanceTest:
-    """All metrics of two systems; `samples` resamples of the test set."""
+    """The tests of all metrics between two systems, with `samples` resamples of the test set."""
 
     bleu: Significance
     chrf: Significance
@@ -99,13 +99,13 @@ class SignificanceTest:
     samples: int
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, for `json.dumps`."""
+        """A dictionary for `json.dumps`."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class TrainTestOverlap:
-    """How many of `total` test lines are also training lines, and the first of them by number (from 1) and text."""
+    """How many of `total` test lines are also training lines; examples: line number (from 1) and text of the first."""
 
     seen: int
     total: int
@@ -113,13 +113,13 @@ class TrainTestOverlap:
 
     @property
     def warning(self) -> str:
-        """One sentence; empty where there is no overlap."""
+        """A one-sentence warning, or "" if there is no overlap."""
         if not self.seen:
             return ""
         line, text = self.examples[0]
         return (
-            f"{self.seen} of {self.total} test lines ({self.seen / self.total:.1%}) are also in the training text, "
-            f"first line {line} ({clip(text)!r}), so the scores flatter the model; take them out of the training text"
+            f"{self.seen} of {self.total} test lines ({self.seen / self.total:.1%}) are also in the training text "
+            f"(first: line {line}, {clip(text)!r}), so scores are too optimistic; remove them from the training text"
         )
 
 
@@ -127,8 +127,8 @@ class TrainTestOverlap:
 class Evaluation:
     """Scores of one system on one test set.
 
-    literature: BLEU of lowercased, tokenized text, see `literature_bleu`.  against: this system (a) and another (b).
-    flags: how many translations carry each flag of `Translation`.
+    literature: BLEU of lowercased, tokenized text, see `literature_bleu`.  against: test of this system (a) against
+    another (b).  flags: number of translations with each flag of `Translation`.
     """
 
     bleu: Metric
@@ -140,11 +140,11 @@ class Evaluation:
     flags: dict[str, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, for `json.dumps`; what was not asked for is None."""
+        """A dictionary for `json.dumps`; scores that were not computed are None."""
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """For people: a line a score with its signature, then what the comparison and the flags say."""
+        """One line per score with its signature, then the significance tests and the counts of flags."""
         metrics = (self.bleu, self.chrf, self.ter, self.literature)
         lines = [str(metric) for metric in metrics if metric is not None]
         if self.against is not None:
@@ -157,11 +157,11 @@ class Evaluation:
 
 @functools.cache
 def bleu_tokenizer(language: str, tokenize: str = "auto") -> str:
-    """The sacreBLEU tokenizer that BLEU of text in `language` (`zh`, `zh-Hans`, `ja_JP`) is computed with.
+    """Return the sacreBLEU tokenizer for BLEU of text in `language` (`zh`, `zh-Hans`, `ja_JP`).
 
-    "auto": zh for Chinese, ja-mecab for Japanese, ko-mecab for Korean, 13a for every other language.  Where the package
-    of Japanese or Korean is missing, a warning names it, and the tokenizer is char for Japanese and 13a for Korean.
-    Any other `tokenize` is returned as it is.  Raises UsageError for an unknown or uninstalled one.
+    "auto" is zh for Chinese, ja-mecab for Japanese, ko-mecab for Korean and 13a otherwise.  If the package for Japanese
+    or Korean is missing, char (Japanese) or 13a (Korean) is returned with a warning.  Any other `tokenize` is returned
+    unchanged.  Raises UsageError if it is unknown or not installed.
     """
     if tokenize != "auto":
         _check_tokenizer(tokenize)
@@ -172,7 +172,7 @@ def bleu_tokenizer(language: str, tokenize: str = "auto") -> str:
     spoken, fallback = _NOT_INSTALLED[name]
     _LOG.warning(
         "BLEU of %s: sacreBLEU's tokenizer %s is not installed, so %s is used (tok:%s in the signature), and the score "
-        "cannot be compared with published ones; install it with: %s",
+        "is not comparable to published ones; install it with: %s",
         *(spoken, name, fallback, fallback, _installation(name)),
     )
     return fallback
@@ -180,7 +180,7 @@ def bleu_tokenizer(language: str, tokenize: str = "auto") -> str:
 
 def _check_tokenizer(tokenize: str) -> None:
     if tokenize not in TOKENIZERS:
-        raise UsageError(f"tokenize = {tokenize!r}: must be one of auto, {', '.join(TOKENIZERS)}")
+        raise UsageError(f"tokenize = {tokenize!r}; accepted: auto, {', '.join(TOKENIZERS)}")
     if not _is_installed(tokenize):
         raise UsageError(f"tokenize = {tokenize!r}: not installed; install it with: {_installation(tokenize)}")
 
@@ -188,7 +188,7 @@ def _check_tokenizer(tokenize: str) -> None:
 def _is_installed(tokenize: str) -> bool:
     try:
         BLEU(tokenize=tokenize)
-    except (RuntimeError, AssertionError):  # sacreBLEU: its package is missing, or has another dictionary
+    except (RuntimeError, AssertionError):  # the package is missing, or has another dictionary
         return False
     return True
 
@@ -200,12 +200,11 @@ def _installation(tokenize: str) -> str:
 def evaluate_texts(
     hypotheses: Sequence[str], references: References, lowercase: bool = False, tokenize: str = "13a"
 ) -> Evaluation:
-    """BLEU, chrF2 and TER by sacreBLEU (Post 2018) of raw text.
+    """Compute BLEU, chrF2 and TER of raw text with sacreBLEU (Post 2018).
 
-    references: one or more lists, each with one line a hypothesis.  lowercase: of BLEU and chrF; TER ignores case
-    either way, as sacreBLEU's does by default.  tokenize: BLEU's, one of 13a, intl, zh, ja-mecab, ko-mecab, char, none;
-    `bleu_tokenizer` chooses one by language.  Raises UsageError for numbers of lines that differ, no lines, or another
-    tokenizer.
+    references: one or more lists with one line per hypothesis.  lowercase: ignore case in BLEU and chrF; TER always
+    does, as in sacreBLEU.  tokenize: tokenizer of BLEU (13a, intl, zh, ja-mecab, ko-mecab, char or none); see
+    `bleu_tokenizer`.  Raises UsageError if the numbers of lines differ or are 0, or the tokenizer is unknown.
     """
     _check(hypotheses, references)
     _check_tokenizer(tokenize)
@@ -214,7 +213,7 @@ def evaluate_texts(
 
 
 def corpus_scores(hypotheses: Sequence[str], references: Sequence[str], tokenize: str = "13a") -> dict[str, float]:
-    """BLEU and chrF2 of raw text in per cent, for a look during training: {"bleu": ..., "chrf": ...}."""
+    """Compute BLEU and chrF2 of raw text in percent, for validation: {"bleu": ..., "chrf": ...}."""
     _check(hypotheses, [references])
     bleu, chrf, _ = _metrics(tokenize=tokenize)
     return {
@@ -224,86 +223,87 @@ def corpus_scores(hypotheses: Sequence[str], references: Sequence[str], tokenize
 
 
 def literature_bleu(hypotheses: Sequence[str], references: References, language: str) -> Metric:
-    """BLEU of text with punctuation normalised, lowercased and tokenized by Moses' rules, as papers on Multi30k report.
+    """Compute BLEU of normalized, lowercased, Moses-tokenized text, as in papers on Multi30k.
 
-    language: code of the language of hypotheses and references.  Not to be compared with BLEU of raw text; the
-    signature says how the text was prepared.  Raises UsageError for a language that Moses' tokenizer does not know or,
-    like Chinese, does not cut into words.
+    language: code of the language of hypotheses and references.  Not comparable to BLEU of raw text; the signature
+    records the preprocessing.  Raises UsageError if Moses does not support the language or, as for Chinese, does not
+    segment it into words.
     """
     _check(hypotheses, references)
     known = _moses_languages()
     if (code := language_code(language)) not in known:
         raise UsageError(
-            f"literature BLEU of language {language!r}: Moses' tokenizer does not cut it into words; accepted: "
-            f"{', '.join(sorted(known))}; use evaluate_texts, with tokenize=bleu_tokenizer(language)"
+            f"literature BLEU: Moses' tokenizer does not segment language {language!r}; accepted: "
+            f"{', '.join(sorted(known))}; use evaluate_texts with tokenize=bleu_tokenizer(language)"
         )
     language, prepare = code, _moses(code)
     bleu = BLEU(tokenize="none", force=True)
-    plain = _metric(bleu, [prepare(text) for text in hypotheses], [[prepare(t) for t in lines] for lines in references])
-    signature = plain.signature.replace("case:mixed", "case:lc").replace("tok:none", f"tok:moses-{language}")
-    return Metric("BLEU-literature", plain.score, f"{signature}|norm:moses")
+    prepared = [[prepare(text) for text in lines] for lines in (hypotheses, *references)]
+    metric = _metric(bleu, prepared[0], prepared[1:])
+    signature = metric.signature.replace("case:mixed", "case:lc").replace("tok:none", f"tok:moses-{language}")
+    return Metric("BLEU-literature", metric.score, f"{signature}|norm:moses")
 
 
-def compare(
+def compare_systems(
     a: Sequence[str], b: Sequence[str], references: References, samples: int = 1000, tokenize: str = "13a"
 ) -> SignificanceTest:
-    """Is a better than b, or was it chance?  Paired bootstrap resampling (Koehn 2004) with `samples` resamples.
+    """Test whether systems a and b differ by paired bootstrap resampling (Koehn 2004) with `samples` resamples.
 
-    The resamples are the same every time: sacreBLEU's seed, which SACREBLEU_SEED changes and the signatures name.
-    tokenize: BLEU's tokenizer.  Raises UsageError for numbers of lines that differ, no lines, or another tokenizer.
+    The resamples are reproducible: sacreBLEU's seed, set by SACREBLEU_SEED, is part of the signatures.  tokenize:
+    tokenizer of BLEU.  Raises UsageError if the numbers of lines differ or are 0, or the tokenizer is unknown.
     """
     _check_tokenizer(tokenize)
     _check(a, references)
     _check(b, references)
     if samples < 1:
-        raise UsageError(f"samples = {samples}: must be at least 1; 1000 is usual")
+        raise UsageError(f"samples = {samples}; accepted: at least 1 (usually 1000)")
     metrics = dict(zip(COMPARED, _metrics(tokenize=tokenize), strict=True))
-    systems: list[tuple[str, Sequence[str]]] = [("b", list(b)), ("a", list(a))]  # the first is sacreBLEU's baseline
+    systems: list[tuple[str, Sequence[str]]] = [("b", list(b)), ("a", list(a))]  # sacreBLEU's baseline comes first
     signatures, results = PairedTest(systems, metrics, [list(r) for r in references], "bs", n_samples=samples)()
     found = {}
     for short, name in zip(COMPARED, signatures, strict=True):
-        theirs: Any = results[name][0]
-        ours: Any = results[name][1]
-        # Where nothing differs, every resample's difference is as large as the real one; sacreBLEU counts none of them.
-        p_value = 1.0 if list(a) == list(b) else float(ours.p_value)
+        result_b: Any = results[name][0]
+        result_a: Any = results[name][1]
+        # For identical systems every resampled difference equals the observed one, but sacreBLEU counts none of them.
+        p_value = 1.0 if list(a) == list(b) else float(result_a.p_value)
         found[short] = Significance(
             name,
-            a=float(ours.score),
-            b=float(theirs.score),
-            a_interval=float(ours.ci),
-            b_interval=float(theirs.ci),
+            a=float(result_a.score),
+            b=float(result_b.score),
+            a_interval=float(result_a.ci),
+            b_interval=float(result_b.ci),
             p_value=p_value,
             signature=str(signatures[name]),
         )
     return SignificanceTest(found["bleu"], found["chrf"], found["ter"], samples)
 
 
-def overlap(train_sources: Iterable[str], test_sources: Sequence[str], examples: int = 5) -> TrainTestOverlap:
-    """Test lines that are also training lines, but for spaces and case; blank lines do not count."""
+def train_test_overlap(
+    train_sources: Iterable[str], test_sources: Sequence[str], examples: int = 5
+) -> TrainTestOverlap:
+    """Find test lines that are also training lines, ignoring case, whitespace and blank lines."""
     wanted: dict[str, list[int]] = {}
     for number, text in enumerate(test_sources, start=1):
-        wanted.setdefault(_plain(text), []).append(number)
+        wanted.setdefault(_normalized(text), []).append(number)
     wanted.pop("", None)
-    seen = {plain for text in train_sources if (plain := _plain(text)) in wanted}
-    lines = sorted(number for plain in seen for number in wanted[plain])
+    seen = {key for text in train_sources if (key := _normalized(text)) in wanted}
+    lines = sorted(number for key in seen for number in wanted[key])
     first = tuple((number, test_sources[number - 1]) for number in lines[:examples])
     return TrainTestOverlap(len(lines), len(test_sources), first)
 
 
-def warn_of_overlap(model: str | Path, sources: Sequence[str]) -> str:
-    """A sentence where `sources` are in the training text of a model folder; empty where not, or it is not here."""
-    from dragoman.data.corpus import (
-        corpus_spec,
-        read_pairs,  # here, so that scoring text loads neither the trainer nor torch
-    )
+def overlap_warning(model: str | Path, sources: Sequence[str]) -> str:
+    """Return a warning if `sources` are in the training text of a model, or "" if not or if the text is unavailable."""
+    # Imported here so that scoring text does not load torch.
+    from dragoman.data.corpus import corpus_spec, read_pairs
     from dragoman.models.model_folder import read_config
 
     config = read_config(model)
     try:
         pairs = itertools.chain.from_iterable(read_pairs(corpus_spec(config, one)) for one in config.parallel.train)
-        return overlap((pair.source for pair in pairs), sources).warning
+        return train_test_overlap((pair.source for pair in pairs), sources).warning
     except (DataError, UsageError):
-        return ""  # a model is often scored far from where it was trained
+        return ""  # a model is often evaluated on another machine than it was trained on
 
 
 def evaluate_model(
@@ -315,11 +315,11 @@ def evaluate_model(
     tokenize: str = "auto",
     **search: Any,
 ) -> Evaluation:
-    """Translate `sources` and score the result; `against` is a second model for significance, on the same lines.
+    """Translate `sources` and score the translations, optionally with a significance test against a second model.
 
-    language: of the references (`de`, `zh-Hans`); it chooses BLEU's tokenizer (`bleu_tokenizer`), and one that Moses
-    knows adds `literature_bleu`.  tokenize: another tokenizer.  search: settings by name, for both models.  Raises
-    UsageError before translating when the numbers of lines differ, or the tokenizer is unknown or not installed.
+    language: code of the references' language (`de`, `zh-Hans`), which determines the tokenizer of BLEU and whether
+    `literature_bleu` is added.  tokenize: another tokenizer.  search: search settings by name, for both models.  Raises
+    UsageError before translating if the numbers of lines differ, or the tokenizer is unknown or not installed.
     """
     _check(sources, references, "sources")
     tokenize = bleu_tokenizer(language, tokenize)
@@ -329,7 +329,7 @@ def evaluate_model(
     comparison = None
     if against is not None:
         others = [other.text for other in against.translate(sources, **search)]
-        comparison = compare(texts, others, references, tokenize=tokenize)
+        comparison = compare_systems(texts, others, references, tokenize=tokenize)
     literature = None
     if language_code(language) in _moses_languages():
         literature = literature_bleu(texts, references, language)
@@ -345,11 +345,13 @@ def _check(texts: Sequence[str], references: References, name: str = "translatio
     counts = [len(lines) for lines in references]
     if set(counts) != {len(texts)}:
         listed = ", ".join(map(str, counts))
-        raise UsageError(f"{len(texts)} {name} but references of {listed} lines: line i of each must belong together")
+        raise UsageError(
+            f"{len(texts)} {name} but references of {listed} lines; give one reference line per line of {name}"
+        )
 
 
 def _metrics(lowercase: bool = False, tokenize: str = "13a") -> tuple[BLEU, CHRF, TER]:
-    # force: text that looks tokenized is no reason for a warning here, the signature says how it was treated.
+    # force: do not warn about text that looks tokenized; the signature states the tokenizer.
     bleu = BLEU(lowercase=lowercase, tokenize=tokenize, force=True)
     return bleu, CHRF(lowercase=lowercase), TER()
 
@@ -360,7 +362,7 @@ def _metric(metric: BLEU | CHRF | TER, hypotheses: Sequence[str], references: Re
 
 
 def _moses_languages() -> frozenset[str]:
-    """Those that Moses' tokenizer has rules for; it leaves Chinese text without spaces as one word."""
+    """Languages with rules in Moses' tokenizer, except Chinese, which it does not segment."""
     from sacremoses.corpus import NonbreakingPrefixes  # type: ignore[import-untyped]
 
     return frozenset(NonbreakingPrefixes().available_langs.values()) - set(_CHINESE)
@@ -377,5 +379,5 @@ def _moses(language: str) -> Callable[[str], str]:
     return prepare
 
 
-def _plain(text: str) -> str:
+def _normalized(text: str) -> str:
     return " ".join(text.casefold().split())

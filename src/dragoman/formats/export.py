@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -24,7 +21,7 @@ from dragoman.formats.ctranslate2 import (
 )
 from dragoman.formats.parity import Parity, ParityCases, compare, parity_cases
 from dragoman.formats.usage import usage
-from dragoman.io.writing import flush_file, flush_folder, not_written
+from dragoman.io.writing import atomic_folder, not_written
 from dragoman.models.seq2seq import Model
 
 __all__ = ["FORMATS", "Export", "export"]
@@ -79,9 +76,14 @@ def export(
     if reasons:
         raise UsageError("\n".join([f"{model}: CTranslate2 cannot run this model:", *(f"  - {r}" for r in reasons)]))
     material = parity_cases(network, vocabulary, config, None if check is None else Path(check))
-    with _whole_or_not_at_all(folder) as unfinished:
-        done = _write_and_compare(network, vocabulary, config, unfinished, cast(Quantization, quantization), material)
-        _describe(done, vocabulary, find_model(model))
+    try:
+        with atomic_folder(folder) as unfinished:
+            done = _write_and_compare(
+                network, vocabulary, config, unfinished, cast(Quantization, quantization), material
+            )
+            _describe(done, vocabulary, find_model(model))
+    except OSError as error:
+        raise DragomanError(not_written(folder, error)) from error
     return Export(folder, done.quantization, done.parity, done.quantized)
 
 
@@ -101,24 +103,6 @@ def _check_request(folder: Path, format: str, quantization: str) -> None:
         problems.append(str(error))
     if problems:
         raise UsageError("\n".join(["this export cannot be made:", *(f"  - {problem}" for problem in problems)]))
-
-
-@contextmanager
-def _whole_or_not_at_all(folder: Path) -> Iterator[Path]:
-    """A folder to write in that gets its name when all went well, and is gone when not."""
-    unfinished = folder.with_name(f".{folder.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    try:
-        yield unfinished
-        for path in unfinished.iterdir():
-            flush_file(path)
-        flush_folder(unfinished)
-        unfinished.rename(folder)
-        flush_folder(folder.parent)
-    except OSError as error:
-        raise DragomanError(not_written(folder, error)) from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _write_and_compare(

@@ -27,8 +27,7 @@ from torch import Tensor
 
 from dragoman.config import Config, ParallelData, TextData
 from dragoman.config.data import resolve_path
-from dragoman.data.batching import collate_source
-from dragoman.data.buckets import batches_within
+from dragoman.data.batching import batches_within, collate_source
 from dragoman.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from dragoman.decoding.pytorch.beam import BeamStep, beam_search
 from dragoman.decoding.pytorch.sampling import greedy

@@ -1,1 +1,1 @@
-"""Files on disk: small ones read safely, large ones read at any offset, all written atomically."""
+"""Bounded reading of untrusted files and atomic writing."""

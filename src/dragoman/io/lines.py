@@ -1,11 +1,10 @@
-"""Lines of a text file, plain or compressed; a line ends at "\\n" and nowhere else."""
+"""Lines of a text file, plain or compressed.  Only "\\n" ends a line."""
 
 from __future__ import annotations
 
 import gzip
 import io
 import lzma
-import stat
 import zlib
 from collections.abc import Iterator
 from functools import partial
@@ -14,14 +13,15 @@ from typing import IO
 
 import zstandard
 
-from dragoman.errors import DataError
+from dragoman.errors import DataError, clip
+from dragoman.io.reading import open_regular
 
 __all__ = [
     "COMPRESSED_SUFFIXES",
     "clip",
     "count_lines",
     "decode_line",
-    "has_half_pair",
+    "has_lone_surrogate",
     "open_lines",
     "plain_suffix",
     "raw_lines",
@@ -32,13 +32,13 @@ COMPRESSED_SUFFIXES = (".gz", ".zst", ".xz")
 BOM = b"\xef\xbb\xbf"
 
 _CHUNK = 1 << 20
-_LONGEST_LINE = 64 << 20
-"""Bytes of a line: a device such as /dev/zero, or a file that is not text, would otherwise fill the memory."""
-_CUT_OR_DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, zstandard.ZstdError)
+_MAX_LINE = 64 << 20
+"""Bytes.  Without a limit, a device such as /dev/zero or a binary file would exhaust the memory."""
+_DECOMPRESSION_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 
 
 class _ZstdStream(io.RawIOBase):
-    """Decompressed bytes of a zstandard file; unlike the package's own reader, EOFError where the file is cut."""
+    """Decompressed bytes of a zstandard file.  Unlike the reader of `zstandard`, raises EOFError if it is truncated."""
 
     def __init__(self, compressed: IO[bytes]) -> None:
         self._compressed = compressed
@@ -55,7 +55,7 @@ class _ZstdStream(io.RawIOBase):
             chunk = self._pending or self._compressed.read(_CHUNK)
             if not chunk:
                 if self._inside_frame:
-                    raise EOFError("the last zstandard frame is cut")
+                    raise EOFError("the last zstandard frame is incomplete")
                 return 0
             if self._frame.eof:
                 self._frame = zstandard.ZstdDecompressor().decompressobj()
@@ -85,44 +85,37 @@ def _open_stream(path: Path) -> io.BufferedIOBase:
 
 
 def plain_suffix(path: Path) -> str:
-    """The suffix that says what a file holds, with `.gz`, `.zst` or `.xz` behind it left out."""
+    """Return the suffix of a file name, ignoring a final `.gz`, `.zst` or `.xz`."""
     return Path(path.stem).suffix if path.suffix in COMPRESSED_SUFFIXES else path.suffix
 
 
-def clip(text: str, limit: int = 80) -> str:
-    """`text` on one line of at most `limit` characters, for a message."""
-    shown = "".join(c if c.isprintable() else " " for c in text[: 2 * limit])
-    return shown if len(text) <= limit else shown[: limit - 1] + "…"
-
-
-def has_half_pair(text: str) -> bool:
-    """Whether half a surrogate pair, which is no character, is in the text."""
+def has_lone_surrogate(text: str) -> bool:
+    """Return whether the text contains a lone surrogate, which is invalid Unicode."""
     return any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def _unreadable(path: Path, error: OSError) -> DataError:
-    reason = error.strerror or str(error)
-    return DataError(f"{path}: cannot be read: {reason}. Give the path of an existing text file that may be read.")
+    return DataError(f"{path}: cannot be read: {error.strerror or error}. Give the path of a readable text file.")
 
 
 def raw_lines(stream: IO[bytes] | io.BufferedIOBase, where: str) -> Iterator[bytes]:
-    """Yield the raw lines of a stream without their "\\n".  Raises DataError for a line longer than 64 MiB."""
-    for number, line in enumerate(iter(partial(stream.readline, _LONGEST_LINE), b""), start=1):
+    """Yield the lines of a stream without "\\n".  Raises DataError for a line longer than 64 MiB."""
+    for number, line in enumerate(iter(partial(stream.readline, _MAX_LINE), b""), start=1):
         if line.endswith(b"\n"):
             yield line[:-1]
-        elif len(line) < _LONGEST_LINE:
+        elif len(line) < _MAX_LINE:
             yield line
         else:
             raise DataError(
-                f"{where}, line {number:,}: longer than {_LONGEST_LINE >> 20} MiB, so this is not text of one sentence "
-                "per line. Give a text file whose lines end in \\n."
+                f"{where}, line {number:,}: longer than {_MAX_LINE >> 20} MiB; accepted: text with one sentence per "
+                "line. Give a text file whose lines end with \\n."
             )
 
 
 def open_lines(path: Path) -> Iterator[bytes]:
-    """Yield the raw lines of a file without their "\\n"; `.gz`, `.zst` and `.xz` are decompressed on the way.
+    """Yield the raw lines of a file without "\\n", decompressing `.gz`, `.zst` and `.xz`.
 
-    A last line without "\\n" counts.  Raises DataError where the file cannot be read or is cut or damaged, and for a
+    A last line without "\\n" counts.  Raises DataError if the file cannot be read, is truncated or damaged, or has a
     line longer than 64 MiB.
     """
     number = 0
@@ -130,9 +123,9 @@ def open_lines(path: Path) -> Iterator[bytes]:
         with _open_stream(path) as stream:
             for number, line in enumerate(raw_lines(stream, str(path)), start=1):  # noqa: B007 (in the message below)
                 yield line
-    except _CUT_OR_DAMAGED as error:
+    except _DECOMPRESSION_ERRORS as error:
         raise DataError(
-            f"{path}: the compressed data are cut or damaged after line {number:,} ({error}). "
+            f"{path}: the compressed data is truncated or damaged after line {number:,} ({error}). "
             "Copy or download the file again."
         ) from error
     except OSError as error:
@@ -140,20 +133,15 @@ def open_lines(path: Path) -> Iterator[bytes]:
 
 
 def count_lines(path: Path) -> int:
-    """The number of lines of a file; 0 where it is empty.
+    """Return the number of lines of a regular file.
 
-    Raises DataError as `open_lines` does, and for a pipe or a device, whose lines could not be read after that.
+    Raises DataError as `open_lines` does, and for a pipe or device, which cannot be read a second time.
     """
     count, last = 0, b"\n"
     try:
-        if not (stat.S_ISREG(mode := path.stat().st_mode) or stat.S_ISDIR(mode)):
-            raise DataError(
-                f"{path}: not a regular file. It is read more than once, so a pipe or a device cannot be used here: "
-                "save the text as a file and name that."
-            )
-        if path.suffix in COMPRESSED_SUFFIXES:
-            return sum(1 for _ in open_lines(path))
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
+            if path.suffix in COMPRESSED_SUFFIXES:
+                return sum(1 for _ in open_lines(path))
             while chunk := stream.read(_CHUNK):
                 count += chunk.count(b"\n")
                 last = chunk[-1:]
@@ -162,30 +150,25 @@ def count_lines(path: Path) -> int:
     return count + (last != b"\n")
 
 
-def _likely_encoding(raw: bytes, line: int) -> str:
-    if line == 1 and raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return "UTF-16"
-    return "WINDOWS-1252"
-
-
 def decode_line(raw: bytes, line: int, where: str) -> str:
-    """One raw line as text: UTF-8, without a byte order mark at the start of line 1 and without "\\r" at the end.
+    """Decode one raw line as UTF-8, without a final "\\r" and, in line 1, without a byte order mark.
 
-    Raises DataError naming `where`, the line and the offset in bytes where the line is not UTF-8.
+    Raises DataError with `where`, the line and the byte offset if the line is not UTF-8.
     """
     start = len(BOM) if line == 1 and raw.startswith(BOM) else 0
     try:
         return raw[start:].decode("utf-8").removesuffix("\r")
     except UnicodeDecodeError as error:
         offset = start + error.start
+        encoding = "UTF-16" if line == 1 and raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "WINDOWS-1252"
         raise DataError(
             f"{where}, line {line:,}: byte 0x{raw[offset]:02x} at byte {offset} of the line is not valid UTF-8 "
-            f'("{clip(raw.decode("utf-8", "replace"))}"). Only UTF-8 is accepted: convert the file, perhaps with '
-            f"`iconv -f {_likely_encoding(raw, line)} -t UTF-8`, or repair the line; `dragoman doctor` lists them all."
+            f'("{clip(raw.decode("utf-8", "replace"))}"). Only UTF-8 is accepted: convert the file, for example with '
+            f"`iconv -f {encoding} -t UTF-8`, or repair the line; `dragoman doctor` lists all such lines."
         ) from error
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file as text (see `decode_line`).  Raises DataError on the first bad line."""
+    """Yield the decoded lines of a UTF-8 file (see `decode_line`).  Raises DataError on the first invalid line."""
     for number, raw in enumerate(open_lines(path), start=1):
         yield decode_line(raw, number, str(path))

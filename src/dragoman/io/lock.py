@@ -19,6 +19,7 @@ from pathlib import Path
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from dragoman.errors import UsageError
+from dragoman.io.reading import read_json
 from dragoman.io.writing import writing
 
 __all__ = ["LOCK_FILE", "lock_run"]
@@ -77,8 +78,8 @@ def _this_process() -> dict[str, str | int]:
 def _holder(folder: Path) -> str:
     """Who has the lock, and what to do."""
     who = "another process"
-    with suppress(OSError, ValueError, LookupError, TypeError):
-        about = json.loads((folder / HOLDER_FILE).read_text(encoding="utf-8"))
+    with suppress(UsageError, LookupError):
+        about = read_json(folder / HOLDER_FILE, UsageError, "")
         who = f"process {about['process']} on {about['host']} (since {about['started']})"
     advice = (
         "wait until it has finished, stop it (its state is saved, and the run can be resumed), or name another folder"

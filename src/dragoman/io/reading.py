@@ -1,7 +1,7 @@
-"""Reading files that may be damaged, replaced or not be regular files: bounded in time and memory, never mapped.
+"""Reading of files that may be damaged, replaced or not regular: bounded in time and memory, never memory-mapped.
 
-A memory-mapped file that shrinks ends the process with SIGBUS, and opening a named pipe blocks until someone writes to
-it.  The functions here open without blocking, accept regular files only, and read with ordinary system calls.
+A memory-mapped file that shrinks ends the process with SIGBUS, and opening a named pipe blocks until another process
+writes to it.  These functions open without blocking, accept only regular files and use ordinary system calls.
 """
 
 from __future__ import annotations
@@ -19,15 +19,27 @@ from typing import Any
 
 from dragoman.errors import DataError, DragomanError
 
-__all__ = ["JSON_LIMIT", "RandomAccessFile", "open_regular", "read_bytes", "read_json", "read_text"]
+__all__ = [
+    "COPY_AGAIN",
+    "MAX_JSON",
+    "MAX_READ",
+    "RandomAccessFile",
+    "hash_file",
+    "open_regular",
+    "read_bytes",
+    "read_json",
+    "read_text",
+]
 
-JSON_LIMIT = 64 << 20
-"""Largest JSON file that is read, in bytes; those of a model folder take some kilobytes."""
+COPY_AGAIN = "Copy the folder again, completely."
+"""The advice for a damaged file of a model folder."""
+MAX_JSON = 64 << 20
+"""Largest JSON file that is read, in bytes; the files of a model folder have a few kilobytes."""
+MAX_READ = 1 << 30
+"""Bytes per system call: no platform accepts 2 GiB or more."""
 
-# Constants that Windows lacks, or that only Windows has, count as 0.
+# A constant missing on this platform counts as 0.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-_MOST = 1 << 30
-"""Bytes per system call: no platform accepts more than 2 GiB."""
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a named pipe"),
@@ -37,7 +49,7 @@ _KINDS = (
 
 
 def open_regular(path: Path) -> FileIO:
-    """Open a regular file for reading, unbuffered.  Raises OSError for folders, pipes, devices and loops of links."""
+    """Open a regular file for unbuffered reading.  Raises OSError for folders, pipes, devices and cyclic links."""
     descriptor = os.open(path, _FLAGS)
     try:
         mode = os.fstat(descriptor).st_mode
@@ -50,8 +62,14 @@ def open_regular(path: Path) -> FileIO:
         raise
 
 
+def hash_file(path: Path, algorithm: str) -> str:
+    """Return the hexadecimal digest of a regular file, e.g. with "sha256" or "blake2b".  Raises OSError."""
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, algorithm).hexdigest()
+
+
 def read_bytes(path: Path, error: type[DragomanError], advice: str, limit: int) -> bytes:
-    """The content of a regular file of at most `limit` bytes.  Raises `error`; `advice` ends its message."""
+    """Return the content of a regular file of at most `limit` bytes.  Raises `error`; `advice` ends its message."""
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -65,87 +83,87 @@ def read_bytes(path: Path, error: type[DragomanError], advice: str, limit: int) 
 
 
 def _read(file: FileIO, count: int) -> bytes:
-    """Up to `count` bytes; fewer only at the end of the file."""
+    """Read `count` bytes, or fewer at the end of the file."""
     parts = []
-    while count and (part := file.read(min(count, _MOST))):
+    while count and (part := file.read(min(count, MAX_READ))):
         parts.append(part)
         count -= len(part)
     return b"".join(parts)
 
 
-def read_text(path: Path, error: type[DragomanError], advice: str, limit: int = JSON_LIMIT) -> str:
-    """A small UTF-8 file as text.  Raises `error`."""
+def read_text(path: Path, error: type[DragomanError], advice: str, limit: int = MAX_JSON) -> str:
+    """Return a small UTF-8 file as text.  Raises `error`."""
     try:
         return read_bytes(path, error, advice, limit).decode("utf-8")
     except UnicodeDecodeError as problem:
         raise error(f"{path}: cannot be read: not UTF-8 at byte {problem.start:,}. {advice}") from None
 
 
-def read_json(path: Path, error: type[DragomanError], advice: str) -> dict[str, Any]:
-    """A small file that holds a JSON object.  Raises `error`."""
-    text = read_text(path, error, advice)
+def read_json(path: Path, error: type[DragomanError], advice: str, limit: int = MAX_JSON) -> dict[str, Any]:
+    """Return the JSON object in a small file.  Raises `error`."""
+    text = read_text(path, error, advice, limit)
     try:
         value = json.loads(text)
     except json.JSONDecodeError as problem:
         why = f"not JSON: {problem}"
     except RecursionError:
-        why = "its brackets are nested too deeply"
+        why = "not JSON: brackets nested too deeply"
     except ValueError:
-        why = "an integer in it has too many digits"
+        why = "not JSON: an integer has too many digits"
     else:
         if isinstance(value, dict):
             return value
-        why = f"a JSON object is expected, not {type(value).__name__}"
+        why = f"holds a JSON {type(value).__name__}; accepted: an object"
     raise error(f"{path}: cannot be read: {why}. {advice}")
 
 
 class RandomAccessFile:
-    """A file read at any offset through one file descriptor, so that a shorter file is an error and not a signal."""
+    """A file read at any offset through one descriptor: if the file is truncated, reading raises DataError."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError."""
+        """Open the file.  Raises OSError."""
         self.path = path
         self._file = open_regular(path)
         self._lock = threading.Lock()
         weakref.finalize(self, self._file.close)
 
     def close(self) -> None:
-        """Close the file, which nothing can read afterwards.  Windows renames no folder with an open file in it."""
+        """Close the file.  Windows cannot rename a folder that contains an open file."""
         self._file.close()
 
     def __len__(self) -> int:
         return os.fstat(self._file.fileno()).st_size
 
     def digest(self) -> str:
-        """The BLAKE2b hash of the whole file.  Raises OSError."""
+        """Return the BLAKE2b hash of the whole file.  Raises OSError."""
         with self._lock:
             self._file.seek(0)
             return hashlib.file_digest(self._file, "blake2b").hexdigest()
 
     def read(self, offset: int, count: int) -> bytes:
-        """`count` bytes from `offset`.  Raises DataError where the file cannot be read or holds fewer."""
+        """Return `count` bytes from `offset`.  Raises DataError if the file cannot be read or has fewer bytes."""
         try:
-            found = self._at(offset, count)
+            content = self._read_at(offset, count)
         except OSError as problem:
             raise DataError(f"{self.path}: cannot be read: {problem.strerror or problem}. Start again.") from None
-        if len(found) != count:
+        if len(content) != count:
             raise DataError(
-                f"{self.path}: bytes {offset:,} to {offset + count:,} are missing; the file was changed while it was "
-                "in use. Start again, and do not change it meanwhile."
+                f"{self.path}: bytes {offset:,} to {offset + count:,} are missing; the file was changed while in use. "
+                "Start again, and do not change the file during the run."
             )
-        return found
+        return content
 
-    def _at(self, offset: int, count: int) -> bytes:
-        """Up to `count` bytes; fewer only at the end of the file."""
+    def _read_at(self, offset: int, count: int) -> bytes:
         if not hasattr(os, "pread"):  # Windows
             with self._lock:
                 self._file.seek(offset)
                 return _read(self._file, count)
-        found = os.pread(self._file.fileno(), min(count, _MOST), offset)
-        if len(found) == count:
-            return found
-        parts, at = [found], offset + len(found)
-        while at < offset + count and (part := os.pread(self._file.fileno(), min(offset + count - at, _MOST), at)):
+        content = os.pread(self._file.fileno(), min(count, MAX_READ), offset)
+        if len(content) == count:
+            return content
+        parts, end = [content], offset + count
+        offset += len(content)
+        while offset < end and (part := os.pread(self._file.fileno(), min(end - offset, MAX_READ), offset)):
             parts.append(part)
-            at += len(part)
+            offset += len(part)
         return b"".join(parts)

@@ -1,4 +1,4 @@
-"""The files of a model folder: checked against their sha256, weights also against their own header; never mapped."""
+"""Weights in safetensors files, validated against their own header and never memory-mapped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dragoman.errors import ModelFolderError
-from dragoman.io.reading import open_regular
+from dragoman.io.reading import COPY_AGAIN, MAX_READ, open_regular
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,85 +28,73 @@ _DTYPES = {
     "F8_E4M3": ("float8_e4m3fn", 1), "F8_E4M3FNUZ": ("float8_e4m3fnuz", 1),
     "F8_E5M2": ("float8_e5m2", 1), "F8_E5M2FNUZ": ("float8_e5m2fnuz", 1),
 }  # fmt: skip
-"""dtype in a safetensors file -> name in torch, bytes."""
+"""dtype in a safetensors file -> name in torch, bytes per element."""
 
-_MOST = 1 << 30
-"""Bytes per system call: no platform accepts more than 2 GiB."""
-_LARGEST = 1 << 30
-"""Largest file of a model folder in bytes; of weights, the header says how large they are."""
-_LARGEST_HEADER = 100_000_000
-"""Of a safetensors file, in bytes: the limit of that library."""
+_MAX_FILE = 1 << 30
+"""Largest file of a model folder in bytes, except weights, whose size their header gives."""
+_MAX_HEADER = 100_000_000
+"""Bytes; the limit of the safetensors library."""
 
 
 def file_problem(path: Path, sha256: str) -> str:
-    """What is wrong with a file of a model folder, or the empty string."""
+    """Return what is wrong with a file of a model folder, or an empty string."""
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             if path.suffix == ".safetensors":
-                if problem := _header_problem(file, size):
-                    return f"is cut or altered ({problem})"
-            elif size > _LARGEST:
-                return f"has {size:,} bytes; accepted: at most {_LARGEST:,}"
-            file.seek(0)
+                _read_header(file, size)
+                file.seek(0)
+            elif size > _MAX_FILE:
+                return f"has {size:,} bytes; accepted: at most {_MAX_FILE:,}"
             if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
-                return f"is cut or altered ({size:,} bytes; its sha256 is not the one in meta.json)"
+                return f"is truncated or altered ({size:,} bytes; its sha256 differs from the one in meta.json)"
     except FileNotFoundError:
         return "is missing"
     except OSError as error:
         return f"cannot be read ({error.strerror or error})"
-    return ""
-
-
-def _header_problem(file: FileIO, size: int) -> str:
-    """What contradicts the header of a safetensors file of `size` bytes, or the empty string."""
-    try:
-        _read_header(file, size)
     except ValueError as error:
-        return str(error)
+        return f"is truncated or altered ({error})"
     return ""
 
 
-def _read_header(file: FileIO, size: int) -> tuple[dict[str, Any], int]:
-    """The header of a safetensors file of `size` bytes, and its length.  Raises ValueError where it is damaged.
+def _read_header(file: FileIO, size: int) -> dict[str, Any]:
+    """Return the header of a safetensors file of `size` bytes.  Raises ValueError if it is damaged.
 
-    The header is 8 bytes with its length, and JSON with the place of each tensor behind it.
+    The file begins with 8 bytes for the length of the header and the header in JSON.
     """
     try:
         length = int.from_bytes(file.read(8), "little")
-        if length > min(size, _LARGEST_HEADER):
+        if length > min(size, _MAX_HEADER):
             raise ValueError("its header is longer than the file")
         header = json.loads(file.read(length))
-        end = max((about["data_offsets"][1] for name, about in header.items() if name != "__metadata__"), default=0)
-        announced = 8 + length + int(end)
+        end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
+        expected = 8 + length + int(end)
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
         raise ValueError(f"{size:,} bytes: not a safetensors file") from None
-    if announced != size:
-        raise ValueError(f"{size:,} bytes; its header announces {announced:,}")
-    return header, 8 + length
+    if expected != size:
+        raise ValueError(f"{size:,} bytes; its header announces {expected:,}")
+    assert isinstance(header, dict)
+    return header
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """The header of a safetensors file, which has an entry per tensor: `dtype`, `shape`, `data_offsets`.
+    """Return the header of a safetensors file, which maps each tensor to its `dtype`, `shape` and `data_offsets`.
 
-    No tensor is read.  Raises `ModelFolderError`.
+    No tensor is read.  Raises ModelFolderError.
     """
-    with _named(path), open_regular(path) as file:
-        header, _ = _read_header(file, os.fstat(file.fileno()).st_size)
-        header.pop("__metadata__", None)
-        _check_places(header)
-        return header
+    with _model_folder_errors(path), open_regular(path) as file:
+        return _tensor_entries(_read_header(file, os.fstat(file.fileno()).st_size))
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Any], bytearray]:
-    """Header and content of a safetensors file, in memory.  Raises OSError, or ValueError where it is damaged."""
+    """Return header and content of a safetensors file.  Raises OSError, or ValueError if the file is damaged."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        header, _ = _read_header(file, size)
+        header = _read_header(file, size)
         file.seek(0)
         content = bytearray(size)
         rest = memoryview(content)
-        while rest and (count := file.readinto(rest[:_MOST])):
+        while rest and (count := file.readinto(rest[:MAX_READ])):
             rest = rest[count:]
         if rest:
             raise ValueError(f"{size - len(rest):,} bytes; its header announces {size:,}")
@@ -114,46 +102,42 @@ def read_safetensors(path: Path) -> tuple[dict[str, Any], bytearray]:
 
 
 def load_file(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, in memory.  Raises `ModelFolderError` where it is anything else, such as a
-    pickle.
+    """Return the tensors of a safetensors file as views of one buffer, so that the weights are in memory once.
 
-    The file is read rather than mapped, because a mapped file that is cut while it is in use ends the process.  The
-    tensors are views of one buffer, so that the weights are in memory once.
+    Raises ModelFolderError if the file is anything else, such as a pickle.
     """
-    with _named(path):
+    with _model_folder_errors(path):
         header, content = read_safetensors(path)
-        header.pop("__metadata__", None)
-        _check_places(header)
+        entries = _tensor_entries(header)
         if sys.byteorder == "big":
             import safetensors.torch
 
             return safetensors.torch.load(bytes(content))
         start = 8 + int.from_bytes(content[:8], "little")
-        return {name: _view(content, start, about) for name, about in header.items()}
+        return {name: _view(content, start, entry) for name, entry in entries.items()}
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Raise `ModelFolderError` in place of other errors."""
+def _model_folder_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise ModelFolderError(f"{path}: missing. Copy the folder again, whole.") from None
+        raise ModelFolderError(f"{path}: missing. {COPY_AGAIN}") from None
     except OSError as error:
-        raise ModelFolderError(f"{path}: not a safetensors file ({error}); no other format is read") from None
+        raise ModelFolderError(f"{path}: not a safetensors file ({error}); no other format is accepted") from None
     except (ValueError, TypeError, RuntimeError, MemoryError) as error:
         raise ModelFolderError(
-            f"{path}: not a safetensors file, or damaged ({error or 'too large for the memory'}). "
-            "Copy the folder again, whole."
+            f"{path}: not a safetensors file, or damaged ({error or 'too large for the memory'}). {COPY_AGAIN}"
         ) from None
 
 
-def _check_places(header: dict[str, Any]) -> None:
-    """Check that the tensors follow each other without gaps, and have sizes that fit.  Raises ValueError."""
+def _tensor_entries(header: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries of the tensors, which are contiguous and match their shapes.  Raises ValueError otherwise."""
+    entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
     try:
         end = 0
-        for name, about in sorted(header.items(), key=lambda entry: entry[1]["data_offsets"]):
-            dtype, shape, offsets = about["dtype"], about["shape"], about["data_offsets"]
+        for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
+            dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
             if any(type(number) is not int or number < 0 for number in [*shape, *offsets]):
                 raise ValueError(f"shape {shape}, data_offsets {offsets} of {name}")
             begin, after = offsets
@@ -162,19 +146,20 @@ def _check_places(header: dict[str, Any]) -> None:
             if begin != end or after - begin != math.prod(shape) * _DTYPES[dtype][1]:
                 raise ValueError(f"{name}, {dtype} {shape}, is at {begin} to {after}, after {end}")
             end = after
+        return entries
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"its header: {error}") from None
 
 
-def _view(content: bytearray, start: int, about: dict[str, Any]) -> Tensor:
-    """A tensor in `content`, whose tensors begin at `start`; a copy where it is not aligned."""
+def _view(content: bytearray, start: int, entry: dict[str, Any]) -> Tensor:
+    """Return one tensor as a view of `content`, whose tensors begin at `start`; a copy if it is not aligned."""
     import torch
 
-    name, size = _DTYPES[about["dtype"]]
-    dtype, shape = getattr(torch, name), about["shape"]
-    begin, end = (start + offset for offset in about["data_offsets"])
+    name, size = _DTYPES[entry["dtype"]]
+    dtype, shape = getattr(torch, name), entry["shape"]
+    begin, end = (start + offset for offset in entry["data_offsets"])
     if begin == end:
         return torch.empty(shape, dtype=dtype)
-    if begin % size:  # never in a file that the library has written
+    if begin % size:  # never in a file written by the safetensors library
         content, begin, end = content[begin:end], 0, end - begin
     return torch.frombuffer(content, dtype=dtype, count=(end - begin) // size, offset=begin).reshape(shape)

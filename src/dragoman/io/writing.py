@@ -1,9 +1,10 @@
-"""Writing files so that they are complete or absent, and saying why a file could not be written."""
+"""Atomic writing of files and folders, and messages for failed writes."""
 
 from __future__ import annotations
 
 import errno
 import os
+import shutil
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
@@ -12,7 +13,19 @@ from typing import BinaryIO
 
 from dragoman.errors import TrainingError
 
-__all__ = ["atomic_file", "flush_file", "flush_folder", "is_full", "not_written", "reason_of", "writing"]
+__all__ = [
+    "atomic_file",
+    "atomic_folder",
+    "flush_file",
+    "flush_folder",
+    "is_full",
+    "not_written",
+    "reason_of",
+    "recover_folders",
+    "remove_folder",
+    "write_file",
+    "writing",
+]
 
 _REASONS = {
     errno.ENOSPC: ("the disk is full", "Free some space, or choose a folder on another disk."),
@@ -26,24 +39,27 @@ _NO_FOLDER_FSYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errn
 
 
 def is_full(error: OSError) -> bool:
-    """Whether the disk or the user's share of it is full."""
+    """Return whether the disk, or the quota of the user, is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def reason_of(error: OSError) -> str:
-    """Why a file could not be written, in a few words."""
+    """Return a short reason why a file could not be written."""
     return _REASONS[error.errno][0] if error.errno in _REASONS else error.strerror or str(error)
 
 
 def not_written(what: object, error: OSError, also: str = "") -> str:
-    """The message where `what` (a path, mostly) could not be written; also: sentences before the advice."""
-    advice = _REASONS[error.errno][1] if error.errno in _REASONS else "Remove the cause, or name another place."
+    """Return the message that `what` (usually a path) could not be written; also: sentences before the advice."""
+    advice = _REASONS[error.errno][1] if error.errno in _REASONS else "Remove the cause, or choose another folder."
     return " ".join(part for part in (f"{what} could not be written: {reason_of(error)}.", also, advice) if part)
 
 
 @contextmanager
 def writing(path: Path, saved: Callable[[], str] = str) -> Generator[None, None, None]:
-    """Turn an OSError while training writes `path` into a TrainingError; saved: returns what is safe, a sentence."""
+    """Convert an OSError while training writes `path` into a TrainingError.
+
+    saved: returns a sentence about what is already saved.
+    """
     try:
         yield
     except OSError as error:
@@ -54,8 +70,8 @@ def writing(path: Path, saved: Callable[[], str] = str) -> Generator[None, None,
 def atomic_file(path: Path) -> Generator[BinaryIO, None, None]:
     """Write `path` completely or not at all: open a temporary file that replaces `path` when the block ends.
 
-    The content is flushed to the disk first.  When the block raises, the temporary file is removed and `path` stays as
-    it was.  Processes and threads may write the same `path` at the same time: the last to finish wins.  Raises OSError.
+    The content is flushed to the disk first.  If the block raises, the temporary file is removed and `path` is
+    unchanged.  Several processes and threads may write the same `path`: the last to finish wins.  Raises OSError.
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.unfinished")
     try:
@@ -71,17 +87,90 @@ def atomic_file(path: Path) -> Generator[BinaryIO, None, None]:
         raise
 
 
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file atomically.  Raises TrainingError if it cannot be written; an earlier version is unchanged."""
+    try:
+        with atomic_file(path) as file:
+            file.write(data)
+    except OSError as error:
+        raise TrainingError(not_written(path, error, "The earlier version is untouched.")) from error
+
+
+@contextmanager
+def atomic_folder(path: Path, is_valid: Callable[[Path], bool] | None = None) -> Generator[Path, None, None]:
+    """Write the folder `path` completely or not at all: yield a temporary folder that replaces `path` at the end.
+
+    All files are flushed to the disk first.  If the block raises, the temporary folder is removed and `path` is
+    unchanged; after a crash, `recover_folders` restores this state.  Raises OSError.
+
+    is_valid: required if several processes may write the same `path`.  If it returns True for the `path` that another
+    process has written meanwhile, that one is kept, because it may be in use already.
+    """
+    process = f".{os.getpid()}" if is_valid else ""
+    unfinished = path.with_name(f".{path.name}{process}.unfinished")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()
+        yield unfinished
+        for file in unfinished.iterdir():
+            flush_file(file)
+        flush_folder(unfinished)
+        if is_valid is None or not is_valid(path):
+            _replace_folder(unfinished, path, is_valid)
+        flush_folder(path.parent)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _replace_folder(unfinished: Path, path: Path, is_valid: Callable[[Path], bool] | None) -> None:
+    replaced = unfinished.with_suffix(".replaced")
+    if os.path.lexists(path):
+        shutil.rmtree(replaced, ignore_errors=True)
+        path.rename(replaced)
+    try:
+        unfinished.rename(path)
+    except OSError:
+        if replaced.is_dir() and not path.exists():
+            replaced.rename(path)
+        if is_valid is None or not is_valid(path):  # else another process was faster
+            raise
+    if replaced.is_dir() and not replaced.is_symlink():
+        shutil.rmtree(replaced, ignore_errors=True)
+    else:
+        replaced.unlink(missing_ok=True)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder under another name, so that a partially removed folder is never mistaken for a complete one."""
+    removed = folder.with_name(f".{folder.name}.removed")
+    shutil.rmtree(removed, ignore_errors=True)
+    folder.rename(removed)
+    shutil.rmtree(removed)
+
+
+def recover_folders(parent: Path) -> None:
+    """Clean up after a crash inside `atomic_folder` or `remove_folder`: restore replaced folders, remove the rest."""
+    for replaced in parent.glob(".*.replaced"):
+        folder = replaced.with_name(replaced.name[1 : -len(".replaced")])
+        if not folder.exists():
+            replaced.rename(folder)
+    for pattern in (".*.unfinished", ".*.replaced", ".*.removed"):
+        for left in parent.glob(pattern):
+            shutil.rmtree(left, ignore_errors=True)
+
+
 def flush_file(path: Path) -> None:
-    """Force a file's content to the disk."""
-    with path.open("r+b") as file:  # Windows flushes only what is open for writing
+    """Flush the content of a file to the disk."""
+    with path.open("r+b") as file:  # Windows flushes only files that are open for writing
         os.fsync(file.fileno())
 
 
 def flush_folder(folder: Path) -> None:
-    """Force a folder's names to the disk; without effect where the system cannot do that, as on Windows."""
+    """Flush the names in a folder to the disk; without effect where the system does not support it, as on Windows."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
-    except PermissionError:  # what Windows answers for any folder
+    except PermissionError:  # on Windows, for any folder
         return
     try:
         os.fsync(descriptor)

@@ -12,7 +12,7 @@ from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.decoding.backend import DecodingBackend, torch_backend, torch_backend_of
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError
-from dragoman.io.lines import has_half_pair
+from dragoman.io.lines import has_lone_surrogate
 
 if TYPE_CHECKING:
     import torch
@@ -137,7 +137,7 @@ class TextGenerator:
         if isinstance(prompts, str):
             raise UsageError(f"one prompt was given ({prompts[:40]!r}) where prompts are expected: put it in a list")
         for number, prompt in enumerate(prompts, start=1):
-            if has_half_pair(prompt):
+            if has_lone_surrogate(prompt):
                 raise UsageError(f"prompt {number} holds what is no character; give it in UTF-8")
         if max_tokens < 1:
             raise UsageError(f"max_tokens = {max_tokens}: must be at least 1")

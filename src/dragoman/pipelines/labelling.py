@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from dragoman.config import Config, EncoderOnlyConfig, VisionConfig
-from dragoman.data.batching import collate_source
-from dragoman.data.buckets import batches_within
-from dragoman.data.labels import LabelVocabulary
+from dragoman.data.batching import batches_within, collate_source
 from dragoman.data.readers.images import as_images
 from dragoman.data.readers.labelled import text_source
 from dragoman.data.readers.tagged import tagged_row
 from dragoman.data.tokenizer import Tokenizer
+from dragoman.data.vocabulary import LabelVocabulary
 from dragoman.errors import UsageError
 from dragoman.models.seq2seq import Network
 from dragoman.models.vision import patches

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dragoman.data.batching import collate_source
-from dragoman.data.buckets import batches_within
+from dragoman.data.batching import batches_within, collate_source
 from dragoman.data.readers.trees import Tree, delinearize, penn_word
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.decoding.pytorch.generate import generate

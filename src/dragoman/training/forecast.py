@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.config import Config, load_config
-from dragoman.data.corpus import CorpusSpec, FilterRules, corpus_spec
+from dragoman.data.corpus import CorpusSpec, corpus_spec
 from dragoman.data.doctor.diagnosis import Diagnosis
 from dragoman.data.doctor.examine import examine
 from dragoman.data.tokenizer import Tokenizer
@@ -76,7 +76,7 @@ def _examined(config: Config, run: TrainingRun | None) -> Diagnosis:
         source_language=data.source_language,
         target_language=data.target_language,
         encode=None if tokenizer is None else (tokenizer.encode_source, tokenizer.encode_target),
-        rules=FilterRules(**data.filter.model_dump(exclude={"max_tokens"})),
+        rules=data.filter,
     )
 
 

@@ -16,19 +16,16 @@ from dragoman.config import Config, dump_toml, flatten, load_config, resolve_pat
 from dragoman.data.vocabulary import load_vocabulary
 from dragoman.errors import ConfigError, ModelFolderError, TrainingError, UsageError
 from dragoman.io.lock import lock_run
-from dragoman.io.writing import writing
+from dragoman.io.writing import recover_folders, remove_folder, write_file, writing
 from dragoman.models.model_folder import (
     average_tensors,
     build_for,
-    point,
+    list_checkpoints,
     read_config,
     read_meta,
-    recover,
-    remove_folder,
     save_model,
-    steps_in,
     unique_tensors,
-    write_file,
+    write_pointer,
 )
 from dragoman.models.seq2seq import Network
 from dragoman.models.size import check_memory
@@ -51,9 +48,9 @@ def open_run(config: Config, folder: Path, log: Callable[[str], None]) -> Traini
     Raises `ConfigError` when the folder holds a run of another configuration, and when files of [data] do not exist.
     """
     check_files(config)
-    recover(folder / "checkpoints")
+    recover_folders(folder / "checkpoints")
     stored = folder / "config.toml"
-    if steps_in(folder) and stored.is_file():
+    if list_checkpoints(folder) and stored.is_file():
         _refuse_changes(load_config(stored, stored=True), config, folder)
     task = _open_task(config, folder.parent / "prepared", log)
     with writing(folder):
@@ -121,7 +118,7 @@ class TrainingRun:
 
     def resume(self, model: Network, optimizer: torch.optim.Optimizer, ema: dict[str, Tensor] | None) -> Progress:
         """Put the newest whole checkpoint in place; a damaged one is named, and the one before it taken."""
-        found = steps_in(self.folder)
+        found = list_checkpoints(self.folder)
         for checkpoint in reversed(found):
             try:
                 progress, data_hash = read_training(checkpoint, model, optimizer, ema)
@@ -152,7 +149,7 @@ class TrainingRun:
 
     def last_good(self) -> str:
         """A sentence on what is safe."""
-        found = steps_in(self.folder)
+        found = list_checkpoints(self.folder)
         return f"The last good checkpoint is {found[-1]}." if found else "No checkpoint was written yet."
 
     def needs_last(self, progress: Progress) -> bool:
@@ -180,25 +177,25 @@ class TrainingRun:
     def _tidy(self, newest: Path, progress: Progress) -> None:
         """Pointers and checkpoints as they are after saving `newest`, also where a kill came in between."""
         best = self._move_pointers(newest, progress)
-        for old in steps_in(self.folder):
+        for old in list_checkpoints(self.folder):
             # An interruption's checkpoint would change the average of the last ones.
             if old != newest and _is_interruption(old):
                 remove_folder(old)
-        for old in steps_in(self.folder)[: -max(self.config.train.keep, self.config.train.average)]:
+        for old in list_checkpoints(self.folder)[: -max(self.config.train.keep, self.config.train.average)]:
             if old != best:
                 remove_folder(old)
 
     def _move_pointers(self, newest: Path, progress: Progress) -> Path:
         """Point `last` and `best` to where they belong; return the best checkpoint."""
-        point(self.folder, "last", newest)
+        write_pointer(self.folder, "last", newest)
         best = newest if not self.task.validates else newest.with_name(f"{progress.best_step:08d}")
         if best.is_dir():
-            point(self.folder, "best", best)
+            write_pointer(self.folder, "best", best)
         return best
 
     def average(self, count: int) -> dict[str, Tensor] | None:
         """The mean of the last `count` checkpoints' weights, or None when there are fewer than two."""
-        last = steps_in(self.folder)[-count:]
+        last = list_checkpoints(self.folder)[-count:]
         return average_tensors(last) if len(last) > 1 else None
 
     def save_average(
@@ -207,9 +204,9 @@ class TrainingRun:
         """Write an averaged model, and point `average` (and `best`) to it."""
         target = self.folder / "checkpoints" / "average"
         save_model(target, self.config, self.task.vocabulary, weights, {"step": progress.step, "scores": scores})
-        point(self.folder, "average", target)
+        write_pointer(self.folder, "average", target)
         if best:
-            point(self.folder, "best", target)
+            write_pointer(self.folder, "best", target)
         return target
 
 
@@ -233,7 +230,7 @@ def average_run(folder: Path, last: int) -> Path:
 
 
 def _average(folder: Path, last: int) -> Path:
-    found = steps_in(folder)
+    found = list_checkpoints(folder)
     if last < 2 or len(found) < last:
         accepted = f"accepted: 2 to {len(found)}" if len(found) > 1 else "an average needs at least 2"
         raise UsageError(f"{folder}: cannot average the last {last} checkpoints; it has {len(found)}, {accepted}")
@@ -241,5 +238,5 @@ def _average(folder: Path, last: int) -> Path:
     target = folder / "checkpoints" / f"average-last{last}"
     meta = {"step": int(found[-1].name), "scores": {}, "averaged": [p.name for p in found[-last:]]}
     save_model(target, config, vocabulary, average_tensors(found[-last:]), meta)
-    point(folder, "average", target)
+    write_pointer(folder, "average", target)
     return target

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dragoman.config import Config
-from dragoman.data.corpus import CorpusSpec, FilterRules, FilterStats, PairFilter, corpus_spec, read_pairs
-from dragoman.data.store import refused
+from dragoman.data.corpus import CorpusSpec, FilterStats, PairFilter, corpus_spec, read_pairs
+from dragoman.data.store import drop_reason
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.decoding.backend import DecodingBackend
 from dragoman.decoding.shortlist import SHORTLIST, AlignedWords, Shortlist
 from dragoman.errors import DataError, UsageError
-from dragoman.models.model_folder import find_model, read_config, read_meta, write_file
+from dragoman.io.writing import write_file
+from dragoman.models.model_folder import find_model, read_config, read_meta
 from dragoman.pipelines.translation import Translator
 
 if TYPE_CHECKING:
@@ -152,18 +153,17 @@ def _tokens(
 ) -> Iterator[TokenPair]:
     """The pairs that training would keep, and an account of all others."""
     rules = config.parallel.filter
-    keep = PairFilter(FilterRules(**rules.model_dump(exclude={"max_tokens"})))
+    keep = PairFilter(rules)
     for pair in keep(itertools.chain.from_iterable(map(read_pairs, specs))):
         ids = tokenizer.encode_source(pair.source), tokenizer.encode_target(pair.target)
-        reason = refused(ids, rules.max_tokens)
+        reason = drop_reason(ids, rules.max_tokens)
         if not reason:
             yield ids
             continue
-        keep.account.kept -= 1
-        keep.account.dropped[reason] += 1
-    if not keep.account.kept:
-        raise DataError(f"nothing to learn from in {', '.join(spec.name for spec in specs)}: {_told(keep.account)}")
-    log(_told(keep.account))
+        keep.stats.drop_kept(reason)
+    if not keep.stats.kept:
+        raise DataError(f"nothing to learn from in {', '.join(spec.name for spec in specs)}: {_told(keep.stats)}")
+    log(_told(keep.stats))
 
 
 def _told(account: FilterStats) -> str:

@@ -27,7 +27,7 @@ from dragoman.data.doctor.precheck import precheck
 from dragoman.errors import TrainingError
 from dragoman.io.lock import lock_run
 from dragoman.io.run_log import Reporter, RunLog
-from dragoman.models.model_folder import steps_in, unique_tensors
+from dragoman.models.model_folder import list_checkpoints, unique_tensors
 from dragoman.models.seq2seq import Network
 from dragoman.nn.dropout import seed_dropout
 from dragoman.training.allocator import keep_freed_memory
@@ -65,7 +65,7 @@ def train(
     check_files(config)
     keep_freed_memory()
     with lock_run(folder):
-        if config.data.kind == "parallel" and not steps_in(folder):
+        if config.data.kind == "parallel" and not list_checkpoints(folder):
             precheck(config, reporter.log)
         run = open_run(config, folder, reporter.log)
         run.check_memory(world.device)
@@ -297,7 +297,7 @@ class Trainer:
             self._validate()
         if self.config.average < 2 or self.validation is None or not self.world.is_main:
             return
-        count = min(self.config.average, len(steps_in(self.run.folder)))
+        count = min(self.config.average, len(list_checkpoints(self.run.folder)))
         averaged = self.run.average(count)
         if averaged is None:
             return

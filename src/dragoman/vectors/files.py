@@ -15,10 +15,10 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from dragoman.errors import DataError, DragomanError, UsageError
+from dragoman.errors import DataError, UsageError
 from dragoman.io.lines import COMPRESSED_SUFFIXES, clip, read_lines
 from dragoman.io.weights import read_safetensors
-from dragoman.io.writing import atomic_file, not_written
+from dragoman.io.writing import write_file
 
 __all__ = ["check_target", "read_vectors", "write_vectors"]
 
@@ -38,7 +38,7 @@ def check_target(path: Path) -> None:
 def write_vectors(path: Path, words: Sequence[str], matrix: NDArray[np.float32]) -> Path:
     """Write words (V) and matrix (V, D) atomically, without loss of precision, and return `path`.
 
-    Raises UsageError as `check_target` does, DragomanError if the file cannot be written.
+    Raises UsageError as `check_target` does, TrainingError if the file cannot be written.
     """
     check_target(path)
     if path.suffix == _SAFE:
@@ -46,11 +46,7 @@ def write_vectors(path: Path, words: Sequence[str], matrix: NDArray[np.float32])
         content = safetensors.numpy.save({"vectors": np.ascontiguousarray(matrix)}, metadata=metadata)
     else:
         content = "".join(f"{line}\n" for line in _lines(path, words, matrix)).encode()
-    try:
-        with atomic_file(path) as file:
-            file.write(content)
-    except OSError as error:
-        raise DragomanError(not_written(path, error)) from error
+    write_file(path, content)
     return path
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.data.labels import LabelVocabulary
 from dragoman.data.tokenizer import EOS, Tokenizer
+from dragoman.data.vocabulary import LabelVocabulary
 from dragoman.errors import UsageError
 from dragoman.models.model_folder import load_network
 from dragoman.nn.layers import Embedding

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from dragoman.errors import UsageError
 from dragoman.io.lines import clip
+from dragoman.io.writing import write_file
 from dragoman.pages.charts import GRID, INK, SOFT, Drawing, drawing, series_color, standalone
-from dragoman.pages.page import write_page
 
 __all__ = ["principal_components", "write_picture"]
 
@@ -76,7 +76,8 @@ def write_picture(
         _draw_labels(chart, points, arrows)
         axes.text(MARGIN / 2, HEIGHT - 16, note, color=SOFT)
         svg = chart.svg(f"{note}: {', '.join(clip(word, 24) for word in words)}")
-    return write_page(path, standalone(svg, _STYLE))
+    write_file(path, standalone(svg, _STYLE).encode())
+    return path
 
 
 def _pixels(components: NDArray[np.float64]) -> list[tuple[float, float]]:

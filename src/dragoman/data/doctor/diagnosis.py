@@ -1,4 +1,4 @@
-"""What the doctor found: a tree of plain records, as JSON and as a report on the console."""
+"""Result of an examination: plain records, exported as JSON or printed as a report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = [
     "Diagnosis",
     "Finding",
     "LengthSummary",
-    "Places",
+    "LineNumbers",
     "Role",
     "SideReport",
     "SplitOverlap",
@@ -27,13 +27,13 @@ Severity = Literal["error", "warning", "info"]
 Role = Literal["train", "valid", "test"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 
-_SHOWN = 5
+_MAX_SHOWN = 5
 _MARKS = {"error": ("✗", "bold red"), "warning": ("!", "bold yellow"), "info": ("·", "cyan")}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing worth knowing: what it is, where it is, and what to do about it."""
+    """A problem or observation: what, where, and what to do about it."""
 
     severity: Severity
     what: str
@@ -42,16 +42,15 @@ class Finding:
 
 
 @dataclass
-class Places:
-    """How often something occurs, and the first line numbers (from 1) where it does."""
+class LineNumbers:
+    """Number of lines with some property, and the first of their line numbers (from 1)."""
 
     count: int = 0
     lines: list[int] = field(default_factory=list)
 
     def add(self, line: int) -> None:
-        """Count one line more."""
         self.count += 1
-        if len(self.lines) < _SHOWN:
+        if len(self.lines) < _MAX_SHOWN:
             self.lines.append(line)
 
     def __str__(self) -> str:
@@ -61,7 +60,7 @@ class Places:
 
 @dataclass(frozen=True)
 class LengthSummary:
-    """Median, 95th percentile and greatest length."""
+    """Median, 95th percentile and maximum."""
 
     median: float
     p95: float
@@ -70,7 +69,7 @@ class LengthSummary:
 
 @dataclass
 class SideReport:
-    """One side of a corpus; lengths are None where there is no text, tokens where no tokenizer was given."""
+    """One side of a corpus; lengths are None without text, `tokens` without a tokenizer."""
 
     name: str
     language: str | None
@@ -79,42 +78,42 @@ class SideReport:
     words: LengthSummary | None = None
     tokens: LengthSummary | None = None
     unknown_rate: float | None = None
-    traps: dict[str, Places] = field(default_factory=dict)
-    empty: Places = field(default_factory=Places)
-    wrong_language: Places = field(default_factory=Places)
+    traps: dict[str, LineNumbers] = field(default_factory=dict)
+    empty: LineNumbers = field(default_factory=LineNumbers)
+    wrong_language: LineNumbers = field(default_factory=LineNumbers)
     unseen_characters: str = ""
 
 
 @dataclass
 class CorpusReport:
-    """One corpus; the pairs are those that could be examined, which is fewer than the lines where it is misaligned."""
+    """One corpus; `pairs` counts the examined ones, fewer than the lines if the corpus is misaligned."""
 
     role: Role
     name: str
     source: SideReport
     target: SideReport
     pairs: int = 0
-    duplicates: Places = field(default_factory=Places)
-    other_targets: Places = field(default_factory=Places)
-    identical: Places = field(default_factory=Places)
-    ratio_outliers: Places = field(default_factory=Places)
-    bad_rows: Places = field(default_factory=Places)
+    duplicates: LineNumbers = field(default_factory=LineNumbers)
+    other_targets: LineNumbers = field(default_factory=LineNumbers)
+    identical: LineNumbers = field(default_factory=LineNumbers)
+    ratio_outliers: LineNumbers = field(default_factory=LineNumbers)
+    bad_rows: LineNumbers = field(default_factory=LineNumbers)
     first_bad_row: str = ""
 
 
 @dataclass
 class SplitOverlap:
-    """How much of a held-out corpus stands in the training corpora, without regard to case and spacing."""
+    """Pairs and sources of a held-out corpus that occur in the training corpora, ignoring case and spacing."""
 
     name: str
     pairs: int = 0
-    seen_pairs: Places = field(default_factory=Places)
-    seen_sources: Places = field(default_factory=Places)
+    seen_pairs: LineNumbers = field(default_factory=LineNumbers)
+    seen_sources: LineNumbers = field(default_factory=LineNumbers)
 
 
 @dataclass
 class Diagnosis:
-    """All that was found, with the account of what the filters would keep of the training corpora."""
+    """All reports and findings; `account` holds the filter statistics of the training corpora."""
 
     corpora: list[CorpusReport] = field(default_factory=list)
     overlaps: list[SplitOverlap] = field(default_factory=list)
@@ -122,20 +121,19 @@ class Diagnosis:
     findings: list[Finding] = field(default_factory=list)
 
     def add(self, severity: Severity, what: str, where: str, advice: str) -> None:
-        """Add a finding."""
         self.findings.append(Finding(severity, what, where, advice))
 
     def count(self, severity: Severity) -> int:
-        """How many findings are of this severity."""
+        """Return the number of findings of this severity."""
         return sum(finding.severity == severity for finding in self.findings)
 
     @property
     def healthy(self) -> bool:
-        """Whether training may start: no finding is an error."""
+        """Whether no finding is an error."""
         return self.count("error") == 0
 
     def to_json(self) -> dict[str, Any]:
-        """The whole tree as plain dictionaries, lists, strings and numbers."""
+        """Return all records as plain dictionaries, lists, strings and numbers."""
         return {"healthy": self.healthy, **asdict(self)}
 
 
@@ -145,7 +143,7 @@ def _lengths(summary: LengthSummary | None) -> str:
 
 def _corpus_table(diagnosis: Diagnosis) -> Table:
     tokenized = any(side.tokens for c in diagnosis.corpora for side in (c.source, c.target))
-    table = Table(title="Corpora", title_justify="left", caption="lengths: median / 95th percentile / longest")
+    table = Table(title="Corpora", title_justify="left", caption="lengths: median / 95th percentile / maximum")
     table.caption_justify = "left"
     table.add_column("use", style="bold")
     table.add_column("side", overflow="fold")
@@ -166,12 +164,12 @@ def _pair_table(diagnosis: Diagnosis) -> Table:
     overlaps = {overlap.name: overlap for overlap in diagnosis.overlaps}
     table = Table(title="Pairs", title_justify="left")
     table.add_column("use", style="bold")
-    for heading in ("examined", "duplicate", "other targets", "identical", "odd lengths", "seen in training"):
+    for heading in ("examined", "duplicate", "other targets", "identical", "unusual lengths", "seen in training"):
         table.add_column(heading, justify="right")
     for corpus in diagnosis.corpora:
         seen = overlaps.get(corpus.name) if corpus.role != "train" else None
-        places = (corpus.duplicates, corpus.other_targets, corpus.identical, corpus.ratio_outliers)
-        counts = [f"{p.count:,}" for p in places]
+        lines = (corpus.duplicates, corpus.other_targets, corpus.identical, corpus.ratio_outliers)
+        counts = [f"{found.count:,}" for found in lines]
         table.add_row(corpus.role, f"{corpus.pairs:,}", *counts, f"{seen.seen_pairs.count:,}" if seen else "–")
     return table
 
@@ -186,23 +184,18 @@ def _finding(finding: Finding) -> Group:
 
 
 def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
-    """Print the tables and then every finding, the gravest first."""
+    """Print the tables and all findings, errors first."""
     if diagnosis.corpora:
         console.print(_corpus_table(diagnosis))
         console.print(_pair_table(diagnosis))
     if diagnosis.account:
-        title = "The filters on the training pairs: " if diagnosis.corpora else "The training data: "
+        title = "Filtered training pairs: " if diagnosis.corpora else "Training data: "
         console.print(Text.assemble((title, "bold"), diagnosis.account))
     console.print()
-    for severity in SEVERITIES:
-        for finding in diagnosis.findings:
-            if finding.severity == severity:
-                console.print(_finding(finding))
+    for finding in sorted(diagnosis.findings, key=lambda finding: SEVERITIES.index(finding.severity)):
+        console.print(_finding(finding))
     errors, warnings = diagnosis.count("error"), diagnosis.count("warning")
-    if errors:
-        verdict, style = f"Not fit to train on: {errors} error{'s' * (errors > 1)}, {warnings} to look at.", "bold red"
-    elif warnings:
-        verdict, style = f"Fit to train on, with {warnings} thing{'s' * (warnings > 1)} to look at.", "bold yellow"
-    else:
-        verdict, style = "Fit to train on: nothing found that needs attention.", "bold green"
-    console.print(Text(verdict, style=style))
+    counts = f"{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)}"
+    verdict = "Not ready" if errors else "Ready"
+    style = "bold red" if errors else "bold yellow" if warnings else "bold green"
+    console.print(Text(f"{verdict} for training: {counts}.", style=style))

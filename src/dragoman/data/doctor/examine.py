@@ -1,4 +1,4 @@
-"""Inspect parallel data before a second is spent on training; every problem is reported, none stops the examination."""
+"""Full examination of parallel data before training: all problems are reported, and none stops the examination."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from pathlib import Path
 
 import numpy as np
 
-from dragoman.data.alignment import line_features, shifted_stretch
-from dragoman.data.corpus import CorpusSpec, FilterRules, PairFilter, SentencePair, misalignment, pair_hash, parse_row
+from dragoman.config import FilterConfig
+from dragoman.data.alignment import line_features, misalignment, shifted_range
+from dragoman.data.corpus import CorpusSpec, PairFilter, SentencePair, pair_hash, parse_row
 from dragoman.data.doctor.diagnosis import (
     CorpusReport,
     Diagnosis,
     Finding,
     LengthSummary,
-    Places,
+    LineNumbers,
     Role,
     SideReport,
     SplitOverlap,
     print_diagnosis,
 )
 from dragoman.data.doctor.findings import add_findings
-from dragoman.data.languages import SCRIPTS, LanguageCheck, language_code
+from dragoman.data.languages import LanguageCheck, file_language, language_code
 from dragoman.data.tokenizer import UNK
 from dragoman.errors import DataError
-from dragoman.io.lines import BOM, open_lines, plain_suffix
+from dragoman.io.lines import BOM, open_lines
 
 __all__ = ["Diagnosis", "Finding", "examine", "print_diagnosis"]
 
@@ -44,7 +45,7 @@ _TRAPS = {
 }
 _ANY_TRAP = re.compile("|".join(pattern.pattern for pattern in _TRAPS.values()))
 _RATIO_FROM = 20
-_ODD_RATIO = 3.0
+_UNUSUAL_RATIO = 3.0
 
 
 def _summary(lengths: array[int]) -> LengthSummary | None:
@@ -55,7 +56,7 @@ def _summary(lengths: array[int]) -> LengthSummary | None:
 
 
 class _SideExaminer:
-    """Gathers what one side's texts log, line by line."""
+    """Collects the statistics of one side, line by line."""
 
     def __init__(self, report: SideReport, check: LanguageCheck, encode: Callable[[str], list[int]] | None) -> None:
         self.report, self.check, self.encode = report, check, encode
@@ -64,10 +65,10 @@ class _SideExaminer:
         self.unknown = 0
 
     def trap(self, kind: str, line: int) -> None:
-        self.report.traps.setdefault(kind, Places()).add(line)
+        self.report.traps.setdefault(kind, LineNumbers()).add(line)
 
-    def raw(self, raw: bytes, line: int) -> str:
-        """One raw line as text; what is wrong with its bytes is noted."""
+    def decode(self, raw: bytes, line: int) -> str:
+        """Decode one raw line, recording problems of its bytes."""
         if line == 1 and raw.startswith(BOM):
             self.trap("byte order mark", line)
             raw = raw[len(BOM) :]
@@ -80,7 +81,7 @@ class _SideExaminer:
             self.trap("invalid UTF-8", line)
             return raw.decode("utf-8", "ignore")
 
-    def text(self, text: str, line: int) -> None:
+    def add(self, text: str, line: int) -> None:
         self.report.lines += 1
         if _ANY_TRAP.search(text):
             for kind, pattern in _TRAPS.items():
@@ -109,7 +110,7 @@ class _SideExaminer:
 
 @dataclass
 class _Examination:
-    """What is carried from corpus to corpus: the training texts as hashes, and the filter with its account."""
+    """State shared by all corpora: hashes of the training texts, and the filter with its statistics."""
 
     diagnosis: Diagnosis
     filter: PairFilter
@@ -120,7 +121,7 @@ class _Examination:
     train_alphabets: tuple[set[str], set[str]] = field(default_factory=lambda: (set(), set()))
 
     def compare(self, pair: SentencePair, overlap: SplitOverlap | None) -> None:
-        """Enter a training pair (no overlap), or note where a held-out one was seen in training."""
+        """Record a training pair (`overlap` is None), or whether a held-out pair occurs in training."""
         source, target = _normalised(pair.source), _normalised(pair.target)
         pair_key, source_key = pair_hash(source, target), pair_hash(source)
         if overlap is None:
@@ -133,52 +134,43 @@ class _Examination:
             overlap.seen_sources.add(pair.line)
 
 
-def _file_language(path: Path | None) -> str | None:
-    """The language a file's suffix tells (`train.de.gz`), or None."""
-    code = plain_suffix(path).removeprefix(".") if path else ""
-    return code if code in SCRIPTS else None
-
-
 def _sides(spec: CorpusSpec, languages: tuple[str | None, str | None], encode: Encode | None) -> list[_SideExaminer]:
     paths = (spec.source, spec.target)
-    codes = [language_code(given) or _file_language(path) for given, path in zip(languages, paths, strict=True)]
-    sides = ("source", "target")
-    names = [str(path or f"{spec.path} ({side})") for side, path in zip(sides, paths, strict=True)]
+    codes = [language_code(given) or file_language(path) for given, path in zip(languages, paths, strict=True)]
+    names = [str(path or f"{spec.path} ({side})") for side, path in zip(("source", "target"), paths, strict=True)]
     return [
         _SideExaminer(
-            SideReport(names[i], codes[i]),
-            LanguageCheck(codes[i], codes[1 - i]),
-            encode[i] if encode else None,
+            SideReport(names[i], codes[i]), LanguageCheck(codes[i], codes[1 - i]), encode[i] if encode else None
         )
         for i in (0, 1)
     ]
 
 
 def _texts(path: Path, side: _SideExaminer) -> Iterator[str]:
-    """The texts of a plain file, each examined on the way."""
+    """Yield the texts of a plain file, examining each."""
     for line, raw in enumerate(open_lines(path), start=1):
-        text = side.raw(raw, line)
-        side.text(text, line)
+        text = side.decode(raw, line)
+        side.add(text, line)
         yield text
 
 
 def _row_pairs(spec: CorpusSpec, sides: list[_SideExaminer], report: CorpusReport) -> Iterator[SentencePair]:
     assert spec.path is not None
     for line, raw in enumerate(open_lines(spec.path), start=1):
-        text = sides[0].raw(raw, line)
+        text = sides[0].decode(raw, line)
         try:
             source, target = parse_row(spec, text)
         except ValueError as error:
             report.first_bad_row = report.first_bad_row or str(error)
             report.bad_rows.add(line)
             continue
-        sides[0].text(source, line)
-        sides[1].text(target, line)
+        sides[0].add(source, line)
+        sides[1].add(target, line)
         yield SentencePair(source, target, line)
 
 
 def _first_drift(spec: CorpusSpec, paths: tuple[Path, Path], diagnosis: Diagnosis) -> int | None:
-    """The line after which two files cannot be paired, or None where they line up; what is wrong becomes a finding."""
+    """Return the first line that cannot be paired, or None for aligned files; add a finding for each problem."""
     features = []
     for path in paths:
         try:
@@ -193,19 +185,14 @@ def _first_drift(spec: CorpusSpec, paths: tuple[Path, Path], diagnosis: Diagnosi
         line, message = problem
         diagnosis.add("error", f"misaligned: {len(source):,} and {len(target):,} lines", spec.name, message)
         return line
-    shift = shifted_stretch(source, target)
+    shift = shifted_range(source, target)
     if shift:
-        diagnosis.add(
-            "error" if shift.certain else "warning",
-            f"lines {shift.first:,} to {shift.last:,} look shifted: each target fits {shift.offset:+d} lines away",
-            spec.name,
-            "Compare both files at the first of these lines: one lacks a line there, and the other further on.",
-        )
+        diagnosis.add("error" if shift.certain else "warning", str(shift), spec.name, shift.advice)
     return None
 
 
 def _file_pairs(spec: CorpusSpec, sides: list[_SideExaminer], diagnosis: Diagnosis) -> Iterator[SentencePair]:
-    """The pairs of two files, those before the first drift where the counts differ; every line is examined."""
+    """Yield the pairs of two files, if misaligned only those before the first drift; examine every line."""
     assert spec.source is not None and spec.target is not None
     paths = (spec.source, spec.target)
     drift = _first_drift(spec, paths, diagnosis)
@@ -214,8 +201,7 @@ def _file_pairs(spec: CorpusSpec, sides: list[_SideExaminer], diagnosis: Diagnos
     for line, source in enumerate(aligned, start=1):
         yield SentencePair(source, next(targets, ""), line)
     for rest in (sources, targets):
-        # A file that cannot be read to its end is a finding already.
-        with suppress(DataError):
+        with suppress(DataError):  # an unreadable file is a finding already
             for _ in rest:
                 pass
 
@@ -224,27 +210,40 @@ def _normalised(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def _note_pair(pair: SentencePair, report: CorpusReport, seen: set[int], targets: dict[int, int]) -> None:
-    """Duplicates, sources with several targets, identical sides."""
-    key, source_key, target_key = pair_hash(pair.source, pair.target), pair_hash(pair.source), pair_hash(pair.target)
-    if key in seen:
-        report.duplicates.add(pair.line)
-    elif targets.setdefault(source_key, target_key) != target_key:
-        report.other_targets.add(pair.line)
-    seen.add(key)
-    if pair.source == pair.target:
-        report.identical.add(pair.line)
+@dataclass
+class _PairExaminer:
+    """Collects the statistics of the pairs of one corpus."""
 
+    report: CorpusReport
+    seen: set[int] = field(default_factory=set)
+    targets: dict[int, int] = field(default_factory=dict)
+    lengths: tuple[array[int], array[int], array[int]] = field(
+        default_factory=lambda: (array("I"), array("I"), array("Q"))
+    )
 
-def _note_ratios(report: CorpusReport, lengths: tuple[array[int], array[int], array[int]]) -> None:
-    """Pairs whose character ratio is more than three times off the corpus's usual one."""
-    source, target, lines = (np.array(values, dtype=np.int64) for values in lengths)
-    if not len(lines):
-        return
-    log_ratio = np.log(target / source)
-    odd = np.abs(log_ratio - np.median(log_ratio)) > np.log(_ODD_RATIO)
-    for line in lines[odd & (np.maximum(source, target) > _RATIO_FROM)]:
-        report.ratio_outliers.add(int(line))
+    def add(self, pair: SentencePair) -> None:
+        """Record duplicates, sources with several targets, identical sides and lengths."""
+        key, source_key = pair_hash(pair.source, pair.target), pair_hash(pair.source)
+        target_key = pair_hash(pair.target)
+        if key in self.seen:
+            self.report.duplicates.add(pair.line)
+        elif self.targets.setdefault(source_key, target_key) != target_key:
+            self.report.other_targets.add(pair.line)
+        self.seen.add(key)
+        if pair.source == pair.target:
+            self.report.identical.add(pair.line)
+        for values, value in zip(self.lengths, (len(pair.source), len(pair.target), pair.line), strict=True):
+            values.append(value)
+
+    def finish(self) -> None:
+        """Record pairs whose length ratio differs from the median ratio by more than a factor of three."""
+        source, target, lines = (np.array(values, dtype=np.int64) for values in self.lengths)
+        if not len(lines):
+            return
+        log_ratio = np.log(target / source)
+        unusual = np.abs(log_ratio - np.median(log_ratio)) > np.log(_UNUSUAL_RATIO)
+        for line in lines[unusual & (np.maximum(source, target) > _RATIO_FROM)]:
+            self.report.ratio_outliers.add(int(line))
 
 
 def _scan(spec: CorpusSpec, role: Role, examination: _Examination) -> None:
@@ -253,12 +252,9 @@ def _scan(spec: CorpusSpec, role: Role, examination: _Examination) -> None:
     report = CorpusReport(role, spec.name, sides[0].report, sides[1].report)
     diagnosis = examination.diagnosis
     diagnosis.corpora.append(report)
-    overlap = SplitOverlap(spec.name)
-    seen: set[int] = set()
-    targets: dict[int, int] = {}
-    lengths = array("I"), array("I"), array("Q")
-    two_files = spec.path is None
-    pairs = _file_pairs(spec, sides, diagnosis) if two_files else _row_pairs(spec, sides, report)
+    examiner = _PairExaminer(report)
+    overlap = None if role == "train" else SplitOverlap(spec.name)
+    pairs = _file_pairs(spec, sides, diagnosis) if spec.path is None else _row_pairs(spec, sides, report)
     try:
         for read in pairs:
             pair = SentencePair(read.source.strip(), read.target.strip(), read.line)
@@ -266,26 +262,20 @@ def _scan(spec: CorpusSpec, role: Role, examination: _Examination) -> None:
             if role == "train":
                 examination.filter.judge(pair)
             if pair.source and pair.target:
-                _note_pair(pair, report, seen, targets)
-                examination.compare(pair, overlap if role != "train" else None)
-                for values, value in zip(lengths, (len(pair.source), len(pair.target), pair.line), strict=True):
-                    values.append(value)
+                examiner.add(pair)
+                examination.compare(pair, overlap)
     except DataError as error:
         diagnosis.add("error", "a file that cannot be read", spec.name, str(error))
-    _note_ratios(report, lengths)
-    _finish(report, sides, examination)
-    if role != "train":
-        overlap.pairs = report.pairs
-        diagnosis.overlaps.append(overlap)
-
-
-def _finish(report: CorpusReport, sides: list[_SideExaminer], examination: _Examination) -> None:
+    examiner.finish()
     for side, train_alphabet in zip(sides, examination.train_alphabets, strict=True):
         side.finish()
-        if report.role == "train":
+        if overlap is None:
             train_alphabet |= side.alphabet
         else:
             side.report.unseen_characters = "".join(sorted(side.alphabet - train_alphabet))
+    if overlap is not None:
+        overlap.pairs = report.pairs
+        diagnosis.overlaps.append(overlap)
 
 
 def examine(
@@ -296,14 +286,14 @@ def examine(
     source_language: str | None,
     target_language: str | None,
     encode: Encode | None = None,
-    rules: FilterRules | None = None,
+    rules: FilterConfig | None = None,
 ) -> Diagnosis:
-    """Examine training corpora and the held-out ones; whatever is wrong becomes a finding and nothing is raised.
+    """Examine training and held-out corpora.  Problems become findings; no exception is raised.
 
-    `encode` holds text -> ids for source and target; a language not given is told from the file's suffix.
+    encode: text -> ids of source and target.  Languages that are not given are inferred from the suffixes of the files.
     """
     diagnosis = Diagnosis()
-    pair_filter = PairFilter(rules or FilterRules())
+    pair_filter = PairFilter(rules or FilterConfig())
     examination = _Examination(diagnosis, pair_filter, (source_language, target_language), encode)
     for spec in specs:
         _scan(spec, "train", examination)
@@ -311,7 +301,7 @@ def examine(
         _scan(valid, "valid", examination)
     if test is not None:
         _scan(test, "test", examination)
-    pair_filter.account.check()
-    diagnosis.account = str(pair_filter.account)
-    add_findings(diagnosis, kept=pair_filter.account.kept)
+    pair_filter.stats.check()
+    diagnosis.account = str(pair_filter.stats)
+    add_findings(diagnosis, kept=pair_filter.stats.kept)
     return diagnosis

@@ -1,8 +1,8 @@
-"""From what was counted in the data to what is worth saying about it."""
+"""Derivation of findings, with severity and advice, from the counts in the reports."""
 
 from __future__ import annotations
 
-from dragoman.data.doctor.diagnosis import CorpusReport, Diagnosis, Places, Severity, SideReport
+from dragoman.data.doctor.diagnosis import CorpusReport, Diagnosis, LineNumbers, Severity, SideReport
 
 __all__ = ["add_findings"]
 
@@ -12,25 +12,25 @@ _SWAPPED = 0.5
 _TRAPS: dict[str, tuple[Severity, str]] = {
     "invalid UTF-8": (
         "error",
-        "Convert the file to UTF-8 (iconv -f WINDOWS-1252 -t UTF-8, for example) or repair these lines.",
+        "Convert the file to UTF-8 (for example with iconv -f WINDOWS-1252 -t UTF-8), or repair these lines.",
     ),
     "byte order mark inside": (
         "warning",
-        "U+FEFF inside the text comes from files joined end to end, or stands for nothing: delete it.",
+        "U+FEFF inside the text is meaningless and usually comes from concatenated files: delete it.",
     ),
     "line or paragraph separator": (
         "warning",
-        'U+2028, U+2029 or U+0085 inside a line; here a line ends at "\\n" only, but tools that cut there lose the '
-        "alignment. Replace them by a space.",
+        'U+2028, U+2029 or U+0085 inside a line. Only "\\n" ends a line here, but tools that split at these characters '
+        "lose the alignment: replace them by a space.",
     ),
-    "control character": ("warning", "These are not text: delete them, on this side only, keeping the line."),
+    "control character": ("warning", "Control characters are not text: delete them, but keep the line."),
     "replacement character": (
         "warning",
-        "U+FFFD says that an earlier conversion lost characters: convert again from the original.",
+        "U+FFFD shows that an earlier conversion lost characters: convert the original file again.",
     ),
-    "byte order mark": ("info", "Dropped on reading."),
-    "CRLF": ("info", 'Lines end in "\\r\\n"; the "\\r" is dropped on reading.'),
-    "no-break or zero-width space": ("info", "Kept as they are; replace them by a plain space if they mean nothing."),
+    "byte order mark": ("info", "It is ignored when the file is read."),
+    "CRLF": ("info", 'The "\\r" at the end of a line is ignored when the file is read.'),
+    "no-break or zero-width space": ("info", "They are kept; replace them by plain spaces unless they are intended."),
 }
 
 
@@ -39,67 +39,54 @@ def _lines(count: int) -> str:
 
 
 def _side_findings(diagnosis: Diagnosis, side: SideReport) -> None:
+    def add(severity: Severity, what: str, lines: LineNumbers, advice: str) -> None:
+        diagnosis.add(severity, f"{what}: {_lines(lines.count)}", f"{side.name}, {lines}", advice)
+
     for kind, (severity, advice) in _TRAPS.items():
         if kind in side.traps:
-            places = side.traps[kind]
-            diagnosis.add(severity, f"{kind}: {_lines(places.count)}", f"{side.name}, {places}", advice)
+            add(severity, kind, side.traps[kind], advice)
     if side.empty.count:
-        diagnosis.add(
-            "info" if side.empty.count < _MANY * side.lines else "warning",
-            f"empty: {_lines(side.empty.count)}",
-            f"{side.name}, {side.empty}",
-            "The filter drops the pair, both sides together; never delete a blank line from one file alone.",
-        )
+        advice = "The filter drops these pairs. Do not delete blank lines from one file alone."
+        add("info" if side.empty.count < _MANY * side.lines else "warning", "empty", side.empty, advice)
     suspects = side.wrong_language
     if suspects.count > _SWAPPED * side.lines:
-        diagnosis.add(
-            "error",
-            f"not in {side.language}: {suspects.count:,} of {_lines(side.lines)}",
-            f"{side.name}, {suspects}",
-            "Are source and target the wrong way round, or the languages named wrongly?",
-        )
+        advice = "Check whether source and target are swapped or the languages are configured wrongly."
+        what = f"not in {side.language}: {suspects.count:,} of {_lines(side.lines)}"
+        diagnosis.add("error", what, f"{side.name}, {suspects}", advice)
     elif suspects.count:
-        diagnosis.add(
-            "warning",
-            f"perhaps not in {side.language}: {_lines(suspects.count)}",
-            f"{side.name}, {suspects}",
-            "Look at them: untranslated lines teach the model to copy. Take out such pairs from both sides.",
-        )
+        advice = "Check these lines: untranslated text teaches the model to copy. Remove such pairs from both sides."
+        add("warning", f"perhaps not in {side.language}", suspects, advice)
     if side.unseen_characters:
         shown = " ".join(f"{c} (U+{ord(c):04X})" for c in side.unseen_characters[:8])
         diagnosis.add(
             "info",
-            f"{len(side.unseen_characters)} characters that never occur in training",
+            f"{len(side.unseen_characters)} characters that do not occur in the training data",
             f"{side.name}: {shown}{' ...' if len(side.unseen_characters) > 8 else ''}",
-            "Without byte fallback in the tokenizer they become the unknown symbol.",
+            "They become unknown tokens unless the tokenizer uses byte fallback.",
         )
     if side.unknown_rate:
         diagnosis.add(
             "warning" if side.unknown_rate > 0.001 else "info",
-            f"unknown symbols: {side.unknown_rate:.3%} of the tokens",
+            f"unknown tokens: {side.unknown_rate:.3%}",
             side.name,
             "Train the tokenizer with byte fallback or a higher character coverage.",
         )
 
 
 def _pair_findings(diagnosis: Diagnosis, corpus: CorpusReport) -> None:
-    def tell(places: Places, what: str, advice: str, warn_from: float) -> None:
-        if places.count:
-            severity: Severity = "warning" if places.count > warn_from * corpus.pairs else "info"
-            diagnosis.add(severity, f"{what}: {places.count:,} of {corpus.pairs:,}", f"{corpus.name}, {places}", advice)
+    def add(lines: LineNumbers, what: str, advice: str, warn_from: float) -> None:
+        if lines.count:
+            severity: Severity = "warning" if lines.count > warn_from * corpus.pairs else "info"
+            diagnosis.add(severity, f"{what}: {lines.count:,} of {corpus.pairs:,}", f"{corpus.name}, {lines}", advice)
 
-    tell(corpus.duplicates, "pairs that occur before", "The filter keeps the first of each.", _MANY)
-    tell(
-        corpus.other_targets, "sources with another target before", "Kept: one text may have many translations.", _MANY
-    )
-    tell(corpus.identical, "source and target the same", "The filter drops them: they teach the model to copy.", 0.02)
-    tell(
-        corpus.ratio_outliers, "lengths far off the usual ratio", "Look at them: a wrong or partial translation?", 0.02
-    )
+    add(corpus.duplicates, "duplicate pairs", "The filter keeps the first of each.", _MANY)
+    add(corpus.other_targets, "sources with another earlier target", "Kept: a text may have many translations.", _MANY)
+    add(corpus.identical, "identical source and target", "The filter drops them: they teach the model to copy.", 0.02)
+    add(corpus.ratio_outliers, "unusual ratio of lengths", "Check for wrong or incomplete translations.", 0.02)
     if corpus.bad_rows.count:
         diagnosis.add(
             "error",
-            f"rows that do not hold a pair: {_lines(corpus.bad_rows.count)}",
+            f"invalid rows: {_lines(corpus.bad_rows.count)}",
             f"{corpus.name}, {corpus.bad_rows}; the first: {corpus.first_bad_row}",
             "Each line needs both texts (tab-separated columns, or one JSON value with both keys): repair the lines or "
             "choose other keys.",
@@ -108,32 +95,34 @@ def _pair_findings(diagnosis: Diagnosis, corpus: CorpusReport) -> None:
 
 def _overlap_findings(diagnosis: Diagnosis) -> None:
     for overlap in diagnosis.overlaps:
-        for places, what in ((overlap.seen_pairs, "pairs"), (overlap.seen_sources, "sources")):
-            if places.count:
-                share = places.count / max(1, overlap.pairs)
+        for lines, what in ((overlap.seen_pairs, "pairs"), (overlap.seen_sources, "sources")):
+            if lines.count:
+                share = lines.count / max(1, overlap.pairs)
                 diagnosis.add(
                     "warning" if what == "pairs" or share > 0.01 else "info",
-                    f"{what} that are also in training: {places.count:,} of {overlap.pairs:,} ({share:.1%})",
-                    f"{overlap.name}, {places}",
-                    "Scores on them measure memory, not translation: take them out of the training corpora.",
+                    f"{what} that are also in training: {lines.count:,} of {overlap.pairs:,} ({share:.1%})",
+                    f"{overlap.name}, {lines}",
+                    "Their scores measure memorization, not translation: remove them from the training corpora.",
                 )
 
 
 def add_findings(diagnosis: Diagnosis, *, kept: int) -> None:
-    """Add the findings that follow from the reports; `kept` is how many training pairs the filters leave."""
+    """Add the findings that follow from the reports.  kept: training pairs that pass the filters."""
     for corpus in diagnosis.corpora:
         for side in (corpus.source, corpus.target):
             _side_findings(diagnosis, side)
         _pair_findings(diagnosis, corpus)
         if not corpus.source.lines and not corpus.target.lines:
-            diagnosis.add("error", "an empty corpus", corpus.name, "Give files that hold text.")
+            diagnosis.add("error", "empty corpus", corpus.name, "Provide files that contain text.")
         if not any(side.language for side in (corpus.source, corpus.target)):
             diagnosis.add(
                 "info",
-                "the languages are not known, so lines in a wrong language were not looked for",
+                "unknown languages: lines in a wrong language cannot be detected",
                 corpus.name,
-                "Name the languages, or give the files suffixes such as .en and .de.",
+                "Set the languages, or use file suffixes such as .en and .de.",
             )
     _overlap_findings(diagnosis)
     if kept == 0 and diagnosis.corpora:
-        diagnosis.add("error", "no training pair is left", diagnosis.account, "Loosen the filters or give other data.")
+        diagnosis.add(
+            "error", "no training pair is left", diagnosis.account, "Relax the filters or provide other data."
+        )

@@ -1,0 +1,1 @@
+"""Readers of training data other than parallel text."""

@@ -1,4 +1,4 @@
-"""Images with a label each: scikit-learn's handwritten digits, or `.npz` files."""
+"""Labelled images: scikit-learn's handwritten digits, or `.npz` files."""
 
 from __future__ import annotations
 
@@ -16,67 +16,69 @@ from dragoman.extras import extra_package
 
 __all__ = ["LabelledImages", "as_images", "load_digits", "read_images", "split_off"]
 
+_ACCEPTED_ARRAY = "accepted: (n, height, width) or (n, height, width, channels) of uint8 (0 to 255) or floats (0 to 1)"
+_ACCEPTED_FILE = 'accepted: an .npz file with two numeric arrays, "images" and "labels", as written by numpy.savez'
+
 
 class LabelledImages(NamedTuple):
-    """images: (n, height, width, channels), float32 from -1 to 1.  labels: n names."""
+    """images: (n, height, width, channels), float32 from -1 to 1.  labels: (n,), strings."""
 
     images: NDArray[np.float32]
     labels: NDArray[np.str_]
 
     def content(self) -> str:
-        """Images and labels as 16 hexadecimal digits."""
+        """Return a hash of images and labels as 16 hexadecimal digits."""
         digest = hashlib.blake2b(self.images.tobytes(), digest_size=8)
         digest.update("\0".join(self.labels.tolist()).encode())
         return digest.hexdigest()
 
 
 def as_images(array: Any, where: str) -> NDArray[np.float32]:
-    """(n, height, width) or (n, height, width, channels) -> float32 (n, height, width, channels), from -1 to 1.
+    """Convert images to float32 (n, height, width, channels) from -1 to 1.
 
-    Accepted are bytes from 0 to 255 and fractions from 0 to 1.  Raises DataError naming `where` for anything else.
+    array: (n, height, width) or (n, height, width, channels), bytes from 0 to 255 or floats from 0 to 1.  Raises
+    DataError naming `where` for anything else.
     """
-    accepted = "accepted: (n, height, width) or (n, height, width, channels) of uint8 (0 to 255) or floats (0 to 1)"
     try:
         images = np.asarray(array)
     except ValueError:
-        raise DataError(f"{where}: the images differ in size; scale or crop them to one. {accepted}") from None
+        raise DataError(f"{where}: the images differ in size; scale or crop them to one. {_ACCEPTED_ARRAY}") from None
     if images.ndim not in (3, 4) or 0 in images.shape:
-        raise DataError(f"{where}: images of shape {images.shape}; {accepted}")
+        raise DataError(f"{where}: images of shape {images.shape}; {_ACCEPTED_ARRAY}")
     if images.dtype == np.uint8:
         images = images.astype(np.float32) / 255
     elif not np.issubdtype(images.dtype, np.floating):
-        raise DataError(f"{where}: images of {images.dtype}; {accepted}")
+        raise DataError(f"{where}: images of {images.dtype}; {_ACCEPTED_ARRAY}")
     low, high = float(images.min()), float(images.max())
-    if not (low >= 0 and high <= 1):  # NaN too
-        raise DataError(f"{where}: pixels from {low:g} to {high:g}; {accepted}")
+    if not (low >= 0 and high <= 1):  # also true for NaN
+        raise DataError(f"{where}: pixels from {low:g} to {high:g}; {_ACCEPTED_ARRAY}")
     images = images if images.ndim == 4 else images[..., None]
     return np.ascontiguousarray(images * 2 - 1, dtype=np.float32)
 
 
 def read_images(path: Path) -> LabelledImages:
-    """A `.npz` file with `images`, see `as_images`, and `labels` (n,).  Raises DataError for anything else."""
-    accepted = 'accepted: an .npz file with "images" and "labels", one array of numbers each, as numpy.savez writes it'
+    """Read `images` (see `as_images`) and `labels` (n,) from an `.npz` file.  Raises DataError for anything else."""
     if not zipfile.is_zipfile(path):
-        raise DataError(f"{path}: not an .npz file, or cut; {accepted}")
+        raise DataError(f"{path}: not an .npz file, or truncated; {_ACCEPTED_FILE}")
     try:
         with np.load(path, allow_pickle=False) as file:
             missing = [name for name in ("images", "labels") if name not in file]
             if missing:
                 raise DataError(
-                    f"{path}: no {' and no '.join(missing)} (it holds {', '.join(file) or 'nothing'}); {accepted}"
+                    f"{path}: no {' and no '.join(missing)} (it has {', '.join(file) or 'no arrays'}); {_ACCEPTED_FILE}"
                 )
             images, labels = file["images"], file["labels"]
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        # numpy stores what differs in size as a pickle, and no pickle is ever read.
+        # numpy stores images of different sizes as a pickle, which is never read.
         reason = "images that differ in size, or objects" if "pickle" in str(error).lower() else str(error)
-        raise DataError(f"{path}: cannot be read: {reason}; {accepted}") from None
+        raise DataError(f"{path}: cannot be read: {reason}; {_ACCEPTED_FILE}") from None
     return _labelled(as_images(images, str(path)), labels, str(path))
 
 
 def load_digits() -> LabelledImages:
-    """1,797 handwritten digits of 8 x 8 pixels (scikit-learn's copy of UCI's test set).
+    """Return 1,797 handwritten digits of 8 x 8 pixels (scikit-learn's copy of the test set of UCI).
 
-    Raises UsageError where scikit-learn is not installed.
+    Raises UsageError if scikit-learn is not installed.
     """
     digits = extra_package("sklearn.datasets", "vision", 'data.dataset = "digits"').load_digits()
     return _labelled(as_images(digits.images / 16, "digits"), digits.target, "digits")
@@ -84,16 +86,13 @@ def load_digits() -> LabelledImages:
 
 def _labelled(images: NDArray[np.float32], labels: NDArray[Any], where: str) -> LabelledImages:
     if labels.shape != images.shape[:1]:
-        raise DataError(f"{where}: {len(images)} images and labels of shape {labels.shape}; give one label an image")
+        raise DataError(f"{where}: {len(images)} images but labels of shape {labels.shape}; give one label per image")
     return LabelledImages(images, labels.astype(str))
 
 
 def split_off(data: LabelledImages, share: float) -> tuple[LabelledImages, LabelledImages]:
-    """All but a share, and that share, drawn by chance and always the same."""
+    """Return a random split, always the same: all but `share` of the images, and the others."""
     order = np.random.default_rng(0).permutation(len(data.labels))
     cut = round(len(order) * (1 - share))
-    rest, drawn = np.sort(order[:cut]), np.sort(order[cut:])
-    return (
-        LabelledImages(data.images[rest], data.labels[rest]),
-        LabelledImages(data.images[drawn], data.labels[drawn]),
-    )
+    rest, drawn = (LabelledImages(data.images[i], data.labels[i]) for i in map(np.sort, (order[:cut], order[cut:])))
+    return rest, drawn

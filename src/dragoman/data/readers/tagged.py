@@ -1,4 +1,4 @@
-"""Sentences with a tag a word: CoNLL-U files, and text of `word/tag`."""
+"""Sentences with one tag per word: CoNLL-U files, and text of `word/tag`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from dragoman.data.tokenizer import BOS, EOS, PAD
-from dragoman.errors import DataError
-from dragoman.io.lines import clip, plain_suffix, read_lines
+from dragoman.data.ids import BOS, EOS, PAD
+from dragoman.errors import DataError, clip
+from dragoman.io.lines import plain_suffix, read_lines
 
 __all__ = ["TaggedSentence", "read_tagged", "tagged_row"]
 
@@ -16,7 +16,7 @@ _COLUMNS = {"upos": 3, "xpos": 4}
 
 
 class TaggedSentence(NamedTuple):
-    """Words, as many tags, and the line the sentence begins in."""
+    """Words, their tags, and the number of the first line."""
 
     words: tuple[str, ...]
     tags: tuple[str, ...]
@@ -24,17 +24,17 @@ class TaggedSentence(NamedTuple):
 
 
 def read_tagged(path: Path, column: str = "upos") -> Iterator[TaggedSentence]:
-    """The sentences of a file: `.conllu` with the tag in `column` ("upos" or "xpos"), else one a line as `word/tag`.
+    """Yield the sentences of a file: `.conllu` with tags in `column` ("upos" or "xpos"), else a `word/tag` line each.
 
-    Raises DataError naming the line that is not so.
+    Raises DataError naming the invalid line.
     """
     return _conllu(path, column) if plain_suffix(path) == ".conllu" else _slashed(path)
 
 
 def _conllu(path: Path, column: str) -> Iterator[TaggedSentence]:
-    """CoNLL-U: ten columns a word, a blank line behind a sentence.
+    """Read CoNLL-U: ten columns per word, a blank line after each sentence.
 
-    Only words are taken, not the ranges ("3-4") and empty nodes ("3.1") that stand between them.
+    Multiword tokens ("3-4") and empty nodes ("3.1") are skipped.
     """
     words: list[tuple[str, str]] = []
     begin = 0
@@ -45,18 +45,19 @@ def _conllu(path: Path, column: str) -> Iterator[TaggedSentence]:
                 words = []
             continue
         fields = line.split("\t")
+        where = f"{path}, line {number:,}"
         if len(fields) != 10:
             raise DataError(
-                f'{path}, line {number:,}: {len(fields)} columns where CoNLL-U has 10, parted by tabs: "{clip(line)}"'
+                f'{where}: {len(fields)} columns; accepted: the 10 of CoNLL-U, tab-separated: "{clip(line)}"'
             )
         if not fields[0].isdigit():
             if fields[0].replace("-", "").replace(".", "").isdigit():
                 continue
-            raise DataError(f'{path}, line {number:,}: a word\'s number is expected in column 1, not "{fields[0]}"')
+            raise DataError(f'{where}: column 1 is "{fields[0]}"; accepted: the number of a word')
         if fields[_COLUMNS[column]] == "_":
             raise DataError(
-                f'{path}, line {number:,}: "{fields[1]}" has no tag in the column {column}; choose the other with '
-                f"data.column, one of {', '.join(_COLUMNS)}"
+                f'{where}: "{fields[1]}" has no tag in the column {column}; choose another with data.column, one of '
+                f"{', '.join(_COLUMNS)}"
             )
         begin = begin if words else number
         words.append((fields[1], fields[_COLUMNS[column]]))
@@ -65,15 +66,15 @@ def _conllu(path: Path, column: str) -> Iterator[TaggedSentence]:
 
 
 def _slashed(path: Path) -> Iterator[TaggedSentence]:
-    """`The/at dog/nn`; the tag is what follows the last slash."""
+    """Read lines such as `The/at dog/nn`; the tag follows the last slash."""
     for number, line in enumerate(read_lines(path), start=1):
         words = []
         for token in line.split():
             word, slash, tag = token.rpartition("/")
             if not (word and slash and tag):
                 raise DataError(
-                    f'{path}, line {number:,}: "{clip(token)}" is not word/tag; accepted: a sentence a line, each word '
-                    "with a slash and its tag, or a CoNLL-U file whose name ends with .conllu"
+                    f'{path}, line {number:,}: "{clip(token)}" is not word/tag; accepted: one sentence per line, each '
+                    "word followed by a slash and its tag, or a CoNLL-U file with the suffix .conllu"
                 )
             words.append((word, tag))
         if words:
@@ -85,7 +86,7 @@ def _sentence(words: list[tuple[str, str]], line: int) -> TaggedSentence:
 
 
 def tagged_row(pieces: Sequence[Sequence[int]], tags: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Words as pieces -> BOS, all pieces, EOS; and as many numbers: a tag at each word's first piece, else PAD."""
+    """Return BOS, the pieces of all words, EOS; and equally many labels: tags at first pieces, PAD elsewhere."""
     ids, labels = [BOS], [PAD]
     for word, tag in zip(pieces, tags, strict=True):
         ids.extend(word)

@@ -1,4 +1,4 @@
-"""Plain text for language models: the ids of all texts in one row, and the windows a model sees of it."""
+"""Plain text for language models: the ids of all texts concatenated, and the windows that a model reads."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.data.tokenizer import EOS
+from dragoman.data.ids import EOS
 from dragoman.io.lines import read_lines
 
 __all__ = ["TextStream", "read_paragraphs", "read_stream"]
 
 
 def read_paragraphs(path: Path) -> Iterator[str]:
-    """Runs of lines that are not blank, with "\\n" between them."""
+    """Yield the paragraphs of a file, which are separated by blank lines, with "\\n" between lines."""
     paragraph: list[str] = []
     for line in read_lines(path):
         if line.strip():
@@ -32,9 +32,9 @@ def read_paragraphs(path: Path) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class TextStream:
-    """ids: of all texts, one behind the other.  bounds: where each text begins, and the end of the last.
+    """ids: of all texts, concatenated.  bounds: the start of each text, and the end of the last.
 
-    characters: of the texts, line ends counted.
+    characters: length of the texts, including line ends.
     """
 
     ids: NDArray[np.uint32]
@@ -42,9 +42,9 @@ class TextStream:
     characters: int
 
     def spans(self, block: int, offset: int = 0) -> NDArray[np.int64]:
-        """Every id once: windows (first, behind the last) of at most `block` ids that never reach across two texts.
+        """Return windows (start, end) of at most `block` ids that cover every id once and stay within one text.
 
-        offset: ids of the first window of each text; 0 = `block`.
+        offset: length of the first window of each text; 0 means `block`.
         """
         spans = [
             cut
@@ -54,16 +54,16 @@ class TextStream:
         return np.asarray(spans, dtype=np.int64).reshape(-1, 2)
 
     def window(self, span: NDArray[np.int64]) -> list[int]:
-        """The ids of a window."""
+        """Return the ids of a window."""
         ids: list[int] = self.ids[span[0] : span[1]].tolist()
         return ids
 
 
 def read_stream(paths: Iterable[Path], form: str, encode: Callable[[str], list[int]]) -> TextStream:
-    """Files as ids.  form "stream": all of them one text; "lines", "paragraphs": many, each with EOS at its end.
+    """Return files as ids.
 
-    encode: text -> ids without EOS.  Blank lines belong to a stream; between lines and paragraphs they only part.
-    Raises DataError as `read_lines` does.
+    form: "stream" makes all files one text, including blank lines; "lines" and "paragraphs" make each line or paragraph
+    a text that ends with EOS.  encode: text -> ids without EOS.  Raises DataError as `read_lines` does.
     """
     ids, bounds, characters = array("I"), array("q", [0]), 0
     for path in paths:

@@ -1,7 +1,7 @@
-"""Constituency trees: Penn brackets, trees as rows of words (Vinyals et al. 2015), and labelled-bracket F1.
+"""Constituency trees: Penn brackets, linearized trees (Vinyals et al. 2015), and labelled-bracket F1.
 
 (ROOT (S (NP (NNP John)) (VP (VBZ has) (NP (DT a) (NN dog))) (. .)))      Penn brackets
-(S (NP XX )NP (VP XX (NP XX XX )NP )VP XX )S                              linearized: XX for each word
+(S (NP XX )NP (VP XX (NP XX XX )NP )VP XX )S                              linearized; XX stands for a word
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from dragoman.errors import DataError
-from dragoman.io.lines import clip, read_lines
+from dragoman.errors import DataError, clip
+from dragoman.io.lines import read_lines
 
 __all__ = ["WORD", "Tree", "bracket_f1", "brackets", "delinearize", "linearize", "penn_word", "read_trees"]
 
 WORD = "XX"
-"""Stands for every word of a linearized tree."""
+"""Token for every word of a linearized tree."""
 
 _ROOTS = frozenset({"", "ROOT", "TOP", "S1"})
 _PUNCTUATION = frozenset({",", ":", "``", "''", "."})
-_DEEPEST = 200
-"""Most brackets open at once; trees of treebanks have fewer than 60, and the functions below are recursive."""
+_MAX_DEPTH = 200
+"""The functions below are recursive; trees of treebanks have a depth below 60."""
 _TOKEN = re.compile(r"[()]|[^() \t]+")
 _BRACKET = re.compile(r"[()][^()]+")
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A constituent and its parts; a part of speech has one child, the word; a tree over no words has none."""
+    """A constituent and its children.  A part of speech has one child, the word; a tree over no words has none."""
 
     label: str
     children: tuple[Tree | str, ...]
 
     def leaves(self) -> Iterator[tuple[str, str]]:
-        """Part of speech and word, from left to right."""
+        """Yield part of speech and word, from left to right."""
         for child in self.children:
             if isinstance(child, str):
                 yield self.label, child
@@ -49,7 +49,7 @@ class Tree:
         return [word for _, word in self.leaves()]
 
     def __str__(self) -> str:
-        """Penn brackets on one line."""
+        """Return the tree in Penn brackets on one line."""
         return f"({self.label} {' '.join(map(str, self.children))})"
 
 
@@ -57,10 +57,10 @@ class Tree:
 
 
 def read_trees(path: Path) -> Iterator[Tree]:
-    """The trees of a file, over any number of lines each.
+    """Yield the trees of a file, which may span several lines each.
 
-    Grammatical functions (`NP-SBJ`, `NP=1`) are taken off the labels, and traces (`-NONE-`) out of the trees.  Raises
-    DataError naming the line where brackets are wrong.
+    Grammatical functions (`NP-SBJ`, `NP=1`) and traces (`-NONE-`) are removed.  Raises DataError naming the line with
+    invalid brackets.
     """
     open_: list[list[Tree | str]] = []
     begin = 0
@@ -70,10 +70,12 @@ def read_trees(path: Path) -> Iterator[Tree]:
             if token == "(":
                 begin = begin if open_ else number
                 open_.append([])
-                if len(open_) > _DEEPEST:
-                    raise DataError(f"{where}: more than {_DEEPEST} brackets are open; are closing ones missing?")
+                if len(open_) > _MAX_DEPTH:
+                    raise DataError(f"{where}: more than {_MAX_DEPTH} brackets are open; add the closing ones")
             elif not open_:
-                raise DataError(f'{where}: "{clip(token)}" outside of any tree: "{clip(line)}"; a tree is in brackets')
+                raise DataError(
+                    f'{where}: "{clip(token)}" outside of any tree: "{clip(line)}"; accepted: trees in brackets'
+                )
             elif token != ")":
                 open_[-1].append(token)
             else:
@@ -87,18 +89,18 @@ def read_trees(path: Path) -> Iterator[Tree]:
 
 
 def _node(parts: list[Tree | str], where: str) -> Tree:
-    """What stood between two brackets."""
+    """Return the tree of the parts between two brackets."""
     label = parts.pop(0) if parts and isinstance(parts[0], str) else ""
     assert isinstance(label, str)
     words = sum(isinstance(part, str) for part in parts)
     if not parts or words > 1 or (words and len(parts) > 1):
-        inside = f"{len(parts)} parts, {words} of them words" if parts else "nothing"
-        raise DataError(f'{where}: the bracket "{label}" holds {inside}; accepted: one word, or brackets')
+        inside = f"{len(parts)} children, {words} of them words" if parts else "no children"
+        raise DataError(f'{where}: the bracket "{label}" has {inside}; accepted: one word, or brackets')
     return Tree(label, tuple(parts))
 
 
 def _plain(tree: Tree) -> Tree | None:
-    """Without traces and grammatical functions; None where nothing is left."""
+    """Return the tree without traces and grammatical functions, or None if nothing is left."""
     if tree.label == "-NONE-":
         return None
     children = [child if isinstance(child, str) else _plain(child) for child in tree.children]
@@ -108,7 +110,7 @@ def _plain(tree: Tree) -> Tree | None:
 
 
 def penn_word(word: str) -> str:
-    """The word as treebanks write it, where round brackets would be read as brackets of the tree."""
+    """Return a word with round brackets escaped as in treebanks."""
     return word.replace("(", "-LRB-").replace(")", "-RRB-")
 
 
@@ -116,7 +118,7 @@ def penn_word(word: str) -> str:
 
 
 def linearize(tree: Tree) -> str:
-    """The tree as a row of brackets with their labels, `XX` for each word; the root is left out."""
+    """Return the tree as labelled brackets with `XX` for each word, without the root."""
     return " ".join(_tokens(tree))
 
 
@@ -134,69 +136,51 @@ def _tokens(tree: Tree) -> Iterator[str]:
         yield f"){tree.label}"
 
 
-class _Builder:
-    """Puts a tree together from its tokens, and notes whether it had to mend any."""
-
-    def __init__(self) -> None:
-        self.open: list[tuple[str, list[Tree | str]]] = [("ROOT", [])]
-        self.whole = True
-
-    def add(self, part: Tree) -> None:
-        self.open[-1][1].append(part)
-
-    def close(self) -> None:
-        label, parts = self.open.pop()
-        if parts:
-            self.add(Tree(label, tuple(parts)))
-        else:  # a bracket around nothing
-            self.whole = False
-
-    def end(self, label: str) -> None:
-        """A closing bracket: it closes what is open inside of it too, and is left out where it closes nothing."""
-        labels = [name for name, _ in self.open[1:]]
-        if label not in labels:
-            self.whole = False
-            return
-        self.whole = self.whole and labels[-1] == label
-        while labels.pop() != label:
-            self.close()
-        self.close()
-
-
 def delinearize(text: str, words: Sequence[str], tags: Sequence[str] | None = None) -> tuple[Tree, bool]:
-    """The tree over `words` that a linearized tree says, and whether it was well-formed.
+    """Return the tree over `words` for a linearized tree, and whether that was well-formed.
 
-    What is not is mended: brackets left open are closed, closing ones without an opening one left out, words that are
-    missing put at the end, ones too many left out.  tags: parts of speech, which the row does not tell.
+    Repairs: open brackets are closed, unmatched closing brackets and empty brackets ignored, missing words appended,
+    additional `XX` ignored.  tags: parts of speech, which linearized trees lack.
     """
     leaves = [Tree(tag, (word,)) for tag, word in zip_longest(tags or (), words, fillvalue=WORD)]
     assert len(leaves) == len(words), f"{len(words)} words and more tags"
-    builder, place = _Builder(), 0
+    stack: list[tuple[str, list[Tree | str]]] = [("ROOT", [])]
+    index, well_formed = 0, True
+
+    def close() -> bool:
+        label, children = stack.pop()
+        if children:
+            stack[-1][1].append(Tree(label, tuple(children)))
+        return bool(children)
+
     for token in text.split():
-        if token == WORD and place < len(leaves):
-            builder.add(leaves[place])
-            place += 1
+        if token == WORD and index < len(leaves):
+            stack[-1][1].append(leaves[index])
+            index += 1
         elif not _BRACKET.fullmatch(token):
-            builder.whole = False
+            well_formed = False
         elif token[0] == "(":
-            builder.open.append((token[1:], []))
+            stack.append((token[1:], []))
+        elif (label := token[1:]) in [open_label for open_label, _ in stack[1:]]:
+            well_formed &= stack[-1][0] == label
+            while stack[-1][0] != label:  # also closes the brackets inside
+                well_formed &= close()
+            well_formed &= close()
         else:
-            builder.end(token[1:])
-    builder.whole = builder.whole and len(builder.open) == 1 and place == len(leaves)
-    while len(builder.open) > 1:
-        builder.close()
-    for leaf in leaves[place:]:
-        builder.add(leaf)
-    return Tree("ROOT", tuple(builder.open[0][1])), builder.whole
+            well_formed = False
+    well_formed &= len(stack) == 1 and index == len(leaves)
+    while len(stack) > 1:
+        close()
+    return Tree("ROOT", (*stack[0][1], *leaves[index:])), well_formed
 
 
 # ------------------------------------------------------------------------------------------------------------ scores
 
 
 def brackets(tree: Tree) -> Counter[tuple[str, int, int]]:
-    """Labelled brackets (label, first word, behind the last) as evalb counts them (Black et al. 1991; COLLINS.prm).
+    """Return the labelled brackets (label, start, end) that evalb counts (Black et al. 1991; COLLINS.prm).
 
-    Punctuation counts as no word; the root, parts of speech and what holds no word are no brackets; PRT is ADVP.
+    Punctuation is skipped; the root, parts of speech and constituents without words do not count; PRT equals ADVP.
     """
     found: Counter[tuple[str, int, int]] = Counter()
     _count(tree, 0, found)
@@ -204,7 +188,7 @@ def brackets(tree: Tree) -> Counter[tuple[str, int, int]]:
 
 
 def _count(tree: Tree, first: int, found: Counter[tuple[str, int, int]]) -> int:
-    """Enter the brackets of a tree whose first word has the number `first`; return the number behind its last."""
+    """Count the brackets of a tree that starts at word `first`; return its end."""
     if tree.children and isinstance(tree.children[0], str):
         return first + (tree.label not in _PUNCTUATION)
     last = first
@@ -217,15 +201,15 @@ def _count(tree: Tree, first: int, found: Counter[tuple[str, int, int]]) -> int:
 
 
 def bracket_f1(gold: Iterable[Tree], found: Iterable[Tree]) -> dict[str, Any]:
-    """Labelled precision, recall and F1 over all brackets of a text, in percent."""
-    right = in_gold = in_found = 0
+    """Return labelled precision, recall and F1 over all brackets of a text, in percent."""
+    correct = in_gold = in_found = 0
     for expected, tree in zip(gold, found, strict=True):
-        ours, theirs = brackets(tree), brackets(expected)
-        right += (ours & theirs).total()
-        in_found += ours.total()
-        in_gold += theirs.total()
+        gold_brackets, found_brackets = brackets(expected), brackets(tree)
+        correct += (found_brackets & gold_brackets).total()
+        in_found += found_brackets.total()
+        in_gold += gold_brackets.total()
     return {
-        "precision": 100 * right / max(1, in_found),
-        "recall": 100 * right / max(1, in_gold),
-        "f1": 200 * right / max(1, in_found + in_gold),
+        "precision": 100 * correct / max(1, in_found),
+        "recall": 100 * correct / max(1, in_gold),
+        "f1": 200 * correct / max(1, in_found + in_gold),
     }

@@ -13,8 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dragoman.data.batching import collate_source
-from dragoman.data.buckets import batches_within
+from dragoman.data.batching import batches_within, collate_source
 from dragoman.data.tokenizer import BOS
 from dragoman.decoding.backend import DecodingBackend, Ids
 from dragoman.decoding.hypothesis import Hypothesis

@@ -28,7 +28,7 @@ from dragoman.evaluation.compare.scores import (
 )
 from dragoman.evaluation.metrics import bleu_tokenizer
 from dragoman.io.run_log import read_log
-from dragoman.models.model_folder import find_model, read_header, read_meta, steps_in
+from dragoman.models.model_folder import find_model, list_checkpoints, read_header, read_meta
 
 if TYPE_CHECKING:
     import torch
@@ -254,7 +254,7 @@ def _read_run(folder: Path, name: str) -> ComparedRun:
     rows = read_log(folder)
     if not rows:
         raise UsageError(f"{folder}: log.jsonl has no rows yet; continue with: dragoman train CONFIG --out {folder}")
-    best = find_model(folder) if steps_in(folder) or (folder / "best").is_file() else None
+    best = find_model(folder) if list_checkpoints(folder) or (folder / "best").is_file() else None
     meta = {} if best is None else read_meta(best)
     speeds, memory = _column(rows, "tokens_per_second"), _column(rows, "memory_mb")
     return ComparedRun(
@@ -354,11 +354,11 @@ def _group_names(members: Sequence[Sequence[ComparedRun]]) -> list[str]:
 
 
 def _common_prefix(names: Sequence[str]) -> str:
-    letters = itertools.takewhile(lambda same: len(set(same)) == 1, zip(*names, strict=False))
-    start = "".join(same[0] for same in letters)
-    if start in names:
-        return start
-    return re.sub(r"([-_./ ]+(seed|s)?[-_./ ]*\d*|seed\d*)$", "", start) or names[0]
+    """Return the common beginning of the names without a trailing separator or "seed", or else the first name."""
+    start = "".join(
+        same[0] for same in itertools.takewhile(lambda same: len(set(same)) == 1, zip(*names, strict=False))
+    )
+    return start if start in names else re.sub(r"([-_./ ]+(seed|s)?[-_./ ]*\d*|seed\d*)$", "", start) or names[0]
 
 
 def short_names(keys: Iterable[str]) -> dict[str, str]:

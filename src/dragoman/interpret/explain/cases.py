@@ -17,18 +17,17 @@ import torch
 from torch import Tensor
 
 from dragoman.config import Config, EncoderOnlyConfig
-from dragoman.data.labels import LabelVocabulary
 from dragoman.data.readers.labelled import text_source
 from dragoman.data.readers.tagged import tagged_row
 from dragoman.data.readers.trees import penn_word
 from dragoman.data.tokenizer import BOS, EOS, Tokenizer
-from dragoman.data.vocabulary import Vocabulary
+from dragoman.data.vocabulary import LabelVocabulary, Vocabulary
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.retry import length_is_off, loops, without_loops
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError
 from dragoman.interpret.explain.beam_tree import search_tree
-from dragoman.io.lines import clip, has_half_pair
+from dragoman.io.lines import clip, has_lone_surrogate
 from dragoman.models.seq2seq import Model, Network
 
 __all__ = ["MASK", "MOST", "Case", "Loaded", "Side", "read_text_case", "refuse_search"]
@@ -331,7 +330,7 @@ def _line(text: str, name: str) -> str:
 
 
 def _refuse_half_pairs(text: str, name: str) -> None:
-    if has_half_pair(text):
+    if has_lone_surrogate(text):
         raise UsageError(f"the {name} holds what is no character (half a surrogate pair); give it in UTF-8")
 
 

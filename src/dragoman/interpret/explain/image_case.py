@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from dragoman.config import ImageData, VisionConfig, resolve_path
-from dragoman.data.labels import LabelVocabulary
 from dragoman.data.readers.images import LabelledImages, as_images, load_digits, read_images, split_off
+from dragoman.data.vocabulary import LabelVocabulary
 from dragoman.errors import DataError, UsageError
 from dragoman.interpret.explain.cases import Case, Loaded, Side, best_ids
 from dragoman.models.vision import patches

@@ -10,14 +10,12 @@ import torch
 from torch import Tensor
 
 from dragoman.config import Config
-from dragoman.data.batching import Batch, collate
-from dragoman.data.buckets import batches_within
-from dragoman.data.labels import LabelVocabulary
+from dragoman.data.batching import Batch, batches_within, collate
 from dragoman.data.readers.labelled import text_source
 from dragoman.data.readers.tagged import tagged_row
 from dragoman.data.readers.trees import penn_word
 from dragoman.data.tokenizer import EOS, PAD, Tokenizer
-from dragoman.data.vocabulary import Vocabulary
+from dragoman.data.vocabulary import LabelVocabulary, Vocabulary
 from dragoman.errors import UsageError
 from dragoman.interpret.heads.alignment import Gold, word_count
 from dragoman.models.model_folder import load_network, read_config, wrong_model

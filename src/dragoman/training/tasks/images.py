@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dragoman.config import Config, ImageData, VisionConfig, resolve_path
-from dragoman.data.batching import Batch
-from dragoman.data.buckets import plan_buckets
-from dragoman.data.labels import LabelVocabulary
+from dragoman.data.batching import Batch, plan_buckets
 from dragoman.data.readers.images import LabelledImages, load_digits, read_images, split_off
+from dragoman.data.vocabulary import LabelVocabulary
 from dragoman.errors import DataError
 from dragoman.models.vision import patches
 from dragoman.training.tasks.labelling import LabelValidation

@@ -14,14 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dragoman.config import Config, EncoderOnlyConfig, LabelledData, MaskedData, TaggedData
-from dragoman.data.batching import Batch, collate_source
-from dragoman.data.buckets import plan_buckets
+from dragoman.data.batching import Batch, collate_source, plan_buckets
 from dragoman.data.files import FileData, files_hash, train_files, valid_file
-from dragoman.data.labels import LabelVocabulary
 from dragoman.data.readers.labelled import read_labelled, text_source
 from dragoman.data.readers.tagged import read_tagged, tagged_row
 from dragoman.data.readers.text_stream import TextStream, read_paragraphs, read_stream
 from dragoman.data.tokenizer import BOS, EOS, PAD, learn_tokenizer
+from dragoman.data.vocabulary import LabelVocabulary
 from dragoman.errors import DataError
 from dragoman.models.seq2seq import Network
 from dragoman.training.loss import cross_entropy

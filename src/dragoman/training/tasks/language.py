@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.config import Config, TextData
-from dragoman.data.batching import Batch, collate
-from dragoman.data.buckets import plan_buckets
+from dragoman.data.batching import Batch, collate, plan_buckets
 from dragoman.data.files import files_hash, train_files, valid_file
 from dragoman.data.readers.text_stream import TextStream, read_stream
 from dragoman.data.tokenizer import learn_tokenizer
@@ -36,7 +35,7 @@ class LanguageTask(Task):
         lines = [line for path in paths for line in read_lines(path)]
         if not any(map(str.strip, lines)):
             raise DataError(f"nothing to train on in {', '.join(map(str, paths))}: no line that is not blank")
-        self.tokenizer = learn_tokenizer(config.tokenizer, lines, whole=True)
+        self.tokenizer = learn_tokenizer(config.tokenizer, lines, lossless=True)
         self.stream = self._read(paths)
         log(f"data: {self.stream.characters:,} characters, {len(self.stream.ids):,} tokens")
         self._cut: tuple[int, NDArray[np.int64]] = (-1, np.zeros((0, 2), dtype=np.int64))

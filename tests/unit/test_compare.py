@@ -153,7 +153,7 @@ def test_every_folder_that_cannot_be_compared_is_named(tmp_path: Path) -> None:
         f"{given[1]}: no run (neither it nor a folder in it contains config.toml",
         f"{given[2]}: no run (it is a file)",
         f"{empty}: log.jsonl has no rows yet; continue with: dragoman train CONFIG --out {empty}",
-        f"{lost}/checkpoints/00000012: missing, though",
+        f"{lost}/checkpoints/00000012: missing, but",
         "model.safetensors: not a safetensors file",
     ):
         assert words in message

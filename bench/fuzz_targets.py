@@ -51,7 +51,7 @@ def prepare(folder: Path) -> None:
     (folder / "tiny.toml").write_text(dump_toml(config), encoding="utf-8")
     train(config, folder / "work" / "run")
     wanted = {
-        **{engine: _translated(folder / "work" / "run", engine) for engine in ("fast", "plain")},
+        **{engine: _translated(folder / "work" / "run", engine) for engine in ("native", "pytorch")},
         "store": _read_store(folder),
     }
     (folder / "wanted.json").write_text(json.dumps(wanted), encoding="utf-8")
@@ -77,7 +77,7 @@ def _document(folder: Path) -> dict[str, Any]:
 def _translated(run: Path, engine: str) -> list[Any]:
     from dragoman.pipelines.translation import Translator
 
-    translator = Translator.load(run, engine=engine, threads=1 if engine == "fast" else None)  # type: ignore[arg-type]
+    translator = Translator.load(run, engine=engine, threads=1 if engine == "native" else None)  # type: ignore[arg-type]
     return [[t.text, round(t.score, 3)] for t in translator.translate(LINES)]
 
 
@@ -216,7 +216,7 @@ def model_folder(folder: Path, draw: random.Random) -> str:
     run = folder / "work" / "run"
     files = [path for path in _files(run) if "tensorboard" not in path.parts]
     file = draw.choice(files)
-    engine = draw.choice(["fast", "plain"])
+    engine = draw.choice(["native", "pytorch"])
     consistent = file.name not in ("meta.json", "best", "last") and "packed" not in file.parts and draw.random() < 0.4
     damage_file(file, [path for path in files if path != file], draw, content_only=consistent)
     if consistent and (meta := file.parent / "meta.json").is_file():
@@ -250,7 +250,7 @@ def text(folder: Path, draw: random.Random) -> str:
     commands: dict[str, list[str]] = {
         "translate": ["translate", str(folder / "work" / "run"), "--input", str(one), "--beam", "1"],
         "jsonl": ["translate", str(folder / "work" / "run"), "--input", str(one), "--beam", "1", "--jsonl", "--engine",
-                  draw.choice(["plain", "auto"])],
+                  draw.choice(["pytorch", "auto"])],
         "stdin": ["translate", str(folder / "work" / "run"), "--beam", "1"],
         "prefix": ["translate", str(folder / "work" / "run"), "--input", str(folder / "valid.src"), "--prefix",
                    draw.choice(ODD_TEXT).replace("\0", "") or "x", "--beam", "1"],

@@ -1,10 +1,10 @@
-"""The search whose steps a GPU repeats by itself, beside the plain path on the same device.
+"""Compare the CUDA graph backend with the PyTorch backend on the same device.
 
     python bench/graphs.py --device cuda                             # sizes of the paper's base, random weights
-    python bench/graphs.py --device cpu --model random-tiny --sentences 20 --rounds 1      # does it run?
+    python bench/graphs.py --device cpu --model random-tiny --sentences 20 --rounds 1      # smoke test
 
-The paths take turns; all targets have 40 tokens.  Milliseconds a token of sentences one at a time, tokens a second of
-all at once, and how many times as fast as the plain path in float32 (median of the rounds).
+The backends run alternately; all targets have 40 tokens.  Reports milliseconds per token for single sentences, tokens
+per second for the whole set, and the speed-up over the PyTorch backend in float32 (medians of the rounds).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from dragoman.models.seq2seq import Model
 ALONE = 10
 
 
-def searchers(name: str, device: str) -> dict[str, TorchBackend]:
-    """The same weights on each path."""
+def backends(name: str, device: str) -> dict[str, TorchBackend]:
+    """Return backends with the same weights."""
 
     def model(dtype: torch.dtype) -> Model:
         size = VOCABULARIES[name]
@@ -37,15 +37,15 @@ def searchers(name: str, device: str) -> dict[str, TorchBackend]:
         return built
 
     kinds = (torch.float32, torch.bfloat16)
-    made: dict[str, TorchBackend] = {f"plain path, {kind}": TorchBackend(model(kind), device) for kind in kinds}
-    return made | {f"fixed steps, {kind}": CudaGraphBackend(model(kind), device) for kind in kinds}
+    made: dict[str, TorchBackend] = {f"PyTorch backend, {kind}": TorchBackend(model(kind), device) for kind in kinds}
+    return made | {f"fixed shapes, {kind}": CudaGraphBackend(model(kind), device) for kind in kinds}
 
 
 def seconds(backend: TorchBackend, rows: list[list[int]], beam: int, batch_tokens: int) -> float:
     settings = SearchSettings(beam=beam, min_length=LENGTH - 1, max_extra=0)
-    fitting = [[*row[:-1], *[row[0]] * (LENGTH - len(row)), row[-1]] for row in rows]  # as long as their targets
+    padded = [[*row[:-1], *[row[0]] * (LENGTH - len(row)), row[-1]] for row in rows]  # as long as their targets
     began = time.perf_counter()
-    backend.search(fitting, [[]] * len(rows), settings, batch_tokens)  # its answer is here when its work is done
+    backend.search(padded, [[]] * len(rows), settings, batch_tokens)  # returns after the device has finished
     return time.perf_counter() - began
 
 
@@ -60,23 +60,24 @@ def main() -> None:
     rng = random.Random(1)
     words = range(4, VOCABULARIES[given.model])
     rows = [[*rng.choices(words, k=rng.randint(4, LENGTH - 1)), 3] for _ in range(given.sentences)]
-    paths = searchers(given.model, given.device)
+    compared = backends(given.model, given.device)
     print(f"{given.model} on {torch.cuda.get_device_name() if given.device == 'cuda' else given.device}")
     for beam in (1, 4):
-        times: dict[str, list[tuple[float, float]]] = {name: [] for name in paths}
+        times: dict[str, list[tuple[float, float]]] = {name: [] for name in compared}
         for turn in range(given.rounds + 1):
-            for name, backend in paths.items():
-                alone = sum(seconds(backend, [row], beam, given.batch_tokens) for row in rows[:ALONE])
-                taken = alone, seconds(backend, rows, beam, given.batch_tokens)
-                if turn:  # the first round records
-                    times[name].append(taken)
-        print(f"\n| beam {beam} | ms a token, alone | times as fast | tokens/s, all at once | times as fast |")
+            for name, backend in compared.items():
+                single = sum(seconds(backend, [row], beam, given.batch_tokens) for row in rows[:ALONE])
+                measured = single, seconds(backend, rows, beam, given.batch_tokens)
+                if turn:  # the first round captures the graphs
+                    times[name].append(measured)
+        print(f"\n| beam {beam} | ms per token, single | speed-up | tokens/s, batched | speed-up |")
         print("|---|---|---|---|---|")
         first = next(iter(times.values()))
         for name, own in times.items():
             middle = [statistics.median(column) for column in zip(*own, strict=True)]
             ratios = [
-                statistics.median(plain[i] / mine[i] for plain, mine in zip(first, own, strict=True)) for i in (0, 1)
+                statistics.median(base[i] / measured[i] for base, measured in zip(first, own, strict=True))
+                for i in (0, 1)
             ]
             print(
                 f"| {name} | {middle[0] / len(rows[:ALONE]) / LENGTH * 1000:.3f} | {ratios[0]:.2f} | "

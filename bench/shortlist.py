@@ -55,7 +55,7 @@ def learned_model(model: Path, folder: Path, best: int, frequent: int) -> tuple[
     from dragoman.models.model_folder import find_model
 
     copy = Path(shutil.copytree(find_model(model), folder / "model", ignore=shutil.ignore_patterns("packed")))
-    translator = Translator.load(copy, engine="fast", threads=1)
+    translator = Translator.load(copy, engine="native", threads=1)
     began = time.perf_counter()
     learned = learn_shortlist(copy, best=best, frequent=frequent)
     print(*learned.lines(), f"learned in {time.perf_counter() - began:.1f} s", sep="\n")

@@ -86,7 +86,7 @@ def write_model(version: int) -> None:
         model, tokenizer, config = load_model(Path(place) / "run" / "last")
         config = config.model_copy(update={"data": config.data.model_copy(update={"root": "data"})})
         save_model(folder, config, tokenizer, unique_tensors(model), {"step": 900, "scores": {}})
-    translator = Translator.load(folder, engine="plain")
+    translator = Translator.load(folder, engine="pytorch")
     rows = [
         {"source": t.source, "text": t.text, "score": t.score, "tokens": t.tokens}
         for t in translator.translate(SOURCES, beam=3)
@@ -136,11 +136,11 @@ def write_language(version: int) -> None:
         model, tokenizer, config = load_network(Path(place) / "run" / "last")
         config = config.model_copy(update={"data": config.data.model_copy(update={"root": "data"})})
         save_model(folder, config, tokenizer, unique_tensors(model), {"step": 300, "scores": {}})
-    generator = TextGenerator.load(folder, engine="plain")
+    generator = TextGenerator.load(folder, engine="pytorch")
     rows = []
     for text in TEXTS:
         ids = generator.tokenizer.encode_target(text)
-        logits, found = logits_of(model, [], ids), generator.surprise(text)
+        logits, found = logits_of(model, [], ids), generator.score(text)
         rows.append({"text": text, "ids": ids, "log_prob": found.log_prob, "tokens": found.tokens, "logits": logits})
         rows[-1]["best"] = clear_steps(logits)
     write_json(f"expected_language_v{version}.json", rows)
@@ -158,7 +158,7 @@ def write_shortlist(version: int) -> None:
         folder = Path(shutil.copytree(HERE / "model_v1", Path(place) / "model"))
         learn_shortlist(folder, data / "train.src", data / "train.tgt", best=3, frequent=4)
         shutil.copy(folder / SHORTLIST, HERE / f"shortlist_v{version}.bin")
-        translator = Translator.load(folder, engine="plain", shortlist=True)
+        translator = Translator.load(folder, engine="pytorch", shortlist=True)
         found = Shortlist.read(folder / SHORTLIST, read_meta(folder)["sha256"]["model.safetensors"])
         texts = [t.text for t in translator.translate(SOURCES, beam=1)]
     rows = [

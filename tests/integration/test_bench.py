@@ -45,7 +45,7 @@ def test_length() -> None:
 
 def test_graphs() -> None:
     out = said("graphs.py", "--device", "cpu", "--model", "random-tiny", "--sentences", "4", "--rounds", "1")
-    assert out.count("fixed steps, torch.bfloat16") == 2
+    assert out.count("fixed shapes, torch.bfloat16") == 2
 
 
 @native

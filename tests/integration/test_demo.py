@@ -62,7 +62,7 @@ def test_demo_reaches_99_percent_and_int8_costs_nothing(tmp_path: Path) -> None:
     exact = run_demo(tmp_path)  # by int8, where the engine is
     assert exact is not None and exact >= 0.99
     sources, references = ((tmp_path / "corpus" / f"test.{side}").read_text().splitlines() for side in ("en", "de"))
-    plain = Translator.load(tmp_path / "run", engine="plain").translate(sources)
+    plain = Translator.load(tmp_path / "run", engine="pytorch").translate(sources)
     right = sum(t.text == reference for t, reference in zip(plain, references, strict=True))
     assert exact == pytest.approx(right / len(references), abs=0.001)
 

@@ -1,7 +1,7 @@
-"""A translator on the native engine: what it takes, what it keeps beside the model, and that the plain path agrees.
+"""A translator on the native engine: accepted options, the packed model, and agreement with the PyTorch backend.
 
-The model is the golden one, whose weights are the same everywhere, and where tokens are compared the plain path works
-in float64: then what is found depends neither on the processor nor on the number of threads.
+The model is the golden one, whose weights are the same everywhere.  Where tokens are compared, the PyTorch backend runs
+in float64, so that the result depends neither on the processor nor on the number of threads.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def exact(run: Path) -> Translator:
-    """The plain path in float64."""
-    translator = Translator.load(run, engine="plain")
+    """The PyTorch backend in float64."""
+    translator = Translator.load(run, engine="pytorch")
     translator.model.double()
     return translator
 
 
 def assert_same_as_plain(fast: list[Translation], run: Path, **settings: Any) -> None:
     """The same translations of the first SOURCES as by PyTorch."""
-    plain = Translator.load(run, engine="plain")
+    plain = Translator.load(run, engine="pytorch")
 
     def translate(model: Model) -> list[Translation]:
         translator = Translator(model, plain.tokenizer, plain.settings, plain.max_source)
@@ -70,14 +70,14 @@ def assert_same_as_plain(fast: list[Translation], run: Path, **settings: Any) ->
 @native
 @pytest.mark.parametrize("beam", [1, 4])
 def test_float32_gives_the_plain_path_s_tokens_and_scores(run: Path, beam: int) -> None:
-    fast = Translator.load(run, quantize="none", engine="fast", threads=2).translate(SOURCES, beam=beam, nbest=beam)
+    fast = Translator.load(run, quantize="none", engine="native", threads=2).translate(SOURCES, beam=beam, nbest=beam)
     assert_same_as_plain(fast, run, beam=beam, nbest=beam)
 
 
 @native
 @pytest.mark.parametrize("quantize", ["none", "int8"])
 def test_a_score_is_that_of_teacher_forcing(run: Path, quantize: str) -> None:
-    translator = Translator.load(run, quantize=quantize, engine="fast")  # type: ignore[arg-type]
+    translator = Translator.load(run, quantize=quantize, engine="native")  # type: ignore[arg-type]
     for found in translator.translate(SOURCES[:9], beam=3):
         scored = translator.score([found.source], [found.text])[0]
         if scored.tokens == found.tokens:  # a text may be cut into other pieces than it was written in
@@ -88,7 +88,7 @@ def test_a_score_is_that_of_teacher_forcing(run: Path, quantize: str) -> None:
 def test_scores_of_given_targets(run: Path) -> None:
     sources, targets = SOURCES[:6], [target for _, target in digit_pairs(6, seed=12)]
     plain = exact(run).score(sources, targets)
-    fast = Translator.load(run, quantize="none", engine="fast").score(sources, targets)
+    fast = Translator.load(run, quantize="none", engine="native").score(sources, targets)
     assert [s.tokens for s in fast] == [s.tokens for s in plain]
     for one, other in zip(fast, plain, strict=True):
         assert one.token_log_probs == pytest.approx(other.token_log_probs, abs=1e-4)
@@ -97,8 +97,8 @@ def test_scores_of_given_targets(run: Path) -> None:
 @native
 def test_scores_are_those_of_float32_unless_int8_is_requested(run: Path) -> None:
     sources, targets = SOURCES[:12], [target for _, target in digit_pairs(12, seed=12)]
-    default = Translator.load(run, engine="fast")
-    plain = Translator.load(run, engine="plain").score(sources, targets)
+    default = Translator.load(run, engine="native")
+    plain = Translator.load(run, engine="pytorch").score(sources, targets)
     int8 = Translator.load(run, quantize="int8").score(sources, targets)
     for one, other in zip(default.score(sources, targets), plain, strict=True):
         assert one.tokens == other.tokens
@@ -133,7 +133,7 @@ def test_the_effect_of_no_change_is_none(run: Path) -> None:
 @native
 def test_drawn_with_the_same_seed_it_is_the_same_draw(run: Path) -> None:
     settings: dict[str, Any] = {"sample": True, "nbest": 3, "temperature": 1.3, "seed": 4}
-    fast = Translator.load(run, quantize="none", engine="fast").translate(SOURCES[:12], **settings)
+    fast = Translator.load(run, quantize="none", engine="native").translate(SOURCES[:12], **settings)
     assert_same_as_plain(fast, run, **settings)
 
 
@@ -149,13 +149,13 @@ def test_int8_costs_little(run: Path) -> None:
 def test_what_is_no_text_is_named(run: Path) -> None:
     translator = Translator.load(run, quantize="none")
     calls: list[tuple[Callable[[Any], object], Any, str]] = [
-        (translator.translate, [None], "stands None, of type NoneType; accepted: str"),
-        (translator.translate, ["one", b"two"], "stands b'two', of type bytes"),
+        (translator.translate, [None], "input 1: None is of type NoneType; accepted: str"),
+        (translator.translate, ["one", b"two"], "input 2: b'two' is of type bytes"),
         (translator.translate, "one", "put it in a list"),
         (lambda prefix: translator.translate(["one"], prefix=prefix), 3, "prefix = 3"),
-        (lambda text: list(translator.live(text)), ["one"], "of type list"),
+        (lambda text: list(translator.stream_tokens(text)), ["one"], "of type list"),
         (lambda text: translator.align(text, ["one"]), "o", "put it in a list"),
-        (lambda text: translator.score(["one"], [text]), 1, "stands 1, of type int"),
+        (lambda text: translator.score(["one"], [text]), 1, "target 1: 1 is of type int"),
     ]
     for call, wrong, told in calls:
         with pytest.raises(UsageError, match=told):
@@ -164,7 +164,7 @@ def test_what_is_no_text_is_named(run: Path) -> None:
 
 @native
 def test_beyond_the_packed_positions_the_plain_path_takes_over(run: Path, caplog: pytest.LogCaptureFixture) -> None:
-    translator = Translator.load(run, quantize="none", engine="fast")
+    translator = Translator.load(run, quantize="none", engine="native")
     translator.settings = SearchSettings(beam=2, max_extra=1020)
     short, long = translator.translate([SOURCES[0], " ".join(SOURCES[:3])], max_extra=1014)
     plain = exact(run).translate([short.source, long.source], beam=2, max_extra=1014)
@@ -204,7 +204,7 @@ def test_a_folder_that_cannot_be_written_is_no_hindrance(run: Path, monkeypatch:
         raise PermissionError(13, "Permission denied", str(self))
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    translator = Translator.load(run, quantize="int8", engine="fast")
+    translator = Translator.load(run, quantize="int8", engine="native")
     assert translator.translate(SOURCES[:1])[0].text
     assert not (run / "packed" / "int8.json").exists()
 
@@ -227,8 +227,8 @@ assert "torch" not in sys.modules, "torch was imported"
     [
         ({"quantize": "int4"}, ["quantize = 'int4'", "auto, int8, bf16, none"]),
         ({"engine": "faster", "threads": 0}, ["engine = 'faster'", "threads = 0"]),
-        ({"engine": "plain", "quantize": "int8"}, ["the plain path has float32 only"]),
-        ({"engine": "fast", "device": "cuda"}, ["for the CPU, not for cuda"]),
+        ({"engine": "pytorch", "quantize": "int8"}, ["the PyTorch backend supports float32 only"]),
+        ({"engine": "native", "device": "cuda"}, ["supports the CPU, not cuda"]),
     ],
 )
 def test_what_cannot_be_had_is_told(run: Path, options: dict[str, str], words: list[str]) -> None:
@@ -240,7 +240,7 @@ def test_what_cannot_be_had_is_told(run: Path, options: dict[str, str], words: l
 def test_bfloat16_is_not_packed_where_it_cannot_be_multiplied(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without = Native("avx2", SimpleNamespace(dragoman_bfloat16=lambda: 0))  # type: ignore[arg-type]
     monkeypatch.setattr(loading, "load_native", lambda: without)
-    with pytest.raises(UsageError, match="does not multiply bfloat16"):
+    with pytest.raises(UsageError, match="does not support bfloat16 multiplication"):
         Translator.load(run, quantize="bf16")
     assert not list(run.rglob("bfloat16*"))
 
@@ -275,9 +275,9 @@ def test_the_engine_step_by_step_is_the_plain_stepper(run: Path, tmp_path: Path)
 @native
 @pytest.mark.parametrize("settings", [{"beam": 1}, {"beam": 3}, {"sample": True}])
 def test_live_on_the_engine(run: Path, settings: dict[str, int]) -> None:
-    plain, fast = exact(run), Translator.load(run, quantize="none", engine="fast")
+    plain, fast = exact(run), Translator.load(run, quantize="none", engine="native")
     for source in SOURCES[:5]:
-        assert list(fast.live(source, **settings)) == list(plain.live(source, **settings))
+        assert list(fast.stream_tokens(source, **settings)) == list(plain.stream_tokens(source, **settings))
 
 
 @native
@@ -285,7 +285,7 @@ def test_alignments_on_the_engine(run: Path) -> None:
     targets = [target for _, target in digit_pairs(9, seed=12)]
     plain = exact(run).align(SOURCES[:9], targets)
     for threads in (1, 2):
-        fast = Translator.load(run, quantize="none", engine="fast", threads=threads).align(SOURCES[:9], targets)
+        fast = Translator.load(run, quantize="none", engine="native", threads=threads).align(SOURCES[:9], targets)
         for one, other in zip(fast, plain, strict=True):
             assert (one.source, one.target) == (other.source, other.target)
             assert one.weights.shape == (len(one.target), len(one.source))
@@ -294,10 +294,13 @@ def test_alignments_on_the_engine(run: Path) -> None:
 
 
 @native
-def test_who_asks_for_the_model_sees_it_at_work(run: Path) -> None:
-    translator = Translator.load(run, quantize="none", engine="fast")
+def test_the_model_is_there_after_to_torch_only(run: Path) -> None:
+    translator = Translator.load(run, quantize="none", engine="native")
     before = translator.translate(SOURCES[:3])
-    with record(translator.model, "decoder.layers.*.cross_attn.weights") as seen:
+    with pytest.raises(UsageError, match=r"the backend is native engine .*; call to_torch\(\) first"):
+        _ = translator.model
+    assert translator.description.startswith("native engine")
+    with record(translator.to_torch().model, "decoder.layers.*.cross_attn.weights") as seen:
         after = translator.translate(SOURCES[:3])
-    assert translator.description.startswith("plain path") and len(seen) == 1
+    assert translator.description.startswith("PyTorch backend") and len(seen) == 1
     assert [t.tokens for t in after] == [t.tokens for t in before]

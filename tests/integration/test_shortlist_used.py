@@ -64,12 +64,12 @@ def test_lines_in_lines_out_and_only_words_of_the_list(cli: Cli, listed: Path, t
     code, out, err = cli("translate", listed, "--shortlist", "--input", text)
     rows = out.decode().split("\n")
 
-    assert code == 0 and "shortlist (3 a word and 6)" in err
+    assert code == 0 and "shortlist (3 per token and 6)" in err
     assert len(rows) == len(lines) + 1 and [bool(row) for row in rows[:-1]] == [bool(line.strip()) for line in lines]
     translator, shortlist = Translator.load(listed, shortlist=True), load_shortlist(listed)
     for translation in translator.translate(SOURCES, beam=4):
         words = {
-            translator.tokenizer.target_piece(i) for i in shortlist.of(translator.parts(translation.source, "")[0].ids)
+            translator.tokenizer.target_piece(i) for i in shortlist.of(translator.split(translation.source)[0].ids)
         }
         assert set(translation.tokens) <= words and len(words) < 30
 
@@ -88,27 +88,27 @@ def test_never_by_default(listed: Path) -> None:
     "settings", [{"beam": 1}, {"beam": 4, "nbest": 3}, {"sample": True, "seed": 4}], ids=["greedy", "beam", "sample"]
 )
 def test_both_paths_say_the_same(listed: Path, settings: dict[str, int]) -> None:
-    plain = Translator.load(listed, engine="plain", shortlist=True)
-    fast = Translator.load(listed, engine="fast", quantize="none", threads=2, shortlist=True)
+    plain = Translator.load(listed, engine="pytorch", shortlist=True)
+    fast = Translator.load(listed, engine="native", quantize="none", threads=2, shortlist=True)
     for one, other in zip(fast.translate(SOURCES, **settings), plain.translate(SOURCES, **settings), strict=True):
         assert (one.tokens, one.flags) == (other.tokens, other.flags)
         assert one.token_log_probs == pytest.approx(other.token_log_probs, abs=1e-4)
     alone = {"nbest": 1, **{k: v for k, v in settings.items() if k != "nbest"}}
     for source in SOURCES[:3]:
-        partials = list(fast.live(source, **alone))
-        assert partials == list(plain.live(source, **alone))
+        partials = list(fast.stream_tokens(source, **alone))
+        assert partials == list(plain.stream_tokens(source, **alone))
         assert partials[-1].text == fast.translate([source], **alone)[0].text
 
 
 @native
 def test_a_prefix_is_allowed_and_the_plain_path_has_the_list_too(listed: Path) -> None:
-    fast = Translator.load(listed, engine="fast", quantize="none", shortlist=True)
+    fast = Translator.load(listed, engine="native", quantize="none", shortlist=True)
     prefix = "sies acht"  # of other words than the source's
     short = fast.translate(["one two"], prefix=prefix)
     assert short[0].text.startswith("sies acht")
     fast.backend.engine.positions = 2  # type: ignore[attr-defined]
     assert fast.translate(["one two"], prefix=prefix)[0].tokens == short[0].tokens  # beyond them
-    assert fast.model is not None and "plain path" in fast.description and "shortlist" in fast.description
+    assert "PyTorch backend" in fast.to_torch().description and "shortlist" in fast.description
     assert fast.translate(["one two"], prefix=prefix)[0].tokens == short[0].tokens
 
 
@@ -148,7 +148,7 @@ def test_what_cannot_be_is_told(cli: Cli, run: Path, tmp_path: Path, monkeypatch
     assert code == 2 and "no shortlist" in err and "dragoman shortlist" in err
     path.write_bytes(b"DRAGLIST and more")
     code, _, err = cli("translate", run, "--shortlist", stdin=b"one\n")
-    assert code == 1 and "cut or altered" in err and "learn it again: dragoman shortlist" in err
+    assert code == 1 and "truncated or altered" in err and "create it again: dragoman shortlist" in err
     code, _, err = cli("shortlist", run, "--best", "0", "--frequent", "-1", "--source", "x")
     assert code == 2 and all(words in err for words in ("best = 0", "frequent = -1", "give both files"))
     code, _, err = cli("shortlist", run, "--best", "99999999999", "--frequent", "65536")
@@ -173,5 +173,5 @@ def test_beside_other_weights_it_is_stale(listed: Path) -> None:
     with pytest.raises(UsageError, match="no shortlist"):
         Translator.load(other, shortlist=True)
     (other / SHORTLIST).write_bytes((find_model(listed) / SHORTLIST).read_bytes())
-    with pytest.raises(ModelFolderError, match="other weights than the model has now; learn it again"):
+    with pytest.raises(ModelFolderError, match="made from other weights than those of the model; create it again"):
         Translator.load(other, shortlist=True)

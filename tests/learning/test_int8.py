@@ -25,9 +25,9 @@ def test_int8_costs_at_most_half_a_bleu(data_root: Path, tmp_path: Path, monkeyp
     sources, references = (
         (data_root / "multi30k" / f"test2016.{side}").read_text(encoding="utf-8").splitlines() for side in ("en", "de")
     )
-    plain = Translator.load(tmp_path / "run", engine="plain")
+    plain = Translator.load(tmp_path / "run", engine="pytorch")
     fast, int8 = (
-        Translator.load(tmp_path / "run", engine="fast", quantize=quantize).translate(sources)
+        Translator.load(tmp_path / "run", engine="native", quantize=quantize).translate(sources)
         for quantize in ("none", "int8")
     )
 

@@ -1,4 +1,4 @@
-"""P9: what is written for CTranslate2 says there, word by word, what it says here, kind by kind."""
+"""P9: models exported to CTranslate2 give the same results there, token by token, for every kind."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ LANGUAGE_MODELS: dict[str, dict[str, Any]] = {
 
 
 def parity(document: dict[str, Any], folder: Path, material: ParityCases, break_it: bool = False) -> Parity:
-    """The report on a small model with random weights of that kind."""
+    """Return the parity report of a small model of that kind with random weights."""
     config: ModelConfig = model_config(document)
     model: Model = built(document, VOCAB).float()
     write_specification(specification(model, config, PIECES, PIECES), folder, "float32")

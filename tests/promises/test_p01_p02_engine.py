@@ -246,7 +246,7 @@ def translator(quantize: Literal["int8", "none"]) -> Translator:
     golden = Path(__file__).parents[1] / "golden" / "model_v1"
     with tempfile.TemporaryDirectory() as folder:
         model = shutil.copytree(golden, Path(folder, "model"))
-        return Translator.load(model, engine="fast", quantize=quantize, threads=1)
+        return Translator.load(model, engine="native", quantize=quantize, threads=1)
 
 
 @functools.cache

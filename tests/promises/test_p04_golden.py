@@ -66,7 +66,7 @@ def test_golden_model(version: int) -> None:
     folder = HERE / f"model_v{version}"
     assert verify(folder)["format_version"] == version
     answers = expected(f"expected_v{version}.json")
-    translator = Translator.load(folder, engine="plain")
+    translator = Translator.load(folder, engine="pytorch")
     rows = answers["translations"]
     found = translator.translate([row["source"] for row in rows], beam=3)
     assert any(row["text"] for row in rows)
@@ -83,7 +83,7 @@ def test_golden_recurrent_model(version: int) -> None:
     assert verify(folder)["format_version"] == version
     network, _, config = load_network(folder)
     assert config.model.architecture == "lstm"
-    translator = Translator.load(folder, engine="plain")
+    translator = Translator.load(folder, engine="pytorch")
     for row in expected(f"expected_lstm_v{version}.json"):
         source, target = row["ids"]
         tokenizer = translator.tokenizer
@@ -100,11 +100,11 @@ def test_golden_language_model(version: int) -> None:
     assert verify(folder)["format_version"] == version
     network, _, config = load_network(folder)
     assert config.model.architecture == "decoder_only"
-    generator = TextGenerator.load(folder, engine="plain")
+    generator = TextGenerator.load(folder, engine="pytorch")
     for row in expected(f"expected_language_v{version}.json"):
         assert generator.tokenizer.encode_target(row["text"]) == row["ids"]
         check_logits(network, [], row["ids"], row)
-        found = generator.surprise(row["text"])
+        found = generator.score(row["text"])
         assert (found.log_prob, found.tokens) == (pytest.approx(row["log_prob"], abs=1e-3), row["tokens"])
 
 
@@ -116,7 +116,7 @@ def test_golden_shortlist(version: int, tmp_path: Path) -> None:
     found = Shortlist.read(folder / SHORTLIST, read_meta(folder)["sha256"]["model.safetensors"])
     assert found.description == answers["about"]
     assert found.to_bytes() == (folder / SHORTLIST).read_bytes()
-    translator = Translator.load(folder, engine="plain", shortlist=True)
+    translator = Translator.load(folder, engine="pytorch", shortlist=True)
     rows = answers["sources"]
     for row in rows:
         assert found.of(translator.tokenizer.encode_source(row["source"])) == row["words"]

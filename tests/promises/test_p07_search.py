@@ -12,6 +12,7 @@ import torch
 from dragoman.data.tokenizer import EOS
 from dragoman.decoding import EnsembleStepper, Hypothesis, ModelStepper, SearchSettings, generate, length_penalty
 from dragoman.decoding.pytorch import beam
+from dragoman.decoding.pytorch.generate import drain
 from dragoman.decoding.request import SearchRequest
 from dragoman.models.seq2seq import Model
 from tiny_translator import tiny_tokenizer, tiny_transformer, tiny_translator
@@ -43,8 +44,8 @@ def brute_force(model: Model, source: list[int], limit: int, alpha: float) -> li
 def beam_search(model: Model, sources: list[list[int]], **settings: Any) -> list[list[Hypothesis]]:
     """Beam search itself, which `generate` replaces by greedy search where beam = 1."""
     src, mask = padded(sources)
-    with torch.no_grad():
-        return beam.beam_search(ModelStepper(model), SearchRequest.build(src, mask, SearchSettings(**settings), None))
+    request = SearchRequest.build(src, mask, SearchSettings(**settings), None)
+    return drain(beam.beam_search(ModelStepper(model), request))
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
@@ -225,7 +226,8 @@ def test_an_ensemble_is_the_mean_of_the_probabilities() -> None:
     models: list[Model] = [tiny_transformer(6, seed=seed, contrast=2.0) for seed in (1, 2, 3)]
     src, mask = padded(SOURCES)
 
-    found = generate(EnsembleStepper(models), src, mask, SearchSettings(beam=3, nbest=2, max_extra=2))
+    stepper = EnsembleStepper([ModelStepper(model) for model in models])
+    found = generate(stepper, src, mask, SearchSettings(beam=3, nbest=2, max_extra=2))
 
     for source, hypotheses in zip(SOURCES, found, strict=True):
         for hypothesis in hypotheses:

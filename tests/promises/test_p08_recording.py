@@ -23,7 +23,7 @@ from dragoman.nn.dropout import seed_dropout
 from dragoman.nn.layers import LayerNorm
 from dragoman.nn.record import record, replace, tap_names
 from dragoman.nn.recurrent import Cell
-from dragoman.nn.taps import LastTap
+from dragoman.nn.taps import ReadOnlyTap
 from dragoman.training.loss import Loss, TokenLoss
 from every_kind import TRANSFORMERS, TRANSLATORS, built
 from small_networks import SIZES, VARIANTS, shaken
@@ -203,7 +203,7 @@ def test_a_recorded_attention_leaves_the_others_fused(kind: str, monkeypatch: py
 
 
 def test_a_recorded_norm_or_gate_leaves_the_others_to_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    by_hand, unrolled = count(monkeypatch, LayerNorm, "_by_hand"), count(monkeypatch, Cell, "unroll")
+    by_hand, unrolled = count(monkeypatch, LayerNorm, "_explicit"), count(monkeypatch, Cell, "unroll")
     data = batch()
     for name, tap in (("paper", "encoder.layers.1.around_ffn.norm.std"), ("lstm", "encoder.layers.0.back.forget_gate")):
         model = built(TRANSLATORS[name], V)
@@ -216,7 +216,7 @@ def test_a_recorded_norm_or_gate_leaves_the_others_to_their_kernels(monkeypatch:
 
 
 def replaceable(model: Model) -> list[str]:
-    return [name for name in tap_names(model) if not isinstance(model.get_submodule(name), LastTap)]
+    return [name for name in tap_names(model) if not isinstance(model.get_submodule(name), ReadOnlyTap)]
 
 
 def directions(name: str) -> Callable[[Tensor], Tensor]:

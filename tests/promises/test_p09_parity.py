@@ -64,7 +64,7 @@ def test_the_report_is_printed_kept_and_true(cli: Cli, tmp_path: Path, lines: Pa
     assert parity["cases"] == 20 and parity["greedy"]["different"] == parity["beam"]["different"] == 0
 
     # Asked without the code that wrote the report, CTranslate2 gives the scores that the model gives.
-    translator = Translator.load(GOLDEN, engine="plain")
+    translator = Translator.load(GOLDEN, engine="pytorch")
     tokenizer = translator.tokenizer
     other = ctranslate2.Translator(str(tmp_path / "out"), device="cpu", compute_type="float32", intra_threads=1)
     for (source, target), ours in zip(PAIRS, translator.score(*map(list, zip(*PAIRS, strict=True))), strict=True):

@@ -48,7 +48,7 @@ def losses(run: Path) -> list[float]:
 
 
 def translations(run: Path) -> list[tuple[str, float]]:
-    translator = Translator.load(run, engine="fast", quantize="int8", threads=1)
+    translator = Translator.load(run, engine="native", quantize="int8", threads=1)
     return [(t.text, t.score) for t in translator.translate(LINES)]
 
 

@@ -9,7 +9,7 @@ import torch
 
 from dragoman.data.tokenizer import EOS
 from dragoman.decoding import Hypothesis, ModelStepper, SearchSettings, generate, length_penalty
-from dragoman.decoding.pytorch.beam import BeamStep, beam_search
+from dragoman.decoding.pytorch.beam import beam_search
 from dragoman.decoding.request import SearchRequest
 from dragoman.interpret.explain.beam_tree import ENDS, BeamTree, search_tree
 from dragoman.models.seq2seq import Model
@@ -78,7 +78,7 @@ def test_every_node_grows_out_of_its_parent(settings: dict[str, Any]) -> None:
     for step in {node.step for node in tree.nodes}:
         beam = [node for node in tree.nodes if node.step == step]
         assert len(beam) <= settings["beam"]
-        assert [node.place for node in beam] == list(range(len(beam)))
+        assert [node.rank for node in beam] == list(range(len(beam)))
         assert [node.total for node in beam] == sorted((node.total for node in beam), reverse=True)
 
 
@@ -124,17 +124,18 @@ def test_a_given_beginning_is_the_stem() -> None:
     assert len([node for node in tree.nodes if node.step == 3]) == 3
 
 
-def test_watching_changes_nothing() -> None:
+def test_the_steps_hold_what_the_search_returns() -> None:
     model, settings = tiny_transformer(9), SearchSettings(beam=4, nbest=3, max_extra=5)
-    seen: list[BeamStep] = []
+    src = torch.cat([SOURCE, SOURCE.flip(1)])
 
-    def search(watched: bool) -> list[list[Hypothesis]]:
-        task = SearchRequest.build(torch.cat([SOURCE, SOURCE.flip(1)]), None, settings, None)
-        with torch.no_grad():
-            return beam_search(ModelStepper(model), task, (lambda step, _: seen.append(step)) if watched else None)
+    steps = list(beam_search(ModelStepper(model), SearchRequest.build(src, None, settings, None)))
 
-    assert search(watched=True) == search(watched=False)
-    assert [step.grown.tokens.size(2) for step in seen] == list(range(1, len(seen) + 1))
+    found = generate(ModelStepper(model), src, None, settings)
+    for sentence, hypotheses in enumerate(found):
+        finished = [hypothesis for step in steps for number, _, hypothesis in step.finished if number == sentence]
+        assert sorted(finished, key=lambda hypothesis: -hypothesis.score)[:3] == hypotheses
+    assert [step.beams.tokens.size(2) for step in steps] == list(range(1, len(steps) + 1))
+    assert all(step.beams.tokens.size(0) == len(step.active) for step in steps) and not any(steps[-1].active)
 
 
 def test_plain_data_has_pieces_and_texts() -> None:

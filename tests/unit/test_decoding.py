@@ -1,4 +1,4 @@
-"""Settings, limits, sampling and what leaves the batch when."""
+"""Settings, length limits, sampling, and when sentences leave the batch."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def test_every_wrong_setting_is_named_at_once() -> None:
     with pytest.raises(UsageError) as error:
         SearchSettings(beam=0, alpha=-0.5, max_extra=-1, temperature=0.0, top_k=-2, top_p=1.5, min_length=-3)
 
-    for told in ("beam = 0", "alpha = -0.5", "max_extra = -1", "temperature = 0.0", "top_k = -2", "top_p = 1.5"):
-        assert told in str(error.value)
+    for problem in ("beam = 0", "alpha = -0.5", "max_extra = -1", "temperature = 0.0", "top_k = -2", "top_p = 1.5"):
+        assert problem in str(error.value)
     assert "min_length = -3" in str(error.value)
 
 
-def test_what_is_no_number_or_beyond_all_use_is_named_too() -> None:
-    with pytest.raises(UsageError, match=r"beam = 2.5: must be a whole number\n.*alpha = '1': must be a number"):
+def test_wrong_types_and_excessive_numbers_are_named_too() -> None:
+    with pytest.raises(UsageError, match=r"beam = 2.5: must be an integer\n.*alpha = '1': must be a number"):
         SearchSettings(beam=2.5, alpha="1")  # type: ignore[arg-type]
     wrong: dict[str, Any] = {
         "beam": 4097, "nbest": 4097, "max_extra": 10_001, "min_length": 10_001, "alpha": 11, "temperature": float("inf")
@@ -84,7 +84,7 @@ def test_probabilities_and_temperatures_have_limits() -> None:
 
 
 def test_a_configuration_has_the_same_limits() -> None:
-    """They stand in two layers that do not know each other."""
+    """The limits are defined in two layers that do not import each other."""
     most = {
         name: bound.le
         for name, field in SearchConfig.model_fields.items()
@@ -148,7 +148,7 @@ def test_the_limit_of_a_target() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"beam": 1}, {"beam": 3}, {"sample": True}])
-def test_words_follow_a_forced_prefix_that_is_longer_than_the_source(settings: dict[str, Any]) -> None:
+def test_tokens_follow_a_forced_prefix_that_is_longer_than_the_source(settings: dict[str, Any]) -> None:
     prefixes = [[], [4, 5, 6, 7, 4, 5], [8]]
 
     found = search(CopyModel(9, says=7), prefixes, max_extra=2, **settings)
@@ -157,7 +157,7 @@ def test_words_follow_a_forced_prefix_that_is_longer_than_the_source(settings: d
 
 
 @pytest.mark.parametrize("settings", [{"beam": 1}, {"beam": 3, "nbest": 2}, {"sample": True, "top_p": 0.9}])
-def test_a_target_that_ends_at_its_limit_by_itself_is_not_truncated(settings: dict[str, Any]) -> None:
+def test_a_target_that_ends_exactly_at_its_limit_is_not_truncated(settings: dict[str, Any]) -> None:
     found = search(CopyModel(9), max_extra=0, **settings)
 
     assert [hypotheses[0].tokens for hypotheses in found] == [source[:-1] for source in SOURCES]
@@ -165,7 +165,7 @@ def test_a_target_that_ends_at_its_limit_by_itself_is_not_truncated(settings: di
 
 
 @pytest.mark.parametrize("settings", [{"beam": 1}, {"beam": 4}, {"sample": True, "nbest": 3}])
-def test_padding_and_begin_of_sentence_are_never_said(settings: dict[str, Any]) -> None:
+def test_padding_and_begin_of_sentence_are_never_generated(settings: dict[str, Any]) -> None:
     class Tempted(ToyModel):
         def logits(self, source: list[int], prefix: list[int]) -> torch.Tensor:
             logits = super().logits(source, prefix)
@@ -218,7 +218,7 @@ def test_scores_and_alignments_have_no_more_tokens_at_once_than_their_budget() -
     assert [one.shape for one in weights] == [(3, 5)] * 5 + [(4, 9)]
 
 
-def test_a_sample_depends_on_seed_source_and_place_only() -> None:
+def test_a_sample_depends_on_seed_source_and_index_only() -> None:
     settings = {"sample": True, "nbest": 3, "max_extra": 9}
     first = search(ToyModel(12, sharpness=0.5), seed=4, **settings)
 
@@ -260,7 +260,7 @@ def test_top_k_top_p_and_temperature_leave_the_right_tokens(settings: dict[str, 
     assert set(drawn.tolist()) == kept
 
 
-def test_top_k_keeps_the_shares_among_what_is_left() -> None:
+def test_top_k_keeps_the_ratios_of_the_remaining_probabilities() -> None:
     probs = torch.tensor([0.1, 0.6, 0.1, 0.2])
     uniform = (torch.arange(4000) + 0.5) / 4000
 
@@ -293,7 +293,7 @@ def test_output_that_is_not_a_number_is_refused() -> None:
 
 
 def test_an_ensemble_of_different_vocabularies_is_refused() -> None:
-    stepper = EnsembleStepper([ToyModel(7), ToyModel(9)])
+    stepper = EnsembleStepper([ModelStepper(ToyModel(7)), ModelStepper(ToyModel(9))])
 
     with pytest.raises(UsageError, match=r"\[7, 9\]"):
         generate(stepper, torch.tensor([[4, 3]]), None, SearchSettings())
@@ -301,7 +301,7 @@ def test_an_ensemble_of_different_vocabularies_is_refused() -> None:
         EnsembleStepper([])
 
 
-def test_an_unknown_token_may_be_said() -> None:
+def test_the_unknown_token_may_be_generated() -> None:
     found = generate(ModelStepper(CopyModel(9)), torch.tensor([[UNK, 4, EOS]]), None, SearchSettings(beam=1))
 
     assert found[0][0].tokens == [UNK, 4]

@@ -1,4 +1,4 @@
-"""The packed model beside the weights: what it is tied to, and what happens when its file or the folder is wrong."""
+"""The packed model of a model folder: what it depends on, and damaged, outdated or unwritable files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def rewrite(folder: Path, name: str, content: bytes) -> None:
-    """Another content of a file of a model folder, and its sha256 in meta.json."""
+    """Replace a file of a model folder, and its sha256 in meta.json."""
     (folder / name).write_bytes(content)
     meta = json.loads((folder / "meta.json").read_text())
     meta["sha256"][name] = hashlib.sha256(content).hexdigest()
@@ -61,21 +61,21 @@ def scores(folder: Path, **options: Any) -> list[float]:
     ids=["activation", "position", "norm"],
 )
 def test_both_backends_follow_the_same_configuration(changes: dict[str, Any], model: Path) -> None:
-    """The weights are the same, and what the model does with them is not."""
-    before = scores(model, engine="fast", quantize="none")
+    """The weights are the same, but the model uses them differently."""
+    before = scores(model, engine="native", quantize="none")
     reconfigure(model, "model", **changes)
-    fast = scores(model, engine="fast", quantize="none")
+    fast = scores(model, engine="native", quantize="none")
 
-    assert fast == pytest.approx(scores(model, engine="plain"), abs=1e-4)
+    assert fast == pytest.approx(scores(model, engine="pytorch"), abs=1e-4)
     assert fast != pytest.approx(before, abs=1e-2)
 
 
 @native
-def test_longer_texts_of_training_give_more_positions(model: Path) -> None:
-    positions = [Translator.load(model, engine="fast").backend.engine.positions]  # type: ignore[attr-defined]
+def test_longer_training_texts_give_more_positions(model: Path) -> None:
+    positions = [Translator.load(model, engine="native").backend.engine.positions]  # type: ignore[attr-defined]
     limits = json.loads((GOLDEN / "config.json").read_text())["data"]["filter"]
     reconfigure(model, "data", filter=limits | {"max_tokens": 700})
-    positions += [Translator.load(model, engine="fast").backend.engine.positions]  # type: ignore[attr-defined]
+    positions += [Translator.load(model, engine="native").backend.engine.positions]  # type: ignore[attr-defined]
     assert positions == [1024, 1400]
 
 
@@ -113,7 +113,7 @@ def test_a_record_that_differs_in_anything_packs_again(changes: dict[str, Any], 
 @pytest.mark.parametrize(
     "content", ["", "[]", "3", "null", "{}", "[" * 9000, "1" * 9000, "\udcff", "{" + " " * (2 << 20)]
 )
-def test_a_record_that_is_no_record_packs_again(content: str, model: Path) -> None:
+def test_an_invalid_record_packs_again(content: str, model: Path) -> None:
     right = scores(model, quantize="int8")
     record = model / "packed" / "int8.json"
     good = record.read_text()
@@ -143,8 +143,8 @@ for name, kind in itertools.product(["int8.json", "int8.bin"], kinds):
 
 
 @native
-def test_a_packed_file_of_another_kind_is_no_hindrance(model: Path) -> None:
-    """In a process of its own, which would hang where a pipe is opened or a device is read to its end."""
+def test_a_packed_file_of_another_file_type_is_replaced(model: Path) -> None:
+    """In a separate process, which would hang if a pipe were opened or a device read to its end."""
     right = scores(model, quantize="int8")
     arguments = [str(model), json.dumps(LINES)]
     child = subprocess.run([sys.executable, "-c", OTHER_KINDS, *arguments], capture_output=True, text=True, timeout=60)
@@ -159,7 +159,7 @@ TRUNCATED = """
 import json, os, sys
 from dragoman import Translator
 folder, size, lines = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
-translator = Translator.load(folder, quantize="int8", engine="fast", threads=1)
+translator = Translator.load(folder, quantize="int8", engine="native", threads=1)
 os.truncate(os.path.join(folder, "packed", "int8.bin"), size)
 print(json.dumps([found.log_prob for found in translator.translate(lines)]))
 """
@@ -168,7 +168,7 @@ print(json.dumps([found.log_prob for found in translator.translate(lines)]))
 @native
 @pytest.mark.parametrize("size", [0, 100, 2000])
 def test_a_packed_file_that_is_truncated_while_it_is_in_use(size: int, model: Path) -> None:
-    """A mapped file would end the process with SIGBUS."""
+    """A memory-mapped file would end the process with SIGBUS."""
     right = scores(model, quantize="int8")
     arguments = [str(model), str(size), json.dumps(LINES)]
     child = subprocess.run([sys.executable, "-c", TRUNCATED, *arguments], capture_output=True, text=True, timeout=60)
@@ -179,7 +179,7 @@ def test_a_packed_file_that_is_truncated_while_it_is_in_use(size: int, model: Pa
 
 
 @native
-def test_bytes_that_change_after_loading_change_nothing(model: Path) -> None:
+def test_changes_of_the_file_after_loading_have_no_effect(model: Path) -> None:
     scores(model, quantize="int8")
     packed = model / "packed" / "int8.bin"
     engine = Engine(packed)
@@ -194,24 +194,24 @@ def test_bytes_that_change_after_loading_change_nothing(model: Path) -> None:
 
 
 @native
-def test_a_full_disk_leaves_the_plain_path(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leads_to_the_pytorch_backend(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("dragoman.decoding.native.pack.pack", full)
     translator = Translator.load(model)
-    assert translator.description.startswith("plain path")
+    assert translator.description.startswith("PyTorch backend")
     assert str(model / "packed") in translator.description and "No space left" in translator.description
     assert "TMPDIR" in translator.description
     assert translator.translate(LINES)[0].text
 
 
-@pytest.mark.parametrize("engine", [pytest.param("fast", marks=native), "plain"])
+@pytest.mark.parametrize("engine", [pytest.param("native", marks=native), "pytorch"])
 @pytest.mark.parametrize("packed_before", [pytest.param(True, marks=native), False])
 def test_a_tokenizer_of_another_size_is_refused(engine: Any, packed_before: bool, model: Path) -> None:
-    """With its sha256 in meta.json, so that only the sizes tell that it is not the model's."""
+    """Its sha256 is in meta.json, so that only the sizes show that it is not the model's."""
     if packed_before:
-        scores(model, engine="fast")
+        scores(model, engine="native")
     config = parse_config(json.loads((model / "config.json").read_text()))
     small = config.tokenizer.model_copy(update={"vocab_size": 40})
     tokenizer = learn_tokenizer(small, [line for line in LINES for _ in range(20)])
@@ -221,14 +221,14 @@ def test_a_tokenizer_of_another_size_is_refused(engine: Any, packed_before: bool
 
     with pytest.raises(ModelFolderError) as error:
         Translator.load(model, engine=engine)
-    for said in (str(model), f"a vocabulary of {tokenizer.source_size} source and", "(56, 16)", "is of another model"):
-        assert said in str(error.value)
+    for fact in (str(model), f"a vocabulary of {tokenizer.source_size} source and", "(56, 16)", "is of another model"):
+        assert fact in str(error.value)
 
 
 @native
 def test_a_record_that_was_changed_with_the_tokenizer_is_refused_too(model: Path) -> None:
-    """The packed file itself says how many words it has."""
-    scores(model, engine="fast", quantize="int8")
+    """The packed file contains its vocabulary sizes."""
+    scores(model, engine="native", quantize="int8")
     config = parse_config(json.loads((model / "config.json").read_text()))
     small = config.tokenizer.model_copy(update={"vocab_size": 40})
     tokenizer = learn_tokenizer(small, [line for line in LINES for _ in range(20)])
@@ -239,4 +239,4 @@ def test_a_record_that_was_changed_with_the_tokenizer_is_refused_too(model: Path
     record.write_text(json.dumps(json.loads(record.read_text()) | sizes))
 
     with pytest.raises(ModelFolderError, match="a vocabulary of"):
-        Translator.load(model, engine="fast", quantize="int8")
+        Translator.load(model, engine="native", quantize="int8")

@@ -112,8 +112,8 @@ def test_a_prefix_may_be_longer_than_the_source() -> None:
     assert len(found[0][0].tokens) <= 21
 
 
-def test_prefixes_that_cannot_be_are_refused() -> None:
+def test_invalid_prefixes_are_refused() -> None:
     with pytest.raises(UsageError, match="2 forced prefixes for 3 sentences"):
         search([[4], [5]])
-    with pytest.raises(UsageError, match=r"sentence 2: \[4, 3\] holds"):
+    with pytest.raises(UsageError, match=r"sentence 2: \[4, 3\] contains"):
         search([[], [4, EOS], []])

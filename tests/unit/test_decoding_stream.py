@@ -1,7 +1,8 @@
-"""A search that is watched: what it says is stable stays, and is as much as can be known."""
+"""Streams of partial hypotheses: stable tokens do not change, and are as many as can be known."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -9,15 +10,17 @@ import torch
 
 from dragoman.data.tokenizer import EOS
 from dragoman.decoding import ModelStepper, SearchSettings
-from dragoman.decoding.pytorch.beam import BeamStep, beam_search
-from dragoman.decoding.pytorch.stream import PartialHypothesis, search_live
+from dragoman.decoding.hypothesis import PartialHypothesis
+from dragoman.decoding.pytorch.beam import beam_search
+from dragoman.decoding.pytorch.sampling import sample
+from dragoman.decoding.pytorch.stream import stream_tokens
 from dragoman.decoding.request import SearchRequest
 from toy_model import ToyModel
 
 
 def watched(model: ToyModel, src: torch.Tensor, settings: SearchSettings) -> tuple[list[PartialHypothesis], list[int]]:
-    """The paths on the way, and the tokens of the outcome with their end."""
-    steps, paths = search_live(ModelStepper(model), src, settings), []
+    """The partial hypotheses, and the tokens of the result with the end of sentence."""
+    steps, paths = stream_tokens(ModelStepper(model), src, settings), []
     while True:
         try:
             paths.append(next(steps))
@@ -26,19 +29,19 @@ def watched(model: ToyModel, src: torch.Tensor, settings: SearchSettings) -> tup
 
 
 def common(hypotheses: list[list[int]]) -> int:
-    """How many tokens all of them begin with."""
+    """Length of the longest common prefix."""
     longest = min(map(len, hypotheses))
     return max(n for n in range(longest + 1) if all(h[:n] == hypotheses[0][:n] for h in hypotheses))
 
 
 def hypotheses_that_may_win(model: ToyModel, src: torch.Tensor, settings: SearchSettings) -> list[list[list[int]]]:
-    """Of each step of the beam search: all that go on, and the best that is complete."""
+    """Per step of the beam search: all unfinished hypotheses and the best complete one."""
     seen: list[list[list[int]]] = []
     finished: list[tuple[float, list[int]]] = []
 
-    def watch(step: BeamStep, answers: list[bool]) -> None:
+    for step in beam_search(ModelStepper(model), SearchRequest.build(src, None, settings, None)):
         alive = []
-        for tokens, each in zip(step.grown.tokens[0].tolist(), step.grown.token_log_probs[0], strict=True):
+        for tokens, each in zip(step.beams.tokens[0].tolist(), step.beams.token_log_probs[0], strict=True):
             if not bool(each.isfinite().all()):
                 continue
             if tokens[-1] == EOS:
@@ -46,16 +49,13 @@ def hypotheses_that_may_win(model: ToyModel, src: torch.Tensor, settings: Search
                 finished.append((score, tokens[:-1]))
             else:
                 alive.append(tokens)
-        if answers[0]:
+        if step.active[0]:
             seen.append([*alive, *(tokens for _, tokens in sorted(finished)[-1:])])
-
-    with torch.no_grad():
-        beam_search(ModelStepper(model), SearchRequest.build(src, None, settings, None), watch)
     return seen
 
 
 @pytest.mark.parametrize("settings", [{"beam": 2}, {"beam": 3, "alpha": 1.2}, {"beam": 2, "alpha": 0.0}], ids=str)
-def test_stable_is_what_all_begin_with_that_may_still_win(settings: dict[str, Any]) -> None:
+def test_stable_tokens_are_the_common_prefix_of_all_hypotheses_that_may_win(settings: dict[str, Any]) -> None:
     asked = SearchSettings(max_extra=9, **settings)
     src, stable, after_an_end = torch.tensor([[4, 6, EOS]]), 0, 0
     for seed in range(25):
@@ -68,3 +68,28 @@ def test_stable_is_what_all_begin_with_that_may_still_win(settings: dict[str, An
         stable += sum(path.stable for path in paths)
         after_an_end += sum(len(own[-1]) < len(path.tokens) for path, own in zip(paths, rivals, strict=True))
     assert stable > 25 and after_an_end > 15  # tokens are known early, and some steps have a complete hypothesis
+
+
+@pytest.mark.parametrize("settings", [{"beam": 1}, {"beam": 3}, {"sample": True}], ids=str)
+def test_gradients_are_disabled_in_the_steps_and_not_between_them(settings: dict[str, Any]) -> None:
+    class Watched(ToyModel):
+        def logits(self, source: list[int], prefix: list[int]) -> torch.Tensor:
+            assert not torch.is_grad_enabled()
+            return super().logits(source, prefix)
+
+    src, asked = torch.tensor([[4, 6, EOS]]), SearchSettings(max_extra=4, **settings)
+    request = SearchRequest.build(src, None, asked, None)
+    search = beam_search if asked.beam > 1 and not asked.sample else sample
+    for steps in (search(ModelStepper(Watched(7)), request), stream_tokens(ModelStepper(Watched(7)), src, asked)):
+        assert all(torch.is_grad_enabled() for _ in steps)
+        assert torch.is_grad_enabled()
+
+
+def test_each_step_may_run_in_another_thread() -> None:
+    src, settings = torch.tensor([[4, 6, EOS]]), SearchSettings(beam=3, max_extra=6)
+    wanted = list(stream_tokens(ModelStepper(ToyModel(7)), src, settings))
+    steps, found = stream_tokens(ModelStepper(ToyModel(7)), src, settings), []
+    for _ in wanted:
+        with ThreadPoolExecutor(1) as thread:
+            found.append(thread.submit(next, steps).result())
+    assert found == wanted

@@ -17,7 +17,8 @@ import torch
 from dragoman.config import parse_config
 from dragoman.data.tokenizer import EOS
 from dragoman.decoding.pytorch.beam import beam_search
-from dragoman.decoding.pytorch.sampling import greedy
+from dragoman.decoding.pytorch.generate import drain
+from dragoman.decoding.pytorch.sampling import sample
 from dragoman.decoding.pytorch.stepper import ModelStepper
 from dragoman.decoding.request import SearchRequest
 from dragoman.decoding.settings import SearchSettings
@@ -222,7 +223,7 @@ class Echo:
         for case in cases:
             task = SearchRequest.build(torch.tensor([case.source]), None, SearchSettings(beam=1, alpha=0), None)
             task.limits[0] = limit + 1
-            ((best,),) = greedy(ModelStepper(self.model), task)
+            ((best,),) = drain(sample(ModelStepper(self.model), task))
             found.append([5, *best.tokens[1:]] if self.swap else best.tokens)
         return found
 
@@ -231,7 +232,7 @@ class Echo:
         for case in cases:
             settings = SearchSettings(beam=width, nbest=width, alpha=0, min_length=length)
             task = replace(SearchRequest.build(torch.tensor([case.source]), None, settings, None), limits=[length + 1])
-            (found,) = beam_search(WordStepper(self.model), task)
+            (found,) = drain(beam_search(WordStepper(self.model), task))
             own = [hypothesis.tokens for hypothesis in found]
             other = 6 if own[-1][-1] == 5 else 5
             rows.append({"": own, "narrow": own[:1] * width, "worse": [*own[:-1], [*own[-1][:-1], other]]}[self.how])

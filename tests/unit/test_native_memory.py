@@ -217,17 +217,17 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> NativeBackend:
 
 @pytest.mark.parametrize("more", [0, 1, 2])
 def test_the_engine_takes_what_has_as_many_tokens_as_it_has_positions(more: int, backend: NativeBackend) -> None:
-    """One token more, and the plain path takes it: a search, a score, an alignment, a search that is watched."""
+    """One token more, and the PyTorch backend takes it: a search, a score, an alignment, a search that is watched."""
     settings = SearchSettings(beam=2, max_extra=30 + more)
     source, target = line(10), line(40 + more)
-    backend._plain = None
+    backend._torch = None
     found = backend.search([source], [[]], settings, 4000)
-    assert found[0][0].tokens and (backend._plain is None) == (more == 0)
+    assert found[0][0].tokens and (backend._torch is None) == (more == 0)
     for work in (
         lambda: backend.score([(source, target)], 4000),
         lambda: backend.align([(source, target)], 4000),
-        lambda: list(backend.live(source, [], settings)),
+        lambda: list(backend.stream(source, [], settings)),
     ):
-        backend._plain = None
+        backend._torch = None
         assert work()
-        assert (backend._plain is None) == (more == 0)
+        assert (backend._torch is None) == (more == 0)

@@ -1,4 +1,4 @@
-"""Without the native engine: no compiler, no vector instructions, a build that fails; the plain path does the work."""
+"""Without the native engine (no compiler, no vector instructions, a failed build) the PyTorch backend is used."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_with_a_compiler_there_are_two_builds_and_the_check_of_the_processor(sou
     assert {path.name.split(".")[0] for path in sources.rglob("*.so")} == {"_cpu", "_avx512", "_avx2"}
 
 
-# ------------------------------------------------------------------------------------------------------- the plain path
+# --------------------------------------------------------------------------------------------------- PyTorch backend
 
 
 @pytest.fixture
@@ -197,12 +197,12 @@ def model(tmp_path: Path) -> Path:
 def test_the_plain_path_translates_and_says_why(installed: Path, model: Path) -> None:
     translator = Translator.load(model)
 
-    assert translator.description.startswith("plain path") and native.missing() in translator.description
-    assert translator.translate(LINES) == Translator.load(model, engine="plain").translate(LINES)
+    assert translator.description.startswith("PyTorch backend") and native.missing() in translator.description
+    assert translator.translate(LINES) == Translator.load(model, engine="pytorch").translate(LINES)
     assert not (model / "packed").exists()
 
 
-@pytest.mark.parametrize("asked", [{"engine": "fast"}, {"quantize": "int8"}, {"quantize": "bf16"}])
+@pytest.mark.parametrize("asked", [{"engine": "native"}, {"quantize": "int8"}, {"quantize": "bf16"}])
 def test_what_only_the_engine_has_is_refused_with_the_reason(
     asked: dict[str, Any], installed: Path, model: Path
 ) -> None:
@@ -219,5 +219,5 @@ def test_the_command_says_it_once_and_translates(
     assert code == 0 and out.count(b"\n") == len(LINES)
     assert err.count(native.missing()) == 1
 
-    code, out, err = cli("translate", model, "--engine", "fast", stdin=b"one\n")
+    code, out, err = cli("translate", model, "--engine", "native", stdin=b"one\n")
     assert (code, out) == (2, b"") and native.missing() in err

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dragoman.errors import UsageError
 from dragoman.nn.record import Recording, record, replace, tap_names
-from dragoman.nn.taps import LastTap, Tap, active, decide
+from dragoman.nn.taps import ReadOnlyTap, Tap, any_active, any_intervened
 from every_kind import TRANSLATORS, built
 
 V, B, S, T = 17, 3, 5, 4
@@ -23,7 +23,7 @@ class Doubling(nn.Module):
         super().__init__()
         self.x = Tap("row", "position")
         self.y = Tap("row", "position")
-        self.sum = LastTap("row")
+        self.sum = ReadOnlyTap("row")
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.y(2 * self.x(x))
@@ -66,7 +66,7 @@ def test_a_recording_ends_with_its_block_even_after_an_error() -> None:
         pass
     assert torch.equal(model(X), 4 * X) and not any(seen.values())
     taps = [model.get_submodule(name) for name in tap_names(model)]
-    assert not active(*taps) and not decide(*taps)  # type: ignore[arg-type]
+    assert not any_active(*taps) and not any_intervened(*taps)  # type: ignore[arg-type]
     assert {tap.observers for tap in taps} == {0}
 
 
@@ -103,9 +103,13 @@ def test_calls_follow_each_other_along_position_query_or_key() -> None:
 @pytest.mark.parametrize(
     ("axes", "shapes", "problem"),
     [
-        (("row", "head", "query", "key"), [(1, 1, 1, 1), (1, 1, 1, 2)], r"2 calls of shapes .*\(1, 1, 1, 2\).* one by"),
+        (
+            ("row", "head", "query", "key"),
+            [(1, 1, 1, 1), (1, 1, 1, 2)],
+            r"2 calls of shapes .*\(1, 1, 1, 2\).* list",
+        ),
         (("row", "feature"), [(2, 3), (2, 3)], "2 calls of shapes"),
-        (("row", "position"), [], "nothing passed there"),
+        (("row", "position"), [], "no calls were recorded"),
     ],
 )
 def test_calls_that_are_not_one_tensor_are_refused(
@@ -131,10 +135,10 @@ def test_unknown_names_are_refused_all_at_once_with_the_nearest() -> None:
         with pytest.raises(UsageError) as caught, use():
             pass
         text = str(caught.value)
-        assert "nothing is called 'decoder.layers.0.cross_attn.weigths' (did you mean 'decoder.layers." in text
-        assert "nothing is called 'nothing.of.the.kind'" in text and "'*.cross_attn.weights'" not in text
+        assert "no tap matches 'decoder.layers.0.cross_attn.weigths' (did you mean 'decoder.layers." in text
+        assert "no tap matches 'nothing.of.the.kind'" in text and "'*.cross_attn.weights'" not in text
         assert "encoder.layers.*.self_attn.queries" in text and "encoder.layers.1.self_attn" not in text
-        assert not active(*(model.get_submodule(name) for name in tap_names(model)))  # type: ignore[arg-type]
+        assert not any_active(*(model.get_submodule(name) for name in tap_names(model)))  # type: ignore[arg-type]
 
 
 # ----------------------------------------------------------------------------------------------------------- gradients
@@ -204,7 +208,7 @@ def test_a_list_gives_one_tensor_a_call_as_recorded() -> None:
         model(10 * X)
     with replace(model, seen):
         assert torch.equal(model(0 * X), 4 * X) and torch.equal(model(0 * X), 40 * X)
-        with pytest.raises(UsageError, match=r"^layers\.0\.y: 2 tensors for call 3: give one for each, or a function"):
+        with pytest.raises(UsageError, match=r"^layers\.0\.y: 2 tensors for call 3; give one tensor per call"):
             model(X)
 
 
@@ -232,17 +236,17 @@ def test_another_shape_is_refused_with_both(change: object, shape: str) -> None:
     model = Two()
     with (
         replace(model, {"layers.0.y": change}),  # type: ignore[dict-item]
-        pytest.raises(UsageError, match=rf"^layers\.0\.y: {shape} cannot stand for a tensor of shape \(2, 3\)"),
+        pytest.raises(UsageError, match=rf"^layers\.0\.y: {shape} cannot replace a tensor of shape \(2, 3\)"),
     ):
         model(X)
 
 
 def test_what_nothing_follows_from_is_not_replaced() -> None:
     model = built(TRANSLATORS["paper"], V)
-    refused = pytest.raises(UsageError, match=r"output\.probs .* read only.* replace output\.logits")
+    refused = pytest.raises(UsageError, match=r"output\.probs .* read-only.* replace output\.logits")
     with refused, replace(model, {"output.*": torch.zeros(())}):
         pass
-    assert not active(*(model.get_submodule(name) for name in tap_names(model)))  # type: ignore[arg-type]
+    assert not any_active(*(model.get_submodule(name) for name in tap_names(model)))  # type: ignore[arg-type]
 
 
 def test_an_ablated_head_is_one_head_less_in_the_sum() -> None:

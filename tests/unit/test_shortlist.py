@@ -78,17 +78,17 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     read = Shortlist.read(tmp_path / SHORTLIST, WEIGHTS)
 
     assert read == made_list() and read.sha256 == made_list().sha256 != made_list(best=3).sha256
-    assert read.of([4, 5, EOS]) == made_list().of([4, 5, EOS]) and read.description == "shortlist (2 a word and 3)"
+    assert read.of([4, 5, EOS]) == made_list().of([4, 5, EOS]) and read.description == "shortlist (2 per token and 3)"
 
 
 def test_a_damaged_one_is_told_wherever_it_is_damaged(tmp_path: Path) -> None:
     path, whole = tmp_path / SHORTLIST, made_list().to_bytes()
     for place in range(len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        with pytest.raises(ModelFolderError, match=r"learn it again: dragoman shortlist"):
+        with pytest.raises(ModelFolderError, match=r"create it again: dragoman shortlist"):
             Shortlist.read(path, WEIGHTS)
         path.write_bytes(whole[:place])
-        with pytest.raises(ModelFolderError, match=r"learn it again: dragoman shortlist"):
+        with pytest.raises(ModelFolderError, match=r"create it again: dragoman shortlist"):
             Shortlist.read(path, WEIGHTS)
 
 
@@ -100,10 +100,10 @@ def test_a_file_of_another_kind(content: bytes, tmp_path: Path) -> None:
 
 
 def test_none_or_one_of_other_weights(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"no shortlist .*learn one: dragoman shortlist {tmp_path}"):
+    with pytest.raises(UsageError, match=f"no shortlist .*create it: dragoman shortlist {tmp_path}"):
         Shortlist.read(tmp_path / SHORTLIST, WEIGHTS)
     (tmp_path / SHORTLIST).write_bytes(made_list().to_bytes())
-    with pytest.raises(ModelFolderError, match=r"other weights than the model has now; learn it again"):
+    with pytest.raises(ModelFolderError, match=r"other weights than those of the model; create it again"):
         Shortlist.read(tmp_path / SHORTLIST, "5b" * 32)
     (tmp_path / "folder").mkdir()
     with pytest.raises(ModelFolderError, match="cannot be read"):

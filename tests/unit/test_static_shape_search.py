@@ -1,4 +1,4 @@
-"""The search with steps of fixed shapes, as a GPU repeats it, finds what the plain search finds."""
+"""The search with steps of fixed shapes, as replayed by a GPU, finds the hypotheses of the PyTorch backend."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from dragoman.data.tokenizer import BOS, EOS, PAD
-from dragoman.decoding.backend import torch_backend_of
 from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend, cuda_graph_unsupported_reasons
 from dragoman.decoding.cuda_graphs.static_search import Sizes, StaticShapeSearch
 from dragoman.decoding.hypothesis import Hypothesis
@@ -33,7 +32,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "alpha 0": {"beam": 4, "nbest": 4, "alpha": 0.0},
     "min length": {"beam": 2, "min_length": 5},
     "no repeat": {"beam": 3, "no_repeat_ngram": 2, "min_length": 6},
-    "no three words twice": {"beam": 2, "no_repeat_ngram": 3, "min_length": 4},
+    "no repeated 3-grams": {"beam": 2, "no_repeat_ngram": 3, "min_length": 4},
     "sample": {"sample": True, "nbest": 3, "seed": 4},
     "sample top": {"sample": True, "top_k": 5, "top_p": 0.8, "temperature": 0.7, "min_length": 3},
 }
@@ -78,7 +77,7 @@ def test_every_setting(name: str) -> None:
 
 
 def undecided() -> Model:
-    """A model for which the end is about as probable as the best word, so that short and long targets compete."""
+    """A model for which the end is about as probable as the best token, so that short and long targets compete."""
     model = built({**TRANSLATORS["paper"], "tie": "none"}, VOCAB)
     with torch.no_grad():
         model.output.weight *= 0.5  # type: ignore[operator]
@@ -87,7 +86,7 @@ def undecided() -> Model:
 
 
 @pytest.mark.parametrize("settings", [{"beam": 4}, {"beam": 4, "nbest": 3}, {"beam": 8}])
-def test_the_length_penalty_decides_as_in_the_plain_search(settings: dict[str, Any]) -> None:
+def test_the_length_penalty_decides_as_in_the_pytorch_backend(settings: dict[str, Any]) -> None:
     model, rows = undecided(), sources(48, 6)
     asked = SearchSettings(**{"alpha": 2.0, "max_extra": 10, **settings})
 
@@ -104,7 +103,7 @@ def test_a_batch_has_as_many_sentences_as_the_budget_allows(settings: dict[str, 
 
     backend.search([[5] * 15 + [EOS]] * 9, [[]] * 9, SearchSettings(max_extra=3, **settings), 16 * 4 * beams)
 
-    sizes = {(size.sentences, size.source) for _, size in backend._searches}
+    sizes = {(size.sentences, size.source) for _, size in backend._idle}
     assert sizes == ({(4, 16), (1, 16)} if beams == 3 else {(4, 16)})  # 9 = 4 + 4 + 1 sentences; 27 = 6 * 4 + 3
 
 
@@ -114,12 +113,12 @@ def test_the_longest_sentence_of_a_batch_counts_for_the_budget() -> None:
 
     backend.search(rows, [[]] * 8, SearchSettings(beam=1, max_extra=3), 64)
 
-    sizes = {(size.sentences, size.source) for _, size in backend._searches}
+    sizes = {(size.sentences, size.source) for _, size in backend._idle}
     assert sizes == {(1, 64), (2, 32), (4, 16), (1, 16)}
 
 
-def test_greedy_search_tells_words_apart_whose_sums_are_equal() -> None:
-    """Word 5 is better than word 6 by less than float32 resolves beside the sum of a long target."""
+def test_greedy_search_distinguishes_tokens_whose_sums_are_equal() -> None:
+    """Token 5 is better than token 6 by less than the float32 resolution of the sum of a long target."""
     model = built({**TRANSLATORS["paper"], "tie": "none"}, VOCAB)
     with torch.no_grad():
         model.output.weight *= 0.01  # type: ignore[operator]
@@ -133,22 +132,22 @@ def test_greedy_search_tells_words_apart_whose_sums_are_equal() -> None:
 
 
 @pytest.mark.parametrize("settings", [SearchSettings(beam=2, max_extra=9), SearchSettings(sample=True, max_extra=9)])
-def test_a_language_model_goes_on_with_its_prompts(settings: SearchSettings) -> None:
+def test_a_language_model_continues_its_prompts(settings: SearchSettings) -> None:
     model = built({"architecture": "decoder_only", **BLOCK, "n_layers": 2, "position": {"kind": "t5"}}, VOCAB)
     assert_both_agree(model, [[]] * 5, [[], [4], [5, 6, 7, 8], [9] * 20, [10, 11]], settings)
 
 
-def test_learned_positions_end_where_they_end() -> None:
+def test_targets_longer_than_learned_positions_use_the_pytorch_backend() -> None:
     model = built(TRANSLATORS["learned"], VOCAB)  # 40 positions
     rows = [[5, 6, EOS], [7] * 25 + [EOS], [8] * 27 + [EOS]]
     settings = SearchSettings(beam=2, max_extra=12)
     assert [settings.limit(len(row)) for row in rows] == [15, 38, 40]
     assert_both_agree(model, rows, [[]] * 3, settings)
-    with pytest.raises(UsageError, match="learned positions reach max_len = 40"):
+    with pytest.raises(UsageError, match=r"learned positions \(max_len = 40"):
         assert_both_agree(model, [*rows, [8] * 28 + [EOS]], [[]] * 4, settings)
 
 
-def test_a_search_is_used_again_and_few_are_kept() -> None:
+def test_searches_are_cached_up_to_a_limit() -> None:
     model = built(TRANSLATORS["paper"], VOCAB)
     backend, plain = CudaGraphBackend(model, "cpu"), TorchBackend(model)
     rows, settings = sources(16), SearchSettings(beam=2, max_extra=3)
@@ -157,19 +156,19 @@ def test_a_search_is_used_again_and_few_are_kept() -> None:
             backend.search(part, [[]] * len(part), settings, 2000),
             plain.search(part, [[]] * len(part), settings, 2000),
         )
-    assert len(backend._searches) == 1
+    assert len(backend._idle) == 1
     for beam in range(1, 12):
         backend.search(rows[:1], [[]], SearchSettings(beam=beam), 100)
-    assert len(backend._searches) == 8
+    assert len(backend._idle) == 8
 
 
-def test_the_plain_path_of_a_searcher_has_its_model_and_its_shortlist() -> None:
+def test_to_torch_keeps_the_model_and_the_shortlist() -> None:
     backend = CudaGraphBackend(built(TRANSLATORS["paper"], VOCAB), "cpu")
     backend.shortlist = AlignedWords(VOCAB, VOCAB).shortlist(2, 9, "00" * 32)
 
-    plain = torch_backend_of(backend)
+    plain = backend.to_torch()
 
-    assert backend.description == plain.description == "plain path, float64, cpu, shortlist (2 a word and 2)"
+    assert backend.description == plain.description == "PyTorch backend, float64, cpu, shortlist (2 per token and 2)"
     backend.shortlist = None
     assert backend.description == "fixed shapes, float64, cpu"
     backend.shortlist = plain.shortlist
@@ -177,7 +176,7 @@ def test_the_plain_path_of_a_searcher_has_its_model_and_its_shortlist() -> None:
     assert plain.model is backend.model and plain.shortlist is backend.shortlist
 
 
-def test_it_stops_soon_after_the_last_sentence_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_stops_soon_after_the_last_sentence_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     model = built(TRANSLATORS["paper"], VOCAB, shake=False)
     steps = 0
     step = StaticShapeSearch.step
@@ -192,7 +191,7 @@ def test_it_stops_soon_after_the_last_sentence_is_done(monkeypatch: pytest.Monke
     assert steps == -(-(len(found[0].tokens) + 1) // 8) * 8 < 402
 
 
-def test_nan_is_told_and_nothing_of_it_stays() -> None:
+def test_nan_is_reported_and_does_not_affect_the_next_search() -> None:
     model = built(TRANSLATORS["paper"], VOCAB)
     backend, settings = CudaGraphBackend(model, "cpu"), SearchSettings(beam=2, max_extra=3)
     weight = next(model.parameters())
@@ -209,27 +208,27 @@ def test_nan_is_told_and_nothing_of_it_stays() -> None:
     )
 
 
-def test_nan_where_nothing_counts_is_nothing() -> None:
+def test_nan_in_unused_rows_is_ignored() -> None:
     model = built({**TRANSLATORS["paper"], "tie": "none"}, VOCAB)
     with torch.no_grad():
         model.decoder.embedding.weight[EOS] = float("nan")  # type: ignore[union-attr, operator]
     assert_both_agree(model, [[5, 6], [7], [8, 9, 10]], [[]] * 3, SearchSettings(sample=True, max_extra=9))
 
 
-def test_a_source_may_hold_what_pads_others() -> None:
+def test_a_source_may_contain_padding_ids() -> None:
     assert_both_agree(
         built(TRANSLATORS["paper"], VOCAB), [[5, PAD, 6, EOS], [7, EOS]], [[]] * 2, SearchSettings(max_extra=3)
     )
 
 
 @pytest.mark.parametrize("prefix", [[5, EOS], [PAD], [5, BOS, 6]])
-def test_what_cannot_be_a_prefix_is_told(prefix: list[int]) -> None:
+def test_invalid_prefixes_are_refused(prefix: list[int]) -> None:
     backend = CudaGraphBackend(built(TRANSLATORS["paper"], VOCAB), "cpu")
-    with pytest.raises(UsageError, match=r"sentence 2: .* holds padding, begin or end"):
+    with pytest.raises(UsageError, match=r"sentence 2: .* contains padding, begin or end"):
         backend.search([[5, EOS]] * 2, [[], prefix], SearchSettings(), 100)
 
 
-def test_whoever_made_a_search_leaves_no_trace_in_it() -> None:
+def test_a_cached_search_does_not_depend_on_the_modes_of_its_first_caller() -> None:
     model, rows, settings = built(TRANSLATORS["modern"], VOCAB).float(), sources(5), SearchSettings(max_extra=3)
     wanted = TorchBackend(model).search(rows, [[]] * 5, settings, 300)
     backend = CudaGraphBackend(model, "cpu")
@@ -238,7 +237,7 @@ def test_whoever_made_a_search_leaves_no_trace_in_it() -> None:
     assert_same(backend.search(rows, [[]] * 5, settings, 300), wanted)
 
 
-def test_two_threads_at_one_searcher() -> None:
+def test_threads_may_share_a_backend() -> None:
     model, settings = built(TRANSLATORS["paper"], VOCAB), SearchSettings(beam=2, max_extra=3)
     parts = [sources(8)[place : place + 2] for place in range(0, 8, 2)] * 3
     wanted = [TorchBackend(model).search(part, [[]] * 2, settings, 300) for part in parts]
@@ -250,13 +249,13 @@ def test_two_threads_at_one_searcher() -> None:
 
 
 @pytest.mark.parametrize("kind", ["paper", "learned", "modern"])
-def test_steps_before_a_recording_change_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warmup_steps_do_not_change_the_result(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def warmed(self: CudaGraphBackend, step: Callable[[], None]) -> Callable[[], None]:
         for _ in range(3):
             step()
         return step
 
-    monkeypatch.setattr(CudaGraphBackend, "_repeat", warmed)
+    monkeypatch.setattr(CudaGraphBackend, "_capture", warmed)
     assert_both_agree(
         built(TRANSLATORS[kind], VOCAB), sources(7), [[]] * 7, SearchSettings(beam=3, nbest=2, max_extra=4)
     )
@@ -264,7 +263,7 @@ def test_steps_before_a_recording_change_nothing(kind: str, monkeypatch: pytest.
     assert_both_agree(tiny, [[5, EOS]], [[]], SearchSettings(beam=2, max_extra=0))
 
 
-def test_a_table_lives_as_long_as_what_was_recorded_of_it() -> None:
+def test_position_tables_live_as_long_as_the_graph_that_reads_them() -> None:
     model = built(TRANSLATORS["paper"], VOCAB).float()
     backend, settings = CudaGraphBackend(model, "cpu"), SearchSettings(beam=1, max_extra=3)
     backend.search([[5, EOS]], [[]], settings, 100)
@@ -282,28 +281,28 @@ def test_a_table_lives_as_long_as_what_was_recorded_of_it() -> None:
         (TRANSLATORS["lstm"], "architecture"),
     ],
 )
-def test_the_others_are_named(document: dict[str, Any], reason: str) -> None:
+def test_unsupported_models_are_named(document: dict[str, Any], reason: str) -> None:
     assert any(reason in why for why in cuda_graph_unsupported_reasons(built(document, VOCAB)))
 
 
 # --------------------------------------------------------------------------------------------------------- on a device
-# A tensor on the device "meta" has no numbers: whoever asks for one, or for a shape that depends on one, gets an error,
-# as a recording of a GPU's work does.
+# A tensor on the device "meta" has no data: reading a value, or a shape that depends on one, raises an error, as during
+# the capture of a CUDA graph.
 
 
 @pytest.mark.parametrize("kind", FIXED)
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_step_asks_the_device_nothing(kind: str, name: str) -> None:
+def test_a_step_reads_nothing_from_the_device(kind: str, name: str) -> None:
     model = built(TRANSLATORS[kind], VOCAB).float().to("meta")
     with torch.no_grad():
         search = StaticShapeSearch(model, SearchSettings(**SETTINGS[name]), Sizes(4, 16, 32, prefixes=True))
         search.step()
     with pytest.raises(RuntimeError):
-        bool(search.left)
+        bool(search.unfinished)
 
 
 @pytest.mark.parametrize("kind", [name for name in FIXED if name != "batch norm"])
-def test_training_asks_the_device_nothing(kind: str) -> None:
+def test_training_reads_nothing_from_the_device(kind: str) -> None:
     model = built(TRANSLATORS[kind], VOCAB).float().to("meta").train()
     ids = torch.ones(3, 7, dtype=torch.long, device="meta")
     assert model(ids, ids > 0, ids).shape == (3, 7, VOCAB)
@@ -315,7 +314,7 @@ cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"
 @cuda
 @pytest.mark.parametrize("kind", FIXED)
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_recording_finds_the_same(kind: str, name: str) -> None:
+def test_a_cuda_graph_finds_the_same_hypotheses(kind: str, name: str) -> None:
     model = built(TRANSLATORS[kind], VOCAB)
     rows, settings = sources(16), SearchSettings(**{"max_extra": 3, **SETTINGS[name]})
     begins: list[list[int]] = [[5, 6, 5], [], [9], *[[7]] * 13]
@@ -328,7 +327,7 @@ def test_a_recording_finds_the_same(kind: str, name: str) -> None:
 @cuda
 @pytest.mark.parametrize("kind", FIXED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_recording_is_sound_in_shorter_numbers(kind: str, dtype: torch.dtype) -> None:
+def test_cuda_graphs_run_in_float32_and_bfloat16(kind: str, dtype: torch.dtype) -> None:
     backend = CudaGraphBackend(built(TRANSLATORS[kind], VOCAB, shake=False).to(dtype), "cuda")
     for _ in range(2):
         found = backend.search(sources(16), [[]] * 16, SearchSettings(beam=3, max_extra=3), 300)

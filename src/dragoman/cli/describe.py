@@ -57,9 +57,9 @@ def _vocabulary(kind: str, vocabulary: Vocabulary) -> str:
 def _engine(network: Network) -> str:
     """What writes text with it here, and why nothing faster."""
     if not isinstance(network, Model):
-        return "plain path (it writes no text)"
+        return "PyTorch backend (it writes no text)"
     reasons = unsupported(network) or ([missing()] if load_native() is None else [])
-    return f"plain path ({'; '.join(reasons)})" if reasons else "native"
+    return f"PyTorch backend ({'; '.join(reasons)})" if reasons else "native"
 
 
 def _kind(value: Any) -> str:

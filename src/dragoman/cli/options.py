@@ -7,7 +7,19 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["AsJson", "Device", "InputFile", "Model", "Out", "OutputFile", "Quantize", "Source", "Tokenize", "app"]
+__all__ = [
+    "AsJson",
+    "Device",
+    "InputFile",
+    "Model",
+    "Models",
+    "Out",
+    "OutputFile",
+    "Quantize",
+    "Source",
+    "Tokenize",
+    "app",
+]
 
 app = typer.Typer(
     help="Train, run and open up the Transformer of 'Attention Is All You Need'.",
@@ -18,6 +30,13 @@ app = typer.Typer(
 )
 
 Model = Annotated[Path, typer.Argument(help="A run folder, one checkpoint in it, or a model folder.")]
+Models = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="MODEL...",
+        help="A run folder, one checkpoint in it, or a model folder; several models translate as an ensemble.",
+    ),
+]
 Out = Annotated[Path | None, typer.Option(help="The run folder; default: runs/<name of the configuration>.")]
 InputFile = Annotated[Path | None, typer.Option("--input", help="Text, one sentence a line; default: standard input.")]
 OutputFile = Annotated[Path | None, typer.Option("--output", help="Where to write; default: standard output.")]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dragoman.cli.options import AsJson, Device, InputFile, Model, OutputFile, Quantize, Source, Tokenize, app
-from dragoman.cli.streams import OutputStream, lines_of, windows
+from dragoman.cli.options import AsJson, Device, InputFile, Model, Models, OutputFile, Quantize, Source, Tokenize, app
+from dragoman.cli.streams import OutputStream, lines_of
 from dragoman.errors import UsageError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def _device(name: str) -> Any:
     return resolve_device(name)
 
 
-def _translator(model: Path, device: str, **options: Any) -> Translator:
+def _translator(model: Path | list[Path], device: str, **options: Any) -> Translator:
     from dragoman.pipelines.translation import Translator
 
     return Translator.load(model, _device(device), **options)
@@ -55,7 +55,7 @@ _NO_DRAW = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
 
 @app.command()
 def translate(
-    model: Model,
+    models: Models,
     input_: Inputs = None,
     output: Annotated[Path | None, typer.Option("--output", help="Where to write, a folder in bulk.")] = None,
     beam: Annotated[int | None, typer.Option(help="Hypotheses kept a step; 1 = greedy; default: the model's.")] = None,
@@ -71,7 +71,7 @@ def translate(
     prefix: Annotated[str | None, typer.Option(help="How every translation must start.")] = None,
     jsonl: Annotated[bool, typer.Option("--jsonl", help="One JSON object a line: text, score, flags, n best.")] = False,
     quantize: Quantize = "auto",
-    engine: Annotated[str, typer.Option(help="auto, fast (native, CPU) or plain (PyTorch).")] = "auto",
+    engine: Annotated[str, typer.Option(help="auto, native (C++, CPU only) or pytorch.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="Of the native engine; default: all cores.")] = None,
     shortlist: Annotated[
         bool, typer.Option("--shortlist", help="Only words that go with the source's ('dragoman shortlist'): faster.")
@@ -99,9 +99,14 @@ def translate(
     }  # fmt: skip
     inputs = input_ or []
     if ray or column is not None or is_bulk(inputs, output):
-        _in_bulk(Job(model, {"device": device, **options}, given, prefix, jsonl), inputs, output, column, ray)
+        if len(models) > 1:
+            raise UsageError(
+                f"an ensemble of {len(models)} models: bulk translation supports one model; translate one file at a "
+                "time, without --column and --ray"
+            )
+        _in_bulk(Job(models[0], {"device": device, **options}, given, prefix, jsonl), inputs, output, column, ray)
         return
-    translator = _translator(model, device, **options)
+    translator = _translator(models, device, **options)
     typer.echo(translator.description, err=True)
     source = inputs[0] if inputs else None
     translations = translator.stream(lines_of(source), prefix=prefix, **given)
@@ -157,8 +162,8 @@ def score(
     with OutputStream(None) as write:
         if source is None:
             generator = _generator(model, device, quantize=quantize)
-            for surprise in map(generator.surprise, lines_of(target)):
-                write(f"{surprise.log_prob:.6f}\t{surprise.tokens}")
+            for text_score in map(generator.score, lines_of(target)):
+                write(f"{text_score.log_prob:.6f}\t{text_score.tokens}")
             return
         from dragoman.data.corpus import CorpusSpec, read_pairs
 
@@ -225,11 +230,11 @@ def generate(
     if prompt and input_:
         raise UsageError("--prompt and --input are given both; prompts come from one of them")
     generator = _generator(model, device)
-    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     with OutputStream(output, input_) as write:
-        for prompts in windows(prompt or lines_of(input_)):
-            for found in generator.generate(prompts, max_tokens=max_tokens, sample=not greedy, **settings):
-                write(json.dumps(found.to_json(), ensure_ascii=False) if jsonl else found.text)
+        prompts = prompt or lines_of(input_)
+        for found in generator.stream(prompts, max_tokens=max_tokens, sample=not greedy, **settings):
+            write(json.dumps(found.to_json(), ensure_ascii=False) if jsonl else found.text)
 
 
 @app.command()
@@ -249,9 +254,8 @@ def label(
     if labeller.config.data.kind == "images":
         raise wrong_model(model, labeller.config, "reads no text")
     with OutputStream(output, input_) as write:
-        for lines in windows(lines_of(input_)):
-            for found in labeller.label(lines):
-                write(json.dumps(found.to_json(), ensure_ascii=False) if jsonl else str(found))
+        for found in labeller.stream(lines_of(input_)):
+            write(json.dumps(found.to_json(), ensure_ascii=False) if jsonl else str(found))
 
 
 @app.command()
@@ -263,16 +267,14 @@ def parse(
     device: Device = "cpu",
 ) -> None:
     """Constituency trees in Penn brackets: N lines in (words with spaces between them), N lines out, in order."""
-    from dragoman.device import resolve_device
     from dragoman.pipelines.parsing import Parser
 
-    parser = Parser.load(model, resolve_device(device))
+    parser = Parser.load(model, _device(device))
     given: dict[str, Any] = {} if beam is None else {"beam": beam}
     mended = 0
     with OutputStream(output, input_) as write:
-        for lines in windows(lines_of(input_)):
-            for tree, whole in parser.parse(lines, **given):
-                write(str(tree) if tree.children else "")
-                mended += bool(tree.children) and not whole
+        for tree, well_formed in parser.stream(lines_of(input_), **given):
+            write(str(tree) if tree.children else "")
+            mended += bool(tree.children) and not well_formed
     if mended:
         typer.echo(f"mended: {mended} (what the model wrote was no tree over the words)", err=True)

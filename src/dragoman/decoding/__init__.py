@@ -1,4 +1,4 @@
-"""Greedy search, beam search and sampling over anything that gives log-probabilities."""
+"""Greedy search, beam search and sampling over any source of log-probabilities."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from dragoman.decoding.pytorch.stepper import ModelStepper as ModelStepper
     from dragoman.decoding.pytorch.stepper import Stepper as Stepper
 
-# Looked up when they are used: the engine searches without torch.
-_HOMES = {
+# Imported on first use, because the native engine searches without PyTorch.
+_MODULES = {
     "EnsembleStepper": "dragoman.decoding.pytorch.stepper",
     "ModelStepper": "dragoman.decoding.pytorch.stepper",
     "Stepper": "dragoman.decoding.pytorch.stepper",
     "generate": "dragoman.decoding.pytorch.generate",
 }
-__all__ = ["Hypothesis", "SearchSettings", "length_penalty", *sorted(_HOMES)]
+__all__ = ["Hypothesis", "SearchSettings", "length_penalty", *sorted(_MODULES)]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
+    if name in _MODULES:
         import importlib
 
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'dragoman.decoding' has no attribute {name!r}")

@@ -1,13 +1,14 @@
-"""What a translator needs of whatever does the work: hypotheses for sources, and log-probabilities of given targets."""
+"""The interface between a pipeline and the code that runs a model: search, scoring and alignment."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dragoman.decoding.hypothesis import Hypothesis
+from dragoman.decoding.hypothesis import Hypothesis, Ids, TokenStream
 from dragoman.decoding.settings import SearchSettings
 from dragoman.decoding.shortlist import Shortlist
 
@@ -16,25 +17,25 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from dragoman.decoding.pytorch.backend import TorchBackend
-    from dragoman.decoding.pytorch.stream import TokenStream
-    from dragoman.models.seq2seq import Model
+    from dragoman.decoding.pytorch.stepper import Stepper
 
-__all__ = ["DecodingBackend", "Ids", "torch_backend", "torch_backend_of"]
-
-Ids = Sequence[int]
+__all__ = ["DecodingBackend"]
 
 
 class DecodingBackend(ABC):
-    """A model at work on the plain path (`TorchBackend`) or on the engine (`fast.NativeBackend`)."""
+    """A loaded model: in PyTorch (`TorchBackend`), in the native engine (`NativeBackend`), or an ensemble of these."""
 
     device: torch.device | str
-    """Where the work is done."""
     shortlist: Shortlist | None = None
-    """The words that a sentence may use in a search; all where there is none.  `score` and `align` use all."""
+    """Target tokens that a search may use for a sentence; None = all.  `score` and `align` always use all."""
     load_scorer: Callable[[], DecodingBackend] | None = None
-    """Loads the backend that scores in float32; None where this one scores by itself: it is in float32, or its reduced
-    precision was requested."""
+    """Loads the backend that scores in float32; None if this backend scores itself, because it is in float32 or its
+    reduced precision was requested."""
+
+    @property
+    def max_length(self) -> float:
+        """Longest target in tokens that `_search` and `stepper` support; longer ones are left to `fallback`."""
+        return math.inf
 
     @cached_property
     def scorer(self) -> DecodingBackend:
@@ -44,45 +45,71 @@ class DecodingBackend(ABC):
     @property
     @abstractmethod
     def description(self) -> str:
-        """Which path, which precision, and why: a line for a person."""
+        """The backend, its precision and device, and why a faster one is not used."""
 
-    @abstractmethod
     def search(
         self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int
     ) -> list[list[Hypothesis]]:
-        """`settings.nbest` hypotheses a source (ids with the end of sentence), best first, each begun by its prefix.
+        """Return `settings.nbest` hypotheses per source, best first.
 
-        batch_tokens: padded source tokens times rows that are searched at once.
+        sources: ids with the end of sentence.  prefixes: ids that each target must start with.  batch_tokens: maximum
+        of padded source tokens times rows in a batch.
         """
+        limits = [settings.limit(len(src), len(prefix)) for src, prefix in zip(sources, prefixes, strict=True)]
+        supported = [i for i, limit in enumerate(limits) if limit <= self.max_length]
+        if len(supported) == len(limits):
+            return self._search(sources, prefixes, settings, batch_tokens)
+        found: list[list[Hypothesis]] = [[] for _ in sources]
+        others = [i for i, limit in enumerate(limits) if limit > self.max_length]
+        for indices, search in ((supported, self._search), (others, self.fallback().search)):
+            selected = [sources[i] for i in indices], [prefixes[i] for i in indices]
+            for index, hypotheses in zip(indices, search(*selected, settings, batch_tokens), strict=True):
+                found[index] = hypotheses
+        return found
+
+    def _search(
+        self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int
+    ) -> list[list[Hypothesis]]:
+        """As `search`, for targets of up to `max_length` tokens."""
+        from dragoman.decoding.pytorch.generate import generate_batches  # here, so that the engine searches without it
+
+        stepper = self.stepper()
+        return generate_batches(stepper, sources, prefixes, settings, batch_tokens, self.device, self.shortlist)
+
+    def stream(self, source: Ids, prefix: Ids, settings: SearchSettings) -> TokenStream:
+        """Search one source step by step (`stream_tokens`)."""
+        import torch
+
+        from dragoman.decoding.pytorch.stepper import with_shortlist
+        from dragoman.decoding.pytorch.stream import stream_tokens
+
+        if settings.limit(len(source), len(prefix)) > self.max_length:
+            return self.fallback().stream(source, prefix, settings)
+        stepper = with_shortlist(self.shortlist, self.stepper(), [source], [prefix])
+        return stream_tokens(
+            stepper, torch.tensor([list(source)], dtype=torch.long, device=self.device), settings, prefix or None
+        )
 
     @abstractmethod
-    def live(self, source: Ids, prefix: Ids, settings: SearchSettings) -> TokenStream:
-        """The search of one source, step by step (`search_live`)."""
+    def stepper(self) -> Stepper[Any]:
+        """Return the model as a `Stepper`, in evaluation mode and without the shortlist."""
+
+    @abstractmethod
+    def to_torch(self) -> DecodingBackend:
+        """Return the PyTorch backend of the same model with the same shortlist; an ensemble of them for an ensemble."""
+
+    def fallback(self) -> DecodingBackend:
+        """Return the backend for targets longer than `max_length`."""
+        return self.to_torch()
 
     @abstractmethod
     def align(self, pairs: Sequence[tuple[Ids, Ids]], batch_tokens: int) -> list[NDArray[np.float32]]:
-        """Of pairs of source and target, both with their end: (T, S), where each target token looked as it was said.
+        """Return the cross-attention weights (T, S) of each pair, averaged over heads and layers; each row sums to 1.
 
-        The weights of the cross-attention, averaged over heads and layers: each row sums to 1.  Raises UsageError for a
-        model that has none.
+        pairs: source and target ids, both with the end of sentence.  Raises UsageError if the model has no
+        cross-attention.
         """
 
     @abstractmethod
     def score(self, pairs: Sequence[tuple[Ids, Ids]], batch_tokens: int) -> list[list[float]]:
-        """The natural log-probability of each target token, for pairs of source and target, both with their end."""
-
-
-def torch_backend(model: Model, device: str | torch.device) -> DecodingBackend:
-    """The plain path of a model."""
-    from dragoman.decoding.pytorch.backend import TorchBackend  # here, so that the engine searches without torch
-
-    return TorchBackend(model, device)
-
-
-def torch_backend_of(backend: DecodingBackend) -> TorchBackend:
-    """The backend itself, or the plain path of the engine."""
-    from dragoman.decoding.pytorch.backend import TorchBackend
-
-    plain = getattr(backend, "plain", backend)
-    assert isinstance(plain, TorchBackend)
-    return plain
+        """Return the natural log-probability of each target token, for pairs as in `align`."""

@@ -1,23 +1,25 @@
-"""What a search gives back, and the score it is ranked by."""
+"""The results of a search, complete and partial, and the score that ranks them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 from dragoman.errors import DragomanError
 
-__all__ = ["Hypothesis", "best", "complete", "length_penalty"]
+__all__ = ["Hypothesis", "Ids", "PartialHypothesis", "TokenStream", "best", "complete", "length_penalty"]
+
+Ids = Sequence[int]
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One complete target.
+    """A complete target.
 
     tokens: ids without begin and end of sentence.  log_prob: sum of the natural log-probabilities of the tokens and the
-    end of sentence, as teacher forcing gives it.  score: log_prob / length penalty.  token_log_probs: one a token and
-    one for the end.  truncated: the end was forced by the length limit.
+    end of sentence, as in teacher forcing.  score: log_prob / length penalty.  token_log_probs: one per token and one
+    for the end of sentence.  truncated: the length limit forced the end of sentence.
     """
 
     tokens: list[int]
@@ -27,20 +29,39 @@ class Hypothesis:
     truncated: bool
 
 
+@dataclass(frozen=True)
+class PartialHypothesis:
+    """The best hypothesis after T steps of a search with K rows.
+
+    tokens: T ids, including the end of sentence once it is reached.  token_log_probs: one per token.  rows: for each
+    token, the row (0 to K - 1) of its step that produced it.  stable: length of the longest prefix shared by all
+    hypotheses that may still win; these tokens will not change.
+    """
+
+    tokens: list[int]
+    token_log_probs: list[float]
+    rows: list[int]
+    stable: int
+
+
+TokenStream = Generator[PartialHypothesis, None, tuple[Hypothesis, PartialHypothesis]]
+"""Yields the best unfinished hypothesis after each step; returns the best hypothesis in both forms."""
+
+
 def length_penalty(length: int, alpha: float) -> float:
-    """((5 + length) / 6) ** alpha, length in tokens with the end of sentence (Wu et al. 2016, equation 14)."""
+    """Return ((5 + length) / 6) ** alpha, with length in tokens including the end (Wu et al. 2016, equation 14)."""
     return float(((5 + length) / 6) ** alpha)
 
 
 def complete(tokens: list[int], token_log_probs: list[float], alpha: float, truncated: bool) -> Hypothesis:
-    """The hypothesis of `tokens` (without end of sentence) and their log-probabilities (with it)."""
+    """Build a hypothesis from tokens without the end of sentence and log-probabilities with it."""
     log_prob = math.fsum(token_log_probs)
     score = log_prob / length_penalty(len(token_log_probs), alpha)
     return Hypothesis(tokens, score, log_prob, token_log_probs, truncated)
 
 
-def best(pool: Sequence[Hypothesis], count: int) -> list[Hypothesis]:
-    """The `count` best by score, best first; equal scores keep their order."""
-    if not pool:
+def best(hypotheses: Sequence[Hypothesis], count: int) -> list[Hypothesis]:
+    """Return the `count` hypotheses with the highest score, best first; ties keep their order."""
+    if not hypotheses:
         raise DragomanError("no translation has a probability above 0: the model's output is not finite; retrain it")
-    return sorted(pool, key=lambda hypothesis: -hypothesis.score)[:count]
+    return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)[:count]

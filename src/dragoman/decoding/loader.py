@@ -1,8 +1,8 @@
-"""From a model folder to whatever translates it fastest here: the engine where it can, the plain path for all else.
+"""Load the fastest backend available for a model folder.
 
-A packed model is kept in the model folder as `packed/<precision>.bin`, with a `.json` that records everything it was
-made from (weights, architecture, vocabulary sizes, positions, version) and its own sha256.  It is made by the first
-process that loads the model, and again whenever one of these has changed.
+The native engine reads packed weights: `packed/<precision>.bin` in the model folder, beside a `.json` with everything
+they were made from (weights, architecture, vocabulary sizes, positions, version) and their sha256.  The first process
+that loads the model packs it; it is packed again after any of these has changed.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,41 +27,33 @@ from dragoman.decoding.shortlist import SHORTLIST, Shortlist
 from dragoman.errors import DragomanError, ModelFolderError, TrainingError, UsageError
 from dragoman.io.reading import read_json
 from dragoman.io.writing import write_file
-from dragoman.models.model_folder import (
-    find_model,
-    load_network,
-    read_config,
-    read_meta,
-    verify,
-    wrong_model,
-)
+from dragoman.models.model_folder import find_model, load_network, read_config, read_meta, verify, wrong_model
 
 if TYPE_CHECKING:
     import torch
 
     from dragoman.decoding.pytorch.backend import TorchBackend
 
-__all__ = ["EngineChoice", "Quantize", "load_searcher"]
+__all__ = ["EngineChoice", "ModelKind", "Quantize", "load_backend", "load_shortlist"]
 
 Quantize = Literal["auto", "int8", "bf16", "none"]
-EngineChoice = Literal["auto", "plain", "fast"]
+EngineChoice = Literal["auto", "native", "pytorch"]
+ModelKind = Literal["parallel", "text", "trees"]
 
-POSITIONS = 1024
-"""Longest source and target of a packed model, or twice the longest that the model was trained on."""
-PRECISIONS: dict[str, Precision] = {"auto": "int8", "int8": "int8", "bf16": "bfloat16", "none": "float32"}
-
-
-_LARGEST_RECORD = 1 << 20
-"""Bytes at most of the `.json` beside a packed model."""
+_POSITIONS = 1024
+"""Positions of a packed model; at least twice the longest text of its training data."""
+_PRECISIONS: dict[str, Precision] = {"auto": "int8", "int8": "int8", "bf16": "bfloat16", "none": "float32"}
+_MAX_RECORD = 1 << 20
+"""Maximum size in bytes of the `.json` of a packed model."""
 
 
 class BackendUnavailable(DragomanError):
-    """Why a model runs on the plain path."""
+    """The reason for a fallback to the PyTorch backend."""
 
 
-def load_searcher(
-    path: str | Path,
-    kind: Literal["parallel", "text"],
+def load_backend(
+    path: str | Path | Sequence[str | Path],
+    kind: ModelKind,
     lack: str,
     device: str | torch.device = "cpu",
     quantize: Quantize = "auto",
@@ -67,131 +61,152 @@ def load_searcher(
     threads: int | None = None,
     shortlist: bool = False,
 ) -> tuple[DecodingBackend, Tokenizer, Config]:
-    """DecodingBackend, tokenizer and configuration of a model that writes text; the arguments are `Translator.load`'s.
+    """Return the backend, tokenizer and configuration of a model that generates text; several paths are an ensemble.
 
-    kind: of the data it must have learned from, "parallel" or "text"; lack: what is said of any other model.
+    Args:
+        kind: Data that the model must have been trained on.
+        lack: What models of another kind cannot do, for the error message.
+        device, quantize, engine, threads, shortlist: As for `Translator.load`.
 
-    Raises ModelFolderError, and UsageError for what cannot be had here or is no such choice.
+    The configuration is that of the first model.  Raises ModelFolderError, and UsageError for invalid or unavailable
+    options and for an ensemble whose models have different vocabularies.
     """
-    _check(quantize, engine, threads)
-    backend, vocabulary, config = _searcher(path, kind, lack, device, quantize, engine, threads)
+    paths = [path] if isinstance(path, str | Path) else list(path)
+    _check(paths, quantize, engine, threads, shortlist)
+    options = _Options(kind, lack, device, quantize, engine, threads or usable_cores())
+    backend, tokenizer, config = _load(paths[0], options)
     if shortlist:
-        backend.shortlist = load_shortlist(path)
-    return backend, vocabulary, config
+        backend.shortlist = load_shortlist(paths[0])
+    if len(paths) == 1:
+        return backend, tokenizer, config
+    from dragoman.decoding.ensemble import EnsembleBackend
+
+    members = [backend]
+    for other in paths[1:]:
+        member, other_tokenizer, _ = _load(other, options)
+        if other_tokenizer.files() != tokenizer.files():
+            raise UsageError(
+                f"{paths[0]} and {other}: different vocabularies; the models of an ensemble must have been trained with"
+                " the same tokenizer"
+            )
+        members.append(member)
+    return EnsembleBackend(members), tokenizer, config
 
 
 def load_shortlist(path: str | Path) -> Shortlist:
-    """What `dragoman shortlist` left in a model folder.  Raises UsageError where there is none, ModelFolderError."""
+    """Read the shortlist of a model folder.  Raises UsageError if there is none, ModelFolderError if it is damaged."""
     folder = find_model(path)
     return Shortlist.read(folder / SHORTLIST, read_meta(folder)["sha256"]["model.safetensors"])
 
 
-def _searcher(
-    path: str | Path,
-    kind: Literal["parallel", "text"],
-    lack: str,
-    device: str | torch.device,
-    quantize: Quantize,
-    engine: EngineChoice,
-    threads: int | None,
-) -> tuple[DecodingBackend, Tokenizer, Config]:
-    required = engine == "fast" or quantize in ("int8", "bf16")
-    if engine == "plain":
-        return _plain(path, kind, lack, device, "")
-    try:
-        if str(device) != "cpu" and engine == "fast":
-            raise BackendUnavailable(f"the native engine is for the CPU, not for {device}")
-        if str(device) != "cpu":
-            return _repeated(path, kind, lack, device, quantize)
-        return _fast(path, kind, lack, quantize, threads or usable_cores())
-    except BackendUnavailable as reason:
-        if required:
-            raise UsageError(f"{path}: {reason}; accepted here: engine = auto and quantize = auto or none") from None
-        return _plain(path, kind, lack, device, str(reason))
+@dataclass(frozen=True)
+class _Options:
+    """Arguments of `load_backend` that all models of an ensemble share."""
+
+    kind: ModelKind
+    lack: str
+    device: str | torch.device
+    quantize: Quantize
+    engine: EngineChoice
+    threads: int
 
 
-def _check(quantize: str, engine: str, threads: int | None) -> None:
+def _check(paths: Sequence[str | Path], quantize: str, engine: str, threads: int | None, shortlist: bool) -> None:
     problems = []
-    if quantize not in PRECISIONS:
-        problems.append(f"quantize = {quantize!r}: must be one of {', '.join(PRECISIONS)}")
-    if engine not in ("auto", "plain", "fast"):
-        problems.append(f"engine = {engine!r}: must be one of auto, plain, fast")
-    if engine == "plain" and quantize in ("int8", "bf16"):
-        problems.append(f"quantize = {quantize!r}: the plain path has float32 only; leave engine at auto")
+    if not paths:
+        problems.append("no model; name at least one model folder")
+    if quantize not in _PRECISIONS:
+        problems.append(f"quantize = {quantize!r}: must be one of {', '.join(_PRECISIONS)}")
+    if engine not in ("auto", "native", "pytorch"):
+        problems.append(f"engine = {engine!r}: must be one of auto, native, pytorch")
+    if engine == "pytorch" and quantize in ("int8", "bf16"):
+        problems.append(f"quantize = {quantize!r}: the PyTorch backend supports float32 only; use engine = 'auto'")
     if threads is not None and threads not in range(1, 1025):
         problems.append(f"threads = {threads}: must be 1 to 1024")
+    if shortlist and len(paths) > 1:
+        problems.append(f"shortlist = True: supported for one model, not for an ensemble of {len(paths)}")
     if problems:
-        raise UsageError("\n".join(["this translator cannot be had:", *(f"  - {p}" for p in problems)]))
+        raise UsageError("\n".join(["invalid translator options:", *(f"  - {p}" for p in problems)]))
 
 
-def _repeated(
-    path: str | Path, kind: str, lack: str, device: str | torch.device, quantize: Quantize
-) -> tuple[DecodingBackend, Tokenizer, Config]:
-    """Of a GPU: a step that it repeats by itself, in half the bytes a weight where that is allowed."""
+def _load(path: str | Path, options: _Options) -> tuple[DecodingBackend, Tokenizer, Config]:
+    if options.engine == "pytorch":
+        return _load_torch(path, options)
+    try:
+        if str(options.device) == "cpu":
+            return _load_native(path, options)
+        if options.engine == "native":
+            raise BackendUnavailable(f"the native engine supports the CPU, not {options.device}")
+        return _load_cuda_graphs(path, options)
+    except BackendUnavailable as reason:
+        if options.engine == "native" or options.quantize in ("int8", "bf16"):
+            raise UsageError(
+                f"{path}: {reason}; accepted here: engine = 'auto' or 'pytorch' with quantize = 'auto' or 'none'"
+            ) from None
+        return _load_torch(path, options, str(reason))
+
+
+def _load_cuda_graphs(path: str | Path, options: _Options) -> tuple[DecodingBackend, Tokenizer, Config]:
     import torch
 
     from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend, cuda_graph_unsupported_reasons
 
+    device, quantize = options.device, options.quantize
     if torch.device(device).type != "cuda":
-        raise BackendUnavailable(f"the native engine is for the CPU, and CUDA graphs are for CUDA, not for {device}")
+        raise BackendUnavailable(f"the native engine supports the CPU and CUDA graphs support CUDA, not {device}")
     if quantize == "int8":
-        raise BackendUnavailable("int8 is for the CPU; a GPU takes bf16")
-    folder = find_model(path)
-    plain, vocabulary, config = _plain(folder, kind, lack, device, "")
-    reasons = cuda_graph_unsupported_reasons(plain.model)
+        raise BackendUnavailable("int8 is supported on the CPU; use bf16 on a GPU")
+    backend, tokenizer, config = _load_torch(path, options)
+    reasons = cuda_graph_unsupported_reasons(backend.model)
     if reasons:
-        plain.why = "the GPU cannot repeat its steps by itself: " + "; ".join(reasons)
+        backend.reason = "CUDA graphs do not support this model: " + "; ".join(reasons)
         if quantize == "bf16":
-            raise BackendUnavailable(plain.why)
-        return plain, vocabulary, config
-    with torch.cuda.device(plain.model.device):
-        quick = torch.cuda.is_bf16_supported(including_emulation=False)
-    short = quantize == "bf16" or (quantize == "auto" and quick)
-    backend = CudaGraphBackend(plain.model.bfloat16() if short else plain.model, device)
-    if short and quantize == "auto":
-        backend.load_scorer = lambda: _plain(folder, kind, lack, device, "")[0]
-    return backend, vocabulary, config
+            raise BackendUnavailable(backend.reason)
+        return backend, tokenizer, config
+    with torch.cuda.device(backend.model.device):
+        native_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    bf16 = quantize == "bf16" or (quantize == "auto" and native_bf16)
+    graphs = CudaGraphBackend(backend.model.bfloat16() if bf16 else backend.model, device)
+    if bf16 and quantize == "auto":
+        graphs.load_scorer = lambda: _load_torch(path, options)[0]
+    return graphs, tokenizer, config
 
 
-def _plain(
-    path: str | Path, kind: str, lack: str, device: str | torch.device, why: str
-) -> tuple[TorchBackend, Tokenizer, Config]:
+def _load_torch(path: str | Path, options: _Options, reason: str = "") -> tuple[TorchBackend, Tokenizer, Config]:
     from dragoman.decoding.pytorch.backend import TorchBackend
     from dragoman.models.seq2seq import Model
 
     network, vocabulary, config = load_network(path)
-    if config.data.kind != kind or not isinstance(network, Model) or not isinstance(vocabulary, Tokenizer):
-        raise wrong_model(path, config, lack)
-    return TorchBackend(network, device, why), vocabulary, config
+    if config.data.kind != options.kind or not isinstance(network, Model) or not isinstance(vocabulary, Tokenizer):
+        raise wrong_model(path, config, options.lack)
+    return TorchBackend(network, options.device, reason), vocabulary, config
 
 
-def _fast(
-    path: str | Path, kind: Literal["parallel", "text"], lack: str, quantize: Quantize, threads: int
-) -> tuple[DecodingBackend, Tokenizer, Config]:
-    native, precision = load_native(), PRECISIONS[quantize]
+def _load_native(path: str | Path, options: _Options) -> tuple[DecodingBackend, Tokenizer, Config]:
+    native, precision = load_native(), _PRECISIONS[options.quantize]
     if native is None:
-        raise BackendUnavailable(f"no native engine, which would be some ten times as fast: {missing()}")
+        raise BackendUnavailable(f"the native engine, which is about ten times as fast, is not available: {missing()}")
     if precision == "bfloat16" and not native.library.dragoman_bfloat16():
-        raise BackendUnavailable(f"this processor does not multiply bfloat16 ({native.build})")
-    folder = find_model(path)
+        raise BackendUnavailable(f"this processor does not support bfloat16 multiplication ({native.build})")
+    folder = find_model(path)  # fixed now: a run folder may point to another checkpoint later
     meta = verify(folder, skip=("model.safetensors", "training.safetensors"))
     config = read_config(folder)
     vocabulary = load_vocabulary(folder)
-    if config.data.kind != kind or not isinstance(vocabulary, Tokenizer):
-        raise wrong_model(path, config, lack)
+    if config.data.kind != options.kind or not isinstance(vocabulary, Tokenizer):
+        raise wrong_model(path, config, options.lack)
     engine = _engine(folder, _origin(precision, meta, config, vocabulary))
 
-    def plain() -> DecodingBackend:
-        return _plain(folder, kind, lack, "cpu", "the engine has handed over")[0]
+    def load_torch() -> DecodingBackend:
+        return _load_torch(folder, options)[0]
 
-    backend = NativeBackend(engine, precision, threads, plain)
-    if quantize == "auto":
-        backend.load_scorer = lambda: _searcher(folder, kind, lack, "cpu", "none", "auto", threads)[0]
+    backend = NativeBackend(engine, precision, options.threads, load_torch)
+    if options.quantize == "auto":
+        backend.load_scorer = lambda: _load(folder, replace(options, engine="auto", quantize="none"))[0]
     return backend, vocabulary, config
 
 
 def _origin(precision: Precision, meta: dict[str, Any], config: Config, vocabulary: Tokenizer) -> dict[str, Any]:
-    """Everything a packed model depends on; equal origins give identical files."""
+    """Return everything that a packed model depends on; equal origins give identical files."""
     return {
         "version": VERSION,
         "package_version": __version__,
@@ -201,14 +216,14 @@ def _origin(precision: Precision, meta: dict[str, Any], config: Config, vocabula
         "source_size": vocabulary.source_size,
         "target_size": vocabulary.target_size,
         "shared": vocabulary.shared,
-        "positions": max(POSITIONS, 2 * config.data.max_tokens),
+        "positions": max(_POSITIONS, 2 * config.data.max_tokens),
     }
 
 
 def _engine(folder: Path, origin: dict[str, Any]) -> Engine:
-    """The engine of the packed model, which is made where it is missing, outdated or damaged."""
+    """Open the packed model; pack it first if it is missing, outdated or damaged."""
     packed = folder / "packed" / f"{origin['precision']}.bin"
-    engine = _kept(packed, origin)
+    engine = _open_packed(packed, origin)
     if engine is not None:
         return engine
     try:
@@ -216,29 +231,29 @@ def _engine(folder: Path, origin: dict[str, Any]) -> Engine:
         return _pack(folder, packed, origin)
     except (OSError, TrainingError):  # a read-only folder, or a full disk: pack for this process only
         try:
-            with tempfile.TemporaryDirectory(prefix="dragoman-") as place:
-                return _pack(folder, Path(place) / packed.name, origin)
+            with tempfile.TemporaryDirectory(prefix="dragoman-") as temporary:
+                return _pack(folder, Path(temporary) / packed.name, origin)
         except (OSError, TrainingError) as error:
             raise BackendUnavailable(
-                f"the packed model can be written neither to {packed.parent} nor to a temporary folder ({error}); "
-                "make room there, or set TMPDIR to a folder with room"
+                f"cannot write the packed model to {packed.parent} or to a temporary folder ({error}); "
+                "free space there, or set TMPDIR to a folder with enough space"
             ) from None
 
 
-def _kept(packed: Path, origin: dict[str, Any]) -> Engine | None:
-    """The engine of a packed file that was made from `origin` and is undamaged, else None.
+def _open_packed(packed: Path, origin: dict[str, Any]) -> Engine | None:
+    """Open a packed file that was made from `origin` and is undamaged; otherwise return None.
 
-    The sha256 is that of the bytes which the engine has read, so that a file that changes meanwhile is noticed.
+    The sha256 is computed from the bytes that the engine has read, so that a concurrent change of the file is detected.
     """
     record = packed.with_suffix(".json")
     try:
-        about = read_json(record, ModelFolderError, "", _LARGEST_RECORD)
-        if about | origin != about:
+        stored = read_json(record, ModelFolderError, "", _MAX_RECORD)
+        if stored | origin != stored:
             return None
         engine = Engine(packed)
     except (OSError, ValueError, DragomanError):
         return None
-    undamaged = hashlib.sha256(engine.content).hexdigest() == about.get("sha256")
+    undamaged = hashlib.sha256(engine.content).hexdigest() == stored.get("sha256")
     sizes = {"target_size": engine.target_size} | ({"source_size": engine.source_size} if engine.encodes else {})
     return engine if undamaged and origin | sizes == origin else None
 
@@ -249,12 +264,12 @@ def _pack(folder: Path, packed: Path, origin: dict[str, Any]) -> Engine:
     network, _, _ = load_network(folder)
     reasons = unsupported(network)
     if reasons:
-        raise BackendUnavailable("the native engine does not have it: " + "; ".join(reasons))
+        raise BackendUnavailable("the native engine does not support this model: " + "; ".join(reasons))
     pack(network, packed, origin["precision"], origin["positions"])
     try:
         engine = Engine(packed)
     except DragomanError as error:
         raise BackendUnavailable(str(error)) from None
-    about = origin | {"sha256": hashlib.sha256(engine.content).hexdigest()}
-    write_file(packed.with_suffix(".json"), json.dumps(about, indent=1).encode())
+    stored = origin | {"sha256": hashlib.sha256(engine.content).hexdigest()}
+    write_file(packed.with_suffix(".json"), json.dumps(stored, indent=1).encode())
     return engine

@@ -1,6 +1,6 @@
-"""Which tokens may come next: each processor crosses some out.
+"""Logits processors: the tokens that are allowed next.
 
-Log-probabilities are never renormalised, so a score stays the score that teacher forcing gives.
+Log-probabilities are not renormalised, so that a score equals the score of teacher forcing.
 
 Letters: N rows, T tokens so far, V vocabulary.
 """
@@ -19,21 +19,21 @@ __all__ = ["ForcedPrefix", "MinLength", "NeverTokens", "NoRepeatNgram", "Process
 
 
 class Processor(Protocol):
-    """Crosses tokens out."""
+    """A rule that disallows tokens."""
 
     def restrict(self, allowed: Tensor, tokens: Tensor, sentences: Tensor) -> None:
-        """Write False into allowed (N, V), given the tokens so far (N, T) and each row's sentence (N,)."""
+        """Set entries of allowed (N, V) to False.  tokens: (N, T) so far.  sentences: (N,) the sentence of each row."""
 
 
 class NeverTokens:
-    """Padding and begin of sentence are no words."""
+    """Disallow padding and the begin of sentence."""
 
     def restrict(self, allowed: Tensor, tokens: Tensor, sentences: Tensor) -> None:
         allowed[:, [PAD, BOS]] = False
 
 
 class MinLength:
-    """No end of sentence before `length` tokens."""
+    """Disallow the end of sentence before `length` tokens."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -44,7 +44,7 @@ class MinLength:
 
 
 class NoRepeatNgram:
-    """No n-gram of `size` tokens twice in one target (Paulus et al. 2017, 2.5)."""
+    """Disallow a second occurrence of an n-gram of `size` tokens in a target (Paulus et al. 2017, 2.5)."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -55,35 +55,35 @@ class NoRepeatNgram:
             return
         ngrams = tokens.unfold(1, n, 1)  # (N, T - n + 1, n)
         context = tokens[:, tokens.size(1) - (n - 1) :]  # (N, n - 1)
-        rows, places = (ngrams[..., : n - 1] == context[:, None]).all(-1).nonzero(as_tuple=True)
-        allowed[rows, ngrams[rows, places, n - 1]] = False
+        rows, starts = (ngrams[..., : n - 1] == context[:, None]).all(-1).nonzero(as_tuple=True)
+        allowed[rows, ngrams[rows, starts, n - 1]] = False
 
 
 class ForcedPrefix:
-    """Each sentence starts with its own given tokens; this one comes last, because it also allows."""
+    """Allow only the next token of each sentence's prefix.  It comes last, because it also allows tokens."""
 
     def __init__(self, prefixes: Sequence[Sequence[int]]) -> None:
-        for place, prefix in enumerate(prefixes):
+        for index, prefix in enumerate(prefixes, start=1):
             if {PAD, BOS, EOS} & set(prefix):
-                raise UsageError(f"forced prefix of sentence {place + 1}: {list(prefix)} holds padding, begin or end")
+                raise UsageError(f"forced prefix of sentence {index}: {list(prefix)} contains padding, begin or end")
         self.prefixes = prefixes
         self.longest = max(map(len, prefixes), default=0)
 
     def restrict(self, allowed: Tensor, tokens: Tensor, sentences: Tensor) -> None:
-        place = tokens.size(1)
-        if place >= self.longest:
+        position = tokens.size(1)
+        if position >= self.longest:
             return
         for row, sentence in enumerate(sentences.tolist()):
-            if place < len(self.prefixes[sentence]):
+            if position < len(self.prefixes[sentence]):
                 allowed[row] = False
-                allowed[row, self.prefixes[sentence][place]] = True
+                allowed[row, self.prefixes[sentence][position]] = True
 
 
 def allowed_tokens(processors: Sequence[Processor], possible: Tensor, tokens: Tensor, sentences: Tensor) -> Tensor:
-    """(N, V) True = may come next, of what is possible (N, V); the end of sentence where nothing else is left."""
+    """Apply the processors to possible (N, V), True = allowed; rows without any allow the end of sentence."""
     allowed = possible.clone()
     for processor in processors:
         processor.restrict(allowed, tokens, sentences)
-    endless = (~allowed[:, EOS]).nonzero()[:, 0]
-    allowed[endless, EOS] = ~allowed[endless].any(dim=1)
+    without_end = (~allowed[:, EOS]).nonzero()[:, 0]
+    allowed[without_end, EOS] = ~allowed[without_end].any(dim=1)
     return allowed

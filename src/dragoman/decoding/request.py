@@ -1,4 +1,4 @@
-"""One batch to search, checked and with its limits, as the policies take it."""
+"""A validated batch for `beam_search` and `sample`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from dragoman.decoding.processors import (
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import DragomanError, UsageError
 
-__all__ = ["SearchRequest", "not_numbers"]
+__all__ = ["SearchRequest", "nan_error"]
 
 
-def not_numbers(where: str) -> DragomanError:
-    """What is raised for a model whose output is NaN."""
+def nan_error(where: str) -> DragomanError:
+    """Return the error for a model whose output is NaN."""
     return DragomanError(
         f"the model's probabilities at {where} are not numbers (NaN): its weights are damaged or the training "
         "diverged; load an earlier checkpoint"
@@ -32,9 +32,9 @@ def not_numbers(where: str) -> DragomanError:
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """src: (B, S) ids; src_mask: (B, S) True = a word; limits: B target lengths, end of sentence included.
+    """src: (B, S) ids.  src_mask: (B, S) True = token.  limits: B maximum target lengths, end of sentence included.
 
-    prefixes: what each target must begin with, B lists of ids.
+    prefixes: B lists of ids that the targets must start with.
     """
 
     src: Tensor
@@ -48,10 +48,10 @@ class SearchRequest:
     def build(
         cls, src: Tensor, src_mask: Tensor | None, settings: SearchSettings, prefix: Sequence[Sequence[int]] | None
     ) -> SearchRequest:
-        """Raises UsageError when there is not one prefix a sentence."""
+        """Compute limits and processors.  Raises UsageError unless there is one prefix per sentence."""
         count = src.size(0)
         if prefix is not None and len(prefix) != count:
-            raise UsageError(f"{len(prefix)} forced prefixes for {count} sentences: give one each ([] = none)")
+            raise UsageError(f"{len(prefix)} forced prefixes for {count} sentences; give one per sentence, [] for none")
         forced = [0] * count if prefix is None else [len(tokens) for tokens in prefix]
         lengths = [src.size(1)] * count if src_mask is None else src_mask.sum(1).tolist()
         limits = [settings.limit(length, start) for length, start in zip(lengths, forced, strict=True)]
@@ -69,12 +69,12 @@ class SearchRequest:
         return self.src.device
 
     def restricted(self, log_probs: Tensor, tokens: Tensor, sentences: Tensor) -> Tensor:
-        """log_probs (N, V) with -inf where a token may not follow tokens (N, T), in place.
+        """Set log_probs (N, V) to -inf in place for tokens that may not follow tokens (N, T).
 
-        At a sentence's limit the end of sentence is always allowed.  Raises DragomanError for NaN.
+        sentences: (N,) index of each row's sentence.  Raises DragomanError for NaN.
         """
-        if bool(log_probs[:, 0].isnan().any()):  # a softmax has no NaN, or is NaN throughout
-            raise not_numbers(f"target position {tokens.size(1) + 1}")
-        possible = log_probs > float("-inf")  # more than the processors know: words that are on no list
+        if bool(log_probs[:, 0].isnan().any()):  # the softmax of a row is NaN everywhere or nowhere
+            raise nan_error(f"target position {tokens.size(1) + 1}")
+        possible = log_probs > float("-inf")  # excludes tokens outside of a shortlist
         allowed = allowed_tokens(self.processors, possible, tokens, sentences)
         return log_probs.masked_fill_(~allowed, float("-inf"))

@@ -30,7 +30,8 @@ from dragoman.config.data import resolve_path
 from dragoman.data.batching import batches_within, collate_source
 from dragoman.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from dragoman.decoding.pytorch.beam import BeamStep, beam_search
-from dragoman.decoding.pytorch.sampling import greedy
+from dragoman.decoding.pytorch.generate import drain
+from dragoman.decoding.pytorch.sampling import sample
 from dragoman.decoding.pytorch.stepper import ModelStepper
 from dragoman.decoding.request import SearchRequest
 from dragoman.decoding.settings import SearchSettings
@@ -237,7 +238,7 @@ class _Comparison:
         settings = SearchSettings(beam=1, alpha=0)
         for places in batches_within([len(case.source) + limit for case in cases], _BATCH_TOKENS):
             some = [cases[place] for place in places]
-            hypotheses = greedy(self.stepper, self._task(some, settings, limit))
+            hypotheses = drain(sample(self.stepper, self._task(some, settings, limit)))
             for place, case, (best,) in zip(places, some, hypotheses, strict=True):
                 found[place] = best.tokens[len(case.prefix) :]
         return found
@@ -270,15 +271,14 @@ class _Comparison:
     def _beams(self, cases: Sequence[Case], width: int, length: int) -> Iterator[str]:
         start = len(cases[0].prefix)
         settings = SearchSettings(beam=width, nbest=width, alpha=0, min_length=start + length)
-        steps: list[BeamStep] = []
-
-        def watch(step: BeamStep, can_improve: list[bool]) -> None:
-            steps.append(step)
-
-        found = beam_search(WordStepper(self.model), self._task(cases, settings, length), watch)
+        steps = list(beam_search(WordStepper(self.model), self._task(cases, settings, length)))
+        found: list[set[tuple[int, ...]]] = [set() for _ in cases]
+        for step in steps:
+            for sentence, _, hypothesis in step.finished:
+                found[sentence].add(tuple(hypothesis.tokens[start:]))
         theirs = self.peer.beam(cases, width, length)
         for row, case in enumerate(cases):
-            ours = {tuple(hypothesis.tokens[start:]) for hypothesis in found[row]}
+            ours = found[row]
             targets = {tuple(ids) for ids in theirs[row]}
             if len(targets) != len(ours) or any(len(ids) != length for ids in targets):
                 yield "different"
@@ -293,8 +293,8 @@ class _Comparison:
         sums = itertools.accumulate(self._score(case, ids, _words_only))
         whole = torch.tensor([*case.prefix, *ids])
         for length, (total, step) in enumerate(zip(sums, steps, strict=False), start=1):
-            if not bool((step.grown.tokens[row] == whole[:length]).all(1).any()):  # (K, length)
-                return abs(total - float(step.grown.log_probs[row].min())) < CLOSE
+            if not bool((step.beams.tokens[row] == whole[:length]).all(1).any()):  # (K, length)
+                return abs(total - float(step.beams.log_probs[row].min())) < CLOSE
         return False
 
 

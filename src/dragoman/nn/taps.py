@@ -1,28 +1,25 @@
-"""Named places where a quantity of the paper passes by, to be read or replaced.
+"""Named points of a model where a quantity of the paper can be recorded or replaced.
 
-A `Tap` returns what it is given.  An ordinary forward hook on it sees the tensor, and a hook that returns one
-replaces it; the path of the tap in the model (`decoder.layers.0.cross_attn.weights`) is its name.
+A `Tap` is an identity module.  A forward hook on it sees the tensor, and a hook that returns a tensor replaces it; the
+path of the tap in the model (`decoder.layers.0.cross_attn.weights`) is its name.
 
-Fast kernels never make some quantities (weights, scores, the statistics of a norm, gates).  Code that has both a kernel
-and a formula asks two questions of its taps: `active`, is anybody looking, and `is_intervened`, may the result differ
-from what they were given, or is its gradient wanted?  Only then does the formula decide the outcome; for who merely
-looks it is written out beside the kernel, whose result goes on unchanged to the bit.
+Fused kernels do not compute some quantities (attention weights and scores, the statistics of a norm, gates).  Code that
+has both a kernel and a formula asks its taps whether they are `active` (have hooks) and `is_intervened` (a hook may
+replace the tensor or need its gradient).  Only then does the output come from the formula; if hooks only observe, the
+formula is computed beside the kernel, and the output is bit-identical to that without hooks.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 
-__all__ = ["LastTap", "Tap", "active", "decide"]
+__all__ = ["ReadOnlyTap", "Tap", "any_active", "any_intervened"]
 
 
 class Tap(nn.Module):
-    """The identity, with a name, axes and room for hooks.
+    """The identity, with named axes such as ("row", "head", "query", "key").
 
-    axes: what the dimensions of the tensor are called, such as ("row", "head", "query", "key").
-    observers: how many of the hooks promise to return nothing and to want no gradient.
+    observers: number of hooks that return nothing and need no gradient.
     """
 
     def __init__(self, *axes: str) -> None:
@@ -31,32 +28,30 @@ class Tap(nn.Module):
         self.observers = 0
 
     @property
-    def active(self) -> bool:
-        """Whether anybody is looking: a quantity that a fused kernel never makes is made only then."""
+    def any_active(self) -> bool:
+        """Whether the tap has hooks, so that a quantity that a fused kernel omits must be computed."""
         return bool(self._forward_hooks)
 
     @property
     def is_intervened(self) -> bool:
-        """Whether what comes out has to go on: somebody may replace it, or wants its gradient."""
+        """Whether a hook may replace the tensor or needs its gradient, so that the output must depend on it."""
         return len(self._forward_hooks) > self.observers
 
-    def __call__(self, x: Tensor) -> Any:
-        # Without hooks nothing of a module's call is needed, which would cost as much as a small product.
+    def __call__(self, x: Tensor) -> Tensor:
+        # nn.Module.__call__ takes as long as a small matrix product; without hooks it is not needed.
         return super().__call__(x) if self._forward_hooks else x
 
     def forward(self, x: Tensor) -> Tensor:
         return x
 
 
-class LastTap(Tap):
-    """A quantity from which nothing follows: it can be read, not replaced."""
+class ReadOnlyTap(Tap):
+    """A quantity on which no output depends: it can be recorded but not replaced."""
 
 
-def active(*taps: Tap) -> bool:
-    """Whether anybody looks at one of them."""
+def any_active(*taps: Tap) -> bool:
     return any(tap.active for tap in taps)
 
 
-def decide(*taps: Tap) -> bool:
-    """Whether any of them is intervened."""
+def any_intervened(*taps: Tap) -> bool:
     return any(tap.is_intervened for tap in taps)

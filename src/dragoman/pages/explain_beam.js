@@ -45,8 +45,8 @@ function treePicture(tree, winners, hint) {
   const widths = Array.from({ length: steps + 1 }, (_, step) => Math.min(130, 26 + widthOf(shown.filter((node) => node.step === step).map((node) => node.label))));
   const x = [];
   for (let step = begin + 1, at = 4; step <= steps; at += widths[step] + gap, step += 1) x[step] = at;
-  const width = x[steps] + widths[steps] + 8, height = 26 + row * (1 + Math.max(...shown.map((node) => node.place)));
-  const y = (node) => 22 + node.place * row;
+  const width = x[steps] + widths[steps] + 8, height = 26 + row * (1 + Math.max(...shown.map((node) => node.rank)));
+  const y = (node) => 22 + node.rank * row;
   const edges = shown.filter((node) => node.step > begin + 1).map((node) => {
     const parent = tree.nodes[node.parent], from = x[parent.step] + widths[parent.step], to = x[node.step], a = y(parent) + 13, b = y(node) + 13;
     return svg("path", { class: `edge${winners.has(node.i) ? " won" : ""}`, d: `M${from} ${a}C${from + gap / 2} ${a} ${to - gap / 2} ${b} ${to} ${b}` });
@@ -67,7 +67,7 @@ function treePicture(tree, winners, hint) {
     const node = shown[i], child = (other) => other.parent === node.i;
     const next = {
       ArrowLeft: () => shown.findIndex((other) => other.i === node.parent), ArrowRight: () => (shown.some(child) ? shown.findIndex((other) => child(other) && winners.has(other.i)) : -1),
-      ArrowUp: () => shown.findLastIndex((other) => other.step === node.step && other.place < node.place), ArrowDown: () => shown.findIndex((other) => other.step === node.step && other.place > node.place),
+      ArrowUp: () => shown.findLastIndex((other) => other.step === node.step && other.rank < node.rank), ArrowDown: () => shown.findIndex((other) => other.step === node.step && other.rank > node.rank),
     }[event.key]?.();
     if (next === undefined) return;
     event.preventDefault();
@@ -91,7 +91,7 @@ function nodeBox(node, x, y, width, won) {
 
 function nodeText(tree, node) {
   const text = () => el("q", {}, textUpTo(tree.nodes, node.i)), p = percent(Math.exp(node.log_prob)), total = node.total.toFixed(3);
-  const line = el("span", {}, text(), both(`: step ${node.step}, rank ${node.place + 1}; its last token had ${p}; log-probability ${total}. `, `：第 ${node.step} 步，排第 ${node.place + 1}；最后一个词元的概率 ${p}；对数概率 ${total}。`));
+  const line = el("span", {}, text(), both(`: step ${node.step}, rank ${node.rank + 1}; its last token had ${p}; log-probability ${total}. `, `：第 ${node.step} 步，排第 ${node.rank + 1}；最后一个词元的概率 ${p}；对数概率 ${total}。`));
   return [line, el("span", {}, reason(tree, node))];
 }
 

@@ -1,12 +1,12 @@
-"""The search with every step the same work on the same memory, so that a GPU can record one and repeat it.
+"""A search whose steps all do the same work on the same memory, so that a GPU can capture one step and replay it.
 
-`beam.py` and `sample.py` drop what is done, and look at each token to know how to go on; a GPU would have to wait for
-each look.  Here nothing is dropped and nobody looks: what is done is crossed out, complete hypotheses are kept on the
-device, and only every few steps somebody asks whether anything is left.  In float32 the hypotheses are the same, up to
-rounding; half a word rounds otherwise where shapes are other.
+`pytorch.beam` and `pytorch.sampling` drop finished sentences and read tokens from the device at every step, which makes
+the CPU wait for the GPU.  Here shapes never change: finished hypotheses are masked and kept on the device, and the CPU
+checks only every few steps whether a hypothesis is left.  In float32 the hypotheses are those of the other searches up
+to rounding; bfloat16 rounds differently for other shapes.
 
-Letters: B sentences, K beams, N = B*K rows, S source length, L room for target tokens, n hypotheses that are wanted of
-a sentence, V vocabulary.
+Letters: B sentences, K beams, N = B*K rows, S source length, L target capacity, n hypotheses returned per sentence,
+V vocabulary.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from torch import Tensor
 from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.decoding.hypothesis import Hypothesis, complete, length_penalty
 from dragoman.decoding.pytorch.sampling import draw
-from dragoman.decoding.request import not_numbers
+from dragoman.decoding.request import nan_error
 from dragoman.decoding.settings import SearchSettings
 from dragoman.models.seq2seq import Memory, Model
-from dragoman.nn.state import DecodeState, FixedKeyValues, FixedState, LayerState, SelfKeyValues
+from dragoman.nn.state import DecodeState, LayerState, SelfKeyValues, StaticKeyValues, StaticState
 
 __all__ = ["Sizes", "StaticShapeSearch"]
 
-_LOOK = 8
-"""Steps between two looks whether anything is left."""
+_CHECK_EVERY = 8
+"""Steps between two checks whether a hypothesis is left."""
 _NEVER = float("-inf")
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """sentences: B.  source: S.  room: L.  prefixes: whether any target has a forced beginning."""
+    """sentences: B.  source: S.  capacity: L.  prefixes: whether any target has a forced prefix."""
 
     sentences: int
     source: int
-    room: int
+    capacity: int
     prefixes: bool
 
 
 class StaticShapeSearch:
-    """Greedy and beam search, or one sample a sentence, of up to B sentences at a time; may be used again and again.
+    """Reusable greedy search, beam search, or sampling of one target per sentence, for up to B sentences at a time.
 
-    settings: with `sample`, one sample is drawn for each sentence, whatever `nbest` is.  repeat: is given the step once
-    and returns what is called for each; by default the step itself (on a GPU: its recording).
+    settings: with `sample`, `nbest` is ignored.  capture: receives the step function once and returns the function that
+    runs each step; on a GPU it replays a CUDA graph.
     """
 
     def __init__(
@@ -56,32 +56,32 @@ class StaticShapeSearch:
         model: Model,
         settings: SearchSettings,
         sizes: Sizes,
-        repeat: Callable[[Callable[[], None]], Callable[[], None]] = lambda step: step,
+        capture: Callable[[Callable[[], None]], Callable[[], None]] = lambda step: step,
     ) -> None:
         self.model, self.settings, self.sizes, self.device = model, settings, sizes, model.device
         self.beams = 1 if settings.sample else settings.beam
-        self.wanted = 1 if settings.sample else settings.nbest
-        self.place = self._new(torch.long, 1)
-        self.state = self._state()
-        count, beams, room = sizes.sentences, self.beams, sizes.room
+        self.nbest = 1 if settings.sample else settings.nbest
+        self.position = self._new(torch.long, 1)
+        self.state = self._static_state()
+        count, beams, capacity = sizes.sentences, self.beams, sizes.capacity
         self.limits = self._new(torch.long, count)
-        self.prefixes = self._new(torch.long, count, room)  # PAD = nothing is forced
-        self.uniforms = self._new(torch.double, count, room)
-        self.last = self._new(torch.long, count * beams)
-        self.sums = self._new(torch.float, count, beams)  # -inf = an empty place
-        self.tokens = self._new(torch.long, count, beams, room)
-        self.log_probs = self._new(torch.float, count, beams, room)
-        self.pool_scores = self._new(torch.double, count, self.wanted)  # best first, -inf = none
-        self.pool_tokens = self._new(torch.long, count, self.wanted, room)
-        self.pool_log_probs = self._new(torch.float, count, self.wanted, room)
-        self.pool_cut = self._new(torch.bool, count, self.wanted)
-        self.left, self.broken = self._new(torch.bool), self._new(torch.bool)
-        penalties = [length_penalty(length, settings.alpha) for length in range(room + 1)]
+        self.prefixes = self._new(torch.long, count, capacity)  # PAD = not forced
+        self.uniforms = self._new(torch.double, count, capacity)
+        self.inputs = self._new(torch.long, count * beams)
+        self.sums = self._new(torch.float, count, beams)  # -inf = an empty slot
+        self.tokens = self._new(torch.long, count, beams, capacity)
+        self.log_probs = self._new(torch.float, count, beams, capacity)
+        self.pool_scores = self._new(torch.double, count, self.nbest)  # best first, -inf = none
+        self.pool_tokens = self._new(torch.long, count, self.nbest, capacity)
+        self.pool_log_probs = self._new(torch.float, count, self.nbest, capacity)
+        self.pool_truncated = self._new(torch.bool, count, self.nbest)
+        self.unfinished, self.has_nan = self._new(torch.bool), self._new(torch.bool)
+        penalties = [length_penalty(length, settings.alpha) for length in range(capacity + 1)]
         self.penalties = torch.tensor(penalties, dtype=torch.double, device=self.device)
-        self.words = torch.arange(self._vocabulary(), device=self.device)
-        self._repeated = repeat(self.step)
-        # What a recording reads must live as long as it does: tables of positions are replaced when they grow.
-        self._read = [*model.parameters(), *model.buffers()]
+        self.vocabulary = torch.arange(self._vocab_size(), device=self.device)
+        self._run_step = capture(self.step)
+        # Tensors that a captured graph reads must live as long as it does; position tables are replaced when they grow.
+        self._captured = [*model.parameters(), *model.buffers()]
 
     @torch.no_grad()
     def search(
@@ -90,145 +90,150 @@ class StaticShapeSearch:
         prefixes: Sequence[Sequence[int]],
         uniforms: NDArray[np.float64] | None = None,
     ) -> list[list[Hypothesis]]:
-        """The n best of each of at most B sentences, best first; they must fit into S and L.
+        """Return the n best hypotheses of each of at most B sentences that fit into S and L, best first.
 
-        uniforms: (sentences, L) numbers in [0, 1), for samples.  Raises DragomanError where the model's output is not a
-        number; a list is empty where nothing has a probability.
+        uniforms: (sentences, L) numbers in [0, 1) for sampling.  Raises DragomanError if the model's output is NaN.  A
+        list is empty if no target has a probability above 0.
         """
-        limits = [self.settings.limit(len(src), len(begin)) for src, begin in zip(sources, prefixes, strict=True)]
-        self._begin(sources, limits, prefixes, uniforms)
+        limits = [self.settings.limit(len(src), len(prefix)) for src, prefix in zip(sources, prefixes, strict=True)]
+        self._reset(sources, limits, prefixes, uniforms)
         for step in range(1, max(limits) + 1):
-            self._repeated()
-            if step % _LOOK == 0 and not bool(self.left):
+            self._run_step()
+            if step % _CHECK_EVERY == 0 and not bool(self.unfinished):
                 break
-        if bool(self.broken):
-            raise not_numbers("some target position")
-        return self._found(len(sources))
+        if bool(self.has_nan):
+            raise nan_error("a target position")
+        return self._hypotheses(len(sources))
 
-    # --------------------------------------------------------------------------------------------------------- a step
+    # ------------------------------------------------------------------------------------------------------------ step
 
     @torch.no_grad()
     def step(self) -> None:
-        """One token more for every row.  Work on the device only: no shape and no choice depends on a number there."""
-        logits = self.model.decode(self.last[:, None], self.state)[:, -1]
+        """Append a token to every row, on the device only: neither shapes nor branches depend on tensor values."""
+        logits = self.model.decode(self.inputs[:, None], self.state)[:, -1]
         log_probs = torch.log_softmax(logits.float(), dim=-1)  # (N, V)
-        counts = (self.sums > _NEVER).flatten()  # not what is done, nor empty places
-        self.broken.logical_or_((log_probs[:, 0].isnan() & counts).any())
-        nexts = log_probs.masked_fill(~self._allowed(log_probs), _NEVER)
-        at_limit = (self.limits == self.place + 1)[:, None]  # (B, 1)
-        sums, origins, words, cut = (self._draw if self.settings.sample else self._best)(nexts, at_limit)
-        new = nexts.view(*self.sums.shape, -1)[torch.arange(len(sums), device=self.device)[:, None], origins, words]
-        tokens = self._follow(self.tokens, origins, words)
-        token_log_probs = self._follow(self.log_probs, origins, new)
-        ended = (words == EOS) & (sums > _NEVER)  # (B, K)
-        self._collect(ended, tokens, token_log_probs, cut)
+        used = (self.sums > _NEVER).flatten()  # neither finished nor empty
+        self.has_nan.logical_or_((log_probs[:, 0].isnan() & used).any())
+        allowed = log_probs.masked_fill(~self._allowed(log_probs), _NEVER)
+        at_limit = (self.limits == self.position + 1)[:, None]  # (B, 1)
+        sums, origins, chosen, truncated = (self._draw if self.settings.sample else self._best)(allowed, at_limit)
+        new = allowed.view(*self.sums.shape, -1)[torch.arange(len(sums), device=self.device)[:, None], origins, chosen]
+        tokens = self._extend(self.tokens, origins, chosen)
+        token_log_probs = self._extend(self.log_probs, origins, new)
+        ended = (chosen == EOS) & (sums > _NEVER)  # (B, K)
+        self._collect(ended, tokens, token_log_probs, truncated)
         sums = sums.masked_fill(ended, _NEVER)
-        # What can still be among the n best: a sum only falls, and is divided by at most the last penalty.
+        # Upper bound of the final score: a sum can only decrease and is divided by at most the penalty at the limit.
         bound = sums.amax(1).double() / self.penalties[self.limits]
         self.sums.copy_(sums.masked_fill((bound <= self.pool_scores[:, -1])[:, None], _NEVER))
         if self.beams > 1:
-            first = torch.arange(0, self.last.numel(), self.beams, device=self.device)[:, None]
+            first = torch.arange(0, self.inputs.numel(), self.beams, device=self.device)[:, None]
             self.state.select((first + origins).flatten())
         self.tokens.copy_(tokens)
         self.log_probs.copy_(token_log_probs)
-        self.last.copy_(words.flatten())
-        self.left.copy_((self.sums > _NEVER).any())
-        self.place.add_(1)
+        self.inputs.copy_(chosen.flatten())
+        self.unfinished.copy_((self.sums > _NEVER).any())
+        self.position.add_(1)
 
-    def _best(self, nexts: Tensor, at_limit: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Of the K best continuations: sums, origins in 0 .. K - 1, words, and which were cut off; (B, K) each."""
-        rows = self._a_row_each(at_limit)
-        cut = (rows[:, 0] & (nexts.argmax(1) != EOS)).view_as(self.sums)
-        nexts = nexts.masked_fill(rows & (self.words != EOS), _NEVER)
-        if self.beams == 1:  # by itself, as `greedy` takes it: added to a long sum, two words may become equal
-            words = nexts.argmax(1)[:, None]
-            return self.sums + nexts.gather(1, words), torch.zeros_like(words), words, cut
-        sums = nexts.view(*self.sums.shape, -1) + self.sums[..., None]
-        best, places = sums.flatten(1).topk(self.beams, dim=1)
-        origins, words = places // self.words.numel(), places % self.words.numel()
-        return best, origins, words, cut.gather(1, origins)
+    def _best(self, log_probs: Tensor, at_limit: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return sums, origins (0 to K - 1), tokens and truncation flags of the K best continuations, each (B, K)."""
+        rows = self._per_row(at_limit)
+        truncated = (rows[:, 0] & (log_probs.argmax(1) != EOS)).view_as(self.sums)
+        log_probs = log_probs.masked_fill(rows & (self.vocabulary != EOS), _NEVER)
+        if self.beams == 1:
+            # As in greedy search, argmax without the sum: beside a large sum, rounding may make two tokens equal.
+            tokens = log_probs.argmax(1)[:, None]
+            return self.sums + log_probs.gather(1, tokens), torch.zeros_like(tokens), tokens, truncated
+        sums = log_probs.view(*self.sums.shape, -1) + self.sums[..., None]
+        best, indices = sums.flatten(1).topk(self.beams, dim=1)
+        origins, tokens = indices // self.vocabulary.numel(), indices % self.vocabulary.numel()
+        return best, origins, tokens, truncated.gather(1, origins)
 
-    def _a_row_each(self, column: Tensor) -> Tensor:
+    def _per_row(self, column: Tensor) -> Tensor:
         """(B, 1) -> (N, 1)."""
-        return column.repeat_interleave(self.beams, 0, output_size=self.last.numel())
+        return column.repeat_interleave(self.beams, 0, output_size=self.inputs.numel())
 
-    def _draw(self, nexts: Tensor, at_limit: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        uniform = self.uniforms.index_select(1, self.place)[:, 0]
-        words = draw(nexts, uniform, self.settings)[:, None]  # (B, 1)
-        cut = at_limit & (words != EOS)
-        words = words.masked_fill(at_limit, EOS)
-        return self.sums + nexts.gather(1, words), torch.zeros_like(words), words, cut
+    def _draw(self, log_probs: Tensor, at_limit: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        uniform = self.uniforms.index_select(1, self.position)[:, 0]
+        tokens = draw(log_probs, uniform, self.settings)[:, None]  # (B, 1)
+        truncated = at_limit & (tokens != EOS)
+        tokens = tokens.masked_fill(at_limit, EOS)
+        return self.sums + log_probs.gather(1, tokens), torch.zeros_like(tokens), tokens, truncated
 
-    def _follow(self, history: Tensor, origins: Tensor, last: Tensor) -> Tensor:
-        """history (B, K, L) in the order of origins, with `last` at this place."""
-        own = history.gather(1, origins[..., None].expand_as(history))
-        return own.index_copy_(2, self.place, last[..., None])
+    def _extend(self, history: Tensor, origins: Tensor, last: Tensor) -> Tensor:
+        """Reorder history (B, K, L) by origins and write `last` at the current position."""
+        reordered = history.gather(1, origins[..., None].expand_as(history))
+        return reordered.index_copy_(2, self.position, last[..., None])
 
-    def _collect(self, ended: Tensor, tokens: Tensor, log_probs: Tensor, cut: Tensor) -> None:
-        """Take over what ended (B, K) into the pool, of which the n best stay."""
-        scores = log_probs.double().sum(-1) / self.penalties[self.place + 1]
+    def _collect(self, ended: Tensor, tokens: Tensor, log_probs: Tensor, truncated: Tensor) -> None:
+        """Merge the hypotheses that ended (B, K) into the pool, which keeps the n best."""
+        scores = log_probs.double().sum(-1) / self.penalties[self.position + 1]
         scores = torch.cat([self.pool_scores, scores.masked_fill(~ended, _NEVER)], dim=1)  # (B, n + K)
-        order = scores.sort(dim=1, descending=True, stable=True).indices[:, : self.wanted]
+        order = scores.sort(dim=1, descending=True, stable=True).indices[:, : self.nbest]
         self.pool_scores.copy_(scores.gather(1, order))
-        self.pool_cut.copy_(torch.cat([self.pool_cut, cut], dim=1).gather(1, order))
+        self.pool_truncated.copy_(torch.cat([self.pool_truncated, truncated], dim=1).gather(1, order))
         for pool, new in ((self.pool_tokens, tokens), (self.pool_log_probs, log_probs)):
             pool.copy_(torch.cat([pool, new], dim=1).gather(1, order[..., None].expand_as(pool)))
 
     def _allowed(self, log_probs: Tensor) -> Tensor:
-        """(N, V): the rules of `processors`, with nothing asked of the device."""
+        """Return (N, V), True = allowed: the rules of `processors` without reading from the device."""
         allowed = torch.ones_like(log_probs, dtype=torch.bool)
         allowed[:, PAD] = False
         allowed[:, BOS] = False
         if self.settings.min_length:
-            allowed[:, EOS] = self.place >= self.settings.min_length
-        if 0 < self.settings.no_repeat_ngram <= self.sizes.room:
-            # PAD, which is crossed out already, takes what is not repeated.
-            allowed.scatter_(1, self._repeated_words(self.settings.no_repeat_ngram), False)
+            allowed[:, EOS] = self.position >= self.settings.min_length
+        if 0 < self.settings.no_repeat_ngram <= self.sizes.capacity:
+            allowed.scatter_(1, self._repeated_tokens(self.settings.no_repeat_ngram), False)
         if self.sizes.prefixes:
-            forced = self._a_row_each(self.prefixes.index_select(1, self.place))
-            allowed = torch.where(forced == PAD, allowed, self.words == forced)
+            forced = self._per_row(self.prefixes.index_select(1, self.position))
+            allowed = torch.where(forced == PAD, allowed, self.vocabulary == forced)
         allowed[:, EOS] |= ~allowed.any(dim=1)
         return allowed
 
-    def _repeated_words(self, size: int) -> Tensor:
-        """(N, L - n + 1): for each n-gram so far that begins as the last n - 1 tokens do, its last word; else PAD."""
+    def _repeated_tokens(self, size: int) -> Tensor:
+        """Return (N, L - n + 1): the last token of each earlier n-gram that starts with the last n - 1 tokens.
+
+        PAD, which is never allowed, stands for all other n-grams.
+        """
         tokens = self.tokens.flatten(0, 1)
         ngrams = tokens.unfold(1, size, 1)  # (N, L - n + 1, n)
-        context = (self.place + torch.arange(1 - size, 0, device=self.device)).clamp(min=0)
+        context = (self.position + torch.arange(1 - size, 0, device=self.device)).clamp(min=0)
         same = (ngrams[..., : size - 1] == tokens.index_select(1, context)[:, None]).all(-1)
-        known = torch.arange(size, self.sizes.room + 1, device=self.device) <= self.place
-        return ngrams[..., -1].masked_fill(~(same & known), PAD)
+        written = torch.arange(size, self.sizes.capacity + 1, device=self.device) <= self.position
+        return ngrams[..., -1].masked_fill(~(same & written), PAD)
 
-    # ------------------------------------------------------------------------------------------- before, and afterwards
+    # ----------------------------------------------------------------------------------------------- setup and results
 
     def _new(self, dtype: torch.dtype, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
-    def _vocabulary(self) -> int:
+    def _vocab_size(self) -> int:
         with torch.no_grad():
-            return self.model.decode(self.last[:1, None], self._started(1, 1)).size(-1)
+            return self.model.decode(self.inputs[:1, None], self._initial_state(1, 1)).size(-1)
 
-    def _started(self, count: int, beams: int, room: int = 0) -> DecodeState:
-        """The model's own state for sources of nothing but ends."""
+    def _initial_state(self, count: int, beams: int, capacity: int = 0) -> DecodeState:
+        """Return the model's own state for sources that consist of EOS only."""
         src = torch.full((count, self.sizes.source), EOS, device=self.device)
         with torch.no_grad():
-            return self.model.start(self.model.encode(src, src == EOS if self.sizes.source else None), beams, room)
+            return self.model.start(self.model.encode(src, src == EOS if self.sizes.source else None), beams, capacity)
 
-    def _state(self) -> FixedState:
-        state = self._started(self.sizes.sentences, self.beams, self.sizes.room)
+    def _static_state(self) -> StaticState:
+        state = self._initial_state(self.sizes.sentences, self.beams, self.sizes.capacity)
         caches, layers = [], list[LayerState]()
         for layer in state.layers:
-            own = getattr(layer, "own", layer)  # beside the memory's keys and values, or alone
+            own = getattr(
+                layer, "self_attn", layer
+            )  # a layer with cross-attention also holds the memory's keys and values
             assert isinstance(own, SelfKeyValues)
-            caches.append(FixedKeyValues(own, self.place))
+            caches.append(StaticKeyValues(own, self.position))
             if own is layer:
                 layers.append(caches[-1])
             else:
-                layer.own = caches[-1]  # type: ignore[attr-defined]
+                layer.self_attn = caches[-1]  # type: ignore[attr-defined]
                 layers.append(layer)
-        return FixedState(layers, caches, self.beams, state.memory_bias, self.place)
+        return StaticState(layers, self.beams, state.memory_bias, caches=caches)
 
-    def _begin(
+    def _reset(
         self,
         sources: Sequence[Sequence[int]],
         limits: Sequence[int],
@@ -236,51 +241,44 @@ class StaticShapeSearch:
         uniforms: NDArray[np.float64] | None,
     ) -> None:
         count, rest = len(sources), self.sizes.sentences - len(sources)
-        self._remember([*sources, *[[EOS][: self.sizes.source]] * rest])
+        self._encode([*sources, *[[EOS][: self.sizes.source]] * rest])
         self.limits.copy_(torch.tensor([*limits, *[1] * rest]))
-        self.prefixes.copy_(self._padded([*prefixes, *[[]] * rest], self.sizes.room))
+        self.prefixes.copy_(self._padded([*prefixes, *[[]] * rest], self.sizes.capacity))
         if uniforms is not None:
             self.uniforms[:count].copy_(torch.from_numpy(uniforms))
-        for memory in (self.place, self.tokens, self.log_probs, self.left, self.broken):
+        for memory in (self.position, self.tokens, self.log_probs, self.unfinished, self.has_nan):
             memory.zero_()
         for cache in self.state.caches:
             cache.keys.zero_()
             cache.values.zero_()
-        self.last.fill_(BOS)
+        self.inputs.fill_(BOS)
         self.sums.fill_(_NEVER)
         self.sums[:count, 0] = 0
         self.pool_scores.fill_(_NEVER)
 
     def _padded(self, rows: Sequence[Sequence[int]], width: int) -> Tensor:
-        whole = [[*row, *[PAD] * (width - len(row))] for row in rows]
-        return torch.tensor(whole, dtype=torch.long).view(len(rows), width)
+        full = [[*row, *[PAD] * (width - len(row))] for row in rows]
+        return torch.tensor(full, dtype=torch.long).view(len(rows), width)
 
-    def _remember(self, sources: Sequence[Sequence[int]]) -> None:
-        """Read the B sources; what the decoder will look at goes where the step finds it."""
+    def _encode(self, sources: Sequence[Sequence[int]]) -> None:
+        """Encode B sources and copy their keys and values into the state."""
         src, lengths = self._padded(sources, self.sizes.source), torch.tensor([len(row) for row in sources])
         mask = torch.arange(self.sizes.source) < lengths[:, None]  # (B, S)
         memory: Memory = self.model.encode(src.to(self.device), mask.to(self.device) if self.sizes.source else None)
         fresh = self.model.start(memory, self.beams, 0)
-        for layer, new in zip(self.state.layers, fresh.layers, strict=False):  # none without an encoder
-            layer.cross.keys.copy_(new.cross.keys)  # type: ignore[attr-defined]
-            layer.cross.values.copy_(new.cross.values)  # type: ignore[attr-defined]
+        for layer, new in zip(self.state.layers, fresh.layers, strict=False):  # no cross-attention without an encoder
+            layer.cross_attn.keys.copy_(new.cross_attn.keys)  # type: ignore[attr-defined]
+            layer.cross_attn.values.copy_(new.cross_attn.values)  # type: ignore[attr-defined]
         if self.state.memory_bias is not None and fresh.memory_bias is not None:
             self.state.memory_bias.copy_(fresh.memory_bias)
 
-    def _found(self, count: int) -> list[list[Hypothesis]]:
-        pools = (self.pool_scores, self.pool_tokens, self.pool_log_probs, self.pool_cut)
-        scores, tokens, log_probs, cut = (pool[:count].tolist() for pool in pools)
-        found: list[list[Hypothesis]] = [[] for _ in range(count)]
-        for sentence, own in enumerate(found):
-            for rank, score in enumerate(scores[sentence]):
+    def _hypotheses(self, count: int) -> list[list[Hypothesis]]:
+        pools = (self.pool_scores, self.pool_tokens, self.pool_log_probs, self.pool_truncated)
+        found: list[list[Hypothesis]] = []
+        for rows in zip(*(pool[:count].tolist() for pool in pools), strict=True):
+            found.append([])
+            for score, tokens, log_probs, truncated in zip(*rows, strict=True):
                 if score > _NEVER:
-                    end = tokens[sentence][rank].index(EOS)
-                    own.append(
-                        complete(
-                            tokens[sentence][rank][:end],
-                            log_probs[sentence][rank][: end + 1],
-                            self.settings.alpha,
-                            cut[sentence][rank],
-                        )
-                    )
+                    end = tokens.index(EOS)
+                    found[-1].append(complete(tokens[:end], log_probs[: end + 1], self.settings.alpha, truncated))
         return found

@@ -1,4 +1,4 @@
-"""What a search needs of a model: a state to start from, and the next log-probabilities.
+"""The interface between a search and a model: an initial state, and log-probabilities of the next token.
 
 Letters: B sentences, K beams, N = B*K rows, S source length, V vocabulary.
 """
@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from dragoman.decoding.backend import Ids
+from dragoman.decoding.hypothesis import Ids
 from dragoman.decoding.shortlist import Shortlist
 from dragoman.errors import UsageError
 from dragoman.models.seq2seq import Model
@@ -32,30 +32,30 @@ __all__ = [
 
 
 class SearchState(Protocol):
-    """What is remembered between two steps."""
+    """The decoder state of N rows."""
 
     def select(self, rows: Tensor) -> None:
-        """Keep `rows` (N',) in that order; each group of K rows is of one sentence."""
+        """Keep `rows` (N',) in that order; each group of K rows belongs to one sentence."""
 
 
 State = TypeVar("State", bound=SearchState)
 
 
 class Stepper(Protocol[State]):
-    """One model, several, or anything else that says how probable each next token is."""
+    """A source of next-token log-probabilities: a model, an ensemble, or a wrapper of another stepper."""
 
     def start(self, src: Tensor, src_mask: Tensor | None, beams: int, max_len: int) -> State:
-        """src: (B, S) token ids; src_mask: (B, S) True = a word; a state of B * beams rows for max_len tokens."""
+        """Return a state of B * beams rows for max_len tokens; src: (B, S) ids, src_mask: (B, S) True = token."""
 
     def step(self, tokens: Tensor, state: State) -> Tensor:
-        """tokens: (N,), the last ones -> natural log-probabilities (N, V) of the next ones, float32.
+        """Return the natural log-probabilities (N, V) of the next tokens in float32, given the last tokens (N,).
 
-        The caller may overwrite them.
+        The caller may overwrite the result.
         """
 
 
 class ModelStepper:
-    """One model."""
+    """A PyTorch model."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -69,9 +69,9 @@ class ModelStepper:
 
 
 class EnsembleState:
-    """One state a model."""
+    """One state per member."""
 
-    def __init__(self, states: list[DecodeState]) -> None:
+    def __init__(self, states: list[SearchState]) -> None:
         self.states = states
 
     def select(self, rows: Tensor) -> None:
@@ -80,26 +80,26 @@ class EnsembleState:
 
 
 class EnsembleStepper:
-    """The mean of the probabilities of several models.  Raises UsageError when their vocabularies differ."""
+    """The mean of the probabilities of several steppers.  Raises UsageError if their vocabulary sizes differ."""
 
-    def __init__(self, models: Sequence[Model]) -> None:
-        if not models:
+    def __init__(self, members: Sequence[Stepper[Any]]) -> None:
+        if not members:
             raise UsageError("an ensemble of 0 models: name at least 1")
-        self.members = [ModelStepper(model) for model in models]
+        self.members = members
 
     def start(self, src: Tensor, src_mask: Tensor | None, beams: int, max_len: int) -> EnsembleState:
         return EnsembleState([member.start(src, src_mask, beams, max_len) for member in self.members])
 
     def step(self, tokens: Tensor, state: EnsembleState) -> Tensor:
-        each = [member.step(tokens, own) for member, own in zip(self.members, state.states, strict=True)]
-        sizes = [log_probs.size(1) for log_probs in each]
+        log_probs = [member.step(tokens, own) for member, own in zip(self.members, state.states, strict=True)]
+        sizes = [row.size(1) for row in log_probs]
         if len(set(sizes)) > 1:
             raise UsageError(f"the models of an ensemble have vocabularies of {sizes} tokens: they must share one")
-        return torch.logsumexp(torch.stack(each), dim=0) - math.log(len(each))
+        return torch.logsumexp(torch.stack(log_probs), dim=0) - math.log(len(log_probs))
 
 
 class ShortlistState:
-    """The state beneath, and what each of its rows may say: listed (B, V), True = a word of the sentence's list."""
+    """The inner state, the shortlists as a mask (B, V), True = listed, and the sentence of each row (N,)."""
 
     def __init__(self, inner: SearchState, listed: Tensor, sentences: Tensor) -> None:
         self.inner, self.listed, self.sentences = inner, listed, sentences
@@ -110,15 +110,15 @@ class ShortlistState:
 
 
 class ShortlistStepper:
-    """Any stepper, confined to the words of a list a sentence (B of them): probabilities are those among its words."""
+    """A stepper restricted to a list of tokens per sentence; probabilities are normalised over the list."""
 
     def __init__(self, stepper: Stepper[Any], lists: Sequence[Sequence[int]], vocab: int) -> None:
         self.stepper, self.lists, self.vocab = stepper, lists, vocab
 
     def start(self, src: Tensor, src_mask: Tensor | None, beams: int, max_len: int) -> ShortlistState:
         listed = torch.zeros(len(self.lists), self.vocab, dtype=torch.bool)
-        for row, words in zip(listed, self.lists, strict=True):
-            row[torch.tensor(words)] = True
+        for row, tokens in zip(listed, self.lists, strict=True):
+            row[torch.tensor(tokens)] = True
         sentences = torch.arange(len(self.lists), device=src.device).repeat_interleave(beams)
         return ShortlistState(self.stepper.start(src, src_mask, beams, max_len), listed.to(src.device), sentences)
 
@@ -130,7 +130,7 @@ class ShortlistStepper:
 def with_shortlist(
     shortlist: Shortlist | None, stepper: Stepper[Any], sources: Sequence[Ids], prefixes: Sequence[Ids]
 ) -> Stepper[Any]:
-    """The stepper for these sentences: confined to what the shortlist gives each, or itself where there is none."""
+    """Restrict a stepper to the shortlists of these sentences; None = return it unchanged."""
     if shortlist is None:
         return stepper
     lists = [shortlist.of(source, prefix) for source, prefix in zip(sources, prefixes, strict=True)]

@@ -1,4 +1,4 @@
-"""The tree of a beam search: every hypothesis that was in the beam, where it came from, and why it ended.
+"""The tree of a beam search: every hypothesis that was in the beam, its parent, and why it ended.
 
 Letters: K beams, T tokens so far.
 """
@@ -6,14 +6,12 @@ Letters: K beams, T tokens so far.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from dragoman.data.tokenizer import EOS
-from dragoman.decoding.hypothesis import Hypothesis, complete, length_penalty
+from dragoman.decoding.hypothesis import Hypothesis, best, length_penalty
 from dragoman.decoding.pytorch.beam import BeamStep, beam_search
 from dragoman.decoding.pytorch.stepper import ModelStepper
 from dragoman.decoding.request import SearchRequest
@@ -23,21 +21,22 @@ from dragoman.models.seq2seq import Model
 __all__ = ["ENDS", "BeamTree", "Node", "search_tree"]
 
 ENDS = ("finished", "limit", "dropped", "beaten")
-"""Why a hypothesis ended: it said the end of sentence; the length limit said it; none of its continuations was among
-the K best of the next step; or the search was over, as nothing that went on could still be one of the n best."""
+"""Why a hypothesis ended: the model produced the end of sentence; the length limit forced it; none of its continuations
+was among the K best of the next step; or the search stopped because no unfinished hypothesis could enter the n-best
+list."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """One hypothesis: its parent's and one more token.
+    """A hypothesis: its parent extended by one token.
 
-    step: tokens in it, from 1.  place: its rank in the beam, from 0.  parent: number of a node, -1 = the empty one.
-    log_prob: of its token; total: of all its tokens.  end: one of `ENDS`, None where it went on.  score: of a complete
-    one (as `Hypothesis.score`), or of a beaten one the best that it could still have reached.
+    step: its number of tokens, from 1.  rank: its index in the beam, from 0.  parent: index of a node, -1 = the empty
+    hypothesis.  log_prob: of its token.  total: of all its tokens.  end: one of `ENDS`, None if it was extended.
+    score: of a complete hypothesis its `Hypothesis.score`, of a beaten one the upper bound of the score.
     """
 
     step: int
-    place: int
+    rank: int
     parent: int
     token: int
     log_prob: float
@@ -48,9 +47,9 @@ class Node:
 
 @dataclass(frozen=True)
 class BeamTree:
-    """nodes: step by step.  found: the n best, best first, each as (node, Hypothesis).
+    """nodes: in the order of the steps.  found: the n-best list, each as (node, Hypothesis).
 
-    to_beat: the score of the last of the n best, which what was beaten could not reach; None before there are n.
+    to_beat: the lowest score of the n-best list, which beaten hypotheses could not exceed; None if the list is shorter.
     """
 
     settings: SearchSettings
@@ -60,7 +59,7 @@ class BeamTree:
     to_beat: float | None
 
     def tokens(self, number: int) -> list[int]:
-        """The tokens of a node, its own last."""
+        """Return the tokens of a node, its own last."""
         tokens: list[int] = []
         while number >= 0:
             tokens.append(self.nodes[number].token)
@@ -68,7 +67,7 @@ class BeamTree:
         return tokens[::-1]
 
     def to_json(self, piece: Callable[[int], str], text: Callable[[Sequence[int]], str]) -> dict[str, Any]:
-        """As plain data.  piece: one token as it is shown; text: tokens as text."""
+        """Return plain data.  piece: converts a token for display; text: converts tokens to text."""
         nodes = [asdict(node) | {"token": piece(node.token)} for node in self.nodes]
         for number, node in enumerate(nodes):
             if node["end"] is not None:
@@ -86,64 +85,49 @@ class BeamTree:
 def search_tree(
     model: Model, src: Tensor, settings: SearchSettings, prefix: Sequence[int] = ()
 ) -> tuple[list[Hypothesis], BeamTree]:
-    """The `settings.nbest` best hypotheses of one source (1, S), as `generate` gives them, and the tree behind them.
+    """Search one source (1, S); return the `settings.nbest` best hypotheses, as `generate` does, and the search tree.
 
-    With `settings.beam` = 1, greedy search, the tree is a line.  Raises what `generate` raises.
+    With `settings.beam` = 1, greedy search, the tree is a line.  Raises the errors of `generate`.
     """
-    task = SearchRequest.build(src, None, settings, [prefix] if prefix else None)
-    planted = _Planted(task)
-    with torch.no_grad():
-        (found,) = beam_search(ModelStepper(model), task, planted.watch)
-    return found, planted.tree(found)
+    request = SearchRequest.build(src, None, settings, [prefix] if prefix else None)
+    nodes: list[Node] = []
+    complete: dict[int, Hypothesis] = {}
+    slots: list[int] = [-1] * settings.beam  # the node in each of the K beams, -1 = none
+    for step in beam_search(ModelStepper(model), request):
+        slots = _add_step(nodes, complete, slots, step)
+    found = best(list(complete.values()), settings.nbest)
+    return found, _tree(nodes, complete, found, request)
 
 
-@dataclass
-class _Planted:
-    """The tree while it grows.  last: the number of the node at each of the K places, -1 where there is none."""
+def _add_step(nodes: list[Node], complete: dict[int, Hypothesis], parents: Sequence[int], step: BeamStep) -> list[int]:
+    tokens, totals = step.beams.tokens[0, :, -1].tolist(), step.beams.log_probs[0].tolist()
+    log_probs = step.beams.token_log_probs[0, :, -1].tolist()
+    finished = {beam: hypothesis for _, beam, hypothesis in step.finished}
+    slots = []
+    for rank, (origin, token, total) in enumerate(zip(step.origins[0].tolist(), tokens, totals, strict=True)):
+        if total == float("-inf"):  # an empty slot
+            slots.append(-1)
+            continue
+        slots.append(len(nodes))
+        node = Node(step.beams.tokens.size(2), rank, parents[origin], token, log_probs[rank], total)
+        if rank in finished:
+            hypothesis = complete[len(nodes)] = finished[rank]
+            node = replace(node, end="limit" if hypothesis.truncated else "finished", score=hypothesis.score)
+        nodes.append(node)
+    return slots
 
-    task: SearchRequest
-    nodes: list[Node] = field(default_factory=list)
-    complete: dict[int, Hypothesis] = field(default_factory=dict)
-    last: list[int] = field(default_factory=list)
 
-    def watch(self, step: BeamStep, answers: list[bool]) -> None:
-        grown, origins = step.grown, step.origins[0].tolist()
-        tokens, totals = grown.tokens[0, :, -1].tolist(), grown.log_probs[0].tolist()
-        log_probs = grown.token_log_probs[0, :, -1].tolist()
-        before, self.last = self.last, []
-        for place, (origin, token, total) in enumerate(zip(origins, tokens, totals, strict=True)):
-            if total == float("-inf"):  # an empty place
-                self.last.append(-1)
-                continue
-            self.last.append(len(self.nodes))
-            parent = before[origin] if before else -1
-            self.nodes.append(Node(grown.tokens.size(2), place, parent, token, log_probs[place], total))
-            if token == EOS:
-                self._complete(step, place)
-
-    def _complete(self, step: BeamStep, place: int) -> None:
-        """Exactly what the search's pool makes of it."""
-        tokens = step.grown.tokens[0, place, :-1].tolist()
-        log_probs = step.grown.token_log_probs[0, place].tolist()
-        hypothesis = complete(tokens, log_probs, self.task.settings.alpha, bool(step.truncated[0, place]))
-        number = len(self.nodes) - 1
-        self.complete[number] = hypothesis
-        self._ends(number, "limit" if hypothesis.truncated else "finished", hypothesis.score)
-
-    def _ends(self, number: int, end: str, score: float | None) -> None:
-        self.nodes[number] = replace(self.nodes[number], end=end, score=score)
-
-    def tree(self, found: Sequence[Hypothesis]) -> BeamTree:
-        """The tree, now that nothing grows any more, and each of the n best with its node."""
-        settings, (limit,) = self.task.settings, self.task.limits
-        parents = {node.parent for node in self.nodes}
-        last_step = self.nodes[-1].step
-        for number, node in enumerate(self.nodes):
-            if node.end is None and number not in parents:
-                beaten = node.step == last_step
-                bound = node.total / length_penalty(limit, settings.alpha)
-                self._ends(number, "beaten" if beaten else "dropped", bound if beaten else None)
-        numbers = {tuple(hypothesis.tokens): number for number, hypothesis in self.complete.items()}
-        best = [(numbers[tuple(hypothesis.tokens)], hypothesis) for hypothesis in found]
-        to_beat = found[-1].score if len(found) == settings.nbest else None
-        return BeamTree(settings, limit, self.nodes, best, to_beat)
+def _tree(
+    nodes: list[Node], complete: dict[int, Hypothesis], found: Sequence[Hypothesis], request: SearchRequest
+) -> BeamTree:
+    settings, (limit,) = request.settings, request.limits
+    parents = {node.parent for node in nodes}
+    for number, node in enumerate(nodes):
+        if node.end is None and number not in parents:
+            if node.step == nodes[-1].step:
+                nodes[number] = replace(node, end="beaten", score=node.total / length_penalty(limit, settings.alpha))
+            else:
+                nodes[number] = replace(node, end="dropped")
+    numbers = {tuple(hypothesis.tokens): number for number, hypothesis in complete.items()}
+    to_beat = found[-1].score if len(found) == settings.nbest else None
+    return BeamTree(settings, limit, nodes, [(numbers[tuple(h.tokens)], h) for h in found], to_beat)

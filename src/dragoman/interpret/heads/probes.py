@@ -147,7 +147,7 @@ def _of_parser(parser: Parser, lines: Sequence[str]) -> ProbeBatch:
     tokenizer = parser.tokenizer
     pairs = [
         (tokenizer.encode_source(" ".join(words)), tokenizer.encode_target(tree))
-        for words, tree in zip(sentences, parser.linearized(sentences), strict=True)
+        for words, tree in zip(sentences, parser.predict_linearized(sentences), strict=True)
     ]
     return ProbeBatch(*_batches(pairs), tokenizer.source_piece, tokenizer.target_piece, tokenizer.shared, True)
 
@@ -195,15 +195,15 @@ def load_material(
     if kind == "images":
         raise wrong_model(path, config, "reads no text")
     if kind == "parallel":
-        translator = Translator.load(path, device, engine="plain")
+        translator = Translator.load(path, device, engine="pytorch")
         return translator.model, of_translator(translator, lines, references, golds)
     if references is not None or golds is not None:
         raise wrong_model(path, config, "does not translate, so that references and alignments mean nothing to it")
     if kind == "text":
-        generator = TextGenerator.load(path, device, engine="plain")
+        generator = TextGenerator.load(path, device, engine="pytorch")
         return generator.model, of_language_model(generator, lines)
     if kind == "trees":
-        parser = Parser.load(path, device)
+        parser = Parser.load(path, device, engine="pytorch")
         return parser.model, _of_parser(parser, lines)
     network, vocabulary, config = load_network(path, device)
     return network, _of_encoder(network, vocabulary, config, lines)

@@ -26,7 +26,8 @@ from dragoman.config import (
 from dragoman.data.batching import Batch, collate
 from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.decoding import ModelStepper, SearchSettings, generate, length_penalty
-from dragoman.decoding.pytorch import beam
+from dragoman.decoding.pytorch.beam import beam_search
+from dragoman.decoding.pytorch.generate import drain
 from dragoman.decoding.request import SearchRequest
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
@@ -379,7 +380,7 @@ def test_a_beam_of_1_is_greedy(model: Model) -> None:
     src, mask = padded([[4, 5, 3], [5, 3], [5, 4, 4, 5, 3]])
     settings = SearchSettings(beam=1, max_extra=6)
     with torch.no_grad():
-        one = beam.beam_search(ModelStepper(model), SearchRequest.build(src, mask, settings, None))
+        one = drain(beam_search(ModelStepper(model), SearchRequest.build(src, mask, settings, None)))
     greedy = generate(ModelStepper(model), src, mask, settings)
     assert [h[0].tokens for h in one] == [h[0].tokens for h in greedy]
     assert [h[0].score for h in one] == pytest.approx([h[0].score for h in greedy], abs=1e-6)

@@ -21,8 +21,9 @@ from dragoman.data.tokenizer import Tokenizer
 from dragoman.data.vocabulary import load_vocabulary
 from dragoman.decoding.backend import DecodingBackend
 from dragoman.decoding.native.backend import NativeBackend
-from dragoman.decoding.native.engine import Engine, usable_cores
-from dragoman.decoding.native.library import VERSION, Precision, load_native, missing
+from dragoman.decoding.native.engine import Engine
+from dragoman.decoding.native.library import VERSION, Precision, load_native, unavailable_reason
+from dragoman.decoding.native.processor import usable_cores
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
 from dragoman.errors import DragomanError, ModelFolderError, TrainingError, UsageError
 from dragoman.io.reading import read_json
@@ -68,8 +69,8 @@ def load_backend(
         lack: What models of another kind cannot do, for the error message.
         device, quantize, engine, threads, shortlist: As for `Translator.load`.
 
-    The configuration is that of the first model.  Raises ModelFolderError, and UsageError for invalid or unavailable
-    options and for an ensemble whose models have different vocabularies.
+    The configuration of an ensemble has the smallest `max_tokens` of its models and the `[search]` of the first.
+    Raises ModelFolderError, and UsageError for invalid or unavailable options and for different vocabularies.
     """
     paths = [path] if isinstance(path, str | Path) else list(path)
     _check(paths, quantize, engine, threads, shortlist)
@@ -83,13 +84,15 @@ def load_backend(
 
     members = [backend]
     for other in paths[1:]:
-        member, other_tokenizer, _ = _load(other, options)
+        member, other_tokenizer, other_config = _load(other, options)
         if other_tokenizer.files() != tokenizer.files():
             raise UsageError(
                 f"{paths[0]} and {other}: different vocabularies; the models of an ensemble must have been trained with"
                 " the same tokenizer"
             )
         members.append(member)
+        if other_config.data.max_tokens < config.data.max_tokens:
+            config = other_config.model_copy(update={"search": config.search})
     return EnsembleBackend(members), tokenizer, config
 
 
@@ -185,8 +188,10 @@ def _load_torch(path: str | Path, options: _Options, reason: str = "") -> tuple[
 def _load_native(path: str | Path, options: _Options) -> tuple[DecodingBackend, Tokenizer, Config]:
     native, precision = load_native(), _PRECISIONS[options.quantize]
     if native is None:
-        raise BackendUnavailable(f"the native engine, which is about ten times as fast, is not available: {missing()}")
-    if precision == "bfloat16" and not native.library.dragoman_bfloat16():
+        raise BackendUnavailable(
+            f"the native engine, which is about ten times as fast, is not available: {unavailable_reason()}"
+        )
+    if precision == "bfloat16" and not native.supports_bfloat16:
         raise BackendUnavailable(f"this processor does not support bfloat16 multiplication ({native.build})")
     folder = find_model(path)  # fixed now: a run folder may point to another checkpoint later
     meta = verify(folder, skip=("model.safetensors", "training.safetensors"))
@@ -254,15 +259,15 @@ def _open_packed(packed: Path, origin: dict[str, Any]) -> Engine | None:
     except (OSError, ValueError, DragomanError):
         return None
     undamaged = hashlib.sha256(engine.content).hexdigest() == stored.get("sha256")
-    sizes = {"target_size": engine.target_size} | ({"source_size": engine.source_size} if engine.encodes else {})
+    sizes = {"target_size": engine.target_size} | ({"source_size": engine.source_size} if engine.has_encoder else {})
     return engine if undamaged and origin | sizes == origin else None
 
 
 def _pack(folder: Path, packed: Path, origin: dict[str, Any]) -> Engine:
-    from dragoman.decoding.native.pack import pack, unsupported
+    from dragoman.decoding.native.pack import native_unsupported_reasons, pack
 
     network, _, _ = load_network(folder)
-    reasons = unsupported(network)
+    reasons = native_unsupported_reasons(network)
     if reasons:
         raise BackendUnavailable("the native engine does not support this model: " + "; ".join(reasons))
     pack(network, packed, origin["precision"], origin["positions"])

@@ -106,9 +106,8 @@ class Cell(nn.Module, ABC):
         if state is None:
             state = (x.new_zeros(x.size(0), self.d_model),) * self.parts
         taps = self.taps.values()
-        if x.size(1) == 1 or any_intervened(
-            *taps
-        ):  # for one position, packing the weights costs more than the kernel saves
+        # For one position, packing the weights costs more than the kernel saves.
+        if x.size(1) == 1 or any_intervened(*taps):
             return self.unroll(x, state)
         if any_active(*taps):
             self.unroll(x, state)  # for the taps only; the output comes from the kernel

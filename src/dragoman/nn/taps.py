@@ -28,7 +28,7 @@ class Tap(nn.Module):
         self.observers = 0
 
     @property
-    def any_active(self) -> bool:
+    def active(self) -> bool:
         """Whether the tap has hooks, so that a quantity that a fused kernel omits must be computed."""
         return bool(self._forward_hooks)
 

@@ -221,9 +221,8 @@ class StaticShapeSearch:
         state = self._initial_state(self.sizes.sentences, self.beams, self.sizes.capacity)
         caches, layers = [], list[LayerState]()
         for layer in state.layers:
-            own = getattr(
-                layer, "self_attn", layer
-            )  # a layer with cross-attention also holds the memory's keys and values
+            # A layer with cross-attention also holds the memory's keys and values.
+            own = getattr(layer, "self_attn", layer)
             assert isinstance(own, SelfKeyValues)
             caches.append(StaticKeyValues(own, self.position))
             if own is layer:

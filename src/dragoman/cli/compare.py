@@ -26,7 +26,7 @@ def compare(
     """Runs side by side: what differs, curves, cost, scores; as tables and as a page."""
     from dragoman.cli.progress import RichReporter, console
     from dragoman.device import resolve_device
-    from dragoman.evaluation.compare import compare as compare_runs
+    from dragoman.evaluation.compare import compare_runs
     from dragoman.evaluation.compare.page import print_comparison, write_comparison
 
     log = RichReporter().log

@@ -35,7 +35,7 @@ from dragoman.serve.viewer import Event, RecordingStepper, stream_continuation, 
 
 __all__ = ["ServedModel", "TranslateRequest", "create_app", "listen", "load_models", "run"]
 
-STYLES = ("page.css", "language.css", "serve.css")
+STYLES = ("colors.css", "page.css", "language.css", "serve.css")
 SCRIPTS = ("page.js", "language.js", "packing.js", "serve_heads.js", "serve_stage.js", "serve_pane.js", "serve.js")
 TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
 HEADERS = {

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
 from rich.text import Text
 
 from dragoman.interpret.heads.atlas import BROAD, MOST, REACH, Atlas, Example, Head
 from dragoman.pages.packing import packed
 from dragoman.pages.page import render, write_page
+from dragoman.pages.tables import plain_table, print_table
 
 __all__ = ["print_atlas", "write_atlas"]
 
@@ -28,33 +27,25 @@ def print_atlas(atlas: Atlas, console: Console) -> None:
     """Every head with its label and numbers, then what sub-layers cost."""
     aligned, cost = atlas.aligned > 0, atlas.cost_lines > 0
     more = (*(["AER"] if aligned else []), *(["cost"] if cost else []))
-    table = _table("attention", "head", "label", *_COLUMNS, *more)
+    table = plain_table("attention", "head", "label", *_COLUMNS, *more, left=("label",))
     before = ""
     for head in atlas.heads:
         name = head.attention if head.attention != before else ""
         before = head.attention
         label = Text(head.label, "bold green" if head.label == "aligning" else "")
         table.add_row(Text(name, "bold"), Text(str(head.number)), label, *map(Text, _cells(head, aligned, cost)))
-    _print(console, table)
+    print_table(console, table)
     if atlas.sublayers:
-        costs = _table("without", "cost")
+        costs = plain_table("without", "cost")
         for part in atlas.sublayers:
             costs.add_row(Text(part.name), Text(f"{part.cost:+.4f}"))
-        _print(console, costs)
+        print_table(console, costs)
     whose = "the model's own output" if atlas.own else "the given targets"
     console.print(
         f"{atlas.lines:,} lines, {atlas.tokens:,} target tokens, loss {atlas.loss:.4f} nats a token on {whose}",
         style="dim",
         soft_wrap=True,
     )
-
-
-def _table(*heads: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", collapse_padding=True)
-    for i, head in enumerate(heads):
-        left = i == 0 or head == "label"
-        table.add_column(Text(head), justify="left" if left else "right", no_wrap=True)
-    return table
 
 
 def _cells(head: Head, aligned: bool, cost: bool) -> list[str]:
@@ -66,14 +57,6 @@ def _cells(head: Head, aligned: bool, cost: bool) -> list[str]:
     cells += [share(head.same), share(head.end), share(head.first)]
     cells += [share(head.aer)] if aligned else []
     return cells + (["–" if head.cost is None else f"{head.cost:+.4f}"] if cost else [])
-
-
-def _print(console: Console, table: Table) -> None:
-    # Rich would cut numbers short to fit; a line that wraps is better than a number that is wrong.
-    needed = Measurement.get(console, console.options.update(width=10_000), table).maximum
-    console.width = max(console.width, needed)
-    console.print(table)
-    console.print()
 
 
 # -------------------------------------------------------------------------------------------------------------- page

@@ -68,8 +68,8 @@ def test_demo_reaches_99_percent_and_int8_costs_nothing(tmp_path: Path) -> None:
 
     found = explain(tmp_path / "run", "twenty-four")
     assert found.text == "vierundzwanzig"
-    assert found.effect is not None
+    assert found.occlusion is not None
     # The German unit came from the last word, the ten from the first one: what the page draws as lines that cross.
-    read, written = found.sides["source"].pieces, [answer.piece for answer in found.answers]
-    came_from = [read[max(range(len(row)), key=row.__getitem__)] for row in found.effect["drops"]]
+    read, written = found.sides["source"].pieces, [prediction.piece for prediction in found.predictions]
+    came_from = [read[max(range(len(row)), key=row.__getitem__)] for row in found.occlusion["drops"]]
     assert dict(zip(written, came_from, strict=True)) == {"▁vier": "four", "undzwanzig": "▁twenty", "</s>": "</s>"}

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from dragoman.config import parse_config
-from dragoman.interpret.explain.cases import Loaded
+from dragoman.interpret.explain.cases import LoadedModel
 from dragoman.interpret.explain.explain import Explanation, explain, write_explanation
 from dragoman.models.build import build_model
 from small_run import SOURCE_WORDS, TARGET_WORDS
@@ -35,7 +35,7 @@ DATA: dict[str, dict[str, Any]] = {
 }
 
 
-def loaded(kind: str, **changes: Any) -> Loaded:
+def loaded(kind: str, **changes: Any) -> LoadedModel:
     """An untrained model."""
     data = DATA.get(kind, {"train": [{"source": "a", "target": "b"}], "filter": {"max_tokens": 80}})
     config = parse_config({"data": data, "model": MODELS[kind] | changes, "search": {"beam": 3, "max_extra": 4}})
@@ -138,11 +138,11 @@ def test_a_chosen_token_shows_what_else_was_considered(page: Page, tmp_path: Pat
     explanation = explained("transformer")
     page.open(write_explanation(tmp_path / "explain.html", explanation))
     chips = page.all("#answers button.chip")
-    assert len(chips) == len(explanation.answers) > 1
+    assert len(chips) == len(explanation.predictions) > 1
     chips[1].click()
     assert [chip.get_attribute("aria-pressed") for chip in chips[:2]] == ["false", "true"]
     bars = [float(bar.text.replace("<", "").split("%")[0].split()[-1]) for bar in page.all("#answers .bars .bar")]
-    want = [100 * p for _, p in explanation.answers[1].alternatives]
+    want = [100 * p for _, p in explanation.predictions[1].alternatives]
     assert bars[: len(want)] == pytest.approx(want, abs=0.51)
 
 

@@ -42,7 +42,7 @@ def atlas(
     from dragoman.interpret.heads.atlas import atlas as atlas_of
     from dragoman.interpret.heads.atlas import examples
     from dragoman.interpret.heads.page import print_atlas, write_atlas
-    from dragoman.interpret.heads.probes import load_material
+    from dragoman.interpret.heads.probes import load_probe
     from dragoman.io.lines import read_lines
 
     if alignment is not None and reference is None:
@@ -63,16 +63,16 @@ def atlas(
     elif alignment is not None:
         golds = read_alignment(Path(alignment), lines, targets or [])
     log = RichReporter().log
-    network, material = load_material(model, lines, targets, golds, resolve_device(device))
-    if golds is not None and material.aligned < len(lines):
-        log(f"alignment: {len(lines) - material.aligned:,} lines do not count, the tokenizer makes other words of them")
-    found = atlas_of(network, material, cost)
+    network, probe = load_probe(model, lines, targets, golds, resolve_device(device))
+    if golds is not None and probe.aligned < len(lines):
+        log(f"alignment: {len(lines) - probe.aligned:,} lines do not count, the tokenizer makes other words of them")
+    found = atlas_of(network, probe, cost)
     if as_json:
         typer.echo(json.dumps(found.to_json(), ensure_ascii=False, indent=1))
     else:
         print_atlas(found, console(stderr=False))
     if out is not None:
-        log(f"the page: {write_atlas(out, found, examples(network, material), _name(model))}")
+        log(f"the page: {write_atlas(out, found, examples(network, probe), _name(model))}")
 
 
 def _name(model: Path) -> str:

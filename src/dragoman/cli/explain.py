@@ -28,10 +28,10 @@ def explain(
 ) -> None:
     """Look inside: one input, every step of the model on it, as a page."""
     from dragoman.device import resolve_device
-    from dragoman.interpret.explain.explain import explain as look_inside
+    from dragoman.interpret.explain.explain import explain as compute_explanation
     from dragoman.interpret.explain.explain import write_explanation
 
-    explanation = look_inside(model, source, target, beam=beam, device=resolve_device(device))
+    explanation = compute_explanation(model, source, target, beam=beam, device=resolve_device(device))
     page = write_explanation(out, explanation)
     typer.echo(explanation.text)
     typer.echo(f"the page: {page}", err=True)

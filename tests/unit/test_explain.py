@@ -19,7 +19,7 @@ from dragoman.data.tokenizer import BOS
 from dragoman.data.vocabulary import LabelVocabulary, Vocabulary
 from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.interpret.explain.cases import MASK, LoadedModel, Side
-from dragoman.interpret.explain.explain import Explanation, explain, explanation_page, write_explanation
+from dragoman.interpret.explain.explain import Explanation, explain, write_explanation
 from dragoman.models.build import build_model
 from dragoman.models.model_folder import save_model, unique_tensors
 from dragoman.models.seq2seq import Model, Network
@@ -484,7 +484,6 @@ def test_the_page_is_one_file_without_network_access(tmp_path: Path) -> None:
     path = write_explanation(tmp_path / "pages" / "explain.html", translated("paper"))
 
     page = path.read_text(encoding="utf-8")
-    assert page == explanation_page(translated("paper"))
     assert "%%" not in page.split('<script type="application/json"')[0]
     assert not re.search(r"""(?:src|href)=["'](?!data:|#)""", page) and "@import" not in page
     assert "drawWalkthrough" in page and "languageSwitch" in page
@@ -492,7 +491,7 @@ def test_the_page_is_one_file_without_network_access(tmp_path: Path) -> None:
         write_explanation(path.parent, translated("paper"))
 
 
-def test_a_long_sentence_through_six_layers_stays_under_five_megabytes() -> None:
+def test_a_long_sentence_through_six_layers_stays_under_five_megabytes(tmp_path: Path) -> None:
     sizes = {"d_model": 64, "d_ff": 128, "n_heads": 8, "encoder_layers": 6, "decoder_layers": 6}
     data = {"train": [{"source": "a", "target": "b"}]}
     many = loaded(data, {"architecture": "transformer", **sizes})
@@ -503,7 +502,7 @@ def test_a_long_sentence_through_six_layers_stays_under_five_megabytes() -> None
     found = explain(many, "one " * count, "deux " * count)
 
     assert len(found.maps) == 18 and all(not shown["averaged"] for shown in found.maps)
-    assert len(explanation_page(found).encode()) < 5_000_000
+    assert write_explanation(tmp_path / "page.html", found).stat().st_size < 5_000_000
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: Any) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -103,9 +103,9 @@ def ablate_sublayers(model: nn.Module, names: Sequence[str]) -> dict[str, Change
 def patch_activations(recording: Recording, positions: Sequence[int] | None = None) -> dict[str, Change]:
     """Return changes that insert the recorded activations of another run, at all or at some positions.
 
-    With `positions`, the runs may have different lengths.  If patching a quantity makes the output equal to that of the
-    other run, the quantity carries the difference.  The decoder must run with given targets (teacher forcing), because
-    a search decodes token by token; activations of an encoder can also be patched in a search.
+    With `positions`, the runs may have different lengths.  A quantity carries the difference between the runs if
+    patching it gives the output of the other run.  Activations of a decoder can be patched with teacher forcing only,
+    those of an encoder also in a search.
     """
     return {name: _patch(name, recording, positions) for name in recording}
 
@@ -178,7 +178,8 @@ def mean_head_outputs(network: Network, batches: Iterable[Batch]) -> dict[str, T
 # -------------------------------------------------------------------------------------------------------------- effects
 
 
-class BeforeAfter(NamedTuple):
+@dataclass(frozen=True)
+class BeforeAfter:
     """A number without and with the changes."""
 
     before: float
@@ -229,8 +230,7 @@ class Effect:
             return None
         return BeforeAfter(getattr(self.before, name).score, getattr(self.after, name).score)
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"loss": self.loss._asdict()}
+    to_json = asdict
 
     def __str__(self) -> str:
         """The loss, one line per score with its signature, and the number of changed translations."""

@@ -24,12 +24,22 @@ from dragoman.decoding.retry import has_unusual_length, search_with_retry
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError
 from dragoman.interpret.explain.beam_tree import BeamTree, search_tree
-from dragoman.interpret.inputs import label_row, with_predictions
+from dragoman.interpret.inputs import Ids, label_row, with_predictions
 from dragoman.io.lines import clip
 from dragoman.models.seq2seq import Model, Network
 from dragoman.pipelines.pipeline import check_text
 
-__all__ = ["MASK", "MAX_POSITIONS", "Case", "LoadedModel", "Side", "check_no_search", "label_case", "read_text_case"]
+__all__ = [
+    "MASK",
+    "_MAX_POSITIONS",
+    "Case",
+    "LoadedModel",
+    "Side",
+    "check_no_search",
+    "label_batch",
+    "label_case",
+    "read_text_case",
+]
 
 LoadedModel = tuple[Network, Vocabulary, Config]
 """The result of `model_folder.load_network`."""
@@ -37,11 +47,13 @@ LoadedModel = tuple[Network, Vocabulary, Config]
 MASK = "[MASK]"
 """A masked word in the input of a masked language model."""
 
-MAX_POSITIONS = 600
+_MAX_POSITIONS = 600
 """Positions per side; larger maps do not fit on a page."""
 
 _MAX_CONTINUATION = 50
-_SCRIPT_WITHOUT_SPACES = re.compile("[\u3000-\u30ff\u3400-\u9fff\uff00-\uffef]")
+_SPECIAL = ("<s>", "</s>", "<unk>", "<pad>", MASK)
+_LETTER = "(?:<0x[0-9A-F]{2}>|[^\\W_\u3000-\u30ff\u3400-\u9fff\uff00-\uffef])"
+"""A letter or digit of a script written with spaces, or a byte piece."""
 
 
 @dataclass(frozen=True)
@@ -68,21 +80,13 @@ class Side:
 
 @dataclass(frozen=True)
 class Case:
-    """An input with its targets.
+    """An input with its targets, and both for display.
 
-    Args:
-        kind: "translation", "continuation", "tags", "class", "masked" or "image".
-        source, text: Input and output for display.
-        batch: One row without padding; src is (1, S), or (1, n, numbers) for an image.  PAD in `tgt_out` marks
-            positions without a target.
-        sides: "source"; for models with a decoder, "input" and "output".
-        piece: Converts an output id for display.
-        first_id: Lower ids are no outputs.
-        given: Number of targets at the beginning that belong to the prompt.
-        forced: The targets come from the user.
-        tree: `BeamTree.to_json` of the search.
-        subjects: What each target is a prediction about (a word, a mask); empty for tokens.
-        image: Pixels and grid of an image.
+    kind: "translation", "continuation", "tags", "class", "masked" or "image".  batch: one row without padding, src
+    (1, S) or (1, n, numbers); PAD in `tgt_out` marks positions without a target.  sides: "source", and "input" and
+    "output" of a decoder.  piece: converts an output id.  first_id: lower ids are no outputs.  given: targets that
+    belong to the prompt.  forced: the targets come from the user.  tree: `BeamTree.to_json`.  subjects: the word or
+    mask that each target labels; empty for tokens.
     """
 
     kind: str
@@ -140,13 +144,11 @@ def _translation(loaded: LoadedModel, source: str, target: str | None, beam: int
     if target is not None:
         check_no_search(beam, "a given target needs no search")
         targets = vocabulary.encode_target(_single_line(target, "target"))
-        return _decoder_case("translation", vocabulary, text, ids, targets, forced=True)
+        return _decoder_case("translation", vocabulary, text, (ids, targets), forced=True)
     src = torch.tensor([ids], device=network.device)
+    settings = _settings(config, beam)
     ((found, tree),), (repeated,) = search_with_retry(
-        lambda _, settings: [search_tree(network, src, settings)],
-        [ids],
-        _settings(config, beam),
-        lambda result: result[0][0].tokens,
+        lambda _, used: [search_tree(network, src, used)], [ids], settings, lambda result: result[0][0].tokens
     )
     flags = {
         "truncated": found[0].truncated,
@@ -154,7 +156,7 @@ def _translation(loaded: LoadedModel, source: str, target: str | None, beam: int
         "repetition": repeated,
     }
     set_flags = tuple(name for name, is_set in flags.items() if is_set)
-    return _decoder_case("translation", vocabulary, text, ids, _targets(found[0]), tree=tree, flags=set_flags)
+    return _decoder_case("translation", vocabulary, text, (ids, _targets(found[0])), tree=tree, flags=set_flags)
 
 
 def _continuation(loaded: LoadedModel, prompt: str, target: str | None, beam: int | None) -> Case:
@@ -171,33 +173,27 @@ def _continuation(loaded: LoadedModel, prompt: str, target: str | None, beam: in
             raise UsageError("source and target are both empty; give at least one of them")
         _check_size("prompt and target", prompt + target, len(targets), len(targets), limit)
         given = next((i for i, (a, b) in enumerate(zip(prefix, targets, strict=False)) if a != b), len(prefix))
-        return _decoder_case("continuation", vocabulary, prompt, [], targets, given=given, forced=True)
+        return _decoder_case("continuation", vocabulary, prompt, ([], targets), given=given, forced=True)
     _check_size("prompt", prompt, 1, len(prefix) + 1, limit)
     settings = _settings(config, beam, max_extra=max(1, min(_MAX_CONTINUATION, limit - len(prefix))))
     src = torch.zeros(1, 0, dtype=torch.long, device=network.device)
     (best, *_), tree = search_tree(network, src, settings, prefix)
     flags = ("truncated",) if best.truncated else ()
-    return _decoder_case(
-        "continuation", vocabulary, prompt, [], _targets(best), given=len(prefix), tree=tree, flags=flags
-    )
+    row: Ids = [], _targets(best)
+    return _decoder_case("continuation", vocabulary, prompt, row, given=len(prefix), tree=tree, flags=flags)
 
 
 def _decoder_case(
-    kind: str,
-    tokenizer: Tokenizer,
-    source: str,
-    ids: list[int],
-    targets: list[int],
-    tree: BeamTree | None = None,
-    **fields: Any,
+    kind: str, tokenizer: Tokenizer, source: str, row: Ids, tree: BeamTree | None = None, **fields: Any
 ) -> Case:
+    ids, targets = row
     text = tokenizer.decode_target(targets)
-    _check_size("target", text, len(targets), len(targets), MAX_POSITIONS)
+    _check_size("target", text, len(targets), len(targets), _MAX_POSITIONS)
     piece = tokenizer.target_piece
     sides = {"source": Side.of([tokenizer.source_piece(i) for i in ids])} if ids else {}
     sides |= {"input": Side.of(list(map(piece, [BOS, *targets[:-1]]))), "output": Side.of(list(map(piece, targets)))}
     nodes = None if tree is None else tree.to_json(piece, tokenizer.decode_target)
-    return Case(kind, source, text, collate([(ids, targets)]), sides, piece, tree=nodes, **fields)
+    return Case(kind, source, text, collate([row]), sides, piece, tree=nodes, **fields)
 
 
 def _targets(hypothesis: Hypothesis) -> list[int]:
@@ -224,32 +220,24 @@ def _labels(loaded: LoadedModel, source: str, target: str | None) -> Case:
     given = None if target is None else target.split() if tagged else [target.strip()]
     if tagged and given is not None and len(given) != len(words):
         raise UsageError(f"{len(given)} tags for {len(words)} words; give one tag per word, separated by spaces")
-    _check_size("source", source, len(words), len(ids), config.data.max_tokens)
+    content = sum(token not in (BOS, EOS) for token in ids)
+    _check_size("source", source, content, len(ids), config.data.max_tokens)
+    batch = label_batch(torch.tensor([ids]), marks)
     side = Side.of([vocabulary.tokenizer.source_piece(i) for i in ids])
     if tagged:
         bounds = [*(position for position, mark in enumerate(marks) if mark), len(ids) - 1]
         spans = [list(range(begin, end)) for begin, end in itertools.pairwise(bounds)]
         side = Side(side.pieces, [[0], *spans, [len(ids) - 1]])
-    kind, subjects = ("tags", words) if tagged else ("class", [])
-    return label_case(
-        loaded, kind, source if tagged else text, side, torch.tensor([ids]), marks, given, subjects=subjects
-    )
+        return label_case(loaded, "tags", source, side, batch, given, subjects=words)
+    return label_case(loaded, "class", text, side, batch, given)
 
 
 def label_case(
-    loaded: LoadedModel,
-    kind: str,
-    source: str,
-    side: Side,
-    src: Tensor,
-    marks: list[int],
-    given: Sequence[str] | None,
-    **fields: Any,
+    loaded: LoadedModel, kind: str, source: str, side: Side, batch: Batch, given: Sequence[str] | None, **fields: Any
 ) -> Case:
-    """Return the case of labels at the positions marked with 1: those `given`, otherwise the most probable ones."""
+    """Return the case of labels at the targets of a batch: those `given`, otherwise the most probable ones."""
     network, vocabulary, _ = loaded
     assert isinstance(vocabulary, LabelVocabulary)
-    batch = _label_batch(src, marks)
     if given is None:
         batch = with_predictions(network, batch)
     else:
@@ -259,7 +247,8 @@ def label_case(
     return Case(kind, source, text, batch, sides, vocabulary.label, first_id=1, forced=forced, **fields)
 
 
-def _label_batch(src: Tensor, marks: list[int]) -> Batch:
+def label_batch(src: Tensor, marks: list[int]) -> Batch:
+    """Return a batch of one row with targets at the positions marked with 1."""
     tgt_in = torch.zeros(1, 0, dtype=torch.long)  # not read by networks without a decoder
     return Batch(src, None, tgt_in, torch.tensor([marks]), src.size(1), sum(marks))
 
@@ -277,7 +266,7 @@ def _masked(loaded: LoadedModel, source: str, target: str | None) -> Case:
     _check_size("source", source, len(ids), len(ids) + 1, config.data.max_tokens)
     marks = [int(token == BOS) for token in ids] if BOS in ids else [1] * len(ids)
     src = torch.tensor([[*ids, EOS]])
-    batch = with_predictions(network, _label_batch(src, [*marks, PAD]), first=EOS + 1)
+    batch = with_predictions(network, label_batch(src, [*marks, PAD]), first=EOS + 1)
     pieces = [MASK if i == BOS else vocabulary.source_piece(i) for i in [*ids, EOS]]
     return Case(
         "masked",
@@ -303,9 +292,9 @@ def _check_size(name: str, text: str, content: int, tokens: int, max_tokens: int
     """Raise UsageError if there is no content, or too many tokens for the model or a page."""
     if not content:
         raise UsageError(f"the {name} is empty ({clip(text)!r}); give a text with at least one word")
-    limit = min(max_tokens, MAX_POSITIONS)
+    limit = min(max_tokens, _MAX_POSITIONS)
     if tokens > limit:
-        reason = "of the model" if max_tokens < MAX_POSITIONS else "of a page"
+        reason = "of the model" if max_tokens < _MAX_POSITIONS else "of a page"
         raise UsageError(
             f"a {name} of {tokens} tokens ({clip(text, 40)!r}) exceeds the limit {reason}, {limit} tokens; texts are"
             " not truncated: explain one sentence, or a shorter text"
@@ -313,19 +302,6 @@ def _check_size(name: str, text: str, content: int, tokens: int, max_tokens: int
 
 
 def _same_word(before: str, piece: str) -> bool:
-    if piece.startswith("▁"):
+    if piece.startswith("▁") or piece in _SPECIAL:
         return False
-    if before == "▁":
-        return not _is_special(piece)
-    return _is_letter(before[-1:], before) and _is_letter(piece[:1], piece)
-
-
-def _is_letter(character: str, piece: str) -> bool:
-    """Return whether the character, or the byte piece (`<0xE4>`), can be inside a word."""
-    if re.fullmatch(r"<0x[0-9A-F]{2}>", piece):
-        return True
-    return character.isalnum() and not _is_special(piece) and not _SCRIPT_WITHOUT_SPACES.match(character)
-
-
-def _is_special(piece: str) -> bool:
-    return piece in ("<s>", "</s>", "<unk>", "<pad>", MASK)
+    return before == "▁" or bool(re.search(f"{_LETTER}$", before) and re.match(_LETTER, piece))

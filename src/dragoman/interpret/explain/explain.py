@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dragoman.config.section import Section
 from dragoman.data.batching import Batch
@@ -19,17 +19,19 @@ from dragoman.data.tokenizer import PAD
 from dragoman.interpret.attentions import record_pass, weight_taps
 from dragoman.interpret.explain.cases import Case, LoadedModel, Side, check_no_search, read_text_case
 from dragoman.interpret.explain.image_case import read_image_case
-from dragoman.interpret.explain.lens import layer_streams, lens_logits
 from dragoman.interpret.explain.maps import attention_maps, state_maps, state_taps
 from dragoman.interpret.occlusion import normalized_drops, occlusion_drops
 from dragoman.interpret.walkthrough import Labels, walkthrough
+from dragoman.models.encoder_only import EncoderOnly, pool
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Network
+from dragoman.models.vision import Vision
 from dragoman.nn.modes import evaluating
+from dragoman.nn.record import Recording
 from dragoman.pages.packing import packed
 from dragoman.pages.page import render, write_page
 
-__all__ = ["Explanation", "Prediction", "explain", "explanation_page", "write_explanation"]
+__all__ = ["Explanation", "Prediction", "explain", "write_explanation"]
 
 _ALTERNATIVES = 6
 _LENS_ALTERNATIVES = 3
@@ -53,20 +55,11 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The data of a page.
+    """The data of a page; see `Case` for what it shares with the case of the input.
 
-    Args:
-        kind: "translation", "continuation", "tags", "class", "masked" or "image".
-        source, text: Input and output.
-        forced: The target was given, without a search.
-        flags: As in `Translation`.
-        sides: The pieces along rows and columns of maps.
-        maps, states: See `explain.maps`.
-        occlusion: For translation, a map of `normalized_drops`, with `occlusion_drops` as "drops".
-        lens: Per layer, its "predictions": the most probable outputs "top", and "prob" and "rank" of each target.
-        tree: See `explain.beam_tree`.
-        image: Pixels, and the number of patches per row.
-        walk: See `interpret.walkthrough`.
+    flags: as in `Translation`.  maps, states: see `explain.maps`.  occlusion: for translation, a map of
+    `normalized_drops`, with `occlusion_drops` as "drops".  lens: per layer its "predictions", with the most probable
+    outputs "top", and "prob" and "rank" of each target.  walk: see `interpret.walkthrough`.
     """
 
     kind: str
@@ -90,8 +83,7 @@ class Explanation:
         """The sum over the predictions that are not given."""
         return sum(prediction.log_prob for prediction in self.predictions if not prediction.given)
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+    to_json = asdict
 
 
 def explain(
@@ -122,19 +114,8 @@ def explain(
         else:
             case = read_text_case(loaded, str(source), target, beam)
         batch = case.batch.to(network.device)
-        taps = [*weight_taps(network), *state_taps(network), *layer_streams(network)]
+        taps = [*weight_taps(network), *state_taps(network), *_layer_streams(network)]
         logits, recording = record_pass(network, batch, taps, head=None)
-        lens = [
-            {
-                "name": name,
-                "shape": list(recording.joined(name).shape),
-                "predictions": [
-                    {"top": p.alternatives[:_LENS_ALTERNATIVES], "prob": math.exp(p.log_prob), "rank": p.rank}
-                    for p in _predictions(case, layer_logits)
-                ],
-            }
-            for name, layer_logits in lens_logits(network, recording).items()
-        ]
         return Explanation(
             kind=case.kind,
             source=case.source,
@@ -147,7 +128,7 @@ def explain(
             maps=attention_maps(network, recording),
             states=state_maps(network, recording),
             occlusion=_occlusion(network, batch) if case.kind == "translation" else None,
-            lens=lens,
+            lens=_lens(network, case, recording),
             tree=case.tree,
             image=case.image,
             walk=_walk(network, case, batch),
@@ -172,6 +153,35 @@ def _predictions(case: Case, logits: Tensor) -> list[Prediction]:
             )
         )
     return predictions
+
+
+def _stack(network: Network) -> str:
+    """Return the path of the module whose layers the output layer reads; "" for the network itself."""
+    return next(name for name in ("decoder", "encoder", "") if not name or hasattr(network, name))
+
+
+def _layer_streams(network: Network) -> list[str]:
+    """Return the taps of the layers that lead to the output layer, in order."""
+    stack = _stack(network)
+    layers = getattr(network.get_submodule(stack), "layers", ())
+    return [f"{stack}{'.' if stack else ''}layers.{number}.stream" for number in range(len(layers))]
+
+
+def _lens(network: Network, case: Case, recording: Recording) -> list[dict[str, Any]]:
+    """Return the predictions softmax(output(final_norm(x))) of the stream x of each layer (nostalgebraist 2020)."""
+    norm = getattr(network.get_submodule(_stack(network)), "final_norm", nn.Identity())
+    layers = []
+    for name in _layer_streams(network):
+        x = recording.joined(name)
+        with torch.no_grad():
+            hidden = norm(x[:, :1] if isinstance(network, Vision) else x)  # the class token of an image
+            hidden = pool(hidden, None, network.pooling) if isinstance(network, EncoderOnly) else hidden
+            predictions = [
+                {"top": p.alternatives[:_LENS_ALTERNATIVES], "prob": math.exp(p.log_prob), "rank": p.rank}
+                for p in _predictions(case, network.output(hidden))
+            ]
+        layers.append({"name": name, "shape": list(x.shape), "predictions": predictions})
+    return layers
 
 
 def _occlusion(network: Network, batch: Batch) -> dict[str, Any]:
@@ -217,14 +227,6 @@ def _facts(name: str, loaded: LoadedModel) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------------------------------------------------------- page
-
-
-def explanation_page(explanation: Explanation) -> str:
-    """Return the page as HTML."""
-    return render("explain.html", title="Dragoman: explanation", data=explanation.to_json())
-
-
 def write_explanation(path: str | Path, explanation: Explanation) -> Path:
-    """Write the page to `path` atomically and return `path`.  Raises DragomanError if it cannot be written."""
-    return write_page(Path(path), explanation_page(explanation))
+    """Write the page atomically and return `path`.  Raises DragomanError if it cannot be written."""
+    return write_page(Path(path), render("explain.html", title="Dragoman: explanation", data=explanation.to_json()))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dragoman.config import ImageData, VisionConfig, resolve_path
 from dragoman.data.readers.images import LabelledImages, as_images, load_digits, read_images, split_off
 from dragoman.errors import DataError, UsageError
-from dragoman.interpret.explain.cases import Case, LoadedModel, Side, label_case
+from dragoman.interpret.explain.cases import Case, LoadedModel, Side, label_batch, label_case
 from dragoman.models.vision import patches
 from dragoman.pages.packing import packed
 
@@ -47,7 +47,7 @@ def read_image_case(loaded: LoadedModel, source: Any, target: str | None) -> Cas
     src = patches(torch.from_numpy(image[None]), patch).contiguous()
     given = None if target is None else [target.strip()]
     pixels = {"across": across, "label": label, "pixels": packed(torch.from_numpy((image + 1) / 2))}
-    return label_case(loaded, "image", name, side, src, [1], given, image=pixels)
+    return label_case(loaded, "image", name, side, label_batch(src, [1]), given, image=pixels)
 
 
 def _read(source: Any, data: ImageData) -> tuple[Pixels, str, str | None]:

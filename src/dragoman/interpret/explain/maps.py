@@ -7,10 +7,11 @@ Letters: H heads, Tq, Tk query and key positions, T positions, D d_model.
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dragoman.interpret.attentions import layer_number, sides, weight_taps
 from dragoman.models.seq2seq import Network
@@ -25,11 +26,7 @@ _MAX_WEIGHTS = 2_000_000
 _MAX_UNITS = 48
 """Units shown of a state."""
 
-_QUANTITIES = (
-    "reset_gate", "update_gate", "input_gate", "forget_gate", "candidate", "output_gate", "cell", "hidden", "gate",
-)  # fmt: skip
-_MODULES = ("ahead", "back", "cell", "conv")
-"""Modules with these quantities."""
+_STATE = re.compile(r"(?:.*\.)?(?:ahead|back|cell|conv)\.(?:\w*gate|candidate|cell|hidden)")
 
 FORMULAS = {
     "SelfAttention": "softmax(Q Kᵀ / √d_k) — Vaswani et al. 2017, 3.2.1, equation 1",
@@ -58,8 +55,7 @@ FORMULAS = {
 
 def state_taps(network: Network) -> list[str]:
     """Return the taps of all gates, states and outputs of recurrent cells and convolutions in the network's order."""
-    named = [(name, name.split(".")) for name in tap_names(network)]
-    return [name for name, parts in named if len(parts) > 1 and parts[-1] in _QUANTITIES and parts[-2] in _MODULES]
+    return [name for name in tap_names(network) if _STATE.fullmatch(name)]
 
 
 def attention_maps(network: Network, recording: Recording) -> list[dict[str, Any]]:
@@ -77,23 +73,23 @@ def attention_maps(network: Network, recording: Recording) -> list[dict[str, Any
         stack = {"output": "cross", "source": "encoder"}[rows] if columns == "source" else "decoder"
         maps.append(
             {
-                "name": name,
+                **_description(network, name, weights),
                 "stack": stack,
-                "layer": layer_number(name),
                 "rows": rows,
                 "columns": columns,
                 "heads": weights.size(0),
                 "averaged": averaged and weights.size(0) > 1,
-                "paper": FORMULAS.get(_class_name(network, name), ""),
-                "shape": [1, *weights.shape],
                 "weights": packed(weights.mean(0, keepdim=True) if averaged else weights),
             }
         )
     return maps
 
 
-def _class_name(network: nn.Module, tap: str) -> str:
-    return type(network.get_submodule(tap.rpartition(".")[0])).__name__
+def _description(network: nn.Module, tap: str, x: Tensor) -> dict[str, Any]:
+    module, _, quantity = tap.rpartition(".")
+    name = type(network.get_submodule(module)).__name__
+    formula = FORMULAS.get(name, FORMULAS.get(f"{name}.{quantity}", ""))
+    return {"name": tap, "layer": layer_number(tap), "paper": formula, "shape": [1, *x.shape]}
 
 
 def state_maps(network: Network, recording: Recording) -> list[dict[str, Any]]:
@@ -106,22 +102,19 @@ def state_maps(network: Network, recording: Recording) -> list[dict[str, Any]]:
     maps = []
     for name in state_taps(network):
         x = recording.joined(name)[0].float()  # (T, D)
-        parts = name.split(".")
-        x = x.flip(0) if parts[-2] == "back" else x  # the backward cell reads the last token first
-        gate = parts[-1].endswith("gate")
+        stack, *_, part, quantity = name.split(".")
+        x = x.flip(0) if part == "back" else x  # the backward cell reads the last token first
+        gate = quantity.endswith("gate")
         units = sorted(set(torch.linspace(0, x.size(1) - 1, min(_MAX_UNITS, x.size(1))).round().int().tolist()))
         shown = x[:, units].T  # (units, T)
         high = 1.0 if gate else max(float(shown.abs().max()), math.ulp(1.0))
         maps.append(
             {
-                "name": name,
-                "stack": parts[0],
-                "layer": layer_number(name),
-                "part": parts[-2],
-                "quantity": parts[-1],
-                "side": "source" if parts[0] == "encoder" else "output",
-                "paper": FORMULAS.get(f"{_class_name(network, name)}.{parts[-1]}", ""),
-                "shape": [1, *x.shape],
+                **_description(network, name, x),
+                "stack": stack,
+                "part": part,
+                "quantity": quantity,
+                "side": "source" if stack == "encoder" else "output",
                 "high": high,
                 "units": units,
                 "mean": (x if gate else x.abs()).mean(1).tolist(),

@@ -80,30 +80,23 @@ def read_alignment(path: Path, sources: Sequence[str], targets: Sequence[str]) -
     golds, problems = [], []
     for number, (text, source, target) in enumerate(zip(lines, sources, targets, strict=True), start=1):
         m, n = len(source.split()), len(target.split())
-        sure, possible, wrong = _links(text, m, n)
-        problems += [f"{path}, line {number:,}: {problem}" for problem in wrong]
-        golds.append(GoldAlignment(tuple(map(Unit, range(m))), tuple(map(Unit, range(n))), sure, sure | possible))
+        links: dict[str, set[Link]] = {"-": set(), "?": set(), "p": set()}
+        for token in text.split():
+            match = re.fullmatch(r"(\d+)([-?p])(\d+)", token)
+            if match is None:
+                problems.append(f'{path}, line {number:,}: invalid link "{clip(token, 40)}"')
+                continue
+            link = int(match[1]), int(match[3])
+            if link[0] >= m or link[1] >= n:
+                problems.append(f"{path}, line {number:,}: {token}: the source has {m} words and the target {n}")
+            links[match[2]].add(link)
+        sure, possible = frozenset(links["-"]), frozenset(links["-"] | links["?"] | links["p"])
+        golds.append(GoldAlignment(tuple(map(Unit, range(m))), tuple(map(Unit, range(n))), sure, possible))
     if problems:
         more = ["..."] if len(problems) > _MAX_PROBLEMS else []
         accepted = "accepted: links such as 0-0 (sure) or 1?2 (possible), source word and target word from 0"
         raise DataError("\n".join([*problems[:_MAX_PROBLEMS], *more, accepted]))
     return golds
-
-
-def _links(text: str, m: int, n: int) -> tuple[frozenset[Link], frozenset[Link], list[str]]:
-    """Return the sure links, the possible links and the problems of a line for m source and n target words."""
-    found: dict[str, set[Link]] = {"-": set(), "?": set()}
-    problems = []
-    for token in text.split():
-        match = re.fullmatch(r"(\d+)([-?p])(\d+)", token)
-        if match is None:
-            problems.append(f'invalid link "{clip(token, 40)}"')
-            continue
-        link = int(match[1]), int(match[3])
-        if link[0] >= m or link[1] >= n:
-            problems.append(f"{token}: the source has {m} words and the target {n}")
-        found["-" if match[2] == "-" else "?"].add(link)
-    return frozenset(found["-"]), frozenset(found["?"]), problems
 
 
 def alignment_error_rate(found: Iterable[Collection[Link]], golds: Iterable[GoldAlignment]) -> float:

@@ -98,11 +98,9 @@ class Head:
 
     @property
     def label(self) -> str:
-        """The first that applies of:
-
-        `aligning` (AER of at most 0.5); the largest share of at least 0.5, `positional -1` (a fixed offset), `same
-        token` (self-attention), `end of sentence` or `first token`; `broad` (relative entropy of at least 0.75);
-        `focused` (confidence of at least 0.5, at no fixed position); `mixed`.
+        """The first that applies: `aligning` (AER of at most 0.5); the largest share of at least 0.5, `positional -1`
+        (a fixed offset), `same token` (self-attention), `end of sentence` or `first token`; `broad` (relative entropy
+        of at least 0.75); `focused` (confidence of at least 0.5); `mixed`.
         """
         if self.aer is not None and self.aer <= MOST:
             return "aligning"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -62,11 +61,10 @@ def write_atlas(path: Path, atlas: Atlas, examples: Sequence[Example], model: st
         "reach": REACH,
         "most": MOST,
         "broad": BROAD,
-        "examples": [_example_data(example) for example in examples],
+        "examples": [
+            {name: getattr(example, name) for name in ("source", "written", "read")}
+            | {"maps": {name: packed(weights) for name, weights in example.maps.items()}}
+            for example in examples
+        ],
     }
     return write_page(path, render("atlas.html", title=f"Attention heads of {model}", data=data))
-
-
-def _example_data(example: Example) -> dict[str, Any]:
-    texts = {"source": example.source, "written": example.written, "read": example.read}
-    return texts | {"maps": {name: packed(weights) for name, weights in example.maps.items()}}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,10 +105,7 @@ def translation_probe(
         alignments = "" if golds is None else f", {len(golds)} alignments"
         raise UsageError(f"{len(sources)} sources, {len(targets)} references{alignments}; give one of each per line")
     tokenizer = translator.tokenizer
-    pairs = [
-        (tokenizer.encode_source(source), tokenizer.encode_target(target))
-        for source, target in zip(sources, targets, strict=True)
-    ]
+    pairs = _encode_pairs(tokenizer, sources, targets)
     kept: list[GoldAlignment | None] = []
     for (src, tgt), source, target, gold in zip(pairs, sources, targets, golds or (), strict=False):
         same_source = word_count([tokenizer.source_piece(i) for i in src]) == len(source.split())
@@ -128,12 +125,12 @@ def text_probe(generator: TextGenerator, lines: Sequence[str]) -> ProbeBatch:
 
 def _parse_probe(parser: Parser, lines: Sequence[str]) -> ProbeBatch:
     sentences = [[penn_word(word) for word in line.split()] for line in lines]
-    tokenizer = parser.tokenizer
-    pairs = [
-        (tokenizer.encode_source(" ".join(words)), tokenizer.encode_target(tree))
-        for words, tree in zip(sentences, parser.predict_linearized(sentences), strict=True)
-    ]
-    return _probe(tokenizer, pairs, own=True)
+    trees = parser.predict_linearized(sentences)
+    return _probe(parser.tokenizer, _encode_pairs(parser.tokenizer, map(" ".join, sentences), trees), own=True)
+
+
+def _encode_pairs(tokenizer: Tokenizer, sources: Iterable[str], targets: Iterable[str]) -> list[Ids]:
+    return [(tokenizer.encode_source(s), tokenizer.encode_target(t)) for s, t in zip(sources, targets, strict=True)]
 
 
 def _probe(

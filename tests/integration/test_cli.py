@@ -142,7 +142,7 @@ def test_average_and_info(cli: Cli, place: Path) -> None:
         (["translate", "MODEL", "--device", "warp"], 2, "warp"),
         (["score", "MODEL", "--source", "nowhere.a", "--target", "nowhere.b"], 1, "nowhere.a"),
         (["score", "MODEL", "--target", "nowhere.b"], 2, "a translation has a source: give --source"),
-        (["parse", "MODEL"], 2, "writes no trees"),
+        (["parse", "MODEL"], 2, "does not generate trees"),
         (["average", "MODEL", "--last", "77"], 2, "cannot average the last 77"),
         (["info", "nowhere"], 1, "no such folder"),
         (["doctor", "nowhere.toml"], 2, "nowhere.toml"),

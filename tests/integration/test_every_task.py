@@ -15,6 +15,7 @@ import torch
 from dragoman.config import Config, dump_toml, parse_config
 from dragoman.data.readers.trees import linearize, read_trees
 from dragoman.data.tokenizer import BOS, EOS, PAD
+from dragoman.decoding.native.library import load_native, missing
 from dragoman.errors import ConfigError, DataError, UsageError
 from dragoman.models.model_folder import build_for, find_model, read_meta
 from dragoman.pipelines.generation import TextGenerator
@@ -271,7 +272,7 @@ def test_a_language_model_goes_on(data: Path, tmp_path: Path) -> None:
     prompts = ["the ", "", "never … seen  "]
     found = generator.generate(prompts, max_tokens=5)
     assert [c.text[: len(p)] for c, p in zip(found, prompts, strict=True)] == prompts
-    with pytest.raises(UsageError, match="prompt 2 holds what is no character"):
+    with pytest.raises(UsageError, match="input 2: invalid Unicode"):
         generator.generate(["the", "\udcff"])
 
 
@@ -283,16 +284,16 @@ def test_as_many_new_tokens_as_were_asked_for(count: int, data: Path, tmp_path: 
     assert len(found.text) == 4 + count
 
 
-def test_the_surprise_of_lines_is_that_of_validation(data: Path, runs: Path) -> None:
+def test_the_score_of_lines_is_that_of_validation(data: Path, runs: Path) -> None:
     generator = TextGenerator.load(runs / "lines" / "last")
     lines = [line for line in (data / "valid.txt").read_text(encoding="utf-8").split("\n") if line]
-    found = [generator.surprise(line) for line in lines]
+    found = [generator.score(line) for line in lines]
     bits = -sum(s.log_prob for s in found) / math.log(2) / sum(s.characters for s in found)
     scores = read_meta(find_model(runs / "lines" / "last"))["scores"]
     assert bits == pytest.approx(scores["bits_per_character"], rel=1e-4)
     plain = TextGenerator.load(runs / "lines" / "last", engine="pytorch")
-    for line, surprise in zip(lines, found, strict=True):
-        assert surprise.log_prob == pytest.approx(plain.surprise(line).log_prob, abs=1e-4)
+    for line, text_score in zip(lines, found, strict=True):
+        assert text_score.log_prob == pytest.approx(plain.score(line).log_prob, abs=1e-4)
 
 
 # ---------------------------------------------------------------------------------------------------- tags and labels
@@ -414,8 +415,8 @@ def test_a_parser_writes_a_tree_for_every_sentence(data: Path, tmp_path: Path) -
     assert [parse.tree.words() for parse in found] == [tree.words() for tree in gold]
     assert result.scores["f1"] > 60, result.scores
     three = parser.parse(["the dog runs .", " ", ["(", "red", "cat)"]], beam=2)
-    rows = parser.linearized([parse.tree.words() for parse in three], beam=2)
-    assert all(linearize(parse.tree) == row for parse, row in zip(three, rows, strict=True) if parse.whole)
+    rows = parser.predict_linearized([parse.tree.words() for parse in three], beam=2)
+    assert all(linearize(parse.tree) == row for parse, row in zip(three, rows, strict=True) if parse.well_formed)
     assert [parse.tree.words() for parse in three] == [["the", "dog", "runs", "."], [], ["-LRB-", "red", "cat-RRB-"]]
 
 
@@ -447,6 +448,9 @@ def test_prepared_trees_that_were_altered_are_written_again(data: Path, tmp_path
 # ------------------------------------------------------------------------------------------------- the command line
 
 
+MADE = sentences(5, 9)
+
+
 @pytest.fixture(scope="module")
 def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """By name, runs of two steps."""
@@ -454,6 +458,82 @@ def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("lines", "masked", "tagged", "first", "images", "trees"):
         train(config_of(name, data, "train.budget=2 steps", "train.validate_every=2 steps"), folder / name)
     return folder
+
+
+PIPELINES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "lines": (TextGenerator, {"sample": False, "max_tokens": 3}),
+    "tagged": (Labeller, {}),
+    "first": (Labeller, {}),
+    "images": (Labeller, {}),
+    "trees": (Parser, {"beam": 2}),
+}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_stream_is_the_batch_and_each_result_that_of_its_input_alone(name: str, data: Path, runs: Path) -> None:
+    kind, options = PIPELINES[name]
+    pipeline = kind.load(runs / name).to_torch()
+    run = getattr(pipeline, {"lines": "generate", "trees": "parse"}.get(name, "label"))
+    inputs = list(np.load(data / "valid.npz")["images"]) if name == "images" else ["the dog", "", *map(text_of, MADE)]
+    taken = []
+    stream = pipeline.stream((taken.append(item) or item for item in inputs), window=2, **options)  # type: ignore[func-returns-value]
+    assert taken == [], "lazy"
+    first = next(stream)
+    assert len(taken) == 2, "one window at a time"
+    streamed, batch = [first, *stream], run(inputs, **options)
+    assert len(streamed) == len(inputs)
+    for one, other, alone in zip(streamed, batch, [run([item], **options)[0] for item in inputs], strict=True):
+        assert_same(one, other)
+        assert_same(one, alone)
+    for wrong in ({"window": 0}, {"batch_tokens": 0} if kind is Labeller else {"beam": 0}):
+        with pytest.raises(UsageError, match=" = 0"):
+            pipeline.stream(inputs, **{**options, **wrong})
+
+
+def assert_same(one: Any, other: Any) -> None:
+    """Equal results, with numbers equal to 1e-4."""
+    if hasattr(one, "to_json"):
+        one, other = one.to_json(), other.to_json()
+    if isinstance(one, dict):
+        one, other = sorted(one.items()), sorted(other.items())
+    if isinstance(one, float):
+        assert one == pytest.approx(other, abs=1e-4)
+    elif isinstance(one, tuple | list):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            assert_same(a, b)
+    else:
+        assert one == other
+
+
+@pytest.mark.parametrize("name", [name for name in PIPELINES if name != "images"])
+def test_input_that_is_not_text_is_refused(name: str, runs: Path) -> None:
+    kind, options = PIPELINES[name]
+    pipeline = kind.load(runs / name)
+    for wrong, message in (
+        ("the dog", r"got the text 'the dog'; put it in a list"),
+        (["the", None], r"input 2: None is of type NoneType; accepted: str"),
+        (["the", "a \ud83d"], r"input 2: invalid Unicode \(lone surrogate\)"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            list(pipeline.stream(wrong, window=1, **options))
+
+
+@pytest.mark.skipif(load_native() is None, reason=missing())
+@pytest.mark.parametrize("name", ["lines", "trees"])
+def test_the_native_engine_is_the_default_and_agrees_with_pytorch(name: str, runs: Path) -> None:
+    kind, options = PIPELINES[name]
+    run = {"lines": "generate", "trees": "parse"}[name]
+    native, plain = kind.load(runs / name, quantize="none"), kind.load(runs / name, engine="pytorch")
+    assert kind.load(runs / name).description.startswith("native engine")
+    with pytest.raises(UsageError, match=r"call to_torch\(\) first"):
+        _ = native.model
+    inputs = ["the dog", "", *map(text_of, MADE)]
+    expected = getattr(plain, run)(inputs, **options)
+    assert_same(getattr(native, run)(inputs, **options), expected)
+    assert native.to_torch() is native and native.model.parameter_count() == plain.model.parameter_count()
+    assert native.description.startswith("PyTorch backend")
+    assert_same(getattr(native, run)(inputs, **options), expected)
 
 
 @pytest.mark.parametrize(("command", "name"), [("label", "tagged"), ("label", "first"), ("parse", "trees")])
@@ -475,9 +555,9 @@ def test_lines_in_lines_out(command: str, name: str, cli: Cli, runs: Path, tmp_p
 
 def test_trees_that_had_to_be_mended_are_counted(cli: Cli, runs: Path) -> None:
     sentence = ["the", "dog", "runs", "."]
-    whole = Parser.load(runs / "trees").parse([sentence])[0].whole
+    well_formed = Parser.load(runs / "trees").parse([sentence])[0].well_formed
     _, _, err = cli("parse", runs / "trees", stdin=b"the dog runs .\n\nthe dog runs .\n")
-    assert ("mended: 2" in err) == (not whole)
+    assert ("mended: 2" in err) == (not well_formed)
 
 
 @pytest.mark.parametrize("name", ["lines", "tagged", "images", "trees"])
@@ -510,13 +590,13 @@ def test_info_of_any_model(name: str, what: str, cli: Cli, runs: Path) -> None:
         (["translate", "trees"], '"trees"; it is used by: dragoman parse'),
         (["translate", "lines"], '"text"; it is used by: dragoman generate'),
         (["evaluate", "tagged", "--source", "train.txt", "--reference", "train.txt"], "it is used by: dragoman label"),
-        (["generate", "trees"], "is no language model: "),
-        (["label", "lines"], "gives no labels: "),
+        (["generate", "trees"], "is not a language model: "),
+        (["label", "lines"], "does not predict labels: "),
         (["label", "masked"], '"masked"; it is used by: dragoman vectors'),
         (["label", "images"], "reads no text: "),
-        (["parse", "first"], "writes no trees: "),
+        (["parse", "first"], "does not generate trees: "),
         (["score", "lines", "--source", "train.txt", "--target", "train.txt"], "leave --source out"),
-        (["score", "tagged", "--target", "train.txt"], "is no language model: "),
+        (["score", "tagged", "--target", "train.txt"], "is not a language model: "),
         (["generate", "lines", "--prompt", "a", "--input", "train.txt"], "--prompt and --input are given both"),
         (["generate", "lines", "--prompt", "a", "--max-tokens", "0"], "max_tokens = 0: must be at least 1"),
     ],

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dragoman.config import Config, parse_config
-from dragoman.serve.app import load_served
+from dragoman.serve.app import load_models
 from small_run import Cli, digit_pairs, write_lines
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +57,7 @@ def test_readme_walk_from_text_to_translator(
         words = shlex.split(call)
         assert words[0] == "dragoman"
         if words[1] == "serve":  # it would not end; tests/unit/test_serve.py asks it
-            assert list(load_served(words[2:])) == ["en-de"]
+            assert list(load_models(words[2:])) == ["en-de"]
             continue
         stdin = shlex.split(said)[1].encode() + b"\n" if said else b""
         code, out, err = cli(*words[1:], stdin=stdin)

@@ -149,13 +149,13 @@ def test_int8_costs_little(run: Path) -> None:
 def test_what_is_no_text_is_named(run: Path) -> None:
     translator = Translator.load(run, quantize="none")
     calls: list[tuple[Callable[[Any], object], Any, str]] = [
-        (translator.translate, [None], "stands None, of type NoneType; accepted: str"),
-        (translator.translate, ["one", b"two"], "stands b'two', of type bytes"),
+        (translator.translate, [None], "input 1: None is of type NoneType; accepted: str"),
+        (translator.translate, ["one", b"two"], "input 2: b'two' is of type bytes"),
         (translator.translate, "one", "put it in a list"),
         (lambda prefix: translator.translate(["one"], prefix=prefix), 3, "prefix = 3"),
-        (lambda text: list(translator.live(text)), ["one"], "of type list"),
+        (lambda text: list(translator.stream_tokens(text)), ["one"], "of type list"),
         (lambda text: translator.align(text, ["one"]), "o", "put it in a list"),
-        (lambda text: translator.score(["one"], [text]), 1, "stands 1, of type int"),
+        (lambda text: translator.score(["one"], [text]), 1, "target 1: 1 is of type int"),
     ]
     for call, wrong, told in calls:
         with pytest.raises(UsageError, match=told):
@@ -277,7 +277,7 @@ def test_the_engine_step_by_step_is_the_plain_stepper(run: Path, tmp_path: Path)
 def test_live_on_the_engine(run: Path, settings: dict[str, int]) -> None:
     plain, fast = exact(run), Translator.load(run, quantize="none", engine="native")
     for source in SOURCES[:5]:
-        assert list(fast.live(source, **settings)) == list(plain.live(source, **settings))
+        assert list(fast.stream_tokens(source, **settings)) == list(plain.stream_tokens(source, **settings))
 
 
 @native
@@ -294,10 +294,13 @@ def test_alignments_on_the_engine(run: Path) -> None:
 
 
 @native
-def test_who_asks_for_the_model_sees_it_at_work(run: Path) -> None:
+def test_the_model_is_there_after_to_torch_only(run: Path) -> None:
     translator = Translator.load(run, quantize="none", engine="native")
     before = translator.translate(SOURCES[:3])
-    with record(translator.model, "decoder.layers.*.cross_attn.weights") as seen:
+    with pytest.raises(UsageError, match=r"the backend is native engine .*; call to_torch\(\) first"):
+        _ = translator.model
+    assert translator.description.startswith("native engine")
+    with record(translator.to_torch().model, "decoder.layers.*.cross_attn.weights") as seen:
         after = translator.translate(SOURCES[:3])
     assert translator.description.startswith("PyTorch backend") and len(seen) == 1
     assert [t.tokens for t in after] == [t.tokens for t in before]

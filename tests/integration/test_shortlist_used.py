@@ -69,7 +69,7 @@ def test_lines_in_lines_out_and_only_words_of_the_list(cli: Cli, listed: Path, t
     translator, shortlist = Translator.load(listed, shortlist=True), load_shortlist(listed)
     for translation in translator.translate(SOURCES, beam=4):
         words = {
-            translator.tokenizer.target_piece(i) for i in shortlist.of(translator.parts(translation.source, "")[0].ids)
+            translator.tokenizer.target_piece(i) for i in shortlist.of(translator.split(translation.source)[0].ids)
         }
         assert set(translation.tokens) <= words and len(words) < 30
 
@@ -95,8 +95,8 @@ def test_both_paths_say_the_same(listed: Path, settings: dict[str, int]) -> None
         assert one.token_log_probs == pytest.approx(other.token_log_probs, abs=1e-4)
     alone = {"nbest": 1, **{k: v for k, v in settings.items() if k != "nbest"}}
     for source in SOURCES[:3]:
-        partials = list(fast.live(source, **alone))
-        assert partials == list(plain.live(source, **alone))
+        partials = list(fast.stream_tokens(source, **alone))
+        assert partials == list(plain.stream_tokens(source, **alone))
         assert partials[-1].text == fast.translate([source], **alone)[0].text
 
 
@@ -108,7 +108,7 @@ def test_a_prefix_is_allowed_and_the_plain_path_has_the_list_too(listed: Path) -
     assert short[0].text.startswith("sies acht")
     fast.backend.engine.positions = 2  # type: ignore[attr-defined]
     assert fast.translate(["one two"], prefix=prefix)[0].tokens == short[0].tokens  # beyond them
-    assert fast.model is not None and "PyTorch backend" in fast.description and "shortlist" in fast.description
+    assert "PyTorch backend" in fast.to_torch().description and "shortlist" in fast.description
     assert fast.translate(["one two"], prefix=prefix)[0].tokens == short[0].tokens
 
 

@@ -22,11 +22,11 @@ def address() -> Iterator[str]:
     """A server with two models; the second says what it reads."""
     pytest.importorskip("fastapi", reason="no fastapi to serve with: pip install 'dragoman[serve]'")
     uvicorn = pytest.importorskip("uvicorn", reason="no uvicorn to serve with: pip install 'dragoman[serve]'")
-    from dragoman.serve.app import Served, create_app, listen
+    from dragoman.serve.app import ServedModel, create_app, listen
 
     models = {
-        "tiny": Served(tiny_translator(), "transformer", ("en", "de")),
-        "copying": Served(copying_translator(), "transformer", ("en", "en")),
+        "tiny": ServedModel(tiny_translator(), "transformer", ("en", "de")),
+        "copying": ServedModel(copying_translator(), "transformer", ("en", "en")),
     }
     door = listen("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(create_app(models), log_level="error", lifespan="off"))

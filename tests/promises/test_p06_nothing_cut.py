@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.decoding.retry import repeats
+from dragoman.decoding.retry import count_repeats
 from tiny_translator import copying_translator, round_trip, tiny_translator
 from toy_model import CopyModel
 
@@ -73,7 +73,7 @@ def test_a_loop_is_flagged_even_where_the_second_search_is_better() -> None:
     out = copying_translator(says="▁six", max_extra=30).translate(["one two three"])[0]
 
     assert "repetition" in out.flags
-    assert repeats([out.tokens.index(token) for token in out.tokens]) == 1
+    assert count_repeats([out.tokens.index(token) for token in out.tokens]) == 1
 
 
 def test_output_that_ends_by_itself_is_not_flagged() -> None:

@@ -1,12 +1,22 @@
-"""Loops and lengths that are off."""
+"""Repetition, unusual lengths, and the second search."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.decoding.retry import length_is_off, loops, repeats, without_loops
+from dragoman.decoding.hypothesis import PartialHypothesis, TokenStream, complete
+from dragoman.decoding.retry import (
+    StreamWithRetry,
+    count_repeats,
+    has_unusual_length,
+    repeats_itself,
+    retry_settings,
+    search_with_retry,
+)
 from dragoman.decoding.settings import SearchSettings
 
 
@@ -26,12 +36,12 @@ from dragoman.decoding.settings import SearchSettings
     ],
 )
 def test_back_to_back_ngrams_are_counted(tokens: list[int], times: int) -> None:
-    assert repeats(tokens) == times
+    assert count_repeats(tokens) == times
 
 
-def test_fewer_repeats_count_where_fewer_are_enough() -> None:
-    assert repeats([4, 7, 8, 7, 8, 7, 8, 5], enough=2) == 3
-    assert repeats([4, 7, 8, 9], enough=2) == 1
+def test_fewer_repeats_count_with_a_lower_minimum() -> None:
+    assert count_repeats([4, 7, 8, 7, 8, 7, 8, 5], at_least=2) == 3
+    assert count_repeats([4, 7, 8, 9], at_least=2) == 1
 
 
 @given(
@@ -40,30 +50,74 @@ def test_fewer_repeats_count_where_fewer_are_enough() -> None:
     times=st.integers(4, 9),
     after=st.lists(st.integers(30, 39), max_size=6, unique=True),
 )
-def test_a_phrase_said_n_times_is_n_repeats(before: list[int], phrase: list[int], times: int, after: list[int]) -> None:
-    assert repeats(before + phrase * times + after) == times
+def test_a_phrase_written_n_times_is_n_repeats(
+    before: list[int], phrase: list[int], times: int, after: list[int]
+) -> None:
+    assert count_repeats(before + phrase * times + after) == times
 
 
-def test_a_loop_of_the_source_is_no_fault() -> None:
+def test_a_repetition_in_the_source_is_no_fault() -> None:
     laughter = [4, 5] * 5
 
-    assert loops([7, 8, 9], laughter)
-    assert not loops(laughter, laughter)
-    assert not loops([4] * 3, [6] * 5)
-    assert loops(laughter, [4, 5] * 10)
+    assert repeats_itself([7, 8, 9], laughter)
+    assert not repeats_itself(laughter, laughter)
+    assert not repeats_itself([4] * 3, [6] * 5)
+    assert repeats_itself(laughter, [4, 5] * 10)
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "off"),
+    ("source", "target", "unusual"),
     [(1, 9, False), (3, 10, True), (4, 12, False), (30, 10, False), (31, 10, True), (12, 0, True), (0, 0, False)],
 )
-def test_a_length_is_off_by_more_than_three_times(source: int, target: int, off: bool) -> None:
-    assert length_is_off(source, target) is off
+def test_a_has_unusual_length_more_than_three_times(source: int, target: int, unusual: bool) -> None:
+    assert has_unusual_length(source, target) is unusual
 
 
-def test_a_loop_is_searched_again_without_repeated_trigrams() -> None:
-    again = without_loops(SearchSettings(sample=True, beam=1, nbest=3, no_repeat_ngram=4, max_extra=7))
+def test_repeated_output_is_searched_again_without_repeated_trigrams() -> None:
+    again = retry_settings(SearchSettings(sample=True, beam=1, nbest=3, no_repeat_ngram=4, max_extra=7))
 
     assert again == SearchSettings(sample=False, beam=3, nbest=3, no_repeat_ngram=3, max_extra=7)
-    assert without_loops(SearchSettings(beam=5)) == SearchSettings(beam=5, no_repeat_ngram=3)
-    assert [without_loops(SearchSettings(no_repeat_ngram=n)) for n in (2, 3)] == [None, None]
+    assert retry_settings(SearchSettings(beam=5)) == SearchSettings(beam=5, no_repeat_ngram=3)
+    assert [retry_settings(SearchSettings(no_repeat_ngram=n)) for n in (2, 3)] == [None, None]
+
+
+LOOP, FINE = [5] * 8, [5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "no_repeat_ngram", "kept", "repeated"),
+    [
+        (FINE, None, 0, FINE, False),
+        (LOOP, FINE, 0, FINE, True),
+        (LOOP, [6] * 9, 0, LOOP, True),
+        (LOOP, None, 3, LOOP, True),
+    ],
+)
+def test_a_second_result_is_kept_unless_it_repeats_itself_too(
+    first: list[int], second: list[int] | None, no_repeat_ngram: int, kept: list[int], repeated: bool
+) -> None:
+    settings, source = SearchSettings(no_repeat_ngram=no_repeat_ngram), [8, 9, 3]
+    calls: list[tuple[list[int], SearchSettings]] = []
+
+    def search(indices: Sequence[int], used: SearchSettings) -> list[list[int]]:
+        calls.append((list(indices), used))
+        return [{0: FINE, 1: first if used == settings else second or [], 2: FINE}[index] for index in indices]
+
+    def stream(used: SearchSettings) -> TokenStream:
+        (tokens,) = search([1], used)
+        paths = [PartialHypothesis(tokens[:n], [0.0] * n, [0] * n, n) for n in range(1, len(tokens) + 1)]
+        yield from paths[:-1]
+        return complete(tokens, [0.0] * (len(tokens) + 1), 0.0, truncated=False), paths[-1]
+
+    results = search_with_retry(search, [source] * 3, settings, lambda tokens: tokens)
+    assert results == ([FINE, kept, FINE], [False, repeated, False])
+    assert [indices for indices, _ in calls] == [[0, 1, 2], [1]][: 1 if second is None else 2]
+
+    watched = StreamWithRetry(stream, source, settings)
+    seen = [(watched.settings.no_repeat_ngram, path.tokens, last) for path, last in watched]
+    assert (watched.result.tokens, watched.repeated, watched.replaced) == (kept, repeated, repeated and kept == FINE)
+    searches = [(no_repeat_ngram, first), *([] if second is None else [(3, second)])]
+    assert seen == [(n, tokens[:i], i == len(tokens)) for n, tokens in searches for i in range(1, len(tokens) + 1)]
+
+    once = StreamWithRetry(stream, None, settings)
+    assert len(list(once)) == len(first) and once.result.tokens == first and not once.repeated

@@ -321,7 +321,7 @@ def test_a_language_model_goes_on() -> None:
     assert "source" not in found.sides and found.sides["input"].pieces[0] == "<s>"
 
 
-def test_a_given_continuation_has_the_surprise_of_its_text() -> None:
+def test_a_given_continuation_has_the_score_of_its_text() -> None:
     network, _, _ = language_model("lines")
     generator = TextGenerator(network, tiny_tokenizer(), 30, ends=True)  # type: ignore[arg-type]
 
@@ -329,7 +329,7 @@ def test_a_given_continuation_has_the_surprise_of_its_text() -> None:
 
     assert found.text == "one two six nine" and found.forced
     assert sum(a.log_prob for a in found.answers) == pytest.approx(
-        generator.surprise("one two six nine").log_prob, abs=1e-4
+        generator.score("one two six nine").log_prob, abs=1e-4
     )
     assert found.answers[-1].piece == "</s>" and found.answers[0].given and not found.answers[-1].given
     streamed = explain(language_model(), "one two", " six nine")

@@ -397,7 +397,7 @@ def test_the_aligning_head_of_the_demo_is_found(tmp_path: Path) -> None:
     corpus = spelled_numbers.write(tmp_path / "corpus")
     few = ["train.validate_sentences=40", *(f"train.{key}" for key in shorter)]
     train(demo_config(corpus, few), tmp_path / "run")
-    translator = Translator.load(tmp_path / "run")
+    translator = Translator.load(tmp_path / "run").to_torch()
     sources, references = (list(side) for side in zip(*spelled_numbers.build().test[:200], strict=True))
     golds = [spelled_numbers_alignment(*pair) for pair in zip(sources, references, strict=True)]
     found = atlas(translator.model, of_translator(translator, sources, references, golds))

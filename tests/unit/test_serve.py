@@ -38,8 +38,8 @@ from dragoman.nn.record import record
 from dragoman.nn.taps import Tap
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.translation import Translator
-from dragoman.serve.app import HEADERS, MOST_BYTES, MOST_CHARACTERS, Served, create_app, listen, load_served
-from dragoman.serve.viewer import Event, continue_live, translate_live
+from dragoman.serve.app import HEADERS, MAX_BYTES, MAX_CHARACTERS, ServedModel, create_app, listen, load_models
+from dragoman.serve.viewer import Event, stream_continuation, stream_translation
 from every_kind import TRANSLATORS, built, model_config
 from small_run import Cli
 from tiny_translator import copying_translator, tiny_tokenizer, tiny_translator
@@ -136,7 +136,7 @@ def test_the_end_is_what_the_translator_says(text: str, search: dict[str, Any]) 
     translator = tiny_translator(max_extra=7)
     (said,) = translator.translate([text], **search)
 
-    events = list(translate_live(translator, text, **search))
+    events = list(stream_translation(translator, text, **search))
 
     done, tokens = events[-1], replayed(events)
     assert (done["text"], done["score"], done["log_prob"]) == (said.text, said.score, said.log_prob)
@@ -157,7 +157,7 @@ def test_every_architecture_is_watched_alike(name: str, search: dict[str, Any]) 
     translator = translator_of(name)
     (said,) = translator.translate(["four two eight"], **search)
 
-    events = list(translate_live(translator, "four two eight", **search))
+    events = list(stream_translation(translator, "four two eight", **search))
 
     assert (events[-1]["text"], events[-1]["score"]) == (said.text, said.score)
     assert [token["log_prob"] for token in replayed(events)] == said.token_log_probs
@@ -167,7 +167,7 @@ def test_every_architecture_is_watched_alike(name: str, search: dict[str, Any]) 
 @pytest.mark.parametrize("beam", [1, 4])
 def test_the_weights_and_alternatives_are_those_of_teacher_forcing(name: str, beam: int) -> None:
     translator = translator_of(name)
-    tokens = replayed(list(translate_live(translator, "four two eight", beam=beam)))
+    tokens = replayed(list(stream_translation(translator, "four two eight", beam=beam)))
     ids = ids_of(tokens)
     src = torch.tensor([tiny_tokenizer().encode_source("four two eight")])
 
@@ -186,13 +186,13 @@ def test_the_weights_and_alternatives_are_those_of_teacher_forcing(name: str, be
 
 
 def test_a_model_without_attention_shows_none() -> None:
-    tokens = replayed(list(translate_live(translator_of("rnn"), "one two")))
+    tokens = replayed(list(stream_translation(translator_of("rnn"), "one two")))
 
     assert tokens and {token["attention"] for token in tokens} == {None}
 
 
 def test_greedy_tokens_come_one_by_one_and_stay() -> None:
-    stream = translate_live(tiny_translator(max_extra=7), "one two three", beam=1, no_repeat_ngram=3)
+    stream = stream_translation(tiny_translator(max_extra=7), "one two three", beam=1, no_repeat_ngram=3)
     events = [e for e in stream if e["event"] == "tokens"]
 
     assert [(e["from"], len(e["tokens"]), e["settled"]) for e in events] == [(i, 1, True) for i in range(len(events))]
@@ -204,7 +204,7 @@ def test_a_beam_is_settled_at_its_end_only() -> None:
     streams = [
         [
             e
-            for e in translate_live(tiny_translator(max_extra=7), text, beam=4, no_repeat_ngram=3)
+            for e in stream_translation(tiny_translator(max_extra=7), text, beam=4, no_repeat_ngram=3)
             if e["event"] == "tokens"
         ]
         for text in texts
@@ -220,7 +220,7 @@ def test_a_long_text_is_told_part_by_part() -> None:
     (said,) = translator.translate(["one two. Three four."], batch_tokens=1)
     (packed,) = translator.translate(["one two. Three four."])
 
-    events = list(translate_live(translator, "one two. Three four."))
+    events = list(stream_translation(translator, "one two. Three four."))
 
     assert events[0]["parts"] == 3 and "split" in events[-1]["flags"]
     assert (events[-1]["text"], events[-1]["score"]) == (said.text, said.score)
@@ -234,17 +234,16 @@ def test_what_goes_in_circles_is_searched_once_more(
     beam: int, again_no_better: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if again_no_better:
-        monkeypatch.setattr("dragoman.pipelines.translation.loops", lambda source, target: True)
-        monkeypatch.setattr("dragoman.serve.viewer.loops", lambda source, target: True)
+        monkeypatch.setattr("dragoman.decoding.retry.repeats_itself", lambda source, target: True)
     translator = copying_translator(says="▁six", max_extra=20)
     (said,) = translator.translate(["one two"], beam=beam)
 
-    events = list(translate_live(translator, "one two", beam=beam))
+    events = list(stream_translation(translator, "one two", beam=beam))
 
     assert "again" in [e["event"] for e in events] and "repetition" in said.flags
     assert (events[-1]["text"], events[-1]["score"], tuple(events[-1]["flags"])) == (said.text, said.score, said.flags)
     assert [token["piece"] for token in replayed(events)] == said.tokens
-    guarded = [e["event"] for e in translate_live(translator, "one two", beam=beam, no_repeat_ngram=2)]
+    guarded = [e["event"] for e in stream_translation(translator, "one two", beam=beam, no_repeat_ngram=2)]
     assert "again" not in guarded
 
 
@@ -255,7 +254,7 @@ def test_a_continuation_ends_as_the_generator_says(prompt: str, search: dict[str
     (said,) = generator.generate([prompt], max_tokens=6, **search)
     given = generator.tokenizer.encode_target(prompt)[:-1]
 
-    events = list(continue_live(generator, prompt, max_tokens=6, **search))
+    events = list(stream_continuation(generator, prompt, max_tokens=6, **search))
 
     done, tokens = events[-1], replayed(events)
     assert (done["text"], done["log_prob"], "truncated" in done["flags"]) == (said.text, said.log_prob, not said.ended)
@@ -274,15 +273,17 @@ def test_a_continuation_ends_as_the_generator_says(prompt: str, search: dict[str
 def test_linear_self_attention_has_no_weights_to_show() -> None:
     generator = tiny_generator(attention={"kind": "linear"})
 
-    assert {token["attention"] for token in replayed(list(continue_live(generator, "one", max_tokens=3)))} == {None}
-    assert Served(generator, "decoder_only").describe()["attention"] is None
+    assert {token["attention"] for token in replayed(list(stream_continuation(generator, "one", max_tokens=3)))} == {
+        None
+    }
+    assert ServedModel(generator, "decoder_only").describe()["attention"] is None
 
 
 def test_two_texts_are_written_in_turn_by_one_model() -> None:
     translator = tiny_translator(max_extra=7)
     asked: list[tuple[str, dict[str, Any]]] = [("one two three", {"beam": 3}), ("four five", {"beam": 1})]
-    alone = [without_clock(list(translate_live(translator, text, **search))) for text, search in asked]
-    streams = [translate_live(translator, text, **search) for text, search in asked]
+    alone = [without_clock(list(stream_translation(translator, text, **search))) for text, search in asked]
+    streams = [stream_translation(translator, text, **search) for text, search in asked]
 
     together: list[list[Event]] = [[], []]
     for _ in range(60):
@@ -297,7 +298,7 @@ def test_nothing_is_left_behind_between_two_steps(monkeypatch: pytest.MonkeyPatc
     whole = translator.model.decode_hidden
     monkeypatch.setattr(translator.model, "decode_hidden", lambda *step: held.append(lock.locked()) or whole(*step))
 
-    for event in translate_live(translator, "one two three", lock, beam=2):
+    for event in stream_translation(translator, "one two three", lock, beam=2):
         assert not lock.locked()
         assert torch.is_grad_enabled()
         assert not [tap for tap in translator.model.modules() if isinstance(tap, Tap) and tap.active], event
@@ -308,7 +309,7 @@ def test_only_one_hypothesis_can_be_watched() -> None:
     with pytest.raises(UsageError, match="nbest = 2: a stream has one hypothesis"):
         stream_tokens(ModelStepper(tiny_translator().model), torch.tensor([[5, 3]]), SearchSettings(nbest=2))
     with pytest.raises(UsageError, match="max_tokens = 0"):
-        next(continue_live(tiny_generator(), "one", max_tokens=0))
+        next(stream_continuation(tiny_generator(), "one", max_tokens=0))
 
 
 # ------------------------------------------------------------------------------------------------------ the server
@@ -317,8 +318,8 @@ def test_only_one_hypothesis_can_be_watched() -> None:
 @pytest.fixture
 def client() -> TestClient:
     models = {
-        "tiny": Served(tiny_translator(), "transformer", ("en", "fr")),
-        "play": Served(tiny_generator(), "decoder_only"),
+        "tiny": ServedModel(tiny_translator(), "transformer", ("en", "fr")),
+        "play": ServedModel(tiny_generator(), "decoder_only"),
     }
     return TestClient(create_app(models))
 
@@ -360,7 +361,7 @@ def test_nothing_else_is_handed_out(client: TestClient, path: str) -> None:
 
 
 def test_names_of_models_are_no_structure() -> None:
-    page = TestClient(create_app({"<b>&x": Served(tiny_translator(), "transformer")})).get("/").text
+    page = TestClient(create_app({"<b>&x": ServedModel(tiny_translator(), "transformer")})).get("/").text
 
     assert "<option>&lt;b&gt;&amp;x</option>" in page and "<b>&x" not in page
 
@@ -373,8 +374,8 @@ def test_what_the_page_is_told_of_the_models(client: TestClient) -> None:
     assert tiny["attention"] == {"over": "source", "layers": 2, "heads": 2}
     assert play["attention"] == {"over": "before", "layers": 2, "heads": 3} and play["writes"] == "continuation"
     assert play["parameters"] == sum(p.numel() for p in tiny_generator().model.parameters())
-    assert known["limits"]["characters"] == MOST_CHARACTERS
-    assert Served(translator_of("rnn"), "rnn").describe()["attention"] is None
+    assert known["limits"]["characters"] == MAX_CHARACTERS
+    assert ServedModel(translator_of("rnn"), "rnn").describe()["attention"] is None
 
 
 def test_the_stream_is_the_translation(client: TestClient) -> None:
@@ -387,7 +388,7 @@ def test_the_stream_is_the_translation(client: TestClient) -> None:
 
     assert (events[-1]["text"], events[-1]["score"]) == (said.text, said.score)
     assert (other[-1]["text"], other[-1]["score"]) == (drawn.text, drawn.score)
-    assert without_clock(events) == without_clock(list(translate_live(translator, "one two three", beam=2)))
+    assert without_clock(events) == without_clock(list(stream_translation(translator, "one two three", beam=2)))
 
 
 def test_the_stream_is_the_continuation(client: TestClient) -> None:
@@ -408,15 +409,15 @@ def test_the_stream_is_the_continuation(client: TestClient) -> None:
         ),
         (
             {"text": "one", "model": "tinny"},
-            [("model = 'tinny': no such model here (did you mean 'tiny'?)", "body.model", "one of: tiny, play")],
+            [("model = 'tinny': no such model (did you mean 'tiny'?)", "body.model", "one of: tiny, play")],
         ),
         (
             {"text": 5, "model": "tiny", "beam": 99, "temperature": -1, "sead": 1},
             [
                 ("text = 5", "body.text", "a text of at most 5,000 characters"),
-                ("beam = 99", "body.beam", "a whole number from 1 (greedy) to 16"),
-                ("temperature = -1", "body.temperature", "a number from 0 (nothing is drawn) to 2"),
-                ("no such setting: 'sead' (did you mean 'seed'?)", "body.sead", "text, model, beam, temperature, seed"),
+                ("beam = 99", "body.beam", "an integer from 1 (greedy) to 16"),
+                ("temperature = -1", "body.temperature", "a number from 0 (no sampling) to 2"),
+                ("unknown setting 'sead' (did you mean 'seed'?)", "body.sead", "text, model, beam, temperature, seed"),
             ],
         ),
     ],
@@ -433,10 +434,10 @@ def test_wrong_requests_are_told_everything_at_once(
 @pytest.mark.parametrize(
     ("body", "kind", "status", "told"),
     [
-        (b"{", "application/json", 422, "the body is no request"),
-        (b"[1]", "application/json", 422, "the body is no request"),
+        (b"{", "application/json", 422, "the body is not a valid request"),
+        (b"[1]", "application/json", 422, "the body is not a valid request"),
         (b'{"text": "one", "model": "tiny"}', "text/plain", 415, "content of type text/plain"),
-        (b" " * (MOST_BYTES + 1), "application/json", 413, "the request is too large"),
+        (b" " * (MAX_BYTES + 1), "application/json", 413, "the request is too large"),
     ],
 )
 def test_what_is_no_request_is_refused(client: TestClient, body: bytes, kind: str, status: int, told: str) -> None:
@@ -448,9 +449,9 @@ def test_what_is_no_request_is_refused(client: TestClient, body: bytes, kind: st
 
 
 def test_the_longest_text_fits_into_a_request() -> None:
-    longest = {"text": "😀" * MOST_CHARACTERS, "model": "m" * 100, "beam": 16, "temperature": 1.25, "seed": 4294967295}
+    longest = {"text": "😀" * MAX_CHARACTERS, "model": "m" * 100, "beam": 16, "temperature": 1.25, "seed": 4294967295}
 
-    assert len(json.dumps(longest)) <= MOST_BYTES
+    assert len(json.dumps(longest)) <= MAX_BYTES
 
 
 @pytest.mark.parametrize(
@@ -459,9 +460,9 @@ def test_the_longest_text_fits_into_a_request() -> None:
 def test_an_error_in_the_middle_is_told_in_the_stream(
     damage: Exception, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served = Served(tiny_translator(), "transformer")
+    served = ServedModel(tiny_translator(), "transformer")
     app = create_app({"tiny": served})
-    whole, steps = served.model.model.decode_hidden, []
+    whole, steps = served.pipeline.model.decode_hidden, []
 
     def breaks(tokens: Any, state: Any) -> Any:
         steps.append(state.length)
@@ -469,7 +470,7 @@ def test_an_error_in_the_middle_is_told_in_the_stream(
             raise damage
         return whole(tokens, state)
 
-    monkeypatch.setattr(served.model.model, "decode_hidden", breaks)
+    monkeypatch.setattr(served.pipeline.model, "decode_hidden", breaks)
     events = streamed(TestClient(app), model="tiny", text="one two", beam=1)
 
     assert [e["event"] for e in events] == ["start", "part", "tokens", "tokens", "error"]
@@ -478,8 +479,8 @@ def test_an_error_in_the_middle_is_told_in_the_stream(
 
 @pytest.mark.parametrize("version", ["2.3", "2.4"])
 def test_the_model_stops_when_nobody_listens(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    served = Served(copying_translator(says="▁six", max_extra=500), "copy")
-    app, model = create_app({"copy": served}), served.model.model
+    served = ServedModel(copying_translator(says="▁six", max_extra=500), "copy")
+    app, model = create_app({"copy": served}), served.pipeline.model
     whole, steps, sent = model.decode_hidden, [], []
 
     def counted(tokens: Any, state: Any) -> Any:
@@ -543,7 +544,7 @@ async def asked(app: Any, messages: list[dict[str, Any]]) -> list[dict[str, Any]
 
 def test_visitors_at_the_same_time_take_turns_and_get_what_each_alone_would() -> None:
     texts = ["one two three", "four", "five six"]
-    app = create_app({"tiny": Served(tiny_translator(), "transformer")})
+    app = create_app({"tiny": ServedModel(tiny_translator(), "transformer")})
     bodies = [json.dumps({"model": "tiny", "text": text, "beam": 2}).encode() for text in texts]
 
     async def all_at_once() -> list[list[dict[str, Any]]]:
@@ -558,7 +559,7 @@ def test_visitors_at_the_same_time_take_turns_and_get_what_each_alone_would() ->
 
 
 def test_a_visitor_who_leaves_in_the_middle_of_a_request_is_no_mistake_of_ours() -> None:
-    app = create_app({"tiny": Served(tiny_translator(), "transformer")})
+    app = create_app({"tiny": ServedModel(tiny_translator(), "transformer")})
     messages = [{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}]
 
     sent = asyncio.run(asked(app, messages))
@@ -567,8 +568,8 @@ def test_a_visitor_who_leaves_in_the_middle_of_a_request_is_no_mistake_of_ours()
 
 
 def test_a_beginning_longer_than_the_model_has_learned_from_is_refused(client: TestClient) -> None:
-    with pytest.raises(UsageError, match=r"a beginning of \d+ tokens.*at most 30 at once: begin with a shorter one"):
-        list(continue_live(tiny_generator(), "one two three " * 20))
+    with pytest.raises(UsageError, match=r"the prompt has \d+ tokens; accepted: at most 30, .*give a shorter prompt"):
+        list(stream_continuation(tiny_generator(), "one two three " * 20))
     assert streamed(client, model="play", text="one two three " * 20)[-1]["event"] == "error"
 
 
@@ -576,7 +577,7 @@ def test_an_application_needs_a_model() -> None:
     with pytest.raises(UsageError, match="no models to serve"):
         create_app({})
     with pytest.raises(UsageError, match="no models to serve"):
-        load_served([])
+        load_models([])
 
 
 # ---------------------------------------------------------------------------------------------- the command's side
@@ -586,26 +587,26 @@ def test_models_go_by_the_shortest_names_that_differ(tmp_path: Path) -> None:
     for name in ("a/best", "b/best"):
         shutil.copytree(GOLDEN, tmp_path / name)
 
-    assert list(load_served([tmp_path / "a" / "best"])) == ["best"]
-    two = load_served([str(tmp_path / "a" / "best"), tmp_path / "b" / "best"])
+    assert list(load_models([tmp_path / "a" / "best"])) == ["best"]
+    two = load_models([str(tmp_path / "a" / "best"), tmp_path / "b" / "best"])
     assert list(two) == ["a/best", "b/best"]
-    assert isinstance(two["b/best"].model, Translator) and two["b/best"].architecture == "transformer"
+    assert isinstance(two["b/best"].pipeline, Translator) and two["b/best"].architecture == "transformer"
     with pytest.raises(UsageError, match="named twice"):
-        load_served([tmp_path / "a" / "best", tmp_path / "b" / ".." / "a" / "best"])
+        load_models([tmp_path / "a" / "best", tmp_path / "b" / ".." / "a" / "best"])
 
 
 def test_a_model_that_writes_no_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     config = SimpleNamespace(data=SimpleNamespace(kind="tagged"), model=SimpleNamespace(architecture="encoder_only"))
     monkeypatch.setattr("dragoman.serve.app.read_config", lambda path: config)
 
-    with pytest.raises(UsageError, match=r"writes no text.*dragoman label"):
-        Served.load("runs/tags")
+    with pytest.raises(UsageError, match=r"generates no text.*dragoman label"):
+        ServedModel.load("runs/tags")
 
 
 def test_a_port_that_is_taken_and_a_host_that_is_not_here() -> None:
     with listen("127.0.0.1", 0) as door:
         port = door.getsockname()[1]
-        with pytest.raises(DragomanError, match=rf"127.0.0.1:{port} cannot be had .*--port"):
+        with pytest.raises(DragomanError, match=rf"cannot listen on 127.0.0.1:{port} .*--port"):
             listen("127.0.0.1", port)
     with pytest.raises(UsageError, match=r"--host 1.2.3.4.5: no such address.*0\.0\.0\.0"):
         listen("1.2.3.4.5", 8000)

@@ -55,7 +55,7 @@ def test_a_prefix_longer_than_any_text_is_refused() -> None:
     """It would be decoded token by token, for minutes."""
     translator = tiny_translator(max_source=9)
     assert translator.translate(["one"], prefix="two three")[0].text.startswith("two three")
-    with pytest.raises(UsageError, match=r"prefix 'one one .*: it has [\d,]+ tokens; accepted: at most 9"):
+    with pytest.raises(UsageError, match=r"prefix 'one one .*: [\d,]+ tokens; accepted: at most 9"):
         translator.translate(["one"], prefix="one " * 500)
 
 
@@ -149,6 +149,17 @@ def test_scoring_a_long_pair_takes_the_logits_in_parts(monkeypatch: pytest.Monke
         assert one.token_log_probs == pytest.approx(other.token_log_probs, abs=1e-6)
 
 
+def test_every_text_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    translator, texts = tiny_translator(max_source=9), []
+    encode = translator.tokenizer.encode_source
+    monkeypatch.setattr(translator.tokenizer, "encode_source", lambda text: texts.append(text) or encode(text))
+
+    out = translator.translate(["one two", "one two three. Four five six, seven eight nine.", "seven"])
+
+    assert [("split" in translation.flags) for translation in out] == [False, True, False]
+    assert len(texts) == len(set(texts)) >= 5
+
+
 def test_half_a_surrogate_pair_is_no_reason_to_fail() -> None:
     out = copying_translator().translate(["one \ud83d two"])
 
@@ -156,11 +167,11 @@ def test_half_a_surrogate_pair_is_no_reason_to_fail() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"beam": 1}, {"beam": 4}, {"sample": True, "seed": 2}])
-def test_live_ends_with_the_translation_and_what_is_stable_stays(settings: dict[str, int]) -> None:
+def test_streamed_tokens_end_with_the_translation_and_what_is_stable_stays(settings: dict[str, int]) -> None:
     translator = tiny_translator(max_source=9)
     for text in ("one two three", "four five six seven eight. nine one two three four five.", ""):
         (whole,) = translator.translate([text], batch_tokens=1, **settings)
-        steps = list(translator.live(text, **settings))
+        steps = list(translator.stream_tokens(text, **settings))
         assert steps[-1].text == steps[-1].stable == whole.text
         if "repetition" not in whole.flags:
             assert all(whole.text.startswith(step.stable.rstrip()) for step in steps)

@@ -102,7 +102,7 @@ def _show(console: Console, translations: Sequence[Translation], references: Seq
 def picture(translator: Translator, source: str) -> tuple[Translation, AttentionPicture]:
     """The translation of a text with the cross-attention of all layers and heads, (layers, heads, T, S)."""
     translation = translator.translate([source])[0]
-    tokenizer, model = translator.tokenizer, translator.model
+    tokenizer, model = translator.tokenizer, translator.to_torch().model
     src = tokenizer.encode_source(source)
     tgt = tokenizer.encode_target(translation.text)
     with torch.no_grad(), record(model, "decoder.layers.*.cross_attn.weights") as seen:
@@ -144,7 +144,7 @@ def _report(
     return DemoReport(
         title="Dragoman demo: spelled numbers and dates, English to German",
         config=config.model_dump(mode="json", exclude={"data"}),
-        parameters=translator.model.parameter_count(),
+        parameters=translator.to_torch().model.parameter_count(),
         seconds=max((row["seconds"] for row in rows), default=0.0),
         device=str(translator.device),
         history=rows,

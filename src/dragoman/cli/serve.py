@@ -24,7 +24,7 @@ def serve(
 ) -> None:
     """A web page: type a sentence, watch it being translated, see where each word came from."""
     try:
-        from dragoman.serve.app import create_app, listen, load_served, run
+        from dragoman.serve.app import create_app, listen, load_models, run
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in _NEEDED:
             raise
@@ -35,7 +35,7 @@ def serve(
 
     door = listen(host, port)
     with door:
-        page = create_app(load_served(models, resolve_device(device)))
+        page = create_app(load_models(models, resolve_device(device)))
         address, number = door.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
         typer.echo(f"http://{shown}:{number}   (Ctrl-C ends it)", err=True)

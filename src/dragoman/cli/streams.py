@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import typer
 from dragoman.errors import DragomanError, UsageError
 from dragoman.io.writing import not_written
 
-__all__ = ["OutputStream", "lines_of", "windows"]
+__all__ = ["OutputStream", "lines_of"]
 
 
 def lines_of(path: Path | None) -> Iterator[str]:
@@ -90,10 +89,3 @@ class OutputStream:
             typer.echo(f"what was done before the error is in {self.part}", err=True)
         if problem is not None and kind is None:
             raise self._problem(problem) from problem
-
-
-def windows(lines: Iterable[str], size: int = 2000) -> Iterator[list[str]]:
-    """`size` lines at a time, so that results come while lines are still read."""
-    rest = iter(lines)
-    while some := list(itertools.islice(rest, size)):
-        yield some

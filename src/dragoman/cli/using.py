@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dragoman.cli.options import AsJson, Device, InputFile, Model, Models, OutputFile, Quantize, Source, Tokenize, app
-from dragoman.cli.streams import OutputStream, lines_of, windows
+from dragoman.cli.streams import OutputStream, lines_of
 from dragoman.errors import UsageError
 
 if TYPE_CHECKING:
@@ -162,8 +162,8 @@ def score(
     with OutputStream(None) as write:
         if source is None:
             generator = _generator(model, device, quantize=quantize)
-            for surprise in map(generator.surprise, lines_of(target)):
-                write(f"{surprise.log_prob:.6f}\t{surprise.tokens}")
+            for text_score in map(generator.score, lines_of(target)):
+                write(f"{text_score.log_prob:.6f}\t{text_score.tokens}")
             return
         from dragoman.data.corpus import CorpusSpec, read_pairs
 
@@ -230,11 +230,11 @@ def generate(
     if prompt and input_:
         raise UsageError("--prompt and --input are given both; prompts come from one of them")
     generator = _generator(model, device)
-    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     with OutputStream(output, input_) as write:
-        for prompts in windows(prompt or lines_of(input_)):
-            for found in generator.generate(prompts, max_tokens=max_tokens, sample=not greedy, **settings):
-                write(json.dumps(found.to_json(), ensure_ascii=False) if jsonl else found.text)
+        prompts = prompt or lines_of(input_)
+        for found in generator.stream(prompts, max_tokens=max_tokens, sample=not greedy, **settings):
+            write(json.dumps(found.to_json(), ensure_ascii=False) if jsonl else found.text)
 
 
 @app.command()
@@ -254,9 +254,8 @@ def label(
     if labeller.config.data.kind == "images":
         raise wrong_model(model, labeller.config, "reads no text")
     with OutputStream(output, input_) as write:
-        for lines in windows(lines_of(input_)):
-            for found in labeller.label(lines):
-                write(json.dumps(found.to_json(), ensure_ascii=False) if jsonl else str(found))
+        for found in labeller.stream(lines_of(input_)):
+            write(json.dumps(found.to_json(), ensure_ascii=False) if jsonl else str(found))
 
 
 @app.command()
@@ -268,16 +267,14 @@ def parse(
     device: Device = "cpu",
 ) -> None:
     """Constituency trees in Penn brackets: N lines in (words with spaces between them), N lines out, in order."""
-    from dragoman.device import resolve_device
     from dragoman.pipelines.parsing import Parser
 
-    parser = Parser.load(model, resolve_device(device))
+    parser = Parser.load(model, _device(device))
     given: dict[str, Any] = {} if beam is None else {"beam": beam}
     mended = 0
     with OutputStream(output, input_) as write:
-        for lines in windows(lines_of(input_)):
-            for tree, whole in parser.parse(lines, **given):
-                write(str(tree) if tree.children else "")
-                mended += bool(tree.children) and not whole
+        for tree, well_formed in parser.stream(lines_of(input_), **given):
+            write(str(tree) if tree.children else "")
+            mended += bool(tree.children) and not well_formed
     if mended:
         typer.echo(f"mended: {mended} (what the model wrote was no tree over the words)", err=True)

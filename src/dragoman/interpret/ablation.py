@@ -341,7 +341,7 @@ def effect(
             "give at least one source, and a reference for each"
         )
     sources, references = list(sources), list(references)
-    model = translator.model  # from here on PyTorch computes everything: both sides of the comparison in one precision
+    model = translator.to_torch().model  # both sides of the comparison on one backend and in one precision
     loss = _loss(translator, sources, references)
     texts = [t.text for t in translator.translate(sources, **search)] if decode else []
     with replace(model, changes):

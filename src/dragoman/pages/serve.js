@@ -1,11 +1,11 @@
 "use strict";
-// The form, and the streams of events behind it.
+// The form, and the streams of events that answer it.
 
 const EXAMPLES = {
   en: ["A little dog runs through the snow.", "Two women are sitting on a bench in the park.", "A man in a red shirt is riding his bike."],
   de: ["Ein kleiner Hund läuft durch den Schnee.", "Zwei Frauen sitzen im Park auf einer Bank."],
 };
-const PACE = 26;  // milliseconds between two pieces, for the eye; the model is often faster
+const PACE = 26;  // milliseconds between two tokens, so that they can be followed; the model is often faster
 const calm = window.matchMedia("(prefers-reduced-motion: reduce)");
 const here = { models: [], limits: {}, panes: [], running: null };
 const pause = (ms) => new Promise((done) => { setTimeout(done, ms); });
@@ -14,7 +14,7 @@ const modelCalled = (name) => here.models.find((model) => model.name === name);
 const temperature = () => Number(byId("temperature").value);
 const chosenModels = () => [...new Set([byId("first").value, byId("second").value])].map(modelCalled).filter(Boolean);
 
-// ---- asking ---------------------------------------------------------------------------------------------------------
+// ---- requests -------------------------------------------------------------------------------------------------------
 
 async function* eventsOf(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -30,7 +30,7 @@ async function* eventsOf(response) {
 
 const sentence = ({ what, accepted }) => (accepted ? `${what}; accepted: ${accepted}` : what);
 const gone = () => both("The server does not answer: is dragoman serve still running?", "服务器没有回答：dragoman serve 还在运行吗？");
-const cutOff = () => both("The connection ended before the text did.", "连接在文本结束之前中断了。");
+const cutOff = () => both("The connection closed before the text was complete.", "连接在文本结束之前中断了。");
 
 async function follow(pane, ask, signal) {
   pane.begin(ask);
@@ -77,7 +77,7 @@ async function ask() {
   showGo();
 }
 
-// What changes in the settings is tried at once on the text that is there.
+// A changed setting is applied to the current text at once.
 const askAnew = () => { if (here.panes.length && byId("text").value.trim()) ask(); };
 
 function submit(event) {
@@ -102,7 +102,7 @@ function showCounter() {
   const count = characters(), most = here.limits.characters;
   const [now, limit] = [whole.format(count), whole.format(most)];
   byId("counter").replaceChildren(...(count < 0.8 * most ? [] : [count > most
-    ? both(`${now} characters, and at most ${limit} are taken at once: give it in parts.`, `${now} 个字符，一次最多 ${limit} 个：请分段输入。`)
+    ? both(`${now} characters; the limit is ${limit}. Split the text.`, `${now} 个字符，一次最多 ${limit} 个：请分段输入。`)
     : both(`${now} of ${limit} characters`, `${now} / ${limit} 个字符`)]));
   byId("counter").classList.toggle("over", count > most);
   showGo();
@@ -113,10 +113,10 @@ function showManner() {
   byId("degrees").textContent = t.toFixed(1);
   byId("beam-setting").hidden = draws;
   byId("seed-setting").hidden = byId("draw").hidden = !draws;
-  const manner = draws ? both("Each piece is drawn by chance: below 1 the temperature favours the probable ones, above 1 the others. The same seed draws the same text.",
+  const manner = draws ? both("Sampling: each token is drawn at random. A temperature below 1 favours probable tokens, above 1 improbable ones. The same seed gives the same text.",
     "每个词元都是随机采样的：温度低于 1 偏向概率大的词元，高于 1 则相反。相同的种子得到相同的文本。")
-    : beam > 1 ? both(`Nothing is drawn. The ${beam} best beginnings grow together; pale text may still change.`, `不采样。${beam} 个最好的前缀同时增长；浅色文本仍可能改变。`)
-      : both("Nothing is drawn: the most probable piece each time (greedy).", "不采样：每次取概率最大的词元（贪心）。");
+    : beam > 1 ? both(`Beam search: the ${beam} best hypotheses are extended together; pale text may still change.`, `束搜索：同时扩展 ${beam} 个最好的假设；浅色文本仍可能改变。`)
+      : both("Greedy search: the most probable token at each step.", "贪心搜索：每一步取概率最大的词元。");
   byId("manner").replaceChildren(manner);
 }
 
@@ -125,7 +125,7 @@ function showModel() {
   byId("second").querySelectorAll("option").forEach((option) => { option.disabled = option.value !== "" && option.value === byId("first").value; });
   if (byId("second").value === byId("first").value) byId("second").value = "";
   if (model.writes === "translation") bothIn(byId("text"), "placeholder", "Type a sentence", "输入一句话");
-  else bothIn(byId("text"), "placeholder", "Begin a text; the model goes on", "写一个开头，由模型续写");
+  else bothIn(byId("text"), "placeholder", "Begin a text for the model to continue", "写一个开头，由模型续写");
   const examples = (model.languages && EXAMPLES[model.languages[0]]) || [];
   byId("examples").replaceChildren(...examples.map((text) => el("button", { type: "button", class: "quiet", lang: model.languages[0], onclick: () => {
     byId("text").value = text;

@@ -1,9 +1,9 @@
 "use strict";
-// Attention of one piece: numbers of all layers and heads, and a grid of small pictures to choose from.
+// Attention weights of one token in all layers and heads, and a grid of small charts to choose from.
 
 const MEAN = -1, MOST_BARS = 30;
 
-// {shape: [L, H, S], data} -> what layer and head (or the mean over them) give to each of the S places.
+// {shape: [L, H, S], data} -> the weights of a layer and head, or of their mean, over the S positions.
 function weightsOf(attention, layer, head) {
   const [layers, heads, places] = attention.shape;
   attention.bytes ||= unpack(attention);
@@ -12,7 +12,7 @@ function weightsOf(attention, layer, head) {
   return Array.from({ length: places }, (_, s) => from.reduce((sum, start) => sum + attention.bytes[start + s], 0) / (255 * from.length));
 }
 
-// Not more bars than can be told apart: neighbours are added up, or, where the nearest matter most, all that lies further back.
+// At most `most` bars: neighbours are summed, or, where the nearest positions matter most, all positions further back.
 function barsOf(weights, most, nearest) {
   if (weights.length <= most) return weights;
   const sum = (from, to) => weights.slice(from, to).reduce((a, b) => a + b, 0);
@@ -20,7 +20,7 @@ function barsOf(weights, most, nearest) {
   return Array.from({ length: most }, (_, i) => sum(Math.round((i * weights.length) / most), Math.round(((i + 1) * weights.length) / most)));
 }
 
-// The first row and column are means; arrow keys move and choose, as in any group of which one is chosen.
+// The first row and column are means; arrow keys move and select, as in every radio group.
 function makeHeads({ layers, heads, over }, changed) {
   const rows = [MEAN, ...Array(layers).keys()], columns = [MEAN, ...Array(heads).keys()];
   const chosen = { layer: MEAN, head: MEAN };

@@ -1,16 +1,16 @@
 "use strict";
-// What one model makes of the text: its stages, and all that is known of the piece that is looked at.
+// The output of one model: one stage per part of the text, and the details of the selected token.
 
 const FLAGS = {
   empty_source: ["There is nothing to translate.", "没有可翻译的内容。"],
-  split: ["The text is longer than the model takes at once, so it was split; nothing is left out.", "文本超过模型一次能处理的长度，因此被分成几段；没有遗漏任何内容。"],
-  truncated: ["It reached the longest length allowed and was ended there.", "已达到允许的最大长度，在此结束。"],
-  length: ["It is much shorter or longer than the source: read it with care.", "译文比原文短得多或长得多，请谨慎阅读。"],
-  repetition: ["It says something over and over.", "输出反复说同一段话。"],
+  split: ["The text is longer than the model accepts and was translated in parts; nothing was omitted.", "文本超过模型一次能处理的长度，因此被分成几段；没有遗漏任何内容。"],
+  truncated: ["The output reached the maximum length and was ended there.", "已达到允许的最大长度，在此结束。"],
+  length: ["The output is much shorter or longer than the source; check it.", "译文比原文短得多或长得多，请谨慎阅读。"],
+  repetition: ["The output repeats itself.", "输出反复说同一段话。"],
 };
-const AGAIN = ["It went in circles, so it was searched once more without repeated triples of pieces.", "输出陷入重复，因此在禁止重复三元组的条件下重新搜索。"];
+const AGAIN = ["The output repeated itself; the search was run again without repeated 3-grams.", "输出陷入重复，因此在禁止重复三元组的条件下重新搜索。"];
 const CHOICES = [["its first choice", "首选"], ["its second choice", "第二选择"], ["its third choice", "第三选择"], ["its fourth choice", "第四选择"], ["its fifth choice", "第五选择"]];
-const inWriting = (writes) => (writes === "translation" ? both("Translating", "正在翻译") : both("Writing", "正在续写"));
+const inWriting = (writes) => (writes === "translation" ? both("Translating", "正在翻译") : both("Generating", "正在续写"));
 
 function factsOf(model) {
   const millions = model.parameters >= 1e6 ? `${significant(model.parameters / 1e6)} M` : whole.format(model.parameters);
@@ -38,7 +38,7 @@ function makePane(model) {
   const all = () => stages.flatMap((stage) => stage.tokens);
   const on = { choose: pin, enter: look, leave: () => (pinned ? look(pinned) : null) };
 
-  // ---- looking at a piece ---------------------------------------------------------------------------------------------
+  // ---- a selected token -----------------------------------------------------------------------------------------------
 
   function look(token) {
     if (!token.node.isConnected) return;
@@ -59,14 +59,14 @@ function makePane(model) {
 
   function explained(token) {
     const { rank, p, given } = token;
-    const choice = rank ? both(...CHOICES[rank - 1]) : both("not among its first five choices", "不在它的前五个选择之中");
+    const choice = rank ? both(...CHOICES[rank - 1]) : both("not among its five most probable choices", "不在它的前五个选择之中");
     const rows = token.alternatives.map(([piece, logProb], i) => alternative(piece, Math.exp(logProb), i + 1 === rank));
     if (!rank) rows.push(alternative(token.piece, p, true));
     return [
       el("p", { class: "said" }, el("b", {}, both(...spokenPiece(token.piece))), el("span", { class: "share" }, percent(p)),
-        el("span", { class: "soft" }, given ? both("given; the model expected it as ", "已给定；模型把它看作") : null, choice)),
+        el("span", { class: "soft" }, given ? both("part of the prompt; for the model ", "属于提示；对模型来说是") : null, choice)),
       el("ol", { class: "alternatives" }, ...rows),
-      drawn && !given ? el("p", { class: "hint" }, both("Probabilities are the model's own, before the temperature.", "概率是模型本身的，未经温度调整。")) : null,
+      drawn && !given ? el("p", { class: "hint" }, both("Probabilities are those of the model, before the temperature is applied.", "概率是模型本身的，未经温度调整。")) : null,
     ].filter(Boolean);
   }
 
@@ -82,16 +82,16 @@ function makePane(model) {
       return el("span", {}, over, ...(heads.node.hidden ? [] : [": ", heads.name()]));
     }
     return model.writes === "translation"
-      ? both("This model has no attention: all it knows of the source is one vector.", "该模型没有注意力：它对原文的全部了解只是一个向量。")
-      : both("This model's attention keeps sums while it writes, and no weights of single pieces.", "该模型写作时注意力只保留累加和，没有单个词元的权重。");
+      ? both("This model has no attention: it encodes the source as one vector.", "该模型没有注意力：它把原文编码为一个向量。")
+      : both("This model's linear attention keeps running sums and computes no weights per token.", "该模型的线性注意力只保留累加和，不计算单个词元的权重。");
   }
 
-  // ---- what arrives ---------------------------------------------------------------------------------------------------
+  // ---- events ---------------------------------------------------------------------------------------------------------
 
   const takes = {
     start({ parts }) {
       if (parts > 1) told.add("split");
-      if (parts > 1) notice(both(`Longer than the model takes at once (${model.longest} pieces): in ${parts} parts, nothing is left out.`,
+      if (parts > 1) notice(both(`Longer than the model accepts (${model.longest} tokens): translated in ${parts} parts; nothing is omitted.`,
         `超过模型一次能处理的长度（${model.longest} 个词元）：分 ${parts} 段进行，没有遗漏。`));
     },
     part({ source }) {
@@ -117,7 +117,7 @@ function makePane(model) {
       for (const flag of event.flags) if (!told.has(flag)) notice(both(...FLAGS[flag]));
       outcome.replaceChildren(...summary(event));
       const open = all().filter((token) => !token.given && token.piece !== "</s>");
-      // What it was least sure of is where there is most to see.
+      // The least probable token is the most interesting one.
       if (!pinned && open.length) pin(open.reduce((a, b) => (b.p < a.p ? b : a)));
     },
     error({ error }) {
@@ -134,7 +134,7 @@ function makePane(model) {
     } }, both("Copy", "复制")) : null;
     return [
       el("span", { class: "visually-hidden" }, text),
-      el("span", {}, both(`${count} pieces in ${seconds.toFixed(2)} s`, `${count} 个词元，${seconds.toFixed(2)} 秒`)),
+      el("span", {}, both(`${count} tokens in ${seconds.toFixed(2)} s`, `${count} 个词元，${seconds.toFixed(2)} 秒`)),
       score === null ? null : bothIn(el("span", {}, both(`score ${signed(score)}`, `得分 ${signed(score)}`)), "title", "log-probability with length penalty", "经长度惩罚的对数概率"),
       el("span", {}, both(`log-probability ${signed(logProb)}`, `对数概率 ${signed(logProb)}`)), copy, copied,
     ].filter(Boolean);
@@ -166,7 +166,7 @@ function makePane(model) {
 
   // ---- keys -----------------------------------------------------------------------------------------------------------
 
-  // The piece in the line above or below that is nearest.
+  // The nearest token in the line above or below.
   function beside(tokens, from, down) {
     const top = (token) => token.stage.node.offsetTop + token.node.offsetTop, x = from.node.offsetLeft;
     const there = tokens.filter((token) => (down ? top(token) > top(from) + 4 : top(token) < top(from) - 4));

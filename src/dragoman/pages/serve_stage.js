@@ -1,9 +1,9 @@
 "use strict";
-// One text and what is written for it: pieces to click, and lines to what a piece looked at.
+// One source text and its output: tokens to select, and lines to the tokens that they attend to.
 
 const LEAST_WEIGHT = 0.03, MOST_LINES = 24;
 
-// How a piece of sentencepiece looks; "▁" is the space before a word.
+// How a subword of sentencepiece is displayed; "▁" is the space before a word.
 function shownPiece(piece) {
   if (piece === "</s>") return { text: "∎", kind: "end", begins: true };
   if (piece === "<s>") return { text: "⊢", kind: "end", begins: true };
@@ -14,7 +14,7 @@ function shownPiece(piece) {
   return { text: piece.replaceAll("▁", "\u00a0").replace(/^\u00a0/, ""), kind: "", begins: piece.startsWith("▁") };
 }
 
-// What a piece is called where only words can tell.
+// The name of a subword for screen readers.
 function spokenPiece(piece) {
   const named = { "</s>": ["end of the text", "文本结束"], "<s>": ["start of the text", "文本开始"], "\n": ["line end", "换行"], "▁": ["space", "空格"] }[piece];
   return named || [shownPiece(piece).text, shownPiece(piece).text];
@@ -22,7 +22,7 @@ function spokenPiece(piece) {
 
 const percent = (p) => (p >= 0.9995 ? "100 %" : p >= 0.0995 ? `${(100 * p).toFixed(0)} %` : p >= 0.0005 ? `${(100 * p).toFixed(1)} %` : "< 0.1 %");
 
-// Words stay whole where a line ends; a piece is added to its word.
+// Lines break between words only: a subword is appended to its word.
 function makeWords(home) {
   function add(node, { begins, kind }) {
     const last = home.lastElementChild;
@@ -47,8 +47,8 @@ function makeStage(model, on) {
   const before = model.writes === "continuation";
   const node = el("div", { class: before ? "stage before" : "stage" }, before ? null : source, target, lines);
   const words = makeWords(target), tokens = [];
-  let places = [];  // the nodes that can be looked at, as far as they stand before the text
-  bothIn(target, "aria-label", "What it writes; the arrow keys move, Enter shows where a piece came from", "它写出的文本；方向键移动，回车查看词元的来处");
+  let places = [];  // the attended nodes that precede the output
+  bothIn(target, "aria-label", "Output; move with the arrow keys, press Enter to see the attention of a token", "输出文本；用方向键移动，按回车查看词元的注意力");
   if (model.languages) for (const [home, code] of [[source, model.languages[0]], [target, model.languages[1]]]) {
     if (/^[a-z]{2,3}(-|$)/i.test(code)) home.lang = code;
   }
@@ -98,7 +98,7 @@ function makeStage(model, on) {
     }
   }
 
-  // Lines and shades from a token to the places it looked at.
+  // Lines and shades from a token to the positions that it attends to.
   function draw(token, weights) {
     clear();
     token.node.classList.add("looking");
@@ -116,7 +116,7 @@ function makeStage(model, on) {
       "stroke-width": (0.8 + 4.2 * w).toFixed(2), "stroke-opacity": (0.12 + 0.78 * w).toFixed(2) })));
   }
 
-  // offsetLeft and offsetTop, because they do not move with what is still rising into its place.
+  // offsetLeft and offsetTop ignore the transform of tokens that are still animated.
   function route(from, to) {
     const x = (it) => it.offsetLeft + it.offsetWidth / 2;
     if (!before) {

@@ -1,36 +1,35 @@
-"""A language model at work: it goes on where a prompt ends, and says how surprising a text is."""
+"""Text generation: continuations of prompts by a language model, and the probability of given texts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from dragoman.data.tokenizer import EOS, Tokenizer
-from dragoman.decoding.backend import DecodingBackend
+from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.settings import SearchSettings
-from dragoman.errors import UsageError
-from dragoman.io.lines import has_lone_surrogate
+from dragoman.pipelines.pipeline import Pipeline, check_positive, check_text, stream_windows
 
 if TYPE_CHECKING:
     import torch
 
-    from dragoman.decoding.loader import EngineChoice, Quantize
+    from dragoman.config import Config
+    from dragoman.decoding.backend import DecodingBackend
     from dragoman.models.decoder_only import DecoderOnly
 
 __all__ = ["Continuation", "TextGenerator", "TextScore"]
 
-_PROMPTS_AT_ONCE = 32
+_PROMPTS_PER_BATCH = 32
 
 
 @dataclass(frozen=True)
 class Continuation:
-    """text: prompt and what follows.  log_prob: sum of natural log-probabilities, those of the prompt included, in the
-    precision that generated the text (int8 by default on a CPU).
+    """text: the prompt and its continuation.  ended: the model generated the end of the text before `max_tokens`.
 
-    ended: the model came to an end by itself, before `max_tokens`.
+    log_prob: sum of natural log-probabilities, those of the prompt included, in the precision of the search (int8 by
+    default on a CPU).
     """
 
     prompt: str
@@ -38,16 +37,14 @@ class Continuation:
     log_prob: float
     ended: bool
 
-    def to_json(self) -> dict[str, Any]:
-        """The same as a plain dictionary."""
-        return asdict(self)
+    to_json = asdict
 
 
 @dataclass(frozen=True)
 class TextScore:
-    """How probable a text is: sum of natural log-probabilities over `tokens` tokens, and its `characters`.
+    """The sum of natural log-probabilities over the `tokens` tokens of a text of `characters` characters.
 
-    Where texts have an end, it counts as a token and, as the line end that it stands for, as a character.
+    If texts have an end, it counts as one token and, for the line end that it represents, as one character.
     """
 
     log_prob: float
@@ -56,7 +53,7 @@ class TextScore:
 
     @property
     def perplexity(self) -> float:
-        """exp(- mean log-probability of a token)."""
+        """exp(-mean log-probability per token)."""
         return math.exp(-self.log_prob / max(1, self.tokens))
 
     @property
@@ -64,11 +61,14 @@ class TextScore:
         return -self.log_prob / math.log(2) / max(1, self.characters)
 
 
-class TextGenerator:
-    """A language model and its tokenizer: `TextGenerator.load("runs/shakespeare").generate(["ROMEO:"])`.
+class TextGenerator(Pipeline):
+    """A language model with its tokenizer: `TextGenerator.load("runs/shakespeare").generate(["ROMEO:"])`.
 
-    max_tokens: the longest sequence the model was trained on.
+    max_tokens: the longest sequence seen in training.  ends: whether the training texts had an end (lines, paragraphs)
+    or were one stream.
     """
+
+    _kind, _lack = "text", "is not a language model"
 
     def __init__(
         self,
@@ -78,101 +78,56 @@ class TextGenerator:
         ends: bool,
         device: str | torch.device = "cpu",
     ) -> None:
-        """ends: whether the texts it learned from had an end (lines, paragraphs), or were one stream."""
-        if not isinstance(model, DecodingBackend):
-            from dragoman.decoding.pytorch.backend import TorchBackend  # here, so that the engine works without torch
-
-            model = TorchBackend(model, device)
-        self.backend: DecodingBackend = model
-        self.tokenizer = tokenizer
+        super().__init__(model, tokenizer, SearchSettings(sample=True, beam=1), device)
         self.max_tokens = max_tokens
         self.ends = ends
 
     @classmethod
-    def load(
-        cls,
-        path: str | Path,
-        device: str | torch.device = "cpu",
-        *,
-        quantize: Quantize = "auto",
-        engine: EngineChoice = "auto",
-        threads: int | None = None,
-    ) -> TextGenerator:
-        """The language model of a run folder or of one model folder in it; engine and the rest as `Translator.load`.
-
-        Raises ModelFolderError, and UsageError where it is another kind of model.
-        """
-        from dragoman.decoding.loader import load_backend
-
-        backend, vocabulary, config = load_backend(
-            path, "text", "is no language model", device, quantize, engine, threads
-        )
+    def _build(cls, backend: DecodingBackend, tokenizer: Tokenizer, config: Config) -> Self:
         ends = config.data.kind == "text" and config.data.form != "stream"
-        return cls(backend, vocabulary, config.data.max_tokens, ends)
+        return cls(backend, tokenizer, config.data.max_tokens, ends)
 
-    @property
-    def description(self) -> str:
-        """Which path writes, in which precision, and why."""
-        return self.backend.description
+    def generate(self, prompts: Iterable[str], *, max_tokens: int = 200, **settings: Any) -> list[Continuation]:
+        """Return one continuation per prompt ("" = an unconditional text), in order.
 
-    @property
-    def model(self) -> DecoderOnly:
-        """The model as PyTorch has it.
-
-        Whoever asks for it means to look into it or to change it: from then on it does the work, not the engine.
+        max_tokens: maximum number of new tokens.  settings: those of `SearchSettings`; sampling by default, with
+        `sample=False` beam search (`beam=1` = greedy).  Raises UsageError.
         """
-        from dragoman.decoding.pytorch.backend import TorchBackend
-        from dragoman.models.decoder_only import DecoderOnly
+        return list(self.stream(prompts, max_tokens=max_tokens, **settings))
 
-        self.backend = plain = self.backend.to_torch()
-        assert isinstance(plain, TorchBackend) and isinstance(plain.model, DecoderOnly)
-        return plain.model
+    def stream(
+        self, prompts: Iterable[str], *, max_tokens: int = 200, window: int = 2000, **settings: Any
+    ) -> Iterator[Continuation]:
+        """Generate lazily: read `window` prompts, continue them and yield the continuations in order."""
+        resolved = self.search_settings(max_tokens, **settings)
+        return stream_windows(prompts, window, check_text, lambda some: self._generate(some, resolved))
 
-    @property
-    def device(self) -> torch.device | str:
-        """Where the work is done."""
-        return self.backend.device
+    def search_settings(self, max_tokens: int, **settings: Any) -> SearchSettings:
+        """Return the settings of a search that appends at most `max_tokens` tokens."""
+        check_positive(max_tokens=max_tokens)
+        # The limit includes the end of the text.
+        return SearchSettings.of(self.settings, **{"max_extra": max_tokens + 1, **settings})
 
-    def generate(self, prompts: Sequence[str], *, max_tokens: int = 200, **settings: Any) -> list[Continuation]:
-        """One continuation a prompt ("" = from nothing), in order.
+    def continuation(self, prompt: str, prefix: list[int], found: Hypothesis) -> Continuation:
+        """Return the continuation that a hypothesis with the ids of the prompt as `prefix` stands for."""
+        text = prompt + self.tokenizer.decode_target(found.tokens[len(prefix) :])
+        return Continuation(prompt, text, found.log_prob, not found.truncated)
 
-        max_tokens: new tokens at most.  settings: those of `SearchSettings`; sampling unless `sample=False` (then
-        `beam` counts, and 1 is greedy).  Raises UsageError.
-        """
-        if isinstance(prompts, str):
-            raise UsageError(f"one prompt was given ({prompts[:40]!r}) where prompts are expected: put it in a list")
-        for number, prompt in enumerate(prompts, start=1):
-            if has_lone_surrogate(prompt):
-                raise UsageError(f"prompt {number} holds what is no character; give it in UTF-8")
-        if max_tokens < 1:
-            raise UsageError(f"max_tokens = {max_tokens}: must be at least 1")
-        # The search counts the end of a text too.
-        asked = SearchSettings.of(SearchSettings(sample=True, beam=1), **{"max_extra": max_tokens + 1, **settings})
-        found: list[Continuation] = []
-        for begin in range(0, len(prompts), _PROMPTS_AT_ONCE):
-            some = prompts[begin : begin + _PROMPTS_AT_ONCE]
-            prefixes = [self.tokenizer.encode_target(prompt)[:-1] for prompt in some]
-            searched = self.backend.search([[]] * len(some), prefixes, asked, _PROMPTS_AT_ONCE)
-            for prompt, prefix, (first, *_) in zip(some, prefixes, searched, strict=True):
-                text = prompt + self.tokenizer.decode_target(first.tokens[len(prefix) :])
-                found.append(Continuation(prompt, text, first.log_prob, not first.truncated))
-        return found
+    def _generate(self, prompts: list[str], settings: SearchSettings) -> list[Continuation]:
+        prefixes = [self.tokenizer.encode_target(prompt)[:-1] for prompt in prompts]
+        results = self.backend.search([[]] * len(prompts), prefixes, settings, _PROMPTS_PER_BATCH)
+        return list(map(self.continuation, prompts, prefixes, [nbest[0] for nbest in results]))
 
-    def surprise(self, text: str) -> TextScore:
-        """How probable the model finds a text; one that is longer than `max_tokens` is cut into parts.
+    def score(self, text: str) -> TextScore:
+        """Return the log-probability of a text; one longer than `max_tokens` is scored in blocks.
 
         Computed in float32, unless the generator was loaded with `quantize="int8"` or "bf16".
         """
-        ids = self.tokenizer.encode_target(text)
-        if not self.ends:
-            ids = ids[:-1]
-        blocks = list(_blocks(ids, self.max_tokens))
-        # A target has an end; where the text has none there, its log-probability is left out.
-        ended = [block if block[-1] == EOS else [*block, EOS] for block in blocks]
-        scored = self.backend.scorer.score([([], block) for block in ended], self.max_tokens)
-        log_prob = math.fsum(sum(row[: len(block)]) for block, row in zip(blocks, scored, strict=True))
+        check_text(text, "text")
+        ids = self.tokenizer.encode_target(text)[: None if self.ends else -1]
+        blocks = [ids[begin : begin + self.max_tokens] for begin in range(0, len(ids), self.max_tokens)]
+        # A target must end with EOS; the log-probability of one that the text does not have is dropped.
+        targets = [block if block[-1] == EOS else [*block, EOS] for block in blocks]
+        rows = self.backend.scorer.score([([], target) for target in targets], self.max_tokens)
+        log_prob = math.fsum(sum(row[: len(block)]) for block, row in zip(blocks, rows, strict=True))
         return TextScore(log_prob, len(ids), len(text) + self.ends)
-
-
-def _blocks(ids: list[int], size: int) -> Iterator[list[int]]:
-    yield from (ids[begin : begin + size] for begin in range(0, len(ids), size))

@@ -1,11 +1,11 @@
-"""Labels for words, texts and images, with models that learned from data of kind "tagged", "labelled" or "images"."""
+"""Labels for words, texts and images, with models trained on data of kind "tagged", "labelled" or "images"."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
@@ -17,23 +17,26 @@ from dragoman.data.readers.labelled import text_source
 from dragoman.data.readers.tagged import tagged_row
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.data.vocabulary import LabelVocabulary
-from dragoman.errors import UsageError
-from dragoman.models.seq2seq import Network
+from dragoman.models.seq2seq import Model, Network
 from dragoman.models.vision import patches
+from dragoman.nn.modes import evaluating
+from dragoman.pipelines.pipeline import Pipeline, check_positive, check_text, stream_windows, words_of
 
 __all__ = ["Labelled", "Labeller"]
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """labels: one for each of `words`, or a single one for a text or an image, where `words` is empty.
+    """labels: one per word of `words`; a single one for a text or an image, whose `words` are empty.
 
-    probabilities: of the labels, as many.
+    probabilities: one per label.
     """
 
     words: tuple[str, ...]
     labels: tuple[str, ...]
     probabilities: tuple[float, ...]
+
+    to_json = asdict
 
     @property
     def label(self) -> str:
@@ -47,99 +50,94 @@ class Labelled:
             return " ".join(self.labels)
         return " ".join(f"{word}/{tag}" for word, tag in zip(self.words, self.labels, strict=True))
 
-    def to_json(self) -> dict[str, Any]:
-        """The same as plain lists and dictionaries."""
-        return asdict(self)
 
-
-class Labeller:
-    """A model that gives labels: `Labeller.load("runs/tagging").label(["A dog runs ."])`."""
+class Labeller(Pipeline):
+    """A model that assigns labels: `Labeller.load("runs/tagging").label(["A dog runs ."])`."""
 
     def __init__(
         self, network: Network, vocabulary: LabelVocabulary, config: Config, device: str | torch.device = "cpu"
     ) -> None:
-        self.device = torch.device(device)
-        self.network = network.to(self.device).eval()
+        # The network has no decoder, so that its backend cannot search; images have no tokenizer.
+        super().__init__(cast(Model, network), cast(Tokenizer, vocabulary.tokenizer), device=device)
         self.vocabulary = vocabulary
         self.config = config
 
     @classmethod
-    def load(cls, path: str | Path, device: str | torch.device = "cpu") -> Labeller:
-        """The labeller of a run folder or of one model folder in it.
+    def load(cls, path: str | Path, device: str | torch.device = "cpu") -> Self:  # type: ignore[override]
+        """Load a run folder or a model folder; labelling always runs on the PyTorch backend.
 
-        Raises ModelFolderError, and UsageError where the model gives no labels.
+        Raises ModelFolderError, and UsageError for a model that does not predict labels.
         """
-        from dragoman.models.model_folder import (  # here, so that labelling does not load the trainer
-            load_network,
-            wrong_model,
-        )
+        from dragoman.models.model_folder import load_network, wrong_model
 
         network, vocabulary, config = load_network(path)
         if not isinstance(vocabulary, LabelVocabulary):
-            raise wrong_model(path, config, "gives no labels")
+            raise wrong_model(path, config, "does not predict labels")
         return cls(network, vocabulary, config, device)
 
-    def label(self, inputs: Any, *, batch_tokens: int = 4000) -> list[Labelled]:
-        """The labels of each input, in order; nothing is cut, however long.
+    def label(self, inputs: Iterable[Any], *, batch_tokens: int = 4000) -> list[Labelled]:
+        """Return the labels of each input, in order; no input is truncated.
 
-        inputs: sentences, each as its words or as a text with spaces between them (tagged); texts (labelled); an array
-        of images (n, height, width[, channels]) as `data.images.as_images` takes them (images).  batch_tokens: padded
-        tokens in one batch.  Raises UsageError and DataError for anything else.
+        inputs: sentences as lists of words or as texts with spaces between words (tagged); texts (labelled); images,
+        an array (n, height, width[, channels]) as for `data.readers.images.as_images`.  batch_tokens: padded tokens per
+        batch.  Raises UsageError and DataError for anything else.
         """
-        if self.config.data.kind == "images":
-            return self._images(inputs, batch_tokens)
-        if isinstance(inputs, str):
-            raise UsageError(f"one text was given ({inputs[:40]!r}) where texts are expected: put it in a list, [text]")
-        if self.config.data.kind == "tagged":
-            return self._words([text.split() if isinstance(text, str) else list(text) for text in inputs], batch_tokens)
-        return self._texts(list(inputs), batch_tokens)
+        return list(self.stream(inputs, batch_tokens=batch_tokens))
 
-    def _words(self, sentences: list[list[str]], batch_tokens: int) -> list[Labelled]:
-        rows = [tagged_row([self._tokenizer.encode_word(w) for w in words], [1] * len(words)) for words in sentences]
-        found = self._probs([ids for ids, _ in rows], batch_tokens)
-        first = [torch.tensor(marks).nonzero().squeeze(1) for _, marks in rows]
-        return [self._labelled(w, probs[at]) for w, probs, at in zip(sentences, found, first, strict=True)]
+    def stream(self, inputs: Iterable[Any], *, batch_tokens: int = 4000, window: int = 2000) -> Iterator[Labelled]:
+        """Label lazily: read `window` inputs, sort them by length, label them and yield the results in order."""
+        check_positive(batch_tokens=batch_tokens)
+        kind = self.config.data.kind
+        if kind == "images":
+            return stream_windows(
+                inputs, window, lambda image, _: image, lambda images: self._images(images, batch_tokens)
+            )
+        if kind == "tagged":
+            return stream_windows(inputs, window, words_of, lambda sentences: self._words(sentences, batch_tokens))
+        return stream_windows(inputs, window, check_text, lambda texts: self._texts(texts, batch_tokens))
 
-    def _texts(self, texts: list[str], batch_tokens: int) -> list[Labelled]:
+    def _words(self, sentences: Sequence[list[str]], batch_tokens: int) -> list[Labelled]:
+        rows = [
+            tagged_row([self.tokenizer.encode_word(word) for word in words], [1] * len(words)) for words in sentences
+        ]
+        probs = self._probs([ids for ids, _ in rows], batch_tokens)
+        first = [torch.tensor(marks).nonzero().squeeze(1) for _, marks in rows]  # the first subword of each word
+        return [self._labelled(words, p[at]) for words, p, at in zip(sentences, probs, first, strict=True)]
+
+    def _texts(self, texts: Sequence[str], batch_tokens: int) -> list[Labelled]:
         assert isinstance(self.config.model, EncoderOnlyConfig)
-        pooling, encode = self.config.model.pooling, self._tokenizer.encode_source
+        pooling, encode = self.config.model.pooling, self.tokenizer.encode_source
         sources = [text_source(encode(text.replace("\n", " ").strip()), pooling) for text in texts]
         return [self._labelled((), probs) for probs in self._probs(sources, batch_tokens)]
 
-    def _images(self, array: Any, batch_tokens: int) -> list[Labelled]:
+    def _images(self, arrays: Sequence[Any], batch_tokens: int) -> list[Labelled]:
         assert isinstance(self.config.model, VisionConfig)
-        images = torch.from_numpy(as_images(array, "images"))
-        together = max(1, batch_tokens // self.config.model.n_patches)
-        found: list[Labelled] = []
-        for some in images.split(together):
-            probs = self._run(patches(some, self.config.model.patch).contiguous(), None)
-            found += [self._labelled((), row) for row in probs]
-        return found
-
-    @property
-    def _tokenizer(self) -> Tokenizer:
-        assert self.vocabulary.tokenizer is not None
-        return self.vocabulary.tokenizer
+        images = torch.from_numpy(as_images(arrays, "images"))
+        results: list[Labelled] = []
+        for batch in images.split(max(1, batch_tokens // self.config.model.n_patches)):
+            probs = self._run(patches(batch, self.config.model.patch).contiguous(), None)
+            results += [self._labelled((), row) for row in probs]
+        return results
 
     def _probs(self, sources: list[list[int]], batch_tokens: int) -> list[Tensor]:
-        """Probabilities (T, labels) of each source, T = 1 where a text has one label."""
-        found: list[Tensor] = [torch.empty(0)] * len(sources)
-        for places in batches_within([len(ids) for ids in sources], batch_tokens):
-            src, mask = collate_source([sources[i] for i in places])
-            for place, probs in zip(places, self._run(src, mask), strict=True):
-                found[place] = probs
-        return found
+        """Return probabilities (T, labels) per source; T = 1 if a text has one label."""
+        results: list[Tensor] = [torch.empty(0)] * len(sources)
+        for indices in batches_within([len(ids) for ids in sources], batch_tokens):
+            src, mask = collate_source([sources[i] for i in indices])
+            for index, probs in zip(indices, self._run(src, mask), strict=True):
+                results[index] = probs
+        return results
 
     def _run(self, src: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, T, labels); the output for "no label" is left out."""
+        """Return probabilities (B, T, labels), without the output for "no label"."""
         mask = None if mask is None else mask.to(self.device)
-        nothing = torch.zeros(src.size(0), 0, dtype=torch.long, device=self.device)
-        with torch.no_grad():
-            logits = self.network(src.to(self.device), mask, nothing)
+        tgt_in = torch.zeros(src.size(0), 0, dtype=torch.long, device=self.device)
+        with evaluating(self.model), torch.no_grad():
+            logits = self.model(src.to(self.device), mask, tgt_in)
         return torch.softmax(logits[..., 1:].float(), dim=-1).cpu()
 
-    def _labelled(self, words: Iterable[str], probs: Tensor) -> Labelled:
-        """probs: (labels to give, labels there are)."""
+    def _labelled(self, words: Sequence[str], probs: Tensor) -> Labelled:
+        """probs: (outputs, labels)."""
         best, numbers = probs.max(dim=-1)
-        names = tuple(self.vocabulary.label(number + 1) for number in numbers.tolist())
-        return Labelled(tuple(words), names, tuple(best.tolist()))
+        labels = tuple(self.vocabulary.label(number + 1) for number in numbers.tolist())
+        return Labelled(tuple(words), labels, tuple(best.tolist()))

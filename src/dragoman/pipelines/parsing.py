@@ -1,91 +1,61 @@
-"""Sentences in, constituency trees out, with a model that was trained on data of kind "trees"."""
+"""Constituency parsing: sentences in, trees out, with a model trained on data of kind "trees"."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import torch
-
-from dragoman.data.batching import batches_within, collate_source
 from dragoman.data.readers.trees import Tree, delinearize, penn_word
-from dragoman.data.tokenizer import Tokenizer
-from dragoman.decoding.pytorch.generate import generate
-from dragoman.decoding.pytorch.stepper import ModelStepper
 from dragoman.decoding.settings import SearchSettings
-from dragoman.errors import UsageError
-from dragoman.models.seq2seq import Model
+from dragoman.pipelines.pipeline import Pipeline, stream_windows, words_of
 
 __all__ = ["Parse", "Parser"]
 
-_BATCH_TOKENS = 4000  # padded source tokens times beams
+_BATCH_TOKENS = 4000
+"""Padded source tokens times beams per batch."""
 
 
 class Parse(NamedTuple):
-    """The tree of a sentence; whole: the model wrote just that, while what is no tree over the words gets mended."""
+    """The tree of a sentence; well_formed: whether the model's output was a tree over the words without repair."""
 
     tree: Tree
-    whole: bool
+    well_formed: bool
 
 
-class Parser:
-    """A model that writes linearized trees: `Parser.load("runs/parsing").parse(["A dog runs ."])`.
+class Parser(Pipeline):
+    """A model that generates linearized trees: `Parser.load("runs/parsing").parse(["A dog runs ."])`."""
 
-    search: any object with the attributes of `SearchSettings`.
-    """
-
-    def __init__(
-        self,
-        model: Model,
-        tokenizer: Tokenizer,
-        search: Any = SearchSettings(),  # noqa: B008 (frozen)
-        device: str | torch.device = "cpu",
-    ) -> None:
-        self.device = torch.device(device)
-        self.model = model.to(self.device).eval()
-        self.tokenizer = tokenizer
-        self.settings = SearchSettings.of(search)
-
-    @classmethod
-    def load(cls, path: str | Path, device: str | torch.device = "cpu") -> Parser:
-        """The parser of a run folder or of one model folder in it.
-
-        Raises ModelFolderError, and UsageError where the model has learned something else.
-        """
-        from dragoman.models.model_folder import (  # here, so that parsing does not load the trainer
-            load_network,
-            wrong_model,
-        )
-
-        model, vocabulary, config = load_network(path)
-        if config.data.kind != "trees" or not isinstance(model, Model) or not isinstance(vocabulary, Tokenizer):
-            raise wrong_model(path, config, "writes no trees")
-        return cls(model, vocabulary, config.search, device)
+    _kind, _lack = "trees", "does not generate trees"
 
     def parse(self, sentences: Iterable[str | Sequence[str]], **overrides: Any) -> list[Parse]:
-        """A tree a sentence, in order; a sentence is its words, or a text with spaces between them.
+        """Return one tree per sentence, in order; a sentence is a list of words, or words separated by spaces.
 
-        Round brackets among the words become -LRB- and -RRB-, as in treebanks; a sentence without words has a tree
-        without parts.  What is no tree over the words is mended (see `delinearize`); parts of speech are not told.
+        Round brackets in words become -LRB- and -RRB-, as in treebanks; the tree of an empty sentence has no children.
+        Output that is not a tree over the words is repaired (see `delinearize`); part-of-speech tags are not predicted.
         overrides: search settings by name.  Raises UsageError.
         """
-        if isinstance(sentences, str):
-            raise UsageError(f"one text was given ({sentences[:40]!r}) where sentences are expected: give [text]")
-        split = [sentence.split() if isinstance(sentence, str) else sentence for sentence in sentences]
-        words = [[penn_word(word) for word in own] for own in split]
-        rows = self.linearized(words, **overrides)
-        return [Parse(*delinearize(row, own)) for row, own in zip(rows, words, strict=True)]
+        return list(self.stream(sentences, **overrides))
 
-    def linearized(self, sentences: Sequence[Sequence[str]], **overrides: Any) -> list[str]:
-        """What the model writes for each sentence, given as its words."""
+    def stream(
+        self, sentences: Iterable[str | Sequence[str]], *, window: int = 2000, **overrides: Any
+    ) -> Iterator[Parse]:
+        """Parse lazily: read `window` sentences, sort them by length, parse them and yield the trees in order."""
         settings = SearchSettings.of(self.settings, **overrides)
+
+        def prepare(sentence: str | Sequence[str], name: str) -> list[str]:
+            return [penn_word(word) for word in words_of(sentence, name)]
+
+        def run(window: list[list[str]]) -> list[Parse]:
+            rows = self._predict(window, settings)
+            return [Parse(*delinearize(row, words)) for row, words in zip(rows, window, strict=True)]
+
+        return stream_windows(sentences, window, prepare, run)
+
+    def predict_linearized(self, sentences: Sequence[Sequence[str]], **overrides: Any) -> list[str]:
+        """Return the model's output for each sentence, given as words: linearized trees without repair."""
+        return self._predict(sentences, SearchSettings.of(self.settings, **overrides))
+
+    def _predict(self, sentences: Sequence[Sequence[str]], settings: SearchSettings) -> list[str]:
         sources = [self.tokenizer.encode_source(" ".join(words)) for words in sentences]
-        rows = [""] * len(sources)
-        stepper = ModelStepper(self.model)
-        for places in batches_within([len(ids) * settings.beam for ids in sources], _BATCH_TOKENS):
-            src, mask = collate_source([sources[i] for i in places])
-            mask = None if mask is None else mask.to(self.device)
-            for place, found in zip(places, generate(stepper, src.to(self.device), mask, settings), strict=True):
-                rows[place] = self.tokenizer.decode_target(found[0].tokens)
-        return rows
+        results = self.backend.search(sources, [[]] * len(sources), settings, _BATCH_TOKENS)
+        return [self.tokenizer.decode_target(nbest[0].tokens) for nbest in results]

@@ -1,40 +1,42 @@
-"""Text in, translations out: N in, N out, in order, and nothing cut without a flag.
+"""Translation: one output per input line, in order; nothing is truncated without a flag.
 
-Letters: B sentences, S source length, T target length, V vocabulary.
+Letters: S source length, T target length.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from dragoman.data.segment import join_parts, split_text
 from dragoman.data.tokenizer import EOS, Tokenizer
-from dragoman.decoding.backend import DecodingBackend
-from dragoman.decoding.hypothesis import Hypothesis
-from dragoman.decoding.retry import length_is_off, loops, without_loops
+from dragoman.decoding.hypothesis import Hypothesis, PartialHypothesis
+from dragoman.decoding.retry import StreamWithRetry, has_unusual_length, search_with_retry
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError, clip
+from dragoman.pipelines.pipeline import Pipeline, check_positive, check_sequence, check_text, stream_windows
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from numpy.typing import NDArray
 
-    from dragoman.decoding.loader import EngineChoice, Quantize
+    from dragoman.config import Config
+    from dragoman.decoding.backend import DecodingBackend
     from dragoman.models.seq2seq import Model
 
-__all__ = ["Alignment", "Alternative", "Part", "Partial", "Score", "Translation", "Translator"]
+__all__ = ["Alignment", "Alternative", "PartialTranslation", "TargetScore", "Translation", "Translator"]
 
-_WINDOW_CHARACTERS = 2_000_000
+Prefix = str | Sequence[str] | None
+"""The beginning of translations: one for all lines, or one per line."""
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """One of the n best; the numbers are those of `Translation`."""
+    """An entry of the n-best list; the numbers are those of `Translation`."""
 
     text: str
     score: float
@@ -45,13 +47,13 @@ class Alternative:
 class Translation:
     """One translated line.
 
-    log_prob: sum of natural log-probabilities, ends of sentence included, as the search computed them: in the precision
-    that translated, so in int8 by default on a CPU (`Translator.score` returns those of float32).  score: log_prob /
-    length penalty; the sum over the parts of a line that was split.  tokens: the target's pieces with the end of
-    sentence (one a part); token_log_probs: one a token.  nbest: best first, this one included.  flags, in this order:
-    `empty_source` (nothing to translate), `split` (longer than the model takes, translated in parts), `truncated`
-    (reached the longest length allowed), `length` (much shorter or longer than the source), `repetition` (a loop,
-    translated again without repeated 3-grams).
+    log_prob: sum of natural log-probabilities, ends of sentence included, in the precision of the search (int8 by
+    default on a CPU; `Translator.score` uses float32).  score: log_prob / length penalty; the sum over the parts of a
+    line that was split.  tokens: subwords of the target, with one end of sentence per part; token_log_probs: one per
+    token.  nbest: best first, this translation included.  flags, in this order: `empty_source` (nothing to translate),
+    `split` (longer than the model accepts, translated in parts), `truncated` (reached the maximum length), `length`
+    (much shorter or longer than the source), `repetition` (the output repeated itself; retried with
+    `no_repeat_ngram=3`).
     """
 
     source: str
@@ -63,22 +65,20 @@ class Translation:
     flags: tuple[str, ...]
     nbest: list[Alternative]
 
-    def to_json(self) -> dict[str, Any]:
-        """The same as plain lists and dictionaries."""
-        return asdict(self)
+    to_json = asdict
 
 
 @dataclass(frozen=True)
-class Partial:
-    """A translation that is being written: the best text so far, and the beginning of it that stays."""
+class PartialTranslation:
+    """An unfinished translation: the best text so far, and the beginning of it that will not change."""
 
     text: str
     stable: str
 
 
 @dataclass(frozen=True)
-class Score:
-    """Teacher forcing: log_prob is the sum of token_log_probs, one a token, the end of sentence included."""
+class TargetScore:
+    """The score of a given target: log_prob is the sum of token_log_probs, one per token, end of sentence included."""
 
     log_prob: float
     tokens: list[str]
@@ -87,7 +87,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Alignment:
-    """Pieces of source and target, both with their end; weights (T, S): how much each target piece looked where."""
+    """Subwords of source and target, with their ends; weights (T, S): attention of each target token to the source."""
 
     source: list[str]
     target: list[str]
@@ -96,21 +96,23 @@ class Alignment:
 
 @dataclass
 class Part:
-    """What the model sees at once: a line or a part of it.  ids: source tokens with EOS; found: the n best."""
+    """A line, or a part of a long line, as it is searched.  ids: source tokens with EOS; found: n-best list."""
 
     text: str
     ids: list[int]
     prefix: list[int]
     found: list[Hypothesis] = field(default_factory=list)
-    looped: bool = False
+    repeated: bool = False
 
 
-class Translator:
-    """A model, its tokenizer and how to search: `Translator.load("runs/en-de").translate(["A dog runs."])`.
+class Translator(Pipeline):
+    """A translation model with its tokenizer: `Translator.load("runs/en-de").translate(["A dog runs."])`.
 
-    model: the model, or a backend that has one.  search: any object with the attributes of `SearchSettings`.
-    max_source: longest source in tokens, end of sentence included; longer lines are split.
+    model: a PyTorch model, or a backend.  search: any object with the attributes of `SearchSettings`.  max_source:
+    longest source in tokens, end of sentence included; longer lines are split.
     """
+
+    _kind, _lack = "parallel", "does not translate"
 
     def __init__(
         self,
@@ -121,77 +123,21 @@ class Translator:
         device: str | torch.device = "cpu",
     ) -> None:
         if max_source < 2:
-            raise UsageError(f"max_source = {max_source}: must be at least 2, a token and the end of sentence")
-        if not isinstance(model, DecodingBackend):
-            from dragoman.decoding.pytorch.backend import TorchBackend  # here, so that the engine works without torch
-
-            model = TorchBackend(model, device)
-        self.backend: DecodingBackend = model
-        self.tokenizer = tokenizer
-        self.settings = SearchSettings.of(search)
+            raise UsageError(f"max_source = {max_source}; accepted: at least 2 (one token and the end of sentence)")
+        super().__init__(model, tokenizer, search, device)
         self.max_source = max_source
 
     @classmethod
-    def load(
-        cls,
-        path: str | Path | Sequence[str | Path],
-        device: str | torch.device = "cpu",
-        *,
-        quantize: Quantize = "auto",
-        engine: EngineChoice = "auto",
-        threads: int | None = None,
-        shortlist: bool = False,
-    ) -> Translator:
-        """The translator of a run folder or of one model folder in it.
-
-        engine: "native" is the native engine for the CPU, which packs the model once and keeps the result beside it;
-        "auto" takes it where it can run the model; `about` says what was taken.  On a CUDA device, "auto" lets the GPU
-        repeat recorded steps.  quantize: the weights, "int8" (what "auto" takes on a CPU), "bf16" (what it takes on a
-        GPU that has it) or "none" = float32, with the plain path's results; `score` is in float32 with "auto" too.
-        threads: the engine's, by default all cores.  shortlist: only words that go with the source's, as `dragoman
-        shortlist` learned them.  Raises ModelFolderError, and UsageError where what is asked for cannot be.
-        """
-        from dragoman.decoding.loader import load_backend  # here, so that translating does not load the trainer
-
-        backend, tokenizer, config = load_backend(
-            path, "parallel", "does not translate", device, quantize, engine, threads, shortlist
-        )
+    def _build(cls, backend: DecodingBackend, tokenizer: Tokenizer, config: Config) -> Self:
         return cls(backend, tokenizer, config.search, config.data.max_tokens)
 
-    @property
-    def description(self) -> str:
-        """Which path translates, in which precision, and why."""
-        return self.backend.description
-
-    @property
-    def model(self) -> Model:
-        """The model as PyTorch has it.
-
-        Whoever asks for it means to look into it or to change it: from then on it does the work, not the engine.
-        """
-        from dragoman.decoding.pytorch.backend import TorchBackend
-
-        self.backend = plain = self.backend.to_torch()
-        assert isinstance(plain, TorchBackend)
-        return plain.model
-
-    @property
-    def device(self) -> torch.device | str:
-        """Where the work is done."""
-        return self.backend.device
-
     def translate(
-        self,
-        texts: Iterable[str],
-        *,
-        batch_tokens: int = 4000,
-        prefix: str | Sequence[str] | None = None,
-        **overrides: Any,
+        self, texts: Iterable[str], *, batch_tokens: int = 4000, prefix: Prefix = None, **overrides: Any
     ) -> list[Translation]:
-        """One translation a text, in order; "\\n" inside a text counts as a space.
+        """Return one translation per text, in order; "\\n" inside a text counts as a space.
 
-        batch_tokens: padded source tokens times beams in one batch.  prefix: how each translation must start, one for
-        all or one a text.  overrides: search settings by name.  Raises UsageError.
+        batch_tokens: padded source tokens times beams per batch.  prefix: the beginning of each translation, one for
+        all texts or one per text.  overrides: search settings by name.  Raises UsageError.
         """
         return list(self.stream(texts, batch_tokens=batch_tokens, prefix=prefix, **overrides))
 
@@ -200,78 +146,69 @@ class Translator:
         lines: Iterable[str],
         *,
         batch_tokens: int = 4000,
-        prefix: str | Sequence[str] | None = None,
+        prefix: Prefix = None,
         window: int = 2000,
         **overrides: Any,
     ) -> Iterator[Translation]:
-        """As `translate`, but lazily: `window` lines are read, sorted by length, translated, and given out in order."""
-        _require_texts(lines)
+        """Translate lazily: read `window` lines, sort them by length, translate them and yield them in order."""
+        check_sequence(lines)
+        check_positive(batch_tokens=batch_tokens)
         settings = SearchSettings.of(self.settings, **overrides)
-        for name, value in (("batch_tokens", batch_tokens), ("window", window)):
-            if value < 1:
-                raise UsageError(f"{name} = {value}: must be at least 1")
-        pairs = _with_prefixes(lines, prefix)
-        windows = _windows(pairs, window)
-        return itertools.chain.from_iterable(self._window(some, settings, batch_tokens) for some in windows)
+        return stream_windows(
+            _with_prefixes(lines, prefix),
+            window,
+            lambda pair, name: (check_text(pair[0], name, allow_surrogates=True), pair[1]),
+            lambda pairs: self._translate(pairs, settings, batch_tokens),
+            lambda pair: len(pair[0]),
+        )
 
-    def live(self, text: str, *, prefix: str = "", **overrides: Any) -> Iterator[Partial]:
-        """One translation while it is written: a `Partial` each step, the last with the text of `translate`.
+    def stream_tokens(self, text: str, *, prefix: str = "", **overrides: Any) -> Iterator[PartialTranslation]:
+        """Yield one partial translation per step of the search; the last one has the text of `translate`.
 
-        Greedy search and sampling only ever add words; a beam may change its mind behind `stable`.  What goes in
-        circles is searched once more (see `Translation.flags`).  Raises UsageError.
+        Greedy search and sampling only append tokens; beam search may replace those after `stable`.  Output that
+        repeats itself is searched a second time (see `Translation.flags`).  Raises UsageError.
         """
         settings = SearchSettings.of(self.settings, **{"nbest": 1, **overrides})
-        parts = self.parts(text, prefix)
-        for place, part in enumerate(parts):
-            part.found = [(yield from self._live_part(parts[:place], part, settings))]
-            again = without_loops(settings)
-            if loops(part.ids[:-1], part.found[0].tokens) and again is not None:
-                second = yield from self._live_part(parts[:place], part, again)
-                if not loops(part.ids[:-1], second.tokens):
-                    part.found = [second]
-        whole = self.translation(text, parts).text
-        yield Partial(whole, whole)
+        parts = self.split(text, prefix)
+        targets: list[str] = []
+        for part in parts:
+            search = StreamWithRetry(functools.partial(self.backend.stream, part.ids, part.prefix), part.ids, settings)
+            for step, last in search:
+                if not last:
+                    yield self._partial(parts, targets, step)
+            part.found, part.repeated = [search.result], search.repeated
+            targets.append(self._decode(search.result.tokens))
+        complete = self.join(text, parts).text
+        yield PartialTranslation(complete, complete)
 
-    def _live_part(
-        self, before: Sequence[Part], part: Part, settings: SearchSettings
-    ) -> Generator[Partial, None, Hypothesis]:
-        done = [other.found[0].tokens for other in before]
-        watched = self.backend.stream(part.ids, part.prefix, settings)
-        while True:
-            try:
-                path = next(watched)
-            except StopIteration as stop:
-                hypothesis: Hypothesis = stop.value[0]
-                return hypothesis
-            texts = [
-                join_parts(
-                    [other.text for other in [*before, part]],
-                    [_one_line(self.tokenizer.decode_target(ids)) for ids in [*done, path.tokens[:count]]],
-                )
-                for count in (len(path.tokens), path.stable)
-            ]
-            yield Partial(*texts)
+    def _partial(self, parts: Sequence[Part], targets: Sequence[str], step: PartialHypothesis) -> PartialTranslation:
+        """targets: the translations of the parts before the one at hand."""
+        sources = [part.text for part in parts[: len(targets) + 1]]
+        text, stable = self._decode(step.tokens), self._decode(step.tokens[: step.stable])
+        return PartialTranslation(join_parts(sources, [*targets, text]), join_parts(sources, [*targets, stable]))
 
-    def score(self, sources: Sequence[str], targets: Sequence[str], *, batch_tokens: int = 4000) -> list[Score]:
-        """The log-probability of each target given its source, whole, whatever their lengths.
+    def _decode(self, ids: Sequence[int]) -> str:
+        return _one_line(self.tokenizer.decode_target(ids))
 
-        Computed in float32, unless the translator was loaded with `quantize="int8"` or "bf16".  Where it translates in
-        int8, the first call loads the float32 weights too.
+    def score(self, sources: Sequence[str], targets: Sequence[str], *, batch_tokens: int = 4000) -> list[TargetScore]:
+        """Return the log-probability of each target given its source; no text is split or truncated.
 
-        batch_tokens: padded source and target tokens in one batch.  Raises UsageError when the numbers differ.
+        Computed in float32, unless the translator was loaded with `quantize="int8"` or "bf16"; a translator in int8
+        loads the float32 weights at the first call.  batch_tokens: padded source and target tokens per batch.  Raises
+        UsageError if the numbers of texts differ.
         """
         pairs = self._pairs(sources, targets)
         scored = zip(pairs, self.backend.scorer.score(pairs, batch_tokens), strict=True)
         return [
-            Score(sum(log_probs), [self.tokenizer.target_piece(i) for i in ids], log_probs)
+            TargetScore(sum(log_probs), [self.tokenizer.target_piece(i) for i in ids], log_probs)
             for (_, ids), log_probs in scored
         ]
 
     def align(self, sources: Sequence[str], targets: Sequence[str], *, batch_tokens: int = 4000) -> list[Alignment]:
-        """Where each token of each target looked in its source, by the attention between them.
+        """Return the cross-attention between each target and its source.
 
-        batch_tokens: padded source and target tokens in one batch.  Raises UsageError when the numbers of texts differ,
-        and for a model without such an attention.
+        batch_tokens: padded source and target tokens per batch.  Raises UsageError if the numbers of texts differ, or
+        if the model has no cross-attention.
         """
         pairs = self._pairs(sources, targets)
         piece, target_piece = self.tokenizer.source_piece, self.tokenizer.target_piece
@@ -281,70 +218,55 @@ class Translator:
         ]
 
     def _pairs(self, sources: Sequence[str], targets: Sequence[str]) -> list[tuple[list[int], list[int]]]:
-        _require_texts(sources)
-        _require_texts(targets)
+        check_sequence(sources)
+        check_sequence(targets)
         if len(sources) != len(targets):
-            raise UsageError(f"{len(sources)} sources but {len(targets)} targets: give one target for each source")
-        return [
-            (self.tokenizer.encode_source(_clean(source)), self.tokenizer.encode_target(_clean(target)))
-            for source, target in zip(sources, targets, strict=True)
-        ]
+            raise UsageError(f"{len(sources)} sources but {len(targets)} targets; give one target per source")
+        encode_source, encode_target = self.tokenizer.encode_source, self.tokenizer.encode_target
+        source_ids = [encode_source(_clean(text, f"source {number}")) for number, text in enumerate(sources, start=1)]
+        target_ids = [encode_target(_clean(text, f"target {number}")) for number, text in enumerate(targets, start=1)]
+        return list(zip(source_ids, target_ids, strict=True))
 
-    def _window(
+    def _translate(
         self, lines: Sequence[tuple[str, str]], settings: SearchSettings, batch_tokens: int
     ) -> list[Translation]:
-        each = [self.parts(line, prefix) for line, prefix in lines]
-        parts = [part for some in each for part in some]
-        self._search(parts, settings, batch_tokens)
-        looped = [part for part in parts if loops(part.ids[:-1], part.found[0].tokens)]
-        self._again(looped, settings, batch_tokens)
-        return [self.translation(line, some) for (line, _), some in zip(lines, each, strict=True)]
+        parts_of = [self.split(line, prefix) for line, prefix in lines]
+        parts = list(itertools.chain.from_iterable(parts_of))
 
-    def parts(self, line: str, prefix: str) -> list[Part]:
-        """The line, or what it had to be split into; none where there is nothing to translate."""
-        encode = self.tokenizer.encode_source
-        text = _clean(line)
-        split = split_text(text, self.max_source, lambda part: len(encode(part))) if text.strip() else []
-        parts = [Part(part, ids, []) for part in split if len(ids := encode(part)) > 1]
+        def search(indices: Sequence[int], settings: SearchSettings) -> list[list[Hypothesis]]:
+            ids, prefixes = [parts[i].ids for i in indices], [parts[i].prefix for i in indices]
+            return self.backend.search(ids, prefixes, settings, batch_tokens)
+
+        results = search_with_retry(search, [part.ids for part in parts], settings, lambda nbest: nbest[0].tokens)
+        for part, found, repeated in zip(parts, *results, strict=True):
+            part.found, part.repeated = found, repeated
+        return [self.join(line, parts) for (line, _), parts in zip(lines, parts_of, strict=True)]
+
+    def split(self, line: str, prefix: str = "") -> list[Part]:
+        """Return the line, or the parts into which a long line is split; no parts if there is nothing to translate.
+
+        prefix: the beginning of the translation.  Raises UsageError if it is longer than a source may be.
+        """
+        encode = functools.cache(self.tokenizer.encode_source)  # the split has already encoded the parts it returns
+        text = _clean(line, "text")
+        texts = split_text(text, self.max_source, lambda part: len(encode(part))) if text.strip() else []
+        parts = [Part(part, ids, []) for part in texts if len(ids := encode(part)) > 1]
         if parts and prefix:
-            parts[0].prefix = self._prefix(prefix)
+            parts[0].prefix = self.tokenizer.encode_target(_clean(prefix, "prefix"))[:-1]
+            if len(parts[0].prefix) > self.max_source:
+                raise UsageError(
+                    f"prefix {clip(prefix)!r}: {len(parts[0].prefix):,} tokens; accepted: at most {self.max_source:,}, "
+                    "as for a source"
+                )
         return parts
 
-    def _prefix(self, text: str) -> list[int]:
-        ids = self.tokenizer.encode_target(_clean(text))[:-1]
-        if len(ids) > self.max_source:
-            raise UsageError(
-                f"prefix {clip(text)!r}: it has {len(ids):,} tokens; accepted: at most {self.max_source:,}, as for a "
-                "source"
-            )
-        return ids
-
-    def _search(self, parts: Sequence[Part], settings: SearchSettings, batch_tokens: int) -> None:
-        each = self.backend.search(
-            [part.ids for part in parts], [part.prefix for part in parts], settings, batch_tokens
-        )
-        for part, found in zip(parts, each, strict=True):
-            part.found = found
-
-    def _again(self, looped: list[Part], settings: SearchSettings, batch_tokens: int) -> None:
-        """Search once more without repeated 3-grams; what still loops keeps its first translation."""
-        for part in looped:
-            part.looped = True
-        again = without_loops(settings)
-        if not looped or again is None:
-            return
-        second = [Part(part.text, part.ids, part.prefix) for part in looped]
-        self._search(second, again, batch_tokens)
-        for part, other in zip(looped, second, strict=True):
-            if not loops(part.ids[:-1], other.found[0].tokens):
-                part.found = other.found
-
-    def translation(self, line: str, parts: Sequence[Part]) -> Translation:
-        """What was found for the parts of a line, as one."""
+    def join(self, line: str, parts: Sequence[Part]) -> Translation:
+        """Return the translation of a line from the hypotheses found for its parts."""
         if not parts:
             return Translation(line, "", 0.0, 0.0, [], [], ("empty_source",), [Alternative("", 0.0, 0.0)])
-        ranks = range(min(len(part.found) for part in parts))
-        nbest = [self._joined(parts, [part.found[rank] for part in parts]) for rank in ranks]
+        nbest = [
+            self._alternative(parts, hypotheses) for hypotheses in zip(*(part.found for part in parts), strict=False)
+        ]
         first = [part.found[0] for part in parts]
         return Translation(
             source=line,
@@ -353,43 +275,31 @@ class Translator:
             log_prob=nbest[0].log_prob,
             tokens=[self.tokenizer.target_piece(i) for hypothesis in first for i in [*hypothesis.tokens, EOS]],
             token_log_probs=[log_prob for hypothesis in first for log_prob in hypothesis.token_log_probs],
-            flags=_flags(parts, first),
+            flags=_flags(parts),
             nbest=nbest,
         )
 
-    def _joined(self, parts: Sequence[Part], chosen: Sequence[Hypothesis]) -> Alternative:
-        texts = [_one_line(self.tokenizer.decode_target(hypothesis.tokens)) for hypothesis in chosen]
+    def _alternative(self, parts: Sequence[Part], hypotheses: Sequence[Hypothesis]) -> Alternative:
         return Alternative(
-            join_parts([part.text for part in parts], texts),
-            sum(hypothesis.score for hypothesis in chosen),
-            sum(hypothesis.log_prob for hypothesis in chosen),
+            join_parts([part.text for part in parts], [self._decode(hypothesis.tokens) for hypothesis in hypotheses]),
+            sum(hypothesis.score for hypothesis in hypotheses),
+            sum(hypothesis.log_prob for hypothesis in hypotheses),
         )
 
 
-def _flags(parts: Sequence[Part], chosen: Sequence[Hypothesis]) -> tuple[str, ...]:
-    off = (length_is_off(len(p.ids) - 1, len(h.tokens)) for p, h in zip(parts, chosen, strict=True))
-    signs = {
+def _flags(parts: Sequence[Part]) -> tuple[str, ...]:
+    flags = {
         "split": len(parts) > 1,
-        "truncated": any(hypothesis.truncated for hypothesis in chosen),
-        "length": any(off),
-        "repetition": any(part.looped for part in parts),
+        "truncated": any(part.found[0].truncated for part in parts),
+        "length": any(has_unusual_length(len(part.ids) - 1, len(part.found[0].tokens)) for part in parts),
+        "repetition": any(part.repeated for part in parts),
     }
-    return tuple(name for name, seen in signs.items() if seen)
+    return tuple(name for name, present in flags.items() if present)
 
 
-def _require_texts(texts: Iterable[str]) -> None:
-    if isinstance(texts, str):
-        raise UsageError(f"one text was given ({texts[:40]!r}) where texts are expected: put it in a list, [text]")
-
-
-def _require_text(text: object) -> None:
-    if not isinstance(text, str):
-        raise UsageError(f"where a text is expected stands {text!r:.40}, of type {type(text).__name__}; accepted: str")
-
-
-def _clean(text: str) -> str:
-    """Without line ends and without what is no character (half a surrogate pair)."""
-    _require_text(text)
+def _clean(text: str, name: str) -> str:
+    """Return the text on one line, with lone surrogates replaced by "?"."""
+    check_text(text, name, allow_surrogates=True)
     return _one_line(text).encode("utf-8", "replace").decode("utf-8")
 
 
@@ -397,29 +307,15 @@ def _one_line(text: str) -> str:
     return text.replace("\n", " ").replace("\r", " ")
 
 
-def _with_prefixes(lines: Iterable[str], prefix: str | Sequence[str] | None) -> Iterator[tuple[str, str]]:
-    if prefix is None or isinstance(prefix, str):
-        yield from ((line, prefix or "") for line in lines)
+def _with_prefixes(lines: Iterable[str], prefix: Prefix) -> Iterator[tuple[str, str]]:
+    prefixes = prefix or ""
+    if isinstance(prefixes, str):
+        yield from ((line, prefixes) for line in lines)
         return
-    if not isinstance(prefix, Sequence):
-        raise UsageError(f"prefix = {prefix!r:.40}: give one text for all, or a list with one a line")
-    for number, (line, own) in enumerate(itertools.zip_longest(lines, prefix)):
+    if not isinstance(prefixes, Sequence):
+        raise UsageError(f"prefix = {prefix!r:.40}; accepted: one text for all lines, or a list with one per line")
+    for number, (line, own) in enumerate(itertools.zip_longest(lines, prefixes)):
         if line is None or own is None:
             count = f"{number} lines" if line is None else "more lines"
-            raise UsageError(f"{len(prefix)} prefixes but {count}: give one prefix a line, '' for none")
+            raise UsageError(f"{len(prefixes)} prefixes but {count}; give one prefix per line, '' for none")
         yield line, own
-
-
-def _windows(pairs: Iterator[tuple[str, str]], size: int) -> Iterator[list[tuple[str, str]]]:
-    """At most `size` lines at a time, fewer where they are long."""
-    window: list[tuple[str, str]] = []
-    characters = 0
-    for pair in pairs:
-        _require_text(pair[0])
-        window.append(pair)
-        characters += len(pair[0])
-        if len(window) >= size or characters >= _WINDOW_CHARACTERS:
-            yield window
-            window, characters = [], 0
-    if window:
-        yield window

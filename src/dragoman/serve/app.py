@@ -1,10 +1,12 @@
-"""The web application: a page, what it is made of, the models it knows, and translations as streams of events."""
+"""The web application: the page and its files, the served models, and searches as streams of events."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
+import os
 import socket
 import sys
 import threading
@@ -23,7 +25,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dragoman.data.tokenizer import BOS, EOS
 from dragoman.errors import DragomanError, UsageError, nearest
@@ -31,9 +32,9 @@ from dragoman.models.model_folder import read_config, wrong_model
 from dragoman.pages.page import web
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.translation import Translator
-from dragoman.serve.viewer import Event, Observed, continue_live, translate_live
+from dragoman.serve.viewer import Event, RecordingStepper, stream_continuation, stream_translation
 
-__all__ = ["Served", "TranslateRequest", "create_app", "listen", "load_served", "run"]
+__all__ = ["ServedModel", "TranslateRequest", "create_app", "listen", "load_models", "run"]
 
 STYLES = ("page.css", "language.css", "serve.css")
 SCRIPTS = ("page.js", "language.js", "packing.js", "serve_heads.js", "serve_stage.js", "serve_pane.js", "serve.js")
@@ -45,107 +46,109 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
-MOST_CHARACTERS = 5000
-MOST_BYTES = 1 << 16  # 5,000 characters are at most 60,000 bytes of JSON
-MOST_BEAMS = 16
-MOST_TEMPERATURE = 2.0
+MAX_CHARACTERS = 5000
+MAX_BYTES = 1 << 16  # 5,000 characters are at most 60,000 bytes of JSON
+MAX_BEAM = 16
+MAX_TEMPERATURE = 2.0
 
 
 @dataclass
-class Served:
-    """A model on the page.
+class ServedModel:
+    """A translator with its source and target language, or a language model.
 
-    languages: source and target, as the configuration names them; only a translator has them.
+    lock: held while the model computes.  queue: requests wait here in order of arrival, and not in worker threads, of
+    which there are few.
     """
 
-    model: Translator | TextGenerator
+    pipeline: Translator | TextGenerator
     architecture: str
     languages: tuple[str, str] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Visitors wait here, first come first served, and not in threads, of which there are few."""
+    queue: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @classmethod
-    def load(cls, path: str | Path, device: str | torch.device = "cpu") -> Served:
-        """Raises ModelFolderError, and UsageError for a model that writes no text."""
+    def load(cls, path: str | Path, device: str | torch.device = "cpu") -> ServedModel:
+        """Load a model folder.  Raises ModelFolderError, and UsageError for a model that generates no text."""
         config = read_config(path)
         if config.data.kind == "parallel":
             languages = (config.data.source_language, config.data.target_language)
             return cls(Translator.load(path, device, engine="pytorch"), config.model.architecture, languages)
         if config.data.kind == "text":
             return cls(TextGenerator.load(path, device, engine="pytorch"), config.model.architecture)
-        raise wrong_model(path, config, "writes no text, which is what the page shows")
+        raise wrong_model(path, config, "generates no text to show on the page")
 
-    def live(self, ask: TranslateRequest) -> Iterator[Event]:
-        """The events of what the page asks for: temperature 0 searches, anything above draws."""
-        settings: dict[str, Any] = {"sample": ask.temperature > 0, "beam": ask.beam, "seed": ask.seed}
-        if ask.temperature > 0:
-            settings["temperature"] = ask.temperature
-        if isinstance(self.model, Translator):
-            return translate_live(self.model, ask.text, self.lock, **settings)
-        return continue_live(self.model, ask.text, self.lock, **settings)
+    def stream(self, request: TranslateRequest) -> Iterator[Event]:
+        """Yield the events of a request; a temperature above 0 means sampling."""
+        settings: dict[str, Any] = {"sample": request.temperature > 0, "beam": request.beam, "seed": request.seed}
+        settings["temperature"] = request.temperature or 1.0
+        if isinstance(self.pipeline, Translator):
+            return stream_translation(self.pipeline, request.text, self.lock, **settings)
+        return stream_continuation(self.pipeline, request.text, self.lock, **settings)
 
     def describe(self) -> dict[str, Any]:
-        """What the page says of the model and needs to know; `attention` is null where there are no weights to show."""
-        translates = isinstance(self.model, Translator)
+        """Return what the page shows of the model; `attention` is None if there are no weights to show."""
+        if isinstance(self.pipeline, Translator):
+            writes, longest, over = "translation", self.pipeline.max_source, "source"
+        else:
+            writes, longest, over = "continuation", self.pipeline.max_tokens, "before"
         shape = self._attention_shape()
-        over = "source" if translates else "before"
         return {
             "architecture": self.architecture,
-            "writes": "translation" if translates else "continuation",
+            "writes": writes,
             "languages": self.languages,
-            "parameters": self.model.model.parameter_count(),
-            "beam": self.model.settings.beam if isinstance(self.model, Translator) else 1,
-            "longest": self.model.max_source if isinstance(self.model, Translator) else self.model.max_tokens,
+            "parameters": self.pipeline.model.parameter_count(),
+            "beam": self.pipeline.settings.beam,
+            "longest": longest,
             "attention": shape and {"over": over, "layers": shape[0], "heads": shape[1]},
         }
 
     def _attention_shape(self) -> tuple[int, int] | None:
-        """Layers and heads, as one step shows them."""
-        translates = isinstance(self.model, Translator)
-        observed = Observed(self.model.model, "cross_attn" if translates else "self_attn", self.lock)
-        src = torch.tensor([[EOS]] if translates else [[]], dtype=torch.long, device=self.model.device)
+        """Return the number of layers and heads whose weights one step records."""
+        stepper = RecordingStepper(self.pipeline.model, self.lock)
+        source = [EOS] if isinstance(self.pipeline, Translator) else []
+        src = torch.tensor([source], dtype=torch.long, device=self.pipeline.device)
         with torch.no_grad():
-            observed.step(src.new_tensor([BOS]), observed.start(src, None, beams=1, max_len=1))
-        weights = observed.sights[0].weights
+            stepper.step(src.new_tensor([BOS]), stepper.start(src, None, beams=1, max_len=1))
+        weights = stepper.records[0].weights
         return None if weights is None else (weights.size(1), weights.size(2))
 
 
-def load_served(paths: Sequence[str | Path], device: str | torch.device = "cpu") -> dict[str, Served]:
-    """Models by name: the last part of the path, or as many as tell them apart.  Raises as `Served.load` does."""
+def load_models(paths: Sequence[str | Path], device: str | torch.device = "cpu") -> dict[str, ServedModel]:
+    """Load models; their names are the last components of their paths, as few as make the names distinct.
+
+    Raises UsageError for no path or a repeated one, and as `ServedModel.load` does.
+    """
     if not paths:
-        raise UsageError("no models to serve: name at least one")
-    whole = [Path(path).resolve() for path in paths]
-    twice = sorted({str(path) for place, path in enumerate(whole) if path in whole[:place]})
-    if twice:
-        raise UsageError(f"named twice: {', '.join(twice)}; name each model once")
-    for parts in range(1, max(len(path.parts) for path in whole) + 1):
-        names = ["/".join(path.parts[-parts:]) for path in whole]
-        if len(set(names)) == len(names):
-            break
-    return {name: Served.load(path, device) for name, path in zip(names, paths, strict=True)}
-
-
-# ------------------------------------------------------------------------------------------------------ what is asked
+        raise UsageError("no models to serve; name at least one")
+    resolved = [Path(path).resolve() for path in paths]
+    repeated = sorted({str(path) for path in resolved if resolved.count(path) > 1})
+    if repeated:
+        raise UsageError(f"models named twice: {', '.join(repeated)}; name each model once")
+    candidates = (["/".join(path.parts[-count:]) for path in resolved] for count in itertools.count(1))
+    names = next(names for names in candidates if len(set(names)) == len(names))
+    return {name: ServedModel.load(path, device) for name, path in zip(names, paths, strict=True)}
 
 
 class TranslateRequest(BaseModel):
-    """One text for one model.  temperature 0: beam search, beam 1 = greedy; above 0: drawn, with `seed`."""
+    """One text for one model.  temperature 0: beam search, beam 1 = greedy; above 0: sampling with `seed`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    text: str = Field(max_length=MOST_CHARACTERS)
+    text: str = Field(max_length=MAX_CHARACTERS, description=f"a text of at most {MAX_CHARACTERS:,} characters")
     model: str
-    beam: int = Field(4, ge=1, le=MOST_BEAMS)
-    temperature: float = Field(0.0, ge=0, le=MOST_TEMPERATURE, allow_inf_nan=False)
-    seed: int = Field(0, ge=0, lt=1 << 32)
+    beam: int = Field(4, ge=1, le=MAX_BEAM, description=f"an integer from 1 (greedy) to {MAX_BEAM}")
+    temperature: float = Field(
+        0.0, ge=0, le=MAX_TEMPERATURE, allow_inf_nan=False,
+        description=f"a number from 0 (no sampling) to {MAX_TEMPERATURE:g}",
+    )  # fmt: skip
+    seed: int = Field(0, ge=0, lt=1 << 32, description=f"an integer from 0 to {(1 << 32) - 1:,}")
 
 
 class RequestError(Exception):
-    """A request that cannot be carried out: its problems, each {"what", "where", "accepted"}."""
+    """An invalid request; problems: {"what", "where", "accepted"} each."""
 
-    def __init__(self, problems: list[dict[str, str]], status: int = 422) -> None:
-        super().__init__(problems)
+    def __init__(self, *problems: dict[str, str], status: int = 422) -> None:
+        super().__init__(*problems)
         self.problems = problems
         self.status = status
 
@@ -154,167 +157,120 @@ def _problem(what: str, where: str, accepted: str) -> dict[str, str]:
     return {"what": what, "where": where, "accepted": accepted}
 
 
-def _accepted(names: Sequence[str]) -> dict[str, str]:
-    return {
-        "text": f"a text of at most {MOST_CHARACTERS:,} characters",
-        "model": f"one of: {', '.join(names)}",
-        "beam": f"a whole number from 1 (greedy) to {MOST_BEAMS}",
-        "temperature": f"a number from 0 (nothing is drawn) to {MOST_TEMPERATURE:g}",
-        "seed": f"a whole number from 0 to {(1 << 32) - 1:,}",
-    }
-
-
-async def _body(request: Request) -> bytes:
-    """The request's body, never more than a little above the limit of it.  Raises RequestError."""
-    kind = request.headers.get("content-type", "none").split(";")[0].strip().lower()
-    if kind != "application/json":  # which also keeps forms of other sites out
-        raise RequestError([_problem(f"content of type {kind}", "header content-type", "application/json")], 415)
+async def _read_body(request: Request) -> bytes:
+    content_type = request.headers.get("content-type", "none").split(";")[0].strip().lower()
+    if content_type != "application/json":  # this also refuses forms of other sites
+        problem = _problem(f"content of type {content_type}", "header content-type", "application/json")
+        raise RequestError(problem, status=415)
     body = b""
     try:
-        async for part in request.stream():
-            body += part
-            if len(body) > MOST_BYTES:
-                accepted = f"at most {MOST_BYTES:,} bytes, of which the text has at most {MOST_CHARACTERS:,} characters"
-                raise RequestError([_problem("the request is too large", "body", accepted)], 413)
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MAX_BYTES:
+                accepted = f"at most {MAX_BYTES:,} bytes, with at most {MAX_CHARACTERS:,} characters of text"
+                raise RequestError(_problem("the request is too large", "body", accepted), status=413)
     except ClientDisconnect:
-        raise RequestError(
-            [_problem("the connection ended before the request did", "body", "a whole request")]
-        ) from None
+        raise RequestError(_problem("the connection was closed early", "body", "a complete request")) from None
     return body
 
 
-def _ask(body: bytes, names: Sequence[str]) -> TranslateRequest:
-    """Raises RequestError with every problem at once."""
-    accepted = _accepted(names)
-    problems = []
+def _parse_request(body: bytes, names: Sequence[str]) -> TranslateRequest:
+    """Return the request.  Raises RequestError with all problems."""
+    accepted = {name: setting.description or "" for name, setting in TranslateRequest.model_fields.items()}
+    accepted["model"] = f"one of: {', '.join(names)}"
     try:
-        ask = TranslateRequest.model_validate_json(body)
+        request = TranslateRequest.model_validate_json(body)
     except ValidationError as error:
-        for one in error.errors(include_url=False):
-            name = str(one["loc"][0]) if one["loc"] else ""
-            problems.append(_problem(*_what(one, name, accepted)))
-        raise RequestError(problems) from None
-    if ask.model not in names:
-        what = f"model = {ask.model[:80]!r}: no such model here{nearest(ask.model, names)}"
-        raise RequestError([_problem(what, "body.model", accepted["model"])])
-    return ask
+        raise RequestError(*(_explain(one, accepted) for one in error.errors(include_url=False))) from None
+    if request.model not in names:
+        what = f"model = {request.model[:80]!r}: no such model{nearest(request.model, names)}"
+        raise RequestError(_problem(what, "body.model", accepted["model"]))
+    return request
 
 
-def _what(error: Any, name: str, accepted: Mapping[str, str]) -> tuple[str, str, str]:
-    """One of pydantic's errors as what, where, accepted."""
-    if not name:
-        return f"the body is no request: {error['msg']}", "body", f"a JSON object with {', '.join(accepted)}"
-    where = f"body.{name}"
-    if error["type"] == "missing":
-        return f"{name} is missing", where, accepted[name]
+def _explain(error: Any, accepted: Mapping[str, str]) -> dict[str, str]:
+    """Return one of pydantic's errors as a problem."""
+    if not error["loc"]:
+        what = f"the body is not a valid request: {error['msg']}"
+        return _problem(what, "body", f"a JSON object with {', '.join(accepted)}")
+    name = str(error["loc"][0])
     if error["type"] == "extra_forbidden":
-        return f"no such setting: {name[:80]!r}{nearest(name, accepted)}", where, ", ".join(accepted)
-    if error["type"] == "string_too_long":
-        return f"the text has {len(error['input']):,} characters", where, accepted[name]
-    return f"{name} = {str(error['input'])[:80]}", where, accepted[name]
+        return _problem(f"unknown setting {name[:80]!r}{nearest(name, accepted)}", f"body.{name}", ", ".join(accepted))
+    what = {
+        "missing": f"{name} is missing",
+        "string_too_long": f"the text has {len(str(error['input'])):,} characters",
+    }.get(error["type"], f"{name} = {str(error['input'])[:80]}")
+    return _problem(what, f"body.{name}", accepted[name])
 
 
-# ----------------------------------------------------------------------------------------------------- what is answered
-
-
-class _WithHeaders:
-    """Puts HEADERS on every response of the application."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def sending(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *((k.encode(), v.encode()) for k, v in HEADERS.items())]
-            await send(message)
-
-        await self.app(scope, receive, sending)
-
-
-def create_app(models: Mapping[str, Served]) -> FastAPI:
-    """The application for models by name.  Raises UsageError where there are none."""
+def create_app(models: Mapping[str, ServedModel]) -> FastAPI:
+    """Return the application for models by name.  Raises UsageError if there are none."""
     if not models:
-        raise UsageError("no models to serve: name at least one")
+        raise UsageError("no models to serve; name at least one")
     app = FastAPI(title="Dragoman", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(_WithHeaders)
     names = list(models)
-    page = _page(names)
-    known = {
-        "models": [{"name": name, **served.describe()} for name, served in models.items()],
-        "limits": {"characters": MOST_CHARACTERS, "beam": MOST_BEAMS, "temperature": MOST_TEMPERATURE},
-    }
-    files = {name: web(name) for name in (*STYLES, *SCRIPTS)}
-
-    @app.get("/")
-    async def home() -> Response:
-        return HTMLResponse(page)
-
-    @app.get("/models")
-    async def what_is_here() -> Response:
-        return JSONResponse(known)
-
-    @app.get("/web/{name}")
-    async def file(name: str) -> Response:
-        if name not in files:
-            raise HTTPException(404)
-        return Response(files[name], media_type=TYPES[Path(name).suffix])
-
-    @app.post("/translate/stream")
-    async def translate(request: Request) -> Response:
-        ask = _ask(await _body(request), names)
-        events = _safely(models[ask.model].live(ask))
-        lines = _lines(events, request, models[ask.model].turn)
-        return StreamingResponse(lines, media_type="application/x-ndjson")
-
-    app.add_exception_handler(RequestError, _refuse)
-    app.add_exception_handler(HTTPException, _not_here)
-    return app
-
-
-def _page(names: Sequence[str]) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return environment.from_string(web("serve.html")).render(models=names, styles=STYLES, scripts=SCRIPTS)
+    page = environment.from_string(web("serve.html")).render(models=names, styles=STYLES, scripts=SCRIPTS)
+    description = {
+        "models": [{"name": name, **model.describe()} for name, model in models.items()],
+        "limits": {"characters": MAX_CHARACTERS, "beam": MAX_BEAM, "temperature": MAX_TEMPERATURE},
+    }
+    responses = {"": HTMLResponse(page, headers=HEADERS), "models": JSONResponse(description, headers=HEADERS)}
+    for name in (*STYLES, *SCRIPTS):
+        responses[f"web/{name}"] = Response(web(name), headers=HEADERS, media_type=TYPES[Path(name).suffix])
+
+    @app.post("/translate/stream")
+    async def translate(request: Request) -> Response:
+        parsed = _parse_request(await _read_body(request), names)
+        model = models[parsed.model]
+        lines = _json_lines(_with_error_event(model.stream(parsed)), request, model.queue)
+        return StreamingResponse(lines, headers=HEADERS, media_type="application/x-ndjson")
+
+    @app.get("/{path:path}")
+    async def page_or_file(path: str) -> Response:
+        if path not in responses:
+            raise HTTPException(404)
+        return responses[path]
+
+    @app.exception_handler(RequestError)
+    async def refuse(request: Request, error: RequestError) -> Response:
+        return JSONResponse({"error": error.problems}, error.status, HEADERS)
+
+    @app.exception_handler(HTTPException)
+    async def not_found(request: Request, error: HTTPException) -> Response:
+        what = f"{request.method} {request.url.path[:80]}: {error.detail}"
+        problem = _problem(what, "address", "GET /, GET /models, POST /translate/stream")
+        return JSONResponse({"error": [problem]}, error.status_code, HEADERS)
+
+    return app
 
 
-async def _refuse(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError)
-    return JSONResponse({"error": error.problems}, error.status)
-
-
-async def _not_here(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    what = f"{request.method} {request.url.path[:80]}: {error.detail}"
-    accepted = "GET /, GET /models, POST /translate/stream"
-    return JSONResponse({"error": [_problem(what, "address", accepted)]}, error.status_code)
-
-
-async def _lines(events: Iterator[Event], request: Request, turn: asyncio.Lock) -> AsyncIterator[bytes]:
-    """A line of JSON an event, made in a thread when it is its turn; the model stops when nobody listens any more."""
+async def _json_lines(events: Iterator[Event], request: Request, queue: asyncio.Lock) -> AsyncIterator[bytes]:
+    """Yield one line of JSON per event, computed in a thread; stop if the client has disconnected."""
     while not await request.is_disconnected():
-        async with turn:
+        async with queue:
             event = await run_in_threadpool(next, events, None)
         if event is None:
             return
         yield json.dumps(_finite(event), separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
-def _safely(events: Iterator[Event]) -> Iterator[Event]:
-    """The same, with an event "error" in the place of an exception: the status line has been sent long ago."""
+def _with_error_event(events: Iterator[Event]) -> Iterator[Event]:
+    """Yield the events, and an "error" event for an exception, because the status line has already been sent."""
     try:
         yield from events
     except DragomanError as error:
         yield {"event": "error", "error": [_problem(str(error), "model", "")]}
-    except Exception as error:  # a mistake of ours must not look like the end of the text
+    except Exception as error:  # a bug must not look like the end of the text
         print(f"dragoman serve: {type(error).__name__}: {error}", file=sys.stderr)
-        what = f"{type(error).__name__}: {error}. This is a mistake in Dragoman, not yours; please report it."
+        what = f"{type(error).__name__}: {error}. This is a bug in Dragoman; please report it."
         yield {"event": "error", "error": [_problem(what, "server", "")]}
 
 
 def _finite(value: Any) -> Any:
-    """The same with null for numbers that JSON does not have (a log-probability of minus infinity)."""
+    """Return the value with None for numbers that JSON cannot represent (a log-probability of minus infinity)."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -322,39 +278,31 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-# ------------------------------------------------------------------------------------------------------------- serving
-
-
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that waits for visitors; port 0 = any free one.
+    """Return a listening socket; port 0 = any free port.
 
-    Raises UsageError for an address this machine does not have, DragomanError for a port that cannot be had.
+    Raises UsageError for an address that is not of this machine, DragomanError for a port that cannot be used.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or error
         raise UsageError(
-            f"--host {host[:80]}: no such address ({why}); accepted: 127.0.0.1 (only this machine comes in), "
-            "0.0.0.0 (whoever reaches this machine does)"
+            f"--host {host[:80]}: no such address ({reason}); accepted: 127.0.0.1 (reachable from this machine only), "
+            "0.0.0.0 (reachable from the network)"
         ) from None
-    door = socket.socket(family, kind, protocol)
     try:
-        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        door.bind(address)
-        door.listen()
+        return socket.create_server(address, family=family, dualstack_ipv6=family == socket.AF_INET6)
     except OSError as error:
-        door.close()
         other = port + 1 if 1024 <= port < 65535 else 8000
         raise DragomanError(
-            f"{host}:{port} cannot be had ({error.strerror}), perhaps because something is there already; choose "
-            f"another port, such as --port {other} (--port 0 takes a free one)"
+            f"cannot listen on {host}:{port} ({os.strerror(error.errno or 0)}); another program may use the port; "
+            f"choose another, such as --port {other}, or --port 0 for any free one"
         ) from None
-    return door
 
 
-def run(app: FastAPI, door: socket.socket) -> None:
+def run(app: FastAPI, listener: socket.socket) -> None:
     """Serve until Ctrl-C."""
     config = uvicorn.Config(app, log_level="error", lifespan="off", server_header=False, timeout_graceful_shutdown=2)
-    with suppress(KeyboardInterrupt), door:
-        uvicorn.Server(config).run(sockets=[door])
+    with suppress(KeyboardInterrupt), listener:
+        uvicorn.Server(config).run(sockets=[listener])

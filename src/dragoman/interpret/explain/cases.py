@@ -23,7 +23,7 @@ from dragoman.data.readers.trees import penn_word
 from dragoman.data.tokenizer import BOS, EOS, Tokenizer
 from dragoman.data.vocabulary import LabelVocabulary, Vocabulary
 from dragoman.decoding.hypothesis import Hypothesis
-from dragoman.decoding.retry import length_is_off, loops, without_loops
+from dragoman.decoding.retry import has_unusual_length, search_with_retry
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError
 from dragoman.interpret.explain.beam_tree import search_tree
@@ -125,17 +125,14 @@ def _translation(loaded: Loaded, source: str, target: str | None, beam: int | No
         told = vocabulary.encode_target(_line(target, "target"))
         return _written("translation", network, vocabulary, text, src, told, sides, forced=True)
     settings = _settings(config, beam)
-    found, tree = search_tree(network, src, settings)
-    looped = loops(ids[:-1], found[0].tokens)
-    second = without_loops(settings) if looped else None  # as translation does
-    if second is not None:
-        again = search_tree(network, src, second)
-        found, tree = (found, tree) if loops(ids[:-1], again[0][0].tokens) else again
+    ((found, tree),), (repeated,) = search_with_retry(
+        lambda _, used: [search_tree(network, src, used)], [ids], settings, lambda result: result[0][0].tokens
+    )
     told = _told(found[0])
     signs = {
         "truncated": found[0].truncated,
-        "length": length_is_off(len(ids) - 1, len(found[0].tokens)),
-        "repetition": looped,
+        "length": has_unusual_length(len(ids) - 1, len(found[0].tokens)),
+        "repetition": repeated,
     }
     return _written(
         "translation", network, vocabulary, text, src, told, sides,

@@ -147,7 +147,7 @@ def _of_parser(parser: Parser, lines: Sequence[str]) -> ProbeBatch:
     tokenizer = parser.tokenizer
     pairs = [
         (tokenizer.encode_source(" ".join(words)), tokenizer.encode_target(tree))
-        for words, tree in zip(sentences, parser.linearized(sentences), strict=True)
+        for words, tree in zip(sentences, parser.predict_linearized(sentences), strict=True)
     ]
     return ProbeBatch(*_batches(pairs), tokenizer.source_piece, tokenizer.target_piece, tokenizer.shared, True)
 
@@ -203,7 +203,7 @@ def load_material(
         generator = TextGenerator.load(path, device, engine="pytorch")
         return generator.model, of_language_model(generator, lines)
     if kind == "trees":
-        parser = Parser.load(path, device)
+        parser = Parser.load(path, device, engine="pytorch")
         return parser.model, _of_parser(parser, lines)
     network, vocabulary, config = load_network(path, device)
     return network, _of_encoder(network, vocabulary, config, lines)

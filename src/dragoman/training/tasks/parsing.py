@@ -105,7 +105,7 @@ class BracketValidation(Validation):
         row = mean_loss(network, self._batches)
         gold = self.gold[: self.config.train.validate_sentences]
         parser = Parser(network, self.tokenizer, self.config.search, network.device)
-        rows = parser.linearized([tree.words() for tree in gold], beam=1)
+        rows = parser.predict_linearized([tree.words() for tree in gold], beam=1)
         network.train()
         found = [
             delinearize(text, tree.words(), [tag for tag, _ in tree.leaves()])

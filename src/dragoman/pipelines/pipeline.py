@@ -1,0 +1,174 @@
+"""What all pipelines share: loading, the backend, checks of the input, and streams in bounded memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+
+from dragoman.decoding.backend import DecodingBackend
+from dragoman.decoding.settings import SearchSettings
+from dragoman.errors import UsageError, clip
+
+if TYPE_CHECKING:
+    import torch
+
+    from dragoman.config import Config
+    from dragoman.data.tokenizer import Tokenizer
+    from dragoman.decoding.loader import EngineChoice, ModelKind, Quantize
+    from dragoman.models.seq2seq import Model
+
+__all__ = ["Pipeline", "check_positive", "check_sequence", "check_text", "stream_windows", "words_of"]
+
+_WINDOW_CHARACTERS = 2_000_000
+
+Input = TypeVar("Input")
+Item = TypeVar("Item")
+Output = TypeVar("Output")
+
+
+class Pipeline:
+    """Base class of `Translator`, `TextGenerator`, `Parser` and `Labeller`: one output per input, in order.
+
+    model: a PyTorch model, or a backend.  search: any object with the attributes of `SearchSettings`.
+    """
+
+    _kind: ClassVar[ModelKind]
+    _lack: ClassVar[str]
+    """Why a model of another kind is refused."""
+
+    def __init__(
+        self,
+        model: Model | DecodingBackend,
+        tokenizer: Tokenizer,
+        search: Any = SearchSettings(),  # noqa: B008 (frozen)
+        device: str | torch.device = "cpu",
+    ) -> None:
+        if not isinstance(model, DecodingBackend):
+            from dragoman.decoding.pytorch.backend import TorchBackend  # the native engine works without torch
+
+            model = TorchBackend(model, device)
+        self.backend: DecodingBackend = model
+        self.tokenizer = tokenizer
+        self.settings = SearchSettings.of(search)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path | Sequence[str | Path],
+        device: str | torch.device = "cpu",
+        *,
+        quantize: Quantize = "auto",
+        engine: EngineChoice = "auto",
+        threads: int | None = None,
+        shortlist: bool = False,
+    ) -> Self:
+        """Load a run folder or a model folder; several paths give an ensemble.
+
+        Args:
+            quantize: Precision of the weights: "int8" ("auto" on a CPU), "bf16" ("auto" on a GPU that supports it) or
+                "none" = float32, with the results of the PyTorch backend.  With "auto", `score` uses float32.
+            engine: "native" is the C++ engine for CPUs, which packs the model once and keeps the packed file in the
+                model folder.  "pytorch" runs any model.  "auto" takes the native engine if it supports the model, and
+                CUDA graphs on a GPU; `description` names the choice.
+            threads: Threads of the native engine; default: all cores.
+            shortlist: Restrict targets to the tokens that `dragoman shortlist` learned for their sources.
+
+        Raises ModelFolderError, and UsageError for options that are invalid or unsupported here.
+        """
+        from dragoman.decoding.loader import load_backend
+
+        return cls._build(*load_backend(path, cls._kind, cls._lack, device, quantize, engine, threads, shortlist))
+
+    @classmethod
+    def _build(cls, backend: DecodingBackend, tokenizer: Tokenizer, config: Config) -> Self:
+        return cls(backend, tokenizer, config.search)
+
+    @property
+    def description(self) -> str:
+        """The backend, its precision, and the reason for a fallback if there is one."""
+        return self.backend.description
+
+    @property
+    def device(self) -> torch.device | str:
+        return self.backend.device
+
+    @property
+    def model(self) -> Model:
+        """The PyTorch model.  Raises UsageError if another backend runs it; see `to_torch`."""
+        from dragoman.decoding.pytorch.backend import TorchBackend
+
+        if type(self.backend) is not TorchBackend:
+            raise UsageError(
+                f"no single PyTorch model: the backend is {self.description}; call to_torch() first, or load one model "
+                'with engine="pytorch"'
+            )
+        return self.backend.model
+
+    def to_torch(self) -> Self:
+        """Switch to the PyTorch backend, so that `model` can be inspected or changed; return the pipeline itself."""
+        self.backend = self.backend.to_torch()
+        return self
+
+
+def stream_windows(
+    inputs: Iterable[Input],
+    window: int,
+    prepare: Callable[[Input, str], Item],
+    run: Callable[[list[Item]], list[Output]],
+    size: Callable[[Item], int] = len,  # type: ignore[assignment]
+) -> Iterator[Output]:
+    """Apply `run` to `window` inputs at a time, fewer if they are long, and yield its outputs.
+
+    prepare: checks an input and converts it; it also gets the name of the input for errors.  size: length of an item.
+    """
+    check_sequence(inputs)
+    check_positive(window=window)
+
+    def windows() -> Iterator[list[Item]]:
+        items: list[Item] = []
+        total = 0
+        for number, item in enumerate(inputs, start=1):
+            items.append(prepare(item, f"input {number}"))
+            total += size(items[-1])
+            if len(items) >= window or total >= _WINDOW_CHARACTERS:
+                yield items
+                items, total = [], 0
+        if items:
+            yield items
+
+    return itertools.chain.from_iterable(map(run, windows()))
+
+
+def check_sequence(inputs: Any) -> None:
+    """Raise UsageError if `inputs` is one text instead of several."""
+    if isinstance(inputs, str):
+        raise UsageError(f"expected a list of texts, got the text {clip(inputs, 40)!r}; put it in a list, [text]")
+
+
+def check_positive(**values: int) -> None:
+    """Raise UsageError for a value below 1."""
+    for name, value in values.items():
+        if value < 1:
+            raise UsageError(f"{name} = {value}: must be at least 1")
+
+
+def check_text(text: object, name: str, *, allow_surrogates: bool = False) -> str:
+    """Return the text.  Raises UsageError if it is not a str, or has a lone surrogate."""
+    if not isinstance(text, str):
+        raise UsageError(f"{name}: {text!r:.40} is of type {type(text).__name__}; accepted: str")
+    if allow_surrogates:
+        return text
+    from dragoman.io.lines import has_lone_surrogate  # here, because it imports decompressors
+
+    if has_lone_surrogate(text):
+        raise UsageError(f"{name}: invalid Unicode (lone surrogate) in {text[:40]!r}; accepted: text valid in UTF-8")
+    return text
+
+
+def words_of(sentence: str | Iterable[str], name: str) -> list[str]:
+    """Return the words of a sentence, which is a list of words or a text with spaces between them."""
+    if isinstance(sentence, str) or not isinstance(sentence, Iterable):
+        return check_text(sentence, name).split()
+    return [check_text(word, name) for word in sentence]

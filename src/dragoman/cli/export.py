@@ -23,7 +23,7 @@ def export(
     ] = None,
 ) -> None:
     """Write a model for another program, and show that it says the same there; without that nothing is written."""
-    from dragoman.formats.export import export as export_model
+    from dragoman.formats.export import export_model
 
     for line in export_model(model, out, format_, quantization, check).lines():
         typer.echo(line)

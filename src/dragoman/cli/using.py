@@ -84,7 +84,7 @@ def translate(
 
     In bulk (folders, Parquet, several files): each into a file of the same name; run again, it goes on where it was.
     """
-    from dragoman.bulk import Job, form_of, is_bulk, rendered
+    from dragoman.bulk import Job, format_translation, is_bulk, output_form
 
     settings = {
         "beam": beam, "nbest": nbest, "sample": sample, "temperature": temperature, "top_k": top_k, "top_p": top_p,
@@ -111,11 +111,11 @@ def translate(
     source = inputs[0] if inputs else None
     translations = translator.stream(lines_of(source), prefix=prefix, **given)
     flags: Counter[str] = Counter()
-    form = form_of(jsonl, nbest)
+    form = output_form(jsonl, nbest)
     with OutputStream(output, source) as write:
         for translation in translations:
             flags.update(translation.flags)
-            write(rendered(translation, form))
+            write(format_translation(translation, form))
     _tell_flags(flags, jsonl)
 
 

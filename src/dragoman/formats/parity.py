@@ -220,9 +220,7 @@ class _ParityCheck:
             differences += [abs(a - b) for a, b in zip(self._score(case, [*ids, EOS]), theirs, strict=True)]
         greedy = [
             "same" if ours == theirs else self._divergence(case, ours, theirs)
-            for case, ours, theirs in zip(
-                self.cases, targets, self.runtime.greedy(self.cases, self.limit), strict=True
-            )
+            for case, ours, theirs in zip(self.cases, targets, self.runtime.greedy(self.cases, self.limit), strict=True)
         ]
         beam = self._beam_outcomes(targets, width)
         mean = sum(differences) / len(differences)

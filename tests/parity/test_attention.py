@@ -1,4 +1,4 @@
-"""Our attention against torch's: values and gradients, in float64, for every shape of mask."""
+"""Attention against PyTorch's: values and gradients, in float64, for every shape of mask."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def random(*shape: int) -> Tensor:
 
 
 def random_bias(shape: tuple[int, ...] | None) -> Tensor | None:
-    """Finite numbers and -inf, with at least one place in each row where a query may look."""
+    """Finite numbers and -inf, with at least one finite number per row."""
     if shape is None:
         return None
     mask = torch.rand(shape) > 0.4
@@ -59,7 +59,7 @@ def random_bias(shape: tuple[int, ...] | None) -> Tensor | None:
 
 
 def written_out(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-    """Equation 1, one query at a time, without a softmax of torch's."""
+    """Equation 1, one query at a time, without PyTorch's softmax."""
     full = torch.zeros(N, H, TQ, TK, dtype=q.dtype) if bias is None else bias.expand(N, H, TQ, TK)
     out = torch.zeros(N, H, TQ, DH, dtype=q.dtype)
     for n in range(N):
@@ -72,7 +72,7 @@ def written_out(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def with_gradients(attend: Attend, bias: Tensor | None) -> list[Tensor]:
-    """Outputs and the gradients of q, k and v, from the same numbers at each call."""
+    """Return outputs and the gradients of q, k and v, from the same random numbers at each call."""
     torch.manual_seed(11)
     q, k, v = (random(N, H, t, DH).requires_grad_() for t in (TQ, TK, TK))
     out = attend(q, k, v, bias)
@@ -120,7 +120,7 @@ def test_causal_bias_of_positions_in_the_middle() -> None:
 
 
 def reference(ours: SelfAttention | CrossAttention) -> nn.MultiheadAttention:
-    """torch's attention with our weights."""
+    """PyTorch's attention with our weights."""
     theirs = nn.MultiheadAttention(D, H, batch_first=True, dtype=torch.float64)
     inputs = [ours.qkv] if isinstance(ours, SelfAttention) else [ours.q, ours.kv]
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The choices inside a layer, each against a twin: shared heads of keys, causal encoder layers, BatchNorm."""
+"""Variants of a layer, each against a second implementation: shared key heads, causal encoder layers, BatchNorm."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def shake(module: nn.Module) -> None:
 
 
 def repeated(x: Tensor, parts: tuple[int, ...], n_kv_heads: int) -> Tensor:
-    """The rows of a fused matrix (or bias) with one head of keys and values for every head of queries."""
+    """Repeat the rows of a fused matrix (or bias) to one key and value head per query head."""
     wide = []
     for part, rows in zip(x.split(parts), parts, strict=True):
         heads = part.unflatten(0, (-1, DH))
@@ -44,7 +44,7 @@ def repeated(x: Tensor, parts: tuple[int, ...], n_kv_heads: int) -> Tensor:
 
 
 def full_twin(shared: SelfAttention | CrossAttention) -> SelfAttention | CrossAttention:
-    """Attention with all its heads, whose neighbours have the same keys and values, as a function of `shared`."""
+    """Full multi-head attention whose neighbouring heads have equal keys and values, as a function of `shared`."""
     full = type(shared)(D, H).double()
     name = "qkv" if isinstance(shared, SelfAttention) else "kv"
     for kind in ("weight", "bias"):
@@ -58,7 +58,7 @@ def full_twin(shared: SelfAttention | CrossAttention) -> SelfAttention | CrossAt
 
 
 def take(monkeypatch: pytest.MonkeyPatch, way: str, *modules: SelfAttention | CrossAttention) -> list[Tensor]:
-    """Lead the modules by one of the three ways; the weights that the explicit one shows."""
+    """Select one of the three implementations; return the weights that the explicit one records."""
     seen: list[Tensor] = []
     if way == "fused":
         monkeypatch.setattr(attention, "_SHORT", 0)
@@ -69,7 +69,7 @@ def take(monkeypatch: pytest.MonkeyPatch, way: str, *modules: SelfAttention | Cr
 
 
 def check(shared: nn.Module, outputs: tuple[Tensor, Tensor], inputs: list[Tensor]) -> None:
-    """Equal outputs and, from one upstream gradient, equal gradients."""
+    """Check for equal outputs and, from one upstream gradient, equal gradients."""
     torch.testing.assert_close(*outputs, **EXACT)
     upstream = random(*outputs[0].shape)
     got, want = (
@@ -157,7 +157,7 @@ POSITIONS: dict[str, Callable[[], Positions]] = {
 PAIRS = [
     (kind, p) for kind in ATTENTIONS for p in POSITIONS if p != "alibi" or isinstance(ATTENTIONS[kind](), SelfAttention)
 ]
-"""Linear attention makes no scores that ALiBi could change."""
+"""Linear attention has no scores that ALiBi could change."""
 
 
 def sublayer(norm: Callable[[int], nn.Module] = nn.LayerNorm, order: str = "pre") -> Callable[[], SubLayer]:
@@ -186,7 +186,7 @@ def test_cached_is_full_decoding_also_after_select(kind: str, positions: str) ->
     tokens = torch.randint(1, V, (N, T + 4))
     state = made.start(memory, beams=K, max_len=tokens.size(1))
     begin = 0
-    for end in (2, 3, 6, 7, T + 4):  # several tokens after the first ones, too
+    for end in (2, 3, 6, 7, T + 4):  # also several tokens in one call
         got = made(tokens[:, begin:end], state)
         whole = made(tokens[:, :end], made.start(memory, K, 0))
         torch.testing.assert_close(got, whole[:, begin:end], **EXACT)
@@ -297,7 +297,7 @@ def test_evaluated_batch_norm_depends_on_neither_batch_nor_length() -> None:
         return hidden
 
     for _ in range(3):
-        trained = run(slice(None), S)  # moves the running statistics
+        trained = run(slice(None), S)  # updates the running statistics
     encoder.eval()
     made.eval()
     batch = run(slice(None), S)

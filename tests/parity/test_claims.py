@@ -1,6 +1,6 @@
-"""What five texts about the Transformer say of it, through our code: a claim holds, or its docstring says what does.
+"""Claims of five texts about the Transformer, checked with our code; docstrings correct those that do not hold.
 
-Letters as in the code: N rows, H heads, T positions, S source length, D d_model, Dh head size, V vocabulary.
+Shapes: N rows, H heads, T positions, S source length, D d_model, Dh head size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dragoman.models.build import build_model
 from dragoman.models.convolutional import Convolutional
 from dragoman.models.seq2seq import Model
 from dragoman.nn.attention import AttentionTaps, SelfAttention, attend_explicit, attend_short, causal_bias
-from dragoman.nn.linear_attention import causal_linear_attention, causal_linear_attention_plain
+from dragoman.nn.linear_attention import causal_linear_attention, causal_linear_recurrence
 from dragoman.nn.positions import Positions, Rotary, Sinusoidal
 from dragoman.nn.taps import Tap
 
@@ -42,7 +42,7 @@ def random(*shape: int) -> Tensor:
 
 
 def replaced(by: Callable[[Tensor], Tensor]) -> AttentionTaps:
-    """Taps of which the last puts something else in the place of the weights."""
+    """Taps of which the last replaces the weights."""
     tap = Tap()
     tap.register_forward_hook(lambda module, inputs, output: by(output))
     return AttentionTaps(Tap(), Tap(), tap)
@@ -57,7 +57,7 @@ def with_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def test_orthonormal_vectors_are_the_sum_of_their_products_with_all() -> None:
-    """x_t = sum_i (x_t . x_i) x_i, the expansion that attention is likened to; other vectors are not."""
+    """x_t = sum_i (x_t . x_i) x_i, which a text compares with attention, holds for orthonormal vectors only."""
     x = torch.linalg.qr(random(D, T))[0].T[None, None]  # (1, 1, T, D)
     torch.testing.assert_close(with_products(x, x, x), x, **EXACT)
     sharp, weights = attend_explicit(1e4 * x, x, x, None)  # the softmax's limit is the same
@@ -68,10 +68,10 @@ def test_orthonormal_vectors_are_the_sum_of_their_products_with_all() -> None:
 
 
 def test_a_score_of_words_with_places_has_four_terms() -> None:
-    """q . k = word.word + word.place + place.word + place.place.
+    """q . k = word.word + word.position + position.word + position.position.
 
-    The last one is called the relative place.  It depends on the distance only where W^Q and W^K leave the product of
-    two places alone, as identities do; with any other matrices it does not.
+    The last term is called the relative position.  It depends on the distance only if W^Q and W^K preserve the products
+    of positions, as identity matrices do.
     """
     attention, pos = SelfAttention(D, 1, bias=False).double(), torch.arange(T)
     seen: list[Tensor] = []
@@ -89,22 +89,20 @@ def test_a_score_of_words_with_places_has_four_terms() -> None:
 
 
 def test_without_softmax_keys_and_values_are_summed_before_any_query() -> None:
-    """z_t^T = q_t^T sum_i k_i v_i^T, and over i <= t a recurrence: T x T products and one Dh x Dh matrix agree."""
+    """z_t = q_t sum_i k_i^T v_i, and over i <= t a recurrence: T x T products and one Dh x Dh matrix agree."""
     q, k, v = random(1, 1, T, DH), random(1, 1, T, DH), random(1, 1, T, DH + 1)
     _, state = causal_linear_attention(q, k, v)
     assert state.shape == (1, 1, DH, DH + 1)
     torch.testing.assert_close(with_products(q, k, v), q @ state, **EXACT)
     past = replaced(lambda weights: (q @ k.transpose(-1, -2)).tril())
-    torch.testing.assert_close(
-        attend_explicit(q, k, v, None, taps=past)[0], causal_linear_attention_plain(q, k, v), **EXACT
-    )
+    torch.testing.assert_close(attend_explicit(q, k, v, None, taps=past)[0], causal_linear_recurrence(q, k, v), **EXACT)
 
 
 def test_without_softmax_heads_are_blocks_of_one_heads_matrix() -> None:
-    """Said to change nothing, because the scores of the heads add up to the score of one head: so they do.
+    """The text states that heads change nothing, because their scores add up to the score of one head, which is true.
 
-    But each head's values meet the score of that head only.  What heads compute is one head whose matrix, the sum of
-    k_i v_i^T, has lost all but its H diagonal blocks: nothing new, and with the same weights not the same.
+    But the values of each head are weighted by that head's score only.  The heads compute one head whose matrix, the
+    sum of k_i^T v_i, is reduced to its H diagonal blocks: a special case of one head, with a different result.
     """
     many, one = SelfAttention(D, H, bias=False).double(), SelfAttention(D, 1, bias=False).double()
     one.load_state_dict(many.state_dict())
@@ -129,7 +127,9 @@ def test_larger_scores_turn_the_softmax_into_a_hardmax_without_gradient() -> Non
     v = torch.arange(4.0, dtype=torch.float64)[:, None]
     largest, steepest = [], []
     for factor in (1, 2, 5, 20, 100):
-        scores = torch.zeros(1, 4, dtype=torch.float64, requires_grad=True)  # added to them: has their gradient
+        scores = torch.zeros(
+            1, 4, dtype=torch.float64, requires_grad=True
+        )  # added to the scores: receives their gradient
         scaled = 2 * factor * q  # Dh = 4
         out, weights = attend_explicit(scaled[None, None], k[None, None], v[None, None], scores)
         (gradient,) = torch.autograd.grad(out.sum(), scores)
@@ -141,11 +141,11 @@ def test_larger_scores_turn_the_softmax_into_a_hardmax_without_gradient() -> Non
 
 @pytest.mark.parametrize("attend", [attend_explicit, attend_short])
 def test_the_softmaxs_derivative_is_a_matrix(attend: Callable[..., Any]) -> None:
-    """One of the texts keeps its diagonal only, and squares the power before it subtracts.
+    """One of the texts keeps the diagonal only, and squares the exponential before subtracting.
 
-    The whole is diag(w) - w w^T.  Every row of it sums to 0: a score that rises takes from the others what it gives.
-    With keys and values that are the unit vectors, the scores are q / sqrt(Dh) and the outputs the weights, so that the
-    derivative of our attention by q is that matrix, divided by sqrt(Dh).
+    The Jacobian is diag(w) - w^T w.  Its rows sum to 0: increasing one score decreases the other weights.  With unit
+    vectors as keys and values, the scores are q / sqrt(Dh) and the outputs the weights, so the derivative of our
+    attention with respect to q is this matrix divided by sqrt(Dh).
     """
     words = 5
     query, unit = random(words), torch.eye(words, dtype=torch.float64)[None, None]
@@ -175,7 +175,7 @@ def multiply_adds(function: Callable[[], Tensor]) -> int:
 
 
 def test_a_cached_step_grows_with_the_length_and_all_steps_with_its_square() -> None:
-    """4 D^2 + 2 t D multiply-adds at step t; anew without a cache it would be t and t^2 of them.
+    """4 D^2 + 2 t D multiply-adds at step t; without a cache the terms are multiplied by t.
 
     Keys and values are kept.  Queries are not: an old one was needed for an old output only.
     """
@@ -195,7 +195,7 @@ def test_a_cached_step_grows_with_the_length_and_all_steps_with_its_square() -> 
 
 
 def test_zeros_behind_the_softmax_are_no_mask() -> None:
-    """Rows no longer sum to 1, and by the divisor later words change earlier outputs; a bias of -inf heals both."""
+    """Rows no longer sum to 1, and later words change earlier outputs by the divisor; a bias of -inf avoids both."""
     q, k, v, pos = random(1, 1, T, DH), random(1, 1, T, DH), random(1, 1, T, DH), torch.arange(T)
     other = k.clone()
     other[:, :, -1] += 1
@@ -217,7 +217,7 @@ def test_zeros_behind_the_softmax_are_no_mask() -> None:
 def test_infinite_keys_and_values_are_no_mask_either(
     query: list[float], later_key: list[float], weights: list[float] | None
 ) -> None:
-    """The repair that the text proposes, later keys and values times -inf: only -inf as a *score* is right.
+    """The text proposes to multiply later keys and values by -inf; correct is only a *score* of -inf.
 
     Where all products happen to be positive the weights come out, and 0 * -inf spoils the output.
     """
@@ -238,7 +238,7 @@ def test_infinite_keys_and_values_are_no_mask_either(
 @pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize("place", [0, 6, 12])
 def test_a_stack_of_convolutions_reaches_as_far_as_it_is_deep(layers: int, place: int) -> None:
-    """Kernels of 3: L layers see 2 L + 1 words (the second layer 5, where the text counts 6), attention all at once."""
+    """With kernels of 3, L layers see 2 L + 1 words (two layers 5, where the text counts 6), attention sees all."""
     src = torch.randint(4, V - 1, (1, 13))
     other = src.clone()
     other[0, place] = V - 1
@@ -250,7 +250,7 @@ def test_a_stack_of_convolutions_reaches_as_far_as_it_is_deep(layers: int, place
         ConvolutionalConfig(d_model=10, encoder_layers=layers, decoder_layers=1, kernel=3, dropout=0.0), V, V
     ).double()
     assert isinstance(convolutions, Convolutional)
-    seen = moved(lambda ids: convolutions.encoder(ids, None)[0])
+    seen = moved(lambda ids: convolutions.encoder(ids, None))
     assert seen == [abs(i - place) <= layers for i in range(13)]
     attention = build_model(
         TransformerConfig(d_model=D, d_ff=8, n_heads=H, encoder_layers=1, decoder_layers=1, dropout=0.0), V, V
@@ -260,7 +260,7 @@ def test_a_stack_of_convolutions_reaches_as_far_as_it_is_deep(layers: int, place
 
 
 def test_learned_positions_of_the_example_are_393216_numbers() -> None:
-    """512 x 768, and in a model so many more than without; a text trains the rows of its own places, no other."""
+    """A table of 512 x 768 parameters; a text trains the rows of its positions only."""
     sizes: dict[str, Any] = {"d_model": 768, "d_ff": 8, "n_heads": 12, "n_layers": 1, "dropout": 0.0}
     learned = build_model(EncoderOnlyConfig(position=LearnedPosition(max_len=512), **sizes), V, V)
     without = build_model(EncoderOnlyConfig(position=NoPosition(), **sizes), V, V)
@@ -272,19 +272,19 @@ def test_learned_positions_of_the_example_are_393216_numbers() -> None:
         (gradient,) = torch.autograd.grad(hidden, table, random(*hidden.shape).float())
         assert gradient[:words].ne(0).all(), "every number of a place that is used"
         assert not gradient[words:].any()
-    with pytest.raises(UsageError, match="513 tokens, but learned positions reach max_len = 512"):
+    with pytest.raises(UsageError, match=r"513 tokens exceed the learned positions \(max_len = 512"):
         learned.hidden(torch.full((1, 513), 5), None, torch.full((1, 513), 5))
 
 
 @pytest.mark.parametrize(("m", "n"), [(0, 0), (5, 2), (2, 5), (103, 100)])
 def test_rotary_is_the_real_part_of_a_complex_product(m: int, n: int) -> None:
-    """Re[(W_q x e^(i m t)) (W_k y e^(i n t))*] = Re[W_q x (W_k y)* e^(i (m - n) t)]: the distance is left."""
+    """Re[(x W_q e^(i m t)) (y W_k e^(i n t))*] = Re[x W_q (y W_k)* e^(i (m - n) t)]: only the distance remains."""
     w_q, w_k, x, y = random(2, 2), random(2, 2), random(2), random(2)
     q, k, rotary = (w_q @ x)[None, None, None], (w_k @ y)[None, None, None], Rotary(2, 10000.0)
     turned_q, _ = rotary.rotate(q, k, torch.tensor([m]))
     _, turned_k = rotary.rotate(q, k, torch.tensor([n]))
     one, other = complex(*q.flatten().tolist()), complex(*k.flatten().tolist())
-    turn = cmath.exp(1j * (m - n))  # the one pair of a head of 2 turns by 1 a place
+    turn = cmath.exp(1j * (m - n))  # the single pair of a head of 2 rotates by 1 per position
     assert float((turned_q * turned_k).sum()) == pytest.approx((one * other.conjugate() * turn).real, abs=1e-10)
     both = (one * cmath.exp(1j * m)) * (other * cmath.exp(1j * n)).conjugate()
     assert both == pytest.approx(one * other.conjugate() * turn, abs=1e-10)
@@ -294,13 +294,13 @@ def test_rotary_is_the_real_part_of_a_complex_product(m: int, n: int) -> None:
 
 
 def matrices(model: nn.Module, within: str, only: str = "") -> int:
-    """Numbers in the matrices of a part of the model: no biases, no norms."""
+    """Number of matrix elements in a part of the model, without biases and norms."""
     names = model.get_submodule(within).named_parameters()
     return sum(p.numel() for name, p in names if p.dim() == 2 and only in name)
 
 
 def test_how_much_of_a_model_is_feed_forward() -> None:
-    """Two thirds, says the text: of an encoder layer, with F = 4 D.
+    """The text states two thirds; this holds for an encoder layer with F = 4 D.
 
     Of a decoder layer it is a half, of the paper's base model with its embeddings two fifths.
     """
@@ -315,7 +315,7 @@ def test_how_much_of_a_model_is_feed_forward() -> None:
 
 
 def test_one_word_with_two_meanings_has_one_embedding_and_two_outputs() -> None:
-    """好 in 你好 and in 叶公好龙.  No positions here: what differs is its company, in any order."""
+    """好 in 你好 and in 叶公好龙.  Without positions, the vectors differ because of the context, in any order."""
     ni, hao, ye, gong, long = range(4, 9)
     config = TransformerConfig(
         d_model=D, d_ff=20, n_heads=H, encoder_layers=1, decoder_layers=1, dropout=0.0, position=NoPosition()

@@ -1,4 +1,4 @@
-"""The convolutional model against the paper's formulas written out word by word, in float64."""
+"""The convolutional model against the paper's formulas, computed position by position in float64."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SIZES: dict[str, Any] = {
 
 
 def build(**changes: Any) -> Convolutional:
-    """A float64 model without the zeros of a fresh one."""
+    """A float64 model without the zeros of its initialisation."""
     built = build_model(ConvolutionalConfig.model_validate(SIZES | changes), V, V).double()
     assert isinstance(built, Convolutional)
     for parameter in built.parameters():
@@ -61,7 +61,7 @@ def targets(rows: int) -> Tensor:
 
 
 def unit(conv: GatedConvolution, window: list[Tensor]) -> Tensor:
-    """v(W x + b) of W vectors (D,): A * sigmoid(B), a number at a time."""
+    """v(x W + b) of vectors (D,): A * sigmoid(B), one number at a time."""
     both = conv.weight @ torch.cat(window) + conv.bias
     return torch.stack([both[i] / (1 + torch.exp(-both[D + i])) for i in range(D)])
 
@@ -76,7 +76,7 @@ def embed(table: Tensor, positions: Tensor, tokens: list[int]) -> list[Tensor]:
 
 
 def written_out(model: Convolutional, source: list[int], target: list[int]) -> Tensor:
-    """Logits (T, V) of one sentence: equations 1 and 2 and what stands around them in section 3."""
+    """Logits (T, V) of one sentence: equations 1 and 2 and the formulas of section 3."""
     half = math.sqrt(0.5)
     e = embed(model.encoder.embedding.embedding.weight, model.encoder.embedding.positions, source)
     z = e
@@ -190,7 +190,7 @@ def test_decoding_goes_on_rightly_after_reordering_and_dropping(model: Convoluti
     state = model.start(model.encode(src, mask), beams=K, max_len=T)
     model.decode(ids[:, :2], state)
     before = state.nbytes()
-    # Beams change places and double, sentence 1 is finished, sentences 3 and 2 change places.
+    # Beams are swapped and duplicated, sentence 1 is finished, sentences 3 and 2 are swapped.
     selections = {2: [2, 0, 0, 11, 9, 10, 8, 8, 6], 4: [5, 4, 3, 6, 6, 8]}
     for step in range(2, T):
         if step in selections:
@@ -245,7 +245,8 @@ def test_the_variance_stays_what_it_is_through_the_encoder(dropout: float) -> No
     model = build_model(ConvolutionalConfig.model_validate(sizes), 300, 300)
     assert isinstance(model, Convolutional)
     with torch.no_grad():
-        z, e = model.encoder(torch.randint(4, 300, (8, 64)), None)
+        z, values = model.encoder(torch.randint(4, 300, (8, 64)), None).chunk(2, dim=-1)
+    e = values / 64**0.5 - z  # values are sqrt(m) (z + e)
     assert 0.7 < float(z.std() / e.std()) < 1.3
     words = build_model(ConvolutionalConfig.model_validate(sizes | {"dropout": 0.0}), 300, 300)
     assert isinstance(words, Convolutional)

@@ -2,19 +2,19 @@
 
 One head of self-attention on words x_t (t = 1 .. T), with an unknown loss L behind its outputs z_t:
 
-    q_t = W^Q x_t        k_n = W^K x_n        v_n = W^V x_n
+    q_t = x_t W^Q        k_n = x_n W^K        v_n = x_n W^V
     beta_tn = q_t . k_n / sqrt(Dh)
     alpha_tn = exp(beta_tn) / sum over m of exp(beta_tm)
     z_t = sum over n of alpha_tn v_n
 
-An element W^Q_ij touches q_t at i only, and there it is multiplied by x_t at j.  From there
+An element W^Q_ji affects q_t at i only, where it is multiplied by x_t at j.  Therefore (matrices are stored transposed)
 
-    dL/dW^Q_ij = sum over t, r of dL/dz_t(r) * dz_t(r)/dq_t(i) * x_t(j)
+    dL/dW^Q_ji = sum over t, r of dL/dz_t(r) * dz_t(r)/dq_t(i) * x_t(j)
     dz_t(r)/dq_t(i) = sum over n of v_n(r) * dalpha_tn/dq_t(i)
     dalpha_tn/dq_t(i) = sum over m of dalpha_tn/dbeta_tm * k_m(i) / sqrt(Dh)
     dalpha_tn/dbeta_tm = alpha_tn * (1 if n = m else 0) - alpha_tn * alpha_tm
 
-The last sum goes over all m: q_t moves every score of its row, and a weight depends on all of them.
+The last sum runs over all m: q_t changes every score of its row, and a weight depends on all of them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
 
 
 def weights_of(q: list[list[float]], k: list[list[float]], seen: list[int]) -> list[list[float]]:
-    """alpha (T, T); position t looks at the first seen[t] positions."""
+    """Weights alpha (T, T); position t attends to the first seen[t] positions."""
     alpha = []
     for t in range(T):
         scores = [sum(a * b for a, b in zip(q[t], k[n], strict=True)) / math.sqrt(D) for n in range(seen[t])]
@@ -49,7 +49,7 @@ def times(matrix: list[list[float]], vectors: list[list[float]]) -> list[list[fl
 
 
 def gradient_by_hand(x: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, of_z: Tensor, seen: list[int]) -> Tensor:
-    """dL/dW^Q (Dh, D), in plain numbers; of_z (T, Dh) is dL/dz."""
+    """dL/dW^Q, stored as (Dh, D), in Python floats; of_z (T, Dh) is dL/dz."""
     words = x.tolist()
     q, k, v = (times(w.tolist(), words) for w in (w_q, w_k, w_v))
     alpha = weights_of(q, k, seen)
@@ -89,9 +89,9 @@ def test_the_gradient_of_w_q_is_the_chain_rule(causal: bool) -> None:
 
 
 def test_the_chain_rule_is_the_slope() -> None:
-    """The loss of our attention, computed twice beside each other, rises as the gradient by hand says.
+    """The difference quotient of the loss equals the gradient by hand, without any backward pass.
 
-    L = sum of c * z with W^O the identity, so that the gradient of z is c.  No backward pass takes part.
+    L = sum of c * z with W^O the identity, so that the gradient of z is c.
     """
     attention = SelfAttention(D, 1, bias=False).double()
     x, c, pos = torch.randn(1, T, D, dtype=torch.float64), torch.randn(T, D, dtype=torch.float64), torch.arange(T)

@@ -1,4 +1,4 @@
-"""Our layers and norms against torch's: values and gradients, in float64."""
+"""Layers and norms against PyTorch's: values and gradients, in float64."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def sublayer(order: str) -> Callable[[], SubLayer]:
 
 
 def shake(module: nn.Module) -> None:
-    """No ones in the norms and no zeros in the biases, which would hide a mistake."""
+    """Avoid ones in norms and zeros in biases, which could hide an error."""
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.3)
 
@@ -60,7 +60,7 @@ def encoder_pairs(mine: EncoderLayer, their: nn.TransformerEncoderLayer) -> Pair
 
 
 def check_same(outputs: tuple[Tensor, Tensor], inputs: Iterable[tuple[Tensor, Tensor]], pairs: Pairs) -> None:
-    """Equal outputs and, from one upstream gradient, equal gradients of inputs and parameters."""
+    """Check for equal outputs and, from one upstream gradient, equal gradients of inputs and parameters."""
     mine, their = outputs
     torch.testing.assert_close(mine, their, **EXACT)
     upstream = random(*mine.shape)

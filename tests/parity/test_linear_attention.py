@@ -1,4 +1,4 @@
-"""Linear attention against the quadratic formula, and its three causal ways against each other, in float64."""
+"""Linear attention against the quadratic formula, and its causal implementations against each other, in float64."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from dragoman.nn.linear_attention import (
     FEATURE_MAPS,
     LinearSelfAttention,
     causal_linear_attention,
-    causal_linear_attention_plain,
+    causal_linear_recurrence,
 )
 from dragoman.nn.positions import Positions, Rotary
 from dragoman.nn.state import LinearSums
 
 N, H, T, DH = 3, 4, 7, 6
 LONG = 150
-"""More than two chunks, and not a whole number of them."""
+"""More than two chunks, and not a multiple of the chunk size."""
 D = H * DH
 EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
 
@@ -39,14 +39,14 @@ def made(kind: str) -> LinearSelfAttention:
 
 
 def padding(length: int) -> Tensor:
-    """(N, length): True = a word; the first sentence is as long as the batch."""
+    """(N, length): True = a token; the first sentence has no padding."""
     return torch.arange(length) < torch.tensor([length, length // 2, length - 1])[:, None]
 
 
 def weights_by_hand(kind: str, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
-    """(N, H, T, T) from the definition; seen (N, 1, T, T): True where a query may look."""
+    """(N, H, T, T) from the definition; seen (N, 1, T, T): True where a query may attend."""
     if kind == "softmax":
-        # Of each query over its features, of each feature over the keys in sight: the sum of Dh softmaxes.
+        # Softmax of each query over its features and of each feature over the visible keys: a sum of Dh softmaxes.
         of_keys = k.transpose(-1, -2)[:, :, None].masked_fill(~seen[:, :, :, None], -torch.inf).softmax(-1)
         return torch.einsum("nhtf,nhtfs->nhts", q.softmax(-1), of_keys)
     phi: dict[str, Callable[[Tensor], Tensor]] = {"elu": lambda x: F.elu(x) + 1, "relu": lambda x: x.relu() + 1e-3}
@@ -55,7 +55,7 @@ def weights_by_hand(kind: str, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
 
 
 def sight(length: int, causal: bool, padded: bool) -> Tensor:
-    """(N, 1, T, T): True where a query may look."""
+    """(N, 1, T, T): True where a query may attend."""
     seen = torch.ones(N, 1, length, length, dtype=torch.bool)
     if padded:
         seen = seen & padding(length)[:, None, None, :]
@@ -95,7 +95,7 @@ def test_chunks_recurrence_and_quadratic_sum_are_the_same(length: int) -> None:
     q, k, v = (random(N, H, length, DH).requires_grad_() for _ in range(3))
     ways: dict[str, Callable[[], Tensor]] = {
         "chunks": lambda: causal_linear_attention(q, k, v)[0],
-        "plain": lambda: causal_linear_attention_plain(q, k, v),
+        "plain": lambda: causal_linear_recurrence(q, k, v),
         "square": lambda: (q @ k.transpose(-1, -2)).tril() @ v,
     }
     upstream = random(N, H, length, DH)
@@ -206,22 +206,22 @@ def test_what_changes_single_scores_is_refused() -> None:
 
     attention, x, pos = made("elu"), random(N, T, D), torch.arange(T)
     one = torch.zeros(N, 1, 1, T + 1, dtype=torch.float64)
-    with pytest.raises(ValueError, match="no scores"):
+    with pytest.raises(ValueError, match="has no scores"):
         attention(x, WithTerms(), pos)
     for bias in (causal_bias(pos, pos, x.dtype), random(H, T, T), random(N, H, 1, T), one):
-        with pytest.raises(ValueError, match="no scores"):
+        with pytest.raises(ValueError, match="has no scores"):
             attention(x, Positions(), pos, bias)
 
 
 def test_features_stay_positive_in_float32() -> None:
     far = torch.tensor([-80.0, -30.0, -17.5, 0.0, 5.0, 200.0])
     for kind, maps in FEATURE_MAPS.items():
-        assert (maps.of_keys(far) > 0).all() and maps.of_keys(far).isfinite().all(), kind
-    torch.testing.assert_close(FEATURE_MAPS["elu"].of_keys(far.double()), F.elu(far.double()) + 1, **EXACT)
+        assert (maps.keys(far) > 0).all() and maps.keys(far).isfinite().all(), kind
+    torch.testing.assert_close(FEATURE_MAPS["elu"].keys(far.double()), F.elu(far.double()) + 1, **EXACT)
 
 
 def test_features_of_a_softmax_are_bounded() -> None:
-    keys = FEATURE_MAPS["softmax"].of_keys(torch.tensor([-99.0, -30.0, -1.0, 0.0, 30.0, 99.0]))
+    keys = FEATURE_MAPS["softmax"].keys(torch.tensor([-99.0, -30.0, -1.0, 0.0, 30.0, 99.0]))
 
     assert keys.log().tolist() == pytest.approx([-30, -30, -1, 0, 30, 30], abs=1e-5)
 
@@ -233,7 +233,7 @@ def test_sums_are_kept_in_float32_under_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         half = attention(x, Positions(), torch.arange(LONG), None, True, cache)
         _, k, v = attention.qkv(x).float().view(N, LONG, 3, H, DH).permute(2, 0, 3, 1, 4)
-    want = (F.elu(k) + 1).transpose(-1, -2) @ v  # the numbers are bfloat16, their sums are not
+    want = (F.elu(k) + 1).transpose(-1, -2) @ v  # the terms are bfloat16, their sums are not
     torch.testing.assert_close(cache.keys_values, want, rtol=0.0, atol=1e-3)
     whole = attention(x, Positions(), torch.arange(LONG), None, True)
     torch.testing.assert_close(half.float(), whole, rtol=0.0, atol=0.05)

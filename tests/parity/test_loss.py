@@ -1,4 +1,4 @@
-"""The loss against torch's, whole and in chunks: values and gradients, in float64."""
+"""The loss against PyTorch's, whole and in chunks: values and gradients, in float64."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def case() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def gradients(loss: Tensor, *of: Tensor) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(loss * 1.7, of, retain_graph=True)  # 1.7: the upstream gradient counts too
+    return torch.autograd.grad(loss * 1.7, of, retain_graph=True)  # 1.7: includes the upstream gradient
 
 
 @pytest.mark.parametrize("smoothing", SMOOTHINGS)
@@ -103,7 +103,7 @@ def test_token_loss_leaves_padding_out(bias: bool) -> None:
 
 
 class Products(TorchDispatchMode):
-    """Records the dtypes and the result's shape of every matrix product, and the most elements of any result."""
+    """Record the dtypes and shape of every matrix product, and the largest number of elements of any result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Products(TorchDispatchMode):
                 self.products.append((name, dtypes, tuple(out.shape)))
             if out.untyped_storage().data_ptr() not in {
                 a.untyped_storage().data_ptr() for a in args if isinstance(a, Tensor)
-            }:  # a view of an input is no new memory
+            }:  # a view of an input allocates no memory
                 self.largest = max(self.largest, out.numel())
         return out
 

@@ -1,4 +1,4 @@
-"""The presets have as many parameters as the paper says (Vaswani et al. 2017, Table 3)."""
+"""The presets have the paper's number of parameters (Vaswani et al. 2017, Table 3)."""
 
 from __future__ import annotations
 

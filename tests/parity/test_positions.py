@@ -1,4 +1,4 @@
-"""Positions against their formulas and the properties they were made for."""
+"""Positions against their formulas and designed properties."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_sinusoidal_follows_the_dtype() -> None:
 
 
 @pytest.mark.parametrize(
-    ("positions", "table"), [(Sinusoidal(D), "table"), (Rotary(DH, 10000.0), "turns")], ids=["sinusoidal", "rotary"]
+    ("positions", "table"), [(Sinusoidal(D), "table"), (Rotary(DH, 10000.0), "rotations")], ids=["sinusoidal", "rotary"]
 )
 def test_a_table_grows_by_powers_of_two_and_is_kept_meanwhile(positions: Positions, table: str) -> None:
     sizes, tables = [], []
@@ -113,7 +113,7 @@ def test_learned_trains_the_rows_it_has_seen_and_no_other() -> None:
 
 def test_learned_has_no_position_beyond_the_last() -> None:
     positions = Learned(D, 12)
-    with pytest.raises(UsageError, match=r"13 tokens, but .* max_len = 12 tokens and .*max_len of at least 13"):
+    with pytest.raises(UsageError, match=r"13 tokens exceed .*max_len = 12 tokens.*max_len of at least 13"):
         positions.embed(torch.zeros(N, 13, D), torch.arange(13), None)
     with pytest.raises(UsageError, match="18 tokens"):
         positions.embed(torch.zeros(N, 1, D), torch.tensor([17]), None)
@@ -173,7 +173,7 @@ def test_rotary_gradient_turns_back() -> None:
     rotary, pos = Rotary(DH, 10000.0), torch.arange(T)
     q, k = random(N, H, T, DH).requires_grad_(), random(N, H, T, DH)
     turned, _ = rotary.rotate(q, k, pos)
-    turned.backward(turned.detach())  # the transpose of a turn is the turn back
+    turned.backward(turned.detach())  # the transpose of a rotation is its inverse
     assert q.grad is not None
     torch.testing.assert_close(q.grad, q.detach(), **EXACT)
 
@@ -192,7 +192,7 @@ def test_partial_rotary_turns_the_first_numbers_only(d_head: int, fraction: floa
 
 
 def test_partial_rotary_takes_heads_as_attention_cuts_them() -> None:
-    qkv = random(N, T, 3 * H * 7)  # an odd head: its numbers begin at odd places of the row
+    qkv = random(N, T, 3 * H * 7)  # an odd head size: heads start at odd offsets of the row
     q, k, _ = qkv.view(N, T, 3, H, 7).permute(2, 0, 3, 1, 4).unbind(0)
     rotary, pos = Rotary(7, 10000.0, 0.6), torch.arange(T)
     got, want = rotary.rotate(q, k, pos), rotary.rotate(q.contiguous(), k.contiguous(), pos)

@@ -1,4 +1,4 @@
-"""Every kind of position in a whole Transformer: cached = full, batch = single, and who can tell the order."""
+"""Every kind of position in a Transformer: cached = full, batch = single, and sensitivity to word order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LENGTHS = [8, 3, 6, 1]
 
 
 def built(kind: str, order: str = "post") -> Any:
-    """A float64 model without the ones and zeros of a fresh one."""
+    """A float64 model without the ones and zeros of its initialisation."""
     config = TransformerConfig.model_validate(SIZES | {"position": KINDS[kind], "order": order})
     model = build_model(config, V, V).double().eval()
     for parameter in model.parameters():
@@ -61,7 +61,7 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 def targets(rows: int) -> Tensor:
-    """(rows, T) random ids behind BOS."""
+    """(rows, T) random ids after BOS."""
     ids = torch.randint(EOS + 1, V, (rows, T))
     ids[:, 0] = BOS
     return ids
@@ -84,7 +84,7 @@ def test_decoding_goes_on_rightly_after_reordering_and_dropping(model: Any) -> N
     sentences = torch.arange(B).repeat_interleave(K)
     state = model.start(model.encode(src, mask), beams=K, max_len=T)
     model.decode(ids[:, :2], state)
-    # Beams change places and double, sentence 1 is finished, sentences 3 and 2 change places.
+    # Beams are swapped and duplicated, sentence 1 is finished, sentences 3 and 2 are swapped.
     selections = {2: [2, 0, 0, 11, 9, 10, 8, 8, 6], 4: [5, 4, 3, 6, 6, 8]}
     for step in range(2, T):
         if step in selections:
@@ -113,7 +113,7 @@ def test_a_row_does_not_depend_on_its_batch(model: Any) -> None:
 
 
 def test_padding_of_a_target_changes_no_gradient(model: Any) -> None:
-    """Shorter targets are padded on the right in training; the words' logits must give the gradients of one alone."""
+    """Right padding of shorter targets in training must not change the gradients."""
     src, mask = (x[:2] for x in batch())
     ids = targets(2)
     ids[1, 4:] = PAD
@@ -138,7 +138,7 @@ def test_beam_search_finds_in_a_batch_what_it_finds_alone(kind: str) -> None:
     for sentence, found in zip(sentences, together, strict=True):
         ((alone, *_),) = generate(ModelStepper(model), *collate_source([sentence]), settings)
         assert found[0].tokens == alone.tokens
-        # The score of a search that carries and reorders is that of the finished target in one pass.
+        # The score of a search, which carries and reorders states, equals that of the target in one pass.
         tgt = torch.tensor([[BOS, *alone.tokens]])
         log_probs = model(*collate_source([sentence]), tgt).log_softmax(-1)[0]
         want = log_probs[torch.arange(tgt.size(1)), torch.tensor([*alone.tokens, EOS])]
@@ -154,7 +154,7 @@ def pooled(model: Any, src: Tensor) -> Tensor:
 
 
 def test_without_positions_the_encoder_cannot_tell_order() -> None:
-    """A permuted source gives the same states, permuted: dog bites man is man bites dog."""
+    """A permuted source gives the same states, permuted: without positions, order is ignored."""
     model, src, order = built("none"), torch.randint(EOS + 1, V, (B, T)), torch.randperm(T)
     states, permuted = model.encode(src, None).states, model.encode(src[:, order], None).states
     torch.testing.assert_close(permuted, states[:, order], **EXACT)
@@ -174,14 +174,14 @@ def test_every_other_kind_can_tell_order(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "none"])
 def test_the_direction_of_reading_is_seen_too(kind: str) -> None:
-    """Reversing the source keeps all distances, so a scheme of distances without a sign cannot tell it: ALiBi."""
+    """Reversing the source keeps all unsigned distances, so ALiBi cannot distinguish it."""
     model, src = built(kind), torch.arange(EOS + 1, EOS + 1 + T)[None]
     difference = float((pooled(model, src.flip(1)) - pooled(model, src)).abs().max())
     assert difference < 1e-10 if kind == "alibi" else difference > 1e-3
 
 
 def test_only_a_stack_that_sees_later_words_has_buckets_for_them() -> None:
-    """T5 splits its buckets between the two directions in the encoder; the decoder has all of them for the past."""
+    """T5 splits its buckets between the two directions in the encoder; the decoder uses all for earlier positions."""
     model = built("t5")
     pos = torch.arange(4)
 

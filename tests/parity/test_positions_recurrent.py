@@ -1,4 +1,4 @@
-"""Recurrent positions: step by step with the carry = all at once, and nothing from padding."""
+"""Recurrent positions: step by step with the carry = all at once, and no influence of padding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def random(*shape: int) -> Tensor:
 
 @pytest.fixture(params=KINDS)
 def positions(request: pytest.FixtureRequest) -> Positions:
-    """In float64, with parameters that are neither small nor alike."""
+    """Convert to float64, with parameters that are neither small nor equal."""
     made: Positions = KINDS[request.param](D).double()
     for parameter in made.parameters():
         nn.init.normal_(parameter, std=0.7)
@@ -110,7 +110,7 @@ def test_gradients_against_differences(positions: Positions) -> None:
 
 
 def test_generated_positions_stay_apart_and_of_one_size() -> None:
-    """A fresh network must bring forth vectors that can be told apart, far beyond the first few."""
+    """An untrained network must generate distinguishable vectors far beyond the first positions."""
     width, length = 64, 400
     for seed in range(5):
         positions = RecurrentPositions(width)

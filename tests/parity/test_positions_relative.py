@@ -1,4 +1,4 @@
-"""Relative positions against their formulas, written out pair by pair."""
+"""Relative positions against their formulas, computed pair by pair."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def random(*shape: int) -> Tensor:
 
 
 def shaken(module: nn.Module) -> Any:
-    """In float64, with parameters that are neither small nor alike."""
+    """Convert to float64, with parameters that are neither small nor equal."""
     for parameter in module.double().parameters():
         nn.init.normal_(parameter, std=0.7)
     return module
@@ -32,7 +32,7 @@ def shaken(module: nn.Module) -> Any:
 
 
 def shaw_by_hand(shaw: Shaw, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, first: int) -> Tensor:
-    """Equations 3 to 5, one pair (i, j) at a time; query i stands at position first + i."""
+    """Equations 3 to 5, one pair (i, j) at a time; query i is at position first + i."""
     out = torch.zeros_like(q)
     for n in range(q.size(0)):
         for h in range(q.size(1)):
@@ -51,7 +51,7 @@ def shaw_by_hand(shaw: Shaw, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, firs
 def attended(
     attention: SelfAttention, x: Tensor, positions: Positions, bias: Tensor | None, causal: bool
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-    """What the attention gives, before W^O, and its queries, keys and values."""
+    """Return the outputs before W^O, and the queries, keys and values."""
     attention.out = nn.Identity()  # type: ignore[assignment]
     q, k, v = attention.qkv(x).view(N, T, 3, H, DH).permute(2, 0, 3, 1, 4).unbind(0)
     out = attention(x, positions, torch.arange(T), bias, causal)
@@ -107,7 +107,7 @@ def test_shaw_knows_distances_only() -> None:
 
 
 def bucket_by_hand(distance: int, bidirectional: bool, buckets: int, max_distance: int) -> int:
-    """Raffel et al. 2020, section 2.1, in Python's own numbers."""
+    """Raffel et al. 2020, section 2.1, in Python integers and floats."""
     side = 0
     if bidirectional:
         buckets //= 2
@@ -131,7 +131,7 @@ def test_buckets_are_the_formula(bidirectional: bool, buckets: int, max_distance
 
 
 def test_buckets_of_the_paper() -> None:
-    """32 buckets and 128 tokens: one bucket a distance up to 7 (15 in one direction), one for all from 128 on."""
+    """32 buckets, 128 tokens: one bucket per distance up to 7 (15 if unidirectional), one for all from 128 on."""
     both = t5_bucket(torch.tensor([0, -1, -7, -8, -9, -91, -127, -128, -4000, 1, 7, 8, 128]), True, 32, 128)
     assert both.tolist() == [0, 1, 7, 8, 8, 15, 15, 15, 15, 17, 23, 24, 31]
     past = t5_bucket(torch.tensor([3, 0, -1, -15, -16, -18, -19, -113, -128, -4000]), False, 32, 128)
@@ -187,7 +187,7 @@ def test_alibi_is_the_formula_number_by_number(n_heads: int) -> None:
 
 def test_attention_fades_with_the_distance_at_the_heads_rate() -> None:
     attention, positions, pos = shaken(SelfAttention(D, H)), Alibi(H).double(), torch.arange(T)
-    nn.init.zeros_(attention.qkv.weight)  # all scores alike: what is left is the bias
+    nn.init.zeros_(attention.qkv.weight)  # equal scores: only the bias remains
     static = positions.static_bias(pos, pos)
     assert static is not None
     seen: list[Tensor] = []

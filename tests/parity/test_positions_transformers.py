@@ -20,7 +20,7 @@ def test_buckets_are_those_of_t5(bidirectional: bool, buckets: int, max_distance
 
 
 def test_rotary_is_llamas_with_the_pairs_permuted() -> None:
-    """Llama pairs k with k + Dh/2 where we pair neighbours, so its numbers stand in another order."""
+    """Llama pairs k with k + Dh/2 and not neighbours, so its features are permuted."""
     llama = pytest.importorskip("transformers.models.llama.modeling_llama")
     config = llama.LlamaConfig(hidden_size=H * DH, num_attention_heads=H)
     base = float(config.rope_parameters["rope_theta"] if hasattr(config, "rope_parameters") else config.rope_theta)
@@ -34,7 +34,7 @@ def test_rotary_is_llamas_with_the_pairs_permuted() -> None:
 
 @pytest.mark.parametrize("n_heads", [1, 2, 3, 4, 6, 7, 8, 12, 16, 20])
 def test_alibi_is_blooms_up_to_a_number_a_query(n_heads: int) -> None:
-    """Bloom adds m j where the paper has -m (i - j): for one query the same but for m i, which a softmax ignores."""
+    """Bloom adds m j where the paper has -m (i - j); m i is constant per query and cancels in the softmax."""
     bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom")
     want = bloom.build_alibi_tensor(torch.ones(1, T), n_heads, torch.float32)  # (H, 1, T)
     bias = Alibi(n_heads).static_bias(torch.arange(T), torch.arange(T))

@@ -1,4 +1,4 @@
-"""Recurrent networks against torch.nn, their attention against loops, the models against themselves, in float64."""
+"""Recurrent networks against torch.nn, attention against loops, and implementations against each other, in float64."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from dragoman.config import (
 from dragoman.data.batching import Batch, collate
 from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.decoding import ModelStepper, SearchSettings, generate, length_penalty
-from dragoman.decoding.pytorch import beam
+from dragoman.decoding.pytorch.beam import beam_search
 from dragoman.decoding.request import SearchRequest
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
 from dragoman.nn.attention import mask_to_bias
 from dragoman.nn.record import record
-from dragoman.nn.recurrent import GRU, LSTM, Cell, RecurrentEncoderLayer, State, VanillaRNN, backwards
+from dragoman.nn.recurrent import GRU, LSTM, Cell, RecurrentEncoderLayer, State, VanillaRNN, reversal
 from dragoman.nn.recurrent_attention import (
     AdditiveAttention,
     BahdanauLayer,
@@ -62,7 +62,7 @@ def random(*shape: int) -> Tensor:
 
 
 def new_cell(kind: str, d_in: int, d_model: int) -> Cell:
-    """A float64 cell, its biases not 0."""
+    """A float64 cell with non-zero biases."""
     cell = {"gru": GRU, "lstm": LSTM}.get(kind, lambda d_in, d_model: VanillaRNN(d_in, d_model, kind))(d_in, d_model)
     for parameter in cell.double().parameters():
         nn.init.normal_(parameter, std=0.5)
@@ -142,12 +142,12 @@ def test_a_cell_begins_orthogonal_and_an_lstm_remembers() -> None:
 # -------------------------------------------------------------------------------------------------------- directions
 
 
-def test_backwards_turns_words_and_leaves_padding() -> None:
+def test_reversal_keeps_padding_in_place() -> None:
     mask = torch.tensor([[True, True, True], [True, False, False], [True, True, False]])
-    order = backwards(mask, mask)
+    order = reversal(mask, mask)
     assert order.tolist() == [2, 1, 0, 3, 4, 5, 7, 6, 8]
     assert torch.equal(order[order], torch.arange(9))
-    assert backwards(None, torch.zeros(2, 3)).tolist() == [2, 1, 0, 5, 4, 3]
+    assert reversal(None, torch.zeros(2, 3)).tolist() == [2, 1, 0, 5, 4, 3]
 
 
 @pytest.mark.parametrize("kind", CELLS)
@@ -162,7 +162,7 @@ def test_two_directions_of_padded_sentences_are_torchs(kind: str) -> None:
     x = random(N, T, D_IN).requires_grad_()
     packed = theirs(pack_padded_sequence(x, torch.tensor(lengths), batch_first=True, enforce_sorted=False))[0]
     expected = pad_packed_sequence(packed, batch_first=True)[0][mask]
-    out = layer(x, backwards(mask, x))[mask]
+    out = layer(x, reversal(mask, x))[mask]
     torch.testing.assert_close(out, expected, **EXACT)
     ours = (x, *layer.ahead.weights, *layer.back.weights)
     assert_all_close(gradients(out, *ours), gradients(expected, x, *theirs.all_weights[0], *theirs.all_weights[1]))
@@ -185,7 +185,7 @@ def new_attention(kind: str) -> RecurrentAttention:
 
 
 def score_by_hand(attention: RecurrentAttention, s: Tensor, h: Tensor) -> Tensor:
-    """One number, of one hidden state and one word."""
+    """The score of one hidden state and one source position."""
     if isinstance(attention, AdditiveAttention):
         w, u, b, v = attention.w.weight, attention.u.weight, attention.u.bias, attention.v.weight[0]
         inner = [sum(w[i, j] * s[j] + u[i, j] * h[j] for j in range(D)) + b[i] for i in range(D)]
@@ -208,8 +208,7 @@ def test_attention_is_the_direct_formula(kind: str, beams: int) -> None:
     attention, states = new_attention(kind), random(B, S, D)
     memory, s = attention.project(states), random(B * beams, D)
     assert memory.keys.shape == memory.values.shape == (B, 1, S, D)
-    weights = attention.weigh(s, memory, mask_to_bias(MASK[:, None, None], torch.float64))
-    contexts = attention.mix(weights, memory)
+    contexts, weights = attention.attend(s, memory, mask_to_bias(MASK[:, None, None], torch.float64))
     assert weights.shape == (B, 1, beams, S) and not weights.masked_select(~MASK[:, None, None]).any()
     for row in range(B * beams):
         sentence = row // beams
@@ -219,7 +218,7 @@ def test_attention_is_the_direct_formula(kind: str, beams: int) -> None:
 
 
 def step_by_hand(kind: str, cell: Cell, x: Tensor, state: State) -> State:
-    """torch's own step of one row."""
+    """One step of PyTorch's cell for one row."""
     rows = tuple(part[None] for part in state)
     if kind == "lstm":
         return tuple(part[0] for part in torch.lstm_cell(x[None], rows, *cell.weights))
@@ -228,7 +227,7 @@ def step_by_hand(kind: str, cell: Cell, x: Tensor, state: State) -> State:
 
 
 def layer_by_hand(kind: str, layer: BahdanauLayer | LuongLayer, x: Tensor, words: Tensor, state: State) -> list[Tensor]:
-    """x (T, D), words (S', D), the state (D,) -> T outputs (D,), as the papers write them."""
+    """x (T, D), words (S', D), state (D,) -> T outputs (D,), by the papers' formulas."""
     outputs, attentional = [], torch.zeros(D).double()
     for y in x:
         if isinstance(layer, BahdanauLayer):
@@ -305,7 +304,7 @@ def test_cached_is_full_also_after_reordering_and_dropping(model: Model) -> None
     state = model.start(model.encode(data.src, data.src_mask), beams=K, max_len=6)
     torch.testing.assert_close(model.decode(ids[:, :2], state), full(model, ids[:, :2], sentences), **EXACT)
     before = state.nbytes()
-    # Beams change places and double, sentence 1 is finished, sentences 3 and 2 change places.
+    # Beams are swapped and duplicated, sentence 1 is finished, sentences 3 and 2 are swapped.
     for step, chosen in ((2, [2, 0, 0, 11, 9, 10, 8, 8, 6]), (3, list(range(9))), (4, [5, 4, 3, 6, 6, 8])):
         rows = torch.tensor(chosen)
         state.select(rows)
@@ -380,7 +379,7 @@ def test_a_beam_of_1_is_greedy(model: Model) -> None:
     src, mask = padded([[4, 5, 3], [5, 3], [5, 4, 4, 5, 3]])
     settings = SearchSettings(beam=1, max_extra=6)
     with torch.no_grad():
-        one = beam.beam_search(ModelStepper(model), SearchRequest.build(src, mask, settings, None))
+        one = drain(beam_search(ModelStepper(model), SearchRequest.build(src, mask, settings, None)))
     greedy = generate(ModelStepper(model), src, mask, settings)
     assert [h[0].tokens for h in one] == [h[0].tokens for h in greedy]
     assert [h[0].score for h in one] == pytest.approx([h[0].score for h in greedy], abs=1e-6)
@@ -403,7 +402,7 @@ def test_bfloat16_is_near_float32(cell: str, attention: str) -> None:
 
 
 def test_an_lstm_runs_in_bfloat16_where_the_processor_has_no_kernel_for_it() -> None:
-    """As with AVX2 alone, which oneDNN is told to keep to; it reads that once, so the process is another."""
+    """Restrict oneDNN to AVX2, in a new process because oneDNN reads the setting once."""
     code = """
 import torch
 from dragoman.nn.recurrent import LSTM

@@ -1,4 +1,4 @@
-"""What passes a tap is what its formula makes of what passed the taps before it, on every architecture."""
+"""The value at each tap equals its formula applied to the preceding taps, on every architecture."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def everything(model: Model) -> Recording:
 
 
 def in_sight() -> dict[str, Tensor]:
-    """True where a query may look, by the place of an attention; (B or 1, 1, Tq or 1, Tk)."""
+    """True where a query may attend, by kind of attention; (B or 1, 1, Tq or 1, Tk)."""
     mask = batch().src_mask
     assert mask is not None
     words = mask[:, None, None]
@@ -49,7 +49,7 @@ def in_sight() -> dict[str, Tensor]:
 
 
 def attentions(model: Model) -> list[tuple[str, Tensor]]:
-    """Every attention's path and what it may see."""
+    """The path of every attention and its mask."""
     layers = {"encoder": len(model.encoder.layers), "decoder": len(model.decoder.layers)}  # type: ignore[arg-type, union-attr]
     return [
         (f"{stack}.layers.{layer}.{kind}", seen)
@@ -63,7 +63,7 @@ def attentions(model: Model) -> list[tuple[str, Tensor]]:
 
 @pytest.mark.parametrize("name", SOFTMAX)
 def test_recorded_weights_are_the_formula_of_recorded_queries_and_keys(name: str) -> None:
-    """In float64, to 1e-10; the heads come from the fused path, the weights beside it from the formula."""
+    """To 1e-10 in float64; heads come from the fused implementation, weights from the formula."""
     model = built(TRANSLATORS[name], V, shake=False)
     seen = everything(model)
     for path, sight in attentions(model):
@@ -74,11 +74,11 @@ def test_recorded_weights_are_the_formula_of_recorded_queries_and_keys(name: str
         torch.testing.assert_close(scores, want, **EXACT)
         bias = masked - scores
         assert torch.equal(bias == -math.inf, ~sight.expand_as(bias)), path
-        if name not in ("shaw", "t5", "alibi") or "cross" in path:  # they add something to scores in sight
+        if name not in ("shaw", "t5", "alibi") or "cross" in path:  # these add a term to the scores
             assert not bias[sight.expand_as(bias)].any(), path
         torch.testing.assert_close(weights, (want + bias).softmax(-1), **EXACT)
         assert not weights[~sight.expand_as(weights)].any()
-        if name != "shaw" or "cross" in path:  # its values have a term of their own
+        if name != "shaw" or "cross" in path:  # Shaw adds a term to the values
             torch.testing.assert_close(heads, weights @ v, **EXACT)
 
 
@@ -90,7 +90,7 @@ def test_recorded_weights_of_linear_attention_make_its_heads(name: str) -> None:
         weights, values, heads = (seen.joined(f"{path}.{kind}") for kind in ("weights", "values", "heads"))
         torch.testing.assert_close(heads, weights @ values, **EXACT)
         assert not weights[~sight.expand_as(weights)].any()
-        if name != "linear rotary" or "cross" in path:  # turned, they need not sum to 1
+        if name != "linear rotary" or "cross" in path:  # rotated, weights need not sum to 1
             torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]), **EXACT)
 
 
@@ -98,7 +98,7 @@ def test_recorded_weights_of_linear_attention_make_its_heads(name: str) -> None:
 
 
 def normed(norm: Any, seen: Recording, path: str, x: Tensor) -> Tensor:
-    """What the norm at `path` makes of x by the formula, and the check that its taps show just that."""
+    """Apply the formula of the norm at `path` to x and compare with its taps."""
     out = seen.joined(f"{path}.normed")
     if f"{path}.mean" in seen:
         mean, std = x.mean(-1), (x.var(-1, unbiased=False) + norm.eps).sqrt()
@@ -117,7 +117,7 @@ def normed(norm: Any, seen: Recording, path: str, x: Tensor) -> Tensor:
 
 
 def through(model: Model, seen: Recording, layer: str, kind: str, x: Tensor) -> Tensor:
-    """x through one sub-layer, put together from its taps."""
+    """Compute one sub-layer of x from its taps."""
     around, path = model.get_submodule(f"{layer}.around_{kind}"), f"{layer}.around_{kind}"
     update, residual = seen.joined(f"{path}.update"), seen.joined(f"{path}.residual")
     torch.testing.assert_close(residual, x + update, **EXACT)
@@ -258,10 +258,10 @@ def test_the_calls_of_a_cached_decoding_are_the_parts_of_the_whole(name: str) ->
     checked = 0
     for key, calls in seen.items():
         kind = key.split(".")[-2:]
-        if kind[0] == "self_attn" and kind[1] in ("scores", "masked", "weights"):  # a row of the past each
+        if kind[0] == "self_attn" and kind[1] in ("scores", "masked", "weights"):  # one row per step
             got = torch.cat([nn.functional.pad(call, (0, T - call.size(-1))) for call in calls], dim=2)
             want = whole.joined(key).masked_fill(~torch.ones(T, T, dtype=torch.bool).tril(), 0)
-        elif not calls:  # made once, before the first position
+        elif not calls:  # computed once, before the first position
             assert kind in (["cross_attn", "keys"], ["cross_attn", "values"], ["bridge", "summary"]), key
             continue
         else:

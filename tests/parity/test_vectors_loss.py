@@ -1,4 +1,4 @@
-"""The two losses of word2vec: their gradients equal the ones written by hand, and they learn."""
+"""The two losses of word2vec: gradients equal the derived ones, and training succeeds."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_skip_gram_gradient_is_the_one_written_by_hand() -> None:
     centre, context, negatives = draw(B, D), draw(B, D), draw(B, K, D)
     skip_gram_loss(centre, context, negatives).backward()
     with torch.no_grad():
-        too_low = torch.sigmoid((context * centre).sum(-1)) - 1  # (B,), below 0: the true pair deserves more
+        too_low = torch.sigmoid((context * centre).sum(-1)) - 1  # (B,), negative: the score should increase
         too_high = torch.sigmoid(torch.einsum("bkd,bd->bk", negatives, centre))  # (B, K)
         by_centre = (too_low[:, None] * context + torch.einsum("bk,bkd->bd", too_high, negatives)) / B
         torch.testing.assert_close(centre.grad, by_centre, **EXACT)
@@ -58,7 +58,7 @@ def test_cbow_gradient_is_the_one_written_by_hand() -> None:
         too_low = torch.sigmoid((target * mean).sum(-1)) - 1
         too_high = torch.sigmoid(torch.einsum("bkd,bd->bk", negatives, mean))
         by_mean = (too_low[:, None] * target + torch.einsum("bk,bkd->bd", too_high, negatives)) / B
-        # Each word of the window is one n-th of the mean; what is no word gets nothing.
+        # Each word of the window contributes 1/n to the mean; masked positions receive no gradient.
         by_window = mask[..., None] * (by_mean / n[:, None])[:, None]
         torch.testing.assert_close(window.grad, by_window, **EXACT)
         torch.testing.assert_close(target.grad, too_low[:, None] * mean / B, **EXACT)
@@ -84,7 +84,7 @@ def test_keep_probability_falls_with_frequency_and_noise_flattens_it() -> None:
 
 @pytest.mark.parametrize("kind", ["skipgram", "cbow"])
 def test_our_training_keeps_and_draws_as_written_here(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`train_vectors` asks gensim for what `loss.py` writes out: the tables of the model that it trained say so."""
+    """`train_vectors` configures gensim for the losses of `loss.py`, as the tables of the trained model show."""
     models = pytest.importorskip("gensim.models", reason="pip install 'dragoman[vectors]'", exc_type=ImportError)
     trained: list[Any] = []
 
@@ -114,7 +114,7 @@ FARM = ["cow", "barn", "wheat", "plough", "hay", "field", "horse"]
 
 
 def topics(sentences: int) -> list[list[int]]:
-    """Sentences of six words, each of one topic; 0 ... 5 are of the sea, 6 ... 12 of the farm."""
+    """Sentences of six words on one topic each: words 0 ... 5 on the sea, 6 ... 12 on the farm."""
     return [
         (torch.randint(0, len(SEA), (6,)) if i % 2 else torch.randint(len(SEA), len(SEA + FARM), (6,))).tolist()
         for i in range(sentences)

@@ -1,4 +1,4 @@
-"""The tiny preset and plain NumPy agree on every number, forwards and backwards."""
+"""The tiny preset and a NumPy implementation agree on every number, forward and backward."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONG = [4, 5, 4, 7, 5], [BOS, 6, 5], [6, 5, 3]  # S = 5, T = 3, a word twice
 
 
 def shaken() -> dict[str, Any]:
-    """Matrices without the preset's zeros and ones."""
+    """Replace the preset's matrices by ones without zeros and ones."""
     drawn = np.random.default_rng(3)
     return {name: drawn.normal(0, 0.6, np.shape(matrix)).tolist() for name, matrix in TINY_MATRICES.items()}
 
@@ -56,7 +56,7 @@ def test_the_gradient_of_every_matrix(case: str) -> None:
     matrices, heads, (src, tgt_in, targets) = CASES[case]
     twin = Twin(matrices, heads)
     twin.step(src, tgt_in, targets)
-    # The matrices that the twin would give a model are its gradients: the same way from name to parameter.
+    # Loading the NumPy gradients as if they were matrices maps names to parameters in the same way.
     gradients = dict(tiny_model(twin.of, heads=heads).named_parameters())
     model = tiny_model(matrices, heads=heads)
     loss = model(torch.tensor([src]), None, torch.tensor([tgt_in]), TokenLoss(torch.tensor([targets]), 0.0))
@@ -68,7 +68,7 @@ def test_the_gradient_of_every_matrix(case: str) -> None:
 
 
 def test_the_page_shows_these_numbers() -> None:
-    """What a reader sees, against the twin: a tensor of each part, the loss, the update."""
+    """Compare the displayed numbers with NumPy: a tensor of each part, the loss, the update."""
     twin = Twin(TINY_MATRICES, 1)
     twin.step(*(ids[0].tolist() for ids in (TINY_PAIR.src, TINY_PAIR.tgt_in, TINY_PAIR.targets)))
     story = tiny_walkthrough(learning_rate=0.1)

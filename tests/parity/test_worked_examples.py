@@ -1,4 +1,4 @@
-"""Numbers worked out by hand in texts about the Transformer, through our code."""
+"""Numbers computed by hand in texts about the Transformer, reproduced with our code."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def test_three_vectors_scaled(way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_three_vectors_unscaled(way: str) -> None:
-    # Queries sqrt(Dh) times as long undo the division.
+    # Multiplying the queries by sqrt(Dh) cancels the division.
     out = WAYS[way](one_head(QUERIES) * math.sqrt(3), one_head(KEYS), one_head(VALUES))[0, 0]
     torch.testing.assert_close(out, torch.tensor(formula(1.0), dtype=torch.float64), **EXACT)
 
 
 def test_three_vectors_with_the_sources_rounded_weights() -> None:
-    """The source takes the first query's weights for [0.0, 0.5, 0.5] and gets [2.0, 7.0, 1.5]."""
+    """The source rounds the first query's weights to [0.0, 0.5, 0.5] and obtains [2.0, 7.0, 1.5]."""
     q, k, v = one_head(QUERIES) * math.sqrt(3), one_head(KEYS), one_head(VALUES)
     rounded = torch.tensor([0.0, 0.5, 0.5], dtype=torch.float64)
     _, weights = attend_explicit(q, k, v, None)
@@ -85,11 +85,11 @@ def test_three_vectors_with_the_sources_rounded_weights() -> None:
 
 
 def test_three_vectors_through_the_module() -> None:
-    """The same through `SelfAttention`, whose outputs are as long as its inputs: a zero after the three numbers."""
+    """The same with `SelfAttention`, whose outputs have the size of its inputs: vectors are padded with a zero."""
     attention = SelfAttention(4, 1, bias=False).double()
     with torch.no_grad():
         padded = [nn.functional.pad(tensor(matrix), (0, 1)) for matrix in (W_Q, W_K, W_V)]
-        padded[0] *= math.sqrt(4 / 3)  # the head is 4 wide, the example's 3
+        padded[0] *= math.sqrt(4 / 3)  # the head size is 4, in the example 3
         attention.qkv.weight.copy_(torch.cat([matrix.T for matrix in padded]))
         attention.out.weight.copy_(torch.eye(4))
     out = attention(tensor(INPUTS)[None], Positions(), torch.arange(3))[0]
@@ -98,7 +98,7 @@ def test_three_vectors_through_the_module() -> None:
 
 
 def test_exact_outputs_to_four_decimals() -> None:
-    """What the formula gives, as numbers anybody can look at."""
+    """The result of the formula, as explicit numbers."""
     assert [[round(x, 4) for x in row] for row in formula(1.0)] == [
         [1.9366, 6.6831, 1.5951],
         [2.0, 7.964, 0.054],
@@ -118,7 +118,7 @@ FFN_OUT = [0.5, 15.233, 6.716, 6.945]
 
 
 def test_residual_and_norm() -> None:
-    """Mean and (population) variance of the sum, and the norm that our sub-layer makes of it."""
+    """Mean and (population) variance of the sum, and its normalisation by our sub-layer."""
     x, f = (torch.tensor(row, dtype=torch.float64) for row in (FIRST_LAYER_OUT, FFN_OUT))
     total = x + f
     assert round(float(total.mean()), 2) == 7.65
@@ -131,7 +131,7 @@ def test_residual_and_norm() -> None:
 
 
 def test_feed_forward_relu() -> None:
-    """With identities around it, our feed-forward network is its activation."""
+    """With identity matrices, the feed-forward network is its activation."""
     ffn = FeedForward(8, 8, "relu").double()
     with torch.no_grad():
         for linear in (ffn.inner, ffn.outer):
@@ -145,7 +145,7 @@ def test_feed_forward_relu() -> None:
 def test_products_of_unit_variance_vectors_have_variance_d_and_one_after_scaling(d: int) -> None:
     rows = 40_000
     q, k = torch.randn(rows, d, dtype=torch.float64), torch.randn(rows, d, dtype=torch.float64)
-    # Five standard deviations of a sample's variance; a product of two normal numbers has heavy tails.
+    # Five standard deviations of a sample variance; products of normal variables have heavy tails.
     spread = 5 * math.sqrt(2 / rows) * math.sqrt(1 + 3 / d)
     assert float((q * k).sum(-1).var()) == pytest.approx(d, rel=spread)
     scores: list[Tensor] = []

@@ -1,9 +1,9 @@
-"""One training step of a 2+2-layer model on "I am" -> "我 是", worked out by hand in a text, through our code.
+"""One training step of a 2+2-layer model on "I am" -> "我 是", computed by hand in a text, reproduced with our code.
 
-The text has lost its inputs, some of its matrices and most parameters of its norms.  Those below were found from the
-numbers that it has kept, all of which they give, backwards as well as forwards; the first layer's feed-forward network
-is one of several that do.  The text rounds on the way: what it prints is compared as far as its rounding reaches, and
-what follows from its inputs exactly.
+The text omits its inputs, some of its matrices and most parameters of its norms.  Those below were reconstructed and
+reproduce all given numbers, backward as well as forward; the first layer's feed-forward network is one of several that
+do.  The text rounds intermediate results: printed numbers are compared up to rounding, and consequences of its inputs
+exactly.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dragoman.training.optim import build_optimizer
 
 EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
 PRINTED: dict[str, Any] = {"rtol": 0.0, "atol": 5e-4}
-"""To the three decimals that the text prints."""
+"""The precision of the three decimals in the text."""
 
 # Encoder layer 1, for row vectors: the first word is 1.1 (1, 2, 3, 4), the second one is 4.4 more everywhere.
 WORDS = [[1.1, 2.2, 3.3, 4.4], [5.5, 6.6, 7.7, 8.8]]
@@ -45,7 +45,7 @@ GAMMA_2, BETA_2 = [1.1, 1.1, 1, 1], [0.2, 0.2, 0, 0]
 FFN_INNER = [-0.9092, 2.315, -0.9092, 2.315, -1.4952, 2.072, -1.4952, 2.072]
 FFN_OUT = [0.5, 15.233, 6.716, 6.945]
 
-# The decoder's look at the encoder: matrices as `nn.Linear` has them, a row an output.
+# The decoder's cross-attention: matrices as stored by `nn.Linear`, one row per output.
 ENCODED = [-1.028, 1.479, -0.187, -0.263]
 W_K_CROSS = [[1, 0, 0, 1], [0, 1, 0, 0], [0, 1, 1, 0], [1, 0, 0, 1]]
 W_V_CROSS = [[0, 1, 1, 0], [1, 0, 0, 1], [1, 0, 1, 0], [0, 1, 0, 1]]
@@ -64,7 +64,7 @@ def put(parameter: Tensor, numbers: Any) -> None:
 
 
 def around(gamma: list[float], beta: list[float]) -> SubLayer:
-    """A sub-layer whose norm has these parameters and no epsilon to speak of: the text has none."""
+    """A sub-layer whose norm has these parameters and a negligible epsilon, because the text has none."""
     norm = nn.LayerNorm(4, eps=1e-12).double()
     put(norm.weight, gamma)
     put(norm.bias, beta)
@@ -94,7 +94,7 @@ def cross_attention() -> CrossAttention:
 
 
 def watch(attention: SelfAttention | CrossAttention) -> list[Tensor]:
-    """The weights of its calls from now on."""
+    """Collect the weights of subsequent calls."""
     seen: list[Tensor] = []
     attention.weights.register_forward_hook(lambda module, inputs, output: seen.append(output))
     return seen
@@ -131,7 +131,7 @@ def test_both_words_take_the_second_ones_value() -> None:
 
 
 def test_words_that_differ_by_one_number_everywhere_are_the_same_behind_the_norm() -> None:
-    """What is left of word + value is [-2, -1, -2, 5] / sqrt(8.5), of variance 1, for both words."""
+    """Normalising word + value gives [-2, -1, -2, 5] / sqrt(8.5), of variance 1, for both words."""
     layer, pos = first_layer(), torch.arange(2)
     y = layer.around_self_attn(tensor(WORDS)[None], lambda x: layer.self_attn(x, Positions(), pos))[0]
     normed = [number / math.sqrt(8.5) for number in (-2, -1, -2, 5)]
@@ -141,7 +141,7 @@ def test_words_that_differ_by_one_number_everywhere_are_the_same_behind_the_norm
 
 
 def test_output_of_the_first_layer() -> None:
-    """The text has -1.3807 and 1.6608 where -1.3814 and 1.6611 follow: it cut -1.4376 to -1.437 on the way."""
+    """The text has -1.3807 and 1.6608 instead of -1.3814 and 1.6611, because it truncated -1.4376 to -1.437."""
     layer, pos = first_layer(), torch.arange(2)
     inside: list[Tensor] = []
     for module in (layer.ffn.inner, layer.ffn):
@@ -155,7 +155,7 @@ def test_output_of_the_first_layer() -> None:
 
 
 def test_equal_inputs_share_the_weight() -> None:
-    """Encoder layer 2, whose weights the text does not give: it needs none."""
+    """Encoder layer 2, for which the text needs no weights."""
     attention = SelfAttention(4, 1).double()
     seen = watch(attention)
     out = attention(tensor([[-1.3807, 1.6608, -0.231, 0.34]] * 2)[None], Positions(), torch.arange(2))[0]
@@ -164,7 +164,7 @@ def test_equal_inputs_share_the_weight() -> None:
 
 
 def test_the_mask_turns_the_first_word_to_itself() -> None:
-    """6.64 | 125 and 32.49 | 128.79 after the division; without the mask both words would look at the second one."""
+    """6.64 | 125 and 32.49 | 128.79 after the division; without the mask both words would attend to the second one."""
     products, pos = [[13.28, 250.0], [64.98, 257.58]], torch.arange(2)
     masked = weights_of(products, causal_bias(pos, pos, torch.float64))
     assert masked[0].tolist() == [1, 0]
@@ -174,7 +174,7 @@ def test_the_mask_turns_the_first_word_to_itself() -> None:
 
 
 def test_equal_keys_give_their_common_value() -> None:
-    """The text has the score -0.173 twice for either query; that they are equal in a row is all that counts."""
+    """The text has the score -0.173 twice for either query; only their equality within a row matters."""
     torch.testing.assert_close(weights_of([[-0.346, -0.346]] * 2), tensor([[0.5, 0.5]] * 2), **EXACT)
     attention = cross_attention()
     seen, memory = watch(attention), attention.project(tensor([ENCODED, ENCODED])[None])
@@ -189,7 +189,7 @@ def test_equal_keys_give_their_common_value() -> None:
 
 
 def test_the_loss_of_two_words() -> None:
-    """-ln 0.670 - ln 0.70 = 0.400 + 0.357 = 0.757; the last column is all words that the text leaves out.
+    """-ln 0.670 - ln 0.70 = 0.400 + 0.357 = 0.757; the last column stands for all words omitted in the text.
 
     Of the other probabilities one does not fit: beside 0.70 for the logit 4.0, the logit 0.8 has 0.03 and not 0.04.
     """
@@ -221,7 +221,7 @@ def small_model() -> Model:
 
 
 def test_the_gradient_of_a_shared_matrix_is_the_sum_over_positions() -> None:
-    """Of every parameter: dL/dW = dL_1/dW + dL_2/dW, where the target that does not count is padding."""
+    """For every parameter dL/dW = dL_1/dW + dL_2/dW, where the other target is replaced by padding."""
     model = small_model()
     src, told = torch.tensor([[4, 5]]), torch.tensor([[BOS, 6]])
 
@@ -267,14 +267,14 @@ def backwards(of_weights: list[float]) -> dict[str, Tensor]:
 
 
 def test_equal_values_send_nothing_back_through_the_weights() -> None:
-    """What the text calls the end of the computation: whatever the weights are, the output is the common value."""
+    """With equal values the output is the common value, for any weights."""
     of = backwards([0.0, 0.0])
     assert of["query"].abs().max() < 1e-15 and of["keys"].abs().max() < 1e-15
     torch.testing.assert_close(of["memory"][0], tensor([V_PATH, V_PATH]), **EXACT)
 
 
 def test_backwards_through_values_and_keys() -> None:
-    """The text goes on with an assumed [0.1, -0.1] for the scores.
+    """The text continues with assumed scores [0.1, -0.1].
 
     Weights of [0.5, 0.5] have it if the loss goes by them with [0.2, -0.2]: 0.5 (0.2 - 0) and 0.5 (-0.2 - 0).  Scaled,
     [0.05, -0.05] times the query goes to the keys, and times the equal keys nothing to the query.

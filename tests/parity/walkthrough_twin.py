@@ -1,7 +1,7 @@
-"""The tiny Transformer in plain NumPy, forwards and backwards: the second way to each number of the walk-through.
+"""The tiny Transformer in NumPy, forward and backward: a second implementation of each number of the walk-through.
 
-It shares nothing with the package but the names.  Vectors are rows, matrices (in, out); each function gives its result
-and how a gradient g of it goes back.  Letters: n positions, H heads, D features, V words.
+It shares only names with the package.  Vectors are rows, matrices (in, out); each function returns its result and a
+function from its gradient g to that of the input.  Shapes: n positions, H heads, D features, V tokens.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-Back = Callable[[Array], Any]  # a gradient -> that of the input; of a sub-layer, and of the encoder's output
+Back = Callable[[Array], Any]  # gradient of the output -> gradient of the input (of a sub-layer: and of the memory)
 
 
 class Twin:
-    """values, gradients: by tap, without the row axis.  of: gradients by matrix.  losses: one a target."""
+    """values, gradients: by tap, without the row axis.  of: gradients by matrix.  losses: one per target."""
 
     def __init__(self, matrices: Mapping[str, Any], heads: int) -> None:
         self.m = {name: np.array(numbers, dtype=np.float64) for name, numbers in matrices.items()}

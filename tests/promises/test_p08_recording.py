@@ -203,7 +203,7 @@ def test_a_recorded_attention_leaves_the_others_fused(kind: str, monkeypatch: py
 
 
 def test_a_recorded_norm_or_gate_leaves_the_others_to_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    by_hand, unrolled = count(monkeypatch, LayerNorm, "_by_hand"), count(monkeypatch, Cell, "unroll")
+    by_hand, unrolled = count(monkeypatch, LayerNorm, "_explicit"), count(monkeypatch, Cell, "unroll")
     data = batch()
     for name, tap in (("paper", "encoder.layers.1.around_ffn.norm.std"), ("lstm", "encoder.layers.0.back.forget_gate")):
         model = built(TRANSLATORS[name], V)

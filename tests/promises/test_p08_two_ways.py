@@ -212,7 +212,7 @@ def test_decoding_goes_on_rightly_after_reordering_and_dropping(model: Model) ->
 def test_a_state_refuses_what_it_cannot_hold(model: Model) -> None:
     data, ids = batch(), targets(B * K)
     state = model.start(model.encode(data.src, data.src_mask), beams=K, max_len=T - 1)
-    with pytest.raises(ValueError, match=f"holds {T - 1} positions, position {T} was asked for"):
+    with pytest.raises(ValueError, match=f"position {T} exceeds the max_len = {T - 1}"):
         model.decode(ids, state)
     with pytest.raises(ValueError, match="one sentence"):
         state.select(torch.tensor([0, 1, 3]))

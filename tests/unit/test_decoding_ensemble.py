@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from conftest import Cli
 from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend
@@ -36,11 +36,17 @@ def models(tmp_path: Path) -> list[Path]:
     second = shutil.copytree(GOLDEN / "model_v1", tmp_path / "second")
     torch.manual_seed(1)
     weights = load_file(second / "model.safetensors")
-    save_file({k: w + 0.05 * w.std() * torch.randn_like(w) for k, w in weights.items()}, second / "model.safetensors")
-    meta = json.loads((second / "meta.json").read_text())
-    meta["sha256"]["model.safetensors"] = hashlib.sha256((second / "model.safetensors").read_bytes()).hexdigest()
-    (second / "meta.json").write_text(json.dumps(meta))
+    changed = {name: weight + 0.05 * weight.std() * torch.randn_like(weight) for name, weight in weights.items()}
+    replace(second, "model.safetensors", save(changed))
     return [first, second]
+
+
+def replace(folder: Path, name: str, content: bytes) -> None:
+    """Replace a file of a model folder, and its sha256 in meta.json."""
+    (folder / name).write_bytes(content)
+    meta = json.loads((folder / "meta.json").read_text())
+    meta["sha256"][name] = hashlib.sha256(content).hexdigest()
+    (folder / "meta.json").write_text(json.dumps(meta))
 
 
 def load(paths: Any, engine: str, quantize: str = "none") -> Translator:
@@ -147,6 +153,18 @@ def test_captured_searches_are_not_used_in_an_ensemble() -> None:
 
     ((wanted,),) = TorchBackend(model).search([source], [[]], settings, 4000)
     assert found.tokens == wanted.tokens and found.score == pytest.approx(wanted.score, abs=1e-6)
+
+
+def test_long_texts_are_split_for_the_shortest_member_and_searched_as_for_the_first(models: list[Path]) -> None:
+    config = json.loads((models[1] / "config.json").read_text())
+    config["data"]["filter"]["max_tokens"], config["search"]["beam"] = 17, 3
+    replace(models[1], "config.json", json.dumps(config).encode())
+    first = load(models[0], "pytorch")
+
+    for paths in (models, models[::-1]):
+        ensemble = load(paths, "pytorch")
+        assert ensemble.max_source == 17 < first.max_source
+        assert ensemble.settings.beam == (2 if paths is models else 3)
 
 
 def test_unsupported_ensembles_are_refused(models: list[Path], cli: Cli, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The size of a model is known, and refused where memory does not suffice, before anything is allocated."""
+"""Model sizes are computed, and rejected if memory does not suffice, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_model_that_does_not_fit_is_refused_with_the_numbers(monkeypatch: pyte
 
 @pytest.mark.parametrize("changes", [{"d_model": 2**40}, {"d_ff": 2**62}, {"d_model": 10**18}, {"d_ff": 10**30}])
 def test_sizes_beyond_64_bits_are_refused(changes: dict[str, int]) -> None:
-    with pytest.raises(UsageError, match=r"more parameters than can be addressed; lower the sizes \(model\.d_model"):
+    with pytest.raises(UsageError, match=r"more parameters than can be addressed; reduce the sizes \(model\.d_model"):
         check_memory(base(**changes), 1000, 1000)
 
 

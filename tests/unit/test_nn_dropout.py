@@ -9,7 +9,7 @@ import torch
 
 from dragoman.nn.dropout import Dropout, seed_dropout
 
-SIZE = 999_983  # no multiple of 8: the last random word is used in part
+SIZE = 999_983  # not a multiple of 8: the last random word is used partially
 
 
 @pytest.mark.parametrize(("p", "threshold"), [(0.1, 26), (0.3, 77), (0.5, 128), (0.001, 1), (0.999, 255)])

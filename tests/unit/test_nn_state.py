@@ -1,4 +1,4 @@
-"""What a decoder remembers: written at `length`, reordered and dropped by one call."""
+"""The decoder state: written at `length`, reordered and reduced by one call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_append_returns_everything_so_far() -> None:
 
 def test_append_past_the_end_is_refused() -> None:
     cache, keys = filled(4)
-    with pytest.raises(ValueError, match="holds 5 positions, position 6 was asked for"):
+    with pytest.raises(ValueError, match="position 6 exceeds the max_len = 5"):
         cache.append(keys[:, :, :2], keys[:, :, :2])
 
 

@@ -1,4 +1,4 @@
-"""The layers of the Transformer in other shapes: a decoder by itself, and an encoder by itself."""
+"""Decoder-only and encoder-only Transformers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ B, K, S, T, V = 4, 3, 7, 6, 19
 
 
 def nothing(count: int) -> Tensor:
-    """The source of a model that has none."""
+    """The empty source of a decoder-only model."""
     return torch.zeros(count, 0, dtype=torch.long)
 
 
@@ -69,7 +69,7 @@ def test_decoding_goes_on_rightly_after_reordering_and_dropping(model: DecoderOn
     state = model.start(model.encode(nothing(B), None), beams=K, max_len=T)
     model.decode(ids[:, :2], state)
     before = state.nbytes()
-    # Beams change places and double, text 1 is finished, texts 3 and 2 change places.
+    # Beams are swapped and duplicated, text 1 is finished, texts 3 and 2 are swapped.
     selections = {2: [2, 0, 0, 11, 9, 10, 8, 8, 6], 4: [5, 4, 3, 6, 6, 8]}
     for step in range(2, T):
         if step in selections:
@@ -156,7 +156,7 @@ def test_greedy_is_a_beam_of_1_and_a_text_does_not_depend_on_its_batch(model: De
 
 
 def test_it_learns_to_go_on_with_a_pattern() -> None:
-    """A text counts up from any digit, in steps of 1 or 2 that its first two tokens tell."""
+    """A text counts up from any digit, in steps of 1 or 2 as given by its first two tokens."""
     rng, first = random.Random(1), EOS + 1
 
     def text(begin: int, step: int) -> list[int]:
@@ -268,7 +268,7 @@ def test_pooling_takes_the_first_vector_or_the_mean_over_words() -> None:
 
 
 def test_a_tagger_is_learned_that_needs_both_neighbours() -> None:
-    """Label 1 + (the word before + the word behind) mod 3, 0 outside the sentence."""
+    """Label 1 + (previous word + next word) mod 3, with 0 outside the sentence."""
     rng, words = random.Random(3), 5
 
     def batch() -> tuple[Tensor, Tensor | None, Tensor]:

@@ -1,4 +1,4 @@
-"""Images as patches: their order, the class token, and that they are learned from."""
+"""Images as patches: their order, the class token, and training on them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_without_positions_the_order_of_the_patches_is_nothing_and_with_them_it_
     order = torch.randperm(9)
     bag = vision(position={"kind": "none"})
     torch.testing.assert_close(bag(src[:, order], None, unused), bag(src, None, unused), **EXACT)
-    for kind in ("learned", "alibi", "rotary"):  # added to the patches, to the scores, turning queries and keys
+    for kind in ("learned", "alibi", "rotary"):  # added to the patches, added to the scores, rotating queries and keys
         placed = vision(position={"kind": kind})
         assert (placed(src[:, order], None, unused) - placed(src, None, unused)).abs().max() > 1e-3, kind
 

@@ -68,8 +68,8 @@ def load_backend(
         lack: What models of another kind cannot do, for the error message.
         device, quantize, engine, threads, shortlist: As for `Translator.load`.
 
-    The configuration is that of the first model.  Raises ModelFolderError, and UsageError for invalid or unavailable
-    options and for an ensemble whose models have different vocabularies.
+    The configuration of an ensemble has the smallest `max_tokens` of its models and the `[search]` of the first.
+    Raises ModelFolderError, and UsageError for invalid or unavailable options and for different vocabularies.
     """
     paths = [path] if isinstance(path, str | Path) else list(path)
     _check(paths, quantize, engine, threads, shortlist)
@@ -83,13 +83,15 @@ def load_backend(
 
     members = [backend]
     for other in paths[1:]:
-        member, other_tokenizer, _ = _load(other, options)
+        member, other_tokenizer, other_config = _load(other, options)
         if other_tokenizer.files() != tokenizer.files():
             raise UsageError(
                 f"{paths[0]} and {other}: different vocabularies; the models of an ensemble must have been trained with"
                 " the same tokenizer"
             )
         members.append(member)
+        if other_config.data.max_tokens < config.data.max_tokens:
+            config = other_config.model_copy(update={"search": config.search})
     return EnsembleBackend(members), tokenizer, config
 
 

@@ -1,1 +1,1 @@
-"""Architectures behind one interface (`seq2seq.Model`); `build` is the one place from a kind to a class."""
+"""Architectures behind one interface (`seq2seq.Model`); `build` maps a configuration to classes."""

@@ -1,8 +1,6 @@
-"""From a configuration to a model: the one place that knows which class a kind is."""
+"""From a configuration to a model: the one module that maps kinds to classes."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -14,14 +12,17 @@ from dragoman.config import (
     ConvolutionalConfig,
     DecoderOnlyConfig,
     EncoderOnlyConfig,
+    GRUConfig,
     LayerNormConfig,
     LearnedPosition,
     LinearAttention,
+    LSTMConfig,
     ModelConfig,
     NoPosition,
     RecurrentConfig,
     RecurrentPosition,
     RMSNormConfig,
+    RNNConfig,
     RotaryPosition,
     ShawPosition,
     SinusoidalPosition,
@@ -29,15 +30,21 @@ from dragoman.config import (
     TransformerConfig,
     VisionConfig,
 )
-from dragoman.models.convolutional import convolutional_model
+from dragoman.models.convolutional import Convolutional, ConvolutionalDecoder, ConvolutionalEncoder, PositionedEmbedding
 from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.encoder_only import EncoderOnly
-from dragoman.models.recurrent import recurrent_model
+from dragoman.models.recurrent import Bridge, Recurrent, RecurrentDecoder, RecurrentEncoder
 from dragoman.models.seq2seq import Network
 from dragoman.models.transformer import Decoder, Encoder, Transformer
 from dragoman.models.vision import Vision
 from dragoman.nn import positions
 from dragoman.nn.attention import CrossAttention, SelfAttention
+from dragoman.nn.convolution import (
+    ConvolutionalDecoderLayer,
+    ConvolutionalEncoderLayer,
+    GatedConvolution,
+    MultiStepAttention,
+)
 from dragoman.nn.layers import (
     BatchNorm,
     DecoderLayer,
@@ -50,15 +57,18 @@ from dragoman.nn.layers import (
     SubLayer,
 )
 from dragoman.nn.linear_attention import LinearSelfAttention
+from dragoman.nn.recurrent import GRU, LSTM, Cell, RecurrentDecoderLayer, RecurrentEncoderLayer, VanillaRNN
+from dragoman.nn.recurrent_attention import AdditiveAttention, BahdanauLayer, DotAttention, GeneralAttention, LuongLayer
 
 __all__ = ["assemble", "build_model"]
 
 
 def build_model(config: ModelConfig, src_vocab: int, tgt_vocab: int, *, shared: bool = True, seed: int = 1) -> Network:
-    """A freshly initialised model; the same seed gives the same weights.
+    """Build and initialise a model; the same seed gives the same weights.
 
-    `shared`: source and target ids are of one vocabulary (with `tie = "all"` they then share one matrix).  A model of
-    images takes the numbers of a patch for `src_vocab`; one that gives labels takes their number for `tgt_vocab`.
+    src_vocab: size of the source vocabulary, or for images the values per patch.  tgt_vocab: size of the target
+    vocabulary, or number of labels.  shared: whether both are one vocabulary, which `tie = "all"` needs to share one
+    matrix.
     """
     model = assemble(config, src_vocab, tgt_vocab, shared=shared)
     _initialise(model, seed)
@@ -66,62 +76,97 @@ def build_model(config: ModelConfig, src_vocab: int, tgt_vocab: int, *, shared: 
 
 
 def assemble(config: ModelConfig, src_vocab: int, tgt_vocab: int, *, shared: bool = True) -> Network:
-    """As `build_model`, with weights that are not initialised."""
+    """Build a model as `build_model` does, with uninitialised weights."""
     match config:
         case TransformerConfig():
-            model: Network = _transformer(config, src_vocab, tgt_vocab, shared)
+            return _transformer(config, *_embeddings(config, src_vocab, tgt_vocab, shared))
         case RecurrentConfig():
-            model = recurrent_model(config, *_embeddings(config, src_vocab, tgt_vocab, shared))
+            return _recurrent(config, *_embeddings(config, src_vocab, tgt_vocab, shared))
         case ConvolutionalConfig():
-            model = convolutional_model(config, *_embeddings(config, src_vocab, tgt_vocab, shared))
+            return _convolutional(config, *_embeddings(config, src_vocab, tgt_vocab, shared))
         case DecoderOnlyConfig():
-            model = _decoder_only(config, tgt_vocab)
+            return _decoder_only(config, tgt_vocab)
         case EncoderOnlyConfig():
-            model = _encoder_only(config, src_vocab, tgt_vocab)
+            return _encoder_only(config, src_vocab, tgt_vocab)
         case VisionConfig():
-            model = _vision(config, src_vocab, tgt_vocab)
-    return model
+            return _vision(config, src_vocab, tgt_vocab)
 
 
 # ----------------------------------------------------------------------------------------------------- architectures
 
 
-def _transformer(config: TransformerConfig, src_vocab: int, tgt_vocab: int, shared: bool) -> Transformer:
-    src_embedding, tgt_embedding, output = _embeddings(config, src_vocab, tgt_vocab, shared)
-    encoder = _encoder(config, src_embedding, config.encoder_layers)
-    decoder = Decoder(
-        tgt_embedding,
-        _positions(config, bidirectional=False),
-        [_decoder_layer(config) for _ in range(config.decoder_layers)],
-        _final_norm(config),
-        config.dropout,
-    )
-    return Transformer(encoder, decoder, output)
+def _transformer(config: TransformerConfig, src: Embedding, tgt: Embedding, output: OutputProjection) -> Transformer:
+    layers = [_decoder_layer(config) for _ in range(config.decoder_layers)]
+    decoder = Decoder(tgt, _positions(config, bidirectional=False), layers, _final_norm(config), config.dropout)
+    return Transformer(_encoder(config, src, config.encoder_layers), decoder, output)
 
 
 def _decoder_only(config: DecoderOnlyConfig, vocab: int) -> DecoderOnly:
-    embedding, output = Embedding(vocab, config.d_model), OutputProjection(config.d_model, vocab)
-    if config.tie == "all":
-        output.weight = embedding.weight
+    embedding = Embedding(vocab, config.d_model)
+    output = _output(config.d_model, vocab, embedding if config.tie == "all" else None)
     layers = [_encoder_layer(config) for _ in range(config.n_layers)]
     position = _positions(config, bidirectional=False)
-    return DecoderOnly(embedding, position, layers, _final_norm(config), output, config.dropout)
+    return DecoderOnly(embedding, position, layers, _final_norm(config), config.dropout, output)
 
 
 def _encoder_only(config: EncoderOnlyConfig, vocab: int, labels: int) -> EncoderOnly:
-    embedding, output = Embedding(vocab, config.d_model), OutputProjection(config.d_model, labels)
-    if config.tie == "all":
-        output.weight = embedding.weight
+    embedding = Embedding(vocab, config.d_model)
+    output = _output(config.d_model, labels, embedding if config.tie == "all" else None)
     return EncoderOnly(_encoder(config, embedding, config.n_layers), output, config.pooling)
 
 
-def _vision(config: VisionConfig, patch_numbers: int, labels: int) -> Vision:
+def _vision(config: VisionConfig, patch_values: int, classes: int) -> Vision:
+    embedding, output = nn.Linear(patch_values, config.d_model), _output(config.d_model, classes, None)
     layers = [_encoder_layer(config) for _ in range(config.n_layers)]
-    output = OutputProjection(config.d_model, labels)
     position = _positions(config, bidirectional=True)
-    return Vision(
-        patch_numbers, config.d_model, config.n_patches, position, layers, _final_norm(config), output, config.dropout
-    )
+    return Vision(embedding, position, layers, _final_norm(config), config.dropout, output, config.n_patches)
+
+
+def _recurrent(
+    config: RNNConfig | GRUConfig | LSTMConfig, src: Embedding, tgt: Embedding, output: OutputProjection
+) -> Recurrent:
+    """With two directions each has d_model / 2 features, so that all vectors have d_model."""
+    d, directions = config.d_model, config.directions
+    encoder_layers = [
+        RecurrentEncoderLayer(*(_cell(config, d, d // directions) for _ in range(directions)))
+        for _ in range(config.encoder_layers)
+    ]
+    others = (RecurrentDecoderLayer(_cell(config, d, d)) for _ in range(config.decoder_layers - 1))
+    decoder_layers = [_first_recurrent_layer(config), *others]
+    bridge = Bridge(d, directions, config.decoder_layers, decoder_layers[0].cell.parts)
+    encoder = RecurrentEncoder(src, encoder_layers, config.dropout)
+    return Recurrent(encoder, RecurrentDecoder(tgt, decoder_layers, bridge, config.dropout), output)
+
+
+def _cell(config: RNNConfig | GRUConfig | LSTMConfig, d_in: int, d_model: int) -> Cell:
+    if config.architecture == "rnn":
+        return VanillaRNN(d_in, d_model, config.activation)
+    return GRU(d_in, d_model) if config.architecture == "gru" else LSTM(d_in, d_model)
+
+
+def _first_recurrent_layer(config: RNNConfig | GRUConfig | LSTMConfig) -> RecurrentDecoderLayer:
+    d, attention = config.d_model, config.attention
+    if attention.kind == "none":
+        return RecurrentDecoderLayer(_cell(config, d, d))
+    cell = _cell(config, 2 * d, d)  # reads [embedding; vector fed back]
+    if attention.kind == "bahdanau":
+        return BahdanauLayer(cell, AdditiveAttention(d), d)
+    return LuongLayer(cell, DotAttention() if attention.score == "dot" else GeneralAttention(d), d)
+
+
+def _convolutional(
+    config: ConvolutionalConfig, src: Embedding, tgt: Embedding, output: OutputProjection
+) -> Convolutional:
+    d, dropout = config.d_model, config.dropout
+
+    def conv() -> GatedConvolution:
+        return GatedConvolution(d, config.kernel, dropout)
+
+    encoder_layers = [ConvolutionalEncoderLayer(conv()) for _ in range(config.encoder_layers)]
+    decoder_layers = [ConvolutionalDecoderLayer(conv(), MultiStepAttention(d)) for _ in range(config.decoder_layers)]
+    encoder = ConvolutionalEncoder(PositionedEmbedding(src, config.max_positions, dropout), encoder_layers)
+    decoder = ConvolutionalDecoder(PositionedEmbedding(tgt, config.max_positions, dropout), decoder_layers, dropout)
+    return Convolutional(encoder, decoder, output)
 
 
 # ------------------------------------------------------------------------------------------------------------- parts
@@ -130,27 +175,26 @@ def _vision(config: VisionConfig, patch_numbers: int, labels: int) -> Vision:
 def _embeddings(
     config: TransformerConfig | RecurrentConfig | ConvolutionalConfig, src_vocab: int, tgt_vocab: int, shared: bool
 ) -> tuple[Embedding, Embedding, OutputProjection]:
-    """Source and target embedding and the output layer, which share one matrix where `tie` says so."""
+    """Source embedding, target embedding and output projection, tied as configured."""
     src = Embedding(src_vocab, config.d_model)
     tgt = src if config.tie == "all" and shared else Embedding(tgt_vocab, config.d_model)
-    output = OutputProjection(config.d_model, tgt_vocab)
-    if config.tie != "none":
-        output.weight = tgt.weight
-    return src, tgt, output
+    return src, tgt, _output(config.d_model, tgt_vocab, None if config.tie == "none" else tgt)
+
+
+def _output(d_model: int, vocab: int, tied: Embedding | None) -> OutputProjection:
+    output = OutputProjection(d_model, vocab)
+    if tied is not None:
+        output.weight = tied.weight
+    return output
 
 
 def _encoder(config: BlockConfig, embedding: Embedding, layers: int) -> Encoder:
-    return Encoder(
-        embedding,
-        _positions(config, bidirectional=True),
-        [_encoder_layer(config) for _ in range(layers)],
-        _final_norm(config),
-        config.dropout,
-    )
+    position = _positions(config, bidirectional=True)
+    encoder_layers = [_encoder_layer(config) for _ in range(layers)]
+    return Encoder(embedding, position, encoder_layers, _final_norm(config), config.dropout)
 
 
 def _positions(config: BlockConfig, bidirectional: bool) -> positions.Positions:
-    """The positions of one stack, which sees both directions or only what came before."""
     match config.position:
         case NoPosition():
             return positions.Positions()
@@ -183,18 +227,17 @@ def _norm(config: BlockConfig) -> nn.Module:
 
 
 def _final_norm(config: BlockConfig) -> nn.Module:
-    """With pre-norm nothing normalises what the last layer added: the stack does."""
+    """With pre-norm the output of the last layer is not yet normalised."""
     return _norm(config) if config.order == "pre" else nn.Identity()
 
 
-def _sublayer(config: BlockConfig) -> Callable[[], SubLayer]:
-    return lambda: SubLayer(_norm(config), config.dropout, config.order)
+def _encoder_layer(config: BlockConfig) -> EncoderLayer:
+    return EncoderLayer(_self_attention(config), _feed_forward(config), lambda: _sublayer(config))
 
 
-def _feed_forward(config: BlockConfig) -> FeedForward:
-    return FeedForward(
-        config.d_model, config.d_ff, config.activation, config.gated, config.activation_dropout, config.bias
-    )
+def _decoder_layer(config: BlockConfig) -> DecoderLayer:
+    cross = CrossAttention(config.d_model, config.n_heads, config.attention_dropout, config.bias, config.n_kv_heads)
+    return DecoderLayer(_self_attention(config), cross, _feed_forward(config), lambda: _sublayer(config))
 
 
 def _self_attention(config: BlockConfig) -> SelfAttention | LinearSelfAttention:
@@ -203,27 +246,28 @@ def _self_attention(config: BlockConfig) -> SelfAttention | LinearSelfAttention:
     return SelfAttention(config.d_model, config.n_heads, config.attention_dropout, config.bias, config.n_kv_heads)
 
 
-def _encoder_layer(config: BlockConfig) -> EncoderLayer:
-    return EncoderLayer(_self_attention(config), _feed_forward(config), _sublayer(config))
+def _feed_forward(config: BlockConfig) -> FeedForward:
+    return FeedForward(
+        config.d_model, config.d_ff, config.activation, config.gated, config.activation_dropout, config.bias
+    )
 
 
-def _decoder_layer(config: BlockConfig) -> DecoderLayer:
-    cross = CrossAttention(config.d_model, config.n_heads, config.attention_dropout, config.bias, config.n_kv_heads)
-    return DecoderLayer(_self_attention(config), cross, _feed_forward(config), _sublayer(config))
+def _sublayer(config: BlockConfig) -> SubLayer:
+    return SubLayer(_norm(config), config.dropout, config.order)
 
 
 # ---------------------------------------------------------------------------------------------------- initialisation
 
 
 def _initialise(model: Network, seed: int) -> None:
-    """Embeddings N(0, 1/d_model), so that scaled they have variance 1; matrices Glorot uniform; biases 0.
+    """Embeddings N(0, 1/d_model), so that after scaling they have variance 1; matrices Glorot uniform; biases 0.
 
-    A fused matrix (QKV, KV) is initialised a part at a time, as if its parts were apart.  What wants another
-    beginning has a `reset(generator)` of its own.
+    The parts of a fused matrix (QKV, KV) are initialised separately, as if they were matrices of their own.  Modules
+    with another initialisation have a method `reset(generator)`.
     """
     generator = torch.Generator().manual_seed(seed)
     output = model.output
-    assert isinstance(output, nn.Linear)  # where it is tied, the embedding below writes the same matrix again
+    assert isinstance(output, nn.Linear)  # if tied, the embedding below initialises the same matrix again
     nn.init.normal_(output.weight, std=output.in_features**-0.5, generator=generator)
     parts: dict[nn.Module, tuple[int, ...]] = {}
     for module in model.modules():

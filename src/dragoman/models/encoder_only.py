@@ -1,6 +1,6 @@
-"""An encoder by itself (Devlin et al. 2019): a label for each word, a word for each mask, or a class for a text.
+"""Encoder-only Transformer (Devlin et al. 2019): labels for words, masked words, or a class for a text.
 
-Letters: B sentences, S source length, D d_model, V labels.
+Shapes: B sentences, S source length, D d_model, V labels.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Pooling = Literal["none", "first", "mean"]
 
 
 def pool(x: Tensor, mask: Tensor | None, pooling: Pooling) -> Tensor:
-    """x (B, S, D), mask (B, S) True = a word -> (B, S, D) for "none", else one vector a text, (B, 1, D).
+    """Pool x (B, S, D), mask (B, S) True = a token, to (B, 1, D); "none" returns x.
 
-    first: the vector of the first place, where the data has put a class token; mean: over words, not padding.
+    "first" selects the first position, where the data puts a class token; "mean" averages the tokens without padding.
     """
     if pooling == "none":
         return x
@@ -28,12 +28,12 @@ def pool(x: Tensor, mask: Tensor | None, pooling: Pooling) -> Tensor:
         return x[:, :1]
     if mask is None:
         return x.mean(dim=1, keepdim=True)
-    words = mask[..., None]  # (B, S, 1)
-    return x.masked_fill(~words, 0).sum(dim=1, keepdim=True) / words.sum(dim=1, keepdim=True)
+    tokens = mask[..., None]  # (B, S, 1)
+    return x.masked_fill(~tokens, 0).sum(dim=1, keepdim=True) / tokens.sum(dim=1, keepdim=True)
 
 
 class EncoderOnly(Network):
-    """The encoder of a Transformer with an output layer; the targets are labels, so nothing is read of them."""
+    """The encoder of a Transformer with an output layer over labels."""
 
     def __init__(self, encoder: Encoder, output: nn.Module, pooling: Pooling) -> None:
         super().__init__()
@@ -42,5 +42,5 @@ class EncoderOnly(Network):
         self.pooling = pooling
 
     def hidden(self, src: Tensor, src_mask: Tensor | None, tgt_in: Tensor) -> Tensor:
-        """src (B, S), src_mask (B, S) or None -> (B, S, D), or with pooling (B, 1, D); tgt_in is not looked at."""
+        """Return (B, S, D), or with pooling (B, 1, D), for src (B, S) and src_mask (B, S) or None; ignores tgt_in."""
         return pool(self.encoder(src, src_mask), src_mask, self.pooling)

@@ -1,8 +1,8 @@
-"""The seam between a model and everything that uses one.
+"""The interface between a model and everything that uses one.
 
-The trainer talks to a `Network`, search and everything behind it to a `Model`; neither asks which architecture it is.
+The trainer needs a `Network`, decoding needs a `Model`; neither depends on the architecture.
 
-Letters: B sentences, K beams, N = B*K rows, S source length, T target length, D d_model, V vocabulary.
+Shapes: B sentences, K beams, N = B*K rows, S source length, T target length, D d_model, V vocabulary.
 Masks are boolean, True = may attend.
 """
 
@@ -18,17 +18,17 @@ from torch import Tensor, nn
 
 from dragoman.nn.state import DecodeState
 
-__all__ = ["Head", "Memory", "Model", "Network"]
+__all__ = ["EncoderDecoder", "Head", "Memory", "Model", "Network"]
 
 Head = Callable[[Tensor, nn.Module], Any]
-"""What is done with the decoder's last hidden states: `head(hidden (B, T, D), output_layer)`."""
+"""A function of the last hidden states and the output layer: `head(hidden (B, T, D), output)`."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What the encoder leaves for the decoder.
+    """The output of the encoder.
 
-    states: (B, S, D).  mask: (B, S) boolean, True where there is a word, or None when no row is padded.
+    states: (B, S, D).  mask: (B, S), True = a token, or None if no row is padded.
     """
 
     states: Tensor
@@ -36,24 +36,24 @@ class Memory:
 
 
 class Network(nn.Module, ABC):
-    """Whatever is trained here: hidden states, and an output layer that makes logits of them."""
+    """A module that computes hidden states, with an output layer that maps them to logits."""
 
     output: nn.Module
-    """The layer from hidden states (..., D) to logits (..., V)."""
+    """Hidden states (..., D) -> logits (..., V)."""
 
     @abstractmethod
     def hidden(self, src: Tensor, src_mask: Tensor | None, tgt_in: Tensor) -> Tensor:
-        """The hidden states (B, T, D) from which the T targets of every row are told.
+        """Return the hidden states (B, T, D) that predict the T targets of each row.
 
-        src: (B, S) token ids (or patches (B, S, numbers)), padded on the right; src_mask: (B, S) True = a word, None =
-        nothing is padded.  tgt_in: (B, T), what the target positions are told of the target; not every network looks.
+        src: (B, S) token ids, or patches (B, S, values), padded on the right.  src_mask: (B, S), True = a token, or
+        None without padding.  tgt_in: (B, T), the decoder's input; networks without a decoder ignore it.
         """
 
     def forward(self, src: Tensor, src_mask: Tensor | None, tgt_in: Tensor, head: Head | None = None) -> Any:
-        """Logits (B, T, V), or what `head` makes of the hidden states.
+        """Return the logits (B, T, V), or the result of `head`.
 
-        A head sees the hidden states before the output layer, so that a loss need never hold all logits at once.
-        It goes through `forward` because that is the call that gets wrapped for several processes.
+        A head receives hidden states and not logits, so that a loss need not hold all logits at once.  It is called
+        within `forward` because that is the call which distributed training wraps.
         """
         hidden = self.hidden(src, src_mask, tgt_in)
         return self.output(hidden) if head is None else head(hidden, self.output)
@@ -63,34 +63,58 @@ class Network(nn.Module, ABC):
         return next(self.parameters()).device
 
     def parameter_count(self) -> int:
-        """Numbers in the model, shared ones counted once."""
+        """Return the number of parameters, with shared ones counted once."""
         return sum(p.numel() for p in self.parameters())
 
 
 class Model(Network, ABC):
-    """A network that writes a target token by token: `encode`, `start`, `decode`; `hidden` is the three in a row."""
+    """A network that generates a target token by token: `encode`, `start`, `decode`."""
 
     @abstractmethod
     def encode(self, src: Tensor, src_mask: Tensor | None) -> Memory:
-        """src: (B, S) token ids, padded on the right; src_mask: (B, S) True = a word, None = nothing is padded."""
+        """Encode src (B, S), padded on the right; src_mask (B, S), True = a token, or None without padding."""
 
     @abstractmethod
     def start(self, memory: Memory, beams: int, max_len: int) -> DecodeState:
-        """A state of N = B * beams rows (rows of one sentence next to each other) that can hold max_len target tokens.
+        """Return a state of N = B * beams rows, those of one sentence adjacent, for up to max_len target tokens.
 
-        `max_len = 0` says that one `decode` call takes the whole target and nothing follows: no cache is kept
-        (training, scoring).
+        With `max_len = 0`, a single `decode` call takes the whole target and no cache is kept (training, scoring).
         """
 
     @abstractmethod
     def decode_hidden(self, tokens: Tensor, state: DecodeState) -> Tensor:
-        """tokens (N, T) -> hidden states (N, T, D), the input of `output`; moves the state on by T."""
+        """Return the hidden states (N, T, D) of tokens (N, T), and advance the state by T."""
 
     def decode(self, tokens: Tensor, state: DecodeState) -> Tensor:
-        """tokens (N, T) -> logits (N, T, V), the position after each token; moves the state on by T."""
+        """Return the logits (N, T, V) of the token after each of tokens (N, T), and advance the state by T."""
         logits: Tensor = self.output(self.decode_hidden(tokens, state))
         return logits
 
     def hidden(self, src: Tensor, src_mask: Tensor | None, tgt_in: Tensor) -> Tensor:
-        """Teacher forcing: tgt_in (B, T) begins with BOS; the hidden state at t tells the token after it."""
+        """Teacher forcing: tgt_in (B, T) starts with BOS, and the hidden state at t predicts the token after it."""
         return self.decode_hidden(tgt_in, self.start(self.encode(src, src_mask), beams=1, max_len=0))
+
+
+class EncoderDecoder(Model):
+    """A model of an encoder, a decoder and an output layer.
+
+    encoder(src, src_mask) returns the states of the memory; decoder.start(memory, beams, max_len) returns a state and
+    decoder(tokens, state) hidden states.
+    """
+
+    def __init__(self, encoder: nn.Module, decoder: nn.Module, output: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.decoder = decoder
+        self.output = output
+
+    def encode(self, src: Tensor, src_mask: Tensor | None) -> Memory:
+        return Memory(self.encoder(src, src_mask), src_mask)
+
+    def start(self, memory: Memory, beams: int, max_len: int) -> DecodeState:
+        state: DecodeState = self.decoder.start(memory, beams, max_len)  # type: ignore[operator]
+        return state
+
+    def decode_hidden(self, tokens: Tensor, state: DecodeState) -> Tensor:
+        hidden: Tensor = self.decoder(tokens, state)
+        return hidden

@@ -1,4 +1,4 @@
-"""How much memory a model needs, known before any of it is allocated."""
+"""The memory that a model needs, computed before any of it is allocated."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dragoman.models.build import assemble
 __all__ = ["available_memory", "check_memory", "count_parameters"]
 
 _LAYERS = ("encoder_layers", "decoder_layers", "n_layers")
-_BYTES = 4  # of a float32
+_FLOAT32_BYTES = 4
 
 
 def count_parameters(config: ModelConfig, src_vocab: int, tgt_vocab: int, *, shared: bool = True) -> int:
-    """The parameters of a model, shared ones counted once; nothing is allocated.
+    """Return the number of parameters of a model, with shared ones counted once, without allocating memory.
 
-    The layers of a stack are alike, so two are built of each at most, however many the configuration has.
+    The layers of a stack have the same size, so models of at most two layers per stack are built and extrapolated.
     """
     layers = {name: int(getattr(config, name)) for name in _LAYERS if hasattr(config, name)}
     shallow = config.model_copy(update=dict.fromkeys(layers, 1))
@@ -45,16 +45,16 @@ def check_memory(
     copies: int = 1,
     device: torch.device | None = None,
 ) -> None:
-    """Raise `UsageError` where a model does not fit into the memory that is available.
+    """Raise UsageError if a model does not fit into the available memory.
 
-    copies: float32 numbers per parameter; 1 to use a model, 4 to train it with Adam (weight, gradient, two moments).
+    copies: float32 values per parameter; 1 for inference, 4 for training with Adam (weight, gradient, two moments).
     """
     device = device or torch.device("cpu")
     try:
         parameters = count_parameters(config, src_vocab, tgt_vocab, shared=shared)
-    except (RuntimeError, OverflowError, TypeError):  # a size that does not fit into 64 bits
+    except (RuntimeError, OverflowError, TypeError):  # a size beyond 64 bits
         raise UsageError(f"the model has more parameters than can be addressed; {_advice(config)}") from None
-    available, needed = available_memory(device), parameters * _BYTES * copies
+    available, needed = available_memory(device), parameters * _FLOAT32_BYTES * copies
     if available is not None and needed > available:
         what = "its weights" if copies == 1 else "weights, gradients and the state of the optimizer"
         raise UsageError(
@@ -66,11 +66,11 @@ def check_memory(
 def _advice(config: ModelConfig) -> str:
     names = [name for name in ("d_model", "d_ff", *_LAYERS) if hasattr(config, name)]
     sizes = ", ".join(f"model.{name} = {getattr(config, name):,}" for name in names)
-    return f"lower the sizes ({sizes}) or tokenizer.vocab_size, or use a machine with more memory"
+    return f"reduce the sizes ({sizes}) or tokenizer.vocab_size, or use a machine with more memory"
 
 
 def available_memory(device: torch.device) -> int | None:
-    """Bytes that can be allocated on a device now; None where that is not known."""
+    """Return the number of bytes that can be allocated on a device now, or None if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     if device.type != "cpu":
@@ -80,7 +80,7 @@ def available_memory(device: torch.device) -> int | None:
 
 
 def _system_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """Free memory and what the kernel can free, with swap; without /proc all memory that the machine has."""
+    """Return available memory plus free swap, or without /proc the total memory."""
     try:
         rows = dict(line.split(":") for line in meminfo.read_text().splitlines())
         return sum(int(rows[name].split()[0]) * 1024 for name in ("MemAvailable", "SwapFree"))
@@ -93,7 +93,7 @@ def _system_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
 
 
 def _cgroup_memory(folder: Path) -> int | None:
-    """What the limit of a container leaves; the page cache, which can be freed, does not count."""
+    """Return what a container's limit leaves; page cache counts as free, because it can be reclaimed."""
     try:
         limit, used = (int((folder / f"memory.{name}").read_text()) for name in ("max", "current"))
         rows = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())

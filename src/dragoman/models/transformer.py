@@ -1,6 +1,6 @@
-"""The Transformer of "Attention Is All You Need" (Vaswani et al. 2017): encoder, decoder, and both as a `Model`.
+"""The Transformer of "Attention Is All You Need" (Vaswani et al. 2017).
 
-Letters: B sentences, K beams, N = B*K rows, S source length, T target length, Tk keys so far, D d_model, V vocabulary.
+Shapes: B sentences, K beams, N = B*K rows, S source length, T target length, Tk keys so far, H heads, D d_model.
 """
 
 from __future__ import annotations
@@ -11,59 +11,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dragoman.models.seq2seq import Memory, Model
-from dragoman.nn.attention import causal_bias, mask_to_bias
+from dragoman.models.seq2seq import EncoderDecoder, Memory
+from dragoman.nn.attention import add_biases, causal_bias, padding_bias
 from dragoman.nn.dropout import Dropout
-from dragoman.nn.layers import DecoderLayer, Embedding, EncoderLayer
+from dragoman.nn.layers import DecoderLayer, Embedding
 from dragoman.nn.positions import Positions
 from dragoman.nn.state import CrossKeyValues, DecodeState, SelfState
 from dragoman.nn.taps import Tap
 
-__all__ = ["Decoder", "Encoder", "Transformer", "order_bias"]
+__all__ = ["Decoder", "DecoderLayerState", "Encoder", "Stack", "Transformer"]
 
 
-def order_bias(
-    positions: Positions, pos: Tensor, keys: int, dtype: torch.dtype, needs_future_mask: bool
-) -> tuple[Tensor | None, bool]:
-    """The bias added to the scores of the positions `pos` (T,) against all `keys`, and whether "causal" does the rest.
-
-    (H or 1, T, Tk) or None: where only the order counts, attention makes it, or has it already.
-    needs_future_mask: whether keys exist beyond the last of pos.
-    """
-    k_pos = torch.arange(keys, device=pos.device)
-    static = positions.static_bias(pos, k_pos)  # (H, T, Tk)
-    if pos.numel() == 1 and not needs_future_mask:
-        return static, False
-    if static is None and not needs_future_mask:
-        return None, True
-    order = causal_bias(pos, k_pos, dtype)
-    return order if static is None else order + static, False
-
-
-@dataclass
-class _Record:
-    """A decoder layer's memory: what its self-attention keeps (None while nothing is kept) and the encoder's."""
-
-    own: SelfState | None
-    cross: CrossKeyValues
-
-    def select(self, rows: Tensor, sentences: Tensor, length: int) -> None:
-        if self.own is not None:
-            self.own.select(rows, sentences, length)
-        self.cross.select(rows, sentences, length)
-
-    def nbytes(self) -> int:
-        return self.cross.nbytes() + (0 if self.own is None else self.own.nbytes())
-
-
-class Encoder(nn.Module):
-    """Embeddings, positions, a stack of layers, and with pre-norm a last norm."""
+class Stack(nn.Module):
+    """Embedding, positions, layers, and with pre-norm a final norm."""
 
     def __init__(
         self,
-        embedding: Embedding,
+        embedding: nn.Module,
         positions: Positions,
-        layers: Iterable[EncoderLayer],
+        layers: Iterable[nn.Module],
         final_norm: nn.Module,
         dropout: float,
     ) -> None:
@@ -76,83 +42,94 @@ class Encoder(nn.Module):
         self.embedded = Tap("row", "position", "feature")
         self.positioned = Tap("row", "position", "feature")
 
-    def forward(self, src: Tensor, src_mask: Tensor | None) -> Tensor:
-        """src (B, S), src_mask (B, S) or None -> (B, S, D)."""
-        pos = torch.arange(src.size(1), device=src.device)
-        self.positions.ensure_length(src.size(1), self.embedding.weight)
-        x, _ = self.positions.embed(self.embedded(self.embedding(src)), pos, None)
-        x = self.dropout(self.positioned(x))  # (B, S, D)
-        bias = None if src_mask is None else mask_to_bias(src_mask[:, None, None, :], x.dtype)  # (B, 1, 1, S)
-        static = self.positions.static_bias(pos, pos)  # (H, S, S)
-        if static is not None:
-            bias = static if bias is None else bias + static
+    def add_positions(
+        self, x: Tensor, pos: Tensor, length: int, carry: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return embeddings x (N, T, D) with positions pos (T,), all below `length`, and dropout; and the carry."""
+        self.positions.ensure_length(length, like=x)
+        x, carry = self.positions.embed(self.embedded(x), pos, carry)
+        return self.dropout(self.positioned(x)), carry
+
+    def encode_all(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Add positions to embeddings x (N, T, D) and apply all layers; mask (N, T), True = a token, or None."""
+        pos = torch.arange(x.size(1), device=x.device)
+        x, _ = self.add_positions(x, pos, x.size(1))
+        bias = add_biases(padding_bias(mask, x.dtype), self.positions.static_bias(pos, pos))  # (N, H or 1, T or 1, T)
         for layer in self.layers:
             x = layer(x, self.positions, pos, bias)
-        out: Tensor = self.final_norm(x)
+        return x
+
+    def embed_next(self, tokens: Tensor, state: DecodeState) -> tuple[Tensor, Tensor, Tensor | None, bool]:
+        """Return, for the next tokens (N, T): vectors (N, T, D), positions (T,), and self-attention's bias and causal.
+
+        bias: (H or 1, T, Tk) or None.  causal: whether attention itself must mask later positions.
+        """
+        pos, keys = state.next_positions(tokens.size(1), tokens.device)
+        x, state.carry = self.add_positions(self.embedding(tokens), pos, keys, state.carry)
+        k_pos = torch.arange(keys, device=pos.device)
+        static = self.positions.static_bias(pos, k_pos)  # (H, T, Tk)
+        if pos.numel() == 1 and not state.needs_future_mask:  # there is no later key
+            return x, pos, static, False
+        if static is None and not state.needs_future_mask:
+            return x, pos, None, True
+        return x, pos, add_biases(causal_bias(pos, k_pos, x.dtype), static), False
+
+
+class Encoder(Stack):
+    """A stack in which every position attends to every source token."""
+
+    embedding: Embedding
+
+    def forward(self, src: Tensor, src_mask: Tensor | None) -> Tensor:
+        """Encode src (B, S), with src_mask (B, S) or None, and return (B, S, D)."""
+        out: Tensor = self.final_norm(self.encode_all(self.embedding(src), src_mask))
         return out
 
 
-class Decoder(nn.Module):
-    """As the encoder, with a look at the memory in every layer and none at later positions."""
+@dataclass
+class DecoderLayerState:
+    """The record of a decoder layer: its self-attention cache, None if none is kept, and the projected memory."""
 
-    def __init__(
-        self,
-        embedding: Embedding,
-        positions: Positions,
-        layers: Iterable[DecoderLayer],
-        final_norm: nn.Module,
-        dropout: float,
-    ) -> None:
-        super().__init__()
-        self.embedding = embedding
-        self.positions = positions
-        self.dropout = Dropout(dropout)
-        self.layers = nn.ModuleList(layers)
-        self.final_norm = final_norm
-        self.embedded = Tap("row", "position", "feature")
-        self.positioned = Tap("row", "position", "feature")
+    self_attn: SelfState | None
+    cross_attn: CrossKeyValues
+
+    def select(self, rows: Tensor, sentences: Tensor, length: int) -> None:
+        if self.self_attn is not None:
+            self.self_attn.select(rows, sentences, length)
+        self.cross_attn.select(rows, sentences, length)
+
+    def nbytes(self) -> int:
+        return self.cross_attn.nbytes() + (0 if self.self_attn is None else self.self_attn.nbytes())
+
+
+class Decoder(Stack):
+    """A stack in which every position attends to itself, to earlier positions and to the memory."""
+
+    embedding: Embedding
 
     def start(self, memory: Memory, beams: int, max_len: int) -> DecodeState:
-        """A state for N = B * beams rows; `max_len = 0` keeps nothing of the target."""
+        """Return a state of N = B * beams rows; `max_len = 0` keeps no cache."""
         states = memory.states
         layers = []
         for layer in self.layers:
             assert isinstance(layer, DecoderLayer)
-            own = layer.self_attn.new_cache(states.size(0) * beams, max_len, like=states) if max_len else None
-            layers.append(_Record(own, layer.cross_attn.project(states)))
-        mask = None if memory.mask is None else mask_to_bias(memory.mask[:, None, None, :], states.dtype)
-        return DecodeState(list(layers), beams, memory_bias=mask)
+            cache = layer.self_attn.new_cache(states.size(0) * beams, max_len, like=states) if max_len else None
+            layers.append(DecoderLayerState(cache, layer.cross_attn.project(states)))
+        return DecodeState(list(layers), beams, memory_bias=padding_bias(memory.mask, states.dtype))
 
     def forward(self, tokens: Tensor, state: DecodeState) -> Tensor:
-        """tokens (N, T), the next T of every row -> hidden states (N, T, D)."""
-        pos, keys = state.next(tokens.size(1), tokens.device)
-        self.positions.ensure_length(keys, self.embedding.weight)
-        x, state.carry = self.positions.embed(self.embedded(self.embedding(tokens)), pos, state.carry)
-        x = self.dropout(self.positioned(x))  # (N, T, D)
-        bias, causal = order_bias(self.positions, pos, keys, x.dtype, state.needs_future_mask)
+        """Return the hidden states (N, T, D) of the next tokens (N, T), and advance the state by T."""
+        x, pos, bias, causal = self.embed_next(tokens, state)
         for layer, record in zip(self.layers, state.layers, strict=True):
-            assert isinstance(record, _Record)
-            x = layer(x, self.positions, pos, bias, causal, record.own, record.cross, state.memory_bias)
+            assert isinstance(record, DecoderLayerState)
+            x = layer(x, self.positions, pos, bias, causal, record.self_attn, record.cross_attn, state.memory_bias)
         state.length += tokens.size(1)
         out: Tensor = self.final_norm(x)
         return out
 
 
-class Transformer(Model):
-    """Encoder and decoder with an output layer."""
+class Transformer(EncoderDecoder):
+    """The Transformer: encoder, decoder and output projection."""
 
-    def __init__(self, encoder: Encoder, decoder: Decoder, output: nn.Module) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.decoder = decoder
-        self.output = output
-
-    def encode(self, src: Tensor, src_mask: Tensor | None) -> Memory:
-        return Memory(self.encoder(src, src_mask), src_mask)
-
-    def start(self, memory: Memory, beams: int, max_len: int) -> DecodeState:
-        return self.decoder.start(memory, beams, max_len)
-
-    def decode_hidden(self, tokens: Tensor, state: DecodeState) -> Tensor:
-        hidden: Tensor = self.decoder(tokens, state)
-        return hidden
+    encoder: Encoder
+    decoder: Decoder

@@ -1,1 +1,1 @@
-"""The parts: tensors in, tensors out.  Knows no configuration and imports nothing of Dragoman but its errors."""
+"""Tensors in, tensors out: attention, layers, positions, recurrent and convolutional parts.  Imports only `errors`."""

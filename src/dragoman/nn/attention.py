@@ -1,17 +1,17 @@
-"""Scaled dot-product attention and its multi-head form (Vaswani et al. 2017, sections 3.2.1 and 3.2.2).
+"""Scaled dot-product attention and multi-head attention (Vaswani et al. 2017, sections 3.2.1 and 3.2.2).
 
-    Attention(Q, K, V) = softmax(Q K^T / sqrt(Dh) + bias) V
+    Attention(Q, K, V) = softmax(Q K^T / sqrt(Dh) + bias) V,    Q = x W^Q,  K = y W^K,  V = y W^V
 
-Keys and values may have fewer heads than queries: neighbouring heads of queries then share one (multi-query attention,
-Shazeer 2019; grouped-query attention, Ainslie et al. 2023).
+Vectors are rows: row i of x is position i.  The bias is 0 where a query may attend and -inf elsewhere.  Keys and values
+may have fewer heads than queries, each shared by a group of neighbouring query heads (multi-query attention, Shazeer
+2019; grouped-query attention, Ainslie et al. 2023).
 
-Letters: N rows, H heads (Hkv of keys and values), Tq/Tk query/key positions, B sentences, K beams, S source length,
-D d_model, Dh head size.
-A bias is added to the scores: 0 where a query may look, -inf where not; `mask_to_bias` makes one from a mask.
+Three implementations return the same numbers and are tested against each other: `attend_explicit` writes out the
+formula and returns the weights; `attend_short` uses batched products with its own backward pass, on a CPU the fastest
+for the length of sentences; PyTorch's `scaled_dot_product_attention` serves long sequences and GPUs.
 
-Three ways to the same numbers, tested against each other: `attend_explicit` writes the formula out and shows its
-weights; `attend_short` does the same in few batched products with a backward of its own, which on a CPU beats every
-fused kernel for sentences; `scaled_dot_product_attention` of torch takes the long ones and the GPU.
+Shapes: B sentences, K beams, N = B*K rows, H heads, Hkv key-value heads, T positions, Tq/Tk query/key positions,
+S source length, D d_model, Dh head size.
 """
 
 from __future__ import annotations
@@ -34,29 +34,43 @@ __all__ = [
     "CrossAttention",
     "MultiHead",
     "SelfAttention",
+    "add_biases",
     "attend_explicit",
     "attend_short",
     "causal_bias",
     "mask_to_bias",
+    "padding_bias",
 ]
 
 _SHORT = 128 * 128
-"""Scores a head up to which writing them out is at least as fast on a CPU as the fused kernel (bench/attention.py)."""
+"""Scores per head up to which, on a CPU, writing them out is as fast as the fused kernel (bench/attention.py)."""
 
 
 def mask_to_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Boolean mask, True = may attend -> 0 and -inf, of the same shape."""
+    """Convert a boolean mask (True = may attend) to a bias of 0 and -inf of the same shape."""
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -math.inf)
 
 
+def padding_bias(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Return the bias (B, 1, 1, S) of a padding mask (B, S), or None for None."""
+    return None if mask is None else mask_to_bias(mask[:, None, None, :], dtype)
+
+
 def causal_bias(q_pos: Tensor, k_pos: Tensor, dtype: torch.dtype) -> Tensor:
-    """(Tq, Tk): a position sees itself and what came before."""
+    """Return the bias (Tq, Tk) that lets each position attend to itself and to earlier positions."""
     return mask_to_bias(q_pos[:, None] >= k_pos[None, :], dtype)
+
+
+def add_biases(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """Return the sum of two biases, either of which may be None."""
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b
 
 
 @dataclass(frozen=True)
 class AttentionTaps:
-    """What a fused kernel never shows: Q K^T / sqrt(Dh), that with the bias added, and its softmax."""
+    """Taps for what a fused kernel does not expose: Q K^T / sqrt(Dh), the same plus the bias, and the softmax."""
 
     scores: Tap
     masked: Tap
@@ -71,6 +85,9 @@ class AttentionTaps:
         return any_intervened(self.scores, self.masked, self.weights)
 
 
+_NO_TAPS = AttentionTaps(Tap(), Tap(), Tap())
+
+
 def attend_explicit(
     q: Tensor,
     k: Tensor,
@@ -79,32 +96,25 @@ def attend_explicit(
     dropout: Dropout | None = None,
     taps: AttentionTaps | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The formula, written out: outputs (N, H, Tq, Dh) and weights (N, H, Tq, Tk) as they were used, after dropout."""
+    """Return outputs (N, H, Tq, Dh) and weights (N, H, Tq, Tk), the latter after dropout."""
+    taps = taps or _NO_TAPS
     k, v = _repeat(k, q.size(1)), _repeat(v, q.size(1))
-    scores = q @ k.transpose(-1, -2) / math.sqrt(q.size(-1))  # (N, H, Tq, Tk)
-    if taps is not None:
-        scores = taps.scores(scores)
-    if bias is not None:
-        scores = scores + bias
-    if taps is not None:
-        scores = taps.masked(scores)
-    weights = scores.softmax(dim=-1)
-    if taps is not None:
-        weights = taps.weights(weights)
+    scores = taps.scores(q @ k.transpose(-1, -2) / math.sqrt(q.size(-1)))  # (N, H, Tq, Tk)
+    masked = taps.masked(scores if bias is None else scores + bias)
+    weights = taps.weights(masked.softmax(dim=-1))
     if dropout is not None:
         weights = dropout(weights)
     return weights @ v, weights
 
 
-def _in_order(q: Tensor, bias: Tensor | None) -> Tensor:
-    """The bias with what keeps queries (N, H, T, Dh) from later ones."""
+def _with_causal(bias: Tensor | None, q: Tensor) -> Tensor | None:
+    """Add the causal bias of queries (N, H, T, Dh) and T keys."""
     pos = torch.arange(q.size(2), device=q.device)
-    order = causal_bias(pos, pos, q.dtype)
-    return order if bias is None else order + bias
+    return add_biases(causal_bias(pos, pos, q.dtype), bias)
 
 
 def _repeat(x: Tensor, heads: int) -> Tensor:
-    """(N, Hkv, T, Dh) -> (N, H, T, Dh): what a group of queries shares, for each of them."""
+    """(N, Hkv, T, Dh) -> (N, H, T, Dh): repeat each key or value head for its group of query heads."""
     return x if x.size(1) == heads else x.repeat_interleave(heads // x.size(1), dim=1)
 
 
@@ -114,7 +124,7 @@ class _ShortAttention(torch.autograd.Function):
         ctx.shapes = q.shape, k.shape
         n, h, tq, dh = q.shape
         group, tk = h // k.size(1), k.size(2)
-        # Heads that share keys and values are folded into the query positions: (N*Hkv, group * Tq, Dh).
+        # Query heads that share keys and values are folded into the query positions: (N*Hkv, group * Tq, Dh).
         q, k, v = q.reshape(-1, group * tq, dh), k.reshape(-1, tk, dh), v.reshape(-1, tk, dh)
         if bias is None:
             weights = torch.bmm(q, k.transpose(1, 2)).mul_(dh**-0.5).softmax(-1)
@@ -129,25 +139,25 @@ class _ShortAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         q, k, v, weights = ctx.saved_tensors
-        of_queries, of_keys = ctx.shapes
-        g = grads[0].reshape(q.shape)
-        of_v = torch.bmm(weights.transpose(1, 2), g)
-        of_weights = torch.bmm(g, v.transpose(1, 2))
-        # The softmax's Jacobian: w * (g - sum(g * w)), here by torch's fused kernel for it.
-        of_scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype).mul_(q.size(-1) ** -0.5)
-        of_q = torch.bmm(of_scores, k)
-        of_k = torch.bmm(of_scores.transpose(1, 2), q)
-        return of_q.view(of_queries), of_k.view(of_keys), of_v.view(of_keys), None
+        q_shape, k_shape = ctx.shapes
+        grad = grads[0].reshape(q.shape)
+        grad_v = torch.bmm(weights.transpose(1, 2), grad)
+        grad_weights = torch.bmm(grad, v.transpose(1, 2))
+        # PyTorch's fused kernel for the Jacobian of the softmax: w * (g - sum(g * w)).
+        grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype).mul_(q.size(-1) ** -0.5)
+        grad_q = torch.bmm(grad_scores, k)
+        grad_k = torch.bmm(grad_scores.transpose(1, 2), q)
+        return grad_q.view(q_shape), grad_k.view(k_shape), grad_v.view(k_shape), None
 
 
 def attend_short(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-    """As `attend_explicit`, in batched products with their own backward; the bias gets no gradient."""
+    """Return the outputs of `attend_explicit` by batched products; the bias receives no gradient."""
     out: Tensor = _ShortAttention.apply(q, k, v, bias)  # type: ignore[no-untyped-call]
     return out
 
 
 class MultiHead(nn.Module):
-    """What every attention has: heads, the taps of the paper's quantities, the output projection W^O."""
+    """Parts common to all attention: heads, the taps of the paper's quantities, and the output projection W^O."""
 
     def __init__(self, d_model: int, n_heads: int, bias: bool) -> None:
         super().__init__()
@@ -161,20 +171,20 @@ class MultiHead(nn.Module):
         self.out = nn.Linear(d_model, d_model, bias=bias)
 
     def split(self, x: Tensor, parts: tuple[int, ...]) -> tuple[Tensor, ...]:
-        """(N, T, sum of parts) -> for each part its heads, (N, part / Dh, T, Dh)."""
+        """Split x (N, T, sum of parts) into parts, and each part into heads (N, part / Dh, T, Dh)."""
         n, t, _ = x.shape
         heads = [part // self.d_head for part in parts]
         return tuple(part.transpose(1, 2) for part in x.view(n, t, sum(heads), self.d_head).split(heads, dim=2))
 
     def join(self, x: Tensor) -> Tensor:
-        """(N, H, T, Dh) -> (N, T, D), through W^O."""
+        """Concatenate heads (N, H, T, Dh) and apply W^O: (N, T, D)."""
         n, _, t, _ = x.shape
         projected: Tensor = self.out(self.heads(x).transpose(1, 2).reshape(n, t, -1))
         return projected
 
 
 class _SoftmaxAttention(MultiHead):
-    """What self- and cross-attention share: heads of keys and values, dropout, the choice of the path."""
+    """Parts common to self- and cross-attention: key-value heads, dropout, and the choice of implementation."""
 
     def __init__(self, d_model: int, n_heads: int, dropout: float, bias: bool, n_kv_heads: int | None) -> None:
         super().__init__(d_model, n_heads, bias)
@@ -185,15 +195,15 @@ class _SoftmaxAttention(MultiHead):
         self.inner = AttentionTaps(self.scores, self.masked, self.weights)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool = False) -> Tensor:
-        """Outputs (N, H, Tq, Dh) by the fastest path that makes what is asked for."""
+        """Return outputs (N, H, Tq, Dh) by the fastest implementation that provides what dropout and taps require."""
         drops = self.training and self.dropout.p > 0
         short = q.device.type == "cpu" and q.size(2) * k.size(2) <= _SHORT
         explicit = drops or self.inner.is_intervened or (bias is not None and bias.requires_grad)
         if self.inner.active and not explicit:
-            with torch.no_grad():  # only to be seen: what goes on is made as ever
-                attend_explicit(q, k, v, _in_order(q, bias) if causal else bias, None, self.inner)
+            with torch.no_grad():  # for the taps only; the output still comes from the kernel
+                attend_explicit(q, k, v, _with_causal(bias, q) if causal else bias, None, self.inner)
         if causal and (explicit or short):
-            bias, causal = _in_order(q, bias), False
+            bias, causal = _with_causal(bias, q), False
         if explicit:
             return attend_explicit(q, k, v, bias, self.dropout, self.inner)[0]
         if short and not torch.is_autocast_enabled(q.device.type):
@@ -203,9 +213,9 @@ class _SoftmaxAttention(MultiHead):
 
 
 class SelfAttention(_SoftmaxAttention):
-    """Queries, keys and values of one sequence; W^Q, W^K and W^V in one matrix (rows in this order).
+    """Attention of a sequence to itself, with W^Q, W^K and W^V in one matrix.
 
-    parts: how many rows each of the three has.
+    `parts` are the numbers of output features of the three, in this order.
     """
 
     def __init__(
@@ -217,7 +227,7 @@ class SelfAttention(_SoftmaxAttention):
         self.qkv = nn.Linear(d_model, sum(self.parts), bias=bias)
 
     def new_cache(self, rows: int, max_len: int, like: Tensor) -> SelfKeyValues:
-        """An empty memory for `rows` rows of max_len positions, of the type and device of `like`."""
+        """Return an empty cache of `rows` rows and `max_len` positions with the dtype and device of `like`."""
         return SelfKeyValues(rows, self.n_kv_heads, max_len, self.d_head, like)
 
     def forward(
@@ -229,40 +239,34 @@ class SelfAttention(_SoftmaxAttention):
         causal: bool = False,
         cache: SelfKeyValues | None = None,
     ) -> Tensor:
-        """x (N, T, D) at positions pos (T,) -> (N, T, D).
+        """Attend from x (N, T, D) at positions pos (T,) and return (N, T, D).
 
-        bias: broadcast to (N, H, T, Tk), or None.  With a cache, which holds pos[0] positions, Tk is all up to here.
+        bias: broadcastable to (N, H, T, Tk), or None.  causal: mask later positions.  cache: the keys and values of the
+        pos[0] earlier positions, extended by this call; Tk counts both.
         """
-        q, k, v = self.split(self.qkv(x), self.parts)  # (N, H, T, Dh), keys and values (N, Hkv, T, Dh)
+        q, k, v = self.split(self.qkv(x), self.parts)  # q (N, H, T, Dh); k, v (N, Hkv, T, Dh)
         q, k = positions.rotate(q, k, pos)
         q, k, v = self.queries(q), self.keys(k), self.values(v)
         if cache is not None:
             k, v = cache.append(k, v)  # (N, Hkv, Tk, Dh)
-        if positions.needs_weights:
-            return self.join(self._attend_with_terms(q, k, v, positions, pos, bias, causal))
-        if causal and k.size(2) > q.size(2):  # the cache held something: queries do not begin where keys do
-            before = causal_bias(pos, torch.arange(k.size(2), device=k.device), q.dtype)
-            bias, causal = before if bias is None else before + bias, False
-        return self.join(self._attend(q, k, v, bias, causal))
-
-    def _attend_with_terms(
-        self, q: Tensor, k: Tensor, v: Tensor, positions: Positions, pos: Tensor, bias: Tensor | None, causal: bool
-    ) -> Tensor:
-        k_pos = torch.arange(k.size(2), device=q.device)
+        # `_attend` expects the first query at the first key, which a non-empty cache makes wrong.
+        if not positions.needs_weights and not (causal and k.size(2) > q.size(2)):
+            return self.join(self._attend(q, k, v, bias, causal))
+        k_pos = torch.arange(k.size(2), device=k.device)
         if causal:
-            bias = causal_bias(pos, k_pos, q.dtype) + (0 if bias is None else bias)
-        extra = positions.query_bias(q, pos, k_pos)
-        if extra is not None:
-            bias = extra if bias is None else bias + extra
+            bias = add_biases(causal_bias(pos, k_pos, q.dtype), bias)
+        if not positions.needs_weights:
+            return self.join(self._attend(q, k, v, bias))
+        bias = add_biases(bias, positions.query_bias(q, pos, k_pos))
         out, weights = attend_explicit(q, k, v, bias, self.dropout, self.inner)
         term = positions.value_term(weights, pos, k_pos)
-        return out if term is None else out + term
+        return self.join(out if term is None else out + term)
 
 
 class CrossAttention(_SoftmaxAttention):
-    """Queries of the target, keys and values of the memory, which are projected once a sentence.
+    """Attention from the target to the memory, whose keys and values are projected once per sentence.
 
-    parts: how many rows W^K and W^V have in the matrix that holds both.
+    `parts` are the numbers of output features of W^K and W^V in the matrix that holds both.
     """
 
     def __init__(
@@ -275,14 +279,14 @@ class CrossAttention(_SoftmaxAttention):
         self.kv = nn.Linear(d_model, sum(self.parts), bias=bias)
 
     def project(self, memory: Tensor) -> CrossKeyValues:
-        """memory (B, S, D) -> its keys and values (B, Hkv, S, Dh)."""
+        """Project memory (B, S, D) to keys and values (B, Hkv, S, Dh)."""
         k, v = self.split(self.kv(memory), self.parts)
         return CrossKeyValues(self.keys(k), self.values(v))
 
     def forward(self, x: Tensor, memory: CrossKeyValues, bias: Tensor | None = None) -> Tensor:
-        """x (N, T, D), N = B*K rows -> (N, T, D); bias (B, 1, 1, S) or None.
+        """Attend from x (N, T, D), N = B*K, and return (N, T, D); bias (B, 1, 1, S) or None.
 
-        The beams of a sentence are folded into its query positions, so that keys and values are never tiled.
+        The beams of a sentence are folded into its query positions, so keys and values are not repeated per beam.
         """
         n, t, d = x.shape
         b = memory.keys.size(0)

@@ -1,10 +1,10 @@
-"""Dropout with cheap random numbers on the CPU.
+"""Dropout with inexpensive random numbers on the CPU.
 
-torch draws one double a number there, about 5 ns each; a dropped residual of a small model then costs more than its
-matrix products.  Here eight numbers come out of one 64-bit word: each byte is compared with a threshold, so that the
-rate is rounded to a multiple of 1/256 (0.1 becomes 26/256 = 0.1016) and the scale is exact for the rounded rate.
+PyTorch draws one double per element there, about 5 ns each, which costs a small model more than its matrix products.
+Here one 64-bit word serves eight elements: each byte is compared with a threshold.  The rate is therefore rounded to a
+multiple of 1/256 (0.1 becomes 26/256 = 0.1016), and the scale is exact for the rounded rate.
 
-All random numbers of a training step follow from `seed_dropout(seed, step)`: a resumed run has no generator to restore.
+`seed_dropout(seed, step)` determines all random numbers of a training step, so a checkpoint stores no generator.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch.nn import functional as F
 
 __all__ = ["Dropout", "seed_dropout"]
 
-_words = np.random.SFC64(0)
+_generator = np.random.SFC64(0)
 
 
 def seed_dropout(*key: int) -> None:
-    """Start the random numbers of every `Dropout` on the CPU, and torch's own, anew from `key`."""
-    global _words
+    """Seed the generator of every `Dropout` on the CPU, and PyTorch's own, from `key`."""
+    global _generator
     sequence = np.random.SeedSequence(key)
-    _words = np.random.SFC64(sequence)
+    _generator = np.random.SFC64(sequence)
     torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1)))
 
 
@@ -35,7 +35,7 @@ class _MaskedAdd(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, residual: Tensor | None, threshold: int) -> Tensor:
         size = x.numel()
-        drawn = torch.from_numpy(_words.random_raw((size + 7) // 8).view(np.uint8)[:size]).view(x.shape)
+        drawn = torch.from_numpy(_generator.random_raw((size + 7) // 8).view(np.uint8)[:size]).view(x.shape)
         mask = torch.empty(x.shape, dtype=x.dtype)
         torch.ge(drawn, threshold, out=mask)
         ctx.save_for_backward(mask)
@@ -52,7 +52,7 @@ class _MaskedAdd(torch.autograd.Function):
 
 
 class Dropout(nn.Module):
-    """Zero each element with probability `p` while training and scale the rest (Srivastava et al. 2014).
+    """Zero each element with probability `p` in training and scale the others (Srivastava et al. 2014).
 
     `residual`, of the shape of x, is added in the same pass.
     """

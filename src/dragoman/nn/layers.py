@@ -1,6 +1,6 @@
-"""What stands around attention: norms, the feed-forward network, residual connections, embeddings, the two layers.
+"""The layers of the Transformer: embedding, norms, feed-forward network, residual connection, and what they compose.
 
-Letters: N rows, T positions, D d_model, F d_ff, V vocabulary, S source length.
+Shapes: N rows, T positions, S source length, D d_model, F d_ff, V vocabulary.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Embedding(nn.Module):
-    """Token ids (N, T) -> vectors (N, T, D), scaled by sqrt(d_model) (Vaswani et al. 2017, section 3.4)."""
+    """Token ids (N, T) -> vectors (N, T, D), multiplied by sqrt(d_model) (Vaswani et al. 2017, section 3.4)."""
 
     def __init__(self, vocab: int, d_model: int) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Embedding(nn.Module):
 
 
 class OutputProjection(nn.Linear):
-    """Hidden states (..., D) -> logits (..., V), without bias (section 3.4)."""
+    """Hidden states (..., D) -> logits (..., V), without a bias (section 3.4)."""
 
     def __init__(self, d_model: int, vocab: int) -> None:
         super().__init__(d_model, vocab, bias=False)
@@ -63,8 +63,8 @@ class OutputProjection(nn.Linear):
         self.probs = ReadOnlyTap("row", "position", "word")
 
     @property
-    def watched(self) -> bool:
-        """Whether somebody looks at logits or probabilities, which a loss by chunks never holds as a whole."""
+    def is_recorded(self) -> bool:
+        """Whether logits or probabilities are observed; a loss in chunks never holds them all."""
         return any_active(self.logits, self.probs)
 
     @property
@@ -72,7 +72,7 @@ class OutputProjection(nn.Linear):
         return any_intervened(self.logits, self.probs)
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.logits(super().forward(x))
+        logits = self.logits(super().forward(x))
         if self.probs.active:
             self.probs(logits.softmax(-1))
         return logits
@@ -88,12 +88,11 @@ class LayerNorm(nn.LayerNorm):
         self.normed = Tap("row", "position", "feature")
 
     def forward(self, x: Tensor) -> Tensor:
-        by_hand = self._by_hand(x) if any_active(self.mean, self.std) else None
-        normed: Tensor = self.normed(super().forward(x) if by_hand is None else by_hand)
-        return normed
+        explicit = self._explicit(x) if any_active(self.mean, self.std) else None
+        return self.normed(super().forward(x) if explicit is None else explicit)
 
-    def _by_hand(self, x: Tensor) -> Tensor | None:
-        """The formula, for its taps to see; its outcome only where they decide."""
+    def _explicit(self, x: Tensor) -> Tensor | None:
+        """Write out the formula for the taps; return its result only if they are intervened."""
         mean = self.mean(x.mean(-1))[..., None]
         std = self.std(((x - mean).square().mean(-1) + self.eps).sqrt())[..., None]
         return (x - mean) / std * self.weight + self.bias if any_intervened(self.mean, self.std) else None
@@ -110,11 +109,10 @@ class _RMSNormalise(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         normed, inverse, weight = ctx.saved_tensors
-        g = grads[0]
-        of_weight = (g * normed).flatten(0, -2).sum(0)
-        of_normed = g * weight
-        along = torch.linalg.vecdot(of_normed, normed).unsqueeze(-1) / normed.size(-1)
-        return torch.addcmul(of_normed, normed, along, value=-1).mul_(inverse), of_weight, None
+        grad_weight = (grads[0] * normed).flatten(0, -2).sum(0)
+        grad_normed = grads[0] * weight
+        along = torch.linalg.vecdot(grad_normed, normed).unsqueeze(-1) / normed.size(-1)
+        return torch.addcmul(grad_normed, normed, along, value=-1).mul_(inverse), grad_weight, None
 
 
 class RMSNorm(nn.Module):
@@ -131,23 +129,21 @@ class RMSNorm(nn.Module):
         if self.std.active:
             std = self.std((x.square().mean(-1) + self.eps).sqrt())
             if self.std.is_intervened:
-                by_hand: Tensor = self.normed(x / std[..., None] * self.weight)
-                return by_hand
-        normed: Tensor = self.normed(self._normalise(x))
-        return normed
+                return self.normed(x / std[..., None] * self.weight)
+        return self.normed(self._normalise(x))
 
     def _normalise(self, x: Tensor) -> Tensor:
-        if x.device.type == "cpu":  # torch's own is a chain of small operations there, half as fast
+        if x.device.type == "cpu":  # F.rms_norm is a chain of small operations there, at half the speed
             out: Tensor = _RMSNormalise.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
             return out
         return F.rms_norm(x, (x.size(-1),), self.weight, self.eps)
 
 
 class BatchNorm(nn.Module):
-    """(x - mean) / sqrt(variance + eps) * weight + bias, a feature at a time over the batch (Ioffe and Szegedy 2015).
+    """(x - mean) / sqrt(variance + eps) * weight + bias, per feature over the batch (Ioffe and Szegedy 2015).
 
-    Training takes the mean and variance of all positions of all sentences, padding and later words included, for nobody
-    tells a norm which are which; evaluation takes their running means, so that a position depends on itself only.
+    Training uses the statistics of all positions of the batch, padding and later target positions included, because a
+    norm receives no mask.  Evaluation uses running statistics, so that a position depends on itself only.
     """
 
     def __init__(self, d_model: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
@@ -163,21 +159,20 @@ class BatchNorm(nn.Module):
         self.normed = Tap("row", "position", "feature")
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (N, T, D); a batch of one single position has no variance and takes the running statistics."""
+        """Normalise x (N, T, D); a batch of one position has no variance and uses the running statistics."""
         flat = x.flatten(0, -2)
-        fresh = self.training and flat.size(0) > 1
+        training = self.training and flat.size(0) > 1
         statistics = self.running_mean, self.running_var
-        if fresh and not bool(torch.isfinite(flat).all()):  # the trainer skips such a step, and nothing may stay of it
+        if training and not bool(torch.isfinite(flat).all()):  # the trainer skips this step; leave no trace of it
             statistics = self.running_mean.clone(), self.running_var.clone()
-        out = F.batch_norm(flat, *statistics, self.weight, self.bias, fresh, self.momentum, self.eps)
-        normed: Tensor = self.normed(out.view_as(x))
-        return normed
+        out = F.batch_norm(flat, *statistics, self.weight, self.bias, training, self.momentum, self.eps)
+        return self.normed(out.view_as(x))
 
 
 class FeedForward(nn.Module):
-    """W2 f(W1 x), the same at every position (section 3.3); gated: W2 (f(W1 x) * W3 x) (Shazeer 2020).
+    """Position-wise feed-forward network: f(x W1) W2 (section 3.3), or gated, (f(x W1) * x W3) W2 (Shazeer 2020).
 
-    Gated, sigmoid is GLU (Dauphin et al. 2017), relu ReGLU, gelu GEGLU and silu SwiGLU.
+    Gated with sigmoid it is GLU (Dauphin et al. 2017), with relu ReGLU, with gelu GEGLU, with silu SwiGLU.
     """
 
     def __init__(
@@ -186,7 +181,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.activation = ACTIVATIONS[activation]
         self.gated = gated
-        self.inner = nn.Linear(d_model, 2 * d_ff if gated else d_ff, bias=bias)  # gated: W1 above W3
+        self.inner = nn.Linear(d_model, 2 * d_ff if gated else d_ff, bias=bias)  # gated: W1, then W3
         self.dropout = Dropout(dropout)
         self.outer = nn.Linear(d_ff, d_model, bias=bias)
         self.before = Tap("row", "position", "feature")
@@ -196,15 +191,15 @@ class FeedForward(nn.Module):
         hidden = self.before(self.inner(x))  # (N, T, F), gated (N, T, 2F)
         if self.gated:
             hidden, gate = hidden.chunk(2, dim=-1)
-            hidden = self.activation(hidden) * gate
+            hidden = self.activation(hidden) * gate  # (N, T, F)
         else:
             hidden = self.activation(hidden)
-        out: Tensor = self.outer(self.dropout(self.hidden(hidden)))
+        out: Tensor = self.outer(self.dropout(self.hidden(hidden)))  # (N, T, D)
         return out
 
 
 class SubLayer(nn.Module):
-    """A function with the residual connection, norm and dropout around it.
+    """Residual connection, norm and dropout around a function f.
 
     order "post": norm(x + dropout(f(x))) (Vaswani et al. 2017); "pre": x + dropout(f(norm(x))) (Xiong et al. 2020).
     """
@@ -221,12 +216,11 @@ class SubLayer(nn.Module):
         if self.order == "post":
             normed: Tensor = self.norm(self.residual(self.dropout(self.update(function(x)), x)))
             return normed
-        out: Tensor = self.residual(self.dropout(self.update(function(self.norm(x))), x))
-        return out
+        return self.residual(self.dropout(self.update(function(self.norm(x))), x))
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention and feed-forward, each in its sub-layer; causal, it is the layer of a decoder-only model too."""
+    """Self-attention and feed-forward network, each in a `SubLayer`; causal, the layer of a decoder-only model."""
 
     def __init__(
         self, self_attn: SelfAttention | LinearSelfAttention, ffn: FeedForward, sublayer: Callable[[], SubLayer]
@@ -245,14 +239,13 @@ class EncoderLayer(nn.Module):
         causal: bool = False,
         cache: SelfState | None = None,
     ) -> Tensor:
-        """x (N, S, D) at positions pos (S,) -> (N, S, D)."""
+        """Transform x (N, S, D) at positions pos (S,); the arguments are those of `SelfAttention`."""
         x = self.around_self_attn(x, lambda y: self.self_attn(y, positions, pos, bias, causal, cache))
-        out: Tensor = self.stream(self.around_ffn(x, self.ffn))
-        return out
+        return self.stream(self.around_ffn(x, self.ffn))
 
 
 class DecoderLayer(nn.Module):
-    """Masked self-attention, cross-attention and feed-forward, each in its sub-layer."""
+    """Masked self-attention, cross-attention and feed-forward network, each in a `SubLayer`."""
 
     def __init__(
         self,
@@ -278,8 +271,7 @@ class DecoderLayer(nn.Module):
         memory: CrossKeyValues,
         memory_bias: Tensor | None,
     ) -> Tensor:
-        """x (N, T, D) at positions pos (T,) -> (N, T, D)."""
+        """Transform x (N, T, D) at positions pos (T,); memory_bias (B, 1, 1, S) or None."""
         x = self.around_self_attn(x, lambda y: self.self_attn(y, positions, pos, bias, causal, cache))
         x = self.around_cross_attn(x, lambda y: self.cross_attn(y, memory, memory_bias))
-        out: Tensor = self.stream(self.around_ffn(x, self.ffn))
-        return out
+        return self.stream(self.around_ffn(x, self.ffn))

@@ -1,17 +1,18 @@
 """Recurrent networks: vanilla (tanh or ReLU), GRU and LSTM, in one or two directions.
 
-    h_t = f(W x_t, h_{t-1})
+    h_t = f(x_t W, h_{t-1} U)
 
-Two ways to the same numbers, tested against each other: `step` writes one position out and `unroll` repeats it;
-`forward` runs a whole sequence in torch's kernel.  Both read the same parameters.
+Vectors are rows, `*` is elementwise, and b and d are the biases of the products with W and U.  Two implementations are
+tested against each other and share their parameters: `step` computes one position and `unroll` repeats it; `forward`
+runs a whole sequence in PyTorch's fused kernel.
 
-Letters: N rows, B sentences, S, T positions, D width of the hidden state, G gates (RNN 1, GRU 3, LSTM 4).
-`*` is elementwise, W and U are matrices, b and d their biases.
+Shapes: N rows, B sentences, S source length, T positions, D size of the hidden state, G gates (RNN 1, GRU 3, LSTM 4).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -19,40 +20,52 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman.nn.state import LayerState
+from dragoman.nn.state import CrossKeyValues, LayerState
 from dragoman.nn.taps import Tap, any_active, any_intervened
 
 __all__ = [
     "GRU",
     "LSTM",
     "Cell",
-    "HiddenState",
-    "PlainDecoderLayer",
     "RecurrentDecoderLayer",
     "RecurrentEncoderLayer",
+    "RecurrentState",
     "State",
     "VanillaRNN",
-    "backwards",
+    "reset_gates",
+    "reversal",
 ]
 
 State = tuple[Tensor, ...]
-"""(N, D) each: the hidden state, and behind it the LSTM's cell state."""
+"""(N, D) each: the hidden state, followed by the cell state of an LSTM."""
+
+
+def reset_gates(rnn: nn.RNNBase, generator: torch.Generator | None = None) -> None:
+    """Initialise a layer: W Glorot uniform and U orthogonal (Saxe et al. 2014), gate by gate; biases 0."""
+    w, u, *biases = (weight.data for weight in rnn.all_weights[0])
+    for gate in w.split(rnn.hidden_size):
+        nn.init.xavier_uniform_(gate, generator=generator)
+    for gate in u.split(rnn.hidden_size):
+        nn.init.orthogonal_(gate, generator=generator)
+    for bias in biases:
+        nn.init.zeros_(bias)
 
 
 class Cell(nn.Module, ABC):
-    """One layer in one direction.
+    """One recurrent layer in one direction.
 
-    `fused`, torch's own module of one layer, holds the parameters: W (G*D, d_in) for the input, U (G*D, D) for the
-    hidden state, and a bias (G*D,) for each, the gates' rows one below the other.
+    `fused`, PyTorch's module of one layer, holds the parameters: W^T (G*D, d_in), U^T (G*D, D), and the biases b and d
+    (G*D,), with the rows of each gate below those of the previous one.
     """
 
     parts = 1
-    """Tensors in a state."""
+    """Number of tensors in a state."""
 
-    def __init__(self, fused: nn.RNNBase, *quantities: str) -> None:
-        """quantities: names of the taps that a step passes, a position a call."""
+    def __init__(self, fused: nn.RNNBase, kernel: Callable[..., tuple[Tensor, ...]], *quantities: str) -> None:
+        """Create a tap for each of `quantities`, called once per position, and initialise the parameters."""
         super().__init__()
         self.fused = fused
+        self.kernel = kernel
         self.d_model = fused.hidden_size
         self.taps = {name: Tap("row", "position", "feature") for name in quantities}
         for name, tap in self.taps.items():
@@ -60,137 +73,123 @@ class Cell(nn.Module, ABC):
         self.reset()
 
     def reset(self, generator: torch.Generator | None = None) -> None:
-        """W Glorot uniform, U orthogonal (Saxe et al. 2014), gate by gate; biases 0."""
-        w, u, b, d = (weight.data for weight in self.weights)
-        for gate in w.split(self.d_model):
-            nn.init.xavier_uniform_(gate, generator=generator)
-        for gate in u.split(self.d_model):
-            nn.init.orthogonal_(gate, generator=generator)
-        nn.init.zeros_(b)
-        nn.init.zeros_(d)
+        reset_gates(self.fused, generator)
 
     @property
     def weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """W, U, b, d."""
+        """W^T, U^T, b, d."""
         w, u, b, d = self.fused.all_weights[0]
         return w, u, b, d
 
-    def project(self, x: Tensor) -> Tensor:
-        """x (..., d_in) -> W x + b (..., G*D): what a step needs of its input, for all positions at once."""
-        w, _, b, _ = self.weights
-        return F.linear(x, w, b)
-
     def tap(self, name: str, x: Tensor) -> Tensor:
-        """x (N, D), one position, past the tap of that name, which sees (N, 1, D)."""
+        """Pass one position x (N, D) through the tap `name`, which receives (N, 1, D)."""
         tap = self.taps[name]
         if not tap.active:
             return x
-        seen: Tensor = tap(x[:, None])
-        return seen[:, 0]
+        return tap(x[:, None])[:, 0]
 
     @abstractmethod
-    def step(self, wx: Tensor, state: State) -> State:
-        """wx = W x_t + b (N, G*D) and the state before -> the state after, (N, D) each."""
+    def step(self, xw: Tensor, state: State) -> State:
+        """Advance the state by one position, given xw = x_t W + b (N, G*D)."""
 
     def unroll(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """As `forward`, one step after the other."""
+        """Compute `forward` step by step."""
+        w, _, b, _ = self.weights
         outputs = []
-        for wx in self.project(x).unbind(1):
-            state = self.step(wx, state)
+        for xw in F.linear(x, w, b).unbind(1):
+            state = self.step(xw, state)
             outputs.append(state[0])
         return torch.stack(outputs, dim=1), state
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """x (N, T, d_in) -> hidden states (N, T, D) and the last state; without a state it begins from zeros."""
+        """Return the hidden states (N, T, D) for x (N, T, d_in), and the last state; `state` defaults to 0."""
         if state is None:
             state = (x.new_zeros(x.size(0), self.d_model),) * self.parts
         taps = self.taps.values()
-        if x.size(1) == 1 or any_intervened(*taps):  # the kernels pack their weights anew at each call
+        # For one position, packing the weights costs more than the kernel saves.
+        if x.size(1) == 1 or any_intervened(*taps):
             return self.unroll(x, state)
         if any_active(*taps):
-            self.unroll(x, state)  # only to be seen
+            self.unroll(x, state)  # for the taps only; the output comes from the kernel
         return self._run(x, tuple(part[None].contiguous() for part in state))
 
-    @abstractmethod
     def _run(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """The whole sequence in torch's kernel; the state's parts are (1, N, D), as it wants them."""
+        """Run the kernel over a whole sequence, from a state of (1, N, D) tensors."""
+        first = state if self.parts > 1 else state[0]
+        # biases, layers, dropout, training, bidirectional, batch_first
+        settings = True, 1, 0.0, torch.is_grad_enabled(), False, True
+        out, *last = self.kernel(x, first, self.weights, *settings)
+        return out, tuple(part[0] for part in last)
 
 
 class VanillaRNN(Cell):
-    """h' = f(W x + b + U h + d), f = tanh or ReLU (Elman 1990)."""
+    """h' = f(x W + b + h U + d), f = tanh or ReLU (Elman 1990)."""
 
     def __init__(self, d_in: int, d_model: int, activation: str) -> None:
-        super().__init__(nn.RNN(d_in, d_model, nonlinearity=activation, batch_first=True), "hidden")
+        kernel = {"tanh": torch.rnn_tanh, "relu": torch.rnn_relu}[activation]
+        super().__init__(nn.RNN(d_in, d_model, nonlinearity=activation, batch_first=True), kernel, "hidden")
         self.activation = {"tanh": torch.tanh, "relu": torch.relu}[activation]
-        self.kernel = {"tanh": torch.rnn_tanh, "relu": torch.rnn_relu}[activation]
 
-    def step(self, wx: Tensor, state: State) -> State:
+    def step(self, xw: Tensor, state: State) -> State:
         _, u, _, d = self.weights
         (h,) = state
-        return (self.tap("hidden", self.activation(wx + F.linear(h, u, d))),)
-
-    def _run(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        out, h = self.kernel(x, state[0], self.weights, True, 1, 0.0, torch.is_grad_enabled(), False, True)
-        return out, (h[0],)
+        return (self.tap("hidden", self.activation(xw + F.linear(h, u, d))),)
 
 
 class GRU(Cell):
-    """Gated recurrent units (Cho et al. 2014), rows r, z, n:
+    """Gated recurrent unit (Cho et al. 2014); gates in the order r, z, n:
 
-        r = sigmoid(W_r x + U_r h)          how much of the past the candidate sees
-        z = sigmoid(W_z x + U_z h)          how much of the past stays
-        n = tanh(W_n x + r * (U_n h))       the candidate
+        r = sigmoid(x W_r + h U_r)          reset gate: how much of the past enters the candidate
+        z = sigmoid(x W_z + h U_z)          update gate: how much of the past is kept
+        n = tanh(x W_n + r * (h U_n))       candidate
         h' = (1 - z) * n + z * h
 
-    Each product has its bias.  As in every fused kernel, r stands outside U_n; the paper's is U_n (r * h).
+    Each product has a bias.  As in all fused kernels, r multiplies h U_n; in the paper it multiplies h.
     """
 
     def __init__(self, d_in: int, d_model: int) -> None:
-        super().__init__(nn.GRU(d_in, d_model, batch_first=True), "reset_gate", "update_gate", "candidate", "hidden")
+        fused = nn.GRU(d_in, d_model, batch_first=True)
+        super().__init__(fused, torch.gru, "reset_gate", "update_gate", "candidate", "hidden")
 
-    def step(self, wx: Tensor, state: State) -> State:
+    def step(self, xw: Tensor, state: State) -> State:
         _, u, _, d = self.weights
         (h,) = state
-        r_x, z_x, n_x = wx.chunk(3, dim=-1)
+        r_x, z_x, n_x = xw.chunk(3, dim=-1)
         r_h, z_h, n_h = F.linear(h, u, d).chunk(3, dim=-1)
         r, z = self.tap("reset_gate", torch.sigmoid(r_x + r_h)), self.tap("update_gate", torch.sigmoid(z_x + z_h))
         n = self.tap("candidate", torch.tanh(n_x + r * n_h))
         return (self.tap("hidden", n + z * (h - n)),)
 
-    def _run(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        out, h = torch.gru(x, state[0], self.weights, True, 1, 0.0, torch.is_grad_enabled(), False, True)
-        return out, (h[0],)
-
 
 class LSTM(Cell):
-    """Long short-term memory (Hochreiter and Schmidhuber 1997; forget gate: Gers et al. 2000), rows i, f, g, o:
+    """Long short-term memory (Hochreiter and Schmidhuber 1997; forget gate: Gers et al. 2000); gates i, f, g, o:
 
-        i = sigmoid(W_i x + U_i h)      what enters the cell
-        f = sigmoid(W_f x + U_f h)      what stays in it
-        g = tanh(W_g x + U_g h)         the candidate
-        o = sigmoid(W_o x + U_o h)      what is shown of it
+        i = sigmoid(x W_i + h U_i)      input gate
+        f = sigmoid(x W_f + h U_f)      forget gate
+        g = tanh(x W_g + h U_g)         candidate
+        o = sigmoid(x W_o + h U_o)      output gate
         c' = f * c + i * g
         h' = o * tanh(c')
 
-    Each product has its bias.
+    Each product has a bias.
     """
 
     parts = 2
 
     def __init__(self, d_in: int, d_model: int) -> None:
         gates = ("input_gate", "forget_gate", "candidate", "output_gate")
-        super().__init__(nn.LSTM(d_in, d_model, batch_first=True), *gates, "cell", "hidden")
+        super().__init__(nn.LSTM(d_in, d_model, batch_first=True), torch.lstm, *gates, "cell", "hidden")
 
     def reset(self, generator: torch.Generator | None = None) -> None:
-        """As every cell, and the forget gate begins open: its bias is 1 (Jozefowicz et al. 2015)."""
+        """Initialise like other cells, except for a forget-gate bias of 1 (Jozefowicz et al. 2015)."""
         super().reset(generator)
         _, _, b, _ = self.weights
         nn.init.ones_(b.data[self.d_model : 2 * self.d_model])
 
-    def step(self, wx: Tensor, state: State) -> State:
+    def step(self, xw: Tensor, state: State) -> State:
         _, u, _, d = self.weights
         h, c = state
-        i, f, g, o = (wx + F.linear(h, u, d)).chunk(4, dim=-1)
+        i, f, g, o = (xw + F.linear(h, u, d)).chunk(4, dim=-1)
         i, f = self.tap("input_gate", torch.sigmoid(i)), self.tap("forget_gate", torch.sigmoid(f))
         g, o = self.tap("candidate", torch.tanh(g)), self.tap("output_gate", torch.sigmoid(o))
         c = self.tap("cell", f * c + i * g)
@@ -198,36 +197,32 @@ class LSTM(Cell):
 
     def _run(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         if x.is_cpu and torch.is_autocast_enabled("cpu") and _lacks_bfloat16_kernel():
-            # Autocast hands bfloat16 to a kernel that this processor does not have; float32 always works.
+            # Autocast would select a bfloat16 kernel that this processor does not have; float32 always works.
             with torch.autocast("cpu", enabled=False):
-                return self._kernel(x.float(), tuple(part.float() for part in state))
-        return self._kernel(x, state)
-
-    def _kernel(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        out, h, c = torch.lstm(x, state, self.weights, True, 1, 0.0, torch.is_grad_enabled(), False, True)
-        return out, (h[0], c[0])
+                return super()._run(x.float(), tuple(part.float() for part in state))
+        return super()._run(x, state)
 
 
 @cache
 def _lacks_bfloat16_kernel() -> bool:
-    """Whether oneDNN is used for an LSTM and has no bfloat16 kernel for this processor."""
+    """Whether LSTMs run in oneDNN and it has no bfloat16 kernel for this processor."""
     return torch.backends.mkldnn.is_available() and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-def backwards(mask: Tensor | None, like: Tensor) -> Tensor:
-    """Row numbers (B*S,) of x (B, S, D), flattened, with every sentence back to front and its padding left in place.
+def reversal(mask: Tensor | None, like: Tensor) -> Tensor:
+    """Return the row indices (B*S,) that reverse each sentence of a flattened (B, S, D) and leave its padding in place.
 
-    mask: (B, S) True = a word, words first, or None.  Taken twice it is the order one began with.
+    mask: (B, S), True = a token, with padding on the right, or None.  The permutation is its own inverse.
     """
     b, s = like.shape[:2]
-    place = torch.arange(s, device=like.device)
-    last = place[-1:] if mask is None else mask.sum(1, keepdim=True) - 1  # (B, 1)
-    turned = torch.where(place <= last, last - place, place)  # (B or 1, S)
-    return (turned + s * torch.arange(b, device=like.device)[:, None]).flatten()
+    index = torch.arange(s, device=like.device)
+    last = index[-1:] if mask is None else mask.sum(1, keepdim=True) - 1  # (B, 1)
+    reverse = torch.where(index <= last, last - index, index)  # (B or 1, S)
+    return (reverse + s * torch.arange(b, device=like.device)[:, None]).flatten()
 
 
 class RecurrentEncoderLayer(nn.Module):
-    """One or two directions: `ahead` reads from the first word, `back` from the last (Schuster and Paliwal 1997)."""
+    """One or two directions: `ahead` reads from the first token, `back` from the last (Schuster and Paliwal 1997)."""
 
     def __init__(self, ahead: Cell, back: Cell | None = None) -> None:
         super().__init__()
@@ -236,59 +231,56 @@ class RecurrentEncoderLayer(nn.Module):
         self.stream = Tap("row", "position", "feature")
 
     def forward(self, x: Tensor, order: Tensor) -> Tensor:
-        """x (B, S, d_in), order = `backwards(mask, x)` -> (B, S, D), what `ahead` says before what `back` says.
+        """Return the outputs (B, S, D) of both directions, concatenated, for x (B, S, d_in) and `reversal(mask, x)`.
 
-        Each sentence is turned by itself, so that `back` starts at its last word and never meets padding before one.
+        Each sentence is reversed separately, so that `back` starts at its last token and not in its padding.
         """
         out: Tensor = self.ahead(x)[0]
         if self.back is not None:
             back: Tensor = self.back(x.flatten(0, 1).index_select(0, order).view_as(x))[0]
             out = torch.cat([out, back.flatten(0, 1).index_select(0, order).view_as(back)], dim=-1)
-        stream: Tensor = self.stream(out)
-        return stream
+        return self.stream(out)
 
 
 @dataclass
-class HiddenState:
-    """A decoder layer's record: the parts of its state, (N, D) each."""
+class RecurrentState:
+    """The record of a decoder layer: the parts of its state (N, D), and with attention the source (B, 1, S, D)."""
 
     parts: State
+    memory: CrossKeyValues | None = None
 
     def select(self, rows: Tensor, sentences: Tensor, length: int) -> None:
         self.parts = tuple(part[rows] for part in self.parts)
+        if self.memory is not None:
+            self.memory.select(rows, sentences, length)
 
     def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.parts)
+        return sum(part.nbytes for part in self.parts) + (0 if self.memory is None else self.memory.nbytes())
 
 
-class RecurrentDecoderLayer(nn.Module, ABC):
-    """One layer of a decoder, with or without attention."""
+class RecurrentDecoderLayer(nn.Module):
+    """A decoder layer without attention: the source reaches it through the initial state only."""
 
     def __init__(self, cell: Cell) -> None:
         super().__init__()
         self.cell = cell
         self.stream = Tap("row", "position", "feature")
 
-    @abstractmethod
-    def start(self, memory: Tensor, first: State) -> LayerState:
-        """memory (B, S, D), the encoder's states; first: the state (N, D) to begin from -> the layer's record."""
+    def start(self, memory: Tensor, first: State) -> RecurrentState:
+        """Return a record that starts from the state `first`, for encoder states memory (B, S, D)."""
+        return RecurrentState(first)
 
-    @abstractmethod
     def forward(self, x: Tensor, record: LayerState, bias: Tensor | None) -> Tensor:
-        """x (N, T, D), the next T positions -> (N, T, D); moves the record on.
+        """Process the next T positions x (N, T, D), update the record and return (N, T, D).
 
-        bias: (B, 1, 1, S), 0 for words and -inf for padding, or None.
+        bias: (B, 1, 1, S), 0 for tokens and -inf for padding, or None.
         """
+        assert isinstance(record, RecurrentState)
+        out, record.parts = self.run(x, record, bias)
+        return self.stream(out)
 
-
-class PlainDecoderLayer(RecurrentDecoderLayer):
-    """A layer that knows nothing of the source but the state it begins from."""
-
-    def start(self, memory: Tensor, first: State) -> HiddenState:
-        return HiddenState(first)
-
-    def forward(self, x: Tensor, record: LayerState, bias: Tensor | None) -> Tensor:
-        assert isinstance(record, HiddenState)
-        out, record.parts = self.cell(x, record.parts)
-        stream: Tensor = self.stream(out)
-        return stream
+    def run(self, x: Tensor, record: RecurrentState, bias: Tensor | None) -> tuple[Tensor, State]:
+        """Return the outputs (N, T, D) and the last state."""
+        outputs: Tensor
+        outputs, last = self.cell(x, record.parts)
+        return outputs, last

@@ -1,43 +1,35 @@
 """Attention for recurrent decoders: Bahdanau et al. 2015 (additive) and Luong et al. 2015 (dot, general).
 
-    weights = softmax(score(s, h_1 .. h_S) + bias),   context c = sum of weights_j h_j
+    weights = softmax(score(s, h_1 .. h_S) + bias),   context c = sum_j weights_j h_j
 
-s is a hidden state of the decoder, h_j the encoder's state at source word j.  A decoder layer with attention feeds
-what it saw back into itself, so that it must go step by step; what does not depend on its state is made before.
+s is a hidden state of the decoder and h_j the encoder state at source position j; vectors are rows.  A decoder layer
+with attention feeds its context back into itself and must run step by step; products that do not depend on its state
+are computed beforehand.
 
-Letters: B sentences, K beams, N = B*K rows, S source length, T target positions, D d_model.
+Shapes: B sentences, K beams, N = B*K rows, S source length, T target positions, D d_model, G gates.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman.nn.recurrent import Cell, HiddenState, RecurrentDecoderLayer, State
-from dragoman.nn.state import CrossKeyValues, LayerState
+from dragoman.nn.recurrent import Cell, RecurrentDecoderLayer, RecurrentState, State
+from dragoman.nn.state import CrossKeyValues
 from dragoman.nn.taps import Tap
 
-__all__ = [
-    "AdditiveAttention",
-    "AttendingState",
-    "BahdanauLayer",
-    "DotAttention",
-    "GeneralAttention",
-    "LuongLayer",
-    "RecurrentAttention",
-]
+__all__ = ["AdditiveAttention", "BahdanauLayer", "DotAttention", "GeneralAttention", "LuongLayer", "RecurrentAttention"]
 
 
 class RecurrentAttention(nn.Module, ABC):
-    """Weights over the source from one hidden state; the kinds differ in their score.
+    """Attention over the source from one hidden state; the kinds differ in their score.
 
-    A state attends before the next one exists, so the taps see a position a call: scores and weights (B, 1, K, S), as
-    of a Transformer with one head, context (N, 1, D).
+    The taps are called once per position: scores and weights (B, 1, K, S), as of a Transformer with one head, and
+    context (N, 1, D).
     """
 
     def __init__(self) -> None:
@@ -48,36 +40,32 @@ class RecurrentAttention(nn.Module, ABC):
 
     @abstractmethod
     def keys(self, memory: Tensor) -> Tensor:
-        """memory (B, S, D) -> what a hidden state is compared with (B, S, D)."""
+        """Return the vectors (B, S, D) of memory (B, S, D) that a hidden state is compared with."""
 
     @abstractmethod
     def score(self, s: Tensor, keys: Tensor) -> Tensor:
-        """s (B, 1, K, D), keys (B, 1, S, D) -> scores (B, 1, K, S)."""
+        """Return the scores (B, 1, K, S) of hidden states s (B, 1, K, D) and keys (B, 1, S, D)."""
 
     def project(self, memory: Tensor) -> CrossKeyValues:
-        """memory (B, S, D) -> keys and values (B, 1, S, D), made once a sentence; the values are the memory itself."""
+        """Return keys and values (B, 1, S, D), computed once per sentence; the values are the memory itself."""
         return CrossKeyValues(self.keys(memory)[:, None], memory[:, None])
 
-    def weigh(self, s: Tensor, memory: CrossKeyValues, bias: Tensor | None) -> Tensor:
-        """Hidden states s (N, D) -> weights (B, 1, K, S); the beams of a sentence are its queries, nothing is tiled.
+    def attend(self, s: Tensor, memory: CrossKeyValues, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return contexts (N, D) and weights (B, 1, K, S) for hidden states s (N, D); bias (B, 1, 1, S) or None.
 
-        bias: (B, 1, 1, S), 0 for words and -inf for padding, or None.
+        The beams of a sentence are its queries, so keys and values are not repeated per beam.
         """
         b = memory.keys.size(0)
         scores = self.scores(self.score(s.view(b, 1, -1, s.size(-1)), memory.keys))
-        weights: Tensor = self.weights((scores if bias is None else scores + bias).softmax(dim=-1))
-        return weights
-
-    def mix(self, weights: Tensor, memory: CrossKeyValues) -> Tensor:
-        """weights (B, 1, K, S) -> contexts (N, D)."""
+        weights = self.weights((scores if bias is None else scores + bias).softmax(dim=-1))
         context = (weights @ memory.values).flatten(0, 2)
         if self.context.active:
             context = self.context(context[:, None])[:, 0]
-        return context
+        return context, weights
 
 
 class AdditiveAttention(RecurrentAttention):
-    """score = v . tanh(W s + U h + b) (Bahdanau et al. 2015, appendix A.1.2)."""
+    """score = tanh(s W + h U + b) . v (Bahdanau et al. 2015, appendix A.1.2)."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -106,7 +94,7 @@ class DotAttention(RecurrentAttention):
 
 
 class GeneralAttention(DotAttention):
-    """score = s . W h (Luong et al. 2015, equation 8)."""
+    """score = s . (h W) (Luong et al. 2015, equation 8)."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -117,68 +105,47 @@ class GeneralAttention(DotAttention):
         return projected
 
 
-@dataclass
-class AttendingState(HiddenState):
-    """The record of a layer with attention: its state's parts (N, D), and the source (B, 1, S, D)."""
-
-    memory: CrossKeyValues
-
-    def select(self, rows: Tensor, sentences: Tensor, length: int) -> None:
-        super().select(rows, sentences, length)
-        self.memory.select(rows, sentences, length)
-
-    def nbytes(self) -> int:
-        return super().nbytes() + self.memory.nbytes()
-
-
 class _AttendingLayer(RecurrentDecoderLayer):
-    """What both kinds share; `cell` has two inputs side by side, the word (D) and what is fed back (D)."""
+    """A decoder layer with attention; its cell reads the embedding (D) and the vector fed back (D), concatenated."""
 
     def __init__(self, cell: Cell, cross_attn: RecurrentAttention, out: nn.Linear) -> None:
         super().__init__(cell)
         self.cross_attn = cross_attn
         self.out = out
 
-    def start(self, memory: Tensor, first: State) -> AttendingState:
-        return AttendingState(first, self.cross_attn.project(memory))
+    def start(self, memory: Tensor, first: State) -> RecurrentState:
+        return RecurrentState(first, self.cross_attn.project(memory))
 
-    def forward(self, x: Tensor, record: LayerState, bias: Tensor | None) -> Tensor:
-        assert isinstance(record, AttendingState)
-        out, record.parts = self._steps(x, record, bias)
-        stream: Tensor = self.stream(out)
-        return stream
+    def _context(self, s: Tensor, record: RecurrentState, bias: Tensor | None) -> Tensor:
+        assert record.memory is not None
+        return self.cross_attn.attend(s, record.memory, bias)[0]  # (N, D)
 
-    @abstractmethod
-    def _steps(self, x: Tensor, record: AttendingState, bias: Tensor | None) -> tuple[Tensor, State]:
-        """All T positions from the record's state: outputs (N, T, D) and the last state."""
-
-    def _input(self, x: Tensor) -> tuple[Sequence[Tensor], Tensor]:
-        """The words' part of the cell's input, (N, G*D) a position, and the matrix (G*D, D) of what is fed back."""
+    def _split_input(self, x: Tensor) -> tuple[Sequence[Tensor], Tensor]:
+        """Return the embedding's part of the cell's input, (N, G*D) per position, and the matrix of the other part."""
         w, _, b, _ = self.cell.weights
-        of_word, of_fed = w.split([x.size(-1), w.size(1) - x.size(-1)], dim=1)
-        return F.linear(x, of_word, b).unbind(1), of_fed
+        w_x, w_fed = w.split([x.size(-1), w.size(1) - x.size(-1)], dim=1)
+        return F.linear(x, w_x, b).unbind(1), w_fed
 
 
 class BahdanauLayer(_AttendingLayer):
-    """The context comes from the state before and goes into the step (Bahdanau et al. 2015, appendix A.2):
+    """The context of the previous state enters the step (Bahdanau et al. 2015, appendix A.2):
 
         c_t = context of s_{t-1}
         s_t = f([y_{t-1}; c_t], s_{t-1})
-        out = tanh(W_o [s_t; c_t; y_{t-1}] + b)
+        out = tanh([s_t; c_t; y_{t-1}] W_o + b)
 
-    `out` is the paper's deep output (A.2.2) with tanh for maxout and s_t where the appendix writes s_{t-1}.
+    `out` is the paper's deep output (A.2.2) with tanh in place of maxout and s_t in place of s_{t-1}.
     """
 
     def __init__(self, cell: Cell, cross_attn: RecurrentAttention, d_model: int) -> None:
         super().__init__(cell, cross_attn, nn.Linear(3 * d_model, d_model))
 
-    def _steps(self, x: Tensor, record: AttendingState, bias: Tensor | None) -> tuple[Tensor, State]:
-        inputs, of_context = self._input(x)
+    def run(self, x: Tensor, record: RecurrentState, bias: Tensor | None) -> tuple[Tensor, State]:
+        inputs, w_context = self._split_input(x)
         parts, hidden, contexts = record.parts, [], []
-        for wx in inputs:
-            weights = self.cross_attn.weigh(parts[0], record.memory, bias)
-            context = self.cross_attn.mix(weights, record.memory)  # (N, D)
-            parts = self.cell.step(wx + F.linear(context, of_context), parts)
+        for xw in inputs:
+            context = self._context(parts[0], record, bias)
+            parts = self.cell.step(xw + F.linear(context, w_context), parts)
             hidden.append(parts[0])
             contexts.append(context)
         deep = self.out(torch.cat([torch.stack(hidden, 1), torch.stack(contexts, 1), x], dim=-1))
@@ -186,29 +153,27 @@ class BahdanauLayer(_AttendingLayer):
 
 
 class LuongLayer(_AttendingLayer):
-    """The context comes from the state after the step and is fed into the next one (Luong et al. 2015, 3 and 3.3):
+    """The context of the new state enters the output and the next step (Luong et al. 2015, sections 3 and 3.3):
 
         s_t = f([y_{t-1}; a_{t-1}], s_{t-1})
         c_t = context of s_t
-        a_t = tanh(W_c [c_t; s_t])          the output, the paper's attentional vector; a_0 = 0
+        a_t = tanh([c_t; s_t] W_c)          the output, the paper's attentional vector; a_0 = 0
 
-    The record's parts are those of the cell and, last, a.
+    The parts of the record are those of the cell, followed by a.
     """
 
     def __init__(self, cell: Cell, cross_attn: RecurrentAttention, d_model: int) -> None:
         super().__init__(cell, cross_attn, nn.Linear(2 * d_model, d_model, bias=False))
 
-    def start(self, memory: Tensor, first: State) -> AttendingState:
+    def start(self, memory: Tensor, first: State) -> RecurrentState:
         return super().start(memory, (*first, torch.zeros_like(first[0])))
 
-    def _steps(self, x: Tensor, record: AttendingState, bias: Tensor | None) -> tuple[Tensor, State]:
-        inputs, of_fed = self._input(x)
-        *state, fed = record.parts
-        parts, outputs = tuple(state), []
-        for wx in inputs:
-            parts = self.cell.step(wx + F.linear(fed, of_fed), parts)
-            weights = self.cross_attn.weigh(parts[0], record.memory, bias)
-            context = self.cross_attn.mix(weights, record.memory)  # (N, D)
-            fed = torch.tanh(self.out(torch.cat([context, parts[0]], dim=-1)))
-            outputs.append(fed)
-        return torch.stack(outputs, 1), (*parts, fed)
+    def run(self, x: Tensor, record: RecurrentState, bias: Tensor | None) -> tuple[Tensor, State]:
+        inputs, w_fed = self._split_input(x)
+        parts, a, outputs = record.parts[:-1], record.parts[-1], []
+        for xw in inputs:
+            parts = self.cell.step(xw + F.linear(a, w_fed), parts)
+            context = self._context(parts[0], record, bias)
+            a = torch.tanh(self.out(torch.cat([context, parts[0]], dim=-1)))
+            outputs.append(a)
+        return torch.stack(outputs, 1), (*parts, a)

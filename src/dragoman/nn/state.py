@@ -1,14 +1,16 @@
-"""What a decoder remembers from one target position to the next.
+"""The decoder state: what is kept from one target position to the next.
 
-The state belongs to the caller.  It has an explicit `length`, one record a layer, and `select`, which reorders beams
-and drops finished sentences in the same call.
+The state belongs to the caller.  It has an explicit `length`, one record per layer, and one method `select`, which both
+reorders beams and drops finished sentences.
 
-Letters: B sentences, K beams, N = B*K rows, H heads, Hkv heads of keys and values, S source length, Dh head size.
+Shapes: B sentences, K beams, N = B*K rows, H heads, Hkv key-value heads, T positions, S source length, D d_model,
+Dh head size.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -16,29 +18,26 @@ from torch import Tensor
 __all__ = [
     "CrossKeyValues",
     "DecodeState",
-    "FixedKeyValues",
-    "FixedState",
     "LayerState",
     "LinearSums",
     "SelfKeyValues",
     "SelfState",
+    "StaticKeyValues",
+    "StaticState",
 ]
 
 
 class LayerState(Protocol):
-    """What one layer remembers."""
+    """The record of one layer."""
 
     def select(self, rows: Tensor, sentences: Tensor, length: int) -> None:
-        """Keep `rows` (N',) of the N rows, in that order, `length` positions each.
-
-        They belong to `sentences` (B',) of the B sentences.
-        """
+        """Keep rows (N',) in this order, of which `length` positions are written; they belong to sentences (B',)."""
 
     def nbytes(self) -> int: ...
 
 
 class SelfKeyValues:
-    """Keys and values of the target so far: preallocated (N, Hkv, max_len, Dh), `length` of them written."""
+    """Cached self-attention keys and values, preallocated as (N, Hkv, max_len, Dh); `length` positions are written."""
 
     def __init__(self, rows: int, n_kv_heads: int, max_len: int, d_head: int, like: Tensor) -> None:
         self.keys = like.new_zeros(rows, n_kv_heads, max_len, d_head)
@@ -46,10 +45,10 @@ class SelfKeyValues:
         self.length = 0
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write (N, Hkv, T, Dh) behind what is there; return all keys and values up to there."""
+        """Append keys and values (N, Hkv, T, Dh) and return all written so far."""
         begin, end = self.length, self.length + keys.size(2)
         if end > self.keys.size(2):
-            raise ValueError(f"the decode state holds {self.keys.size(2)} positions, position {end} was asked for")
+            raise ValueError(f"position {end} exceeds the max_len = {self.keys.size(2)} of the decode state")
         self.keys[:, :, begin:end] = keys
         self.values[:, :, begin:end] = values
         self.length = end
@@ -59,8 +58,8 @@ class SelfKeyValues:
         n = rows.numel()
         for name in ("keys", "values"):
             buffer: Tensor = getattr(self, name)
-            # Indexing copies before it writes, so reordering in place is safe; dropped rows stay allocated behind
-            # the view until the state goes, which is cheaper than a new buffer a step.
+            # Indexing copies before it writes, so reordering in place is safe.  Dropped rows stay allocated behind the
+            # view, which is cheaper than a new buffer at each step.
             buffer[:n, :, :length] = buffer[rows, :, :length]
             setattr(self, name, buffer[:n])
 
@@ -68,34 +67,34 @@ class SelfKeyValues:
         return self.keys.nbytes + self.values.nbytes
 
 
-class FixedKeyValues(SelfKeyValues):
-    """The same memory with every shape the same at every step: one position is written where `place` (1,) says.
+class StaticKeyValues(SelfKeyValues):
+    """A cache with the same shapes at every step: one position per call, written at index `position` (1,).
 
-    Attention gets all max_len keys and must hide those to come.
+    Attention receives all max_len keys and must mask the positions not yet written.
     """
 
-    def __init__(self, of: SelfKeyValues, place: Tensor) -> None:
-        self.keys, self.values, self.place = of.keys, of.values, place
+    def __init__(self, cache: SelfKeyValues, position: Tensor) -> None:
+        self.keys, self.values, self.position = cache.keys, cache.values, position
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        return self.keys.index_copy_(2, self.place, keys), self.values.index_copy_(2, self.place, values)
+        return self.keys.index_copy_(2, self.position, keys), self.values.index_copy_(2, self.position, values)
 
     def select(self, rows: Tensor, sentences: Tensor, length: int) -> None:
-        """Put the rows (N,) in a new order; none is dropped."""
+        """Reorder the rows (N,); none is dropped."""
         self.keys.copy_(self.keys[rows])
         self.values.copy_(self.values[rows])
 
 
 class LinearSums:
-    """What linear attention keeps of the target so far: two sums over its positions, as large at each length.
+    """Running sums of linear attention, of the same size at every length.
 
-    keys_values (N, H, Dh, Dh): of psi(k) v^T.  keys (N, H, 1, Dh): of psi(k).
+    keys_values (N, H, Dh, Dh): the sum of psi(k)^T v.  keys (N, H, 1, Dh): the sum of psi(k).
     """
 
     def __init__(self, rows: int, n_heads: int, d_head: int, like: Tensor) -> None:
-        wide = torch.promote_types(like.dtype, torch.float32)  # half a word is too short for a long sum
-        self.keys_values = like.new_zeros(rows, n_heads, d_head, d_head, dtype=wide)
-        self.keys = like.new_zeros(rows, n_heads, 1, d_head, dtype=wide)
+        dtype = torch.promote_types(like.dtype, torch.float32)  # 16 bits are too imprecise for a long sum
+        self.keys_values = like.new_zeros(rows, n_heads, d_head, d_head, dtype=dtype)
+        self.keys = like.new_zeros(rows, n_heads, 1, d_head, dtype=dtype)
 
     def select(self, rows: Tensor, sentences: Tensor, length: int) -> None:
         self.keys_values = self.keys_values[rows]
@@ -106,15 +105,15 @@ class LinearSums:
 
 
 SelfState = SelfKeyValues | LinearSums
-"""What a self-attention remembers: made by its `new_cache`."""
+"""The record of a self-attention, created by its `new_cache`."""
 
 
+@dataclass(eq=False)
 class CrossKeyValues:
-    """Keys and values of the memory, projected once: (B, Hkv, S, Dh), or (B, S, D) without heads; never tiled."""
+    """Keys and values of the memory, projected once per sentence: (B, Hkv, S, Dh), or (B, S, D) without heads."""
 
-    def __init__(self, keys: Tensor, values: Tensor) -> None:
-        self.keys = keys
-        self.values = values
+    keys: Tensor
+    values: Tensor
 
     def select(self, rows: Tensor, sentences: Tensor, length: int) -> None:
         self.keys = self.keys[sentences]
@@ -124,32 +123,30 @@ class CrossKeyValues:
         return self.keys.nbytes + self.values.nbytes
 
 
+@dataclass(eq=False)
 class DecodeState:
-    """The whole decoder's memory: `length` positions so far, one record a layer, the positions' carry.
+    """The state of a decoder after `length` positions.
 
-    layers: one record a layer, made by the model.  memory_bias: (B, 1, 1, S), 0 and -inf, or None.
-    carry: (N, ...) or None, for position kinds that compute step by step.
+    layers: one record per layer, created by the model.  memory_bias: (B, 1, 1, S), 0 and -inf, or None.
+    carry: (N, ...) or None, for position schemes that compute step by step.
     """
 
-    def __init__(
-        self, layers: list[LayerState], beams: int, memory_bias: Tensor | None = None, carry: Tensor | None = None
-    ) -> None:
-        self.layers = layers
-        self.beams = beams
-        self.memory_bias = memory_bias
-        self.carry = carry
-        self.length = 0
+    layers: list[LayerState]
+    beams: int
+    memory_bias: Tensor | None = None
+    carry: Tensor | None = None
+    length: int = field(default=0, init=False)
 
-    def next(self, count: int, device: torch.device) -> tuple[Tensor, int]:
-        """The positions of the next `count` tokens (count,), and how many keys there are up to the last."""
+    needs_future_mask: ClassVar[bool] = False
+    """Whether later keys must be masked even for a single query position."""
+
+    def next_positions(self, count: int, device: torch.device) -> tuple[Tensor, int]:
+        """Return the positions (count,) of the next tokens, and the number of keys up to the last of them."""
         end = self.length + count
         return torch.arange(self.length, end, device=device), end
 
-    needs_future_mask = False
-    """Whether keys that are yet to come must be hidden from a single position."""
-
     def select(self, rows: Tensor) -> None:
-        """Keep `rows` (N',): N' is a multiple of `beams`, and each group of `beams` rows is of one sentence."""
+        """Keep rows (N',) in this order; each group of `beams` rows must belong to one sentence."""
         groups = rows.view(-1, self.beams) // self.beams  # (B', K)
         sentences = groups[:, 0]
         if not bool((groups == sentences[:, None]).all()):
@@ -162,35 +159,26 @@ class DecodeState:
             self.carry = self.carry[rows]
 
     def nbytes(self) -> int:
-        """Bytes held for this decoding, the carry included."""
         carry = 0 if self.carry is None else self.carry.nbytes
         return sum(layer.nbytes() for layer in self.layers) + carry
 
 
-class FixedState(DecodeState):
-    """A decoder's memory whose every step is the same work on the same memory, so that a GPU can repeat it by itself.
+@dataclass(eq=False)
+class StaticState(DecodeState):
+    """A decoder state whose steps all have the same shapes and memory, so that a CUDA graph can replay them.
 
-    caches: those of the layers, in their order, with as many positions each; `place` (1,), on their device, is the
-    position that comes next, and whoever repeats the step moves it on.
+    caches: the self-attention caches of the layers, in order.  They share their `position`, which the caller advances
+    after each step.
     """
 
-    needs_future_mask = True
+    caches: list[StaticKeyValues] = field(default_factory=list)
 
-    def __init__(
-        self,
-        layers: list[LayerState],
-        caches: list[FixedKeyValues],
-        beams: int,
-        memory_bias: Tensor | None,
-        place: Tensor,
-    ) -> None:
-        super().__init__(layers, beams, memory_bias)
-        self.caches, self.place = caches, place
+    needs_future_mask: ClassVar[bool] = True
 
-    def next(self, count: int, device: torch.device) -> tuple[Tensor, int]:
-        return self.place, self.caches[0].keys.size(2)
+    def next_positions(self, count: int, device: torch.device) -> tuple[Tensor, int]:
+        return self.caches[0].position, self.caches[0].keys.size(2)
 
     def select(self, rows: Tensor) -> None:
-        """Put the rows (N,) of each sentence in a new order; none is dropped."""
+        """Reorder the rows (N,) within each sentence; none is dropped."""
         for cache in self.caches:
             cache.select(rows, rows, 0)

@@ -11,8 +11,6 @@ formula is computed beside the kernel, and the output is bit-identical to that w
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 
 __all__ = ["ReadOnlyTap", "Tap", "any_active", "any_intervened"]
@@ -39,7 +37,7 @@ class Tap(nn.Module):
         """Whether a hook may replace the tensor or needs its gradient, so that the output must depend on it."""
         return len(self._forward_hooks) > self.observers
 
-    def __call__(self, x: Tensor) -> Any:
+    def __call__(self, x: Tensor) -> Tensor:
         # nn.Module.__call__ takes as long as a small matrix product; without hooks it is not needed.
         return super().__call__(x) if self._forward_hooks else x
 

@@ -138,7 +138,7 @@ class TokenLoss:
 
     def __call__(self, hidden: Tensor, output: nn.Module) -> Loss:
         by_chunks = isinstance(output, nn.Linear) and output.bias is None
-        if isinstance(output, OutputProjection) and output.watched:
+        if isinstance(output, OutputProjection) and output.is_recorded:
             logits = output(hidden)  # (B, T, V), for whoever looks; only an intervention leaves the chunks
             if output.is_intervened:
                 hidden, by_chunks = logits, False

@@ -25,7 +25,7 @@ from dragoman.decoding.pytorch.sampling import draw
 from dragoman.decoding.request import nan_error
 from dragoman.decoding.settings import SearchSettings
 from dragoman.models.seq2seq import Memory, Model
-from dragoman.nn.state import DecodeState, FixedKeyValues, FixedState, LayerState, SelfKeyValues
+from dragoman.nn.state import DecodeState, LayerState, SelfKeyValues, StaticKeyValues, StaticState
 
 __all__ = ["Sizes", "StaticShapeSearch"]
 
@@ -62,7 +62,7 @@ class StaticShapeSearch:
         self.beams = 1 if settings.sample else settings.beam
         self.nbest = 1 if settings.sample else settings.nbest
         self.position = self._new(torch.long, 1)
-        self.state = self._fixed_state()
+        self.state = self._static_state()
         count, beams, capacity = sizes.sentences, self.beams, sizes.capacity
         self.limits = self._new(torch.long, count)
         self.prefixes = self._new(torch.long, count, capacity)  # PAD = not forced
@@ -217,19 +217,20 @@ class StaticShapeSearch:
         with torch.no_grad():
             return self.model.start(self.model.encode(src, src == EOS if self.sizes.source else None), beams, capacity)
 
-    def _fixed_state(self) -> FixedState:
+    def _static_state(self) -> StaticState:
         state = self._initial_state(self.sizes.sentences, self.beams, self.sizes.capacity)
         caches, layers = [], list[LayerState]()
         for layer in state.layers:
-            own = getattr(layer, "own", layer)  # a layer with cross-attention also holds the memory's keys and values
+            # A layer with cross-attention also holds the memory's keys and values.
+            own = getattr(layer, "self_attn", layer)
             assert isinstance(own, SelfKeyValues)
-            caches.append(FixedKeyValues(own, self.position))
+            caches.append(StaticKeyValues(own, self.position))
             if own is layer:
                 layers.append(caches[-1])
             else:
-                layer.own = caches[-1]  # type: ignore[attr-defined]
+                layer.self_attn = caches[-1]  # type: ignore[attr-defined]
                 layers.append(layer)
-        return FixedState(layers, caches, self.beams, state.memory_bias, self.position)
+        return StaticState(layers, self.beams, state.memory_bias, caches=caches)
 
     def _reset(
         self,
@@ -265,8 +266,8 @@ class StaticShapeSearch:
         memory: Memory = self.model.encode(src.to(self.device), mask.to(self.device) if self.sizes.source else None)
         fresh = self.model.start(memory, self.beams, 0)
         for layer, new in zip(self.state.layers, fresh.layers, strict=False):  # no cross-attention without an encoder
-            layer.cross.keys.copy_(new.cross.keys)  # type: ignore[attr-defined]
-            layer.cross.values.copy_(new.cross.values)  # type: ignore[attr-defined]
+            layer.cross_attn.keys.copy_(new.cross_attn.keys)  # type: ignore[attr-defined]
+            layer.cross_attn.values.copy_(new.cross_attn.values)  # type: ignore[attr-defined]
         if self.state.memory_bias is not None and fresh.memory_bias is not None:
             self.state.memory_bias.copy_(fresh.memory_bias)
 

@@ -109,7 +109,7 @@ class _Packer:
             self._numbers(self._columns(stack.embedding.weight), half)
         rotary = self.stacks[-1].positions
         if isinstance(rotary, Rotary):
-            rates = rotary.base ** (-np.arange(0, rotary.turned, 2) / rotary.turned)
+            rates = rotary.base ** (-np.arange(0, rotary.rotated, 2) / rotary.rotated)
             angles = np.arange(self.positions)[:, None] * rates
             self._numbers(np.cos(angles))
             self._numbers(np.sin(angles))
@@ -136,7 +136,7 @@ class _Packer:
             len(self.stacks) == 2 and self._shared(),
             self.around.order == "pre", isinstance(norm, LayerNorm),
             activation, self.ffn.gated,
-            self.position, positions.turned if isinstance(positions, Rotary) else 0, self.positions,
+            self.position, positions.rotated if isinstance(positions, Rotary) else 0, self.positions,
         ]  # fmt: skip
         scales = [norm.eps, 1 / math.sqrt(self.d_head), self.stacks[-1].embedding.scale]
         return b"DRAGOMAN" + struct.pack(f"<{len(numbers)}i3f", *map(int, numbers), *scales)
@@ -210,8 +210,8 @@ class _Packer:
         heads = rows.unflatten(0, (-1, self.d_head))
         positions = self.stacks[-1].positions
         if turn and isinstance(positions, Rotary):
-            turned = torch.arange(positions.turned)
-            order = torch.cat([turned[::2], turned[1::2], torch.arange(positions.turned, self.d_head)])
+            turned = torch.arange(positions.rotated)
+            order = torch.cat([turned[::2], turned[1::2], torch.arange(positions.rotated, self.d_head)])
             heads = heads[:, order]
         room = heads.new_zeros(heads.size(0), _padded(self.d_head, _LANES), *heads.shape[2:])
         room[:, : self.d_head] = heads

@@ -18,17 +18,7 @@ from dragoman.errors import UsageError
 from dragoman.models.seq2seq import Model
 from dragoman.nn.state import DecodeState
 
-__all__ = [
-    "EnsembleState",
-    "EnsembleStepper",
-    "ModelStepper",
-    "SearchState",
-    "ShortlistState",
-    "ShortlistStepper",
-    "State",
-    "Stepper",
-    "with_shortlist",
-]
+__all__ = ["EnsembleStepper", "ModelStepper", "SearchState", "ShortlistStepper", "State", "Stepper", "with_shortlist"]
 
 
 class SearchState(Protocol):

@@ -133,7 +133,7 @@ _PHRASES = {
         text("One row a target word, one column a source word.", "每行一个目标词，每列一个源词。"),
         own="∂hⱼ = αⱼ ∂c + …    ∂e = α ⊙ (∂α − Σ α ⊙ ∂α)",
     ),
-    "PlacedEmbedding": Phrase(
+    "PositionedEmbedding": Phrase(
         text("Embedding and position", "词嵌入与位置"),
         "x = E[id] + P[p]",
         "Gehring et al. 2017, section 3.1",

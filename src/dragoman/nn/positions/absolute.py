@@ -1,4 +1,4 @@
-"""A vector for each position, added to the embedding: fixed sinusoids, or a trained table."""
+"""Position vectors added to the embeddings: fixed sinusoids, or a trained table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.errors import UsageError
-from dragoman.nn.positions.seam import Positions
+from dragoman.nn.positions.scheme import Positions
 
 __all__ = ["Learned", "Sinusoidal", "sinusoids"]
 
@@ -21,30 +21,35 @@ def sinusoids(pos: Tensor, d_model: int) -> Tensor:
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)  # (T, D)
 
 
-class Sinusoidal(Positions):
-    """The paper's positions, added to the embeddings; the table grows when a longer sequence comes."""
+class _Table(Positions):
+    """x + table[pos], where the table is (length, D)."""
 
-    def __init__(self, d_model: int) -> None:
-        super().__init__()
-        self.d_model = d_model
-        self.register_buffer("table", torch.empty(0, d_model), persistent=False)
-        self.table: Tensor
+    table: Tensor
 
     def embed(self, x: Tensor, pos: Tensor, carry: Tensor | None) -> tuple[Tensor, Tensor | None]:
         if pos.is_cpu:
             self.ensure_length(int(pos[-1]) + 1, x)
         return x + self.table[pos], carry
 
+
+class Sinusoidal(_Table):
+    """Fixed sinusoids (Vaswani et al. 2017, section 3.5); the table grows with the longest sequence."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.d_model = d_model
+        self.register_buffer("table", torch.empty(0, d_model), persistent=False)
+
     def ensure_length(self, length: int, like: Tensor) -> None:
         if self.table.size(0) < length or self.table.dtype != like.dtype or self.table.device != like.device:
-            room = max(256, 1 << (length - 1).bit_length())
-            self.table = sinusoids(torch.arange(room), self.d_model).to(like)
+            size = max(256, 1 << (length - 1).bit_length())
+            self.table = sinusoids(torch.arange(size), self.d_model).to(like)
 
 
-class Learned(Positions):
-    """A trained vector for each position below `max_len`, added to the embedding (Gehring et al. 2017; BERT, GPT-2).
+class Learned(_Table):
+    """One trained vector for each position below `max_len` (Gehring et al. 2017; BERT, GPT-2).
 
-    Raises `UsageError` for a position that has none.
+    Raises UsageError for later positions.
     """
 
     def __init__(self, d_model: int, max_len: int) -> None:
@@ -53,18 +58,13 @@ class Learned(Positions):
         self.reset()
 
     def reset(self, generator: torch.Generator | None = None) -> None:
-        """N(0, 1/2): as large as sinusoids, so that beside embeddings of variance 1 they are heard from the start."""
+        """Initialise with N(0, 1/2), the variance of sinusoids, beside embeddings of variance 1."""
         nn.init.normal_(self.table, std=0.5**0.5, generator=generator)
 
     def ensure_length(self, length: int, like: Tensor) -> None:
         if length > (max_len := self.table.size(0)):
             raise UsageError(
-                f"{length} tokens, but learned positions reach max_len = {max_len} tokens and cannot go beyond; "
-                f"shorten or split the input, or train with model.position.max_len of at least {length}, or with a "
-                "kind that has no last position (sinusoidal, rotary, t5, alibi, shaw)"
+                f"{length} tokens exceed the learned positions (max_len = {max_len} tokens); shorten or split the "
+                f"input, or train with model.position.max_len of at least {length} or with a position kind without a "
+                "maximum length (sinusoidal, rotary, t5, alibi, shaw)"
             )
-
-    def embed(self, x: Tensor, pos: Tensor, carry: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        if pos.is_cpu:
-            self.ensure_length(int(pos[-1]) + 1, x)
-        return x + self.table[pos], carry

@@ -1,7 +1,6 @@
-"""Positions that are computed one after another: a recurrent network knows the order it reads in.
+"""Positions computed by a recurrence, over the embeddings or over the position vectors themselves.
 
-Two ways: a network that reads the embeddings and marks each by what came before it, and one that reads nothing and
-brings forth the position vectors.  Both cost T steps in a row.  In a decoder what they carry is part of the state.
+Both take T sequential steps; in a decoder their carry is part of the state.
 """
 
 from __future__ import annotations
@@ -10,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman.nn.positions.seam import Positions
+from dragoman.nn.positions.scheme import Positions
+from dragoman.nn.recurrent import reset_gates
 
 __all__ = ["RecurrentOverEmbeddings", "RecurrentPositions"]
 
@@ -18,7 +18,7 @@ __all__ = ["RecurrentOverEmbeddings", "RecurrentPositions"]
 class RecurrentOverEmbeddings(Positions):
     """x_t + h_t, with h_t = GRU(x_t, h_{t-1}) and h_{-1} = 0 (Cho et al. 2014); the carry is h (N, D).
 
-    It reads forwards only: padding stands on the right and so never reaches a word.
+    It reads from left to right only, so padding on the right does not affect any token.
     """
 
     def __init__(self, d_model: int) -> None:
@@ -27,14 +27,7 @@ class RecurrentOverEmbeddings(Positions):
         self.reset()
 
     def reset(self, generator: torch.Generator | None = None) -> None:
-        """Input matrices Glorot uniform and hidden matrices orthogonal, a gate at a time; biases 0."""
-        ((of_input, of_hidden, *biases),) = self.rnn.all_weights
-        for gate in of_input.data.chunk(3):
-            nn.init.xavier_uniform_(gate, generator=generator)
-        for gate in of_hidden.data.chunk(3):
-            nn.init.orthogonal_(gate, generator=generator)
-        for bias in biases:
-            nn.init.zeros_(bias)
+        reset_gates(self.rnn, generator)
 
     def embed(self, x: Tensor, pos: Tensor, carry: Tensor | None) -> tuple[Tensor, Tensor | None]:
         hidden, last = self.rnn(x, None if carry is None else carry[None])  # (N, T, D), (1, N, D)
@@ -42,9 +35,9 @@ class RecurrentOverEmbeddings(Positions):
 
 
 class RecurrentPositions(Positions):
-    """x_t + p_t, with p_0 trained and p_t = tanh(W p_{t-1} + b); the carry is the last p, the same in every row.
+    """x_t + p_t, with p_0 trained and p_t = tanh(p_{t-1} W + b); the carry is the last p, the same in every row.
 
-    The sinusoids are such a recurrence too: there is no tanh, and W turns each pair of numbers by its angle.
+    Sinusoids are such a recurrence without tanh, in which W rotates each pair of features by its angle.
     """
 
     def __init__(self, d_model: int) -> None:
@@ -55,10 +48,10 @@ class RecurrentPositions(Positions):
         self.reset()
 
     def reset(self, generator: torch.Generator | None = None) -> None:
-        """W = 1.1 times an orthogonal matrix, b = 0: a motion that neither dies away nor stands still.
+        """Initialise W as 1.1 times an orthogonal matrix and b as 0, so that the vectors neither vanish nor explode.
 
-        tanh takes from a variance s about 2 s^2 a step, a gain g gives (g^2 - 1) s: they balance at
-        s = (g^2 - 1) / (2 g^4) = 0.072, where a small change is passed on at its own size.
+        tanh reduces a variance s by about 2 s^2 per step and a gain g adds (g^2 - 1) s; they balance at
+        s = (g^2 - 1) / (2 g^4) = 0.072, where small changes keep their size.
         """
         gain = 1.1
         nn.init.normal_(self.start, std=((gain**2 - 1) / (2 * gain**4)) ** 0.5, generator=generator)

@@ -1,6 +1,6 @@
-"""How far apart two words stand: schemes that act on the scores of attention and know distances only.
+"""Relative positions: schemes that act on attention scores and depend on distances only.
 
-The distance of a key from a query is k_pos - q_pos, below 0 for what came before.
+The distance of a key from a query is k_pos - q_pos, negative for earlier keys.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ import math
 import torch
 from torch import Tensor, nn
 
-from dragoman.nn.positions.seam import Positions
+from dragoman.nn.positions.scheme import Positions
 
 __all__ = ["T5", "Alibi", "Shaw", "alibi_slopes", "t5_bucket"]
 
 
 class Shaw(Positions):
-    """Trained vectors for distances -clip .. clip, one for keys and one for values, shared by the heads.
+    """Trained vectors for the distances -clip .. clip, one table for keys and one for values, shared by the heads.
 
     Shaw et al. 2018: e_ij = q_i . (k_j + a^K_ij) / sqrt(Dh) (equation 4), z_i = sum_j w_ij (v_j + a^V_ij) (equation 3),
-    a_ij = row clip(j - i) of a table (section 3.2).  No vector is written out for a pair of words: the queries meet the
-    2 clip + 1 rows once and each score takes its own; the weights of equal distance are summed before they meet them.
+    a_ij = row clip(j - i) of a table (section 3.2).  No vector is stored per pair of positions: queries are multiplied
+    by the 2 clip + 1 rows once and scores gathered from the result; weights of equal distance are summed before they
+    are multiplied by the rows.
     """
 
     needs_weights = True
@@ -33,7 +34,6 @@ class Shaw(Positions):
         self.reset()
 
     def reset(self, generator: torch.Generator | None = None) -> None:
-        """Glorot uniform."""
         nn.init.xavier_uniform_(self.keys, generator=generator)
         nn.init.xavier_uniform_(self.values, generator=generator)
 
@@ -44,34 +44,34 @@ class Shaw(Positions):
 
     def value_term(self, weights: Tensor, q_pos: Tensor, k_pos: Tensor) -> Tensor | None:
         rows = self._rows(q_pos, k_pos).expand_as(weights)
-        wide = torch.promote_types(weights.dtype, torch.float32)  # half a word is too short for a long sum
-        by_row = weights.new_zeros(*weights.shape[:-1], 2 * self.clip + 1, dtype=wide)
-        return by_row.scatter_add(-1, rows, weights.to(wide)).to(weights.dtype) @ self.values  # (N, H, Tq, Dh)
+        dtype = torch.promote_types(weights.dtype, torch.float32)  # 16 bits are too imprecise for a long sum
+        by_row = weights.new_zeros(*weights.shape[:-1], 2 * self.clip + 1, dtype=dtype)
+        return by_row.scatter_add(-1, rows, weights.to(dtype)).to(weights.dtype) @ self.values  # (N, H, Tq, Dh)
 
     def _rows(self, q_pos: Tensor, k_pos: Tensor) -> Tensor:
         return (k_pos[None, :] - q_pos[:, None]).clamp(-self.clip, self.clip) + self.clip  # (Tq, Tk)
 
 
 def t5_bucket(distance: Tensor, bidirectional: bool, buckets: int, max_distance: int) -> Tensor:
-    """The bucket of each distance k_pos - q_pos (integers of any shape), by Raffel et al. 2020, section 2.1.
+    """Return the bucket of each distance k_pos - q_pos (integers of any shape; Raffel et al. 2020, section 2.1).
 
-    Half of the buckets are for one distance each, the others grow with its logarithm up to max_distance, and what is
-    farther shares the last.  Bidirectional: the upper half of all buckets is for later words; else those count as 0.
+    Half of the buckets hold one distance each; the others grow logarithmically up to max_distance, and larger distances
+    share the last.  Bidirectional: the upper half of all buckets is for later keys; else those have distance 0.
     """
     if bidirectional:
         buckets //= 2
-        side, far = (distance > 0) * buckets, distance.abs()
+        offset, size = (distance > 0) * buckets, distance.abs()
     else:
-        side, far = torch.zeros_like(distance), (-distance).clamp(min=0)
+        offset, size = torch.zeros_like(distance), (-distance).clamp(min=0)
     exact = buckets // 2
-    # float32 in this order of operations, as in the released code: the models were trained with its rounding.
-    logarithm = torch.log(far.clamp(min=1).float() / exact) / math.log(max_distance / exact)
+    # float32 in this order of operations, as in the released code, whose rounding its models were trained with.
+    logarithm = torch.log(size.clamp(min=1).float() / exact) / math.log(max_distance / exact)
     shared = exact + (logarithm * (buckets - exact)).long()
-    return side + torch.where(far < exact, far, shared.clamp(max=buckets - 1))
+    return offset + torch.where(size < exact, size, shared.clamp(max=buckets - 1))
 
 
 class T5(Positions):
-    """A trained number for each head and bucket of distances, added to the scores (Raffel et al. 2020, section 2.1)."""
+    """A trained score for each head and bucket of distances (Raffel et al. 2020, section 2.1)."""
 
     def __init__(self, n_heads: int, buckets: int, max_distance: int, bidirectional: bool) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class T5(Positions):
         self.reset()
 
     def reset(self, generator: torch.Generator | None = None) -> None:
-        """N(0, 0.02^2): next to nothing beside scores of variance 1; unlike a vector, a number is soon learned."""
+        """Initialise with N(0, 0.02^2), negligible beside scores of variance 1; a scalar is learned quickly."""
         nn.init.normal_(self.table, std=0.02, generator=generator)
 
     def static_bias(self, q_pos: Tensor, k_pos: Tensor) -> Tensor | None:
@@ -91,10 +91,10 @@ class T5(Positions):
 
 
 def alibi_slopes(n_heads: int) -> list[float]:
-    """m_h = 2^(-8h / H) for h = 1 .. H; other head counts than powers of two take every second one of twice as many.
+    """Return m_h = 2^(-8h / H) for h = 1 .. H (Press et al. 2022, section 3, and the authors' code).
 
-    Press et al. 2022, section 3, and their code: the H' = 2^floor(log2 H) slopes of H' heads come first, then as many
-    as are missing from those of 2 H' heads, the first, the third and so on.
+    If H is not a power of two, the slopes of the largest power H' below H come first, followed by every second slope
+    of 2 H' heads, starting with the first.
     """
     power = 1 << (n_heads.bit_length() - 1)
     slopes = [2.0 ** (-8 * h / power) for h in range(1, power + 1)]
@@ -102,9 +102,9 @@ def alibi_slopes(n_heads: int) -> list[float]:
 
 
 class Alibi(Positions):
-    """-m_h |i - j| is added to the scores: each head fades with the distance at its own rate (Press et al. 2022).
+    """Scores reduced by m_h |i - j|, with a fixed slope m_h per head (Press et al. 2022).
 
-    Nothing is trained.  An encoder sees both sides alike; the mask of later words is not made here.
+    An encoder treats both directions alike; the causal mask is not part of this bias.
     """
 
     def __init__(self, n_heads: int) -> None:
@@ -114,6 +114,5 @@ class Alibi(Positions):
 
     def static_bias(self, q_pos: Tensor, k_pos: Tensor) -> Tensor | None:
         distance = (k_pos[None, :] - q_pos[:, None]).abs()
-        # Half a word does not hold every distance.
-        wide = self.slopes.to(torch.promote_types(self.slopes.dtype, torch.float32))
-        return (wide[:, None, None] * -distance).to(self.slopes.dtype)  # (H, Tq, Tk)
+        slopes = self.slopes.to(torch.promote_types(self.slopes.dtype, torch.float32))  # 16 bits round large distances
+        return (slopes[:, None, None] * -distance).to(self.slopes.dtype)  # (H, Tq, Tk)

@@ -553,11 +553,11 @@ def test_lines_in_lines_out(command: str, name: str, cli: Cli, runs: Path, tmp_p
         assert rows[1] == rows[2] == ""
 
 
-def test_trees_that_had_to_be_mended_are_counted(cli: Cli, runs: Path) -> None:
+def test_repaired_trees_are_counted(cli: Cli, runs: Path) -> None:
     sentence = ["the", "dog", "runs", "."]
     well_formed = Parser.load(runs / "trees").parse([sentence])[0].well_formed
     _, _, err = cli("parse", runs / "trees", stdin=b"the dog runs .\n\nthe dog runs .\n")
-    assert ("mended: 2" in err) == (not well_formed)
+    assert ("repaired: 2" in err) == (not well_formed)
 
 
 @pytest.mark.parametrize("name", ["lines", "tagged", "images", "trees"])

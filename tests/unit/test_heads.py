@@ -367,7 +367,7 @@ def test_the_command(
     pairs = ("--source", source, "--reference", reference)
 
     code, out, err = cli("atlas", tmp_path / "run", *pairs, "--alignment", links, "--out", tmp_path / "a.html")
-    assert code == 0 and b"decoder.layers.0.cross_attn" in out and b"AER" in out and "the page: " in err
+    assert code == 0 and b"decoder.layers.0.cross_attn" in out and b"AER" in out and "page: " in err
     assert page_data((tmp_path / "a.html").read_text("utf-8"))["model"] == "run"
     code, out, _ = cli("atlas", tmp_path / "run", *pairs, "--json", "--cost")
     found = json.loads(out)

@@ -127,12 +127,7 @@ class Worker:
         if model_sha256(job.model, SHORTLIST in sha256) != sha256:
             raise ModelFolderError(f"{job.model}: differs from the model that this job started with; restore that one")
         self.job = job
-        load = {"device": "cpu", **job.load}
-        if load["device"] != "cpu":  # the native engine runs without torch
-            from dragoman.device import resolve_device
-
-            load["device"] = resolve_device(load["device"])
-        self.translator = Translator.load(job.model, **load)
+        self.translator = Translator.load(job.model, **job.load)
         self.description = self.translator.description
         self.backend = ", ".join(self.description.split(", ")[:2])  # without threads and reasons
 

@@ -1,13 +1,12 @@
-"""How fast the native engine decodes, beside the programs that people would use instead, with the same sentences.
+"""Compare the decoding speed of the native engine with other programs on the same sentences.
 
     python bench/decode.py --models random-tiny random-base                # sizes of the paper, random weights
-    python bench/decode.py --models runs/en-de --text test.en --reference test.de     # targets as they come
+    python bench/decode.py --models runs/en-de --text test.en --reference test.de     # a trained model
     python bench/decode.py --quick --threads 1 2 --out decode.json
 
-Every program runs in a process of its own, bound to as many cores as it may use threads, and the programs take turns:
-a round asks each of them the same, so that a noisy machine disturbs all alike.  The table gives medians over the
-rounds and ratios by round with their quartiles.  CTranslate2 first tries its settings and keeps the best of each
-question.  See docs/decoding-bench.md.
+Each program runs in its own process, bound to as many cores as it may use threads.  Every round asks each program the
+same question in turn, so that other load on the machine affects all of them alike.  The table shows medians over the
+rounds, and ratios per round with their quartiles.  CTranslate2 is first tuned per question (docs/decoding-bench.md).
 """
 
 from __future__ import annotations
@@ -34,15 +33,16 @@ SHAPES: dict[str, dict[str, Any]] = {
     "random-base": {"d_model": 512, "d_ff": 2048, "n_heads": 8, "encoder_layers": 6, "decoder_layers": 6},
 }
 VOCABULARIES = {"random-tiny": 10_000, "random-base": 32_000}
-SENTENCES = {"random-base": 160}  # of the others 1,000; so that five rounds with one peer take ten minutes at most
-LENGTH = 40  # tokens of every target of a random model, the end included; its sources have 5 to 40
-OURS = ("ours-int8", "ours-float32")
-PEERS = ("ctranslate2-int8", "ctranslate2-float32", "onnxruntime-int8", "onnxruntime-float32", "huggingface", "plain")
+SENTENCES = {"random-base": 160}  # other models: 1,000; five rounds with one peer then take at most ten minutes
+LENGTH = 40  # tokens per target of a random model, including the end of sentence; sources have 5 to 40
+NATIVE = ("native-int8", "native-float32")
+PEERS = ("ctranslate2-int8", "ctranslate2-float32", "onnxruntime-int8", "onnxruntime-float32", "huggingface", "pytorch")
+
 # -------------------------------------------------------------------------------------------------------- preparation
 
 
 def prepare(model: str, given: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Pack and export the model, choose the sentences, and write job.json."""
+    """Pack and export the model, select the sentences, and write job.json."""
     from dragoman.config import parse_config
     from dragoman.decoding.native.pack import pack
     from dragoman.formats.ctranslate2 import specification, write_specification
@@ -56,17 +56,18 @@ def prepare(model: str, given: argparse.Namespace, folder: Path) -> dict[str, An
         document = {"data": {"train": [{"source": "s", "target": "t"}]}, "model": SHAPES[model]}
         config = parse_config(document)
         network = build_model(config.model, vocab, vocab, seed=1).eval()
-        pieces = sides = ["<pad>", "<unk>", "<s>", "</s>", *(f"w{i}" for i in range(4, vocab))]
+        source_pieces = target_pieces = ["<pad>", "<unk>", "<s>", "</s>", *(f"w{i}" for i in range(4, vocab))]
         draw = random.Random(1)
         sources = [[*draw.choices(range(4, vocab), k=draw.randint(4, LENGTH - 1)), 3] for _ in range(count)]
     else:
         network, tokenizer, config = load_model(model)
-        pieces = [tokenizer.source_piece(i) for i in range(tokenizer.source_size)]
-        sides = [tokenizer.target_piece(i) for i in range(tokenizer.target_size)]
+        source_pieces = [tokenizer.source_piece(i) for i in range(tokenizer.source_size)]
+        target_pieces = [tokenizer.target_piece(i) for i in range(tokenizer.target_size)]
         sources = [tokenizer.encode_source(line) for line in lines_of(given.text)[:count]]
     for precision in ("float32", "int8"):
         pack(network, folder / f"packed-{precision}", precision)
-        write_specification(specification(network, config.model, pieces, sides), folder / f"ct2-{precision}", precision)
+        exported = specification(network, config.model, source_pieces, target_pieces)
+        write_specification(exported, folder / f"ct2-{precision}", precision)
     if "onnxruntime" in map(program_of, given.peers):
         from onnx_export import export
 
@@ -75,7 +76,7 @@ def prepare(model: str, given: argparse.Namespace, folder: Path) -> dict[str, An
     job = {
         "folder": str(folder), "sources": sources, "length": LENGTH if model in SHAPES else 0,
         "lengths": [len(source) + 2 for source in sources], "model": config.model.model_dump(mode="json"),
-        "pieces": pieces, "target_pieces": sides, "trained": None if model in SHAPES else model,
+        "source_pieces": source_pieces, "target_pieces": target_pieces, "trained": None if model in SHAPES else model,
     }  # fmt: skip
     (folder / "job.json").write_text(json.dumps(job))
     return job
@@ -85,8 +86,8 @@ def lines_of(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
 
 
-def weights_a_token(job: dict[str, Any]) -> int:
-    """How many weights a step of the decoder reads, whatever the number of rows."""
+def weights_per_step(job: dict[str, Any]) -> int:
+    """Return the number of weights that a decoder step reads, independent of the number of rows."""
     shape = job["model"]
     d, f, h = shape["d_model"], shape["d_ff"], shape["n_heads"]
     shared = d // h * (shape["n_kv_heads"] or h)
@@ -102,18 +103,18 @@ def measure(model: str, threads: int, given: argparse.Namespace, folder: Path, j
     count = len(job["sources"])
     alone = random.Random(2).sample(range(count), min(count, 8 if given.quick else 40 if count >= 1000 else 20))
     questions = [Question(name, one, beam, alone if one else list(range(count))) for name, one, beam in QUESTIONS]
-    names = [*given.ours, *given.peers]
+    names = [*given.native, *given.peers]
     starts = {name: start_of(name, path, threads, alone) for name in names}
     with contextlib.ExitStack() as stack:
         contestants = [stack.enter_context(contestant(name, path, threads, questions, given.quick)) for name in names]
         for _ in range(given.rounds):
             for question in questions:
                 for each in contestants:
-                    each.take(question)
+                    each.run(question)
         scored = contestants if given.reference else []
         bleu = {each.name: bleu_of(each, questions[-1], job, given.reference) for each in scored}
-    memory = Process(path, "nothing", {"threads": threads}, {})
-    weights = weights_a_token(job)
+    memory = Process(path, "none", {"threads": threads}, {})
+    weights = weights_per_step(job)
     bound = {}
     for precision, size in (("int8", weights), ("float32", 4 * weights)):
         speed = memory.ask(read=size)["bytes_per_second"]
@@ -127,8 +128,8 @@ def measure(model: str, threads: int, given: argparse.Namespace, folder: Path, j
                 "settings": each.settings,
                 "speed": {q: quartiles(each.speeds(q)) for q in each.rounds},
                 "sentence_ms": {q.name: each.sentence_milliseconds(q.name) for q in questions if q.alone},
-                "rival": rival(each, contestants).name,
-                "ratio": {q: quartiles(ratios(rival(each, contestants), each, q)) for q in each.rounds},
+                "baseline": baseline(each, contestants).name,
+                "ratio": {q: quartiles(speedups(baseline(each, contestants), each, q)) for q in each.rounds},
             }
             for each in contestants
         },
@@ -136,7 +137,7 @@ def measure(model: str, threads: int, given: argparse.Namespace, folder: Path, j
 
 
 def bleu_of(each: Contestant, question: Question, job: dict[str, Any], reference: Path) -> float | None:
-    """BLEU of all sentences with beam 4; None for a program with other weights."""
+    """Return the BLEU of all sentences with beam 4; None for a program with random weights."""
     if each.name == "huggingface" or not job["trained"]:
         return None
     import sacrebleu
@@ -146,25 +147,25 @@ def bleu_of(each: Contestant, question: Question, job: dict[str, Any], reference
 
     tokenizer = Tokenizer.load(find_model(job["trained"]))
     process, batch = each.chosen[question.name]
-    answer = process.ask(numbers=question.numbers, beam=question.beam, batch=batch, alone=False, words=True)
+    answer = process.ask(numbers=question.numbers, beam=question.beam, batch=batch, alone=False, return_ids=True)
     texts = [tokenizer.decode_target(ids) for ids in answer["ids"]]
     return float(sacrebleu.corpus_bleu(texts, [lines_of(reference)[: len(texts)]]).score)
 
 
-def rival(other: Contestant, contestants: Sequence[Contestant]) -> Contestant:
-    """Who of ours is compared with a program: the one of its precision, int8 where it has no such choice."""
-    same = [c for c in contestants if c.name == f"ours-{other.name.partition('-')[2]}"]
+def baseline(other: Contestant, contestants: Sequence[Contestant]) -> Contestant:
+    """Return the native engine in the precision of a program, or in int8 if the program has no such choice."""
+    same = [c for c in contestants if c.name == f"native-{other.name.partition('-')[2]}"]
     return same[0] if same else contestants[0]
 
 
-def ratios(ours: Contestant, other: Contestant, question: str) -> list[float]:
-    """Round by round, how many times as fast we were."""
-    pairs = zip(ours.speeds(question), other.speeds(question), strict=True)
+def speedups(native: Contestant, other: Contestant, question: str) -> list[float]:
+    """Return how many times as fast as the other program the native engine was, per round."""
+    pairs = zip(native.speeds(question), other.speeds(question), strict=True)
     return [b / a if question.startswith("one") else a / b for a, b in pairs]
 
 
 def quartiles(values: Sequence[float]) -> list[float]:
-    """Median, lower and upper quartile."""
+    """Return median, lower quartile and upper quartile."""
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
     return [middle, low, high]
 
@@ -173,10 +174,10 @@ def quartiles(values: Sequence[float]) -> list[float]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """One model and number of threads in Markdown."""
+    """Return the results of one model and number of threads in Markdown."""
     bound = result["bound"]
     floor = ", ".join(
-        f"{p}: {b['bytes'] / 1e6:.1f} MB a token at {b['gb_per_second']:.1f} GB/s = {b['ms_per_token']:.3f} ms"
+        f"{p}: {b['bytes'] / 1e6:.1f} MB per token at {b['gb_per_second']:.1f} GB/s = {b['ms_per_token']:.3f} ms"
         for p, b in bound.items()
     )
     names = [name for name, _, _ in QUESTIONS]
@@ -185,7 +186,7 @@ def table(result: dict[str, Any]) -> str:
         "",
         f"Reading the weights once: {floor}.",
         "",
-        "| | greedy, ms a token | p50, p99 of a sentence | beam 4, ms a token | p50, p99 | "
+        "| | greedy, ms/token | p50, p99 per sentence (ms) | beam 4, ms/token | p50, p99 per sentence (ms) | "
         "greedy, tokens/s | beam 4, tokens/s | ready s | first s | peak MB | BLEU |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
@@ -199,17 +200,21 @@ def table(result: dict[str, Any]) -> str:
             f"{start['ready_s']:.2f} | {start['first_s']:.2f} | {start['peak_mb']:.0f} | "
             f"{'' if bleu is None else f'{bleu:.2f}'} |"
         )
-    rows += ["", "How many times as fast ours is, median of the rounds (quartiles):", ""]
-    rows += [f"| ours | against | {' | '.join(names)} |", "|---|---|---|---|---|---|"]
+    rows += [
+        "",
+        "Speed-up of the native engine over each program (times as fast), median of the rounds (quartiles):",
+        "",
+    ]
+    rows += [f"| native engine | compared with | {' | '.join(names)} |", "|---|---|---|---|---|---|"]
     for name, each in result["contestants"].items():
-        if name != each["rival"]:
+        if name != each["baseline"]:
             cells = [f"{m:.2f} ({low:.2f}-{high:.2f})" for m, low, high in (each["ratio"][q] for q in names)]
-            rows.append(f"| {each['rival']} | {name} | {' | '.join(cells)} |")
+            rows.append(f"| {each['baseline']} | {name} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers depend on."""
+    """Return the processor, the system and the package versions."""
     packages = ("dragoman", "torch", "ctranslate2", "onnxruntime", "transformers", "numpy")
     versions = {}
     for name in packages:
@@ -224,34 +229,34 @@ def machine() -> dict[str, Any]:
 
 
 def installed_peers() -> list[str]:
-    """All peers, but for those of onnxruntime only where it and what makes its files can be imported."""
+    """Return all peers; those of onnxruntime only if it and onnx are installed."""
     missing = [name for name in ("onnxruntime", "onnx") if importlib.util.find_spec(name) is None]
     if missing:
-        print(f"no peers onnxruntime-*: no package {' and '.join(missing)} here", file=sys.stderr)
+        print(f"skipping the peers onnxruntime-*: {' and '.join(missing)} not installed", file=sys.stderr)
     return [name for name in PEERS if not missing or program_of(name) != "onnxruntime"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["random-tiny"], help=f"{', '.join(SHAPES)}, or a model folder")
-    parser.add_argument("--text", type=Path, help="the lines that a trained model translates")
-    parser.add_argument("--reference", type=Path, help="their reference translations, for BLEU")
-    parser.add_argument("--peers", nargs="*", choices=PEERS, help="default: all that are installed")
-    parser.add_argument("--ours", nargs="+", choices=OURS, default=OURS)
+    parser.add_argument("--text", type=Path, help="source lines for trained models")
+    parser.add_argument("--reference", type=Path, help="reference translations of the source lines, for BLEU")
+    parser.add_argument("--peers", nargs="*", choices=PEERS, help="programs to compare with (default: all installed)")
+    parser.add_argument("--native", nargs="+", choices=NATIVE, default=NATIVE, help="precisions of the native engine")
     parser.add_argument("--threads", nargs="+", type=int, default=[1])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--sentences", type=int, help="default: 1000, of random-base 160")
-    parser.add_argument("--quick", action="store_true", help="2 rounds, 80 sentences, default settings: does it run?")
-    parser.add_argument("--out", type=Path, help="all numbers as JSON")
+    parser.add_argument("--sentences", type=int, help="number of sentences (default: 1000; random-base: 160)")
+    parser.add_argument("--quick", action="store_true", help="smoke test: 2 rounds, 80 sentences, no tuning")
+    parser.add_argument("--out", type=Path, help="write all measurements as JSON")
     given = parser.parse_args()
     if given.quick:
         given.rounds, given.sentences = min(2, given.rounds), min(80, given.sentences or 80)
     if given.peers is None:
         given.peers = installed_peers()
     if given.text is None and not set(given.models) <= set(SHAPES):
-        parser.error("a trained model needs --text")
+        parser.error("trained models require --text")
     if max(given.threads) > (cores := len(os.sched_getaffinity(0))):
-        parser.error(f"--threads {max(given.threads)}: this process may use {cores} cores")
+        parser.error(f"--threads {max(given.threads)}: accepted: up to {cores}, the cores available to this process")
     results = []
     for model in given.models:
         with tempfile.TemporaryDirectory() as folder:

@@ -1,11 +1,11 @@
-"""One program that translates, in a process of its own: what bench/decode.py starts and asks.
+"""Run one translation program in its own process, for bench/decode.py.
 
-    python bench/decoders.py JOB.json PROGRAM OPTIONS        (not meant to be called by hand)
+    python bench/decoders.py JOB.json PROGRAM OPTIONS        (started by bench/contestants.py)
 
-A request is a line of JSON on standard input, an answer a line on standard output.  {"numbers": [...], "beam": K,
-"batch": B, "alone": true, "words": false} translates these sentences of the job, one by one or all at once, and answers
-with seconds and tokens, with "words" also with the targets' ids; {"read": bytes} measures how fast memory of that size
-is read.  Affinity is set before anything is imported.
+Requests and answers are lines of JSON on standard input and output.  {"numbers": [...], "beam": K, "batch": B, "alone":
+true, "return_ids": false} translates these sentences of the job, one by one or all at once, and returns seconds and
+tokens, and with "return_ids" the target ids; {"read": bytes} measures the memory bandwidth for that size.  The affinity
+is set before anything is imported.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from pathlib import Path
 from typing import Any
 
 Job = dict[str, Any]
-"""folder: where packed and exported models lie; sources: rows of ids, EOS last; length: tokens of every target, end
-included, or 0 = as it comes; lengths: of each sentence, for a program that is not of the same weights; model: the
-`[model]` section; pieces, target_pieces: the vocabularies; trained: the model folder, or None."""
+"""folder: packed and exported models.  sources: ids, EOS last.  length: tokens per target, including the end, or 0 for
+no fixed length.  lengths: target lengths for a program with other weights.  model: the `[model]` section.
+source_pieces, target_pieces: vocabularies.  trained: model folder, or None for random weights."""
 
 Rows = list[list[int]]
 Translate = Callable[[Rows, int, Any, list[int]], Rows]
-"""(sources, beam, batch setting, length of each target for who must be told) -> ids of the targets without the end."""
+"""(sources, beam, batch setting, target lengths) -> target ids without the end of sentence."""
 
 
-def ours(job: Job, options: dict[str, Any]) -> Translate:
-    """The native engine."""
+def native(job: Job, options: dict[str, Any]) -> Translate:
+    """dragoman on the native engine."""
     from dragoman.decoding.native.engine import Engine
     from dragoman.decoding.settings import SearchSettings
 
@@ -39,14 +39,14 @@ def ours(job: Job, options: dict[str, Any]) -> Translate:
     def translate(sources: Rows, beam: int, batch: Any, lengths: list[int]) -> Rows:
         settings = SearchSettings(beam=beam, min_length=max(0, job["length"] - 1))
         limits = [job["length"] or len(source) + settings.max_extra for source in sources]
-        found = engine.search(sources, limits, settings, threads=options["threads"])
-        return [best.tokens for best, *_ in found]
+        results = engine.search(sources, limits, settings, threads=options["threads"])
+        return [best.tokens for best, *_ in results]
 
     return translate
 
 
-def plain(job: Job, options: dict[str, Any]) -> Translate:
-    """dragoman.decoding in PyTorch."""
+def pytorch(job: Job, options: dict[str, Any]) -> Translate:
+    """dragoman on the PyTorch backend."""
     import torch
 
     from dragoman.config import parse_config
@@ -61,36 +61,36 @@ def plain(job: Job, options: dict[str, Any]) -> Translate:
         model = load_model(job["trained"])[0].eval()
     else:
         config = parse_config({"data": {"train": [{"source": "s", "target": "t"}]}, "model": job["model"]})
-        built = build_model(config.model, len(job["pieces"]), len(job["target_pieces"]), seed=1).eval()
+        built = build_model(config.model, len(job["source_pieces"]), len(job["target_pieces"]), seed=1).eval()
         assert isinstance(built, Model)
         model = built
     stepper = ModelStepper(model)
 
     def translate(sources: Rows, beam: int, batch: Any, lengths: list[int]) -> Rows:
         settings = SearchSettings(beam=beam, min_length=max(0, job["length"] - 1), max_extra=0 if job["length"] else 50)
-        written: Rows = [[] for _ in sources]
-        for places in batches_within([len(source) * beam for source in sources], batch):
-            src, mask = collate_source([sources[i] for i in places])
-            for place, (best, *_) in zip(places, generate(stepper, src, mask, settings), strict=True):
-                written[place] = best.tokens
-        return written
+        targets: Rows = [[] for _ in sources]
+        for indices in batches_within([len(source) * beam for source in sources], batch):
+            src, mask = collate_source([sources[i] for i in indices])
+            for index, (best, *_) in zip(indices, generate(stepper, src, mask, settings), strict=True):
+                targets[index] = best.tokens
+        return targets
 
     return translate
 
 
 def ctranslate2(job: Job, options: dict[str, Any]) -> Translate:
-    """The same weights, exported.  Without torch and transformers, as it is where nobody needs them."""
+    """CTranslate2 with the exported weights.  torch and transformers are not imported: it does not require them."""
     sys.modules.update(dict.fromkeys(("torch", "transformers", "huggingface_hub")))  # type: ignore[arg-type]
     import ctranslate2 as ct2  # type: ignore[import-untyped]
 
     precision = options["precision"]
     threads = {"inter_threads": options.get("inter", 1), "intra_threads": options["threads"] // options.get("inter", 1)}
-    runner = ct2.Translator(str(Path(job["folder"]) / f"ct2-{precision}"), compute_type=precision, **threads)
-    names, ids = job["pieces"], {piece: i for i, piece in enumerate(job["target_pieces"])}
+    translator = ct2.Translator(str(Path(job["folder"]) / f"ct2-{precision}"), compute_type=precision, **threads)
+    names, ids = job["source_pieces"], {piece: i for i, piece in enumerate(job["target_pieces"])}
 
     def translate(sources: Rows, beam: int, batch: Any, lengths: list[int]) -> Rows:
         size, kind = batch
-        found = runner.translate_batch(
+        results = translator.translate_batch(
             [[names[i] for i in source[:-1]] for source in sources],
             beam_size=beam,
             length_penalty=0.6,
@@ -99,42 +99,42 @@ def ctranslate2(job: Job, options: dict[str, Any]) -> Translate:
             max_decoding_length=job["length"] or 256,
             min_decoding_length=job["length"] or 1,
         )
-        return [[ids[piece] for piece in each.hypotheses[0]] for each in found]
+        return [[ids[piece] for piece in each.hypotheses[0]] for each in results]
 
     return translate
 
 
 def onnxruntime(job: Job, options: dict[str, Any]) -> Translate:
-    """The same weights as graphs of ONNX (bench/onnx_export.py), with a search in NumPy (bench/onnx_search.py)."""
+    """The same weights as ONNX graphs (bench/onnx_export.py), with a search in NumPy (bench/onnx_search.py)."""
     from onnx_search import Graphs, search
 
     graphs = Graphs(Path(job["folder"]) / f"onnx-{options['precision']}", options["threads"])
 
     def translate(sources: Rows, beam: int, batch: Any, lengths: list[int]) -> Rows:
-        written: Rows = [[] for _ in sources]
+        targets: Rows = [[] for _ in sources]
         order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
         for begin in range(0, len(order), batch):
-            places = order[begin : begin + batch]
-            some = [sources[i] for i in places]
-            limits = [job["length"] or len(source) + 50 for source in some]
-            for place, found in zip(places, search(graphs, some, beam, limits, job["length"] - 1), strict=True):
-                written[place] = found
-        return written
+            indices = order[begin : begin + batch]
+            rows = [sources[i] for i in indices]
+            limits = [job["length"] or len(source) + 50 for source in rows]
+            for index, target in zip(indices, search(graphs, rows, beam, limits, job["length"] - 1), strict=True):
+                targets[index] = target
+        return targets
 
     return translate
 
 
 def huggingface(job: Job, options: dict[str, Any]) -> Translate:
-    """A Marian model of the same sizes with random weights, whose targets are as long as the job says."""
+    """A Marian model of the same size with random weights and the target lengths of the job."""
     import torch
     import transformers
 
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     torch.set_num_threads(options["threads"])
     shape = {"d_model": 512, "d_ff": 2048, "n_heads": 8, "encoder_layers": 6, "decoder_layers": 6} | job["model"]
-    d_ff = shape["d_ff"] * 3 // 2 if shape.get("gated") else shape["d_ff"]  # as many numbers as three matrices have
+    d_ff = shape["d_ff"] * 3 // 2 if shape.get("gated") else shape["d_ff"]  # the number of weights of three matrices
     config = transformers.MarianConfig(
-        vocab_size=max(len(job["pieces"]), len(job["target_pieces"])), d_model=shape["d_model"],
+        vocab_size=max(len(job["source_pieces"]), len(job["target_pieces"])), d_model=shape["d_model"],
         max_position_embeddings=1024,
         encoder_layers=shape["encoder_layers"], decoder_layers=shape["decoder_layers"],
         encoder_attention_heads=shape["n_heads"], decoder_attention_heads=shape["n_heads"],
@@ -146,9 +146,9 @@ def huggingface(job: Job, options: dict[str, Any]) -> Translate:
     def translate(sources: Rows, beam: int, batch: Any, lengths: list[int]) -> Rows:
         order = sorted(range(len(sources)), key=lambda i: -lengths[i])
         for begin in range(0, len(order), batch):
-            some = [sources[i] for i in order[begin : begin + batch]]
-            longest = max(map(len, some))
-            ids = torch.tensor([row + [0] * (longest - len(row)) for row in some])
+            rows = [sources[i] for i in order[begin : begin + batch]]
+            longest = max(map(len, rows))
+            ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
             count = lengths[order[begin]]
             with torch.inference_mode():
                 model.generate(
@@ -160,19 +160,19 @@ def huggingface(job: Job, options: dict[str, Any]) -> Translate:
     return translate
 
 
-def nothing(job: Job, options: dict[str, Any]) -> Translate:
-    """No program: a process that only reads memory."""
+def none(job: Job, options: dict[str, Any]) -> Translate:
+    """No program, for measurements of the memory bandwidth."""
     return lambda sources, beam, batch, lengths: sources
 
 
 PROGRAMS: dict[str, Callable[[Job, dict[str, Any]], Translate]] = {
-    "ours": ours, "plain": plain, "ctranslate2": ctranslate2, "onnxruntime": onnxruntime, "huggingface": huggingface,
-    "nothing": nothing,
+    "native": native, "pytorch": pytorch, "ctranslate2": ctranslate2, "onnxruntime": onnxruntime,
+    "huggingface": huggingface, "none": none,
 }  # fmt: skip
 
 
-def read_speed(size: int, threads: int) -> float:
-    """Bytes a second at which `threads` cores read `size` bytes over and over, each its share; the best of 40."""
+def memory_bandwidth(size: int, threads: int) -> float:
+    """Return the best of 40 measurements of bytes per second, with `size` bytes divided among `threads` threads."""
     import numpy as np
 
     shares = [np.ones(size // threads // 4, np.float32) for _ in range(threads)]
@@ -180,44 +180,44 @@ def read_speed(size: int, threads: int) -> float:
     with ThreadPoolExecutor(threads) as pool:
         for _ in range(40):
             began = time.perf_counter()
-            list(pool.map(lambda share: float(np.dot(share, share)), shares))  # one pass over memory, outside the GIL
+            list(pool.map(lambda share: float(np.dot(share, share)), shares))  # reads the memory once, without the GIL
             best = max(best, size / (time.perf_counter() - began))
     return best
 
 
 def peak_megabytes() -> float:
-    """The most memory this process has held (`getrusage` would count what its parent held before it started)."""
+    """Return the peak memory of this process (`getrusage` would include its parent's before the fork)."""
     line = next(line for line in Path("/proc/self/status").read_text().split("\n") if line.startswith("VmHWM"))
     return int(line.split()[1]) / 1024
 
 
 def answers(job: Job, translate: Translate, threads: int) -> Iterator[dict[str, Any]]:
-    """One for each request."""
+    """Yield the answer to each request."""
     for line in sys.stdin:
-        asked = json.loads(line)
-        if "read" in asked:
-            yield {"bytes_per_second": read_speed(asked["read"], threads)}
+        request = json.loads(line)
+        if "read" in request:
+            yield {"bytes_per_second": memory_bandwidth(request["read"], threads)}
             continue
-        sources = [job["sources"][i] for i in asked["numbers"]]
-        lengths = [job["length"] or job["lengths"][i] for i in asked["numbers"]]
+        sources = [job["sources"][i] for i in request["numbers"]]
+        lengths = [job["length"] or job["lengths"][i] for i in request["numbers"]]
         groups = [([source], [length]) for source, length in zip(sources, lengths, strict=True)]
-        times, written = [], []
-        for some, count in groups if asked["alone"] else [(sources, lengths)]:
+        times, targets = [], []
+        for group, lengths_of_group in groups if request["alone"] else [(sources, lengths)]:
             began = time.perf_counter()
-            written += translate(some, asked["beam"], asked["batch"], count)
+            targets += translate(group, request["beam"], request["batch"], lengths_of_group)
             times.append(time.perf_counter() - began)
-        # A target of a given length has no end with one program and one more word with another: as many steps.
-        tokens = [min(len(row) + 1, job["length"] or len(row) + 1) for row in written]
+        # With a fixed length, some programs replace the end of sentence by another token; the number of steps is equal.
+        tokens = [min(len(row) + 1, job["length"] or len(row) + 1) for row in targets]
         answer = {"seconds": times, "tokens": tokens, "peak_mb": peak_megabytes()}
-        yield answer | ({"ids": written} if asked.get("words") else {})
+        yield answer | ({"ids": targets} if request.get("return_ids") else {})
 
 
 def main() -> None:
     job, options = json.loads(Path(sys.argv[1]).read_text()), json.loads(sys.argv[3])
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options["threads"]])
-    said = os.dup(1)
-    os.dup2(2, 1)  # whatever a library prints must not come between the answers
-    with os.fdopen(said, "w", buffering=1) as out:
+    answers_fd = os.dup(1)
+    os.dup2(2, 1)  # output of libraries goes to standard error
+    with os.fdopen(answers_fd, "w", buffering=1) as out:
         translate = PROGRAMS[sys.argv[2]](job, options)
         out.write(json.dumps({"ready": True}) + "\n")
         for answer in answers(job, translate, options["threads"]):

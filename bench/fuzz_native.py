@@ -1,12 +1,11 @@
-"""Random requests and damaged files for the native engine, under the sanitizers of the compiler.
+"""Fuzz the native engine with random requests and damaged files, under the sanitizers of the compiler.
 
     python bench/fuzz_native.py [--seconds 600] [--seed N] [--build avx2] [--sanitizer address]
 
-The core is built into a temporary folder with -fsanitize=address,undefined (or thread), some models are packed, and a
-child process plays cases: good requests, whose answers must not depend on their company; wrong ones, through Python and
-past it; steps of a session; several threads in one engine and one session; damaged files.  Allowed is an answer or a
-DragomanError, nothing else.  Every case follows from its number: the one that goes wrong is printed, and `--seed NUMBER
---cases 1` plays it again.
+The library is built in a temporary folder with -fsanitize=address,undefined (or thread), models are packed, and
+a child process runs cases: valid requests, whose results must not depend on the batch; invalid requests, through
+Python and directly; sessions; concurrent calls; damaged files.  Each case must give a result or a DragomanError.  The
+number of a case determines it: the number of a failing case is printed, and `--seed NUMBER --cases 1` repeats it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ import numpy as np
 from sanitized import INSTRUCTIONS, SANITIZERS, compiled, environment
 
 VOCAB, POSITIONS = 83, 40
-HANGS = 120.0
+TIMEOUT = 120.0
 """Seconds after which a case counts as hanging."""
 BLOCK: dict[str, Any] = {"d_model": 12, "d_ff": 20, "n_heads": 2, "dropout": 0.0}
 BOTH: dict[str, Any] = {"architecture": "transformer", **BLOCK, "encoder_layers": 1, "decoder_layers": 2}
@@ -39,7 +38,12 @@ MODERN: dict[str, Any] = {
     "order": "pre", "norm": {"kind": "rms"}, "position": {"kind": "rotary"}, "activation": "silu", "gated": True,
     "bias": False,
 }  # fmt: skip
-WIDE: dict[str, Any] = {"d_model": 192, "d_ff": 448, "n_heads": 4, "decoder_layers": 1}  # enough to share among threads
+WIDE: dict[str, Any] = {
+    "d_model": 192,
+    "d_ff": 448,
+    "n_heads": 4,
+    "decoder_layers": 1,
+}  # large enough for parallel steps
 MODELS: dict[str, tuple[dict[str, Any], str, int]] = {
     "paper": (BOTH, "float32", VOCAB),
     "wide": (BOTH | WIDE, "int8", 700),
@@ -54,34 +58,61 @@ MODELS: dict[str, tuple[dict[str, Any], str, int]] = {
         VOCAB,
     ),
 }
-ODD = [-(2**31), -1, 0, 1, 2, 3, 5, 15, 16, 17, 63, 64, 65, 83, 128, 4096, 65536, 2**20, 2**24, 2**30, 2**31 - 1]
+EDGE_INTEGERS = [
+    -(2**31),
+    -1,
+    0,
+    1,
+    2,
+    3,
+    5,
+    15,
+    16,
+    17,
+    63,
+    64,
+    65,
+    83,
+    128,
+    4096,
+    65536,
+    2**20,
+    2**24,
+    2**30,
+    2**31 - 1,
+]
 BUDGETS = [-(2**63), -1, 0, 1, 50, 1000, 100_000, 2**40, 2**63 - 1]
-"""Of source tokens, and of bytes."""
-SPOILT = [float("nan"), float("inf"), -float("inf"), 3e38, -1e30, 1e-42, 0.0, 70000.0]
+"""Values of `source_tokens` and `memory`."""
+SPECIAL_FLOATS = [float("nan"), float("inf"), -float("inf"), 3e38, -1e30, 1e-42, 0.0, 70000.0]
 
 
 # ------------------------------------------------------------------------------------------------------------ the child
 
 
-class Player:
-    """The cases, each from its own random numbers."""
+class Fuzzer:
+    """Runs test cases; the number of a case seeds its random generator."""
 
     def __init__(self, folder: Path, library: Path) -> None:
         from dragoman.decoding.native import engine
         from dragoman.decoding.native import library as native
 
         self.engine: Any = engine
-        self.engine.load_native = lambda: native.Native("fuzzed", native._declared(ctypes.CDLL(str(library))))
+        self.engine.load_native = lambda: native.NativeLibrary(
+            "sanitized", native._declare_functions(ctypes.CDLL(str(library)))
+        )
         self.paths = sorted(folder.glob("*.packed"))
         self.engines = [engine.Engine(path) for path in self.paths]
-        self.hurt = folder / "hurt"
+        self.damaged_path = folder / "damaged"
         self.outcomes: Counter[str] = Counter()
 
-    def play(self, number: int) -> None:
+    def run(self, number: int) -> None:
         from dragoman.errors import DragomanError
 
         draw = random.Random(number)
-        cases = [self.good, self.wrong, self.past_python, self.past_python, self.session, self.together, self.damaged]
+        cases = [
+            self.valid, self.invalid, self.bypassing_python, self.bypassing_python,
+            self.session, self.concurrent, self.damaged,
+        ]  # fmt: skip
         case = draw.choice(cases)
         try:
             case(draw)
@@ -91,174 +122,184 @@ class Player:
             self.outcomes[f"{case.__name__}: refused"] += 1
 
     def request(self, draw: random.Random, engine: Any) -> dict[str, Any]:
-        """A request that this engine must answer."""
+        """Return a valid request."""
         from dragoman.decoding.settings import SearchSettings
 
-        def ids(most: int, size: int) -> list[int]:
-            return [draw.randrange(min(4, size - 1), size) for _ in range(draw.randint(0, most))]
+        def ids(max_length: int, size: int) -> list[int]:
+            return [draw.randrange(min(4, size - 1), size) for _ in range(draw.randint(0, max_length))]
 
         count, positions = draw.randint(1, 9), min(engine.positions, POSITIONS)
         longest = draw.choice([3, 17, positions - 1])
         beam = draw.choice([1, 2, 4, 7])
         min_length = draw.choice([0, 0, 2])
         prefixes = [ids(draw.choice([0, 0, 3]), engine.target_size) for _ in range(count)]
-        least = [max(len(prefix), min_length) + 1 for prefix in prefixes]
+        min_limits = [max(len(prefix), min_length) + 1 for prefix in prefixes]
         return {
-            "sources": [[*ids(longest, engine.source_size), 3] if engine.encodes else [] for _ in range(count)],
-            "limits": [draw.randint(low, max(low, draw.choice([8, positions]))) for low in least],
+            "sources": [[*ids(longest, engine.source_size), 3] if engine.has_encoder else [] for _ in range(count)],
+            "limits": [draw.randint(low, max(low, draw.choice([8, positions]))) for low in min_limits],
             "settings": SearchSettings(
                 beam=beam, nbest=draw.randint(1, beam), min_length=min_length,
                 no_repeat_ngram=draw.choice([0, 0, 2, 3]), alpha=draw.choice([0.0, 0.6, 2.0]),
             ),
             "prefixes": prefixes,
-            "shortlists": draw.choice([None, [listed(draw, engine.target_size, prefix) for prefix in prefixes]]),
+            "shortlists": draw.choice([None, [make_shortlist(draw, engine.target_size, p) for p in prefixes]]),
             "threads": draw.choice([1, 1, 2, 3, 5]),
             "rows": draw.choice([1, 3, 8, 64]),
             "memory": draw.choice([0, 10_000, 100_000, 1 << 30]),
             "source_tokens": draw.choice([0, 20, 100, 1 << 40]),
         }  # fmt: skip
 
-    def good(self, draw: random.Random) -> None:
+    def valid(self, draw: random.Random) -> None:
         engine = draw.choice(self.engines)
-        asked = self.request(draw, engine)
-        found = engine.search(**asked)
-        place = draw.randrange(len(found))
+        request = self.request(draw, engine)
+        results = engine.search(**request)
+        index = draw.randrange(len(results))
         names = ("sources", "limits", "prefixes", "shortlists")
-        own: dict[str, Any] = {name: [asked[name][place]] for name in names if asked[name] is not None}
-        assert len(found) == len(asked["sources"]) and all(found)
-        assert engine.search(**own, settings=asked["settings"]) == [found[place]], "its company changed a sentence"
+        single: dict[str, Any] = {name: [request[name][index]] for name in names if request[name] is not None}
+        assert len(results) == len(request["sources"]) and all(results)
+        assert engine.search(**single, settings=request["settings"]) == [results[index]], "the batch changed a result"
 
-    def wrong(self, draw: random.Random) -> None:
-        """One thing in a good request is not as it should be."""
+    def invalid(self, draw: random.Random) -> None:
+        """A valid request with one change."""
         engine = draw.choice(self.engines)
-        asked = self.request(draw, engine)
+        request = self.request(draw, engine)
         name = draw.choice(["sources", "prefixes", "limits", "shortlists", "threads", "rows", "fewer"])
-        number = draw.choice([*ODD, 2**32, 2**32 + 1, 2**70, -(2**70)])
-        if name in ("shortlists", "fewer") and asked["shortlists"] is None:
-            asked["shortlists"] = [listed(draw, engine.target_size, prefix) for prefix in asked["prefixes"]]
+        number = draw.choice([*EDGE_INTEGERS, 2**32, 2**32 + 1, 2**70, -(2**70)])
+        if name in ("shortlists", "fewer") and request["shortlists"] is None:
+            request["shortlists"] = [make_shortlist(draw, engine.target_size, prefix) for prefix in request["prefixes"]]
         if name in ("sources", "prefixes", "shortlists"):
-            row = draw.choice(asked[name])
+            row = draw.choice(request[name])
             row[draw.randint(0, len(row)) :] = draw.choice([[], [number], [5] * draw.choice([1, POSITIONS, 999])])
         elif name == "limits":
-            asked[name][draw.randrange(len(asked[name]))] = number
+            request[name][draw.randrange(len(request[name]))] = number
         elif name == "fewer":
-            del asked[draw.choice(["sources", "prefixes", "limits", "shortlists"])][-1]
-        elif abs(number) < 9 or not 0 < number < 2**20:  # the rest is right, and slow
-            asked[name] = number
-        engine.search(**asked)
+            del request[draw.choice(["sources", "prefixes", "limits", "shortlists"])][-1]
+        elif abs(number) < 9 or not 0 < number < 2**20:  # other values are valid and slow
+            request[name] = number
+        engine.search(**request)
 
-    def past_python(self, draw: random.Random) -> None:
-        """What Python would have refused, straight to the core; arrays have their length, their content is odd."""
+    def bypassing_python(self, draw: random.Random) -> None:
+        """Pass unchecked values directly to the library; the arrays have the lengths that their offsets declare."""
         module, engine = self.engine, draw.choice(self.engines)
-        count = usually(draw, [1, 2, 5], [-1, 0])
+        count = mostly(draw, [1, 2, 5], [-1, 0])
         rows = max(count, 0)
 
-        def numbers(length: int, usual: range, dtype: type) -> Any:
-            odd = [n for n in ODD if n < 4096] if dtype is np.int64 else ODD  # so that all arrays fit into memory
-            rare = usually(draw, [0.0], [0.3])
-            return np.array([usually(draw, usual, odd, rare) for _ in range(length)], dtype)
+        def integers(length: int, usual: range, dtype: type) -> Any:
+            edge = [n for n in EDGE_INTEGERS if n < 4096] if dtype is np.int64 else EDGE_INTEGERS  # bounds the memory
+            rate = mostly(draw, [0.0], [0.3])
+            return np.array([mostly(draw, usual, edge, rate) for _ in range(length)], dtype)
 
-        def ragged(size: int, least: int, most: int) -> tuple[Any, Any]:
-            each = numbers(rows, range(least, most + 1), np.int64)
-            offsets = np.concatenate([[0], np.cumsum(each)]).astype(np.int64)
-            if usually(draw, [False], [True]):
+        def ragged(size: int, min_length: int, max_length: int) -> tuple[Any, Any]:
+            lengths = integers(rows, range(min_length, max_length + 1), np.int64)
+            offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+            if mostly(draw, [False], [True]):
                 offsets = np.sort(offsets)
-            return numbers(max(int(offsets[-1]), 0), range(min(4, size - 1), size), np.int32), offsets
+            return integers(max(int(offsets[-1]), 0), range(min(4, size - 1), size), np.int32), offsets
 
-        ids, offsets = ragged(engine.source_size, int(engine.encodes), 6 * int(engine.encodes))
-        begin, ahead = ragged(engine.target_size, 0, 1)
-        lists = odd_lists(draw, engine.target_size, rows, begin, ahead)
-        limits = numbers(rows, range(3, 12), np.int32)
-        beam = usually(draw, [1, 2, 3, 5], [-1, 0, 40, 4097, 2**31 - 1])
-        nbest = usually(draw, [beam, 1], [0, -1, beam + 1 if beam < 99 else 1, 2**31 - 1])
-        settings = [usually(draw, [0, 0, 1, 2], [-1, 2**31 - 1]) for _ in range(2)]
-        words = [usually(draw, [usual], ODD) for usual in (2, 3, 0)]
-        settings += [*words, usually(draw, [8, 64], [0, 1, -5, 2**31 - 1]), usually(draw, [1, 2, 3], [0, -1, 1025])]
-        alpha = usually(draw, [0.6, 0.0, 5.0], [-1.0, float("nan"), float("inf"), 1e308])
+        sources = ragged(engine.source_size, int(engine.has_encoder), 6 * int(engine.has_encoder))
+        prefixes = ragged(engine.target_size, 0, 1)
+        shortlists = odd_shortlists(draw, engine.target_size, rows, *prefixes)
+        limits = integers(rows, range(3, 12), np.int32)
+        beam = mostly(draw, [1, 2, 3, 5], [-1, 0, 40, 4097, 2**31 - 1])
+        nbest = mostly(draw, [beam, 1], [0, -1, beam + 1 if beam < 99 else 1, 2**31 - 1])
+        settings = [mostly(draw, [0, 0, 1, 2], [-1, 2**31 - 1]) for _ in range(2)]
+        settings += [mostly(draw, [token], EDGE_INTEGERS) for token in (2, 3, 0)]
+        settings += [mostly(draw, [8, 64], [0, 1, -5, 2**31 - 1]), mostly(draw, [1, 2, 3], [0, -1, 1025])]
+        alpha = mostly(draw, [0.6, 0.0, 5.0], [-1.0, float("nan"), float("inf"), 1e308])
         usage = module.Usage()
-        asked = module._Request(
+
+        def ragged_array(ids: Any, offsets: Any) -> Any:
+            return module._RaggedArray(*(None if values is None else values.ctypes.data for values in (ids, offsets)))
+
+        request = module._Request(
             module._Settings(beam, nbest, *settings, alpha, *(draw.choice(BUDGETS) for _ in range(2))),
             count,
-            module._Ragged(ids.ctypes.data, offsets.ctypes.data),
-            module._Ragged(begin.ctypes.data, ahead.ctypes.data),
-            module._Ragged(*(None if numbers is None else numbers.ctypes.data for numbers in lists)),
+            *(ragged_array(*arrays) for arrays in (sources, prefixes, shortlists)),
             limits.ctypes.data,
             None,
             ctypes.addressof(usage),
         )
-        each, room = min(max(nbest, 0), 4096), int(np.clip(limits, 0, POSITIONS).sum())
-        kinds = [(np.int32, room), (np.float32, room), (np.int32, rows), (float, rows), (float, rows), (np.int32, rows)]
-        outcome = [np.empty(each * size, kind) for kind, size in kinds]
+        hypotheses, tokens = min(max(nbest, 0), 4096), int(np.clip(limits, 0, POSITIONS).sum())
+        dtypes = [(np.int32, tokens), (np.float32, tokens), (np.int32, rows), (float, rows), (float, rows)]
+        outputs = [np.empty(hypotheses * size, dtype) for dtype, size in [*dtypes, (np.int32, rows)]]
         stop, error = ctypes.c_int32(draw.random() < 0.05), ctypes.create_string_buffer(512)
-        self.told(
-            engine._library.dragoman_search(
-                engine._model, ctypes.addressof(asked), ctypes.addressof(stop), *(a.ctypes.data for a in outcome), error
-            ),
-            error,
+        addresses = [array.ctypes.data for array in outputs]
+        status = engine._functions.dragoman_search(
+            engine._model, ctypes.addressof(request), ctypes.addressof(stop), *addresses, error
         )
+        self.raise_for_status(status, error)
 
-    def told(self, status: int, error: Any) -> None:
+    def raise_for_status(self, status: int, error: Any) -> None:
         from dragoman.errors import DragomanError
 
         if status != 0:
             raise DragomanError(error.value.decode())
 
     def session(self, draw: random.Random) -> None:
-        """Steps of a session, good and wrong ones; the probabilities of a good one sum to 1."""
+        """Call the functions of a session with valid and invalid arguments; the probabilities of a step sum to 1."""
         engine, error = draw.choice(self.engines), ctypes.create_string_buffer(512)
-        library = engine._library
-        threads = usually(draw, [1, 2, 4], [0, -1, 1025])
-        slots, capacity, sentences, source = (usually(draw, [1, 3, 9, 40], [0, 41, -1]) for _ in range(4))
-        number, sizes = ctypes.c_int64(), (slots, capacity, sentences, source)
-        self.told(library.dragoman_begin(engine._model, threads, *sizes, ctypes.byref(number), error), error)
-        opened = number.value
+        functions = engine._functions
+        threads = mostly(draw, [1, 2, 4], [0, -1, 1025])
+        target_slots, target_length, source_slots, source_length = (
+            mostly(draw, [1, 3, 9, 40], [0, 41, -1]) for _ in range(4)
+        )
+        number, sizes = ctypes.c_int64(), (target_slots, target_length, source_slots, source_length)
+        self.raise_for_status(
+            functions.dragoman_session_open(engine._model, threads, *sizes, ctypes.byref(number), error), error
+        )
+        session = number.value
 
-        def some(count: int, most: int) -> Any:
-            right = draw.random() < 0.7
-            each = (usually(draw, range(max(most, 1)), ODD, 0.0 if right else 0.1) for _ in range(count))
-            return np.fromiter(each, np.int32, count)
+        def integers(count: int, end: int) -> Any:
+            rate = 0.0 if draw.random() < 0.7 else 0.1
+            values = (mostly(draw, range(max(end, 1)), EDGE_INTEGERS, rate) for _ in range(count))
+            return np.fromiter(values, np.int32, count)
 
         try:
             for _ in range(draw.randint(1, 12)):
-                count = draw.randint(1, min(slots, 6))
+                count = draw.randint(1, min(target_slots, 6))
                 kind = draw.choice(["encode", "step", "step", "copy"])
                 if kind == "copy":
-                    library.dragoman_copy(opened, *some(2, slots).tolist(), int(some(1, capacity)[0]), error)
+                    slots, length = integers(2, target_slots).tolist(), int(integers(1, target_length)[0])
+                    functions.dragoman_session_copy(session, *slots, length, error)
                 elif kind == "encode":
-                    lengths, places = 1 + np.minimum(some(count, source), 999), some(count, sentences)
-                    tokens = some(int(np.maximum(lengths, 0).sum()), engine.source_size)
-                    library.dragoman_encode(opened, *(a.ctypes.data for a in (tokens, lengths, places)), count, error)
+                    lengths = 1 + np.minimum(integers(count, source_length), 999)
+                    tokens = integers(int(np.maximum(lengths, 0).sum()), engine.source_size)
+                    addresses = [a.ctypes.data for a in (tokens, lengths, integers(count, source_slots))]
+                    functions.dragoman_session_encode(session, *addresses, count, error)
                 else:
-                    columns = [some(count, most) for most in (engine.target_size, capacity, slots, sentences)]
-                    if draw.random() < 0.8:  # a slot twice is refused
-                        columns[2] = np.array(draw.sample(range(slots), count), np.int32)
+                    ends = (engine.target_size, target_length, target_slots, source_slots)
+                    columns = [integers(count, end) for end in ends]
+                    if draw.random() < 0.8:  # otherwise a slot may occur twice, which is refused
+                        columns[2] = np.array(draw.sample(range(target_slots), count), np.int32)
                     rows = np.ascontiguousarray(np.stack(columns, axis=1))
                     out = np.empty((count, engine.target_size), np.float32)
-                    if library.dragoman_step(opened, rows.ctypes.data, count, out.ctypes.data, error) == 0:
+                    status = functions.dragoman_session_step(session, rows.ctypes.data, count, out.ctypes.data, error)
+                    if status == 0:
                         assert np.allclose(np.exp(out.astype(np.float64)).sum(1), 1, atol=1e-4)
-                assert library.dragoman_bytes(opened) > 0
+                assert functions.dragoman_session_bytes(session) > 0
         finally:
-            library.dragoman_end(opened)
-        assert library.dragoman_step(opened, None, 1, None, error) != 0, "an ended session took a step"
+            functions.dragoman_session_close(session)
+        assert functions.dragoman_session_step(session, None, 1, None, error) != 0, "a closed session accepted a step"
 
-    def together(self, draw: random.Random) -> None:
-        """Threads that search in the same engine have the answers of each alone; in one session some are refused."""
+    def concurrent(self, draw: random.Random) -> None:
+        """Concurrent searches give the results of separate ones; concurrent calls of one session may be refused."""
         engine = draw.choice(self.engines)
-        asked = [self.request(draw, engine) for _ in range(draw.randint(2, 4))]
-        with ThreadPoolExecutor(len(asked)) as pool:
-            found = list(pool.map(lambda one: engine.search(**one), asked))
-        assert found == [engine.search(**one) for one in asked], "other threads changed a search"
-        number, library = engine.begin(1, rows=4, target=40, sentences=1, source=20), engine._library
+        requests = [self.request(draw, engine) for _ in range(draw.randint(2, 4))]
+        with ThreadPoolExecutor(len(requests)) as pool:
+            results = list(pool.map(lambda request: engine.search(**request), requests))
+        assert results == [engine.search(**request) for request in requests], "other threads changed a result"
+        session = engine.open_session(1, target_slots=4, target_length=40, source_slots=1, source_length=20)
+        functions = engine._functions
 
-        def use(which: int) -> None:
-            error, length, place = ctypes.create_string_buffer(512), np.array([20], np.int32), np.array([0], np.int32)
+        def use(thread: int) -> None:
+            error, length, slot = ctypes.create_string_buffer(512), np.array([20], np.int32), np.array([0], np.int32)
             tokens, out = np.full(20, 1 % engine.source_size, np.int32), np.empty((4, engine.target_size), np.float32)
-            rows = np.array([[0, which, slot, 0] for slot in range(4)], np.int32)
+            rows = np.array([[0, thread, slot, 0] for slot in range(4)], np.int32)
             for _ in range(3):
-                library.dragoman_encode(number, *(a.ctypes.data for a in (tokens, length, place)), 1, error)
-                library.dragoman_step(number, rows.ctypes.data, 4, out.ctypes.data, error)
-                library.dragoman_copy(number, 0, 1, which + 1, error)
-            engine.end(number)
+                functions.dragoman_session_encode(session, *(a.ctypes.data for a in (tokens, length, slot)), 1, error)
+                functions.dragoman_session_step(session, rows.ctypes.data, 4, out.ctypes.data, error)
+                functions.dragoman_session_copy(session, 0, 1, thread + 1, error)
+            engine.close_session(session)
 
         with ThreadPoolExecutor(3) as pool:
             list(pool.map(use, range(3)))
@@ -267,78 +308,79 @@ class Player:
         content = bytearray(draw.choice(self.paths).read_bytes())
         for _ in range(draw.choice([1, 1, 2, 4])):
             damage(draw, content)
-        self.hurt.write_bytes(content)
-        engine = self.engine.Engine(self.hurt)
+        self.damaged_path.write_bytes(content)
+        engine = self.engine.Engine(self.damaged_path)
         if engine.source_size > 1 and engine.target_size > 4 and engine.positions > 4:
             engine.search(**self.request(draw, engine))
 
 
-def usually(draw: random.Random, usual: Sequence[Any], odd: Sequence[Any], rare: float = 0.06) -> Any:
-    return draw.choice(odd if draw.random() < rare else usual)
+def mostly(draw: random.Random, usual: Sequence[Any], edge: Sequence[Any], rate: float = 0.06) -> Any:
+    """Return one of the edge values with probability `rate`, else one of the usual values."""
+    return draw.choice(edge if draw.random() < rate else usual)
 
 
-def listed(draw: random.Random, size: int, prefix: Sequence[int]) -> list[int]:
-    """What a sentence may use: next to nothing, a block and its neighbours, or most words."""
-    some = (draw.randrange(size) for _ in range(draw.choice([0, 1, 5, 62, 64, 200])))
-    return sorted({3, *prefix, *some})
+def make_shortlist(draw: random.Random, size: int, prefix: Sequence[int]) -> list[int]:
+    """Return a shortlist: very short, about one block of 64, or most of the vocabulary."""
+    tokens = (draw.randrange(size) for _ in range(draw.choice([0, 1, 5, 62, 64, 200])))
+    return sorted({3, *prefix, *tokens})
 
 
-def odd_lists(draw: random.Random, size: int, rows: int, begin: Any, ahead: Any) -> tuple[Any, Any]:
-    """None, or ragged lists, mostly with the prefixes (begin, ahead) in them; what is odd stays inside of the array."""
+def odd_shortlists(draw: random.Random, size: int, rows: int, prefix_ids: Any, prefix_offsets: Any) -> tuple[Any, Any]:
+    """Return None, or ids and offsets of shortlists that mostly contain the prefixes; offsets stay within the ids."""
     if draw.random() < 0.4:
         return None, None
-    places = np.clip(ahead, 0, len(begin))
-    prefixes = [[i for i in begin[at:end].tolist() if 0 <= i < size] for at, end in itertools.pairwise(places)]
-    lists = [listed(draw, size, prefix) for prefix in prefixes[:rows]]
-    ids = np.array([i for words in lists for i in words], np.int32)
-    offsets = np.concatenate([[0], np.cumsum([len(words) for words in lists])]).astype(np.int64)
-    if usually(draw, [False], [True], 0.2) and len(ids):
-        ids[draw.randrange(len(ids))] = draw.choice([*ODD, int(ids[0])])
-    if usually(draw, [False], [True], 0.2):
+    bounds = itertools.pairwise(np.clip(prefix_offsets, 0, len(prefix_ids)))
+    prefixes = [[i for i in prefix_ids[begin:end].tolist() if 0 <= i < size] for begin, end in bounds]
+    lists = [make_shortlist(draw, size, prefix) for prefix in prefixes[:rows]]
+    ids = np.array([i for tokens in lists for i in tokens], np.int32)
+    offsets = np.concatenate([[0], np.cumsum([len(tokens) for tokens in lists])]).astype(np.int64)
+    if mostly(draw, [False], [True], 0.2) and len(ids):
+        ids[draw.randrange(len(ids))] = draw.choice([*EDGE_INTEGERS, int(ids[0])])
+    if mostly(draw, [False], [True], 0.2):
         offsets[draw.randrange(len(offsets))] = draw.choice([-1, 0, 1, 5, 64, len(ids)])
     return ids, np.minimum(offsets, len(ids))
 
 
 def damage(draw: random.Random, content: bytearray) -> None:
-    """Change the file in one of the ways in which files go wrong, or are made to."""
-    kind = draw.choice(["header", "header", "bytes", "number", "sizes", "cut", "longer", "mixed"])
-    place = draw.randrange(max(len(content) - 64, 1)) // 4 * 4
+    """Damage the content of a file in one of several ways."""
+    kind = draw.choice(["header", "header", "bytes", "float", "shape", "truncated", "extended", "mixed"])
+    offset = draw.randrange(max(len(content) - 64, 1)) // 4 * 4
     if kind == "header":
-        at = 8 + 4 * draw.randrange(26)
-        content[at : at + 4] = draw.choice(ODD).to_bytes(4, "little", signed=True)
+        field = 8 + 4 * draw.randrange(26)
+        content[field : field + 4] = draw.choice(EDGE_INTEGERS).to_bytes(4, "little", signed=True)
     elif kind == "bytes":
         for _ in range(draw.randint(1, 40)):
             content[draw.randrange(len(content))] = draw.randrange(256)
-    elif kind == "number":
-        content[place : place + 4] = np.float32(draw.choice(SPOILT)).tobytes()
-    elif kind == "sizes":
-        at = place // 64 * 64
-        content[at : at + 4] = draw.choice(ODD).to_bytes(4, "little", signed=True)
-    elif kind == "cut":
+    elif kind == "float":
+        content[offset : offset + 4] = np.float32(draw.choice(SPECIAL_FLOATS)).tobytes()
+    elif kind == "shape":
+        shape = offset // 64 * 64
+        content[shape : shape + 4] = draw.choice(EDGE_INTEGERS).to_bytes(4, "little", signed=True)
+    elif kind == "truncated":
         del content[draw.randrange(100, len(content)) :]
-    elif kind == "longer":
+    elif kind == "extended":
         content += bytes(draw.choice([1, 64, 4096, 1 << 20]))
     else:
         other = draw.randrange(max(len(content) - 64, 1))
         length = draw.choice([4, 64, 4096])
-        content[place : place + length] = content[other : other + length]
+        content[offset : offset + length] = content[other : other + length]
 
 
 def child(folder: Path, library: Path, seed: int, seconds: float, cases: int | None) -> None:
-    player = Player(folder, library)
-    until, number = time.monotonic() + seconds, seed
-    with (folder / "case").open("wb", buffering=0) as said:
-        while time.monotonic() < until and (cases is None or number < seed + cases):
-            os.pwrite(said.fileno(), b"%020d" % number, 0)
-            player.play(number)
+    fuzzer = Fuzzer(folder, library)
+    deadline, number = time.monotonic() + seconds, seed
+    with (folder / "case").open("wb", buffering=0) as record:
+        while time.monotonic() < deadline and (cases is None or number < seed + cases):
+            os.pwrite(record.fileno(), b"%020d" % number, 0)
+            fuzzer.run(number)
             number += 1
-    print(json.dumps({"cases": number - seed, **dict(sorted(player.outcomes.items()))}))
+    print(json.dumps({"cases": number - seed, **dict(sorted(fuzzer.outcomes.items()))}))
 
 
 # ----------------------------------------------------------------------------------------------------------- the parent
 
 
-def packed(folder: Path) -> None:
+def pack_models(folder: Path) -> None:
     from pydantic import TypeAdapter
 
     from dragoman.config import ModelConfig
@@ -351,10 +393,10 @@ def packed(folder: Path) -> None:
         pack(model, folder / f"{name}.packed", precision, max_positions=POSITIONS)  # type: ignore[arg-type]
 
 
-def watched(folder: Path, library: Path, args: argparse.Namespace) -> int:
-    """Play the cases in a child; 0 = all went well, else the number of the bad one is printed."""
-    fixed = ["setarch", "-R"] if args.sanitizer == "thread" else []  # the thread sanitizer needs its addresses
-    command = [*fixed, sys.executable, __file__, "--child", str(folder), str(library), "--seed", str(args.seed)]
+def run_child(folder: Path, library: Path, args: argparse.Namespace) -> int:
+    """Run the cases in a child process and return its exit status; print the number of a failing case."""
+    prefix = ["setarch", "-R"] if args.sanitizer == "thread" else []  # the thread sanitizer requires fixed addresses
+    command = [*prefix, sys.executable, __file__, "--child", str(folder), str(library), "--seed", str(args.seed)]
     command += ["--seconds", str(args.seconds), *(["--cases", str(args.cases)] if args.cases else [])]
     last, since = b"", time.monotonic()
     with (folder / "errors").open("w+b") as errors:
@@ -364,22 +406,24 @@ def watched(folder: Path, library: Path, args: argparse.Namespace) -> int:
             case = (folder / "case").read_bytes() if (folder / "case").exists() else b""
             if case != last:
                 last, since = case, time.monotonic()
-            elif time.monotonic() - since > HANGS:
+            elif time.monotonic() - since > TIMEOUT:
                 process.kill()
-                print(f"no answer for {HANGS:.0f} seconds", file=sys.stderr)
+                print(f"no answer for {TIMEOUT:.0f} seconds", file=sys.stderr)
         errors.seek(0)
         sys.stderr.write(errors.read().decode("utf-8", "replace")[-12_000:])
     if process.returncode:
-        what = f"case {int(last)}: play it again with --seed {int(last)} --cases 1" if last else "before the first case"
-        print(f"FAILED ({args.build}, {args.sanitizer}, exit {process.returncode}) {what}", file=sys.stderr)
+        case_text = (
+            f"case {int(last)}: repeat it with --seed {int(last)} --cases 1" if last else "before the first case"
+        )
+        print(f"FAILED ({args.build}, {args.sanitizer}, exit {process.returncode}) {case_text}", file=sys.stderr)
     return process.returncode
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=600)
-    parser.add_argument("--seed", type=int, default=None, help="number of the first case (default: drawn)")
-    parser.add_argument("--cases", type=int, default=None, help="how many (default: as many as the time allows)")
+    parser.add_argument("--seed", type=int, default=None, help="number of the first case (default: random)")
+    parser.add_argument("--cases", type=int, default=None, help="number of cases (default: as many as the time allows)")
     parser.add_argument("--build", choices=sorted(INSTRUCTIONS), default="avx2")
     parser.add_argument("--sanitizer", choices=sorted(SANITIZERS), default="address")
     parser.add_argument("--child", nargs=2, type=Path, help=argparse.SUPPRESS)
@@ -390,10 +434,10 @@ def main() -> None:
         return child(args.child[0], args.child[1], args.seed, args.seconds, args.cases)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        packed(folder)
+        pack_models(folder)
         library = compiled(folder, args.build, args.sanitizer)
         print(f"{args.build}, {args.sanitizer}: cases from {args.seed} for {args.seconds:.0f} s", flush=True)
-        sys.exit(1 if watched(folder, library, args) else 0)
+        sys.exit(1 if run_child(folder, library, args) else 0)
 
 
 if __name__ == "__main__":

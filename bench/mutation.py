@@ -2,7 +2,7 @@
 
     pip install cosmic-ray==8.7.0 coverage==7.17.3
     python bench/mutation.py record                                 # which test executes which line: 15 minutes, once
-    python bench/mutation.py run nn models search --sample 60       # sample mutants and run their tests
+    python bench/mutation.py run nn models decoding --sample 60     # sample mutants and run their tests
     python bench/mutation.py report                                 # the score of each package, and the survivors
 
 The operators are cosmic-ray's; bench/mutants.py lists what is left out.  A mutant exists only in a fork of a process
@@ -32,8 +32,8 @@ from covering import ROOT, Coverage, Mutated, forked, record, run_tests
 from mutants import SOURCE, Site, diff, mutated, sites
 
 PACKAGES = {
-    "nn": ["nn"], "models": ["models"], "search": ["search"], "training": ["training"], "data": ["data"],
-    "model_folder": ["model_folder.py"],
+    "nn": ["nn"], "models": ["models"], "decoding": ["decoding"], "training": ["training"], "data": ["data"],
+    "model_folder": ["models/model_folder.py"],
 }  # fmt: skip
 STAGES = [(6, 5.0), (20, 30.0), (60, 120.0)]
 """Of each stage: the most files of tests, and the most recorded seconds."""

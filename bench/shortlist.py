@@ -30,7 +30,7 @@ from dragoman.decoding.settings import SearchSettings
 from dragoman.decoding.shortlist import Shortlist
 from dragoman.models.build import build_model
 from dragoman.pipelines.translation import Translator
-from dragoman.training.shortlist import covered, learn_shortlist
+from dragoman.training.shortlist import coverage, learn_shortlist
 
 Rows = list[list[int]]
 ALONE = 40
@@ -110,7 +110,7 @@ def quality(translator: Translator, shortlist: Shortlist, texts: list[str], refe
         found.append([t.text for t in translator.translate(texts, beam=4)])
     bleu = [f"{sacrebleu.corpus_bleu(some, [references]).score:.2f}" for some in found]
     same = sum(one == other for one, other in zip(*found, strict=True))
-    words, share = covered(shortlist, pairs)
+    words, share = coverage(shortlist, pairs)
     print(f"\nBLEU {bleu[0]} without, {bleu[1]} with it, {same:,} of {len(texts):,} translations the same")
     print(f"of the reference's tokens {100 * share:.2f} % are on the lists ({words:,.0f} words on average)")
 

@@ -1,10 +1,10 @@
-"""What more threads bring to the native engine, beside what the machine itself brings to processes of their own.
+"""Measure how the native engine scales with threads, compared with independent processes.
 
     python bench/threads.py --models random-tiny random-base --rounds 9
 
-One thread, T threads, and T processes with a T-th of the sentences each take turns.  Processes share nothing but the
-machine, so what they miss of T times is the machine's: other users, shared caches, cores that are halves of one.
-Random weights, int8, targets of 40 tokens.
+One thread, T threads, and T processes with 1/T of the sentences each run in turn.  Processes share nothing but the
+machine: their distance from T times the speed is due to other users, shared caches and hyper-threads.  Random weights,
+int8, targets of 40 tokens.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ ALONE = {"random-tiny": 20, "random-base": 6}
 
 def sources(name: str) -> list[list[int]]:
     rng = random.Random(1)
-    words = range(4, VOCABULARIES[name])
-    return [[*rng.choices(words, k=rng.randint(4, 39)), 3] for _ in range(SENTENCES[name])]
+    tokens = range(4, VOCABULARIES[name])
+    return [[*rng.choices(tokens, k=rng.randint(4, 39)), 3] for _ in range(SENTENCES[name])]
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -43,14 +43,15 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def measure(name: str, beam: int, threads: int, rounds: int, engine: Engine) -> list[str]:
-    """Rows of the table: sentences one at a time, all at once, and all at once in processes."""
+    """Return rows of the table: sentences one at a time, all at once, and all at once in processes."""
     rows = sources(name)
 
-    def search(some: list[list[int]], own: int) -> None:
-        engine.search(some, [LENGTH] * len(some), SearchSettings(beam=beam, min_length=LENGTH - 1), threads=own)
+    def search(batch: list[list[int]], count: int) -> None:
+        settings = SearchSettings(beam=beam, min_length=LENGTH - 1)
+        engine.search(batch, [LENGTH] * len(batch), settings, threads=count)
 
-    def alone(own: int) -> float:
-        return statistics.median(seconds(lambda row=row: search([row], own)) for row in rows[: ALONE[name]])
+    def alone(count: int) -> float:
+        return statistics.median(seconds(lambda row=row: search([row], count)) for row in rows[: ALONE[name]])
 
     def processes() -> None:
         children = []
@@ -65,21 +66,21 @@ def measure(name: str, beam: int, threads: int, rounds: int, engine: Engine) -> 
         search(rows[::threads], 1)
         assert all(os.waitpid(child, 0)[1] == 0 for child in children)
 
-    def together(own: int) -> float:
-        return seconds(lambda: search(rows, own))
+    def together(count: int) -> float:
+        return seconds(lambda: search(rows, count))
 
     single = [(alone(1), alone(threads)) for _ in range(rounds)]
     all_at_once = [(together(1), together(threads), seconds(processes)) for _ in range(rounds)]
     return [
         line(f"{name}, one at a time, beam {beam}", single),
         line(f"{name}, all at once, beam {beam}", [(one, more) for one, more, _ in all_at_once]),
-        line("the same in processes", [(one, apart) for one, _, apart in all_at_once]),
+        line("all at once, in processes", [(one, apart) for one, _, apart in all_at_once]),
     ]
 
 
-def line(what: str, pairs: list[tuple[float, float]]) -> str:
+def line(label: str, pairs: list[tuple[float, float]]) -> str:
     low, middle, high = statistics.quantiles([one / more for one, more in pairs], n=4, method="inclusive")
-    return f"| {what} | {middle:.2f} ({low:.2f}-{high:.2f}) |"
+    return f"| {label} | {middle:.2f} ({low:.2f}-{high:.2f}) |"
 
 
 def main() -> None:
@@ -88,7 +89,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=9)
     given = parser.parse_args()
-    print(f"| | {given.threads} threads: times as fast as one, median (quartiles) |\n|---|---|")
+    print(f"| | {given.threads} threads: speed-up over one thread, median (quartiles) |\n|---|---|")
     for name in given.models:
         size = VOCABULARIES[name]
         with tempfile.TemporaryDirectory() as folder:

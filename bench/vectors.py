@@ -1,9 +1,9 @@
-"""Word vectors on English text of many kinds, both ways of training: neighbours, analogies, people's scores.
+"""Word vectors of mixed English text by skip-gram and CBOW: neighbours, analogies, correlation with human scores.
 
     python bench/vectors.py [DATA] [--out FOLDER] [--kind skipgram]     DATA: default $DRAGOMAN_DATA or data
 
-The text is whatever of SOURCES lies in DATA.  Settings are word2vec's own, none is tuned.  With --out the vectors and a
-picture of each kind are kept.
+Trains on all SOURCES found in DATA with the default settings of word2vec, none of them tuned.  --out saves the vectors
+and pictures of both kinds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Reader = Callable[[Iterable[str]], Iterable[str]]
 
 
 def paragraphs(lines: Iterable[str]) -> Iterator[str]:
-    """Runs of non-empty lines, each joined: the novels are printed with hard line ends."""
+    """Yield runs of non-empty lines, joined; the novels have hard line breaks."""
     part: list[str] = []
     for line in [*lines, ""]:
         if line.strip():
@@ -86,7 +86,7 @@ SOURCES: list[tuple[str, Reader]] = [
 
 
 def read_all(root: Path) -> list[str]:
-    """Every text once: sentences that stand in several sets would count double."""
+    """Return every text once; some sentences are in several sets."""
     texts: dict[str, None] = {}
     for pattern, reader in SOURCES:
         for path in sorted(root.glob(pattern)):
@@ -107,7 +107,7 @@ def show(vectors: WordVectors, root: Path) -> None:
     print("\naccuracy of analogies")
     for line in vectors.accuracy(read_questions(folder / "analogy.txt")).lines():
         print(f"  {line}")
-    print("\nSpearman with people's scores, by cosine")
+    print("\nSpearman correlation with human scores, by cosine")
     for path in sorted(folder.glob("*.tsv")):
         result = vectors.correlation(read_similarities(path))
         print(f"  {path.stem:26} {result.spearman:.3f}   ({result.known} of {result.asked} pairs known)")

@@ -12,9 +12,9 @@ __all__ = ["resolve_device"]
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device called `name`: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
+    """Return the device called `name`: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
 
-    Raises UsageError for a name that PyTorch does not know and for a device that cannot compute on this machine.
+    Raises UsageError if PyTorch does not know the name or cannot compute on the device.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
@@ -22,7 +22,7 @@ def resolve_device(name: str) -> torch.device:
     accepted = ", ".join(["accepted: auto, cpu", *(["cuda"] if gpus else []), *(f"cuda:{i}" for i in range(gpus))])
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # names of devices that PyTorch no longer has
+            warnings.simplefilter("ignore")  # PyTorch warns about names of removed devices
             device = torch.device(name)
     except RuntimeError:
         raise UsageError(f"device {name!r}: no such device; {accepted}") from None
@@ -32,7 +32,7 @@ def resolve_device(name: str) -> torch.device:
         raise UsageError(f"device {name!r}: this machine has {gpus} GPU{'s' * (gpus > 1)}; {accepted}")
     if device.type == "cuda" or (device.type == "cpu" and not device.index):
         return device
-    try:  # another kind of accelerator, which may or may not be here; `meta` holds no numbers
+    try:  # another kind of accelerator, which may be absent; `meta` stores no values
         usable = device.type != "cpu" and float(torch.ones(1, device=device)) == 1
     except (RuntimeError, NotImplementedError, AssertionError, ImportError):
         usable = False

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.errors import UsageError
-from dragoman.evaluation.compare import compare
+from dragoman.evaluation.compare import compare_runs
 from dragoman.evaluation.metrics import evaluate_texts
 from dragoman.io.run_log import read_log
 from dragoman.models.model_folder import load_model, read_meta
@@ -42,7 +42,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_folder_of_trained_runs(place: Path) -> None:
-    comparison = compare([place / "runs"])  # `prepared` stands in it too
+    comparison = compare_runs([place / "runs"])  # `prepared` stands in it too
     lstm, wide = comparison.groups
     assert [run.name for run in lstm.runs] == ["lstm-seed1", "lstm-seed2"] and wide.name == "wide"
     assert comparison.differing == ("model.d_ff",)
@@ -62,10 +62,10 @@ def test_a_folder_of_trained_runs(place: Path) -> None:
 
 
 def test_the_test_set_is_decoded_by_every_run(place: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     paths = [place / "runs" / name for name in ("lstm-seed1", "wide")]
-    comparison = compare(paths, place / "test.en", place / "test.de", samples=50, log=said.append)
-    assert said == ["lstm-seed1: translating 30 lines", "wide: translating 30 lines"]
+    comparison = compare_runs(paths, place / "test.en", place / "test.de", samples=50, log=messages.append)
+    assert messages == ["lstm-seed1: translating 30 lines", "wide: translating 30 lines"]
     sources = (place / "test.en").read_text(encoding="utf-8").split("\n")[:-1]
     references = (place / "test.de").read_text(encoding="utf-8").split("\n")[:-1]
     for path, run in zip(paths, comparison.runs, strict=True):
@@ -89,7 +89,7 @@ def test_the_target_language_chooses_the_tokenizer(place: Path, tmp_path: Path) 
     test = (place / "test.en", place / "test.de")
 
     def tokenizers(*given: Path, **options: str) -> set[str]:
-        found = compare(given, *test, samples=2, **options)  # type: ignore[arg-type]
+        found = compare_runs(given, *test, samples=2, **options)  # type: ignore[arg-type]
         return {re.findall(r"tok:([\w-]+)", run.test.bleu_signature)[0] for run in found.runs if run.test}
 
     assert tokenizers(*runs[:2]) == {"zh"}
@@ -99,8 +99,8 @@ def test_the_target_language_chooses_the_tokenizer(place: Path, tmp_path: Path) 
         tokenizers(runs[0], runs[2])
     with pytest.raises(UsageError, match="tokenize = 'klingon'"):
         tokenizers(runs[0], tokenize="klingon")
-    with pytest.raises(UsageError, match="tokenize = char: only for the BLEU of a test set"):
-        compare(runs[:1], tokenize="char")
+    with pytest.raises(UsageError, match="tokenize = char applies to the BLEU of a test set"):
+        compare_runs(runs[:1], tokenize="char")
 
 
 def test_the_commands_of_the_document(place: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_the_commands_of_the_document(place: Path, cli: Cli, monkeypatch: pytest
     assert "valid loss" in printed[0] and "model.d_ff" in printed[0] and "σ" not in printed[0]
     assert "lstm" in printed[1] and "seeds" in printed[1] and "1, 2" in printed[1] and "σ" in printed[1]
     assert "tok:13a" in printed[2] and "chrF nrefs:1" in printed[2]
-    assert "test BLEU" in printed[2] and "bootstrap of 30 test lines" in printed[2]
+    assert "test BLEU" in printed[2] and "confidence interval on 30 test lines" in printed[2]
     document = json.loads(printed[3])
     assert [group["differs"] for group in document["groups"]] == [{"model.d_ff": 24}, {"model.d_ff": 40}]
     assert "validation loss" in (tmp_path / "history.html").read_text("utf-8")

@@ -39,7 +39,7 @@ def test_demo_trains_reports_and_is_reused(few: spelled_numbers.SpelledNumbers, 
 
     again = Listener()
     assert run_demo(tmp_path, overrides=SMALL, reporter=again) == exact
-    assert "has used up its 6 steps" in again.text
+    assert "the budget of 6 steps is used up" in again.text
 
     # The same model on a test set of which seven references are what it says.
     said = Translator.load(tmp_path / "run").translate([source for source, _ in few.test])

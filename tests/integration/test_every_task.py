@@ -168,7 +168,7 @@ def test_an_epoch_follows_from_the_seed_and_holds_everything_once(name: str, dat
 def test_rows_are_cut_anew_for_each_key_and_never_beyond_the_limit(name: str, data: Path, tmp_path: Path) -> None:
     task: Any = opened(name, data, tmp_path, "tokenizer.sampling=0.9", "data.max_tokens=20")
     whole: Any = opened(name, data, tmp_path, "tokenizer.sampling=0.0", "data.max_tokens=20")
-    numbers = list(range(len(task.widths)))
+    numbers = list(range(len(task.lengths)))
 
     first, again, other = (task.rows(numbers, key) for key in ((1, 0, 0), (1, 0, 0), (1, 0, 1)))
 
@@ -200,7 +200,7 @@ def test_without_a_file_to_score_on(name: str, data: Path, tmp_path: Path) -> No
 def test_files_that_are_empty_are_refused(name: str, data: Path, tmp_path: Path) -> None:
     section = KINDS[name][0]
     files = {"train": section["train"][0], "valid": section["valid"]}
-    for empty, message in (("train", "nothing to train on"), ("valid", "data.valid: .* holds no")):
+    for empty, message in (("train", "nothing to train on"), ("valid", "data.valid: .* contains no")):
         folder = tmp_path / empty
         folder.mkdir()
         for part, file in files.items():
@@ -375,7 +375,7 @@ def test_an_unknown_label_is_named_with_its_line(data: Path, tmp_path: Path) -> 
 
 
 def test_images_that_do_not_fit_the_model_are_refused(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"train\.npz: images of 4 x 4 pixels, 1 channels, and the model takes 8 x 8"):
+    with pytest.raises(DataError, match=r"train\.npz: images of 4 x 4 pixels, 1 channels; the model accepts 8 x 8"):
         opened("images", data, tmp_path, "model.image_size=8")
     np.savez(tmp_path / "valid.npz", images=np.zeros((2, 4, 4)), labels=["dark", "lite"])
     with pytest.raises(DataError, match=r"valid\.npz: the label 'lite' .*did you mean 'light'"):
@@ -386,7 +386,7 @@ def test_images_that_are_too_few_to_keep_some_for_validation_are_refused(data: P
     np.savez(tmp_path / "two.npz", images=np.zeros((2, 4, 4)), labels=["dark", "light"])
     config = config_of("images", data)
     section = config.data.model_copy(update={"train": str(tmp_path / "two.npz"), "valid": None})
-    with pytest.raises(DataError, match=r"two\.npz: 2 images are too few to keep a fifth; give data\.valid"):
+    with pytest.raises(DataError, match=r"two\.npz: 2 images are too few to hold out a fifth; set data\.valid"):
         open_task(config.model_copy(update={"data": section}), tmp_path, lambda _: None)
 
 
@@ -397,8 +397,8 @@ def test_what_is_too_long_is_counted(name: str, account: str, data: Path, tmp_pa
     open_task(config, tmp_path, said.append).validation()
     numbers = [int(word) for word in said[0].replace(";", " ").split() if word.isdigit()]
     assert f"read 60 {account} = kept" in said[0] and numbers[1] + numbers[2] == 60, said
-    assert "too_many_tokens" in said[0] and "do not count" in said[1]
-    with pytest.raises(DataError, match="raise it"):
+    assert "too_many_tokens" in said[0] and "are left out" in said[1]
+    with pytest.raises(DataError, match=r"raise data\.max_tokens"):
         open_task(config_of(name, data, "data.max_tokens=4"), tmp_path, said.append)
 
 
@@ -428,10 +428,10 @@ def test_sentences_that_are_too_long_to_be_scored_are_told(data: Path, tmp_path:
     said: list[str] = []
     task = open_task(config_of("trees", data, *overrides), tmp_path / "prepared", said.append)
     score = task.validation()
-    assert "1 pairs are longer than max_tokens = 60" in said[-2] and "1 sentences are too long to be parsed" in said[-1]
+    assert "1 pairs exceed max_tokens = 60" in said[-2] and "1 sentences exceed max_tokens = 60" in said[-1]
     assert score is not None and set(score(build_for(task.config, task.vocabulary))) == SCORES["trees"]
     write_lines(tmp_path / "valid.ptb", [brackets(long)])
-    with pytest.raises(DataError, match="all 1 pairs are longer than max_tokens = 60; raise it"):
+    with pytest.raises(DataError, match="all 1 pairs exceed max_tokens = 60; raise it"):
         opened("trees", data, tmp_path, *overrides).validation()
 
 
@@ -595,9 +595,9 @@ def test_info_of_any_model(name: str, what: str, cli: Cli, runs: Path) -> None:
         (["label", "masked"], '"masked"; it is used by: dragoman vectors'),
         (["label", "images"], "reads no text: "),
         (["parse", "first"], "does not generate trees: "),
-        (["score", "lines", "--source", "train.txt", "--target", "train.txt"], "leave --source out"),
+        (["score", "lines", "--source", "train.txt", "--target", "train.txt"], "omit --source"),
         (["score", "tagged", "--target", "train.txt"], "is not a language model: "),
-        (["generate", "lines", "--prompt", "a", "--input", "train.txt"], "--prompt and --input are given both"),
+        (["generate", "lines", "--prompt", "a", "--input", "train.txt"], "--prompt and --input exclude each other"),
         (["generate", "lines", "--prompt", "a", "--max-tokens", "0"], "max_tokens = 0: must be at least 1"),
     ],
 )

@@ -22,7 +22,7 @@ from dragoman.config import TransformerConfig
 from dragoman.data.tokenizer import EOS
 from dragoman.decoding import ModelStepper, SearchSettings, generate
 from dragoman.decoding import loader as loading
-from dragoman.decoding.native.library import Native, load_native, missing
+from dragoman.decoding.native.library import NativeLibrary, load_native, unavailable_reason
 from dragoman.decoding.native.pack import pack
 from dragoman.errors import ModelFolderError, UsageError
 from dragoman.interpret.ablation import effect
@@ -33,7 +33,7 @@ from dragoman.pipelines.translation import Translation, Translator
 from near_ties import assert_same_search
 from small_run import digit_pairs, trained
 
-native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {missing()}")
+native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
 SOURCES = [source for source, _ in digit_pairs(40, seed=11)]
 
 
@@ -170,7 +170,7 @@ def test_beyond_the_packed_positions_the_plain_path_takes_over(run: Path, caplog
     plain = exact(run).translate([short.source, long.source], beam=2, max_extra=1014)
     assert [short.tokens, long.tokens] == [t.tokens for t in plain]
     assert [record.getMessage()[:50] for record in caplog.records] == [
-        "some texts may become longer than the 1,024 tokens"
+        "texts that may exceed the 1,024 positions of the n"
     ]
     translator.translate([long.source], max_extra=1014)
     assert len(caplog.records) == 1
@@ -238,7 +238,7 @@ def test_what_cannot_be_had_is_told(run: Path, options: dict[str, str], words: l
 
 
 def test_bfloat16_is_not_packed_where_it_cannot_be_multiplied(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    without = Native("avx2", SimpleNamespace(dragoman_bfloat16=lambda: 0))  # type: ignore[arg-type]
+    without = NativeLibrary("avx2", SimpleNamespace(dragoman_supports_bfloat16=lambda: 0))  # type: ignore[arg-type]
     monkeypatch.setattr(loading, "load_native", lambda: without)
     with pytest.raises(UsageError, match="does not support bfloat16 multiplication"):
         Translator.load(run, quantize="bf16")

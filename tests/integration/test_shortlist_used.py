@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.decoding.loader import load_shortlist
-from dragoman.decoding.native.library import load_native, missing
+from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.decoding.shortlist import SHORTLIST
 from dragoman.errors import DragomanError, ModelFolderError, UsageError
 from dragoman.models.model_folder import find_model
@@ -17,7 +17,7 @@ from dragoman.pipelines.translation import Translator
 from dragoman.training.shortlist import learn_shortlist
 from small_run import Cli, digit_pairs, trained, write_lines
 
-native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {missing()}")
+native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
 SOURCES = [source for source, _ in digit_pairs(30, seed=11)]
 
 
@@ -40,7 +40,7 @@ def test_the_command_learns_and_says_what_it_is_worth(cli: Cli, run: Path) -> No
 
     assert code == 0 and "data: read 240 = kept 240" in err
     assert lines[0].startswith(f"learned from 240 pairs: {find_model(run) / SHORTLIST}")
-    assert "of 56 words" in lines[1] and "measured on 12 pairs" in lines[1]
+    assert "of 56 tokens" in lines[1] and "measured on 12 held-out pairs" in lines[1]
     content = (find_model(run) / SHORTLIST).read_bytes()
     corpus = run.parent / "data" / "train"
     again = cli(
@@ -52,9 +52,9 @@ def test_the_command_learns_and_says_what_it_is_worth(cli: Cli, run: Path) -> No
 def test_what_was_kept_aside_is_learned_from_too(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     learn_shortlist(run)
     content = (find_model(run) / SHORTLIST).read_bytes()
-    monkeypatch.setattr("dragoman.training.shortlist._ASIDE", 1)
+    monkeypatch.setattr("dragoman.training.shortlist._HELD_OUT_EVERY", 1)
 
-    assert learn_shortlist(run).aside == 240
+    assert learn_shortlist(run).held_out == 240
     assert (find_model(run) / SHORTLIST).read_bytes() == content
 
 
@@ -152,16 +152,16 @@ def test_what_cannot_be_is_told(cli: Cli, run: Path, tmp_path: Path, monkeypatch
     code, _, err = cli("shortlist", run, "--best", "0", "--frequent", "-1", "--source", "x")
     assert code == 2 and all(words in err for words in ("best = 0", "frequent = -1", "give both files"))
     code, _, err = cli("shortlist", run, "--best", "99999999999", "--frequent", "65536")
-    assert code == 2 and "best = 99999999999: must be at most 65535" in err and "data: read" not in err
-    assert "frequent = 65536: must be at most 65535" in err
+    assert code == 2 and "best = 99999999999; accepted: 1 to 65535" in err and "data: read" not in err
+    assert "frequent = 65536; accepted: 0 to 65535" in err
     data = (run.parent / "data").rename(tmp_path / "elsewhere")
     try:
         code, _, err = cli("shortlist", run)
-        assert code == 1 and "is not here" in err and "--source FILE --target FILE" in err
+        assert code == 1 and "does not exist on this machine" in err and "--source FILE --target FILE" in err
     finally:
         data.rename(run.parent / "data")
     empty = write_lines(tmp_path / "empty", ["", "  "])
-    with pytest.raises(DragomanError, match="nothing to learn from"):
+    with pytest.raises(DragomanError, match="no pairs to learn from"):
         learn_shortlist(run, empty, empty)
     assert path.read_bytes() == b"DRAGLIST and more"  # what was there before stays
     if content is not None:

@@ -26,7 +26,7 @@ from dragoman.models.model_folder import average_tensors, list_checkpoints, load
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss
 from dragoman.training.run import average_run, open_run
-from dragoman.training.tasks.translation import Validation
+from dragoman.training.tasks.translation import TranslationValidation
 from dragoman.training.trainer import Trainer, train
 from small_run import Cli, Listener, small_config, weights, write_corpus, write_lines, write_toml
 from tiny_translator import tiny_tokenizer
@@ -262,7 +262,7 @@ def test_validation_counts_bleu_of_chinese_over_characters(tmp_path: Path) -> No
     model.output = nn.Linear(model.vocab, model.vocab, bias=False)
     nn.init.eye_(model.output.weight)
 
-    scores = Validation(config, corpus_spec(config, valid), tokenizer, heard.log)(model)
+    scores = TranslationValidation(config, corpus_spec(config, valid), tokenizer, heard.log)(model)
 
     assert scores["bleu"] == pytest.approx(81.22, abs=0.01)
     assert "BLEU with sacreBLEU's tokenizer zh" in heard.text

@@ -70,6 +70,6 @@ def test_a_text_of_rare_words(
     cli = Cli(monkeypatch, capsysbinary)
     text = write_lines(tmp_path / "a.txt", ["the cat sat on the mat"] * 2)
     code, _, err = cli("vectors", tmp_path / "v.txt", "--train", text)
-    assert code != 0 and "give more text, or lower min_count" in err and not (tmp_path / "v.txt").exists()
+    assert code != 0 and "use more text or a lower min_count" in err and not (tmp_path / "v.txt").exists()
     code, _, err = cli("vectors", tmp_path / "v.txt", "--train", text, "--min-count", "2")
     assert code == 0 and "5 words" in err

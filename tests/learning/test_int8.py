@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.config import load_config
-from dragoman.decoding.native.library import load_native, missing
+from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.evaluation.metrics import compare_systems
 from dragoman.models.seq2seq import Model
 from dragoman.pipelines.translation import Translation, Translator
@@ -18,7 +18,7 @@ RECIPE = Path(__file__).parents[2] / "recipes" / "multi30k.toml"
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(load_native() is None, reason=f"no native engine: {missing()}")
+@pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
 def test_int8_costs_at_most_half_a_bleu(data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAGOMAN_DATA", str(data_root))
     train(load_config(RECIPE, ["train.budget=1000 steps", "train.validate_every=500 steps"]), tmp_path / "run")

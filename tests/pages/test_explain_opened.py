@@ -153,7 +153,7 @@ def test_the_walk_goes_forwards_and_back(page: Page, tmp_path: Path) -> None:
     assert len(titles) > 20
     page.focus("#walk .walk-bar button:last-of-type")
     page.press(page.keys.ENTER)
-    assert page.text("#walk .walk-step h3") == titles[1] and page.text("#walk .walk-place") == f"2 / {len(titles)}"
+    assert page.text("#walk .walk-step h3") == titles[1] and page.text("#walk .walk-position") == f"2 / {len(titles)}"
     page.press(page.keys.ARROW_RIGHT, page.keys.ARROW_RIGHT, page.keys.ARROW_LEFT)
     assert page.text("#walk .walk-step h3") == titles[2]
     assert page.errors() == []

@@ -1,4 +1,4 @@
-"""The gallery and its walk-through in a browser: every printed number agrees, and the arrows lead through all steps."""
+"""The gallery and its walkthrough in a browser: every printed number agrees, and the arrow keys visit all steps."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_every_worked_number_is_there_and_agrees(page: Page, written: Path) -> N
     page.language("en")
     page.open(written)
     chapters = gallery()
-    assert len(page.all(".worked")) == sum(len(chapter.items) for chapter in chapters) > 10
-    printed = [item for chapter in chapters for item in chapter.items if item.printed is not None]
+    assert len(page.all(".worked")) == sum(len(chapter.examples) for chapter in chapters) > 10
+    printed = [item for chapter in chapters for item in chapter.examples if item.printed is not None]
     assert len(page.all(".worked .agrees")) == len(printed)
     first = page.all("#chapters section:first-child .worked")
     matrices = [[cell.text for cell in figure.find_elements("css selector", "td")] for figure in
@@ -46,27 +46,27 @@ def test_previous_next_and_the_arrows_go_through_every_step(page: Page, written:
     titles = [step["title"]["en"] for step in tiny_walkthrough()["steps"]]
 
     def at() -> tuple[str, str]:
-        return page.text(".walk-place"), page.text(".walk-step h3")
+        return page.text(".walk-position"), page.text(".walk-step h3")
 
-    def place(number: int) -> tuple[str, str]:
+    def expected(number: int) -> tuple[str, str]:
         return f"{number} / {len(titles)}", titles[number - 1]
 
     buttons = page.all(".walk-bar button")
     previous, following = buttons[-2:]
-    assert at() == place(1) and not previous.is_enabled()
+    assert at() == expected(1) and not previous.is_enabled()
     following.click()
     following.click()
     previous.click()
-    assert at() == place(2)
+    assert at() == expected(2)
     page.focus(following)
     page.press(*[page.keys.ARROW_RIGHT] * 3, page.keys.ARROW_LEFT)
-    assert at() == place(4)
+    assert at() == expected(4)
     page.focus(".walk input[type='range']")
     page.press(page.keys.END)
-    assert at() == place(len(titles)) and not following.is_enabled()
+    assert at() == expected(len(titles)) and not following.is_enabled()
     page.focus(previous)
     page.press(page.keys.ARROW_RIGHT)
-    assert at() == place(len(titles))
+    assert at() == expected(len(titles))
     assert page.errors() == []
 
 
@@ -87,7 +87,7 @@ def test_a_matrix_with_the_focus_names_its_tensor(page: Page, written: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("code", "heading"), [("en", "Worked out by hand, and computed"), ("zh-Hans", "手算的数，与计算的数")]
+    ("code", "heading"), [("en", "Worked by hand and computed"), ("zh-Hans", "手算的数，与计算的数")]
 )
 def test_the_language_is_switched_in_the_page(code: str, heading: str, page: Page, written: Path) -> None:
     page.open(written)

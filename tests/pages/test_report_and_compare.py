@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dragoman.evaluation.compare import compare
+from dragoman.evaluation.compare import compare_runs
 from dragoman.evaluation.compare.page import write_comparison
 from dragoman.pages.report import AttentionPicture, DemoReport, Sample, write_report
 from fabricated_run import fabricate, learning
@@ -53,7 +53,7 @@ def comparison(tmp_path: Path) -> Path:
         bleu = 30.0 + 2 * i
         scores = {"valid_loss": 2.0 - i / 4, "perplexity": 7.5, "bleu": bleu}
         fabricate(tmp_path / "runs" / f"run-{i}", learning(bleu, loss=2.0 - i / 4), scores, *settings)
-    return write_comparison(tmp_path / "compare.html", compare([tmp_path / "runs"]))
+    return write_comparison(tmp_path / "compare.html", compare_runs([tmp_path / "runs"]))
 
 
 @pytest.mark.parametrize(("width", "height", "scheme"), [(360, 740, "dark"), (1440, 900, "light")])
@@ -101,11 +101,48 @@ def test_the_reports_samples_are_filtered_by_keys(page: Page, report: Path) -> N
     assert page.errors() == []
 
 
+def shown(page: Page, selector: str) -> int:
+    return sum(node.is_displayed() for node in page.all(selector))
+
+
 def test_the_comparisons_legend_takes_a_run_out_of_the_charts(page: Page, comparison: Path) -> None:
     page.open(comparison)
-    curves = len(page.all("#panels path.curve"))
+    curves = shown(page, "#learning .plot [data-group]")
     page.focus("#legend button")
     page.press(page.keys.ENTER)
     assert page.find("#legend button").get_attribute("aria-pressed") == "false"
-    assert 0 < len(page.all("#panels path.curve")) < curves
+    assert 0 < shown(page, "#learning .plot [data-group]") < curves
     assert page.errors() == []
+
+
+def test_the_comparisons_charts_show_the_chosen_metric_and_scale(page: Page, comparison: Path) -> None:
+    page.open(comparison)
+    for button, caption in (("loss", "training loss over steps"), ("close", "training loss over steps")):
+        page.focus(f"#learning .panel button[value='{button}']")
+        page.press(page.keys.ENTER)
+        assert shown(page, "#learning .panel:nth-of-type(2) figure") == 2
+        visible = [node for node in page.all("#learning figcaption") if node.is_displayed()]
+        assert visible[0].text == caption
+    assert page.find("#learning figure:not([hidden])").get_attribute("data-view") == "close"
+    assert page.errors() == []
+
+
+@pytest.mark.parametrize(
+    ("which", "position", "values"),
+    [("report", "10 steps", ["training 0.6"]), ("comparison", "6 steps", ["run 15.5", "run-2 17"])],
+)
+def test_the_arrow_keys_read_the_values_of_a_chart(
+    which: str, position: str, values: list[str], page: Page, request: pytest.FixtureRequest
+) -> None:
+    page.open(request.getfixturevalue(which))
+    chart = ".plot[data-chart='loss-step']" if which == "report" else ".plot[data-chart='bleu-steps']"
+    page.focus(chart)
+    page.press(page.keys.ARROW_LEFT)
+    heard = page.find(chart).get_attribute("aria-valuetext")
+    assert heard == f"{position}: {', '.join(values)}"
+    assert page.text(f"{chart} .tip").split() == [
+        *position.split(),
+        *(word for value in values for word in value.split()),
+    ]
+    page.press(page.keys.ESCAPE)
+    assert shown(page, f"{chart} .tip") == 0 and page.errors() == []

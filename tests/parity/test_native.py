@@ -1,6 +1,6 @@
-"""The native engine against the plain search, kind by kind: the same words, and scores to 1e-4.
+"""The native engine against the PyTorch backend for every kind of model: equal tokens, and scores to 1e-4.
 
-The plain search works in float64, so that what it finds does not depend on the order in which a processor adds.
+The PyTorch search runs in float64, so that its results do not depend on the order of additions.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from dragoman.data.batching import collate_source
 from dragoman.data.tokenizer import EOS
 from dragoman.decoding import Hypothesis, ModelStepper, SearchSettings, generate
 from dragoman.decoding.native.engine import Engine
-from dragoman.decoding.native.library import Precision, _found, load_native, missing
-from dragoman.decoding.native.pack import pack, unsupported
+from dragoman.decoding.native.library import Precision, _load, load_native, unavailable_reason
+from dragoman.decoding.native.pack import native_unsupported_reasons, pack
 from dragoman.models.seq2seq import Model
 from every_kind import TRANSLATORS, built
 from near_ties import assert_same_search, same_hypotheses
 
-native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {missing()}")
+native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
 
 VOCAB = 83
 NOT_PACKED = {"recurrent over embeddings", "recurrent positions", "shaw", "batch norm"}
@@ -58,7 +58,7 @@ def sources() -> list[list[int]]:
     return [[*torch.randint(4, VOCAB, (n,), generator=generator).tolist(), EOS] for n in lengths]
 
 
-def plain(
+def pytorch_search(
     model: Model, rows: list[list[int]], settings: SearchSettings, prefixes: list[list[int]] | None = None
 ) -> list[list[Hypothesis]]:
     return generate(ModelStepper(exact(model)), *collate_source(rows), settings, prefixes)
@@ -69,7 +69,7 @@ def exact(model: Model) -> Model:
     return copy.deepcopy(model).double()
 
 
-def fast(
+def native_search(
     model: Model,
     folder: Path,
     given: list[list[int]],
@@ -84,15 +84,15 @@ def fast(
     return engine.search(given, limits, settings, prefixes, **options)
 
 
-def assert_plain(
+def assert_same_as_pytorch(
     ours: list[list[Hypothesis]],
     model: Model,
     rows: list[list[int]],
     settings: SearchSettings,
     prefixes: list[list[int]] | None = None,
 ) -> None:
-    """The same as the plain search finds."""
-    assert_same_search(ours, lambda own: plain(own, rows, settings, prefixes), model, same_hypotheses)
+    """Compare with the search in PyTorch."""
+    assert_same_search(ours, lambda exact: pytorch_search(exact, rows, settings, prefixes), model, same_hypotheses)
 
 
 def of_kind(name: str, seed: int = 1) -> Model:
@@ -102,10 +102,10 @@ def of_kind(name: str, seed: int = 1) -> Model:
 @native
 @pytest.mark.parametrize("name", PACKED)
 @pytest.mark.parametrize("beam", [1, 4])
-def test_the_same_words_and_scores(name: str, beam: int, tmp_path: Path) -> None:
+def test_equal_tokens_and_scores(name: str, beam: int, tmp_path: Path) -> None:
     settings = SearchSettings(beam=beam, nbest=min(beam, 3), max_extra=12)
     rows = sources()
-    assert_plain(fast(of_kind(name), tmp_path, rows, settings), of_kind(name), rows, settings)
+    assert_same_as_pytorch(native_search(of_kind(name), tmp_path, rows, settings), of_kind(name), rows, settings)
 
 
 @native
@@ -113,30 +113,30 @@ def test_the_same_words_and_scores(name: str, beam: int, tmp_path: Path) -> None
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 def test_every_build(build: str, precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dragoman.decoding.native.library._BUILDS", (build,))
-    monkeypatch.setattr("dragoman.decoding.native.library._found", _found.__wrapped__)
+    monkeypatch.setattr("dragoman.decoding.native.library._load", _load.__wrapped__)
     loaded = load_native()
     if loaded is None:
-        pytest.skip(missing())
+        pytest.skip(unavailable_reason())
     assert loaded.build == build
     settings = SearchSettings(beam=3, nbest=2, max_extra=6)
     rows, model = sources(), of_kind("gelu_tanh gated odd sizes")
-    found = fast(model, tmp_path, rows, settings, precision=precision)
-    assert fast(model, tmp_path, rows[::-1], settings, precision=precision, threads=2) == found[::-1]
+    found = native_search(model, tmp_path, rows, settings, precision=precision)
+    assert native_search(model, tmp_path, rows[::-1], settings, precision=precision, threads=2) == found[::-1]
     if precision == "float32":
-        assert_plain(found, model, rows, settings)
+        assert_same_as_pytorch(found, model, rows, settings)
 
 
 @native
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
-def test_a_decoder_only_model_goes_on_from_its_prompt(name: str, tmp_path: Path) -> None:
+def test_a_decoder_only_model_continues_its_prompt(name: str, tmp_path: Path) -> None:
     settings = SearchSettings(beam=3, nbest=2, max_extra=9)
     rows: list[list[int]] = [[], [], []]
     prefixes = [[], [7, 9, 11, 20], [5]]
     model = of_kind(name)
-    found = fast(model, tmp_path, rows, settings, prefixes)
+    found = native_search(model, tmp_path, rows, settings, prefixes)
     nothing = torch.zeros(len(rows), 0, dtype=torch.long)
     assert_same_search(
-        found, lambda own: generate(ModelStepper(own), nothing, None, settings, prefixes), model, same_hypotheses
+        found, lambda exact: generate(ModelStepper(exact), nothing, None, settings, prefixes), model, same_hypotheses
     )
 
 
@@ -153,7 +153,7 @@ def test_a_decoder_only_model_goes_on_from_its_prompt(name: str, tmp_path: Path)
 )
 def test_every_setting_of_the_search(settings: SearchSettings, tmp_path: Path) -> None:
     rows, model = sources(), of_kind("paper")
-    assert_plain(fast(model, tmp_path, rows, settings), model, rows, settings)
+    assert_same_as_pytorch(native_search(model, tmp_path, rows, settings), model, rows, settings)
 
 
 @native
@@ -163,27 +163,29 @@ def test_forced_prefixes(beam: int, tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(8)
     prefixes = [torch.randint(4, VOCAB, (n % 5,), generator=generator).tolist() for n in range(len(rows))]
     settings = SearchSettings(beam=beam, nbest=beam, max_extra=5, no_repeat_ngram=2)
-    found = fast(model, tmp_path, rows, settings, prefixes)
-    assert_plain(found, model, rows, settings, prefixes)
+    found = native_search(model, tmp_path, rows, settings, prefixes)
+    assert_same_as_pytorch(found, model, rows, settings, prefixes)
     assert all(some[0].tokens[: len(begin)] == begin for some, begin in zip(found, prefixes, strict=True))
 
 
 @native
 @pytest.mark.parametrize("precision", ["float32", "int8"])
-def test_rows_threads_and_company_change_no_bit(precision: Precision, tmp_path: Path) -> None:
+def test_results_do_not_depend_on_rows_threads_or_batch(precision: Precision, tmp_path: Path) -> None:
     rows, model = sources(), of_kind("t5")
     settings = SearchSettings(beam=3, nbest=2, max_extra=9)
-    whole = fast(model, tmp_path, rows, settings, precision=precision)
-    assert fast(model, tmp_path, rows, settings, precision=precision, rows=3) == whole
-    assert fast(model, tmp_path, rows, settings, precision=precision, threads=3, rows=7) == whole
-    assert fast(model, tmp_path, rows[::-1], settings, precision=precision) == whole[::-1]
+    whole = native_search(model, tmp_path, rows, settings, precision=precision)
+    assert native_search(model, tmp_path, rows, settings, precision=precision, rows=3) == whole
+    assert native_search(model, tmp_path, rows, settings, precision=precision, threads=3, rows=7) == whole
+    assert native_search(model, tmp_path, rows[::-1], settings, precision=precision) == whole[::-1]
     for threads in (1, 2, 5):
-        alone = [fast(model, tmp_path, [row], settings, precision=precision, threads=threads)[0] for row in rows]
+        alone = [
+            native_search(model, tmp_path, [row], settings, precision=precision, threads=threads)[0] for row in rows
+        ]
         assert alone == whole
 
 
-def test_what_the_engine_lacks_is_named() -> None:
-    assert unsupported(built(TRANSLATORS["paper"], VOCAB)) == []
+def test_unsupported_models_are_refused_with_reasons() -> None:
+    assert native_unsupported_reasons(built(TRANSLATORS["paper"], VOCAB)) == []
     for name in [*NOT_PACKED, "linear", "lstm bahdanau", "convolutional"]:
-        reasons = unsupported(built(TRANSLATORS[name], VOCAB))
+        reasons = native_unsupported_reasons(built(TRANSLATORS[name], VOCAB))
         assert reasons and all(isinstance(reason, str) for reason in reasons), name

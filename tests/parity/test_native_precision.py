@@ -1,9 +1,9 @@
-"""int8 and bfloat16 on the native engine against the same arithmetic written out in PyTorch.
+"""int8 and bfloat16 on the native engine against an emulation of the same arithmetic in PyTorch.
 
-Sums of products of 8-bit numbers are exact, so both agree to the rounding of float32 as long as each activation rounds
-to the same byte.  One that lies within 1e-6 of the middle between two bytes may round the other way, here and on a
-processor that adds in another order; what follows it then differs by a part of the error of quantization.  So most
-log-probabilities must agree to 1e-5, and all of them must be much closer to the emulation than to float32.
+Sums of int8 products are exact, so both agree to float32 rounding as long as each activation is quantized to the same
+value.  An activation within 1e-6 of the middle between two values may be rounded differently, which causes a fraction
+of the quantization error.  Therefore most log-probabilities must agree to 1e-5, and all of them must be much closer to
+the emulation than to float32.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from torch.overrides import TorchFunctionMode
 from dragoman.data.tokenizer import EOS
 from dragoman.decoding import SearchSettings
 from dragoman.decoding.native.engine import Engine
-from dragoman.decoding.native.library import Precision, _found, load_native, missing
+from dragoman.decoding.native.library import Precision, _load, load_native, unavailable_reason
 from dragoman.decoding.native.pack import pack
 from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.models.seq2seq import Model
 from every_kind import TRANSLATORS, built
 
-pytestmark = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {missing()}")
+pytestmark = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
 
 VOCAB = 83
 LANGUAGE_MODEL = {
@@ -47,7 +47,7 @@ def model_of(kind: str) -> Model:
 
 
 def pairs_for(kind: str) -> Pairs:
-    """Sources and targets with their end; a language model has no sources."""
+    """Sources and targets with the end of sentence; a language model has no sources."""
     generator = torch.Generator().manual_seed(3)
     lengths = [1, 9, 4, 17, 2, 6, 11, 3, 23, 5]
     targets = [[*torch.randint(4, VOCAB, (n,), generator=generator).tolist(), EOS] for n in lengths]
@@ -77,7 +77,7 @@ PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"int8": int8_product,
 
 
 class Quantized(TorchFunctionMode):
-    """Linear layers by another product; with int8 the embeddings are in half precision."""
+    """Replaces the product of linear layers; with int8, embeddings are float16."""
 
     def __init__(self, precision: Precision) -> None:
         super().__init__()
@@ -127,8 +127,8 @@ def flat(rows: Sequence[Sequence[float]]) -> list[float]:
     return [number for row in rows for number in row]
 
 
-def gaps(some: list[float], others: list[float]) -> list[float]:
-    return [abs(a - b) for a, b in zip(some, others, strict=True)]
+def gaps(first: list[float], second: list[float]) -> list[float]:
+    return [abs(a - b) for a, b in zip(first, second, strict=True)]
 
 
 # ------------------------------------------------------------------------------------------------------------ the tests
@@ -141,29 +141,29 @@ def test_the_arithmetic_of_quantization(
     kind: str, precision: Precision, build: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dragoman.decoding.native.library._BUILDS", (build,))
-    monkeypatch.setattr("dragoman.decoding.native.library._found", _found.__wrapped__)
+    monkeypatch.setattr("dragoman.decoding.native.library._load", _load.__wrapped__)
     loaded = load_native()
     if loaded is None:
-        pytest.skip(missing())
-    if precision == "bfloat16" and not loaded.library.dragoman_bfloat16():
+        pytest.skip(unavailable_reason())
+    if precision == "bfloat16" and not loaded.supports_bfloat16:
         pytest.skip("this processor does not multiply bfloat16")
     ours, expected = by_engine(kind, precision, tmp_path), emulated(kind, precision)
     error = gaps(expected, by_engine(kind, "float32", tmp_path))
 
-    assert statistics.median(error) > 1e-3  # there is something to be seen
+    assert statistics.median(error) > 1e-3  # otherwise the comparison would be meaningless
     assert statistics.median(gaps(ours, expected)) < 1e-5
     assert statistics.mean(gaps(ours, expected)) < 0.1 * statistics.mean(error)
 
 
 @pytest.mark.parametrize("kind", ["paper", "modern"])
 def test_packed_weights_are_the_nearest(kind: str, tmp_path: Path) -> None:
-    """The last matrix of the file is that of the output: weights, scales and sums as they are stored."""
+    """Compare weights, scales and compensation of the output matrix, the last one of the file."""
     model = model_of(kind)
     content = pack(model, tmp_path / "p", "int8", max_positions=90).read_bytes()
     weight = model.get_parameter("output.weight").detach().numpy()
     outputs, inputs = -(-VOCAB // 64) * 64, 64
     sizes = [outputs * inputs, outputs * 4, outputs * 4]
-    q, scales, shift = (
+    q, scales, compensation = (
         np.frombuffer(content[-end:][:size], kind)
         for end, size, kind in zip((sum(sizes), sum(sizes[1:]), sizes[2]), sizes, (np.int8, "<f4", "<i4"), strict=True)
     )
@@ -173,5 +173,5 @@ def test_packed_weights_are_the_nearest(kind: str, tmp_path: Path) -> None:
     stored = q[:VOCAB, : weight.shape[1]] * scales[:VOCAB, None]
     assert (np.abs(stored - weight) <= 0.5001 * scales[:VOCAB, None]).all()
     assert np.abs(q[:VOCAB]).max(1).tolist() == [127] * VOCAB
-    assert np.array_equal(shift, 128 * q.sum(1, dtype=np.int32))
+    assert np.array_equal(compensation, 128 * q.sum(1, dtype=np.int32))
     assert not q[VOCAB:].any() and not q[:, weight.shape[1] :].any()

@@ -1,6 +1,6 @@
-"""The engine with a shortlist against its plain twin, kind by kind: the same words, and scores to 1e-4.
+"""The native engine with shortlists against the PyTorch backend: equal tokens, and scores to 1e-4.
 
-The twin works in float64, so that what it finds does not depend on the order in which a processor adds.
+The PyTorch search runs in float64, so that its results do not depend on the order of additions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dragoman.data.batching import collate_source
 from dragoman.data.tokenizer import EOS
 from dragoman.decoding import Hypothesis, ModelStepper, SearchSettings, generate
 from dragoman.decoding.native.engine import Engine, Usage
-from dragoman.decoding.native.library import Precision, _found, load_native, missing
+from dragoman.decoding.native.library import Precision, _load, load_native, unavailable_reason
 from dragoman.decoding.native.pack import pack
 from dragoman.decoding.native.stepper import EngineStepper
 from dragoman.decoding.pytorch.stepper import ShortlistStepper
@@ -24,7 +24,7 @@ from dragoman.models.seq2seq import Model
 from every_kind import TRANSLATORS, built
 from near_ties import assert_same_search, same_hypotheses
 
-pytestmark = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {missing()}")
+pytestmark = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
 
 VOCAB = 147
 KINDS = {name: TRANSLATORS[name] for name in ("paper", "modern", "grouped-query", "t5", "alibi")} | {
@@ -46,7 +46,7 @@ def sources() -> tuple[list[int], ...]:
 
 
 def lists_for(prefixes: Lists | None = None) -> Lists:
-    """Of a few words, of exactly one block, of one more, of nearly all."""
+    """Shortlists of a few tokens, of one block of 64 and its neighbours, and of nearly the whole vocabulary."""
     begins = prefixes or [[]] * len(sources())
     sizes = [3, 20, 62, 63, 64, 65, 100, 127, 128, 140]
     drawn = [torch.randperm(VOCAB, generator=torch.Generator().manual_seed(n))[:n].tolist() for n in sizes]
@@ -70,25 +70,25 @@ def found_by(
     return engine.search(sources(), limits, settings, prefixes, shortlists=lists, **options)
 
 
-def assert_twin(
+def assert_same_as_pytorch(
     ours: list[list[Hypothesis]], kind: str, settings: SearchSettings, lists: Lists, prefixes: Lists | None = None
 ) -> None:
-    """The same as the plain search finds, confined to the same lists."""
+    """Compare with the search in PyTorch with the same shortlists."""
 
-    def twin(model: Model) -> list[list[Hypothesis]]:
+    def pytorch_search(model: Model) -> list[list[Hypothesis]]:
         stepper = ShortlistStepper(ModelStepper(model), lists, VOCAB)
         return generate(stepper, *collate_source(sources()), settings, prefixes)
 
-    assert_same_search(ours, twin, model_of(kind), same_hypotheses)
+    assert_same_search(ours, pytorch_search, model_of(kind), same_hypotheses)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("beam", [1, 4])
-def test_the_same_words_and_scores(kind: str, beam: int, tmp_path: Path) -> None:
+def test_equal_tokens_and_scores(kind: str, beam: int, tmp_path: Path) -> None:
     settings = SearchSettings(beam=beam, nbest=min(beam, 3), max_extra=12)
     found = found_by(engine_of(kind, tmp_path), settings, lists_for())
 
-    assert_twin(found, kind, settings, lists_for())
+    assert_same_as_pytorch(found, kind, settings, lists_for())
     for some, words in zip(found, lists_for(), strict=True):
         assert all(set(hypothesis.tokens) <= set(words) for hypothesis in some)
 
@@ -104,15 +104,17 @@ def test_the_same_words_and_scores(kind: str, beam: int, tmp_path: Path) -> None
     ids=["bigrams", "unigrams", "wide", "min_length"],
 )
 def test_every_setting_of_the_search(settings: SearchSettings, tmp_path: Path) -> None:
-    assert_twin(found_by(engine_of("paper", tmp_path), settings, lists_for()), "paper", settings, lists_for())
+    assert_same_as_pytorch(
+        found_by(engine_of("paper", tmp_path), settings, lists_for()), "paper", settings, lists_for()
+    )
 
 
 def test_a_list_of_the_end_alone(tmp_path: Path) -> None:
-    """Even where it may not end yet: where nothing else is left it does."""
+    """The target ends even before min_length if no other token is left."""
     lists = [[EOS]] * len(sources())
     for settings in (SearchSettings(beam=1), SearchSettings(beam=4, nbest=2, min_length=3)):
         found = found_by(engine_of("paper", tmp_path), settings, lists)
-        assert_twin(found, "paper", settings, lists)
+        assert_same_as_pytorch(found, "paper", settings, lists)
         assert all(some[0].tokens == [] and some[0].log_prob == pytest.approx(0, abs=1e-6) for some in found)
 
 
@@ -122,7 +124,7 @@ def test_forced_prefixes(beam: int, tmp_path: Path) -> None:
     settings = SearchSettings(beam=beam, nbest=beam, max_extra=5, no_repeat_ngram=2)
     found = found_by(engine_of("modern", tmp_path), settings, lists_for(prefixes), prefixes)
 
-    assert_twin(found, "modern", settings, lists_for(prefixes), prefixes)
+    assert_same_as_pytorch(found, "modern", settings, lists_for(prefixes), prefixes)
     assert all(some[0].tokens[: len(begin)] == begin for some, begin in zip(found, prefixes, strict=True))
 
 
@@ -131,13 +133,13 @@ def test_forced_prefixes(beam: int, tmp_path: Path) -> None:
 def test_every_build_and_precision(
     build: str, precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A list of all words is no list, to the bit; with others the engine's steps, confined, say the same."""
+    """A shortlist of the whole vocabulary changes no bit; others agree with the engine's steps restricted to them."""
     monkeypatch.setattr("dragoman.decoding.native.library._BUILDS", (build,))
-    monkeypatch.setattr("dragoman.decoding.native.library._found", _found.__wrapped__)
+    monkeypatch.setattr("dragoman.decoding.native.library._load", _load.__wrapped__)
     loaded = load_native()
     if loaded is None:
-        pytest.skip(missing())
-    if precision == "bfloat16" and not loaded.library.dragoman_bfloat16():
+        pytest.skip(unavailable_reason())
+    if precision == "bfloat16" and not loaded.supports_bfloat16:
         pytest.skip("this processor does not multiply bfloat16")
     settings = SearchSettings(beam=3, nbest=2, max_extra=6)
     engine = engine_of("odd sizes", tmp_path, precision)
@@ -151,7 +153,7 @@ def test_every_build_and_precision(
 
 
 def test_probabilities_are_those_among_the_words_of_the_list(tmp_path: Path) -> None:
-    """What two words have, they share as before, and all of a list have 1 together."""
+    """Ratios of probabilities are those of the whole vocabulary, and the probabilities of a shortlist sum to 1."""
     engine, words = engine_of("paper", tmp_path), [EOS, 20, 40, 90]
     one = SearchSettings(beam=1, max_extra=0)
 
@@ -166,7 +168,7 @@ def test_probabilities_are_those_among_the_words_of_the_list(tmp_path: Path) -> 
     assert float(listed.exp().sum()) + float(torch.tensor(end).exp()) == pytest.approx(1, abs=1e-5)
 
 
-def test_rooms_for_lists_count_as_memory(tmp_path: Path) -> None:
+def test_shortlists_count_as_memory(tmp_path: Path) -> None:
     engine = engine_of("paper", tmp_path)
     need = []
     for listed in (VOCAB, 1, 64, 65):
@@ -181,39 +183,45 @@ def test_rooms_for_lists_count_as_memory(tmp_path: Path) -> None:
     assert found_by(engine, settings, lists_for(), memory=0) == whole
 
 
-WRONG: dict[str, tuple[Lists, str]] = {
+INVALID: dict[str, tuple[Lists, str]] = {
     "too few": ([[EOS]], "1 shortlists"),
-    "empty": ([[EOS], [], [EOS]], "sentence 2: a shortlist without 3"),
-    "no end": ([[EOS], [4, 5], [EOS]], "sentence 2: a shortlist without 3"),
-    "twice": ([[EOS], [EOS], [EOS, 5, 5]], "sentence 3: a shortlist that does not rise"),
-    "falling": ([[EOS], [EOS], [5, EOS]], "sentence 3: a shortlist that does not rise"),
-    "too large": ([[EOS, VOCAB], [EOS], [EOS]], f"sentence 1: shortlist id {VOCAB}: must be a whole number"),
+    "empty": ([[EOS], [], [EOS]], "sentence 2: the shortlist lacks 3"),
+    "no end": ([[EOS], [4, 5], [EOS]], "sentence 2: the shortlist lacks 3"),
+    "twice": ([[EOS], [EOS], [EOS, 5, 5]], "sentence 3: the shortlist is not strictly ascending"),
+    "falling": ([[EOS], [EOS], [5, EOS]], "sentence 3: the shortlist is not strictly ascending"),
+    "too large": (
+        [[EOS, VOCAB], [EOS], [EOS]],
+        f"sentence 1: shortlist id {VOCAB}; accepted: integers from 0 to {VOCAB - 1}",
+    ),
     "below 0": ([[-1, EOS], [EOS], [EOS]], "sentence 1: shortlist id -1"),
-    "beyond 32 bits": ([[EOS, 2**32 + 5], [EOS], [EOS]], "sentence 1: a shortlist that is no list of ids"),
-    "no numbers": ([[EOS, 4.5], [EOS], [EOS]], "sentence 1: a shortlist that is no list of ids"),  # type: ignore[list-item]
-    "without its prefix": ([[EOS], [EOS], [EOS]], "sentence 1: a shortlist without 7"),
+    "beyond 32 bits": (
+        [[EOS, 2**32 + 5], [EOS], [EOS]],
+        "sentence 1: the shortlist is not a sequence of 32-bit integers",
+    ),
+    "no numbers": ([[EOS, 4.5], [EOS], [EOS]], "sentence 1: the shortlist is not a sequence of 32-bit integers"),  # type: ignore[list-item]
+    "without its prefix": ([[EOS], [EOS], [EOS]], "sentence 1: the shortlist lacks 7"),
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_list_is_an_error(name: str, tmp_path: Path) -> None:
-    lists, said = WRONG[name]
+@pytest.mark.parametrize("name", INVALID)
+def test_an_invalid_shortlist_is_an_error(name: str, tmp_path: Path) -> None:
+    lists, message = INVALID[name]
     prefixes = [[7], [], []] if "prefix" in name else None
     rows, settings = sources()[:3], SearchSettings(beam=2)
     with pytest.raises(UsageError) as error:
         engine_of("paper", tmp_path).search(rows, [9, 9, 9], settings, prefixes, shortlists=lists)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
-def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     lists = [[EOS, 5, 5], [EOS], [4, 5]]
-    with pytest.raises(UsageError, match=r"(?s)sentence 1: .*not rise.*sentence 3: .*without 3"):
+    with pytest.raises(UsageError, match=r"(?s)sentence 1: .*not strictly ascending.*sentence 3: .*lacks 3"):
         engine_of("paper", tmp_path).search(sources()[:3], [9, 9, 9], SearchSettings(beam=2), shortlists=lists)
 
 
-@pytest.mark.parametrize("name", [name for name in WRONG if name not in ("too few", "beyond 32 bits", "no numbers")])
-def test_the_core_refuses_it_too(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lists, _ = WRONG[name]
+@pytest.mark.parametrize("name", [name for name in INVALID if name not in ("too few", "beyond 32 bits", "no numbers")])
+def test_the_library_refuses_it_too(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lists, _ = INVALID[name]
     prefixes = [[7], [], []] if "prefix" in name else None
     monkeypatch.setattr(Engine, "_check", lambda *_: None)
     with pytest.raises(UsageError, match="shortlist"):

@@ -1,9 +1,11 @@
-"""The two losses of word2vec: gradients equal the derived ones, and training succeeds."""
+"""The word2vec losses of docs/architectures/word_vectors.md: derived gradients, training, and the tables of gensim."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +14,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dragoman.vectors import WordVectors
-from dragoman.vectors.loss import cbow_loss, keep_probability, noise_probability, skip_gram_loss
 from dragoman.vectors.train import Kind, train_vectors
+
+PAGE = Path(__file__).parents[2] / "docs" / "architectures" / "word_vectors.md"
+EXAMPLE: dict[str, Any] = {}
+(BLOCK,) = re.findall(
+    r"^```python\n((?:(?!^```).)*?def skip_gram_loss.*?)^```", PAGE.read_text("utf-8"), flags=re.M | re.S
+)
+exec(BLOCK, EXAMPLE)
+cbow_loss, skip_gram_loss = EXAMPLE["cbow_loss"], EXAMPLE["skip_gram_loss"]
+keep_probability, noise_probability = EXAMPLE["keep_probability"], EXAMPLE["noise_probability"]
 
 B, K, W, D = 3, 5, 4, 7
 EXACT = {"rtol": 0.0, "atol": 1e-10}
@@ -84,7 +94,7 @@ def test_keep_probability_falls_with_frequency_and_noise_flattens_it() -> None:
 
 @pytest.mark.parametrize("kind", ["skipgram", "cbow"])
 def test_our_training_keeps_and_draws_as_written_here(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`train_vectors` configures gensim for the losses of `loss.py`, as the tables of the trained model show."""
+    """`train_vectors` configures gensim for these losses, as the tables of the trained model show."""
     models = pytest.importorskip("gensim.models", reason="pip install 'dragoman[vectors]'", exc_type=ImportError)
     trained: list[Any] = []
 

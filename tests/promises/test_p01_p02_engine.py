@@ -21,17 +21,17 @@ from torch import nn
 from dragoman.data.tokenizer import EOS
 from dragoman.decoding import Hypothesis, SearchSettings
 from dragoman.decoding.native.engine import Engine
-from dragoman.decoding.native.library import load_native, missing
+from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.decoding.native.pack import Precision, pack
 from dragoman.models.seq2seq import Model
 from dragoman.pipelines.translation import Translation, Translator
 from every_kind import TRANSLATORS, built
 
 NATIVE = load_native()
-pytestmark = pytest.mark.skipif(NATIVE is None, reason=f"no native engine: {missing()}")
+pytestmark = pytest.mark.skipif(NATIVE is None, reason=f"no native engine: {unavailable_reason()}")
 
 VOCAB, POSITIONS = 150, 48
-HAS_BFLOAT16 = NATIVE is not None and bool(NATIVE.library.dragoman_bfloat16())
+HAS_BFLOAT16 = NATIVE is not None and NATIVE.supports_bfloat16
 """Of the build that is used: it takes a processor that multiplies bfloat16, and the build for AVX-512."""
 PACKED: dict[str, tuple[str, Precision]] = {
     "paper": ("paper", "float32"),

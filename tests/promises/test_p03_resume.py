@@ -221,7 +221,7 @@ def test_resuming_a_finished_run_changes_nothing(data: Path, tmp_path: Path) -> 
     listener = Listener()
     second = train(config, tmp_path / "run", reporter=listener)
     assert whole(tmp_path / "run") == before
-    assert "has used up its 24 steps; a larger train.budget goes on" in listener.text
+    assert "the budget of 24 steps is used up; raise train.budget to continue" in listener.text
     assert second.progress.step == first.progress.step == 24
 
 
@@ -255,7 +255,7 @@ def test_changed_data_is_refused(data: Path, tmp_path: Path) -> None:
     pairs = digit_pairs(190, seed=8)
     write_lines(data / "train.src", [s for s, _ in pairs])
     write_lines(data / "train.tgt", [t for _, t in pairs])
-    with pytest.raises(TrainingError, match="training data changed since this run began"):
+    with pytest.raises(TrainingError, match="training data changed since this run started"):
         train(small_config(data, "train.budget=12 steps"), tmp_path / "run")
     assert weights(tmp_path / "run") == kept
 
@@ -272,7 +272,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_taken(damage: s
         file.write_bytes(content[:-100] if damage == "cut" else content[:-1] + bytes([content[-1] ^ 1]))
     listener = Listener()
     train(small_config(data), tmp_path / "run", reporter=listener)
-    assert "checkpoint damaged, going back to the one before" in listener.text
+    assert "damaged checkpoint, using the previous one" in listener.text
     assert "training.safetensors" in listener.text and "after step 18" in listener.text
     assert whole(tmp_path / "run") == whole(tmp_path / "whole")
 
@@ -283,7 +283,7 @@ def test_when_no_checkpoint_is_whole_nothing_is_overwritten(data: Path, tmp_path
     (tmp_path / "run" / "last").unlink()
     (only,) = list_checkpoints(tmp_path / "run")
     (only / "model.safetensors").write_bytes(b"not tensors")
-    with pytest.raises(TrainingError, match="none of its 1 checkpoints is whole"):
+    with pytest.raises(TrainingError, match="all 1 checkpoints are damaged"):
         train(config, tmp_path / "run")
     assert (only / "model.safetensors").read_bytes() == b"not tensors"
 
@@ -296,7 +296,7 @@ def test_checkpoints_after_the_one_that_is_resumed_are_removed(data: Path, tmp_p
         (run / "checkpoints" / f"{step:08d}" / "training.safetensors").write_bytes(b"damaged")
     listener = Listener()
     train(small_config(data, "train.keep=9", "train.budget=13 steps"), run, reporter=listener)
-    assert listener.text.count("checkpoint damaged, going back") == 2 and "after step 12" in listener.text
+    assert listener.text.count("damaged checkpoint, using") == 2 and "after step 12" in listener.text
     assert [p.name for p in list_checkpoints(run)] == ["00000006", "00000012", "00000013"]
     last = read_pointer(run, "last")
     assert last is not None and last.name == "00000013"
@@ -322,7 +322,7 @@ def test_another_vocabulary_of_the_same_data_is_refused(data: Path, tmp_path: Pa
     meta = json.loads((ours / "meta.json").read_bytes())
     meta["sha256"]["tokenizer.model"] = hashlib.sha256(content).hexdigest()
     (ours / "meta.json").write_text(json.dumps(meta))
-    with pytest.raises(TrainingError, match="the data is the same, but the vocabulary learned from it is another one"):
+    with pytest.raises(TrainingError, match="the same data yields another vocabulary"):
         train(small_config(data, "train.budget=12 steps"), tmp_path / "run")
 
 

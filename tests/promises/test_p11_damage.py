@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.decoding.native.library import load_native, missing
+from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.errors import ModelFolderError
 from dragoman.io.run_log import read_log
 from dragoman.models.model_folder import list_checkpoints
@@ -71,7 +71,7 @@ def test_a_flipped_bit_in_the_weights_is_refused(place: Path) -> None:
         Translator.load(last)
 
 
-@pytest.mark.skipif(load_native() is None, reason=f"no native engine: {missing()}")
+@pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
 def test_a_flipped_bit_in_the_packed_model_packs_it_again(place: Path) -> None:
     run = list_checkpoints(place / "run")[-1]
     right = translations(run)
@@ -87,6 +87,6 @@ def test_a_truncated_checkpoint_falls_back_to_the_one_before(made: Path, place: 
     os.truncate(file, file.stat().st_size // 2)
     listener = Listener()
     train(small_config(made / "data", *SHORT), place / "run", reporter=listener)
-    assert "checkpoint damaged, going back to the one before" in listener.text and "after step 6" in listener.text
+    assert "damaged checkpoint, using the previous one" in listener.text and "after step 6" in listener.text
     assert losses(place / "run") == losses(made / "run")
     assert weights(place / "run") == weights(made / "run")

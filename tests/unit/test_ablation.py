@@ -18,7 +18,6 @@ from dragoman.interpret.ablation import (
     ablate_heads,
     attentions,
     effect,
-    loss_of,
     mean_outputs,
     patched,
     sublayers,
@@ -27,6 +26,7 @@ from dragoman.interpret.ablation import (
 )
 from dragoman.models.seq2seq import Model
 from dragoman.nn.record import record, replace
+from dragoman.training.validation import mean_loss
 from every_kind import TRANSLATORS, built
 from small_networks import EXACT
 from small_run import digit_pairs
@@ -231,11 +231,11 @@ def test_the_loss_of_batches_is_that_of_each_word() -> None:
     model, batch = built(TRANSLATORS["paper"], VOCABULARY), a_batch()
     log_probs = logits(model, batch).log_softmax(-1).gather(2, batch.tgt_out[..., None])[..., 0]
     expected = -log_probs[batch.tgt_out != 0].sum() / batch.tgt_tokens
-    assert loss_of(model, [batch]) == pytest.approx(float(expected), abs=1e-10)
+    assert mean_loss(model, [batch]) == pytest.approx(float(expected), abs=1e-10)
     model.train()
-    assert loss_of(model, [batch, batch]) == pytest.approx(float(expected), abs=1e-10) and model.training
+    assert mean_loss(model, [batch, batch]) == pytest.approx(float(expected), abs=1e-10) and model.training
     with pytest.raises(UsageError, match="no target token"):
-        loss_of(model, [])
+        mean_loss(model, [])
 
 
 def test_an_effect_is_the_difference_between_two_models() -> None:

@@ -256,9 +256,9 @@ def test_unusable_output_folders(source: Path, tmp_path: Path) -> None:
         bulk(source, source / "out")
     assert tree(tmp_path / "full", everything=True) == {"thesis.txt": b"mine\n"}
     bulk(source, tmp_path / "out")
-    with (tmp_path / "out" / "_dragoman" / "lock").open("wb") as file:
+    with (tmp_path / "out" / "_dragoman" / ".lock").open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(UsageError, match="another process is translating into this folder"):
+        with pytest.raises(UsageError, match="this output folder is in use by another process; wait until"):
             bulk(source, tmp_path / "out")
     with pytest.raises(UsageError, match="chunk_lines = 0: must be at least 1"):
         bulk(source, tmp_path / "other", chunk_lines=0)

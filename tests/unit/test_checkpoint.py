@@ -117,11 +117,11 @@ def test_a_damaged_meta_is_refused(folder: Path, content: bytes, words: str) -> 
     [
         ('{"progress": {}', "not JSON"),
         ("[]", "holds a JSON list; accepted: an object"),
-        ('{"progress": {"speed": 3}, "data": "0"}', "not the state of a training"),
-        ('{"progress": {}, "data": 7}', "not the state of a training"),
+        ('{"progress": {"speed": 3}, "data": "0"}', "not the training state of a checkpoint"),
+        ('{"progress": {}, "data": 7}', "not the training state of a checkpoint"),
         (
             '{"progress": {"step": 2.5, "batch": "3", "best": null, "tokens": -1}, "data": "0"}',
-            "step, batch, tokens: must",
+            "invalid step, batch, tokens; accepted",
         ),
     ],
 )
@@ -135,7 +135,7 @@ def test_a_training_state_with_a_matching_checksum_is_checked(content: str, word
     opened = open_run(read_config(checkpoint), run, heard.append)
     model = opened.new_model()
     progress = opened.resume(model, build_optimizer(opened.config.train.optimizer, model), None)
-    assert any(words in text and "going back to the one before" in text for text in heard)
+    assert any(words in text and "using the previous one" in text for text in heard)
     assert progress.step == int(checkpoint.name) - 6
 
 

@@ -10,14 +10,14 @@ import pytest
 
 from dragoman.config import flatten
 from dragoman.errors import DragomanError, UsageError
-from dragoman.evaluation.compare import Statistic, compare, short_names
+from dragoman.evaluation.compare import Statistic, compare_runs, short_names
 from fabricated_run import fabricate, learning, training_row, validation_row
 
 
 def test_the_numbers_are_those_of_the_folder(tmp_path: Path) -> None:
     rows = learning(bleu=31.25, speed=1000.0)
     rows.append({"step": 12, "seconds": 3.5, "average": 3, "valid_loss": 9.0, "bleu": 99.0})
-    run = compare([fabricate(tmp_path / "lstm", rows, {"bleu": 31.25, "valid_loss": 2.0})]).runs[0]
+    run = compare_runs([fabricate(tmp_path / "lstm", rows, {"bleu": 31.25, "valid_loss": 2.0})]).runs[0]
     assert (run.name, run.parameters, run.steps, run.seconds, run.best_step) == ("lstm", 39, 12, 3.5, 12)
     assert run.tokens_per_second == statistics.median([1000.0, 1050.0, 975.0, 1010.0]) == 1005.0
     assert run.memory_mb == 310.5
@@ -28,7 +28,7 @@ def test_the_numbers_are_those_of_the_folder(tmp_path: Path) -> None:
 
 def test_curves_hold_every_row_of_the_log_but_the_averages(tmp_path: Path) -> None:
     rows = [*learning(bleu=31.25), training_row(15, None), {"step": 12, "seconds": 3.5, "average": 3, "bleu": 99.0}]
-    curves = compare([fabricate(tmp_path / "run", rows)]).runs[0].curves
+    curves = compare_runs([fabricate(tmp_path / "run", rows)]).runs[0].curves
     assert curves["loss"] == ((3, 0.75, 6.5), (6, 1.5, 4.25), (9, 2.25, 3.5), (12, 3.0, 2.75))
     assert curves["bleu"] == ((6, 2.0, 15.625), (12, 3.5, 31.25))
     assert set(curves) == {"loss", "valid_loss", "perplexity", "bleu"}
@@ -40,7 +40,7 @@ def test_seeds_are_one_group_with_mean_and_deviation(tmp_path: Path) -> None:
         for seed, bleu in ((1, 30.0), (2, 33.0), (5, 36.0))
     ]
     other = fabricate(tmp_path / "wide", learning(40.0), {"bleu": 40.0}, "model.d_ff=28")
-    comparison = compare([runs[0], other, *runs[1:]])
+    comparison = compare_runs([runs[0], other, *runs[1:]])
     lstm, wide = comparison.groups
     assert (lstm.name, lstm.seeds, wide.name, wide.seeds) == ("lstm", [1, 2, 5], "wide", [1])
     assert lstm.numbers["valid.bleu"] == Statistic(33.0, 3.0, 3)
@@ -51,7 +51,7 @@ def test_seeds_are_one_group_with_mean_and_deviation(tmp_path: Path) -> None:
 
 
 def test_one_configuration_differs_in_nothing(tmp_path: Path) -> None:
-    comparison = compare([fabricate(tmp_path / f"{s}", learning(20.0), None, f"train.seed={s}") for s in (3, 4)])
+    comparison = compare_runs([fabricate(tmp_path / f"{s}", learning(20.0), None, f"train.seed={s}") for s in (3, 4)])
     assert len(comparison.groups) == 1 and comparison.differing == () and comparison.groups[0].differs == {}
 
 
@@ -60,7 +60,7 @@ def test_only_the_keys_that_differ_are_named_and_what_all_have_comes_first(tmp_p
         fabricate(tmp_path / "turned", learning(30.0), None, "model.position.kind=rotary"),
         fabricate(tmp_path / "plain", learning(30.0), None, "train.clip_norm=0.5"),
     ]
-    comparison = compare(folders)
+    comparison = compare_runs(folders)
     assert comparison.differing[:2] == ("model.position.kind", "train.clip_norm")
     assert set(comparison.differing[2:]) == {"model.position.base", "model.position.fraction"}
     turned, plain = comparison.groups
@@ -83,7 +83,7 @@ def test_names_are_as_short_as_they_can_be(tmp_path: Path) -> None:
     paths = ("gru/1", "gru/2", "lstm/1")
     for i, path in enumerate(paths):
         fabricate(tmp_path / path, learning(9.0), None, f"train.seed={i}", f"model.d_ff={24 if i < 2 else 28}")
-    comparison = compare([tmp_path / path for path in paths])
+    comparison = compare_runs([tmp_path / path for path in paths])
     assert [run.name for run in comparison.runs] == list(paths)
     assert [group.name for group in comparison.groups] == ["gru", "lstm/1"]
 
@@ -91,42 +91,42 @@ def test_names_are_as_short_as_they_can_be(tmp_path: Path) -> None:
 def test_groups_whose_runs_are_named_alike_keep_apart(tmp_path: Path) -> None:
     for i, width in ((1, 24), (2, 24), (3, 28), (4, 28)):
         fabricate(tmp_path / f"run-{i}", learning(9.0), None, f"train.seed={i}", f"model.d_ff={width}")
-    assert [group.name for group in compare([tmp_path]).groups] == ["run-1", "run-3"]
+    assert [group.name for group in compare_runs([tmp_path]).groups] == ["run-1", "run-3"]
 
 
 def test_a_folder_of_runs_is_all_of_them(tmp_path: Path) -> None:
     for name in ("b", "a"):
         fabricate(tmp_path / "runs" / name, learning(12.0), None, f"model.d_ff={len(name) + ord(name)}")
     (tmp_path / "runs" / "prepared").mkdir()
-    assert [run.name for run in compare([tmp_path / "runs"]).runs] == ["a", "b"]
+    assert [run.name for run in compare_runs([tmp_path / "runs"]).runs] == ["a", "b"]
 
 
 def test_a_run_that_has_no_checkpoint_yet_shows_its_log(tmp_path: Path) -> None:
-    run = compare([fabricate(tmp_path / "young", [training_row(3, 6.5)])]).runs[0]
+    run = compare_runs([fabricate(tmp_path / "young", [training_row(3, 6.5)])]).runs[0]
     assert (run.parameters, run.best_step, run.scores, run.memory_mb) == (None, None, {}, None)
     assert run.curves == {"loss": ((3, 0.75, 6.5),)}
 
 
 def test_damaged_rows_of_the_log_do_not_count(tmp_path: Path) -> None:
-    whole = compare([fabricate(tmp_path / "whole", learning(20.0), {"bleu": 20.0})]).runs[0]
+    whole = compare_runs([fabricate(tmp_path / "whole", learning(20.0), {"bleu": 20.0})]).runs[0]
     run = fabricate(tmp_path / "damaged", learning(20.0), {"bleu": 20.0})
     huge = '{"step": 1, "seconds": ' + "9" * 400 + "}"
     with (run / "log.jsonl").open("ab") as log:
         log.write(b'\xff\xfe\n5\n{}\n{"step": "x"}\n' + huge.encode() + b"\n")
-    damaged = compare([run]).runs[0]
+    damaged = compare_runs([run]).runs[0]
     assert (damaged.seconds, damaged.steps, damaged.curves) == (whole.seconds, whole.steps, whole.curves)
 
 
 def test_scores_of_any_task_are_taken(tmp_path: Path) -> None:
     rows = [validation_row(4, valid_loss=0.5, accuracy=91.5)]
-    run = compare([fabricate(tmp_path / "tagger", rows, {"valid_loss": 0.5, "accuracy": 91.5})])
+    run = compare_runs([fabricate(tmp_path / "tagger", rows, {"valid_loss": 0.5, "accuracy": 91.5})])
     assert run.groups[0].numbers["valid.accuracy"] == Statistic(91.5, None, 1)
     assert run.runs[0].curves["accuracy"] == ((4, 1.5, 91.5),)
     assert "tokens_per_second" not in run.groups[0].numbers
 
 
 def test_json_holds_all_and_is_json(tmp_path: Path) -> None:
-    comparison = compare([fabricate(tmp_path / "lstm", learning(31.25), {"bleu": 31.25})])
+    comparison = compare_runs([fabricate(tmp_path / "lstm", learning(31.25), {"bleu": 31.25})])
     document = json.loads(json.dumps(comparison.to_json(), allow_nan=False))
     (group,) = document["groups"]
     assert group["name"] == "lstm" and group["numbers"]["valid.bleu"] == {"mean": 31.25, "std": None, "n": 1}
@@ -145,15 +145,15 @@ def test_every_folder_that_cannot_be_compared_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("text")
     given = [tmp_path / name for name in ("transformr", "nothing", "file")]
     with pytest.raises(UsageError) as caught:
-        compare([good, good, *given, empty, lost, torn])
+        compare_runs([good, good, *given, empty, lost, torn])
     message = str(caught.value)
     for words in (
         f"{good}: given twice",
         f"{given[0]}: no such folder (did you mean '{good}'?); accepted: a run folder",
-        f"{given[1]}: no run (no config.toml or log.jsonl in it",
-        f"{given[2]}: no run (a file)",
-        f"{empty}: log.jsonl has no row yet; train on with: dragoman train CONFIG --out {empty}",
-        f"{lost}/checkpoints/00000012: missing, though",
+        f"{given[1]}: no run (neither it nor a folder in it contains config.toml",
+        f"{given[2]}: no run (it is a file)",
+        f"{empty}: log.jsonl has no rows yet; continue with: dragoman train CONFIG --out {empty}",
+        f"{lost}/checkpoints/00000012: missing, but",
         "model.safetensors: not a safetensors file",
     ):
         assert words in message
@@ -163,10 +163,10 @@ def test_every_folder_that_cannot_be_compared_is_named(tmp_path: Path) -> None:
 def test_wrong_calls_are_refused(tmp_path: Path) -> None:
     run = fabricate(tmp_path / "run", learning(20.0), {"bleu": 20.0})
     with pytest.raises(UsageError, match=r"source = a\.en without reference"):
-        compare([run], "a.en")
-    with pytest.raises(UsageError, match="samples = 1: must be at least 2"):
-        compare([run], samples=1)
+        compare_runs([run], "a.en")
+    with pytest.raises(UsageError, match="samples = 1; accepted: at least 2"):
+        compare_runs([run], samples=1)
     with pytest.raises(UsageError, match="no runs"):
-        compare([])
+        compare_runs([])
     with pytest.raises(DragomanError, match="a\\.en"):
-        compare([run], tmp_path / "a.en", tmp_path / "a.de")
+        compare_runs([run], tmp_path / "a.en", tmp_path / "a.de")

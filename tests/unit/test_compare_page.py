@@ -15,14 +15,15 @@ import pytest
 from rich.console import Console
 
 from dragoman.errors import DragomanError
-from dragoman.evaluation.compare import Group, RunComparison, compare
+from dragoman.evaluation.compare import Group, RunComparison, compare_runs
 from dragoman.evaluation.compare.columns import columns
-from dragoman.evaluation.compare.page import MOST_POINTS, print_comparison, write_comparison
+from dragoman.evaluation.compare.curves import MOST_POINTS
+from dragoman.evaluation.compare.page import print_comparison, write_comparison
 from dragoman.evaluation.compare.scores import DecodedScores, EvalSet, Interval, LengthScore
 from fabricated_run import fabricate, learning, training_row
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-HOSTILE = "</script><script>alert(1)<b>%%data%%"
+HOSTILE = "</script><script>alert(1)<b>{{ data }}{% endblock %}"
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def comparison(tmp_path: Path) -> RunComparison:
         bleu = 30.0 + 2 * i
         rows = learning(bleu, loss=2.0 - i / 4)
         fabricate(tmp_path / "runs" / name, rows, {"valid_loss": 2.0 - i / 4, "perplexity": 7.5, "bleu": bleu}, *some)
-    found = compare([tmp_path / "runs"])
+    found = compare_runs([tmp_path / "runs"])
     groups = tuple(
         dataclasses.replace(g, runs=tuple(dataclasses.replace(r, test=decoded(i)) for i, r in enumerate(g.runs)))
         for g in found.groups
@@ -114,9 +115,9 @@ def test_the_best_is_marked_and_a_cost_is_not(comparison: RunComparison, tmp_pat
 
 def test_the_page_asks_for_nothing_from_outside(comparison: RunComparison, tmp_path: Path) -> None:
     page = write_comparison(tmp_path / "compare.html", comparison).read_text("utf-8")
-    assert "default-src 'none'" in page and "%%" not in page
+    assert "default-src 'none'" in page and "{{" not in page and "{%" not in page
     loads = re.findall(r"""(?:src|href)\s*=\s*["']([^"'#]*)|url\(([^)#]*)\)|@import|fetch\(|XMLHttpRequest""", page)
-    assert loads == [("data:,", ""), ("", "")]  # the empty icon, and a link inside the page
+    assert set(loads) == {("data:,", ""), ("", "")}  # the empty icon, and links inside the page
     assert set(re.findall(r"https?://[^\s\"']+", page)) == {"http://www.w3.org/2000/svg"}
     assert "innerHTML" not in page
 
@@ -126,20 +127,26 @@ def test_no_name_can_become_structure(comparison: RunComparison, tmp_path: Path)
     hostile = dataclasses.replace(comparison, groups=(dataclasses.replace(first, name=HOSTILE), second))
     page = read(write_comparison(tmp_path / "compare.html", hostile))
     assert HOSTILE in words(page.rows[1][0]) and set(page.scripts) == {"application/json", "script"}
-    assert json.loads(page.scripts["application/json"])["groups"][0]["name"] == HOSTILE
+    data = json.loads(page.scripts["application/json"])
+    assert data["charts"]["bleu-steps"]["lines"][0]["name"] == HOSTILE
     assert "alert(1)" not in page.scripts["script"]
 
 
 def test_curves_are_those_of_the_log_and_long_ones_are_means(comparison: RunComparison, tmp_path: Path) -> None:
     page = read(write_comparison(tmp_path / "compare.html", comparison))
     data: dict[str, Any] = json.loads(page.scripts["application/json"])
-    assert [metric["key"] for metric in data["metrics"]] == ["valid_loss", "loss", "perplexity", "bleu"]
-    assert data["groups"][1]["runs"][0]["curves"]["bleu"] == [[6, 2, 17], [12, 3.5, 34]]
+    metrics = ["valid_loss", "loss", "perplexity", "bleu"]
+    assert list(data["charts"]) == [f"{m}-{axis}" for m in metrics for axis in ("steps", "time")] + ["lengths"]
+    lstm, wide = data["charts"]["bleu-steps"]["lines"]
+    assert (lstm["name"], wide["name"]) == ("lstm", "wide") and wide["points"] == [[6, 17], [12, 34]]
+    assert lstm["points"] == [[6, 15.5], [12, 31]], "the mean of the seeds"
+    assert data["charts"]["bleu-time"]["lines"][1]["points"] == [[2, 17], [3.5, 34]]
     count = 3 * MOST_POINTS + 1
-    long = compare([fabricate(tmp_path / "long", [training_row(s, s % 4 + 1.0) for s in range(1, count + 1)])])
+    long = compare_runs([fabricate(tmp_path / "long", [training_row(s, s % 4 + 1.0) for s in range(1, count + 1)])])
     data = json.loads(read(write_comparison(tmp_path / "long.html", long)).scripts["application/json"])
-    points = data["groups"][0]["runs"][0]["curves"]["loss"]
-    assert len(points) == 151 and points[0] == [2.5, 0.625, 2.5] and points[-1][0] == count
+    points = data["charts"]["loss-steps"]["lines"][0]["points"]
+    assert len(points) == 151 and points[0] == [2.5, 2.5] and points[-1][0] == count
+    assert data["charts"]["loss-time"]["lines"][0]["points"][0] == [0.625, 2.5]
 
 
 def test_columns_are_those_that_have_a_number(comparison: RunComparison) -> None:
@@ -163,7 +170,7 @@ def test_a_row_says_what_is_special_about_it(tmp_path: Path) -> None:
     }
     for name, overrides in special.items():
         fabricate(tmp_path / name, learning(20.0), None, *overrides)
-    page = read(write_comparison(tmp_path / "compare.html", compare([tmp_path])))
+    page = read(write_comparison(tmp_path / "compare.html", compare_runs([tmp_path])))
     assert [words(row[0]) for row in page.rows[1:6]] == [
         "base", "both n_heads 4 d_ff 28", "deep encoder_layers 2", "wet dropout 0.3", "wide d_ff 28",
     ]  # fmt: skip
@@ -176,7 +183,7 @@ def test_the_terminal_never_cuts_a_number(comparison: RunComparison, width: int)
     text = console.export_text()
     for number in ("31.00 σ1.41", "33.75 ±1.50 σ0.71", "1.875 σ0.177", "1,005", "model.d_ff", "40.5 ±3.0"):
         assert number in text
-    assert "…" not in text and "9 test lines, 200 resamples" in text
+    assert "…" not in text and "9 test lines, 200 bootstrap resamples" in text
 
 
 def test_a_write_that_fails_leaves_the_old_page(
@@ -211,19 +218,30 @@ def drawn(path: Path, folder: Path) -> str:
 
 def test_every_part_is_drawn(comparison: RunComparison, tmp_path: Path) -> None:
     page = drawn(write_comparison(tmp_path / "compare.html", comparison), tmp_path / "browser")
-    assert 'class="problem"' not in page and "NaN" not in page and "undefined" not in page
-    # Two panels over two axes: the mean and two seeds of one group, the one run of the other; and two lines by length.
-    assert len(re.findall(r'<path class="curve thin" d="M[\d.]+ [\d.]+L', page)) == 2 * 2 * 2
-    assert len(re.findall(r'<path class="curve" d="M[\d.]+ [\d.]+L', page)) == 2 * 2 * 2 + 2
-    assert page.count(">validation loss over steps<") == page.count(">BLEU over time<") == 1
-    assert len(re.findall(r'<line class="whisker" ', page)) == 2 * 2 * 3
-    assert ">33.75<" in page and ">5 lines<" in page
+    assert "NaN" not in page and "undefined" not in page
+    figures = re.findall(r"<figure.*?</figure>", page, flags=re.DOTALL)
+    # Three losses in three views, one score in two, each over two axes; two scores and one chart by length.
+    assert len(figures) == (3 * 3 + 2) * 2 + 3
+    visible = [figure for figure in figures if " hidden" not in figure.split(">")[0]]
+    titles = ["validation loss over steps", "validation loss over time", "BLEU over steps", "BLEU over time"]
+    assert [re.findall(r"<figcaption>(.*?)<", figure)[0] for figure in visible[:4]] == titles and len(visible) == 7
+    for figure in visible[:4]:  # the mean and two seeds of one group, the one run of the other
+        curves = re.findall(r'<g data-group="(\d)">\s*<path d="M [\d.]+ [\d.]+\s*L', figure)
+        assert curves == ["0", "0", "0", "1"]
+    assert "33.75</text>" in page and "var(--s1)" in page
     assert page.count('aria-pressed="true" data-group=') == 2
     assert page.count('<button type="button" title="Sort">') == 10
 
 
+def test_the_same_comparison_gives_the_same_page(comparison: RunComparison, tmp_path: Path) -> None:
+    pages = [write_comparison(tmp_path / name, comparison).read_bytes() for name in ("a.html", "b.html")]
+    assert pages[0] == pages[1]
+    ids = re.findall(rb'\bid="([^"]*)"', pages[0])
+    assert len(ids) == len(set(ids)), "ids inside the charts are unique on the page"
+
+
 def test_a_run_that_only_began_is_drawn_too(tmp_path: Path) -> None:
-    young = compare([fabricate(tmp_path / "young", [training_row(3, 6.5)])])
+    young = compare_runs([fabricate(tmp_path / "young", [training_row(3, 6.5)])])
     page = drawn(write_comparison(tmp_path / "compare.html", young), tmp_path / "browser")
-    assert 'class="problem"' not in page and "NaN" not in page
-    assert "training loss over time" in page and "it is one configuration" in page
+    assert "NaN" not in page
+    assert "training loss over time" in page and "share one configuration" in page

@@ -77,5 +77,5 @@ def test_text_without_spaces_is_measured_in_characters(tmp_path: Path) -> None:
 
 def test_an_empty_test_set_is_refused(tmp_path: Path) -> None:
     write_lines(tmp_path / "a", [])
-    with pytest.raises(DataError, match="empty; give at least 1 line"):
+    with pytest.raises(DataError, match="empty; accepted: at least 1 line"):
         read_eval_set(tmp_path / "a", tmp_path / "a")

@@ -92,17 +92,17 @@ def test_limits_lie_well_outside_what_recipes_use(recipe: Path) -> None:
         ("model.dropout=0.999999", "model.dropout = 0.999999: out of range; accepted: 0 to 0.9"),
         ("train.schedule.peak=1e308", "train.schedule.peak = 1e+308: out of range; accepted: 1e-12 to 1"),
         ("model.norm.eps=1e300", "model.norm.kind: missing"),
-        ("search.no_repeat_ngram=1", "1 allows no token twice, not even a comma; accepted: 0 (off) or 2 to 10,000"),
-        ("train.clip_norm=1e-9", "must be 0 (no clipping) or 1e-06 to 1,000,000"),
-        ("train.budget=0.5 steps", "must be at least 1 and at most 1e+09 steps"),
-        ("train.budget=24.5 steps", "steps are counted: write a whole number of them"),
-        ("train.budget=99999999999 h", "must be at least 0.001 and at most 3.162e+08 seconds"),
-        ("train.validate_every=1.5 tokens", "tokens are counted: write a whole number of them"),
+        ("search.no_repeat_ngram=1", "1 forbids every repeated token, even commas; accepted: 0 (off) or 2 to 10,000"),
+        ("train.clip_norm=1e-9", "accepted: 0 (no clipping) or 1e-06 to 1,000,000"),
+        ("train.budget=0.5 steps", "out of range; accepted: 1 to 1e+09 steps"),
+        ("train.budget=24.5 steps", "must be a whole number of steps"),
+        ("train.budget=99999999999 h", "out of range; accepted: 0.001 to 3.162e+08 seconds"),
+        ("train.validate_every=1.5 tokens", "must be a whole number of tokens"),
         ("train.device=meta", "train.device = 'meta': no such device; accepted: auto, cpu, cuda, cuda:1"),
         ("train.device=cuda:-1", "no such device"),
         ("data.train.0.source_key=-1", "must be a column number (0 to 9,999) or the name of a key, in quotes"),
         ("data.train.0.source_key=true", "data.train.0.source_key = true: must be a column number"),
-        ("data.train.².source=x", "'²' leads nowhere; data.train is a list of 1, counted from 0"),
+        ("data.train.².source=x", "'²': no such index; data.train is a list of 1, indexed from 0"),
         ("data.source_language=", "data.source_language = '': accepted: a language code such as"),
         ("data.target_language=a b", "data.target_language = 'a b': accepted: a language code"),
         ("data.target_language=EN", 'source_language and target_language are both "en"; give each side its own code'),
@@ -116,11 +116,11 @@ def test_limits_lie_well_outside_what_recipes_use(recipe: Path) -> None:
         ("train.seed=" + "[" * 5000, "brackets nested too deeply"),
         ("train.seed=" + "9" * 5000, "must be a whole number; accepted: 0 to 9,223,372,036,854,775,807"),
         ("train.seed=0x" + "f" * 5000, "train.seed = an integer of about 6,020 digits: out of range"),
-        (".".join("a" * 20_000) + "=1", "20,000 parts; no key of a configuration has more than 8"),
+        (".".join("a" * 20_000) + "=1", "a key with 20,000 parts; no setting has more than 8"),
         ("x" * 100_000 + "=1", "no such key; accepted here: data, tokenizer, model, train, search"),
-        ("data.train.99999999999999999999.weight=1", "leads nowhere"),
-        ("data.train." + "9" * 5000 + ".weight=1", "leads nowhere"),
-        ("data.train.1.weight=1", "'1' leads nowhere; data.train is a list of 1"),
+        ("data.train.99999999999999999999.weight=1", "no such index"),
+        ("data.train." + "9" * 5000 + ".weight=1", "no such index"),
+        ("data.train.1.weight=1", "'1': no such index; data.train is a list of 1"),
     ],
     ids=lambda text: text[:40].replace("\n", " "),
 )
@@ -193,9 +193,9 @@ def test_a_list_of_wrong_items_is_not_called_too_short() -> None:
     [
         (b"x = " + b"[" * 5000, "brackets nested too deeply"),
         (b"x = " + b"9" * 5000, "not valid TOML: Exceeds the limit (4300 digits) for integer string conversion"),
-        (b"a = 1\n" + b".".join([b"a"] * 20_000) + b" = 1", "line 2: a key of more than 32 parts"),
-        (b"[" + b" . ".join([b"a"] * 20_000) + b"]", "line 1: a key of more than 32 parts"),
-        (b"[" + b".".join([b'"a"', b"'b'"] * 10_000) + b"]", "line 1: a key of more than 32 parts"),
+        (b"a = 1\n" + b".".join([b"a"] * 20_000) + b" = 1", "line 2: a key with more than 32 parts"),
+        (b"[" + b" . ".join([b"a"] * 20_000) + b"]", "line 1: a key with more than 32 parts"),
+        (b"[" + b".".join([b'"a"', b"'b'"] * 10_000) + b"]", "line 1: a key with more than 32 parts"),
         (b"#" * 1_000_001, "larger than 1,000,000 bytes"),
         (b"\xff\xfe[\0d\0", "not UTF-8 at byte 0"),
         (b"[model]\0", "not valid TOML"),
@@ -232,7 +232,7 @@ def test_what_is_not_a_regular_file_is_not_read(tmp_path: Path) -> None:
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "pipe")
         for path in (tmp_path / "pipe", Path("/dev/zero")):
-            with pytest.raises(ConfigError, match="not a regular file; a configuration is a TOML file"):
+            with pytest.raises(ConfigError, match="not a regular file; name a TOML file"):
                 load_config(path)
     for path, words in (("loop", "no such file|cannot be read"), ("x" * 999, "no such file|cannot be read")):
         with pytest.raises(ConfigError, match=words):
@@ -241,12 +241,12 @@ def test_what_is_not_a_regular_file_is_not_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("document", [[], "x", None, 3])
 def test_a_document_that_is_no_table(document: Any) -> None:
-    with pytest.raises(ConfigError, match="is not a configuration, which is a table of sections"):
+    with pytest.raises(ConfigError, match="is not a configuration; accepted: a table of sections"):
         parse_config(document, where="config.json")
 
 
 def test_paths_that_lead_nowhere() -> None:
-    with pytest.raises(UsageError, match=r"'~nosuchuser/a': no home folder is known for '~nosuchuser'; write the path"):
+    with pytest.raises(UsageError, match=r"'~nosuchuser/a': no home folder is known for '~nosuchuser'; write"):
         resolve_path("~nosuchuser/a")
     with pytest.raises(UsageError, match="a path cannot contain a NUL character"):
         resolve_path("a\0b")

@@ -13,17 +13,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save
 
-from conftest import Cli
 from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend
 from dragoman.decoding.ensemble import EnsembleBackend
-from dragoman.decoding.native.library import load_native, missing
+from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError
 from dragoman.pipelines.translation import Translator
 from every_kind import TRANSLATORS, built
+from small_run import Cli
 
-native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {missing()}")
+native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
 ENGINES = [pytest.param("native", marks=native), "pytorch"]
 GOLDEN = Path(__file__).parents[1] / "golden"
 LINES = ["one two three", "four", "nine eight seven six five"]

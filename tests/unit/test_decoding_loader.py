@@ -19,11 +19,11 @@ from dragoman.config import parse_config
 from dragoman.data.tokenizer import learn_tokenizer
 from dragoman.decoding import SearchSettings
 from dragoman.decoding.native.engine import Engine
-from dragoman.decoding.native.library import load_native, missing
+from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.errors import ModelFolderError
 from dragoman.pipelines.translation import Translator
 
-native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {missing()}")
+native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
 GOLDEN = Path(__file__).parents[1] / "golden" / "model_v1"
 LINES = ["one two three", "four", "nine eight seven six five"]
 

@@ -83,7 +83,7 @@ def test_a_forecast_counts_steps_and_epochs_of_every_budget(tmp_path: Path) -> N
 
 
 def test_seconds_and_minutes() -> None:
-    assert [forecast._spoken(seconds) for seconds in (0.4, 89.4, 90.0, 6000.0)] == ["0 s", "89 s", "2 min", "100 min"]
+    assert [forecast._duration(seconds) for seconds in (0.4, 89.4, 90.0, 6000.0)] == ["0 s", "89 s", "2 min", "100 min"]
 
 
 def test_the_memory_of_this_process_is_in_bytes() -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from dragoman.data.batching import Batch, collate
 from dragoman.data.tokenizer import EOS
 from dragoman.errors import UsageError
-from dragoman.interpret.ablation import ablate_heads, attentions, loss_of, sublayers, without_sublayers
+from dragoman.interpret.ablation import ablate_heads, attentions, sublayers, without_sublayers
 from dragoman.interpret.heads.alignment import Agreement, Gold, Unit, spelled_numbers_alignment
 from dragoman.interpret.heads.atlas import REACH, Atlas, Example, Head, atlas, examples
 from dragoman.interpret.heads.page import print_atlas, write_atlas
@@ -28,6 +28,7 @@ from dragoman.interpret.heads.probes import ProbeBatch, of_translator
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Network
 from dragoman.nn.record import replace
+from dragoman.training.validation import mean_loss
 from every_kind import TRANSLATORS, built, model_config
 from small_networks import SIZES, VARIANTS, shaken
 from small_run import Cli, digit_pairs, small_config, write_corpus, write_lines
@@ -248,10 +249,10 @@ def test_a_cost_is_the_rise_of_the_loss() -> None:
     batches = material(PAIRS).batches
     head = found.heads[3]
     with replace(model, ablate_heads(model, {head.attention: [head.number]})):
-        assert head.cost == pytest.approx(loss_of(model, batches) - found.loss, abs=1e-10) and head.cost != 0
+        assert head.cost == pytest.approx(mean_loss(model, batches) - found.loss, abs=1e-10) and head.cost != 0
     assert [part.name for part in found.sublayers] == list(sublayers(model)) and found.cost_lines == 3
     with replace(model, without_sublayers(model, ["decoder.layers.1.ffn"])):
-        expected = loss_of(model, batches) - found.loss
+        expected = mean_loss(model, batches) - found.loss
     assert {part.name: part.cost for part in found.sublayers}["decoder.layers.1.ffn"] == pytest.approx(expected)
 
 

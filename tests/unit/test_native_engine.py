@@ -1,4 +1,4 @@
-"""The native engine and wrong input: an error that says what is wrong, never a crash, and it goes on working."""
+"""Invalid input to the native engine: a clear error, never a crash, and the next request is answered."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from dragoman.data.batching import collate_source
 from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.decoding import Hypothesis, ModelStepper, SearchSettings, generate
 from dragoman.decoding.native.engine import Engine
-from dragoman.decoding.native.library import load_native, missing
+from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.decoding.native.pack import Precision, pack
 from dragoman.errors import DragomanError, UsageError
 from dragoman.models.seq2seq import Model
 from every_kind import TRANSLATORS, built
 
-pytestmark = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {missing()}")
+pytestmark = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
 
 VOCAB, POSITIONS = 83, 60
 SETTINGS = SearchSettings(beam=3, nbest=2)
@@ -60,19 +60,19 @@ def expected(engine: Engine) -> list[list[Hypothesis]]:
     return engine.search(ROWS, LIMITS, SETTINGS)
 
 
-# ------------------------------------------------------------------------------------------------------ wrong requests
+# ---------------------------------------------------------------------------------------------------- invalid requests
 
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "no words": ({"sources": [[5, EOS], [], [6, EOS]]}, "sentence 2"),
+INVALID: dict[str, tuple[dict[str, Any], str]] = {
+    "an empty source": ({"sources": [[5, EOS], [], [6, EOS]]}, "sentence 2"),
     "an id too large": ({"sources": [[5, EOS], [VOCAB, EOS], [6, EOS]]}, str(VOCAB)),
     "an id below 0": ({"sources": [[5, EOS], [-1, EOS], [6, EOS]]}, "-1"),
     "an id beyond 32 bits": ({"sources": [[5, EOS], [2**40, EOS], [6, EOS]]}, str(2**40)),
-    "an id that wraps to a good one": ({"sources": [[5, EOS], [2**32 + 5, EOS], [6, EOS]]}, str(2**32 + 5)),
+    "an id that wraps to a valid one": ({"sources": [[5, EOS], [2**32 + 5, EOS], [6, EOS]]}, str(2**32 + 5)),
     "a source beyond the positions": ({"sources": [[5] * POSITIONS + [EOS], [9, EOS], [6, EOS]]}, str(POSITIONS + 1)),
     "a limit beyond the positions": ({"limits": [9, POSITIONS + 1, 5]}, str(POSITIONS + 1)),
     "a limit below 0": ({"limits": [9, -4, 5]}, "-4"),
     "a limit of 2^31 - 1": ({"limits": [9, 2**31 - 1, 5]}, str(2**31 - 1)),
-    "a limit that is no whole number": ({"limits": [9, 9.5, 5]}, "9.5"),
+    "a limit that is not an integer": ({"limits": [9, 9.5, 5]}, "9.5"),
     "a limit beyond 64 bits": ({"limits": [9, 2**70, 5]}, str(2**70)),
     "too few limits": ({"limits": [9]}, "limit"),
     "too many limits": ({"limits": [9] * 4}, "limit"),
@@ -83,52 +83,52 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "too few prefixes": ({"prefixes": [[5]]}, "prefix"),
     "too many prefixes": ({"prefixes": [[5]] * 4}, "prefix"),
     "a prefix that fills the limit": ({"prefixes": [[], [5] * 5, []]}, "limit"),
-    "a prefix with a wrong id": ({"prefixes": [[], [VOCAB], []]}, str(VOCAB)),
+    "a prefix with an invalid id": ({"prefixes": [[], [VOCAB], []]}, str(VOCAB)),
     "a prefix with padding": ({"prefixes": [[], [5, PAD], []]}, "prefix"),
     "a prefix with the begin": ({"prefixes": [[], [BOS], []]}, "prefix"),
     "a prefix with the end": ({"prefixes": [[], [EOS, 5], []]}, "prefix"),
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_request_is_an_error_and_the_next_one_is_answered(
+@pytest.mark.parametrize("name", INVALID)
+def test_an_invalid_request_is_an_error_and_the_next_one_is_answered(
     name: str, engine: Engine, expected: list[list[Hypothesis]]
 ) -> None:
-    changes, said = WRONG[name]
+    changes, message = INVALID[name]
     request: dict[str, Any] = {"sources": ROWS, "limits": LIMITS, "settings": SETTINGS} | changes
 
     with pytest.raises(UsageError) as error:
         engine.search(**request)
 
-    assert said in str(error.value), str(error.value)
+    assert message in str(error.value), str(error.value)
     assert engine.search(ROWS, LIMITS, SETTINGS) == expected
 
 
-def test_two_words_at_once_for_one_slot(engine: Engine) -> None:
-    """Keys are written and read side by side in a step: the second word would be seen, or not, by chance."""
-    session = engine.begin(1, rows=2, target=5, sentences=1, source=3)
-    tokens, length, place = np.array([5, 6, EOS], np.int32), np.array([3], np.int32), np.array([0], np.int32)
+def test_two_rows_of_a_step_in_one_target_slot(engine: Engine) -> None:
+    """Rows are processed in parallel: whether one attends to the key of the other would depend on the timing."""
+    session = engine.open_session(1, target_slots=2, target_length=5, source_slots=1, source_length=3)
+    tokens, length, slot = np.array([5, 6, EOS], np.int32), np.array([3], np.int32), np.array([0], np.int32)
     log_probs = np.empty((2, VOCAB), np.float32)
     try:
-        engine.call("encode", session, tokens.ctypes.data, length.ctypes.data, place.ctypes.data, 1)
+        engine.call_session("encode", session, tokens.ctypes.data, length.ctypes.data, slot.ctypes.data, 1)
         for slots, refused in (((0, 1), False), ((1, 1), True)):
             rows = np.array([[BOS, 0, slot, 0] for slot in slots], np.int32)
-            with pytest.raises(UsageError, match="one slot") if refused else nullcontext():
-                engine.call("step", session, rows.ctypes.data, 2, log_probs.ctypes.data)
+            with pytest.raises(UsageError, match="use the same target slot") if refused else nullcontext():
+                engine.call_session("step", session, rows.ctypes.data, 2, log_probs.ctypes.data)
     finally:
-        engine.end(session)
+        engine.close_session(session)
 
 
-def test_numbers_of_every_kind_are_taken_as_they_are(engine: Engine, expected: list[list[Hypothesis]]) -> None:
-    spread = np.zeros(2 * len(LIMITS), np.int32)
-    spread[::2] = LIMITS
+def test_integers_of_other_types_are_accepted(engine: Engine, expected: list[list[Hypothesis]]) -> None:
+    strided = np.zeros(2 * len(LIMITS), np.int32)
+    strided[::2] = LIMITS
 
-    assert engine.search([tuple(row) for row in ROWS], spread[::2], SETTINGS) == expected  # type: ignore[arg-type]
+    assert engine.search([tuple(row) for row in ROWS], strided[::2], SETTINGS) == expected  # type: ignore[arg-type]
     assert engine.search([[np.int64(i) for i in row] for row in ROWS], LIMITS, SETTINGS) == expected
 
 
 @pytest.mark.parametrize("threads", [1, 3, 5, 16])
-def test_more_threads_than_words_to_share(threads: int, tmp_path: Path) -> None:
+def test_more_threads_than_blocks_of_the_vocabulary(threads: int, tmp_path: Path) -> None:
     small = Engine(pack(model_of("paper", vocab=50), tmp_path / "small", "float32", max_positions=POSITIONS))
     found = small.search([[5, 6, EOS]], [9], SETTINGS, threads=threads)
 
@@ -145,7 +145,7 @@ def test_a_beam_wider_than_the_vocabulary(tmp_path: Path) -> None:
     assert [h.tokens for h in ours[0]] == [h.tokens for h in theirs[0]]
 
 
-# ------------------------------------------------------------------------------------------------------- wrong numbers
+# ------------------------------------------------------------------------------------------------- non-finite weights
 
 
 @pytest.mark.parametrize("precision", ["float32", "int8"])
@@ -160,24 +160,24 @@ def test_a_beam_wider_than_the_vocabulary(tmp_path: Path) -> None:
         "decoder.layers.0.around_ffn.norm.weight",
     ],
 )
-def test_weights_that_are_no_numbers(name: str, number: float, precision: Precision, tmp_path: Path) -> None:
+def test_weights_that_are_not_finite(name: str, number: float, precision: Precision, tmp_path: Path) -> None:
     model = model_of("paper")
     with torch.no_grad():
         model.get_parameter(name)[5:7] = number
 
-    with pytest.raises(DragomanError, match=r"NaN|finite|not numbers"):
+    with pytest.raises(DragomanError, match=r"NaN|finite"):
         Engine(pack(model, tmp_path / "p", precision)).search([[5, 6, EOS]], [9], SETTINGS)
 
 
-def test_a_packed_file_with_one_number_spoilt(packed: Path, tmp_path: Path) -> None:
-    """Wherever a NaN is put: an error, or a search that never reads it; no invented words."""
-    whole, hurt = packed.read_bytes(), tmp_path / "hurt"
+def test_a_packed_file_with_one_nan(packed: Path, tmp_path: Path) -> None:
+    """The search raises an error or never reads the NaN: it returns no wrong tokens."""
+    content, damaged = packed.read_bytes(), tmp_path / "damaged"
     right = Engine(packed).search(ROWS, LIMITS, SETTINGS)
     errors = 0
-    for place in range(128, len(whole) - 64, len(whole) // 97 // 4 * 4):
-        hurt.write_bytes(whole[:place] + struct.pack("<f", float("nan")) + whole[place + 4 :])
+    for offset in range(128, len(content) - 64, len(content) // 97 // 4 * 4):
+        damaged.write_bytes(content[:offset] + struct.pack("<f", float("nan")) + content[offset + 4 :])
         try:
-            found = Engine(hurt).search(ROWS, LIMITS, SETTINGS)
+            found = Engine(damaged).search(ROWS, LIMITS, SETTINGS)
         except DragomanError as error:
             errors += 1
             assert str(error)
@@ -186,8 +186,8 @@ def test_a_packed_file_with_one_number_spoilt(packed: Path, tmp_path: Path) -> N
     assert errors > 9
 
 
-def test_widths_that_are_padded_and_numbers_far_from_zero(tmp_path: Path) -> None:
-    """A norm must not take the padding's share from a large sum: what is left would be noise."""
+def test_padded_widths_and_activations_with_a_large_mean(tmp_path: Path) -> None:
+    """The variance of a norm must exclude the padding: subtracting its contribution afterwards would leave noise."""
     shape = {"d_model": 66, "encoder_layers": 1, "decoder_layers": 1, "tie": "none"}
     model = built(TRANSLATORS["grouped-query"] | shape, VOCAB)
     with torch.no_grad():
@@ -203,14 +203,14 @@ def test_widths_that_are_padded_and_numbers_far_from_zero(tmp_path: Path) -> Non
     assert ours.token_log_probs == pytest.approx(theirs.token_log_probs, abs=0.01)
 
 
-# ---------------------------------------------------------------------------------------------------------- wrong files
+# -------------------------------------------------------------------------------------------------------- invalid files
 
 
-def test_a_file_that_ends_too_early(packed: Path, tmp_path: Path) -> None:
-    whole, cut = packed.read_bytes(), tmp_path / "cut"
-    places = [0, 1, 7, 8, 50, 99, 100, 127, 128, 129, 4096, len(whole) // 3, len(whole) - 4096, len(whole) - 65]
-    for place in places:
-        cut.write_bytes(whole[:place])
+def test_a_truncated_file(packed: Path, tmp_path: Path) -> None:
+    content, cut = packed.read_bytes(), tmp_path / "cut"
+    sizes = [0, 1, 7, 8, 50, 99, 100, 127, 128, 129, 4096, len(content) // 3, len(content) - 4096, len(content) - 65]
+    for size in sizes:
+        cut.write_bytes(content[:size])
         with pytest.raises(DragomanError, match="cut"):
             Engine(cut)
 
@@ -221,7 +221,7 @@ def test_a_file_that_ends_too_early(packed: Path, tmp_path: Path) -> None:
         ("empty", b""),
         ("text", b"A dog runs.\n" * 400),
         ("archive", b"PK\x03\x04" + bytes(range(256)) * 40),
-        ("only its name", b"DRAGOMAN"),
+        ("only the magic number", b"DRAGOMAN"),
         ("later version", b"DRAGOMAN" + struct.pack("<i", 99) + bytes(9000)),
         ("no sizes", b"DRAGOMAN" + struct.pack("<i", 1) + bytes(9000)),
         ("largest sizes", b"DRAGOMAN" + struct.pack("<i", 1) + b"\xff\xff\xff\x7f" * 3000),
@@ -234,7 +234,7 @@ def test_a_file_of_another_kind(name: str, content: bytes, tmp_path: Path) -> No
         Engine(tmp_path / "foreign")
 
 
-def test_no_file_or_a_longer_one(packed: Path, tmp_path: Path) -> None:
+def test_a_missing_or_extended_file(packed: Path, tmp_path: Path) -> None:
     (tmp_path / "longer").write_bytes(packed.read_bytes() + bytes(64))
     with pytest.raises(DragomanError, match="longer"):
         Engine(tmp_path / "longer")
@@ -244,21 +244,21 @@ def test_no_file_or_a_longer_one(packed: Path, tmp_path: Path) -> None:
         Engine(tmp_path)
 
 
-# What a mistake in the core would kill has a process of its own.
+# In a child process, because an error in the library could crash it.
 HEADERS = """
 import json, struct, sys
 from pathlib import Path
 from dragoman.errors import DragomanError
 from dragoman.decoding.native.engine import Engine
 from dragoman.decoding import SearchSettings
-whole, hurt = Path(sys.argv[1]).read_bytes(), Path(sys.argv[1] + ".hurt")
-odd = [-2**31, -1, 0, 1, 2, 3, 5, 16, 64, 128, 4096, 65536, 2**20, 2**24, 2**30, 2**31 - 1]
+content, damaged = Path(sys.argv[1]).read_bytes(), Path(sys.argv[1] + ".damaged")
+values = [-2**31, -1, 0, 1, 2, 3, 5, 16, 64, 128, 4096, 65536, 2**20, 2**24, 2**30, 2**31 - 1]
 refused = answered = 0
-for place in range(8, 124, 4):
-    for number in odd:
-        hurt.write_bytes(whole[:place] + struct.pack("<i", number) + whole[place + 4 :])
+for offset in range(8, 124, 4):
+    for value in values:
+        damaged.write_bytes(content[:offset] + struct.pack("<i", value) + content[offset + 4 :])
         try:
-            Engine(hurt).search([[5, 6, 3], [9, 3]], [9, 5], SearchSettings(beam=3))
+            Engine(damaged).search([[5, 6, 3], [9, 3]], [9, 5], SearchSettings(beam=3))
             answered += 1
         except DragomanError as error:
             assert str(error)
@@ -267,7 +267,7 @@ print(json.dumps([refused, answered]))
 """
 
 
-def test_every_number_of_the_header_may_be_wrong(packed: Path) -> None:
+def test_every_field_of_the_header_with_invalid_values(packed: Path) -> None:
     child = subprocess.run([sys.executable, "-c", HEADERS, packed], capture_output=True, text=True, timeout=100)
 
     assert child.returncode == 0, child.stderr
@@ -275,10 +275,12 @@ def test_every_number_of_the_header_may_be_wrong(packed: Path) -> None:
     assert refused > 200 and answered > 9
 
 
-# ----------------------------------------------------------------------------------------- more than one of everything
+# --------------------------------------------------------------------------- several engines, threads and processes
 
 
-def test_engines_and_threads_do_not_meet(tmp_path: Path, engine: Engine, expected: list[list[Hypothesis]]) -> None:
+def test_concurrent_searches_in_several_engines(
+    tmp_path: Path, engine: Engine, expected: list[list[Hypothesis]]
+) -> None:
     others = [
         Engine(pack(model_of("modern"), tmp_path / "modern", "int8")),
         Engine(pack(model_of("alibi"), tmp_path / "alibi", "float32")),
@@ -293,11 +295,11 @@ def test_engines_and_threads_do_not_meet(tmp_path: Path, engine: Engine, expecte
 
 
 MANY = [[5 + i % 70, 6, 7 + i % 50, EOS] for i in range(400)]
-"""Searched together, they need more memory than is kept as it is."""
+"""Searched together, they exceed the memory above which pages are released after a search."""
 
 
-def test_memory_that_is_kept_changes_nothing(packed: Path, engine: Engine) -> None:
-    """Searches of another shape each time, beside those of a fresh engine."""
+def test_reused_memory_does_not_change_results(packed: Path, engine: Engine) -> None:
+    """Searches of different shapes in one engine, compared with a new engine for each."""
     greedy, beam = SearchSettings(beam=1, min_length=20), SearchSettings(beam=4, nbest=2)
     for rows, limit, settings in (
         (MANY, POSITIONS, greedy),
@@ -309,29 +311,29 @@ def test_memory_that_is_kept_changes_nothing(packed: Path, engine: Engine) -> No
         assert found == Engine(packed).search(rows, [limit] * len(rows), settings)
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="this system does not tell what is lent to it")
-def test_large_memory_is_lent_and_small_searches_leave_it_so(packed: Path) -> None:
-    """Lending costs time for every page: only a search that was large itself may do it."""
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="this system does not report released pages")
+def test_large_searches_release_their_pages_and_small_ones_do_not(packed: Path) -> None:
+    """Releasing costs time per page: only a search that was large itself does it."""
 
-    def lent() -> int:
+    def released() -> int:
         line = re.search(r"LazyFree: +(\d+) kB", Path("/proc/self/smaps_rollup").read_text())
         return int(line[1]) if line else 0
 
     engine, settings = Engine(packed), SearchSettings(beam=1, min_length=POSITIONS - 1)
-    before = lent()
+    before = released()
     engine.search(MANY, [POSITIONS] * 400, settings, rows=400)
-    large = lent() - before
+    large = released() - before
     engine.search(MANY[:40], [POSITIONS] * 40, settings, rows=400)
-    small = lent() - before
+    small = released() - before
     assert large > 8 << 10
-    assert small < large - 500  # what it wrote to is its own again
+    assert small < large - 500  # pages that it wrote to are in use again
 
 
-def test_an_engine_outlives_its_file_and_its_neighbours(tmp_path: Path) -> None:
+def test_an_engine_does_not_depend_on_its_file_or_on_other_engines(tmp_path: Path) -> None:
     path = pack(model_of("paper"), tmp_path / "p", "float32")
     first, second = Engine(path), Engine(path)
     right = first.search(ROWS, LIMITS, SETTINGS)
-    pack(model_of("modern"), path, "float32")  # another model under the same name
+    pack(model_of("modern"), path, "float32")  # another model at the same path
     del first
     assert second.search(ROWS, LIMITS, SETTINGS) == right != Engine(path).search(ROWS, LIMITS, SETTINGS)
     path.unlink()
@@ -352,12 +354,12 @@ def test_one_file_packed_by_several_at_once(tmp_path: Path) -> None:
 
 @contextmanager
 def interrupted(after: float, every: float) -> Iterator[None]:
-    """Ctrl-C after so many seconds, and again and again, while the engine is at work."""
+    """Raise KeyboardInterrupt after `after` seconds and then every `every` seconds while the engine runs."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         while frame is not None and frame.f_code.co_filename != inspect.getfile(Engine):
             frame = frame.f_back
-        if frame is not None:  # later, as the test ends, nothing would catch it
+        if frame is not None:  # outside the engine, nothing would catch it
             raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, interrupt)
@@ -370,16 +372,14 @@ def interrupted(after: float, every: float) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("every", [0.0, 0.003])
-def test_ctrl_c_ends_a_search_and_nothing_of_it_goes_on(
-    every: float, engine: Engine, expected: list[list[Hypothesis]]
-) -> None:
+def test_ctrl_c_ends_a_search_and_its_threads(every: float, engine: Engine, expected: list[list[Hypothesis]]) -> None:
     before, began = threading.active_count(), time.monotonic()
-    rows = [[5 + i % 70, EOS] for i in range(20_000)]  # a minute or two
+    rows = [[5 + i % 70, EOS] for i in range(20_000)]  # would take a minute or two
     with pytest.raises(KeyboardInterrupt), interrupted(1.0, every):
         engine.search(rows, [POSITIONS] * len(rows), SearchSettings(beam=8, min_length=POSITIONS - 1))
 
     while threading.active_count() > before and time.monotonic() - began < 20:
-        time.sleep(0.01)  # an interrupt in the middle of waiting for the core leaves it a moment
+        time.sleep(0.01)  # an interrupt during the wait for the library delays its end
     assert time.monotonic() - began < 20 and threading.active_count() == before
     assert engine.search(ROWS, LIMITS, SETTINGS) == expected
 
@@ -389,14 +389,14 @@ import os, sys, time
 from dragoman.decoding.native.engine import Engine
 from dragoman.decoding import SearchSettings
 engine = Engine(sys.argv[1])
-session = engine.begin(2, 1, 9, 1, 9)
+session = engine.open_session(2, 1, 9, 1, 9)
 search = lambda: engine.search([[5, 6, 7, 8, 3]], [9], SearchSettings(beam=4), threads=2)
 right = search()
-time.sleep(1)  # until the threads of both sleep
+time.sleep(1)  # until the threads of search and session sleep
 child = os.fork()
 if child == 0:
     same = search() == right
-    engine.end(session)
+    engine.close_session(session)
     del engine
     os._exit(0 if same else 1)
 for _ in range(200):
@@ -410,7 +410,7 @@ sys.exit("the child hangs")
 
 
 def test_a_forked_process_searches_too(tmp_path: Path) -> None:
-    """The threads that waited for the next search are not there any more; the model is one whose steps are shared."""
+    """The idle threads of the parent do not exist in the child; the model is large enough for parallel steps."""
     shape = {"d_model": 192, "d_ff": 448, "n_heads": 4, "decoder_layers": 1}
     path = pack(built(TRANSLATORS["paper"] | shape, 2000).float(), tmp_path / "p", "int8", max_positions=POSITIONS)
     child = subprocess.run([sys.executable, "-c", FORK, path], capture_output=True, text=True, timeout=100)
@@ -418,7 +418,7 @@ def test_a_forked_process_searches_too(tmp_path: Path) -> None:
     assert child.returncode == 0, child.stderr
 
 
-NO_ROOM = """
+LITTLE_MEMORY = """
 import resource, sys
 from dragoman.errors import DragomanError
 from dragoman.decoding.native.engine import Engine
@@ -428,7 +428,7 @@ right = engine.search([[5, 3]] * 70, [9] * 70, SearchSettings(beam=2))
 now = int(next(line for line in open("/proc/self/status") if line.startswith("VmSize")).split()[1]) * 1024
 resource.setrlimit(resource.RLIMIT_AS, (now + 320 * 2**20,) * 2)
 for threads in (64, 1):
-    for count in (70, 1):  # a thread a sentence, and all threads for one
+    for count in (70, 1):  # one thread per sentence, and all threads for one sentence
         try:
             found = engine.search([[5, 3]] * count, [9] * count, SearchSettings(beam=2), threads=threads)
             assert found == right[:count]
@@ -438,18 +438,18 @@ print("alive")
 """
 
 
-def test_a_system_that_gives_no_more_threads(packed: Path) -> None:
-    """Each thread's stack takes 64 MB of a process that may only have 320 more; what is left serves all else."""
+def test_a_system_that_refuses_to_create_threads(packed: Path) -> None:
+    """Each thread's stack takes 64 MB of a process that may reserve 320 MB more."""
     command = 'ulimit -s 65536; export MALLOC_ARENA_MAX=1; exec "$0" "$@"'
     child = subprocess.run(
-        ["bash", "-c", command, sys.executable, "-c", NO_ROOM, os.fspath(packed)],
+        ["bash", "-c", command, sys.executable, "-c", LITTLE_MEMORY, os.fspath(packed)],
         capture_output=True,
         text=True,
         timeout=100,
     )
 
     if "thread-local data" in child.stderr:
-        pytest.skip("the C library itself gives up where memory is as short as that")
+        pytest.skip("the C library aborts with so little memory")
     assert (child.returncode, child.stdout) == (0, "alive\n"), child.stderr
 
 

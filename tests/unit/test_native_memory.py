@@ -1,4 +1,4 @@
-"""What a search on the native engine may have at work at once: rows, source tokens, bytes, and what it keeps."""
+"""Budgets of a search on the native engine (rows, source tokens, bytes) and the memory that it keeps."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from dragoman.data.tokenizer import EOS
 from dragoman.decoding import SearchSettings
 from dragoman.decoding.native.backend import NativeBackend
 from dragoman.decoding.native.engine import Engine, Usage
-from dragoman.decoding.native.library import load_native, missing
+from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.decoding.native.pack import pack
 from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.models.seq2seq import Model
 from every_kind import TRANSLATORS, built
 
-pytestmark = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {missing()}")
+pytestmark = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
 
 VOCAB, POSITIONS = 83, 4096
 LAYERS, HEADS, D_HEAD = 3, 2, 16  # of the decoder; a head of 6 features is padded to 16
 END_ONLY = [EOS]
-"""A shortlist with which every search ends at once: what it may need is reserved, and hardly any of it is touched."""
+"""A shortlist with which every search ends after one step: memory is reserved and hardly used."""
 
 
 def model_of(kind: str) -> Model:
@@ -43,16 +43,16 @@ def keys_and_values(positions: int, size: int = 4) -> int:
     return 2 * -(-positions // 16) * 16 * LAYERS * HEADS * D_HEAD * size
 
 
-BLOCK = 64 * 4 * 64
-"""Bytes of a shortlist of up to 64 words: 12 features, padded to 64, in four bytes each."""
-OF_A_LONG_TARGET = keys_and_values(POSITIONS) + keys_and_values(2) + BLOCK
+SHORTLIST_BYTES = 64 * 4 * 64
+"""Bytes of a shortlist of up to 64 tokens: 12 features, padded to 64, of four bytes."""
+LONG_TARGET_BYTES = keys_and_values(POSITIONS) + keys_and_values(2) + SHORTLIST_BYTES
 
 
 # ------------------------------------------------------------------------------------------------------- source tokens
 
 
-def test_one_long_line_leaves_the_short_ones_their_rows(engine: Engine) -> None:
-    """The longest line of a window is one of its rows: beside 250 tokens, 3,750 are left for 50 lines of 10 tokens."""
+def test_one_long_line_does_not_reduce_the_rows_of_short_ones(engine: Engine) -> None:
+    """Each row counts with its own length: beside 250 tokens, 3,750 are left for lines of 10 tokens."""
     backend, usage = NativeBackend(engine, "float32", 1, lambda: pytest.fail("not needed")), Usage()
     lines = [line(250), *(line(10) for _ in range(80))]
     search = engine.search
@@ -88,7 +88,7 @@ def test_one_long_line_leaves_the_short_ones_their_rows(engine: Engine) -> None:
 def test_source_tokens_at_once(
     lengths: list[int], beam: int, source_tokens: int, rows: int, most: int, engine: Engine
 ) -> None:
-    """Each row counts with its own source, one sentence is always taken, and what has ended leaves its share."""
+    """Each row counts with its own source, a single sentence is always decoded, and finished ones free their share."""
     sources, usage = [line(length) for length in lengths], Usage()
     settings, lists = SearchSettings(beam=beam), [END_ONLY] * len(lengths)
     limits = [100 + length for length in lengths]  # the largest come first
@@ -107,7 +107,7 @@ def test_the_bytes_of_a_sentence(engine: Engine) -> None:
         words = [[EOS, *range(4, 3 + listed)]] if listed else None
         usage = Usage()
         engine.search([line(source)], [limit], SearchSettings(beam=beam), shortlists=words, usage=usage)
-        expected = beam * keys_and_values(limit) + keys_and_values(source) + (BLOCK if listed else 0)
+        expected = beam * keys_and_values(limit) + keys_and_values(source) + (SHORTLIST_BYTES if listed else 0)
         assert (usage.bytes, usage.rows, usage.source_tokens) == (expected, beam, beam * source)
 
 
@@ -120,7 +120,7 @@ def test_half_precision_takes_half_the_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("sentences", "short"), [(5, 0), (5, 1), (1, 0), (0.5, 0)])
 def test_memory_at_once(sentences: float, short: int, threads: int, engine: Engine) -> None:
-    """As many sentences as fit to the byte, and one fewer where a byte is lacking; all threads share the memory."""
+    """Exactly as many sentences as fit, and one fewer if one byte is missing; all threads share the memory."""
     each = 2 * keys_and_values(30) + keys_and_values(12)
     memory, usage = threads * (int(sentences * each) - short), Usage()
     lines, limits, settings = [line(12)] * 40, [30] * 40, SearchSettings(beam=2, max_extra=0)
@@ -132,7 +132,7 @@ def test_memory_at_once(sentences: float, short: int, threads: int, engine: Engi
 
 
 def test_rows_of_different_lengths_share_the_memory(engine: Engine) -> None:
-    """One line of 600 tokens among short ones: it takes its own share, not that of each row."""
+    """One line of 600 tokens among short ones counts with its own length, which does not apply to the other rows."""
     lines, limits = [line(600), *([line(10)] * 40)], [600, *([16] * 40)]
     large, small = 2 * keys_and_values(600), keys_and_values(16) + keys_and_values(10)
     usage, settings = Usage(), SearchSettings(beam=1, min_length=15)
@@ -141,29 +141,29 @@ def test_rows_of_different_lengths_share_the_memory(engine: Engine) -> None:
 
 
 def test_by_default_a_search_has_a_gibibyte(engine: Engine) -> None:
-    """Short sources, and targets that could be long but may only end: memory that is reserved and not touched."""
+    """Short sources with long limits and a shortlist of the end only: memory that is reserved and not used."""
     usage, count = Usage(), 900
     lists, limits = [END_ONLY] * count, [POSITIONS] * count
     engine.search([line(2)] * count, limits, SearchSettings(beam=1), rows=4000, shortlists=lists, usage=usage)
-    assert usage.rows == (1 << 30) // OF_A_LONG_TARGET < count
+    assert usage.rows == (1 << 30) // LONG_TARGET_BYTES < count
 
 
-# -------------------------------------------------------------------------------------------------- what a search keeps
+# ------------------------------------------------------------------------------------------- memory kept after a search
 
 
 def address_space() -> int:
-    """Bytes of memory that this process has reserved."""
+    """Return the bytes of address space that this process has reserved."""
     found = re.search(r"VmSize:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found
     return int(found[1]) << 10
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="this system does not tell what is reserved")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="this system does not report reserved memory")
 @pytest.mark.parametrize(("megabytes", "kept"), [(200, True), (250, True), (270, False), (600, False)])
 def test_up_to_256_mib_are_kept_for_the_next_search(megabytes: int, kept: bool, tmp_path: Path) -> None:
-    """What is reserved counts; hardly any of it is touched here."""
+    """Reserved memory counts, whether it is used or not."""
     engine = Engine(pack(model_of("paper"), tmp_path / "p", "float32", max_positions=POSITIONS))
-    rows = (megabytes << 20) // OF_A_LONG_TARGET
+    rows = (megabytes << 20) // LONG_TARGET_BYTES
     before = address_space()
     lines, settings, lists = [line(2)] * rows, SearchSettings(beam=1), [END_ONLY] * rows
     engine.search(lines, [POSITIONS] * rows, settings, rows=rows, shortlists=lists)
@@ -172,36 +172,39 @@ def test_up_to_256_mib_are_kept_for_the_next_search(megabytes: int, kept: bool, 
     assert held > megabytes * 0.9 * (1 << 20) if kept else held < 100 << 20
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="this system does not tell what is reserved")
-def test_what_several_searches_keep_is_bounded_together(tmp_path: Path) -> None:
-    """A search with another number of threads has memory of its own."""
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="this system does not report reserved memory")
+def test_the_memory_kept_by_several_searches_is_bounded(tmp_path: Path) -> None:
+    """A search with another number of threads has separate memory."""
     engine = Engine(pack(model_of("paper"), tmp_path / "p", "float32", max_positions=POSITIONS))
-    before, each = address_space(), 64 * OF_A_LONG_TARGET
+    before, each = address_space(), 64 * LONG_TARGET_BYTES
     for threads in (1, 2):
         engine.search([line(2)], [POSITIONS], SearchSettings(beam=64), threads=threads, shortlists=[END_ONLY])
-    of_a_thread = 150 << 20  # its stack, and what the C library reserves for its allocations
-    assert 0.9 * each < address_space() - before < each + of_a_thread < 2 * each
+    thread_bytes = 150 << 20  # stack and malloc arena
+    assert 0.9 * each < address_space() - before < each + thread_bytes < 2 * each
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="this system does not tell what is reserved")
-@pytest.mark.parametrize("memory", [1 << 30, 2 * OF_A_LONG_TARGET])
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="this system does not report reserved memory")
+@pytest.mark.parametrize("memory", [1 << 30, 2 * LONG_TARGET_BYTES])
 def test_one_long_line_reserves_memory_for_itself_only(memory: int, tmp_path: Path) -> None:
-    """30 short lines beside it have rooms of their own size: by the longest they would reserve 100 MB."""
+    """Slots have different sizes: 30 slots of the longest size would reserve 100 MB."""
     engine = Engine(pack(model_of("paper"), tmp_path / "p", "float32", max_positions=POSITIONS))
     before, lines, lists = address_space(), [line(2)] * 31, [END_ONLY] * 31
     limits = [16] * 30 + [POSITIONS]
     engine.search(lines, limits, SearchSettings(beam=1), rows=64, shortlists=lists, memory=memory)
-    assert 0.9 * OF_A_LONG_TARGET < address_space() - before < 4 * OF_A_LONG_TARGET
+    assert 0.9 * LONG_TARGET_BYTES < address_space() - before < 4 * LONG_TARGET_BYTES
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="this system does not tell what is reserved")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="this system does not report reserved memory")
 def test_many_long_sources_are_not_encoded_all_at_once(tmp_path: Path) -> None:
-    """Sixteen sources of 1,000 tokens: what is reserved is their keys and values, and the layers of few of them."""
+    """Sixteen sources of 1,000 tokens: reserved are their key/value caches and the activations of a few sources."""
     engine = Engine(pack(model_of("paper"), tmp_path / "p", "float32", max_positions=POSITIONS))
     before, lines, lists = address_space(), [line(1000)] * 16, [END_ONLY] * 16
     engine.search(lines, [16] * 16, SearchSettings(beam=1), rows=16, shortlists=lists)
-    of_a_layer = 1000 * 64 * 4 * 12  # a token's vectors of 64 features: the widest layer has some dozen of them
-    assert address_space() - before < 16 * (keys_and_values(1000) + keys_and_values(16) + BLOCK) + 3 * of_a_layer
+    layer_bytes = 1000 * 64 * 4 * 12  # at most a dozen vectors of 64 features per token
+    assert (
+        address_space() - before
+        < 16 * (keys_and_values(1000) + keys_and_values(16) + SHORTLIST_BYTES) + 3 * layer_bytes
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------- boundaries
@@ -209,15 +212,15 @@ def test_many_long_sources_are_not_encoded_all_at_once(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def backend(tmp_path_factory: pytest.TempPathFactory) -> NativeBackend:
-    """An engine of 40 positions, and the same model behind it."""
+    """An engine with 40 positions and the same model in PyTorch."""
     model = model_of("paper")
     path = pack(model, tmp_path_factory.mktemp("backend") / "p", "float32", max_positions=40)
     return NativeBackend(Engine(path), "float32", 1, lambda: TorchBackend(model))
 
 
 @pytest.mark.parametrize("more", [0, 1, 2])
-def test_the_engine_takes_what_has_as_many_tokens_as_it_has_positions(more: int, backend: NativeBackend) -> None:
-    """One token more, and the PyTorch backend takes it: a search, a score, an alignment, a search that is watched."""
+def test_the_engine_decodes_texts_up_to_its_positions(more: int, backend: NativeBackend) -> None:
+    """One token more, and the PyTorch backend is used: for search, score, alignment and streaming."""
     settings = SearchSettings(beam=2, max_extra=30 + more)
     source, target = line(10), line(40 + more)
     backend._torch = None

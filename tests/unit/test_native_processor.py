@@ -1,4 +1,4 @@
-"""How many cores the engine uses by default: affinity, the quotas of control groups, OMP_NUM_THREADS."""
+"""The default number of cores of the engine: affinity, control group quotas, OMP_NUM_THREADS."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CORES = 12
 
 @pytest.fixture(autouse=True)
 def large_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twelve cores, all of them usable, and no wish of the user."""
+    """Twelve usable cores and no OMP_NUM_THREADS."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(CORES)), raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
@@ -87,7 +87,7 @@ def test_lines_that_are_not_groups_are_no_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "cores"),
+    ("value", "cores"),
     [
         ("3", 3),
         (" 3 ", 3),
@@ -103,9 +103,9 @@ def test_lines_that_are_not_groups_are_no_limit(tmp_path: Path) -> None:
         (",", CORES),
     ],
 )
-def test_omp_num_threads(asked: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is no number of threads sets no limit: int() refuses some of what str.isdigit() takes."""
-    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+def test_omp_num_threads(value: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invalid values set no limit; some of them satisfy str.isdigit() but not int()."""
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
     assert usable_cores(tmp_path) == cores
 
 

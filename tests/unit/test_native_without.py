@@ -28,9 +28,9 @@ LINES = ["one two three", "", "four", "nine eight seven six five"]
 def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """The folder in which the native core is looked for: an empty one."""
     monkeypatch.setattr(native, "__file__", str(tmp_path / "native.py"))
-    native._found.cache_clear()
+    native._load.cache_clear()
     yield tmp_path
-    native._found.cache_clear()
+    native._load.cache_clear()
 
 
 class Libraries:
@@ -66,7 +66,7 @@ BUILT = ("_cpu.so", "_avx512.so", "_avx2.so")
 
 def test_nothing_was_built(installed: Path) -> None:
     assert native.load_native() is None
-    assert "compiler" in native.missing() and "install" in native.missing()
+    assert "compiler" in native.unavailable_reason() and "install" in native.unavailable_reason()
     with pytest.raises(DragomanError, match="compiler"):
         Engine(installed / "packed")
 
@@ -82,7 +82,10 @@ def test_no_build_is_loaded_on_a_processor_without_its_instructions(
 
     assert native.load_native() is None
     assert libraries.loaded == []
-    assert "processor lacks instructions of _avx512.so; this processor lacks instructions of _avx2" in native.missing()
+    assert (
+        "processor lacks instructions of _avx512.so; this processor lacks instructions of _avx2"
+        in native.unavailable_reason()
+    )
 
 
 def test_the_processor_is_checked_by_code_without_vector_registers() -> None:
@@ -104,7 +107,7 @@ def test_the_check_of_this_processor_agrees_with_the_system(installed: Path) -> 
         pytest.skip("no _cpu library, or no /proc/cpuinfo to compare it with")
     needed = {"avx512": "avx512f avx512bw avx512vl avx512dq avx512_vnni fma f16c", "avx2": "avx2 fma f16c"}
     for build, names in needed.items():
-        lacking = native._lacking(here, build, installed / f"_{build}.so")
+        lacking = native._unsupported_reason(here, build, installed / f"_{build}.so")
         assert (lacking == "") == (set(names.split()) <= set(flags)), lacking
 
 
@@ -112,18 +115,24 @@ def test_a_library_of_another_system(installed: Path, monkeypatch: pytest.Monkey
     for name in BUILT:
         (installed / name).write_bytes(b"not a library")
     assert native.load_native() is None
-    assert native.missing().count("_cpu.so cannot be loaded") == 2
+    assert native.unavailable_reason().count("_cpu.so cannot be loaded") == 2
 
-    monkeypatch.setattr(native, "_lacking", lambda *_: "")
-    native._found.cache_clear()
+    monkeypatch.setattr(native, "_unsupported_reason", lambda *_: "")
+    native._load.cache_clear()
     assert native.load_native() is None
-    assert "_avx512.so cannot be loaded" in native.missing() and "_avx2.so cannot be loaded" in native.missing()
+    assert (
+        "_avx512.so cannot be loaded" in native.unavailable_reason()
+        and "_avx2.so cannot be loaded" in native.unavailable_reason()
+    )
 
 
 def test_builds_without_the_library_that_checks_the_processor(installed: Path) -> None:
     (installed / "_avx2.so").write_bytes(b"never opened")
     assert native.load_native() is None
-    assert "_avx2.so has no _cpu library beside it" in native.missing() and "install" in native.missing()
+    assert (
+        "_avx2.so has no _cpu library beside it" in native.unavailable_reason()
+        and "install" in native.unavailable_reason()
+    )
 
 
 def test_the_fastest_that_the_processor_can_run_is_taken(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,10 +144,10 @@ def test_the_fastest_that_the_processor_can_run_is_taken(installed: Path, monkey
         (Libraries(runs=("avx512", "avx2"), broken=("_avx512",)), "avx2"),
     ):
         monkeypatch.setattr("ctypes.CDLL", libraries)
-        native._found.cache_clear()
+        native._load.cache_clear()
         found = native.load_native()
         assert found is not None and found.build == expected
-        assert libraries.loaded == [f"_{expected}"] and native.missing() == ""
+        assert libraries.loaded == [f"_{expected}"] and native.unavailable_reason() == ""
 
 
 # ---------------------------------------------------------------------------------------------------- the installation
@@ -197,7 +206,9 @@ def model(tmp_path: Path) -> Path:
 def test_the_plain_path_translates_and_says_why(installed: Path, model: Path) -> None:
     translator = Translator.load(model)
 
-    assert translator.description.startswith("PyTorch backend") and native.missing() in translator.description
+    assert (
+        translator.description.startswith("PyTorch backend") and native.unavailable_reason() in translator.description
+    )
     assert translator.translate(LINES) == Translator.load(model, engine="pytorch").translate(LINES)
     assert not (model / "packed").exists()
 
@@ -217,7 +228,7 @@ def test_the_command_says_it_once_and_translates(
     cli = Cli(monkeypatch, capsysbinary)
     code, out, err = cli("translate", model, stdin="".join(f"{line}\n" for line in LINES).encode())
     assert code == 0 and out.count(b"\n") == len(LINES)
-    assert err.count(native.missing()) == 1
+    assert err.count(native.unavailable_reason()) == 1
 
     code, out, err = cli("translate", model, "--engine", "native", stdin=b"one\n")
-    assert (code, out) == (2, b"") and native.missing() in err
+    assert (code, out) == (2, b"") and native.unavailable_reason() in err

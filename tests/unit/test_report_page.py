@@ -61,7 +61,8 @@ def test_every_part_is_drawn(tmp_path: Path) -> None:
     assert 'class="problem"' not in page
     assert "30 of 40 texts" in page.replace("\u00a0", " ")
     assert "75.0" in page
-    assert len(re.findall(r'<path class="curve" d="M[\d.]+ [\d.]+L', page)) == 4
+    curves = re.findall(r'<g data-group="(\d)">\s*<path d="M [\d.]+ [\d.]+\s*L', page)
+    assert curves == ["0"] * 4 * 2, "four quantities over steps and over time"
     assert page.count('<option value="') == 5 + 4 + 1
     assert len(re.findall(r'class="cell"[^>]*rx="2"', page)) == 3 * 2
     assert page.count('class="link') >= 5
@@ -79,7 +80,7 @@ def test_a_run_without_anything_to_show_says_so(tmp_path: Path) -> None:
     )
     page = drawn(write_report(tmp_path / "report.html", empty), tmp_path / "browser")
     assert 'class="problem"' not in page
-    assert page.count("The log holds no such values.") == 4
+    assert page.count("The log contains no such values.") == 8
     assert "No attention was recorded." in page
-    assert "Nothing fits." in page
+    assert "No matches." in page
     assert "NaN" not in page

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dragoman.data.ids import EOS, UNK
 from dragoman.decoding.shortlist import SHORTLIST, AlignedWords, Shortlist
 from dragoman.errors import ModelFolderError, UsageError
-from dragoman.training.shortlist import covered
+from dragoman.training.shortlist import coverage
 
 SOURCES, TARGETS, WEIGHTS = 9, 20, "5a" * 32
 
@@ -66,8 +66,8 @@ def test_a_word_counts_with_the_source_word_it_looked_at_most_and_the_end_does_n
 def test_what_the_lists_cover() -> None:
     pairs = [([4, EOS], [14, 15, EOS]), ([5, EOS], [17, 14, EOS])]
 
-    assert covered(made_list(), pairs) == (4.0, 0.75)
-    assert covered(made_list(), []) == (0.0, 0.0)
+    assert coverage(made_list(), pairs) == (4.0, 0.75)
+    assert coverage(made_list(), []) == (0.0, 0.0)
 
 
 # ------------------------------------------------------------------------------------------------------------- the file

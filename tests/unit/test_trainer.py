@@ -236,9 +236,9 @@ def test_the_time_of_a_validation_is_not_counted_as_training(build: Build) -> No
     trainer = build()
     trainer.step(batches(trainer, 0))
     trainer._clock = 0.0
-    assert trainer._window.words > 0
+    assert trainer._window.targets > 0
     trainer._validate()
-    assert trainer._window.words == 0
+    assert trainer._window.targets == 0
 
 
 def test_a_second_signal_stops_at_once(data: Path, tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_vectors_that_do_not_fit_are_refused() -> None:
         WordVectors(["a", "b"], np.eye(3))
     with pytest.raises(DataError, match="'b' has two vectors"):
         WordVectors(["a", "b", "c", "b"], np.eye(4))
-    with pytest.raises(DataError, match="vector of 'b' holds a number that is not finite"):
+    with pytest.raises(DataError, match="vector of 'b' has a number that is not finite"):
         WordVectors(["a", "b"], [[1.0, 0.0], [np.nan, 0.0]])
     with pytest.raises(DataError, match="0 words"):
         WordVectors([], np.empty((0, 3)))
@@ -209,10 +209,10 @@ def test_correlation_counts_known_pairs_and_turns_distances(tmp_path: Path) -> N
 def test_bad_lines_of_questions_and_pairs_are_named(tmp_path: Path) -> None:
     path = tmp_path / "f.txt"
     path.write_text(": family\nman king woman queen\nman king woman\n")
-    with pytest.raises(DataError, match=r"f\.txt, line 3: 3 words \('man king woman'\); accepted are four"):
+    with pytest.raises(DataError, match=r"f\.txt, line 3: 3 words \('man king woman'\); accepted: four"):
         read_questions(path)
     path.write_text("tiger cat 7.35\ntiger cat much\n")
-    with pytest.raises(DataError, match=r"f\.txt, line 2: 'tiger cat much'; accepted are word, word and a score"):
+    with pytest.raises(DataError, match=r"f\.txt, line 2: 'tiger cat much'; accepted: word, word and score"):
         read_similarities(path)
 
 
@@ -243,8 +243,8 @@ def test_text_of_other_programs_is_read(tmp_path: Path) -> None:
     [
         ("2 3\nking 1 2 3\nqueen 4 5\n", r"line 3: 'queen 4 5' with 2 fields after the word; accepted.*3 numbers"),
         ("king 1 2\nqueen 4 x\n", r"line 2: 'queen 4 x'"),
-        ("3 2\nking 1 2\nqueen 4 5\n", r"2 words; accepted: the 3 words that its first line promises"),
-        ("", r"0 words; accepted: a line a word"),
+        ("3 2\nking 1 2\nqueen 4 5\n", r"2 words; expected: the 3 words given in the first line"),
+        ("", r"0 words; expected: one line per word"),
         ("king\n", r"line 1: 'king' with 0 fields"),
         ("a 1 2\na 3 4\n", r"the word 'a' has two vectors"),
     ],
@@ -257,12 +257,14 @@ def test_broken_text_files_are_refused(text: str, message: str, tmp_path: Path) 
 
 def test_what_no_file_can_hold_or_be_is_refused(tmp_path: Path) -> None:
     spaced = WordVectors(["new york", "rome"], np.eye(2))
-    with pytest.raises(UsageError, match=r"'new york' has a space or a line end.*ends in \.safetensors"):
+    with pytest.raises(
+        UsageError, match=r"'new york' is empty or contains a space or a line break.*ends in \.safetensors"
+    ):
         spaced.save(tmp_path / "v.txt")
     assert WordVectors.load(spaced.save(tmp_path / "v.safetensors")).words == ["new york", "rome"]
     with pytest.raises(UsageError, match="written uncompressed only"):
         spaced.save(tmp_path / "v.txt.gz")
-    with pytest.raises(DataError, match="no file of word vectors"):
+    with pytest.raises(DataError, match="not a file of word vectors"):
         WordVectors.load(GOLDEN / "model.safetensors")
     for name in ("none.txt", "none.safetensors"):
         with pytest.raises(DataError, match=f"{name}: cannot be read"):
@@ -279,7 +281,7 @@ def test_damaged_word_vectors_are_refused(tmp_path: Path) -> None:
     ):
         assert damaged != content
         (tmp_path / "v.safetensors").write_bytes(damaged)
-        with pytest.raises(DataError, match=r"v\.safetensors: no file of word vectors"):
+        with pytest.raises(DataError, match=r"v\.safetensors: not a file of word vectors"):
             WordVectors.load(tmp_path / "v.safetensors")
 
 
@@ -295,11 +297,17 @@ def test_word_vectors_are_not_mapped(tmp_path: Path) -> None:
 
 
 def drawn(path: Path) -> tuple[dict[str, tuple[float, float]], dict[str, tuple[float, float]], ET.Element]:
-    """Points and label places by word, and the whole drawing."""
+    """Points and label positions by word, and the root element."""
     root = ET.fromstring(path.read_text(encoding="utf-8"))
-    points = {c[0].text or "": (float(c.attrib["cx"]), float(c.attrib["cy"])) for c in root.iter(f"{SVG}circle")}
-    texts = [t for t in root.iter(f"{SVG}text") if t.attrib["class"] == "word"]
-    return points, {t.text or "": (float(t.attrib["x"]), float(t.attrib["y"])) for t in texts}, root
+    points, labels = {}, {}
+    for group in root.iter(f"{SVG}g"):
+        if group.attrib.get("class") == "dot":
+            (use,), title = group.iter(f"{SVG}use"), group.findtext(f"{SVG}title") or ""
+            points[title] = (float(use.attrib["x"]), float(use.attrib["y"]))
+        elif group.attrib.get("class") == "word":
+            (text,) = group.iter(f"{SVG}text")
+            labels[text.text or ""] = (float(text.attrib["x"]), float(text.attrib["y"]))
+    return points, labels, root
 
 
 def test_picture_has_every_word_once_inside_and_apart(tmp_path: Path) -> None:
@@ -337,7 +345,7 @@ def test_picture_needs_nothing_else_and_escapes_words(tmp_path: Path) -> None:
 def test_picture_keeps_distances_and_draws_arrows(royal: WordVectors, tmp_path: Path) -> None:
     words = ["king", "queen", "man", "woman"]
     points, _, root = drawn(royal.picture(words, tmp_path / "v.svg", [("man", "king"), ("woman", "queen")]))
-    arrows = [p for p in root.iter(f"{SVG}path") if p.attrib.get("class") == "arrow"]
+    arrows = [group for group in root.iter(f"{SVG}g") if group.attrib.get("class") == "arrow"]
     assert len(arrows) == 2
     unit = np.stack([royal[word] / np.linalg.norm(royal[word]) for word in words])
     wanted, _ = principal_components(unit.astype(np.float32))
@@ -393,7 +401,7 @@ def test_training_without_gensim_says_what_to_install(monkeypatch: pytest.Monkey
 def test_all_bad_settings_are_told_at_once() -> None:
     with pytest.raises(UsageError) as caught:
         train_vectors("one text", "skip", size=0, epochs=-1)  # type: ignore[arg-type]
-    for part in ("size = 0", "epochs = -1", "kind = 'skip' (did you mean 'skipgram'?)", "texts is one text"):
+    for part in ("size = 0", "epochs = -1", "kind = 'skip' (did you mean 'skipgram'?)", "texts is a string"):
         assert part in str(caught.value)
 
 
@@ -407,8 +415,9 @@ def gensim() -> None:
 def test_training_places_topics_apart_and_can_be_repeated(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     settings: dict[str, Any] = {}
-    word2vec = train._library()
-    monkeypatch.setattr(train, "_library", lambda: lambda **given: settings.update(given) or word2vec(**given))
+    models = train.extra_package("gensim.models", "vectors", "this test")
+    word2vec = models.Word2Vec
+    monkeypatch.setattr(models, "Word2Vec", lambda **given: settings.update(given) or word2vec(**given))
     vectors = train_vectors(topics(), kind, size=9, window=4, min_count=2, epochs=12, log=told.append)
     assert len(vectors) == 13 and vectors.matrix.shape == (13, 9)
     assert {n.word for n in vectors.neighbours("ship", 5)} == set(SEA.split()) - {"ship"}

@@ -1,4 +1,4 @@
-"""The walk-through: every architecture, every number as recorded, nothing left changed, small enough for a page."""
+"""The walkthrough: every architecture, every number as recorded, the network unchanged, small enough for a page."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from torch import Tensor
 from dragoman.data.tokenizer import BOS, PAD
 from dragoman.errors import UsageError
 from dragoman.interpret.walkthrough import Labels, walkthrough
+from dragoman.interpret.walkthrough.entries import ENTRIES
 from dragoman.interpret.walkthrough.tiny_preset import TINY_MATRICES, TINY_PAIR, tiny_model, tiny_walkthrough
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Network
+from dragoman.nn.layers import ACTIVATIONS
 from dragoman.nn.record import Recording, record, tap_names
 from dragoman.pages.page import embedded_json
 from dragoman.training.loss import TokenLoss
@@ -30,7 +32,7 @@ def labels(source: int, target_in: list[int], targets: list[int]) -> Labels:
 
 
 def network_of(kind: str) -> tuple[Network, tuple[Tensor, Tensor | None, Tensor, Tensor], Labels]:
-    """A small network, what it is given (src, src_mask, tgt_in, targets), and the words beside it."""
+    """A small network, its inputs (src, src_mask, tgt_in, targets), and their labels."""
     family, _, name = kind.partition(": ")
     tgt_in, targets = torch.tensor([TGT_IN]), torch.tensor([TARGETS])
     if family == "translator":
@@ -74,7 +76,7 @@ def numbers(shown: dict[str, Any]) -> Tensor:
 
 
 def part_of(tensor: Tensor, shown: dict[str, Any]) -> Tensor:
-    """The part of a recorded tensor that an entry shows."""
+    """The part of a recorded tensor that is shown."""
     tensor = tensor.detach()[0]
     if "head" in shown:
         tensor = tensor[shown["head"]]
@@ -92,7 +94,7 @@ def test_every_number_is_what_the_model_computed(kind: str) -> None:
     network, given, words = network_of(kind)
     before = {name: x.clone() for name, x in network.state_dict().items()}
     network.train()
-    story = walkthrough(network, *given, words, smoothing=0.1, learning_rate=0.02, most=MOST)
+    story = walkthrough(network, *given, words, smoothing=0.1, learning_rate=0.02, max_features=MOST)
     assert network.training and all(p.grad is None for p in network.parameters())
     assert all(torch.equal(before[name], x) for name, x in network.state_dict().items())
     network.eval()
@@ -111,7 +113,7 @@ def test_every_number_is_what_the_model_computed(kind: str) -> None:
             for side, count in (("rows", want.size(0)), ("columns", want.size(1))):
                 assert shown[side] is None or len(shown[side]) == count
     json.dumps(story, allow_nan=False)
-    # What a layer hands on is its last norm or sum again; a mask that masks nothing is not shown.
+    # A layer's output equals its last norm or sum; a mask without effect is not shown.
     blocks = not any(name.endswith((".cell.hidden", ".conv.hidden")) for name in seen)
     assert set(seen) - names["value"] <= {name for name in seen if blocks and name.endswith((".stream", ".masked"))}
     without = (".stream", ".masked", ".probs") if blocks else (".probs",)
@@ -121,7 +123,7 @@ def test_every_number_is_what_the_model_computed(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["translator: paper", "translator: lstm bahdanau", "decoder only: llama", "vision"])
 def test_positions_add_up_and_the_update_is_made(kind: str) -> None:
     network, given, words = network_of(kind)
-    story = walkthrough(network, *given, words, learning_rate=0.02, most=MOST)
+    story = walkthrough(network, *given, words, learning_rate=0.02, max_features=MOST)
     name, row, column = story["parameter"]
     parameter = dict(network.named_parameters(remove_duplicate=False))[name]
     *shares, whole = (numbers(shown) for shown in steps_of(story, "sum over positions"))
@@ -158,6 +160,23 @@ def test_the_loss_is_the_trainers_and_padding_does_not_count() -> None:
     assert float(numbers(each).sum()) == pytest.approx(float(numbers(whole)), rel=1e-9)
 
 
+def test_entries_are_complete_and_name_classes_that_exist() -> None:
+    classes = {type(module).__name__ for kind in KINDS for module in network_of(kind)[0].modules()}
+    conditions = classes | set(ACTIVATIONS) | {"causal", "padding", "gated", "smoothed"}
+    for name, entry in ENTRIES.items():
+        assert {tap.partition(".")[0] for tap in entry.taps} <= classes, name
+        assert set(entry.when) <= conditions, name
+        changes = [more for change in entry.when.values() for more in (change, change.get("more", {}))]
+        texts = [
+            entry.title,
+            entry.text,
+            entry.backward_text,
+            *(x for c in changes for x in (c.get("title"), c.get("text"))),
+        ]
+        assert all(bool(text["en"]) == bool(text["zh"]) for text in texts if text is not None), name
+        assert entry.title["en"] and entry.title["zh"], name
+
+
 def test_the_order_is_that_of_the_paper() -> None:
     story = tiny_walkthrough()
     forward = [step["id"] for step in story["steps"] if step["part"] == "forward"]
@@ -176,7 +195,7 @@ def test_the_order_is_that_of_the_paper() -> None:
 
 
 @pytest.mark.parametrize("kind", ["translator: paper", "translator: shaw", "decoder only: llama", "vision"])
-def test_what_a_step_is_made_of_is_shown_by_others(kind: str) -> None:
+def test_inputs_of_a_step_are_shown_by_other_steps(kind: str) -> None:
     network, given, words = network_of(kind)
     steps = walkthrough(network, *given, words)["steps"]
     shown = {(shown["name"], shown["kind"]) for step in steps for shown in step["tensors"]}
@@ -186,7 +205,7 @@ def test_what_a_step_is_made_of_is_shown_by_others(kind: str) -> None:
         assert step["uses"] or alone or step["part"] == "update", step["id"]
 
 
-def test_a_gradient_is_a_sum_over_all_who_used_the_quantity() -> None:
+def test_a_gradient_is_a_sum_over_all_uses_of_the_quantity() -> None:
     formulas = {step["id"]: step["formula"] for step in tiny_walkthrough()["steps"]}
     assert formulas["output.logits.gradient"] == "∂logits = P − T    ∂W_out = Yᵀ ∂logits"
     assert formulas["decoder.layers.1.around_ffn.norm.normed.gradient"].startswith("∂Y = ∂logits W_outᵀ    ∂γ")
@@ -205,7 +224,7 @@ def test_a_pre_norm_model_normalises_first() -> None:
     assert "decoder.final_norm.normed" in ids
 
 
-def test_words_stand_beside_their_numbers() -> None:
+def test_tokens_label_rows_and_columns() -> None:
     story = tiny_walkthrough()
     shown = {step["id"]: step["tensors"] for step in story["steps"]}
     cross = shown["decoder.layers.0.cross_attn.weights"][0]
@@ -249,7 +268,7 @@ def test_a_long_sentence_through_a_large_model_stays_small() -> None:
     assert len(steps_of(story, "sum over positions")) == 5
 
 
-def test_a_reader_enters_his_own_matrices() -> None:
+def test_matrices_of_the_preset_can_be_replaced() -> None:
     own = [[1, 0, 1, 0], [0, 1, 0, 1], [1, 0, 2, 0], [0, 1, 0, 2]]
     model = tiny_model({"encoder.layers.0.self_attn.q": own, "output": [[0.5] * 8] * 4}, heads=2)
     qkv = model.get_parameter("encoder.layers.0.self_attn.qkv.weight").detach()
@@ -259,7 +278,7 @@ def test_a_reader_enters_his_own_matrices() -> None:
     assert story["parameter"] == ["decoder.layers.0.cross_attn.kv.weight", 4, 0]
 
 
-def test_the_preset_is_fit_for_a_reader() -> None:
+def test_the_preset_is_easy_to_calculate() -> None:
     """No softmax is saturated, no number is large, and the update lowers the loss."""
     model = tiny_model()
     with torch.no_grad(), record(model, "*") as seen:
@@ -274,7 +293,7 @@ def test_the_preset_is_fit_for_a_reader() -> None:
     assert story["loss_after"] < story["loss"]
 
 
-def test_wrong_matrices_are_named_all_at_once() -> None:
+def test_invalid_matrices_are_reported_together() -> None:
     wrong = {"encoder.layers.0.selfattn.q": [[1]], "output": [[1, 2]], "encoder.layers.0.ffn.gamma": [1, 2, 3, None]}
     with pytest.raises(UsageError) as caught:
         tiny_model({**wrong, "decoder.embedding": [[float("nan")] * 4] * 8}, heads=3)
@@ -283,16 +302,22 @@ def test_wrong_matrices_are_named_all_at_once() -> None:
         assert part in message, part
 
 
-def test_wrong_use_is_told_all_at_once() -> None:
+def test_invalid_arguments_are_reported_together() -> None:
     network, (src, _, tgt_in, targets), words = network_of("translator: paper")
     few = Labels(words.source[:2], words.target_in, words.targets, str)
     with pytest.raises(UsageError) as caught:
         walkthrough(
             network, src, None, tgt_in, torch.zeros_like(targets), few,
-            smoothing=1.0, learning_rate=0.0, parameter=("output.wieght", 0, 0), most=0,
+            smoothing=1.0, learning_rate=0.0, parameter=("output.wieght", 0, 0), max_features=0,
         )  # fmt: skip
     message = str(caught.value)
-    for part in ("2 words for the 5 positions", "padding", "smoothing = 1.0", "learning_rate = 0.0", "most = 0"):
+    for part in (
+        "2 labels for the 5 positions",
+        "padding",
+        "smoothing = 1.0",
+        "learning_rate = 0.0",
+        "max_features = 0",
+    ):
         assert part in message, part
     assert "did you mean 'output.weight'" in message
     with pytest.raises(UsageError, match=r"rows 0 to 10 and columns 0 to 11"):

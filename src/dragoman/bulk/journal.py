@@ -20,11 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from dragoman.bulk.shards import JOURNAL, Contents, Shard
 from dragoman.bulk.work import ChunkResult
 from dragoman.errors import DataError, DragomanError, UsageError
+from dragoman.io.lock import lock_folder
 from dragoman.io.reading import open_regular, read_json, read_text
 from dragoman.io.writing import atomic_file, flush_file, flush_folder, not_written
 
@@ -67,7 +66,8 @@ class Journal:
             raise UsageError(f"{out}: contains other files and no job to resume; name an empty or new folder")
         with journal._write_errors():
             journal.folder.mkdir(parents=True, exist_ok=True)
-        with journal._alone():
+        advice = "wait until it has finished, or name another --output"
+        with lock_folder(journal.folder, f"{out}: this output folder", advice, journal._write_errors()):
             manifest = json.loads(json.dumps(manifest))
             if file.exists():
                 journal._check_manifest(read_json(file, DataError, _DAMAGED), manifest)
@@ -83,22 +83,6 @@ class Journal:
             yield
         except OSError as error:
             raise DragomanError(not_written(error.filename or self.out, error, _KEPT)) from error
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        lock = FileLock(self.folder / "lock")
-        try:
-            lock.acquire(blocking=False)
-        except Timeout:
-            raise UsageError(
-                f"{self.out}: another process is translating into this folder; wait, or give another --output"
-            ) from None
-        except (OSError, NotImplementedError):
-            pass  # a file system without locks
-        try:
-            yield
-        finally:
-            lock.release()
 
     def _check_manifest(self, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         old, new = dict(_flattened(stored)), dict(_flattened(given))

@@ -25,7 +25,7 @@ def compare(
     With --source and --reference, the text is translated with every run and scored.
     """
     from dragoman.device import resolve_device
-    from dragoman.evaluation.compare import compare as compare_runs
+    from dragoman.evaluation.compare import compare_runs
     from dragoman.evaluation.compare.page import print_comparison, write_comparison
 
     comparison = compare_runs(runs, source, reference, device=resolve_device(device), tokenize=tokenize, log=log)

@@ -1,7 +1,7 @@
-"""`dragoman demo`: the main job on the built-in corpus, start to end, in minutes.
+"""`dragoman demo`: training, translation and a report on the built-in corpus, in minutes.
 
-Spelled numbers and dates, English to German: the answer can be checked exactly, and German says four-and-twenty, so
-that the reordering shows in the attention.
+The task is spelled numbers and dates from English to German: answers can be checked exactly, and German puts the unit
+before the ten (vierundzwanzig), so the attention shows the reordering.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["demo_config", "picture", "run_demo"]
 
 
 def demo_config(corpus: dict[str, Path], overrides: Sequence[str] = ()) -> Config:
-    """The paper's model (post-norm, sinusoidal, ReLU) at a small size, for this corpus."""
+    """Return the configuration of a small model as in the paper (post-norm, sinusoidal positions, ReLU)."""
 
     def part(name: str) -> dict[str, str]:
         return {"source": str(corpus[f"{name}.en"].resolve()), "target": str(corpus[f"{name}.de"].resolve())}
@@ -59,16 +59,16 @@ def demo_config(corpus: dict[str, Path], overrides: Sequence[str] = ()) -> Confi
 def run_demo(
     out: Path, *, overrides: Sequence[str] = (), reporter: Reporter | None = None, console: Console | None = None
 ) -> float | None:
-    """Build the corpus, train (or go on, or reuse), translate unseen items, write `out/report.html`.
+    """Build the corpus, train (or resume, or reuse the result), translate unseen items, write `out/report.html`.
 
-    Returns the share of the test part that is translated exactly (0 to 1), or None when interrupted by Ctrl-C.
+    Returns the share of test items translated exactly (0 to 1), or None if interrupted by Ctrl-C.
     """
     reporter = reporter or Reporter()
     config = demo_config(spelled_numbers.write(out / "corpus"), overrides)
     reporter.log(f"dragoman demo: spelled numbers and dates, English to German, in {out}")
     result = train(config, out / "run", reporter=reporter)
     if result.interrupted:
-        reporter.log("stopped and saved; run 'dragoman demo' again to go on")
+        reporter.log("stopped and saved; run 'dragoman demo' again to continue")
         return None
     translator = Translator.load(out / "run")
     test = config.parallel.test
@@ -84,14 +84,14 @@ def run_demo(
         f"exact match on {len(pairs):,} unseen items: {exact:.1%} ({result.progress.seconds:.0f} s of training)"
     )
     report = _report(config, translator, out / "run", exact, translations, [r for _, r in pairs])
-    reporter.log(f"the report: {write_report(out / 'report.html', report)}")
+    reporter.log(f"report: {write_report(out / 'report.html', report)}")
     return exact
 
 
 def _show(console: Console, translations: Sequence[Translation], references: Sequence[str]) -> None:
-    """The first few test items: what the model says, and whether it is right."""
-    table = Table(title="Numbers and dates the model never saw", title_justify="left")
-    for heading in ("English", "German, by the model", ""):
+    """Print the first test items with their translations."""
+    table = Table(title="Unseen numbers and dates", title_justify="left")
+    for heading in ("English", "German (model)", ""):
         table.add_column(heading)
     for translation, reference in list(zip(translations, references, strict=True))[:6]:
         mark = "[green]✓" if translation.text == reference else f"[red]✗ {reference}"
@@ -100,26 +100,26 @@ def _show(console: Console, translations: Sequence[Translation], references: Seq
 
 
 def picture(translator: Translator, source: str) -> tuple[Translation, AttentionPicture]:
-    """The translation of a text with the cross-attention of all layers and heads, (layers, heads, T, S)."""
+    """Return the translation of a text and the cross-attention of all layers and heads, (layers, heads, T, S)."""
     translation = translator.translate([source])[0]
     tokenizer, model = translator.tokenizer, translator.to_torch().model
     src = tokenizer.encode_source(source)
     tgt = tokenizer.encode_target(translation.text)
-    with torch.no_grad(), record(model, "decoder.layers.*.cross_attn.weights") as seen:
+    with torch.no_grad(), record(model, "decoder.layers.*.cross_attn.weights") as recorded:
         model(
             torch.tensor([src], device=translator.device),
             None,
             torch.tensor([[BOS, *tgt[:-1]]], device=translator.device),
         )
-    weights = [tensors[0][0].tolist() for tensors in seen.values()]
+    weights = [tensors[0][0].tolist() for tensors in recorded.values()]
     return translation, AttentionPicture(
         [tokenizer.source_piece(i) for i in src], [tokenizer.target_piece(i) for i in tgt], weights
     )
 
 
-def _to_show(sources: Sequence[str]) -> str:
-    """A number with a crossing, such as twenty-four / vierundzwanzig, and of a length that fits a picture."""
-    # At the beginning of a text the German unit is a piece of its own (vier und zwanzig), so the crossing can be seen.
+def _reordered(sources: Sequence[str]) -> str:
+    """Return a short text with a reordering, such as twenty-four / vierundzwanzig."""
+    # At the beginning of a text the German unit is a separate token (vier und zwanzig), so the crossing is visible.
     crossing = [s for s in sources if "ty-" in s.split()[0] and len(s.split()) <= 6]
     return min(crossing or sources or ["twenty-four"], key=len)
 
@@ -151,5 +151,5 @@ def _report(
         exact_match=exact,
         test_items=len(references),
         samples=wrong + [s for s in samples if s.correct][: max(0, 60 - len(wrong))],
-        attention=picture(translator, _to_show([s.source for s in samples if s.correct]))[1],
+        attention=picture(translator, _reordered([s.source for s in samples if s.correct]))[1],
     )

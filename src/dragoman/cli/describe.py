@@ -10,8 +10,8 @@ from rich.table import Table
 
 from dragoman.config.section import Section
 from dragoman.data.vocabulary import LabelVocabulary, Vocabulary
-from dragoman.decoding.native.library import load_native, missing
-from dragoman.decoding.native.pack import unsupported
+from dragoman.decoding.native.library import load_native, unavailable_reason
+from dragoman.decoding.native.pack import native_unsupported_reasons
 from dragoman.models.model_folder import find_model, load_network, read_meta
 from dragoman.models.seq2seq import Model, Network
 
@@ -57,7 +57,7 @@ def _engine(network: Network) -> str:
     """Return the backend for text generation on this machine, with the reasons for a fallback."""
     if not isinstance(network, Model):
         return "PyTorch backend (generates no text)"
-    reasons = unsupported(network) or ([missing()] if load_native() is None else [])
+    reasons = native_unsupported_reasons(network) or ([unavailable_reason()] if load_native() is None else [])
     return f"PyTorch backend ({'; '.join(reasons)})" if reasons else "native"
 
 

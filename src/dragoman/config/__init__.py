@@ -1,122 +1,20 @@
-"""The configuration: one TOML document, read into frozen models, with every problem told at once.
+"""The configuration: one TOML document, read into frozen pydantic models.
 
-document.py   the whole of it: reading, overriding, refusing, writing
-data.py       [data] and [tokenizer]      model.py   [model]      train.py   [train] and [search]
-section.py    what sections share         errors.py, overrides.py   words of errors, key=value
+document.py   the whole document: reading, overriding, validating, writing
+data.py       [data] and [tokenizer]
+model.py      [model]
+train.py      [train] and [search]
+section.py    the base class of sections
+limits.py     ranges of numbers
+errors.py     wording of validation errors
+overrides.py  key=value on the command line
+
+The names in the `__all__` of data, document, model and train are exported.
 """
+# ruff: noqa: F403
 
-from __future__ import annotations
-
-from dragoman.config.data import (
-    CorpusConfig,
-    DataConfig,
-    FilterConfig,
-    ImageData,
-    LabelledData,
-    MaskedData,
-    ParallelData,
-    TaggedData,
-    TextData,
-    TokenizerConfig,
-    TreeData,
-    resolve_path,
-)
-from dragoman.config.document import Config, dump_toml, flatten, load_config, parse_config
-from dragoman.config.model import (
-    PRESETS,
-    AlibiPosition,
-    BahdanauAttention,
-    BatchNormConfig,
-    BlockConfig,
-    ConvolutionalConfig,
-    DecoderOnlyConfig,
-    EncoderOnlyConfig,
-    GRUConfig,
-    LayerNormConfig,
-    LearnedPosition,
-    LinearAttention,
-    LSTMConfig,
-    LuongAttention,
-    ModelConfig,
-    NoAttention,
-    NoPosition,
-    RecurrentConfig,
-    RecurrentPosition,
-    RMSNormConfig,
-    RNNConfig,
-    RotaryPosition,
-    ShawPosition,
-    SinusoidalPosition,
-    SoftmaxAttention,
-    T5Position,
-    TransformerConfig,
-    VisionConfig,
-)
-from dragoman.config.section import Duration
-from dragoman.config.train import (
-    AdamConfig,
-    AdamWConfig,
-    BudgetSchedule,
-    InverseSqrtSchedule,
-    Optimizer,
-    Schedule,
-    SearchConfig,
-    TrainConfig,
-)
-
-__all__ = [
-    "PRESETS",
-    "AdamConfig",
-    "AdamWConfig",
-    "AlibiPosition",
-    "BahdanauAttention",
-    "BatchNormConfig",
-    "BlockConfig",
-    "BudgetSchedule",
-    "Config",
-    "ConvolutionalConfig",
-    "CorpusConfig",
-    "DataConfig",
-    "DecoderOnlyConfig",
-    "Duration",
-    "EncoderOnlyConfig",
-    "FilterConfig",
-    "GRUConfig",
-    "ImageData",
-    "InverseSqrtSchedule",
-    "LSTMConfig",
-    "LabelledData",
-    "LayerNormConfig",
-    "LearnedPosition",
-    "LinearAttention",
-    "LuongAttention",
-    "MaskedData",
-    "ModelConfig",
-    "NoAttention",
-    "NoPosition",
-    "Optimizer",
-    "ParallelData",
-    "RMSNormConfig",
-    "RNNConfig",
-    "RecurrentConfig",
-    "RecurrentPosition",
-    "RotaryPosition",
-    "Schedule",
-    "SearchConfig",
-    "ShawPosition",
-    "SinusoidalPosition",
-    "SoftmaxAttention",
-    "T5Position",
-    "TaggedData",
-    "TextData",
-    "TokenizerConfig",
-    "TrainConfig",
-    "TransformerConfig",
-    "TreeData",
-    "VisionConfig",
-    "dump_toml",
-    "flatten",
-    "load_config",
-    "parse_config",
-    "resolve_path",
-]
+from dragoman.config.data import *
+from dragoman.config.document import *
+from dragoman.config.model import *
+from dragoman.config.section import Duration as Duration
+from dragoman.config.train import *

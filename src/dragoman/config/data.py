@@ -1,27 +1,16 @@
-"""`[data]` and `[tokenizer]`: which text, in which form, and how it is cut into tokens."""
+"""`[data]` and `[tokenizer]`: the files, their format, and the segmentation into tokens."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from dragoman.config.limits import (
-    Characters,
-    CorpusWeight,
-    Coverage,
-    Dropout,
-    Part,
-    Ratio,
-    Sentences,
-    TokensPerBlock,
-    TokensPerExample,
-    VocabularySize,
-)
+from dragoman.config import limits
 from dragoman.config.section import Section, is_stored
 from dragoman.errors import UsageError, clip
 
@@ -42,27 +31,29 @@ __all__ = [
 
 
 def resolve_path(text: str, root: str = "") -> Path:
-    """A path of the document as a file: `${NAME}` and `${NAME:-default}` filled in, `~` too, relative ones to root.
+    """Return a path of the document, relative to `root`, with `${NAME}`, `${NAME:-default}` and `~` expanded.
 
-    Raises `UsageError` for a variable that is not set, a user that is not known, and a NUL character.
+    Raises UsageError for unset variables, unknown users and NUL characters.
     """
 
     def value(match: re.Match[str]) -> str:
         found = os.environ.get(match[1], match[2])
         if found is None:
-            raise UsageError(f"{text!r}: the environment variable {match[1]} is not set; set it or write the path out")
+            raise UsageError(
+                f"{text!r}: the environment variable {match[1]} is not set; set it, or write the full path"
+            )
         return found
 
     def expand(part: str) -> Path:
         filled = re.sub(r"\$\{(\w+)(?::-([^}]*))?\}", value, part)
         if "\0" in filled:
-            raise UsageError(f"{clip(filled)!r}: a path cannot contain a NUL character; write the name of a file")
+            raise UsageError(f"{clip(filled)!r}: a path cannot contain a NUL character; write a file name")
         try:
             return Path(filled).expanduser()
         except RuntimeError:
             raise UsageError(
-                f"{clip(filled)!r}: no home folder is known for {clip(filled.split('/')[0])!r}; write the path out, or "
-                "./~name for a folder of that name"
+                f"{clip(filled)!r}: no home folder is known for {clip(filled.split('/')[0])!r}; write the full path, "
+                "or ./~name for a folder with that name"
             ) from None
 
     path = expand(text)
@@ -70,7 +61,7 @@ def resolve_path(text: str, root: str = "") -> Path:
 
 
 def _key(value: Any) -> Any:
-    """A column number or a key; checked here so that one problem is reported, not one per accepted type."""
+    """Check a column number or key here, so that pydantic reports one error instead of one per accepted type."""
     if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 9999):
         return value
     raise ValueError("must be a column number (0 to 9,999) or the name of a key, in quotes")
@@ -80,14 +71,14 @@ Key = Annotated[str | int, BeforeValidator(_key)]
 
 
 class CorpusConfig(Section):
-    """One parallel corpus: two plain files, or one TSV or JSONL file; `.gz`, `.zst` and `.xz` are read as they are."""
+    """One parallel corpus: two text files, or one TSV or JSONL file; `.gz`, `.zst` and `.xz` are decompressed."""
 
     source: str | None = None
     target: str | None = None
     path: str | None = None
     source_key: Key = 0
     target_key: Key = 1
-    weight: CorpusWeight = Field(1.0, description="times its pairs are seen in an epoch")
+    weight: limits.CorpusWeight = Field(1.0, description="passes over the corpus per epoch")
 
     @model_validator(mode="after")
     def _one_form(self) -> CorpusConfig:
@@ -97,43 +88,64 @@ class CorpusConfig(Section):
             raise ValueError("give either source and target (two text files) or path (one .tsv or .jsonl file)")
         return self
 
+    def paths(self) -> dict[str, str]:
+        """Return key -> path of the files."""
+        return {key: path for key in ("source", "target", "path") if (path := getattr(self, key)) is not None}
+
 
 class FilterConfig(Section):
-    """Which pairs are kept for training; always both sides or neither."""
+    """Filters of sentence pairs for training."""
 
-    min_characters: Characters = 1
-    max_characters: Characters = 5000
-    max_ratio: Ratio = 9.0
+    min_characters: limits.Characters = 1
+    max_characters: limits.Characters = 5000
+    max_ratio: limits.Ratio = 9.0
     drop_identical: bool = True
     drop_duplicates: bool = True
-    max_tokens: TokensPerExample = Field(250, description="longest side in tokens, end of sentence included")
+    max_tokens: limits.TokensPerExample = Field(250, description="tokens of the longer side, with the end of sentence")
 
     @model_validator(mode="after")
     def _some_length_is_kept(self) -> FilterConfig:
         if self.min_characters > self.max_characters:
             raise ValueError(
-                f"min_characters {self.min_characters} is more than max_characters {self.max_characters}, so that no "
-                "pair would be kept; lower the one or raise the other"
+                f"min_characters {self.min_characters} is more than max_characters {self.max_characters}, which "
+                "excludes every pair; lower the one or raise the other"
             )
         return self
 
 
-def _names(corpus: CorpusConfig) -> tuple[str | None, ...]:
-    """The files of a corpus; two spellings of one path are equal."""
-    return tuple(path and os.path.normpath(path) for path in (corpus.source, corpus.target, corpus.path))
+class _DataSection(Section):
+    """The data sets in the fields `train`, `valid` and `test`, and the check that validation data are held out."""
+
+    def _sets(self) -> Iterator[tuple[str, dict[str, str]]]:
+        """Yield the key of every data set and its paths by key, which is empty for a single path."""
+        for name in ("train", "valid", "test"):
+            value = getattr(self, name, None)
+            entries = [(f"{name}.{i}", v) for i, v in enumerate(value)] if isinstance(value, tuple) else [(name, value)]
+            for key, entry in entries:
+                if entry is not None:
+                    yield key, entry.paths() if isinstance(entry, CorpusConfig) else {"": entry}
+
+    def files(self) -> Iterator[tuple[str, str]]:
+        """Yield the key and the path of every file."""
+        return ((f"{name}.{key}".rstrip("."), path) for name, paths in self._sets() for key, path in paths.items())
+
+    def _problems(self) -> Iterator[str]:
+        sets = {name: {key: os.path.normpath(path) for key, path in paths.items()} for name, paths in self._sets()}
+        for name, paths in sets.items():
+            if name.startswith("train") and paths == sets.get("valid"):
+                yield (
+                    f"valid is the same data as {name}, so that its scores are meaningless; hold out other examples, "
+                    "or remove valid"
+                )
+
+    @model_validator(mode="after")
+    def _check(self, info: ValidationInfo) -> _DataSection:
+        if not is_stored(info) and (problems := list(self._problems())):
+            raise ValueError("; ".join(problems))
+        return self
 
 
-def _trained_on(train: Sequence[object], valid: object) -> list[str]:
-    """The problem that the validation set is part of the training data, if it is."""
-    if valid not in train:
-        return []
-    return [
-        f"valid is the same data as train.{train.index(valid)}: scores on sentences that were trained on say nothing; "
-        "hold some sentences out of training, or leave valid out"
-    ]
-
-
-class ParallelData(Section):
+class ParallelData(_DataSection):
     """Sentences and their translations."""
 
     kind: Literal["parallel"] = "parallel"
@@ -154,99 +166,68 @@ class ParallelData(Section):
             raise ValueError('accepted: a language code such as "en", "zh" or "pt-BR" (letters, digits, - and _)')
         return value.strip()
 
-    @model_validator(mode="after")
-    def _sides_and_sets_differ(self, info: ValidationInfo) -> ParallelData:
-        if is_stored(info):
-            return self
-        problems = []
+    def _problems(self) -> Iterator[str]:
         if self.source_language.casefold() == self.target_language.casefold():
-            problems.append(
+            yield (
                 f'source_language and target_language are both "{self.source_language}"; give each side its own code '
-                '(within one language for example "en-original" and "en-simple")'
+                '(within one language, for example "en-original" and "en-simple")'
             )
-        if self.valid is not None:
-            problems += _trained_on([_names(corpus) for corpus in self.train], _names(self.valid))
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
+        yield from super()._problems()
 
     @property
     def max_tokens(self) -> int:
-        """The longest side of a pair in tokens, end of sentence included."""
+        """The limit of the longer side of a pair in tokens, with the end of sentence."""
         return self.filter.max_tokens
 
-    def files(self) -> Iterator[tuple[str, str]]:
-        """Every file that is named, with its key."""
-        corpora = [(f"train.{i}", corpus) for i, corpus in enumerate(self.train)]
-        corpora += [(name, corpus) for name, corpus in (("valid", self.valid), ("test", self.test)) if corpus]
-        for name, corpus in corpora:
-            for key in ("source", "target", "path"):
-                if (path := getattr(corpus, key)) is not None:
-                    yield f"{name}.{key}", path
 
-
-class _Files(Section):
-    """What the kinds below share: files of one form each."""
+class _Files(_DataSection):
+    """Data in files of one format."""
 
     root: str = ""
     train: tuple[str, ...] = Field(min_length=1)
     valid: str | None = None
 
-    @model_validator(mode="after")
-    def _sets_differ(self, info: ValidationInfo) -> _Files:
-        if self.valid is not None and not is_stored(info):
-            problems = _trained_on([os.path.normpath(path) for path in self.train], os.path.normpath(self.valid))
-            if problems:
-                raise ValueError(problems[0])
-        return self
-
-    def files(self) -> Iterator[tuple[str, str]]:
-        """Every file that is named, with its key."""
-        yield from ((f"train.{i}", path) for i, path in enumerate(self.train))
-        if self.valid is not None:
-            yield "valid", self.valid
-
 
 class TextData(_Files):
-    """Plain text for a language model, cut into blocks of a stream, or taken by the line or paragraph."""
+    """Plain text for a language model: one stream cut into blocks, or separate lines or paragraphs."""
 
     kind: Literal["text"] = "text"
     form: Literal["stream", "lines", "paragraphs"] = "stream"
-    max_tokens: TokensPerBlock = Field(256, description="a block of a stream; the longest line or paragraph")
+    max_tokens: limits.TokensPerBlock = Field(256, description="tokens per block, line or paragraph")
 
 
 class MaskedData(_Files):
-    """Plain text, a paragraph a sequence, in which masked words are to be found (Devlin et al. 2019)."""
+    """Plain text for masked language modelling, one sequence per paragraph (Devlin et al. 2019)."""
 
     kind: Literal["masked"] = "masked"
-    rate: Part = Field(0.15, description="part of the tokens that are asked for")
-    max_tokens: TokensPerExample = 256
+    rate: limits.Part = Field(0.15, description="fraction of the tokens to predict")
+    max_tokens: limits.TokensPerExample = 256
 
 
 class TaggedData(_Files):
-    """Sentences with a label a word: CoNLL-U (`.conllu`) or text of `word/tag`."""
+    """Sentences with a tag per word: CoNLL-U (`.conllu`), or lines of `word/tag`."""
 
     kind: Literal["tagged"] = "tagged"
-    column: Literal["upos", "xpos"] = Field("upos", description="of CoNLL-U")
-    max_tokens: TokensPerExample = 256
+    column: Literal["upos", "xpos"] = Field("upos", description="column of CoNLL-U files")
+    max_tokens: limits.TokensPerExample = 256
 
 
 class LabelledData(_Files):
-    """Texts with a label each: `.tsv`, `.csv` (label first), `.jsonl` (`label`, `text`), or lines of `label text`."""
+    """Texts with one label: `.tsv`, `.csv` (label first), `.jsonl` (`label`, `text`), or lines of `label text`."""
 
     kind: Literal["labelled"] = "labelled"
-    max_tokens: TokensPerExample = 256
+    max_tokens: limits.TokensPerExample = 256
 
 
 class TreeData(_Files):
-    """Constituency trees in Penn brackets: a sentence is translated into its tree (Vinyals et al. 2015)."""
+    """Constituency trees in Penn brackets; sentences are translated into trees (Vinyals et al. 2015)."""
 
     kind: Literal["trees"] = "trees"
-    max_tokens: TokensPerExample = Field(250, description="longest side in tokens, end of sentence included")
+    max_tokens: limits.TokensPerExample = Field(250, description="tokens of the longer side, with the end of sentence")
 
 
-class ImageData(Section):
-    """Images with a label each: scikit-learn's digits, or `.npz` files with `images` (n, h, w[, c]) and `labels`."""
+class ImageData(_DataSection):
+    """Images with one label: scikit-learn's digits, or `.npz` files with `images` (n, h, w[, c]) and `labels`."""
 
     kind: Literal["images"] = "images"
     root: str = ""
@@ -255,23 +236,15 @@ class ImageData(Section):
     valid: str | None = None
 
     @model_validator(mode="after")
-    def _one_form(self, info: ValidationInfo) -> ImageData:
+    def _one_form(self) -> ImageData:
         if (self.dataset is None) == (self.train is None) or (self.dataset and self.valid):
             raise ValueError('give either dataset = "digits" or train (and valid), .npz files')
-        if self.train is not None and self.valid is not None and not is_stored(info):
-            problems = _trained_on([os.path.normpath(self.train)], os.path.normpath(self.valid))
-            if problems:
-                raise ValueError(problems[0].replace("train.0", "train"))
         return self
 
     @property
     def max_tokens(self) -> int:
-        """Patches are counted by the model; nothing is left out."""
+        """Unused: the model determines the number of patches."""
         return 1
-
-    def files(self) -> Iterator[tuple[str, str]]:
-        """Every file that is named, with its key."""
-        yield from ((key, path) for key, path in (("train", self.train), ("valid", self.valid)) if path is not None)
 
 
 DataConfig = Annotated[
@@ -280,15 +253,15 @@ DataConfig = Annotated[
 
 
 class TokenizerConfig(Section):
-    """sentencepiece; `shared` is one vocabulary for both sides.  `char` keeps every character as it is."""
+    """sentencepiece; `shared`: one vocabulary for both sides.  Kind `char` has one token per character."""
 
     kind: Literal["bpe", "unigram", "char"] = "bpe"
-    vocab_size: VocabularySize = 8000
+    vocab_size: limits.VocabularySize = 8000
     shared: bool = True
     byte_fallback: bool = True
     normalization: Literal["nmt_nfkc", "nfkc", "identity"] = Field(
-        "nmt_nfkc", description="sentencepiece's rule; both nfkc ones write `…` as `...` and ½ as 1⁄2"
+        "nmt_nfkc", description="rule of sentencepiece; with nfkc and nmt_nfkc, `…` becomes `...` and ½ becomes 1⁄2"
     )
-    character_coverage: Coverage = 1.0
-    sampling: Dropout = Field(0.0, description="while training: BPE-dropout, or unigram's temperature")
-    sentences: Sentences = Field(2_000_000, description="lines (both sides together) the vocabulary is learned from")
+    character_coverage: limits.Coverage = 1.0
+    sampling: limits.Dropout = Field(0.0, description="in training: BPE-dropout, or temperature of unigram")
+    sentences: limits.Sentences = Field(2_000_000, description="lines from which the vocabulary is learned")

@@ -1,6 +1,6 @@
 """The configuration document: `[data] [tokenizer] [model] [train] [search]`, read from TOML into frozen models.
 
-Every problem in a document is reported at once (`ConfigError`), with what would be accepted and the nearest name.
+A ConfigError lists all problems of a document, each with the accepted values and the nearest name.
 """
 
 from __future__ import annotations
@@ -34,32 +34,22 @@ from dragoman.io.reading import open_regular
 __all__ = ["Config", "dump_toml", "flatten", "load_config", "parse_config"]
 
 _LARGEST = 1_000_000
-"""Bytes of a configuration file: a thousand times those of the recipes, and read in a second."""
+"""Largest configuration file in bytes: a thousand times the size of a recipe, and parsed within a second."""
 _PARTS = 32
 _KEY = r"""(?:[\w-]{1,99}|"[^"\n]{0,99}"|'[^'\n]{0,99}')"""
 _DEEP_KEY = re.compile(rf"(?<![\w-])(?:{_KEY}[ \t]*\.[ \t]*){{{_PARTS}}}")
-"""A dotted key so long that `tomllib`, whose time grows with the square of its parts, would take many seconds."""
+"""A dotted key that would take `tomllib` many seconds, because its time is quadratic in the number of parts."""
 _TRANSLATORS = ("transformer", "rnn", "gru", "lstm", "convolutional")
-_LEARN = {
-    "parallel": _TRANSLATORS,
-    "trees": _TRANSLATORS,
-    "text": ("decoder_only",),
-    "masked": ("encoder_only",),
-    "tagged": ("encoder_only",),
-    "labelled": ("encoder_only",),
-    "images": ("vision",),
+_KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "parallel": (_TRANSLATORS, ("loss", "bleu", "chrf")),
+    "trees": (_TRANSLATORS, ("loss", "f1")),
+    "text": (("decoder_only",), ("loss",)),
+    "masked": (("encoder_only",), ("loss", "accuracy")),
+    "tagged": (("encoder_only",), ("loss", "accuracy")),
+    "labelled": (("encoder_only",), ("loss", "accuracy")),
+    "images": (("vision",), ("loss", "accuracy")),
 }
-"""Kind of data -> the architectures that learn from it."""
-_SCORES: dict[str, tuple[str, ...]] = {
-    "parallel": ("bleu", "chrf"),
-    "trees": ("f1",),
-    "text": (),
-    "masked": ("accuracy",),
-    "tagged": ("accuracy",),
-    "labelled": ("accuracy",),
-    "images": ("accuracy",),
-}
-"""Kind of data -> what is scored besides the loss."""
+"""Kind of data -> architectures that can be trained on it, and validation metrics."""
 
 
 class Config(Section):
@@ -73,177 +63,157 @@ class Config(Section):
 
     @property
     def parallel(self) -> ParallelData:
-        """[data] of sentences and their translations.  Raises `UsageError` where it is of another kind."""
+        """[data] of kind "parallel".  Raises UsageError if it is of another kind."""
         if isinstance(self.data, ParallelData):
             return self.data
         raise UsageError(
-            f'[data] is of kind "{self.data.kind}", and this needs sentences and their translations (kind "parallel")'
+            f'[data] is of kind "{self.data.kind}"; accepted here: sentences and their translations (kind "parallel")'
         )
 
     @model_validator(mode="after")
-    def _fit(self, info: ValidationInfo) -> Config:
+    def _sections_fit(self, info: ValidationInfo) -> Config:
         problems = [*self._model_problems(), *self._other_problems()]
         if not is_stored(info):
-            problems += self._schedule_problems()
+            problems += self._budget_problems()
         if problems:
             raise ValueError("; ".join(problems))
         return self
 
-    def _model_problems(self) -> list[str]:
-        """What [model] has that does not go with [data]."""
+    def _model_problems(self) -> Iterator[str]:
+        """Yield what makes [model] incompatible with [data]."""
         kind, model = self.data.kind, self.model
-        problems: list[str] = []
-        if model.architecture not in _LEARN[kind]:
-            return [
-                f'model.architecture "{model.architecture}" does not learn from data of kind "{kind}"; accepted: '
-                f"{', '.join(_LEARN[kind])}"
-            ]
+        accepted, _ = _KINDS[kind]
+        if model.architecture not in accepted:
+            yield (
+                f'model.architecture "{model.architecture}" cannot be trained on data of kind "{kind}"; accepted: '
+                f"{', '.join(accepted)}"
+            )
+            return
         if isinstance(model, EncoderOnlyConfig):
-            one = kind == "labelled"
-            if (model.pooling == "none") == one:
-                accepted = '"first" or "mean" (a label a text)' if one else '"none" (a label a word)'
-                problems.append(f'model.pooling is "{model.pooling}", and data of kind "{kind}" needs {accepted}')
+            if kind == "labelled" and model.pooling == "none":
+                yield 'model.pooling is "none", but data of kind "labelled" needs "first" or "mean" (a label per text)'
+            if kind != "labelled" and model.pooling != "none":
+                yield f'model.pooling is "{model.pooling}", but data of kind "{kind}" needs "none" (a label per word)'
             if model.tie == "all" and kind != "masked":
-                problems.append(f'model.tie = "all": the outputs of data of kind "{kind}" are labels; leave it out')
-        room, key = self._positions()
-        extra = self.search.max_extra if _LEARN[kind] == _TRANSLATORS else 0
+                yield f'model.tie = "all": the outputs for data of kind "{kind}" are labels; remove it'
+        key, available = self._positions()
+        extra = self.search.max_extra if accepted == _TRANSLATORS else 0
         longest = self.data.max_tokens + extra
-        if room is not None and room < longest:
-            problems.append(
-                f"{key} is {room}, and up to {longest} positions are needed: the longest example kept in training"
-                f"{' plus search.max_extra' if extra else ''}; set it to {longest}, or lower the limits"
+        if available is not None and available < longest:
+            yield (
+                f"{key} is {available}, but up to {longest} positions are needed: the longest example kept in training"
+                f"{' plus search.max_extra' if extra else ''}; raise it to {longest}, or lower the limits"
             )
-        return problems
 
-    def _other_problems(self) -> list[str]:
-        """What [train] and [tokenizer] have that does not go with [data]."""
-        kind = self.data.kind
-        problems: list[str] = []
-        scores = ("loss", *_SCORES[kind])
-        if self.train.metric not in scores:
-            problems.append(
-                f'train.metric "{self.train.metric}" is not scored on data of kind "{kind}"; accepted: '
-                f"{', '.join(scores)}"
-            )
+    def _other_problems(self) -> Iterator[str]:
+        """Yield what makes [train] and [tokenizer] incompatible with [data]."""
+        kind, metric = self.data.kind, self.train.metric
+        architectures, metrics = _KINDS[kind]
+        if metric not in metrics:
+            yield f'train.metric "{metric}" does not exist for data of kind "{kind}"; accepted: {", ".join(metrics)}'
         if self.tokenizer.sampling and (self.tokenizer.kind == "char" or kind in ("text", "masked", "images")):
-            problems.append("tokenizer.sampling has no effect on characters, running text or images; leave it out")
-        if not self.tokenizer.shared and _LEARN[kind] != _TRANSLATORS:
-            problems.append(f'tokenizer.shared has no effect on data of kind "{kind}": it has one side; leave it out')
-        return problems
+            yield "tokenizer.sampling has no effect on characters, running text or images; remove it"
+        if not self.tokenizer.shared and architectures != _TRANSLATORS:
+            yield f'tokenizer.shared has no effect on data of kind "{kind}", which has one side; remove it'
 
-    def _schedule_problems(self) -> list[str]:
-        """What of [train] cannot be reached within the budget, as far as that follows from the document alone."""
-        train = self.train
-        problems: list[str] = []
-        if train.budget.unit == "steps" and train.schedule.warmup > train.budget.amount:
-            problems.append(
-                f"train.schedule.warmup is {train.schedule.warmup} steps, more than the budget of {train.budget}: the "
-                f"learning rate would never reach its peak; accepted: 1 to {train.budget.amount:.0f}"
+    def _budget_problems(self) -> Iterator[str]:
+        """Yield the settings of [train] that the budget rules out, as far as the document alone shows it."""
+        train, budget = self.train, self.train.budget
+        if budget.unit == "steps" and train.schedule.warmup > budget.amount:
+            yield (
+                f"train.schedule.warmup is {train.schedule.warmup} steps, more than the budget of {budget}: the "
+                f"learning rate never reaches its peak; accepted: 1 to {budget.amount:.0f}"
             )
-        if train.budget.unit == train.validate_every.unit != "seconds":
-            checkpoints = math.ceil(train.budget.amount / train.validate_every.amount)
+        if budget.unit == train.validate_every.unit != "seconds":
+            checkpoints = math.ceil(budget.amount / train.validate_every.amount)
             if train.average > checkpoints:
-                problems.append(
-                    f"train.average is {train.average}, and a budget of {train.budget} with train.validate_every = "
+                yield (
+                    f"train.average is {train.average}, but a budget of {budget} with train.validate_every = "
                     f"{train.validate_every} makes {checkpoints} checkpoints; accepted: 0 to {checkpoints}"
                 )
-        return problems
 
-    def _positions(self) -> tuple[int | None, str]:
-        """How many positions the model has, None = any number, and the key that says so."""
+    def _positions(self) -> tuple[str, int | None]:
+        """Return the key that sets the number of positions of the model, and that number (None = unlimited)."""
         if isinstance(self.model, ConvolutionalConfig):
-            return self.model.max_positions, "model.max_positions"
+            return "model.max_positions", self.model.max_positions
         position = getattr(self.model, "position", None)
-        return (position.max_len, "model.position.max_len") if isinstance(position, LearnedPosition) else (None, "")
+        return "model.position.max_len", position.max_len if isinstance(position, LearnedPosition) else None
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = (), *, stored: bool = False) -> Config:
-    """The document at `path` with `key=value` overrides; stored: as for `parse_config`.
+    """Load the document at `path` with `key=value` overrides; stored: as for `parse_config`.
 
-    Raises `ConfigError` with every problem found.
+    Raises ConfigError that lists all problems.
     """
     path = Path(path)
     try:
-        document = tomllib.loads(_text_of(path))
+        document = tomllib.loads(_read(path))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(str(path), [f"not valid TOML: {clip(str(error), 300)}"]) from None
     except RecursionError:
-        raise ConfigError(str(path), ["brackets nested too deeply; no setting needs more than two levels"]) from None
-    except ValueError as error:  # an integer of more digits than Python reads
+        raise ConfigError(str(path), ["brackets nested too deeply; accepted: two levels"]) from None
+    except ValueError as error:  # an integer with more digits than Python converts
         raise ConfigError(str(path), [f"not valid TOML: {error}".partition(";")[0]]) from None
     return parse_config(document, overrides, where=str(path), stored=stored)
 
 
-def _text_of(path: Path) -> str:
-    """The text of a configuration file.  Raises `ConfigError` for everything that is not one, without reading it."""
+def _read(path: Path) -> str:
+    """Return the text of a configuration file.  Raises ConfigError for special, large and undecodable files."""
     try:
         with open_regular(path) as file:
             content = file.read(_LARGEST + 1)
-    except (FileNotFoundError, ValueError):  # ValueError: the path contains a null byte
-        raise ConfigError(str(path), [_no_such_file(path)]) from None
+    except (FileNotFoundError, ValueError):  # ValueError: the path contains a NUL character
+        available = sorted(str(p) for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
+        hint = f"; available: {', '.join(available[:8])}" if available else ""
+        raise ConfigError(str(path), [f"no such file{nearest(str(path), available)}{hint}"]) from None
     except OSError as error:
-        reason = error.strerror or error
-        raise ConfigError(str(path), [f"cannot be read: {reason}; a configuration is a TOML file"]) from None
+        raise ConfigError(str(path), [f"cannot be read: {error.strerror or error}; name a TOML file"]) from None
     if len(content) > _LARGEST:
-        raise ConfigError(str(path), [f"larger than {_LARGEST:,} bytes, so this is not a configuration; name another"])
+        raise ConfigError(str(path), [f"larger than {_LARGEST:,} bytes; name a configuration file"])
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(str(path), [f"not UTF-8 at byte {error.start}; save the file as UTF-8"]) from None
     if found := _DEEP_KEY.search(text):
         line = text.count("\n", 0, found.start()) + 1
-        raise ConfigError(str(path), [f"line {line:,}: a key of more than {_PARTS} parts; no setting has more than 8"])
+        raise ConfigError(
+            str(path), [f"line {line:,}: a key with more than {_PARTS} parts; no setting has more than 8"]
+        )
     return text
-
-
-def _no_such_file(path: Path) -> str:
-    here = sorted(str(p) for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
-    hint = f"; there are: {', '.join(here[:8])}" if here else ""
-    return f"no such file{nearest(str(path), here)}{hint}"
 
 
 def parse_config(
     document: dict[str, Any], overrides: Iterable[str] = (), where: str = "configuration", stored: bool = False
 ) -> Config:
-    """A document as nested dictionaries -> `Config`.  Raises `ConfigError` with every problem found.
+    """Validate a document of nested dictionaries.  Raises ConfigError that lists all problems.
 
-    stored: it belongs to an existing run or model; what was accepted when that was trained is accepted again (names of
-    languages, a validation set that was trained on, a warm-up beyond the budget, and numbers outside of today's limits
-    where they determine no shapes).
+    stored: the document belongs to an existing run or model.  Then names of languages, a validation set that is part of
+    the training data, a warm-up beyond the budget, and numbers outside of the current limits that do not affect tensor
+    shapes are accepted.
     """
     if not isinstance(document, dict):
-        raise ConfigError(where, [f"{shown(document)} is not a configuration, which is a table of sections"])
-    _fill_tags(document)
+        raise ConfigError(where, [f"{shown(document)} is not a configuration; accepted: a table of sections"])
+    document.setdefault("model", {})
+    for section, tag, default in (("data", "kind", "parallel"), ("model", "architecture", "transformer")):
+        if isinstance(found := document.get(section), dict):
+            found.setdefault(tag, default)
     problems = apply_overrides(document, overrides, Config)
-    problems += _fill_preset(document)
+    problems += _expand_preset(document)
     try:
         config = Config.model_validate(document, context={"stored": stored})
     except ValidationError as error:
-        problems += _described(error)
+        errors = error.errors(include_url=False)
+        # pydantic reports a list without valid entries as too short as well.
+        inner = {e["loc"][:depth] for e in errors for depth in range(1, len(e["loc"]))}
+        problems += [describe(dict(e), Config) for e in errors if e["type"] != "too_short" or e["loc"] not in inner]
         raise ConfigError(where, problems) from None
     if problems:
         raise ConfigError(where, problems)
     return config
 
 
-def _described(error: ValidationError) -> Iterator[str]:
-    """pydantic's errors in words, without those that only follow from others."""
-    errors = error.errors(include_url=False)
-    # A list whose items are all wrong is reported as too short as well.
-    inner = {e["loc"][:depth] for e in errors for depth in range(1, len(e["loc"]))}
-    return (describe(dict(e), Config) for e in errors if not (e["type"] == "too_short" and e["loc"] in inner))
-
-
-def _fill_tags(document: dict[str, Any]) -> None:
-    """A document that does not say otherwise is about a Transformer that learns from translations."""
-    document.setdefault("model", {})
-    for section, tag, default in (("data", "kind", "parallel"), ("model", "architecture", "transformer")):
-        if isinstance(found := document.get(section), dict):
-            found.setdefault(tag, default)
-
-
-def _fill_preset(document: dict[str, Any]) -> list[str]:
-    """Put the keys of `model.preset` under those the document gives itself."""
+def _expand_preset(document: dict[str, Any]) -> list[str]:
+    """Replace `model.preset` by its keys, unless the document sets them; return the problems."""
     model = document.get("model")
     if not isinstance(model, dict) or "preset" not in model:
         return []
@@ -257,12 +227,12 @@ def _fill_preset(document: dict[str, Any]) -> list[str]:
 
 
 def dump_toml(config: Config) -> str:
-    """The whole document, defaults written out, as TOML that `load_config` reads back."""
+    """Return the whole document, including defaults, as TOML that `load_config` reads back."""
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested tables and lists as one, with dotted keys: {"a": {"b": [5]}} -> {"a.b.0": 5}."""
+    """Return nested tables and lists as one table with dotted keys: {"a": {"b": [5]}} -> {"a.b.0": 5}."""
     if isinstance(value, Mapping):
         items = {str(key): item for key, item in value.items()}
     elif isinstance(value, Sequence) and not isinstance(value, str):

@@ -1,8 +1,8 @@
 """The limits of every number in a configuration: one type per quantity, with the reason for its range.
 
-A lower limit keeps out values that switch a part off by accident or vanish in float32.  An upper limit lies well above
-anything published or useful; beyond it a value is a typing error, or it would exhaust the memory or the time of any
-machine.  A value within its limits may still be too large for this machine: training estimates that before it starts.
+Lower limits exclude values that disable a part by accident or vanish in float32.  Upper limits are well above anything
+published or useful: larger values are typing errors or exhaust the memory or time of any machine.  A value within its
+limits may still be too large for a given machine; training estimates the memory before it starts.
 """
 
 from __future__ import annotations
@@ -14,53 +14,6 @@ from pydantic_core import PydanticCustomError
 
 from dragoman.config.section import AcceptStored, NotBoolean
 
-__all__ = [
-    "AdamEpsilon",
-    "Batches",
-    "Beams",
-    "Beta",
-    "Buckets",
-    "Channels",
-    "Characters",
-    "Checkpoints",
-    "CorpusWeight",
-    "Coverage",
-    "Decay",
-    "Distance",
-    "Dropout",
-    "ExtraTokens",
-    "FeedForward",
-    "GradientNorm",
-    "Heads",
-    "Interval",
-    "Kernel",
-    "Layers",
-    "LeastTokens",
-    "LengthPenalty",
-    "Momentum",
-    "NgramSize",
-    "NormEpsilon",
-    "OptionalCount",
-    "Part",
-    "PeakRate",
-    "Pixels",
-    "Positions",
-    "Ratio",
-    "RotaryBase",
-    "RotaryFraction",
-    "ScheduleFactor",
-    "Seed",
-    "Sentences",
-    "Steps",
-    "TokensPerBatch",
-    "TokensPerBlock",
-    "TokensPerExample",
-    "VocabularySize",
-    "WeightDecay",
-    "Width",
-]
-
-
 _Whole = Annotated[int, NotBoolean]
 _Real = Annotated[float, NotBoolean]
 _UNLIMITED = 2**63 - 1
@@ -69,14 +22,14 @@ _UNLIMITED = 2**63 - 1
 
 def _zero_or_normal(norm: float) -> float:
     if 0 < norm < 1e-6:
-        raise PydanticCustomError("limit", "must be 0 (no clipping) or 1e-06 to 1,000,000")
+        raise PydanticCustomError("limit", "accepted: 0 (no clipping) or 1e-06 to 1,000,000")
     return norm
 
 
 def _not_one(size: int) -> int:
     if size == 1:
         raise PydanticCustomError(
-            "limit", "1 allows no token twice, not even a comma; accepted: 0 (off) or 2 to 10,000"
+            "limit", "1 forbids every repeated token, even commas; accepted: 0 (off) or 2 to 10,000"
         )
     return size
 
@@ -94,86 +47,85 @@ Layers = Annotated[_Whole, Field(ge=1, le=1000)]
 Kernel = Annotated[_Whole, Field(ge=1, le=1023)]
 """Width of a convolution.  A kernel longer than the sentences sees only padding."""
 Positions = Annotated[_Whole, Field(ge=1, le=1_048_576)]
-"""Rows of a table of positions.  Attention over 2**20 positions has 2**40 weights per head."""
+"""Rows of a position embedding.  Attention over 2**20 positions has 2**40 weights per head."""
 Distance = Annotated[_Whole, Field(ge=1, le=65_536)]
-"""Relative distances with a weight of their own: no example has more tokens (TokensPerExample)."""
+"""Relative distances with separate weights: no example has more tokens (TokensPerExample)."""
 Buckets = Annotated[_Whole, Field(ge=4, le=65_536, multiple_of=4)]
-"""Buckets of relative distances: two directions, half of each logarithmic; never more than distances."""
+"""Buckets of relative distances, for two directions with linear and logarithmic halves; at most one per distance."""
 Pixels = Annotated[_Whole, Field(ge=1, le=8192)]
 """Height and width of an image or a patch."""
 Channels = Annotated[_Whole, Field(ge=1, le=1024)]
-"""Channels of an image: 1 is grey, 3 is colour, spectral cameras have some hundreds."""
+"""Channels of an image: 1 for grey, 3 for color; spectral cameras have hundreds."""
 RotaryBase = Annotated[_Real, Field(gt=1, le=1e9)]
-"""Base of the wavelengths of rotary positions: at 1 all are equal; long-context models use up to some 10**7."""
+"""Base of the wavelengths of rotary positions: with 1 all are equal; long-context models use up to about 10**7."""
 RotaryFraction = Annotated[_Real, Field(ge=0.001, le=1)]
-"""Part of a head that is rotated; it must come to at least one pair of numbers."""
+"""Fraction of the dimensions of a head that is rotated; at least one pair."""
 VocabularySize = Annotated[_Whole, Field(ge=8, le=1_048_576)]
-"""Pieces of a vocabulary: 4 are special; the largest published vocabulary has 1,000,000 (Liang et al. 2023, XLM-V)."""
+"""Vocabulary size, with 4 special tokens; the largest published one is 1,000,000 (Liang et al. 2023, XLM-V)."""
 
 # ---------------------------------------------------------------------------------------------------- regularisation
 
 Dropout = Annotated[_Real, Field(ge=0, le=0.9), AcceptStored]
-"""Dropout, label smoothing, subword sampling: above 0.9 less than a tenth of the signal is left."""
+"""Dropout, label smoothing, subword sampling: above 0.9 less than a tenth of the signal remains."""
 Part = Annotated[_Real, Field(ge=0.001, le=0.9), AcceptStored]
 """Fraction of tokens that are masked; both masked and unmasked tokens must remain."""
 NormEpsilon = Annotated[_Real, Field(ge=1e-12, le=0.1), AcceptStored]
-"""Added to a variance: below 1e-12 it does not protect float32, above 0.1 it changes the result itself."""
+"""Added to a variance: below 1e-12 it has no effect in float32, above 0.1 it distorts the result."""
 Momentum = Annotated[_Real, Field(ge=1e-5, le=1), AcceptStored]
-"""Of running statistics: 1e-5 averages over 100,000 batches."""
+"""Momentum of running statistics: 1e-5 averages over 100,000 batches."""
 
 # ---------------------------------------------------------------------------------------------------------- training
 
 Beta = Annotated[_Real, Field(ge=0, le=0.99999), AcceptStored]
 """Decay of a moving average (Adam's moments, EMA): 0.99999 averages over roughly 100,000 steps."""
 AdamEpsilon = Annotated[_Real, Field(ge=1e-16, le=1), AcceptStored]
-"""Adam's epsilon: usually 1e-9 to 1e-6; with 1 Adam is nearly gradient descent with momentum; above 1 nothing moves."""
+"""Adam's epsilon: usually 1e-9 to 1e-6; 1 makes Adam almost gradient descent with momentum; above 1 updates vanish."""
 WeightDecay = Annotated[_Real, Field(ge=0, le=10), AcceptStored]
-"""AdamW subtracts rate * decay of every weight in each step: with more than 10 weights vanish during warm-up."""
+"""AdamW subtracts rate * decay * weight in every step: above 10 the weights vanish during warm-up."""
 PeakRate = Annotated[_Real, Field(ge=1e-12, le=1), AcceptStored]
-"""Learning rate: Adam moves every weight by about this much per step, and weights are smaller than 1."""
+"""Learning rate: Adam changes every weight by about this much per step, and weights are smaller than 1."""
 ScheduleFactor = Annotated[_Real, Field(ge=1e-6, le=100), AcceptStored]
 """Factor of the inverse square root schedule, whose peak is factor / sqrt(d_model * warmup)."""
 Decay = Annotated[_Real, Field(ge=0.001, le=1), AcceptStored]
-"""Part of the budget in which the learning rate falls: at least one step in a thousand."""
+"""Fraction of the budget in which the learning rate decays: at least one step in a thousand."""
 Steps = Annotated[_Whole, Field(ge=1, le=10_000_000), AcceptStored]
 """Warm-up steps: ten million are months on any machine."""
 Interval = Annotated[_Whole, Field(ge=1, le=_UNLIMITED), AcceptStored]
-"""Steps between two reports, or bad steps in a row before stopping; a large number means never."""
+"""Steps between two log lines, or bad steps in a row before stopping; a large number means never."""
 Batches = Annotated[_Whole, Field(ge=1, le=65_536), AcceptStored]
-"""Batches per update: with 4,096 tokens each that is more than the largest batches in use."""
+"""Batches per update: 65,536 batches of 4,096 tokens are more than the largest batches in use."""
 TokensPerBatch = Annotated[_Whole, Field(ge=16, le=16_777_216), AcceptStored]
-"""Tokens of one batch: 2**24 logits rows of the smallest vocabulary already fill hundreds of megabytes."""
+"""Tokens per batch: with 2**24, even the logits of the smallest vocabulary need hundreds of megabytes."""
 GradientNorm = Annotated[_Real, Field(ge=0, le=1e6), AfterValidator(_zero_or_normal), AcceptStored]
-"""Largest gradient norm: 0 is no clipping; below 1e-6 gradients would vanish, above 1e6 nothing would be clipped."""
+"""Gradient norm: 0 disables clipping; below 1e-6 gradients vanish, above 1e6 nothing is clipped."""
 Seed = Annotated[_Whole, Field(ge=0, le=_UNLIMITED), AcceptStored]
-"""Seeds: the range of integers in TOML, which every generator accepts."""
+"""Seeds: the non-negative integers of TOML, which every random number generator accepts."""
 Sentences = Annotated[_Whole, Field(ge=1, le=2**31 - 1), AcceptStored]
-"""Sentences that are decoded or learned from; more than there are means all of them."""
+"""Sentences that are decoded or learned from; more than exist means all."""
 Checkpoints = Annotated[_Whole, Field(ge=1, le=_UNLIMITED), AcceptStored]
-"""Checkpoints that are kept; a large number means all of them."""
+"""Checkpoints that are kept; a large number means all."""
 OptionalCount = Annotated[_Whole, Field(ge=0, le=_UNLIMITED), AcceptStored]
-"""Checkpoints that are averaged, or validations without progress; 0 is off, and a large number means all, or never."""
+"""Checkpoints that are averaged, or validations without improvement; 0 is off, a large number means all, or never."""
 
 # -------------------------------------------------------------------------------------------------------------- data
 
 Coverage = Annotated[_Real, Field(gt=0.9, le=1), AcceptStored]
-"""Part of the characters of a text that the vocabulary holds: at 0.9 one in ten is unknown."""
+"""Fraction of the characters of a text that the vocabulary covers: at 0.9 one in ten is unknown."""
 CorpusWeight = Annotated[_Real, Field(ge=1e-4, le=1000), AcceptStored]
-"""Times a corpus is seen in an epoch: below 1e-4 nothing of most corpora would be drawn, and above 1,000 the list of
-examples of one epoch would not fit into memory."""
+"""Passes over a corpus per epoch: below 1e-4 most corpora add no pair; above 1,000 an epoch exceeds the memory."""
 Characters = Annotated[_Whole, Field(ge=1, le=_UNLIMITED), AcceptStored]
-"""Characters of one side of a pair; a large number switches the filter off."""
+"""Characters of one side of a pair; a large number disables the filter."""
 Ratio = Annotated[_Real, Field(gt=1, le=1e18), AcceptStored]
-"""Length of one side over the other; a large number switches the filter off."""
+"""Length ratio of the two sides; a large number disables the filter."""
 TokensPerBlock = Annotated[_Whole, Field(ge=2, le=65_536)]
-"""Tokens of a block of running text: one to read and one to predict; see TokensPerExample for the upper limit."""
+"""Tokens of a block of text: one as input and one to predict; see TokensPerExample for the upper limit."""
 TokensPerExample = Annotated[_Whole, Field(ge=4, le=65_536)]
-"""Tokens of the longest example: attention needs memory for the square of it."""
+"""Tokens of the longest example: attention needs memory proportional to its square."""
 
 # ------------------------------------------------------------------------------------------------------------ search
 
 Beams = Annotated[_Whole, Field(ge=1, le=4096), AcceptStored]
-"""Hypotheses kept per step; each holds its own keys and values in memory."""
+"""Hypotheses per step; each has its own keys and values in memory."""
 LengthPenalty = Annotated[_Real, Field(ge=0, le=10), AcceptStored]
 """Exponent of the length penalty: Wu et al. 2016 use 0 to 1; above 10 all scores round to 0."""
 ExtraTokens = Annotated[_Whole, Field(ge=1, le=10_000), AcceptStored]
@@ -181,4 +133,4 @@ ExtraTokens = Annotated[_Whole, Field(ge=1, le=10_000), AcceptStored]
 LeastTokens = Annotated[_Whole, Field(ge=0, le=10_000), AcceptStored]
 """Minimum number of output tokens; same upper limit as ExtraTokens."""
 NgramSize = Annotated[_Whole, Field(ge=0, le=10_000), AfterValidator(_not_one), AcceptStored]
-"""no_repeat_ngram: 0 is off; 1 would forbid every word, and every full stop, to occur twice."""
+"""no_repeat_ngram: 0 is off; 1 would forbid every repeated token, even commas."""

@@ -1,32 +1,17 @@
-"""`[model]`: the architectures, and the kinds that their parts come in.
+"""`[model]`: architectures and the variants of their parts.
 
-A variant is a small section of its own, told apart by `kind` (an architecture by `architecture`): a key exists only
-where it is used.
+Each variant is a section selected by `kind` (an architecture by `architecture`), so that a key exists only where it has
+an effect.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from dragoman.config.limits import (
-    Buckets,
-    Channels,
-    Distance,
-    Dropout,
-    FeedForward,
-    Heads,
-    Kernel,
-    Layers,
-    Momentum,
-    NormEpsilon,
-    Pixels,
-    Positions,
-    RotaryBase,
-    RotaryFraction,
-    Width,
-)
+from dragoman.config import limits
 from dragoman.config.section import NotBoolean, Section
 
 __all__ = [
@@ -73,25 +58,25 @@ class SinusoidalPosition(Section):
 
 class LearnedPosition(Section):
     kind: Literal["learned"] = "learned"
-    max_len: Positions = Field(512, description="positions there are; none beyond")
+    max_len: limits.Positions = Field(512, description="number of positions; longer input is rejected")
 
 
 class RecurrentPosition(Section):
     kind: Literal["recurrent"] = "recurrent"
     source: Literal["embeddings", "positions"] = Field(
-        "embeddings", description="an RNN over the embeddings, or one that generates the position vectors"
+        "embeddings", description="input of the RNN: the embeddings, or its own previous position vector"
     )
 
 
 class ShawPosition(Section):
     kind: Literal["shaw"] = "shaw"
-    clip: Distance = Field(16, description="distances beyond are as this one")
+    clip: limits.Distance = Field(16, description="longer distances count as this one")
 
 
 class T5Position(Section):
     kind: Literal["t5"] = "t5"
-    buckets: Buckets = 32
-    max_distance: Distance = Field(128, description="distances beyond share the last bucket")
+    buckets: limits.Buckets = 32
+    max_distance: limits.Distance = Field(128, description="longer distances share the last bucket")
 
     @model_validator(mode="after")
     def _distances(self) -> T5Position:
@@ -102,8 +87,8 @@ class T5Position(Section):
 
 class RotaryPosition(Section):
     kind: Literal["rotary"] = "rotary"
-    base: RotaryBase = 10000.0
-    fraction: RotaryFraction = Field(1.0, description="part of each head's numbers that is turned")
+    base: limits.RotaryBase = 10000.0
+    fraction: limits.RotaryFraction = Field(1.0, description="fraction of the dimensions of each head that is rotated")
 
 
 class AlibiPosition(Section):
@@ -127,18 +112,18 @@ Position = Annotated[
 
 class LayerNormConfig(Section):
     kind: Literal["layer"] = "layer"
-    eps: NormEpsilon = 1e-5
+    eps: limits.NormEpsilon = 1e-5
 
 
 class RMSNormConfig(Section):
     kind: Literal["rms"] = "rms"
-    eps: NormEpsilon = 1e-6
+    eps: limits.NormEpsilon = 1e-6
 
 
 class BatchNormConfig(Section):
     kind: Literal["batch"] = "batch"
-    eps: NormEpsilon = 1e-5
-    momentum: Momentum = Field(0.1, description="of the running mean and variance")
+    eps: limits.NormEpsilon = 1e-5
+    momentum: limits.Momentum = Field(0.1, description="momentum of the running mean and variance")
 
 
 Norm = Annotated[LayerNormConfig | RMSNormConfig | BatchNormConfig, Field(discriminator="kind")]
@@ -149,7 +134,7 @@ class SoftmaxAttention(Section):
 
 
 class LinearAttention(Section):
-    """Self-attention without softmax; cross-attention keeps it."""
+    """Self-attention without softmax; cross-attention still uses softmax."""
 
     kind: Literal["linear"] = "linear"
     feature_map: Literal["elu", "relu", "softmax"] = "elu"
@@ -159,7 +144,7 @@ Attention = Annotated[SoftmaxAttention | LinearAttention, Field(discriminator="k
 
 
 class NoAttention(Section):
-    """The last hidden state is all that the decoder learns of the source."""
+    """The decoder receives only the last hidden state of the encoder."""
 
     kind: Literal["none"] = "none"
 
@@ -181,25 +166,25 @@ PRESETS: dict[str, dict[str, Any]] = {
     # Vaswani et al. 2017, Table 3.
     "base": {"d_model": 512, "d_ff": 2048, "n_heads": 8, "encoder_layers": 6, "decoder_layers": 6, "dropout": 0.1},
     "big": {"d_model": 1024, "d_ff": 4096, "n_heads": 16, "encoder_layers": 6, "decoder_layers": 6, "dropout": 0.3},
-    # Kasai et al. 2021: as good as base and faster, for the encoder works once a sentence and the decoder once a word.
+    # Kasai et al. 2021: quality of base, but faster: the encoder runs once per sentence, the decoder once per token.
     "deep_shallow": {
         "d_model": 512, "d_ff": 2048, "n_heads": 8, "encoder_layers": 12, "decoder_layers": 1, "dropout": 0.1,
     },
 }  # fmt: skip
 
-Tie = Annotated[Literal["all", "target", "none"], Field(description="which embeddings share the output's matrix")]
+Tie = Annotated[Literal["all", "target", "none"], Field(description="embeddings that share the output matrix")]
 
 
 class BlockConfig(Section):
-    """What every model made of Transformer layers has; the defaults are the paper's `base`."""
+    """Settings of all models made of Transformer layers; the defaults are the base model of Vaswani et al. 2017."""
 
-    d_model: Width = 512
-    d_ff: FeedForward = 2048
-    n_heads: Heads = 8
-    n_kv_heads: Heads | None = Field(None, description="heads of keys and values; 1 = multi-query")
-    dropout: Dropout = Field(0.1, description="after every sub-layer and after the embeddings (paper 5.4)")
-    attention_dropout: Dropout = 0.0
-    activation_dropout: Dropout = 0.0
+    d_model: limits.Width = 512
+    d_ff: limits.FeedForward = 2048
+    n_heads: limits.Heads = 8
+    n_kv_heads: limits.Heads | None = Field(None, description="key and value heads; 1 = multi-query")
+    dropout: limits.Dropout = Field(0.1, description="after sub-layers and embeddings (Vaswani et al. 2017, 5.4)")
+    attention_dropout: limits.Dropout = 0.0
+    activation_dropout: limits.Dropout = 0.0
     order: Literal["post", "pre"] = "post"
     norm: Norm = LayerNormConfig()
     attention: Attention = SoftmaxAttention()
@@ -210,8 +195,7 @@ class BlockConfig(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> BlockConfig:
-        problems = [*self._sizes(), *self._combinations()]
-        if problems:
+        if problems := [*self._sizes(), *self._combinations()]:
             raise ValueError("; ".join(problems))
         return self
 
@@ -219,49 +203,43 @@ class BlockConfig(Section):
     def d_head(self) -> int:
         return self.d_model // self.n_heads
 
-    def _sizes(self) -> list[str]:
-        problems = []
+    def _sizes(self) -> Iterator[str]:
         if self.d_model % self.n_heads:
             fits = [h for h in range(1, min(self.d_model, 64) + 1) if self.d_model % h == 0]
-            problems.append(
-                f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}; n_heads may be {fits}"
-            )
+            yield f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}; accepted n_heads: {fits}"
         elif isinstance(self.position, RotaryPosition):
-            turned = int(self.d_head * self.position.fraction)
-            if turned == 0 or turned % 2:
-                whole = "" if self.position.fraction == 1 else f" (fraction {self.position.fraction} of {self.d_head})"
-                problems.append(f"rotary positions turn pairs: head size {turned}{whole} must be even and at least 2")
+            rotated = int(self.d_head * self.position.fraction)
+            if rotated == 0 or rotated % 2:
+                part = "" if self.position.fraction == 1 else f" (fraction {self.position.fraction} of {self.d_head})"
+                yield f"rotary positions rotate pairs: head size {rotated}{part} must be even and at least 2"
         if self.n_kv_heads and self.n_heads % self.n_kv_heads:
             fits = [h for h in range(1, self.n_heads + 1) if self.n_heads % h == 0]
-            problems.append(
-                f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}; n_kv_heads may be {fits}"
+            yield (
+                f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}; accepted n_kv_heads: {fits}"
             )
         if self.position.kind == "sinusoidal" and self.d_model % 2:
-            problems.append(f"sinusoidal positions need an even d_model, not {self.d_model}")
-        return problems
+            yield f"sinusoidal positions need an even d_model, not {self.d_model}"
 
-    def _combinations(self) -> list[str]:
+    def _combinations(self) -> Iterator[str]:
         if self.attention.kind != "linear":
-            return []
-        problems = []
+            return
         if self.position.kind in ("shaw", "t5", "alibi"):
-            problems.append(
-                f"{self.position.kind} positions change attention scores, which linear attention never makes; "
+            yield (
+                f"{self.position.kind} positions change attention scores, which linear attention does not compute; "
                 "accepted: none, sinusoidal, learned, recurrent, rotary"
             )
         if self.attention_dropout:
-            problems.append("linear attention has no weights that attention_dropout could drop; set it to 0")
+            yield "linear attention has no attention weights to drop; set attention_dropout to 0"
         if self.n_kv_heads:
-            problems.append("linear attention has as many heads of keys as of queries; leave n_kv_heads out")
-        return problems
+            yield "linear attention has one key head per query head; remove n_kv_heads"
 
 
 class TransformerConfig(BlockConfig):
-    """Encoder and decoder (Vaswani et al. 2017); `preset = "big"` is the paper's larger sister (explicit keys win)."""
+    """Encoder and decoder (Vaswani et al. 2017); `preset = "big"` sets the sizes of the big model, unless given."""
 
     architecture: Literal["transformer"] = "transformer"
-    encoder_layers: Layers = 6
-    decoder_layers: Layers = 6
+    encoder_layers: limits.Layers = 6
+    decoder_layers: limits.Layers = 6
     tie: Tie = "all"
 
 
@@ -269,17 +247,21 @@ class DecoderOnlyConfig(BlockConfig):
     """A language model (Radford et al. 2018)."""
 
     architecture: Literal["decoder_only"] = "decoder_only"
-    n_layers: Layers = 6
+    n_layers: limits.Layers = 6
     tie: Literal["all", "none"] = "all"
 
 
 class EncoderOnlyConfig(BlockConfig):
-    """Labels for words or texts, and masked words (Devlin et al. 2019)."""
+    """Tagging, classification and masked language modelling (Devlin et al. 2019)."""
 
     architecture: Literal["encoder_only"] = "encoder_only"
-    n_layers: Layers = 6
-    pooling: Literal["none", "first", "mean"] = Field("none", description="a vector a word, or one a text")
-    tie: Literal["all", "none"] = Field("none", description="all: the output is the embedding again (masked words)")
+    n_layers: limits.Layers = 6
+    pooling: Literal["none", "first", "mean"] = Field(
+        "none", description="none: one vector per token; otherwise one per text"
+    )
+    tie: Literal["all", "none"] = Field(
+        "none", description="all: the output shares the embedding matrix (masked tokens)"
+    )
 
 
 class VisionConfig(BlockConfig):
@@ -287,49 +269,48 @@ class VisionConfig(BlockConfig):
 
     architecture: Literal["vision"] = "vision"
     position: Position = LearnedPosition()
-    n_layers: Layers = 6
-    image_size: Pixels = Field(8, description="height and width in pixels")
-    patch: Pixels = Field(2, description="height and width of a patch in pixels")
-    channels: Channels = 1
+    n_layers: limits.Layers = 6
+    image_size: limits.Pixels = Field(8, description="height and width in pixels")
+    patch: limits.Pixels = Field(2, description="height and width of a patch in pixels")
+    channels: limits.Channels = 1
 
     @property
     def n_patches(self) -> int:
         return (self.image_size // self.patch) ** 2
 
-    def _sizes(self) -> list[str]:
-        problems = super()._sizes()
+    def _sizes(self) -> Iterator[str]:
+        yield from super()._sizes()
         if self.image_size % self.patch:
-            problems.append(f"image_size {self.image_size} is not a multiple of patch {self.patch}")
+            yield f"image_size {self.image_size} is not a multiple of patch {self.patch}"
         if isinstance(self.position, LearnedPosition) and self.position.max_len < self.n_patches + 1:
-            problems.append(
-                f"position.max_len {self.position.max_len} is less than the class token and {self.n_patches} patches"
+            yield (
+                f"position.max_len {self.position.max_len} is too small for a class token and {self.n_patches} patches"
             )
-        return problems
 
 
 # ------------------------------------------------------------------------------------------- before the Transformer
 
 
 class RecurrentConfig(Section):
-    """What the recurrent architectures share."""
+    """Settings of all recurrent architectures."""
 
-    d_model: Width = Field(512, description="width of embeddings and hidden states")
-    encoder_layers: Layers = 2
-    decoder_layers: Layers = 2
-    directions: Annotated[Literal[1, 2], NotBoolean] = Field(2, description="in which the encoder reads")
-    dropout: Dropout = 0.1
+    d_model: limits.Width = Field(512, description="width of embeddings and hidden states")
+    encoder_layers: limits.Layers = 2
+    decoder_layers: limits.Layers = 2
+    directions: Annotated[Literal[1, 2], NotBoolean] = Field(2, description="reading directions of the encoder")
+    dropout: limits.Dropout = 0.1
     attention: AttentionOfRecurrent = BahdanauAttention()
     tie: Tie = "all"
 
     @model_validator(mode="after")
     def _halves(self) -> RecurrentConfig:
         if self.directions == 2 and self.d_model % 2:
-            raise ValueError(f"two directions share d_model: {self.d_model} must be even")
+            raise ValueError(f"two directions share d_model, which must be even, not {self.d_model}")
         return self
 
 
 class RNNConfig(RecurrentConfig):
-    """The vanilla network (Elman 1990)."""
+    """Simple recurrent network (Elman 1990)."""
 
     architecture: Literal["rnn"] = "rnn"
     activation: Literal["tanh", "relu"] = "tanh"
@@ -351,18 +332,18 @@ class ConvolutionalConfig(Section):
     """Convolutional sequence to sequence (Gehring et al. 2017)."""
 
     architecture: Literal["convolutional"] = "convolutional"
-    d_model: Width = 512
-    encoder_layers: Layers = 4
-    decoder_layers: Layers = 4
-    kernel: Kernel = Field(3, description="width; odd")
-    dropout: Dropout = 0.1
-    max_positions: Positions = Field(512, description="positions there are; none beyond")
+    d_model: limits.Width = 512
+    encoder_layers: limits.Layers = 4
+    decoder_layers: limits.Layers = 4
+    kernel: limits.Kernel = Field(3, description="kernel width; odd")
+    dropout: limits.Dropout = 0.1
+    max_positions: limits.Positions = Field(512, description="number of positions; longer input is rejected")
     tie: Tie = "all"
 
     @model_validator(mode="after")
     def _odd(self) -> ConvolutionalConfig:
         if self.kernel % 2 == 0:
-            raise ValueError(f"kernel {self.kernel} must be odd, so that a word is in its middle")
+            raise ValueError(f"kernel {self.kernel} must be odd, so that it is centered on a token")
         return self
 
 

@@ -1,4 +1,4 @@
-"""`key=value` on the command line, put into a configuration document before it is checked."""
+"""`key=value` overrides of a configuration document, applied before validation."""
 
 from __future__ import annotations
 
@@ -18,88 +18,82 @@ _ONE_LINE = "an override sets one key and must be a single line; pass each key=v
 
 
 def apply_overrides(document: dict[str, Any], overrides: Iterable[str], root: type[BaseModel]) -> list[str]:
-    """Put `key=value` into the document; kinds first, so that the order of overrides does not matter.
+    """Apply `key=value` overrides to a document of the model `root`; return the problems.
 
-    With a new kind the section's other keys are forgotten; with a new architecture those that it does not have.
-
-    Returns the problems, one a sentence; root: the model that the document is of.
+    Kinds are applied first, so that the order of overrides does not matter.  A new kind removes the other keys of its
+    section; a new architecture removes the keys that it does not have.
     """
     problems = []
     pairs = [text.partition("=") for text in overrides]
     for key, equals, value in sorted(pairs, key=lambda pair: not pair[0].strip().endswith((".kind", ".architecture"))):
         if not equals or not key.strip():
-            problems.append(f"{clip(key + equals + value)!r}: an override is written key=value, such as train.seed=2")
+            problems.append(f"{clip(key + equals + value)!r}: not an override; write key=value, such as train.seed=2")
             continue
         *parents, last = key.strip().split(".")
-        name = clip(key.strip())
-        if len(parents) >= _DEEPEST:
-            problems.append(f"{name}: {len(parents) + 1:,} parts; no key of a configuration has more than {_DEEPEST}")
-            continue
-        place = _place(document, parents)
-        if isinstance(place, str):
-            problems.append(f"{name}: {place}")
-            continue
         try:
-            parsed = _parsed(value)
+            if len(parents) >= _DEEPEST:
+                raise ValueError(f"a key with {len(parents) + 1:,} parts; no setting has more than {_DEEPEST}")
+            section, parsed = _section(document, parents), _parsed(value)
         except ValueError as error:
-            problems.append(f"{name} = {clip(repr(value))}: {error}")
+            problems.append(f"{clip(key.strip())}: {error}")
             continue
-        if last in ("kind", "architecture") and place.get(last) != parsed:
-            _forget(place, models_at(root, parents), parsed)
-        place[last] = parsed
+        if last in ("kind", "architecture") and section.get(last) != parsed:
+            _remove_other_keys(section, models_at(root, parents), parsed)
+        section[last] = parsed
     return problems
 
 
-def _forget(place: dict[str, Any], models: list[type[BaseModel]], tag: Any) -> None:
-    """Take out the keys that mean nothing on the variant `tag` of `models`."""
+def _remove_other_keys(section: dict[str, Any], models: list[type[BaseModel]], tag: Any) -> None:
+    """Remove the keys that the variant `tag` of `models` does not share with the others."""
     if len(models) < 2:
         return
     chosen = next((m for m in models if tag_of(m) == tag), None)
-    keeps = chosen is not None and "architecture" in chosen.model_fields  # sizes mean the same on all architectures
-    for key in list(place):
-        if not (keeps and chosen is not None and key in chosen.model_fields):
-            del place[key]
+    # Sizes mean the same in all architectures, but a key such as `eps` differs between kinds.
+    shared = chosen.model_fields if chosen is not None and "architecture" in chosen.model_fields else {}
+    for key in section.keys() - shared.keys():
+        del section[key]
 
 
 def _parsed(value: str) -> Any:
-    """A value as TOML reads it; what is not TOML is a string, so that quotes are not needed.
+    """Return a value as TOML reads it; anything that is not TOML is a string, so that quotes are optional.
 
-    Raises `ValueError` for more than one value, and for one that is nested too deeply.
+    Raises ValueError for several values and for deep nesting.
     """
     try:
         document = tomllib.loads(f"x = {value}")
     except RecursionError:
-        raise ValueError("brackets nested too deeply; no setting needs more than two levels") from None
+        raise ValueError(f"{clip(value)!r}: brackets nested too deeply; accepted: two levels") from None
     except ValueError:  # not TOML, or an integer of thousands of digits
         if "\n" in value.strip():
-            raise ValueError(_ONE_LINE) from None
+            raise ValueError(f"{clip(value)!r}: {_ONE_LINE}") from None
         return value.strip()
     if document.keys() != {"x"}:
-        raise ValueError(_ONE_LINE)
+        raise ValueError(f"{clip(value)!r}: {_ONE_LINE}")
     return document["x"]
 
 
-def _place(document: dict[str, Any], parents: list[str]) -> dict[str, Any] | str:
-    """The section that `parents` lead to, made where it is missing; or what is wrong with them."""
-    place: Any = document
+def _section(document: dict[str, Any], parents: list[str]) -> dict[str, Any]:
+    """Return the section at `parents`, created if needed.  Raises ValueError if the path leads through a value."""
+    found: Any = document
     for i, part in enumerate(parents):
-        if isinstance(place, dict):
-            place = place.setdefault(part, {})
-        elif isinstance(place, list) and (at := _index(part)) is not None and at < len(place):
-            place = place[at]
+        if isinstance(found, dict):
+            found = found.setdefault(part, {})
+        elif isinstance(found, list) and (index := _index(part)) is not None and index < len(found):
+            found = found[index]
         else:
-            return f"{clip(part)!r} leads nowhere; {'.'.join(parents[:i])} is {_what(place)}"
-    return place if isinstance(place, dict) else f"{'.'.join(parents)} is {_what(place)}"
+            unusable = "no such index" if isinstance(found, list) else "no such key"
+            raise ValueError(f"{clip(part)!r}: {unusable}; {'.'.join(parents[:i])} is {_described(found)}")
+    if not isinstance(found, dict):
+        raise ValueError(f"{'.'.join(parents)} is {_described(found)}")
+    return found
 
 
 def _index(part: str) -> int | None:
-    """The number of a list's item; other digits than 0 to 9, and numbers of any length, are not one."""
+    """Return the index of a list entry, or None if `part` is not one of at most nine ASCII digits."""
     return int(part) if part.isascii() and part.isdigit() and len(part) < 10 else None
 
 
-def _what(place: Any) -> str:
-    return (
-        f"a list of {len(place)}, counted from 0"
-        if isinstance(place, list)
-        else f"a value ({shown(place)}), not a section"
-    )
+def _described(value: Any) -> str:
+    if isinstance(value, list):
+        return f"a list of {len(value)}, indexed from 0"
+    return f"a value ({shown(value)}), not a section"

@@ -1,4 +1,4 @@
-"""The base of all sections: frozen, no unknown keys, no NaN; and `Duration`."""
+"""The base class of all sections, and `Duration`."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ __all__ = ["AcceptStored", "Duration", "DurationField", "NotBoolean", "Section",
 
 
 class Section(BaseModel):
-    """A part of the document."""
+    """A section of the document: immutable, without unknown keys, NaN and infinity."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 _LIMITS = {"less_than_equal", "greater_than_equal", "greater_than", "string_pattern_mismatch", "limit"}
-"""pydantic's kinds of errors for a value of the right type outside of its limits; "limit" is our own."""
+"""pydantic's error types for values outside of their limits; "limit" is raised in limits.py."""
 _MOST_STORED = 1.7e308
-"""Nearly the largest float; larger integers and infinity are typing errors."""
+"""About the largest float; larger integers and infinity are rejected even in stored documents."""
 
 
 def is_stored(info: ValidationInfo) -> bool:
-    """Whether the document is that of an existing model, which was accepted when it was made."""
+    """Return whether the document is stored with a run or model and was validated when that was created."""
     return bool(info.context and info.context.get("stored"))
 
 
 def _not_boolean(value: Any) -> Any:
-    """pydantic reads `true` as 1, which is a typing error in every field that holds a number."""
     if isinstance(value, bool):
         raise PydanticCustomError("bool_for_number", "must be a number, not true or false")
     return value
 
 
 NotBoolean = BeforeValidator(_not_boolean)
+"""Rejects true and false, which pydantic accepts as 1 and 0."""
 
 
 def _accept_stored(value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
@@ -62,21 +62,19 @@ def _accept_stored(value: Any, handler: ValidatorFunctionWrapHandler, info: Vali
 
 
 AcceptStored = WrapValidator(_accept_stored)
-"""Accepts a value of an existing run or model that lies outside of today's limits; for what determines no shapes."""
+"""Accepts values of stored documents outside of the current limits; for settings that do not affect tensor shapes."""
 
-_UNITS = {
-    "seconds": ("s", "sec", "second", "seconds"),
-    "minutes": ("min", "minute", "minutes"),
-    "hours": ("h", "hour", "hours"),
-    "steps": ("step", "steps"),
-    "epochs": ("epoch", "epochs"),
-    "tokens": ("token", "tokens"),
+_UNITS: dict[str, tuple[Literal["seconds", "steps", "epochs", "tokens"], float]] = {
+    **dict.fromkeys(("s", "sec", "second", "seconds"), ("seconds", 1.0)),
+    **dict.fromkeys(("min", "minute", "minutes"), ("seconds", 60.0)),
+    **dict.fromkeys(("h", "hour", "hours"), ("seconds", 3600.0)),
+    **{name: (unit, 1.0) for unit in ("steps", "epochs", "tokens") for name in (unit, unit[:-1])},
 }
 _FACTORS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
 
 
 class Duration(Section):
-    """How long: `"20 min"`, `"8000 steps"`, `"30 epochs"`, `"50M tokens"`."""
+    """An amount of training: `"20 min"`, `"8000 steps"`, `"30 epochs"`, `"50M tokens"`."""
 
     amount: float
     unit: Literal["seconds", "steps", "epochs", "tokens"]
@@ -84,13 +82,13 @@ class Duration(Section):
     def __str__(self) -> str:
         if self.unit == "seconds" and self.amount >= 60 and self.amount % 60 == 0:
             return f"{self.amount / 60:.0f} min"
-        # All digits and no exponent: what is written here is read back.
+        # All digits without an exponent, as the parser accepts them.
         number = f"{self.amount:.6f}".rstrip("0").rstrip(".")
         return f"{number} {self.unit if self.unit != 'seconds' else 's'}"
 
 
 _MOST = {"seconds": 10 * 366 * 86_400.0, "steps": 1e9, "epochs": 1e6, "tokens": 1e15}
-"""Ten years, a billion steps, a million epochs, 10**15 tokens: far above any training, and exact as a float."""
+"""Ten years, a billion steps, a million epochs, 10**15 tokens: far above any training, and exact as floats."""
 _LEAST = {"seconds": 0.001, "steps": 1.0, "epochs": 1e-6, "tokens": 1.0}
 
 
@@ -102,21 +100,19 @@ def _duration(value: Any, info: ValidationInfo) -> Any:
     match = re.fullmatch(form, value) if isinstance(value, str) else None
     if match is None:
         raise ValueError(accepted)
-    number, factor, word = match.groups()
-    unit = next((u for u, words in _UNITS.items() if word.lower() in words), None)
-    if unit is None:
-        near = nearest(word, [w for ws in _UNITS.values() for w in ws])
-        raise ValueError(f"no unit {clip(word, 20)!r}{near}; {accepted}")
-    amount = float(number) * _FACTORS[factor] * {"minutes": 60.0, "hours": 3600.0}.get(unit, 1.0)
-    unit = "seconds" if unit in ("minutes", "hours") else unit
+    number, factor, name = match.groups()
+    if name.lower() not in _UNITS:
+        raise ValueError(f"no unit {clip(name, 20)!r}{nearest(name, _UNITS)}; {accepted}")
+    unit, scale = _UNITS[name.lower()]
+    amount = float(number) * _FACTORS[factor] * scale
     if is_stored(info) and 0 < amount < math.inf:
         return Duration(amount=amount, unit=unit)
     if not _LEAST[unit] <= amount <= _MOST[unit]:
-        raise ValueError(f"must be at least {_LEAST[unit]:g} and at most {_MOST[unit]:.4g} {unit}")
+        raise ValueError(f"out of range; accepted: {_LEAST[unit]:g} to {_MOST[unit]:.4g} {unit}")
     if unit in ("steps", "tokens") and amount != (whole := round(amount)):
-        # A product such as 1.1 * 1e6 may miss the whole number by the last bit.
+        # A product such as 1.1 * 1e6 may differ from the whole number in the last bit.
         if abs(amount - whole) > 1e-9 * amount:
-            raise ValueError(f"{unit} are counted: write a whole number of them")
+            raise ValueError(f"must be a whole number of {unit}")
         amount = float(whole)
     return Duration(amount=amount, unit=unit)
 

@@ -1,4 +1,4 @@
-"""`[train]` and `[search]`."""
+"""`[train]` and `[search]`: training and decoding."""
 
 from __future__ import annotations
 
@@ -6,29 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dragoman.config.limits import (
-    AdamEpsilon,
-    Batches,
-    Beams,
-    Beta,
-    Checkpoints,
-    Decay,
-    Dropout,
-    ExtraTokens,
-    GradientNorm,
-    Interval,
-    LeastTokens,
-    LengthPenalty,
-    NgramSize,
-    OptionalCount,
-    PeakRate,
-    ScheduleFactor,
-    Seed,
-    Sentences,
-    Steps,
-    TokensPerBatch,
-    WeightDecay,
-)
+from dragoman.config import limits
 from dragoman.config.section import AcceptStored, Duration, DurationField, Section
 
 __all__ = [
@@ -48,34 +26,34 @@ Device = Annotated[str, Field(pattern="^(auto|cpu|(cuda|mps|xpu|hpu)(:[0-9]{1,3}
 
 class AdamConfig(Section):
     kind: Literal["adam"] = "adam"
-    beta1: Beta = 0.9
-    beta2: Beta = 0.98
-    eps: AdamEpsilon = 1e-9
+    beta1: limits.Beta = 0.9
+    beta2: limits.Beta = 0.98
+    eps: limits.AdamEpsilon = 1e-9
 
 
 class AdamWConfig(Section):
     kind: Literal["adamw"] = "adamw"
-    beta1: Beta = 0.9
-    beta2: Beta = 0.98
-    eps: AdamEpsilon = 1e-9
-    weight_decay: WeightDecay = 0.01
+    beta1: limits.Beta = 0.9
+    beta2: limits.Beta = 0.98
+    eps: limits.AdamEpsilon = 1e-9
+    weight_decay: limits.WeightDecay = 0.01
 
 
 class InverseSqrtSchedule(Section):
     """factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5) (Vaswani et al. 2017, equation 3)."""
 
     kind: Literal["inverse_sqrt"] = "inverse_sqrt"
-    factor: ScheduleFactor = 1.0
-    warmup: Steps = Field(4000, description="steps")
+    factor: limits.ScheduleFactor = 1.0
+    warmup: limits.Steps = Field(4000, description="steps")
 
 
 class BudgetSchedule(Section):
-    """Warm up, hold at `peak`, and come down to zero exactly where the budget ends."""
+    """Linear warm-up, constant at `peak`, then decay to zero at the end of the budget."""
 
     kind: Literal["budget"] = "budget"
-    peak: PeakRate = 3e-3
-    warmup: Steps = Field(100, description="steps")
-    decay: Decay = Field(0.5, description="the part of the budget in which the rate comes down")
+    peak: limits.PeakRate = 3e-3
+    warmup: limits.Steps = Field(100, description="steps")
+    decay: limits.Decay = Field(0.5, description="fraction of the budget in which the rate decays")
     shape: Literal["linear", "cosine"] = "linear"
 
 
@@ -85,29 +63,29 @@ Schedule = Annotated[InverseSqrtSchedule | BudgetSchedule, Field(discriminator="
 
 class TrainConfig(Section):
     budget: DurationField = Duration(amount=20 * 60, unit="seconds")
-    batch_tokens: TokensPerBatch = Field(4096, description="source + target tokens of a batch, padding included")
-    accumulate: Batches = Field(1, description="batches an update is made from")
+    batch_tokens: limits.TokensPerBatch = Field(4096, description="source + target tokens per batch, with padding")
+    accumulate: limits.Batches = Field(1, description="batches per update")
     optimizer: Optimizer = AdamConfig()
     schedule: Schedule = InverseSqrtSchedule()
-    label_smoothing: Dropout = 0.1
-    clip_norm: GradientNorm = Field(0.0, description="largest gradient norm; 0 = no clipping")
+    label_smoothing: limits.Dropout = 0.1
+    clip_norm: limits.GradientNorm = Field(0.0, description="maximum gradient norm; 0 = no clipping")
     precision: Literal["float32", "bf16"] = "float32"
-    seed: Seed = 1
-    ema: Beta = Field(0.0, description="decay of the moving average of the weights; 0 = none")
-    log_every: Interval = Field(20, description="steps")
+    seed: limits.Seed = 1
+    ema: limits.Beta = Field(0.0, description="decay of the moving average of the weights; 0 = none")
+    log_every: limits.Interval = Field(20, description="steps")
     validate_every: DurationField = Duration(amount=1, unit="epochs")
-    validate_sentences: Sentences = Field(1000, description="sentences decoded for BLEU and chrF")
+    validate_sentences: limits.Sentences = Field(1000, description="sentences that are decoded in a validation")
     metric: Literal["bleu", "chrf", "loss", "accuracy", "f1"] = "loss"
-    patience: OptionalCount = Field(0, description="validations without a better score before stopping; 0 = never")
-    keep: Checkpoints = Field(5, description="checkpoints kept besides the best")
-    average: OptionalCount = Field(0, description="average that many last checkpoints at the end, if that is better")
-    max_bad_steps: Interval = Field(20, description="steps in a row with a loss that is not finite before stopping")
+    patience: limits.OptionalCount = Field(0, description="validations without improvement before stopping; 0 = off")
+    keep: limits.Checkpoints = Field(5, description="last checkpoints kept besides the best")
+    average: limits.OptionalCount = Field(0, description="last checkpoints averaged at the end; 0 = no average")
+    max_bad_steps: limits.Interval = Field(20, description="consecutive steps with a non-finite loss before stopping")
     device: Device = "auto"
 
 
 class SearchConfig(Section):
-    beam: Beams = 4
-    alpha: LengthPenalty = Field(0.6, description="length penalty ((5 + length) / 6) ** alpha (Wu et al. 2016)")
-    max_extra: ExtraTokens = Field(50, description="output tokens at most: source + this")
-    min_length: LeastTokens = 0
-    no_repeat_ngram: NgramSize = 0
+    beam: limits.Beams = 4
+    alpha: limits.LengthPenalty = Field(0.6, description="length penalty ((5 + length) / 6) ** alpha (Wu et al. 2016)")
+    max_extra: limits.ExtraTokens = Field(50, description="maximum output length: source tokens plus this")
+    min_length: limits.LeastTokens = 0
+    no_repeat_ngram: limits.NgramSize = 0

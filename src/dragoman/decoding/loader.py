@@ -21,8 +21,9 @@ from dragoman.data.tokenizer import Tokenizer
 from dragoman.data.vocabulary import load_vocabulary
 from dragoman.decoding.backend import DecodingBackend
 from dragoman.decoding.native.backend import NativeBackend
-from dragoman.decoding.native.engine import Engine, usable_cores
-from dragoman.decoding.native.library import VERSION, Precision, load_native, missing
+from dragoman.decoding.native.engine import Engine
+from dragoman.decoding.native.library import VERSION, Precision, load_native, unavailable_reason
+from dragoman.decoding.native.processor import usable_cores
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
 from dragoman.errors import DragomanError, ModelFolderError, TrainingError, UsageError
 from dragoman.io.reading import read_json
@@ -191,8 +192,10 @@ def _load_torch(path: str | Path, options: _Options, reason: str = "") -> tuple[
 def _load_native(path: str | Path, options: _Options) -> tuple[DecodingBackend, Tokenizer, Config]:
     native, precision = load_native(), _PRECISIONS[options.quantize]
     if native is None:
-        raise BackendUnavailable(f"the native engine, which is about ten times as fast, is not available: {missing()}")
-    if precision == "bfloat16" and not native.library.dragoman_bfloat16():
+        raise BackendUnavailable(
+            f"the native engine, which is about ten times as fast, is not available: {unavailable_reason()}"
+        )
+    if precision == "bfloat16" and not native.supports_bfloat16:
         raise BackendUnavailable(f"this processor does not support bfloat16 multiplication ({native.build})")
     folder = find_model(path)  # fixed now: a run folder may point to another checkpoint later
     meta = verify(folder, skip=("model.safetensors", "training.safetensors"))
@@ -260,15 +263,15 @@ def _open_packed(packed: Path, origin: dict[str, Any]) -> Engine | None:
     except (OSError, ValueError, DragomanError):
         return None
     undamaged = hashlib.sha256(engine.content).hexdigest() == stored.get("sha256")
-    sizes = {"target_size": engine.target_size} | ({"source_size": engine.source_size} if engine.encodes else {})
+    sizes = {"target_size": engine.target_size} | ({"source_size": engine.source_size} if engine.has_encoder else {})
     return engine if undamaged and origin | sizes == origin else None
 
 
 def _pack(folder: Path, packed: Path, origin: dict[str, Any]) -> Engine:
-    from dragoman.decoding.native.pack import pack, unsupported
+    from dragoman.decoding.native.pack import native_unsupported_reasons, pack
 
     network, _, _ = load_network(folder)
-    reasons = unsupported(network)
+    reasons = native_unsupported_reasons(network)
     if reasons:
         raise BackendUnavailable("the native engine does not support this model: " + "; ".join(reasons))
     pack(network, packed, origin["precision"], origin["positions"])

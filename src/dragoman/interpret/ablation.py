@@ -31,7 +31,6 @@ from dragoman.models.seq2seq import Model, Network
 from dragoman.nn.modes import evaluating
 from dragoman.nn.record import Change, Recording, record, replace, tap_names
 from dragoman.pipelines.translation import Translator
-from dragoman.training.loss import Loss, TokenLoss
 
 __all__ = [
     "Changed",
@@ -40,7 +39,6 @@ __all__ = [
     "ablate_heads",
     "attentions",
     "effect",
-    "loss_of",
     "mean_outputs",
     "patched",
     "queries_are_source",
@@ -206,22 +204,6 @@ def with_weights(model: nn.Module, attention: str, head: int, weights: Tensor) -
 
 
 # --------------------------------------------------------------------------------------------------- running a network
-
-
-def loss_of(network: Network, batches: Iterable[Batch]) -> float:
-    """Negative log-likelihood in nats a target token, ends of sentence included, by teacher forcing.
-
-    Raises UsageError where no target counts.
-    """
-    nll, tokens = 0.0, 0
-    with evaluating(network), torch.no_grad():
-        for batch in batches:
-            batch = batch.to(network.device)
-            loss: Loss = network(batch.src, batch.src_mask, batch.tgt_in, TokenLoss(batch.tgt_out, 0.0))
-            nll, tokens = nll + float(loss.nll), tokens + loss.tokens
-    if not tokens:
-        raise UsageError("no target token to be scored: give at least one line with a target")
-    return nll / tokens
 
 
 def mean_outputs(network: Network, batches: Iterable[Batch]) -> dict[str, Tensor]:

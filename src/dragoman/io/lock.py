@@ -1,8 +1,7 @@
-"""One process per run folder: a lock that names its holder.
+"""Locks on folders: one process at a time, and a message that names the holder.
 
-The lock is the operating system's (`filelock`), which releases it when the process ends in whatever way, also by a kill
-or a reboot.  On a file system without locks its place is taken by a marker file, which counts as stale when the process
-that it names no longer exists.
+The lock is one of the operating system (`filelock`), which releases it when the process ends, even by a kill or a
+reboot.  On a file system without locks a marker file is used, which is stale once the process in it does not exist.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import json
 import os
 import socket
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from dragoman.errors import UsageError
 from dragoman.io.reading import read_json
 from dragoman.io.writing import writing
 
-__all__ = ["LOCK_FILE", "lock_run"]
+__all__ = ["LOCK_FILE", "lock_folder", "lock_run"]
 
 LOCK_FILE, MARKER_FILE, HOLDER_FILE = ".lock", ".lock.marker", ".lock.json"
 _UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
@@ -32,30 +31,43 @@ _UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, err
 def lock_run(folder: Path) -> Generator[None, None, None]:
     """Hold the lock of a run folder, which is created if needed and removed again if nothing was written to it.
 
-    Raises `UsageError` naming the holder where another process has the lock, and `TrainingError` where the folder
-    cannot be written.
+    Raises UsageError that names the holder if another process has the lock, and TrainingError if the folder cannot be
+    written.
     """
-    holder = folder / HOLDER_FILE
     with writing(folder):
         created = not folder.is_dir()
         folder.mkdir(parents=True, exist_ok=True)
-        lock = _acquire(folder)
+    advice = (
+        "wait until it has finished, stop it (its state is saved, and the run can be resumed), or name another folder"
+    )
     try:
-        with writing(folder):
-            holder.write_text(json.dumps(_this_process()), encoding="utf-8")
-        yield
+        with lock_folder(folder, f"{folder}: this run", advice, writing(folder)):
+            yield
     finally:
-        # Removed while the lock is held: whoever opened the file before finds it without a name and tries again.
-        for path in (holder, folder / LOCK_FILE):
-            with suppress(OSError):  # Windows keeps a file that is open
-                path.unlink()
-        lock.release()
         if created:
-            with suppress(OSError):  # not empty: the run has begun
+            with suppress(OSError):  # not empty: the run has started
                 folder.rmdir()
 
 
-def _acquire(folder: Path) -> BaseFileLock:
+@contextmanager
+def lock_folder(
+    folder: Path, subject: str, advice: str, errors: AbstractContextManager[None]
+) -> Generator[None, None, None]:
+    """Hold the lock of an existing folder.
+
+    Raises UsageError `<subject> is in use by process ...; <advice>` if another process has the lock.
+
+    errors: context in which the lock files are written, to convert OSErrors.
+    """
+    with ExitStack() as stack:
+        with errors:
+            lock = _acquire(folder, subject, advice)
+            stack.callback(_release, lock, folder)
+            (folder / HOLDER_FILE).write_text(json.dumps(_this_process()), encoding="utf-8")
+        yield
+
+
+def _acquire(folder: Path, subject: str, advice: str) -> BaseFileLock:
     lock: BaseFileLock = FileLock(folder / LOCK_FILE, blocking=False, fallback_to_soft=False)
     try:
         try:
@@ -66,8 +78,20 @@ def _acquire(folder: Path) -> BaseFileLock:
             lock = SoftFileLock(folder / MARKER_FILE, blocking=False)
             lock.acquire()
     except Timeout:
-        raise UsageError(f"{folder}: {_holder(folder)}") from None
+        marker = folder / MARKER_FILE
+        stale = f"; if that process no longer exists, delete {marker}" if marker.exists() else ""
+        raise UsageError(f"{subject} is in use by {_holder(folder)}; {advice}{stale}") from None
     return lock
+
+
+def _release(lock: BaseFileLock, folder: Path) -> None:
+    # Remove the files before the release: a process that has opened the lock file finds it gone and tries again.
+    try:
+        for name in (HOLDER_FILE, LOCK_FILE):
+            with suppress(OSError):  # Windows does not remove open files
+                (folder / name).unlink()
+    finally:
+        lock.release()
 
 
 def _this_process() -> dict[str, str | int]:
@@ -76,14 +100,7 @@ def _this_process() -> dict[str, str | int]:
 
 
 def _holder(folder: Path) -> str:
-    """Who has the lock, and what to do."""
-    who = "another process"
     with suppress(UsageError, LookupError):
-        about = read_json(folder / HOLDER_FILE, UsageError, "")
-        who = f"process {about['process']} on {about['host']} (since {about['started']})"
-    advice = (
-        "wait until it has finished, stop it (its state is saved, and the run can be resumed), or name another folder"
-    )
-    if (folder / MARKER_FILE).exists():
-        advice += f"; if that process no longer exists, delete {folder / MARKER_FILE}"
-    return f"this run is in use by {who}; {advice}"
+        holder = read_json(folder / HOLDER_FILE, UsageError, "")
+        return f"process {holder['process']} on {holder['host']} (since {holder['started']})"
+    return "another process"

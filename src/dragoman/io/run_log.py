@@ -1,4 +1,4 @@
-"""What a run tells: `log.jsonl`, TensorBoard events, and whoever listens (`Reporter`)."""
+"""The log of a run: `log.jsonl`, TensorBoard events, and callbacks (`Reporter`)."""
 
 from __future__ import annotations
 
@@ -20,59 +20,56 @@ __all__ = ["Reporter", "RunLog", "read_log"]
 
 
 class Reporter:
-    """Hears what happens in training; this one keeps quiet, the command line's draws progress."""
+    """Callbacks for the events of a training run; these do nothing, those of the command line print progress."""
 
     def log(self, text: str) -> None:
-        """A sentence for the user."""
+        """Receive a message for the user."""
 
     def started(self, total: str, used: float) -> None:
-        """Training begins (or goes on) with a budget `total`, of which the part `used` is over."""
+        """Training starts or resumes; total: the budget; used: the fraction of it that is used up."""
 
     def stepped(self, row: dict[str, Any], used: float) -> None:
-        """A row of the log: step, loss, learning_rate, tokens_per_second, seconds.
-
-        loss: nats a target token, not smoothed.
-        """
+        """Receive a row of the log: step, loss (nats per target token, not smoothed), learning_rate, tokens_per_second,
+        seconds."""
 
     def validated(self, row: dict[str, Any], better: bool) -> None:
-        """A validation: step, valid_loss, perplexity, and with decoding bleu, chrf, exact_match."""
+        """Receive the scores of a validation, and whether they are the best so far."""
 
     def finished(self) -> None:
-        """Training is over or was interrupted."""
+        """Training has ended or was interrupted."""
 
 
 def read_log(run: Path) -> list[dict[str, Any]]:
-    """The rows of a run's `log.jsonl`.  Damaged lines are left out: those that are not JSON objects with a step.
+    """Return the rows of `log.jsonl`, without damaged lines, which are not JSON objects with a step.
 
-    Raises `TrainingError` where the file cannot be read.
+    Raises TrainingError if the file cannot be read.
     """
     file = run / "log.jsonl"
     try:
         text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     except OSError as error:
-        raise TrainingError(f"{file}: cannot be read: {error.strerror or error}. Allow reading it.") from None
+        raise TrainingError(f"{file}: cannot be read: {error.strerror or error}. Grant read permission.") from None
     rows = []
     for line in text.split("\n"):
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        # type() rather than isinstance(): True is an int.
+        # type() instead of isinstance(), because True is an int.
         if isinstance(row, dict) and type(row.get("step")) is int and 0 <= row["step"] < 1 << 63:
             rows.append(row)
     return rows
 
 
 class RunLog:
-    """Appends rows to `log.jsonl` and TensorBoard events; rows of work that was lost are taken out.
+    """Appends rows to `log.jsonl` and to TensorBoard events, after removing rows of lost work: those after `step`.
 
-    Those are the rows after `step`, and that of the average, which is made again.  Raises `TrainingError` where the
-    disk is full; saved: what is safe then, a sentence.
+    saved: returns a sentence on what is saved, for the TrainingError that is raised when the disk is full.
     """
 
     def __init__(self, run: Path, step: int, saved: Callable[[], str] = str) -> None:
         self._path, self._saved = run / "log.jsonl", saved
-        # The score of the average is written anew when the run ends again.
+        # The row of the averaged model is written again when the resumed run ends.
         kept = [row for row in read_log(run) if row["step"] <= step and "average" not in row]
         unfinished = run / ".log.jsonl.unfinished"
         with writing(self._path, saved):
@@ -89,24 +86,24 @@ class RunLog:
         self._events.write(row)
 
     def close(self) -> None:
-        with suppress(OSError):  # every row was flushed; only one whose writing failed may be left
+        with suppress(OSError):  # all rows were flushed, except one that could not be written
             self._file.close()
         self._events.close()
 
 
 class _Events:
-    """Writes TensorBoard scalars synchronously; TensorBoard's writer ends a full disk in a traceback."""
+    """Writes TensorBoard scalars synchronously, because TensorBoard's own writer raises in a thread on a full disk."""
 
     def __init__(self, folder: Path, saved: Callable[[], str], purge_step: int | None) -> None:
-        """purge_step: TensorBoard leaves out earlier events from this step on."""
+        """purge_step: TensorBoard discards earlier events from this step on."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # tensorboard's own imports warn about each other
+            warnings.simplefilter("ignore")  # imports inside tensorboard warn
             from tensorboard.compat.proto import event_pb2, summary_pb2  # type: ignore[import-untyped]
             from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
 
         self._folder, self._saved = folder, saved
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
-        seconds, rest = divmod(time.time_ns(), 10**9)  # TensorBoard reads the files in the order of their names
+        seconds, rest = divmod(time.time_ns(), 10**9)  # TensorBoard reads files in the order of their names
         name = f"events.out.tfevents.{seconds:010d}.{rest:09d}.{socket.gethostname()}.{os.getpid()}"
         with writing(folder, saved):
             folder.mkdir(exist_ok=True)

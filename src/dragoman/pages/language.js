@@ -1,5 +1,5 @@
 "use strict";
-// English and 中文: every text of a page is a pair, and the style shows the one of the two that is wanted.
+// English and Chinese: every text of a page is a pair of elements, of which the style sheet shows one.
 
 const LANGUAGES = { en: { name: "English", lang: "en" }, zh: { name: "中文", lang: "zh-Hans" } };
 const KEPT_LANGUAGE = "dragoman-language";
@@ -7,13 +7,13 @@ const bilingual = { texts: new WeakMap(), nodes: new Set() };
 
 const language = () => document.documentElement.dataset.language;
 
-// A text in both languages; each of the two may also be a node or a list of them.
+// A text in both languages; each of the two may also be a node or a list of nodes.
 const inBoth = (make) => (english, chinese) => make("span", {}, make("span", { lang: "en" }, ...[english].flat()), make("span", { lang: "zh" }, ...[chinese].flat()));
 const both = inBoth(el);
 const bothInSvg = inBoth((name, attributes, ...children) => svg("tspan", attributes, ...children));
 const bothOf = (text) => (text && typeof text === "object" ? both(text.en, text.zh) : document.createTextNode(text ?? ""));
 
-// An attribute (aria-label, title, placeholder, an option's label) in step with the language; returns the node.
+// Sets an attribute (aria-label, title, placeholder, label) in both languages; returns the node.
 function bothIn(node, attribute, english, chinese) {
   if (!bilingual.texts.has(node)) {
     bilingual.texts.set(node, {});
@@ -35,12 +35,12 @@ function setLanguage(chosen) {
   document.dispatchEvent(new CustomEvent("language", { detail: chosen }));
 }
 
-// The control: two buttons of which one is pressed.
+// Two buttons, of which one is pressed.
 function languageSwitch() {
   const buttons = Object.entries(LANGUAGES).map(([code, { name, lang }]) => {
     const press = () => {
       setLanguage(code);
-      try { localStorage.setItem(KEPT_LANGUAGE, code); } catch { /* a page opened from a file may not be allowed to */ }
+      try { localStorage.setItem(KEPT_LANGUAGE, code); } catch { /* a page opened from a file may have no storage */ }
     };
     return el("button", { type: "button", lang, "data-code": code, onclick: press }, name);
   });

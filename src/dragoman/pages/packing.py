@@ -1,4 +1,4 @@
-"""Many numbers from 0 to 1 for a page, a byte each: what a colour shows, and a person reads to two decimals."""
+"""Compact encoding of numbers from 0 to 1 for pages: one byte per number."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["as_bytes", "packed"]
 
 
 def as_bytes(weights: Tensor) -> Tensor:
-    """round(255 w) as uint8 on the CPU; below 0 becomes 0, above 1 becomes 1, which linear attention can imply."""
+    """Return round(255 w) as uint8 on the CPU; weights are clamped to [0, 1], which linear attention can exceed."""
     return (weights.detach().float().clamp(0, 1) * 255).round().to(torch.uint8).cpu()
 
 
 def packed(weights: Tensor) -> dict[str, Any]:
-    """{"shape", "data"}: base64 of round(255 w), a byte a number, the last axis running fastest, for web/packing.js.
+    """Return {"shape", "data"}: base64 of one byte per number in row-major order, for `packing.js`.
 
     weights: from 0 to 1, or bytes from `as_bytes`.
     """

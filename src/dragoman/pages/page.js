@@ -1,5 +1,5 @@
 "use strict";
-// What every page draws with.  Texts from the data only ever become text nodes, so nothing in them can become structure.
+// Functions shared by all pages.  Texts from the data become text nodes only, so they cannot change the structure of the page.
 
 const byId = (id) => document.getElementById(id);
 const finite = (value) => typeof value === "number" && Number.isFinite(value);
@@ -32,12 +32,4 @@ function duration(seconds) {
   if (s < 60) return `${s} s`;
   if (s < 3600) return `${Math.floor(s / 60)} min ${s % 60} s`;
   return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
-}
-
-function niceTicks(low, high, count) {
-  const span = high - low || 1, rough = span / count, power = 10 ** Math.floor(Math.log10(rough));
-  const size = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= rough);
-  const ticks = [];
-  for (let i = Math.ceil(low / size - 1e-9); i * size <= high + size * 1e-6; i += 1) ticks.push(Number((i * size).toPrecision(12)));
-  return ticks;
 }

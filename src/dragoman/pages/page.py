@@ -1,46 +1,61 @@
-"""A page in one file: template, style, scripts and data together, so that it needs no network and asks for none."""
+"""HTML pages from Jinja2 templates: one self-contained file each, which loads nothing from the network."""
 
 from __future__ import annotations
 
-import html
+import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dragoman.errors import DragomanError
 from dragoman.io.writing import atomic_file, not_written
 
-__all__ = ["embedded_json", "fill", "web", "whole_page", "write_page"]
+if TYPE_CHECKING:
+    import jinja2
+
+__all__ = ["embedded_json", "read_assets", "render", "write_page"]
 
 
-def web(*names: str) -> str:
-    """The text of files in `web/`, one after the other."""
+def render(template: str, **values: Any) -> str:
+    """Return the template `pages/<template>` filled with `values`; texts are escaped, an unknown name is an error.
+
+    A template that extends `shell.html` sets `data_id`, `styles` and `scripts` (file names in `pages/`) and needs the
+    values `title` and `data`; its scripts define `start` and read `data` from the element `data_id`.
+    """
+    return _environment().get_template(template).render(**values)
+
+
+def read_assets(*names: str) -> str:
+    """Return the text of files in `pages/`, joined by line breaks."""
     return "\n".join((files("dragoman") / "pages" / name).read_text("utf-8") for name in names)
 
 
-def fill(template: str, parts: Mapping[str, str]) -> str:
-    """The template with each `%%name%%` replaced by `parts[name]`."""
-    # One pass over the template: what is put in is never searched for a mark again.
-    pieces = template.split("%%")
-    return "".join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))
+@functools.cache
+def _environment() -> jinja2.Environment:
+    import jinja2  # here, because most commands write no page
+    from markupsafe import Markup
 
-
-def whole_page(title: str, body: str, name: str, data: Any, styles: Sequence[str], scripts: Sequence[str]) -> str:
-    """A page from its parts: the one place for the head, and for the policy that lets it load nothing.
-
-    title: plain text.  body: HTML.  data: what the scripts draw, in the element called `name`.  styles, scripts: files
-    in `web/`; one of the scripts defines `start`.
-    """
-    parts = {"title": html.escape(title), "body": body, "name": name, "data": embedded_json(data)}
-    return fill(web("shell.html"), parts | {"style": web(*styles), "script": web(*scripts)})
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(read_assets),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals["read_assets"] = lambda *names: Markup(read_assets(*names))
+    environment.filters["json"] = lambda value: Markup(embedded_json(value))
+    return environment
 
 
 def embedded_json(value: Any) -> str:
-    """JSON that cannot end the script element it stands in, whatever the texts hold."""
+    """Return `value` as JSON that cannot end the surrounding script element.
+
+    Numbers are rounded to six digits; those that are not finite become null; objects of unknown types become text.
+    """
     text = json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -48,7 +63,6 @@ def embedded_json(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """`value` in what JSON has: numbers that are not finite become null, unknown kinds their text."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -56,16 +70,12 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, (str, int)):
         return value
     if isinstance(value, Real):
-        # Six digits are more than a picture can show, and keep the page small.
         return float(f"{float(value):.6g}") if math.isfinite(value) else None
     return str(value)
 
 
 def write_page(path: Path, page: str) -> Path:
-    """Write the page to `path`, whole or not at all, and return `path`.
-
-    Raises DragomanError where the file cannot be written; what was there before stays.
-    """
+    """Write `page` to `path` atomically and return `path`.  Raises DragomanError if the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path) as file:

@@ -1,21 +1,26 @@
-"""The demo's report: one self-contained page that shows how a model learned and what it looks at.
-
-The page draws everything itself from one block of JSON.  It needs no network and asks for none.
-"""
+"""The demo's report: one self-contained page on how a model learned, what it attends to and what it translates."""
 
 from __future__ import annotations
 
-import html
+import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from dragoman.errors import UsageError
-from dragoman.pages.page import fill, web, whole_page, write_page
+from dragoman.pages.charts import Line, draw_curves, readout, time_unit
+from dragoman.pages.page import render, write_page
 
 __all__ = ["AttentionPicture", "DemoReport", "Sample", "write_report"]
 
-SCRIPTS = ("page.js", "report.js", "report_curves.js", "report_attention.js")
+_CHARTS: tuple[tuple[str, float | None, dict[str, str]], ...] = (
+    ("Loss", None, {"loss": "training", "valid_loss": "validation"}),
+    ("Validation scores", 100, {"exact_match": "exact match, %", "bleu": "BLEU"}),
+    ("Learning rate", None, {"learning_rate": "learning rate"}),
+    ("Speed", None, {"tokens_per_second": "tokens per second"}),
+)
+"""Title, upper end of the y axis, and the names of the log's keys."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +36,9 @@ class Sample:
 
 @dataclass(frozen=True)
 class AttentionPicture:
-    """The cross-attention of one translation.
+    """The cross-attention of one translation with S source and T target tokens.
 
-    source_tokens: S pieces.  target_tokens: T pieces.  weights: (layers, heads, T, S), each row of S sums to 1.
+    weights: (layers, heads, T, S); each row of S sums to 1.
     """
 
     source_tokens: list[str]
@@ -43,10 +48,10 @@ class AttentionPicture:
 
 @dataclass(frozen=True)
 class DemoReport:
-    """All that the page shows.
+    """The content of the page.
 
-    history: rows of log.jsonl (step, loss, learning_rate, tokens_per_second, seconds; rows of a validation also
-    exact_match, valid_loss, bleu).  seconds: of training.  exact_match: share from 0 to 1 of test_items.
+    history: rows of log.jsonl (step, loss, learning_rate, tokens_per_second, seconds; after a validation also
+    exact_match as a share, valid_loss and bleu).  seconds: of training.  exact_match: share of `test_items`, 0 to 1.
     """
 
     title: str
@@ -62,34 +67,53 @@ class DemoReport:
 
 
 def write_report(path: Path, report: DemoReport) -> Path:
-    """Write the page to `path`, whole or not at all, and return `path`.
+    """Write the page to `path` atomically and return `path`.
 
-    Raises UsageError where the report contradicts itself, DragomanError where the file cannot be written.
+    Raises UsageError if the report is inconsistent, DragomanError if the file cannot be written.
     """
     _check(report)
-    return write_page(path, _page(report))
+    values: dict[str, Any] = {}
+    charts = list(_charts(report, values))
+    data = {**asdict(report), "charts": values}
+    return write_page(path, render("report.html", title=report.title, charts=charts, data=data))
 
 
 def _check(report: DemoReport) -> None:
     problems = []
     if not 0.0 <= report.exact_match <= 1.0:
-        problems.append(f"exact_match {report.exact_match}: accepted is a share from 0 to 1")
+        problems.append(f"exact_match = {report.exact_match}; accepted: a share from 0 to 1")
     picture = report.attention
     rows, columns = len(picture.target_tokens), len(picture.source_tokens)
     for layer, heads in enumerate(picture.weights):
         if len(heads) != len(picture.weights[0]):
-            problems.append(f"attention layer {layer}: {len(heads)} heads, layer 0 has {len(picture.weights[0])}")
+            problems.append(f"attention layer {layer}: {len(heads)} heads, but layer 0 has {len(picture.weights[0])}")
         for head, weights in enumerate(heads):
             widths = sorted({len(row) for row in weights})
             if len(weights) != rows or widths not in ([columns], []):
                 problems.append(
-                    f"attention layer {layer}, head {head}: {len(weights)} rows of {widths} weights; accepted are "
-                    f"{rows} rows (target pieces) of {columns} weights (source pieces)"
+                    f"attention layer {layer}, head {head}: {len(weights)} rows of {widths} weights; accepted: "
+                    f"{rows} rows (target tokens) of {columns} weights (source tokens)"
                 )
     if problems:
-        raise UsageError("\n".join(["the report contradicts itself", *(f"  - {problem}" for problem in problems)]))
+        raise UsageError("\n".join(["inconsistent report:", *(f"  - {problem}" for problem in problems)]))
 
 
-def _page(report: DemoReport) -> str:
-    body = fill(web("report.html"), {"title": html.escape(report.title)})
-    return whole_page(report.title, body, "report", asdict(report), ("page.css", "report.css"), SCRIPTS)
+def _charts(report: DemoReport, values: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield each chart over steps and over time; `values` receives the values to show under the pointer."""
+    seconds = max((row["seconds"] for row in report.history if _is_finite(row.get("seconds"))), default=0.0)
+    for axis, (unit, size) in (("step", ("steps", 1)), ("seconds", time_unit(seconds))):
+        for title, top, names in _CHARTS:
+            lines = []
+            for group, (key, name) in enumerate(names.items()):
+                rows = [row for row in report.history if _is_finite(row.get(axis)) and _is_finite(row.get(key))]
+                factor = 100 if key == "exact_match" else 1
+                if rows:
+                    lines.append(Line(name, [(row[axis] / size, factor * row[key]) for row in rows], group))
+            svg, identifier = "", f"{next(iter(names))}-{axis}"
+            if lines:
+                svg, values[identifier] = draw_curves(identifier, lines, unit, top=top), readout(lines, unit)
+            yield {"title": title, "axis": axis, "svg": svg, "values": identifier, "legend": list(names.values())}
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

@@ -1,9 +1,9 @@
-// The cross-attention of one sentence: a heat map and the lines between the words.
+// The cross-attention of one sentence: a heat map, and lines between source and target tokens.
 
 const LEAST_LINE = 0.04;
 let chosen = null;
 
-// "▁" starts a word in sentencepiece; here it is the pieces inside a word that get a sign, because they are fewer.
+// SentencePiece marks the first token of a word with "▁"; here the other tokens get a mark, because they are fewer.
 function readable(piece, index, pieces) {
   if (piece === "</s>") return "(end)";
   if (piece === "<s>") return "(start)";
@@ -16,7 +16,7 @@ function average(heads) {
   return heads[0].map((row, t) => row.map((_, s) => heads.reduce((sum, head) => sum + head[t][s], 0) / heads.length));
 }
 
-// How well a picture pairs the words: for each source piece but the end, the strongest attention it gets.
+// How clearly a head aligns the tokens: the sum over source tokens of the largest weight on each.
 function clearness(weights, columns) {
   return columns.reduce((sum, s) => sum + Math.max(...weights.map((row) => row[s] || 0)), 0) / Math.max(1, columns.length);
 }
@@ -46,8 +46,8 @@ function showAttention() {
   drawAttention();
 }
 
-const REST = "Point at a square or a German piece, or focus the map and use the arrow keys. The map opens on the head that pairs the words most clearly; "
-  + "“·” continues a word.";
+const REST = "Point at a square or a German token, or focus the map and press the arrow keys. The map opens on the head with the clearest alignment; "
+  + "“·” marks a token inside a word.";
 
 function drawAttention() {
   const { source_tokens: source, target_tokens: target, weights: layers } = report.attention;
@@ -57,8 +57,8 @@ function drawAttention() {
   const words = { source: source.map(readable), target: target.map(readable) };
   const map = heatMap(words, weights), lines = lineMap(words, weights);
   byId("attention").replaceChildren(
-    el("div", {}, el("h3", {}, "Every weight"), el("div", { class: "scroll" }, map.node)),
-    el("div", {}, el("h3", {}, "From English to German"), el("div", { class: "scroll" }, lines.node)));
+    el("div", {}, el("h3", {}, "Attention weights"), el("div", { class: "scroll" }, map.node)),
+    el("div", {}, el("h3", {}, "Alignment"), el("div", { class: "scroll" }, lines.node)));
 
   const choose = (t, s) => {
     chosen = t === null ? null : [t, s];
@@ -66,7 +66,7 @@ function drawAttention() {
     lines.choose(t);
     const column = s === null || s === undefined ? weights[t]?.indexOf(Math.max(...weights[t])) : s;
     byId("attention-hint").textContent = t === null ? REST
-      : `While writing “${words.target[t]}”, ${percent(weights[t][column], 0)} of the attention is on “${words.source[column]}”.`;
+      : `For “${words.target[t]}”, ${percent(weights[t][column], 0)} of the attention is on “${words.source[column]}”.`;
     if (t !== null) map.node.setAttribute("aria-valuetext", byId("attention-hint").textContent);
   };
   map.listen(choose);
@@ -82,7 +82,7 @@ function heatMap(words, weights) {
   const left = textWidth(words.target), top = textWidth(words.source) * 0.82 + 14;
   const room = byId("attention").clientWidth * (window.innerWidth > 900 ? 0.58 : 1) - left - 34;
   const size = Math.max(16, Math.min(38, Math.floor(room / columns)));
-  const width = left + columns * size + 34, height = top + rows * size + 42;
+  const width = left + Math.max(columns * size + 34, 210), height = top + rows * size + 42;
   const labels = {
     rows: words.target.map((word, t) => svg("text", { x: left - 6, y: top + (t + 0.5) * size + 4.5, "text-anchor": "end", lang: "de" }, word)),
     columns: words.source.map((word, s) => svg("text", { transform: `translate(${left + (s + 0.5) * size + 4} ${top - 7}) rotate(-56)`, lang: "en" }, word)),
@@ -94,7 +94,7 @@ function heatMap(words, weights) {
     svg("rect", { class: "grid", fill: "none", x: left + 28, y: height - 22, width: 129, height: 12 }),
     svg("text", { class: "scale", x: left + 22, y: height - 12, "text-anchor": "end" }, "0 %"), svg("text", { class: "scale", x: left + 164, y: height - 12 }, "100 %"));
   const node = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, tabindex: "0", role: "slider", "aria-valuemin": 0, "aria-valuemax": rows * columns - 1,
-    "aria-valuenow": 0, "aria-valuetext": "nothing chosen", "aria-label": "Cross-attention: rows are German pieces, columns English pieces; move with the arrow keys" },
+    "aria-valuenow": 0, "aria-valuetext": "nothing selected", "aria-label": "Cross-attention: rows are German tokens, columns English tokens; move with the arrow keys" },
   svg("rect", { class: "cell-back", x: left, y: top, width: columns * size, height: rows * size, rx: 3 }), ...cells, ...labels.rows, ...labels.columns, box, scale);
 
   function choose(t, s) {
@@ -131,8 +131,8 @@ function lineMap(words, weights) {
   const row = 25, rows = Math.max(words.source.length, words.target.length), height = rows * row + 8;
   const left = textWidth(words.source), gap = 150, width = left + gap + textWidth(words.target);
   // The shorter side is stretched, so that equal order gives parallel lines.
-  const place = (i, count) => 4 + row / 2 + (count > 1 ? (i * (rows - 1) * row) / (count - 1) : 0);
-  const y = { source: (s) => place(s, words.source.length), target: (t) => place(t, words.target.length) };
+  const yOf = (i, count) => 4 + row / 2 + (count > 1 ? (i * (rows - 1) * row) / (count - 1) : 0);
+  const y = { source: (s) => yOf(s, words.source.length), target: (t) => yOf(t, words.target.length) };
   const links = weights.flatMap((weight, t) => weight.map((w, s) => ({ w, s, t })).filter(({ w }) => w >= LEAST_LINE)).sort((a, b) => a.w - b.w)
     .map(({ w, s, t }) => ({ w, t, s, node: svg("path", { class: "link", "stroke-width": (0.6 + 4 * w).toFixed(2),
       d: `M${left + 4} ${y.source(s)}C${left + gap / 2} ${y.source(s)} ${left + gap / 2} ${y.target(t)} ${left + gap - 4} ${y.target(t)}` }) }));
@@ -140,7 +140,7 @@ function lineMap(words, weights) {
   const targets = words.target.map((word, t) => svg("text", { x: left + gap + 4, y: y.target(t) + 4.5, lang: "de" }, word));
   const bands = words.target.map((_, t) => svg("rect", { x: left + gap, y: y.target(t) - row / 2, width: width - left - gap, height: row, fill: "transparent" }));
   const node = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
-    "aria-label": `Lines from ${words.source.length} English to ${words.target.length} German pieces; thicker is more attention. The map beside it tells the same weights.` },
+    "aria-label": `Lines from ${words.source.length} English to ${words.target.length} German tokens; a thicker line is a larger weight. The map beside it shows the same weights.` },
   ...links.map((link) => link.node), ...sources, ...targets, ...bands);
 
   function choose(t) {

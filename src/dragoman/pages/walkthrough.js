@@ -1,9 +1,9 @@
-// One training step, a formula at a time: drawWalkthrough(container, data) draws what `inside.walkthrough` made,
-// drawMatrix(tensor) one of its matrices, typeset(text) a formula.  They live in pages of others: nothing else is known outside.
+// One training step, a formula at a time: drawWalkthrough(container, data) draws the result of Python's `walkthrough`,
+// drawMatrix(tensor) one of its matrices, typeset(text) a formula.  Other pages include this file, so it defines no other names.
 
 const { drawMatrix, drawWalkthrough, typeset } = (() => {
 
-const WALK_PARTS = [["forward", "Forwards", "前向"], ["backward", "Backwards", "反向"], ["update", "Update", "更新"]];
+const WALK_PARTS = [["forward", "Forward", "前向"], ["backward", "Backward", "反向"], ["update", "Update", "更新"]];
 
 // ---- a matrix ---------------------------------------------------------------------------------------------------------
 
@@ -11,8 +11,8 @@ const AXES = { row: "句", head: "头", query: "查询", key: "键", feature: "�
 const superscript = (power) => [...String(power)].map((c) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(c)]).join("");
 const subscript = (index) => [...String(index)].map((c) => "₀₁₂₃₄₅₆₇₈₉"[Number(c)]).join("");
 
-// How the numbers of a matrix are written: as many decimals as its largest allows, a common power of ten where all are small.
-// least: decimals that are written whatever the size.
+// Number format of a matrix: decimals according to its largest number, a common power of ten if that is very small or large.
+// least: minimum number of decimals.
 function figures(values, least = 0) {
   const numbers = values.flat().filter(finite), largest = Math.max(0, ...numbers.map(Math.abs));
   const power = largest > 0 && (largest < 0.01 || largest >= 1e6) ? Math.floor(Math.log10(largest)) : 0;
@@ -26,14 +26,14 @@ function figures(values, least = 0) {
 
 const inFull = (x) => (finite(x) ? String(x).replace("-", "−").replace(/e[-−](\d+)$/, (_, p) => ` × 10${superscript(-Number(p))}`) : String(x ?? "–"));
 
-// Blue above zero, orange below; the farther from it the stronger.
+// Background of a cell: blue for positive, orange for negative numbers, stronger for larger ones.
 function heat(value, largest) {
   if (!finite(value) || value === 0 || largest === 0) return null;
   const share = Math.round(6 + 40 * Math.min(1, Math.abs(value) / largest));
   return `background: color-mix(in srgb, var(${value > 0 ? "--first" : "--second"}) ${share}%, transparent)`;
 }
 
-// W_Q and 10^(−5) as they are written by hand: a list of texts and nodes.
+// A formula with subscripts (W_Q) and superscripts (10^(−5)): a list of texts and nodes.
 function typeset(text) {
   const parts = [];
   let from = 0;
@@ -46,16 +46,16 @@ function typeset(text) {
 
 const typesetBoth = (text) => both(typeset(text.en), typeset(text.zh));
 
-// The head of a tensor that has several, from 1.
+// The head of a tensor with several heads, counted from 1.
 const headOf = (tensor) => (tensor.head === undefined || tensor.shape[1] === 1 ? null : tensor.head + 1);
 const symbolOf = (tensor) => `${tensor.symbol}${headOf(tensor) ? subscript(headOf(tensor)) : ""}`;
 
-// What is shown of a side that is cut: [8, 512, "feature"].
-function leftOut(sides) {
+// Note on truncated sides, [8, 512, "feature"]: "8 of 512 features".
+function truncationNote(sides) {
   const chinese = { query: "个位置", key: "个位置", position: "个位置", feature: "维", word: "个词", input: "个输入", output: "个输出" };
-  const english = (axis) => (axis === "query" || axis === "key" ? "position" : axis);
-  return both(sides.map(([some, there, axis]) => `${some} of ${there} ${english(axis)}s`).join(", "),
-    sides.map(([some, there, axis]) => `${there} ${chinese[axis]}中的 ${some} ${axis === "feature" ? "维" : "个"}`).join("，"));
+  const english = (axis) => (axis === "query" || axis === "key" ? "position" : axis === "word" ? "token" : axis);
+  return both(sides.map(([shown, size, axis]) => `${shown} of ${size} ${english(axis)}s`).join(", "),
+    sides.map(([shown, size, axis]) => `${size} ${chinese[axis]}中的 ${shown} ${axis === "feature" ? "维" : "个"}`).join("，"));
 }
 
 function drawMatrix(tensor, attributes = {}) {
@@ -73,17 +73,17 @@ function drawMatrix(tensor, attributes = {}) {
   const caption = el("figcaption", {}, el("b", {}, ...typeset(symbolOf(tensor))),
     headOf(tensor) ? el("small", {}, both(`head ${headOf(tensor)}`, `第 ${headOf(tensor)} 头`)) : null,
     power ? el("small", {}, ` × 10${superscript(power)}`) : null,
-    tensor.shown ? el("small", { class: "cut" }, leftOut(tensor.shown)) : null);
+    tensor.shown ? el("small", { class: "cut" }, truncationNote(tensor.shown)) : null);
   return el("figure", { class: "matrix", ...attributes }, caption,
     el("div", { class: "matrix-scroll", tabindex: "-1" }, el("table", {}, head, el("tbody", {}, ...rows))));
 }
 
 // ---- the steps --------------------------------------------------------------------------------------------------------
 
-const FEW = 7;
+const MAX_OPEN_INPUTS = 7;
 
-// What a matrix is: its name, its shape with the names of the axes, the place in the paper.
-function aboutTensor(tensor, source) {
+// Name, shape with the names of the axes, and source of a matrix.
+function describeTensor(tensor, source) {
   const shape = (name) => (tensor.shape.length ? `(${tensor.shape.map((n, i) => `${n} ${name(tensor.axes[i])}`).join(" × ")})` : "");
   const name = el("code", {}, tensor.kind === "gradient" ? `∂L / ∂ ${tensor.name}` : tensor.name);
   return [name, " ", both(shape((axis) => axis), shape((axis) => AXES[axis] || axis)), source ? el("span", { class: "from" }, ` · ${source}`) : ""];
@@ -94,7 +94,7 @@ function drawFormula(formula) {
   return parts.length ? el("div", { class: "formula" }, ...parts.map((part) => el("div", {}, ...typeset(part)))) : null;
 }
 
-// What goes into a step: parameters of its own, and what other steps have shown (`found`, by kind and name).
+// Inputs of a step, its own parameters and tensors of other steps (`found`, by kind and name), and its results.
 function inputsOf(step, found) {
   const given = (tensor) => step.part === "forward" && (["input", "output"].includes(tensor.axes[0]) || tensor.name.endsWith("]"));
   const used = step.uses.flatMap(([name, kind]) => found.get(`${kind} ${name}`) || []);
@@ -102,16 +102,16 @@ function inputsOf(step, found) {
 }
 
 function drawStep(step, found) {
-  const about = el("p", { class: "walk-about" });
-  const rest = () => about.replaceChildren(both("Point at a matrix, or focus it, to read its name, its shape and its place in the paper.",
-    "指向或聚焦一个矩阵，可看到它的名字、形状和论文出处。"));
+  const description = el("p", { class: "walk-about" });
+  const rest = () => description.replaceChildren(both("Point at a matrix or focus it to see its name, its shape and its source.",
+    "指向或聚焦一个矩阵，可看到它的名字、形状和出处。"));
   const draw = (tensor) => {
-    const tell = () => about.replaceChildren(...aboutTensor(tensor, step.source));
-    const figure = drawMatrix(tensor, { tabindex: "0", role: "group", onfocus: tell, onpointerenter: tell });
+    const describe = () => description.replaceChildren(...describeTensor(tensor, step.source));
+    const figure = drawMatrix(tensor, { tabindex: "0", role: "group", onfocus: describe, onpointerenter: describe });
     bothIn(figure, "aria-label", `${symbolOf(tensor)}: ${tensor.name}, ${tensor.shape.join(" × ")}`, `${symbolOf(tensor)}：${tensor.name}，${tensor.shape.join(" × ")}`);
     figure.addEventListener("pointerover", (event) => {
       const cell = event.target.closest("td[data-full]");
-      if (cell) about.replaceChildren(...aboutTensor(tensor, step.source), " ", el("b", { class: "full" }, cell.dataset.full));
+      if (cell) description.replaceChildren(...describeTensor(tensor, step.source), " ", el("b", { class: "full" }, cell.dataset.full));
     });
     return figure;
   };
@@ -124,16 +124,16 @@ function drawStep(step, found) {
     drawFormula(step.formula),
     step.equation ? el("p", { class: "equation" }, step.equation) : null,
     step.note.en ? el("p", { class: "walk-note" }, typesetBoth(step.note)) : null,
-    // Many heads going in would push what comes out from the screen.
-    inputs.length ? el("details", { class: "walk-group inputs", open: inputs.length <= FEW ? "" : null },
-      el("summary", {}, both("goes in", "输入"), inputs.length > FEW ? ` (${inputs.length})` : ""), matrices(inputs)) : null,
-    results.length ? el("div", { class: "walk-group results" }, inputs.length ? el("h4", {}, both("comes out", "结果")) : "", matrices(results)) : null,
-    about,
+    // Many input matrices, one per head, would push the results off the screen.
+    inputs.length ? el("details", { class: "walk-group inputs", open: inputs.length <= MAX_OPEN_INPUTS ? "" : null },
+      el("summary", {}, both("Inputs", "输入"), inputs.length > MAX_OPEN_INPUTS ? ` (${inputs.length})` : ""), matrices(inputs)) : null,
+    results.length ? el("div", { class: "walk-group results" }, inputs.length ? el("h4", {}, both("Results", "结果")) : "", matrices(results)) : null,
+    description,
     step.source ? el("p", { class: "walk-source" }, step.source) : null,
   ].filter(Boolean);
 }
 
-// Steps of one part that stand in the same box of the model, in order.
+// Consecutive steps of one part, grouped by their box of the model.
 function boxesOf(steps, part) {
   const boxes = [];
   steps.forEach((step, index) => {
@@ -173,7 +173,7 @@ function drawContents(steps, go) {
   return { parts: parts.map(({ details }) => details), show };
 }
 
-// A matrix that is wider than its place takes the arrow keys for itself, up to its end.
+// A matrix that overflows its container is scrolled by the arrow keys, until its end.
 function scrolled(target, ahead) {
   const wide = target.closest(".matrix")?.querySelector(".matrix-scroll");
   if (!wide || wide.scrollWidth <= wide.clientWidth + 1) return false;
@@ -190,7 +190,7 @@ function drawWalkthrough(container, data) {
   }
   let at = 0;
   const view = el("article", { class: "walk-step", tabindex: "-1" });
-  const place = el("span", { class: "walk-place", role: "status" });
+  const position = el("span", { class: "walk-position", role: "status" });
   const contents = drawContents(steps, (index, focus) => go(index, focus));
   const nav = bothIn(el("nav", { class: "walk-contents" }, ...contents.parts), "aria-label", "Steps", "步骤");
   const previous = el("button", { type: "button", onclick: () => go(at - 1) }, "← ", both("Previous", "上一步"));
@@ -199,7 +199,7 @@ function drawWalkthrough(container, data) {
     .filter(([, first]) => first >= 0)
     .map(([part, first, english, chinese]) => [part, el("button", { type: "button", onclick: () => go(first) }, both(english, chinese))]);
   const slider = bothIn(el("input", { type: "range", min: 0, max: steps.length - 1, value: 0, oninput: () => go(Number(slider.value)) }), "aria-label", "Step", "步");
-  const bar = el("div", { class: "walk-bar controls" }, ...jumps.map(([, button]) => button), el("span", { class: "gap" }), previous, place, next);
+  const bar = el("div", { class: "walk-bar controls" }, ...jumps.map(([, button]) => button), el("span", { class: "gap" }), previous, position, next);
 
   function go(index, focus = false) {
     at = Math.max(0, Math.min(steps.length - 1, index));
@@ -209,20 +209,20 @@ function drawWalkthrough(container, data) {
     slider.value = at;
     bothIn(slider, "aria-valuetext", `${at + 1}: ${steps[at].title.en}`, `${at + 1}：${steps[at].title.zh}`);
     for (const [part, button] of jumps) button.setAttribute("aria-pressed", String(part === steps[at].part));
-    place.replaceChildren(`${at + 1} / ${steps.length}`);
+    position.replaceChildren(`${at + 1} / ${steps.length}`);
     contents.show(at);
     if (focus) view.focus({ preventScroll: true });
   }
 
   const walk = bothIn(el("div", { class: "walk", role: "group" }, bar, slider, el("div", { class: "walk-main" }, nav, view)),
-    "aria-label", "Walk-through: the arrow keys go from step to step", "逐步讲解：方向键切换步骤");
+    "aria-label", "Walkthrough: the arrow keys change the step", "逐步讲解：方向键切换步骤");
   walk.addEventListener("keydown", (event) => {
     if (event.altKey || event.ctrlKey || event.metaKey || event.target.closest("input, select, textarea")) return;
     if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;
     event.preventDefault();
     const ahead = event.key === "ArrowRight";
     if (scrolled(event.target, ahead)) return;
-    // What was focused inside the step is gone with it.
+    // The focused element inside the step is removed, so focus the new step.
     const inside = view.contains(event.target);
     go(at + (ahead ? 1 : -1), inside);
   });

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import torch
 import uvicorn
 from fastapi import FastAPI, Request, Response
@@ -29,14 +28,14 @@ from starlette.requests import ClientDisconnect
 from dragoman.data.tokenizer import BOS, EOS
 from dragoman.errors import DragomanError, UsageError, nearest
 from dragoman.models.model_folder import read_config, wrong_model
-from dragoman.pages.page import web
+from dragoman.pages.page import read_assets, render
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.viewer import Event, RecordingStepper, stream_continuation, stream_translation
 
 __all__ = ["ServedModel", "TranslateRequest", "create_app", "listen", "load_models", "run"]
 
-STYLES = ("page.css", "language.css", "serve.css")
+STYLES = ("colors.css", "page.css", "language.css", "serve.css")
 SCRIPTS = ("page.js", "language.js", "packing.js", "serve_heads.js", "serve_stage.js", "serve_pane.js", "serve.js")
 TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
 HEADERS = {
@@ -209,17 +208,14 @@ def create_app(models: Mapping[str, ServedModel]) -> FastAPI:
         raise UsageError("no models to serve; name at least one")
     app = FastAPI(title="Dragoman", docs_url=None, redoc_url=None, openapi_url=None)
     names = list(models)
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    page = environment.from_string(web("serve.html")).render(models=names, styles=STYLES, scripts=SCRIPTS)
+    page = render("serve.html", models=names, styles=STYLES, scripts=SCRIPTS)
     description = {
         "models": [{"name": name, **model.describe()} for name, model in models.items()],
         "limits": {"characters": MAX_CHARACTERS, "beam": MAX_BEAM, "temperature": MAX_TEMPERATURE},
     }
     responses = {"": HTMLResponse(page, headers=HEADERS), "models": JSONResponse(description, headers=HEADERS)}
     for name in (*STYLES, *SCRIPTS):
-        responses[f"web/{name}"] = Response(web(name), headers=HEADERS, media_type=TYPES[Path(name).suffix])
+        responses[f"web/{name}"] = Response(read_assets(name), headers=HEADERS, media_type=TYPES[Path(name).suffix])
 
     @app.post("/translate/stream")
     async def translate(request: Request) -> Response:

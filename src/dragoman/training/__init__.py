@@ -1,1 +1,1 @@
-"""From a configuration and text to a trained model: trainer, loss, schedule, checkpoints."""
+"""Training: tasks, trainer, loss, optimizer, checkpoints."""

@@ -1,6 +1,6 @@
-"""One setting of the C library that is worth up to 1.5x on a CPU: keep freed memory instead of giving it back.
+"""Keep freed memory in the process, which makes training on a CPU up to 1.5 times faster.
 
-glibc maps every large block anew and hands it back when freed; each training step then pays for the page faults.
+glibc maps every large block anew and returns it when it is freed; each training step then pays for the page faults.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
 
 def keep_freed_memory() -> bool:
-    """Tell glibc to keep what is freed; False where the C library is another one."""
+    """Configure glibc to keep freed memory; return False if the C library is another one."""
     if not sys.platform.startswith("linux"):
         return False
     try:

@@ -1,7 +1,4 @@
-"""What a resumed run needs besides the model: the optimizer's moments, the raw weights, the place in the data.
-
-They stand in the model folder of a checkpoint as `training.safetensors` and `training.json`.
-"""
+"""The state that a resumed run needs besides the model: `training.safetensors` and `training.json` of a checkpoint."""
 
 from __future__ import annotations
 
@@ -29,26 +26,26 @@ def training_files(
     data_hash: str,
     ema: Mapping[str, Tensor] | None,
 ) -> dict[str, bytes]:
-    """Optimizer moments (and, with a moving average, the raw weights) and the progress, as files."""
+    """Return the optimizer's moments, the progress and, with a moving average, the raw weights as files."""
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
             tensors[f"{key}/{name}"] = value.detach().cpu().contiguous()
     if ema is not None:
         tensors |= {f"raw/{name}": value.cpu().contiguous() for name, value in unique_tensors(model).items()}
-    about = {"progress": asdict(progress), "data": data_hash}
+    document = {"progress": asdict(progress), "data": data_hash}
     return {
         "training.safetensors": safetensors.torch.save(tensors),
-        "training.json": json.dumps(about, indent=1).encode(),
+        "training.json": json.dumps(document, indent=1).encode(),
     }
 
 
 def read_training(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, ema: dict[str, Tensor] | None
 ) -> tuple[Progress, str]:
-    """Put a checkpoint's weights, moments and moving average in place; return the progress and the data's hash.
+    """Load weights, moments and moving average from a checkpoint; return the progress and the hash of the data.
 
-    Raises `ModelFolderError` for a checkpoint that is damaged or was saved without the moving average.
+    Raises ModelFolderError if the checkpoint is damaged or was saved without the moving average.
     """
     verify(folder)
     progress, data_hash = _read_progress(folder / "training.json")
@@ -72,19 +69,19 @@ def read_training(
 
 def _read_progress(file: Path) -> tuple[Progress, str]:
     again = "Copy the folder again, or use an earlier checkpoint."
-    about = read_json(file, ModelFolderError, again)
-    found, data_hash = about.get("progress"), about.get("data")
+    document = read_json(file, ModelFolderError, again)
+    found, data_hash = document.get("progress"), document.get("data")
     names = {field.name for field in fields(Progress)}
     if not isinstance(found, dict) or found.keys() - names or not isinstance(data_hash, str):
-        raise ModelFolderError(f"{file}: not the state of a training. {again}")
+        raise ModelFolderError(f"{file}: not the training state of a checkpoint. {again}")
     wrong = [name for name, value in found.items() if not _fits(name, value)]
     if wrong:
-        raise ModelFolderError(f"{file}: {', '.join(wrong)}: must be numbers below 2**63. {again}")
+        raise ModelFolderError(f"{file}: invalid {', '.join(wrong)}; accepted: numbers below 2**63. {again}")
     return Progress(**found), data_hash
 
 
 def _fits(name: str, value: object) -> bool:
-    """Whether `value` can be the attribute `name` of a `Progress`."""
+    """Return whether `value` is valid for the attribute `name` of a `Progress`."""
     if name == "best" and value is None:
         return True
     accepted = (int, float) if name in ("seconds", "best", "validated") else (int,)

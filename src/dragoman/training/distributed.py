@@ -1,4 +1,4 @@
-"""The processes that train together.  One process is the trivial world, so that nobody asks "am I distributed?"."""
+"""The processes that train together; a single process is the trivial case, so that callers need no case distinction."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ __all__ = ["DistributedContext"]
 
 
 class DistributedContext:
-    """One process on one device; a world of several overrides every method."""
+    """One process on one device; a subclass for several processes overrides every method."""
 
     rank = 0
-    size = 1
 
     def __init__(self, device: str = "auto") -> None:
-        """device: `auto` (a GPU where there is one), `cpu`, `cuda`, `cuda:1` ...  Raises `UsageError`."""
+        """device: as for `resolve_device`.  Raises UsageError."""
         self.device = resolve_device(device)
 
     @property
@@ -29,13 +28,13 @@ class DistributedContext:
         return self.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over all processes."""
+        """Return the sum over all processes."""
         return values
 
     def peak_memory(self) -> int:
-        """The most bytes this process held so far: of the GPU where it trains on one, else resident.
+        """Return the peak memory of this process in bytes: GPU memory if it trains on a GPU, else resident memory.
 
-        0 where the system does not log, as on Windows.
+        0 on systems that do not report it, such as Windows.
         """
         if self.device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self.device))
@@ -46,12 +45,12 @@ class DistributedContext:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
     def barrier(self) -> None:
-        """Wait until every process is here."""
+        """Wait for all processes."""
 
     def wrap(self, model: Network) -> torch.nn.Module:
-        """The model whose `forward` keeps gradients the same in all processes."""
+        """Return the module whose backward pass synchronizes gradients between processes."""
         return model
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[None]:
-        """While accumulating: backward without exchanging gradients."""
+        """Return a context in which backward passes do not synchronize gradients, for accumulation."""
         return nullcontext()

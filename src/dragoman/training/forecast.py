@@ -1,4 +1,4 @@
-"""`dragoman doctor`: the diagnosis of a configuration or of two files, and what training would take, measured."""
+"""`dragoman doctor`: the diagnosis of a configuration or of two files, and a measured forecast of training."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from dragoman.training.trainer import Trainer
 
 __all__ = ["diagnose", "forecast"]
 
-_WARM, _SECONDS = 3, 4.0
+_WARM_UP_STEPS, _SECONDS = 3, 4.0
 
 
 def diagnose(config_or_source: Path, target: Path | None = None) -> Diagnosis:
-    """Examine the corpora of a configuration, or two text files; a healthy configuration is tried for a few steps.
+    """Examine two text files, or the corpora of a configuration, which is trained for a few steps if it is healthy.
 
-    Raises `ConfigError`, or `UsageError` for one text file alone.
+    Raises ConfigError, and UsageError for files that do not exist and for a single text file.
     """
     if target is not None:
         missing = [str(path) for path in (config_or_source, target) if not path.is_file()]
@@ -39,7 +39,7 @@ def diagnose(config_or_source: Path, target: Path | None = None) -> Diagnosis:
         return examine([spec], valid=None, test=None, source_language=None, target_language=None)
     if config_or_source.suffix != ".toml":
         raise UsageError(
-            f"{config_or_source}: give a configuration (.toml), or both sides: dragoman doctor SOURCE TARGET"
+            f"{config_or_source}: not a configuration; name a .toml file, or two files: dragoman doctor SOURCE TARGET"
         )
     config = load_config(config_or_source)
     check_files(config)
@@ -48,25 +48,26 @@ def diagnose(config_or_source: Path, target: Path | None = None) -> Diagnosis:
 
 
 def _diagnose(config: Config, where: str, scratch: Path) -> Diagnosis:
-    trouble, run = "", None
-    account: list[str] = []
+    problem, run = "", None
+    counts: list[str] = []
     try:
-        run = open_run(_without_validation(config), scratch / "run", account.append)
-    except DragomanError as error:  # examined all the same; the findings say more
-        trouble = str(error)
+        without_validation = config.data.model_copy(update={"valid": None})
+        run = open_run(config.model_copy(update={"data": without_validation}), scratch / "run", counts.append)
+    except DragomanError as error:  # the findings of the examination are more precise
+        problem = str(error)
     if config.data.kind == "parallel":
         diagnosis = _examined(config, run)
     else:
-        diagnosis = Diagnosis(account=" ".join(line.removeprefix("data: ") for line in account))
+        diagnosis = Diagnosis(account=" ".join(line.removeprefix("data: ") for line in counts))
     if run is not None and diagnosis.healthy:
         diagnosis.add("info", *forecast(run, where))
-    elif trouble and diagnosis.healthy:
-        diagnosis.add("error", trouble, where, "mend this before training")
+    elif problem and diagnosis.healthy:
+        diagnosis.add("error", problem, where, "correct this before training")
     return diagnosis
 
 
 def _examined(config: Config, run: TrainingRun | None) -> Diagnosis:
-    """What is in the pairs of a configuration; with a run also in tokens."""
+    """Examine the pairs of a configuration; with a run, count their tokens too."""
     data, vocabulary = config.parallel, None if run is None else run.task.vocabulary
     tokenizer = vocabulary if isinstance(vocabulary, Tokenizer) else None
     return examine(
@@ -80,20 +81,16 @@ def _examined(config: Config, run: TrainingRun | None) -> Diagnosis:
     )
 
 
-def _without_validation(config: Config) -> Config:
-    return config.model_copy(update={"data": config.data.model_copy(update={"valid": None})})
-
-
 def forecast(run: TrainingRun, where: str) -> tuple[str, str, str]:
-    """What training would take, from a few real steps on this machine: a sentence, `where`, and how it was measured."""
+    """Measure a few training steps; return the estimated cost of training, `where`, and how it was measured."""
     keep_freed_memory()
     train = run.config.train
-    world = DistributedContext(train.device)
-    run.check_memory(world.device)
-    trainer = Trainer(run, world, Reporter())
+    context = DistributedContext(train.device)
+    run.check_memory(context.device)
+    trainer = Trainer(run, context, Reporter())
     plan = run.task.epoch(0)
     try:
-        rate, tried = _tokens_per_second(trainer, plan)
+        rate, measured = _tokens_per_second(trainer, plan)
     finally:
         trainer.log.close()
     epoch = run.task.tokens() / rate  # seconds
@@ -105,33 +102,33 @@ def forecast(run: TrainingRun, where: str) -> tuple[str, str, str]:
         "steps": budget.amount / steps * epoch,
         "tokens": budget.amount / rate,
     }[budget.unit]
-    memory = trainer.world.peak_memory() / 1e9
-    what = (
-        f"training for {budget} takes about {_spoken(seconds)} and {seconds / epoch * steps:,.0f} steps here: "
+    memory = context.peak_memory() / 1e9
+    estimate = (
+        f"training for {budget} takes about {_duration(seconds)} and {seconds / epoch * steps:,.0f} steps here: "
         f"{seconds / epoch:.1f} epochs of {steps:,.0f} steps, {rate:,.0f} tokens/s, {memory:.1f} GB of memory, "
         f"{trainer.model.parameter_count():,} parameters"
     )
-    return what, where, f"measured over {tried} steps; validation and saving come on top"
+    return estimate, where, f"measured over {measured} steps, without validation and saving"
 
 
 def _tokens_per_second(trainer: Trainer, plan: list[NDArray[np.int64]]) -> tuple[float, int]:
-    """Source + target tokens a second of real steps, and how many were made."""
+    """Return source + target tokens per second of training steps, and the number of steps."""
     group = trainer.config.accumulate
     count = max(1, len(plan) // group)
     tokens, seconds = 0, 0.0
     trainer.model.train()
-    warm = min(_WARM, count - 1)  # the first steps pay for memory and caches that the others find
+    warm_up = min(_WARM_UP_STEPS, count - 1)  # the first steps are slower: they allocate memory and fill caches
     for i in range(count):
-        batches = [trainer.read(numbers, j) for j, numbers in enumerate(plan[i * group : (i + 1) * group])]
-        began = time.monotonic()
+        batches = [trainer.read(indices, j) for j, indices in enumerate(plan[i * group : (i + 1) * group])]
+        start = time.monotonic()
         trainer.step(batches)
-        if i >= warm:
-            seconds += time.monotonic() - began
+        if i >= warm_up:
+            seconds += time.monotonic() - start
             tokens += sum(b.src_tokens + b.tgt_tokens for b in batches)
         if seconds > _SECONDS:
             break
     return tokens / seconds, i + 1
 
 
-def _spoken(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     return f"{seconds / 60:,.0f} min" if seconds >= 90 else f"{seconds:,.0f} s"

@@ -1,4 +1,4 @@
-"""Optimizer, learning rate, budget: what a step is made of and when training is over."""
+"""Optimizer, learning rate schedule and the progress of a run."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from torch import nn
 
 from dragoman.config import AdamWConfig, BudgetSchedule, Duration, Optimizer, Schedule
 
-__all__ = ["Progress", "budget_fraction", "build_optimizer", "learning_rate"]
+__all__ = ["Progress", "amount", "budget_fraction", "build_optimizer", "learning_rate"]
 
 
 @dataclass
 class Progress:
-    """Where a run stands; with the weights and the optimizer's moments this is all that a resumed run needs.
+    """State of a run; with the weights and the optimizer's moments, all that is needed to resume it.
 
-    step: updates made (skipped ones counted).  epoch, batch: place in the data.  tokens: source + target tokens seen,
-    no padding.  seconds: of training, validation and saving, over all sittings.
+    step: updates, including skipped ones.  epoch, batch: position in the data.  tokens: source + target tokens without
+    padding.  seconds: training, validation and saving, over all sessions.  stale: validations since the best one.
+    skipped, bad_in_a_row: steps with a loss or gradient that is not finite.  validated: amount at the last validation.
     """
 
     step: int = 0
@@ -35,19 +36,19 @@ class Progress:
 
 
 def amount(unit: str, progress: Progress, batches_per_epoch: int) -> float:
-    """How far the run is, in a unit of `Duration`."""
+    """Return the progress in a unit of `Duration`."""
     if unit == "epochs":
         return progress.epoch + progress.batch / batches_per_epoch
     return float({"steps": progress.step, "tokens": progress.tokens, "seconds": progress.seconds}[unit])
 
 
 def budget_fraction(budget: Duration, progress: Progress, batches_per_epoch: int) -> float:
-    """The part of the budget that is used up: 0 at the start, 1 or more at the end."""
+    """Return the used fraction of the budget: 0 at the start, 1 or more at the end."""
     return amount(budget.unit, progress, batches_per_epoch) / budget.amount
 
 
 def learning_rate(schedule: Schedule, d_model: int, step: int, used: float) -> float:
-    """The rate of update `step` (from 1) when the part `used` of the budget is over."""
+    """Return the learning rate of update `step` (from 1) after the fraction `used` of the budget."""
     warm = min(1.0, step / schedule.warmup)
     if not isinstance(schedule, BudgetSchedule):
         # Vaswani et al. 2017, equation 3.
@@ -59,7 +60,7 @@ def learning_rate(schedule: Schedule, d_model: int, step: int, used: float) -> f
 
 
 def build_optimizer(config: Optimizer, model: nn.Module) -> torch.optim.Optimizer:
-    """Adam (Kingma and Ba 2015) or AdamW (Loshchilov and Hutter 2019), fused; only matrices decay."""
+    """Return Adam (Kingma and Ba 2015) or AdamW (Loshchilov and Hutter 2019); weight decay applies to matrices only."""
     betas = (config.beta1, config.beta2)
     parameters = [p for p in model.parameters() if p.requires_grad]
     if isinstance(config, AdamWConfig):

@@ -1,4 +1,4 @@
-"""Settings that are wrong only for the run at hand: the warm-up and the checkpoints to average against the budget."""
+"""Warnings about settings that the budget of a run cannot accommodate."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["plan_warnings", "warmup_warning"]
 
 
 def plan_warnings(config: TrainConfig, task: Task, batches_per_epoch: int) -> Iterator[str]:
-    """Warn about settings that the budget cannot accommodate.  A budget of minutes is known in steps at the end."""
+    """Yield warnings about warm-up and averaging; for budgets of time see `warmup_warning`."""
     steps = _steps(config.budget, config, task, batches_per_epoch)
     warmup = config.schedule.warmup
     if steps is not None and warmup > steps:
         yield (
             f"train.schedule.warmup is {warmup:,} steps, but train.budget = {str(config.budget)!r} is about {steps:,} "
-            "steps: the learning rate never reaches its peak; lower the warm-up (to a tenth of the budget, log), or "
-            "raise the budget"
+            "steps: the learning rate never reaches its peak; lower the warm-up (to a tenth of the budget, for "
+            "example), or raise the budget"
         )
     made = _checkpoints(config, task, batches_per_epoch)
     if made is not None and config.average > 1 and made < config.average:
@@ -33,7 +33,7 @@ def plan_warnings(config: TrainConfig, task: Task, batches_per_epoch: int) -> It
 
 
 def warmup_warning(config: TrainConfig, progress: Progress) -> str | None:
-    """The same about the warm-up when training has ended, for a budget of minutes."""
+    """Return the warning about a warm-up that was longer than a budget of time."""
     if config.budget.unit != "seconds" or progress.step >= config.schedule.warmup:
         return None
     return (
@@ -43,7 +43,7 @@ def warmup_warning(config: TrainConfig, progress: Progress) -> str | None:
 
 
 def _steps(duration: Duration, config: TrainConfig, task: Task, batches_per_epoch: int) -> int | None:
-    """A duration in steps, rounded up; None for seconds."""
+    """Return a duration in steps, rounded up; None for seconds."""
     steps_per_epoch = math.ceil(batches_per_epoch / config.accumulate)
     match duration.unit:
         case "steps":
@@ -56,7 +56,7 @@ def _steps(duration: Duration, config: TrainConfig, task: Task, batches_per_epoc
 
 
 def _checkpoints(config: TrainConfig, task: Task, batches_per_epoch: int) -> int | None:
-    """How many checkpoints the budget has room for, the last one included; None where that cannot be known."""
+    """Return the number of checkpoints within the budget, including the last one; None if it cannot be known."""
     budget, every = config.budget, config.validate_every
     if budget.unit == every.unit:
         return math.ceil(budget.amount / every.amount)

@@ -1,7 +1,4 @@
-"""A run folder: what belongs to a training run on disk, new or resumed.
-
-`config.toml`, `log.jsonl`, `tensorboard/`, `checkpoints/<step>/`, and the pointers `best`, `last`, `average`.
-"""
+"""Run folders: config.toml, log.jsonl, tensorboard/, checkpoints/<step>/, and the pointers best, last, average."""
 
 from __future__ import annotations
 
@@ -39,13 +36,13 @@ __all__ = ["TrainingRun", "average_run", "check_files", "open_run"]
 _MAY_CHANGE = ("train.budget", "train.validate_every", "train.validate_sentences", "train.patience", "train.keep",
                "train.log_every", "train.average", "train.device", "train.max_bad_steps", "search.",
                "data.root")  # fmt: skip
-"""What a resumed run may set differently: it changes no step that was made."""
+"""Settings that a resumed run may change, because they do not affect the steps already made."""
 
 
 def open_run(config: Config, folder: Path, log: Callable[[str], None]) -> TrainingRun:
-    """The run in `folder`, made anew or found; its data prepared (`<folder>/../prepared`, shared by its neighbours).
+    """Open the run in `folder`, or create it, and prepare its data in `<folder>/../prepared`, shared by sibling runs.
 
-    Raises `ConfigError` when the folder holds a run of another configuration, and when files of [data] do not exist.
+    Raises ConfigError if the folder contains a run with another configuration, and if files of [data] do not exist.
     """
     check_files(config)
     recover_folders(folder / "checkpoints")
@@ -63,7 +60,7 @@ def _open_task(config: Config, prepared: Path, log: Callable[[str], None]) -> Ta
     try:
         return open_task(config, prepared, log)
     except OSError as error:
-        # A write to an open file names no path.  Another path is that of a file that is read.
+        # An error without a file name comes from a write; one that names a file elsewhere comes from reading it.
         if error.filename is not None and not Path(str(error.filename)).is_relative_to(prepared):
             raise
         with writing(Path(str(error.filename or prepared))):
@@ -71,7 +68,7 @@ def _open_task(config: Config, prepared: Path, log: Callable[[str], None]) -> Ta
 
 
 def check_files(config: Config) -> None:
-    """Raise `ConfigError` with every file of [data] that does not exist."""
+    """Raise ConfigError that lists every file of [data] that does not exist."""
     problems = []
     for key, text in config.data.files():
         try:
@@ -81,8 +78,8 @@ def check_files(config: Config) -> None:
             continue
         if not path.is_file():
             problems.append(
-                f"data.{key}: no such file: {path} (data.root = {config.data.root!r}); docs/data.md tells how to "
-                "fetch the corpora of the recipes"
+                f"data.{key}: no such file: {path} (data.root = {config.data.root!r}); for the corpora of the recipes, "
+                "see docs/data.md"
             )
     if problems:
         raise ConfigError("[data] of the configuration", problems)
@@ -96,64 +93,64 @@ def _refuse_changes(old: Config, new: Config, folder: Path) -> None:
         if before.get(key) != after.get(key) and not key.startswith(_MAY_CHANGE)
     ]
     if problems:
-        problems.append("a run goes on with the configuration it began with; give another --out for a new run")
+        problems.append("a run can only be resumed with its own configuration; start a new run with another --out")
         raise ConfigError(str(folder), problems)
 
 
 class TrainingRun:
-    """One run folder with its configuration and its task."""
+    """A run folder with its configuration and its task."""
 
     def __init__(self, config: Config, folder: Path, task: Task, log: Callable[[str], None]) -> None:
         self.config, self.folder, self.task, self.log = config, folder, task, log
 
     def check_memory(self, device: torch.device) -> None:
-        """Raise `UsageError` where there is not enough memory to train the model on the device."""
-        vocabulary, train = self.task.vocabulary, self.config.train
+        """Raise UsageError if the memory does not suffice for training the model on the device."""
+        vocabulary = self.task.vocabulary
         sizes = self.config.model, vocabulary.source_size, vocabulary.target_size
-        copies = 5 if train.ema else 4  # weight, gradient, Adam's two moments, and the moving average
+        copies = 5 if self.config.train.ema else 4  # weights, gradients, Adam's two moments, moving average
         check_memory(*sizes, shared=vocabulary.shared, copies=copies, device=device)
 
     def new_model(self) -> Network:
         return build_for(self.config, self.task.vocabulary)
 
     def resume(self, model: Network, optimizer: torch.optim.Optimizer, ema: dict[str, Tensor] | None) -> Progress:
-        """Put the newest whole checkpoint in place; a damaged one is named, and the one before it taken."""
+        """Load the newest intact checkpoint into the arguments and return its progress; damaged ones are logged."""
         found = list_checkpoints(self.folder)
         for checkpoint in reversed(found):
             try:
                 progress, data_hash = read_training(checkpoint, model, optimizer, ema)
             except ModelFolderError as error:
-                self.log(f"checkpoint damaged, going back to the one before: {error}")
+                self.log(f"damaged checkpoint, using the previous one: {error}")
                 continue
             if data_hash != self.task.data_hash:
                 raise TrainingError(
-                    f"{self.folder}: the training data changed since this run began (content {data_hash}, now "
-                    f"{self.task.data_hash}); put the old files back, or give another --out for a new run"
+                    f"{self.folder}: the training data changed since this run started (hash {data_hash}, now "
+                    f"{self.task.data_hash}); restore the old files, or start a new run with another --out"
                 )
             if load_vocabulary(checkpoint).files() != self.task.vocabulary.files():
                 raise TrainingError(
-                    f"{self.folder}: the data is the same, but the vocabulary learned from it is another one now (a "
-                    "newer sentencepiece or Dragoman, perhaps); install the versions it began with, or give another "
-                    "--out"
+                    f"{self.folder}: the same data yields another vocabulary than at the start of this run, probably "
+                    "because sentencepiece or Dragoman was upgraded; install the earlier versions, or start a new run "
+                    "with another --out"
                 )
             for later in found[found.index(checkpoint) + 1 :]:
                 remove_folder(later)
             self._tidy(checkpoint, progress)
-            self.log(f"resuming {self.folder} after step {progress.step:,} ({self.config.train.budget} in all)")
+            self.log(f"resuming {self.folder} after step {progress.step:,} (budget: {self.config.train.budget})")
             return progress
         if found:
             raise TrainingError(
-                f"{self.folder}: none of its {len(found)} checkpoints is whole; give another --out for a new run"
+                f"{self.folder}: all {len(found)} checkpoints are damaged; start a new run with another --out"
             )
         return Progress()
 
     def last_good(self) -> str:
-        """A sentence on what is safe."""
+        """Return a sentence that names the newest checkpoint, for error messages."""
         found = list_checkpoints(self.folder)
         return f"The last good checkpoint is {found[-1]}." if found else "No checkpoint was written yet."
 
     def needs_last(self, progress: Progress) -> bool:
-        """Whether the state of `progress` is not saved yet, or only because of an interruption."""
+        """Return whether the current step has no checkpoint yet, or only one that an interruption caused."""
         target = self.folder / "checkpoints" / f"{progress.step:08d}"
         return not target.is_dir() or _is_interruption(target)
 
@@ -166,7 +163,7 @@ class TrainingRun:
         scores: dict[str, Any],
         interrupted: bool = False,
     ) -> None:
-        """Write the checkpoint of this step, move `last` (and `best`), remove what need not be kept."""
+        """Write the checkpoint of this step, update `last` and `best`, and remove old checkpoints."""
         target = self.folder / "checkpoints" / f"{progress.step:08d}"
         weights = unique_tensors(model) if ema is None else ema
         training = training_files(model, optimizer, progress, self.task.data_hash, ema)
@@ -175,33 +172,28 @@ class TrainingRun:
         self._tidy(target, progress)
 
     def _tidy(self, newest: Path, progress: Progress) -> None:
-        """Pointers and checkpoints as they are after saving `newest`, also where a kill came in between."""
-        best = self._move_pointers(newest, progress)
+        """Update pointers and remove old checkpoints; also completes what a kill after saving `newest` left undone."""
+        write_pointer(self.folder, "last", newest)
+        best = newest.with_name(f"{progress.best_step:08d}") if self.task.validates else newest
+        if best.is_dir():
+            write_pointer(self.folder, "best", best)
         for old in list_checkpoints(self.folder):
-            # An interruption's checkpoint would change the average of the last ones.
+            # The checkpoint of an interruption must not enter the average of the last checkpoints.
             if old != newest and _is_interruption(old):
                 remove_folder(old)
         for old in list_checkpoints(self.folder)[: -max(self.config.train.keep, self.config.train.average)]:
             if old != best:
                 remove_folder(old)
 
-    def _move_pointers(self, newest: Path, progress: Progress) -> Path:
-        """Point `last` and `best` to where they belong; return the best checkpoint."""
-        write_pointer(self.folder, "last", newest)
-        best = newest if not self.task.validates else newest.with_name(f"{progress.best_step:08d}")
-        if best.is_dir():
-            write_pointer(self.folder, "best", best)
-        return best
-
     def average(self, count: int) -> dict[str, Tensor] | None:
-        """The mean of the last `count` checkpoints' weights, or None when there are fewer than two."""
+        """Return the mean weights of the last `count` checkpoints, or None if there are fewer than two."""
         last = list_checkpoints(self.folder)[-count:]
         return average_tensors(last) if len(last) > 1 else None
 
     def save_average(
         self, weights: Mapping[str, Tensor], progress: Progress, scores: dict[str, Any], best: bool
     ) -> Path:
-        """Write an averaged model, and point `average` (and `best`) to it."""
+        """Write an averaged model and point `average`, and on request `best`, to it."""
         target = self.folder / "checkpoints" / "average"
         save_model(target, self.config, self.task.vocabulary, weights, {"step": progress.step, "scores": scores})
         write_pointer(self.folder, "average", target)
@@ -220,23 +212,19 @@ def _is_interruption(checkpoint: Path) -> bool:
 def average_run(folder: Path, last: int) -> Path:
     """Average the last checkpoints of a run into `checkpoints/average-last<N>` and point `average` to it.
 
-    Raises `UsageError` when the run has fewer than `last` checkpoints, when `last` is below 2, and while the run is
-    being trained, because training removes checkpoints.
+    Raises UsageError if `last` is below 2 or above the number of checkpoints, and while the run is in training, because
+    training removes checkpoints.
     """
     if not folder.is_dir():
-        raise UsageError(f"{folder}: no such folder; give a run folder, as 'dragoman train' wrote it")
+        raise UsageError(f"{folder}: no such folder; name a run folder written by 'dragoman train'")
     with lock_run(folder):
-        return _average(folder, last)
-
-
-def _average(folder: Path, last: int) -> Path:
-    found = list_checkpoints(folder)
-    if last < 2 or len(found) < last:
-        accepted = f"accepted: 2 to {len(found)}" if len(found) > 1 else "an average needs at least 2"
-        raise UsageError(f"{folder}: cannot average the last {last} checkpoints; it has {len(found)}, {accepted}")
-    config, vocabulary = read_config(found[-1]), load_vocabulary(found[-1])
-    target = folder / "checkpoints" / f"average-last{last}"
-    meta = {"step": int(found[-1].name), "scores": {}, "averaged": [p.name for p in found[-last:]]}
-    save_model(target, config, vocabulary, average_tensors(found[-last:]), meta)
-    write_pointer(folder, "average", target)
-    return target
+        found = list_checkpoints(folder)
+        if last < 2 or len(found) < last:
+            accepted = f"accepted: 2 to {len(found)}" if len(found) > 1 else "an average needs at least 2"
+            raise UsageError(f"{folder}: cannot average the last {last} checkpoints; it has {len(found)}, {accepted}")
+        config, vocabulary = read_config(found[-1]), load_vocabulary(found[-1])
+        target = folder / "checkpoints" / f"average-last{last}"
+        meta = {"step": int(found[-1].name), "scores": {}, "averaged": [p.name for p in found[-last:]]}
+        save_model(target, config, vocabulary, average_tensors(found[-last:]), meta)
+        write_pointer(folder, "average", target)
+        return target

@@ -1,4 +1,4 @@
-"""From pairs of sentences to the shortlist of a model, which says what it will cost before anybody uses it."""
+"""Learn the shortlist of a model from sentence pairs."""
 
 from __future__ import annotations
 
@@ -6,63 +6,61 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dragoman.config import Config
-from dragoman.data.corpus import CorpusSpec, FilterStats, PairFilter, corpus_spec, read_pairs
+from dragoman.data.corpus import CorpusSpec, PairFilter, corpus_spec, read_pairs
 from dragoman.data.store import drop_reason
 from dragoman.data.tokenizer import Tokenizer
-from dragoman.decoding.backend import DecodingBackend
 from dragoman.decoding.shortlist import SHORTLIST, AlignedWords, Shortlist
 from dragoman.errors import DataError, UsageError
 from dragoman.io.writing import write_file
 from dragoman.models.model_folder import find_model, read_config, read_meta
 from dragoman.pipelines.translation import Translator
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-__all__ = ["Learned", "covered", "learn_shortlist"]
+__all__ = ["LearnedShortlist", "coverage", "learn_shortlist"]
 
 TokenPair = tuple[list[int], list[int]]
-"""Source and target ids, both with their end."""
+"""Source and target ids, both with EOS."""
 
-AlignedPair = tuple[list[int], list[int], "NDArray[np.float32]"]
-"""The same, and how much each target token looked at each source token (T, S)."""
+AlignedPair = tuple[list[int], list[int], NDArray[np.float32]]
+"""Source and target ids, and the attention weights of the target tokens on the source tokens (T, S)."""
 
 _CELLS, _PAIRS = 1 << 22, 2000
-"""Of a window: source times target tokens, and pairs, that are aligned at once."""
-_ASIDE, _MOST_ASIDE = 20, 1000
-"""Every so many pairs, and at most so many, are kept aside to measure what lists of the others cover."""
+"""Limits of a window of pairs that are aligned at once: source tokens times target tokens, and pairs."""
+_HELD_OUT_EVERY, _MOST_HELD_OUT = 20, 1000
+"""One of this many pairs is held out to measure the coverage, up to this number of pairs."""
 _BATCH_TOKENS = 4000
-_TOLD_EVERY = 50_000
-_MOST_WORDS = 65_535
-"""Of `best` and `frequent`: more than shortens anything, and far from the end of the file's numbers (four bytes)."""
+_LOG_EVERY = 50_000
+_MOST_CANDIDATES = 65_535
+"""Upper limit of `best` and `frequent`: longer lists save no time; the file stores counts in four bytes."""
 
 
 @dataclass(frozen=True)
-class Learned:
-    """What was learned, and what it is worth.
+class LearnedShortlist:
+    """The result of `learn_shortlist`.
 
-    path, size: the file and its bytes.  pairs: how many were aligned.  words: that a sentence may use, on average, of
-    `vocabulary`.  share: of the reference's tokens, those among them, measured on `aside` pairs by lists of the others.
+    path, size: the file and its bytes.  pairs: aligned pairs.  candidates: mean number of target tokens per sentence,
+    out of `vocabulary`.  coverage: fraction of the reference tokens of `held_out` pairs that are candidates, measured
+    with lists learned from the other pairs.
     """
 
     path: Path
     size: int
     pairs: int
-    words: float
+    candidates: float
     vocabulary: int
-    share: float
-    aside: int
+    coverage: float
+    held_out: int
 
     def lines(self) -> list[str]:
-        """For a person."""
+        """Return a summary for the terminal."""
         return [
             f"learned from {self.pairs:,} pairs: {self.path} ({self.size / 1e6:.1f} MB)",
-            f"a sentence may use {self.words:,.0f} of {self.vocabulary:,} words, {100 * self.share:.2f} % of the "
-            f"reference's tokens among them (measured on {self.aside:,} pairs that were kept aside meanwhile)",
+            f"candidates per sentence: {self.candidates:,.0f} of {self.vocabulary:,} tokens; they cover "
+            f"{100 * self.coverage:.2f} % of the reference tokens (measured on {self.held_out:,} held-out pairs)",
         ]
 
 
@@ -73,12 +71,17 @@ def learn_shortlist(
     best: int = 50,
     frequent: int = 100,
     log: Callable[[str], None] = lambda text: None,
-) -> Learned:
-    """Align pairs by the model's own attention, and write which target words go with which source words beside it.
+) -> LearnedShortlist:
+    """Align sentence pairs by the attention of the model and write the shortlist into the model folder.
 
-    source, target: text, line by line; by default what the model was trained on.  best: target words that a source word
-    brings along.  frequent: target words that every sentence may use.  Both are at most 65,535.  log: is given lines
-    about the progress.  Raises UsageError, DataError and ModelFolderError; what was there before stays.
+    Args:
+        model: run or model folder.
+        source, target: aligned text files; by default the training data of the model.
+        best: candidates per source token, at most 65,535.
+        frequent: candidates of every sentence, at most 65,535.
+        log: callback for progress messages.
+
+    Raises UsageError, DataError and ModelFolderError; an existing shortlist is then left unchanged.
     """
     _check(source, target, best, frequent)
     folder = find_model(model)
@@ -89,31 +92,32 @@ def learn_shortlist(
     tokenizer, weights = translator.tokenizer, read_meta(folder)["sha256"]["model.safetensors"]
     words = AlignedWords(tokenizer.source_size, tokenizer.target_size)
     pairs = 0
-    aside: list[AlignedPair] = []
-    for some in _aligned(translator.backend, _tokens(config, specs, tokenizer, log)):
-        for pair in some:
-            if pairs % _ASIDE == 0 and len(aside) < _MOST_ASIDE:
-                aside.append(pair)
+    held_out: list[AlignedPair] = []
+    for window in _windows(_tokens(config, specs, tokenizer, log)):
+        for (src, tgt), attention in zip(window, translator.backend.align(window, _BATCH_TOKENS), strict=True):
+            if pairs % _HELD_OUT_EVERY == 0 and len(held_out) < _MOST_HELD_OUT:
+                held_out.append((src, tgt, attention))
             else:
-                words.add(*pair)
+                words.add(src, tgt, attention)
             pairs += 1
-        if pairs % _TOLD_EVERY < len(some):
+        if pairs % _LOG_EVERY < len(window):
             log(f"aligned {pairs:,} pairs")
-    mean, share = covered(words.shortlist(best, frequent, weights), [(src, tgt) for src, tgt, _ in aside])
-    for pair in aside:
+    candidates, covered = coverage(words.shortlist(best, frequent, weights), [(src, tgt) for src, tgt, _ in held_out])
+    for pair in held_out:
         words.add(*pair)
     content = words.shortlist(best, frequent, weights).to_bytes()
-    write_file(folder / SHORTLIST, content)
-    return Learned(folder / SHORTLIST, len(content), pairs, mean, tokenizer.target_size, share, len(aside))
+    path = folder / SHORTLIST
+    write_file(path, content)
+    return LearnedShortlist(path, len(content), pairs, candidates, tokenizer.target_size, covered, len(held_out))
 
 
-def covered(shortlist: Shortlist, pairs: Iterable[TokenPair]) -> tuple[float, float]:
-    """How many words a sentence may use, on average, and the share of the targets' tokens among them, without ends."""
+def coverage(shortlist: Shortlist, pairs: Iterable[TokenPair]) -> tuple[float, float]:
+    """Return the mean number of candidates and the fraction of the target tokens, without EOS, among them."""
     sizes, found, tokens = [], 0, 0
     for source, target in pairs:
-        words = set(shortlist.of(source))
-        sizes.append(len(words))
-        found += sum(word in words for word in target[:-1])
+        candidates = set(shortlist.of(source))
+        sizes.append(len(candidates))
+        found += sum(token in candidates for token in target[:-1])
         tokens += len(target) - 1
     return sum(sizes) / max(1, len(sizes)), found / max(1, tokens)
 
@@ -121,14 +125,12 @@ def covered(shortlist: Shortlist, pairs: Iterable[TokenPair]) -> tuple[float, fl
 def _check(source: Path | None, target: Path | None, best: int, frequent: int) -> None:
     problems = []
     for name, value, least in (("best", best, 1), ("frequent", frequent, 0)):
-        if value < least:
-            problems.append(f"{name} = {value}: must be at least {least}")
-        if value > _MOST_WORDS:
-            problems.append(f"{name} = {value}: must be at most {_MOST_WORDS}")
+        if not least <= value <= _MOST_CANDIDATES:
+            problems.append(f"{name} = {value}; accepted: {least} to {_MOST_CANDIDATES}")
     if (source is None) != (target is None):
-        problems.append(f"source = {source}, target = {target}: give both files, or neither for the training data")
+        problems.append(f"source = {source}, target = {target}; give both files, or neither to use the training data")
     if problems:
-        raise UsageError("\n".join(["this shortlist cannot be learned:", *(f"  - {p}" for p in problems)]))
+        raise UsageError("\n".join(["invalid shortlist options:", *(f"  - {p}" for p in problems)]))
 
 
 def _corpora(model: str | Path, config: Config, source: Path | None, target: Path | None) -> list[CorpusSpec]:
@@ -138,12 +140,12 @@ def _corpora(model: str | Path, config: Config, source: Path | None, target: Pat
         specs = [corpus_spec(config, corpus) for corpus in config.parallel.train]
         files = [path for spec in specs for path in (spec.source, spec.target, spec.path) if path is not None]
         missing = [str(path) for path in files if not path.is_file()]
-    except UsageError as error:  # a variable in a path, and it is not set here
+    except UsageError as error:  # a path contains an environment variable that is not set
         missing = [str(error)]
     if missing:
         raise DataError(
-            f"{model}: what it was trained on is not here ({'; '.join(missing)}); name text like it, line i of one the "
-            "translation of line i of the other: --source FILE --target FILE"
+            f"{model}: its training data does not exist on this machine ({'; '.join(missing)}); name similar aligned "
+            "text files: --source FILE --target FILE"
         )
     return specs
 
@@ -151,31 +153,20 @@ def _corpora(model: str | Path, config: Config, source: Path | None, target: Pat
 def _tokens(
     config: Config, specs: Sequence[CorpusSpec], tokenizer: Tokenizer, log: Callable[[str], None]
 ) -> Iterator[TokenPair]:
-    """The pairs that training would keep, and an account of all others."""
+    """Yield the pairs that training would keep, and log the counts of all others."""
     rules = config.parallel.filter
-    keep = PairFilter(rules)
-    for pair in keep(itertools.chain.from_iterable(map(read_pairs, specs))):
+    pair_filter = PairFilter(rules)
+    stats = pair_filter.stats
+    for pair in pair_filter(itertools.chain.from_iterable(map(read_pairs, specs))):
         ids = tokenizer.encode_source(pair.source), tokenizer.encode_target(pair.target)
-        reason = drop_reason(ids, rules.max_tokens)
-        if not reason:
+        if reason := drop_reason(ids, rules.max_tokens):
+            stats.drop_kept(reason)
+        else:
             yield ids
-            continue
-        keep.stats.drop_kept(reason)
-    if not keep.stats.kept:
-        raise DataError(f"nothing to learn from in {', '.join(spec.name for spec in specs)}: {_told(keep.stats)}")
-    log(_told(keep.stats))
-
-
-def _told(account: FilterStats) -> str:
-    account.check()
-    return f"data: {account}"
-
-
-def _aligned(backend: DecodingBackend, pairs: Iterator[TokenPair]) -> Iterator[list[AlignedPair]]:
-    """A window at a time."""
-    for window in _windows(pairs):
-        weights = backend.align(window, _BATCH_TOKENS)
-        yield [(src, tgt, own) for (src, tgt), own in zip(window, weights, strict=True)]
+    stats.check()
+    if not stats.kept:
+        raise DataError(f"no pairs to learn from in {', '.join(spec.name for spec in specs)}: data: {stats}")
+    log(f"data: {stats}")
 
 
 def _windows(pairs: Iterator[TokenPair]) -> Iterator[list[TokenPair]]:

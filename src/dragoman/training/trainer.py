@@ -1,7 +1,7 @@
-"""Training, from a configuration to a run folder.
+"""The training loop.
 
-Everything random in a step follows from (seed, step) and everything random in an epoch from (seed, epoch): a run that
-was killed and resumed ends with the same bytes as one that was not.
+All randomness of a step is a function of (seed, step), and all randomness of an epoch a function of (seed, epoch): a
+run that was killed and resumed ends with the same bytes as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from dragoman.training.loss import Loss, TokenLoss
 from dragoman.training.optim import Progress, amount, budget_fraction, build_optimizer, learning_rate
 from dragoman.training.plan import plan_warnings, warmup_warning
 from dragoman.training.run import TrainingRun, check_files, open_run
-from dragoman.training.validate import swapped_weights
+from dragoman.training.validation import swapped_weights
 
 __all__ = ["TrainResult", "Trainer", "train"]
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """run: the run folder.  progress: where it ended.  interrupted: by Ctrl-C.  scores: of the last validation."""
+    """run: the run folder.  progress: at the end.  interrupted: by a signal.  scores: of the last validation."""
 
     run: Path
     progress: Progress
@@ -52,15 +52,15 @@ class TrainResult:
 
 
 def train(
-    config: Config, out: str | Path, *, reporter: Reporter | None = None, world: DistributedContext | None = None
+    config: Config, out: str | Path, *, reporter: Reporter | None = None, context: DistributedContext | None = None
 ) -> TrainResult:
-    """Train as `config` says into the run folder `out`, or go on where it stopped.
+    """Train a model in the run folder `out`, or resume the run in it.
 
-    A new run begins with the cheap checks of `dragoman doctor`.  Raises `ConfigError`, `DataError`, `UsageError` where
-    another process uses `out`, or `TrainingError` when the loss stays not finite or the disk is full.
+    The data of a new run are checked as by `dragoman doctor` first.  Raises ConfigError, DataError, UsageError if
+    another process uses `out`, and TrainingError if the loss is not finite for too many steps or the disk is full.
     """
     reporter = reporter or Reporter()
-    world = world or DistributedContext(config.train.device)
+    context = context or DistributedContext(config.train.device)
     folder = Path(out)
     check_files(config)
     keep_freed_memory()
@@ -68,41 +68,41 @@ def train(
         if config.data.kind == "parallel" and not list_checkpoints(folder):
             precheck(config, reporter.log)
         run = open_run(config, folder, reporter.log)
-        run.check_memory(world.device)
-        return Trainer(run, world, reporter).train()
+        run.check_memory(context.device)
+        return Trainer(run, context, reporter).train()
 
 
 class Interrupt:
-    """Ctrl-C and a polite kill, taken at the end of a step."""
+    """Records SIGINT and SIGTERM, so that training stops after the current step; a second signal stops at once."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
 
-    def _ask(self, signum: int, frame: FrameType | None) -> None:
-        if self.asked:  # asked twice: now
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if self.requested:
             raise KeyboardInterrupt
-        self.asked = True
+        self.requested = True
 
     def __enter__(self) -> Interrupt:
-        self._before: dict[int, Any] = {}
+        self._previous: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._ask)
+                self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous.items():
             signal.signal(number, handler)
 
 
 class Trainer:
-    """The loop: batches, updates, the log, validations, checkpoints."""
+    """Updates, logging, validation and checkpoints of one run."""
 
-    def __init__(self, run: TrainingRun, world: DistributedContext, reporter: Reporter) -> None:
-        self.run, self.world, self.reporter = run, world, reporter
+    def __init__(self, run: TrainingRun, context: DistributedContext, reporter: Reporter) -> None:
+        self.run, self.context, self.reporter = run, context, reporter
         self.config = run.config.train
-        self.model: Network = run.new_model().to(world.device)
-        self.wrapped: nn.Module = world.wrap(self.model)
+        self.model: Network = run.new_model().to(context.device)
+        self.wrapped: nn.Module = context.wrap(self.model)
         self.optimizer = build_optimizer(self.config.optimizer, self.model)
         self.ema: dict[str, Tensor] | None = None
         if self.config.ema:
@@ -117,10 +117,11 @@ class Trainer:
     # ------------------------------------------------------------------------------------------------------ the loop
 
     def train(self) -> TrainResult:
-        """Train until the budget is used up, patience ends, or Ctrl-C; the run folder then holds all there is."""
+        """Train until the budget or the patience is exhausted, or a signal arrives, and save the final state."""
         self.model.train()
         if self._used() >= 1:
-            self.reporter.log(f"{self.run.folder} has used up its {self.config.budget}; a larger train.budget goes on")
+            exhausted = f"the budget of {self.config.budget} is used up; raise train.budget to continue"
+            self.reporter.log(f"{self.run.folder}: {exhausted}")
         else:
             for warning in plan_warnings(self.config, self.run.task, len(self._plan())):
                 self.reporter.log(f"warning: {warning}")
@@ -128,9 +129,9 @@ class Trainer:
         self._clock = time.monotonic() - self.progress.seconds
         try:
             with Interrupt() as interrupt:
-                while self._used() < 1 and not self._out_of_patience() and not interrupt.asked:
+                while self._used() < 1 and not self._out_of_patience() and not interrupt.requested:
                     self._epoch(interrupt)
-                interrupted = interrupt.asked
+                interrupted = interrupt.requested
                 if not interrupted:
                     self._finish()
                 elif self.run.needs_last(self.progress):
@@ -141,60 +142,60 @@ class Trainer:
         return TrainResult(self.run.folder, self.progress, interrupted, self.scores)
 
     def _epoch(self, interrupt: Interrupt) -> None:
-        """The rest of the epoch that `progress` stands in."""
+        """Train until the epoch ends or training has to stop."""
         progress, plan = self.progress, self._plan()
-        while progress.batch < len(plan) and not interrupt.asked:
-            numbers = plan[progress.batch : progress.batch + self.config.accumulate]
-            batches = [self.read(n, progress.batch + i) for i, n in enumerate(numbers)]
-            self.step(batches)
-            progress.batch += len(numbers)
+        while progress.batch < len(plan) and not interrupt.requested:
+            group = plan[progress.batch : progress.batch + self.config.accumulate]
+            self.step([self.read(indices, progress.batch + i) for i, indices in enumerate(group)])
+            progress.batch += len(group)
             progress.seconds = time.monotonic() - self._clock
             if progress.batch >= len(plan):
                 progress.epoch, progress.batch = progress.epoch + 1, 0
-            if progress.step % self.config.log_every == 0:
-                self._report()
+            if progress.step % self.config.log_every == 0 and (row := self._window.row(progress)):
+                self.log.write(row)
+                self.reporter.stepped(row, self._used())
             if self._validation_due():
                 self._validate()
             if self._used() >= 1 or self._out_of_patience() or progress.batch == 0:
                 return
 
-    def read(self, numbers: NDArray[np.int64], place: int) -> Batch:
-        """The examples of these numbers, which are batch `place` of the epoch, on the device."""
-        return self.run.task.read(numbers, self.progress.epoch, place).to(self.world.device)
+    def read(self, indices: NDArray[np.int64], batch: int) -> Batch:
+        """Return the examples with these indices, which are batch number `batch` of the epoch, on the device."""
+        return self.run.task.read(indices, self.progress.epoch, batch).to(self.context.device)
 
     def step(self, batches: list[Batch]) -> None:
-        """One update from one or several batches: their losses summed, divided by all their words."""
+        """Update the weights once; the loss is the sum over all batches divided by their number of target tokens."""
         progress = self.progress
         rate = learning_rate(self.config.schedule, self.run.config.model.d_model, progress.step + 1, self._used())
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         counts = torch.tensor([sum(b.tgt_tokens for b in batches)], dtype=torch.float64)
-        total = float(self.world.sum(counts))
+        total = float(self.context.sum(counts))
         self.optimizer.zero_grad(set_to_none=True)
         nll = 0.0
         for i, batch in enumerate(batches):
-            seed_dropout(self.config.seed, progress.step, i, self.world.rank)
+            seed_dropout(self.config.seed, progress.step, i, self.context.rank)
             last = i == len(batches) - 1
-            with nullcontext() if last else self.world.no_sync(self.wrapped):
+            with nullcontext() if last else self.context.no_sync(self.wrapped):
                 loss = self._forward(batch)
                 (loss.smoothed / total).backward()
             nll += float(loss.nll)
         progress.step += 1
         progress.tokens += sum(b.src_tokens + b.tgt_tokens for b in batches)
-        if self._gradients_fit(nll):
+        if self._clip_gradients(nll):
             self.optimizer.step()
-            self._move_average()
+            self._update_ema()
             self._window.add(nll, total, batches, rate)
 
     def _forward(self, batch: Batch) -> Loss:
         head = TokenLoss(batch.tgt_out, self.config.label_smoothing)
-        half = self.config.precision == "bf16"
-        with torch.autocast(self.world.device.type, dtype=torch.bfloat16, enabled=half):
+        bf16 = self.config.precision == "bf16"
+        with torch.autocast(self.context.device.type, dtype=torch.bfloat16, enabled=bf16):
             loss: Loss = self.wrapped(batch.src, batch.src_mask, batch.tgt_in, head)
         return loss
 
-    def _gradients_fit(self, nll: float) -> bool:
-        """Clip the gradients; False (and counted) where the loss or a gradient is not finite."""
+    def _clip_gradients(self, nll: float) -> bool:
+        """Clip the gradients; if the loss or a gradient is not finite, count the step as skipped and return False."""
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
         if not (math.isfinite(nll) and bool(torch.isfinite(norm))):
@@ -206,7 +207,6 @@ class Trainer:
         return True
 
     def _count_bad_step(self) -> None:
-        """A step that is not taken; too many in a row end the training."""
         progress = self.progress
         progress.skipped += 1
         progress.bad_in_a_row += 1
@@ -215,15 +215,15 @@ class Trainer:
         )
         if progress.bad_in_a_row >= self.config.max_bad_steps:
             raise TrainingError(
-                f"{self.run.folder}: loss not finite for {progress.bad_in_a_row} steps in a row, up to step "
-                f"{progress.step}. {self.run.last_good()} Lower the learning rate, set train.clip_norm=1, or look at "
-                "the data with 'dragoman doctor'."
+                f"{self.run.folder}: the loss was not finite for {progress.bad_in_a_row} steps in a row, up to step "
+                f"{progress.step}. {self.run.last_good()} Lower the learning rate, set train.clip_norm=1, or check the "
+                "data with 'dragoman doctor'."
             )
 
-    def _move_average(self) -> None:
+    def _update_ema(self) -> None:
         if self.ema is None:
             return
-        # A young average forgets its start faster, as in Adam's bias correction.
+        # A lower decay during the first steps, so that the initial weights are forgotten sooner.
         decay = min(self.config.ema, (1 + self.progress.step) / (10 + self.progress.step))
         for name, parameter in unique_tensors(self.model).items():
             self.ema[name].lerp_(parameter, 1 - decay)
@@ -234,7 +234,7 @@ class Trainer:
         return budget_fraction(self.config.budget, self.progress, len(self._plan()))
 
     def _plan(self) -> list[NDArray[np.int64]]:
-        """The batches of the epoch that `progress` stands in."""
+        """Return the batches of the current epoch."""
         epoch = self.progress.epoch
         if self._planned[0] != epoch:
             self._planned = (epoch, self.run.task.epoch(epoch))
@@ -249,14 +249,8 @@ class Trainer:
 
     # -------------------------------------------------------------------------------- log, validation and checkpoints
 
-    def _report(self) -> None:
-        row = self._window.row(self.progress)
-        if row is not None:
-            self.log.write(row)
-            self.reporter.stepped(row, self._used())
-
     def _validate(self) -> None:
-        """Score the model as it would be saved, save it, and move the pointers."""
+        """Score the model with the weights that are saved, write a checkpoint and update the pointers."""
         progress = self.progress
         progress.validated = amount(self.config.validate_every.unit, progress, len(self._plan()))
         better = False
@@ -269,33 +263,30 @@ class Trainer:
             if better:
                 progress.best, progress.best_step = value, progress.step
             progress.seconds = time.monotonic() - self._clock
-            row = {"step": progress.step, "epoch": self._epochs(), "seconds": progress.seconds, **self.scores}
-            row["memory_mb"] = round(self.world.peak_memory() / 1e6)
+            epochs = round(amount("epochs", progress, len(self._plan())), 3)
+            row = {"step": progress.step, "epoch": epochs, "seconds": progress.seconds, **self.scores}
+            row["memory_mb"] = round(self.context.peak_memory() / 1e6)
             self.log.write(row)
             self.reporter.validated(row, better)
         self._save(self.scores)
         self._window.restart()
 
-    def _epochs(self) -> float:
-        return round(amount("epochs", self.progress, len(self._plan())), 3)
-
     def _value(self, scores: dict[str, Any]) -> float:
-        """The validation metric as more = better."""
+        """Return the validation metric, negated if lower is better."""
         return -float(scores["valid_loss"]) if self.config.metric == "loss" else float(scores[self.config.metric])
 
     def _save(self, scores: dict[str, Any], interrupted: bool = False) -> None:
-        if self.world.is_main:
+        if self.context.is_main:
             self.run.save(self.model, self.optimizer, self.progress, self.ema, scores, interrupted)
-        self.world.barrier()
+        self.context.barrier()
 
     def _finish(self) -> None:
-        """The last validation, and the average of the last checkpoints where it is better than the best."""
-        warning = warmup_warning(self.config, self.progress)
-        if warning:
+        """Validate once more, and score the average of the last checkpoints, which becomes the best if it is better."""
+        if warning := warmup_warning(self.config, self.progress):
             self.reporter.log(f"warning: {warning}")
         if self.run.needs_last(self.progress):
             self._validate()
-        if self.config.average < 2 or self.validation is None or not self.world.is_main:
+        if self.config.average < 2 or self.validation is None or not self.context.is_main:
             return
         count = min(self.config.average, len(list_checkpoints(self.run.folder)))
         averaged = self.run.average(count)
@@ -313,28 +304,28 @@ class Trainer:
 
 
 class _Window:
-    """Sums between two lines of the log."""
+    """Sums since the last row of the log."""
 
     def __init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
-        self.nll, self.words, self.tokens, self.rate = 0.0, 0.0, 0, 0.0
+        self.nll, self.targets, self.tokens, self.rate = 0.0, 0.0, 0, 0.0
         self.since = time.monotonic()
 
-    def add(self, nll: float, words: float, batches: list[Batch], rate: float) -> None:
+    def add(self, nll: float, targets: float, batches: list[Batch], rate: float) -> None:
         self.nll += nll
-        self.words += words
+        self.targets += targets
         self.tokens += sum(b.src_tokens + b.tgt_tokens for b in batches)
         self.rate = rate
 
     def row(self, progress: Progress) -> dict[str, Any] | None:
-        """A row of the log, or None when no step counted since the last one."""
-        if not self.words:
+        """Return a row of the log and restart, or return None if every step since the last row was skipped."""
+        if not self.targets:
             return None
         row = {
             "step": progress.step,
-            "loss": self.nll / self.words,
+            "loss": self.nll / self.targets,
             "learning_rate": self.rate,
             "tokens_per_second": self.tokens / max(1e-9, time.monotonic() - self.since),
             "seconds": progress.seconds,

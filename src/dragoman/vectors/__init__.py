@@ -1,4 +1,4 @@
-"""Word vectors: trained on a text or taken from a model, asked for neighbours and analogies, measured and drawn."""
+"""Word vectors: training, neighbours and analogies, evaluation, plots."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Files of word vectors: safetensors, and word2vec's text format that every program reads.
+"""Files of word vectors: safetensors, and the text format of word2vec.
 
-Text: a line "V D", then a line a word: the word and its D numbers, parted by spaces (GloVe has no first line).
-Safetensors: the tensor `vectors` (V, D), and the words as JSON under `words` in the header.
+Text: a line "V D", then one line per word with the word and its D numbers, separated by spaces (GloVe omits the first
+line).  Safetensors: the tensor `vectors` (V, D), and the words as JSON under `words` in the metadata.
 """
 
 from __future__ import annotations
@@ -26,23 +26,27 @@ _SAFE = ".safetensors"
 
 
 def check_target(path: Path) -> None:
-    """Raise UsageError where vectors cannot be written to `path`: to be asked before minutes of training."""
+    """Raise UsageError if vectors cannot be written to `path`; call it before minutes of training."""
     if path.is_dir():
-        raise UsageError(f"{path}: a folder; name a file, such as {path}/vectors{_SAFE}")
+        raise UsageError(f"{path}: is a folder; name a file, such as {path}/vectors{_SAFE}")
     if path.suffix in COMPRESSED_SUFFIXES:
-        raise UsageError(f"{path}: written uncompressed only; leave {path.suffix} out and compress the file afterwards")
+        raise UsageError(f"{path}: written uncompressed only; remove {path.suffix} and compress the file afterwards")
     if not path.parent.is_dir():
-        raise UsageError(f"{path}: there is no folder {path.parent}; make it first")
+        raise UsageError(f"{path}: there is no folder {path.parent}; create it first")
 
 
 def write_vectors(path: Path, words: Sequence[str], matrix: NDArray[np.float32]) -> Path:
-    """Write words (V) and matrix (V, D), whole or not at all; every number comes back as it was."""
+    """Write words (V) and matrix (V, D) atomically, without loss of precision, and return `path`.
+
+    Raises UsageError as `check_target` does, TrainingError if the file cannot be written.
+    """
     check_target(path)
     if path.suffix == _SAFE:
-        about = {"words": json.dumps(list(words), ensure_ascii=False)}
-        write_file(path, safetensors.numpy.save({"vectors": np.ascontiguousarray(matrix)}, metadata=about))
+        metadata = {"words": json.dumps(list(words), ensure_ascii=False)}
+        content = safetensors.numpy.save({"vectors": np.ascontiguousarray(matrix)}, metadata=metadata)
     else:
-        write_file(path, "".join(f"{line}\n" for line in _lines(path, words, matrix)).encode())
+        content = "".join(f"{line}\n" for line in _lines(path, words, matrix)).encode()
+    write_file(path, content)
     return path
 
 
@@ -50,16 +54,19 @@ def _lines(path: Path, words: Sequence[str], matrix: NDArray[np.float32]) -> Ite
     unfit = next((word for word in words if not word or " " in word or "\n" in word or "\r" in word), None)
     if unfit is not None:
         raise UsageError(
-            f"{path}: the word {unfit!r} has a space or a line end, or is empty, which the text format cannot hold; "
-            f"name a file that ends in {_SAFE}"
+            f"{path}: the word {unfit!r} is empty or contains a space or a line break, which the text format cannot "
+            f"store; name a file that ends in {_SAFE}"
         )
     yield f"{len(words)} {matrix.shape[1]}"
     for word, row in zip(words, matrix.tolist(), strict=True):
-        yield f"{word} {' '.join(f'{number:.9g}' for number in row)}"  # 9 digits bring a float32 back exactly
+        yield f"{word} {' '.join(f'{number:.9g}' for number in row)}"  # 9 digits restore a float32 exactly
 
 
 def read_vectors(path: Path) -> tuple[list[str], NDArray[np.float32]]:
-    """Words (V) and matrix (V, D) of either format; `.gz`, `.xz` or `.zst` may follow the text.  Raises DataError."""
+    """Read words (V) and matrix (V, D) of either format; text may be compressed (`.gz`, `.xz`, `.zst`).
+
+    Raises DataError, with the line number for text.
+    """
     return _read_safe(path) if path.suffix == _SAFE else _read_text(path)
 
 
@@ -73,8 +80,8 @@ def _read_safe(path: Path) -> tuple[list[str], NDArray[np.float32]]:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
     except (SafetensorError, KeyError, ValueError, TypeError, RecursionError, MemoryError) as error:
         raise DataError(
-            f"{path}: no file of word vectors ({error}); accepted: one that 'save' wrote, word2vec's text format, or "
-            "the folder of a model"
+            f"{path}: not a file of word vectors ({error}); accepted: a file written by `WordVectors.save`, the text "
+            "format of word2vec, or a model folder"
         ) from None
 
 
@@ -82,11 +89,11 @@ def _read_text(path: Path) -> tuple[list[str], NDArray[np.float32]]:
     words: list[str] = []
     rows: list[NDArray[np.float32]] = []
     size: int | None = None
-    promised: int | None = None
+    expected: int | None = None
     for number, line in enumerate(read_lines(path), start=1):
         word, *fields = line.rstrip(" ").split(" ")
         if number == 1 and len(fields) == 1 and word.isdecimal() and fields[0].isdecimal():
-            promised, size = int(word), int(fields[0])
+            expected, size = int(word), int(fields[0])
             continue
         size = size or len(fields)
         try:
@@ -95,12 +102,12 @@ def _read_text(path: Path) -> tuple[list[str], NDArray[np.float32]]:
             row = np.empty(0, dtype=np.float32)
         if not word or not fields or row.shape != (size,):
             raise DataError(
-                f"{path}, line {number:,}: {clip(line)!r} with {len(fields):,} fields after the word; accepted are a "
-                f"word and {size:,} numbers, parted by one space"
+                f"{path}, line {number:,}: {clip(line)!r} with {len(fields):,} fields after the word; accepted: a "
+                f"word and {size:,} numbers, separated by single spaces"
             )
         words.append(word)
         rows.append(row)
-    if not rows or promised not in (None, len(rows)):
-        wanted = "a line a word" if promised is None else f"the {promised:,} words that its first line promises"
-        raise DataError(f"{path}: {len(rows):,} words; accepted: {wanted}. Copy or download the file again.")
+    if not rows or expected not in (None, len(rows)):
+        wanted = "one line per word" if expected is None else f"the {expected:,} words given in the first line"
+        raise DataError(f"{path}: {len(rows):,} words; expected: {wanted}. Copy or download the file again.")
     return words, np.stack(rows)

@@ -1,4 +1,4 @@
-"""The word vectors inside a trained model: the first matrix that its source goes through."""
+"""The word vectors of a trained model: its source embedding."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["read_embedding"]
 
 
 def read_embedding(path: str | Path) -> tuple[list[str], NDArray[np.float32]]:
-    """Pieces (V) and their vectors (V, D) of a model or run folder; padding, unknown, begin and end are left out.
+    """Return the tokens (V) of a model or run folder and their vectors (V, D), without the special tokens.
 
-    Raises ModelFolderError where there is no model, UsageError where its input is not words.
+    Raises ModelFolderError if there is no model, UsageError if its input is not text.
     """
     network, vocabulary, _ = load_network(path)
     tokenizer = vocabulary.tokenizer if isinstance(vocabulary, LabelVocabulary) else vocabulary
     embedding = next((module for module in network.modules() if isinstance(module, Embedding)), None)
     if embedding is None or not isinstance(tokenizer, Tokenizer):
-        raise UsageError(f"{path}: this model reads no words, so it has no word vectors; name one that reads text")
-    pieces = [tokenizer.source_piece(token) for token in range(EOS + 1, tokenizer.source_size)]
-    return pieces, embedding.weight.detach()[EOS + 1 :].float().numpy()
+        raise UsageError(f"{path}: the input of this model is not text, so it has no word vectors; name another model")
+    tokens = [tokenizer.source_piece(token) for token in range(EOS + 1, tokenizer.source_size)]
+    return tokens, embedding.weight.detach()[EOS + 1 :].float().numpy()

@@ -1,7 +1,6 @@
-"""How good word vectors are: analogy questions, and people's scores of how alike two words are.
+"""Evaluation of word vectors: analogy questions, and correlation with human similarity scores.
 
-The files are those of the field: questions-words.txt (Mikolov et al. 2013a, section 4.1), and pairs as WordSim-353 or
-SimLex-999 have them.
+File formats: questions-words.txt (Mikolov et al. 2013a, section 4.1); word pairs as in WordSim-353 and SimLex-999.
 """
 
 from __future__ import annotations
@@ -18,25 +17,18 @@ from dragoman.errors import DataError
 from dragoman.io.lines import clip, read_lines
 
 __all__ = [
-    "Accuracy",
-    "Correlation",
-    "Question",
-    "Row",
-    "read_questions",
-    "read_similarities",
-    "score_questions",
-    "spearman",
-]
+    "Accuracy", "Correlation", "Question", "Row", "read_questions", "read_similarities", "score_questions", "spearman",
+]  # fmt: skip
 
 Question = tuple[str, str, str, str]
 """a, b, c, d: a is to b as c is to d."""
 
 _BLOCK = 256
-"""Questions scored at once: their scores for all words are 256 V numbers."""
+"""Questions per matrix product, which has _BLOCK x V results."""
 
 
 class Row(NamedTuple):
-    """One category: right answers of the questions whose four words are known, of all that were asked."""
+    """The result of one category: correct answers, questions of known words only, all questions."""
 
     name: str
     right: int
@@ -45,23 +37,22 @@ class Row(NamedTuple):
 
     @property
     def percent(self) -> float:
-        """Of the known ones; NaN where none is."""
+        """Correct answers in percent of the known questions; NaN if there are none."""
         return 100 * self.right / self.known if self.known else float("nan")
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Analogies by category and in all."""
+    """Results by category, and in total."""
 
     rows: list[Row]
 
     @property
     def total(self) -> Row:
-        rows = self.rows
-        return Row("all", sum(r.right for r in rows), sum(r.known for r in rows), sum(r.asked for r in rows))
+        return Row("all", *(sum(row[i] for row in self.rows) for i in (1, 2, 3)))  # type: ignore[misc]
 
     def lines(self) -> list[str]:
-        """A line a category and one for all: percent right of the known, known of asked."""
+        """Return one line of text per category and one for the total."""
         return [
             f"{row.name:30} {row.percent:5.1f} %   {row.right:6,} of {row.known:6,} known   ({row.asked:,} asked)"
             for row in [*self.rows, self.total]
@@ -69,7 +60,7 @@ class Accuracy:
 
 
 class Correlation(NamedTuple):
-    """spearman: from -1 to 1, NaN where fewer than three pairs are known."""
+    """Spearman's correlation of `known` pairs out of `asked`; NaN for fewer than three known pairs."""
 
     spearman: float
     known: int
@@ -77,7 +68,7 @@ class Correlation(NamedTuple):
 
 
 def read_questions(path: Path) -> dict[str, list[Question]]:
-    """Category -> questions, of a file with `: category` lines and four words a line.  Raises DataError."""
+    """Read questions by category: lines of four words, and lines `: category`.  Raises DataError."""
     categories: dict[str, list[Question]] = {}
     name = "questions"
     for number, line in enumerate(read_lines(path), start=1):
@@ -87,7 +78,7 @@ def read_questions(path: Path) -> dict[str, list[Question]]:
             words = line.split()
             if len(words) != 4:
                 raise DataError(
-                    f"{path}, line {number:,}: {len(words)} words ({clip(line)!r}); accepted are four, such as "
+                    f"{path}, line {number:,}: {len(words)} words ({clip(line)!r}); accepted: four, such as "
                     "'man king woman queen', or ': category'"
                 )
             categories.setdefault(name, []).append((words[0], words[1], words[2], words[3]))
@@ -95,7 +86,7 @@ def read_questions(path: Path) -> dict[str, list[Question]]:
 
 
 def read_similarities(path: Path) -> list[tuple[str, str, float]]:
-    """Pairs and people's score of them, of a file with word, word, score a line (tabs or spaces).  Raises DataError."""
+    """Read pairs with a human score: lines of word, word, score (tabs or spaces).  Raises DataError."""
     pairs = []
     for number, line in enumerate(read_lines(path), start=1):
         try:
@@ -103,35 +94,40 @@ def read_similarities(path: Path) -> list[tuple[str, str, float]]:
             pairs.append((left, right, float(score)))
         except ValueError:
             raise DataError(
-                f"{path}, line {number:,}: {clip(line)!r}; accepted are word, word and a score, such as tiger cat 7.35"
+                f"{path}, line {number:,}: {clip(line)!r}; accepted: word, word and score, such as tiger cat 7.35"
             ) from None
     return pairs
 
 
 def score_questions(
-    unit: NDArray[np.float32], questions: Mapping[str, Sequence[Question]], place: Callable[[str], int | None]
+    unit: NDArray[np.float32], questions: Mapping[str, Sequence[Question]], find: Callable[[str], int | None]
 ) -> Accuracy:
-    """unit (V, D): vectors 1 long.  place: a word's row, or None.  The answer is the word nearest to b - a + c, the
-    three words of the question left out."""
+    """Answer each question with the word nearest to b - a + c, other than a, b and c.
+
+    unit (V, D): vectors of length 1.  find: returns the row of a word, or None.
+    """
     rows = []
     for name, asked in questions.items():
-        places = [[place(word) for word in question] for question in asked]
-        known = np.array([row for row in places if None not in row], dtype=np.int64).reshape(-1, 4)
-        right = sum(_right(unit, known[i : i + _BLOCK]) for i in range(0, len(known), _BLOCK))
+        found = [[find(word) for word in question] for question in asked]
+        known = np.array([row for row in found if None not in row], dtype=np.int64).reshape(-1, 4)
+        right = sum(_count_right(unit, known[i : i + _BLOCK]) for i in range(0, len(known), _BLOCK))
         rows.append(Row(name, right, len(known), len(asked)))
     return Accuracy(rows)
 
 
-def _right(unit: NDArray[np.float32], known: NDArray[np.int64]) -> int:
-    """known (n, 4): rows of a, b, c, d -> for how many d is first."""
+def _count_right(unit: NDArray[np.float32], known: NDArray[np.int64]) -> int:
+    """known (n, 4): rows of a, b, c and d."""
     a, b, c, d = known.T
-    scores = (unit[b] - unit[a] + unit[c]) @ unit.T  # (n, V); their order is that of the cosines
+    scores = (unit[b] - unit[a] + unit[c]) @ unit.T  # (n, V), in the order of the cosines
     np.put_along_axis(scores, known[:, :3], -np.inf, axis=1)
     return int((scores.argmax(axis=1) == d).sum())
 
 
 def spearman(x: NDArray[Any], y: NDArray[Any]) -> float:
-    """Correlation of the ranks (n,), equal values sharing the mean of theirs; NaN below three or where none differ."""
+    """Return the correlation of the ranks of x (n,) and y (n,); equal values share their mean rank.
+
+    NaN if n < 3 or all values of x or y are equal.
+    """
     if len(x) < 3:
         return float("nan")
     a, b = (ranks - ranks.mean() for ranks in (_ranks(x), _ranks(y)))

@@ -1,6 +1,6 @@
-"""Words and their vectors: what is near, how alike are two, king - man + woman.
+"""Words with vectors: neighbours, similarity, analogies.
 
-Letters: V words, D size of a vector, n pairs or questions.
+Symbols: V words, D size of a vector, n pairs or questions.
 """
 
 from __future__ import annotations
@@ -22,73 +22,73 @@ __all__ = ["DISTANCES", "MEASURES", "Measure", "Neighbour", "WordVectors"]
 Measure = Literal["cosine", "dot", "euclidean", "mahalanobis"]
 MEASURES: tuple[str, ...] = get_args(Measure)
 DISTANCES = ("euclidean", "mahalanobis")
-"""Measures that are small where two words are alike; the others are large there."""
+"""Measures that are small for similar words; the others are large."""
 
-_BEGINS = "▁"
-"""How a sentencepiece vocabulary marks a piece that begins a word."""
+_WORD_START = "▁"
+"""Marks a token that begins a word in a SentencePiece vocabulary."""
 
 
 class Neighbour(NamedTuple):
-    """A word and its value by the measure that was asked for."""
+    """A word and its similarity or distance."""
 
     word: str
     value: float
 
 
 class WordVectors:
-    """V words with a vector of D numbers each; a word that is not there in its capitals is looked up in small letters.
+    """V words with a vector of D numbers each.  A word that is missing as written is looked up in lower case.
 
-    Four measures.  Two are the other two in other coordinates: the cosine is the dot product of vectors made 1 long,
-    the Mahalanobis distance the Euclidean one after whitening, x -> L^-1 (x - mean) with L L^T = covariance of all
-    vectors.  1 % of the mean variance is added on its diagonal, so that it can be inverted even where V < D.
+    Measures: dot product; cosine, the dot product of vectors of length 1; Euclidean distance; Mahalanobis distance, the
+    Euclidean distance after whitening, x -> L^-1 (x - mean) with L L^T = covariance of all vectors.  1 % of the mean
+    variance is added to the diagonal of the covariance, so that it is invertible even if V < D.
     """
 
     def __init__(self, words: Sequence[str], matrix: ArrayLike) -> None:
-        """words: V, all different.  matrix (V, D), kept in float32.  Raises DataError where the two do not fit."""
+        """words: V, all different.  matrix: (V, D), stored in float32.  Raises DataError if they do not match."""
         self.words = list(words)
         self.matrix: NDArray[np.float32] = np.asarray(matrix, dtype=np.float32)
         self.index = {word: i for i, word in enumerate(self.words)}
         self._spaces: dict[str, NDArray[np.float32]] = {}
         if self.matrix.ndim != 2 or len(self.words) != len(self.matrix) or not self.matrix.size:
             raise DataError(
-                f"{len(self.words):,} words and a matrix of shape {self.matrix.shape}: accepted is one row a word, "
-                "at least one number in it"
+                f"{len(self.words):,} words and a matrix of shape {self.matrix.shape}; accepted: one row per word "
+                "with at least one number"
             )
         if len(self.index) < len(self.words):
             twice = next(word for i, word in enumerate(self.words) if self.index[word] != i)
-            raise DataError(f"the word {twice!r} has two vectors; accepted is one a word")
+            raise DataError(f"the word {twice!r} has two vectors; accepted: one per word")
         if not np.isfinite(self.matrix).all():
             row = int(np.flatnonzero(~np.isfinite(self.matrix).all(axis=1))[0])
-            raise DataError(f"the vector of {self.words[row]!r} holds a number that is not finite; train or copy anew")
+            raise DataError(f"the vector of {self.words[row]!r} has a number that is not finite; train or copy again")
 
     def __len__(self) -> int:
         return len(self.words)
 
     def __contains__(self, word: str) -> bool:
-        return self._place(word) is not None
+        return self._row(word) is not None
 
     def __getitem__(self, word: str) -> NDArray[np.float32]:
-        """The vector (D,) of a word.  Raises UsageError with the nearest name where there is none."""
+        """Return the vector (D,) of a word.  Raises UsageError with the nearest known word."""
         vector: NDArray[np.float32] = self.matrix[self._find(word)]
         return vector
 
-    # ------------------------------------------------------------------------------------------------------- questions
+    # ---------------------------------------------------------------------------------------------------- queries
 
     def neighbours(self, word: str, count: int = 10, measure: Measure = "cosine") -> list[Neighbour]:
-        """The `count` words most like `word`, the nearest first, itself left out."""
-        space, place = self._space(measure), self._find(word)
-        return self._best(_compare(space, space[place], measure), count, {place}, measure)
+        """Return the `count` words most similar to `word`, the nearest first."""
+        space, row = self._space(measure), self._find(word)
+        return self._best(_compare(space, space[row], measure), count, {row}, measure)
 
     def similarity(self, a: str, b: str, measure: Measure = "cosine") -> float:
-        """How alike (cosine, dot) or how far apart (Euclidean, Mahalanobis) two words are."""
+        """Return the similarity (cosine, dot) or the distance (Euclidean, Mahalanobis) of two words."""
         space = self._space(measure)
         return float(_compare(space[self._find(a)], space[self._find(b)], measure))
 
     def analogy(self, a: str, b: str, c: str, count: int = 1) -> list[Neighbour]:
-        """a is to b as c is to ...: the words nearest to b - a + c by cosine, a, b and c left out.
+        """Answer "a is to b as c is to ...": return the words nearest to b - a + c by cosine, other than a, b and c.
 
-        `analogy("man", "king", "woman")` is king - man + woman.  Vectors are made 1 long first (3CosAdd: Mikolov et al.
-        2013c; Levy and Goldberg 2014).
+        `analogy("man", "king", "woman")` is king - man + woman.  Vectors are scaled to length 1 first (3CosAdd: Mikolov
+        et al. 2013c; Levy and Goldberg 2014).
         """
         unit = self._space("cosine")
         i, j, k = (self._find(word) for word in (a, b, c))
@@ -96,76 +96,76 @@ class WordVectors:
         return self._best(values, count, {i, j, k}, "cosine")
 
     def accuracy(self, questions: Mapping[str, Sequence[Question]]) -> Accuracy:
-        """How many analogies (`read_questions`) have the right word in first place, of those whose words are known."""
-        return score_questions(self._space("cosine"), questions, self._place)
+        """Return how many analogies (from `read_questions`) have the correct word as the first answer."""
+        return score_questions(self._space("cosine"), questions, self._row)
 
     def correlation(self, pairs: Sequence[tuple[str, str, float]], measure: Measure = "cosine") -> Correlation:
-        """Spearman's rank correlation with people's scores of pairs (`read_similarities`), of those that are known.
+        """Return Spearman's rank correlation with human scores of word pairs (from `read_similarities`).
 
-        Distances count with a minus, so that more is better for every measure.
+        Distances are negated, so that larger is better for every measure.  Pairs with unknown words are left out.
         """
         space = self._space(measure)
-        places = [(self._place(a), self._place(b), score) for a, b, score in pairs]
-        known = [row for row in places if None not in row]
+        rows = [(self._row(a), self._row(b), score) for a, b, score in pairs]
+        known = [row for row in rows if None not in row]
         if not known:
             return Correlation(float("nan"), 0, len(pairs))
         left, right, scores = (np.array(column) for column in zip(*known, strict=True))
-        ours = _compare(space[left], space[right], measure)
-        return Correlation(spearman(-ours if measure in DISTANCES else ours, scores), len(known), len(pairs))
+        values = _compare(space[left], space[right], measure)
+        return Correlation(spearman(-values if measure in DISTANCES else values, scores), len(known), len(pairs))
 
     # ------------------------------------------------------------------------------------------------------------ disk
 
     def picture(self, words: Sequence[str], path: str | Path, arrows: Sequence[tuple[str, str]] = ()) -> Path:
-        """Draw words as points in the plane of their two principal components: one SVG that needs nothing else.
+        """Draw words as points on their first two principal components, as a self-contained SVG file.
 
-        Directions, not lengths, are drawn (vectors made 1 long).  arrows: pairs of these words to be joined.
+        Vectors are scaled to length 1 first.  arrows: pairs of these words to connect.
         """
         words = list(dict.fromkeys(words))
         vectors = self._space("cosine")[[self._find(word) for word in words]]
         return write_picture(Path(path), words, vectors, arrows)
 
     def save(self, path: str | Path) -> Path:
-        """Write `.safetensors`, or under any other suffix word2vec's text format; whole or not at all."""
+        """Write a `.safetensors` file or, with any other suffix, the text format of word2vec; atomic."""
         return write_vectors(Path(path), self.words, self.matrix)
 
     @classmethod
     def load(cls, path: str | Path) -> WordVectors:
-        """Read what `save` wrote, or another program's text file (`.gz`, `.xz`, `.zst` too); a folder: `of_model`.
+        """Read a file written by `save` or, as text, by another program; a folder is passed to `of_model`.
 
-        Raises DataError, naming the line, where the file is not one of these.
+        Text may be compressed (`.gz`, `.xz`, `.zst`).  Raises DataError, with the line number for text.
         """
         return cls.of_model(path) if Path(path).is_dir() else cls(*read_vectors(Path(path)))
 
     @classmethod
     def of_model(cls, path: str | Path) -> WordVectors:
-        """The source embedding of a trained model: its pieces of words, the special ones left out.
+        """Return the source embedding of a trained model, without the special tokens.
 
-        Raises ModelFolderError where there is no model, UsageError where it reads no words.
+        Raises ModelFolderError if there is no model, UsageError if its input is not text.
         """
         from dragoman.vectors.of_model import read_embedding
 
         return cls(*read_embedding(path))
 
-    # --------------------------------------------------------------------------------------------------------- details
+    # --------------------------------------------------------------------------------------------------- internals
 
-    def _place(self, word: str) -> int | None:
-        names = (_BEGINS + word, word, _BEGINS + word.lower(), word.lower())
+    def _row(self, word: str) -> int | None:
+        names = (_WORD_START + word, word, _WORD_START + word.lower(), word.lower())
         return next((self.index[name] for name in names if name in self.index), None)
 
     def _find(self, word: str) -> int:
-        place = self._place(word)
-        if place is None:
-            choices = (known.removeprefix(_BEGINS) for known in self.words)
+        row = self._row(word)
+        if row is None:
+            choices = (known.removeprefix(_WORD_START) for known in self.words)
             raise UsageError(
                 f"no vector for {word!r}{nearest(word.lower(), choices)}; accepted: one of the {len(self):,} words "
-                "these vectors were made for"
+                "of these vectors"
             )
-        return place
+        return row
 
     def _space(self, measure: str) -> NDArray[np.float32]:
-        """The vectors (V, D) in the coordinates of a measure."""
+        """Return the vectors (V, D) in the coordinates of a measure."""
         if measure not in MEASURES:
-            raise UsageError(f"measure = {measure!r}{nearest(measure, MEASURES)}: accepted: {', '.join(MEASURES)}")
+            raise UsageError(f"measure = {measure!r}{nearest(measure, MEASURES)}; accepted: {', '.join(MEASURES)}")
         if measure not in self._spaces:
             makers = {"cosine": _unit, "mahalanobis": _whitened}
             self._spaces[measure] = makers[measure](self.matrix) if measure in makers else self.matrix
@@ -178,22 +178,22 @@ class WordVectors:
 
 
 def _compare(x: NDArray[Any], y: NDArray[Any], measure: str) -> NDArray[Any]:
-    """(..., D) and (..., D), in the coordinates of the measure -> (...)."""
+    """x and y (..., D) in the coordinates of the measure -> (...)."""
     if measure in DISTANCES:
         return np.asarray(np.linalg.norm(x - y, axis=-1))
     return np.asarray(np.einsum("...d,...d->...", x, y))
 
 
 def _unit(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """(..., D), every vector 1 long; one of zeros stays so."""
+    """Scale vectors (..., D) to length 1; a zero vector stays zero."""
     length = np.linalg.norm(x, axis=-1, keepdims=True)
     return np.asarray(x / np.maximum(length, np.finfo(np.float32).tiny), dtype=np.float32)
 
 
 def _whitened(matrix: NDArray[np.float32]) -> NDArray[np.float32]:
-    """L^-1 (x - mean) for every row x, where L L^T is the covariance with 1 % of the mean variance on its diagonal."""
+    """Return L^-1 (x - mean) for every row x; L L^T: covariance with 1 % of the mean variance added to its diagonal."""
     centred = matrix.astype(np.float64) - matrix.mean(axis=0, dtype=np.float64)
     covariance = centred.T @ centred / len(centred)  # (D, D)
-    ridge = 0.01 * np.trace(covariance) / len(covariance) or 1.0  # 1: all vectors are one and the same
+    ridge = 0.01 * np.trace(covariance) / len(covariance) or 1.0  # 1 if all vectors are equal
     lower = np.linalg.cholesky(covariance + ridge * np.eye(len(covariance)))
     return np.asarray(np.linalg.solve(lower, centred.T).T, dtype=np.float32)

@@ -1,1 +1,1 @@
-"""The decoding engine: packed weights, a native core, and the search of `dragoman.decoding` with the same results."""
+"""The native engine: packed weights, and a C++ core that gives the results of `dragoman.decoding` on x86-64 CPUs."""

@@ -1,4 +1,4 @@
-"""The engine as a translator uses it; what it does not do itself is done by the plain path."""
+"""The native engine as a decoding backend, with the PyTorch backend as fallback for longer texts."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ _FORCED = SearchSettings(beam=1, alpha=0.0, max_extra=0)
 
 
 class NativeBackend(DecodingBackend):
-    """An engine and how many threads it gets.
+    """Decodes with an `Engine` on `threads` threads.
 
-    load_torch: loads the PyTorch backend of the same model, used for texts longer than the packed model's positions.
+    load_torch: loads the PyTorch backend of the same model, used for texts longer than the engine's positions.
     """
+
+    device = "cpu"
 
     def __init__(self, engine: Engine, precision: str, threads: int, load_torch: Callable[[], DecodingBackend]) -> None:
         self.engine = engine
@@ -39,13 +41,11 @@ class NativeBackend(DecodingBackend):
         self._torch: DecodingBackend | None = None
         self._warned = False
 
-    device = "cpu"
-
     @property
     def description(self) -> str:
         threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
-        listed = f", {self.shortlist.description}" if self.shortlist else ""
-        return f"native engine ({self.engine.build}), {self.precision}, {threads}{listed}"
+        shortlist = f", {self.shortlist.description}" if self.shortlist else ""
+        return f"native engine ({self.engine.build}), {self.precision}, {threads}{shortlist}"
 
     @property
     def max_length(self) -> float:
@@ -62,8 +62,8 @@ class NativeBackend(DecodingBackend):
         if not self._warned:
             self._warned = True
             _LOG.warning(
-                "some texts may become longer than the %s tokens of the packed model; the PyTorch backend is used for "
-                "them, which is slower (source, prefix, max_extra and min_length determine the length)",
+                "texts that may exceed the %s positions of the native engine are decoded by the slower PyTorch "
+                "backend; source, prefix, max_extra and min_length determine the length",
                 f"{self.engine.positions:,}",
             )
         return self.to_torch()
@@ -74,39 +74,42 @@ class NativeBackend(DecodingBackend):
         if settings.sample:
             return super()._search(sources, prefixes, settings, batch_tokens)
         limits = [settings.limit(len(s), len(p)) for s, p in zip(sources, prefixes, strict=True)]
-        lists = None
+        shortlists = None
         if self.shortlist is not None:
-            lists = [self.shortlist.of(s, p) for s, p in zip(sources, prefixes, strict=True)]
+            shortlists = [self.shortlist.of(s, p) for s, p in zip(sources, prefixes, strict=True)]
         return self.engine.search(
-            sources, limits, settings, prefixes, self.threads, shortlists=lists, source_tokens=batch_tokens
+            sources, limits, settings, prefixes, self.threads, shortlists=shortlists, source_tokens=batch_tokens
         )
 
-    def align(self, pairs: Sequence[tuple[Ids, Ids]], batch_tokens: int) -> list[NDArray[np.float32]]:
-        if max((max(len(src), len(tgt)) for src, tgt in pairs), default=0) > self.engine.positions:
-            return self.fallback().align(pairs, batch_tokens)
-        sizes = [(len(tgt), len(src)) for src, tgt in pairs]
-        starts = list(itertools.accumulate((rows * columns for rows, columns in sizes), initial=0))
-        weights = array("f", [0]) * starts[-1]
-        targets = [list(tgt[:-1]) for _, tgt in pairs]
-        limits = [rows for rows, _ in sizes]
-        self.engine.search([src for src, _ in pairs], limits, _FORCED, targets, self.threads, attention=weights)
-        import numpy as np  # here, so that translating starts without it
-
-        whole = np.frombuffer(weights, np.float32)
-        return [whole[at:end].reshape(size) for (at, end), size in zip(itertools.pairwise(starts), sizes, strict=True)]
-
     def stepper(self) -> EngineStepper:
-        from dragoman.decoding.native.stepper import EngineStepper  # here, so that a search needs no torch
+        from dragoman.decoding.native.stepper import EngineStepper  # imports torch, which beam search does not need
 
         return EngineStepper(self.engine, self.threads)
 
+    def align(self, pairs: Sequence[tuple[Ids, Ids]], batch_tokens: int) -> list[NDArray[np.float32]]:
+        if not self._supports(pairs):
+            return self.fallback().align(pairs, batch_tokens)
+        shapes = [(len(tgt), len(src)) for src, tgt in pairs]
+        offsets = list(itertools.accumulate((rows * columns for rows, columns in shapes), initial=0))
+        weights = array("f", [0]) * offsets[-1]
+        self._force(pairs, attention=weights)
+        import numpy as np  # beam search does not need it
+
+        flat = np.frombuffer(weights, np.float32)
+        return [flat[a:b].reshape(shape) for (a, b), shape in zip(itertools.pairwise(offsets), shapes, strict=True)]
+
     def score(self, pairs: Sequence[tuple[Ids, Ids]], batch_tokens: int) -> list[list[float]]:
-        # A target that is forced to its end: the limit leaves only the end of sentence after it.
-        longest = max((max(len(src), len(tgt)) for src, tgt in pairs), default=0)
-        if longest > self.engine.positions:
+        if not self._supports(pairs):
             return self.fallback().score(pairs, batch_tokens)
-        targets = [list(tgt[:-1]) for _, tgt in pairs]
-        found = self.engine.search(
-            [src for src, _ in pairs], [len(tgt) + 1 for tgt in targets], _FORCED, targets, self.threads
+        return [hypotheses[0].token_log_probs for hypotheses in self._force(pairs)]
+
+    def _supports(self, pairs: Sequence[tuple[Ids, Ids]]) -> bool:
+        return max((max(len(src), len(tgt)) for src, tgt in pairs), default=0) <= self.engine.positions
+
+    def _force(self, pairs: Sequence[tuple[Ids, Ids]], attention: array[float] | None = None) -> list[list[Hypothesis]]:
+        """Decode the given targets: the limit leaves only the end of sentence after the forced prefix."""
+        prefixes = [list(tgt[:-1]) for _, tgt in pairs]
+        limits = [len(prefix) + 1 for prefix in prefixes]
+        return self.engine.search(
+            [src for src, _ in pairs], limits, _FORCED, prefixes, self.threads, attention=attention
         )
-        return [some[0].token_log_probs for some in found]

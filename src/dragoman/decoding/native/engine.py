@@ -1,6 +1,6 @@
-"""A packed model at work: the search of `dragoman.decoding`, written in C++, with the same results.
+"""The search of `dragoman.decoding` for a packed model, executed by the C++ library with the same results.
 
-Ids go in and hypotheses come out; nothing here needs torch.
+Token ids go in, hypotheses come out; nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from typing import Any
 
 from dragoman.data.ids import BOS, EOS, PAD
 from dragoman.decoding.hypothesis import Hypothesis
-from dragoman.decoding.native.library import load_native, missing
-from dragoman.decoding.native.processor import usable_cores
+from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import DragomanError, UsageError
 
-__all__ = ["Engine", "Usage", "usable_cores"]
+__all__ = ["Engine", "Usage"]
 
-_SMALL = 32 << 20
-"""Bytes of a packed model whose weights stay in a cache from step to step."""
+_SMALL_MODEL = 32 << 20
+"""Bytes of a packed model whose weights stay in the processor's cache between steps."""
 _MEMORY = 1 << 30
-"""Bytes that the keys, values and shortlists of a search may take."""
+"""Default for the bytes of key/value caches and shortlists of a search."""
 _NO_LIMIT = (1 << 63) - 1
-_QUICK = 512
-"""Tokens at most of a search that is done before a person could press Ctrl-C."""
-_ERROR_ROOM = 512
-_WRONG_CALL = 1
+_SHORT_SEARCH = 512
+"""Target tokens up to which a search runs in the calling thread: it ends before Ctrl-C could be pressed."""
+_ERROR_SIZE = 512
+_INVALID_ARGUMENT = 1
+_MAX_PROBLEMS = 20
 
 
 class _Settings(ctypes.Structure):
@@ -48,7 +48,7 @@ class _Settings(ctypes.Structure):
 class Usage(ctypes.Structure):
     """Peak resource use of a search in any of its threads.
 
-    rows: hypotheses.  source_tokens: tokens of their sources, counted for every row.  bytes: keys, values and
+    rows: hypotheses.  source_tokens: tokens of their sources, counted once per row.  bytes: key/value caches and
     shortlists.
     """
 
@@ -58,18 +58,19 @@ class Usage(ctypes.Structure):
     bytes: int
 
 
-class _Ragged(ctypes.Structure):
+class _RaggedArray(ctypes.Structure):
     _fields_ = [("ids", ctypes.c_void_p), ("offsets", ctypes.c_void_p)]
 
 
 class _Request(ctypes.Structure):
     arrays: tuple[Any, ...]
+    """Keeps the arrays alive to which the fields point."""
     _fields_ = [
         ("settings", _Settings),
         ("count", ctypes.c_int32),
-        ("sources", _Ragged),
-        ("prefixes", _Ragged),
-        ("shortlists", _Ragged),
+        ("sources", _RaggedArray),
+        ("prefixes", _RaggedArray),
+        ("shortlists", _RaggedArray),
         ("limits", ctypes.c_void_p),
         ("attention", ctypes.c_void_p),
         ("usage", ctypes.c_void_p),
@@ -77,58 +78,64 @@ class _Request(ctypes.Structure):
 
 
 class Engine:
-    """One packed model, open until it is forgotten; several threads may search in it at once.
+    """A packed model in memory.  Several threads may search in it at the same time.
 
-    source_size, target_size: words of the vocabularies.  positions: longest source and target.  rows: searched at once
-    in a thread.  Raises DragomanError where there is no native core, or the file is no packed model.
+    source_size, target_size: vocabulary sizes.  positions: maximum length of sources and targets.  has_encoder: False
+    for a decoder-only model.  rows: default number of hypotheses that one thread decodes at once.  build: "avx512" or
+    "avx2".  Raises DragomanError if the native engine is unavailable or `path` is not a packed model.
     """
 
     def __init__(self, path: str | Path) -> None:
         native = load_native()
         if native is None:
-            raise DragomanError(f"no native engine: {missing()}")
-        self.build, self._library = native.build, native.library
-        error = ctypes.create_string_buffer(_ERROR_ROOM)
-        self._model = self._library.dragoman_open(os.fsencode(path), error)
+            raise DragomanError(f"the native engine is unavailable: {unavailable_reason()}")
+        self.build, self._functions = native.build, native.functions
+        error = ctypes.create_string_buffer(_ERROR_SIZE)
+        self._model = self._functions.dragoman_model_open(os.fsencode(path), error)
         if not self._model:
             raise DragomanError(error.value.decode("utf-8", "replace"))
         sizes = (ctypes.c_int32 * 4)()
-        self._library.dragoman_sizes(self._model, ctypes.addressof(sizes))
+        self._functions.dragoman_model_sizes(self._model, ctypes.addressof(sizes))
         self.source_size, self.target_size, self.positions = sizes[0], sizes[1], sizes[2]
-        self.encodes = bool(sizes[3])
-        # Enough rows to read each weight for many, few enough for their keys and values to stay in a cache too.
-        self.rows = 32 if Path(path).stat().st_size < _SMALL else 64
+        self.has_encoder = bool(sizes[3])
+        # Large enough to use each weight for many rows, small enough for their key/value caches to stay in cache too.
+        self.rows = 32 if Path(path).stat().st_size < _SMALL_MODEL else 64
 
     def __del__(self) -> None:
         if getattr(self, "_model", None):
-            self._library.dragoman_close(self._model)
+            self._functions.dragoman_model_close(self._model)
 
     @property
     def content(self) -> memoryview:
-        """The bytes that were read from the file, valid as long as the engine is."""
+        """The bytes that were read from the file, valid while the engine exists."""
         size = ctypes.c_int64()
-        start = self._library.dragoman_content(self._model, ctypes.addressof(size))
-        return memoryview((ctypes.c_char * size.value).from_address(start)).toreadonly()
+        address = self._functions.dragoman_model_content(self._model, ctypes.addressof(size))
+        return memoryview((ctypes.c_char * size.value).from_address(address)).toreadonly()
 
-    def begin(self, threads: int, rows: int, target: int, sentences: int, source: int) -> int:
-        """A session for steps (`EngineStepper`), to be closed with `end`.
+    def open_session(
+        self, threads: int, target_slots: int, target_length: int, source_slots: int, source_length: int
+    ) -> int:
+        """Return the id of a new session for single decoder steps (`EngineStepper`).
 
-        It has room for `rows` targets of up to `target` tokens and `sentences` sources of up to `source` tokens.
-
-        One thread at a time may use a session: a call during another thread's call raises UsageError.
+        It holds `target_slots` hypotheses of up to `target_length` tokens and `source_slots` sources of up to
+        `source_length` tokens.  One thread at a time may use it: a concurrent call raises UsageError.
         """
         session = ctypes.c_int64()
-        self.call("begin", self._model, threads, rows, target, sentences, source, ctypes.byref(session))
+        sizes = (threads, target_slots, target_length, source_slots, source_length)
+        self._call("session_open", self._model, *sizes, ctypes.byref(session))
         return session.value
 
-    def end(self, session: int) -> None:
-        """Close what `begin` opened; a call that is still at work is finished first."""
-        self._library.dragoman_end(session)
+    def call_session(self, function: str, session: int, *arguments: Any) -> None:
+        """Call `dragoman_session_<function>` of csrc/api.cpp: "encode", "step" or "copy"."""
+        self._call(f"session_{function}", session, *arguments)
 
-    def call(self, name: str, *arguments: Any) -> None:
-        """One function of the core.  Raises what it says."""
-        error = ctypes.create_string_buffer(_ERROR_ROOM)
-        _raise_for(int(getattr(self._library, f"dragoman_{name}")(*arguments, error)), error)
+    def close_session(self, session: int) -> None:
+        """Close a session; a running call finishes first.  Ids that are not open are ignored."""
+        self._functions.dragoman_session_close(session)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        error = ctypes.create_string_buffer(_ERROR_SIZE)
+        _raise_for_status(int(getattr(self._functions, f"dragoman_{name}")(*arguments, error)), error)
 
     def search(
         self,
@@ -144,192 +151,189 @@ class Engine:
         source_tokens: int = _NO_LIMIT,
         usage: Usage | None = None,
     ) -> list[list[Hypothesis]]:
-        """B lists of `settings.nbest` hypotheses, best first.
+        """Return B lists of up to `settings.nbest` hypotheses, best first.
 
-        sources: ids with the end of sentence, empty for a model without encoder.  limits: target tokens at most, the
-        end included.  prefixes: how each target begins.  rows: at work at once in a thread, by default `self.rows`,
-        and fewer while the sources of these rows have more than `source_tokens` tokens, or where `memory`, in bytes for
-        all threads, does not hold their keys, values and shortlists; each row counts with its own lengths, and one
-        sentence is always at work.  usage: is set to what these came to.  attention:
-        with beam 1, zeros to which the mean weights of the cross-attention are added, limit * source of each sentence,
-        one behind the other.  shortlists: the target ids that each sentence may use, ascending, the end and its prefix
-        among them; probabilities are then those among these words.  Raises UsageError with everything that cannot be,
-        DragomanError where the model's numbers are not finite or memory is short.
+        sources: ids with the end of sentence; empty for a model without encoder.
+        limits: maximum target lengths, including the end of sentence.
+        prefixes: forced first tokens of each target.
+        rows, source_tokens: hypotheses, and tokens of their sources, that one thread decodes at once.
+        memory: bytes of the key/value caches and shortlists of all threads.  Every sentence counts with its own
+            lengths; a single sentence is decoded even if it exceeds the budgets.
+        attention: with beam 1, zeros to which the cross-attention weights are added, averaged over heads and layers:
+            (limit, source length) per sentence, concatenated.
+        shortlists: ascending target ids per sentence, including the end of sentence and its prefix.  Probabilities sum
+            to 1 over the shortlist.
+        usage: receives the peak resource use.
+
+        Raises UsageError with all problems of the request, and DragomanError if the model's output is not finite or
+        memory is exhausted.
         """
-        begins = [[]] * len(sources) if prefixes is None else prefixes
+        prefixes = [[]] * len(sources) if prefixes is None else prefixes
         rows = self.rows if rows is None else rows
-        self._check(sources, limits, settings, begins, shortlists, threads, rows)
+        columns: dict[str, Sequence[Any]] = {"sources": sources, "limits": limits, "prefixes": prefixes}
+        if shortlists is not None:
+            columns["shortlists"] = shortlists
+        self._check(columns, settings, threads, rows)
         if attention is not None:
-            wanted = sum(limit * len(source) for limit, source in zip(limits, sources, strict=True))
-            if attention.typecode != "f" or len(attention) != wanted:
-                raise UsageError(f"attention: must be an array of {wanted} numbers of type f")
+            size = sum(limit * len(source) for limit, source in zip(limits, sources, strict=True))
+            if attention.typecode != "f" or len(attention) != size:
+                raise UsageError(
+                    f'attention: array of {len(attention)} elements of type "{attention.typecode}"; '
+                    f'accepted: {size} elements of type "f"'
+                )
         if not sources:
             return []
-        rooms = array("i", limits)
-        rows_of = [_ragged(sources), _ragged(begins), _ragged(shortlists)]
+        limit_array = array("i", limits)
+        ragged = [_ragged(sources), _ragged(prefixes), _ragged(shortlists)]
         request = _Request(
             _Settings(
                 settings.beam, settings.nbest, settings.min_length, settings.no_repeat_ngram,
                 BOS, EOS, PAD, max(settings.beam, rows), threads, settings.alpha, source_tokens, memory,
             ),
             len(sources),
-            *(_Ragged(*map(_at, pair)) for pair in rows_of),
-            _at(rooms),
-            _at(attention),
+            *(_RaggedArray(*map(_address, pair)) for pair in ragged),
+            _address(limit_array),
+            _address(attention),
             None if usage is None else ctypes.addressof(usage),
         )  # fmt: skip
-        request.arrays = *rows_of, rooms, attention, usage  # it has their addresses only
-        return self._run(request, rooms, settings.nbest)
+        request.arrays = *ragged, limit_array, attention, usage
+        return self._run(request, limit_array, settings.nbest)
 
-    def _check(
-        self,
-        sources: Sequence[Sequence[int]],
-        limits: Sequence[int],
-        settings: SearchSettings,
-        prefixes: Sequence[Sequence[int]],
-        shortlists: Sequence[Sequence[int]] | None,
-        threads: int,
-        rows: int,
-    ) -> None:
-        problems = [] if threads in range(1, 1025) else [f"threads = {threads}: must be 1 to 1024"]
+    def _check(self, columns: dict[str, Sequence[Any]], settings: SearchSettings, threads: int, rows: int) -> None:
+        """columns: sources, limits, prefixes and shortlists, one element per sentence."""
+        problems = [] if threads in range(1, 1025) else [f"threads = {threads}; accepted: 1 to 1024"]
         if rows not in range(1, 65537):
-            problems.append(f"rows = {rows}: must be 1 to 65536")
+            problems.append(f"rows = {rows}; accepted: 1 to 65536")
         if settings.sample:
-            problems.append("sample = True: the native search does not draw; accepted: sample=False")
-        given: list[tuple[str, Sequence[Any]]] = [("sources", sources), ("limits", limits), ("prefixes", prefixes)]
-        if shortlists is not None:
-            given.append(("shortlists", shortlists))
-        if len({len(each) for _, each in given}) > 1:
-            told = ", ".join(f"{len(each)} {name}" for name, each in given)
-            problems.append(f"{told}: give one each a sentence")
+            problems.append("sample = True; accepted: False (EngineStepper supports sampling)")
+        if len(set(map(len, columns.values()))) > 1:
+            counts = ", ".join(f"{len(column)} {name}" for name, column in columns.items())
+            problems.append(f"{counts}; give one of each per sentence")
         else:
-            lists = itertools.repeat(None) if shortlists is None else shortlists
-            for number, row in enumerate(zip(sources, limits, prefixes, lists, strict=False), start=1):
-                problems += [f"sentence {number}: {problem}" for problem in self._problems(*row, settings)]
+            for number, sentence in enumerate(zip(*columns.values(), strict=True), start=1):
+                problems += [f"sentence {number}: {p}" for p in self._sentence_problems(settings, *sentence)]
         if problems:
-            more = [f"... and {len(problems) - 20} more"] if len(problems) > 20 else []
-            raise UsageError("\n".join(["this cannot be searched:", *(f"  - {p}" for p in problems[:20] + more)]))
+            if len(problems) > _MAX_PROBLEMS:
+                problems[_MAX_PROBLEMS:] = [f"... and {len(problems) - _MAX_PROBLEMS} more"]
+            raise UsageError("\n".join(["invalid search request:", *(f"  - {p}" for p in problems)]))
 
-    def _problems(
+    def _sentence_problems(
         self,
+        settings: SearchSettings,
         source: Sequence[int],
         limit: int,
         prefix: Sequence[int],
-        words: Sequence[int] | None,
-        settings: SearchSettings,
+        shortlist: Sequence[int] | None = None,
     ) -> list[str]:
         problems = []
-        if self.encodes and not source:
-            problems.append("an empty source; it needs at least the end of sentence")
-        if not self.encodes and source:
-            problems.append(f"a source of {len(source)} tokens for a model without encoder; accepted: none")
+        if self.has_encoder and not source:
+            problems.append("the source is empty; it needs at least the end of sentence")
+        if not self.has_encoder and source:
+            problems.append(f"source of {len(source)} tokens; the model has no encoder, so the source must be empty")
         if len(source) > self.positions:
-            problems.append(f"{len(source)} source tokens, the packed model has {self.positions} positions")
-        least = max(len(prefix), settings.min_length) + 1
-        if not hasattr(limit, "__index__") or not least <= limit <= self.positions:
-            problems.append(f"a limit of {limit} target tokens: must be {least} to {self.positions}")
-        for whose, ids, size in (("source", source, self.source_size), ("prefix", prefix, self.target_size)):
-            wrong = [i for i in ids if not hasattr(i, "__index__") or not 0 <= i < size]
-            if wrong:
-                problems.append(f"{whose} id {wrong[0]!r}: must be a whole number from 0 to {size - 1}")
+            problems.append(f"source of {len(source)} tokens; the packed model has {self.positions} positions")
+        min_limit = max(len(prefix), settings.min_length) + 1
+        if not hasattr(limit, "__index__") or not min_limit <= limit <= self.positions:
+            problems.append(f"limit = {limit} target tokens; accepted: {min_limit} to {self.positions}")
+        for name, ids, size in (("source", source, self.source_size), ("prefix", prefix, self.target_size)):
+            invalid = [i for i in ids if not hasattr(i, "__index__") or not 0 <= i < size]
+            if invalid:
+                problems.append(f"{name} id {invalid[0]!r}; accepted: integers from 0 to {size - 1}")
         if {PAD, BOS, EOS} & set(prefix):
-            problems.append(f"forced prefix {list(prefix)} holds padding, begin or end")
-        if words is not None:
-            problems += self._list_problems(words, prefix)
-        return problems
+            problems.append(f"the prefix {list(prefix)} contains padding, begin or end of sentence")
+        return problems if shortlist is None else problems + self._shortlist_problems(shortlist, prefix)
 
-    def _list_problems(self, words: Sequence[int], prefix: Sequence[int]) -> list[str]:
+    def _shortlist_problems(self, shortlist: Sequence[int], prefix: Sequence[int]) -> list[str]:
         try:
-            rises = all(map(operator.lt, words, itertools.islice(words, 1, None)))
-            ids = array("i", words)
+            ascending = all(map(operator.lt, shortlist, itertools.islice(shortlist, 1, None)))
+            ids = array("i", shortlist)
         except (TypeError, ValueError, OverflowError) as error:
-            return [f"a shortlist that is no list of ids ({error})"]
-        if not rises:
-            return ["a shortlist that does not rise: give each id once, in ascending order"]
-        wrong = [i for i in (*ids[:1], *ids[-1:]) if not 0 <= i < self.target_size]
-        if wrong:
-            return [f"shortlist id {wrong[0]}: must be a whole number from 0 to {self.target_size - 1}"]
-        lacking = [word for word in (EOS, *prefix) if word not in ids]
-        return [f"a shortlist without {lacking[0]}; the end ({EOS}) and the prefix must be in it"] if lacking else []
+            return [f"the shortlist is not a sequence of 32-bit integers ({error})"]
+        if not ascending:
+            return ["the shortlist is not strictly ascending"]
+        invalid = [i for i in (*ids[:1], *ids[-1:]) if not 0 <= i < self.target_size]
+        if invalid:
+            return [f"shortlist id {invalid[0]}; accepted: integers from 0 to {self.target_size - 1}"]
+        lacking = [token for token in (EOS, *prefix) if token not in ids]
+        if lacking:
+            return [f"the shortlist lacks {lacking[0]}; it must contain the end of sentence ({EOS}) and the prefix"]
+        return []
 
-    def _run(self, request: _Request, rooms: array[int], nbest: int) -> list[list[Hypothesis]]:
-        places = request.count * nbest
-        starts = list(itertools.accumulate((room for room in rooms for _ in range(nbest)), initial=0))
-        words, log_probs = array("i", [0]) * starts[-1], array("f", [0]) * starts[-1]
-        lengths, truncated = array("i", [0]) * places, array("i", [0]) * places
-        log_prob, score = array("d", [0]) * places, array("d", [0]) * places
-        outcome = words, log_probs, lengths, log_prob, score, truncated
+    def _run(self, request: _Request, limits: array[int], nbest: int) -> list[list[Hypothesis]]:
+        count = request.count * nbest
+        offsets = list(itertools.accumulate((limit for limit in limits for _ in range(nbest)), initial=0))
+        tokens, log_probs = array("i", [0]) * offsets[-1], array("f", [0]) * offsets[-1]
+        lengths, truncated = array("i", [0]) * count, array("i", [0]) * count
+        total_log_probs, scores = array("d", [0]) * count, array("d", [0]) * count
+        outputs = tokens, log_probs, lengths, total_log_probs, scores, truncated
 
-        def work(stop: int, error: Any) -> int:
+        def search(stop: int, error: Any) -> int:
             address = ctypes.addressof(request)
-            return int(self._library.dragoman_search(self._model, address, stop, *map(_at, outcome), error))
+            return int(self._functions.dragoman_search(self._model, address, stop, *map(_address, outputs), error))
 
-        _call(work, quick=starts[-1] <= _QUICK)
+        stop, error = ctypes.c_int32(0), ctypes.create_string_buffer(_ERROR_SIZE)
+        run = _run_directly if offsets[-1] <= _SHORT_SEARCH else _run_in_thread
+        _raise_for_status(run(search, stop, error), error)
 
-        def hypothesis(place: int) -> Hypothesis:
-            at, length = starts[place], lengths[place]
-            return Hypothesis(
-                words[at : at + length].tolist(),
-                score[place],
-                log_prob[place],
-                log_probs[at : at + length + 1].tolist(),
-                bool(truncated[place]),
-            )
+        def hypothesis(index: int) -> Hypothesis:
+            begin, end = offsets[index], offsets[index] + lengths[index]
+            text, scored = tokens[begin:end].tolist(), log_probs[begin : end + 1].tolist()
+            return Hypothesis(text, scores[index], total_log_probs[index], scored, bool(truncated[index]))
 
         return [
-            [hypothesis(place) for place in range(first, first + nbest) if lengths[place] >= 0]
-            for first in range(0, places, nbest)
+            [hypothesis(index) for index in range(first, first + nbest) if lengths[index] >= 0]
+            for first in range(0, count, nbest)
         ]
 
 
-def _call(work: Callable[[int, Any], int], quick: bool) -> None:
-    """Let the core work, unless it is quick in a thread of its own, so that Ctrl-C is heard; raise what it says."""
-    stop, error = ctypes.c_int32(0), ctypes.create_string_buffer(_ERROR_ROOM)
-    _raise_for(work(ctypes.addressof(stop), error) if quick else _in_a_thread(work, stop, error), error)
-
-
-def _raise_for(status: int, error: Any) -> None:
+def _raise_for_status(status: int, error: Any) -> None:
     if status:
-        what = error.value.decode("utf-8", "replace") or "the native engine failed"
-        raise UsageError(what) if status == _WRONG_CALL else DragomanError(what)
+        message = error.value.decode("utf-8", "replace") or "the native engine failed"
+        raise UsageError(message) if status == _INVALID_ARGUMENT else DragomanError(message)
 
 
-def _in_a_thread(work: Callable[[int, Any], int], stop: ctypes.c_int32, error: Any) -> int:
+def _run_directly(function: Callable[[int, Any], int], stop: ctypes.c_int32, error: Any) -> int:
+    return function(ctypes.addressof(stop), error)
+
+
+def _run_in_thread(function: Callable[[int, Any], int], stop: ctypes.c_int32, error: Any) -> int:
+    """Run in another thread, so that this one handles Ctrl-C; set `stop` when it is pressed."""
     status: list[int] = []
     done = threading.Event()
 
     def run() -> None:
         try:
-            status.append(work(ctypes.addressof(stop), error))
+            status.append(_run_directly(function, stop, error))
         finally:
             done.set()
 
     thread = threading.Thread(target=run, daemon=True)
-    interrupted: BaseException | None = None
+    interrupt: BaseException | None = None
     try:
         thread.start()
         done.wait()
-    except RuntimeError:  # the system gives no more threads: then in this one, and Ctrl-C waits
-        return work(ctypes.addressof(stop), error)
-    except BaseException as pressed:
-        interrupted, stop.value = pressed, 1
-    while thread.is_alive() and not done.is_set():  # the core still writes into arrays that the thread keeps alive
+    except RuntimeError:  # the system refuses to create a thread: run here, where Ctrl-C has to wait
+        return _run_directly(function, stop, error)
+    except BaseException as raised:
+        interrupt, stop.value = raised, 1
+    while thread.is_alive() and not done.is_set():  # the library still writes to arrays that the thread keeps alive
         with contextlib.suppress(KeyboardInterrupt):
             done.wait()
-    if interrupted is not None:
-        raise interrupted
+    if interrupt is not None:
+        raise interrupt
     return status[0]
 
 
-def _at(numbers: array[Any] | None) -> int | None:
-    """The address of numbers that the core reads or writes; whoever has it keeps them alive."""
-    return None if numbers is None else numbers.buffer_info()[0]
+def _address(values: array[Any] | None) -> int | None:
+    """Return the address of an array, which the caller keeps alive."""
+    return None if values is None else values.buffer_info()[0]
 
 
 def _ragged(rows: Sequence[Sequence[int]] | None) -> tuple[array[int] | None, array[int] | None]:
+    """Return the concatenated rows and their offsets."""
     if rows is None:
         return None, None
-    flat = array("i")
+    ids = array("i")
     for row in rows:
-        flat.fromlist(list(row))
-    return flat, array("q", itertools.accumulate(map(len, rows), initial=0))
+        ids.fromlist(list(row))
+    return ids, array("q", itertools.accumulate(map(len, rows), initial=0))

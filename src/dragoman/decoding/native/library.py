@@ -1,7 +1,7 @@
-"""The native core, loaded where it was built and the processor has its instructions; else the reason why not.
+"""Loading of the C++ library that fits this processor.
 
-A build with vector instructions may use them as soon as it is loaded (static initialisers), so the processor is asked
-before: by `_cpu`, a library of one function that is compiled for every x86-64 processor.
+A build with vector instructions may execute them as soon as it is loaded (static initializers).  The processor is
+therefore checked first by `_cpu`, a library of one function that is compiled for every x86-64 processor.
 """
 
 from __future__ import annotations
@@ -13,83 +13,88 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["VERSION", "Native", "Precision", "load_native", "missing"]
+__all__ = ["VERSION", "NativeLibrary", "Precision", "load_native", "unavailable_reason"]
 
 Precision = Literal["float32", "int8", "bfloat16"]
-"""Of packed weights."""
+"""Data type of packed weights."""
 VERSION = 2
-"""Of packed files, as in native/model.h."""
+"""Version of the packed file format, as in csrc/model.h."""
 
 _BUILDS = ("avx512", "avx2")
 """Fastest first."""
 
 
 @dataclass(frozen=True)
-class Native:
-    """build: "avx512" or "avx2".  library: native/api.cpp."""
+class NativeLibrary:
+    """build: "avx512" or "avx2".  functions: the C interface of csrc/api.cpp."""
 
     build: str
-    library: ctypes.CDLL
+    functions: ctypes.CDLL
+
+    @property
+    def supports_bfloat16(self) -> bool:
+        """Whether this build and this processor support bfloat16 products."""
+        return bool(self.functions.dragoman_supports_bfloat16())
+
+
+def load_native() -> NativeLibrary | None:
+    """Return the fastest build that this processor supports, or None."""
+    return _load()[0]
+
+
+def unavailable_reason() -> str:
+    """Return why `load_native` returns None; "" if it returns a library."""
+    return _load()[1]
 
 
 @cache
-def _found() -> tuple[Native | None, str]:
-    here = Path(__file__).parent
-    built = [(name, path) for name in _BUILDS for path in sorted(here.glob(f"_{name}.*"))]
+def _load() -> tuple[NativeLibrary | None, str]:
+    folder = Path(__file__).parent
+    built = [(build, path) for build in _BUILDS for path in sorted(folder.glob(f"_{build}.*"))]
     if not built and platform.machine().lower() not in ("x86_64", "amd64"):
-        return None, f"it is for x86-64 processors, and this is {platform.machine()}"
+        return None, f"it requires an x86-64 processor; this is {platform.machine()}"
     if not built:
-        return None, "it was not built when Dragoman was installed; install a C++ compiler (g++) and Dragoman again"
+        return None, "it was not built during installation; install a C++ compiler (g++) and reinstall Dragoman"
     problems = []
-    for name, path in built:
-        reason = _lacking(here, name, path)
+    for build, path in built:
+        reason = _unsupported_reason(folder, build, path)
         if reason:
             problems.append(reason)
             continue
         try:
-            return Native(name, _declared(ctypes.CDLL(str(path)))), ""
+            return NativeLibrary(build, _declare_functions(ctypes.CDLL(str(path)))), ""
         except (OSError, AttributeError) as error:
-            problems.append(f"{path.name} cannot be loaded ({error}); install Dragoman again")
+            problems.append(f"{path.name} cannot be loaded ({error}); reinstall Dragoman")
     return None, "; ".join(problems)
 
 
-def _lacking(here: Path, name: str, path: Path) -> str:
-    """Why this processor cannot run a build, found without loading it; "" where it can."""
-    checks = sorted(here.glob("_cpu.*"))
+def _unsupported_reason(folder: Path, build: str, path: Path) -> str:
+    """Return why this processor cannot run a build, without loading it; "" if it can."""
+    checks = sorted(folder.glob("_cpu.*"))
     if not checks:
-        return f"{path.name} has no _cpu library beside it to check the processor; install Dragoman again"
+        return f"{path.name} has no _cpu library beside it to check the processor; reinstall Dragoman"
     try:
-        runs = ctypes.CDLL(str(checks[0])).dragoman_runs(name.encode())
+        supported = ctypes.CDLL(str(checks[0])).dragoman_cpu_supports(build.encode())
     except (OSError, AttributeError) as error:
-        return f"{checks[0].name} cannot be loaded ({error}); install Dragoman again"
-    return "" if runs else f"this processor lacks instructions of {path.name}"
+        return f"{checks[0].name} cannot be loaded ({error}); reinstall Dragoman"
+    return "" if supported else f"this processor lacks instructions of {path.name}"
 
 
-def load_native() -> Native | None:
-    """The fastest build that this processor can run, or None."""
-    return _found()[0]
-
-
-def missing() -> str:
-    """Why `load_native` gives None; "" where it does not."""
-    return _found()[1]
-
-
-def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
-    pointer, whole, long, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_char_p
+def _declare_functions(library: ctypes.CDLL) -> ctypes.CDLL:
+    pointer, int32, int64, string = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_char_p
     signatures = {
-        "bfloat16": (whole, []),
-        "open": (pointer, [text, text]),
-        "close": (None, [pointer]),
-        "sizes": (None, [pointer, pointer]),
-        "content": (pointer, [pointer, pointer]),
-        "search": (whole, [pointer] * 9 + [text]),
-        "begin": (whole, [pointer, whole, whole, whole, whole, whole, pointer, text]),
-        "end": (None, [long]),
-        "encode": (whole, [long, pointer, pointer, pointer, whole, text]),
-        "step": (whole, [long, pointer, whole, pointer, text]),
-        "copy": (whole, [long, whole, whole, whole, text]),
-        "bytes": (long, [long]),
+        "supports_bfloat16": (int32, []),
+        "model_open": (pointer, [string, string]),
+        "model_close": (None, [pointer]),
+        "model_sizes": (None, [pointer, pointer]),
+        "model_content": (pointer, [pointer, pointer]),
+        "search": (int32, [pointer] * 9 + [string]),
+        "session_open": (int32, [pointer, int32, int32, int32, int32, int32, pointer, string]),
+        "session_close": (None, [int64]),
+        "session_encode": (int32, [int64, pointer, pointer, pointer, int32, string]),
+        "session_step": (int32, [int64, pointer, int32, pointer, string]),
+        "session_copy": (int32, [int64, int32, int32, int32, string]),
+        "session_bytes": (int64, [int64]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, f"dragoman_{name}")

@@ -1,10 +1,8 @@
-"""From a trained model to the one file that the native engine reads: weights in the order in which a step needs them.
+"""Conversion of a model to the file that the native engine reads, with the weights in the order of their use.
 
-A matrix lies in blocks of 64 outputs, padded with zeros: float32 as [out / 64][in][64], bfloat16 as
-[out / 64][in / 2][64][2], int8 as [out / 64][in / 4][64][4] with a scale an output.  native/model.h has the header,
-native/matrix.h the numbers; both sides change together, with the version.
-
-Letters: D d_model, Dh head size, H heads, Hkv heads of keys and values, F d_ff, V vocabulary, P positions.
+Matrices are stored in blocks of 64 outputs, padded with zeros: float32 as [out / 64][in][64], bfloat16 as
+[out / 64][in / 2][64][2], int8 as [out / 64][in / 4][64][4] with one scale per output.  csrc/model.h declares the
+header, csrc/gemm.h the matrices; a change of the format increments VERSION on both sides.
 """
 
 from __future__ import annotations
@@ -30,23 +28,29 @@ from dragoman.nn.attention import CrossAttention, SelfAttention
 from dragoman.nn.layers import ACTIVATIONS, DecoderLayer, EncoderLayer, FeedForward, LayerNorm, RMSNorm, SubLayer
 from dragoman.nn.positions import T5, Alibi, Learned, Positions, Rotary, Sinusoidal
 
-__all__ = ["pack", "unsupported"]
+__all__ = ["native_unsupported_reasons", "pack"]
 
-_KINDS = {"float32": 0, "int8": 1, "bfloat16": 2}
-_BLOCK, _LANES = 64, 16
-_POSITIONS = {Positions: 0, Sinusoidal: 1, Learned: 1, Rotary: 2, T5: 3, Alibi: 3}
+_DTYPES = {"float32": 0, "int8": 1, "bfloat16": 2}
+_OUTPUT_BLOCK, _KV_BLOCK = 64, 16
+_NO_POSITIONS, _ADDITIVE, _ROTARY, _RELATIVE_BIAS = range(4)
+_POSITION_KINDS = {
+    Positions: _NO_POSITIONS,
+    Sinusoidal: _ADDITIVE,
+    Learned: _ADDITIVE,
+    Rotary: _ROTARY,
+    T5: _RELATIVE_BIAS,
+    Alibi: _RELATIVE_BIAS,
+}
 _ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu", "sigmoid")
 
-Floats = NDArray[np.float32]
 
-
-def unsupported(model: Network) -> list[str]:
-    """Why the engine cannot run this model; empty where it can."""
+def native_unsupported_reasons(model: Network) -> list[str]:
+    """Return why the native engine does not support a model; empty if it does."""
     if not isinstance(model, Transformer | DecoderOnly):
-        return [f"its architecture is {type(model).__name__}: the engine has transformer and decoder_only"]
+        return [f"its architecture is {type(model).__name__}; supported: transformer and decoder_only"]
     reasons = []
     for stack in _stacks(model):
-        if type(stack.positions) not in _POSITIONS:
+        if type(stack.positions) not in _POSITION_KINDS:
             reasons.append(f"its positions are {type(stack.positions).__name__}")
         for module in stack.modules():
             if isinstance(module, SubLayer) and not isinstance(module.norm, LayerNorm | RMSNorm):
@@ -57,18 +61,19 @@ def unsupported(model: Network) -> list[str]:
 
 
 def pack(model: Network, path: Path, precision: Precision, max_positions: int = 1024) -> Path:
-    """Write the packed model to `path`, whole or not at all.
+    """Write a packed model to `path` atomically.
 
-    max_positions: the longest source and target, in tokens.  Raises UsageError with all that the engine does not have.
+    max_positions: maximum length of sources and targets in tokens.  Raises UsageError with all reasons why the native
+    engine does not support the model, and ModelFolderError if a weight is not finite.
     """
-    reasons = unsupported(model)
+    reasons = native_unsupported_reasons(model)
     if reasons:
-        raise UsageError("\n".join(["this model runs on the plain path only:", *(f"  - {r}" for r in reasons)]))
+        raise UsageError("\n".join(["the native engine does not support this model:", *(f"  - {r}" for r in reasons)]))
     assert isinstance(model, Transformer | DecoderOnly)
-    wrong = [name for name, p in model.named_parameters() if not bool(p.isfinite().all())]
-    if wrong:
+    invalid = [name for name, p in model.named_parameters() if not bool(p.isfinite().all())]
+    if invalid:
         raise ModelFolderError(
-            f"{', '.join(wrong[:5])}: not all numbers are finite: the weights are damaged or the training diverged; "
+            f"{', '.join(invalid[:5])}: not all numbers are finite: the weights are damaged or the training diverged; "
             "load an earlier checkpoint"
         )
     with atomic_file(path) as file, torch.no_grad():
@@ -80,175 +85,155 @@ def _stacks(model: Transformer | DecoderOnly) -> list[Encoder | Decoder | Decode
     return [model] if isinstance(model, DecoderOnly) else [model.encoder, model.decoder]
 
 
-def _padded(count: int, to: int = _BLOCK) -> int:
-    return -(-count // to) * to
+def _padded(count: int, multiple: int = _OUTPUT_BLOCK) -> int:
+    return -(-count // multiple) * multiple
 
 
 class _Packer:
-    """The sizes of one model, and the pieces of the file in their order."""
+    """Writes one model; `write` gives the order of the file."""
 
     def __init__(self, model: Transformer | DecoderOnly, file: IO[bytes], precision: Precision, positions: int) -> None:
         self.model, self.file, self.precision = model, file, precision
         self.stacks = _stacks(model)
         first = self.stacks[-1].layers[0]
         assert isinstance(first, EncoderLayer | DecoderLayer) and isinstance(first.self_attn, SelfAttention)
-        self.attention, self.ffn, self.around = first.self_attn, first.ffn, first.around_ffn
-        self.d_head, self.width = self.attention.d_head, self.attention.out.out_features
-        self.position = _POSITIONS[type(self.stacks[-1].positions)]
+        self.attention, self.ffn, self.sublayer = first.self_attn, first.ffn, first.around_ffn
+        self.d_head, self.d_model = self.attention.d_head, self.attention.out.out_features
+        scheme = self.stacks[-1].positions
+        self.position_kind, self.rotary = _POSITION_KINDS[type(scheme)], scheme if isinstance(scheme, Rotary) else None
         learned = [s.positions.table.size(0) for s in self.stacks if isinstance(s.positions, Learned)]
-        self.positions = min([positions, *learned])
-
-    # ------------------------------------------------------------------------------------------------------- the file
+        self.max_positions = min([positions, *learned])
+        self.shared = isinstance(model, Transformer) and self.stacks[0].embedding is self.stacks[1].embedding
 
     def write(self) -> None:
         self.file.write(self._header())
         self._align()
-        shared = isinstance(self.model, Transformer) and self._shared()
-        half = np.float16 if self.precision == "int8" else np.float32
-        for stack in self.stacks[:1] if shared else self.stacks:
-            self._numbers(self._columns(stack.embedding.weight), half)
-        rotary = self.stacks[-1].positions
-        if isinstance(rotary, Rotary):
-            rates = rotary.base ** (-np.arange(0, rotary.rotated, 2) / rotary.rotated)
-            angles = np.arange(self.positions)[:, None] * rates
-            self._numbers(np.cos(angles))
-            self._numbers(np.sin(angles))
+        dtype = np.float16 if self.precision == "int8" else np.float32
+        for stack in self.stacks[:1] if self.shared else self.stacks:
+            self._write_array(_pad_features(stack.embedding.weight), dtype)
+        if self.rotary is not None:
+            rates = self.rotary.base ** (-np.arange(0, self.rotary.rotated, 2) / self.rotary.rotated)
+            angles = np.arange(self.max_positions)[:, None] * rates
+            self._write_array(np.cos(angles))
+            self._write_array(np.sin(angles))
         for stack in self.stacks:
-            self._positions(stack)
+            self._write_positions(stack)
         for stack in self.stacks:
-            self._stack(stack)
+            self._write_stack(stack)
         weight = self.model.output.weight
         assert isinstance(weight, Tensor)
-        self._matrix(weight, None)
+        self._write_matrix(weight, None)
 
     def _header(self) -> bytes:
-        norm = self.around.norm
+        norm = self.sublayer.norm
         assert isinstance(norm, LayerNorm | RMSNorm)
-        positions = self.stacks[-1].positions
         activation = next(i for i, name in enumerate(_ACTIVATIONS) if ACTIVATIONS[name] is self.ffn.activation)
-        numbers = [
+        has_encoder = len(self.stacks) == 2
+        integers = [
             VERSION,
             self.precision == "int8",
-            _padded(self.width), self.width, _padded(self.ffn.outer.in_features),
-            self.attention.n_heads, self.attention.n_kv_heads, _padded(self.d_head, _LANES),
-            len(self.stacks[0].layers) if len(self.stacks) == 2 else 0, len(self.stacks[-1].layers),
+            _padded(self.d_model), self.d_model, _padded(self.ffn.outer.in_features),
+            self.attention.n_heads, self.attention.n_kv_heads, _padded(self.d_head, _KV_BLOCK),
+            len(self.stacks[0].layers) if has_encoder else 0, len(self.stacks[-1].layers),
             self.stacks[0].embedding.weight.size(0), self.stacks[-1].embedding.weight.size(0),
-            len(self.stacks) == 2 and self._shared(),
-            self.around.order == "pre", isinstance(norm, LayerNorm),
+            self.shared,
+            self.sublayer.order == "pre", isinstance(norm, LayerNorm),
             activation, self.ffn.gated,
-            self.position, positions.rotated if isinstance(positions, Rotary) else 0, self.positions,
+            self.position_kind, self.rotary.rotated if self.rotary is not None else 0, self.max_positions,
         ]  # fmt: skip
-        scales = [norm.eps, 1 / math.sqrt(self.d_head), self.stacks[-1].embedding.scale]
-        return b"DRAGOMAN" + struct.pack(f"<{len(numbers)}i3f", *map(int, numbers), *scales)
+        floats = [norm.eps, 1 / math.sqrt(self.d_head), self.stacks[-1].embedding.scale]
+        return b"DRAGOMAN" + struct.pack(f"<{len(integers)}i3f", *map(int, integers), *floats)
 
-    def _shared(self) -> bool:
-        return self.stacks[0].embedding is self.stacks[1].embedding
-
-    def _positions(self, stack: Encoder | Decoder | DecoderOnly) -> None:
-        places = torch.arange(self.positions, device=self.model.device)
-        if self.position == 1:
-            table, _ = stack.positions.embed(
-                torch.zeros(1, self.positions, self.width, device=places.device), places, None
-            )
-            self._numbers(self._columns(table[0]))
-        if self.position == 3:  # as a query in the middle sees all distances
-            bias = stack.positions.static_bias(places[-1:], torch.arange(2 * self.positions - 1, device=places.device))
+    def _write_positions(self, stack: Encoder | Decoder | DecoderOnly) -> None:
+        positions = torch.arange(self.max_positions, device=self.model.device)
+        if self.position_kind == _ADDITIVE:
+            zeros = torch.zeros(1, self.max_positions, self.d_model, device=positions.device)
+            table, _ = stack.positions.embed(zeros, positions, None)
+            self._write_array(_pad_features(table[0]))
+        if self.position_kind == _RELATIVE_BIAS:  # of the middle query of 2P - 1 positions, which has all distances
+            keys = torch.arange(2 * self.max_positions - 1, device=positions.device)
+            bias = stack.positions.static_bias(positions[-1:], keys)
             assert bias is not None
-            self._numbers(bias[:, 0].float().cpu().numpy())
+            self._write_array(bias[:, 0].float().cpu().numpy())
 
-    def _stack(self, stack: Encoder | Decoder | DecoderOnly) -> None:
+    def _write_stack(self, stack: Encoder | Decoder | DecoderOnly) -> None:
         for layer in stack.layers:
             assert isinstance(layer, EncoderLayer | DecoderLayer) and isinstance(layer.self_attn, SelfAttention)
-            self._norm(layer.around_self_attn.norm)
-            self._self_attention(layer.self_attn)
+            self._write_norm(layer.around_self_attn.norm)
+            self._write_projection(layer.self_attn.qkv, layer.self_attn.parts, (True, True, False))
+            self._write_output(layer.self_attn)
             if isinstance(layer, DecoderLayer):
-                self._norm(layer.around_cross_attn.norm)
-                self._cross_attention(layer.cross_attn)
-            self._norm(layer.around_ffn.norm)
-            self._feed_forward(layer.ffn)
+                self._write_norm(layer.around_cross_attn.norm)
+                self._write_projection(layer.cross_attn.q, [layer.cross_attn.q.out_features], (False,))
+                self._write_projection(layer.cross_attn.kv, layer.cross_attn.parts, (False, False))
+                self._write_output(layer.cross_attn)
+            self._write_norm(layer.around_ffn.norm)
+            self._write_feed_forward(layer.ffn)
         if not isinstance(stack.final_norm, nn.Identity):
-            self._norm(stack.final_norm)
+            self._write_norm(stack.final_norm)
 
-    # ---------------------------------------------------------------------------------------------------------- pieces
-
-    def _norm(self, norm: nn.Module) -> None:
+    def _write_norm(self, norm: nn.Module) -> None:
         assert isinstance(norm, LayerNorm | RMSNorm)
-        self._numbers(self._columns(norm.weight))
+        self._write_array(_pad_features(norm.weight))
         if isinstance(norm, LayerNorm):
-            self._numbers(self._columns(norm.bias))
+            self._write_array(_pad_features(norm.bias))
 
-    def _self_attention(self, attention: SelfAttention) -> None:
-        q, k, v = attention.qkv.weight.split(attention.parts)
-        biases = [None] * 3 if attention.qkv.bias is None else attention.qkv.bias.split(attention.parts)
-        rows = [self._heads(q, turn=True), self._heads(k, turn=True), self._heads(v)]
-        self._matrix(torch.cat(rows), self._all_heads(biases, (True, True, False)))
-        self._out(attention)
+    def _write_projection(self, linear: nn.Linear, parts: Sequence[int], rotary: Sequence[bool]) -> None:
+        """rotary: for each part of the outputs, whether it is rotated."""
 
-    def _cross_attention(self, attention: CrossAttention) -> None:
-        self._matrix(self._heads(attention.q.weight), self._all_heads([attention.q.bias], (False,)))
-        k, v = attention.kv.weight.split(attention.parts)
-        biases = [None] * 2 if attention.kv.bias is None else attention.kv.bias.split(attention.parts)
-        self._matrix(torch.cat([self._heads(k), self._heads(v)]), self._all_heads(biases, (False, False)))
-        self._out(attention)
+        def padded(rows: Tensor) -> Tensor:
+            return torch.cat([self._pad_heads(p, r) for p, r in zip(rows.split(list(parts)), rotary, strict=True)])
 
-    def _out(self, attention: SelfAttention | CrossAttention) -> None:
-        self._matrix(self._heads(attention.out.weight.T).T, attention.out.bias)
+        self._write_matrix(padded(linear.weight), None if linear.bias is None else padded(linear.bias))
 
-    def _feed_forward(self, ffn: FeedForward) -> None:
-        width = ffn.outer.in_features
-        halves = ffn.inner.weight.split(width)  # W1, and W3 where it is gated: each padded by itself
-        biases = [] if ffn.inner.bias is None else ffn.inner.bias.split(width)
-        wide = _padded(width)
-        self._matrix(
-            torch.cat([_rows(half, wide) for half in halves]),
-            torch.cat([_rows(b, wide) for b in biases]) if biases else None,
-        )
-        self._matrix(ffn.outer.weight, ffn.outer.bias)
+    def _write_output(self, attention: SelfAttention | CrossAttention) -> None:
+        self._write_matrix(self._pad_heads(attention.out.weight.T).T, attention.out.bias)
 
-    def _heads(self, rows: Tensor, turn: bool = False) -> Tensor:
-        """(heads * Dh, ...) -> (heads * padded Dh, ...); pairs that turn together move to the two halves of a head."""
+    def _write_feed_forward(self, ffn: FeedForward) -> None:
+        d_ff = ffn.outer.in_features
+
+        def padded(rows: Tensor) -> Tensor:  # W1, and W3 if the layer is gated, are padded separately
+            return torch.cat([_pad_rows(part, _padded(d_ff)) for part in rows.split(d_ff)])
+
+        self._write_matrix(padded(ffn.inner.weight), None if ffn.inner.bias is None else padded(ffn.inner.bias))
+        self._write_matrix(ffn.outer.weight, ffn.outer.bias)
+
+    def _pad_heads(self, rows: Tensor, rotary: bool = False) -> Tensor:
+        """(heads * Dh, ...) -> (heads * padded Dh, ...).
+
+        rotary: the features of a rotated pair move from 2i, 2i + 1 to i, i + R / 2, R = number of rotated features.
+        """
         heads = rows.unflatten(0, (-1, self.d_head))
-        positions = self.stacks[-1].positions
-        if turn and isinstance(positions, Rotary):
-            turned = torch.arange(positions.rotated)
-            order = torch.cat([turned[::2], turned[1::2], torch.arange(positions.rotated, self.d_head)])
+        if rotary and self.rotary is not None:
+            rotated = torch.arange(self.rotary.rotated)
+            order = torch.cat([rotated[::2], rotated[1::2], torch.arange(self.rotary.rotated, self.d_head)])
             heads = heads[:, order]
-        room = heads.new_zeros(heads.size(0), _padded(self.d_head, _LANES), *heads.shape[2:])
-        room[:, : self.d_head] = heads
-        flat: Tensor = room.flatten(0, 1)
+        padded = heads.new_zeros(heads.size(0), _padded(self.d_head, _KV_BLOCK), *heads.shape[2:])
+        padded[:, : self.d_head] = heads
+        flat: Tensor = padded.flatten(0, 1)
         return flat
 
-    def _all_heads(self, biases: Sequence[Tensor | None], turns: tuple[bool, ...]) -> Tensor | None:
-        known = [self._heads(b, turn) for b, turn in zip(biases, turns, strict=True) if b is not None]
-        return torch.cat(known) if known else None
-
-    # --------------------------------------------------------------------------------------------------------- numbers
-
-    def _columns(self, rows: Tensor) -> Floats:
-        """(..., D) -> (..., padded D)."""
-        return np.asarray(_rows(rows.float().movedim(-1, 0), _padded(rows.size(-1))).movedim(0, -1).cpu().numpy())
-
-    def _matrix(self, weight: Tensor, bias: Tensor | None) -> None:
-        out, inputs = map(_padded, weight.shape)
-        w = np.zeros((out, inputs), dtype=np.float32)
+    def _write_matrix(self, weight: Tensor, bias: Tensor | None) -> None:
+        outputs, inputs = map(_padded, weight.shape)
+        w = np.zeros((outputs, inputs), dtype=np.float32)
         w[: weight.size(0), : weight.size(1)] = weight.float().cpu().numpy()
-        self.file.write(struct.pack("<4i", out, inputs, _KINDS[self.precision], bias is not None))
+        self.file.write(struct.pack("<4i", outputs, inputs, _DTYPES[self.precision], bias is not None))
         self._align()
         if self.precision == "int8":
             scales = np.abs(w).max(1) / 127
             q = np.rint(w / np.where(scales > 0, scales, 1)[:, None]).astype(np.int8)
-            self._numbers(q.reshape(-1, _BLOCK, inputs // 4, 4).transpose(0, 2, 1, 3), np.int8)
-            self._numbers(scales)
-            self._numbers(128 * q.sum(1, dtype=np.int32), np.int32)
+            self._write_array(q.reshape(-1, _OUTPUT_BLOCK, inputs // 4, 4).transpose(0, 2, 1, 3), np.int8)
+            self._write_array(scales)
+            self._write_array(128 * q.sum(1, dtype=np.int32), np.int32)
         elif self.precision == "bfloat16":
-            short = torch.from_numpy(w).bfloat16().view(torch.int16).numpy()
-            self._numbers(short.reshape(-1, _BLOCK, inputs // 2, 2).transpose(0, 2, 1, 3), np.int16)
+            bits = torch.from_numpy(w).bfloat16().view(torch.int16).numpy()
+            self._write_array(bits.reshape(-1, _OUTPUT_BLOCK, inputs // 2, 2).transpose(0, 2, 1, 3), np.int16)
         else:
-            self._numbers(w.reshape(-1, _BLOCK, inputs).transpose(0, 2, 1))
+            self._write_array(w.reshape(-1, _OUTPUT_BLOCK, inputs).transpose(0, 2, 1))
         if bias is not None:
-            self._numbers(_rows(bias.float(), out).cpu().numpy())
+            self._write_array(_pad_rows(bias.float(), outputs).cpu().numpy())
 
-    def _numbers(self, values: NDArray[Any], dtype: type[np.generic] = np.float32) -> None:
+    def _write_array(self, values: NDArray[Any], dtype: type[np.generic] = np.float32) -> None:
         self.file.write(np.ascontiguousarray(values, dtype=dtype).tobytes())
         self._align()
 
@@ -256,8 +241,13 @@ class _Packer:
         self.file.write(b"\0" * (-self.file.tell() % 64))
 
 
-def _rows(x: Tensor, count: int) -> Tensor:
-    """(rows, ...) -> (count, ...), zeros below."""
-    room = x.new_zeros(count, *x.shape[1:])
-    room[: x.size(0)] = x
-    return room
+def _pad_rows(x: Tensor, count: int) -> Tensor:
+    """(rows, ...) -> (count, ...), padded with zeros."""
+    padded = x.new_zeros(count, *x.shape[1:])
+    padded[: x.size(0)] = x
+    return padded
+
+
+def _pad_features(x: Tensor) -> NDArray[np.float32]:
+    """(..., D) -> (..., padded D)."""
+    return np.asarray(_pad_rows(x.float().movedim(-1, 0), _padded(x.size(-1))).movedim(0, -1).cpu().numpy())

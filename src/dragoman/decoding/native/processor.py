@@ -1,4 +1,4 @@
-"""How many cores this process may use: affinity, the quota of its control group, and OMP_NUM_THREADS."""
+"""The number of cores that this process may use: CPU affinity, control group quotas and OMP_NUM_THREADS."""
 
 from __future__ import annotations
 
@@ -11,54 +11,56 @@ __all__ = ["usable_cores"]
 
 
 def usable_cores(root: str | Path = "/") -> int:
-    """Cores that this process may use, at least 1; root: where /proc and /sys are.
+    """Return the number of cores that this process may use, at least 1.
 
-    The least of the processor affinity, the CPU quota of the process's control group and of those around it (a quota
-    of 1.5 cores counts as 2), and OMP_NUM_THREADS.  What cannot be read sets no limit.
+    It is the minimum of the CPU affinity, the CPU quotas of the process's control group and its ancestors (a quota of
+    1.5 cores counts as 2), and OMP_NUM_THREADS.  Values that cannot be read set no limit.  root: contains /proc and
+    /sys.
     """
     limits = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
-    limits += _quotas(Path(root))
-    # A list has a number for each level of nested threads; ours is the outermost.
-    asked = re.fullmatch(r"\s*([0-9]{1,9})\s*", os.environ.get("OMP_NUM_THREADS", "").split(",")[0], re.ASCII)
-    if asked and int(asked[1]) > 0:
-        limits.append(int(asked[1]))
+    limits += _cgroup_quotas(Path(root))
+    # The variable may hold a list with one value per level of nested parallelism; the outermost level applies.
+    omp = re.fullmatch(r"\s*([0-9]{1,9})\s*", os.environ.get("OMP_NUM_THREADS", "").split(",")[0], re.ASCII)
+    if omp and int(omp[1]) > 0:
+        limits.append(int(omp[1]))
     return max(1, min(limits))
 
 
-def _quotas(root: Path) -> Iterator[int]:
-    """Cores that control groups allow, of both versions; a group is limited by every group that contains it."""
-    for mount, group in _groups(root):
-        for folder in (mount / group, *(mount / above for above in group.parents)):
-            quota, period = _numbers(folder / "cpu.max")
+def _cgroup_quotas(root: Path) -> Iterator[int]:
+    """Yield the quotas, in cores, of the process's control group and its ancestors, in cgroup versions 1 and 2."""
+    for mount, group in _cgroups(root):
+        for folder in (mount / group, *(mount / ancestor for ancestor in group.parents)):
+            quota, period = _two_integers(folder / "cpu.max")
             if quota is None:
-                (quota, _), (period, _) = _numbers(folder / "cpu.cfs_quota_us"), _numbers(folder / "cpu.cfs_period_us")
+                quota, _ = _two_integers(folder / "cpu.cfs_quota_us")
+                period, _ = _two_integers(folder / "cpu.cfs_period_us")
             if quota is not None and period is not None and quota > 0 and period > 0:
                 yield -(-quota // period)
 
 
-def _groups(root: Path) -> Iterator[tuple[Path, Path]]:
-    """Where control groups that limit the processor may be mounted, and the path of this process's group in there."""
+def _cgroups(root: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield possible mount points of CPU control groups with the path of this process's group in them."""
     mounts = root / "sys/fs/cgroup"
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return
     for line in lines:
-        _, controllers, group = [*line.split(":", 2), "", ""][:3]
-        inside = Path(group.lstrip("/"))
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        group = Path(path.lstrip("/"))
         if not controllers:  # version 2
-            yield mounts, inside
-            yield mounts / "unified", inside
+            yield mounts, group
+            yield mounts / "unified", group
         elif "cpu" in controllers.split(","):
-            yield mounts / controllers, inside
-            yield mounts / "cpu", inside
+            yield mounts / controllers, group
+            yield mounts / "cpu", group
 
 
-def _numbers(file: Path) -> tuple[int | None, int | None]:
-    """The first two words of a file as numbers; None where there is none, as in "max"."""
+def _two_integers(file: Path) -> tuple[int | None, int | None]:
+    """Return the first two fields of a file; None for a field that is not an integer, such as "max"."""
     try:
-        words = [*file.read_text(encoding="ascii").split(), "", ""]
+        fields = [*file.read_text(encoding="ascii").split(), "", ""]
     except (OSError, ValueError):
         return None, None
-    first, second = (int(w) if re.fullmatch(r"[0-9]{1,18}", w, re.ASCII) else None for w in words[:2])
+    first, second = (int(f) if re.fullmatch(r"[0-9]{1,18}", f, re.ASCII) else None for f in fields[:2])
     return first, second

@@ -1,4 +1,4 @@
-"""The engine step by step, for the searches of `dragoman.decoding`: sampling, streaming, ensembles.
+"""The native engine as a `Stepper`, for sampling, streaming and ensembles.
 
 Letters: B sentences, K beams, N = B*K rows, S source length, V vocabulary.
 """
@@ -19,61 +19,64 @@ __all__ = ["EngineState", "EngineStepper"]
 
 
 class EngineState:
-    """Which slot of the core's memory each row has, and which sentence it belongs to.  Kept open until forgotten."""
+    """A session with the target slot and the source slot of each row; closed with the last reference."""
 
     def __init__(self, engine: Engine, session: int, rows: int, beams: int) -> None:
         self.engine, self.session = engine, session
-        self.slots = np.arange(rows, dtype=np.int32)
-        self.sentences = (np.arange(rows) // beams).astype(np.int32)
+        self.target_slots = np.arange(rows, dtype=np.int32)
+        self.source_slots = (np.arange(rows) // beams).astype(np.int32)
         self.rows = rows
         self.length = 0
 
     def select(self, rows: Tensor) -> None:
-        """The first row that comes from a slot keeps it; the others get copies in slots that nobody keeps."""
+        """Keep the selected rows.  The first copy of a row keeps its slot; further copies are made in unused slots."""
         chosen = rows.tolist()
-        slots = self.slots[chosen]
-        free = iter(sorted(set(range(self.rows)) - set(slots.tolist())))
-        taken: set[int] = set()
+        slots = self.target_slots[chosen]
+        unused = iter(sorted(set(range(self.rows)) - set(slots.tolist())))
+        used: set[int] = set()
         for row, slot in enumerate(slots.tolist()):
-            if slot in taken:
-                slots[row] = next(free)
-                self.engine.call("copy", self.session, slot, int(slots[row]), self.length)
-            taken.add(slot)
-        self.slots, self.sentences = slots, self.sentences[chosen]
+            if slot in used:
+                slots[row] = next(unused)
+                self.engine.call_session("copy", self.session, slot, int(slots[row]), self.length)
+            used.add(slot)
+        self.target_slots, self.source_slots = slots, self.source_slots[chosen]
 
     def __del__(self) -> None:
-        self.engine.end(self.session)
+        self.engine.close_session(self.session)
 
 
 class EngineStepper:
-    """A packed model as a `Stepper`.  Raises UsageError for what is longer than the positions of the packed model."""
+    """A packed model as a `Stepper`.  `start` raises UsageError if a length exceeds the model's positions."""
 
     def __init__(self, engine: Engine, threads: int = 1) -> None:
         self.engine = engine
         self.threads = threads
 
     def start(self, src: Tensor, src_mask: Tensor | None, beams: int, max_len: int) -> EngineState:
+        """src: (B, S).  src_mask: (B, S), True for tokens."""
         count, width = src.shape
         rows = count * beams
-        session = self.engine.begin(self.threads, rows, max_len, count, width)
+        session = self.engine.open_session(self.threads, rows, max_len, count, width)
         state = EngineState(self.engine, session, rows, beams)
-        if self.engine.encodes:
+        if self.engine.has_encoder:
             mask = torch.ones_like(src, dtype=torch.bool) if src_mask is None else src_mask
             tokens = src[mask].numpy().astype(np.int32)
             lengths = mask.sum(1).numpy().astype(np.int32)
-            places = np.arange(count, dtype=np.int32)
-            self.engine.call("encode", session, _at(tokens), _at(lengths), _at(places), count)
+            slots = np.arange(count, dtype=np.int32)
+            arrays = (_address(tokens), _address(lengths), _address(slots))
+            self.engine.call_session("encode", session, *arrays, count)
         return state
 
     def step(self, tokens: Tensor, state: EngineState) -> Tensor:
+        """tokens: (N,).  Return log-probabilities (N, V)."""
         count = tokens.numel()
-        rows = np.stack([tokens.numpy(), np.full(count, state.length), state.slots, state.sentences], axis=1)
-        rows = np.ascontiguousarray(rows, dtype=np.int32)
+        columns = [tokens.numpy(), np.full(count, state.length), state.target_slots, state.source_slots]
+        rows = np.ascontiguousarray(np.stack(columns, axis=1), dtype=np.int32)
         log_probs = np.empty((count, self.engine.target_size), np.float32)
-        self.engine.call("step", state.session, _at(rows), count, _at(log_probs))
+        self.engine.call_session("step", state.session, _address(rows), count, _address(log_probs))
         state.length += 1
         return torch.from_numpy(log_probs)
 
 
-def _at(array: NDArray[Any]) -> ctypes.c_void_p:
+def _address(array: NDArray[Any]) -> ctypes.c_void_p:
     return ctypes.c_void_p(array.ctypes.data)

@@ -1,4 +1,4 @@
-"""Which numbers a comparison shows, and how people read them."""
+"""The columns of the tables of a comparison, and the text of their cells."""
 
 from __future__ import annotations
 
@@ -13,30 +13,23 @@ __all__ = ["Column", "best_groups", "cell_text", "columns", "differences", "valu
 _ABSENT = object()
 
 
-def _count(value: float) -> str:
-    return f"{value:,.0f}"
-
-
 def _millions(value: float) -> str:
     return f"{value / 1e6:.2f} M" if value >= 1e5 else f"{value:,.0f}"
 
 
 def _duration(seconds: float) -> str:
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    return f"{seconds / 60:.0f} min" if whole < 7200 else f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
-def _digits(count: int) -> Callable[[float], str]:
-    return lambda value: f"{value:.{count}f}"
+    rounded = round(seconds)
+    if rounded < 60:
+        return f"{rounded} s"
+    return f"{seconds / 60:.0f} min" if rounded < 7200 else f"{rounded // 3600} h {rounded % 3600 // 60} min"
 
 
 @dataclass(frozen=True)
 class Column:
-    """One number of every group.  better: +1 where more is better, -1 where less is, 0 for a cost.
+    """One number of every group.
 
-    bar: the page draws its size.  brief: the terminal has room for it.
+    better: +1 if larger is better, -1 if smaller is, 0 for a cost.  bar: the page draws a bar.  brief: the table in the
+    terminal has the column.
     """
 
     key: str
@@ -49,46 +42,48 @@ class Column:
 
 _COST = (
     Column("parameters", "parameters", _millions, bar=True),
-    Column("steps", "steps", _count, bar=True),
+    Column("steps", "steps", "{:,.0f}".format, bar=True),
     Column("seconds", "time", _duration, bar=True),
-    Column("tokens_per_second", "tokens/s", _count, bar=True),
-    Column("memory_mb", "memory MB", _count, bar=True),
+    Column("tokens_per_second", "tokens/s", "{:,.0f}".format, bar=True),
+    Column("memory_mb", "memory MB", "{:,.0f}".format, bar=True),
 )
 _VALID = (
-    Column("valid.valid_loss", "valid loss", _digits(3), -1),
-    Column("valid.perplexity", "perplexity", _digits(2), -1, brief=False),
-    Column("valid.bits_per_character", "bits/character", _digits(3), -1),
-    Column("valid.bleu", "valid BLEU", _digits(2), +1),
-    Column("valid.chrf", "valid chrF", _digits(2), +1, brief=False),
-    Column("valid.exact_match", "exact match %", _digits(1), +1, brief=False),
-    Column("valid.accuracy", "accuracy %", _digits(2), +1),
-    Column("valid.precision", "precision %", _digits(2), +1, brief=False),
-    Column("valid.recall", "recall %", _digits(2), +1, brief=False),
-    Column("valid.f1", "F1 %", _digits(2), +1),
+    Column("valid.valid_loss", "valid loss", "{:.3f}".format, -1),
+    Column("valid.perplexity", "perplexity", "{:.2f}".format, -1, brief=False),
+    Column("valid.bits_per_character", "bits/character", "{:.3f}".format, -1),
+    Column("valid.bleu", "valid BLEU", "{:.2f}".format, +1),
+    Column("valid.chrf", "valid chrF", "{:.2f}".format, +1, brief=False),
+    Column("valid.exact_match", "exact match %", "{:.1f}".format, +1, brief=False),
+    Column("valid.accuracy", "accuracy %", "{:.2f}".format, +1),
+    Column("valid.precision", "precision %", "{:.2f}".format, +1, brief=False),
+    Column("valid.recall", "recall %", "{:.2f}".format, +1, brief=False),
+    Column("valid.f1", "F1 %", "{:.2f}".format, +1),
 )
 _TEST = (
-    Column("test.bleu", "test BLEU", _digits(2), +1),
-    Column("test.chrf", "test chrF", _digits(2), +1),
+    Column("test.bleu", "test BLEU", "{:.2f}".format, +1),
+    Column("test.chrf", "test chrF", "{:.2f}".format, +1),
 )
 
 
 def columns(comparison: RunComparison) -> list[Column]:
-    """The columns in which at least one group has a number; a score not known here goes by its own name."""
+    """Return the columns in which at least one group has a number; other scores are titled by their name."""
     present = dict.fromkeys(key for group in comparison.groups for key in group.numbers)
     known = {column.key for column in _VALID}
     others = [key for key in present if key.startswith("valid.") and key not in known]
-    own = (Column(key, key.removeprefix("valid.").replace("_", " "), _digits(3), brief=False) for key in others)
-    return [column for column in (*_TEST, *_VALID, *own, *_COST) if column.key in present]
+    extra = (Column(key, key.removeprefix("valid.").replace("_", " "), "{:.3f}".format, brief=False) for key in others)
+    return [column for column in (*_TEST, *_VALID, *extra, *_COST) if column.key in present]
 
 
-def cell_text(group: Group, column: Column) -> str:
-    """The mean, `±` half the 95 % interval where there is one, `σ` the standard deviation over seeds."""
+def cell_text(group: Group, column: Column) -> tuple[str, str]:
+    """Return the mean, and `±` half of the 95 % interval and `σ` the standard deviation over seeds, if known."""
     number = group.numbers.get(column.key)
     if number is None:
-        return "–"
+        return "–", ""
     half = group.numbers.get(f"{column.key}_half")
-    text = column.show(number.mean) + ("" if half is None else f" ±{column.show(half.mean)}")
-    return text + ("" if not number.std or column.key == "parameters" else f" σ{column.show(number.std)}")
+    notes = [] if half is None else [f"±{column.show(half.mean)}"]
+    if number.std and column.key != "parameters":
+        notes.append(f"σ{column.show(number.std)}")
+    return column.show(number.mean), " ".join(notes)
 
 
 def value_text(value: Any) -> str:
@@ -96,7 +91,7 @@ def value_text(value: Any) -> str:
 
 
 def differences(group: Group, comparison: RunComparison) -> list[str]:
-    """`position rotary`, `n_heads 4`, ...: what is special about the group; not what most groups have."""
+    """Return the values that at most half of the groups share, rare ones first: `position rotary`, `n_heads 4`, ..."""
     names = short_names(comparison.differing)
 
     def sharers(key: str) -> int:
@@ -107,7 +102,7 @@ def differences(group: Group, comparison: RunComparison) -> list[str]:
 
 
 def best_groups(comparison: RunComparison, column: Column) -> list[Group]:
-    """The groups with the best number; none where it is a cost, or the same for all."""
+    """Return the groups with the best number; none for a cost or if all are equal."""
     having = [group for group in comparison.groups if column.key in group.numbers]
     worth = [column.better * group.numbers[column.key].mean for group in having]
     return [group for group, value in zip(having, worth, strict=True) if min(worth) < value == max(worth)]

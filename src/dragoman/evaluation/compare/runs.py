@@ -1,6 +1,6 @@
-"""Runs side by side: what differs in their configurations, how they learned, what they cost, how good they became.
+"""Reading runs and comparing them: configurations, learning curves, cost and scores.
 
-Runs that differ only in `train.seed` are one group, with mean and standard deviation over the seeds.
+Runs that differ only in `train.seed` form one group, with mean and standard deviation over the seeds.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import itertools
 import json
 import math
 import re
-import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING, Any
 
 from dragoman.config import flatten, load_config
@@ -33,10 +33,10 @@ from dragoman.models.model_folder import find_model, list_checkpoints, read_head
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ComparedRun", "Curve", "Group", "RunComparison", "Statistic", "compare", "short_names"]
+__all__ = ["ComparedRun", "Curve", "Group", "RunComparison", "Statistic", "compare_runs", "short_names"]
 
 Curve = tuple[tuple[int, float, float], ...]
-"""Points of a quantity over training: (step, seconds, value)."""
+"""Points (step, seconds, value) of a quantity during training."""
 
 SEED = "train.seed"
 _NO_CURVES = ("step", "seconds", "epoch", "learning_rate", "tokens_per_second", "memory_mb")
@@ -44,11 +44,11 @@ _NO_CURVES = ("step", "seconds", "epoch", "learning_rate", "tokens_per_second", 
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One run folder, read.
+    """The content of one run folder.
 
-    config: dotted key -> value.  parameters: numbers in the best checkpoint; None where there is none yet.  seconds: of
-    training.  tokens_per_second: median of the log.  memory_mb: peak resident memory.  best_step, scores: of the best
-    checkpoint.  curves: the training `loss` and every validation score of the log, without the average's.
+    config: dotted key -> value.  parameters: size of the best checkpoint, None if there is no checkpoint yet.
+    tokens_per_second: median of the log.  memory_mb: peak resident memory.  best_step, scores: of the best checkpoint.
+    curves: the training `loss` and every validation score of the log, without those of averaged checkpoints.
     """
 
     name: str
@@ -66,7 +66,7 @@ class ComparedRun:
 
     @property
     def numbers(self) -> dict[str, float | None]:
-        """What a table can show, by name: cost, `valid.` scores of the best checkpoint, `test.` scores."""
+        """Numbers by name: cost, `valid.` scores of the best checkpoint, `test.` scores."""
         cost = ("parameters", "steps", "seconds", "tokens_per_second", "memory_mb", "best_step")
         found: dict[str, float | None] = {name: getattr(self, name) for name in cost}
         found |= {f"valid.{name}": value for name, value in self.scores.items()}
@@ -78,7 +78,7 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class Statistic:
-    """Of the n runs of a group that have the number; std: sample standard deviation, None where n is 1."""
+    """Mean and sample standard deviation (None for n = 1) over the n runs of a group that have the number."""
 
     mean: float
     std: float | None
@@ -86,15 +86,14 @@ class Statistic:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Statistic:
-        """Of one value or more."""
-        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
+        return cls(fmean(values), stdev(values) if len(values) > 1 else None, len(values))
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one configuration, but for the seed.
+    """Runs that differ only in the seed.
 
-    differs: what tells it from the other groups, dotted key -> value, without the keys it does not have.
+    differs: its values of the configuration keys in which the groups differ, without keys that it lacks.
     """
 
     name: str
@@ -107,27 +106,27 @@ class Group:
 
     @property
     def numbers(self) -> dict[str, Statistic]:
-        """The numbers of its runs (`ComparedRun.numbers`), those that at least one run has."""
+        """Statistics of the numbers (`ComparedRun.numbers`) that at least one run has."""
         names = dict.fromkeys(name for run in self.runs for name in run.numbers)
         values = {name: [v for run in self.runs if (v := run.numbers.get(name)) is not None] for name in names}
-        return {name: Statistic.of(some) for name, some in values.items() if some}
+        return {name: Statistic.of(found) for name, found in values.items() if found}
 
     @property
     def by_length(self) -> tuple[LengthScore, ...]:
-        """BLEU by source length, mean over the seeds; so is the width of the interval."""
+        """BLEU by source length; scores and interval widths are means over the seeds."""
         rows = zip(*(run.test.by_length for run in self.runs if run.test), strict=True)
         return tuple(
-            replace(row[0], bleu=Interval(_mean(one.bleu.score for one in row), _mean(one.bleu.half for one in row)))
+            replace(row[0], bleu=Interval(fmean(one.bleu.score for one in row), fmean(one.bleu.half for one in row)))
             for row in rows
         )
 
 
 @dataclass(frozen=True)
 class RunComparison:
-    """The groups, in the order in which their first runs were given.
+    """The groups, in the given order of their first runs.
 
-    differing: the dotted configuration keys (but the seed) in which groups differ.  test: the test set that was
-    decoded.  samples: resamples behind its confidence intervals.
+    differing: dotted configuration keys, other than the seed, in which groups differ.  test: the decoded test set.
+    samples: bootstrap resamples of its confidence intervals.
     """
 
     groups: tuple[Group, ...]
@@ -140,7 +139,7 @@ class RunComparison:
         return [run for group in self.groups for run in group.runs]
 
     def to_json(self) -> dict[str, Any]:
-        """All of it but the texts, for `json.dumps`."""
+        """Return everything except the texts, for `json.dumps`."""
         groups = [
             {
                 "name": group.name,
@@ -157,7 +156,7 @@ class RunComparison:
         return {"differing": list(self.differing), "test": test, "groups": groups}
 
 
-def compare(
+def compare_runs(
     runs: Sequence[str | Path],
     source: str | Path | None = None,
     reference: str | Path | None = None,
@@ -167,32 +166,36 @@ def compare(
     tokenize: str = "auto",
     log: Callable[[str], None] = lambda text: None,
 ) -> RunComparison:
-    """Read runs and put them side by side; with `source` and `reference` (text files) decode and score that test set.
+    """Read and compare runs; decode and score the test set in the text files `source` and `reference` if given.
 
-    runs: run folders, or folders of run folders.  samples: of the bootstrap.  tokenize: BLEU's
-    tokenizer; "auto" chooses it by the runs' `data.target_language`.  log: hears what takes long.
-    Raises UsageError with every folder that cannot be compared, DataError for a test set that is misaligned.
+    Args:
+        runs: run folders, or folders of run folders.
+        samples: bootstrap resamples.
+        tokenize: BLEU tokenizer; "auto" selects it from `data.target_language` of the runs.
+        log: receives a message before every slow operation.
+
+    Raises UsageError with every folder that cannot be compared, DataError if the test set is misaligned.
     """
     if (source is None) != (reference is None):
         given, missing = ("source", "reference") if reference is None else ("reference", "source")
-        raise UsageError(f"{given} = {source or reference} without {missing}: a test set is two files, line by line")
+        raise UsageError(f"{given} = {source or reference} without {missing}; a test set needs both files")
     if source is None and tokenize != "auto":
-        raise UsageError(f"tokenize = {tokenize}: only for the BLEU of a test set; give source and reference too")
+        raise UsageError(f"tokenize = {tokenize} applies to the BLEU of a test set; give source and reference too")
     if samples < 2:
-        raise UsageError(f"samples = {samples}: must be at least 2; 1000 is usual")
+        raise UsageError(f"samples = {samples}; accepted: at least 2 (usually 1000)")
     found = _read_runs(runs)
     if source is None or reference is None:
-        return _arranged(found)
+        return _grouped(found)
     tokenize = _tokenizer(found, tokenize)
     test = read_eval_set(Path(source), Path(reference))
-    return _arranged([_decoded(run, test, device, samples, tokenize, log) for run in found], test, samples)
+    return _grouped([_decoded(run, test, device, samples, tokenize, log) for run in found], test, samples)
 
 
 # ----------------------------------------------------------------------------------------------------------- reading
 
 
 def _read_runs(given: Sequence[str | Path]) -> list[ComparedRun]:
-    """The runs, named apart.  Raises UsageError with every problem."""
+    """Return the runs under distinct names.  Raises UsageError with every problem."""
     problems: list[str] = []
     folders: dict[Path, Path] = {}
     for path in map(Path, given):
@@ -200,7 +203,7 @@ def _read_runs(given: Sequence[str | Path]) -> list[ComparedRun]:
         problems += [] if inside else [_no_run(path)]
         for folder in inside:
             if folder.resolve() in folders:
-                problems.append(f"{folder}: given twice; name each run once")
+                problems.append(f"{folder}: given twice; give each run once")
             folders[folder.resolve()] = folder
     runs = []
     for folder, name in zip(folders.values(), _names(list(folders)), strict=True):
@@ -209,9 +212,9 @@ def _read_runs(given: Sequence[str | Path]) -> list[ComparedRun]:
         except DragomanError as error:
             problems.append(str(error))
     if problems:
-        raise UsageError("\n".join(["these cannot be compared", *(f"  - {problem}" for problem in problems)]))
+        raise UsageError("\n".join(["cannot compare these runs:", *(f"  - {problem}" for problem in problems)]))
     if not runs:
-        raise UsageError("no runs: give at least one run folder, as 'dragoman train' wrote it")
+        raise UsageError("no runs; give at least one run folder written by 'dragoman train'")
     return runs
 
 
@@ -220,27 +223,27 @@ def _is_run(folder: Path) -> bool:
 
 
 def _run_folders(path: Path) -> list[Path]:
-    """The run folder itself, or the run folders in it by name."""
+    """Return the run folder itself, or the run folders in it, sorted by name."""
     if _is_run(path):
         return [path]
     return sorted(folder for folder in path.iterdir() if _is_run(folder)) if path.is_dir() else []
 
 
 def _no_run(path: Path) -> str:
-    accepted = "accepted: a run folder, as 'dragoman train' wrote it, or a folder of run folders"
+    accepted = "accepted: a run folder written by 'dragoman train', or a folder of run folders"
     if not path.exists():
         neighbours = [str(p) for p in path.parent.iterdir()] if path.parent.is_dir() else []
         return f"{path}: no such folder{nearest(str(path), neighbours)}; {accepted}"
-    what = "no config.toml or log.jsonl in it or in a folder in it" if path.is_dir() else "a file"
+    what = "neither it nor a folder in it contains config.toml or log.jsonl" if path.is_dir() else "it is a file"
     return f"{path}: no run ({what}); {accepted}"
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """The last parts of the paths, as few as tell all of them apart."""
+    """Return the shortest trailing parts of the paths that are distinct."""
     names: list[str] = []
-    whole = [folder.absolute() for folder in folders]
-    for parts in range(1, max((len(folder.parts) for folder in whole), default=0) + 1):
-        names = ["/".join(folder.parts[-parts:]) for folder in whole]
+    paths = [folder.absolute() for folder in folders]
+    for parts in range(1, max((len(path.parts) for path in paths), default=0) + 1):
+        names = ["/".join(path.parts[-parts:]) for path in paths]
         if len(set(names)) == len(names):
             break
     return names
@@ -250,7 +253,7 @@ def _read_run(folder: Path, name: str) -> ComparedRun:
     config = flatten(load_config(folder / "config.toml", stored=True).model_dump(mode="json"))
     rows = read_log(folder)
     if not rows:
-        raise UsageError(f"{folder}: log.jsonl has no row yet; train on with: dragoman train CONFIG --out {folder}")
+        raise UsageError(f"{folder}: log.jsonl has no rows yet; continue with: dragoman train CONFIG --out {folder}")
     best = find_model(folder) if list_checkpoints(folder) or (folder / "best").is_file() else None
     meta = {} if best is None else read_meta(best)
     speeds, memory = _column(rows, "tokens_per_second"), _column(rows, "memory_mb")
@@ -261,7 +264,7 @@ def _read_run(folder: Path, name: str) -> ComparedRun:
         parameters=None if best is None else _count_parameters(best / "model.safetensors"),
         steps=int(max(_column(rows, "step"))),
         seconds=max(_column(rows, "seconds"), default=0.0),
-        tokens_per_second=statistics.median(speeds) if speeds else None,
+        tokens_per_second=median(speeds) if speeds else None,
         memory_mb=max(memory, default=None),
         best_step=meta.get("step"),
         scores={key: value for key, value in meta.get("scores", {}).items() if _is_number(value)},
@@ -270,7 +273,7 @@ def _read_run(folder: Path, name: str) -> ComparedRun:
 
 
 def _is_number(value: Any) -> bool:
-    # Not math.isfinite, which raises OverflowError for an integer of hundreds of digits.
+    # math.isfinite raises OverflowError for an integer of hundreds of digits.
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
@@ -290,19 +293,19 @@ def _curves(rows: Iterable[Mapping[str, Any]]) -> dict[str, Curve]:
 
 
 def _count_parameters(path: Path) -> int:
-    """From the file's header: no weight is read."""
-    return sum(math.prod(about["shape"]) for about in read_header(path).values())
+    """Return the number of values in a safetensors file, from its header alone."""
+    return sum(math.prod(entry["shape"]) for entry in read_header(path).values())
 
 
 def _tokenizer(runs: Sequence[ComparedRun], tokenize: str) -> str:
-    """BLEU's tokenizer for the target language of the runs.  Raises UsageError where they need different ones."""
+    """Return the BLEU tokenizer for the target language of the runs.  Raises UsageError if they need different ones."""
     languages = {run.name: run.config.get("data.target_language", "") for run in runs}
     tokenizers = {bleu_tokenizer(language, tokenize) for language in languages.values()}
     if len(tokenizers) > 1:
         listed = ", ".join(f"{name}: {language} ({bleu_tokenizer(language)})" for name, language in languages.items())
         raise UsageError(
-            f"the target languages of these runs need different tokenizers for BLEU ({listed}); compare runs of one "
-            "target language, or name one tokenizer for all: --tokenize 13a (tokenize= in Python)"
+            f"the target languages of these runs need different BLEU tokenizers ({listed}); compare runs with the same "
+            "target language, or select one tokenizer: --tokenize 13a (tokenize= in Python)"
         )
     return tokenizers.pop()
 
@@ -315,54 +318,50 @@ def _decoded(
     tokenize: str,
     log: Callable[[str], None],
 ) -> ComparedRun:
-    """The run with the scores of its best checkpoint, decoded with its own [search]."""
-    from dragoman.pipelines.translation import Translator  # here, so that comparing logs loads no model
+    """Return the run with the test scores of its best checkpoint, decoded with the [search] of its configuration."""
+    from dragoman.pipelines.translation import Translator  # comparing logs needs no model
 
     log(f"{run.name}: translating {len(test.sources):,} lines")
     translations = Translator.load(run.folder, device, quantize="none").translate(test.sources)
     return replace(run, test=score_translations([t.text for t in translations], test, samples, tokenize))
 
 
-# --------------------------------------------------------------------------------------------------------- arranging
+# ---------------------------------------------------------------------------------------------------------- grouping
 
 
-def _arranged(runs: Sequence[ComparedRun], test: EvalSet | None = None, samples: int = 0) -> RunComparison:
+def _grouped(runs: Sequence[ComparedRun], test: EvalSet | None = None, samples: int = 0) -> RunComparison:
     members: dict[str, list[ComparedRun]] = {}
     for run in runs:
         configuration = {key: value for key, value in run.config.items() if key != SEED}
         members.setdefault(json.dumps(configuration, sort_keys=True), []).append(run)
-    firsts = [some[0].config for some in members.values()]
+    firsts = [group[0].config for group in members.values()]
     keys = dict.fromkeys(key for config in firsts for key in config if key != SEED)
     absent = object()
     differing = [key for key in keys if any(config.get(key, absent) != firsts[0].get(key, absent) for config in firsts)]
-    # What all have says more about a run than the keys that only its own kind has.
+    # Keys that all runs have come before keys of a single architecture.
     differing.sort(key=lambda key: -sum(key in config for config in firsts))
     groups = [
-        Group(name, tuple(some), {key: some[0].config[key] for key in differing if key in some[0].config})
-        for name, some in zip(_group_names(list(members.values())), members.values(), strict=True)
+        Group(name, tuple(group), {key: group[0].config[key] for key in differing if key in group[0].config})
+        for name, group in zip(_group_names(list(members.values())), members.values(), strict=True)
     ]
     return RunComparison(tuple(groups), tuple(differing), test, samples)
 
 
 def _group_names(members: Sequence[Sequence[ComparedRun]]) -> list[str]:
-    """What the names of its runs have in common: lstm for lstm-1 and lstm-2; else the name of the first."""
-    names = [_in_common([run.name for run in runs]) for runs in members]
+    """Name each group by the common prefix of its runs (lstm for lstm-1 and lstm-2), or by its first run."""
+    names = [_common_prefix([run.name for run in runs]) for runs in members]
     return [name if names.count(name) == 1 else runs[0].name for name, runs in zip(names, members, strict=True)]
 
 
-def _in_common(names: Sequence[str]) -> str:
-    letters = itertools.takewhile(lambda same: len(set(same)) == 1, zip(*names, strict=False))
-    start = "".join(same[0] for same in letters)
-    if start in names:
-        return start
-    return re.sub(r"([-_./ ]+(seed|s)?[-_./ ]*\d*|seed\d*)$", "", start) or names[0]
+def _common_prefix(names: Sequence[str]) -> str:
+    """Return the common beginning of the names without a trailing separator or "seed", or else the first name."""
+    start = "".join(
+        same[0] for same in itertools.takewhile(lambda same: len(set(same)) == 1, zip(*names, strict=False))
+    )
+    return start if start in names else re.sub(r"([-_./ ]+(seed|s)?[-_./ ]*\d*|seed\d*)$", "", start) or names[0]
 
 
 def short_names(keys: Iterable[str]) -> dict[str, str]:
-    """Configuration keys as people say them, where that tells them apart: model.position.kind -> position."""
+    """Shorten configuration keys that stay distinct: model.position.kind -> position."""
     short = {key: key.partition(".")[2].removesuffix(".kind") or key for key in keys}
     return {key: name if list(short.values()).count(name) == 1 else key for key, name in short.items()}
-
-
-def _mean(values: Iterable[float]) -> float:
-    return statistics.fmean(values)

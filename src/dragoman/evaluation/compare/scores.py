@@ -1,4 +1,4 @@
-"""Scores of a decoded test set with confidence, for all lines and by the length of their source."""
+"""BLEU and chrF of a decoded test set with confidence intervals, in total and by source length."""
 
 from __future__ import annotations
 
@@ -16,14 +16,8 @@ from dragoman.data.corpus import CorpusSpec, read_pairs
 from dragoman.errors import DataError
 
 __all__ = [
-    "DecodedScores",
-    "EvalSet",
-    "Interval",
-    "LengthScore",
-    "length_bounds",
-    "read_eval_set",
-    "score_translations",
-]
+    "DecodedScores", "EvalSet", "Interval", "LengthScore", "length_bounds", "read_eval_set", "score_translations",
+]  # fmt: skip
 
 _MOST_BUCKETS = 8
 _FEWEST_SENTENCES = 20
@@ -31,7 +25,7 @@ _FEWEST_SENTENCES = 20
 
 @dataclass(frozen=True)
 class Interval:
-    """A score in per cent; half: half the width of its 95 % confidence interval over resamples of the lines."""
+    """A score in percent; `half` is half the width of its 95 % bootstrap confidence interval."""
 
     score: float
     half: float
@@ -39,7 +33,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class LengthScore:
-    """BLEU of the `sentences` whose source has `low` to `high` words (None: any number from `low`)."""
+    """BLEU of the `sentences` with source length `low` to `high` (None: no upper limit)."""
 
     low: int
     high: int | None
@@ -48,7 +42,7 @@ class LengthScore:
 
     @property
     def title(self) -> str:
-        """1–5, 6–10, ..., 26+."""
+        """The range of lengths: 1–5, 26+."""
         if self.high is None:
             return f"{self.low}+"
         return str(self.low) if self.high == self.low else f"{self.low}–{self.high}"
@@ -56,7 +50,7 @@ class LengthScore:
 
 @dataclass(frozen=True)
 class DecodedScores:
-    """BLEU and chrF2 of one model's translations; the signatures say all that could change them."""
+    """BLEU and chrF2 of the translations of one model, with the signatures of sacreBLEU."""
 
     bleu: Interval
     chrf: Interval
@@ -67,7 +61,7 @@ class DecodedScores:
 
 @dataclass(frozen=True)
 class EvalSet:
-    """A test set.  unit: what a source's length is counted in, words, or characters where words have no spaces."""
+    """A test set.  unit: of the source lengths, "words", or "characters" for text without spaces."""
 
     sources: tuple[str, ...]
     references: tuple[str, ...]
@@ -77,10 +71,10 @@ class EvalSet:
 
 
 def read_eval_set(source: Path, reference: Path) -> EvalSet:
-    """The lines of two files, line i of each one pair.  Raises DataError where they are misaligned or empty."""
+    """Read a test set from two line-aligned files.  Raises DataError if they are misaligned or empty."""
     pairs = list(read_pairs(CorpusSpec(source, reference)))
     if not pairs:
-        raise DataError(f"{source}: empty; give at least 1 line to score")
+        raise DataError(f"{source}: empty; accepted: at least 1 line")
     sources = tuple(pair.source for pair in pairs)
     words = [len(text.split()) for text in sources]
     characters = [len(text.strip()) for text in sources]
@@ -91,7 +85,7 @@ def read_eval_set(source: Path, reference: Path) -> EvalSet:
 
 
 def length_bounds(lengths: Sequence[int]) -> tuple[int, ...]:
-    """The longest length of each bucket but the last: round numbers, equal steps, no bucket with hardly a sentence."""
+    """Return the upper bounds of all buckets but the last: round numbers in equal steps, without small buckets."""
     usual = sorted(lengths)[(len(lengths) - 1) * 49 // 50]
     step = next(s * 10**p for p in range(9) for s in (1, 2, 5) if usual <= _MOST_BUCKETS * s * 10**p)
     fewest = min(_FEWEST_SENTENCES, math.ceil(len(lengths) / 20))
@@ -105,26 +99,22 @@ def length_bounds(lengths: Sequence[int]) -> tuple[int, ...]:
     return tuple(bounds)
 
 
-def score_translations(texts: Sequence[str], material: EvalSet, samples: int, tokenize: str = "13a") -> DecodedScores:
-    """BLEU and chrF2 of the translations of `material.sources`, with bootstrap intervals of `samples` resamples.
+def score_translations(texts: Sequence[str], test: EvalSet, samples: int, tokenize: str = "13a") -> DecodedScores:
+    """Return BLEU and chrF2 of the translations of `test.sources`, with intervals from `samples` bootstrap resamples.
 
-    tokenize: BLEU's tokenizer, by sacreBLEU's name.
+    tokenize: name of a tokenizer of sacreBLEU.
     """
     metric = BLEU(tokenize=tokenize, force=True)
-    bleu, bleu_signature = _interval(metric, texts, material.references, samples)
-    chrf, chrf_signature = _interval(CHRF(), texts, material.references, samples)
+    bleu, bleu_signature = _interval(metric, texts, test.references, samples)
+    chrf, chrf_signature = _interval(CHRF(), texts, test.references, samples)
     by_length = []
-    edges = (-1, *material.bounds, None)
+    edges = (-1, *test.bounds, None)
     for before, bound in itertools.pairwise(edges):
         assert before is not None
-        inside = [i for i, n in enumerate(material.lengths) if before < n and (bound is None or n <= bound)]
-        some = _interval(metric, _those(texts, inside), _those(material.references, inside), samples)[0]
-        by_length.append(LengthScore(max(1, before + 1), bound, len(inside), some))
+        inside = [i for i, n in enumerate(test.lengths) if before < n and (bound is None or n <= bound)]
+        bleu_inside, _ = _interval(metric, [texts[i] for i in inside], [test.references[i] for i in inside], samples)
+        by_length.append(LengthScore(max(1, before + 1), bound, len(inside), bleu_inside))
     return DecodedScores(bleu, chrf, bleu_signature, chrf_signature, tuple(by_length))
-
-
-def _those(texts: Sequence[str], numbers: Sequence[int]) -> list[str]:
-    return [texts[i] for i in numbers]
 
 
 def _interval(

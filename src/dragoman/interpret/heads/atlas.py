@@ -33,7 +33,6 @@ from dragoman.errors import UsageError
 from dragoman.interpret.ablation import (
     ablate_heads,
     attentions,
-    loss_of,
     queries_are_source,
     query_mask,
     sublayers,
@@ -45,6 +44,7 @@ from dragoman.models.seq2seq import Network
 from dragoman.nn.modes import evaluating
 from dragoman.nn.record import record, replace
 from dragoman.training.loss import Loss, TokenLoss
+from dragoman.training.validation import mean_loss
 
 __all__ = ["REACH", "Atlas", "Example", "Head", "SubLayerCost", "atlas", "examples", "removal_costs"]
 
@@ -330,15 +330,15 @@ def _errors(agreements: tuple[Agreement, Agreement] | None, heads: int) -> list[
 def removal_costs(network: Network, material: ProbeBatch, found: Atlas) -> Atlas:
     """The atlas with what each head and each sub-layer costs: the rise of the loss when it says 0, one at a time."""
     batches = list(material.sample(COST_LINES))
-    before = loss_of(network, batches)
+    before = mean_loss(network, batches)
     heads = []
     for head in found.heads:
         with replace(network, ablate_heads(network, {head.attention: [head.number]})):
-            heads.append(dataclasses.replace(head, cost=loss_of(network, batches) - before))
+            heads.append(dataclasses.replace(head, cost=mean_loss(network, batches) - before))
     costs = []
     for name in sublayers(network):
         with replace(network, without_sublayers(network, [name])):
-            costs.append(SubLayerCost(name, loss_of(network, batches) - before))
+            costs.append(SubLayerCost(name, mean_loss(network, batches) - before))
     lines = sum(batch.src.size(0) for batch in batches)
     return dataclasses.replace(found, heads=tuple(heads), sublayers=tuple(costs), cost_lines=lines)
 

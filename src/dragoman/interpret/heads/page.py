@@ -8,18 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
 from rich.text import Text
 
 from dragoman.interpret.heads.atlas import BROAD, MOST, REACH, Atlas, Example, Head
 from dragoman.pages.packing import packed
-from dragoman.pages.page import web, whole_page, write_page
+from dragoman.pages.page import render, write_page
+from dragoman.pages.tables import plain_table, print_table
 
 __all__ = ["print_atlas", "write_atlas"]
 
-_STYLES = ("page.css", "language.css", "atlas.css")
-_SCRIPTS = ("page.js", "language.js", "packing.js", "atlas.js")
 _COLUMNS = ("entropy", "of largest", "confidence", "offset", "weight", "same", "end", "first")
 
 
@@ -30,33 +27,25 @@ def print_atlas(atlas: Atlas, console: Console) -> None:
     """Every head with its label and numbers, then what sub-layers cost."""
     aligned, cost = atlas.aligned > 0, atlas.cost_lines > 0
     more = (*(["AER"] if aligned else []), *(["cost"] if cost else []))
-    table = _table("attention", "head", "label", *_COLUMNS, *more)
+    table = plain_table("attention", "head", "label", *_COLUMNS, *more, left=("label",))
     before = ""
     for head in atlas.heads:
         name = head.attention if head.attention != before else ""
         before = head.attention
         label = Text(head.label, "bold green" if head.label == "aligning" else "")
         table.add_row(Text(name, "bold"), Text(str(head.number)), label, *map(Text, _cells(head, aligned, cost)))
-    _print(console, table)
+    print_table(console, table)
     if atlas.sublayers:
-        costs = _table("without", "cost")
+        costs = plain_table("without", "cost")
         for part in atlas.sublayers:
             costs.add_row(Text(part.name), Text(f"{part.cost:+.4f}"))
-        _print(console, costs)
+        print_table(console, costs)
     whose = "the model's own output" if atlas.own else "the given targets"
     console.print(
         f"{atlas.lines:,} lines, {atlas.tokens:,} target tokens, loss {atlas.loss:.4f} nats a token on {whose}",
         style="dim",
         soft_wrap=True,
     )
-
-
-def _table(*heads: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", collapse_padding=True)
-    for i, head in enumerate(heads):
-        left = i == 0 or head == "label"
-        table.add_column(Text(head), justify="left" if left else "right", no_wrap=True)
-    return table
 
 
 def _cells(head: Head, aligned: bool, cost: bool) -> list[str]:
@@ -70,21 +59,13 @@ def _cells(head: Head, aligned: bool, cost: bool) -> list[str]:
     return cells + (["–" if head.cost is None else f"{head.cost:+.4f}"] if cost else [])
 
 
-def _print(console: Console, table: Table) -> None:
-    # Rich would cut numbers short to fit; a line that wraps is better than a number that is wrong.
-    needed = Measurement.get(console, console.options.update(width=10_000), table).maximum
-    console.width = max(console.width, needed)
-    console.print(table)
-    console.print()
-
-
 # -------------------------------------------------------------------------------------------------------------- page
 
 
 def write_atlas(path: Path, atlas: Atlas, examples: Sequence[Example], model: str) -> Path:
     """Write the page to `path`, whole or not at all, and return `path`.  model: its name.  Raises DragomanError."""
     data = _page_data(atlas, examples, model)
-    return write_page(path, whole_page(f"Atlas of {model}", web("atlas.html"), "atlas-data", data, _STYLES, _SCRIPTS))
+    return write_page(path, render("atlas.html", title=f"Atlas of {model}", data=data))
 
 
 def _page_data(atlas: Atlas, examples: Sequence[Example], model: str) -> dict[str, Any]:

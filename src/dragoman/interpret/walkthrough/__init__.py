@@ -1,11 +1,11 @@
-"""One sentence pair through training once, every number on the way: forwards, backwards, and the update.
+"""One sentence pair through one training step, every quantity on the way: forwards, backwards, and the update.
 
-run          the step itself: what the taps saw, the gradients, the loss of each word, the parameters before, after
-quantities   tensors with their names, symbols and the words along their sides
-blocks       the story of a Transformer, sub-layer by sub-layer; in_order: of any other model, tap by tap
-ending       logits, loss, what positions add to a shared weight, the update
-phrases      the words of the story, in English and Chinese
-numbers      the story as plain JSON, cut to what a page can hold
+steps.toml     every kind of step: its texts in English and Chinese, formulas, source, and the tensors it shows
+entries        the entries of that file, and the records of a step
+training_step  the step itself: values and gradients of the taps, the loss of each token, the update
+quantities     tensors with names, symbols and labels
+forward        taps -> forward steps;  backward: forward steps -> backward steps, and the update
+build          all of it, as JSON that fits into a page
 """
 
 from __future__ import annotations

@@ -1,26 +1,32 @@
-"""The walk-through as a whole: check what was given, do the step, tell it, make it plain JSON."""
+"""The walkthrough as a whole: check the arguments, run the step, and return its steps as JSON that fits into a page."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from dragoman.data.tokenizer import PAD
 from dragoman.errors import UsageError
-from dragoman.interpret.walkthrough.backwards import backwards
-from dragoman.interpret.walkthrough.blocks import BLOCKS, blocks
-from dragoman.interpret.walkthrough.ending import output_steps, sum_step, update_steps
-from dragoman.interpret.walkthrough.in_order import in_order
-from dragoman.interpret.walkthrough.numbers import fitting_cut, step_json
+from dragoman.interpret.walkthrough.backward import backward_steps, update_steps
+from dragoman.interpret.walkthrough.entries import Quantity, WalkthroughStep
+from dragoman.interpret.walkthrough.forward import forward_steps
 from dragoman.interpret.walkthrough.quantities import Labels, Quantities
-from dragoman.interpret.walkthrough.run import Pair, check_element, one_step
+from dragoman.interpret.walkthrough.training_step import RecordedStep, TrainingPair, check_element
 from dragoman.models.seq2seq import Model, Network
 
 __all__ = ["walkthrough"]
 
-_TINY = 10_000
-"""Parameters up to which a model is for pen and paper: its numbers are given as they are, not rounded."""
+_MAX_EXACT = 10_000
+"""Parameters up to which a model can be followed on paper: its numbers are not rounded."""
+
+_MAX_NUMBERS = 130_000
+"""Numbers in a whole walkthrough: a little more than 2 MB of JSON."""
+
+_FEATURE_AXES = ("feature", "input", "output")
+_POSITION_AXES = ("position", "query", "key")
 
 
 def walkthrough(
@@ -34,72 +40,140 @@ def walkthrough(
     smoothing: float = 0.0,
     learning_rate: float = 0.01,
     parameter: tuple[str, int, int] | None = None,
-    most: int = 8,
+    max_features: int = 8,
 ) -> dict[str, Any]:
-    """One sentence through training once: every step forwards, every gradient back, one update, as plain JSON.
+    """One training step on one pair as plain JSON: every quantity forwards, every gradient, one update.
 
-    src (1, S), src_mask (1, S) or None, tgt_in and targets (1, T): as `Network.hidden` and the loss take them.
-    smoothing: of the labels.  The loss is the sum over the words, in nats, without dropout; the update is plain
-    gradient descent with `learning_rate`, shown on element (name, row, column) of a parameter, None for one with a
-    large gradient.  most: features and words shown of each tensor; positions are cut where the whole would pass about
-    2.5 MB.  The network stays as it was.
+    Args:
+        src, src_mask: (1, S), as `Network.hidden` takes them; src_mask may be None.
+        tgt_in, targets: (1, T), as the loss takes them.
+        smoothing: label smoothing.  The loss is the sum over the targets in nats, without dropout.
+        learning_rate: of the update, plain gradient descent.
+        parameter: (name, row, column) of the element whose update is shown; None for one with a large gradient.
+        max_features: features and tokens of the vocabulary shown per tensor.  Positions are truncated if the result
+            would exceed about 2.5 MB.
 
-    Every number is what the model computed.  "steps" are in order, each with id, part ("forward", "backward",
-    "update"), box, title, formula, source, note, uses (pairs: what of other steps it is made of, "value" or "gradient")
-    and tensors: name, symbol, kind, head, shape, axes, values, the names of rows and columns (None: numbered from 0),
-    and "shown" where a side is cut, [8, 512, "feature"].  Texts are {"en", "zh"}.  Raises UsageError with all that is
-    wrong.
+    The network is not changed, and every number is one that it computed.  "steps" are in order, each with id, part
+    ("forward", "backward", "update"), box, title, formula, source, note, uses (pairs of a quantity's name and "value"
+    or "gradient") and tensors: name, symbol, kind, head, shape, axes, values, the labels of rows and columns (None:
+    numbered from 0), and "shown" if a side is truncated, such as [8, 512, "feature"].  Texts are {"en", "zh"}.  Raises
+    UsageError with the complete list of problems.
     """
-    pair = Pair(src, src_mask, tgt_in, targets)
-    problems = _problems(network, pair, labels, smoothing, learning_rate, parameter, most)
+    pair = TrainingPair(src, src_mask, tgt_in, targets)
+    problems = _pair_problems(network, pair, labels)
+    if not 0 <= smoothing < 1:
+        problems.append(f"smoothing = {smoothing}; accepted: 0 <= smoothing < 1")
+    if not 0 < learning_rate < float("inf"):
+        problems.append(f"learning_rate = {learning_rate}; accepted: a positive number, such as 0.01")
+    if max_features < 1:
+        problems.append(f"max_features = {max_features}; accepted: at least 1")
+    problems += [] if parameter is None else check_element(network, parameter)
     if problems:
-        raise UsageError("\n".join(["no walk-through can be made of this", *(f"  - {p}" for p in problems)]))
-    run = one_step(network, pair, smoothing, learning_rate, parameter)
-    quantities = Quantities(network, run, pair, labels, most)
-    forward = blocks(network, quantities) if isinstance(network, BLOCKS) else in_order(network, quantities)
-    forward += output_steps(quantities, smoothing, forward[-1].name)
-    steps = [*forward, *backwards(forward), sum_step(quantities, most), *update_steps(quantities, learning_rate, most)]
-    cut = fitting_cut(steps, most, exact=network.parameter_count() <= _TINY)
+        raise UsageError("\n".join(["invalid arguments of walkthrough():", *(f"  - {p}" for p in problems)]))
+    recorded = RecordedStep(network, pair, smoothing, learning_rate, parameter)
+    quantities = Quantities(recorded, labels, max_features)
+    forward = forward_steps(quantities, smoothing)
+    steps = [*forward, *backward_steps(forward), *update_steps(quantities, learning_rate, max_features)]
+    limits, exact = _axis_limits(steps, max_features), network.parameter_count() <= _MAX_EXACT
     return {
-        "steps": [step_json(step, cut) for step in steps],
-        "loss": run.loss,
-        "loss_after": run.loss_after,
+        "steps": [_step_json(step, limits, exact) for step in steps],
+        "loss": recorded.loss,
+        "loss_after": recorded.loss_after,
         "learning_rate": learning_rate,
         "smoothing": smoothing,
-        "parameter": [run.element.name, run.element.row, run.element.column],
+        "parameter": [recorded.element.name, recorded.element.row, recorded.element.column],
     }
 
 
-def _problems(
-    network: Network,
-    pair: Pair,
-    labels: Labels,
-    smoothing: float,
-    learning_rate: float,
-    parameter: tuple[str, int, int] | None,
-    most: int,
-) -> list[str]:
-    problems = []
-    for name, tensor in (("src", pair.src), ("tgt_in", pair.tgt_in), ("targets", pair.targets)):
-        if tensor.dim() < 2 or tensor.size(0) != 1:
-            problems.append(f"{name} of shape {tuple(tensor.shape)}: accepted is one sentence, (1, positions)")
-    if problems:
-        return problems
-    sides = [("source", labels.source, "src", pair.src), ("targets", labels.targets, "targets", pair.targets)]
+def _pair_problems(network: Network, pair: TrainingPair, labels: Labels) -> list[str]:
+    sides = {"src": pair.src, "tgt_in": pair.tgt_in, "targets": pair.targets}
+    wrong = {name: tuple(x.shape) for name, x in sides.items() if x.dim() < 2 or x.size(0) != 1}
+    if wrong:
+        return [f"{name} of shape {shape}; accepted: one sentence, (1, positions)" for name, shape in wrong.items()]
+    problems, labelled = [], {"source": "src", "targets": "targets"}
     if isinstance(network, Model):
-        sides.append(("target_in", labels.target_in, "tgt_in", pair.tgt_in))
-        if pair.tgt_in.size(1) != pair.targets.size(1):
-            told, asked = pair.tgt_in.size(1), pair.targets.size(1)
-            problems.append(f"{told} positions of tgt_in for {asked} targets: give as many")
-    for side, words, name, tensor in sides:
-        if len(words) != tensor.size(1):
-            problems.append(f"labels.{side} has {len(words)} words for the {tensor.size(1)} positions of {name}")
+        labelled["target_in"] = "tgt_in"
+        inputs, targets = pair.tgt_in.size(1), pair.targets.size(1)
+        if inputs != targets:
+            problems.append(f"tgt_in has {inputs} positions and targets has {targets}; accepted: equal lengths")
+    for side, name in labelled.items():
+        given, positions = len(getattr(labels, side)), sides[name].size(1)
+        if given != positions:
+            problems.append(
+                f"labels.{side} has {given} labels for the {positions} positions of {name}; give one for each"
+            )
     if not bool((pair.targets != PAD).any()):
-        problems.append(f"all targets are padding (id {PAD}), so there is no loss: give at least one word")
-    if not 0 <= smoothing < 1:
-        problems.append(f"smoothing = {smoothing}: accepted is 0 up to, but not including, 1")
-    if not 0 < learning_rate < float("inf"):
-        problems.append(f"learning_rate = {learning_rate}: accepted is a number above 0, such as 0.01")
-    if most < 1:
-        problems.append(f"most = {most}: accepted is 1 or more features")
-    return problems + ([] if parameter is None else check_element(network, parameter))
+        problems.append(f"all targets are padding (id {PAD}), so there is no loss; give at least one token")
+    return problems
+
+
+# ------------------------------------------------------------------------------------------------------------- JSON
+
+
+def _axis_limits(steps: Sequence[WalkthroughStep], max_features: int) -> dict[str, int]:
+    """Axis -> how much of it is shown: of positions as many as fit into `_MAX_NUMBERS`, at least 2."""
+    quantities = [quantity for step in steps for quantity in step.quantities]
+    lengths = (n for q in quantities for n, axis in zip(q.size, q.along, strict=True) if axis in _POSITION_AXES)
+    positions = max(2, *lengths)
+    while True:
+        limits = dict.fromkeys(_FEATURE_AXES, max_features) | dict.fromkeys(_POSITION_AXES, positions)
+        if positions == 2 or sum(q.value.size(0) * math.prod(_shown(q, limits)) for q in quantities) <= _MAX_NUMBERS:
+            return limits
+        positions -= 1
+
+
+def _step_json(step: WalkthroughStep, limits: Mapping[str, int], exact: bool) -> dict[str, Any]:
+    """The step as plain JSON; numbers have six digits unless `exact`; those that are not finite are texts ("−∞")."""
+    entry = step.entry
+    found: dict[str, Any] = {
+        "id": step.name,
+        "part": step.part,
+        "box": entry.box,
+        "title": entry.title,
+        "formula": entry.formula,
+        "source": entry.source,
+        "note": entry.text,
+        "uses": [list(use) for use in step.uses],
+        "tensors": [head for quantity in step.quantities for head in _heads(quantity, step.gradients, limits, exact)],
+    }
+    return found if step.equation is None else found | {"equation": step.equation}
+
+
+def _shown(quantity: Quantity, limits: Mapping[str, int]) -> tuple[int, int]:
+    """The number of rows and columns shown."""
+    rows, columns = (
+        min(size, limits.get(axis, size)) for size, axis in zip(quantity.value.shape[1:], quantity.along, strict=True)
+    )
+    return rows, columns
+
+
+def _heads(quantity: Quantity, gradients: bool, limits: Mapping[str, int], exact: bool) -> Iterator[dict[str, Any]]:
+    """One entry per head."""
+    numbers = quantity.gradient if gradients else quantity.value
+    assert numbers is not None
+    rows, columns = shown = _shown(quantity, limits)
+    cut = [[n, size, axis] for n, size, axis in zip(shown, quantity.size, quantity.along, strict=True) if n < size]
+    for head, matrix in enumerate(numbers[:, :rows, :columns].tolist()):
+        found: dict[str, Any] = {
+            "name": quantity.name,
+            "symbol": f"∂{quantity.symbol}" if gradients else quantity.symbol,
+            "kind": "gradient" if gradients else "value",
+            "shape": list(quantity.shape),
+            "axes": list(quantity.axes),
+            "rows": None if quantity.rows is None else list(quantity.rows[:rows]),
+            "columns": None if quantity.columns is None else list(quantity.columns[:columns]),
+            "values": [[_number(x, exact) for x in row] for row in matrix],
+        }
+        if "head" in quantity.axes:
+            found["head"] = head
+        if cut:
+            found["shown"] = cut
+        if quantity.mark is not None:
+            found["mark"] = list(quantity.mark)
+        yield found
+
+
+def _number(x: float, exact: bool) -> float | int | str:
+    if not math.isfinite(x):
+        return "NaN" if math.isnan(x) else "∞" if x > 0 else "−∞"
+    return x if exact or isinstance(x, int) else float(f"{x:.6g}")

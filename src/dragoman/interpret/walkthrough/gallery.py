@@ -1,146 +1,184 @@
-"""A page of numbers that texts about the Transformer have worked out by hand, each beside what our code computes.
+"""A page of worked examples from texts on the Transformer, each number beside the one that this package computes.
 
-Two examples: self-attention of three vectors, and one training step on "I am" -> "我 是" as far as its given numbers
-determine it (`gallery_step`).  Below them the tiny preset goes through the same step with every number there is.
+The examples are the self-attention of three vectors, and one training step on "I am" -> "我 是".  The source of that
+step lacks its inputs, some matrices and most parameters of its norms.  Those in `gallery.toml` were reconstructed from
+the printed numbers and reproduce all of them, backwards as well as forwards; the first feed-forward network is one of
+several that do.  The walkthrough of the tiny preset follows with every number of such a step.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from dragoman.interpret.walkthrough.gallery_step import Worked, worked_step
-from dragoman.interpret.walkthrough.step import Text, text
+from dragoman.interpret.walkthrough.entries import Text, read_data
 from dragoman.interpret.walkthrough.tiny_preset import tiny_walkthrough
-from dragoman.nn.attention import attend_explicit
-from dragoman.pages.page import web, whole_page, write_page
+from dragoman.nn.attention import AttentionTaps, CrossAttention, SelfAttention, attend_explicit, causal_bias
+from dragoman.nn.layers import EncoderLayer, FeedForward, LayerNorm, SubLayer
+from dragoman.nn.positions import Positions
+from dragoman.nn.record import record
+from dragoman.nn.taps import Tap
+from dragoman.pages.page import render, write_page
+from dragoman.training.loss import cross_entropy
 
-__all__ = ["Chapter", "gallery", "write_gallery"]
+__all__ = ["GalleryChapter", "WorkedExample", "gallery", "write_gallery"]
 
-STYLES = ("page.css", "language.css", "walkthrough.css", "gallery.css")
-SCRIPTS = ("page.js", "language.js", "walkthrough.js", "gallery.js")
+
+@dataclass
+class WorkedExample:
+    """A computed matrix and the numbers that a source prints for it.
+
+    printed: rows as in `computed`, None (in the data nan) for a number that is not printed; None if nothing is.
+    rounding: the largest difference that the rounding of the source explains.  difference: the largest one between a
+    printed number and the computed one.
+    """
+
+    title: Text
+    formula: str
+    computed: list[list[float]]
+    printed: list[list[float | None]] | None = None
+    note: Text | None = None
+    rounding: float = 5e-4
+    difference: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.printed is not None:
+            self.printed = [[None if x is None or math.isnan(x) else x for x in row] for row in self.printed]
+            rows = zip(self.printed, self.computed, strict=True)
+            pairs = [pair for printed, computed in rows for pair in zip(printed, computed, strict=True)]
+            self.difference = max(abs(printed - computed) for printed, computed in pairs if printed is not None)
 
 
 @dataclass(frozen=True)
-class Chapter:
+class GalleryChapter:
     title: Text
-    what: Text
-    items: list[Worked] = field(default_factory=list)
+    text: Text
+    examples: list[WorkedExample]
 
 
-def gallery() -> list[Chapter]:
-    """The worked examples, computed now."""
-    return [
-        Chapter(
-            text("Self-attention of three vectors", "三个向量的自注意力"),
-            text(
-                "Three inputs of four numbers, three given matrices; vectors are rows. The text leaves out the "
-                "division by √d_head and rounds the weights, so its outputs are round numbers.",
-                "三个四维输入，三个给定矩阵，向量为行。原文省略了除以 √d_head，并对权重取整，所以输出是整齐的数。",
-            ),
-            three_vectors(),
-        ),
-        Chapter(
-            text("One training step: “I am” → “我 是”", "一步训练：“I am” → “我 是”"),
-            text(
-                "A model of 2 + 2 layers with vectors of 4. The text has lost its inputs and some matrices; they were "
-                "found again from the numbers that it kept. Its three decimals agree, but where a note says why not.",
-                "2 + 2 层、向量四维的模型。原文丢失了输入和部分矩阵，这里由保留下来的数反推得到。"
-                "原文的三位小数都一致，例外处有说明。",
-            ),
-            worked_step(),
-        ),
-    ]
+def gallery() -> list[GalleryChapter]:
+    """Compute the worked examples."""
+    data = read_data("gallery.toml")
+    tensor = partial(torch.tensor, dtype=torch.float64)
+    given = {name: [*map(tensor, x)] if name == "ffn" else tensor(x) for name, x in data["given"].items()}
+    computed: dict[str, Tensor] = {}
+    for compute in (_three_vectors, _encoder, _decoder, _loss, _backward_and_update):
+        computed |= compute(given)
+    chapters = []
+    for chapter in data["chapters"]:
+        entries = [{**entry, "computed": computed[entry["computed"]].tolist()} for entry in chapter["examples"]]
+        chapters.append(GalleryChapter(**{**chapter, "examples": [WorkedExample(**entry) for entry in entries]}))
+    return chapters
 
 
 def write_gallery(path: str | Path) -> Path:
-    """Write the page to `path`, whole or not at all, and return `path`.  Raises DragomanError where it cannot be."""
-    data = {"chapters": [_chapter_json(chapter) for chapter in gallery()], "walk": tiny_walkthrough()}
-    title = "Dragoman: numbers worked out by hand"
-    return write_page(Path(path), whole_page(title, web("gallery.html"), "gallery", data, STYLES, SCRIPTS))
+    """Write the page to `path` atomically and return `path`.  Raises DragomanError if it cannot be written."""
+    data = {"chapters": [asdict(chapter) for chapter in gallery()], "walk": tiny_walkthrough()}
+    return write_page(Path(path), render("gallery.html", title="Dragoman: numbers worked out by hand", data=data))
 
 
-# ------------------------------------------------------------------------------------------------------- three vectors
-
-_INPUTS = [[1, 0, 1, 0], [0, 2, 0, 2], [1, 1, 1, 1]]
-_W_Q = [[1, 0, 1], [1, 0, 0], [0, 0, 1], [0, 1, 1]]
-_W_K = [[0, 0, 1], [1, 1, 0], [0, 1, 0], [1, 1, 0]]
-_W_V = [[0, 2, 0], [0, 3, 0], [1, 0, 3], [1, 1, 0]]
+# ------------------------------------------------------------------------------------------------ the computed matrices
 
 
-def three_vectors() -> list[Worked]:
-    x, w_q, w_k, w_v = (torch.tensor(rows, dtype=torch.float64) for rows in (_INPUTS, _W_Q, _W_K, _W_V))
+def _recorded(part: str, seen: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
+    """The first call of each tap as a matrix; there is one sentence and one head."""
+    return {f"{part}: {name}": calls[0].reshape(-1, calls[0].size(-1)) for name, calls in seen.items()}
+
+
+def _load(module: nn.Module, *values: Tensor) -> Any:
+    """`module` in float64 with these parameters, in their order."""
+    module.double().load_state_dict(dict(zip(module.state_dict(), values, strict=True)))
+    return module
+
+
+def _sub_layer(norm: Tensor) -> SubLayer:
+    """A sub-layer whose norm has a negligible epsilon: the source has none."""
+    return SubLayer(_load(LayerNorm(4, eps=1e-12), *norm), 0.0, "post")
+
+
+def _self_attention(*matrices: Tensor) -> Any:
+    return _load(SelfAttention(4, 1, bias=False), torch.eye(4), torch.cat([matrix.T for matrix in matrices]))
+
+
+def _cross_attention(given: Mapping[str, Any]) -> Any:
+    eye, kv = torch.eye(4), torch.cat([given["cross_W_K"], given["cross_W_V"]])
+    return _load(CrossAttention(4, 1, bias=False), eye, eye, kv)
+
+
+def _three_vectors(given: Mapping[str, Any]) -> dict[str, Tensor]:
+    x, w_q, w_k, w_v = (given[f"three_vectors{end}"] for end in ("", "_W_Q", "_W_K", "_W_V"))
     q, k, v = x @ w_q, x @ w_k, x @ w_v
-
-    def attend(queries: Tensor) -> tuple[Tensor, Tensor]:
-        out, weights = attend_explicit(queries[None, None], k[None, None], v[None, None], None)
-        return out[0, 0], weights[0, 0]
-
-    # Queries √3 times as long undo the division by √d_head.
-    out, weights = attend(q * math.sqrt(3))
-    scaled, _ = attend(q)
-    rounded = torch.tensor([[0.0, 0.5, 0.5]], dtype=torch.float64)
-    return [
-        Worked(text("Inputs", "输入"), "X", x, _INPUTS),
-        Worked(text("Matrix of the keys", "键的矩阵"), "W_K", w_k, _W_K),
-        Worked(text("Matrix of the values", "值的矩阵"), "W_V", w_v, _W_V),
-        Worked(text("Matrix of the queries", "查询的矩阵"), "W_Q", w_q, _W_Q),
-        Worked(text("Keys", "键"), "K = X W_K", k, [[0, 1, 1], [4, 4, 0], [2, 3, 1]]),
-        Worked(text("Values", "值"), "V = X W_V", v, [[1, 2, 3], [2, 8, 0], [2, 6, 3]]),
-        Worked(text("Queries", "查询"), "Q = X W_Q", q, [[1, 0, 2], [2, 2, 2], [2, 1, 3]]),
-        Worked(text("Scores of the first query", "第一个查询的得分"), "q₁ Kᵀ", q[:1] @ k.T, [[2, 4, 4]]),
-        Worked(
-            text("Its weights", "它的权重"),
-            "softmax(q₁ Kᵀ)",
-            weights[:1],
-            [[0.0, 0.5, 0.5]],
-            text("The text rounds: e² is not nothing beside e⁴.", "原文取整：e² 相对 e⁴ 并非为零。"),
-            rounding=0.07,
-        ),
-        Worked(
-            text("First output, with the rounded weights", "第一个输出，用取整后的权重"),
-            "[0, 0.5, 0.5] V",
-            rounded @ v,
-            [[2.0, 7.0, 1.5]],
-        ),
-        Worked(
-            text("All outputs, with exact weights", "全部输出，权重不取整"),
-            "softmax(Q Kᵀ) V",
-            out,
-            None,
-            text("What the text's first row becomes without rounding.", "不取整时的结果，第一行对应原文。"),
-        ),
-        Worked(
-            text("All outputs, as the paper has it", "全部输出，按论文公式"),
-            "softmax(Q Kᵀ / √3) V",
-            scaled,
-            None,
-            text("With the division, the weights are less sharp.", "除以 √3 后，权重没有那么尖锐。"),
-        ),
-    ]
-
-
-# ---------------------------------------------------------------------------------------------------------------- JSON
-
-
-def _chapter_json(chapter: Chapter) -> dict[str, Any]:
+    scaled, _ = attend_explicit(q[None, None], k[None, None], v[None, None], None)
+    # Scaling the queries by √3 undoes the division by √d_head.
+    unscaled, weights = attend_explicit(q[None, None] * math.sqrt(3), k[None, None], v[None, None], None)
     return {
-        "title": chapter.title,
-        "what": chapter.what,
-        "items": [
-            {
-                "title": item.title,
-                "formula": item.formula,
-                "note": item.note,
-                "ours": item.ours.tolist(),
-                "printed": item.printed,
-                "difference": item.difference,
-            }
-            for item in chapter.items
-        ],
-    }
+        "X": x, "W_Q": w_q, "W_K": w_k, "W_V": w_v, "Q": q, "K": k, "V": v, "first scores": q[:1] @ k.T,
+        "first weights": weights[0, 0, :1], "rounded output": given["rounded_weights"] @ v,
+        "unscaled outputs": unscaled[0, 0], "scaled outputs": scaled[0, 0],
+    }  # fmt: skip
+
+
+def _encoder(given: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Layer 1, and the attention of layer 2, which needs no matrices because its inputs are equal."""
+    norms, pos = iter([given["norm_1"], given["norm_2"]]), torch.arange(2)
+    first, second = _self_attention(given["W_Q"], given["W_K"], given["W_V"]), _self_attention(*[torch.eye(4)] * 3)
+    ffn = _load(FeedForward(4, 8, "relu"), *given["ffn"])
+    layer = EncoderLayer(first, ffn, lambda: _sub_layer(next(norms)))
+    with torch.no_grad(), record(layer, "*") as seen, record(second, "weights") as seen_second:
+        layer(given["tokens"][None], Positions(), pos, None)
+        second(given["layer_1_output"][None], Positions(), pos)
+    found = _recorded("encoder 1", seen) | _recorded("encoder 2", seen_second)
+    mean, std = found["encoder 1: around_ffn.norm.mean"], found["encoder 1: around_ffn.norm.std"]
+    found["products"] = found["encoder 1: self_attn.queries"] @ found["encoder 1: self_attn.keys"].T
+    found["mean and variance"] = torch.stack([mean[0, 0], std[0, 0].square()])[None]
+    return found
+
+
+def _decoder(given: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The masked attention from its products q · k (queries are their rows, keys unit vectors), and cross-attention."""
+    q, k = nn.functional.pad(given["masked_products"], (0, 2))[None, None], torch.eye(2, 4).double()[None, None]
+    bias = causal_bias(torch.arange(2), torch.arange(2), torch.float64)
+    taps = {name: Tap("row", "head", "query", "key") for name in ("scores", "masked", "weights")}
+    attention = _cross_attention(given)
+    with torch.no_grad(), record(nn.ModuleDict(taps), "*") as masked, record(attention, "*") as cross:
+        attend_explicit(q, k, k, bias, None, AttentionTaps(**taps))
+        memory = attention.project(given["memory"][None])
+        norm = _sub_layer(given["cross_norm"])(given["queries"][None], lambda x: attention(x, memory))[0]
+    return _recorded("masked attention", masked) | _recorded("cross-attention", cross) | {"cross-attention: norm": norm}
+
+
+def _loss(given: Mapping[str, Any]) -> dict[str, Tensor]:
+    """An additional column stands for the tokens that the source omits; it gives the target its printed probability."""
+    targets, logits = torch.tensor([1, 2]), given["logits"]
+    correct = logits.gather(1, targets[:, None])[:, 0].exp()
+    others = (correct / given["probabilities"] - logits.exp().sum(1)).log()
+    scores = torch.cat([logits, others[:, None]], dim=1)
+    losses = [cross_entropy(scores[t : t + 1], targets[t : t + 1], 0.0)[1] for t in range(2)]
+    return {"probabilities": scores.softmax(-1), "losses": torch.stack(losses)[None]}
+
+
+def _backward(given: Mapping[str, Any], through: str) -> tuple[Any, dict[str, Tensor]]:
+    """Gradients of one query's cross-attention for the given gradients of its "output", its "weights", or both."""
+    attention, memory = _cross_attention(given), given["memory"][None].clone().requires_grad_()
+    with record(attention, "*", gradients=True) as seen:
+        output = attention(given["query"][None], attention.project(memory))
+        values = {"output": output, "weights": seen["weights"][0]}
+        sum((x * given[f"{name}_gradient"]).sum() for name, x in values.items() if name in through).backward()
+        found = {name: [seen.gradient(name)] for name in ("scores", "keys") if "weights" in through}
+    return attention, _recorded(f"gradient through {through}", {"memory": [memory.grad], **found})
+
+
+def _backward_and_update(given: Mapping[str, Any]) -> dict[str, Tensor]:
+    attention, found = _backward(given, "output and weights")
+    weight, index = attention.kv.weight, (4, 0)  # W_V[0, 0], below the four rows of W_K
+    old, gradient = weight.detach()[index].clone(), weight.grad[index].clone()
+    torch.optim.SGD([weight], lr=float(given["learning_rate"])).step()
+    found["update"] = torch.stack([old, gradient, weight.detach()[index]])[None]
+    return found | _backward(given, "output")[1] | _backward(given, "weights")[1]

@@ -1,27 +1,27 @@
-"""Taps and parameters as a step shows them: with a name, a symbol, and the words along their sides."""
+"""Taps and parameters as a step shows them: with a name, a symbol, and labels along their sides."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dragoman.data.tokenizer import PAD
-from dragoman.interpret.walkthrough.run import Pair, Run
-from dragoman.interpret.walkthrough.step import Quantity
-from dragoman.models.seq2seq import Network
+from dragoman.interpret.walkthrough.entries import Quantity
+from dragoman.interpret.walkthrough.training_step import RecordedStep
 from dragoman.models.vision import Vision
 
-__all__ = ["Labels", "Quantities"]
+__all__ = ["Labels", "Quantities", "child"]
 
 
 @dataclass(frozen=True)
 class Labels:
-    """What is written beside positions: S source words (or patches), T words told to the decoder, T targets.
+    """Labels of the positions: S source tokens (or patches), T tokens of the decoder's input, T targets.
 
-    words: target id -> its word or label.
+    words: target id -> its token or label.
     """
 
     source: Sequence[str]
@@ -31,196 +31,132 @@ class Labels:
 
 
 class Quantities:
-    """What a run computed, by name.
+    """What a training step computed, by name; max_tokens: how many tokens of the vocabulary are shown."""
 
-    Each method gives None for what this network does not have, so that a story can ask for all that there might be.
-    """
-
-    def __init__(self, network: Network, run: Run, pair: Pair, labels: Labels, most: int) -> None:
-        """most: how many words of the vocabulary are shown."""
-        self.network = network
-        self.run = run
-        self.pair = pair
+    def __init__(self, recorded: RecordedStep, labels: Labels, max_tokens: int) -> None:
+        self.recorded = recorded
+        self.network = recorded.network
+        self.pair = recorded.pair
         self.labels = labels
-        self.shown_words = self._choose_words(most)
+        self.shown_ids = self._choose_ids(max_tokens)
 
-    # ------------------------------------------------------------------------------------------------------------ taps
+    def described(self, description: str, parent: str, inner: str) -> Quantity | None:
+        """The tensor of a `tensors` entry ("W_Q qkv.weight[0]", see `steps.toml`), None if the model does not have it.
 
-    def tap(self, name: str, symbol: str) -> Quantity | None:
-        """What passed the tap of that name."""
-        if name not in self.run.values:
-            return None
-        axes, along = self.run.axes[name], _along(self.run.axes[name])
-        whole, columns = _matrices(self.run.values[name], axes), self._beside(name, along[1])
-        gradient = None if name not in self.run.gradients else _matrices(self.run.gradients[name], axes)
-        value = whole
-        if along[1] == "word":
-            value, columns = value[..., self.shown_words], self._words()
-            gradient = None if gradient is None else gradient[..., self.shown_words]
-        return Quantity(
-            name,
-            symbol,
-            (1, *self.run.values[name].shape),
-            ("row", *axes),
-            value,
-            gradient,
-            (whole.size(1), whole.size(2)),
-            along,
-            self._beside(name, along[0]),
-            columns,
-            by_head=axes[:1] == ("head",),
-        )
+        Its name is relative to the module `parent`, or else to `inner`.
+        """
+        symbol, _, reference = description.rpartition(" ")
+        relative, _, index = reference.rstrip("]").partition("[")
+        for name in (child(parent, relative), child(inner, relative)):
+            if name in self.recorded.values:
+                return self._tap(name, symbol)
+            if name in self.recorded.parameters and index in ("ids", ":"):
+                return self._rows(name, symbol, index, parent)
+            if name in self.recorded.parameters:
+                return self._parameter(name, symbol, index, inner)
+        return None
 
-    def same(self, one: str, other: str) -> bool:
-        """Whether two taps saw the same numbers."""
-        return torch.equal(self.run.values[one], self.run.values[other])
+    def _tap(self, name: str, symbol: str) -> Quantity:
+        axes, value = self.recorded.axes[name], self.recorded.values[name]
+        rows, columns = axes[-2:] if len(axes) > 1 else ("one", *axes) if axes == ("feature",) else (*axes, "one")
+        as_row = rows == "one"
+        quantity = _quantity(
+            name, symbol, (value, self.recorded.gradients.get(name)), (rows, columns),
+            lambda x: x if x.dim() > 1 else x[None] if as_row else x[:, None],
+            shape=(1, *value.shape), axes=("row", *axes),
+            rows=self._axis_labels(name, rows), columns=self._axis_labels(name, columns),
+        )  # fmt: skip
+        return self._shown_tokens(quantity) if columns == "word" else quantity
 
-    # ------------------------------------------------------------------------------------------------------ parameters
+    def _parameter(self, name: str, symbol: str, index: str, inner: str) -> Quantity:
+        tensors, part, label = self._with_gradient(name), slice(None), name
+        if index:
+            parts = self.network.get_submodule(inner).parts
+            assert isinstance(parts, tuple)
+            first = sum(parts[: int(index)])
+            part = slice(first, first + parts[int(index)])
+            label = f"{name}[{part.start}:{part.stop}]"
+        if tensors[0].dim() == 1:
+            return _quantity(label, symbol, tensors, ("one", "output"), lambda x: x[None, part], rows=[""])
+        # Weights are stored as (out, in); the formulas have X W, so (in, out).
+        along = ("input", "word" if name == "output.weight" else "output")
+        matrix = _quantity(f"{label}.T", symbol, tensors, along, lambda x: x[part].T)
+        return self._shown_tokens(matrix) if along[1] == "word" else matrix
 
-    def matrix(self, name: str, symbol: str, rows: tuple[int, int] | None = None) -> Quantity | None:
-        """A weight (out, in), or some rows of it, turned to (in, out), as the paper writes X W."""
-        if name not in self.run.parameters:
-            return None
-        value, gradient = self._parameter(name, rows)
-        return Quantity(
-            f"{name}{_cut(rows)}.T",
-            symbol,
-            (value.size(1), value.size(0)),
-            ("input", "output"),
-            value.T[None],
-            None if gradient is None else gradient.T[None],
-            (value.size(1), value.size(0)),
-            ("input", "output"),
-        )
+    def _rows(self, name: str, symbol: str, index: str, parent: str) -> Quantity:
+        """The rows of an embedding matrix for the token ids, or of a table for the positions."""
+        tap = child(parent, "positioned" if index == ":" else "embedded")
+        if index == ":":
+            ids = torch.arange(self.recorded.values[tap].size(0))
+            argument = f":{len(ids)}"
+        else:
+            side = "src" if name.startswith("encoder.") else "tgt_in"
+            ids, argument = getattr(self.pair, side)[0], f"{side}[0]"
+        tensors, labels = self._with_gradient(name), self._axis_labels(tap, "position")
+        return _quantity(f"{name}[{argument}]", symbol, tensors, ("position", "feature"), lambda x: x[ids], rows=labels)
 
-    def vector(self, name: str, symbol: str, rows: tuple[int, int] | None = None) -> Quantity | None:
-        """A bias, or the parameters of a norm, as one row."""
-        if name not in self.run.parameters:
-            return None
-        value, gradient = self._parameter(name, rows)
-        row = None if gradient is None else gradient[None, None]
-        return Quantity(
-            f"{name}{_cut(rows)}",
-            symbol,
-            tuple(value.shape),
-            ("output",),
-            value[None, None],
-            row,
-            (1, value.size(0)),
-            ("one", "output"),
-            rows=[""],
-        )
+    def _with_gradient(self, name: str) -> tuple[Tensor, Tensor | None]:
+        return self.recorded.parameters[name], self.recorded.of_parameters.get(name)
 
-    def rows(self, name: str, symbol: str, ids: Tensor, argument: str, words: Sequence[str] | None) -> Quantity | None:
-        """The rows of a table that some ids pick; argument: how Python names the ids."""
-        if name not in self.run.parameters:
-            return None
-        table, gradient = self._parameter(name, None)
-        size = (ids.numel(), table.size(1))
-        return Quantity(
-            f"{name}[{argument}]",
-            symbol,
-            size,
-            ("position", "feature"),
-            table[ids][None],
-            None if gradient is None else gradient[ids][None],
-            size,
-            ("position", "feature"),
-            words,
-        )
+    def patches(self, name: str, patches: Tensor, labels: Sequence[str]) -> Quantity:
+        axes, shape = ("row", "position", "feature"), (1, *patches.shape)
+        return _quantity(name, "patches", (patches, None), axes[1:], axes=axes, shape=shape, rows=labels)
 
-    def output_matrix(self) -> Quantity | None:
-        """The last matrix (D, V), the columns of the words that are shown."""
-        if "output.weight" not in self.run.parameters:
-            return None
-        value, gradient = self._parameter("output.weight", None)
-        shape = (value.size(1), value.size(0))
-        shown = self.shown_words
-        return Quantity(
-            "output.weight.T",
-            "W_out",
-            shape,
-            ("input", "word"),
-            value[shown].T[None],
-            None if gradient is None else gradient[shown].T[None],
-            shape,
-            ("input", "word"),
-            columns=self._words(),
-        )
-
-    def _parameter(self, name: str, rows: tuple[int, int] | None) -> tuple[Tensor, Tensor | None]:
-        cut = slice(*rows) if rows else slice(None)
-        gradient = self.run.of_parameters.get(name)
-        return self.run.parameters[name][cut], None if gradient is None else gradient[cut]
-
-    # ---------------------------------------------------------------------------------------------------- plain numbers
-
-    def column(self, name: str, symbol: str, values: Tensor, words: Sequence[str] | None) -> Quantity:
-        """One number a position (T,)."""
-        return Quantity(
-            name,
-            symbol,
-            tuple(values.shape),
-            ("position",),
-            values[None, :, None],
-            None,
-            (values.numel(), 1),
-            ("position", "one"),
-            words,
-            [""],
-        )
+    def column(self, name: str, symbol: str, values: Tensor, labels: Sequence[str]) -> Quantity:
+        """One number per position, values (T,)."""
+        return _quantity(name, symbol, (values[:, None], None), ("position", "one"), rows=labels, columns=[""])
 
     def number(self, name: str, symbol: str, value: float) -> Quantity:
-        one = torch.tensor([[[value]]], dtype=torch.float64)
-        return Quantity(name, symbol, (), (), one, None, (1, 1), ("one", "one"), [""], [""])
+        matrix = torch.tensor([[value]], dtype=torch.float64)
+        return _quantity(name, symbol, (matrix, None), ("one", "one"), rows=[""], columns=[""])
 
-    # ----------------------------------------------------------------------------------------------------------- words
-
-    def _choose_words(self, most: int) -> list[int]:
-        """Ids of the vocabulary that are shown: all of a small one, else the right words and then the most probable."""
-        logits = self.run.values.get("output.logits")
-        if logits is None or logits.size(-1) <= most:
+    def _choose_ids(self, max_tokens: int) -> list[int]:
+        """The whole of a small vocabulary, else the targets first and then the most probable tokens."""
+        logits = self.recorded.values.get("output.logits")
+        if logits is None or logits.size(-1) <= max_tokens:
             return [] if logits is None else list(range(logits.size(-1)))
-        right = [target for target in self.pair.targets[0].tolist() if target != PAD]
-        probable = logits.softmax(-1).amax(0).argsort(descending=True)[: 2 * most].tolist()
-        return list(dict.fromkeys([*right, *probable]))[:most]
+        targets = [target for target in self.pair.targets[0].tolist() if target != PAD]
+        probable = logits.softmax(-1).amax(0).argsort(descending=True)[: 2 * max_tokens].tolist()
+        return list(dict.fromkeys([*targets, *probable]))[:max_tokens]
 
-    def _words(self) -> list[str]:
-        return [self.labels.words(word) for word in self.shown_words]
+    def _shown_tokens(self, quantity: Quantity) -> Quantity:
+        """The columns of the tokens shown, with their labels."""
+        gradient = None if quantity.gradient is None else quantity.gradient[..., self.shown_ids]
+        labels = [self.labels.words(token) for token in self.shown_ids]
+        return replace(quantity, value=quantity.value[..., self.shown_ids], gradient=gradient, columns=labels)
 
-    def _beside(self, name: str, axis: str) -> Sequence[str] | None:
-        """The words along an axis of a tap; None where it is numbered."""
-        if axis == "one":
-            return [""]
+    def _axis_labels(self, name: str, axis: str) -> Sequence[str] | None:
+        """The tokens along an axis of a tap; None for an axis that is numbered."""
         if axis not in ("position", "query", "key"):
-            return None
-        if ".back." in name:  # reads from the last word
-            return self._turned()
+            return [""] if axis == "one" else None
+        source = self.labels.source
+        if ".back." in name:  # reads from the last token; padding stays in place
+            end = len(source) if self.pair.src_mask is None else int(self.pair.src_mask.sum())
+            return [*reversed(source[:end]), *source[end:]]
         if name.startswith("output."):
             return self.labels.targets
         if name.startswith("encoder.") or (axis == "key" and ".cross_attn." in name):
-            return self.labels.source
-        return ["[class]", *self.labels.source] if isinstance(self.network, Vision) else self.labels.target_in
-
-    def _turned(self) -> list[str]:
-        mask, words = self.pair.src_mask, list(self.labels.source)
-        end = len(words) if mask is None else int(mask.sum())
-        return [*reversed(words[:end]), *words[end:]]
+            return source
+        return ["[class]", *source] if isinstance(self.network, Vision) else self.labels.target_in
 
 
-def _along(axes: tuple[str, ...]) -> tuple[str, str]:
-    """What rows and columns of a tap go along."""
-    if len(axes) > 1:
-        return axes[-2], axes[-1]
-    return ("one", axes[0]) if axes[0] == "feature" else (axes[0], "one")
+def child(parent: str, name: str) -> str:
+    """The path of `name` in the module `parent` ("" for the model itself)."""
+    return f"{parent}.{name}" if parent else name
 
 
-def _matrices(value: Tensor, axes: tuple[str, ...]) -> Tensor:
-    """(H or 1, rows, columns)"""
-    if len(axes) == 1:
-        return value[None, None] if axes[0] == "feature" else value[None, :, None]
-    return value if len(axes) == 3 else value[None]
-
-
-def _cut(rows: tuple[int, int] | None) -> str:
-    return f"[{rows[0]}:{rows[1]}]" if rows else ""
+def _quantity(
+    name: str,
+    symbol: str,
+    tensors: tuple[Tensor, Tensor | None],
+    along: tuple[str, str],
+    view: Callable[[Tensor], Tensor] = lambda x: x,
+    **fields: Any,
+) -> Quantity:
+    """The `view` of a value and its gradient, ([heads,] rows, columns); an axis "one" is no axis of the tensor."""
+    value, gradient = (None if x is None else view(x) if view(x).dim() == 3 else view(x)[None] for x in tensors)
+    assert value is not None
+    size = (value.size(1), value.size(2))
+    axes = {axis: count for axis, count in zip(along, size, strict=True) if axis != "one"}
+    quantity = Quantity(name, symbol, value, gradient, along, tuple(axes.values()), tuple(axes), size)
+    return replace(quantity, **fields)

@@ -1,19 +1,17 @@
-"""A Transformer small enough for pen and paper, and "I am" -> "我 是" through one step of its training.
+"""A Transformer that can be calculated by hand, and "I am" -> "我 是" through one step of its training.
 
-Two layers on each side, vectors of 4, a vocabulary of 8, float64.  Its matrices are given: halves and ones that a
-reader can multiply in his head, chosen so that no softmax is saturated.  Any of them can be replaced by his own:
+Two layers on each side, d_model 4, a vocabulary of 8, float64.  Its matrices, in `tiny_preset.toml`, are multiples of a
+half, chosen so that no softmax saturates.  Each can be replaced:
 
     walkthrough = tiny_walkthrough({"encoder.layers.0.self_attn.q": [[1, 0, 1, 0], [0, 1, 0, 1], ...]})
 
-Matrices are for row vectors, (in, out), as the paper and most texts write X W.
+Matrices are (in, out), so that a row vector x gives x W, as in the paper.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,192 +21,83 @@ from dragoman.config import TransformerConfig
 from dragoman.data.tokenizer import BOS
 from dragoman.errors import UsageError, nearest
 from dragoman.interpret.walkthrough import Labels, walkthrough
+from dragoman.interpret.walkthrough.entries import read_data
+from dragoman.interpret.walkthrough.training_step import TrainingPair
 from dragoman.models.build import build_model
 from dragoman.models.transformer import Transformer
 
-__all__ = ["TINY_MATRICES", "TINY_PAIR", "TINY_WORDS", "TinyPair", "tiny_model", "tiny_walkthrough"]
+__all__ = ["TINY_LABELS", "TINY_MATRICES", "TINY_PAIR", "TINY_WORDS", "tiny_model", "tiny_walkthrough"]
 
-D_MODEL, D_FF, LAYERS = 4, 6, 2
 TINY_WORDS = ("<pad>", "<unk>", "<s>", "</s>", "I", "am", "我", "是")
+TINY_PAIR = TrainingPair(torch.tensor([[4, 5]]), None, torch.tensor([[BOS, 6]]), torch.tensor([[6, 7]]))
+TINY_LABELS = Labels(("I", "am"), ("<s>", "我"), ("我", "是"), lambda token: TINY_WORDS[token])
+TINY_MATRICES: dict[str, list[Any]] = read_data("tiny_preset.toml")
+"""Every parameter of the preset by name: matrices (in, out), biases and norms (out,)."""
 
-
-@dataclass(frozen=True)
-class TinyPair:
-    """Ids (1, S), (1, T), (1, T), and the words beside them."""
-
-    src: Tensor
-    tgt_in: Tensor
-    targets: Tensor
-    labels: Labels
-
-
-TINY_PAIR = TinyPair(
-    torch.tensor([[4, 5]]),
-    torch.tensor([[BOS, 6]]),
-    torch.tensor([[6, 7]]),
-    Labels(("I", "am"), ("<s>", "我"), ("我", "是"), lambda word: TINY_WORDS[word]),
-)
-
-# A row a line, rows apart by "/".  What is not here is 1 (gamma) or 0 (biases, beta).
-_GIVEN = {
-    "encoder.embedding": "0 0 0 0 / 0 0 0 0 / 0 0 .5 0 / .5 0 0 0 / .5 0 1 .5 / 0 1 .5 1 / 1 0 .5 0 / 0 .5 0 1",
-    "decoder.embedding": "0 0 0 0 / 0 0 0 0 / 0 .5 0 1 / .5 0 0 0 / 0 0 1 .5 / .5 1 0 0 / 1 0 .5 .5 / 0 1 1 0",
-    "encoder.layers.0.self_attn.q": ".5 0 .5 0 / 0 .5 0 .5 / .5 0 0 0 / 0 .5 0 -.5",
-    "encoder.layers.0.self_attn.k": ".5 0 0 .5 / 0 .5 0 0 / 0 -.5 .5 0 / .5 0 0 .5",
-    "encoder.layers.0.self_attn.v": "0 0 .5 1 / 0 1 0 0 / 1 0 .5 0 / 0 .5 0 .5",
-    "encoder.layers.0.self_attn.o": "1 0 0 .5 / 0 1 0 0 / 0 .5 1 0 / 0 0 0 1",
-    "encoder.layers.0.ffn.inner": "1 0 .5 0 -1 0 / 0 1 0 .5 0 -1 / .5 0 -1 0 1 0 / 0 -.5 0 1 0 .5",
-    "encoder.layers.0.ffn.inner_bias": ".1 .1 .1 .2 .2 .2",
-    "encoder.layers.0.ffn.outer": ".5 0 0 1 / 0 1 0 -.5 / 1 0 .5 0 / 0 .5 -1 0 / -.5 0 1 0 / 0 0 .5 1",
-    "encoder.layers.0.ffn.outer_bias": ".5 0 .5 0",
-    "encoder.layers.0.self_attn.gamma": "1 1 1.2 1.2",
-    "encoder.layers.0.self_attn.beta": "0 0 .5 .5",
-    "encoder.layers.1.self_attn.q": "1 0 0 .5 / 0 .5 0 0 / 0 0 1 0 / .5 0 0 .5",
-    "encoder.layers.1.self_attn.k": ".5 0 .5 0 / 0 1 0 0 / 0 0 .5 .5 / 0 -.5 0 1",
-    "encoder.layers.1.self_attn.v": "1 0 0 0 / .5 .5 0 0 / 0 0 -1 .5 / 0 1 0 .5",
-    "encoder.layers.1.self_attn.o": "0 1 0 0 / 1 0 0 0 / 0 0 0 1 / 0 0 1 .5",
-    "encoder.layers.1.ffn.inner": "0 1 0 -1 .5 0 / 1 0 .5 0 0 -1 / 0 -.5 1 0 1 0 / .5 0 0 1 0 1",
-    "encoder.layers.1.ffn.inner_bias": "0 .1 0 .1 0 .1",
-    "encoder.layers.1.ffn.outer": "0 .5 0 1 / 1 0 -.5 0 / 0 1 .5 0 / .5 0 1 0 / 0 -1 0 .5 / 1 0 0 .5",
-    "decoder.layers.0.self_attn.q": "1 0 .5 0 / 0 .5 0 1 / .5 0 0 0 / 0 0 .5 0",
-    "decoder.layers.0.self_attn.k": "0 .5 0 0 / .5 0 0 .5 / 0 0 1 0 / .5 0 0 -.5",
-    "decoder.layers.0.self_attn.v": "1 0 .5 0 / 0 1 0 .5 / .5 0 -1 0 / 0 .5 0 1",
-    "decoder.layers.0.self_attn.o": "1 0 0 0 / 0 0 1 0 / 0 1 0 .5 / .5 0 0 1",
-    "decoder.layers.0.cross_attn.q": ".5 0 0 1 / 0 1 .5 0 / 0 0 1 0 / 1 0 0 -.5",
-    "decoder.layers.0.cross_attn.k": "1 0 0 0 / 0 .5 0 .5 / 0 0 .5 0 / 0 1 0 .5",
-    "decoder.layers.0.cross_attn.v": "0 1 1 0 / 1 0 0 .5 / .5 0 1 0 / 0 .5 0 1",
-    "decoder.layers.0.cross_attn.o": "1 0 0 0 / 0 1 0 .5 / .5 0 -1 0 / 0 0 0 1",
-    "decoder.layers.0.ffn.inner": "1 0 0 .5 0 -1 / 0 1 -.5 0 0 1 / 0 0 1 0 .5 0 / -1 .5 0 0 1 0",
-    "decoder.layers.0.ffn.inner_bias": ".1 0 .1 0 .1 0",
-    "decoder.layers.0.ffn.outer": "1 0 .5 0 / 0 .5 0 1 / 0 1 -1 0 / .5 0 0 .5 / 0 0 1 0 / -.5 1 0 0",
-    "decoder.layers.1.self_attn.q": ".5 0 0 0 / 0 1 0 .5 / 0 .5 .5 0 / 1 0 0 .5",
-    "decoder.layers.1.self_attn.k": "1 0 0 .5 / 0 .5 0 0 / .5 0 .5 0 / 0 0 0 1",
-    "decoder.layers.1.self_attn.v": "0 .5 0 1 / 1 0 .5 0 / 0 1 0 -.5 / .5 0 1 0",
-    "decoder.layers.1.self_attn.o": "0 0 1 0 / 0 1 0 0 / 1 0 0 .5 / 0 .5 0 1",
-    "decoder.layers.1.cross_attn.q": "1 0 .5 0 / 0 .5 0 0 / 0 0 .5 1 / .5 0 0 .5",
-    "decoder.layers.1.cross_attn.k": "0 1 0 .5 / .5 0 0 1 / 1 0 .5 0 / 0 -.5 0 0",
-    "decoder.layers.1.cross_attn.v": "1 0 0 .5 / 0 .5 1 0 / 0 0 -.5 1 / .5 1 0 0",
-    "decoder.layers.1.cross_attn.o": "0 1 0 0 / 1 0 .5 0 / 0 0 1 0 / .5 0 0 -1",
-    "decoder.layers.1.ffn.inner": "0 1 0 .5 -1 0 / .5 0 1 0 0 1 / 1 0 0 -.5 0 .5 / 0 -1 .5 0 1 0",
-    "decoder.layers.1.ffn.inner_bias": "0 .1 .1 0 0 .1",
-    "decoder.layers.1.ffn.outer": "0 1 0 .5 / .5 0 1 0 / 1 0 0 -.5 / 0 .5 0 1 / -1 0 .5 0 / 0 0 1 .5",
-    "output": "0 0 .5 -.5 0 .5 1 -1 / 0 -.5 0 .5 .5 0 .5 1 / -.5 0 0 1 0 .5 1 .5 / 0 .5 -.5 0 1 0 -.5 1",
-}
-
-
-_LINEARS = {
-    "self_attn": {"q": ("qkv", 0), "k": ("qkv", 1), "v": ("qkv", 2), "o": ("out", 0)},
-    "cross_attn": {"q": ("q", 0), "k": ("kv", 0), "v": ("kv", 1), "o": ("out", 0)},
-    "ffn": {"inner": ("inner", 0), "outer": ("outer", 0)},
-}
-"""Matrix of a sub-layer -> the layer that holds it, and as which of its parts."""
-
-
-def _slots() -> Iterator[tuple[str, str, slice]]:
-    """Name for a reader, name of the parameter, and which of its rows (out) it is."""
-    whole = slice(None)
-    yield "encoder.embedding", "encoder.embedding.weight", whole
-    yield "decoder.embedding", "decoder.embedding.weight", whole
-    for stack, layer, part in itertools.product(("encoder", "decoder"), range(LAYERS), _LINEARS):
-        if (stack, part) == ("encoder", "cross_attn"):
-            continue
-        path = f"{stack}.layers.{layer}"
-        for letter, (linear, nth) in _LINEARS[part].items():
-            name, parameter = f"{path}.{part}.{letter}", f"{path}.{part}.{linear}"
-            size = _shape(name)[-1]
-            rows = slice(size * nth, size * (nth + 1))
-            yield name, f"{parameter}.weight", rows
-            yield f"{name}_bias", f"{parameter}.bias", rows
-        yield f"{path}.{part}.gamma", f"{path}.around_{part}.norm.weight", whole
-        yield f"{path}.{part}.beta", f"{path}.around_{part}.norm.bias", whole
-    yield "output", "output.weight", whole
-
-
-def _read(given: str) -> list[Any]:
-    rows = [[float(x) for x in row.split()] for row in given.split("/")]
-    return rows if len(rows) > 1 else rows[0]
-
-
-def _shape(name: str) -> tuple[int, ...]:
-    """(in, out) of a matrix, (out,) of a bias."""
-    last = name.rpartition(".")[2]
-    if last == "embedding":
-        return len(TINY_WORDS), D_MODEL
-    if last == "output":
-        return D_MODEL, len(TINY_WORDS)
-    if last in ("inner", "outer"):
-        return (D_MODEL, D_FF) if last == "inner" else (D_FF, D_MODEL)
-    if last == "inner_bias":
-        return (D_FF,)
-    return (D_MODEL, D_MODEL) if last in "qkvo" else (D_MODEL,)
-
-
-def _default(name: str) -> list[Any]:
-    if name in _GIVEN:
-        return _read(_GIVEN[name])
-    return [1.0 if name.endswith("gamma") else 0.0] * _shape(name)[-1]
-
-
-TINY_MATRICES: dict[str, list[Any]] = {name: _default(name) for name, _, _ in _slots()}
-"""Every parameter of the preset by its name: matrices (in, out), biases and norms (out,)."""
+_SIZES: dict[str, Any] = {"d_model": 4, "d_ff": 6, "encoder_layers": 2, "decoder_layers": 2}
 
 
 def tiny_model(matrices: Mapping[str, Any] | None = None, *, heads: int = 1) -> Transformer:
-    """The preset in float64, with a reader's own numbers in the place of some of its matrices.
+    """Build the preset in float64, with some of its matrices replaced.
 
     matrices: name -> nested lists, names and shapes as in `TINY_MATRICES`.  heads: 1, 2 or 4.  Raises UsageError with
-    all names, shapes and numbers that do not fit.
+    the complete list of invalid names, shapes and numbers.
     """
-    own = _checked(matrices or {}, heads)
-    config = TransformerConfig(
-        d_model=D_MODEL, d_ff=D_FF, n_heads=heads, encoder_layers=LAYERS, decoder_layers=LAYERS, dropout=0.0, tie="none"
-    )
+    values = {name: torch.tensor(numbers, dtype=torch.float64) for name, numbers in TINY_MATRICES.items()}
+    values |= _checked(matrices or {}, {name: tuple(matrix.shape) for name, matrix in values.items()}, heads)
+    config = TransformerConfig(**_SIZES, n_heads=heads, dropout=0.0, tie="none")
     model = build_model(config, len(TINY_WORDS), len(TINY_WORDS), shared=False).double().eval()
     assert isinstance(model, Transformer)
-    parameters = dict(model.named_parameters())
     with torch.no_grad():
-        for name, parameter, rows in _slots():
-            numbers = own.get(name, torch.tensor(TINY_MATRICES[name], dtype=torch.float64))
-            part = parameters[parameter][rows]
-            part.copy_(numbers if name.endswith("embedding") else numbers.T if numbers.dim() == 2 else numbers)
+        for name, view in _views(model).items():
+            view.copy_(values[name])
     return model
 
 
 def tiny_walkthrough(
     matrices: Mapping[str, Any] | None = None, *, heads: int = 1, learning_rate: float = 0.01
 ) -> dict[str, Any]:
-    """`walkthrough` of `TINY_PAIR` through the preset; shown whole, and with the source's choice of an update."""
-    pair = TINY_PAIR
-    return walkthrough(
-        tiny_model(matrices, heads=heads),
-        pair.src,
-        None,
-        pair.tgt_in,
-        pair.targets,
-        pair.labels,
-        learning_rate=learning_rate,
-        parameter=("decoder.layers.0.cross_attn.kv.weight", D_MODEL, 0),  # W_V[0, 0], behind the rows of W_K
-    )
+    """Return the `walkthrough` of `TINY_PAIR` through the preset; the update shown is that of W_V[0, 0]."""
+    element = ("decoder.layers.0.cross_attn.kv.weight", _SIZES["d_model"], 0)  # below the rows of W_K
+    model = tiny_model(matrices, heads=heads)
+    return walkthrough(model, *TINY_PAIR, TINY_LABELS, learning_rate=learning_rate, parameter=element)
 
 
-def _checked(matrices: Mapping[str, Any], heads: int) -> dict[str, Tensor]:
+def _views(model: Transformer) -> dict[str, Tensor]:
+    """Name of the matrix -> view of the parameter, matrices as (in, out)."""
+    views: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        path, _, kind = name.rpartition(".")
+        module, _, layer = path.rpartition(".")
+        if layer == "norm":
+            views[f"{module.replace('around_', '')}.{'gamma' if kind == 'weight' else 'beta'}"] = parameter
+        elif layer in ("embedding", "output"):
+            views[path] = parameter if layer == "embedding" else parameter.T
+        else:
+            parts = {"qkv": "qkv", "kv": "kv", "out": "o"}.get(layer) or [layer]
+            for part, rows in zip(parts, parameter.chunk(len(parts)), strict=True):
+                views[f"{module}.{part}" if kind == "weight" else f"{module}.{part}_bias"] = (
+                    rows.T if rows.dim() == 2 else rows
+                )
+    return views
+
+
+def _checked(matrices: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], heads: int) -> dict[str, Tensor]:
     problems, found = [], {}
     if heads not in (1, 2, 4):
-        problems.append(f"heads = {heads}: accepted are 1, 2 and 4, which divide d_model = {D_MODEL}")
+        problems.append(f"heads = {heads}; accepted: 1, 2 and 4, which divide d_model = {_SIZES['d_model']}")
     for name, numbers in matrices.items():
-        if name not in TINY_MATRICES:
-            problems.append(f"no matrix is called {name!r}{nearest(name, TINY_MATRICES)}; TINY_MATRICES has them all")
+        if name not in shapes:
+            problems.append(f"unknown matrix {name!r}{nearest(name, shapes)}; TINY_MATRICES lists all names")
             continue
         try:
-            found[name] = torch.as_tensor(numbers, dtype=torch.float64).clone()
+            found[name] = matrix = torch.as_tensor(numbers, dtype=torch.float64)
+            if tuple(matrix.shape) != shapes[name]:
+                problems.append(f"{name} has shape {tuple(matrix.shape)}; accepted: {shapes[name]}")
+            elif invalid := [x for x in matrix.flatten().tolist() if not math.isfinite(x)]:
+                problems.append(f"{name} contains {invalid[0]}; accepted: finite numbers")
         except (TypeError, ValueError, RuntimeError) as error:
-            problems.append(f"{name}: {error}; accepted are numbers in lists of equal length, shape {_shape(name)}")
-            continue
-        if tuple(found[name].shape) != _shape(name):
-            problems.append(f"{name} has the shape {tuple(found[name].shape)}; accepted is {_shape(name)}")
-        elif not bool(found[name].isfinite().all()):
-            bad = next(x for x in found[name].flatten().tolist() if not math.isfinite(x))
-            problems.append(f"{name} holds {bad}; accepted are finite numbers")
+            problems.append(f"{name}: {error}; accepted: lists of numbers of shape {shapes[name]}")
     if problems:
-        raise UsageError("\n".join(["these matrices do not fit the tiny model", *(f"  - {p}" for p in problems)]))
+        raise UsageError("\n".join(["invalid arguments of the tiny model:", *(f"  - {p}" for p in problems)]))
     return found

@@ -1,8 +1,9 @@
-"""Images to classes (Dosovitskiy et al. 2021)."""
+"""Image classification (Dosovitskiy et al. 2021)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -10,61 +11,59 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dragoman.config import Config, ImageData, VisionConfig, resolve_path
-from dragoman.data.batching import Batch, plan_buckets
+from dragoman.data.batching import Batch
 from dragoman.data.readers.images import LabelledImages, load_digits, read_images, split_off
 from dragoman.data.vocabulary import LabelVocabulary
 from dragoman.errors import DataError
 from dragoman.models.vision import patches
-from dragoman.training.tasks.labelling import LabelValidation
 from dragoman.training.tasks.task import Score, Task
+from dragoman.training.validation import label_scores
 
 __all__ = ["ImageTask"]
 
-_SHARE = 0.2
+_HELD_OUT = 0.2
 _VALID_ROWS = 256
 
 
 class ImageTask(Task):
-    """A label for each image; without data.valid, a fifth of the images is kept for validation, always the same."""
+    """A label per image.  Without data.valid, a fixed fifth of the images is held out for validation."""
 
     def __init__(self, config: Config, data: ImageData, log: Callable[[str], None]) -> None:
-        assert isinstance(config.model, VisionConfig)  # the configuration has seen to it
+        assert isinstance(config.model, VisionConfig)  # checked by the configuration
         self.model = config.model
         where, images = _read(data.train, data.root)
         content = images.content()
         if data.valid is None:
-            valid_where, (images, held_out) = f"{where}, the part kept for validation", split_off(images, _SHARE)
+            valid_where, (images, held_out) = f"{where}, the held-out part", split_off(images, _HELD_OUT)
             if not len(held_out.labels):
-                raise DataError(f"{where}: {len(images.labels)} images are too few to keep a fifth; give data.valid")
+                raise DataError(f"{where}: {len(images.labels)} images are too few to hold out a fifth; set data.valid")
         else:
             valid_where, held_out = _read(data.valid, data.root)
-        log(f"data: {len(images.labels):,} images to train on, {len(held_out.labels):,} to score on")
-        numbers = self.model.channels * self.model.patch**2
-        labels = LabelVocabulary(sorted(set(images.labels.tolist())), patch_numbers=numbers)
+        log(f"data: {len(images.labels):,} images for training, {len(held_out.labels):,} for validation")
+        values = self.model.channels * self.model.patch**2
+        labels = LabelVocabulary(sorted(set(images.labels.tolist())), patch_numbers=values)
         super().__init__(config, labels, content)
         self.validates = True
         self._train = self._tensors(images, labels, where)
         self._valid = self._tensors(held_out, labels, valid_where)
 
     def _tensors(self, images: LabelledImages, labels: LabelVocabulary, where: str) -> tuple[Tensor, Tensor]:
-        """Patches (n, patches, numbers) and labels (n,)."""
+        """Return patches (n, patches, values) and labels (n,)."""
         size, channels = self.model.image_size, self.model.channels
         height, width, found = images.images.shape[1:]
         if (height, width, found) != (size, size, channels):
             raise DataError(
-                f"{where}: images of {height} x {width} pixels, {found} channels, and the model takes {size} x {size}, "
-                f"{channels} channels; set model.image_size and model.channels, or scale the images"
+                f"{where}: images of {height} x {width} pixels, {found} channels; the model accepts {size} x {size}, "
+                f"{channels} channels; set model.image_size and model.channels, or resize the images"
             )
-        numbers = [labels.number(label, where) for label in images.labels.tolist()]
-        return patches(torch.from_numpy(images.images), self.model.patch).contiguous(), torch.tensor(numbers)
+        ids = [labels.number(label, where) for label in images.labels.tolist()]
+        return patches(torch.from_numpy(images.images), self.model.patch).contiguous(), torch.tensor(ids)
 
     def epoch(self, epoch: int) -> list[NDArray[np.int64]]:
-        rng = np.random.default_rng((self.config.train.seed, epoch, 1))
-        widths = np.full(len(self._train[1]), self.model.n_patches + 1, dtype=np.int64)
-        return plan_buckets(widths, self.config.train.batch_tokens, rng)
+        return self._buckets(np.full(len(self._train[1]), self.model.n_patches + 1, dtype=np.int64), epoch)
 
-    def read(self, numbers: NDArray[np.int64], epoch: int, place: int) -> Batch:
-        rows = torch.from_numpy(numbers)
+    def read(self, indices: NDArray[np.int64], epoch: int, batch: int) -> Batch:
+        rows = torch.from_numpy(indices)
         return _batch(self._train[0][rows], self._train[1][rows])
 
     def tokens(self) -> int:
@@ -72,11 +71,11 @@ class ImageTask(Task):
 
     def validation(self) -> Score | None:
         pairs = zip(*(part.split(_VALID_ROWS) for part in self._valid), strict=True)
-        return LabelValidation([_batch(src, labels) for src, labels in pairs])
+        return partial(label_scores, batches=[_batch(src, labels) for src, labels in pairs])
 
 
 def _read(path: str | None, root: str) -> tuple[str, LabelledImages]:
-    """Where images come from, and the images; None = scikit-learn's digits."""
+    """Return the name of the data set and its images; None is scikit-learn's digits."""
     if path is None:
         return "digits", load_digits()
     file = resolve_path(path, root)
@@ -84,5 +83,5 @@ def _read(path: str | None, root: str) -> tuple[str, LabelledImages]:
 
 
 def _batch(src: Tensor, labels: Tensor) -> Batch:
-    """src (B, patches, numbers), labels (B,) -> a batch of one target an image."""
+    """src (B, patches, values), labels (B,) -> a batch of one target per image."""
     return Batch(src, None, labels.new_zeros(len(labels), 0), labels[:, None], src.size(0) * src.size(1), len(labels))

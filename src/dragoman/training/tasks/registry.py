@@ -1,4 +1,4 @@
-"""The task of a configuration: the one place that knows which kind of data is learned from how."""
+"""The mapping from kinds of [data] to tasks."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from pathlib import Path
 
 from dragoman.config import Config, ImageData, LabelledData, MaskedData, ParallelData, TaggedData, TextData, TreeData
 from dragoman.training.tasks.images import ImageTask
-from dragoman.training.tasks.labelling import ClassTask, MaskedTask, TaggingTask
-from dragoman.training.tasks.language import LanguageTask
+from dragoman.training.tasks.labelling import ClassTask, TaggingTask
 from dragoman.training.tasks.parsing import ParsingTask
 from dragoman.training.tasks.task import Task
+from dragoman.training.tasks.text import LanguageTask, MaskedTask
 from dragoman.training.tasks.translation import TranslationTask
 
 __all__ = ["open_task"]
 
 
 def open_task(config: Config, prepared: Path, log: Callable[[str], None]) -> Task:
-    """What `config` wants learned; data is prepared in the folder `prepared`, and `log` gets the account of it."""
+    """Return the task of a configuration; data are prepared in the folder `prepared`, and `log` receives the counts."""
     match config.data:
         case ParallelData():
             return TranslationTask(config, prepared, log)

@@ -1,53 +1,97 @@
-"""What is learned, from which data: the trainer's only view of both."""
+"""The trainer's view of what is learned and of the data."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.config import Config
-from dragoman.data.batching import Batch
+from dragoman.data.batching import Batch, collate_source, plan_buckets
+from dragoman.data.tokenizer import PAD
 from dragoman.data.vocabulary import Vocabulary
+from dragoman.errors import DataError
 from dragoman.models.seq2seq import Network
 
-__all__ = ["Score", "Task"]
+__all__ = ["Row", "RowTask", "Score", "Task", "refuse_empty"]
 
 Score = Callable[[Network], dict[str, Any]]
-"""The validation scores of a network: `valid_loss` (nats a target, not smoothed) and what else the task knows."""
+"""Network -> its validation scores: `valid_loss` (nats per target, not smoothed) and those specific to the task."""
+
+Row = tuple[list[int], list[int]]
+"""Source ids and target ids: one label per source token, or one per text; PAD where no label counts."""
+
+_VALID_ROWS = 64
 
 
 class Task(ABC):
-    """Examples by number, and how a network is scored on those it was not trained on.
+    """Indexed training examples, and the validation of a network.
 
-    vocabulary: what a model folder keeps.  data_hash: of the training data, so that a run never goes on with another.
-    validates: whether there is something to score on.
+    vocabulary: stored in the model folder.  data_hash: hash of the training data, checked when a run is resumed.
+    validates: whether there are validation data.
     """
 
     def __init__(self, config: Config, vocabulary: Vocabulary, data_hash: str) -> None:
-        self.config = config
-        self.vocabulary = vocabulary
-        self.data_hash = data_hash
+        self.config, self.vocabulary, self.data_hash = config, vocabulary, data_hash
         self.validates = config.data.valid is not None
 
     @abstractmethod
     def epoch(self, epoch: int) -> list[NDArray[np.int64]]:
-        """The batches of an epoch as arrays of example numbers, in training order; follows from (seed, epoch)."""
+        """Return the batches of an epoch, a function of (seed, epoch), as arrays of example indices."""
 
     @abstractmethod
-    def read(self, numbers: NDArray[np.int64], epoch: int, place: int) -> Batch:
-        """The examples of these numbers, which are batch `place` of the epoch.
-
-        What is random about them follows from (seed, epoch, place).
-        """
+    def read(self, indices: NDArray[np.int64], epoch: int, batch: int) -> Batch:
+        """Return the examples of batch number `batch`; all randomness is a function of (seed, epoch, batch)."""
 
     @abstractmethod
     def tokens(self) -> int:
-        """Source + target tokens of an epoch, no padding."""
+        """Return the number of source + target tokens per epoch, without padding."""
 
     @abstractmethod
     def validation(self) -> Score | None:
-        """How a network is scored; None where there is nothing to score on."""
+        """Return the function that scores a network, or None if there are no validation data."""
+
+    def _buckets(self, lengths: NDArray[np.int64], epoch: int) -> list[NDArray[np.int64]]:
+        """Plan an epoch of batches of similar length; lengths: source + target tokens per example."""
+        rng = np.random.default_rng((self.config.train.seed, epoch, 1))
+        return plan_buckets(lengths, self.config.train.batch_tokens, rng)
+
+
+class RowTask(Task):
+    """A task that builds its batches from rows.  Subclasses set `lengths`, the source + target tokens per row."""
+
+    lengths: NDArray[np.int64]
+
+    def epoch(self, epoch: int) -> list[NDArray[np.int64]]:
+        return self._buckets(self.lengths, epoch)
+
+    def read(self, indices: NDArray[np.int64], epoch: int, batch: int) -> Batch:
+        return self.collate(self.rows(indices.tolist(), (self.config.train.seed, epoch, batch)))
+
+    @abstractmethod
+    def rows(self, indices: list[int], key: tuple[int, int, int]) -> list[Row]:
+        """Return the rows with these indices; all randomness is a function of key = (seed, epoch, batch)."""
+
+    def collate(self, rows: list[Row]) -> Batch:
+        """Return a batch with the labels as tgt_out; tgt_in is (B, 0), because no label is an input."""
+        src, mask = collate_source([ids for ids, _ in rows])
+        targets, _ = collate_source([labels for _, labels in rows])
+        counted = int((targets != PAD).sum())
+        return Batch(src, mask, targets.new_zeros(len(rows), 0), targets, sum(len(ids) for ids, _ in rows), counted)
+
+    def valid_batches(self, rows: list[Row], path: Path) -> list[Batch]:
+        """Return all rows of the validation file in batches of similar length.  Raises DataError if there are none."""
+        if not rows:
+            raise DataError(f"data.valid: {path} contains no examples; name another file, or remove data.valid")
+        rows = sorted(rows, key=lambda row: len(row[0]) + len(row[1]))
+        return [self.collate(rows[i : i + _VALID_ROWS]) for i in range(0, len(rows), _VALID_ROWS)]
+
+
+def refuse_empty(count: int, paths: Sequence[Path], missing: str) -> None:
+    """Raise DataError if the training files contain no examples; missing: what they lack."""
+    if not count:
+        raise DataError(f"nothing to train on in {', '.join(map(str, paths))}: {missing}; name other files")

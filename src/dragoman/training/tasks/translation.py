@@ -1,4 +1,4 @@
-"""Translation as a task: pairs of sentences from a store, scored by loss and by real decoding."""
+"""Translation: sentence pairs from a prepared store, validated by their loss and by decoding."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DataError
 from dragoman.evaluation.metrics import bleu_tokenizer, corpus_scores
 from dragoman.models.seq2seq import Model, Network
+from dragoman.nn.modes import evaluating
 from dragoman.pipelines.translation import Translator
 from dragoman.training.tasks.task import Score, Task
-from dragoman.training.validate import mean_loss
+from dragoman.training.validation import loss_scores
 
-__all__ = ["TranslationTask", "Validation"]
+__all__ = ["TranslationTask", "TranslationValidation"]
 
 
 class TranslationTask(Task):
@@ -37,30 +38,34 @@ class TranslationTask(Task):
     def epoch(self, epoch: int) -> list[NDArray[np.int64]]:
         return plan_batches(self.store, self.config.train.batch_tokens, self.config.train.seed, epoch)
 
-    def read(self, numbers: NDArray[np.int64], epoch: int, place: int) -> Batch:
-        seed = (self.config.train.seed * 1_000_003 + epoch) * 1_000_003 + place
-        return read_batch(self.store, numbers, self.tokenizer, self.config.tokenizer.sampling, seed)
+    def read(self, indices: NDArray[np.int64], epoch: int, batch: int) -> Batch:
+        seed = (self.config.train.seed * 1_000_003 + epoch) * 1_000_003 + batch
+        return read_batch(self.store, indices, self.tokenizer, self.config.tokenizer.sampling, seed)
 
     def tokens(self) -> int:
         src, tgt = self.store.lengths()
-        return sum(int(src[numbers].sum() + tgt[numbers].sum()) for numbers in self.epoch(0))
+        return sum(int(src[indices].sum() + tgt[indices].sum()) for indices in self.epoch(0))
 
     def validation(self) -> Score | None:
         valid = self.config.parallel.valid
         if valid is None:
             return None
-        return Validation(self.config, corpus_spec(self.config, valid), self.tokenizer, self.log)
+        return TranslationValidation(self.config, corpus_spec(self.config, valid), self.tokenizer, self.log)
 
 
-class Validation:
-    """The validation pairs, ready to be scored again and again."""
+class TranslationValidation:
+    """Scores a network on the validation pairs.
+
+    Returns valid_loss (nats per token, not smoothed) and perplexity of all pairs, and bleu, chrf and exact_match
+    (percent) of the first train.validate_sentences pairs, decoded greedily.
+    """
 
     def __init__(self, config: Config, spec: CorpusSpec, tokenizer: Tokenizer, log: Callable[[str], None]) -> None:
         self.config, self.tokenizer = config, tokenizer
         self.pairs = [(p.source, p.target) for p in read_pairs(spec)]
         if not self.pairs:
             raise DataError(
-                f"data.valid: {spec.source or spec.path} is empty; give some pairs, or leave data.valid out"
+                f"data.valid: {spec.source or spec.path} contains no pairs; name another file, or remove data.valid"
             )
         language = config.parallel.target_language
         self.tokenize = bleu_tokenizer(language)
@@ -70,24 +75,22 @@ class Validation:
         encoded = [(tokenizer.encode_source(s), tokenizer.encode_target(t)) for s, t in self.pairs]
         short = [e for e in encoded if max(map(len, e)) <= limit]
         if not short:
-            raise DataError(f"data.valid: all {len(encoded):,} pairs are longer than max_tokens = {limit}; raise it")
-        if left_out := len(encoded) - len(short):
-            log(f"data.valid: {left_out:,} pairs are longer than max_tokens = {limit} and do not count in valid_loss")
+            raise DataError(f"data.valid: all {len(encoded):,} pairs exceed max_tokens = {limit}; raise it")
+        if dropped := len(encoded) - len(short):
+            log(f"data.valid: {dropped:,} pairs exceed max_tokens = {limit} and are left out of valid_loss")
         short.sort(key=lambda e: (len(e[1]), len(e[0])))
         self._batches = [collate(short[i : i + 64]) for i in range(0, len(short), 64)]
 
     def __call__(self, network: Network) -> dict[str, Any]:
-        """valid_loss (nats a token, not smoothed), perplexity; and of the first train.validate_sentences pairs, decoded
-        greedily, bleu, chrf, exact_match (percent).
-        """
-        assert isinstance(network, Model)  # the configuration has seen to it
-        network.eval()
-        row = mean_loss(network, self._batches)
+        assert isinstance(network, Model)  # checked by the configuration
+        with evaluating(network):
+            return loss_scores(network, self._batches) | self._decoding_scores(network)
+
+    def _decoding_scores(self, network: Model) -> dict[str, Any]:
         pairs = self.pairs[: self.config.train.validate_sentences]
         references = [target for _, target in pairs]
         limit = self.config.data.max_tokens
         translator = Translator(network, self.tokenizer, self.config.search, limit, network.device)
         texts = [t.text for t in translator.translate([source for source, _ in pairs], beam=1)]
-        network.train()
         exact = sum(a == b for a, b in zip(texts, references, strict=True))
-        return row | corpus_scores(texts, references, self.tokenize) | {"exact_match": 100 * exact / len(references)}
+        return corpus_scores(texts, references, self.tokenize) | {"exact_match": 100 * exact / len(references)}

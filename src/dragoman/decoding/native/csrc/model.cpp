@@ -10,140 +10,172 @@
 #include <stdexcept>
 
 namespace dragoman {
+namespace {
 
-// Walks through the file in the order in which it was written; every piece begins at a multiple of 64 bytes.
-class Reader {
+constexpr size_t ALIGNMENT = 64;  // every array of the file starts at a multiple of it
+
+size_t aligned(size_t bytes) { return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
+
+}  // namespace
+
+// Reads the arrays of the file in the order in which pack.py writes them.  They are used in place.
+class WeightReader {
  public:
-  explicit Reader(Model& model) : model_(model), file_(model.file_), place_((sizeof(Header) + 63) / 64 * 64) {}
+  explicit WeightReader(Model& model) : model_(model), file_(model.file_), offset_(aligned(sizeof(Header))) {}
 
   template <typename T>
-  const T* numbers(int64_t count) {
+  const T* array(int64_t count) {
     return reinterpret_cast<const T*>(file_.data() + advance(static_cast<size_t>(count) * sizeof(T)));
   }
 
   const void* embedding(int vocab) {
-    const Header& h = model_.sizes();
+    const Header& h = model_.header();
     const int64_t count = int64_t{vocab} * h.d_model;
-    return h.half != 0 ? static_cast<const void*>(numbers<uint16_t>(count)) : numbers<float>(count);
+    return h.fp16 != 0 ? static_cast<const void*>(array<uint16_t>(count)) : array<float>(count);
   }
 
-  // out, in, kind of numbers, 1 = with bias; then the weights.
-  Matrix matrix(int out, int in) {
-    const int32_t* about = numbers<int32_t>(4);
-    if (about[0] != out || about[1] != in || about[2] < 0 || about[2] > 2)
-      throw std::runtime_error("a matrix of " + std::to_string(about[0]) + " x " + std::to_string(about[1]) + ", kind " + std::to_string(about[2]) +
-                               ", where " + std::to_string(out) + " x " + std::to_string(in) + " is expected");
-    Matrix m;
-    m.kind = static_cast<Numbers>(about[2]), m.out = out, m.in = in;
-    const int64_t count = static_cast<int64_t>(out) * in;
-    switch (m.kind) {
-      case Numbers::float32: m.weights = numbers<float>(count); break;
-      case Numbers::bfloat16: m.weights = numbers<uint16_t>(count); break;
-      case Numbers::int8:
-        m.weights = numbers<int8_t>(count);
-        m.scales = numbers<float>(out);
-        m.shift = numbers<int32_t>(out);
+  // Four integers (outputs, inputs, dtype, 1 if there is a bias), the weights, for int8 the scales and compensation,
+  // and the bias.
+  PackedMatrix matrix(int outputs, int inputs) {
+    const int32_t* shape = array<int32_t>(4);
+    if (shape[0] != outputs || shape[1] != inputs || shape[2] < 0 || shape[2] > 2) {
+      throw std::runtime_error("found a matrix of " + std::to_string(shape[0]) + " x " + std::to_string(shape[1]) +
+                               ", dtype " + std::to_string(shape[2]) + "; expected " + std::to_string(outputs) + " x " +
+                               std::to_string(inputs));
     }
-    if (m.kind == Numbers::bfloat16 && !has_bfloat16())
-      throw std::runtime_error("it is packed in bfloat16, which this processor does not multiply");
-    if (about[3] != 0) m.bias = numbers<float>(out);
+    PackedMatrix m;
+    m.dtype = static_cast<DType>(shape[2]);
+    m.outputs = outputs;
+    m.inputs = inputs;
+    const int64_t count = static_cast<int64_t>(outputs) * inputs;
+    switch (m.dtype) {
+      case DType::float32: m.weights = array<float>(count); break;
+      case DType::bfloat16: m.weights = array<uint16_t>(count); break;
+      case DType::int8:
+        m.weights = array<int8_t>(count);
+        m.scales = array<float>(outputs);
+        m.compensation = array<int32_t>(outputs);
+    }
+    if (m.dtype == DType::bfloat16 && !supports_bf16()) {
+      throw std::runtime_error("the weights are bfloat16, which this processor does not support");
+    }
+    if (shape[3] != 0) m.bias = array<float>(outputs);
     return m;
   }
 
   Norm norm() {
-    const Header& h = model_.sizes();
+    const Header& h = model_.header();
     Norm n;
-    n.true_width = h.true_d_model, n.eps = h.eps, n.centred = h.centred_norm != 0, n.present = true;
-    n.weight = numbers<float>(h.d_model);
-    if (n.centred) n.bias = numbers<float>(h.d_model);
+    n.size = h.unpadded_d_model;
+    n.eps = h.eps;
+    n.subtract_mean = h.layer_norm != 0;
+    n.present = true;
+    n.weight = array<float>(h.d_model);
+    if (n.subtract_mean) n.bias = array<float>(h.d_model);
     return n;
   }
 
-  Layer layer(bool cross) {
-    const Header& h = model_.sizes();
-    const int heads = model_.queries_width();
-    Layer l;
-    l.self_norm = norm(), l.qkv = matrix(model_.qkv_width(), h.d_model), l.self_out = matrix(h.d_model, heads);
-    if (cross) {
-      l.cross_norm = norm(), l.cross_q = matrix(heads, h.d_model);
-      l.cross_kv = matrix(model_.cross_width(), h.d_model), l.cross_out = matrix(h.d_model, heads);
+  LayerWeights layer(bool cross_attention) {
+    const Header& h = model_.header();
+    const int q_width = model_.q_width();
+    LayerWeights l;
+    l.self_norm = norm();
+    l.qkv = matrix(model_.qkv_width(), h.d_model);
+    l.self_out = matrix(h.d_model, q_width);
+    if (cross_attention) {
+      l.cross_norm = norm();
+      l.cross_q = matrix(q_width, h.d_model);
+      l.cross_kv = matrix(model_.cross_kv_width(), h.d_model);
+      l.cross_out = matrix(h.d_model, q_width);
     }
     l.ffn_norm = norm();
-    l.inner = matrix(h.gated != 0 ? 2 * h.d_ff : h.d_ff, h.d_model);
-    l.outer = matrix(h.d_model, h.d_ff);
+    l.ffn_in = matrix(h.gated != 0 ? 2 * h.d_ff : h.d_ff, h.d_model);
+    l.ffn_out = matrix(h.d_model, h.d_ff);
     return l;
   }
 
-  void positions(Stack& s) {
-    const Header& h = model_.sizes();
-    if (h.position == added) s.positions = numbers<float>(static_cast<int64_t>(h.max_positions) * h.d_model);
-    if (h.position == distances) s.bias = numbers<float>(static_cast<int64_t>(h.n_heads) * (2 * h.max_positions - 1));
+  void positions(StackWeights& stack) {
+    const Header& h = model_.header();
+    if (h.position_kind == additive) stack.positions = array<float>(static_cast<int64_t>(h.max_positions) * h.d_model);
+    if (h.position_kind == relative_bias) {
+      stack.position_bias = array<float>(static_cast<int64_t>(h.n_heads) * (2 * h.max_positions - 1));
+    }
   }
 
-  void stack(Stack& s, int layers, bool cross) {
-    const Header& h = model_.sizes();
-    for (int i = 0; i < layers; ++i) s.layers.push_back(layer(cross));
-    if (h.pre_norm != 0) s.final_norm = norm();
+  void stack(StackWeights& stack, int layers, bool cross_attention) {
+    const Header& h = model_.header();
+    for (int i = 0; i < layers; ++i) stack.layers.push_back(layer(cross_attention));
+    if (h.pre_norm != 0) stack.final_norm = norm();
   }
 
-  bool at_end() const { return place_ == (file_.bytes() + 63) / 64 * 64; }
+  bool at_end() const { return offset_ == aligned(file_.size()); }
 
  private:
-  // The place of the next `bytes`, and on to what follows them.
+  // Return the offset of the next `bytes` and skip them with their padding.
   size_t advance(size_t bytes) {
-    if (place_ > file_.bytes() || bytes > file_.bytes() - place_)
-      throw std::runtime_error("the packed model ends at byte " + std::to_string(file_.bytes()) + ", in the middle of its weights");
-    const size_t at = place_;
-    place_ += (bytes + 63) / 64 * 64;
-    return at;
+    if (offset_ > file_.size() || bytes > file_.size() - offset_) {
+      throw std::runtime_error("the file ends after " + std::to_string(file_.size()) +
+                               " bytes, before the end of its weights");
+    }
+    const size_t begin = offset_;
+    offset_ += aligned(bytes);
+    return begin;
   }
 
   Model& model_;
-  const Content& file_;
-  size_t place_;
+  const FileContent& file_;
+  size_t offset_;
 };
 
-// Every size is in bounds in which no product of two of them leaves 64 bits.
-void Model::check() const {
+// The bounds keep every product of two sizes within 64 bits.
+void Model::check_header() const {
   const Header& h = header_;
-  const auto within = [](int32_t x, int32_t least, int32_t most) { return x >= least && x <= most; };
-  if (std::memcmp(h.magic, "DRAGOMAN", 8) != 0 || h.version != VERSION)
+  const auto within = [](int32_t x, int32_t low, int32_t high) { return x >= low && x <= high; };
+  if (std::memcmp(h.magic, "DRAGOMAN", 8) != 0 || h.version != VERSION) {
     throw std::runtime_error("not a packed model of version " + std::to_string(VERSION));
-  const bool good = within(h.d_model, BLOCK, 1 << 16) && h.d_model % BLOCK == 0 && within(h.true_d_model, 1, h.d_model) &&
-                    within(h.d_ff, BLOCK, 1 << 16) && h.d_ff % BLOCK == 0 && within(h.n_heads, 1, 1 << 10) && within(h.n_kv_heads, 1, h.n_heads) &&
-                    int64_t{h.n_heads} * h.d_head <= 1 << 16 &&
-                    h.n_heads % h.n_kv_heads == 0 && within(h.d_head, LANES, 1 << 12) && h.d_head % LANES == 0 &&
-                    within(h.decoder_layers, 1, 1 << 10) && within(h.encoder_layers, 0, 1 << 10) && within(h.src_vocab, 1, 1 << 24) &&
-                    within(h.tgt_vocab, 1, 1 << 24) && (h.shared_embedding == 0 || h.src_vocab == h.tgt_vocab) && within(h.activation, 0, 4) &&
-                    within(h.position, none, distances) && within(h.rotated, 0, h.d_head) && h.rotated % 2 == 0 &&
-                    within(h.max_positions, 1, 1 << 20) && std::isfinite(h.eps) && std::isfinite(h.score_scale) && std::isfinite(h.embedding_scale);
-  if (!good) throw std::runtime_error("its sizes cannot be");
+  }
+  const bool valid =
+      within(h.d_model, OUTPUT_BLOCK, 1 << 16) && h.d_model % OUTPUT_BLOCK == 0 &&
+      within(h.unpadded_d_model, 1, h.d_model) && within(h.d_ff, OUTPUT_BLOCK, 1 << 16) && h.d_ff % OUTPUT_BLOCK == 0 &&
+      within(h.n_heads, 1, 1 << 10) && within(h.n_kv_heads, 1, h.n_heads) && int64_t{h.n_heads} * h.d_head <= 1 << 16 &&
+      h.n_heads % h.n_kv_heads == 0 && within(h.d_head, KV_BLOCK, 1 << 12) && h.d_head % KV_BLOCK == 0 &&
+      within(h.decoder_layers, 1, 1 << 10) && within(h.encoder_layers, 0, 1 << 10) && within(h.src_vocab, 1, 1 << 24) &&
+      within(h.tgt_vocab, 1, 1 << 24) && (h.shared_embedding == 0 || h.src_vocab == h.tgt_vocab) &&
+      within(h.activation, 0, 4) && within(h.position_kind, none, relative_bias) && within(h.rotary_dim, 0, h.d_head) &&
+      h.rotary_dim % 2 == 0 && within(h.max_positions, 1, 1 << 20) && std::isfinite(h.eps) &&
+      std::isfinite(h.attention_scale) && std::isfinite(h.embedding_scale);
+  if (!valid) throw std::runtime_error("the header holds invalid sizes");
 }
 
-// O_NONBLOCK: opening a pipe would otherwise wait for somebody to write into it.
-Content::Content(const std::string& path) {
+FileContent::FileContent(const std::string& path) {
+  // O_NONBLOCK: opening a named pipe would otherwise wait for a writer.
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  const auto fail = [&](const std::string& why) {
+  const auto fail = [&](const std::string& reason) {
     if (file >= 0) close(file);
-    throw std::runtime_error(path + ": " + why);
+    throw std::runtime_error(path + ": " + reason);
   };
-  struct stat about;
-  if (file < 0 || fstat(file, &about) != 0) fail(std::strerror(errno));
-  if (!S_ISREG(about.st_mode) || about.st_size < static_cast<off_t>(sizeof(Header))) fail("not a packed model; remove it, and it is packed again");
-  bytes_ = static_cast<size_t>(about.st_size);
-  char* const to = [&] {
+  struct stat status;
+  if (file < 0 || fstat(file, &status) != 0) fail(std::strerror(errno));
+  if (!S_ISREG(status.st_mode) || status.st_size < static_cast<off_t>(sizeof(Header))) {
+    fail("not a packed model; delete it, and the model is packed again");
+  }
+  size_ = static_cast<size_t>(status.st_size);
+  char* const data = [&] {
     try {
-      return room_.of(bytes_);
+      return buffer_.reserve(size_);
     } catch (...) {
       close(file);
       throw;
     }
   }();
-  for (size_t done = 0; done < bytes_;) {
-    const ssize_t got = pread(file, to + done, bytes_ - done, static_cast<off_t>(done));
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) fail("it cannot be read: " + std::string(got < 0 ? std::strerror(errno) : "it became shorter while it was read"));
-    done += static_cast<size_t>(got);
+  for (size_t done = 0; done < size_;) {
+    const ssize_t count = pread(file, data + done, size_ - done, static_cast<off_t>(done));
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) {
+      fail("cannot be read: " +
+           std::string(count < 0 ? std::strerror(errno) : "the file was truncated during reading"));
+    }
+    done += static_cast<size_t>(count);
   }
   close(file);
 }
@@ -152,23 +184,24 @@ Model::Model(const std::string& path) : file_(path) {
   std::memcpy(&header_, file_.data(), sizeof(header_));
   const Header& h = header_;
   try {
-    check();
-    Reader reader(*this);
-    const bool cross = h.encoder_layers > 0;
-    if (cross) encoder.embedding = reader.embedding(h.src_vocab);
-    decoder.embedding = cross && h.shared_embedding != 0 ? encoder.embedding : reader.embedding(h.tgt_vocab);
-    if (h.position == rotary) {
-      const int64_t count = static_cast<int64_t>(h.max_positions) * (h.rotated / 2);
-      cosines = reader.numbers<float>(count), sines = reader.numbers<float>(count);
+    check_header();
+    WeightReader reader(*this);
+    const bool has_encoder = h.encoder_layers > 0;
+    if (has_encoder) encoder.embedding = reader.embedding(h.src_vocab);
+    decoder.embedding = has_encoder && h.shared_embedding != 0 ? encoder.embedding : reader.embedding(h.tgt_vocab);
+    if (h.position_kind == rotary) {
+      const int64_t count = static_cast<int64_t>(h.max_positions) * (h.rotary_dim / 2);
+      rotary_cos = reader.array<float>(count);
+      rotary_sin = reader.array<float>(count);
     }
-    if (cross) reader.positions(encoder);
+    if (has_encoder) reader.positions(encoder);
     reader.positions(decoder);
-    if (cross) reader.stack(encoder, h.encoder_layers, false);
-    reader.stack(decoder, h.decoder_layers, cross);
-    output = reader.matrix(padded(h.tgt_vocab), h.d_model);
-    if (!reader.at_end()) throw std::runtime_error("more bytes than its sizes say");
+    if (has_encoder) reader.stack(encoder, h.encoder_layers, false);
+    reader.stack(decoder, h.decoder_layers, has_encoder);
+    output = reader.matrix(padded_outputs(h.tgt_vocab), h.d_model);
+    if (!reader.at_end()) throw std::runtime_error("the file has more bytes than its header requires");
   } catch (const std::runtime_error& error) {
-    throw std::runtime_error(path + ": " + error.what() + "; remove it, and it is packed again");
+    throw std::runtime_error(path + ": " + error.what() + "; delete it, and the model is packed again");
   }
 }
 

@@ -1,5 +1,7 @@
-// A packed model: one file, read once into memory of the process, that many workers use at once.  It is not mapped: a file
-// that is truncated while it is mapped ends the process with SIGBUS.  Huge pages make a step faster.
+// A packed model: the weights of one file, read into memory once and shared by all threads.
+//
+// The file is read, not mapped: truncating a mapped file would end the process with SIGBUS, and anonymous memory can
+// use huge pages, which make a step faster.
 #pragma once
 
 #include <cstddef>
@@ -7,82 +9,92 @@
 #include <string>
 #include <vector>
 
-#include "cache.h"
-#include "layers.h"
-#include "matrix.h"
+#include "buffer.h"
+#include "gemm.h"
+#include "kv_cache.h"
+#include "ops.h"
 
 namespace dragoman {
 
-constexpr int32_t VERSION = 2;
+constexpr int32_t VERSION = 2;  // of the file format
 
-// The first bytes of the file; dragoman/fast/pack.py writes the same fields in the same order.
+// The first bytes of the file.  dragoman/decoding/native/pack.py writes the same fields in the same order.
 struct Header {
-  char magic[8];            // "DRAGOMAN"
-  int32_t version;          // VERSION
-  int32_t half;             // keys, values and embeddings in half precision
-  int32_t d_model, true_d_model, d_ff;
+  char magic[8];    // "DRAGOMAN"
+  int32_t version;  // VERSION
+  int32_t fp16;     // 1: embeddings and the key/value cache are float16; 0: float32
+  // d_model and d_ff are padded to multiples of OUTPUT_BLOCK, d_head to a multiple of KV_BLOCK.
+  int32_t d_model, unpadded_d_model, d_ff;
   int32_t n_heads, n_kv_heads, d_head;
-  int32_t encoder_layers, decoder_layers;  // no encoder layers: a decoder-only model
+  int32_t encoder_layers, decoder_layers;  // encoder_layers = 0: a decoder-only model
   int32_t src_vocab, tgt_vocab;
-  int32_t shared_embedding;
-  int32_t pre_norm, centred_norm;
-  int32_t activation, gated;
-  int32_t position;         // 0 none, 1 tables added to embeddings, 2 rotary, 3 a bias a head and distance
-  int32_t rotated;          // numbers of a head that turn, in pairs (i, i + rotated / 2)
+  int32_t shared_embedding;      // 1: encoder and decoder share one embedding table
+  int32_t pre_norm, layer_norm;  // 1: norms before the sublayers; 1: LayerNorm, 0: RMSNorm
+  int32_t activation, gated;     // Activation; 1: gated feed-forward layers
+  int32_t position_kind;         // PositionKind
+  int32_t rotary_dim;            // rotary: features of a head that are rotated, in pairs (i, i + rotary_dim / 2)
   int32_t max_positions;
-  float eps, score_scale, embedding_scale;
+  float eps, attention_scale, embedding_scale;  // attention_scale: 1 / sqrt(unpadded d_head)
 };
 
-enum Position : int32_t { none = 0, added = 1, rotary = 2, distances = 3 };
+enum PositionKind : int32_t {
+  none = 0,
+  additive = 1,       // a table is added to the embeddings (sinusoidal, learned)
+  rotary = 2,         // queries and keys are rotated
+  relative_bias = 3,  // a bias per head and distance is added to the scores (T5, ALiBi)
+};
 
-struct Layer {
+struct LayerWeights {
   Norm self_norm, cross_norm, ffn_norm;
-  Matrix qkv, self_out, cross_q, cross_kv, cross_out, inner, outer;
+  // qkv: queries of all heads, then keys, then values.  cross_kv: keys, then values.
+  // ffn_in: (d_ff, d_model), or (2 d_ff, d_model) with the gate in the second half.
+  PackedMatrix qkv, self_out, cross_q, cross_kv, cross_out, ffn_in, ffn_out;
 };
 
-struct Stack {
-  const void* embedding = nullptr;   // (vocab, d_model), in half precision if the header says so
-  const float* positions = nullptr;  // (max_positions, d_model)
-  const float* bias = nullptr;       // (n_heads, 2 max_positions - 1), by key - query + max_positions - 1
-  std::vector<Layer> layers;
+struct StackWeights {
+  const void* embedding = nullptr;   // (vocab, d_model), float16 or float32 as the header specifies
+  const float* positions = nullptr;  // additive: (max_positions, d_model)
+  // relative_bias: (n_heads, 2 max_positions - 1), indexed by key position - query position + max_positions - 1.
+  const float* position_bias = nullptr;
+  std::vector<LayerWeights> layers;
   Norm final_norm;
 };
 
-// The bytes of a file, in memory of this process.
-class Content {
+// The content of a file in memory.
+class FileContent {
  public:
-  explicit Content(const std::string& path);  // throws std::runtime_error
+  explicit FileContent(const std::string& path);  // throws std::runtime_error
 
-  const char* data() const { return room_.get(); }
-  size_t bytes() const { return bytes_; }
+  const char* data() const { return buffer_.data(); }
+  size_t size() const { return size_; }
 
  private:
-  Room<char, true> room_;
-  size_t bytes_ = 0;
+  Buffer<char, true> buffer_;
+  size_t size_ = 0;
 };
 
 class Model {
  public:
-  explicit Model(const std::string& path);  // throws std::runtime_error with what is wrong and where
+  explicit Model(const std::string& path);  // throws std::runtime_error with the path and the reason
 
-  const Header& sizes() const { return header_; }
-  Stack encoder, decoder;
-  const float* cosines = nullptr;  // (max_positions, rotated / 2)
-  const float* sines = nullptr;
-  Matrix output;
+  const Header& header() const { return header_; }
+  const FileContent& file() const { return file_; }
 
-  const Content& file() const { return file_; }
-  Numbers numbers() const { return output.kind; }
-  // Outputs of the fused products.
-  int queries_width() const { return padded(header_.n_heads * header_.d_head); }
-  int qkv_width() const { return padded((header_.n_heads + 2 * header_.n_kv_heads) * header_.d_head); }
-  int cross_width() const { return padded(2 * header_.n_kv_heads * header_.d_head); }
-  static int padded(int count) { return (count + BLOCK - 1) / BLOCK * BLOCK; }
+  StackWeights encoder, decoder;
+  const float* rotary_cos = nullptr;  // (max_positions, rotary_dim / 2)
+  const float* rotary_sin = nullptr;
+  PackedMatrix output;  // (tgt_vocab padded, d_model)
+
+  // Widths of the products for all heads.
+  int q_width() const { return padded_outputs(header_.n_heads * header_.d_head); }
+  int qkv_width() const { return padded_outputs((header_.n_heads + 2 * header_.n_kv_heads) * header_.d_head); }
+  int cross_kv_width() const { return padded_outputs(2 * header_.n_kv_heads * header_.d_head); }
 
  private:
-  friend class Reader;
-  void check() const;
-  Content file_;
+  friend class WeightReader;
+  void check_header() const;
+
+  FileContent file_;
   Header header_{};
 };
 

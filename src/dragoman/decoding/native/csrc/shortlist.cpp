@@ -5,61 +5,67 @@
 namespace dragoman {
 namespace {
 
-constexpr size_t UNIT = 4;  // bytes of an output's inputs that lie side by side, in every kind of numbers
+// In packed weights of every dtype, 4 bytes hold adjacent inputs of one output: a float32, 2 bfloat16 or 4 int8.  A
+// block is an array [groups][64] of such groups.
+constexpr size_t GROUP_BYTES = 4;
 
-int padded(int count) { return (count + BLOCK - 1) / BLOCK * BLOCK; }
+size_t groups_per_output(const PackedMatrix& m) {
+  return static_cast<size_t>(m.inputs) * size_of(m.dtype) / GROUP_BYTES;
+}
 
-size_t units(const Matrix& m) { return static_cast<size_t>(m.in) * size_of(m.kind) / UNIT; }
-
-// The words of one block; what is left of the last one repeats its last word, and nobody looks at it.  Word by word: one
-// stream through memory, which the processor sees coming.
-void gather_block(const Matrix& whole, const int32_t* words, int count, uint32_t* to) {
-  const size_t steps = units(whole);
-  for (int i = 0; i < BLOCK; ++i) {
-    const auto word = static_cast<size_t>(words[std::min(i, count - 1)]);
-    const uint32_t* from = static_cast<const uint32_t*>(whole.weights) + word / BLOCK * BLOCK * steps + word % BLOCK;
-    for (size_t step = 0; step < steps; ++step) to[step * BLOCK + static_cast<size_t>(i)] = from[step * BLOCK];
+// Gather one block of at most 64 outputs; the remainder repeats the last output and is ignored.
+// Output by output, because one strided stream through memory is prefetched by the processor.
+void gather_block(const PackedMatrix& full, const int32_t* tokens, int count, uint32_t* block) {
+  const size_t groups = groups_per_output(full);
+  for (int i = 0; i < OUTPUT_BLOCK; ++i) {
+    const auto token = static_cast<size_t>(tokens[std::min(i, count - 1)]);
+    const uint32_t* source = static_cast<const uint32_t*>(full.weights) + token / OUTPUT_BLOCK * OUTPUT_BLOCK * groups +
+                             token % OUTPUT_BLOCK;
+    for (size_t g = 0; g < groups; ++g) block[g * OUTPUT_BLOCK + static_cast<size_t>(i)] = source[g * OUTPUT_BLOCK];
   }
 }
 
-// One number a word: its scale, its shift or its bias.  Moves the room on.
+// Gather scales, compensation or bias, one value per output, and advance `memory`.
 template <typename T>
-const T* gather_numbers(const T* whole, const int32_t* words, int count, char*& room) {
-  if (whole == nullptr) return nullptr;
-  T* to = reinterpret_cast<T*>(room);
-  for (int i = 0; i < padded(count); ++i) to[i] = whole[words[std::min(i, count - 1)]];
-  room += static_cast<size_t>(padded(count)) * sizeof(T);
-  return to;
+const T* gather_values(const T* full, const int32_t* tokens, int count, char*& memory) {
+  if (full == nullptr) return nullptr;
+  T* values = reinterpret_cast<T*>(memory);
+  for (int i = 0; i < padded_outputs(count); ++i) values[i] = full[tokens[std::min(i, count - 1)]];
+  memory += static_cast<size_t>(padded_outputs(count)) * sizeof(T);
+  return values;
 }
 
 }  // namespace
 
-size_t Shortlist::bytes(const Matrix& whole, int count) {
-  const size_t numbers = (whole.scales != nullptr) + (whole.shift != nullptr) + (whole.bias != nullptr);
-  return static_cast<size_t>(padded(count)) * (units(whole) * UNIT + numbers * sizeof(float));
+size_t Shortlist::bytes(const PackedMatrix& full, int count) {
+  const size_t arrays = (full.scales != nullptr) + (full.compensation != nullptr) + (full.bias != nullptr);
+  return static_cast<size_t>(padded_outputs(count)) * (groups_per_output(full) * GROUP_BYTES + arrays * sizeof(float));
 }
 
-void Shortlist::gather(const Matrix& whole, const int32_t* words, int count, char* room, Team& team) {
-  words_ = words, count_ = count;
-  matrix_ = whole;
-  matrix_.out = padded(count);
-  auto* weights = reinterpret_cast<uint32_t*>(room);
+void Shortlist::gather(const PackedMatrix& full, const int32_t* tokens, int count, char* memory, ThreadPool& pool) {
+  tokens_ = tokens;
+  count_ = count;
+  matrix_ = full;
+  matrix_.outputs = padded_outputs(count);
+  auto* weights = reinterpret_cast<uint32_t*>(memory);
   matrix_.weights = weights;
-  team.share(matrix_.out / BLOCK, double{1} * matrix_.out * matrix_.in, [&](int, int begin, int end) {
+  const double cost = double{1} * matrix_.outputs * matrix_.inputs;
+  pool.parallel_for(matrix_.outputs / OUTPUT_BLOCK, cost, [&](int, int begin, int end) {
     for (int b = begin; b < end; ++b) {
-      const int first = b * BLOCK;
-      gather_block(whole, words + first, std::min(BLOCK, count - first), weights + static_cast<size_t>(first) * units(whole));
+      const int first = b * OUTPUT_BLOCK;
+      gather_block(full, tokens + first, std::min(OUTPUT_BLOCK, count - first),
+                   weights + static_cast<size_t>(first) * groups_per_output(full));
     }
   });
-  room += static_cast<size_t>(matrix_.out) * units(whole) * UNIT;
-  matrix_.scales = gather_numbers(whole.scales, words, count, room);
-  matrix_.shift = gather_numbers(whole.shift, words, count, room);
-  matrix_.bias = gather_numbers(whole.bias, words, count, room);
+  memory += static_cast<size_t>(matrix_.outputs) * groups_per_output(full) * GROUP_BYTES;
+  matrix_.scales = gather_values(full.scales, tokens, count, memory);
+  matrix_.compensation = gather_values(full.compensation, tokens, count, memory);
+  matrix_.bias = gather_values(full.bias, tokens, count, memory);
 }
 
-int32_t Shortlist::place(int32_t word) const {
-  const int32_t* found = std::lower_bound(words_, words_ + count_, word);
-  return found != words_ + count_ && *found == word ? static_cast<int32_t>(found - words_) : -1;
+int32_t Shortlist::index_of(int32_t token) const {
+  const int32_t* found = std::lower_bound(tokens_, tokens_ + count_, token);
+  return found != tokens_ + count_ && *found == token ? static_cast<int32_t>(found - tokens_) : -1;
 }
 
 }  // namespace dragoman

@@ -1,33 +1,36 @@
-// The words that one sentence may use: their columns of the output matrix, gathered into a matrix of their own when the
-// sentence is admitted.  A step then reads a thousand words in place of tens of thousands, and what a row finds still
-// depends on nothing but its sentence.
+// The output layer of one sentence with a shortlist: the rows of the output matrix for the tokens that the sentence may
+// use, gathered into a packed matrix when the sentence is admitted to the batch.
+//
+// A step then reads about a thousand rows instead of tens of thousands.  Each sentence has its own shortlist, so
+// results do not depend on the batch.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#include "matrix.h"
-#include "team.h"
+#include "gemm.h"
+#include "thread_pool.h"
 
 namespace dragoman {
 
 class Shortlist {
  public:
-  // What `count` outputs of a matrix need, with all that belongs to them.
-  static size_t bytes(const Matrix& whole, int count);
+  // Memory that `gather` needs for `count` outputs of a matrix.
+  static size_t bytes(const PackedMatrix& full, int count);
 
-  // words: outputs of `whole`, in ascending order; they and the room stay the caller's.
-  void gather(const Matrix& whole, const int32_t* words, int count, char* room, Team& team);
+  // Gather the outputs `tokens` (ascending) of the matrix `full` into `memory`.  The caller keeps both alive.
+  void gather(const PackedMatrix& full, const int32_t* tokens, int count, char* memory, ThreadPool& pool);
 
-  const Matrix& matrix() const { return matrix_; }
+  const PackedMatrix& matrix() const { return matrix_; }
   int count() const { return count_; }
-  int32_t word(int32_t place) const { return words_[place]; }
-  int32_t place(int32_t word) const;  // -1 where the word is not in it
+  int32_t token(int32_t index) const { return tokens_[index]; }
+  // Index of a token in the shortlist, or -1.
+  int32_t index_of(int32_t token) const;
 
  private:
-  const int32_t* words_ = nullptr;
+  const int32_t* tokens_ = nullptr;
   int count_ = 0;
-  Matrix matrix_;
+  PackedMatrix matrix_;
 };
 
 }  // namespace dragoman

@@ -1,4 +1,6 @@
-// One vector of floats, as wide as the processor has them: 16 with AVX-512, 8 with AVX2.
+// SIMD vectors: 16 floats or 32-bit integers with AVX-512, 8 with AVX2, and the vector math built on them.
+//
+// Both builds provide the same functions, so that the kernels are written once.
 #pragma once
 
 #include <immintrin.h>
@@ -12,135 +14,169 @@ namespace dragoman {
 
 #if defined(__AVX512F__)
 
-constexpr int W = 16;
-using Vec = __m512;
-using Ints = __m512i;
+constexpr int VEC_SIZE = 16;
+using VecF32 = __m512;
+using VecI32 = __m512i;
 
-inline Vec zero() { return _mm512_setzero_ps(); }
-inline Vec all(float x) { return _mm512_set1_ps(x); }
-inline Vec load(const float* p) { return _mm512_loadu_ps(p); }
-inline Vec load(const uint16_t* half) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(half))); }
-inline void store(float* p, Vec x) { _mm512_storeu_ps(p, x); }
-inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
-inline Vec larger(Vec a, Vec b) { return _mm512_max_ps(a, b); }
-inline Vec smaller(Vec a, Vec b) { return _mm512_min_ps(a, b); }
-inline Vec nearest(Vec x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-inline Vec magnitude(Vec x) { return _mm512_abs_ps(x); }
-inline Vec with_sign_of(Vec size, Vec sign) {
-  return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(size), _mm512_and_si512(_mm512_castps_si512(sign), _mm512_set1_epi32(INT32_MIN))));
+inline VecF32 zeros() { return _mm512_setzero_ps(); }
+inline VecF32 broadcast(float x) { return _mm512_set1_ps(x); }
+inline VecF32 load(const float* p) { return _mm512_loadu_ps(p); }
+inline VecF32 load(const uint16_t* fp16) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(fp16)));
 }
-inline Vec scaled(Vec x, Vec whole) { return _mm512_scalef_ps(x, whole); }
-inline uint32_t above(Vec x, Vec limit) { return _mm512_cmp_ps_mask(x, limit, _CMP_GT_OQ); }
-inline float sum(Vec x) { return _mm512_reduce_add_ps(x); }
-inline float largest(Vec x) { return _mm512_reduce_max_ps(x); }
-inline Vec to_floats(Ints x) { return _mm512_cvtepi32_ps(x); }
-inline Ints no_ints() { return _mm512_setzero_si512(); }
-inline Ints load_ints(const int32_t* p) { return _mm512_loadu_si512(p); }
-inline Ints minus(Ints a, Ints b) { return _mm512_sub_epi32(a, b); }
-inline Ints load_bytes(const int8_t* p) { return _mm512_loadu_si512(p); }
-inline Ints all_ints(int32_t x) { return _mm512_set1_epi32(x); }
-// Written out because GCC 12 copies the sums of its own intrinsic through memory.
-inline void dot(Ints& sums, Ints u8, Ints s8) { asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(u8), "v"(s8)); }
-inline void store_bytes(uint8_t* p, Vec whole) {  // 0 .. 255
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(whole)));
-}
-inline void store_half(uint16_t* p, Vec x) {
+inline void store(float* p, VecF32 x) { _mm512_storeu_ps(p, x); }
+inline void store_fp16(uint16_t* p, VecF32 x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
+// a * b + c with one rounding.
+inline VecF32 fmadd(VecF32 a, VecF32 b, VecF32 c) { return _mm512_fmadd_ps(a, b, c); }
+// max and min return the second operand if either is NaN.
+inline VecF32 max(VecF32 a, VecF32 b) { return _mm512_max_ps(a, b); }
+inline VecF32 min(VecF32 a, VecF32 b) { return _mm512_min_ps(a, b); }
+inline VecF32 round(VecF32 x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline VecF32 abs(VecF32 x) { return _mm512_abs_ps(x); }
+// `magnitude` must not be negative.
+inline VecF32 copysign(VecF32 magnitude, VecF32 sign) {
+  const __m512i sign_bits = _mm512_and_si512(_mm512_castps_si512(sign), _mm512_set1_epi32(INT32_MIN));
+  return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(magnitude), sign_bits));
+}
+// x * 2^n for integral n.
+inline VecF32 ldexp(VecF32 x, VecF32 n) { return _mm512_scalef_ps(x, n); }
+// Bit i is set if x[i] > limit[i].
+inline uint32_t greater_mask(VecF32 x, VecF32 limit) { return _mm512_cmp_ps_mask(x, limit, _CMP_GT_OQ); }
+inline float reduce_sum(VecF32 x) { return _mm512_reduce_add_ps(x); }
+inline float reduce_max(VecF32 x) { return _mm512_reduce_max_ps(x); }
+
+inline VecI32 zeros_i32() { return _mm512_setzero_si512(); }
+inline VecI32 broadcast_i32(int32_t x) { return _mm512_set1_epi32(x); }
+inline VecI32 load_i32(const int32_t* p) { return _mm512_loadu_si512(p); }
+inline VecI32 load_i8(const int8_t* p) { return _mm512_loadu_si512(p); }
+inline VecI32 sub(VecI32 a, VecI32 b) { return _mm512_sub_epi32(a, b); }
+inline VecF32 to_f32(VecI32 x) { return _mm512_cvtepi32_ps(x); }
+// sums[i] += dot product of the four uint8 and the four int8 values in lane i.
+// Inline assembly because GCC 12 moves the accumulators of the intrinsic through memory.
+inline void dot_u8s8(VecI32& sums, VecI32 u8, VecI32 s8) { asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(u8), "v"(s8)); }
+// Store integral values from 0 to 255.
+inline void store_u8(uint8_t* p, VecF32 x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(x)));
 }
 
 #else
 
-constexpr int W = 8;
-using Vec = __m256;
-using Ints = __m256i;
+constexpr int VEC_SIZE = 8;
+using VecF32 = __m256;
+using VecI32 = __m256i;
 
-inline Vec zero() { return _mm256_setzero_ps(); }
-inline Vec all(float x) { return _mm256_set1_ps(x); }
-inline Vec load(const float* p) { return _mm256_loadu_ps(p); }
-inline Vec load(const uint16_t* half) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(half))); }
-inline void store(float* p, Vec x) { _mm256_storeu_ps(p, x); }
-inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
-inline Vec larger(Vec a, Vec b) { return _mm256_max_ps(a, b); }
-inline Vec smaller(Vec a, Vec b) { return _mm256_min_ps(a, b); }
-inline Vec nearest(Vec x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-inline Vec magnitude(Vec x) { return _mm256_andnot_ps(all(-0.0f), x); }
-inline Vec with_sign_of(Vec size, Vec sign) { return _mm256_or_ps(size, _mm256_and_ps(sign, _mm256_set1_ps(-0.0f))); }
-inline Vec scaled(Vec x, Vec whole) {  // x 2^whole
-  return x * _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127)), 23));
+inline VecF32 zeros() { return _mm256_setzero_ps(); }
+inline VecF32 broadcast(float x) { return _mm256_set1_ps(x); }
+inline VecF32 load(const float* p) { return _mm256_loadu_ps(p); }
+inline VecF32 load(const uint16_t* fp16) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(fp16)));
 }
-inline uint32_t above(Vec x, Vec limit) {  // a bit a number
+inline void store(float* p, VecF32 x) { _mm256_storeu_ps(p, x); }
+inline void store_fp16(uint16_t* p, VecF32 x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
+// a * b + c with one rounding.
+inline VecF32 fmadd(VecF32 a, VecF32 b, VecF32 c) { return _mm256_fmadd_ps(a, b, c); }
+// max and min return the second operand if either is NaN.
+inline VecF32 max(VecF32 a, VecF32 b) { return _mm256_max_ps(a, b); }
+inline VecF32 min(VecF32 a, VecF32 b) { return _mm256_min_ps(a, b); }
+inline VecF32 round(VecF32 x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline VecF32 abs(VecF32 x) { return _mm256_andnot_ps(broadcast(-0.0f), x); }
+// `magnitude` must not be negative.
+inline VecF32 copysign(VecF32 magnitude, VecF32 sign) {
+  return _mm256_or_ps(magnitude, _mm256_and_ps(sign, _mm256_set1_ps(-0.0f)));
+}
+// x * 2^n for integral n: 2^n is built by writing n + 127 into the exponent bits.
+inline VecF32 ldexp(VecF32 x, VecF32 n) {
+  const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+  return x * _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
+}
+// Bit i is set if x[i] > limit[i].
+inline uint32_t greater_mask(VecF32 x, VecF32 limit) {
   return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x, limit, _CMP_GT_OQ)));
 }
-inline float sum(Vec x) {
+inline float reduce_sum(VecF32 x) {
   __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
   y = _mm_add_ps(y, _mm_movehl_ps(y, y));
   return _mm_cvtss_f32(_mm_add_ss(y, _mm_movehdup_ps(y)));
 }
-inline float largest(Vec x) {
+inline float reduce_max(VecF32 x) {
   __m128 y = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
   y = _mm_max_ps(y, _mm_movehl_ps(y, y));
   return _mm_cvtss_f32(_mm_max_ss(y, _mm_movehdup_ps(y)));
 }
-inline Vec to_floats(Ints x) { return _mm256_cvtepi32_ps(x); }
-inline Ints no_ints() { return _mm256_setzero_si256(); }
-inline Ints load_ints(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-inline Ints minus(Ints a, Ints b) { return _mm256_sub_epi32(a, b); }
-inline Ints load_bytes(const int8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-inline Ints all_ints(int32_t x) { return _mm256_set1_epi32(x); }
-inline void dot(Ints& sums, Ints u8, Ints s8) {
+
+inline VecI32 zeros_i32() { return _mm256_setzero_si256(); }
+inline VecI32 broadcast_i32(int32_t x) { return _mm256_set1_epi32(x); }
+inline VecI32 load_i32(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+inline VecI32 load_i8(const int8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+inline VecI32 sub(VecI32 a, VecI32 b) { return _mm256_sub_epi32(a, b); }
+inline VecF32 to_f32(VecI32 x) { return _mm256_cvtepi32_ps(x); }
+// sums[i] += dot product of the four uint8 and the four int8 values in lane i.
+inline void dot_u8s8(VecI32& sums, VecI32 u8, VecI32 s8) {
 #if defined(__AVXVNNI__)
   sums = _mm256_dpbusd_avx_epi32(sums, u8, s8);
 #else
-  // maddubs would saturate: widen to 16 bits first, so that every processor gives the same sums.
-  const __m256i low = _mm256_madd_epi16(_mm256_cvtepu8_epi16(_mm256_castsi256_si128(u8)), _mm256_cvtepi8_epi16(_mm256_castsi256_si128(s8)));
-  const __m256i high = _mm256_madd_epi16(_mm256_cvtepu8_epi16(_mm256_extracti128_si256(u8, 1)), _mm256_cvtepi8_epi16(_mm256_extracti128_si256(s8, 1)));
-  // Neighbouring pairs are halves of one output; hadd pairs them within 128-bit lanes, the permutation puts lanes right.
+  // vpmaddubsw saturates to 16 bits; widening first makes the sums exact and equal to those of AVX-512.
+  const __m256i low = _mm256_madd_epi16(_mm256_cvtepu8_epi16(_mm256_castsi256_si128(u8)),
+                                        _mm256_cvtepi8_epi16(_mm256_castsi256_si128(s8)));
+  const __m256i high = _mm256_madd_epi16(_mm256_cvtepu8_epi16(_mm256_extracti128_si256(u8, 1)),
+                                         _mm256_cvtepi8_epi16(_mm256_extracti128_si256(s8, 1)));
+  // Two neighbouring 32-bit sums belong to one output.  hadd adds them within 128-bit halves; the permutation restores
+  // the order of the 64-bit groups (0, 2, 1, 3).
   sums = _mm256_add_epi32(sums, _mm256_permute4x64_epi64(_mm256_hadd_epi32(low, high), 0xD8));
 #endif
 }
-inline void store_bytes(uint8_t* p, Vec whole) {
-  const __m256i x = _mm256_cvtps_epi32(whole);
-  const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(words, words));
-}
-inline void store_half(uint16_t* p, Vec x) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+// Store integral values from 0 to 255.
+inline void store_u8(uint8_t* p, VecF32 x) {
+  const __m256i i32 = _mm256_cvtps_epi32(x);
+  const __m128i u16 = _mm_packus_epi32(_mm256_castsi256_si128(i32), _mm256_extracti128_si256(i32, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(u16, u16));
 }
 
 #endif
 
-// Four neighbouring bytes, once for each 32-bit place.
-inline Ints four_bytes(const uint8_t* p) {
-  int32_t four;
-  std::memcpy(&four, p, sizeof(four));
-  return all_ints(four);
+// The four bytes at p in every 32-bit lane.
+inline VecI32 broadcast_4xu8(const uint8_t* p) {
+  int32_t packed;
+  std::memcpy(&packed, p, sizeof(packed));
+  return broadcast_i32(packed);
 }
 
-inline Vec add(Vec a, Vec b) { return a + b; }
-inline Vec minus(Vec a, Vec b) { return a - b; }
-inline Vec quotient(Vec a, Vec b) { return a / b; }
-inline Vec mul(Vec a, Vec b) { return a * b; }
+inline VecF32 add(VecF32 a, VecF32 b) { return a + b; }
+inline VecF32 sub(VecF32 a, VecF32 b) { return a - b; }
+inline VecF32 mul(VecF32 a, VecF32 b) { return a * b; }
+inline VecF32 div(VecF32 a, VecF32 b) { return a / b; }
 
-// e^x with a relative error below (2 + |x| / 2) 2^-23, from -87 to 88, and as there beyond: 2^n 2^r, |r| <= 1/2, the latter
-// by a polynomial that is 1 at 0.
-inline Vec exponential(Vec x) {
-  const Vec log2e = all(1.44269504f), clipped = smaller(all(88.0f), larger(all(-87.0f), x));  // in this order NaN stays NaN
-  const Vec n = nearest(mul(clipped, log2e)), r = fma(clipped, log2e, -n);
-  Vec p = all(1.32647273e-3f);
-  for (const float c : {9.67151299e-3f, 5.55073358e-2f, 2.40222424e-1f, 6.93147004e-1f, 1.0f}) p = fma(p, r, all(c));
-  return scaled(p, n);
+// e^x for x clipped to [-87, 88], relative error below (2 + |x| / 2) 2^-23; NaN stays NaN.
+// With n = round(x log2 e) and r = x log2 e - n in [-1/2, 1/2], e^x = 2^n 2^r; 2^r is a polynomial that is exactly 1 at
+// 0.
+inline VecF32 exp(VecF32 x) {
+  const VecF32 log2e = broadcast(1.44269504f);
+  const VecF32 clipped = min(broadcast(88.0f), max(broadcast(-87.0f), x));  // this operand order propagates NaN
+  const VecF32 n = round(mul(clipped, log2e));
+  const VecF32 r = fmadd(clipped, log2e, -n);
+  VecF32 p = broadcast(1.32647273e-3f);
+  for (const float c : {9.67151299e-3f, 5.55073358e-2f, 2.40222424e-1f, 6.93147004e-1f, 1.0f}) {
+    p = fmadd(p, r, broadcast(c));
+  }
+  return ldexp(p, n);
 }
 
-inline Vec logistic(Vec x) { return quotient(all(1.0f), add(all(1.0f), exponential(minus(zero(), x)))); }
+// 1 / (1 + e^-x)
+inline VecF32 sigmoid(VecF32 x) { return div(broadcast(1.0f), add(broadcast(1.0f), exp(sub(zeros(), x)))); }
 
-// The error function to 6e-7, of which 1.5e-7 are the formula's (Abramowitz and Stegun 1964, 7.1.26); odd by construction.
-inline Vec error_function(Vec x) {
-  const Vec size = magnitude(x);
-  const Vec t = quotient(all(1.0f), fma(all(0.3275911f), size, all(1.0f)));
-  Vec p = all(1.061405429f);
-  for (const float c : {-1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f}) p = fma(p, t, all(c));
-  const Vec beyond = minus(all(1.0f), mul(mul(p, t), exponential(minus(zero(), mul(x, x)))));
-  return with_sign_of(beyond, x);
+// The error function to 6e-7, of which 1.5e-7 is the formula's (Abramowitz and Stegun 1964, 7.1.26).
+// erf(|x|) = 1 - (polynomial of t = 1 / (1 + 0.3275911 |x|)) e^(-x^2); the sign of x makes it odd.
+inline VecF32 erf(VecF32 x) {
+  const VecF32 magnitude = abs(x);
+  const VecF32 t = div(broadcast(1.0f), fmadd(broadcast(0.3275911f), magnitude, broadcast(1.0f)));
+  VecF32 p = broadcast(1.061405429f);
+  for (const float c : {-1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f}) p = fmadd(p, t, broadcast(c));
+  const VecF32 result = sub(broadcast(1.0f), mul(mul(p, t), exp(sub(zeros(), mul(x, x)))));
+  return copysign(result, x);
 }
 
 }  // namespace dragoman

@@ -1,0 +1,238 @@
+#include "gemm.h"
+
+#include "simd.h"
+
+namespace dragoman {
+namespace {
+
+// A tile is R rows by TILE_VECS vectors of outputs.  Its R * TILE_VECS accumulators and one set of weight vectors fill
+// the registers.
+constexpr int BLOCK_VECS = OUTPUT_BLOCK / VEC_SIZE;
+constexpr int TILE_VECS = 4;
+constexpr int TILE_ROWS = VEC_SIZE == 16 ? 6 : 2;
+constexpr int PREFETCH_BYTES = 8192;  // distance at which weights are prefetched
+
+inline void prefetch(const void* weights, int bytes) {
+#pragma GCC unroll 8
+  for (int byte = 0; byte < bytes; byte += 64) {
+    _mm_prefetch(static_cast<const char*>(weights) + PREFETCH_BYTES + byte, _MM_HINT_T0);
+  }
+}
+
+// The tile functions accumulate the products of R rows, starting at `row`, with TILE_VECS vectors of outputs.  Every
+// row is summed over the inputs in the same order for every R, so results do not depend on the batch.
+
+template <int R>
+inline void accumulate_f32(const GemmInput& x, int row, const float* weights, int inputs,
+                           VecF32 (&sums)[R][TILE_VECS]) {
+  for (int k = 0; k < inputs; ++k, weights += OUTPUT_BLOCK) {
+    if (R <= 2) prefetch(weights, TILE_VECS * VEC_SIZE * 4);
+    VecF32 w[TILE_VECS];
+#pragma GCC unroll 8
+    for (int v = 0; v < TILE_VECS; ++v) w[v] = load(weights + v * VEC_SIZE);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const VecF32 input = broadcast(x.f32[static_cast<size_t>(row + r) * x.cols + k]);
+#pragma GCC unroll 8
+      for (int v = 0; v < TILE_VECS; ++v) sums[r][v] = fmadd(input, w[v], sums[r][v]);
+    }
+  }
+}
+
+template <int R>
+inline void accumulate_int8(const GemmInput& x, int row, const int8_t* weights, int inputs,
+                            VecI32 (&sums)[R][TILE_VECS]) {
+  for (int k = 0; k < inputs; k += 4, weights += 4 * OUTPUT_BLOCK) {
+    prefetch(weights, TILE_VECS * VEC_SIZE * 4);
+    VecI32 w[TILE_VECS];
+#pragma GCC unroll 8
+    for (int v = 0; v < TILE_VECS; ++v) w[v] = load_i8(weights + v * 4 * VEC_SIZE);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const VecI32 input = broadcast_4xu8(x.u8 + static_cast<size_t>(row + r) * x.cols + k);
+#pragma GCC unroll 8
+      for (int v = 0; v < TILE_VECS; ++v) dot_u8s8(sums[r][v], input, w[v]);
+    }
+  }
+}
+
+#if defined(__AVX512F__)
+#define DRAGOMAN_TARGET_BF16 __attribute__((target("avx512bf16")))
+
+template <int R>
+DRAGOMAN_TARGET_BF16 inline void accumulate_bf16(const GemmInput& x, int row, const uint16_t* weights, int inputs,
+                                                 VecF32 (&result)[R][TILE_VECS]) {
+  VecF32 sums[R][TILE_VECS];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < TILE_VECS; ++v) sums[r][v] = _mm512_setzero_ps();
+  for (int k = 0; k < inputs; k += 2, weights += 2 * OUTPUT_BLOCK) {
+    __m512i w[TILE_VECS];
+#pragma GCC unroll 8
+    for (int v = 0; v < TILE_VECS; ++v) w[v] = _mm512_loadu_si512(weights + v * 2 * VEC_SIZE);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      int32_t pair;
+      std::memcpy(&pair, x.bf16 + static_cast<size_t>(row + r) * x.cols + k, sizeof(pair));
+      const __m512i input = _mm512_set1_epi32(pair);
+#pragma GCC unroll 8
+      for (int v = 0; v < TILE_VECS; ++v) sums[r][v] = _mm512_dpbf16_ps(sums[r][v], (__m512bh)input, (__m512bh)w[v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < TILE_VECS; ++v) result[r][v] = sums[r][v];
+}
+#else
+template <int R>
+inline void accumulate_bf16(const GemmInput&, int, const uint16_t*, int, VecF32 (&)[R][TILE_VECS]) {}
+#endif
+
+inline void store_output(float* y, VecF32 value, const float* bias, bool accumulate) {
+  if (bias != nullptr) value = add(value, load(bias));
+  store(y, accumulate ? add(value, load(y)) : value);
+}
+
+// One tile: R rows from `row`, TILE_VECS vectors from `first_vec` of the block whose first output is `block_begin`.
+template <int R>
+void gemm_tile_int8(const PackedMatrix& w, const GemmInput& x, int row, size_t block_begin, int first_vec, float* y,
+                    int stride, bool accumulate) {
+  VecI32 sums[R][TILE_VECS];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < TILE_VECS; ++v) sums[r][v] = zeros_i32();
+  const int8_t* weights = static_cast<const int8_t*>(w.weights) + block_begin * w.inputs + first_vec * VEC_SIZE * 4;
+  accumulate_int8<R>(x, row, weights, w.inputs, sums);
+#pragma GCC unroll 8
+  for (int v = 0; v < TILE_VECS; ++v) {
+    const size_t output = block_begin + (first_vec + v) * VEC_SIZE;
+    const VecF32 scale = load(w.scales + output);
+    const VecI32 compensation = load_i32(w.compensation + output);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const VecF32 value = mul(to_f32(sub(sums[r][v], compensation)), mul(scale, broadcast(x.scales[row + r])));
+      store_output(y + static_cast<size_t>(row + r) * stride + output, value,
+                   w.bias == nullptr ? nullptr : w.bias + output, accumulate);
+    }
+  }
+}
+
+template <int R>
+void gemm_tile_float(const PackedMatrix& w, const GemmInput& x, int row, size_t block_begin, int first_vec, float* y,
+                     int stride, bool accumulate) {
+  VecF32 sums[R][TILE_VECS];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < TILE_VECS; ++v) sums[r][v] = zeros();
+  if (w.dtype == DType::float32) {
+    const float* weights = static_cast<const float*>(w.weights) + block_begin * w.inputs + first_vec * VEC_SIZE;
+    accumulate_f32<R>(x, row, weights, w.inputs, sums);
+  } else {
+    const uint16_t* weights =
+        static_cast<const uint16_t*>(w.weights) + block_begin * w.inputs + first_vec * VEC_SIZE * 2;
+    accumulate_bf16<R>(x, row, weights, w.inputs, sums);
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < TILE_VECS; ++v) {
+      const size_t output = block_begin + (first_vec + v) * VEC_SIZE;
+      store_output(y + static_cast<size_t>(row + r) * stride + output, sums[r][v],
+                   w.bias == nullptr ? nullptr : w.bias + output, accumulate);
+    }
+}
+
+// One block of outputs for the rows from `row` on: tiles of R rows, then smaller tiles for the remaining rows.
+template <int R>
+void gemm_block(const PackedMatrix& w, const GemmInput& x, int row, int block, float* y, int stride, bool accumulate) {
+  const size_t block_begin = static_cast<size_t>(block) * OUTPUT_BLOCK;
+  for (; row + R <= x.rows; row += R) {
+    for (int first_vec = 0; first_vec < BLOCK_VECS; first_vec += TILE_VECS) {
+      if (w.dtype == DType::int8) {
+        gemm_tile_int8<R>(w, x, row, block_begin, first_vec, y, stride, accumulate);
+      } else {
+        gemm_tile_float<R>(w, x, row, block_begin, first_vec, y, stride, accumulate);
+      }
+    }
+  }
+  if constexpr (R > 1) gemm_block<R - 1>(w, x, row, block, y, stride, accumulate);
+}
+
+}  // namespace
+
+PackedMatrix PackedMatrix::block(int index) const {
+  const size_t first = static_cast<size_t>(index) * OUTPUT_BLOCK;
+  PackedMatrix view = *this;
+  view.outputs = OUTPUT_BLOCK;
+  view.weights = static_cast<const char*>(weights) + first * static_cast<size_t>(inputs) * size_of(dtype);
+  if (scales != nullptr) {
+    view.scales = scales + first;
+    view.compensation = compensation + first;
+  }
+  if (bias != nullptr) view.bias = bias + first;
+  return view;
+}
+
+GemmInput GemmInput::slice(int first, int count) const {
+  const size_t offset = static_cast<size_t>(first) * static_cast<size_t>(cols);
+  GemmInput view = *this;
+  view.rows = count;
+  if (f32 != nullptr) view.f32 = f32 + offset;
+  if (bf16 != nullptr) view.bf16 = bf16 + offset;
+  if (u8 != nullptr) {
+    view.u8 = u8 + offset;
+    view.scales = scales + first;
+  }
+  return view;
+}
+
+void quantize_rows(const float* x, int rows, int cols, uint8_t* quantized, float* scales) {
+  for (int r = 0; r < rows; ++r, x += cols, quantized += cols) {
+    VecF32 maxima = zeros();
+    VecF32 non_finite = zeros();  // sum of x * 0: NaN if any x is infinite or NaN, else 0
+    for (int k = 0; k < cols; k += VEC_SIZE) {
+      maxima = max(maxima, abs(load(x + k)));
+      non_finite = fmadd(load(x + k), zeros(), non_finite);
+    }
+    const float maximum = reduce_max(maxima);
+    scales[r] = maximum / 127.0f + reduce_sum(non_finite);  // propagates NaN, which uint8 cannot represent
+    const VecF32 inverse = broadcast(maximum > 1e-30f ? 127.0f / maximum : 0.0f);
+    for (int k = 0; k < cols; k += VEC_SIZE) {
+      store_u8(quantized + k, round(fmadd(load(x + k), inverse, broadcast(128.0f))));
+    }
+  }
+}
+
+void convert_to_bf16(const float* x, size_t count, uint16_t* bf16) {
+  for (size_t i = 0; i < count; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, x + i, sizeof(bits));
+    const bool is_nan = (bits & 0x7FFFFFFF) > 0x7F800000;
+    bf16[i] = is_nan ? 0x7FC0 : static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+  }
+}
+
+void convert_from_fp16(const uint16_t* x, int count, float* y) {
+  for (int i = 0; i < count; i += VEC_SIZE) store(y + i, load(x + i));
+}
+
+bool supports_bf16() {
+#if defined(__AVX512F__)
+  return __builtin_cpu_supports("avx512bf16");
+#else
+  return false;
+#endif
+}
+
+void gemm(const PackedMatrix& w, const GemmInput& x, float* y, int stride, bool accumulate, int first_block,
+          int last_block) {
+  for (int block = first_block; block < last_block; ++block) {
+    gemm_block<TILE_ROWS>(w, x, 0, block, y, stride, accumulate);
+  }
+}
+
+}  // namespace dragoman

@@ -1,0 +1,344 @@
+#include "model_runner.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace dragoman {
+namespace {
+
+// Cost of an element-wise operation per element, in multiplications of a product (ThreadPool::parallel_for).
+constexpr double ELEMENTWISE_COST = 8;
+
+size_t times(int a, int b) { return static_cast<size_t>(a) * static_cast<size_t>(b); }
+
+}  // namespace
+
+ModelRunner::ModelRunner(const Model& model, ThreadPool& pool)
+    : model_(model),
+      h_(model.header()),
+      pool_(pool),
+      group_size_(h_.n_heads / h_.n_kv_heads),
+      self_cache_(h_.fp16 != 0),
+      cross_cache_(h_.fp16 != 0),
+      encoder_cache_(h_.fp16 != 0) {}
+
+void ModelRunner::reserve(const std::vector<int>& target_lengths, const std::vector<int>& source_lengths,
+                          int shortlist_size) {
+  const auto longest = [](const std::vector<int>& lengths) {
+    return std::max(1, *std::max_element(lengths.begin(), lengths.end()));
+  };
+  self_cache_.reserve(target_lengths, h_.decoder_layers, h_.n_kv_heads, h_.d_head);
+  if (h_.encoder_layers > 0) {
+    cross_cache_.reserve(source_lengths, h_.decoder_layers, h_.n_kv_heads, h_.d_head);
+    encoder_cache_.reserve({longest(source_lengths)}, 1, h_.n_kv_heads, h_.d_head);
+  }
+  source_lengths_.assign(source_lengths.size(), 0);
+  scores_size_ = (std::max(longest(target_lengths), longest(source_lengths)) + KV_BLOCK - 1) / KV_BLOCK * KV_BLOCK;
+  scores_.reserve(times(pool_.size(), scores_size_));
+  shortlist_bytes_ = Shortlist::bytes(model_.output, shortlist_size);
+  shortlists_.assign(shortlist_size == 0 ? 0 : source_lengths.size(), Shortlist());
+  shortlist_memory_.reserve(shortlists_.size() * shortlist_bytes_);
+}
+
+int64_t ModelRunner::sentence_bytes(const Model& model, int hypotheses, int target_length, int source_length,
+                                    int shortlist_size) {
+  const Header& h = model.header();
+  const auto cache_bytes = [&](int length) {
+    return KVCache::sequence_bytes(length, h.decoder_layers, h.n_kv_heads, h.d_head, h.fp16 != 0);
+  };
+  return hypotheses * cache_bytes(target_length) + (h.encoder_layers > 0 ? cache_bytes(source_length) : 0) +
+         static_cast<int64_t>(Shortlist::bytes(model.output, shortlist_size));
+}
+
+const Shortlist* ModelRunner::set_shortlist(int source_slot, const int32_t* tokens, int count) {
+  Shortlist& shortlist = shortlists_[static_cast<size_t>(source_slot)];
+  char* memory = shortlist_memory_.data() + static_cast<size_t>(source_slot) * shortlist_bytes_;
+  shortlist.gather(model_.output, tokens, count, memory, pool_);
+  return &shortlist;
+}
+
+size_t ModelRunner::capacity_bytes() const {
+  return for_all_buffers(*this, [](const auto&... buffer) { return (buffer.capacity_bytes() + ...); });
+}
+
+size_t ModelRunner::used_bytes() const {
+  return for_all_buffers(*this, [](const auto&... buffer) { return (buffer.used_bytes() + ...); });
+}
+
+void ModelRunner::release_pages() {
+  for_all_buffers(*this, [](auto&... buffer) { (buffer.release_pages(), ...); });
+}
+
+// --------------------------------------------------------------------------------------------------- encoder and
+// decoder
+
+// Convert x (rows, m.inputs) to the type in which the product with m takes it.
+GemmInput ModelRunner::gemm_input(const PackedMatrix& m, const float* x, int rows) {
+  GemmInput in;
+  in.rows = rows;
+  in.cols = m.inputs;
+  in.f32 = x;
+  const auto for_rows = [&](const auto& f) {
+    pool_.parallel_for(rows, ELEMENTWISE_COST * rows * m.inputs, [&](int, int begin, int end) { f(begin, end); });
+  };
+  if (m.dtype == DType::int8) {
+    uint8_t* quantized = quantized_.reserve(times(rows, m.inputs));
+    float* scales = scales_.reserve(static_cast<size_t>(rows));
+    for_rows([&](int begin, int end) {
+      quantize_rows(x + times(begin, m.inputs), end - begin, m.inputs, quantized + times(begin, m.inputs),
+                    scales + begin);
+    });
+    in.u8 = quantized;
+    in.scales = scales;
+  } else if (m.dtype == DType::bfloat16) {
+    uint16_t* bf16 = bf16_.reserve(times(rows, m.inputs));
+    for_rows([&](int begin, int end) {
+      convert_to_bf16(x + times(begin, m.inputs), times(end - begin, m.inputs), bf16 + times(begin, m.inputs));
+    });
+    in.bf16 = bf16;
+  }
+  return in;
+}
+
+// y = W x + bias, or y += W x + bias; x (rows, m.inputs), y (rows, m.outputs).
+void ModelRunner::linear(const PackedMatrix& m, const float* x, int rows, float* y, bool accumulate) {
+  const GemmInput in = gemm_input(m, x, rows);
+  pool_.parallel_for(m.outputs / OUTPUT_BLOCK, double{1} * rows * m.outputs * m.inputs,
+                     [&](int, int begin, int end) { gemm(m, in, y, m.outputs, accumulate, begin, end); });
+}
+
+void ModelRunner::normalize_rows(const Norm& norm, const float* x, float* y, int rows) {
+  pool_.parallel_for(rows, ELEMENTWISE_COST * rows * h_.d_model, [&](int, int begin, int end) {
+    for (int r = begin; r < end; ++r) normalize(norm, x + times(r, h_.d_model), y + times(r, h_.d_model), h_.d_model);
+  });
+}
+
+// The residual stream x_ becomes x + f(norm(x)) with pre-norm, norm(x + f(x)) with post-norm.  f adds its result to x_.
+template <typename F>
+void ModelRunner::sublayer(const Norm& norm, int rows, const F& f) {
+  float* x = x_.data();
+  if (h_.pre_norm != 0) {
+    float* normalized = normalized_.reserve(times(rows, h_.d_model));
+    normalize_rows(norm, x, normalized, rows);
+    return f(normalized);
+  }
+  f(x);
+  normalize_rows(norm, x, x, rows);
+}
+
+// x_ += ffn_out(activation(ffn_in(in))), where the activation multiplies the two halves of ffn_in(in) if it is gated.
+void ModelRunner::feed_forward(const LayerWeights& layer, const float* in, int rows) {
+  const int width = layer.ffn_in.outputs;
+  float* inner = projected_.reserve(times(rows, width));
+  linear(layer.ffn_in, in, rows, inner);
+  float* activated = h_.gated != 0 ? gated_.reserve(times(rows, h_.d_ff)) : inner;
+  pool_.parallel_for(rows, ELEMENTWISE_COST * rows * h_.d_ff, [&](int, int begin, int end) {
+    for (int r = begin; r < end; ++r) {
+      const float* row = inner + times(r, width);
+      apply_activation(static_cast<Activation>(h_.activation), row, h_.gated != 0 ? row + h_.d_ff : nullptr,
+                       activated + times(r, h_.d_ff), h_.d_ff);
+    }
+  });
+  linear(layer.ffn_out, activated, rows, x_.data(), true);
+}
+
+// x (d_model,) = scaled embedding of a token, plus the position embedding if positions are additive.
+void ModelRunner::embed(const StackWeights& stack, int32_t token, int position, float* x) const {
+  const size_t offset = times(token, h_.d_model);
+  if (h_.fp16 != 0) {
+    convert_from_fp16(static_cast<const uint16_t*>(stack.embedding) + offset, h_.d_model, x);
+  } else {
+    const float* embedding = static_cast<const float*>(stack.embedding) + offset;
+    std::memcpy(x, embedding, static_cast<size_t>(h_.d_model) * sizeof(float));
+  }
+  const float* positional = stack.positions == nullptr ? nullptr : stack.positions + times(position, h_.d_model);
+  for (int i = 0; i < h_.d_model; ++i) {
+    x[i] = x[i] * h_.embedding_scale + (positional == nullptr ? 0.0f : positional[i]);
+  }
+}
+
+// Apply the rotary position embedding to the queries and keys of one row of qkv.
+void ModelRunner::rotate(float* qkv, int position) const {
+  if (h_.position_kind != rotary) return;
+  const size_t offset = times(position, h_.rotary_dim / 2);
+  for (int head = 0; head < h_.n_heads + h_.n_kv_heads; ++head) {
+    apply_rotary(qkv + head * h_.d_head, model_.rotary_cos + offset, model_.rotary_sin + offset, h_.rotary_dim / 2);
+  }
+}
+
+// The bias of a query's scores, by key position, or null.
+const float* ModelRunner::position_bias(const StackWeights& stack, int head, int query_position) const {
+  if (stack.position_bias == nullptr) return nullptr;
+  return stack.position_bias + times(head, 2 * h_.max_positions - 1) + h_.max_positions - 1 - query_position;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// encoder
+
+void ModelRunner::encode(const int32_t* tokens, const int32_t* lengths, const int32_t* source_slots, int count) {
+  int rows = 0;
+  for (int i = 0; i < count; ++i) rows += lengths[i];
+  float* x = x_.reserve(times(rows, h_.d_model));
+  for (int i = 0, row = 0; i < count; ++i) {
+    for (int p = 0; p < lengths[i]; ++p, ++row) embed(model_.encoder, tokens[row], p, x + times(row, h_.d_model));
+  }
+  for (const LayerWeights& layer : model_.encoder.layers) {
+    sublayer(layer.self_norm, rows, [&](const float* in) { encoder_self_attention(layer, in, lengths, count, rows); });
+    sublayer(layer.ffn_norm, rows, [&](const float* in) { feed_forward(layer, in, rows); });
+  }
+  if (model_.encoder.final_norm.present) normalize_rows(model_.encoder.final_norm, x, x, rows);
+  fill_cross_cache(lengths, source_slots, count, rows);
+}
+
+// Self-attention of all sources, one source after the other: keys and values of one source fit into a processor cache.
+void ModelRunner::encoder_self_attention(const LayerWeights& layer, const float* in, const int32_t* lengths, int count,
+                                         int rows) {
+  const int width = layer.qkv.outputs;
+  const int q_size = h_.n_heads * h_.d_head;
+  const int k_size = h_.n_kv_heads * h_.d_head;
+  const int context_width = layer.self_out.inputs;  // q_size padded
+  float* qkv = projected_.reserve(times(rows, width));
+  linear(layer.qkv, in, rows, qkv);
+  float* context = context_.reserve(times(rows, context_width));
+  for (int i = 0, first = 0; i < count; first += lengths[i++]) {
+    for (int p = 0; p < lengths[i]; ++p) {
+      float* row = qkv + times(first + p, width);
+      rotate(row, p);
+      for (int head = 0; head < h_.n_kv_heads; ++head) {
+        const float* key = row + q_size + head * h_.d_head;
+        encoder_cache_.append(encoder_cache_.head_offset(0, 0, head), key, key + k_size, p);
+      }
+      std::fill(context + times(first + p, context_width) + q_size, context + times(first + p + 1, context_width),
+                0.0f);
+    }
+    pool_.parallel_for(h_.n_heads, double{2} * lengths[i] * lengths[i] * q_size, [&](int part, int begin, int end) {
+      for (int head = begin; head < end; ++head) {
+        const size_t kv_head = encoder_cache_.head_offset(0, 0, head / group_size_);
+        for (int p = 0; p < lengths[i]; ++p) {
+          encoder_cache_.attend(kv_head, kv_head, qkv + times(first + p, width) + head * h_.d_head, lengths[i],
+                                h_.attention_scale, position_bias(model_.encoder, head, p),
+                                scores_.data() + times(part, scores_size_),
+                                context + times(first + p, context_width) + head * h_.d_head);
+        }
+      }
+    });
+  }
+  linear(layer.self_out, context, rows, x_.data(), true);
+}
+
+// Project the encoder output in x_ to the cross-attention keys and values of every decoder layer.
+void ModelRunner::fill_cross_cache(const int32_t* lengths, const int32_t* source_slots, int count, int rows) {
+  const int width = model_.cross_kv_width();
+  const int k_size = h_.n_kv_heads * h_.d_head;
+  float* kv = projected_.reserve(times(rows, width));
+  for (int layer = 0; layer < h_.decoder_layers; ++layer) {
+    linear(model_.decoder.layers[static_cast<size_t>(layer)].cross_kv, x_.data(), rows, kv);
+    for (int i = 0, row = 0; i < count; ++i) {
+      for (int p = 0; p < lengths[i]; ++p, ++row) {
+        for (int head = 0; head < h_.n_kv_heads; ++head) {
+          const float* key = kv + times(row, width) + head * h_.d_head;
+          cross_cache_.append(cross_cache_.head_offset(source_slots[i], layer, head), key, key + k_size, p);
+        }
+      }
+    }
+  }
+  for (int i = 0; i < count; ++i) source_lengths_[static_cast<size_t>(source_slots[i])] = lengths[i];
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// decoder
+
+void ModelRunner::step(const StepRow* rows, int count) {
+  rows_ = count;
+  float* x = x_.reserve(times(count, h_.d_model));
+  for (int r = 0; r < count; ++r) embed(model_.decoder, rows[r].token, rows[r].position, x + times(r, h_.d_model));
+  for (int i = 0; i < h_.decoder_layers; ++i) {
+    const LayerWeights& layer = model_.decoder.layers[static_cast<size_t>(i)];
+    sublayer(layer.self_norm, count, [&](const float* in) { decoder_self_attention(layer, i, in, rows, count); });
+    if (h_.encoder_layers > 0) {
+      sublayer(layer.cross_norm, count, [&](const float* in) { cross_attention(layer, i, in, rows, count); });
+    }
+    sublayer(layer.ffn_norm, count, [&](const float* in) { feed_forward(layer, in, count); });
+  }
+  if (model_.decoder.final_norm.present) normalize_rows(model_.decoder.final_norm, x, x, count);
+}
+
+GemmInput ModelRunner::hidden_states() { return gemm_input(model_.output, x_.data(), rows_); }
+
+void ModelRunner::decoder_self_attention(const LayerWeights& layer, int layer_index, const float* in,
+                                         const StepRow* rows, int count) {
+  const int width = layer.qkv.outputs;
+  const int q_size = h_.n_heads * h_.d_head;
+  const int k_size = h_.n_kv_heads * h_.d_head;
+  const int context_width = layer.self_out.inputs;  // q_size padded
+  float* qkv = projected_.reserve(times(count, width));
+  linear(layer.qkv, in, count, qkv);
+  float* context = context_.reserve(times(count, context_width));
+  double positions = 0;
+  for (int r = 0; r < count; ++r) {
+    rotate(qkv + times(r, width), rows[r].position);
+    std::fill(context + times(r, context_width) + q_size, context + times(r + 1, context_width), 0.0f);
+    positions += rows[r].position + 1;
+  }
+  // One iteration per row and key/value head.
+  const auto kv_head = [&](int i) {
+    return self_cache_.head_offset(rows[i / h_.n_kv_heads].target_slot, layer_index, i % h_.n_kv_heads);
+  };
+  pool_.parallel_for(count * h_.n_kv_heads, 2 * positions * q_size, [&](int part, int begin, int end) {
+    for (int i = begin; i < end; ++i) {
+      const int r = i / h_.n_kv_heads;
+      const int group = i % h_.n_kv_heads;
+      const int position = rows[r].position;
+      const float* row = qkv + times(r, width);
+      const float* key = row + q_size + group * h_.d_head;
+      self_cache_.append(kv_head(i), key, key + k_size, position);
+      for (int head = group * group_size_; head < (group + 1) * group_size_; ++head) {
+        self_cache_.attend(kv_head(i), kv_head(std::min(i + 1, end - 1)), row + head * h_.d_head, position + 1,
+                           h_.attention_scale, position_bias(model_.decoder, head, position),
+                           scores_.data() + times(part, scores_size_),
+                           context + times(r, context_width) + head * h_.d_head);
+      }
+    }
+  });
+  linear(layer.self_out, context, count, x_.data(), true);
+}
+
+void ModelRunner::cross_attention(const LayerWeights& layer, int layer_index, const float* in, const StepRow* rows,
+                                  int count) {
+  const int q_size = h_.n_heads * h_.d_head;
+  const int context_width = layer.cross_out.inputs;  // q_size padded
+  float* q = projected_.reserve(times(count, context_width));
+  linear(layer.cross_q, in, count, q);
+  float* context = context_.reserve(times(count, context_width));
+  double positions = 0;
+  bool returns_attention = false;
+  for (int r = 0; r < count; ++r) {
+    returns_attention = returns_attention || rows[r].attention != nullptr;
+    std::fill(context + times(r, context_width) + q_size, context + times(r + 1, context_width), 0.0f);
+    positions += source_lengths_[static_cast<size_t>(rows[r].source_slot)];
+  }
+  // One iteration per row and query head.
+  const auto kv_head = [&](int i) {
+    return cross_cache_.head_offset(rows[i / h_.n_heads].source_slot, layer_index, i % h_.n_heads / group_size_);
+  };
+  // All heads of a row add to the same attention weights: cost 0 keeps them on one thread.
+  const double cost = returns_attention ? 0.0 : 2 * positions * q_size;
+  pool_.parallel_for(count * h_.n_heads, cost, [&](int part, int begin, int end) {
+    float* scores = scores_.data() + times(part, scores_size_);
+    for (int i = begin; i < end; ++i) {
+      const int r = i / h_.n_heads;
+      const int head = i % h_.n_heads;
+      const int length = source_lengths_[static_cast<size_t>(rows[r].source_slot)];
+      const float factor = cross_cache_.attend(
+          kv_head(i), kv_head(std::min(i + 1, end - 1)), q + times(r, context_width) + head * h_.d_head, length,
+          h_.attention_scale, nullptr, scores, context + times(r, context_width) + head * h_.d_head);
+      const float mean_factor = factor / static_cast<float>(h_.n_heads * h_.decoder_layers);
+      for (int t = 0; rows[r].attention != nullptr && t < length; ++t) {
+        rows[r].attention[t] += scores[t] * mean_factor;
+      }
+    }
+  });
+  linear(layer.cross_out, context, count, x_.data(), true);
+}
+
+}  // namespace dragoman

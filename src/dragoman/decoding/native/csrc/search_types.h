@@ -1,0 +1,69 @@
+// The request and the results of a search.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace dragoman {
+
+// dragoman/decoding/native/engine.py declares the same structs for ctypes.
+
+struct SearchSettings {
+  int32_t beam, nbest, min_length, no_repeat_ngram;
+  int32_t bos, eos, pad;
+  int32_t rows;  // hypotheses that one worker decodes at once
+  int32_t threads;
+  double alpha;           // exponent of the length penalty ((5 + length) / 6)^alpha
+  int64_t source_tokens;  // that one worker decodes at once; a source counts once per hypothesis
+  int64_t memory;         // bytes of caches and shortlists of all workers; one sentence per worker is always admitted
+};
+
+// Peak use by one worker.
+struct Usage {
+  int64_t rows, source_tokens, bytes;
+};
+
+// Row i is ids[offsets[i]], ..., ids[offsets[i + 1] - 1].
+struct RaggedArray {
+  const int32_t* ids;
+  const int64_t* offsets;
+};
+
+struct SearchRequest {
+  SearchSettings settings;
+  int32_t count;         // sentences
+  RaggedArray sources;   // each with the end of sentence; empty rows for a decoder-only model
+  RaggedArray prefixes;  // forced first tokens of each target
+  // Ascending tokens of each sentence, including the end of sentence and its prefix; null offsets: the whole
+  // vocabulary.
+  RaggedArray shortlists;
+  const int32_t* limits;  // (count,): maximum target length, including the end of sentence
+  float* attention;       // null, or with beam 1: (limit, source length) per sentence, concatenated; initially zeros
+  Usage* usage;           // null, or receives the peak use
+};
+
+struct Hypothesis {
+  std::vector<int32_t> tokens;   // without the end of sentence
+  std::vector<float> log_probs;  // with that of the end of sentence
+  double log_prob = 0;
+  double score = 0;  // log_prob divided by the length penalty
+  bool truncated = false;
+};
+
+inline int64_t row_length(const RaggedArray& rows, int row) { return rows.offsets[row + 1] - rows.offsets[row]; }
+
+inline Usage& operator+=(Usage& a, const Usage& b) {
+  a.rows += b.rows;
+  a.source_tokens += b.source_tokens;
+  a.bytes += b.bytes;
+  return a;
+}
+
+inline Usage& operator-=(Usage& a, const Usage& b) { return a += {-b.rows, -b.source_tokens, -b.bytes}; }
+
+inline Usage elementwise_max(const Usage& a, const Usage& b) {
+  return {std::max(a.rows, b.rows), std::max(a.source_tokens, b.source_tokens), std::max(a.bytes, b.bytes)};
+}
+
+}  // namespace dragoman

@@ -1,0 +1,98 @@
+"""The charts of a comparison: curves of every metric, scores with intervals, BLEU by source length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from dragoman.evaluation.compare.runs import Curve, Group, RunComparison
+from dragoman.evaluation.compare.scores import EvalSet
+from dragoman.pages.charts import WIDTH, Line, draw_curves, draw_intervals, readout, time_unit
+
+__all__ = ["panels", "values_of_test"]
+
+MOST_POINTS = 200
+_LOSSES = ("valid_loss", "loss", "perplexity", "bits_per_character")
+_TITLES = {"loss": "training loss", "valid_loss": "validation loss", "bleu": "BLEU", "chrf": "chrF", "f1": "F1"}
+
+
+def panels(comparison: RunComparison, charts: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the panels of curves, each metric over steps and over time; `charts` receives the values to show."""
+    keys = dict.fromkeys(key for run in comparison.runs for key in run.curves)
+    losses = [key for key in _LOSSES if key in keys]
+    scores = [key for key in keys if key not in _LOSSES]
+    close = {"close": "close-up"}
+    for title, metrics, views in (
+        ("Loss", losses, {"log": "log scale", "linear": "linear scale", **close}),
+        ("Scores", scores, {"linear": "full range", **close}),
+    ):
+        if metrics:
+            drawn = [chart for key in metrics for chart in _metric_charts(key, list(views), comparison, charts)]
+            for chart in drawn:
+                chart["hidden"] = (chart["metric"], chart["view"]) != (metrics[0], next(iter(views)))
+            yield {"title": title, "metrics": {key: _title(key) for key in metrics}, "views": views, "charts": drawn}
+
+
+def _title(metric: str) -> str:
+    return _TITLES.get(metric, metric.replace("_", " "))
+
+
+def _metric_charts(
+    metric: str, views: Sequence[str], comparison: RunComparison, charts: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    longest = max((point[1] for run in comparison.runs for point in run.curves.get(metric, ())), default=0.0)
+    for axis, (unit, size) in (("steps", ("steps", 1)), ("time", time_unit(longest))):
+        lines = [
+            line
+            for i, group in enumerate(comparison.groups)
+            if (line := _line(i, group, metric, axis == "steps", size))
+        ]
+        name = f"{metric}-{axis}"
+        charts[name] = readout(lines, unit)
+        for view in views:
+            svg = draw_curves(f"{name}-{view}", lines, unit, log=view == "log", close=view == "close")
+            yield {"title": f"{_title(metric)} over {axis}", "metric": metric, "view": view, "values": name, "svg": svg}
+
+
+def _line(index: int, group: Group, metric: str, steps: bool, unit: int) -> Line | None:
+    """Return the curve of a group: of its one run, or the mean over its seeds as far as all of them reach."""
+    curves = [
+        [(step if steps else seconds / unit, value) for step, seconds, value in _thinned(run.curves[metric])]
+        for run in group.runs
+        if metric in run.curves
+    ]
+    if len(curves) < 2:
+        return Line(group.name, curves[0], index) if curves else None
+    first, last = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
+    xs = sorted({x for curve in curves for x, _ in curve if first <= x <= last})
+    if not xs:
+        return Line(group.name, curves[0], index, curves[1:])
+    means = np.mean([np.interp(xs, [x for x, _ in curve], [y for _, y in curve]) for curve in curves], axis=0)
+    return Line(group.name, list(zip(xs, means.tolist(), strict=True)), index, curves)
+
+
+def values_of_test(comparison: RunComparison, test: EvalSet, charts: dict[str, Any]) -> dict[str, Any]:
+    """Return what the page shows of the test set; `charts` receives the values of the chart by length."""
+    scores, lines = [], []
+    for key, title in (("bleu", "BLEU"), ("chrf", "chrF")):
+        numbers = [(i, g.name, g.numbers) for i, g in enumerate(comparison.groups) if f"test.{key}" in g.numbers]
+        rows = [(name, i, n[f"test.{key}"].mean, n[f"test.{key}_half"].mean) for i, name, n in numbers]
+        scores.append((title, draw_intervals(f"test-{key}", rows, f"{title}: the first table has the numbers")))
+    buckets = comparison.groups[0].by_length
+    for i, group in enumerate(comparison.groups):
+        points = [(float(x), bucket.bleu.score) for x, bucket in enumerate(group.by_length)]
+        lines.append(Line(group.name, points, i, errors=[bucket.bleu.half for bucket in group.by_length]))
+    ticks, unit = [bucket.title for bucket in buckets], f"{test.unit} in the source"
+    charts["lengths"] = readout(lines, unit, ticks, 2 * WIDTH)
+    lengths = draw_curves("lengths", lines, unit, ticks=ticks, width=2 * WIDTH)
+    return {"unit": test.unit, "buckets": buckets, "scores": scores, "lengths": lengths}
+
+
+def _thinned(curve: Curve) -> Curve:
+    """Return at most MOST_POINTS points, each the mean of as many neighbours: less noise and a smaller page."""
+    size = -(-len(curve) // MOST_POINTS)
+    if size <= 1:
+        return curve
+    return tuple(tuple(np.mean(curve[i : i + size], axis=0).tolist()) for i in range(0, len(curve), size))

@@ -1,0 +1,158 @@
+"""One training step with everything recorded: values and gradients of the taps, losses, parameters, the update.
+
+The network is not changed: the update happens in a copy.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dragoman.data.tokenizer import PAD
+from dragoman.errors import nearest
+from dragoman.models.seq2seq import Network
+from dragoman.nn.modes import evaluating
+from dragoman.nn.record import Recording, record, tap_names
+from dragoman.training.loss import TokenLoss, cross_entropy
+
+__all__ = ["ParameterElement", "RecordedStep", "TrainingPair", "check_element"]
+
+_MAX_SEPARATE = 4
+"""Target positions whose loss is backpropagated separately: each costs a backward pass."""
+
+
+class TrainingPair(NamedTuple):
+    """src (1, S) token ids (or patches), src_mask (1, S) or None, tgt_in (1, T) and targets (1, T)."""
+
+    src: Tensor
+    src_mask: Tensor | None
+    tgt_in: Tensor
+    targets: Tensor
+
+
+class ParameterElement(NamedTuple):
+    """One element of a parameter as the model stores it, (out, in); the column of a vector is 0."""
+
+    name: str
+    row: int
+    column: int
+
+
+class RecordedStep:
+    """Forward, backward and one update by gradient descent, without dropout; the loss is the sum over the targets.
+
+    values, gradients, axes: by tap, without the row axis, in the order in which the taps were reached; gradients only
+    of what the loss depends on.  parameters, of_parameters: name -> parameter or buffer, and its gradient (a tied one
+    under each of its names).  losses: target position -> loss in nats; loss: their sum.  element: the given one, or one
+    with a large gradient.  shares: target positions -> gradient of their losses alone for the parameter that contains
+    the element; updated: that parameter after the update.  loss_after: the loss of the same pair after it.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        pair: TrainingPair,
+        smoothing: float,
+        learning_rate: float,
+        element: tuple[str, int, int] | None,
+    ) -> None:
+        self.network, self.pair = network, pair
+        with evaluating(network):
+            with torch.enable_grad():
+                logits, seen, order = _forward(network, pair)
+                losses = {
+                    t: cross_entropy(logits[t : t + 1], pair.targets[0, t : t + 1], smoothing)[0]
+                    for t, target in enumerate(pair.targets[0].tolist())
+                    if target != PAD
+                }
+                loss = torch.stack(list(losses.values())).sum()
+            parameters = dict(network.named_parameters(remove_duplicate=False))
+            trained = {name: p for name, p in parameters.items() if p.requires_grad}
+            found = torch.autograd.grad(loss, list(trained.values()), retain_graph=True, allow_unused=True)
+            of_parameters = {name: g for name, g in zip(trained, found, strict=True) if g is not None}
+            # Read the gradients of the taps now: later backward passes add to those that the taps retain.
+            reached = [name for name in order if all(call.grad is not None for call in seen[name])]
+            self.gradients = {name: seen.gradient(name)[0] for name in reached}
+            self.element = _default_element(network, of_parameters) if element is None else ParameterElement(*element)
+            chosen = parameters[self.element.name]
+            of_parameters.setdefault(self.element.name, torch.zeros_like(chosen))
+            updated = copy.deepcopy(network)
+            with torch.no_grad():
+                for name, parameter in updated.named_parameters():
+                    if name in of_parameters:
+                        parameter.sub_(of_parameters[name], alpha=learning_rate)
+                head = TokenLoss(pair.targets, smoothing)
+                self.loss_after = float(updated(pair.src, pair.src_mask, pair.tgt_in, head).smoothed)
+        self.values = {name: seen.joined(name).detach()[0] for name in order}
+        self.axes = {name: seen.axes[name][1:] for name in order}
+        self.parameters = {name: p.detach() for name, p in [*parameters.items(), *network.named_buffers()]}
+        self.of_parameters = of_parameters
+        self.losses = {t: float(token.detach()) for t, token in losses.items()}
+        self.loss = float(loss.detach())
+        self.shares = _shares(losses, chosen)
+        self.updated = updated.get_parameter(self.element.name).detach()
+
+
+def check_element(network: Network, element: tuple[str, int, int]) -> list[str]:
+    """The problems of a choice (name, row, column) of a parameter's element."""
+    name, row, column = element
+    parameters = dict(network.named_parameters(remove_duplicate=False))
+    if name not in parameters:
+        return [f"unknown parameter {name!r}{nearest(name, parameters)}; network.named_parameters() lists all names"]
+    if not parameters[name].requires_grad:
+        return [f"{name} is frozen and gets no gradient; call requires_grad_() on it or choose another parameter"]
+    shape = tuple(parameters[name].shape)
+    if len(shape) > 2:
+        return [f"{name} has shape {shape}; accepted: a matrix or a vector"]
+    rows, columns = (*shape, 1)[:2]
+    if not (0 <= row < rows and 0 <= column < columns):
+        return [
+            f"{name}[{row}, {column}] does not exist; accepted: rows 0 to {rows - 1} and columns 0 to {columns - 1}"
+        ]
+    return []
+
+
+def _forward(network: Network, pair: TrainingPair) -> tuple[Tensor, Recording, list[str]]:
+    """Logits (T, V), the recording, and the taps in the order of their first call."""
+    order: dict[str, None] = {}
+    handles = [
+        network.get_submodule(name).register_forward_hook(lambda *call, name=name: order.setdefault(name))
+        for name in tap_names(network)
+    ]
+    try:
+        with record(network, "*", gradients=True) as seen:
+            logits = network(pair.src, pair.src_mask, pair.tgt_in)[0]
+    finally:
+        for handle in handles:
+            handle.remove()
+    return logits, seen, list(order)
+
+
+def _shares(losses: Mapping[int, Tensor], parameter: Tensor) -> dict[tuple[int, ...], Tensor]:
+    """dL_t/dW of single target positions; if there are many, the last entry combines the remaining ones."""
+    positions = list(losses)
+    separate = len(positions) if len(positions) <= _MAX_SEPARATE else _MAX_SEPARATE - 1
+    groups = [(t,) for t in positions[:separate]] + ([tuple(positions[separate:])] if positions[separate:] else [])
+    sums = {group: torch.stack([losses[t] for t in group]).sum() for group in groups}
+    return {
+        group: torch.autograd.grad(loss, parameter, retain_graph=True, materialize_grads=True)[0]
+        for group, loss in sums.items()
+    }
+
+
+def _default_element(network: Network, of_parameters: Mapping[str, Tensor]) -> ParameterElement:
+    """The largest gradient of a matrix that all positions share: of the first W_V, else of the output matrix."""
+    preferred = ("cross_attn.kv.weight", "self_attn.qkv.weight", "output.weight", "")
+    matrices = {name: gradient for name, gradient in of_parameters.items() if gradient.dim() == 2}
+    name = next(name for ending in preferred for name in matrices if name.endswith(ending))
+    gradient, first = matrices[name], 0
+    if name.endswith(preferred[:2]):
+        parts = network.get_submodule(name.rpartition(".")[0].rpartition(".")[0]).parts
+        assert isinstance(parts, tuple)
+        first = sum(parts[:-1])  # the rows of W_V are the last ones
+    index = int(gradient[first:].abs().argmax())
+    return ParameterElement(name, first + index // gradient.size(1), index % gradient.size(1))

@@ -1,0 +1,136 @@
+"""Language models of plain text: the next token (Radford et al. 2018), or masked tokens (Devlin et al. 2019)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.config import Config, MaskedData, TextData
+from dragoman.data.batching import Batch, collate
+from dragoman.data.files import files_hash, train_files, valid_file
+from dragoman.data.readers.text_stream import TextStream, read_paragraphs, read_stream
+from dragoman.data.tokenizer import BOS, EOS, PAD, learn_tokenizer
+from dragoman.io.lines import read_lines
+from dragoman.models.seq2seq import Network
+from dragoman.training.tasks.task import Row, RowTask, Score, refuse_empty
+from dragoman.training.validation import label_scores, loss_scores
+
+__all__ = ["LanguageTask", "MaskedTask"]
+
+
+class LanguageTask(RowTask):
+    """Windows of text without a source; each starts with BOS, as generated text does."""
+
+    def __init__(self, config: Config, data: TextData, log: Callable[[str], None]) -> None:
+        self.data = data
+        paths = train_files(data)
+        lines = [line for path in paths for line in read_lines(path)]
+        refuse_empty(any(map(str.strip, lines)), paths, "all lines are blank")
+        self.tokenizer = learn_tokenizer(config.tokenizer, lines, lossless=True)
+        self.stream = self._read(paths)
+        log(f"data: {self.stream.characters:,} characters, {len(self.stream.ids):,} tokens")
+        self._cut: tuple[int, NDArray[np.int64]] = (-1, np.zeros((0, 2), dtype=np.int64))
+        super().__init__(config, self.tokenizer, files_hash(paths))
+
+    def _read(self, paths: Iterable[Path]) -> TextStream:
+        return read_stream(paths, self.data.form, lambda text: self.tokenizer.encode_target(text)[:-1])
+
+    def _spans(self, epoch: int) -> NDArray[np.int64]:
+        """Return the windows of an epoch; those of a stream start at another offset in each epoch."""
+        if self._cut[0] != epoch:
+            rng = np.random.default_rng((self.config.train.seed, epoch, 2))
+            offset = int(rng.integers(self.data.max_tokens)) if self.data.form == "stream" else 0
+            self._cut = (epoch, self.stream.spans(self.data.max_tokens, offset))
+        return self._cut[1]
+
+    def epoch(self, epoch: int) -> list[NDArray[np.int64]]:
+        spans = self._spans(epoch)
+        return self._buckets(spans[:, 1] - spans[:, 0], epoch)
+
+    def rows(self, indices: list[int], key: tuple[int, int, int]) -> list[Row]:
+        return [([], self.stream.window(span)) for span in self._spans(key[1])[indices]]
+
+    def collate(self, rows: list[Row]) -> Batch:
+        """Return a batch with src (B, 0); tgt_in is tgt_out shifted by one, after BOS."""
+        return collate(rows)
+
+    def tokens(self) -> int:
+        return len(self.stream.ids)
+
+    def validation(self) -> Score | None:
+        path = valid_file(self.data)
+        if path is None:
+            return None
+        stream = self._read([path])
+        rows: list[Row] = [([], stream.window(span)) for span in stream.spans(self.data.max_tokens)]
+        batches = self.valid_batches(rows, path)
+        tokens_per_character = len(stream.ids) / stream.characters  # line ends count
+
+        def score(network: Network) -> dict[str, Any]:
+            scores = loss_scores(network, batches)
+            return scores | {"bits_per_character": scores["valid_loss"] * tokens_per_character / math.log(2)}
+
+        return score
+
+
+class MaskedTask(RowTask):
+    """Paragraphs in which a part of the tokens, data.rate, is to be predicted.
+
+    80 % of these tokens are replaced by the mask (BOS, which no source contains otherwise), 10 % by a random token, and
+    10 % stay as they are.
+    """
+
+    def __init__(self, config: Config, data: MaskedData, log: Callable[[str], None]) -> None:
+        self.data = data
+        paths = train_files(data)
+        paragraphs = [text.replace("\n", " ") for path in paths for text in read_paragraphs(path)]
+        refuse_empty(len(paragraphs), paths, "the files are empty")
+        self.tokenizer = learn_tokenizer(config.tokenizer, paragraphs)
+        self.stream = self._read(paths)
+        self.spans, words = self._windows(self.stream)
+        refuse_empty(len(words), paths, "no paragraph contains a word")
+        log(f"data: {len(self.stream.bounds) - 1:,} paragraphs, {len(self.stream.ids):,} tokens")
+        sizes = self.spans[:, 1] - self.spans[:, 0]
+        self.lengths = 2 * sizes
+        self._tokens = int(sizes.sum() + np.maximum(1, np.round(data.rate * words)).sum())
+        super().__init__(config, self.tokenizer, files_hash(paths))
+
+    def _read(self, paths: Iterable[Path]) -> TextStream:
+        return read_stream(paths, "paragraphs", lambda text: self.tokenizer.encode_source(text.replace("\n", " "))[:-1])
+
+    def _windows(self, stream: TextStream) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the spans that contain words, and the number of ids in each without the EOS of its paragraph."""
+        spans = stream.spans(self.data.max_tokens)
+        words = spans[:, 1] - spans[:, 0] - (stream.ids[spans[:, 1] - 1] == EOS)  # EOS can only be the last id
+        return spans[words > 0], words[words > 0]
+
+    def rows(self, indices: list[int], key: tuple[int, int, int]) -> list[Row]:
+        rng = np.random.default_rng((*key, 3))
+        return [self._masked(self.stream.window(self.spans[i]), rng) for i in indices]
+
+    def _masked(self, ids: list[int], rng: np.random.Generator) -> Row:
+        candidates = [i for i, token in enumerate(ids) if token != EOS]
+        indices = rng.choice(candidates, max(1, round(self.data.rate * len(candidates))), replace=False)
+        source, targets = list(ids), [PAD] * len(ids)
+        chance, random_ids = rng.random(len(indices)), rng.integers(EOS + 1, self.tokenizer.source_size, len(indices))
+        for i, draw, random_id in zip(indices.tolist(), chance.tolist(), random_ids.tolist(), strict=True):
+            targets[i] = ids[i]
+            source[i] = BOS if draw < 0.8 else random_id if draw < 0.9 else ids[i]
+        return source, targets
+
+    def tokens(self) -> int:
+        return self._tokens
+
+    def validation(self) -> Score | None:
+        path = valid_file(self.data)
+        if path is None:
+            return None
+        stream, rng = self._read([path]), np.random.default_rng(0)  # the same masks whatever the seed of the run
+        rows = [self._masked(stream.window(span), rng) for span in self._windows(stream)[0]]
+        return partial(label_scores, batches=self.valid_batches(rows, path))

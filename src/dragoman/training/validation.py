@@ -1,0 +1,88 @@
+"""Scores of a network on held-out batches, and a model with other weights for the time of a validation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from dragoman.data.batching import Batch
+from dragoman.data.tokenizer import PAD
+from dragoman.errors import UsageError
+from dragoman.models.model_folder import unique_tensors
+from dragoman.models.seq2seq import Network
+from dragoman.nn.modes import evaluating
+from dragoman.training.loss import TokenLoss, cross_entropy
+
+__all__ = ["label_scores", "loss_scores", "mean_loss", "swapped_weights"]
+
+
+@contextmanager
+def swapped_weights(model: Network, weights: Mapping[str, Tensor] | None) -> Generator[None, None, None]:
+    """Give the model other weights (such as a moving average) and restore its own afterwards; None keeps its own."""
+    if weights is None:
+        yield
+        return
+    own = {name: p.clone() for name, p in unique_tensors(model).items()}
+    _copy_into(model, weights)
+    try:
+        yield
+    finally:
+        _copy_into(model, own)
+
+
+def _copy_into(model: Network, weights: Mapping[str, Tensor]) -> None:
+    for name, parameter in unique_tensors(model).items():
+        parameter.copy_(weights[name])
+
+
+def mean_loss(network: Network, batches: Iterable[Batch]) -> float:
+    """Return the negative log-likelihood in nats per target token, computed by teacher forcing in evaluation mode.
+
+    The end of a sentence counts as a token; labels are not smoothed.  Raises UsageError if no target counts.
+    """
+    nll, tokens = 0.0, 0
+    with evaluating(network), torch.no_grad():
+        for batch in batches:
+            batch = batch.to(network.device)
+            loss = network(batch.src, batch.src_mask, batch.tgt_in, TokenLoss(batch.tgt_out, 0.0))
+            nll, tokens = nll + float(loss.nll), tokens + loss.tokens
+    if not tokens:
+        raise UsageError("no target token to be scored: give at least one line with a target")
+    return nll / tokens
+
+
+def loss_scores(network: Network, batches: Iterable[Batch]) -> dict[str, float]:
+    """Return `valid_loss` (nats per target token, not smoothed) and `perplexity`."""
+    loss = mean_loss(network, batches)
+    return {"valid_loss": loss, "perplexity": math.exp(min(loss, 50.0))}
+
+
+def label_scores(network: Network, batches: Iterable[Batch]) -> dict[str, float]:
+    """Return `valid_loss` (nats per label, not smoothed) and `accuracy` (percent of the labels)."""
+    nll, correct, count = 0.0, 0, 0
+    with evaluating(network), torch.no_grad():
+        for batch in batches:
+            batch = batch.to(network.device)
+            found = network(batch.src, batch.src_mask, batch.tgt_in, AccuracyHead(batch.tgt_out))
+            nll, correct, count = nll + found[0], correct + found[1], count + found[2]
+    return {"valid_loss": nll / count, "accuracy": 100 * correct / count}
+
+
+class AccuracyHead:
+    """A `models.seq2seq.Head` that returns the loss in nats, the number of correct labels and the number of labels."""
+
+    def __init__(self, targets: Tensor) -> None:
+        self.targets = targets  # (B, T), PAD where nothing counts
+
+    def __call__(self, hidden: Tensor, output: nn.Module) -> tuple[float, int, int]:
+        targets = self.targets.flatten()  # (B*T,)
+        rows = (targets != PAD).nonzero().squeeze(1)
+        targets = targets[rows]
+        logits = output(hidden.flatten(0, 1)[rows])  # (M, V)
+        _, nll = cross_entropy(logits, targets, 0.0)
+        best = logits[:, 1:].argmax(-1) + 1  # PAD is not a label
+        return float(nll), int((best == targets).sum()), targets.numel()

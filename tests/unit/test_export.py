@@ -229,6 +229,11 @@ class Echo:
         row: list[float] = log_probs.gather(2, tokens[:, 1:, None])[0, :, 0].tolist()
         return [value + self.shift for value in row]
 
+    def search(self, cases: Any, width: int, min_length: int, max_length: int) -> list[list[list[int]]]:
+        if width == 1:
+            return [[ids] for ids in self.greedy(cases, max_length)]
+        return self.beam(cases, width, max_length)
+
     def greedy(self, cases: Any, limit: int) -> list[list[int]]:
         found = []
         for case in cases:

@@ -378,7 +378,7 @@ def test_the_command(
     assert code == 0 and json.loads(out)["own"] is True
 
     code, _, err = cli("atlas", tmp_path / "run", "--source", source, "--alignment", links)
-    assert code == 2 and "give --reference too" in err
+    assert code == 2 and "add --reference" in err
     code, _, err = cli("atlas", tmp_path / "run", *pairs, "--alignment", "spelled-numbers")
     assert code == 2 and "built-in corpus" in err
 

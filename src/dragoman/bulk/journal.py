@@ -157,7 +157,8 @@ class Journal:
         flags = sum((Counter(head["flags"]) for head in heads), Counter[str]())
         with self._write_errors():
             joined = folder / "joined"
-            shard.write((self._payload(folder / str(number)) for number in range(chunks)), joined)
+            chunk_files = (folder / str(number) for number in range(chunks))
+            shard.write((file.read_bytes().partition(b"\n")[2] for file in chunk_files), joined)
             done = ShardDone(lines, joined.stat().st_size, dict(sorted(flags.items())))
             _write(folder / "done", json.dumps(vars(done)).encode())
             output.parent.mkdir(parents=True, exist_ok=True)
@@ -177,10 +178,6 @@ class Journal:
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
             pass
         raise DataError(f"{chunk}: damaged. Remove this file, and run the same command to translate its lines again.")
-
-    @staticmethod
-    def _payload(chunk: Path) -> bytes:
-        return chunk.read_bytes().partition(b"\n")[2]
 
     def _clean(self, shard: Shard) -> None:
         """Remove the files that only an unfinished shard needs."""

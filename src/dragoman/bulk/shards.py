@@ -19,17 +19,7 @@ from dragoman.extras import extra_package
 from dragoman.io.lines import plain_suffix, read_lines
 from dragoman.io.reading import hash_file
 
-__all__ = [
-    "COLUMNS",
-    "JOURNAL",
-    "Contents",
-    "Shard",
-    "TableShard",
-    "TextShard",
-    "case_collisions",
-    "find_shards",
-    "is_bulk",
-]
+__all__ = ["COLUMNS", "JOURNAL", "Contents", "Shard", "case_collisions", "find_shards", "is_bulk"]
 
 COLUMNS = ("translation", "score", "flags", "nbest")
 """Columns added to a table; `nbest` only if more than one translation is requested."""

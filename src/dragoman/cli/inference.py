@@ -159,11 +159,7 @@ def label(
 
 
 def parse(
-    model: Model,
-    input_: InputFile = None,
-    output: OutputFile = None,
-    beam: Beam = None,
-    device: Device = "cpu",
+    model: Model, input_: InputFile = None, output: OutputFile = None, beam: Beam = None, device: Device = "cpu"
 ) -> None:
     """Parse sentences into trees in Penn brackets.
 

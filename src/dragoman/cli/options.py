@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 app = typer.Typer(
-    help="Train, run and inspect the Transformer of 'Attention Is All You Need'.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -211,18 +211,13 @@ class CTranslate2Runtime:
             (row,) = self.model.score_batch([[self.target[BOS], *pieces]], max_input_length=0)
         return list(row.log_probs)
 
-    def greedy(self, cases: Sequence[ParityCase], limit: int) -> list[list[int]]:
-        return [best for (best,) in self._search(cases, 0, limit, beam_size=1)]
-
-    def beam(self, cases: Sequence[ParityCase], width: int, length: int) -> list[list[list[int]]]:
-        return self._search(cases, length, length, beam_size=width, num_hypotheses=width)
-
-    def _search(
-        self, cases: Sequence[ParityCase], min_length: int, max_length: int, **settings: int
+    def search(
+        self, cases: Sequence[ParityCase], width: int, min_length: int, max_length: int
     ) -> list[list[list[int]]]:
         excluded = [[self.target[PAD]], [self.target[BOS]]]
-        options: dict[str, Any] = settings | {
-            "length_penalty": 0, "suppress_sequences": excluded, "max_batch_size": 32
+        options: dict[str, Any] = {
+            "beam_size": width, "num_hypotheses": width, "length_penalty": 0, "suppress_sequences": excluded,
+            "max_batch_size": 32,
         }  # fmt: skip
         if self.translates:
             options |= {"min_decoding_length": min_length, "max_decoding_length": max_length, "max_input_length": 0}

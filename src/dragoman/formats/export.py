@@ -101,12 +101,7 @@ def _check_request(folder: Path, format: str, quantization: str) -> None:
 
 
 def _write_model(
-    network: Model,
-    tokenizer: Tokenizer,
-    config: Config,
-    folder: Path,
-    quantization: Quantization,
-    cases: ParityCases,
+    network: Model, tokenizer: Tokenizer, config: Config, folder: Path, quantization: Quantization, cases: ParityCases
 ) -> Export:
     source = [tokenizer.source_piece(i) for i in range(tokenizer.source_size)]
     target = [tokenizer.target_piece(i) for i in range(tokenizer.target_size)]

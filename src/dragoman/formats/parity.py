@@ -45,7 +45,6 @@ __all__ = [
     "TOLERANCE",
     "Counts",
     "ExternalRuntime",
-    "FixedLengthStepper",
     "Parity",
     "ParityCase",
     "ParityCases",
@@ -123,11 +122,10 @@ class ExternalRuntime(Protocol):
     def score(self, case: ParityCase, ids: Sequence[int]) -> list[float]:
         """Return the log-probability of each of `ids`, which start with the prefix and end with the end of sentence."""
 
-    def greedy(self, cases: Sequence[ParityCase], limit: int) -> list[list[int]]:
-        """Return up to `limit` tokens per case, without prefix and end of sentence."""
-
-    def beam(self, cases: Sequence[ParityCase], width: int, length: int) -> list[list[list[int]]]:
-        """Return the `width` best targets of exactly `length` tokens per case, without prefix."""
+    def search(
+        self, cases: Sequence[ParityCase], width: int, min_length: int, max_length: int
+    ) -> list[list[list[int]]]:
+        """Return the `width` best targets per case, without prefix and end of sentence; width 1 is greedy search."""
 
 
 # --------------------------------------------------------------------------------------------------------------- cases
@@ -220,7 +218,9 @@ class _ParityCheck:
             differences += [abs(a - b) for a, b in zip(self._score(case, [*ids, EOS]), theirs, strict=True)]
         greedy = [
             "same" if ours == theirs else self._divergence(case, ours, theirs)
-            for case, ours, theirs in zip(self.cases, targets, self.runtime.greedy(self.cases, self.limit), strict=True)
+            for case, ours, (theirs,) in zip(
+                self.cases, targets, self.runtime.search(self.cases, 1, 0, self.limit), strict=True
+            )
         ]
         beam = self._beam_outcomes(targets, width)
         mean = sum(differences) / len(differences)
@@ -275,8 +275,9 @@ class _ParityCheck:
         for step in steps:
             for sentence, _, hypothesis in step.finished:
                 found[sentence].add(tuple(hypothesis.tokens[start:]))
-        for row, (case, theirs) in enumerate(zip(cases, self.runtime.beam(cases, width, length), strict=True)):
-            targets = {tuple(ids) for ids in theirs}
+        theirs = self.runtime.search(cases, width, length, length)
+        for row, case in enumerate(cases):
+            targets = {tuple(ids) for ids in theirs[row]}
             if len(targets) != len(found[row]) or any(len(ids) != length for ids in targets):
                 yield "different"
             elif targets == found[row]:

@@ -123,16 +123,16 @@ class _Scheduler:
         self.done: dict[str, ShardDone] = {}
         self.missing: dict[str, set[int]] = {}
         self.shards = {shard.name: shard for shard in contents}
-        kept = 0
+        resumed = 0
         for shard, content in contents.items():
             if (done := journal.finished(shard)) is not None:
                 self.done[shard.name] = done
-                kept += done.lines
+                resumed += done.lines
                 continue
             stored = journal.stored_chunks(shard)
             self.missing[shard.name] = set(range(self._chunk_count(content))) - stored
-            kept += sum(min(chunk_lines, content.lines - number * chunk_lines) for number in stored)
-        self.progress = _ProgressLog(log, sum(content.lines for content in contents.values()), kept)
+            resumed += sum(min(chunk_lines, content.lines - number * chunk_lines) for number in stored)
+        self.progress = _ProgressLog(log, sum(content.lines for content in contents.values()), resumed)
         for name in [name for name, numbers in self.missing.items() if not numbers]:
             self._finish(name)
 
@@ -172,10 +172,10 @@ class _Scheduler:
 class _ProgressLog:
     """Logs progress, speed and remaining time, at most once every few seconds."""
 
-    def __init__(self, log: Log, total: int, kept: int) -> None:
-        self.log, self.total, self.kept, self.lines = log, total, kept, kept
+    def __init__(self, log: Log, total: int, resumed: int) -> None:
+        self.log, self.total, self.resumed, self.lines = log, total, resumed, resumed
         self.begin = self.last = time.monotonic()
-        log(f"{total:,} lines" + (f", {kept:,} of them already translated" if kept else ""))
+        log(f"{total:,} lines" + (f", {resumed:,} of them already translated" if resumed else ""))
 
     def update(self, lines: int, done: int, shards: int) -> None:
         self.lines += lines
@@ -183,7 +183,7 @@ class _ProgressLog:
         if now - self.last < _LOG_SECONDS and self.lines != self.total:
             return
         self.last = now
-        speed = (self.lines - self.kept) / max(now - self.begin, 1e-3)
+        speed = (self.lines - self.resumed) / max(now - self.begin, 1e-3)
         left = (self.total - self.lines) / max(speed, 1e-3)
         self.log(
             f"{self.lines:,} of {self.total:,} lines, {done:,} of {shards:,} files, {speed:,.0f} lines/s, "

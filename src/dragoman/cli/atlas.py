@@ -19,10 +19,7 @@ def atlas(
     source: Source,
     reference: OptionalReference = None,
     alignment: Annotated[
-        str | None,
-        typer.Option(
-            help=f"File of word alignments (0-0 1?2), one pair per line; or {SPELLED_NUMBERS} for text of the demo."
-        ),
+        str | None, typer.Option(help=f"File of word alignments, such as 0-0 1?2 per line; or {SPELLED_NUMBERS}.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Output file for the page (HTML); default: table only.")] = None,
     cost: Annotated[

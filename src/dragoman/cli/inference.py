@@ -13,7 +13,9 @@ from dragoman.cli.options import (
     Beam,
     Device,
     InputFile,
+    Jsonl,
     Model,
+    OptionalSource,
     OutputFile,
     Quantize,
     Seed,
@@ -30,15 +32,14 @@ from dragoman.errors import UsageError
 def score(
     model: Model,
     target: Annotated[Path, typer.Option(help="Target text, one sentence per line.")],
-    source: Annotated[
-        Path | None, typer.Option(help="Source text, one sentence per line; not for language models.")
-    ] = None,
+    source: OptionalSource = None,
     quantize: Quantize = "none",
     device: Device = "cpu",
 ) -> None:
     """Print the log-probability of each target text.
 
-    The output is one line per text: the sum of natural log-probabilities, a tab, and the number of tokens.
+    The output is one line per text: the sum of natural log-probabilities, a tab, and the number of tokens. Translation
+    models require --source; language models do not accept it.
     """
     from dragoman.models.model_folder import read_config
 
@@ -69,9 +70,7 @@ def evaluate(
     model: Model,
     source: Source,
     reference: Annotated[Path, typer.Option(help="Reference translations, one per line.")],
-    against: Annotated[
-        Path | None, typer.Option(help="Second model: also test whether the difference is significant.")
-    ] = None,
+    against: Annotated[Path | None, typer.Option(help="Second model, for a significance test.")] = None,
     tokenize: Tokenize = "auto",
     quantize: Quantize = "none",
     as_json: AsJson = False,
@@ -112,14 +111,12 @@ def generate(
     input_: InputFile = None,
     output: OutputFile = None,
     max_tokens: Annotated[int, typer.Option(help="Maximum number of new tokens.")] = 200,
-    greedy: Annotated[
-        bool, typer.Option("--greedy", help="Take the most probable token at each step instead of sampling.")
-    ] = False,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Take the most probable token, without sampling.")] = False,
     temperature: Temperature = 0.8,
     top_k: TopK = 0,
     top_p: TopP = 1.0,
     seed: Seed = 0,
-    jsonl: Annotated[bool, typer.Option("--jsonl", help="Write one JSON object per prompt.")] = False,
+    jsonl: Jsonl = False,
     device: Device = "cpu",
 ) -> None:
     """Continue prompts with a language model.
@@ -142,7 +139,7 @@ def label(
     model: Model,
     input_: InputFile = None,
     output: OutputFile = None,
-    jsonl: Annotated[bool, typer.Option("--jsonl", help="Write one JSON object per line, with probabilities.")] = False,
+    jsonl: Jsonl = False,
     device: Device = "cpu",
 ) -> None:
     """Label words or texts: N lines in, N lines out, in order."""

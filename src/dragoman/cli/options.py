@@ -17,31 +17,27 @@ app = typer.Typer(
 Model = Annotated[Path, typer.Argument(help="Run folder, checkpoint in it, or model folder.")]
 Models = Annotated[
     list[Path],
-    typer.Argument(
-        metavar="MODEL...", help="Run folder, checkpoint in it, or model folder; several models form an ensemble."
-    ),
+    typer.Argument(help="Run folder, checkpoint in it, or model folder; several models form an ensemble."),
 ]
 Source = Annotated[Path, typer.Option(help="Source text, one sentence per line.")]
 OptionalSource = Annotated[Path | None, typer.Option(help="Source text, one sentence per line.")]
 OptionalReference = Annotated[Path | None, typer.Option(help="Reference translations, one per line.")]
-InputFile = Annotated[
-    Path | None, typer.Option("--input", help="Input text, one item per line; default: standard input.")
-]
+InputFile = Annotated[Path | None, typer.Option("--input", help="Input text by line; default: standard input.")]
 OutputFile = Annotated[Path | None, typer.Option("--output", help="Output file; default: standard output.")]
 Page = Annotated[Path, typer.Option("--out", help="Output file for the page (HTML).")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Jsonl = Annotated[bool, typer.Option("--jsonl", help="Write one JSON object per input, with scores.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda, cuda:1, ...")]
-Quantize = Annotated[str, typer.Option(help="Precision of the weights: auto, int8 (CPU), bf16, or none for float32.")]
+Quantize = Annotated[str, typer.Option(help="Precision of weights: auto, int8 (CPU), bf16, or none (float32).")]
 Tokenize = Annotated[
     str,
     typer.Option(help="Tokenizer of BLEU: auto (by target language), 13a, intl, zh, ja-mecab, ko-mecab, char or none."),
 ]
 Beam = Annotated[int | None, typer.Option(help="Beam size, 1 for greedy search; default: that of the model.")]
 Temperature = Annotated[
-    float,
-    typer.Option(help="Sampling temperature; values below 1 sharpen the distribution, values above 1 flatten it."),
+    float, typer.Option(help="Sampling temperature; values below 1 sharpen, above 1 flatten the distribution.")
 ]
-TopK = Annotated[int, typer.Option(help="Sample from the K most probable tokens only; 0 disables the limit.")]
+TopK = Annotated[int, typer.Option(help="Sample from the K most probable tokens; 0 disables the limit.")]
 TopP = Annotated[
     float,
     typer.Option(help="Sample from the smallest set of tokens with this total probability; 1 disables the limit."),

@@ -113,15 +113,14 @@ def info(model: Model, as_json: AsJson = False) -> None:
 def shortlist(
     model: Model,
     source: OptionalSource = None,
-    target: Annotated[
-        Path | None, typer.Option(help="Translations of --source, one per line; default for both: the training data.")
-    ] = None,
+    target: Annotated[Path | None, typer.Option(help="Translations of --source, one per line.")] = None,
     best: Annotated[int, typer.Option(help="Target tokens per source token.")] = 50,
     frequent: Annotated[int, typer.Option(help="Most frequent target tokens, available to every sentence.")] = 100,
 ) -> None:
     """Learn likely target tokens per source token, for speed.
 
-    'translate --shortlist' uses them, which is faster with a large vocabulary.
+    'translate --shortlist' is restricted to these tokens, which is faster with a large vocabulary. Without --source and
+    --target, the training data of the model is used.
     """
     from dragoman.training.shortlist import learn_shortlist
 
@@ -132,16 +131,12 @@ def export(
     model: Model,
     out: Annotated[Path, typer.Argument(help="Output folder; must not exist.")],
     format_: Annotated[str, typer.Option("--format", help="Format: ctranslate2.")] = "ctranslate2",
-    quantization: Annotated[
-        str, typer.Option(help="Storage of the weights: float32, or int8 with one scale per output.")
-    ] = "float32",
-    check: Annotated[
-        Path | None, typer.Option(help="Text for the parity check, first 200 lines; default: data of the model.")
-    ] = None,
+    quantization: Annotated[str, typer.Option(help="Storage of the weights: float32 or int8.")] = "float32",
+    check: Annotated[Path | None, typer.Option(help="Text to compare on; default: data of the model.")] = None,
 ) -> None:
     """Export a model to another program and verify its results.
 
-    Nothing is written unless both give the same results (parity).
+    Both are run on 200 lines of text. Nothing is written unless they give the same results (parity).
     """
     from dragoman.formats.export import export_model
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dragoman.cli.options import Beam, Device, Models, Quantize, Seed, Temperature, TopK, TopP
+from dragoman.cli.options import Beam, Device, Jsonl, Models, Quantize, Seed, Temperature, TopK, TopP
 from dragoman.cli.streams import log, open_output, read_input
 from dragoman.errors import UsageError
 
@@ -23,49 +23,37 @@ def translate(
     models: Models,
     input_: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--input",
-            help="Input text, one sentence per line; default: standard input. A folder, a Parquet file or several "
-            "inputs are translated in bulk.",
-        ),
+        typer.Option("--input", help="Input text, one sentence per line, or folder. Can be repeated."),
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", help="Output file, or output folder in bulk; default: standard output.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", help="Output file; in bulk, output folder.")] = None,
     beam: Beam = None,
     nbest: Annotated[int, typer.Option(help="Translations per line, best first.")] = 1,
-    sample: Annotated[
-        bool, typer.Option("--sample", help="Sample translations instead of searching for the most probable one.")
-    ] = False,
+    sample: Annotated[bool, typer.Option("--sample", help="Sample instead of searching.")] = False,
     temperature: Temperature = 1.0,
     top_k: TopK = 0,
     top_p: TopP = 1.0,
     seed: Seed = 0,
-    alpha: Annotated[
-        float | None, typer.Option(help="Exponent of the length penalty; 0 favors short translations.")
-    ] = None,
+    alpha: Annotated[float | None, typer.Option(help="Length penalty; larger values favour longer output.")] = None,
     min_length: Annotated[int | None, typer.Option(help="Minimum number of tokens per translation.")] = None,
-    no_repeat_ngram: Annotated[
-        int | None, typer.Option(help="Exclude repeated n-grams of this size; 0 disables the check.")
-    ] = None,
+    no_repeat_ngram: Annotated[int | None, typer.Option(help="Do not repeat n-grams of this size; 0 = off.")] = None,
     prefix: Annotated[str | None, typer.Option(help="Beginning of every translation.")] = None,
-    jsonl: Annotated[
-        bool, typer.Option("--jsonl", help="Write one JSON object per line, with text, score, flags and n-best list.")
-    ] = False,
+    jsonl: Jsonl = False,
     quantize: Quantize = "auto",
     engine: Annotated[str, typer.Option(help="Engine: auto, native (C++, CPU only) or pytorch.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="Threads of the native engine; default: all cores.")] = None,
-    shortlist: Annotated[
-        bool, typer.Option("--shortlist", help="Restrict the target vocabulary by 'dragoman shortlist', for speed.")
-    ] = False,
+    shortlist: Annotated[bool, typer.Option("--shortlist", help="Restrict targets to the model's shortlist.")] = False,
     column: Annotated[str | None, typer.Option(help="In bulk: column of Parquet files to translate.")] = None,
     ray: Annotated[bool, typer.Option("--ray", help="In bulk: distribute the work over a Ray cluster.")] = False,
     device: Device = "cpu",
 ) -> None:
     """Translate text: N lines in, N lines out, in order.
 
-    With --nbest K, there are K lines per input line, or one JSON object with --jsonl. The sampling options require
-    --sample. In bulk, every input file has an output file of the same name; run the same command again to resume.
+    Text is read from standard input and written to standard output by default. With --nbest K, there are K lines per
+    input line, or one JSON object with --jsonl. Sampling options require --sample. --shortlist is faster with a large
+    vocabulary; create the shortlist with 'dragoman shortlist'.
+
+    Folders, Parquet files and several inputs are translated in bulk: every input file has an output file of the same
+    name in the folder --output. Run the same command again to resume.
     """
     from dragoman.bulk import Job, format_translation, is_bulk, output_form
 

@@ -20,13 +20,12 @@ Query = tuple[str, ...]
 
 def vectors(
     file: Annotated[Path, typer.Argument(help="Word vectors (.safetensors, or .txt in word2vec format), or a model.")],
-    near: Annotated[list[str] | None, typer.Option(help="Print the neighbors of a word. Can be repeated.")] = None,
+    near: Annotated[list[str] | None, typer.Option(help="Print the neighbours of a word. Can be repeated.")] = None,
     analogy: Annotated[
-        list[str] | None,
-        typer.Option(help='Solve an analogy: "man king woman" asks for the word that relates to woman as king to man.'),
+        list[str] | None, typer.Option(help='Solve an analogy: "man king woman" asks for the queen. Can be repeated.')
     ] = None,
     count: Annotated[int, typer.Option(help="Answers per query.")] = 10,
-    measure: Annotated[str, typer.Option(help="Measure for --near: cosine, dot, euclidean or mahalanobis.")] = "cosine",
+    measure: Annotated[str, typer.Option(help="For --near: cosine, dot, euclidean or mahalanobis.")] = "cosine",
     picture: Annotated[Path | None, typer.Option(help="Output file (SVG) for a plot of the words and answers.")] = None,
     questions: Annotated[Path | None, typer.Option(help="File of analogies: print the accuracy.")] = None,
     train: Annotated[list[Path] | None, typer.Option(help="Train FILE on this text first. Can be repeated.")] = None,

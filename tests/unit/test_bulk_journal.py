@@ -270,14 +270,14 @@ def test_all_problems_of_the_input_are_reported_together(source: Path, tmp_path:
     put(tmp_path / "a.txt", b"x")
     (tmp_path / "nothing").mkdir()
     with pytest.raises(UsageError) as caught:
-        find_shards([source, tmp_path / "a.txt", tmp_path / "nothing", tmp_path / "nowhere"], None, ())
+        find_shards([source, tmp_path / "a.txt", tmp_path / "nothing", tmp_path / "nowhere"], tmp_path, None, ())
     for words in (
         "a.txt have the same output a.txt", "nothing: no file in this folder", "nowhere: no such file or folder",
         "table.csv: .csv files are not supported", "rows.jsonl.gz: .jsonl files", "t.parquet: is a table",
     ):  # fmt: skip
         assert words in str(caught.value)
     with pytest.raises(UsageError, match="--column text: requires Parquet files, and the input has none"):
-        find_shards([source / "a.txt"], "text", ())
+        find_shards([source / "a.txt"], tmp_path, "text", ())
 
 
 def test_outputs_that_would_be_a_file_and_a_folder_are_reported_first(tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_outputs_that_differ_in_case_only(tmp_path: Path) -> None:
     translate_bulk(UpperCaseJob(Path("model")), inputs, tmp_path / "Jobs" / "1")
     assert tree(tmp_path / "Jobs" / "1") == {"Text": b"ONE\n", "text": b"TWO\n"}
     (tmp_path / "jOBS").symlink_to(tmp_path / "Jobs")  # simulates a file system that ignores case
-    with pytest.raises(UsageError, match=r"x/Text and .*y/text have the same output, because .* case"):
+    with pytest.raises(UsageError, match=r"x/Text and .*y/text have the same output text, because .* case"):
         translate_bulk(UpperCaseJob(Path("model")), inputs, tmp_path / "Jobs" / "2")
     translate_bulk(UpperCaseJob(Path("model")), inputs[:1], tmp_path / "Jobs" / "3")
 
@@ -373,10 +373,10 @@ def test_links_that_do_not_lead_to_a_file_are_reported(source: Path, tmp_path: P
     (source / "near.txt").symlink_to(tmp_path / "elsewhere" / "far.txt")
     (source / "_logs" / "old").symlink_to(tmp_path / "elsewhere")
     (source / ".gone").symlink_to(tmp_path / "gone")
-    names = [shard.name for shard in find_shards([source], None, ())]
+    names = [shard.name for shard in find_shards([source], tmp_path, None, ())]
     assert "near.txt" in names and len(names) == 8  # a link to a file is a file; hidden ones are skipped
     (tmp_path / "given").symlink_to(tmp_path / "elsewhere")
-    assert [shard.name for shard in find_shards([tmp_path / "given"], None, ())] == ["far.txt"]
+    assert [shard.name for shard in find_shards([tmp_path / "given"], tmp_path, None, ())] == ["far.txt"]
     (source / "deep" / "more").symlink_to(tmp_path / "elsewhere")
     (source / "round").symlink_to(source)
     (source / "gone.txt").symlink_to(tmp_path / "gone")
@@ -394,7 +394,7 @@ def test_links_that_do_not_lead_to_a_file_are_reported(source: Path, tmp_path: P
     for number in range(25):
         (tmp_path / "links" / f"{number:02}").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UsageError, match=r"19: links to folders.*\n  - and 5 more links$") as caught:
-        find_shards([tmp_path / "links"], None, ())
+        find_shards([tmp_path / "links"], tmp_path, None, ())
     assert str(caught.value).count("links to folders are") == 20
 
 

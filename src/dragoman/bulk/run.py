@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dragoman._version import __version__
 from dragoman.bulk.journal import Journal, ShardDone
-from dragoman.bulk.shards import COLUMNS, Contents, Shard, case_collisions, find_shards
+from dragoman.bulk.shards import COLUMNS, Contents, Shard, find_shards
 from dragoman.bulk.work import Chunk, Form, Job, Results, Worker, model_sha256
 from dragoman.errors import DataError, UsageError
 
@@ -53,7 +53,7 @@ def translate_bulk(
 
     job = replace(job, model=find_model(job.model).resolve())  # a run folder may point to another checkpoint later
     settings = job.settings()
-    shards = find_shards(inputs, column, COLUMNS if settings["nbest"] > 1 else COLUMNS[:-1])
+    shards = find_shards(inputs, output, column, COLUMNS if settings["nbest"] > 1 else COLUMNS[:-1])
     _check(job, inputs, output, shards, chunk_lines)
     sha256 = model_sha256(job.model, bool(job.load.get("shortlist")))
     worker = None if ray else Worker(job, sha256)  # report its errors before the input is read, which takes long
@@ -89,7 +89,6 @@ def _check(job: Job, inputs: Sequence[Path], output: Path, shards: Sequence[Shar
         for folder in inputs
         if folder.is_dir() and output.resolve().is_relative_to(folder.resolve())
     ]
-    problems += case_collisions(shards, output)
     if chunk_lines < 1:
         problems.append(f"chunk_lines = {chunk_lines}: must be at least 1")
     tables = [shard for shard in shards if shard.table]

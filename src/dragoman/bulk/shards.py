@@ -19,7 +19,7 @@ from dragoman.extras import extra_package
 from dragoman.io.lines import plain_suffix, read_lines
 from dragoman.io.reading import hash_file
 
-__all__ = ["COLUMNS", "JOURNAL", "Contents", "Shard", "case_collisions", "find_shards", "is_bulk"]
+__all__ = ["COLUMNS", "JOURNAL", "Contents", "Shard", "find_shards", "is_bulk"]
 
 COLUMNS = ("translation", "score", "flags", "nbest")
 """Columns added to a table; `nbest` only if more than one translation is requested."""
@@ -160,42 +160,46 @@ def is_bulk(inputs: Sequence[Path], output: Path | None) -> bool:
     return not one_file or (output is not None and output.is_dir())
 
 
-def find_shards(inputs: Sequence[Path], column: str | None, added: tuple[str, ...]) -> list[Shard]:
+def find_shards(inputs: Sequence[Path], output: Path, column: str | None, added: tuple[str, ...]) -> list[Shard]:
     """Return the shards in files and folders, sorted by name.
 
     Folders are searched recursively, skipping names that begin with "." or "_".  Raises UsageError with all problems.
     """
-    paths: dict[str, Path] = {}
+    files: dict[str, tuple[str, Path]] = {}  # name and path, by the name as the file system of the output compares it
     problems: list[str] = []
     collisions: list[str] = []
     all_links: list[Path] = []
+    key = str.casefold if _ignores_case(output) else str
     for given in inputs:
         found, links = _list_files(given)
         all_links += links
         if not found and not links:
             problems.append(f"{given}: {'no file in this folder' if given.is_dir() else 'no such file or folder'}")
-        collisions += [
-            f"{path} and {paths[name]} have the same output {name}: translate them into two folders"
-            for name, path in found.items()
-            if name in paths
-        ]
-        paths |= found
-    collisions += _nesting_collisions(paths)
+        for name, path in found.items():
+            if key(name) in files:
+                other, other_path = files[key(name)]
+                reason = "" if name == other else f", because the file system of {output} ignores case"
+                collisions.append(
+                    f"{other_path} and {path} have the same output {name}{reason}: translate them into two folders"
+                )
+            files[key(name)] = name, path
+    collisions += _nesting_collisions(files)
     problems += _truncated(collisions, "files with the same output")
     problems += _truncated(list(map(_link_problem, all_links)), "links")
-    for path in paths.values():
+    tables = {path for _, path in files.values() if path.suffix == _TABLE}
+    for _, path in files.values():
         suffix = plain_suffix(path)
         if suffix in _NOT_LINES:
             problems.append(f"{path}: {suffix} files are not supported; accepted: one sentence per line, or Parquet")
-        elif path.suffix == _TABLE and column is None:
+        elif path in tables and column is None:
             problems.append(f"{path}: is a table; name the column to translate with --column")
-    if column is not None and all(path.suffix != _TABLE for path in paths.values()):
+    if column is not None and not tables:
         problems.append(f"--column {column}: requires Parquet files, and the input has none; omit it")
     if problems:
         raise UsageError("\n".join(["invalid input of a bulk translation:", *(f"  - {text}" for text in problems)]))
     return [
-        TableShard(name, path, column or "", added) if path.suffix == _TABLE else TextShard(name, path)
-        for name, path in sorted(paths.items())
+        TableShard(name, path, column or "", added) if path in tables else TextShard(name, path)
+        for name, path in sorted(files.values())
     ]
 
 
@@ -204,31 +208,18 @@ def _truncated(problems: Sequence[str], what: str) -> list[str]:
     return [*problems[:_MAX_SHOWN], *rest]
 
 
-def _nesting_collisions(paths: Mapping[str, Path]) -> Iterator[str]:
+def _nesting_collisions(files: Mapping[str, tuple[str, Path]]) -> Iterator[str]:
     """Yield a problem for each output that would have to be a file and a folder."""
-    for name, path in paths.items():
-        if name == JOURNAL:
+    for key, (name, path) in files.items():
+        if key == JOURNAL:
             yield f"{path} has the output {name}, which is reserved for files of the job: rename it"
-        for parent in map(str, PurePosixPath(name).parents):
-            if parent in paths:
+        for parent in map(str, PurePosixPath(key).parents):
+            if parent in files:
+                other, other_path = files[parent]
                 yield (
-                    f"{path} has the output {name}, but {paths[parent]} has the output {parent}, which cannot be both "
+                    f"{path} has the output {name}, but {other_path} has the output {other}, which cannot be both "
                     "a file and a folder: translate them into two folders"
                 )
-
-
-def case_collisions(shards: Sequence[Shard], output: Path) -> list[str]:
-    """Return problems of outputs whose names differ only in case, if the file system of `output` ignores case."""
-    seen: dict[str, Shard] = {}
-    problems = []
-    for shard in shards:
-        other = seen.setdefault(shard.name.casefold(), shard)
-        if other is not shard:
-            problems.append(
-                f"{other.path} and {shard.path} have the same output, because the file system of {output} ignores "
-                "case: translate them into two folders"
-            )
-    return _truncated(problems, "files with the same output") if problems and _ignores_case(output) else []
 
 
 def _ignores_case(folder: Path) -> bool:

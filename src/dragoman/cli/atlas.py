@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dragoman.cli.options import AsJson, Device, Model, OptionalReference, Source
-from dragoman.cli.streams import log, print_result
+from dragoman.cli.streams import log, print_result, read_input, read_parallel
 from dragoman.errors import UsageError
 
 SPELLED_NUMBERS = "spelled-numbers"
@@ -33,22 +33,16 @@ def atlas(
     The table and the page show the attention pattern of every head, its alignment accuracy and the cost of its removal.
     Without --reference, the output of the model is used as the target.
     """
-    from dragoman.data.corpus import CorpusSpec, read_pairs
     from dragoman.device import resolve_device
     from dragoman.interpret.heads.alignment import read_alignment, spelled_numbers_alignment
     from dragoman.interpret.heads.atlas import atlas as atlas_of
     from dragoman.interpret.heads.atlas import examples
     from dragoman.interpret.heads.page import print_atlas, write_atlas
     from dragoman.interpret.heads.probes import load_material
-    from dragoman.io.lines import read_lines
 
     if alignment is not None and reference is None:
         raise UsageError(f"--alignment {alignment}: requires both sides of the text; add --reference")
-    if reference is None:
-        lines, targets = list(read_lines(source)), None
-    else:
-        pairs = list(read_pairs(CorpusSpec(source, reference)))
-        lines, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
+    lines, targets = read_parallel(source, reference) if reference else (list(read_input(source)), None)
     golds = None
     if alignment == SPELLED_NUMBERS:
         golds = [spelled_numbers_alignment(*pair) for pair in zip(lines, targets or (), strict=True)]

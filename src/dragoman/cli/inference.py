@@ -25,7 +25,7 @@ from dragoman.cli.options import (
     TopK,
     TopP,
 )
-from dragoman.cli.streams import log, open_output, print_json, read_input
+from dragoman.cli.streams import log, open_output, print_json, read_input, read_parallel
 from dragoman.errors import UsageError
 
 
@@ -57,12 +57,10 @@ def score(
             for text_score in map(generator.score, read_input(target)):
                 write(f"{text_score.log_prob:.6f}\t{text_score.tokens}")
             return
-        from dragoman.data.corpus import CorpusSpec, read_pairs
         from dragoman.pipelines.translation import Translator
 
-        pairs = list(read_pairs(CorpusSpec(source, target)))
-        translator = Translator.load(model, **options)
-        for row in translator.score([p.source for p in pairs], [p.target for p in pairs]):
+        sources, targets = read_parallel(source, target)
+        for row in Translator.load(model, **options).score(sources, targets):
             write(f"{row.log_prob:.6f}\t{len(row.tokens)}")
 
 
@@ -80,18 +78,16 @@ def evaluate(
 
     With --against, also test the difference of two models by paired bootstrap resampling.
     """
-    from dragoman.data.corpus import CorpusSpec, read_pairs
     from dragoman.evaluation.metrics import evaluate_model, overlap_warning
     from dragoman.models.model_folder import read_config
     from dragoman.pipelines.translation import Translator
 
-    pairs = list(read_pairs(CorpusSpec(source, reference)))
-    sources = [p.source for p in pairs]
+    sources, references = read_parallel(source, reference)
     options: dict[str, Any] = {"device": device, "quantize": quantize}
     evaluation = evaluate_model(
         Translator.load(model, **options),
         sources,
-        [[p.target for p in pairs]],
+        [references],
         against=None if against is None else Translator.load(against, **options),
         language=read_config(model).parallel.target_language,
         tokenize=tokenize,

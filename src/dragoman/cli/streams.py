@@ -18,7 +18,7 @@ from dragoman.io.writing import not_written
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["log", "open_output", "print_json", "print_result", "read_input"]
+__all__ = ["log", "open_output", "print_json", "print_result", "read_input", "read_parallel"]
 
 
 def log(text: str) -> None:
@@ -51,6 +51,14 @@ def read_input(path: Path | None) -> Iterator[str]:
         raise UsageError("standard input is closed: name a file with --input, or pipe text into the command")
     for number, raw in enumerate(raw_lines(sys.stdin.buffer, "standard input"), start=1):
         yield decode_line(raw, number, "standard input")
+
+
+def read_parallel(source: Path, target: Path) -> tuple[list[str], list[str]]:
+    """Read both sides of parallel text."""
+    from dragoman.data.corpus import CorpusSpec, read_pairs
+
+    pairs = list(read_pairs(CorpusSpec(source, target)))
+    return [pair.source for pair in pairs], [pair.target for pair in pairs]
 
 
 @contextmanager

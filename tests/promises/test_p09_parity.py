@@ -12,7 +12,7 @@ import pytest
 
 from dragoman.errors import DragomanError
 from dragoman.formats import export as exporting
-from dragoman.formats.export import export_model
+from dragoman.formats.export import export
 from dragoman.formats.parity import TOLERANCE
 from dragoman.pipelines.translation import Translator
 from small_run import Cli, digit_pairs, write_lines
@@ -89,17 +89,17 @@ def test_without_parity_the_export_fails_and_leaves_nothing(
 
 
 def test_int8_requires_parity_in_float32(tmp_path: Path, lines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert export_model(GOLDEN, tmp_path / "good", quantization="int8", check=lines).parity.met
+    assert export(GOLDEN, tmp_path / "good", quantization="int8", check=lines).parity.met
     perturb(monkeypatch, PARTS["output"], 1.05)
     with pytest.raises(DragomanError, match="parity not met"):
-        export_model(GOLDEN, tmp_path / "bad", quantization="int8", check=lines)
+        export(GOLDEN, tmp_path / "bad", quantization="int8", check=lines)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["good", "lines.txt"]
 
 
 def test_an_existing_folder_is_unchanged(tmp_path: Path, lines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    export_model(GOLDEN, tmp_path / "out", check=lines)
+    export(GOLDEN, tmp_path / "out", check=lines)
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     perturb(monkeypatch, PARTS["output"], 1.05)
     with pytest.raises(DragomanError, match="already exists"):
-        export_model(GOLDEN, tmp_path / "out", check=lines)
+        export(GOLDEN, tmp_path / "out", check=lines)
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before

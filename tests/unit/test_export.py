@@ -24,7 +24,7 @@ from dragoman.decoding.request import SearchRequest
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.formats import ctranslate2 as converter
-from dragoman.formats.export import export_model
+from dragoman.formats.export import export
 from dragoman.formats.parity import (
     TOLERANCE,
     Counts,
@@ -84,8 +84,8 @@ def test_the_command_writes_a_folder_and_reports(cli: Cli, tmp_path: Path, lines
 @needs_ctranslate2
 def test_int8_is_smaller_and_reports_the_effect(tmp_path: Path, lines: Path) -> None:
     before = {k: v.clone() for k, v in load_model(GOLDEN)[0].state_dict().items()}
-    float32 = export_model(GOLDEN, tmp_path / "float32", check=lines)
-    int8 = export_model(GOLDEN, tmp_path / "int8", quantization="int8", check=lines)
+    float32 = export(GOLDEN, tmp_path / "float32", check=lines)
+    int8 = export(GOLDEN, tmp_path / "int8", quantization="int8", check=lines)
     assert float32.quantized is None and int8.quantized is not None
     assert int8.parity == float32.parity and int8.quantized.mean > 10 * int8.parity.mean
     sizes = [(tmp_path / name / "model.bin").stat().st_size for name in ("int8", "float32")]
@@ -110,7 +110,7 @@ def test_quantizing_leaves_the_models_own_weights_alone(tmp_path: Path) -> None:
 def test_the_code_in_the_readme_runs(
     tmp_path: Path, lines: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    export_model(GOLDEN, tmp_path / "out", check=lines)
+    export(GOLDEN, tmp_path / "out", check=lines)
     page = (tmp_path / "out" / "README.md").read_text()
     code = re.findall(r"```python\n(.*?)```", page, flags=re.S)
     assert len(code) == 1
@@ -132,7 +132,7 @@ def test_export_of_a_language_model(
     }  # fmt: skip
     config, tokenizer = parse_config(document), tiny_tokenizer()
     save_model(tmp_path / "model", config, tokenizer, unique_tensors(build_for(config, tokenizer)), {"step": 0})
-    done = export_model(tmp_path / "model", tmp_path / "out", check=lines)
+    done = export(tmp_path / "model", tmp_path / "out", check=lines)
     assert done.parity.met and "prompts from lines of lines.txt" in done.lines()[0]
     code = re.findall(r"```python\n(.*?)```", (tmp_path / "out" / "README.md").read_text(), flags=re.S)
     monkeypatch.chdir(tmp_path / "out")
@@ -194,7 +194,7 @@ def test_without_parity_there_is_no_folder(
 def test_a_check_without_usable_lines_is_refused(tmp_path: Path) -> None:
     empty = write_lines(tmp_path / "empty.txt", ["", "  "])
     with pytest.raises(DataError, match=r"empty\.txt: no line of 1 to"):
-        export_model(GOLDEN, tmp_path / "out", check=empty)
+        export(GOLDEN, tmp_path / "out", check=empty)
     assert not (tmp_path / "out").exists()
 
 
@@ -207,7 +207,7 @@ def test_a_folder_that_cannot_be_written_leaves_nothing(
 
     monkeypatch.setattr("dragoman.formats.export._write_description", full)
     with pytest.raises(DragomanError, match=r"out could not be written: the disk is full\. Free some space"):
-        export_model(GOLDEN, tmp_path / "out", check=lines)
+        export(GOLDEN, tmp_path / "out", check=lines)
     assert list(tmp_path.iterdir()) == [lines]
 
 
@@ -335,4 +335,4 @@ def test_a_model_that_generates_no_text_is_refused(tmp_path: Path, monkeypatch: 
     config, tokenizer = parse_config(document), tiny_tokenizer()
     save_model(tmp_path / "model", config, tokenizer, unique_tensors(build_for(config, tokenizer)), {"step": 0})
     with pytest.raises(UsageError, match="generates no text"):
-        export_model(tmp_path / "model", tmp_path / "out")
+        export(tmp_path / "model", tmp_path / "out")

@@ -138,6 +138,6 @@ def export(
 
     Both are run on 200 lines of text. Nothing is written unless they give the same results (parity).
     """
-    from dragoman.formats.export import export_model
+    from dragoman.formats.export import export as export_model
 
     typer.echo("\n".join(export_model(model, out, format_, quantization, check).lines()))

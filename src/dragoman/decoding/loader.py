@@ -74,7 +74,7 @@ def load_backend(
     """
     paths = [path] if isinstance(path, str | Path) else list(path)
     _check(paths, quantize, engine, threads, shortlist)
-    if str(device) != "cpu":  # the native engine works without torch
+    if engine != "native" and str(device) != "cpu":  # the native engine works without torch
         from dragoman.device import resolve_device
 
         device = resolve_device(str(device))

@@ -24,7 +24,7 @@ from dragoman.formats.usage import usage_page
 from dragoman.io.writing import atomic_folder, not_written
 from dragoman.models.seq2seq import Model
 
-__all__ = ["FORMATS", "Export", "export_model"]
+__all__ = ["FORMATS", "Export", "export"]
 
 FORMATS = ("ctranslate2",)
 
@@ -49,7 +49,7 @@ class Export:
         return [*rows, f"written: {self.folder} ({self.quantization}, {size:.1f} MB; usage in README.md)"]
 
 
-def export_model(
+def export(
     model: str | Path,
     folder: str | Path,
     format: str = "ctranslate2",

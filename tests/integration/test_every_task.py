@@ -15,7 +15,7 @@ import torch
 from dragoman.config import Config, dump_toml, parse_config
 from dragoman.data.readers.trees import linearize, read_trees
 from dragoman.data.tokenizer import BOS, EOS, PAD
-from dragoman.decoding.native.library import load_native, missing
+from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.errors import ConfigError, DataError, UsageError
 from dragoman.models.model_folder import build_for, find_model, read_meta
 from dragoman.pipelines.generation import TextGenerator
@@ -519,7 +519,7 @@ def test_input_that_is_not_text_is_refused(name: str, runs: Path) -> None:
             list(pipeline.stream(wrong, window=1, **options))
 
 
-@pytest.mark.skipif(load_native() is None, reason=missing())
+@pytest.mark.skipif(load_native() is None, reason=unavailable_reason())
 @pytest.mark.parametrize("name", ["lines", "trees"])
 def test_the_native_engine_is_the_default_and_agrees_with_pytorch(name: str, runs: Path) -> None:
     kind, options = PIPELINES[name]

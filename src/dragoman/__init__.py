@@ -1,4 +1,4 @@
-"""Dragoman: train, run and open up the Transformer of "Attention Is All You Need"."""
+"""Dragoman: train, run and inspect the Transformer of "Attention Is All You Need"."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dragoman.training.trainer import train as train
     from dragoman.vectors import WordVectors as WordVectors
 
-# Names are looked up when they are used: importing dragoman costs no import of torch.
+# Names are resolved on first use, so that importing dragoman does not import torch.
 _HOMES = {
     "Config": "dragoman.config",
     "Labeller": "dragoman.pipelines.labelling",

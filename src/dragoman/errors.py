@@ -1,4 +1,4 @@
-"""Exceptions that Dragoman raises on purpose.
+"""The exceptions of Dragoman.
 
 DragomanError
 ├── UsageError          invalid call or command line (exit code 2)
@@ -32,7 +32,7 @@ _MAX_NAME = 200
 
 
 class DragomanError(Exception):
-    """Base class of all exceptions that Dragoman raises on purpose."""
+    """Base class of all Dragoman exceptions."""
 
     exit_code = 1
 
@@ -57,7 +57,7 @@ class ConfigError(UsageError):
 
 
 class DataError(DragomanError):
-    """Text that cannot be used."""
+    """Text or other data that cannot be used."""
 
 
 class ModelFolderError(DragomanError):

@@ -114,7 +114,7 @@ def test_scores_are_in_float32_unless_int8_is_requested(cli: Cli, place: Path) -
 
 def test_average_and_info(cli: Cli, place: Path) -> None:
     code, out, err = cli("average", place / "runs" / "tiny", "--last", "2")
-    assert code == 0 and "it is used by: dragoman translate" in err
+    assert code == 0 and "use the model with: dragoman translate" in err
     assert out.decode().strip() == str(place / "runs" / "tiny" / "checkpoints" / "average-last2")
     code, out, _ = cli("info", place / "runs" / "tiny", "--json")
     assert code == 0 and isinstance(json.loads(out), dict)
@@ -144,7 +144,7 @@ def test_average_and_info(cli: Cli, place: Path) -> None:
         ),
         (["translate", "MODEL", "--device", "warp"], 2, "warp"),
         (["score", "MODEL", "--source", "nowhere.a", "--target", "nowhere.b"], 1, "nowhere.a"),
-        (["score", "MODEL", "--target", "nowhere.b"], 2, "scores pairs; name the source text with --source"),
+        (["score", "MODEL", "--target", "nowhere.b"], 2, "scores pairs; specify the source text with --source"),
         (["parse", "MODEL"], 2, "does not generate trees"),
         (["average", "MODEL", "--last", "77"], 2, "cannot average the last 77"),
         (["info", "nowhere"], 1, "no such folder"),

@@ -260,7 +260,7 @@ def test_unusable_output_folders(source: Path, tmp_path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(UsageError, match="this output folder is in use by another process; wait until"):
             bulk(source, tmp_path / "out")
-    with pytest.raises(UsageError, match="chunk_lines = 0: must be at least 1"):
+    with pytest.raises(UsageError, match="chunk_lines = 0; accepted: at least 1"):
         bulk(source, tmp_path / "other", chunk_lines=0)
 
 
@@ -384,7 +384,7 @@ def test_links_that_do_not_lead_to_a_file_are_reported(source: Path, tmp_path: P
     with pytest.raises(UsageError) as caught:
         bulk(source, tmp_path / "out")
     for words in (
-        "deep/more: links to folders are not followed: remove the link, and name the folder itself",
+        "deep/more: links to folders are not followed: remove the link, and specify the folder",
         "round: links to folders", "itself: broken link: repair or remove it",
         "gone.txt: broken link",
     ):  # fmt: skip

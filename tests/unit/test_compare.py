@@ -148,7 +148,7 @@ def test_every_folder_that_cannot_be_compared_is_named(tmp_path: Path) -> None:
         compare_runs([good, good, *given, empty, lost, torn])
     message = str(caught.value)
     for words in (
-        f"{good}: given twice",
+        f"{good}: specified twice",
         f"{given[0]}: no such folder (did you mean '{good}'?); accepted: a run folder",
         f"{given[1]}: no run (neither it nor a folder in it contains config.toml",
         f"{given[2]}: no run (it is a file)",

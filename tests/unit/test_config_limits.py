@@ -232,7 +232,7 @@ def test_what_is_not_a_regular_file_is_not_read(tmp_path: Path) -> None:
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "pipe")
         for path in (tmp_path / "pipe", Path("/dev/zero")):
-            with pytest.raises(ConfigError, match="not a regular file; name a TOML file"):
+            with pytest.raises(ConfigError, match="not a regular file; specify a TOML file"):
                 load_config(path)
     for path, words in (("loop", "no such file|cannot be read"), ("x" * 999, "no such file|cannot be read")):
         with pytest.raises(ConfigError, match=words):

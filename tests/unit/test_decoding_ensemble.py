@@ -173,7 +173,7 @@ def test_unsupported_ensembles_are_refused(models: list[Path], cli: Cli, tmp_pat
         load([models[0], other], "pytorch")
     with pytest.raises(UsageError, match="shortlist = True: supported for one model, not for an ensemble of 2"):
         Translator.load(models, shortlist=True)
-    with pytest.raises(UsageError, match="no model; name at least one"):
+    with pytest.raises(UsageError, match="no model; specify at least one"):
         Translator.load([])
 
     text = tmp_path / "text"

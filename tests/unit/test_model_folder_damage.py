@@ -227,7 +227,7 @@ def test_pointers_that_name_no_folder_of_the_run(cli: Cli, folder: Path, content
     run = folder.parent / "run"
     shutil.copytree(folder, run / "checkpoints" / "00000012")
     (run / "best").write_bytes(content)
-    with pytest.raises(ModelFolderError, match=r"best: .*Name a checkpoint instead of the run"):
+    with pytest.raises(ModelFolderError, match=r"best: .*Specify a checkpoint instead of the run"):
         find_model(run)
     with pytest.raises(ModelFolderError, match="best: "):
         find_model(run / "best")
@@ -285,10 +285,10 @@ def test_weights_with_a_damaged_header_and_a_matching_checksum(folder: Path, con
         load_file(folder / "model.safetensors")
 
 
-def test_more_bytes_than_the_header_announces(folder: Path) -> None:
+def test_more_bytes_than_the_header_specifies(folder: Path) -> None:
     content = (folder / "model.safetensors").read_bytes()
     put(folder, "model.safetensors", content + b"\0")
-    with pytest.raises(ModelFolderError, match=rf"{len(content) + 1:,} bytes; its header announces {len(content):,}"):
+    with pytest.raises(ModelFolderError, match=rf"{len(content) + 1:,} bytes; its header specifies {len(content):,}"):
         verify(folder)
 
 
@@ -402,7 +402,9 @@ def test_a_smaller_tokenizer_with_a_matching_checksum(folder: Path) -> None:
     tokenizer = learn_tokenizer(smaller, [text for pair in digit_pairs(200) for text in pair])
     put(folder, "tokenizer.model", tokenizer.files()["tokenizer.model"])
     verify(folder)
-    with pytest.raises(ModelFolderError, match=r"a vocabulary of 48 source and 48 target entries; .* of another model"):
+    with pytest.raises(
+        ModelFolderError, match=r"a vocabulary of 48 source and 48 target entries; .* belongs to another model"
+    ):
         load_model(folder)
 
 

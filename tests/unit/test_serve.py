@@ -591,7 +591,7 @@ def test_models_go_by_the_shortest_names_that_differ(tmp_path: Path) -> None:
     two = load_models([str(tmp_path / "a" / "best"), tmp_path / "b" / "best"])
     assert list(two) == ["a/best", "b/best"]
     assert isinstance(two["b/best"].pipeline, Translator) and two["b/best"].architecture == "transformer"
-    with pytest.raises(UsageError, match="named twice"):
+    with pytest.raises(UsageError, match="specified twice"):
         load_models([tmp_path / "a" / "best", tmp_path / "b" / ".." / "a" / "best"])
 
 

@@ -26,7 +26,7 @@ class RayWorker:
     """Remote actor of one worker."""
 
     def load(self, job: Job, sha256: Mapping[str, str]) -> str:
-        """Load the model and return the backend.  Not in the constructor: its errors look like a death of the actor."""
+        """Load the model and return the backend.  Not in the constructor: its errors look like the actor died."""
         self.worker = Worker(job, sha256)
         return self.worker.backend
 
@@ -66,7 +66,7 @@ class WorkerPool:
                 continue
             if chunk is None:
                 self.check_backend(result)  # before it gets work, and even if no work is left
-                del self.deaths[_LOADING]  # loading works; deaths may be machines that join and leave the cluster
+                del self.deaths[_LOADING]  # loading works; workers may die because machines leave the cluster
             following = self.retries.pop() if self.retries else next(chunks, None)
             if following is not None:
                 self.pending[worker.translate.remote(following.texts, following.form)] = worker, following

@@ -31,7 +31,7 @@ __all__ = ["Journal", "ShardDone"]
 
 _MAX_SHOWN = 10
 _KEPT = "Finished chunks are kept; run the same command to resume."
-_DAMAGED = "The file was altered; name another --output, or remove this folder and start again."
+_DAMAGED = "The file was altered; specify another --output, or remove this folder and start again."
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,12 @@ class Journal:
         journal = cls(out)
         file = journal.folder / "manifest.json"
         if out.exists() and not out.is_dir():
-            raise UsageError(f"{out}: is a file; bulk translation needs a folder: name a new one with --output")
+            raise UsageError(f"{out}: is a file; bulk translation needs a folder: specify a new one with --output")
         if out.is_dir() and not file.exists() and any(path != journal.folder for path in out.iterdir()):
-            raise UsageError(f"{out}: contains other files and no job to resume; name an empty or new folder")
+            raise UsageError(f"{out}: contains other files and no job to resume; specify an empty or new folder")
         with journal._write_errors():
             journal.folder.mkdir(parents=True, exist_ok=True)
-        advice = "wait until it has finished, or name another --output"
+        advice = "wait until it has finished, or specify another --output"
         with lock_folder(journal.folder, f"{out}: this output folder", advice, journal._write_errors()):
             manifest = json.loads(json.dumps(manifest))
             if file.exists():
@@ -94,7 +94,7 @@ class Journal:
             lines.append(f"  - and {len(keys) - _MAX_SHOWN:,} more")
         raise UsageError(
             "\n".join([f"{self.out}: contains a different job, which this command cannot resume:", *lines])
-            + "\nRestore the model, settings and input of that job to resume it, or name another --output."
+            + "\nRestore the model, settings and input of that job to resume it, or specify another --output."
         )
 
     def stored_chunks(self, shard: Shard) -> set[int]:
@@ -122,8 +122,8 @@ class Journal:
         if self.backend != backend:
             raise UsageError(
                 f"{self.out}: this job uses another backend ({self.backend}) than this command would ({backend}), and "
-                "their translations can differ. Use the same --engine, --quantize and kind of machine, or name another "
-                "--output."
+                "their translations can differ. Use the same --engine, --quantize and kind of machine, or specify "
+                "another --output."
             )
 
     def finished(self, shard: Shard) -> ShardDone | None:
@@ -152,7 +152,7 @@ class Journal:
             self._clean(shard)
             raise DataError(
                 f"{shard.path}: changed while it was translated. Restore it ({contents.lines:,} lines, sha256 "
-                f"{contents.sha256}) and run the same command to resume, or name another --output."
+                f"{contents.sha256}) and run the same command to resume, or specify another --output."
             )
         flags = sum((Counter(head["flags"]) for head in heads), Counter[str]())
         with self._write_errors():

@@ -45,7 +45,7 @@ def translate_bulk(
 ) -> Summary:
     """Translate files and folders into the folder `output`, one file per input file; resume an interrupted job.
 
-    column: text column of Parquet files.  chunk_lines: lines per chunk; a kill loses at most the chunks in progress.
+    column: text column of Parquet files.  chunk_lines: lines per chunk; an interruption loses only chunks in progress.
     ray: distribute the chunks over a Ray cluster.  log: callback for progress messages.  Raises UsageError, DataError
     and ModelFolderError; finished chunks are kept.
     """
@@ -85,12 +85,12 @@ def translate_bulk(
 
 def _check(job: Job, inputs: Sequence[Path], output: Path, shards: Sequence[Shard], chunk_lines: int) -> None:
     problems = [
-        f"{output} is inside the input folder {folder}, so it would itself be translated: name another --output"
+        f"{output} is inside the input folder {folder}, so it would itself be translated: specify another --output"
         for folder in inputs
         if folder.is_dir() and output.resolve().is_relative_to(folder.resolve())
     ]
     if chunk_lines < 1:
-        problems.append(f"chunk_lines = {chunk_lines}: must be at least 1")
+        problems.append(f"chunk_lines = {chunk_lines}; accepted: at least 1")
     tables = [shard for shard in shards if shard.table]
     if job.jsonl and tables:
         columns = ", ".join(COLUMNS[:-1])

@@ -117,7 +117,7 @@ class TableShard(Shard):
                 writer.write_batch(arrow.RecordBatch.from_arrays([*batch.columns, *new], schema=schema))
 
     def _open(self) -> Any:
-        """Open the file.  Raises DataError with all reasons if it cannot be translated."""
+        """Open the file.  Raises DataError with all reasons why it cannot be translated."""
         parquet = _arrow("pyarrow.parquet")
         try:
             file = parquet.ParquetFile(self.path)
@@ -192,7 +192,7 @@ def find_shards(inputs: Sequence[Path], output: Path, column: str | None, added:
         if suffix in _NOT_LINES:
             problems.append(f"{path}: {suffix} files are not supported; accepted: one sentence per line, or Parquet")
         elif path in tables and column is None:
-            problems.append(f"{path}: is a table; name the column to translate with --column")
+            problems.append(f"{path}: is a table; specify the column to translate with --column")
     if column is not None and not tables:
         problems.append(f"--column {column}: requires Parquet files, and the input has none; omit it")
     if problems:
@@ -209,7 +209,7 @@ def _truncated(problems: Sequence[str], what: str) -> list[str]:
 
 
 def _nesting_collisions(files: Mapping[str, tuple[str, Path]]) -> Iterator[str]:
-    """Yield a problem for each output that would have to be a file and a folder."""
+    """Yield a problem for each output path that would have to be both a file and a folder."""
     for key, (name, path) in files.items():
         if key == JOURNAL:
             yield f"{path} has the output {name}, which is reserved for files of the job: rename it"
@@ -223,7 +223,7 @@ def _nesting_collisions(files: Mapping[str, tuple[str, Path]]) -> Iterator[str]:
 
 
 def _ignores_case(folder: Path) -> bool:
-    """Return whether the nearest existing folder is found under a name in swapped case too."""
+    """Return whether the file system of a folder ignores case, judged by its nearest existing parent."""
     for path in (folder.resolve(), *folder.resolve().parents):
         other = path.with_name(path.name.swapcase()) if path.name else path
         if other != path and path.exists():
@@ -250,7 +250,7 @@ def _list_files(given: Path) -> tuple[dict[str, Path], list[Path]]:
 def _link_problem(path: Path) -> str:
     if path.is_dir():
         return (
-            f"{path}: links to folders are not followed: remove the link, and name the folder itself with --input to "
+            f"{path}: links to folders are not followed: remove the link, and specify the folder with --input to "
             "translate it"
         )
     return f"{path}: broken link: repair or remove it"

@@ -50,7 +50,7 @@ def main() -> NoReturn:
     except BrokenPipeError:  # the reader of standard output has exited, such as head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except OSError as error:  # usually a full disk behind standard output
+    except OSError as error:  # usually standard output redirected to a full disk
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # otherwise the final flush of the interpreter fails again
         named = f"{error.filename}: {reason_of(error)}"
         _fail(not_written("standard output", error) if error.filename is None else named)

@@ -49,7 +49,7 @@ def atlas(
         # Pairs of single words do not identify the corpus: they have only one possible link.
         if 2 * sum(len(gold.source) > 1 and bool(gold.sure) for gold in golds) < len(golds):
             raise UsageError(
-                f"--alignment {SPELLED_NUMBERS}: {source} is not text of the built-in corpus; name a file of alignments"
+                f"--alignment {SPELLED_NUMBERS}: {source} is not part of the built-in corpus; specify an alignment file"
             )
     elif alignment is not None:
         golds = read_alignment(Path(alignment), lines, targets or [])

@@ -19,7 +19,7 @@ __all__ = ["describe", "print_description"]
 
 
 def describe(path: str | Path) -> dict[str, Any]:
-    """Return folder, versions, step, scores, sizes, data and choices of the model.  Raises ModelFolderError."""
+    """Return folder, versions, step, scores, sizes, data and settings of the model.  Raises ModelFolderError."""
     folder = find_model(path)
     network, vocabulary, config = load_network(folder)
     meta = read_meta(folder)
@@ -62,7 +62,7 @@ def _engine(network: Network) -> str:
 
 
 def _kind(value: Any) -> str:
-    """Return the kind of a configuration section, or the value of a text or switch; "" for anything else."""
+    """Return the kind of a configuration section, a string, or "yes" for True; "" for anything else."""
     if isinstance(value, Section):
         return str(getattr(value, "kind", ""))
     return value if isinstance(value, str) else "yes" if value is True else ""

@@ -45,7 +45,7 @@ def score(
 
     kind = read_config(model).data.kind
     if kind == "parallel" and source is None:
-        raise UsageError(f"{model}: a translation model scores pairs; name the source text with --source")
+        raise UsageError(f"{model}: a translation model scores pairs; specify the source text with --source")
     if kind == "text" and source is not None:
         raise UsageError(f"{model}: a language model has no source; omit --source")
     options: dict[str, Any] = {"device": device, "quantize": quantize}
@@ -168,4 +168,4 @@ def parse(
             write(str(tree) if tree.children else "")
             repaired += bool(tree.children) and not well_formed
     if repaired:
-        log(f"repaired: {repaired} outputs of the model that were not trees over the words")
+        log(f"repaired: {repaired} model outputs that were not trees over the words")

@@ -22,7 +22,7 @@ Models = Annotated[
 Source = Annotated[Path, typer.Option(help="Source text, one sentence per line.")]
 OptionalSource = Annotated[Path | None, typer.Option(help="Source text, one sentence per line.")]
 OptionalReference = Annotated[Path | None, typer.Option(help="Reference translations, one per line.")]
-InputFile = Annotated[Path | None, typer.Option("--input", help="Input text by line; default: standard input.")]
+InputFile = Annotated[Path | None, typer.Option("--input", help="Input text, one per line; default: standard input.")]
 OutputFile = Annotated[Path | None, typer.Option("--output", help="Output file; default: standard output.")]
 Page = Annotated[Path, typer.Option("--out", help="Output file for the page (HTML).")]
 Jsonl = Annotated[bool, typer.Option("--jsonl", help="Write one JSON object per input, with scores.")]

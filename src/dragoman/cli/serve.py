@@ -16,7 +16,7 @@ _PACKAGES = {"fastapi", "starlette", "uvicorn"}
 
 def serve(
     models: Annotated[list[Path], typer.Argument(help="Run folders or model folders; several can be compared.")],
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 accepts other machines.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 allows other machines.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 selects a free one.")] = 8000,
     device: Device = "cpu",
 ) -> None:

@@ -48,7 +48,7 @@ def read_input(path: Path | None) -> Iterator[str]:
         yield from read_lines(path)
         return
     if sys.stdin is None:
-        raise UsageError("standard input is closed: name a file with --input, or pipe text into the command")
+        raise UsageError("standard input is closed: specify a file with --input, or pipe text into the command")
     for number, raw in enumerate(raw_lines(sys.stdin.buffer, "standard input"), start=1):
         yield decode_line(raw, number, "standard input")
 
@@ -70,7 +70,7 @@ def open_output(path: Path | None, source: Path | None = None) -> Iterator[Calla
     """
     if path is None:
         if sys.stdout is None:
-            raise UsageError("standard output is closed: name a file with --output")
+            raise UsageError("standard output is closed: specify a file with --output")
         stdout = sys.stdout.buffer
         try:
             yield lambda line: stdout.write(line.encode() + b"\n")
@@ -78,7 +78,7 @@ def open_output(path: Path | None, source: Path | None = None) -> Iterator[Calla
             stdout.flush()
         return
     if source is not None and path.exists() and source.exists() and path.samefile(source):
-        raise UsageError(f"{path}: both --input and --output; choose another output, so that the input is kept")
+        raise UsageError(f"{path}: is both --input and --output; choose another output file")
     direct = path.exists() and not path.is_file()
     target = path.resolve() if path.is_symlink() and not direct else path
     part = target if direct else target.with_name(f".{target.name}.{os.getpid()}.part")

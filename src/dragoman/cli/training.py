@@ -100,7 +100,7 @@ def average(
 
     folder = average_run(run, last)
     typer.echo(folder)
-    log(f"the average of the last {last} checkpoints; it is used by: {USED_BY[read_config(folder).data.kind]}")
+    log(f"averaged the last {last} checkpoints; use the model with: {USED_BY[read_config(folder).data.kind]}")
 
 
 def info(model: Model, as_json: AsJson = False) -> None:
@@ -115,12 +115,12 @@ def shortlist(
     source: OptionalSource = None,
     target: Annotated[Path | None, typer.Option(help="Translations of --source, one per line.")] = None,
     best: Annotated[int, typer.Option(help="Target tokens per source token.")] = 50,
-    frequent: Annotated[int, typer.Option(help="Most frequent target tokens, available to every sentence.")] = 100,
+    frequent: Annotated[int, typer.Option(help="Number of frequent target tokens, available to every sentence.")] = 100,
 ) -> None:
-    """Learn likely target tokens per source token, for speed.
+    """Learn a shortlist of target tokens per source token.
 
-    'translate --shortlist' is restricted to these tokens, which is faster with a large vocabulary. Without --source and
-    --target, the training data of the model is used.
+    'translate --shortlist' chooses only from these tokens, which is faster with a large vocabulary. Without --source
+    and --target, the training data of the model is used.
     """
     from dragoman.training.shortlist import learn_shortlist
 
@@ -136,7 +136,7 @@ def export(
 ) -> None:
     """Export a model to another program and verify its results.
 
-    Both are run on 200 lines of text. Nothing is written unless they give the same results (parity).
+    Both models are run on 200 lines of text. Nothing is written unless their results agree (parity).
     """
     from dragoman.formats.export import export as export_model
 

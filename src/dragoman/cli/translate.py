@@ -64,7 +64,7 @@ def translate(
     settings = {name: value for name, value in settings.items() if value is not None}
     unused = [f"--{name.replace('_', '-')}" for name, off in _SAMPLING_DEFAULTS.items() if settings[name] != off]
     if unused and not sample:
-        raise UsageError(f"{', '.join(unused)}: only for sampling; add --sample, or omit it")
+        raise UsageError(f"{', '.join(unused)}: only for sampling; add --sample or omit the option")
     options: dict[str, Any] = {
         "device": device, "quantize": quantize, "engine": engine, "threads": threads, "shortlist": shortlist,
     }  # fmt: skip
@@ -98,7 +98,7 @@ def _translate_bulk(job: Job, inputs: list[Path], output: Path | None, column: s
     if not inputs or output is None:
         raise UsageError(
             "bulk translation (folders, Parquet, several files, --column, --ray) reads files and writes a folder: "
-            "name both --input and --output"
+            "specify both --input and --output"
         )
     done = translate_bulk(job, inputs, output, column=column, ray=ray, log=log)
     log(f"done: {done.lines:,} lines in {done.shards:,} files")

@@ -22,7 +22,7 @@ def vectors(
     file: Annotated[Path, typer.Argument(help="Word vectors (.safetensors, or .txt in word2vec format), or a model.")],
     near: Annotated[list[str] | None, typer.Option(help="Print the neighbours of a word. Can be repeated.")] = None,
     analogy: Annotated[
-        list[str] | None, typer.Option(help='Solve an analogy: "man king woman" asks for the queen. Can be repeated.')
+        list[str] | None, typer.Option(help='Solve an analogy, such as "man king woman" (queen). Can be repeated.')
     ] = None,
     count: Annotated[int, typer.Option(help="Answers per query.")] = 10,
     measure: Annotated[str, typer.Option(help="For --near: cosine, dot, euclidean or mahalanobis.")] = "cosine",
@@ -31,7 +31,7 @@ def vectors(
     train: Annotated[list[Path] | None, typer.Option(help="Train FILE on this text first. Can be repeated.")] = None,
     kind: Annotated[str, typer.Option(help="With --train: skipgram or cbow.")] = "skipgram",
     size: Annotated[int, typer.Option(help="With --train: dimension of the vectors.")] = 100,
-    min_count: Annotated[int, typer.Option(help="With --train: exclude words that are less frequent.")] = 5,
+    min_count: Annotated[int, typer.Option(help="With --train: minimum number of occurrences of a word.")] = 5,
 ) -> None:
     """Train, query and plot word vectors."""
     from dragoman.vectors import WordVectors

@@ -146,7 +146,7 @@ class _DataSection(Section):
 
 
 class ParallelData(_DataSection):
-    """Sentences and their translations."""
+    """Parallel text: source sentences and their translations."""
 
     kind: Literal["parallel"] = "parallel"
     root: str = ""
@@ -223,7 +223,7 @@ class TreeData(_Files):
     """Constituency trees in Penn brackets; sentences are translated into trees (Vinyals et al. 2015)."""
 
     kind: Literal["trees"] = "trees"
-    max_tokens: limits.TokensPerExample = Field(250, description="tokens of the longer side, with the end of sentence")
+    max_tokens: limits.TokensPerExample = Field(250, description="maximum tokens per side, end of sentence included")
 
 
 class ImageData(_DataSection):
@@ -238,7 +238,7 @@ class ImageData(_DataSection):
     @model_validator(mode="after")
     def _one_form(self) -> ImageData:
         if (self.dataset is None) == (self.train is None) or (self.dataset and self.valid):
-            raise ValueError('give either dataset = "digits" or train (and valid), .npz files')
+            raise ValueError('give either dataset = "digits" or train (and optionally valid) as .npz files')
         return self
 
     @property
@@ -263,5 +263,5 @@ class TokenizerConfig(Section):
         "nmt_nfkc", description="rule of sentencepiece; with nfkc and nmt_nfkc, `…` becomes `...` and ½ becomes 1⁄2"
     )
     character_coverage: limits.Coverage = 1.0
-    sampling: limits.Dropout = Field(0.0, description="in training: BPE-dropout, or temperature of unigram")
-    sentences: limits.Sentences = Field(2_000_000, description="lines from which the vocabulary is learned")
+    sampling: limits.Dropout = Field(0.0, description="in training: BPE-dropout rate, or unigram exponent")
+    sentences: limits.Sentences = Field(2_000_000, description="maximum lines used to learn the vocabulary")

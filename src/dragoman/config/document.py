@@ -117,7 +117,7 @@ class Config(Section):
             yield f'tokenizer.shared has no effect on data of kind "{kind}", which has one side; remove it'
 
     def _budget_problems(self) -> Iterator[str]:
-        """Yield the settings of [train] that the budget rules out, as far as the document alone shows it."""
+        """Yield the settings of [train] that exceed the budget, as far as it can be determined without the data."""
         train, budget = self.train, self.train.budget
         if budget.unit == "steps" and train.schedule.warmup > budget.amount:
             yield (
@@ -167,9 +167,9 @@ def _read(path: Path) -> str:
         hint = f"; available: {', '.join(available[:8])}" if available else ""
         raise ConfigError(str(path), [f"no such file{nearest(str(path), available)}{hint}"]) from None
     except OSError as error:
-        raise ConfigError(str(path), [f"cannot be read: {error.strerror or error}; name a TOML file"]) from None
+        raise ConfigError(str(path), [f"cannot be read: {error.strerror or error}; specify a TOML file"]) from None
     if len(content) > _LARGEST:
-        raise ConfigError(str(path), [f"larger than {_LARGEST:,} bytes; name a configuration file"])
+        raise ConfigError(str(path), [f"larger than {_LARGEST:,} bytes; specify a configuration file"])
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -187,9 +187,9 @@ def parse_config(
 ) -> Config:
     """Validate a document of nested dictionaries.  Raises ConfigError that lists all problems.
 
-    stored: the document belongs to an existing run or model.  Then names of languages, a validation set that is part of
-    the training data, a warm-up beyond the budget, and numbers outside of the current limits that do not affect tensor
-    shapes are accepted.
+    stored: the document belongs to an existing run or model.  Then it may contain language names instead of codes,
+    validation data that are part of the training data, a warm-up longer than the budget, and numbers outside of the
+    current limits that do not affect tensor shapes.
     """
     if not isinstance(document, dict):
         raise ConfigError(where, [f"{shown(document)} is not a configuration; accepted: a table of sections"])

@@ -103,7 +103,7 @@ def _number(limit: float) -> str:
 def _locate(loc: Sequence[Any], root: type[BaseModel]) -> tuple[type[BaseModel], list[str], list[type[BaseModel]]]:
     """Return the section that contains the last key of a location, the keys, and the variants of the value, if any.
 
-    pydantic puts the tag of the chosen variant behind a key; users do not write it.
+    pydantic appends the tag of the selected variant to a key; users do not write it.
     """
     section, path = root, []
     models: list[type[BaseModel]] = []

@@ -101,11 +101,11 @@ GradientNorm = Annotated[_Real, Field(ge=0, le=1e6), AfterValidator(_zero_or_nor
 Seed = Annotated[_Whole, Field(ge=0, le=_UNLIMITED), AcceptStored]
 """Seeds: the non-negative integers of TOML, which every random number generator accepts."""
 Sentences = Annotated[_Whole, Field(ge=1, le=2**31 - 1), AcceptStored]
-"""Sentences that are decoded or learned from; more than exist means all."""
+"""Sentences to decode or to learn from; all if there are fewer."""
 Checkpoints = Annotated[_Whole, Field(ge=1, le=_UNLIMITED), AcceptStored]
-"""Checkpoints that are kept; a large number means all."""
+"""Checkpoints to keep; a large number means all."""
 OptionalCount = Annotated[_Whole, Field(ge=0, le=_UNLIMITED), AcceptStored]
-"""Checkpoints that are averaged, or validations without improvement; 0 is off, a large number means all, or never."""
+"""Checkpoints to average, or validations without improvement; 0 is off, a large number means all, or never."""
 
 # -------------------------------------------------------------------------------------------------------------- data
 

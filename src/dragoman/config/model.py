@@ -70,7 +70,7 @@ class RecurrentPosition(Section):
 
 class ShawPosition(Section):
     kind: Literal["shaw"] = "shaw"
-    clip: limits.Distance = Field(16, description="longer distances count as this one")
+    clip: limits.Distance = Field(16, description="maximum distance; longer ones are clipped to it")
 
 
 class T5Position(Section):
@@ -305,7 +305,7 @@ class RecurrentConfig(Section):
     @model_validator(mode="after")
     def _halves(self) -> RecurrentConfig:
         if self.directions == 2 and self.d_model % 2:
-            raise ValueError(f"two directions share d_model, which must be even, not {self.d_model}")
+            raise ValueError(f"d_model {self.d_model} must be even, because two directions share it")
         return self
 
 

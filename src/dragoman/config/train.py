@@ -74,11 +74,11 @@ class TrainConfig(Section):
     ema: limits.Beta = Field(0.0, description="decay of the moving average of the weights; 0 = none")
     log_every: limits.Interval = Field(20, description="steps")
     validate_every: DurationField = Duration(amount=1, unit="epochs")
-    validate_sentences: limits.Sentences = Field(1000, description="sentences that are decoded in a validation")
+    validate_sentences: limits.Sentences = Field(1000, description="sentences decoded per validation")
     metric: Literal["bleu", "chrf", "loss", "accuracy", "f1"] = "loss"
     patience: limits.OptionalCount = Field(0, description="validations without improvement before stopping; 0 = off")
-    keep: limits.Checkpoints = Field(5, description="last checkpoints kept besides the best")
-    average: limits.OptionalCount = Field(0, description="last checkpoints averaged at the end; 0 = no average")
+    keep: limits.Checkpoints = Field(5, description="recent checkpoints to keep, in addition to the best")
+    average: limits.OptionalCount = Field(0, description="last checkpoints to average at the end; 0 = none")
     max_bad_steps: limits.Interval = Field(20, description="consecutive steps with a non-finite loss before stopping")
     device: Device = "auto"
 

@@ -87,7 +87,7 @@ class Shift:
 
 
 def _anchors(text: str) -> int:
-    """Return a 64-bit set of the numbers and capitalised words of a line, hashed by their first four letters."""
+    """Return a 64-bit set of the numbers and capitalized words of a line, hashed by their first four letters."""
     found = 0
     for word in _ANCHOR.findall(text):
         if word[0].isupper() or word[0].isdigit():

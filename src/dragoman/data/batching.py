@@ -63,7 +63,7 @@ def collate(pairs: list[tuple[list[int], list[int]]]) -> Batch:
     tgt_out, _ = collate_source([t for _, t in pairs])
     tgt_in = torch.full_like(tgt_out, BOS)
     tgt_in[:, 1:] = tgt_out[:, :-1]
-    tgt_in[tgt_in == EOS] = PAD  # behind the last token; no position that counts attends to it
+    tgt_in[tgt_in == EOS] = PAD  # after the last token; no other position attends to it
     return Batch(src, src_mask, tgt_in, tgt_out, sum(len(s) for s, _ in pairs), sum(len(t) for _, t in pairs))
 
 
@@ -124,7 +124,7 @@ def batches_within(sizes: Sequence[int], budget: int) -> Iterator[list[int]]:
 
 
 def read_batch(store: Store, numbers: Ints, tokenizer: Tokenizer, sampling: float, seed: int) -> Batch:
-    """Return the pairs of these numbers as a batch; with `sampling`, segmented anew from their text."""
+    """Return the pairs of these numbers as a batch; with `sampling`, segmented at random from their text."""
     if sampling > 0:
         return collate(tokenizer.encode_sampled([store.text(int(n)) for n in numbers], sampling, seed))
     return collate([store.pair(int(n)) for n in numbers])

@@ -157,7 +157,7 @@ def _read_two(source: Path, target: Path) -> Iterator[SentencePair]:
         for line, (one, other) in enumerate(zip(read_lines(source), read_lines(target), strict=True), start=1):
             yield SentencePair(one, other, line)
     except ValueError as error:
-        raise DataError(f"{source} or {target} changed while being read. Start again when it is complete.") from error
+        raise DataError(f"{source} or {target} changed while being read. Retry when it is complete.") from error
 
 
 def read_pairs(spec: CorpusSpec) -> Iterator[SentencePair]:
@@ -209,7 +209,7 @@ def pair_hash(*texts: str) -> int:
 
 
 class PairFilter:
-    """Filter by characters, ratio, identity and duplication, which drops whole pairs and counts them in `stats`.
+    """Filter of pairs by length, length ratio, identity and duplication; `stats` counts the dropped ones.
 
     Duplicates are detected across all corpora that are read.
     """

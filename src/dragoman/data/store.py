@@ -145,7 +145,7 @@ def _line(file: RandomAccessFile, first: int, last: int) -> str:
 
 
 def _altered(file: RandomAccessFile) -> DataError:
-    return DataError(f"{file.path}: was changed while in use. Start again: damaged prepared data is rebuilt.")
+    return DataError(f"{file.path}: was changed while in use. Run the command again to rebuild it.")
 
 
 def _offsets(table: RandomAccessFile, size: int) -> NDArray[np.int64]:

@@ -1,7 +1,7 @@
 """Random segmentation of text into subwords, determined by a seed (subword regularization).
 
-BPE: BPE-dropout (Provilkov et al. 2020).  Unigram: sampling from the n best segmentations (Kudo 2018).  The sampling of
-sentencepiece itself differs between processes for any seed, so that a resumed run would train on other tokens.
+BPE: BPE-dropout (Provilkov et al. 2020).  Unigram: sampling from an n-best list (Kudo 2018).  sentencepiece's own
+sampling differs between processes even with a fixed seed, so that a resumed run would train on other tokens.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Load the fastest backend available for a model folder.
 
-The native engine reads packed weights: `packed/<precision>.bin` in the model folder, beside a `.json` with everything
-they were made from (weights, architecture, vocabulary sizes, positions, version) and their sha256.  The first process
+The native engine reads packed weights: `packed/<precision>.bin` in the model folder, with a `.json` that lists what they
+were made from (weights, architecture, vocabulary sizes, positions, version) and their sha256.  The first process
 that loads the model packs it; it is packed again after any of these has changed.
 """
 
@@ -121,7 +121,7 @@ class _Options:
 def _check(paths: Sequence[str | Path], quantize: str, engine: str, threads: int | None, shortlist: bool) -> None:
     problems = []
     if not paths:
-        problems.append("no model; name at least one model folder")
+        problems.append("no model; specify at least one model folder")
     if quantize not in _PRECISIONS:
         problems.append(f"quantize = {quantize!r}: must be one of {', '.join(_PRECISIONS)}")
     if engine not in ("auto", "native", "pytorch"):

@@ -1,6 +1,6 @@
 """Logits processors: the tokens that are allowed next.
 
-Log-probabilities are not renormalised, so that a score equals the score of teacher forcing.
+Log-probabilities are not renormalized, so that a score equals the score of teacher forcing.
 
 Letters: N rows, T tokens so far, V vocabulary.
 """
@@ -26,7 +26,7 @@ class Processor(Protocol):
 
 
 class NeverTokens:
-    """Disallow padding and the begin of sentence."""
+    """Disallow padding and the beginning of sentence."""
 
     def restrict(self, allowed: Tensor, tokens: Tensor, sentences: Tensor) -> None:
         allowed[:, [PAD, BOS]] = False
@@ -80,7 +80,7 @@ class ForcedPrefix:
 
 
 def allowed_tokens(processors: Sequence[Processor], possible: Tensor, tokens: Tensor, sentences: Tensor) -> Tensor:
-    """Apply the processors to possible (N, V), True = allowed; rows without any allow the end of sentence."""
+    """Apply the processors to possible (N, V), True = allowed; rows with no token left allow the end of sentence."""
     allowed = possible.clone()
     for processor in processors:
         processor.restrict(allowed, tokens, sentences)

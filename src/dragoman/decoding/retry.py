@@ -49,7 +49,7 @@ def repeats_itself(source: Ids, target: Ids) -> bool:
 
 
 def has_unusual_length(source: int, target: int) -> bool:
-    """Return whether one side has more than 3 times the tokens of the other; both below 10 tokens are never unusual."""
+    """Return whether one side has at least 10 tokens and more than 3 times the tokens of the other."""
     longer, shorter = max(source, target), min(source, target)
     return longer >= MIN_JUDGED_LENGTH and longer > MAX_LENGTH_RATIO * shorter
 
@@ -67,7 +67,7 @@ def search_with_retry(
     settings: SearchSettings,
     tokens: Callable[[Result], Ids],
 ) -> tuple[list[Result], list[bool]]:
-    """Search all sources, and once more those whose output repeats itself; keep a second result unless it does too.
+    """Search all sources, and again those whose output repeats itself; keep the second result unless it does too.
 
     Args:
         search: Called with indices of `sources` and settings; returns one result per index.

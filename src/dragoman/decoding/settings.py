@@ -17,7 +17,7 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "nbest": (1, 4096, "1 to 4,096"),
     "max_extra": (0, 10_000, "0 to 10,000"),
     "min_length": (0, 10_000, "0 to 10,000"),
-    "no_repeat_ngram": (0, 10_000, "0 (off) or 2 to 10,000; 1 would not allow any token twice"),
+    "no_repeat_ngram": (0, 10_000, "0 (off) or 2 to 10,000; 1 forbids every repeated token"),
     "temperature": (1e-6, 1000, "1e-6 (use beam=1 for greedy search) to 1000"),
     "top_k": (0, 1_048_576, "0 (all tokens) to 1,048,576"),
     "top_p": (5e-324, 1, "more than 0 and at most 1 (1 = all tokens)"),

@@ -116,7 +116,7 @@ class Shortlist:
         sizes = frequent, sources + 1, listed
         offsets = list(itertools.accumulate(sizes, initial=0))
         if offsets[-1] != len(numbers):
-            raise ModelFolderError(f"{path}: {len(numbers):,} numbers; the header announces {offsets[-1]:,}; {again}")
+            raise ModelFolderError(f"{path}: {len(numbers):,} numbers; its header specifies {offsets[-1]:,}; {again}")
         parts = [numbers[begin:end] for begin, end in itertools.pairwise(offsets)]
         return cls(best, target_size, weights, *parts)
 

@@ -99,7 +99,7 @@ class SignificanceTest:
     samples: int
 
     def to_json(self) -> dict[str, Any]:
-        """A dictionary for `json.dumps`."""
+        """Return a dictionary for `json.dumps`."""
         return asdict(self)
 
 
@@ -140,11 +140,11 @@ class Evaluation:
     flags: dict[str, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """A dictionary for `json.dumps`; scores that were not computed are None."""
+        """Return a dictionary for `json.dumps`; scores that were not computed are None."""
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """One line per score with its signature, then the significance tests and the counts of flags."""
+        """Return one line per score with its signature, the significance tests and the counts of flags."""
         metrics = (self.bleu, self.chrf, self.ter, self.literature)
         lines = [str(metric) for metric in metrics if metric is not None]
         if self.against is not None:
@@ -362,7 +362,7 @@ def _metric(metric: BLEU | CHRF | TER, hypotheses: Sequence[str], references: Re
 
 
 def _moses_languages() -> frozenset[str]:
-    """Languages with rules in Moses' tokenizer, except Chinese, which it does not segment."""
+    """Return the languages with rules in Moses' tokenizer, except Chinese, which it does not segment."""
     from sacremoses.corpus import NonbreakingPrefixes  # type: ignore[import-untyped]
 
     return frozenset(NonbreakingPrefixes().available_langs.values()) - set(_CHINESE)

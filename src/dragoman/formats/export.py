@@ -89,7 +89,7 @@ def _check_request(folder: Path, format: str, quantization: str) -> None:
     if quantization not in get_args(Quantization):
         problems.append(f"quantization = {quantization!r}; accepted: {', '.join(get_args(Quantization))}")
     if folder.exists():
-        problems.append(f"{folder}: already exists; name a new folder")
+        problems.append(f"{folder}: already exists; specify a new folder")
     elif not folder.parent.is_dir():
         problems.append(f"{folder}: the parent folder {folder.parent} does not exist; create it first")
     try:
@@ -122,7 +122,7 @@ def _write_model(
 
 
 def _write_description(done: Export, tokenizer: Tokenizer, model: Path) -> None:
-    """Write the tokenizer files, a page on usage, and the origin and parity report as JSON."""
+    """Write the tokenizer files, the README, and the origin and parity report as JSON."""
     from dragoman.models.model_folder import read_meta
 
     facts: dict[str, Any] = {

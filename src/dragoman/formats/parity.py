@@ -1,4 +1,4 @@
-"""Whether another program computes the same as a model: the same tokens with the same probabilities (promise P9).
+"""Parity of a model and its exported form: the same tokens with the same probabilities.
 
 Three comparisons with the PyTorch search in float32:
 
@@ -142,7 +142,7 @@ def parity_cases(model: Model, tokenizer: Tokenizer, config: Config, check: Path
     longest = config.data.max_tokens
     rows = list(itertools.islice((ids for line in lines if 1 < len(ids := encode(line)) <= longest), _LINES))
     if check and not rows:
-        raise DataError(f"{check}: no line of 1 to {longest - 1} tokens to compare; name another file")
+        raise DataError(f"{check}: no line of 1 to {longest - 1} tokens to compare; specify another file")
     if not rows:
         text = "rows of random tokens"
         rows = _random_rows(tokenizer.target_size if language_model else tokenizer.source_size, longest)

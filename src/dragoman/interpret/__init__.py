@@ -1,1 +1,1 @@
-"""Looking inside: reading and replacing any quantity of the paper while a model runs."""
+"""Interpretability: record or replace any quantity of the paper while a model runs."""

@@ -158,7 +158,7 @@ def override_attention(model: nn.Module, attention: str, head: int, weights: Ten
 def mean_head_outputs(network: Network, batches: Iterable[Batch]) -> dict[str, Tensor]:
     """Return the mean output (H, Dh) of the heads of each attention over all tokens, for `ablate_heads`.
 
-    A head with a constant output carries no information: ablating it to 0 has a cost, to its mean has none.
+    A head with a constant output carries no information: setting it to 0 may increase the loss, to its mean does not.
     """
     sums: dict[str, Tensor] = {}
     counts: dict[str, int] = {}

@@ -77,7 +77,7 @@ def key_mask(batch: Batch, length: int) -> Tensor:
 
 
 def _no_logits(hidden: Tensor, output: nn.Module) -> None:
-    """A head that computes nothing from the hidden states."""
+    """Compute nothing from the hidden states; for recordings that need no logits."""
 
 
 def record_pass(

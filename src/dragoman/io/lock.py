@@ -1,7 +1,7 @@
 """Locks on folders: one process at a time, and a message that names the holder.
 
-The lock is one of the operating system (`filelock`), which releases it when the process ends, even by a kill or a
-reboot.  On a file system without locks a marker file is used, which is stale once the process in it does not exist.
+The operating system (`filelock`) releases the lock when the process ends, even after a crash.
+On a file system without locks a marker file is used, which is stale once the process named in it does not exist.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def lock_run(folder: Path) -> Generator[None, None, None]:
         created = not folder.is_dir()
         folder.mkdir(parents=True, exist_ok=True)
     advice = (
-        "wait until it has finished, stop it (its state is saved, and the run can be resumed), or name another folder"
+        "wait until it has finished, stop it (its state is saved, and the run can be resumed), or use another folder"
     )
     try:
         with lock_folder(folder, f"{folder}: this run", advice, writing(folder)):
@@ -85,7 +85,7 @@ def _acquire(folder: Path, subject: str, advice: str) -> BaseFileLock:
 
 
 def _release(lock: BaseFileLock, folder: Path) -> None:
-    # Remove the files before the release: a process that has opened the lock file finds it gone and tries again.
+    # Remove the files before the release: a process that has opened the lock file finds it missing and retries.
     try:
         for name in (HOLDER_FILE, LOCK_FILE):
             with suppress(OSError):  # Windows does not remove open files

@@ -26,7 +26,7 @@ class Reporter:
         """Receive a message for the user."""
 
     def started(self, total: str, used: float) -> None:
-        """Training starts or resumes; total: the budget; used: the fraction of it that is used up."""
+        """Receive the start of training; total: the budget; used: the fraction of it already used."""
 
     def stepped(self, row: dict[str, Any], used: float) -> None:
         """Receive a row of the log: step, loss (nats per target token, not smoothed), learning_rate, tokens_per_second,
@@ -36,7 +36,7 @@ class Reporter:
         """Receive the scores of a validation, and whether they are the best so far."""
 
     def finished(self) -> None:
-        """Training has ended or was interrupted."""
+        """Receive the end of training or its interruption."""
 
 
 def read_log(run: Path) -> list[dict[str, Any]]:

@@ -72,7 +72,7 @@ def _read_header(file: FileIO, size: int) -> dict[str, Any]:
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
         raise ValueError(f"{size:,} bytes: not a safetensors file") from None
     if expected != size:
-        raise ValueError(f"{size:,} bytes; its header announces {expected:,}")
+        raise ValueError(f"{size:,} bytes; its header specifies {expected:,}")
     assert isinstance(header, dict)
     return header
 
@@ -97,7 +97,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Any], bytearray]:
         while rest and (count := file.readinto(rest[:MAX_READ])):
             rest = rest[count:]
         if rest:
-            raise ValueError(f"{size - len(rest):,} bytes; its header announces {size:,}")
+            raise ValueError(f"{size - len(rest):,} bytes; its header specifies {size:,}")
     return header, content
 
 

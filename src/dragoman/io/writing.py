@@ -167,7 +167,7 @@ def flush_file(path: Path) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Flush the names in a folder to the disk; without effect where the system does not support it, as on Windows."""
+    """Flush the entries of a folder to the disk, where the system supports it (not on Windows)."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except PermissionError:  # on Windows, for any folder

@@ -64,19 +64,19 @@ __all__ = ["assemble", "build_model"]
 
 
 def build_model(config: ModelConfig, src_vocab: int, tgt_vocab: int, *, shared: bool = True, seed: int = 1) -> Network:
-    """Build and initialise a model; the same seed gives the same weights.
+    """Build and initialize a model; the same seed gives the same weights.
 
     src_vocab: size of the source vocabulary, or for images the values per patch.  tgt_vocab: size of the target
     vocabulary, or number of labels.  shared: whether both are one vocabulary, which `tie = "all"` needs to share one
     matrix.
     """
     model = assemble(config, src_vocab, tgt_vocab, shared=shared)
-    _initialise(model, seed)
+    _initialize(model, seed)
     return model
 
 
 def assemble(config: ModelConfig, src_vocab: int, tgt_vocab: int, *, shared: bool = True) -> Network:
-    """Build a model as `build_model` does, with uninitialised weights."""
+    """Build a model as `build_model` does, with uninitialized weights."""
     match config:
         case TransformerConfig():
             return _transformer(config, *_embeddings(config, src_vocab, tgt_vocab, shared))
@@ -125,7 +125,7 @@ def _vision(config: VisionConfig, patch_values: int, classes: int) -> Vision:
 def _recurrent(
     config: RNNConfig | GRUConfig | LSTMConfig, src: Embedding, tgt: Embedding, output: OutputProjection
 ) -> Recurrent:
-    """With two directions each has d_model / 2 features, so that all vectors have d_model."""
+    """Build a recurrent model; each of two directions has d_model / 2 features, so that all vectors have d_model."""
     d, directions = config.d_model, config.directions
     encoder_layers = [
         RecurrentEncoderLayer(*(_cell(config, d, d // directions) for _ in range(directions)))
@@ -175,7 +175,7 @@ def _convolutional(
 def _embeddings(
     config: TransformerConfig | RecurrentConfig | ConvolutionalConfig, src_vocab: int, tgt_vocab: int, shared: bool
 ) -> tuple[Embedding, Embedding, OutputProjection]:
-    """Source embedding, target embedding and output projection, tied as configured."""
+    """Build source embedding, target embedding and output projection, tied as configured."""
     src = Embedding(src_vocab, config.d_model)
     tgt = src if config.tie == "all" and shared else Embedding(tgt_vocab, config.d_model)
     return src, tgt, _output(config.d_model, tgt_vocab, None if config.tie == "none" else tgt)
@@ -227,7 +227,7 @@ def _norm(config: BlockConfig) -> nn.Module:
 
 
 def _final_norm(config: BlockConfig) -> nn.Module:
-    """With pre-norm the output of the last layer is not yet normalised."""
+    """Build the norm that pre-norm needs after the last layer, whose output is not normalized."""
     return _norm(config) if config.order == "pre" else nn.Identity()
 
 
@@ -256,18 +256,18 @@ def _sublayer(config: BlockConfig) -> SubLayer:
     return SubLayer(_norm(config), config.dropout, config.order)
 
 
-# ---------------------------------------------------------------------------------------------------- initialisation
+# ---------------------------------------------------------------------------------------------------- initialization
 
 
-def _initialise(model: Network, seed: int) -> None:
-    """Embeddings N(0, 1/d_model), so that after scaling they have variance 1; matrices Glorot uniform; biases 0.
+def _initialize(model: Network, seed: int) -> None:
+    """Initialize embeddings N(0, 1/d_model), for variance 1 after scaling; matrices Glorot uniform; biases 0.
 
-    The parts of a fused matrix (QKV, KV) are initialised separately, as if they were matrices of their own.  Modules
-    with another initialisation have a method `reset(generator)`.
+    The parts of a fused matrix (QKV, KV) are initialized separately, as if they were matrices of their own.  Modules
+    with another initialization have a method `reset(generator)`.
     """
     generator = torch.Generator().manual_seed(seed)
     output = model.output
-    assert isinstance(output, nn.Linear)  # if tied, the embedding below initialises the same matrix again
+    assert isinstance(output, nn.Linear)  # if tied, the embedding below initializes the same matrix again
     nn.init.normal_(output.weight, std=output.in_features**-0.5, generator=generator)
     parts: dict[nn.Module, tuple[int, ...]] = {}
     for module in model.modules():

@@ -138,7 +138,7 @@ def read_pointer(run: Path, name: str) -> Path | None:
     file = run / name
     if not os.path.lexists(file):
         return None
-    advice = f"Name a checkpoint instead of the run, or write the path of one into {name}: checkpoints/<step>."
+    advice = f"Specify a checkpoint instead of the run, or write the path of one to {name}: checkpoints/<step>."
     text = read_text(file, ModelFolderError, advice, limit=4096).strip()
     path = PurePosixPath(text)
     if not path.parts or not text.isprintable() or ".." in path.parts or path.root or PureWindowsPath(text).anchor:
@@ -171,7 +171,7 @@ def find_model(path: str | Path) -> Path:
             if target.is_dir():
                 return target
         if targets:
-            raise ModelFolderError(f"{targets[0]}: missing, but {path} points to it; copy the run again, completely")
+            raise ModelFolderError(f"{targets[0]}: missing, but {path} points to it; copy the complete run again")
         if (path / "config.toml").exists():
             raise ModelFolderError(
                 f"{path}: this run has no checkpoint yet; continue it with: dragoman train CONFIG --out {path}"
@@ -181,7 +181,7 @@ def find_model(path: str | Path) -> Path:
             "model.safetensors, the tokenizer and meta.json"
         )
     what = "not a folder" if os.path.lexists(path) else "no such folder"
-    raise ModelFolderError(f"{path}: {what}; name a folder written by 'dragoman train'")
+    raise ModelFolderError(f"{path}: {what}; specify a folder written by 'dragoman train'")
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
@@ -238,7 +238,7 @@ def verify(folder: Path, skip: Collection[str] = ()) -> dict[str, Any]:
 
 
 def build_for(config: Config, vocabulary: Vocabulary) -> Network:
-    """Return a newly initialised model for a configuration and its vocabulary.
+    """Return a newly initialized model for a configuration and its vocabulary.
 
     Raises UsageError if the memory does not suffice.
     """
@@ -275,7 +275,7 @@ def load_network(path: str | Path, device: str | torch.device = "cpu") -> tuple[
     except ModelFolderError as error:
         raise ModelFolderError(
             f"{error}. The model was built from config.json and a vocabulary of {vocabulary.source_size:,} source and "
-            f"{vocabulary.target_size:,} target entries; if sizes differ, one of these files is of another model."
+            f"{vocabulary.target_size:,} target entries; if sizes differ, one of these files belongs to another model."
         ) from None
     return network.to(device).eval(), vocabulary, config
 

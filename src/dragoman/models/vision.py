@@ -35,7 +35,7 @@ def patches(images: Tensor, patch: int) -> Tensor:
 
 
 class Vision(Stack, Network):
-    """Linear embedding of patches behind a learned class token, encoder layers, and an output layer over classes."""
+    """Linear embedding of patches after a learned class token, encoder layers, and an output layer over classes."""
 
     embedding: nn.Linear
 
@@ -57,7 +57,7 @@ class Vision(Stack, Network):
         self.reset()
 
     def reset(self, generator: torch.Generator | None = None) -> None:
-        """Initialise the class token like a row of an embedding matrix: N(0, 1/d_model)."""
+        """Initialize the class token like a row of an embedding matrix: N(0, 1/d_model)."""
         nn.init.normal_(self.class_token, std=self.class_token.numel() ** -0.5, generator=generator)
 
     def hidden(self, src: Tensor, src_mask: Tensor | None, tgt_in: Tensor) -> Tensor:

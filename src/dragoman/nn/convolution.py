@@ -5,7 +5,7 @@
 
 Vectors are rows.  z are the outputs of the last encoder layer, e and g the embeddings of source and target, and m the
 number of source tokens.  A sum of two terms of equal variance is multiplied by sqrt(0.5); there is no norm.  With the
-paper's initialisation the variance stays constant from the embeddings to the output.
+paper's initialization the variance stays constant from the embeddings to the output.
 
 Shapes: B sentences, K beams, N = B*K rows, T target positions, S source length, D d_model, k kernel width.
 """
@@ -66,7 +66,7 @@ class GatedConvolution(nn.Module):
         self.reset()
 
     def reset(self, generator: torch.Generator | None = None) -> None:
-        """Initialise with N(0, 4 (1 - dropout) / inputs) and biases 0: the gate keeps the variance (section 3.5)."""
+        """Initialize with N(0, 4 (1 - dropout) / inputs) and biases 0: the gate keeps the variance (section 3.5)."""
         variance = 4 * (1 - self.dropout.p) / self.weight.size(1)
         nn.init.normal_(self.weight, std=math.sqrt(variance), generator=generator)
         nn.init.zeros_(self.bias)

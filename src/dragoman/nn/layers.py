@@ -98,7 +98,7 @@ class LayerNorm(nn.LayerNorm):
         return (x - mean) / std * self.weight + self.bias if any_intervened(self.mean, self.std) else None
 
 
-class _RMSNormalise(torch.autograd.Function):
+class _RMSNormalize(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         inverse = torch.rsqrt(torch.linalg.vecdot(x, x) / x.size(-1) + eps).unsqueeze(-1)  # (..., 1)
@@ -130,11 +130,11 @@ class RMSNorm(nn.Module):
             std = self.std((x.square().mean(-1) + self.eps).sqrt())
             if self.std.is_intervened:
                 return self.normed(x / std[..., None] * self.weight)
-        return self.normed(self._normalise(x))
+        return self.normed(self._normalize(x))
 
-    def _normalise(self, x: Tensor) -> Tensor:
+    def _normalize(self, x: Tensor) -> Tensor:
         if x.device.type == "cpu":  # F.rms_norm is a chain of small operations there, at half the speed
-            out: Tensor = _RMSNormalise.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
+            out: Tensor = _RMSNormalize.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
             return out
         return F.rms_norm(x, (x.size(-1),), self.weight, self.eps)
 
@@ -159,7 +159,7 @@ class BatchNorm(nn.Module):
         self.normed = Tap("row", "position", "feature")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise x (N, T, D); a batch of one position has no variance and uses the running statistics."""
+        """Normalize x (N, T, D); a batch of one position has no variance and uses the running statistics."""
         flat = x.flatten(0, -2)
         training = self.training and flat.size(0) > 1
         statistics = self.running_mean, self.running_var

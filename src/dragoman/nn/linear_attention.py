@@ -44,7 +44,7 @@ class FeatureMap:
 
 
 def _elu_plus_one(x: Tensor) -> Tensor:
-    """elu(x) + 1, in a form that does not round to 0 below x = -17 in float32."""
+    """Return elu(x) + 1 in a form that does not round to 0 below x = -17 in float32."""
     return x.clamp(max=0).exp() + F.relu(x)
 
 

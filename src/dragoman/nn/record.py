@@ -72,7 +72,7 @@ def record(model: nn.Module, *patterns: str, gradients: bool = False) -> Generat
     """Context manager that records the tensors passing the taps whose names match a pattern (`*`, `?`, `[...]`).
 
     The model's output stays bit-identical: if a fused kernel does not compute a quantity, its formula is computed
-    beside the kernel, for the recorded taps only.  With `gradients`, the formula replaces the kernel (equal up to
+    in addition, for the recorded taps only.  With `gradients`, the formula replaces the kernel (equal up to
     rounding), so that `Recording.gradient` is available.  Raises UsageError for a pattern without matches.
     """
     recording = Recording()

@@ -41,7 +41,7 @@ State = tuple[Tensor, ...]
 
 
 def reset_gates(rnn: nn.RNNBase, generator: torch.Generator | None = None) -> None:
-    """Initialise a layer: W Glorot uniform and U orthogonal (Saxe et al. 2014), gate by gate; biases 0."""
+    """Initialize a layer: W Glorot uniform and U orthogonal (Saxe et al. 2014), gate by gate; biases 0."""
     w, u, *biases = (weight.data for weight in rnn.all_weights[0])
     for gate in w.split(rnn.hidden_size):
         nn.init.xavier_uniform_(gate, generator=generator)
@@ -62,7 +62,7 @@ class Cell(nn.Module, ABC):
     """Number of tensors in a state."""
 
     def __init__(self, fused: nn.RNNBase, kernel: Callable[..., tuple[Tensor, ...]], *quantities: str) -> None:
-        """Create a tap for each of `quantities`, called once per position, and initialise the parameters."""
+        """Create a tap for each of `quantities`, called once per position, and initialize the parameters."""
         super().__init__()
         self.fused = fused
         self.kernel = kernel
@@ -181,7 +181,7 @@ class LSTM(Cell):
         super().__init__(nn.LSTM(d_in, d_model, batch_first=True), torch.lstm, *gates, "cell", "hidden")
 
     def reset(self, generator: torch.Generator | None = None) -> None:
-        """Initialise like other cells, except for a forget-gate bias of 1 (Jozefowicz et al. 2015)."""
+        """Initialize like other cells, except for a forget-gate bias of 1 (Jozefowicz et al. 2015)."""
         super().reset(generator)
         _, _, b, _ = self.weights
         nn.init.ones_(b.data[self.d_model : 2 * self.d_model])

@@ -58,7 +58,7 @@ class SelfKeyValues:
         n = rows.numel()
         for name in ("keys", "values"):
             buffer: Tensor = getattr(self, name)
-            # Indexing copies before it writes, so reordering in place is safe.  Dropped rows stay allocated behind the
+            # Indexing copies before it writes, so reordering in place is safe.  Dropped rows stay allocated after the
             # view, which is cheaper than a new buffer at each step.
             buffer[:n, :, :length] = buffer[rows, :, :length]
             setattr(self, name, buffer[:n])

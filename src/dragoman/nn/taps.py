@@ -6,7 +6,7 @@ path of the tap in the model (`decoder.layers.0.cross_attn.weights`) is its name
 Fused kernels do not compute some quantities (attention weights and scores, the statistics of a norm, gates).  Code that
 has both a kernel and a formula asks its taps whether they are `active` (have hooks) and `is_intervened` (a hook may
 replace the tensor or need its gradient).  Only then does the output come from the formula; if hooks only observe, the
-formula is computed beside the kernel, and the output is bit-identical to that without hooks.
+formula is computed in addition to the kernel, and the output is bit-identical to that without hooks.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def series_color(group: int) -> str:
 
 @dataclass(frozen=True)
 class Line:
-    """A series of points (x, y); `others` are thin lines of the same group, `errors` half-heights of error bars."""
+    """A series of points (x, y); `others` are thin lines of the same group, `errors` are half the heights of error bars."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -114,7 +114,7 @@ def _shortened(tag: str) -> str:
 
 @contextmanager
 def drawing(name: str, width: float = WIDTH, height: float = HEIGHT, panels: int = 1) -> Iterator[Drawing]:
-    """Provide an empty drawing in the style of our pages.
+    """Yield an empty drawing in the style of the pages.
 
     name: makes the ids inside the SVG unique; every chart of a page needs its own.
     """

@@ -25,7 +25,7 @@ _CHARTS: tuple[tuple[str, float | None, dict[str, str]], ...] = (
 
 @dataclass(frozen=True)
 class Sample:
-    """One unseen text, its one right answer and the model's; `score` is its length-penalised log-probability."""
+    """An unseen text with its reference and its translation; `score` is the length-penalized log-probability."""
 
     source: str
     reference: str

@@ -13,7 +13,7 @@ __all__ = ["plain_table", "print_table"]
 
 
 def plain_table(*heads: str, left: Container[str] = ()) -> Table:
-    """Return a table without lines; columns are right-aligned except the first and those in `left`."""
+    """Return a table without borders; columns are right-aligned except the first and those in `left`."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", collapse_padding=True)
     for i, head in enumerate(heads):
         justify = "left" if i == 0 or head in left else "right"
@@ -22,7 +22,7 @@ def plain_table(*heads: str, left: Container[str] = ()) -> Table:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table and an empty line.  A console that is too narrow gets wrapped lines instead of cut numbers."""
+    """Print a table and an empty line.  In a narrow console, lines are wrapped and numbers are not truncated."""
     needed = Measurement.get(console, console.options.update(width=10_000), table).maximum
     console.width = max(console.width, needed)
     console.print(table)

@@ -42,9 +42,9 @@ class Continuation:
 
 @dataclass(frozen=True)
 class TextScore:
-    """The sum of natural log-probabilities over the `tokens` tokens of a text of `characters` characters.
+    """Sum of the natural log-probabilities of a text of `tokens` tokens and `characters` characters.
 
-    If texts have an end, it counts as one token and, for the line end that it represents, as one character.
+    The end of a text, if the model predicts it, counts as one token and as one character (its line end).
     """
 
     log_prob: float
@@ -109,7 +109,7 @@ class TextGenerator(Pipeline):
         return SearchSettings.of(self.settings, **{"max_extra": max_tokens + 1, **settings})
 
     def continuation(self, prompt: str, prefix: list[int], found: Hypothesis) -> Continuation:
-        """Return the continuation that a hypothesis with the ids of the prompt as `prefix` stands for."""
+        """Return the continuation for a hypothesis that starts with the ids of the prompt, `prefix`."""
         text = prompt + self.tokenizer.decode_target(found.tokens[len(prefix) :])
         return Continuation(prompt, text, found.log_prob, not found.truncated)
 

@@ -36,7 +36,7 @@ class Pipeline:
 
     _kind: ClassVar[ModelKind]
     _lack: ClassVar[str]
-    """Why a model of another kind is refused."""
+    """Why a model of another kind is rejected."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ def check_positive(**values: int) -> None:
     """Raise UsageError for a value below 1."""
     for name, value in values.items():
         if value < 1:
-            raise UsageError(f"{name} = {value}: must be at least 1")
+            raise UsageError(f"{name} = {value}; accepted: at least 1")
 
 
 def check_text(text: object, name: str, *, allow_surrogates: bool = False) -> str:

@@ -182,7 +182,7 @@ class Translator(Pipeline):
         yield PartialTranslation(complete, complete)
 
     def _partial(self, parts: Sequence[Part], targets: Sequence[str], step: PartialHypothesis) -> PartialTranslation:
-        """targets: the translations of the parts before the one at hand."""
+        """targets: the translations of the preceding parts."""
         sources = [part.text for part in parts[: len(targets) + 1]]
         text, stable = self._decode(step.tokens), self._decode(step.tokens[: step.stable])
         return PartialTranslation(join_parts(sources, [*targets, text]), join_parts(sources, [*targets, stable]))

@@ -1,1 +1,1 @@
-"""A web page on which models translate, a token at a time, and show where each token came from."""
+"""A web page that shows translations token by token, each with its attention to the source."""

@@ -118,11 +118,11 @@ def load_models(paths: Sequence[str | Path], device: str | torch.device = "cpu")
     Raises UsageError for no path or a repeated one, and as `ServedModel.load` does.
     """
     if not paths:
-        raise UsageError("no models to serve; name at least one")
+        raise UsageError("no models to serve; specify at least one")
     resolved = [Path(path).resolve() for path in paths]
     repeated = sorted({str(path) for path in resolved if resolved.count(path) > 1})
     if repeated:
-        raise UsageError(f"models named twice: {', '.join(repeated)}; name each model once")
+        raise UsageError(f"models specified twice: {', '.join(repeated)}; specify each model once")
     candidates = (["/".join(path.parts[-count:]) for path in resolved] for count in itertools.count(1))
     names = next(names for names in candidates if len(set(names)) == len(names))
     return {name: ServedModel.load(path, device) for name, path in zip(names, paths, strict=True)}
@@ -158,7 +158,7 @@ def _problem(what: str, where: str, accepted: str) -> dict[str, str]:
 
 async def _read_body(request: Request) -> bytes:
     content_type = request.headers.get("content-type", "none").split(";")[0].strip().lower()
-    if content_type != "application/json":  # this also refuses forms of other sites
+    if content_type != "application/json":  # this also rejects forms from other sites
         problem = _problem(f"content of type {content_type}", "header content-type", "application/json")
         raise RequestError(problem, status=415)
     body = b""
@@ -205,7 +205,7 @@ def _explain(error: Any, accepted: Mapping[str, str]) -> dict[str, str]:
 def create_app(models: Mapping[str, ServedModel]) -> FastAPI:
     """Return the application for models by name.  Raises UsageError if there are none."""
     if not models:
-        raise UsageError("no models to serve; name at least one")
+        raise UsageError("no models to serve; specify at least one")
     app = FastAPI(title="Dragoman", docs_url=None, redoc_url=None, openapi_url=None)
     names = list(models)
     page = render("serve.html", models=names, styles=STYLES, scripts=SCRIPTS)

@@ -27,7 +27,7 @@ _WARM_UP_STEPS, _SECONDS = 3, 4.0
 
 
 def diagnose(config_or_source: Path, target: Path | None = None) -> Diagnosis:
-    """Examine two text files, or the corpora of a configuration, which is trained for a few steps if it is healthy.
+    """Examine two text files, or the corpora of a configuration; if they have no errors, time a few training steps.
 
     Raises ConfigError, and UsageError for files that do not exist and for a single text file.
     """
@@ -39,7 +39,7 @@ def diagnose(config_or_source: Path, target: Path | None = None) -> Diagnosis:
         return examine([spec], valid=None, test=None, source_language=None, target_language=None)
     if config_or_source.suffix != ".toml":
         raise UsageError(
-            f"{config_or_source}: not a configuration; name a .toml file, or two files: dragoman doctor SOURCE TARGET"
+            f"{config_or_source}: not a configuration; use a .toml file, or two files: dragoman doctor SOURCE TARGET"
         )
     config = load_config(config_or_source)
     check_files(config)

@@ -172,7 +172,7 @@ class TrainingRun:
         self._tidy(target, progress)
 
     def _tidy(self, newest: Path, progress: Progress) -> None:
-        """Update pointers and remove old checkpoints; also completes what a kill after saving `newest` left undone."""
+        """Update pointers and remove old checkpoints; also after an interruption that left `newest` saved."""
         write_pointer(self.folder, "last", newest)
         best = newest.with_name(f"{progress.best_step:08d}") if self.task.validates else newest
         if best.is_dir():
@@ -193,7 +193,7 @@ class TrainingRun:
     def save_average(
         self, weights: Mapping[str, Tensor], progress: Progress, scores: dict[str, Any], best: bool
     ) -> Path:
-        """Write an averaged model and point `average`, and on request `best`, to it."""
+        """Write an averaged model and point `average`, and optionally `best`, to it."""
         target = self.folder / "checkpoints" / "average"
         save_model(target, self.config, self.task.vocabulary, weights, {"step": progress.step, "scores": scores})
         write_pointer(self.folder, "average", target)
@@ -216,7 +216,7 @@ def average_run(folder: Path, last: int) -> Path:
     training removes checkpoints.
     """
     if not folder.is_dir():
-        raise UsageError(f"{folder}: no such folder; name a run folder written by 'dragoman train'")
+        raise UsageError(f"{folder}: no such folder; specify a run folder written by 'dragoman train'")
     with lock_run(folder):
         found = list_checkpoints(folder)
         if last < 2 or len(found) < last:

@@ -29,9 +29,9 @@ AlignedPair = tuple[list[int], list[int], NDArray[np.float32]]
 """Source and target ids, and the attention weights of the target tokens on the source tokens (T, S)."""
 
 _CELLS, _PAIRS = 1 << 22, 2000
-"""Limits of a window of pairs that are aligned at once: source tokens times target tokens, and pairs."""
+"""Limits of a window of pairs that are aligned together: source tokens times target tokens, and pairs."""
 _HELD_OUT_EVERY, _MOST_HELD_OUT = 20, 1000
-"""One of this many pairs is held out to measure the coverage, up to this number of pairs."""
+"""Every 20th pair is held out to measure the coverage, up to 1,000 pairs."""
 _BATCH_TOKENS = 4000
 _LOG_EVERY = 50_000
 _MOST_CANDIDATES = 65_535
@@ -144,7 +144,7 @@ def _corpora(model: str | Path, config: Config, source: Path | None, target: Pat
         missing = [str(error)]
     if missing:
         raise DataError(
-            f"{model}: its training data does not exist on this machine ({'; '.join(missing)}); name similar aligned "
+            f"{model}: its training data does not exist on this machine ({'; '.join(missing)}); use similar aligned "
             "text files: --source FILE --target FILE"
         )
     return specs
@@ -165,7 +165,7 @@ def _tokens(
             yield ids
     stats.check()
     if not stats.kept:
-        raise DataError(f"no pairs to learn from in {', '.join(spec.name for spec in specs)}: data: {stats}")
+        raise DataError(f"no pairs to learn from in {', '.join(spec.name for spec in specs)}: {stats}; use other files")
     log(f"data: {stats}")
 
 

@@ -281,7 +281,7 @@ class Trainer:
         self.context.barrier()
 
     def _finish(self) -> None:
-        """Validate once more, and score the average of the last checkpoints, which becomes the best if it is better."""
+        """Validate again, and score the average of the last checkpoints, which becomes the best if it is better."""
         if warning := warmup_warning(self.config, self.progress):
             self.reporter.log(f"warning: {warning}")
         if self.run.needs_last(self.progress):

@@ -1,4 +1,4 @@
-"""Scores of a network on held-out batches, and a model with other weights for the time of a validation."""
+"""Scores of a network on held-out batches, and temporary replacement of the weights of a model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["label_scores", "loss_scores", "mean_loss", "swapped_weights"]
 
 @contextmanager
 def swapped_weights(model: Network, weights: Mapping[str, Tensor] | None) -> Generator[None, None, None]:
-    """Give the model other weights (such as a moving average) and restore its own afterwards; None keeps its own."""
+    """Replace the weights of the model (e.g. by a moving average) and restore them afterwards; None: no change."""
     if weights is None:
         yield
         return
@@ -51,7 +51,7 @@ def mean_loss(network: Network, batches: Iterable[Batch]) -> float:
             loss = network(batch.src, batch.src_mask, batch.tgt_in, TokenLoss(batch.tgt_out, 0.0))
             nll, tokens = nll + float(loss.nll), tokens + loss.tokens
     if not tokens:
-        raise UsageError("no target token to be scored: give at least one line with a target")
+        raise UsageError("no target tokens to score; give at least one line with a target")
     return nll / tokens
 
 

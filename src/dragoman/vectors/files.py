@@ -28,11 +28,11 @@ _SAFE = ".safetensors"
 def check_target(path: Path) -> None:
     """Raise UsageError if vectors cannot be written to `path`; call it before minutes of training."""
     if path.is_dir():
-        raise UsageError(f"{path}: is a folder; name a file, such as {path}/vectors{_SAFE}")
+        raise UsageError(f"{path}: is a folder; specify a file, such as {path}/vectors{_SAFE}")
     if path.suffix in COMPRESSED_SUFFIXES:
         raise UsageError(f"{path}: written uncompressed only; remove {path.suffix} and compress the file afterwards")
     if not path.parent.is_dir():
-        raise UsageError(f"{path}: there is no folder {path.parent}; create it first")
+        raise UsageError(f"{path}: the folder {path.parent} does not exist; create it first")
 
 
 def write_vectors(path: Path, words: Sequence[str], matrix: NDArray[np.float32]) -> Path:
@@ -55,7 +55,7 @@ def _lines(path: Path, words: Sequence[str], matrix: NDArray[np.float32]) -> Ite
     if unfit is not None:
         raise UsageError(
             f"{path}: the word {unfit!r} is empty or contains a space or a line break, which the text format cannot "
-            f"store; name a file that ends in {_SAFE}"
+            f"store; specify a file that ends in {_SAFE}"
         )
     yield f"{len(words)} {matrix.shape[1]}"
     for word, row in zip(words, matrix.tolist(), strict=True):

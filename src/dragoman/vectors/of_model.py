@@ -25,6 +25,6 @@ def read_embedding(path: str | Path) -> tuple[list[str], NDArray[np.float32]]:
     tokenizer = vocabulary.tokenizer if isinstance(vocabulary, LabelVocabulary) else vocabulary
     embedding = next((module for module in network.modules() if isinstance(module, Embedding)), None)
     if embedding is None or not isinstance(tokenizer, Tokenizer):
-        raise UsageError(f"{path}: the input of this model is not text, so it has no word vectors; name another model")
+        raise UsageError(f"{path}: the input of this model is not text, so it has no word vectors; use another model")
     tokens = [tokenizer.source_piece(token) for token in range(EOS + 1, tokenizer.source_size)]
     return tokens, embedding.weight.detach()[EOS + 1 :].float().numpy()

@@ -36,7 +36,7 @@ class Neighbour(NamedTuple):
 
 
 class WordVectors:
-    """V words with a vector of D numbers each.  A word that is missing as written is looked up in lower case.
+    """V words with a vector of D numbers each.  An unknown word is looked up in lower case.
 
     Measures: dot product; cosine, the dot product of vectors of length 1; Euclidean distance; Mahalanobis distance, the
     Euclidean distance after whitening, x -> L^-1 (x - mean) with L L^T = covariance of all vectors.  1 % of the mean
@@ -178,7 +178,7 @@ class WordVectors:
 
 
 def _compare(x: NDArray[Any], y: NDArray[Any], measure: str) -> NDArray[Any]:
-    """x and y (..., D) in the coordinates of the measure -> (...)."""
+    """Compare x and y (..., D), both in the coordinates of the measure; return (...)."""
     if measure in DISTANCES:
         return np.asarray(np.linalg.norm(x - y, axis=-1))
     return np.asarray(np.einsum("...d,...d->...", x, y))

@@ -122,7 +122,7 @@ class _Examination:
 
     def compare(self, pair: SentencePair, overlap: SplitOverlap | None) -> None:
         """Record a training pair (`overlap` is None), or whether a held-out pair occurs in training."""
-        source, target = _normalised(pair.source), _normalised(pair.target)
+        source, target = _normalized(pair.source), _normalized(pair.target)
         pair_key, source_key = pair_hash(source, target), pair_hash(source)
         if overlap is None:
             self.train_pairs.add(pair_key)
@@ -206,7 +206,7 @@ def _file_pairs(spec: CorpusSpec, sides: list[_SideExaminer], diagnosis: Diagnos
                 pass
 
 
-def _normalised(text: str) -> str:
+def _normalized(text: str) -> str:
     return " ".join(text.casefold().split())
 
 

@@ -2,8 +2,8 @@
 
 `pytorch.beam` and `pytorch.sampling` drop finished sentences and read tokens from the device at every step, which makes
 the CPU wait for the GPU.  Here shapes never change: finished hypotheses are masked and kept on the device, and the CPU
-checks only every few steps whether a hypothesis is left.  In float32 the hypotheses are those of the other searches up
-to rounding; bfloat16 rounds differently for other shapes.
+checks only every few steps whether a hypothesis is active.  In float32 the hypotheses equal those of the other searches
+up to rounding; bfloat16 rounds differently for other shapes.
 
 Letters: B sentences, K beams, N = B*K rows, S source length, L target capacity, n hypotheses returned per sentence,
 V vocabulary.
@@ -30,7 +30,7 @@ from dragoman.nn.state import DecodeState, LayerState, SelfKeyValues, StaticKeyV
 __all__ = ["Sizes", "StaticShapeSearch"]
 
 _CHECK_EVERY = 8
-"""Steps between two checks whether a hypothesis is left."""
+"""Steps between two checks whether a hypothesis is active."""
 _NEVER = float("-inf")
 
 
@@ -141,7 +141,7 @@ class StaticShapeSearch:
         truncated = (rows[:, 0] & (log_probs.argmax(1) != EOS)).view_as(self.sums)
         log_probs = log_probs.masked_fill(rows & (self.vocabulary != EOS), _NEVER)
         if self.beams == 1:
-            # As in greedy search, argmax without the sum: beside a large sum, rounding may make two tokens equal.
+            # As in greedy search, argmax without the sum: added to a large sum, two tokens may round to the same value.
             tokens = log_probs.argmax(1)[:, None]
             return self.sums + log_probs.gather(1, tokens), torch.zeros_like(tokens), tokens, truncated
         sums = log_probs.view(*self.sums.shape, -1) + self.sums[..., None]

@@ -1,6 +1,6 @@
 """The search of `dragoman.decoding` for a packed model, executed by the C++ library with the same results.
 
-Token ids go in, hypotheses come out; nothing here imports torch.
+It takes token ids, returns hypotheses and does not import torch.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def _unsupported_reason(folder: Path, build: str, path: Path) -> str:
     """Return why this processor cannot run a build, without loading it; "" if it can."""
     checks = sorted(folder.glob("_cpu.*"))
     if not checks:
-        return f"{path.name} has no _cpu library beside it to check the processor; reinstall Dragoman"
+        return f"{path.name} has no _cpu library next to it to check the processor; reinstall Dragoman"
     try:
         supported = ctypes.CDLL(str(checks[0])).dragoman_cpu_supports(build.encode())
     except (OSError, AttributeError) as error:

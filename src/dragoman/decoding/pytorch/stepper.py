@@ -74,7 +74,7 @@ class EnsembleStepper:
 
     def __init__(self, members: Sequence[Stepper[Any]]) -> None:
         if not members:
-            raise UsageError("an ensemble of 0 models: name at least 1")
+            raise UsageError("an ensemble of 0 models: specify at least 1")
         self.members = members
 
     def start(self, src: Tensor, src_mask: Tensor | None, beams: int, max_len: int) -> EnsembleState:
@@ -100,7 +100,7 @@ class ShortlistState:
 
 
 class ShortlistStepper:
-    """A stepper restricted to a list of tokens per sentence; probabilities are normalised over the list."""
+    """A stepper restricted to a list of tokens per sentence; probabilities are normalized over the list."""
 
     def __init__(self, stepper: Stepper[Any], lists: Sequence[Sequence[int]], vocab: int) -> None:
         self.stepper, self.lists, self.vocab = stepper, lists, vocab

@@ -66,7 +66,7 @@ _TEST = (
 
 
 def columns(comparison: RunComparison) -> list[Column]:
-    """Return the columns in which at least one group has a number; other scores are titled by their name."""
+    """Return the columns with a number in at least one group; scores without a predefined title get their name."""
     present = dict.fromkeys(key for group in comparison.groups for key in group.numbers)
     known = {column.key for column in _VALID}
     others = [key for key in present if key.startswith("valid.") and key not in known]

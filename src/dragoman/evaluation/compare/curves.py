@@ -57,7 +57,7 @@ def _metric_charts(
 
 
 def _line(index: int, group: Group, metric: str, steps: bool, unit: int) -> Line | None:
-    """Return the curve of a group: of its one run, or the mean over its seeds as far as all of them reach."""
+    """Return the curve of a group: that of its only run, or the mean over its seeds in the range that all cover."""
     curves = [
         [(step if steps else seconds / unit, value) for step, seconds, value in _thinned(run.curves[metric])]
         for run in group.runs

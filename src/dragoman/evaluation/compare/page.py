@@ -83,7 +83,7 @@ def _lengths_table(comparison: RunComparison, test: EvalSet) -> Table:
 
 
 def _notes(comparison: RunComparison) -> list[str]:
-    """Explain the signs of the tables that occur."""
+    """Return explanations of the symbols that occur in the tables."""
     notes = []
     if any(len(group.runs) > 1 for group in comparison.groups):
         notes.append("σ: standard deviation over the seeds; the number before it is the mean.")

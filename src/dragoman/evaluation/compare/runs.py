@@ -203,7 +203,7 @@ def _read_runs(given: Sequence[str | Path]) -> list[ComparedRun]:
         problems += [] if inside else [_no_run(path)]
         for folder in inside:
             if folder.resolve() in folders:
-                problems.append(f"{folder}: given twice; give each run once")
+                problems.append(f"{folder}: specified twice; specify each run once")
             folders[folder.resolve()] = folder
     runs = []
     for folder, name in zip(folders.values(), _names(list(folders)), strict=True):

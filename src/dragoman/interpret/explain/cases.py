@@ -211,7 +211,7 @@ def _settings(config: Config, beam: int | None, **overrides: int) -> SearchSetti
 
 
 def _labels(loaded: LoadedModel, source: str, target: str | None) -> Case:
-    """Return the case of the tags of words, or of the class of a text."""
+    """Return the case of a sentence to tag or a text to classify."""
     _, vocabulary, config = loaded
     assert isinstance(vocabulary, LabelVocabulary) and vocabulary.tokenizer is not None
     tagged, text = config.data.kind == "tagged", _single_line(source, "source").strip()
@@ -235,7 +235,7 @@ def _labels(loaded: LoadedModel, source: str, target: str | None) -> Case:
 def label_case(
     loaded: LoadedModel, kind: str, source: str, side: Side, batch: Batch, given: Sequence[str] | None, **fields: Any
 ) -> Case:
-    """Return the case of labels at the targets of a batch: those `given`, otherwise the most probable ones."""
+    """Return the case of a batch whose targets are the labels `given`, otherwise the most probable ones."""
     network, vocabulary, _ = loaded
     assert isinstance(vocabulary, LabelVocabulary)
     if given is None:

@@ -53,11 +53,11 @@ __all__ = ["REACH", "Atlas", "Example", "Head", "SubLayerCost", "atlas", "exampl
 REACH = 7
 """Profiles have the offsets -REACH to REACH."""
 MOST = 0.5
-"""The share of the weight, the confidence and the alignment error rate that decide a label."""
+"""Threshold of `Head.label` for the share of the weight, the confidence and the alignment error rate."""
 BROAD = 0.75
-"""The least relative entropy of a head labelled "broad"."""
+"""Minimum relative entropy of a head labelled "broad"."""
 COST_LINES = 100
-"""Lines of the sample for costs, which takes one pass per head and sub-layer."""
+"""Maximum lines on which costs are measured, with one pass per head and sub-layer."""
 _LONGEST_EXAMPLE = 40
 
 

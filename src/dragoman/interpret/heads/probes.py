@@ -1,4 +1,4 @@
-"""Batches of a text with targets, for networks of every kind: what an atlas is computed from."""
+"""Batches of a text with targets, for networks of every kind; the input of an atlas."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def load_probe(
         translator = Translator.load(path, device, engine="pytorch")
         return translator.model, translation_probe(translator, lines, references, golds)
     if references is not None or golds is not None:
-        raise wrong_model(path, config, "does not translate, so it has no use for references or alignments")
+        raise wrong_model(path, config, "does not translate and accepts no references or alignments")
     if kind == "text":
         generator = TextGenerator.load(path, device, engine="pytorch")
         return generator.model, text_probe(generator, lines)

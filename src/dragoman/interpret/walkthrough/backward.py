@@ -18,7 +18,7 @@ _Users = Mapping[str, Sequence[tuple[WalkthroughStep, int]]]  # quantity -> step
 
 
 def backward_steps(forward: Sequence[WalkthroughStep]) -> list[WalkthroughStep]:
-    """From the last step to the first, without those that have no gradient.
+    """Return the backward steps, from the last to the first, without those that have no gradient.
 
     The gradient of a quantity is a sum over the steps that use it, so its formula consists of their terms.
     """
@@ -46,7 +46,7 @@ def _backward_step(step: WalkthroughStep, users: _Users) -> WalkthroughStep:
 
 
 def _users_of(name: str, users: _Users) -> Iterator[tuple[WalkthroughStep, int]]:
-    """The steps that use a quantity; for one that passes it on without a term (a mask), the users of its result."""
+    """Yield the steps that use a quantity; instead of one without a term (a mask), the users of its result."""
     for user, index in users.get(name, ()):
         if user.entry.terms:
             yield user, index
@@ -56,7 +56,7 @@ def _users_of(name: str, users: _Users) -> Iterator[tuple[WalkthroughStep, int]]
 
 
 def _sum_of_terms(found: Sequence[tuple[WalkthroughStep, int]]) -> str:
-    """The terms of all users; a term that occurs in several (the layers that read the memory) as a sum over them.
+    """Return the sum of the terms of all users; a term shared by several (layers that read the memory) gets a Σ.
 
     Definitions inside a term ("…,   g = …") follow the sum.
     """
@@ -67,7 +67,7 @@ def _sum_of_terms(found: Sequence[tuple[WalkthroughStep, int]]) -> str:
 
 
 def _inputs_of_term(user: WalkthroughStep, index: int) -> Iterator[tuple[str, str]]:
-    """What a user's term consists of: gradients of its results, its matrices, and the values that it needs."""
+    """Yield the parts of a user's term: gradients of its results, its matrices, and the values that it needs."""
     term = user.entry.terms[index]
     for quantity in user.quantities:
         if quantity.gradient is not None and f"∂{quantity.symbol}" in term:
@@ -86,7 +86,7 @@ def _inputs_of_term(user: WalkthroughStep, index: int) -> Iterator[tuple[str, st
 
 
 def update_steps(q: Quantities, learning_rate: float, max_features: int) -> list[WalkthroughStep]:
-    """The gradient of one parameter as a sum over positions, its update, and the loss before and after."""
+    """Return the steps of one update: gradient as a sum over positions, new values, the loss before and after."""
     recorded, element = q.recorded, q.recorded.element
     old, gradient = recorded.parameters[element.name], recorded.of_parameters[element.name]
     names = {_loss_name(positions): positions for positions in recorded.shares}
@@ -120,7 +120,7 @@ def update_steps(q: Quantities, learning_rate: float, max_features: int) -> list
 
 
 def _loss_name(positions: tuple[int, ...]) -> str:
-    """L₁, L₂, …, and L₄₊ for several positions together."""
+    """Return L₁, L₂, …; L₄₊ for several positions together."""
     number = str(positions[0] + 1).translate(str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉"))
     return f"L{number}{'₊' if len(positions) > 1 else ''}"
 
@@ -131,7 +131,7 @@ def _tokens(q: Quantities, positions: tuple[int, ...]) -> str:
 
 
 def _window(element: ParameterElement, parameter: Tensor, symbol: str, max_features: int) -> Quantity:
-    """The part of the parameter around the element, as the model stores it."""
+    """Return the part of the parameter around the element, as the model stores it."""
     matrix = parameter if parameter.dim() == 2 else parameter[:, None]
     row, column = element.row // max_features * max_features, element.column // max_features * max_features
     shown = matrix[None, row : row + max_features, column : column + max_features]
@@ -143,6 +143,6 @@ def _window(element: ParameterElement, parameter: Tensor, symbol: str, max_featu
 
 
 def _digits(x: float, factor: bool = False) -> str:
-    """Six digits with a true minus sign; a negative factor in brackets."""
+    """Return six digits with a true minus sign; a negative factor in brackets."""
     digits = f"{x:.6g}".replace("-", "−")
     return f"({digits})" if factor and x < 0 else digits

@@ -111,7 +111,7 @@ def _pair_problems(network: Network, pair: TrainingPair, labels: Labels) -> list
 
 
 def _axis_limits(steps: Sequence[WalkthroughStep], max_features: int) -> dict[str, int]:
-    """Axis -> how much of it is shown: of positions as many as fit into `_MAX_NUMBERS`, at least 2."""
+    """Return axis -> maximum size shown; of positions, as many as fit into `_MAX_NUMBERS`, at least 2."""
     quantities = [quantity for step in steps for quantity in step.quantities]
     lengths = (n for q in quantities for n, axis in zip(q.size, q.along, strict=True) if axis in _POSITION_AXES)
     positions = max(2, *lengths)
@@ -123,7 +123,7 @@ def _axis_limits(steps: Sequence[WalkthroughStep], max_features: int) -> dict[st
 
 
 def _step_json(step: WalkthroughStep, limits: Mapping[str, int], exact: bool) -> dict[str, Any]:
-    """The step as plain JSON; numbers have six digits unless `exact`; those that are not finite are texts ("−∞")."""
+    """Return the step as plain JSON: numbers with six digits unless `exact`, non-finite ones as text ("−∞")."""
     entry = step.entry
     found: dict[str, Any] = {
         "id": step.name,
@@ -140,7 +140,7 @@ def _step_json(step: WalkthroughStep, limits: Mapping[str, int], exact: bool) ->
 
 
 def _shown(quantity: Quantity, limits: Mapping[str, int]) -> tuple[int, int]:
-    """The number of rows and columns shown."""
+    """Return the number of rows and columns shown."""
     rows, columns = (
         min(size, limits.get(axis, size)) for size, axis in zip(quantity.value.shape[1:], quantity.along, strict=True)
     )
@@ -148,7 +148,7 @@ def _shown(quantity: Quantity, limits: Mapping[str, int]) -> tuple[int, int]:
 
 
 def _heads(quantity: Quantity, gradients: bool, limits: Mapping[str, int], exact: bool) -> Iterator[dict[str, Any]]:
-    """One entry per head."""
+    """Yield one entry per head."""
     numbers = quantity.gradient if gradients else quantity.value
     assert numbers is not None
     rows, columns = shown = _shown(quantity, limits)

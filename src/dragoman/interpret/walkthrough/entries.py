@@ -1,4 +1,4 @@
-"""The data behind the walkthrough: the entries of `steps.toml`, and the records that steps are made of."""
+"""The data of the walkthrough: the entries of `steps.toml`, and the classes that describe a step."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class StepEntry:
     when: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def under(self, conditions: Iterable[str]) -> StepEntry:
-        """The entry with the changes of all `conditions` that hold, in the order of the file."""
+        """Return the entry with the changes of all `conditions`, in the order of the file."""
         entry = self
         for changes in [changes for condition, changes in self.when.items() if condition in conditions]:
             entry = replace(entry, **{key: value for key, value in changes.items() if key != "more"})
@@ -51,7 +51,7 @@ class StepEntry:
         return entry
 
     def filled(self, **values: str) -> StepEntry:
-        """The entry with each `$name` of its formula and its text replaced by `values[name]`."""
+        """Return the entry with each `$name` in its formula and its text replaced by `values[name]`."""
         formula = Template(self.formula).safe_substitute(values)
         return replace(self, formula=formula, text=substituted(self.text, **values))
 
@@ -98,12 +98,12 @@ class WalkthroughStep:
 
 
 def read_data(name: str) -> dict[str, Any]:
-    """The TOML file of that name beside this module."""
+    """Read the TOML file of that name in the folder of this module."""
     return tomllib.loads((files(__package__) / name).read_text("utf-8"))
 
 
 def substituted(text: Text, **values: str | Text) -> Text:
-    """`text` with each `$name` replaced by `values[name]`, in either language."""
+    """Return `text` with each `$name` replaced by `values[name]`, in both languages."""
     in_language = {
         language: {name: value if isinstance(value, str) else value[language] for name, value in values.items()}
         for language in text

@@ -20,7 +20,7 @@ __all__ = ["forward_steps"]
 
 
 def forward_steps(q: Quantities, smoothing: float) -> list[WalkthroughStep]:
-    """From the token ids to the loss."""
+    """Return the forward steps, from the token ids to the loss."""
     steps: list[WalkthroughStep] = []
     for name in q.recorded.values:
         site = _TapSite(q.network, name)
@@ -54,7 +54,7 @@ class _TapSite:
         self.is_causal = self.in_self_attention and isinstance(self.stack, Decoder | DecoderOnly)
 
     def box(self, entry: StepEntry) -> Text:
-        """`decoder.layers.0.around_cross_attn.norm` -> Decoder layer 1 · cross-attention."""
+        """Return a readable path: `decoder.layers.0.around_cross_attn.norm` -> Decoder layer 1 · cross-attention."""
         module, path = self.network, re.sub(r"around_(\w+)(\.norm)?$", r"\1", self.parent)
         names = [BOXES[type(module).__name__]] if type(module).__name__ in BOXES else []
         for attribute in path.split(".") if path else ():
@@ -68,7 +68,7 @@ class _TapSite:
         return {language: " · ".join(name[language] for name in names) for language in ("en", "zh")}
 
     def conditions(self, q: Quantities, smoothing: float) -> set[str]:
-        """The conditions of `when` that hold."""
+        """Return the conditions of `when` that hold."""
         mask, positions = q.pair.src_mask, type(getattr(self.stack, "positions", None)).__name__
         holds = {
             type(self.module).__name__: True,
@@ -97,7 +97,7 @@ def _tap_step(q: Quantities, site: _TapSite, entry: StepEntry, before: Sequence[
 
 
 def _used(q: Quantities, site: _TapSite, use: str, box: Text, before: Sequence[WalkthroughStep]) -> str:
-    """The name of the quantity that the entry calls `use`."""
+    """Return the name of the quantity that the entry calls `use`."""
     match use:
         case "previous":
             return before[-1].name
@@ -109,7 +109,7 @@ def _used(q: Quantities, site: _TapSite, use: str, box: Text, before: Sequence[W
 
 
 def _input_step(q: Quantities, site: _TapSite) -> WalkthroughStep:
-    """The token ids that an embedding reads, or the patches of an image."""
+    """Return the step of the token ids that an embedding reads, or of the patches of an image."""
     if isinstance(q.network, Vision):
         return WalkthroughStep("src", ENTRIES["patches"], (q.patches("src", q.pair.src[0], q.labels.source),))
     if site.parent.startswith("encoder"):

@@ -1,4 +1,4 @@
-"""A page of worked examples from texts on the Transformer, each number beside the one that this package computes.
+"""A page of worked examples from texts on the Transformer, each number beside the result of this package.
 
 The examples are the self-attention of three vectors, and one training step on "I am" -> "我 是".  The source of that
 step lacks its inputs, some matrices and most parameters of its norms.  Those in `gallery.toml` were reconstructed from
@@ -88,18 +88,18 @@ def write_gallery(path: str | Path) -> Path:
 
 
 def _recorded(part: str, seen: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
-    """The first call of each tap as a matrix; there is one sentence and one head."""
+    """Return the first call of each tap as a matrix; there is one sentence and one head."""
     return {f"{part}: {name}": calls[0].reshape(-1, calls[0].size(-1)) for name, calls in seen.items()}
 
 
 def _load(module: nn.Module, *values: Tensor) -> Any:
-    """`module` in float64 with these parameters, in their order."""
+    """Load parameters, given in the order of the module, in float64; return the module."""
     module.double().load_state_dict(dict(zip(module.state_dict(), values, strict=True)))
     return module
 
 
 def _sub_layer(norm: Tensor) -> SubLayer:
-    """A sub-layer whose norm has a negligible epsilon: the source has none."""
+    """Return a sub-layer whose norm has a negligible epsilon, because the source has none."""
     return SubLayer(_load(LayerNorm(4, eps=1e-12), *norm), 0.0, "post")
 
 
@@ -126,7 +126,7 @@ def _three_vectors(given: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _encoder(given: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Layer 1, and the attention of layer 2, which needs no matrices because its inputs are equal."""
+    """Compute layer 1 and the attention of layer 2, which needs no matrices because its inputs are equal."""
     norms, pos = iter([given["norm_1"], given["norm_2"]]), torch.arange(2)
     first, second = _self_attention(given["W_Q"], given["W_K"], given["W_V"]), _self_attention(*[torch.eye(4)] * 3)
     ffn = _load(FeedForward(4, 8, "relu"), *given["ffn"])
@@ -142,7 +142,7 @@ def _encoder(given: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _decoder(given: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The masked attention from its products q · k (queries are their rows, keys unit vectors), and cross-attention."""
+    """Compute masked attention from its products q · k (queries: rows; keys: unit vectors), and cross-attention."""
     q, k = nn.functional.pad(given["masked_products"], (0, 2))[None, None], torch.eye(2, 4).double()[None, None]
     bias = causal_bias(torch.arange(2), torch.arange(2), torch.float64)
     taps = {name: Tap("row", "head", "query", "key") for name in ("scores", "masked", "weights")}
@@ -155,7 +155,7 @@ def _decoder(given: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _loss(given: Mapping[str, Any]) -> dict[str, Tensor]:
-    """An additional column stands for the tokens that the source omits; it gives the target its printed probability."""
+    """Compute the loss.  A column for the tokens that the source omits gives the targets their printed probability."""
     targets, logits = torch.tensor([1, 2]), given["logits"]
     correct = logits.gather(1, targets[:, None])[:, 0].exp()
     others = (correct / given["probabilities"] - logits.exp().sum(1)).log()
@@ -165,7 +165,7 @@ def _loss(given: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _backward(given: Mapping[str, Any], through: str) -> tuple[Any, dict[str, Tensor]]:
-    """Gradients of one query's cross-attention for the given gradients of its "output", its "weights", or both."""
+    """Compute the gradients of one query's cross-attention from those of its "output", its "weights", or both."""
     attention, memory = _cross_attention(given), given["memory"][None].clone().requires_grad_()
     with record(attention, "*", gradients=True) as seen:
         output = attention(given["query"][None], attention.project(memory))

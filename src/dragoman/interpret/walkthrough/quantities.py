@@ -1,4 +1,4 @@
-"""Taps and parameters as a step shows them: with a name, a symbol, and labels along their sides."""
+"""Taps and parameters as a step shows them: with a name, a symbol, and labels along their axes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Quantities:
         self.shown_ids = self._choose_ids(max_tokens)
 
     def described(self, description: str, parent: str, inner: str) -> Quantity | None:
-        """The tensor of a `tensors` entry ("W_Q qkv.weight[0]", see `steps.toml`), None if the model does not have it.
+        """Return the tensor of a `tensors` entry ("W_Q qkv.weight[0]", see `steps.toml`), None if the model lacks it.
 
         Its name is relative to the module `parent`, or else to `inner`.
         """
@@ -84,7 +84,7 @@ class Quantities:
         return self._shown_tokens(matrix) if along[1] == "word" else matrix
 
     def _rows(self, name: str, symbol: str, index: str, parent: str) -> Quantity:
-        """The rows of an embedding matrix for the token ids, or of a table for the positions."""
+        """Return the rows of an embedding matrix for the token ids, or of a table for the positions."""
         tap = child(parent, "positioned" if index == ":" else "embedded")
         if index == ":":
             ids = torch.arange(self.recorded.values[tap].size(0))
@@ -103,7 +103,7 @@ class Quantities:
         return _quantity(name, "patches", (patches, None), axes[1:], axes=axes, shape=shape, rows=labels)
 
     def column(self, name: str, symbol: str, values: Tensor, labels: Sequence[str]) -> Quantity:
-        """One number per position, values (T,)."""
+        """Return a column with one number per position, values (T,)."""
         return _quantity(name, symbol, (values[:, None], None), ("position", "one"), rows=labels, columns=[""])
 
     def number(self, name: str, symbol: str, value: float) -> Quantity:
@@ -111,7 +111,7 @@ class Quantities:
         return _quantity(name, symbol, (matrix, None), ("one", "one"), rows=[""], columns=[""])
 
     def _choose_ids(self, max_tokens: int) -> list[int]:
-        """The whole of a small vocabulary, else the targets first and then the most probable tokens."""
+        """Return all ids of a small vocabulary, otherwise the targets and then the most probable tokens."""
         logits = self.recorded.values.get("output.logits")
         if logits is None or logits.size(-1) <= max_tokens:
             return [] if logits is None else list(range(logits.size(-1)))
@@ -120,13 +120,13 @@ class Quantities:
         return list(dict.fromkeys([*targets, *probable]))[:max_tokens]
 
     def _shown_tokens(self, quantity: Quantity) -> Quantity:
-        """The columns of the tokens shown, with their labels."""
+        """Return the columns of the tokens shown, with their labels."""
         gradient = None if quantity.gradient is None else quantity.gradient[..., self.shown_ids]
         labels = [self.labels.words(token) for token in self.shown_ids]
         return replace(quantity, value=quantity.value[..., self.shown_ids], gradient=gradient, columns=labels)
 
     def _axis_labels(self, name: str, axis: str) -> Sequence[str] | None:
-        """The tokens along an axis of a tap; None for an axis that is numbered."""
+        """Return the tokens along an axis of a tap; None for a numbered axis."""
         if axis not in ("position", "query", "key"):
             return [""] if axis == "one" else None
         source = self.labels.source
@@ -141,7 +141,7 @@ class Quantities:
 
 
 def child(parent: str, name: str) -> str:
-    """The path of `name` in the module `parent` ("" for the model itself)."""
+    """Return the path of `name` in the module `parent` ("" for the model itself)."""
     return f"{parent}.{name}" if parent else name
 
 
@@ -153,7 +153,7 @@ def _quantity(
     view: Callable[[Tensor], Tensor] = lambda x: x,
     **fields: Any,
 ) -> Quantity:
-    """The `view` of a value and its gradient, ([heads,] rows, columns); an axis "one" is no axis of the tensor."""
+    """Return the `view` of a value and its gradient, ([heads,] rows, columns); the tensor has no axis "one"."""
     value, gradient = (None if x is None else view(x) if view(x).dim() == 3 else view(x)[None] for x in tensors)
     assert value is not None
     size = (value.size(1), value.size(2))

@@ -38,7 +38,7 @@ _SIZES: dict[str, Any] = {"d_model": 4, "d_ff": 6, "encoder_layers": 2, "decoder
 
 
 def tiny_model(matrices: Mapping[str, Any] | None = None, *, heads: int = 1) -> Transformer:
-    """Build the preset in float64, with some of its matrices replaced.
+    """Build the preset in float64, with the given matrices replaced.
 
     matrices: name -> nested lists, names and shapes as in `TINY_MATRICES`.  heads: 1, 2 or 4.  Raises UsageError with
     the complete list of invalid names, shapes and numbers.
@@ -64,7 +64,7 @@ def tiny_walkthrough(
 
 
 def _views(model: Transformer) -> dict[str, Tensor]:
-    """Name of the matrix -> view of the parameter, matrices as (in, out)."""
+    """Return name of the matrix -> view of the parameter, matrices as (in, out)."""
     views: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         path, _, kind = name.rpartition(".")

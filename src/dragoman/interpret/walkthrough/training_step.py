@@ -43,13 +43,13 @@ class ParameterElement(NamedTuple):
 
 
 class RecordedStep:
-    """Forward, backward and one update by gradient descent, without dropout; the loss is the sum over the targets.
+    """Forward pass, backward pass and one update by gradient descent, without dropout; the loss sums over the targets.
 
     values, gradients, axes: by tap, without the row axis, in the order in which the taps were reached; gradients only
-    of what the loss depends on.  parameters, of_parameters: name -> parameter or buffer, and its gradient (a tied one
-    under each of its names).  losses: target position -> loss in nats; loss: their sum.  element: the given one, or one
-    with a large gradient.  shares: target positions -> gradient of their losses alone for the parameter that contains
-    the element; updated: that parameter after the update.  loss_after: the loss of the same pair after it.
+    of quantities that affect the loss.  parameters, of_parameters: name -> parameter or buffer, and its gradient (a
+    tied one under each of its names).  losses: target position -> loss in nats; loss: their sum.  element: the given
+    one, or one with a large gradient.  shares: target positions -> gradient of their losses alone for the parameter
+    that contains the element; updated: that parameter after the update.  loss_after: the loss of the same pair then.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class RecordedStep:
 
 
 def check_element(network: Network, element: tuple[str, int, int]) -> list[str]:
-    """The problems of a choice (name, row, column) of a parameter's element."""
+    """Return the problems of a choice (name, row, column) of a parameter's element."""
     name, row, column = element
     parameters = dict(network.named_parameters(remove_duplicate=False))
     if name not in parameters:
@@ -117,7 +117,7 @@ def check_element(network: Network, element: tuple[str, int, int]) -> list[str]:
 
 
 def _forward(network: Network, pair: TrainingPair) -> tuple[Tensor, Recording, list[str]]:
-    """Logits (T, V), the recording, and the taps in the order of their first call."""
+    """Return logits (T, V), the recording, and the taps in the order of their first call."""
     order: dict[str, None] = {}
     handles = [
         network.get_submodule(name).register_forward_hook(lambda *call, name=name: order.setdefault(name))
@@ -133,7 +133,7 @@ def _forward(network: Network, pair: TrainingPair) -> tuple[Tensor, Recording, l
 
 
 def _shares(losses: Mapping[int, Tensor], parameter: Tensor) -> dict[tuple[int, ...], Tensor]:
-    """dL_t/dW of single target positions; if there are many, the last entry combines the remaining ones."""
+    """Return dL_t/dW per target position; if there are many, the last entry combines the remaining ones."""
     positions = list(losses)
     separate = len(positions) if len(positions) <= _MAX_SEPARATE else _MAX_SEPARATE - 1
     groups = [(t,) for t in positions[:separate]] + ([tuple(positions[separate:])] if positions[separate:] else [])
@@ -145,7 +145,7 @@ def _shares(losses: Mapping[int, Tensor], parameter: Tensor) -> dict[tuple[int, 
 
 
 def _default_element(network: Network, of_parameters: Mapping[str, Tensor]) -> ParameterElement:
-    """The largest gradient of a matrix that all positions share: of the first W_V, else of the output matrix."""
+    """Return the element with the largest gradient in the first W_V, else in the output matrix."""
     preferred = ("cross_attn.kv.weight", "self_attn.qkv.weight", "output.weight", "")
     matrices = {name: gradient for name, gradient in of_parameters.items() if gradient.dim() == 2}
     name = next(name for ending in preferred for name in matrices if name.endswith(ending))

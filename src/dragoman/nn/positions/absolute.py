@@ -58,7 +58,7 @@ class Learned(_Table):
         self.reset()
 
     def reset(self, generator: torch.Generator | None = None) -> None:
-        """Initialise with N(0, 1/2), the variance of sinusoids, beside embeddings of variance 1."""
+        """Initialize with N(0, 1/2), the variance of sinusoids; embeddings have variance 1."""
         nn.init.normal_(self.table, std=0.5**0.5, generator=generator)
 
     def ensure_length(self, length: int, like: Tensor) -> None:

@@ -48,7 +48,7 @@ class RecurrentPositions(Positions):
         self.reset()
 
     def reset(self, generator: torch.Generator | None = None) -> None:
-        """Initialise W as 1.1 times an orthogonal matrix and b as 0, so that the vectors neither vanish nor explode.
+        """Initialize W as 1.1 times an orthogonal matrix and b as 0, so that the vectors neither vanish nor explode.
 
         tanh reduces a variance s by about 2 s^2 per step and a gain g adds (g^2 - 1) s; they balance at
         s = (g^2 - 1) / (2 g^4) = 0.072, where small changes keep their size.

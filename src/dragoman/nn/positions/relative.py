@@ -81,7 +81,7 @@ class T5(Positions):
         self.reset()
 
     def reset(self, generator: torch.Generator | None = None) -> None:
-        """Initialise with N(0, 0.02^2), negligible beside scores of variance 1; a scalar is learned quickly."""
+        """Initialize with N(0, 0.02^2), negligible compared with scores of variance 1; a scalar is learned quickly."""
         nn.init.normal_(self.table, std=0.02, generator=generator)
 
     def static_bias(self, q_pos: Tensor, k_pos: Tensor) -> Tensor | None:

@@ -16,7 +16,7 @@ class Positions(nn.Module):
     def ensure_length(self, length: int, like: Tensor) -> None:
         """Extend tables to positions 0 .. length - 1, with the dtype and device of `like`.
 
-        Called by each stack before `embed`, because reading the last position from a GPU would synchronise with it.
+        Called by each stack before `embed`, because reading the last position from a GPU would synchronize with it.
         """
 
     def embed(self, x: Tensor, pos: Tensor, carry: Tensor | None) -> tuple[Tensor, Tensor | None]:

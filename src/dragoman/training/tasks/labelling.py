@@ -49,7 +49,7 @@ class _LabelTask(RowTask):
         if len(kept) < len(found):
             counts += f" + too_many_tokens {len(found) - len(kept):,}"
         if not kept:
-            raise DataError(f"nothing to train on: {counts}; raise data.max_tokens, which is {data.max_tokens}")
+            raise DataError(f"nothing to train on: {counts}; increase data.max_tokens (now {data.max_tokens})")
         log(f"data: {counts}; {len(self.labels.labels):,} labels")
         self._texts, self._rows = [text for text, _ in kept], [row for _, row in kept]
         self.lengths = np.array([len(ids) + len(labels) for ids, labels in self._rows], dtype=np.int64)

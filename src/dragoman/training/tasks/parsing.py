@@ -32,7 +32,7 @@ class ParsingTask(TranslationTask):
         refuse_empty(len(trees), paths, "the files contain no trees")
         self.gold = [] if valid is None else list(read_trees(valid))
         if valid is not None and not self.gold:
-            raise DataError(f"data.valid: {valid} contains no trees; name another file, or remove data.valid")
+            raise DataError(f"data.valid: {valid} contains no trees; specify another file, or remove data.valid")
         # No filters: a linearized tree is longer than its sentence, and a repeated sentence is data too.
         unfiltered = FilterConfig(
             max_characters=10**9, max_ratio=1e9, drop_identical=False, drop_duplicates=False, max_tokens=data.max_tokens

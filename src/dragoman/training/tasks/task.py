@@ -86,7 +86,7 @@ class RowTask(Task):
     def valid_batches(self, rows: list[Row], path: Path) -> list[Batch]:
         """Return all rows of the validation file in batches of similar length.  Raises DataError if there are none."""
         if not rows:
-            raise DataError(f"data.valid: {path} contains no examples; name another file, or remove data.valid")
+            raise DataError(f"data.valid: {path} contains no examples; specify another file, or remove data.valid")
         rows = sorted(rows, key=lambda row: len(row[0]) + len(row[1]))
         return [self.collate(rows[i : i + _VALID_ROWS]) for i in range(0, len(rows), _VALID_ROWS)]
 
@@ -94,4 +94,4 @@ class RowTask(Task):
 def refuse_empty(count: int, paths: Sequence[Path], missing: str) -> None:
     """Raise DataError if the training files contain no examples; missing: what they lack."""
     if not count:
-        raise DataError(f"nothing to train on in {', '.join(map(str, paths))}: {missing}; name other files")
+        raise DataError(f"nothing to train on in {', '.join(map(str, paths))}: {missing}; specify other files")

@@ -83,7 +83,7 @@ class MaskedTask(RowTask):
     """Paragraphs in which a part of the tokens, data.rate, is to be predicted.
 
     80 % of these tokens are replaced by the mask (BOS, which no source contains otherwise), 10 % by a random token, and
-    10 % stay as they are.
+    10 % are unchanged.
     """
 
     def __init__(self, config: Config, data: MaskedData, log: Callable[[str], None]) -> None:
@@ -131,6 +131,6 @@ class MaskedTask(RowTask):
         path = valid_file(self.data)
         if path is None:
             return None
-        stream, rng = self._read([path]), np.random.default_rng(0)  # the same masks whatever the seed of the run
+        stream, rng = self._read([path]), np.random.default_rng(0)  # the same masks for every seed of the run
         rows = [self._masked(stream.window(span), rng) for span in self._windows(stream)[0]]
         return partial(label_scores, batches=self.valid_batches(rows, path))

@@ -26,7 +26,7 @@ __all__ = ["TranslationTask", "TranslationValidation"]
 
 
 class TranslationTask(Task):
-    """Sentences and their translations."""
+    """Parallel text: source sentences and their translations."""
 
     def __init__(self, config: Config, prepared: Path, log: Callable[[str], None]) -> None:
         specs = [corpus_spec(config, corpus) for corpus in config.parallel.train]
@@ -65,7 +65,7 @@ class TranslationValidation:
         self.pairs = [(p.source, p.target) for p in read_pairs(spec)]
         if not self.pairs:
             raise DataError(
-                f"data.valid: {spec.source or spec.path} contains no pairs; name another file, or remove data.valid"
+                f"data.valid: {spec.source or spec.path} contains no pairs; specify another file, or remove data.valid"
             )
         language = config.parallel.target_language
         self.tokenize = bleu_tokenizer(language)
@@ -75,7 +75,7 @@ class TranslationValidation:
         encoded = [(tokenizer.encode_source(s), tokenizer.encode_target(t)) for s, t in self.pairs]
         short = [e for e in encoded if max(map(len, e)) <= limit]
         if not short:
-            raise DataError(f"data.valid: all {len(encoded):,} pairs exceed max_tokens = {limit}; raise it")
+            raise DataError(f"data.valid: all {len(encoded):,} pairs exceed max_tokens = {limit}; increase it")
         if dropped := len(encoded) - len(short):
             log(f"data.valid: {dropped:,} pairs exceed max_tokens = {limit} and are left out of valid_loss")
         short.sort(key=lambda e: (len(e[1]), len(e[0])))

@@ -72,7 +72,7 @@ void ModelRunner::release_pages() {
 // --------------------------------------------------------------------------------------------------- encoder and
 // decoder
 
-// Convert x (rows, m.inputs) to the type in which the product with m takes it.
+// Convert x (rows, m.inputs) to the type that the product with m requires.
 GemmInput ModelRunner::gemm_input(const PackedMatrix& m, const float* x, int rows) {
   GemmInput in;
   in.rows = rows;

@@ -44,7 +44,7 @@ void scan_block(float* logits, int first, int count, const TokenQuery& query, in
   for (int i = 0; i < OUTPUT_BLOCK; i += VEC_SIZE) {
     total = add(total, exp(sub(load(logits + i), broadcast(*block_max))));
   }
-  *block_sum = reduce_sum(total);  // padding adds e^-87 per element, which is lost in rounding beside 1
+  *block_sum = reduce_sum(total);  // padding adds e^-87 per element, which rounding removes from a sum of at least 1
   if (query.required_token >= first && query.required_token < first + count) {
     top_k.required_logit = logits[query.required_token - first];
   }

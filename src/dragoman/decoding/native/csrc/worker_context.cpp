@@ -32,7 +32,7 @@ std::unique_ptr<WorkerContext> WorkerContextPool::acquire(const Model& model, in
 }
 
 // Keep the context for the next search unless the idle ones would hold too much memory.  Even a large context keeps its
-// address space: clearing fresh pages would take a good part of the next search.
+// address space: clearing fresh pages would take a large part of the next search.
 void WorkerContextPool::release(std::unique_ptr<WorkerContext> context) {
   constexpr size_t MAX_IDLE_BYTES = 256 << 20;
   constexpr size_t MAX_IDLE_CONTEXTS = 64;

@@ -149,7 +149,7 @@ def test_a_selected_token_shows_its_alternatives(page: Page, tmp_path: Path) -> 
 def test_the_walk_goes_forwards_and_back(page: Page, tmp_path: Path) -> None:
     explanation = explained("transformer")
     page.open(write_explanation(tmp_path / "explain.html", explanation))
-    titles = [step["title"]["en"] for step in explanation.walk["steps"]]
+    titles = [step["title"]["en"] for step in explanation.walkthrough["steps"]]
     assert len(titles) > 20
     page.focus("#walk .walk-bar button:last-of-type")
     page.press(page.keys.ENTER)

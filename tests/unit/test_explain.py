@@ -346,7 +346,7 @@ def test_tags_are_those_of_the_labeller() -> None:
     found = explain(tagger(), "one two seven")
     forced = explain(tagger(), "one two seven", "NN VB DT")
 
-    assert [prediction.about for prediction in found.predictions] == ["one", "two", "seven"]
+    assert [prediction.subject for prediction in found.predictions] == ["one", "two", "seven"]
     assert [prediction.piece for prediction in found.predictions] == list(expected.labels)
     assert [math.exp(a.log_prob) for a in found.predictions] == pytest.approx(list(expected.probabilities), rel=1e-5)
     assert all(
@@ -372,11 +372,11 @@ def test_a_class_is_that_of_the_labeller(pooling: str) -> None:
 def test_masks_are_filled() -> None:
     found = explain(filler(), f"one {MASK} seven")
 
-    assert [prediction.about for prediction in found.predictions] == [MASK]
+    assert [prediction.subject for prediction in found.predictions] == [MASK]
     assert found.sides["source"].pieces.count(MASK) == 1
     assert found.text.startswith("one") and found.text.endswith(" seven")
     everywhere = explain(filler(), "one two seven")
-    assert [a.about for a in everywhere.predictions] == everywhere.sides["source"].pieces[:-1]
+    assert [a.subject for a in everywhere.predictions] == everywhere.sides["source"].pieces[:-1]
 
 
 def test_an_image_is_labelled_as_by_the_labeller(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_recording_an_image_shows_where_the_class_token_looks() -> None:
 
 @pytest.mark.parametrize("shape", [(2, 4, 12), (2, 9, 27)], ids=str)
 def test_an_image_of_another_size_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(UsageError, match=r"this model takes patches \(B, 9, 12\)"):
+    with pytest.raises(UsageError, match=r"this model accepts patches \(B, 9, 12\)"):
         vision()(torch.rand(shape, dtype=torch.float64), None, torch.zeros(2, 1, dtype=torch.long))
 
 

@@ -193,7 +193,7 @@ class TextData(_Files):
 
     kind: Literal["text"] = "text"
     form: Literal["stream", "lines", "paragraphs"] = "stream"
-    max_tokens: limits.TokensPerBlock = Field(256, description="tokens per block, line or paragraph")
+    max_tokens: limits.TokensPerBlock = Field(256, description="maximum tokens per block, line or paragraph")
 
 
 class MaskedData(_Files):

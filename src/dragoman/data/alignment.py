@@ -1,7 +1,7 @@
 """Detection of misaligned parallel files from their lines, without a dictionary.
 
 A line and its translation have proportional lengths and the same final punctuation, and share numbers and names.  Each
-pair of lines gets a cost from these three; the alignment is the cheapest path through both files whose shift grows from
+pair of lines has a cost based on these; the alignment is the cheapest path through both files whose shift grows from
 zero at the first line to the difference of the line counts at the last.
 
 Letters: n lines of the shorter file, d additional lines of the longer one.

@@ -125,7 +125,7 @@ def date_pair(day: datetime.date, form: str) -> TextPair:
 
 
 def build(seed: int = 1) -> SpelledNumbers:
-    """Return the corpus of a seed, always the same: about 28,600 pairs to train, 500 to validate and 1,000 to test.
+    """Return the corpus determined by a seed: about 28,600 training, 500 validation and 1,000 test pairs.
 
     The building blocks (numbers up to 100, ordinals up to 31) are in the training split.
     """

@@ -308,7 +308,7 @@ def _fill(config: Config, specs: list[CorpusSpec], folder: Path) -> tuple[Filter
 
 
 def _encode(tokenizer: Tokenizer, folder: Path, counts: list[int], max_tokens: int, stats: FilterStats) -> list[int]:
-    """Write ids and text of the pairs within `max_tokens`; return how many were kept of each corpus."""
+    """Write ids and text of the pairs within `max_tokens`; return the number kept from each corpus."""
     tables = [(array("q", [0]), array("q", [0])) for _ in _SIDES]
     kept = [0] * len(counts)
     with ExitStack() as stack:

@@ -1,7 +1,7 @@
 """Load the fastest backend available for a model folder.
 
-The native engine reads packed weights: `packed/<precision>.bin` in the model folder, with a `.json` that lists what they
-were made from (weights, architecture, vocabulary sizes, positions, version) and their sha256.  The first process
+The native engine reads packed weights: `packed/<precision>.bin` in the model folder, with a `.json` that lists what
+they were made from (weights, architecture, vocabulary sizes, positions, version) and their sha256.  The first process
 that loads the model packs it; it is packed again after any of these has changed.
 """
 

@@ -1,3 +1,3 @@
-"""Models in the formats of other programs, each with a report that both give the same numbers."""
+"""Export of models to the formats of other programs, with a report that compares the results."""
 
 from __future__ import annotations

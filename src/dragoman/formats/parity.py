@@ -261,7 +261,7 @@ class _ParityCheck:
         return "tie" if abs(gap) < TOLERANCE else "different"
 
     def _beam_outcomes(self, greedy: list[list[int]], width: int) -> list[str]:
-        """Compare targets as long as those of greedy search; cases of one length form a batch."""
+        """Compare targets with the lengths of greedy search; cases of one length form a batch."""
         groups: dict[tuple[int, int], list[ParityCase]] = {}
         for case, ids in zip(self.cases, greedy, strict=True):
             groups.setdefault((len(case.prefix), max(1, len(ids))), []).append(case)

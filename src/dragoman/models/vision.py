@@ -68,7 +68,7 @@ class Vision(Stack, Network):
         expected = (self.n_patches, self.embedding.in_features)
         if src.shape[1:] != expected:
             raise UsageError(
-                f"images of shape {tuple(src.shape)}: this model takes patches (B, {expected[0]}, {expected[1]}); "
+                f"images of shape {tuple(src.shape)}: this model accepts patches (B, {expected[0]}, {expected[1]}); "
                 "scale the images to the size used in training and cut them with dragoman.models.vision.patches"
             )
         x = torch.cat([self.class_token.expand(src.size(0), 1, -1), self.embedding(src)], dim=1)  # (B, 1 + n, D)

@@ -31,7 +31,7 @@ MARKERS = "os^DvP"
 """Markers of matplotlib; group i has the colour i modulo COLORS and the marker i modulo len(MARKERS)."""
 WIDTH, HEIGHT = 480, 270
 INK, SOFT, GRID, SURFACE = "#fe0000", "#fe0001", "#fe0002", "#fe0003"
-"""Placeholder colours, which `Drawing.svg` replaces by CSS variables."""
+"""Placeholder colours, which `Drawing.svg` replaces with CSS variables."""
 _VARIABLES = ("--ink", "--soft", "--line", "--surface")
 _MOST_MARKERS = 40
 _LARGEST = 1e30
@@ -54,7 +54,7 @@ def series_color(group: int) -> str:
 
 @dataclass(frozen=True)
 class Line:
-    """A series of points (x, y); `others` are thin lines of the same group, `errors` are half the heights of error bars."""
+    """A series of points (x, y); `others`: thin lines of the same group; `errors`: half the heights of error bars."""
 
     name: str
     points: Sequence[tuple[float, float]]

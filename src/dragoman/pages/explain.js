@@ -112,7 +112,7 @@ function showPredictions() {
   const chips = predictions.map((prediction, i) => {
     const p = Math.exp(prediction.log_prob);
     return el("button", { type: "button", class: `chip${prediction.given ? " given" : ""}${p < 0.5 && !prediction.given ? " unsure" : ""}`, "aria-pressed": "false", onclick: () => choose(i), onfocus: () => choose(i) },
-      prediction.about ? el("span", { class: "about" }, bothOf(readable(prediction.about))) : null, el("span", { class: "piece" }, bothOf(texts[i])),
+      prediction.subject ? el("span", { class: "about" }, bothOf(readable(prediction.subject))) : null, el("span", { class: "piece" }, bothOf(texts[i])),
       el("span", { class: "meter" }, el("i", { style: `width:${(100 * p).toFixed(1)}%` })), el("span", { class: "p" }, prediction.given ? both("given", "给定") : percent(p)));
   });
   const choose = (i) => {
@@ -137,7 +137,7 @@ function alternativesOf(prediction, text) {
   const p = Math.exp(prediction.log_prob);
   const rows = prediction.alternatives.map(([piece, probability]) => bar(piece, probability, piece === prediction.piece));
   if (prediction.rank > prediction.alternatives.length) rows.push(bar(prediction.piece, p, true));
-  const count = whole.format(prediction.rank), subject = () => [...(prediction.about ? [...quoted(readable(prediction.about)), " → "] : []), ...quoted(text)];
+  const count = whole.format(prediction.rank), subject = () => [...(prediction.subject ? [...quoted(readable(prediction.subject)), " → "] : []), ...quoted(text)];
   return [
     el("h3", {}, both([...subject(), `: ${percent(p)}, ${prediction.rank === 1 ? "the most probable" : `number ${count} by probability`}`], [...subject(), `：${percent(p)}，${prediction.rank === 1 ? "概率最大" : `按概率排第 ${count}`}`])),
     el("div", { class: "bars" }, ...rows)];
@@ -195,7 +195,7 @@ function start() {
   const parts = {
     pair: showHeader, "predictions-body": showPredictions, "image-body": showImage, "alignment-body": showAlignment, "attention-body": showAttention,
     "states-body": showStates, "lens-body": showLens, "beam-body": showBeam, "model-body": showModel, contents: showContents,
-    "walk-body": () => drawWalkthrough(byId("walk-body"), explanation.walk),
+    "walk-body": () => drawWalkthrough(byId("walk-body"), explanation.walkthrough),
   };
   for (const [id, show] of Object.entries(parts)) {
     try {

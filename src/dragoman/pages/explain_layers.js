@@ -19,7 +19,7 @@ function showLens() {
     cells.push(node);
     return node;
   };
-  const heads = predictions.map((prediction, index) => el("th", { scope: "col" }, prediction.about ? el("small", {}, bothOf(readable(prediction.about)), " ") : null, bothOf(readable(prediction.piece, !spaced || (begins[index] ?? true)))));
+  const heads = predictions.map((prediction, index) => el("th", { scope: "col" }, prediction.subject ? el("small", {}, bothOf(readable(prediction.subject)), " ") : null, bothOf(readable(prediction.piece, !spaced || (begins[index] ?? true)))));
   const rows = lens.map((layer, i) => el("tr", {}, el("th", { scope: "row", title: title(layer) }, both(`layer ${i + 1}`, `第 ${i + 1} 层`)), ...predictions.map((_, index) => cell(layer, i, index))));
   const table = el("table", { class: "lens" }, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, both("output", "最终输出")), ...heads)), el("tbody", {}, ...rows));
   roving(cells, predictions.length);

@@ -33,5 +33,5 @@ function drawChapter(chapter, index) {
 function start() {
   byId("language").append(languageSwitch());
   byId("chapters").append(...gallery.chapters.map(drawChapter));
-  drawWalkthrough(byId("walk-body"), gallery.walk);
+  drawWalkthrough(byId("walk-body"), gallery.walkthrough);
 }

@@ -68,14 +68,14 @@ class Pipeline:
 
         Args:
             quantize: Precision of the weights: "int8" ("auto" on a CPU), "bf16" ("auto" on a GPU that supports it) or
-                "none" = float32, with the results of the PyTorch backend.  With "auto", `score` uses float32.
+                "none" (float32, the same results with every engine).  With "auto", `score` uses float32.
             engine: "native" is the C++ engine for CPUs, which packs the model once and keeps the packed file in the
-                model folder.  "pytorch" runs any model.  "auto" takes the native engine if it supports the model, and
+                model folder.  "pytorch" runs any model.  "auto" selects the native engine if it supports the model, or
                 CUDA graphs on a GPU; `description` names the choice.
             threads: Threads of the native engine; default: all cores.
             shortlist: Restrict targets to the tokens that `dragoman shortlist` learned for their sources.
 
-        Raises ModelFolderError, and UsageError for options that are invalid or unsupported here.
+        Raises ModelFolderError, and UsageError for options that are invalid or unsupported on this machine.
         """
         from dragoman.decoding.loader import load_backend
 

@@ -87,7 +87,7 @@ class TargetScore:
 
 @dataclass(frozen=True)
 class Alignment:
-    """Subwords of source and target, with their ends; weights (T, S): attention of each target token to the source."""
+    """Subwords of both sides, ends of sentence included; weights (T, S): attention of target tokens to the source."""
 
     source: list[str]
     target: list[str]
@@ -96,7 +96,7 @@ class Alignment:
 
 @dataclass
 class Part:
-    """A line, or a part of a long line, as it is searched.  ids: source tokens with EOS; found: n-best list."""
+    """The unit of a search: a line, or a part of a long line.  ids: source tokens with EOS; found: n-best list."""
 
     text: str
     ids: list[int]

@@ -152,7 +152,7 @@ def _done(text: str, score: float | None, log_prob: float, flags: Sequence[str],
 def _search_events(
     search: StreamWithRetry, stepper: RecordingStepper, tokenizer: Tokenizer, part: int, given: int = 0
 ) -> Iterator[Event]:
-    """Yield the events of the search of one part; given: how many of its tokens belong to the prompt."""
+    """Yield the events of the search of one part; given: the number of its tokens that belong to the prompt."""
 
     def event(hypothesis: PartialHypothesis, records: list[StepRecord], first: int, settled: bool) -> Event:
         indices = range(first, len(hypothesis.tokens))

@@ -21,7 +21,7 @@ _TRAPS: dict[str, tuple[Severity, str]] = {
     "line or paragraph separator": (
         "warning",
         'U+2028, U+2029 or U+0085 inside a line. Only "\\n" ends a line here, but tools that split at these characters '
-        "lose the alignment: replace them by a space.",
+        "lose the alignment: replace them with a space.",
     ),
     "control character": ("warning", "Control characters are not text: delete them, but keep the line."),
     "replacement character": (
@@ -30,7 +30,7 @@ _TRAPS: dict[str, tuple[Severity, str]] = {
     ),
     "byte order mark": ("info", "It is ignored when the file is read."),
     "CRLF": ("info", 'The "\\r" at the end of a line is ignored when the file is read.'),
-    "no-break or zero-width space": ("info", "They are kept; replace them by plain spaces unless they are intended."),
+    "no-break or zero-width space": ("info", "They are kept; replace them with plain spaces unless they are intended."),
 }
 
 

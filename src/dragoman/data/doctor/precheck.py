@@ -97,7 +97,7 @@ def _alignment(spec: CorpusSpec) -> tuple[bool, str]:
 
 
 def _language_warnings(spec: CorpusSpec, languages: tuple[str, str]) -> Iterator[str]:
-    """Yield warnings about a sample of the corpus: sides in a wrong language, or both in the same."""
+    """Yield warnings about a sample of the corpus: a side in the wrong language, or both sides in the same language."""
     pairs = _sample(spec)
     if len(pairs) < _MIN_LINES:
         return

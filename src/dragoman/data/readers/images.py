@@ -91,7 +91,7 @@ def _labelled(images: NDArray[np.float32], labels: NDArray[Any], where: str) -> 
 
 
 def split_off(data: LabelledImages, share: float) -> tuple[LabelledImages, LabelledImages]:
-    """Return a random split, always the same: all but `share` of the images, and the others."""
+    """Return a random split with a fixed seed: all but `share` of the images, and the others."""
     order = np.random.default_rng(0).permutation(len(data.labels))
     cut = round(len(order) * (1 - share))
     rest, drawn = (LabelledImages(data.images[i], data.labels[i]) for i in map(np.sort, (order[:cut], order[cut:])))

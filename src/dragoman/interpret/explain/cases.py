@@ -84,7 +84,7 @@ class Case:
 
     kind: "translation", "continuation", "tags", "class", "masked" or "image".  batch: one row without padding, src
     (1, S) or (1, n, numbers); PAD in `tgt_out` marks positions without a target.  sides: "source", and "input" and
-    "output" of a decoder.  piece: converts an output id.  first_id: lower ids are no outputs.  given: targets that
+    "output" of a decoder.  piece: converts an output id.  first_id: lower ids are not outputs.  given: targets that
     belong to the prompt.  forced: the targets come from the user.  tree: `BeamTree.to_json`.  subjects: the word or
     mask that each target labels; empty for tokens.
     """

@@ -41,12 +41,12 @@ _LENS_ALTERNATIVES = 3
 class Prediction:
     """A predicted or given target: a token, a tag or a class.
 
-    about: the word of a tag, or the mask; "" for a token.  log_prob: given all tokens before it.  rank: by probability,
-    from 1.  given: part of the prompt.  alternatives: the most probable outputs with their probabilities.
+    subject: the word of a tag, or the mask; "" for a token.  log_prob: given all tokens before it.  rank: by
+    probability, from 1.  given: part of the prompt.  alternatives: the most probable outputs with their probabilities.
     """
 
     piece: str
-    about: str
+    subject: str
     log_prob: float
     rank: int
     given: bool
@@ -59,7 +59,7 @@ class Explanation:
 
     flags: as in `Translation`.  maps, states: see `explain.maps`.  occlusion: for translation, a map of
     `normalized_drops`, with `occlusion_drops` as "drops".  lens: per layer its "predictions", with the most probable
-    outputs "top", and "prob" and "rank" of each target.  walk: see `interpret.walkthrough`.
+    outputs "top", and "prob" and "rank" of each target.  walkthrough: see `interpret.walkthrough`.
     """
 
     kind: str
@@ -76,7 +76,7 @@ class Explanation:
     lens: list[dict[str, Any]]
     tree: dict[str, Any] | None
     image: dict[str, Any] | None
-    walk: dict[str, Any]
+    walkthrough: dict[str, Any]
 
     @property
     def log_prob(self) -> float:
@@ -131,7 +131,7 @@ def explain(
             lens=_lens(network, case, recording),
             tree=case.tree,
             image=case.image,
-            walk=_walk(network, case, batch),
+            walkthrough=_walkthrough(network, case, batch),
         )
 
 
@@ -145,7 +145,7 @@ def _predictions(case: Case, logits: Tensor) -> list[Prediction]:
         predictions.append(
             Prediction(
                 piece=case.piece(target),
-                about=case.subjects[index] if case.subjects else "",
+                subject=case.subjects[index] if case.subjects else "",
                 log_prob=float(row[target]),
                 rank=1 + int((row > row[target]).sum()),
                 given=index < case.given,
@@ -194,7 +194,7 @@ def _occlusion(network: Network, batch: Batch) -> dict[str, Any]:
     }
 
 
-def _walk(network: Network, case: Case, batch: Batch) -> dict[str, Any]:
+def _walkthrough(network: Network, case: Case, batch: Batch) -> dict[str, Any]:
     """Return the walkthrough of one training step with this input and these targets."""
     sides = {name: [_readable(piece) for piece in side.pieces] for name, side in case.sides.items()}
     s = batch.src.size(1)

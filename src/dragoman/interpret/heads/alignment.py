@@ -234,7 +234,7 @@ def spelled_numbers_alignment(english: str, german: str) -> GoldAlignment:
     """Return the alignment of a pair of the built-in corpus, derived from its construction; all links are sure.
 
     Units are the parts with the same meaning on both sides: numbers (`vier|und|zwanzig`: 4 and 20), months, weekdays.
-    Words without a counterpart (`und`, articles) are no units.  Other texts have no links.
+    Words without a counterpart (`und`, articles) belong to no unit.  Texts outside of the corpus have no links.
     """
     parts = [list(_english_parts(english)), list(_german_parts(german))]
     counts = [Counter(meaning for meaning, _ in side) for side in parts]

@@ -80,7 +80,7 @@ def gallery() -> list[GalleryChapter]:
 
 def write_gallery(path: str | Path) -> Path:
     """Write the page to `path` atomically and return `path`.  Raises DragomanError if it cannot be written."""
-    data = {"chapters": [asdict(chapter) for chapter in gallery()], "walk": tiny_walkthrough()}
+    data = {"chapters": [asdict(chapter) for chapter in gallery()], "walkthrough": tiny_walkthrough()}
     return write_page(Path(path), render("gallery.html", title="Dragoman: numbers worked out by hand", data=data))
 
 

@@ -3,7 +3,7 @@
 DragomanError
 ├── UsageError          invalid call or command line (exit code 2)
 │   └── ConfigError     invalid configuration document; lists all problems at once (exit code 2)
-├── DataError           unusable text: misaligned, undecodable, empty
+├── DataError           unusable data: misaligned, undecodable, empty
 ├── ModelFolderError    missing, incomplete or damaged model folder
 └── TrainingError       training cannot continue: the loss is not finite, the disk is full
 
@@ -57,7 +57,7 @@ class ConfigError(UsageError):
 
 
 class DataError(DragomanError):
-    """Text or other data that cannot be used."""
+    """Data that cannot be used."""
 
 
 class ModelFolderError(DragomanError):
@@ -70,7 +70,7 @@ class TrainingError(DragomanError):
 
 def nearest(word: str, choices: Iterable[str]) -> str:
     """Return ` (did you mean 'x'?)` for the choice closest to `word`, or an empty string."""
-    if len(word) > _MAX_NAME:  # nothing is close to it, and the comparison would be slow
+    if len(word) > _MAX_NAME:  # a long word has no close match, and the search would be slow
         return ""
     match = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
     return f" (did you mean {match[0]!r}?)" if match else ""

@@ -474,7 +474,7 @@ def test_the_command_names_the_path_and_shows_no_traceback(
     config = write_toml(tmp_path / "small.toml", data)
     (tmp_path / "file").touch()
     code, _, text = Cli(monkeypatch, capsysbinary)("train", config, "--out", tmp_path / "file" / "run")
-    assert code == 1 and f"{tmp_path / 'file' / 'run'} could not be written: Not a directory. Remove the cause" in text
+    assert code == 1 and f"{tmp_path / 'file' / 'run'} could not be written: Not a directory. Fix the cause" in text
     with lock_run(tmp_path / "run"):
         code, _, text = Cli(monkeypatch, capsysbinary)("train", config, "--out", tmp_path / "run")
     assert code == 2 and f"{tmp_path / 'run'}: this run is in use by process {os.getpid()} on " in text

@@ -69,7 +69,7 @@ def test_the_error_rate_is_that_of_och_and_ney() -> None:
 
 
 def test_nothing_to_compare_is_refused() -> None:
-    with pytest.raises(UsageError, match="nothing to compare"):
+    with pytest.raises(UsageError, match="sure links to compare"):
         alignment_error_rate([set()], [gold(1, 1, set())])
     with pytest.raises(UsageError, match="numbers of sentences"):
         alignment_error_rate([set()], [])

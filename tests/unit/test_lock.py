@@ -149,7 +149,7 @@ def test_a_folder_that_cannot_be_written(
 def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "run").touch()
     with (
-        pytest.raises(TrainingError, match=r"run could not be written: File exists\. Remove the cause"),
+        pytest.raises(TrainingError, match=r"run could not be written: File exists\. Fix the cause"),
         lock_run(tmp_path / "run"),
     ):
         pass

@@ -224,7 +224,7 @@ def test_a_source_may_contain_padding_ids() -> None:
 @pytest.mark.parametrize("prefix", [[5, EOS], [PAD], [5, BOS, 6]])
 def test_invalid_prefixes_are_refused(prefix: list[int]) -> None:
     backend = CudaGraphBackend(built(TRANSLATORS["paper"], VOCAB), "cpu")
-    with pytest.raises(UsageError, match=r"sentence 2: .* contains padding, begin or end"):
+    with pytest.raises(UsageError, match=r"sentence 2: .* contains special ids"):
         backend.search([[5, EOS]] * 2, [[], prefix], SearchSettings(), 100)
 
 

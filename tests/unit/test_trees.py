@@ -54,7 +54,7 @@ def test_a_space_that_is_no_blank_stays_in_the_word(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([JOHN, "", "(S (NP (NN a))"], r"the tree that begins in line 3 is not closed: 1 brackets missing"),
+        ([JOHN, "", "(S (NP (NN a))"], r"the tree that begins in line 3 is not closed; add 1 brackets"),
         ([JOHN, f"{JOHN})"], r'a\.ptb, line 2: "\)" outside of any tree'),
         (["(S (NN dog))", "cat"], r'line 2: "cat" outside of any tree'),
         (["(S (NP))"], r'line 1: the bracket "NP" has no children'),

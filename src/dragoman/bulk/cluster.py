@@ -1,6 +1,6 @@
 """Bulk translation on a Ray cluster: each worker has a translator; only the driver reads input and writes output.
 
-The chunk of a worker that dies is given to another one.  A chunk may thus be translated twice, but it is stored once,
+The chunk of a worker that dies is passed to another one.  A chunk may thus be translated twice, but it is stored once,
 with the same bytes as without Ray.
 """
 

@@ -48,7 +48,7 @@ class Contents:
 
 @dataclass(frozen=True)
 class Shard:
-    """One input file.  name: path of its output below the output folder.  Reading raises DataError."""
+    """One input file.  name: path of its output relative to the output folder.  Reading raises DataError."""
 
     name: str
     path: Path
@@ -66,7 +66,7 @@ class Shard:
         try:
             return hash_file(self.path, "sha256")
         except OSError as error:
-            raise DataError(f"{self.path}: cannot be read: {error.strerror or error}") from None
+            raise DataError(f"{self.path}: cannot be read: {error.strerror or error}; fix or remove the file") from None
 
     def contents(self) -> Contents:
         """Read the whole shard.  Raises DataError for an invalid line."""
@@ -165,7 +165,7 @@ def find_shards(inputs: Sequence[Path], output: Path, column: str | None, added:
 
     Folders are searched recursively, skipping names that begin with "." or "_".  Raises UsageError with all problems.
     """
-    files: dict[str, tuple[str, Path]] = {}  # name and path, by the name as the file system of the output compares it
+    files: dict[str, tuple[str, Path]] = {}  # the keys are names as the output's file system compares them
     problems: list[str] = []
     collisions: list[str] = []
     all_links: list[Path] = []

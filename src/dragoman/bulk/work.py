@@ -119,7 +119,7 @@ def model_sha256(model: Path, shortlist: bool = False) -> dict[str, str]:
 
 
 class Worker:
-    """The translator of a job, on any machine.  sha256: digests that the model must have (see `model_sha256`)."""
+    """Translates chunks of a job on any machine.  sha256: digests that the model must have (see `model_sha256`)."""
 
     def __init__(self, job: Job, sha256: Mapping[str, str]) -> None:
         from dragoman.pipelines.translation import Translator

@@ -54,7 +54,7 @@ def _vocabulary(kind: str, vocabulary: Vocabulary) -> str:
 
 
 def _engine(network: Network) -> str:
-    """Return the backend for text generation on this machine, with the reasons for a fallback."""
+    """Return the name of the backend that decodes on this machine, with the reasons for a fallback."""
     if not isinstance(network, Model):
         return "PyTorch backend (generates no text)"
     reasons = native_unsupported_reasons(network) or ([unavailable_reason()] if load_native() is None else [])

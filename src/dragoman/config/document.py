@@ -53,7 +53,7 @@ _KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 class Config(Section):
-    """The whole document."""
+    """A configuration document."""
 
     data: DataConfig
     tokenizer: TokenizerConfig = TokenizerConfig()

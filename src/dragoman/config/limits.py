@@ -1,7 +1,7 @@
 """The limits of every number in a configuration: one type per quantity, with the reason for its range.
 
 Lower limits exclude values that disable a part by accident or vanish in float32.  Upper limits are well above anything
-published or useful: larger values are typing errors or exhaust the memory or time of any machine.  A value within its
+published or useful: larger values are typos or exhaust the memory or time of any machine.  A value within its
 limits may still be too large for a given machine; training estimates the memory before it starts.
 """
 

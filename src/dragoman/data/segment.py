@@ -89,8 +89,8 @@ def _halves(text: str) -> list[str]:
 def join_parts(sources: Sequence[str], targets: Sequence[str]) -> str:
     """Join the translations of consecutive parts.
 
-    Two are joined with a space if the sources are, or if only the target's script uses spaces; a split word is joined
-    without.
+    Two are joined with a space if their sources are, or if only the target's script uses spaces; the parts of a split
+    word are joined without one.
     """
     text = ""
     for i, target in enumerate(targets):

@@ -1,7 +1,7 @@
 """Token ids of a corpus on disk, read pair by pair, so that training data may be larger than memory.
 
-A store is a folder named after a hash of what it was made from: text, filters, tokenizer.  It is built once and reused
-while these are unchanged.  Files: `tokenizer.model`, `{source,target}.{ids,offsets}`, `{source,target}.txt` with
+A store is a folder named after a hash of its origin: text, filters, tokenizer.  It is built once and reused while
+these are unchanged.  Files: `tokenizer.model`, `{source,target}.{ids,offsets}`, `{source,target}.txt` with
 `.text_offsets` (the filtered text, for subword sampling), and `store.json`, written last.
 
 `store.json` contains the size and BLAKE2b hash of every other file, and a hash of itself.  All are verified whenever a
@@ -226,7 +226,7 @@ def text_hash(specs: list[CorpusSpec]) -> str:
                 try:
                     digest.update(bytes.fromhex(hash_file(path, "blake2b")))
                 except OSError as error:
-                    raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+                    raise DataError(f"{path}: cannot be read: {error.strerror or error}; use a readable file") from None
     return digest.hexdigest()
 
 

@@ -16,7 +16,7 @@ __all__ = ["LABELS_FILE", "LabelVocabulary", "Vocabulary", "load_vocabulary"]
 LABELS_FILE = "labels.json"
 _MAX_SHOWN = 20
 _MAX_PATCH_NUMBERS = 10_000_000
-"""An image of 1,000 x 1,000 pixels in colour has 3 million numbers."""
+"""Limit for damaged files; a whole image of 1,000 x 1,000 pixels in colour has 3 million numbers."""
 
 
 class LabelVocabulary:

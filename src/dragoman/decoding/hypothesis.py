@@ -17,7 +17,7 @@ Ids = Sequence[int]
 class Hypothesis:
     """A complete target.
 
-    tokens: ids without begin and end of sentence.  log_prob: sum of the natural log-probabilities of the tokens and the
+    tokens: ids without BOS and EOS.  log_prob: sum of the natural log-probabilities of the tokens and the
     end of sentence, as in teacher forcing.  score: log_prob / length penalty.  token_log_probs: one per token and one
     for the end of sentence.  truncated: the length limit forced the end of sentence.
     """

@@ -65,7 +65,7 @@ class ForcedPrefix:
     def __init__(self, prefixes: Sequence[Sequence[int]]) -> None:
         for index, prefix in enumerate(prefixes, start=1):
             if {PAD, BOS, EOS} & set(prefix):
-                raise UsageError(f"forced prefix of sentence {index}: {list(prefix)} contains padding, begin or end")
+                raise UsageError(f"forced prefix of sentence {index}: {list(prefix)} contains special ids; omit them")
         self.prefixes = prefixes
         self.longest = max(map(len, prefixes), default=0)
 

@@ -190,7 +190,7 @@ def _all_tokens(logits: Tensor) -> Tensor:
 
 
 def _ordinary_tokens(logits: Tensor) -> Tensor:
-    """Return log-probabilities (..., V) without padding, begin and end in the softmax; the end has probability 1."""
+    """Return log-probabilities (..., V) with PAD, BOS and EOS excluded from the softmax; EOS has probability 1."""
     log_probs = logits.float().index_fill(-1, torch.tensor([PAD, BOS, EOS]), float("-inf")).log_softmax(-1)
     log_probs[..., EOS] = 0
     return log_probs

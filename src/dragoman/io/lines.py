@@ -33,7 +33,7 @@ BOM = b"\xef\xbb\xbf"
 
 _CHUNK = 1 << 20
 _MAX_LINE = 64 << 20
-"""Bytes.  Without a limit, a device such as /dev/zero or a binary file would exhaust the memory."""
+"""Maximum bytes per line; without a limit, a device such as /dev/zero or a binary file would exhaust the memory."""
 _DECOMPRESSION_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 
 

@@ -33,7 +33,7 @@ _DTYPES = {
 _MAX_FILE = 1 << 30
 """Largest file of a model folder in bytes, except weights, whose size their header gives."""
 _MAX_HEADER = 100_000_000
-"""Bytes; the limit of the safetensors library."""
+"""Maximum size of a header in bytes, as in the safetensors library."""
 
 
 def file_problem(path: Path, sha256: str) -> str:
@@ -144,7 +144,7 @@ def _tensor_entries(header: dict[str, Any]) -> dict[str, Any]:
             if dtype not in _DTYPES:
                 raise ValueError(f"dtype {dtype} of {name}; accepted: {', '.join(_DTYPES)}")
             if begin != end or after - begin != math.prod(shape) * _DTYPES[dtype][1]:
-                raise ValueError(f"{name}, {dtype} {shape}, is at {begin} to {after}, after {end}")
+                raise ValueError(f"{name}, {dtype} {shape}, has bytes {begin} to {after}; it must begin at {end}")
             end = after
         return entries
     except (LookupError, TypeError, AttributeError) as error:

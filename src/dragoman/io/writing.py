@@ -50,7 +50,7 @@ def reason_of(error: OSError) -> str:
 
 def not_written(what: object, error: OSError, also: str = "") -> str:
     """Return the message that `what` (usually a path) could not be written; also: sentences before the advice."""
-    advice = _REASONS[error.errno][1] if error.errno in _REASONS else "Remove the cause, or choose another folder."
+    advice = _REASONS[error.errno][1] if error.errno in _REASONS else "Fix the cause, or choose another folder."
     return " ".join(part for part in (f"{what} could not be written: {reason_of(error)}.", also, advice) if part)
 
 

@@ -93,7 +93,7 @@ def _system_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
 
 
 def _cgroup_memory(folder: Path) -> int | None:
-    """Return what a container's limit leaves; page cache counts as free, because it can be reclaimed."""
+    """Return the memory left within a container's limit; page cache counts as free, because it can be reclaimed."""
     try:
         limit, used = (int((folder / f"memory.{name}").read_text()) for name in ("max", "current"))
         rows = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())

@@ -8,7 +8,7 @@ may have fewer heads than queries, each shared by a group of neighbouring query 
 
 Three implementations return the same numbers and are tested against each other: `attend_explicit` writes out the
 formula and returns the weights; `attend_short` uses batched products with its own backward pass, the fastest on a CPU
-for sequences as short as sentences; PyTorch's `scaled_dot_product_attention` serves long sequences and GPUs.
+for sequences as short as sentences; PyTorch's `scaled_dot_product_attention` is used for long sequences and on GPUs.
 
 Shapes: B sentences, K beams, N = B*K rows, H heads, Hkv key-value heads, T positions, Tq/Tk query/key positions,
 S source length, D d_model, Dh head size.

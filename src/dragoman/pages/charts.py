@@ -35,7 +35,7 @@ INK, SOFT, GRID, SURFACE = "#fe0000", "#fe0001", "#fe0002", "#fe0003"
 _VARIABLES = ("--ink", "--soft", "--line", "--surface")
 _MOST_MARKERS = 40
 _LARGEST = 1e30
-"""Larger values, of a diverged or damaged log, are drawn as this one, because matplotlib would overflow."""
+"""Larger values, from a diverged or damaged log, are clipped to this one, because matplotlib would overflow."""
 
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none", "text.parse_math": False, "font.size": 12, "text.color": INK,

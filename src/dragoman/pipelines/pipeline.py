@@ -121,7 +121,7 @@ def stream_windows(
 ) -> Iterator[Output]:
     """Apply `run` to `window` inputs at a time, fewer if they are long, and yield its outputs.
 
-    prepare: checks an input and converts it; it also gets the name of the input for errors.  size: length of an item.
+    prepare: checks an input and converts it; it also receives its name for errors.  size: length of an item.
     """
     check_sequence(inputs)
     check_positive(window=window)

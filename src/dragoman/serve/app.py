@@ -277,7 +277,7 @@ def _finite(value: Any) -> Any:
 def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket; port 0 = any free port.
 
-    Raises UsageError for an address that is not of this machine, DragomanError for a port that cannot be used.
+    Raises UsageError for an address that does not belong to this machine, DragomanError for a port that cannot be used.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -26,11 +26,11 @@ _SAFE = ".safetensors"
 
 
 def check_target(path: Path) -> None:
-    """Raise UsageError if vectors cannot be written to `path`; call it before minutes of training."""
+    """Raise UsageError if vectors cannot be written to `path`; call it before training."""
     if path.is_dir():
         raise UsageError(f"{path}: is a folder; specify a file, such as {path}/vectors{_SAFE}")
     if path.suffix in COMPRESSED_SUFFIXES:
-        raise UsageError(f"{path}: written uncompressed only; remove {path.suffix} and compress the file afterwards")
+        raise UsageError(f"{path}: compressed output is not supported; remove {path.suffix}, compress later")
     if not path.parent.is_dir():
         raise UsageError(f"{path}: the folder {path.parent} does not exist; create it first")
 
@@ -77,7 +77,7 @@ def _read_safe(path: Path) -> tuple[list[str], NDArray[np.float32]]:
         tensors = safetensors.numpy.load(bytes(content))
         return [str(word) for word in words], np.asarray(tensors["vectors"], dtype=np.float32)
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}; specify a readable file") from None
     except (SafetensorError, KeyError, ValueError, TypeError, RecursionError, MemoryError) as error:
         raise DataError(
             f"{path}: not a file of word vectors ({error}); accepted: a file written by `WordVectors.save`, the text "

@@ -66,7 +66,7 @@ def train_vectors(
         min_alpha=0.0001,
         seed=seed,
         workers=workers,
-        batch_words=max(1, min(_LONGEST, total // 100)),  # the rate falls once per batch
+        batch_words=max(1, min(_LONGEST, total // 100)),  # the rate decreases once per batch
     )
     model.build_vocab_from_freq(counts, corpus_count=len(parts))
     model.train(_Passes(parts, epochs, log), total_words=total, epochs=epochs)

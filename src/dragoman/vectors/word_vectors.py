@@ -96,7 +96,7 @@ class WordVectors:
         return self._best(values, count, {i, j, k}, "cosine")
 
     def accuracy(self, questions: Mapping[str, Sequence[Question]]) -> Accuracy:
-        """Score analogies (from `read_questions`): an answer counts as correct if its nearest word is."""
+        """Score analogies (from `read_questions`); only the first answer of each counts."""
         return score_questions(self._space("cosine"), questions, self._row)
 
     def correlation(self, pairs: Sequence[tuple[str, str, float]], measure: Measure = "cosine") -> Correlation:

@@ -60,7 +60,7 @@ class TextStream:
 
 
 def read_stream(paths: Iterable[Path], form: str, encode: Callable[[str], list[int]]) -> TextStream:
-    """Return files as ids.
+    """Return the ids of files.
 
     form: "stream" makes all files one text, including blank lines; "lines" and "paragraphs" make each line or paragraph
     a text that ends with EOS.  encode: text -> ids without EOS.  Raises DataError as `read_lines` does.

@@ -85,7 +85,7 @@ def read_trees(path: Path) -> Iterator[Tree]:
                 elif (tree := _plain(node)) is not None:
                     yield tree
     if open_:
-        raise DataError(f"{path}: the tree that begins in line {begin:,} is not closed: {len(open_)} brackets missing")
+        raise DataError(f"{path}: the tree that begins in line {begin:,} is not closed; add {len(open_)} brackets")
 
 
 def _node(parts: list[Tree | str], where: str) -> Tree:

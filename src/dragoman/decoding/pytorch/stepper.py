@@ -84,7 +84,7 @@ class EnsembleStepper:
         log_probs = [member.step(tokens, own) for member, own in zip(self.members, state.states, strict=True)]
         sizes = [row.size(1) for row in log_probs]
         if len(set(sizes)) > 1:
-            raise UsageError(f"the models of an ensemble have vocabularies of {sizes} tokens: they must share one")
+            raise UsageError(f"an ensemble with vocabularies of {sizes} tokens; use models with the same tokenizer")
         return torch.logsumexp(torch.stack(log_probs), dim=0) - math.log(len(log_probs))
 
 

@@ -113,7 +113,7 @@ def alignment_error_rate(found: Iterable[Collection[Link]], golds: Iterable[Gold
     except ValueError:
         raise UsageError("the numbers of sentences differ; give predicted and gold links of the same ones") from None
     if not total:
-        raise UsageError("no predicted and no sure link: there is nothing to compare")
+        raise UsageError("no predicted and no sure links to compare; give at least one")
     return 1 - hits / total
 
 

@@ -1,4 +1,4 @@
-"""One training step with everything recorded: values and gradients of the taps, losses, parameters, the update.
+"""A recorded training step: values and gradients of the taps, losses, parameters, the update.
 
 The network is not changed: the update happens in a copy.
 """

@@ -1,4 +1,4 @@
-"""Commands around training: demo, doctor, train, average, info, shortlist, export."""
+"""Commands for training and its results: demo, doctor, train, average, info, shortlist, export."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ def text_hash(specs: list[CorpusSpec]) -> str:
 
 
 def content_hash(config: Config, specs: list[CorpusSpec], text: str | None = None) -> str:
-    """Return a hash of what a store is made from as 16 hexadecimal digits: text, filters, settings of the tokenizer.
+    """Return the hash of a store's origin as 16 hexadecimal digits: text, filters, settings of the tokenizer.
 
     text: `text_hash(specs)`, if known.
     """

@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 TOLERANCE = 1e-3
-"""Log-probabilities (natural) that differ by less count as equal."""
+"""Natural log-probabilities that differ by less than this count as equal."""
 _LINES = 200
 _PROMPT, _CONTINUATION = 8, 32
 _BATCH_TOKENS = 2000

@@ -144,7 +144,7 @@ def _tensor_entries(header: dict[str, Any]) -> dict[str, Any]:
             if dtype not in _DTYPES:
                 raise ValueError(f"dtype {dtype} of {name}; accepted: {', '.join(_DTYPES)}")
             if begin != end or after - begin != math.prod(shape) * _DTYPES[dtype][1]:
-                raise ValueError(f"{name}, {dtype} {shape}, has bytes {begin} to {after}; it must begin at {end}")
+                raise ValueError(f"{name}, {dtype} {shape}, has bytes {begin} to {after}, not its size from {end}")
             end = after
         return entries
     except (LookupError, TypeError, AttributeError) as error:

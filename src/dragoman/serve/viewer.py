@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from dragoman.data.tokenizer import Tokenizer
-from dragoman.decoding.hypothesis import PartialHypothesis
+from dragoman.decoding.hypothesis import PartialHypothesis, common_prefix
 from dragoman.decoding.pytorch.stepper import ModelStepper
 from dragoman.decoding.pytorch.stream import stream_tokens
 from dragoman.decoding.retry import StreamWithRetry
@@ -166,7 +166,7 @@ def _search_events(
         if results and not shown:
             yield {"event": "again", "part": part}
         settled = last or search.settings.sample or search.settings.beam == 1
-        yield event(hypothesis, stepper.records, _common(shown, hypothesis.tokens), settled)
+        yield event(hypothesis, stepper.records, common_prefix([shown, hypothesis.tokens]), settled)
         shown = hypothesis.tokens
         if last:
             results.append((hypothesis, stepper.records))
@@ -185,10 +185,3 @@ def _token(tokenizer: Tokenizer, hypothesis: PartialHypothesis, index: int, step
         "alternatives": [[piece(i), p] for i, p in zip(top, step.log_probs[row].tolist(), strict=True)],
         "attention": None if step.weights is None else packed(step.weights[row]),
     }
-
-
-def _common(shown: Sequence[int], tokens: Sequence[int]) -> int:
-    """Return the number of leading tokens that both have."""
-    return next(
-        (i for i, (a, b) in enumerate(zip(shown, tokens, strict=False)) if a != b), min(len(shown), len(tokens))
-    )

@@ -16,9 +16,9 @@ import torch
 
 from dragoman.decoding.cuda_graphs.static_search import Sizes, StaticShapeSearch
 from dragoman.decoding.hypothesis import Hypothesis, Ids, best
-from dragoman.decoding.processors import ForcedPrefix
 from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.decoding.pytorch.sampling import uniforms
+from dragoman.decoding.request import check_prefixes
 from dragoman.decoding.settings import SearchSettings
 from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.seq2seq import Model, Network
@@ -106,7 +106,7 @@ class CudaGraphBackend(TorchBackend):
     def _search(
         self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int
     ) -> list[list[Hypothesis]]:
-        ForcedPrefix(prefixes)  # raises UsageError for an invalid prefix
+        check_prefixes(prefixes)
         found: list[list[Hypothesis]] = [[] for _ in sources]
         # Each sample is searched as a sentence of its own.
         samples = settings.nbest if settings.sample else 1

@@ -176,7 +176,7 @@ class StaticShapeSearch:
             pool.copy_(torch.cat([pool, new], dim=1).gather(1, order[..., None].expand_as(pool)))
 
     def _allowed(self, log_probs: Tensor) -> Tensor:
-        """Return (N, V), True = allowed: the rules of `processors` without reading from the device."""
+        """Return (N, V), True = allowed: the rules of `SearchRequest.allowed` without reading from the device."""
         allowed = torch.ones_like(log_probs, dtype=torch.bool)
         allowed[:, PAD] = False
         allowed[:, BOS] = False

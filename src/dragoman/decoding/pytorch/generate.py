@@ -69,7 +69,7 @@ def generate_batches(
         batch_sources, batch_prefixes = [sources[i] for i in batch], [prefixes[i] for i in batch]
         src, mask = padded(batch_sources, device)
         restricted = with_shortlist(shortlist, stepper, batch_sources, batch_prefixes)
-        hypotheses = generate(restricted, src, mask, settings, batch_prefixes if any(batch_prefixes) else None)
+        hypotheses = generate(restricted, src, mask, settings, batch_prefixes)
         for index, row in zip(batch, hypotheses, strict=True):
             found[index] = row
     return found

@@ -5,14 +5,13 @@ Letters: K rows that are searched (1 without a beam), T tokens so far.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 
 from torch import Tensor
 
 from dragoman.data.tokenizer import EOS
-from dragoman.decoding.hypothesis import Hypothesis, PartialHypothesis, TokenStream
+from dragoman.decoding.hypothesis import Hypothesis, PartialHypothesis, TokenStream, common_prefix
 from dragoman.decoding.pytorch.beam import beam_search
 from dragoman.decoding.pytorch.sampling import sample
 from dragoman.decoding.pytorch.stepper import State, Stepper
@@ -62,7 +61,7 @@ def _stream_beams(stepper: Stepper[State], request: SearchRequest) -> TokenStrea
         if step.active[0]:
             # The other finished hypotheses have lost to the best one.
             rivals = [_best(finished)[0].tokens] if finished else []
-            stable = _common_prefix([*(tokens[beam] for beam in unfinished), *rivals])
+            stable = common_prefix([*(tokens[beam] for beam in unfinished), *rivals])
             beam = max(unfinished, key=lambda beam: log_probs[beam])
             yield PartialHypothesis(tokens[beam], token_log_probs[beam], rows[beam], stable)
     return _best(finished)
@@ -70,8 +69,3 @@ def _stream_beams(stepper: Stepper[State], request: SearchRequest) -> TokenStrea
 
 def _best(finished: Sequence[tuple[Hypothesis, PartialHypothesis]]) -> tuple[Hypothesis, PartialHypothesis]:
     return max(finished, key=lambda pair: pair[0].score)
-
-
-def _common_prefix(hypotheses: Sequence[Sequence[int]]) -> int:
-    """Return the length of the longest prefix that all hypotheses share."""
-    return sum(1 for _ in itertools.takewhile(lambda tokens: len(set(tokens)) == 1, zip(*hypotheses, strict=False)))

@@ -267,13 +267,13 @@ class Engine:
         total_log_probs, scores = array("d", [0]) * count, array("d", [0]) * count
         outputs = tokens, log_probs, lengths, total_log_probs, scores, truncated
 
-        def search(stop: int, error: Any) -> int:
-            address = ctypes.addressof(request)
-            return int(self._functions.dragoman_search(self._model, address, stop, *map(_address, outputs), error))
-
         stop, error = ctypes.c_int32(0), ctypes.create_string_buffer(_ERROR_SIZE)
-        run = _run_directly if offsets[-1] <= _SHORT_SEARCH else _run_in_thread
-        _raise_for_status(run(search, stop, error), error)
+
+        def search() -> int:
+            inputs = self._model, ctypes.addressof(request), ctypes.addressof(stop)
+            return int(self._functions.dragoman_search(*inputs, *map(_address, outputs), error))
+
+        _raise_for_status(search() if offsets[-1] <= _SHORT_SEARCH else _run_in_thread(search, stop), error)
 
         def hypothesis(index: int) -> Hypothesis:
             begin, end = offsets[index], offsets[index] + lengths[index]
@@ -292,18 +292,14 @@ def _raise_for_status(status: int, error: Any) -> None:
         raise UsageError(message) if status == _INVALID_ARGUMENT else DragomanError(message)
 
 
-def _run_directly(function: Callable[[int, Any], int], stop: ctypes.c_int32, error: Any) -> int:
-    return function(ctypes.addressof(stop), error)
-
-
-def _run_in_thread(function: Callable[[int, Any], int], stop: ctypes.c_int32, error: Any) -> int:
+def _run_in_thread(function: Callable[[], int], stop: ctypes.c_int32) -> int:
     """Run in another thread, so that this one handles Ctrl-C; set `stop` when it is pressed."""
     status: list[int] = []
     done = threading.Event()
 
     def run() -> None:
         try:
-            status.append(_run_directly(function, stop, error))
+            status.append(function())
         finally:
             done.set()
 
@@ -313,7 +309,7 @@ def _run_in_thread(function: Callable[[int, Any], int], stop: ctypes.c_int32, er
         thread.start()
         done.wait()
     except RuntimeError:  # the system refuses to create a thread: run here, where Ctrl-C has to wait
-        return _run_directly(function, stop, error)
+        return function()
     except BaseException as raised:
         interrupt, stop.value = raised, 1
     while thread.is_alive() and not done.is_set():  # the library still writes to arrays that the thread keeps alive

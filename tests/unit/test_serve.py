@@ -28,9 +28,8 @@ from dragoman.data.tokenizer import BOS, EOS
 from dragoman.decoding import SearchSettings
 from dragoman.decoding.hypothesis import Hypothesis, TokenStream
 from dragoman.decoding.hypothesis import PartialHypothesis as Walk
-from dragoman.decoding.pytorch.generate import generate
+from dragoman.decoding.pytorch.generate import generate, stream_tokens
 from dragoman.decoding.pytorch.stepper import ModelStepper
-from dragoman.decoding.pytorch.stream import stream_tokens
 from dragoman.errors import DragomanError, UsageError
 from dragoman.models.build import build_model
 from dragoman.models.decoder_only import DecoderOnly

@@ -80,8 +80,8 @@ class DecodingBackend(ABC):
         """Search one source step by step (`stream_tokens`)."""
         import torch
 
+        from dragoman.decoding.pytorch.generate import stream_tokens
         from dragoman.decoding.pytorch.stepper import with_shortlist
-        from dragoman.decoding.pytorch.stream import stream_tokens
 
         if settings.limit(len(source), len(prefix)) > self.max_length:
             return self.fallback().stream(source, prefix, settings)

@@ -28,8 +28,8 @@ from torch import Tensor
 
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.decoding.hypothesis import PartialHypothesis, common_prefix
+from dragoman.decoding.pytorch.generate import stream_tokens
 from dragoman.decoding.pytorch.stepper import ModelStepper
-from dragoman.decoding.pytorch.stream import stream_tokens
 from dragoman.decoding.retry import StreamWithRetry
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError

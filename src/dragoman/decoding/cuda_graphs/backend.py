@@ -137,18 +137,15 @@ class CudaGraphBackend(TorchBackend):
         # A cached search must not depend on the caller's modes.
         modes = torch.inference_mode(False), torch.autocast(self.model.device.type, enabled=False)
         with evaluating(self.model), modes[0], modes[1], torch.no_grad():
-            search = self._take(settings, sizes) or StaticShapeSearch(self.model, settings, sizes, self._capture)
+            with self._lock:  # removed, so that no other thread uses it meanwhile
+                search = self._idle.pop((settings, sizes), None)
+            search = search or StaticShapeSearch(self.model, settings, sizes, self._capture)
             found = search.search(src, forced, numbers)
         with self._lock:
             self._idle[settings, sizes] = search  # last in, last out
             while len(self._idle) > _CACHED:
                 self._idle.popitem(last=False)
         return found
-
-    def _take(self, settings: SearchSettings, sizes: Sizes) -> StaticShapeSearch | None:
-        """Remove a cached search, so that no other thread uses it meanwhile."""
-        with self._lock:
-            return self._idle.pop((settings, sizes), None)
 
     def _capture(self, step: Callable[[], None]) -> Callable[[], None]:
         return capture(step, self.model.device) if self.model.device.type == "cuda" else step

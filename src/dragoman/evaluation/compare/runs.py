@@ -311,12 +311,7 @@ def _tokenizer(runs: Sequence[ComparedRun], tokenize: str) -> str:
 
 
 def _decoded(
-    run: ComparedRun,
-    test: EvalSet,
-    device: str | torch.device,
-    samples: int,
-    tokenize: str,
-    log: Callable[[str], None],
+    run: ComparedRun, test: EvalSet, device: str | torch.device, samples: int, tokenize: str, log: Callable[[str], None]
 ) -> ComparedRun:
     """Return the run with the test scores of its best checkpoint, decoded with the [search] of its configuration."""
     from dragoman.pipelines.translation import Translator  # comparing logs needs no model

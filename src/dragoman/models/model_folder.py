@@ -11,10 +11,11 @@ Torch is imported only where weights are read or written: the native backend doe
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ __all__ = [
     "USED_BY",
     "average_tensors",
     "build_for",
+    "distinct_names",
     "find_model",
     "list_checkpoints",
     "load_file",
@@ -335,3 +337,9 @@ def average_tensors(folders: Iterable[Path]) -> dict[str, Tensor]:
         for name, tensor in load_file(folder / "model.safetensors").items():
             total[name] = total[name] + tensor.double() if name in total else tensor.double()
     return {name: (tensor / len(folders)).float() for name, tensor in total.items()}
+
+
+def distinct_names(paths: Sequence[Path]) -> list[str]:
+    """Return the last components of different absolute paths, as few as make the names distinct."""
+    candidates = (["/".join(path.parts[-count:]) for path in paths] for count in itertools.count(1))
+    return next(names for names in candidates if len(set(names)) == len(paths))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import math
 import os
@@ -27,7 +26,7 @@ from starlette.requests import ClientDisconnect
 
 from dragoman.data.tokenizer import BOS, EOS
 from dragoman.errors import DragomanError, UsageError, nearest
-from dragoman.models.model_folder import read_config, wrong_model
+from dragoman.models.model_folder import distinct_names, read_config, wrong_model
 from dragoman.pages.page import read_assets, render
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.translation import Translator
@@ -123,9 +122,7 @@ def load_models(paths: Sequence[str | Path], device: str | torch.device = "cpu")
     repeated = sorted({str(path) for path in resolved if resolved.count(path) > 1})
     if repeated:
         raise UsageError(f"models named twice: {', '.join(repeated)}; name each model once")
-    candidates = (["/".join(path.parts[-count:]) for path in resolved] for count in itertools.count(1))
-    names = next(names for names in candidates if len(set(names)) == len(names))
-    return {name: ServedModel.load(path, device) for name, path in zip(names, paths, strict=True)}
+    return {name: ServedModel.load(path, device) for name, path in zip(distinct_names(resolved), paths, strict=True)}
 
 
 class TranslateRequest(BaseModel):

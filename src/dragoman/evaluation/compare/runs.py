@@ -28,7 +28,7 @@ from dragoman.evaluation.compare.scores import (
 )
 from dragoman.evaluation.metrics import bleu_tokenizer
 from dragoman.io.run_log import read_log
-from dragoman.models.model_folder import find_model, list_checkpoints, read_header, read_meta
+from dragoman.models.model_folder import distinct_names, find_model, list_checkpoints, read_header, read_meta
 
 if TYPE_CHECKING:
     import torch
@@ -206,7 +206,7 @@ def _read_runs(given: Sequence[str | Path]) -> list[ComparedRun]:
                 problems.append(f"{folder}: given twice; give each run once")
             folders[folder.resolve()] = folder
     runs = []
-    for folder, name in zip(folders.values(), _names(list(folders)), strict=True):
+    for folder, name in zip(folders.values(), distinct_names(list(folders)), strict=True):
         try:
             runs.append(_read_run(folder, name))
         except DragomanError as error:
@@ -238,17 +238,6 @@ def _no_run(path: Path) -> str:
     return f"{path}: no run ({what}); {accepted}"
 
 
-def _names(folders: Sequence[Path]) -> list[str]:
-    """Return the shortest trailing parts of the paths that are distinct."""
-    names: list[str] = []
-    paths = [folder.absolute() for folder in folders]
-    for parts in range(1, max((len(path.parts) for path in paths), default=0) + 1):
-        names = ["/".join(path.parts[-parts:]) for path in paths]
-        if len(set(names)) == len(names):
-            break
-    return names
-
-
 def _read_run(folder: Path, name: str) -> ComparedRun:
     config = flatten(load_config(folder / "config.toml", stored=True).model_dump(mode="json"))
     rows = read_log(folder)
@@ -256,12 +245,13 @@ def _read_run(folder: Path, name: str) -> ComparedRun:
         raise UsageError(f"{folder}: log.jsonl has no rows yet; continue with: dragoman train CONFIG --out {folder}")
     best = find_model(folder) if list_checkpoints(folder) or (folder / "best").is_file() else None
     meta = {} if best is None else read_meta(best)
+    tensors = {} if best is None else read_header(best / "model.safetensors")  # the header alone
     speeds, memory = _column(rows, "tokens_per_second"), _column(rows, "memory_mb")
     return ComparedRun(
         name=name,
         folder=str(folder),
         config=config,
-        parameters=None if best is None else _count_parameters(best / "model.safetensors"),
+        parameters=None if best is None else sum(math.prod(tensor["shape"]) for tensor in tensors.values()),
         steps=int(max(_column(rows, "step"))),
         seconds=max(_column(rows, "seconds"), default=0.0),
         tokens_per_second=median(speeds) if speeds else None,
@@ -290,11 +280,6 @@ def _curves(rows: Iterable[Mapping[str, Any]]) -> dict[str, Curve]:
             if key not in _NO_CURVES and _is_number(value):
                 curves.setdefault(key, []).append((row["step"], row["seconds"], value))
     return {key: tuple(points) for key, points in curves.items()}
-
-
-def _count_parameters(path: Path) -> int:
-    """Return the number of values in a safetensors file, from its header alone."""
-    return sum(math.prod(entry["shape"]) for entry in read_header(path).values())
 
 
 def _tokenizer(runs: Sequence[ComparedRun], tokenize: str) -> str:

@@ -119,9 +119,6 @@ def best_groups(comparison: RunComparison, column: Column) -> list[Group]:
     return [group for group, value in zip(having, worth, strict=True) if min(worth) < value == max(worth)]
 
 
-# ---------------------------------------------------------------------------------------------------------- terminal
-
-
 def print_comparison(comparison: RunComparison, console: Console) -> None:
     """Print the numbers, the differences between the configurations, and BLEU by source length."""
     print_table(console, _numbers_table(comparison))
@@ -192,9 +189,6 @@ def _notes(comparison: RunComparison) -> list[str]:
 def _signatures(comparison: RunComparison) -> str:
     test = next(run.test for run in comparison.runs if run.test is not None)
     return f"BLEU {test.bleu_signature}; chrF {test.chrf_signature}"
-
-
-# -------------------------------------------------------------------------------------------------------------- page
 
 
 def write_comparison(path: Path, comparison: RunComparison) -> Path:

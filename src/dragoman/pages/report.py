@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dragoman.errors import UsageError
+from dragoman.errors import check_problems
 from dragoman.pages.charts import Line, draw_curves, readout, time_unit
 from dragoman.pages.page import render, write_page
 
@@ -94,8 +94,7 @@ def _check(report: DemoReport) -> None:
                     f"attention layer {layer}, head {head}: {len(weights)} rows of {widths} weights; accepted: "
                     f"{rows} rows (target tokens) of {columns} weights (source tokens)"
                 )
-    if problems:
-        raise UsageError("\n".join(["inconsistent report:", *(f"  - {problem}" for problem in problems)]))
+    check_problems("inconsistent report:", problems)
 
 
 def _charts(report: DemoReport, values: dict[str, Any]) -> Iterator[dict[str, Any]]:

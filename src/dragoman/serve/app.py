@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import socket
 import sys
@@ -27,7 +26,7 @@ from starlette.requests import ClientDisconnect
 from dragoman.data.tokenizer import BOS, EOS
 from dragoman.errors import DragomanError, UsageError, nearest
 from dragoman.models.model_folder import distinct_names, read_config, wrong_model
-from dragoman.pages.page import read_assets, render
+from dragoman.pages.page import plain, read_assets, render
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.viewer import Event, RecordingStepper, stream_continuation, stream_translation
@@ -247,7 +246,7 @@ async def _json_lines(events: Iterator[Event], request: Request, queue: asyncio.
             event = await run_in_threadpool(next, events, None)
         if event is None:
             return
-        yield json.dumps(_finite(event), separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        yield json.dumps(plain(event, digits=17), separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
 def _with_error_event(events: Iterator[Event]) -> Iterator[Event]:
@@ -260,15 +259,6 @@ def _with_error_event(events: Iterator[Event]) -> Iterator[Event]:
         print(f"dragoman serve: {type(error).__name__}: {error}", file=sys.stderr)
         what = f"{type(error).__name__}: {error}. This is a bug in Dragoman; please report it."
         yield {"event": "error", "error": [_problem(what, "server", "")]}
-
-
-def _finite(value: Any) -> Any:
-    """Return the value with None for numbers that JSON cannot represent (a log-probability of minus infinity)."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def listen(host: str, port: int) -> socket.socket:

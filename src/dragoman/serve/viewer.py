@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,9 +79,8 @@ class RecordingStepper:
             return self.inner.start(src, src_mask, beams, max_len)
 
     def step(self, tokens: Tensor, state: DecodeState) -> Tensor:
-        with ExitStack() as stack:
-            stack.enter_context(self.lock)
-            recording = stack.enter_context(record(self.model, self.pattern)) if self.pattern else Recording()
+        recorded = record(self.model, self.pattern) if self.pattern else nullcontext(Recording())
+        with self.lock, recorded as recording:
             log_probs = self.inner.step(tokens, state)
         top = log_probs.topk(min(_ALTERNATIVES, log_probs.size(1)), dim=1)
         self.records.append(StepRecord(top.indices, top.values, _weights(recording)))

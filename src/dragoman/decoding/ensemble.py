@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dragoman.decoding.backend import DecodingBackend
 from dragoman.decoding.hypothesis import Ids
 from dragoman.decoding.pytorch.stepper import EnsembleStepper
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 __all__ = ["EnsembleBackend"]
 

@@ -25,7 +25,7 @@ from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.native.library import VERSION, Precision, load_native, unavailable_reason
 from dragoman.decoding.native.processor import usable_cores
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
-from dragoman.errors import DragomanError, ModelFolderError, TrainingError, UsageError
+from dragoman.errors import DragomanError, ModelFolderError, TrainingError, UsageError, check_problems
 from dragoman.io.reading import read_json
 from dragoman.io.writing import write_file
 from dragoman.models.model_folder import find_model, load_network, read_config, read_meta, verify, wrong_model
@@ -114,8 +114,7 @@ def _check(paths: Sequence[str | Path], quantize: str, engine: str, threads: int
         problems.append(f"threads = {threads}: must be 1 to 1024")
     if shortlist and len(paths) > 1:
         problems.append(f"shortlist = True: supported for one model, not for an ensemble of {len(paths)}")
-    if problems:
-        raise UsageError("\n".join(["invalid translator options:", *(f"  - {p}" for p in problems)]))
+    check_problems("invalid translator options:", problems)
 
 
 @dataclass(frozen=True)

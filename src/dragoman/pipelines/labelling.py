@@ -87,14 +87,13 @@ class Labeller(Pipeline):
     def stream(self, inputs: Iterable[Any], *, batch_tokens: int = 4000, window: int = 2000) -> Iterator[Labelled]:
         """Label lazily: read `window` inputs, sort them by length, label them and yield the results in order."""
         check_positive(batch_tokens=batch_tokens)
-        kind = self.config.data.kind
-        if kind == "images":
-            return stream_windows(
-                inputs, window, lambda image, _: image, lambda images: self._images(images, batch_tokens)
-            )
-        if kind == "tagged":
-            return stream_windows(inputs, window, words_of, lambda sentences: self._words(sentences, batch_tokens))
-        return stream_windows(inputs, window, check_text, lambda texts: self._texts(texts, batch_tokens))
+        steps: dict[str, tuple[Any, Any]] = {
+            "images": (lambda image, _: image, self._images),
+            "tagged": (words_of, self._words),
+            "labelled": (check_text, self._texts),
+        }
+        prepare, run = steps[self.config.data.kind]
+        return stream_windows(inputs, window, prepare, lambda items: run(items, batch_tokens))
 
     def _words(self, sentences: Sequence[list[str]], batch_tokens: int) -> list[Labelled]:
         rows = [

@@ -20,7 +20,7 @@ from dragoman.data.ids import BOS, EOS, PAD
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.decoding.settings import SearchSettings
-from dragoman.errors import DragomanError, UsageError
+from dragoman.errors import DragomanError, UsageError, check_problems
 
 __all__ = ["Engine", "Usage"]
 
@@ -212,10 +212,9 @@ class Engine:
         else:
             for number, sentence in enumerate(zip(*columns.values(), strict=True), start=1):
                 problems += [f"sentence {number}: {p}" for p in self._sentence_problems(settings, *sentence)]
-        if problems:
-            if len(problems) > _MAX_PROBLEMS:
-                problems[_MAX_PROBLEMS:] = [f"... and {len(problems) - _MAX_PROBLEMS} more"]
-            raise UsageError("\n".join(["invalid search request:", *(f"  - {p}" for p in problems)]))
+        if len(problems) > _MAX_PROBLEMS:
+            problems[_MAX_PROBLEMS:] = [f"... and {len(problems) - _MAX_PROBLEMS} more"]
+        check_problems("invalid search request:", problems)
 
     def _sentence_problems(
         self,

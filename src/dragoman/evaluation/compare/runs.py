@@ -17,7 +17,7 @@ from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING, Any
 
 from dragoman.config import flatten, load_config
-from dragoman.errors import DragomanError, UsageError, nearest
+from dragoman.errors import DragomanError, UsageError, check_problems, nearest
 from dragoman.evaluation.compare.scores import (
     DecodedScores,
     EvalSet,
@@ -211,8 +211,7 @@ def _read_runs(given: Sequence[str | Path]) -> list[ComparedRun]:
             runs.append(_read_run(folder, name))
         except DragomanError as error:
             problems.append(str(error))
-    if problems:
-        raise UsageError("\n".join(["cannot compare these runs:", *(f"  - {problem}" for problem in problems)]))
+    check_problems("cannot compare these runs:", problems)
     if not runs:
         raise UsageError("no runs; give at least one run folder written by 'dragoman train'")
     return runs

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
 from torch import Tensor
 
 from dragoman.data.tokenizer import BOS, EOS, PAD
@@ -63,10 +62,6 @@ class SearchRequest:
         lengths = [src.size(1)] * count if src_mask is None else src_mask.sum(1).tolist()
         limits = [settings.limit(length, len(prefix)) for length, prefix in zip(lengths, prefixes, strict=True)]
         return cls(src, src_mask, settings, limits, prefixes)
-
-    @property
-    def device(self) -> torch.device:
-        return self.src.device
 
     @cached_property
     def _longest_prefix(self) -> int:

@@ -302,15 +302,13 @@ def evaluate_model(
     translations = translator.translate(sources, **search)
     texts = [translation.text for translation in translations]
     flags = Counter(flag for translation in translations for flag in translation.flags)
-    comparison = None
+    scores = replace(evaluate_texts(texts, references, tokenize=tokenize), flags=dict(flags))
     if against is not None:
         others = [other.text for other in against.translate(sources, **search)]
-        comparison = compare_systems(texts, others, references, tokenize=tokenize)
-    literature = None
+        scores = replace(scores, against=compare_systems(texts, others, references, tokenize=tokenize))
     if language_code(language) in _moses_languages():
-        literature = literature_bleu(texts, references, language)
-    scores = evaluate_texts(texts, references, tokenize=tokenize)
-    return replace(scores, literature=literature, against=comparison, flags=dict(flags))
+        scores = replace(scores, literature=literature_bleu(texts, references, language))
+    return scores
 
 
 def _check(texts: Sequence[str], references: References, name: str = "translations") -> None:

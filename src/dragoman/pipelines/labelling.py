@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from dragoman.config import Config, EncoderOnlyConfig, VisionConfig
-from dragoman.data.batching import batches_within, collate_source
+from dragoman.data.batching import batches_within
 from dragoman.data.readers.images import as_images
 from dragoman.data.readers.labelled import text_source
 from dragoman.data.readers.tagged import tagged_row
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.data.vocabulary import LabelVocabulary
+from dragoman.decoding.pytorch.generate import padded
 from dragoman.models.seq2seq import Model, Network
 from dragoman.models.vision import patches
 from dragoman.nn.modes import evaluating
@@ -122,14 +123,13 @@ class Labeller(Pipeline):
         """Return probabilities (T, labels) per source; T = 1 if a text has one label."""
         results: list[Tensor] = [torch.empty(0)] * len(sources)
         for indices in batches_within([len(ids) for ids in sources], batch_tokens):
-            src, mask = collate_source([sources[i] for i in indices])
+            src, mask = padded([sources[i] for i in indices], self.device)
             for index, probs in zip(indices, self._run(src, mask), strict=True):
                 results[index] = probs
         return results
 
     def _run(self, src: Tensor, mask: Tensor | None) -> Tensor:
         """Return probabilities (B, T, labels), without the output for "no label"."""
-        mask = None if mask is None else mask.to(self.device)
         tgt_in = torch.zeros(src.size(0), 0, dtype=torch.long, device=self.device)
         with evaluating(self.model), torch.no_grad():
             logits = self.model(src.to(self.device), mask, tgt_in)

@@ -43,10 +43,9 @@ def train_vectors(
 ) -> WordVectors:
     """Train vectors of `size` numbers for every word that occurs at least `min_count` times, most frequent first.
 
-    Args:
-        texts: lines, sentences or paragraphs, which windows do not cross; kept in memory with 8 bytes per word.
-        workers: threads; 1 makes the result reproducible for the same texts, settings and seed.
-        log: receives a message after every epoch.
+    texts: lines, sentences or paragraphs, which windows do not cross; kept in memory with 8 bytes per word.  workers:
+    threads; 1 makes the result reproducible for the same texts, settings and seed.  log: receives a message after
+    every epoch.
 
     Raises UsageError for invalid settings or without gensim, DataError for too little text.
     """

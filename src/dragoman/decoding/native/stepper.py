@@ -53,7 +53,6 @@ class EngineStepper:
         self.threads = threads
 
     def start(self, src: Tensor, src_mask: Tensor | None, beams: int, max_len: int) -> EngineState:
-        """src: (B, S).  src_mask: (B, S), True for tokens."""
         count, width = src.shape
         rows = count * beams
         session = self.engine.open_session(self.threads, rows, max_len, count, width)
@@ -68,7 +67,6 @@ class EngineStepper:
         return state
 
     def step(self, tokens: Tensor, state: EngineState) -> Tensor:
-        """tokens: (N,).  Return log-probabilities (N, V)."""
         count = tokens.numel()
         columns = [tokens.numpy(), np.full(count, state.length), state.target_slots, state.source_slots]
         rows = np.ascontiguousarray(np.stack(columns, axis=1), dtype=np.int32)

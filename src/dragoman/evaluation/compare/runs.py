@@ -9,7 +9,6 @@ import itertools
 import json
 import math
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from dragoman.evaluation.compare.scores import (
 from dragoman.evaluation.metrics import bleu_tokenizer
 from dragoman.io.run_log import read_log
 from dragoman.models.model_folder import distinct_names, find_model, list_checkpoints, read_header, read_meta
+from dragoman.pages.charts import is_number
 
 if TYPE_CHECKING:
     import torch
@@ -168,13 +168,9 @@ def compare_runs(
 ) -> RunComparison:
     """Read and compare runs; decode and score the test set in the text files `source` and `reference` if given.
 
-    Args:
-        runs: run folders, or folders of run folders.
-        samples: bootstrap resamples.
-        tokenize: BLEU tokenizer; "auto" selects it from `data.target_language` of the runs.
-        log: receives a message before every slow operation.
-
-    Raises UsageError with every folder that cannot be compared, DataError if the test set is misaligned.
+    runs: run folders, or folders of run folders.  samples: bootstrap resamples.  tokenize: BLEU tokenizer; "auto"
+    selects it from `data.target_language` of the runs.  log: receives a message before every slow operation.  Raises
+    UsageError with every folder that cannot be compared, DataError if the test set is misaligned.
     """
     if (source is None) != (reference is None):
         given, missing = ("source", "reference") if reference is None else ("reference", "source")
@@ -189,9 +185,6 @@ def compare_runs(
     tokenize = _tokenizer(found, tokenize)
     test = read_eval_set(Path(source), Path(reference))
     return _grouped([_decoded(run, test, device, samples, tokenize, log) for run in found], test, samples)
-
-
-# ----------------------------------------------------------------------------------------------------------- reading
 
 
 def _read_runs(given: Sequence[str | Path]) -> list[ComparedRun]:
@@ -256,27 +249,22 @@ def _read_run(folder: Path, name: str) -> ComparedRun:
         tokens_per_second=median(speeds) if speeds else None,
         memory_mb=max(memory, default=None),
         best_step=meta.get("step"),
-        scores={key: value for key, value in meta.get("scores", {}).items() if _is_number(value)},
+        scores={key: value for key, value in meta.get("scores", {}).items() if is_number(value)},
         curves=_curves(rows),
     )
 
 
-def _is_number(value: Any) -> bool:
-    # math.isfinite raises OverflowError for an integer of hundreds of digits.
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-
-
 def _column(rows: Iterable[Mapping[str, Any]], key: str) -> list[float]:
-    return [row[key] for row in rows if _is_number(row.get(key))]
+    return [row[key] for row in rows if is_number(row.get(key))]
 
 
 def _curves(rows: Iterable[Mapping[str, Any]]) -> dict[str, Curve]:
     curves: dict[str, list[tuple[int, float, float]]] = {}
     for row in rows:
-        if "average" in row or not _is_number(row.get("seconds")):
+        if "average" in row or not is_number(row.get("seconds")):
             continue
         for key, value in row.items():
-            if key not in _NO_CURVES and _is_number(value):
+            if key not in _NO_CURVES and is_number(value):
                 curves.setdefault(key, []).append((row["step"], row["seconds"], value))
     return {key: tuple(points) for key, points in curves.items()}
 
@@ -303,9 +291,6 @@ def _decoded(
     log(f"{run.name}: translating {len(test.sources):,} lines")
     translations = Translator.load(run.folder, device, quantize="none").translate(test.sources)
     return replace(run, test=score_translations([t.text for t in translations], test, samples, tokenize))
-
-
-# ---------------------------------------------------------------------------------------------------------- grouping
 
 
 def _grouped(runs: Sequence[ComparedRun], test: EvalSet | None = None, samples: int = 0) -> RunComparison:

@@ -85,10 +85,14 @@ class ServedModel:
     def describe(self) -> dict[str, Any]:
         """Return what the page shows of the model; `attention` is None if there are no weights to show."""
         if isinstance(self.pipeline, Translator):
-            writes, longest, over = "translation", self.pipeline.max_source, "source"
+            writes, longest, over, source = "translation", self.pipeline.max_source, "source", [EOS]
         else:
-            writes, longest, over = "continuation", self.pipeline.max_tokens, "before"
-        shape = self._attention_shape()
+            writes, longest, over, source = "continuation", self.pipeline.max_tokens, "before", []
+        stepper = RecordingStepper(self.pipeline.model, self.lock)
+        src = torch.tensor([source], dtype=torch.long, device=self.pipeline.device)
+        with torch.no_grad():
+            stepper.step(src.new_tensor([BOS]), stepper.start(src, None, beams=1, max_len=1))
+        weights = stepper.records[0].weights  # (1, layers, heads, S)
         return {
             "architecture": self.architecture,
             "writes": writes,
@@ -96,18 +100,10 @@ class ServedModel:
             "parameters": self.pipeline.model.parameter_count(),
             "beam": self.pipeline.settings.beam,
             "longest": longest,
-            "attention": shape and {"over": over, "layers": shape[0], "heads": shape[1]},
+            "attention": None
+            if weights is None
+            else {"over": over, "layers": weights.size(1), "heads": weights.size(2)},
         }
-
-    def _attention_shape(self) -> tuple[int, int] | None:
-        """Return the number of layers and heads whose weights one step records."""
-        stepper = RecordingStepper(self.pipeline.model, self.lock)
-        source = [EOS] if isinstance(self.pipeline, Translator) else []
-        src = torch.tensor([source], dtype=torch.long, device=self.pipeline.device)
-        with torch.no_grad():
-            stepper.step(src.new_tensor([BOS]), stepper.start(src, None, beams=1, max_len=1))
-        weights = stepper.records[0].weights
-        return None if weights is None else (weights.size(1), weights.size(2))
 
 
 def load_models(paths: Sequence[str | Path], device: str | torch.device = "cpu") -> dict[str, ServedModel]:

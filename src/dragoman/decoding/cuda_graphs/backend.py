@@ -29,6 +29,9 @@ from dragoman.nn.positions import Learned, RecurrentOverEmbeddings, RecurrentPos
 
 __all__ = ["CudaGraphBackend", "capture", "cuda_graph_unsupported_reasons"]
 
+Sample = tuple[int, int]
+"""Index of a sentence, and number of one of its samples (0 without sampling)."""
+
 _STEP = 16
 """Source lengths and capacities are rounded up to a multiple of this, so that few graphs serve all batches."""
 _CACHED = 8
@@ -117,11 +120,7 @@ class CudaGraphBackend(TorchBackend):
         return [best(hypotheses, settings.nbest) for hypotheses in found]
 
     def _batch(
-        self,
-        batch: Sequence[tuple[int, int]],
-        sources: Sequence[Ids],
-        prefixes: Sequence[Ids],
-        settings: SearchSettings,
+        self, batch: Sequence[Sample], sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings
     ) -> list[list[Hypothesis]]:
         src, forced = [sources[i] for i, _ in batch], [prefixes[i] for i, _ in batch]
         limits = [settings.limit(len(ids), len(prefix)) for ids, prefix in zip(src, forced, strict=True)]
@@ -155,9 +154,7 @@ def _round_up(length: int) -> int:
     return -(-length // _STEP) * _STEP
 
 
-def _batches(
-    items: Sequence[tuple[int, int]], sources: Sequence[Ids], beams: int, batch_tokens: int
-) -> Iterator[list[tuple[int, int]]]:
+def _batches(items: Sequence[Sample], sources: Sequence[Ids], beams: int, batch_tokens: int) -> Iterator[list[Sample]]:
     """Yield batches of similar source length whose sizes are powers of two, except for the last."""
     rest = sorted(items, key=lambda item: -len(sources[item[0]]))
     while rest:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.data.ids import BOS, EOS, PAD
-from dragoman.decoding.hypothesis import Hypothesis
+from dragoman.decoding.hypothesis import Hypothesis, Ids
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import DragomanError, UsageError, check_problems
@@ -139,15 +139,15 @@ class Engine:
 
     def search(
         self,
-        sources: Sequence[Sequence[int]],
+        sources: Sequence[Ids],
         limits: Sequence[int],
         settings: SearchSettings,
-        prefixes: Sequence[Sequence[int]] | None = None,
+        prefixes: Sequence[Ids] | None = None,
         threads: int = 1,
         rows: int | None = None,
         memory: int = _MEMORY,
         attention: array[float] | None = None,
-        shortlists: Sequence[Sequence[int]] | None = None,
+        shortlists: Sequence[Ids] | None = None,
         source_tokens: int = _NO_LIMIT,
         usage: Usage | None = None,
     ) -> list[list[Hypothesis]]:
@@ -217,12 +217,7 @@ class Engine:
         check_problems("invalid search request:", problems)
 
     def _sentence_problems(
-        self,
-        settings: SearchSettings,
-        source: Sequence[int],
-        limit: int,
-        prefix: Sequence[int],
-        shortlist: Sequence[int] | None = None,
+        self, settings: SearchSettings, source: Ids, limit: int, prefix: Ids, shortlist: Ids | None = None
     ) -> list[str]:
         problems = []
         if self.has_encoder and not source:
@@ -242,7 +237,7 @@ class Engine:
             problems.append(f"the prefix {list(prefix)} contains padding, begin or end of sentence")
         return problems if shortlist is None else problems + self._shortlist_problems(shortlist, prefix)
 
-    def _shortlist_problems(self, shortlist: Sequence[int], prefix: Sequence[int]) -> list[str]:
+    def _shortlist_problems(self, shortlist: Ids, prefix: Ids) -> list[str]:
         try:
             ascending = all(map(operator.lt, shortlist, itertools.islice(shortlist, 1, None)))
             ids = array("i", shortlist)
@@ -324,7 +319,7 @@ def _address(values: array[Any] | None) -> int | None:
     return None if values is None else values.buffer_info()[0]
 
 
-def _ragged(rows: Sequence[Sequence[int]] | None) -> tuple[array[int] | None, array[int] | None]:
+def _ragged(rows: Sequence[Ids] | None) -> tuple[array[int] | None, array[int] | None]:
     """Return the concatenated rows and their offsets."""
     if rows is None:
         return None, None

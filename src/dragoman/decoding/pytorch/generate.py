@@ -1,4 +1,4 @@
-"""Decoding of batches, and of one sentence as a stream of partial hypotheses.
+"""Decoding of a batch, and of one sentence as a stream of partial hypotheses.
 
 Letters: B sentences, S source length, K rows of a stream's search (1 without a beam), T tokens so far.
 """
@@ -12,18 +12,17 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from dragoman.data.batching import batches_within, collate_source
+from dragoman.data.batching import collate_source
 from dragoman.data.tokenizer import EOS
 from dragoman.decoding.hypothesis import Hypothesis, Ids, PartialHypothesis, TokenStream, common_prefix
 from dragoman.decoding.pytorch.beam import beam_search
 from dragoman.decoding.pytorch.sampling import sample
-from dragoman.decoding.pytorch.stepper import State, Stepper, with_shortlist
+from dragoman.decoding.pytorch.stepper import State, Stepper
 from dragoman.decoding.request import SearchRequest
 from dragoman.decoding.settings import SearchSettings
-from dragoman.decoding.shortlist import Shortlist
 from dragoman.errors import UsageError
 
-__all__ = ["drain", "generate", "generate_batches", "padded", "stream_tokens"]
+__all__ = ["drain", "generate", "padded", "stream_tokens"]
 
 Result = TypeVar("Result")
 
@@ -57,28 +56,6 @@ def drain(steps: Generator[Any, None, Result]) -> Result:
         except StopIteration as end:
             result: Result = end.value
             return result
-
-
-def generate_batches(
-    stepper: Stepper[State],
-    sources: Sequence[Ids],
-    prefixes: Sequence[Ids],
-    settings: SearchSettings,
-    batch_tokens: int,
-    device: torch.device | str,
-    shortlist: Shortlist | None = None,
-) -> list[list[Hypothesis]]:
-    """Run `generate` on batches of sources of similar length (`DecodingBackend.search`)."""
-    width = settings.nbest if settings.sample else settings.beam
-    found: list[list[Hypothesis]] = [[] for _ in sources]
-    for batch in batches_within([max(1, len(source)) * width for source in sources], batch_tokens):
-        batch_sources, batch_prefixes = [sources[i] for i in batch], [prefixes[i] for i in batch]
-        src, mask = padded(batch_sources, device)
-        restricted = with_shortlist(shortlist, stepper, batch_sources, batch_prefixes)
-        hypotheses = generate(restricted, src, mask, settings, batch_prefixes)
-        for index, row in zip(batch, hypotheses, strict=True):
-            found[index] = row
-    return found
 
 
 def padded(rows: Sequence[Ids], device: torch.device | str) -> tuple[Tensor, Tensor | None]:

@@ -72,6 +72,10 @@ def load_backend(
     """
     paths = [path] if isinstance(path, str | Path) else list(path)
     _check(paths, quantize, engine, threads, shortlist)
+    if engine != "native" and str(device) != "cpu":  # the native engine works without torch
+        from dragoman.device import resolve_device
+
+        device = resolve_device(str(device))
     loader = _Loader(paths[0], kind, lack, device, quantize, engine, threads or usable_cores())
     backend, tokenizer, config = loader.load()
     if shortlist:

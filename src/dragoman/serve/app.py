@@ -93,6 +93,7 @@ class ServedModel:
         with torch.no_grad():
             stepper.step(src.new_tensor([BOS]), stepper.start(src, None, beams=1, max_len=1))
         weights = stepper.records[0].weights  # (1, layers, heads, S)
+        attention = None if weights is None else {"over": over, "layers": weights.size(1), "heads": weights.size(2)}
         return {
             "architecture": self.architecture,
             "writes": writes,
@@ -100,9 +101,7 @@ class ServedModel:
             "parameters": self.pipeline.model.parameter_count(),
             "beam": self.pipeline.settings.beam,
             "longest": longest,
-            "attention": None
-            if weights is None
-            else {"over": over, "layers": weights.size(1), "heads": weights.size(2)},
+            "attention": attention,
         }
 
 

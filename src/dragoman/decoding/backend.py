@@ -96,9 +96,8 @@ class DecodingBackend(ABC):
         if settings.limit(len(source), len(prefix)) > self.max_length:
             return self.fallback().stream(source, prefix, settings)
         stepper = with_shortlist(self.shortlist, self.stepper(), [source], [prefix])
-        return stream_tokens(
-            stepper, torch.tensor([list(source)], dtype=torch.long, device=self.device), settings, prefix or None
-        )
+        src = torch.tensor([list(source)], dtype=torch.long, device=self.device)
+        return stream_tokens(stepper, src, settings, prefix)
 
     @abstractmethod
     def stepper(self) -> Stepper[Any]:

@@ -74,7 +74,6 @@ class Shortlist:
 
     @property
     def description(self) -> str:
-        """A short text for logs."""
         return f"shortlist ({self.best} per token and {len(self.frequent)})"
 
     def to_bytes(self) -> bytes:
@@ -85,7 +84,6 @@ class Shortlist:
 
     @property
     def sha256(self) -> str:
-        """The hash of the file."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     @classmethod

@@ -135,7 +135,7 @@ def stream_continuation(
     yield {"event": "start", "parts": 1}
     yield {"event": "part", "part": 0, "source": []}
     src = torch.zeros(1, 0, dtype=torch.long, device=generator.device)
-    search = StreamWithRetry(lambda used: stream_tokens(stepper, src, used, prefix or None), None, resolved)
+    search = StreamWithRetry(lambda used: stream_tokens(stepper, src, used, prefix), None, resolved)
     yield from _search_events(search, stepper, generator.tokenizer, 0, len(prefix))
     continuation = generator.continuation(prompt, prefix, search.result)
     yield _done(continuation.text, None, continuation.log_prob, () if continuation.ended else ("truncated",), started)

@@ -39,7 +39,7 @@ def train_vectors(
     epochs: int = 5,
     seed: int = 1,
     workers: int = 1,
-    log: Callable[[str], None] | None = None,
+    log: Callable[[str], None] = lambda text: None,
 ) -> WordVectors:
     """Train vectors of `size` numbers for every word that occurs at least `min_count` times, most frequent first.
 
@@ -75,7 +75,7 @@ def train_vectors(
 class _Passes:
     """The texts; iterable once per epoch."""
 
-    def __init__(self, parts: list[list[str]], epochs: int, log: Callable[[str], None] | None) -> None:
+    def __init__(self, parts: list[list[str]], epochs: int, log: Callable[[str], None]) -> None:
         self.parts = parts
         self.epochs = epochs
         self.log = log
@@ -84,8 +84,7 @@ class _Passes:
     def __iter__(self) -> Iterator[list[str]]:
         yield from self.parts
         self.done += 1
-        if self.log is not None:
-            self.log(f"epoch {self.done} of {self.epochs}")
+        self.log(f"epoch {self.done} of {self.epochs}")
 
 
 def _read(texts: Iterable[str]) -> tuple[list[list[str]], Counter[str]]:

@@ -104,8 +104,6 @@ class StaticShapeSearch:
             raise nan_error("a target position")
         return self._hypotheses(len(sources))
 
-    # ------------------------------------------------------------------------------------------------------------ step
-
     @torch.no_grad()
     def step(self) -> None:
         """Append a token to every row, on the device only: neither shapes nor branches depend on tensor values."""
@@ -200,8 +198,6 @@ class StaticShapeSearch:
         same = (ngrams[..., : size - 1] == tokens.index_select(1, context)[:, None]).all(-1)
         written = torch.arange(size, self.sizes.capacity + 1, device=self.device) <= self.position
         return ngrams[..., -1].masked_fill(~(same & written), PAD)
-
-    # ----------------------------------------------------------------------------------------------- setup and results
 
     def _new(self, dtype: torch.dtype, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.device)

@@ -59,11 +59,9 @@ class EngineStepper:
         state = EngineState(self.engine, session, rows, beams)
         if self.engine.has_encoder:
             mask = torch.ones_like(src, dtype=torch.bool) if src_mask is None else src_mask
-            tokens = src[mask].numpy().astype(np.int32)
-            lengths = mask.sum(1).numpy().astype(np.int32)
+            tokens, lengths = src[mask].numpy().astype(np.int32), mask.sum(1).numpy().astype(np.int32)
             slots = np.arange(count, dtype=np.int32)
-            arrays = (_address(tokens), _address(lengths), _address(slots))
-            self.engine.call_session("encode", session, *arrays, count)
+            self.engine.call_session("encode", session, *map(_address, (tokens, lengths, slots)), count)
         return state
 
     def step(self, tokens: Tensor, state: EngineState) -> Tensor:

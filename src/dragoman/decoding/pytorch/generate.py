@@ -64,9 +64,7 @@ def padded(rows: Sequence[Ids], device: torch.device | str) -> tuple[Tensor, Ten
     return ids.to(device), None if mask is None else mask.to(device)
 
 
-def stream_tokens(
-    stepper: Stepper[State], src: Tensor, settings: SearchSettings, prefix: Sequence[int] | None = None
-) -> TokenStream:
+def stream_tokens(stepper: Stepper[State], src: Tensor, settings: SearchSettings, prefix: Ids = ()) -> TokenStream:
     """Run the search of `generate` for src (1, S) step by step; prefix: ids that the target must start with.
 
     The steps hold no thread-local state, so each may run in a different thread.  Raises UsageError if `nbest` is not 1,
@@ -74,7 +72,7 @@ def stream_tokens(
     """
     if settings.nbest != 1:
         raise UsageError(f"nbest = {settings.nbest}: a stream has one hypothesis; accepted: nbest = 1")
-    request = SearchRequest.build(src, None, settings, None if prefix is None else [prefix])
+    request = SearchRequest.build(src, None, settings, [prefix])
     if settings.sample or settings.beam == 1:
         return _stream_samples(stepper, request)
     return _stream_beams(stepper, request)

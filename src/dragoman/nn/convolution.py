@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.nn.dropout import Dropout
-from dragoman.nn.state import CrossKeyValues
+from dragoman.nn.state import CrossKeyValues, LayerState
 from dragoman.nn.taps import Tap
 
 __all__ = [
@@ -33,7 +33,7 @@ __all__ = [
 _HALF = math.sqrt(0.5)
 
 
-class ConvolutionState:
+class ConvolutionState(LayerState):
     """The record of a causal convolution: its last k - 1 inputs (N, k - 1, D), initially 0."""
 
     def __init__(self, rows: int, kernel: int, like: Tensor) -> None:
@@ -44,12 +44,6 @@ class ConvolutionState:
         x = torch.cat([self.inputs, x], dim=1)
         self.inputs = x[:, x.size(1) - self.inputs.size(1) :]
         return x
-
-    def select(self, rows: Tensor, sentences: Tensor, length: int) -> None:
-        self.inputs = self.inputs[rows]
-
-    def nbytes(self) -> int:
-        return self.inputs.nbytes
 
 
 class GatedConvolution(nn.Module):

@@ -82,9 +82,7 @@ class CorpusConfig(Section):
 
     @model_validator(mode="after")
     def _one_form(self) -> CorpusConfig:
-        pair = self.source is not None and self.target is not None
-        one = self.source is None and self.target is None and self.path is not None
-        if not (pair and self.path is None) and not one:
+        if self.paths().keys() not in ({"source", "target"}, {"path"}):
             raise ValueError("give either source and target (two text files) or path (one .tsv or .jsonl file)")
         return self
 

@@ -62,9 +62,13 @@ class CorpusSpec:
             )
 
     @property
+    def files(self) -> list[Path]:
+        return [path for path in (self.source, self.target, self.path) if path is not None]
+
+    @property
     def name(self) -> str:
         """The path or the two paths, for messages."""
-        return str(self.path) if self.path is not None else f"{self.source} | {self.target}"
+        return " | ".join(map(str, self.files))
 
 
 @dataclass(frozen=True)

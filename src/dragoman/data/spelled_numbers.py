@@ -31,16 +31,7 @@ from num2words import num2words  # type: ignore[import-untyped]
 from dragoman.errors import DragomanError, UsageError
 from dragoman.io.writing import atomic_file
 
-__all__ = [
-    "DATE_FORMS",
-    "SpelledNumbers",
-    "build",
-    "cardinal_pair",
-    "date_pair",
-    "ordinal_pair",
-    "write",
-    "year_pair",
-]
+__all__ = ["DATE_FORMS", "SpelledNumbers", "build", "cardinal_pair", "date_pair", "ordinal_pair", "write", "year_pair"]
 
 TextPair = tuple[str, str]
 Drawn = TypeVar("Drawn", bound=Hashable)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-import itertools
 import os
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from dragoman.config import TokenizerConfig
 from dragoman.data.ids import BOS, EOS, PAD, UNK
 from dragoman.data.subword_sampling import SubwordSampler
 from dragoman.errors import DataError, ModelFolderError
+from dragoman.io.lines import open_lines
 from dragoman.io.reading import COPY_AGAIN, read_bytes
 
 __all__ = ["BOS", "EOS", "PAD", "UNK", "Tokenizer", "learn_tokenizer", "train_tokenizer"]
@@ -133,16 +134,9 @@ def train_tokenizer(config: TokenizerConfig, source: Path, target: Path) -> Toke
 
     Raises DataError if the text does not allow `vocab_size`.
     """
-    if config.shared:
-        return Tokenizer(_train(config, itertools.chain(_lines(source), _lines(target))))
-    return Tokenizer(_train(config, _lines(source)), _train(config, _lines(target)))
-
-
-def _lines(path: Path) -> Iterator[str]:
-    # Given the file itself, sentencepiece would write its path into the model.
-    with path.open("rb") as file:
-        for line in file:
-            yield line.removesuffix(b"\n").decode("utf-8")
+    # Given the files themselves, sentencepiece would write their paths into the model.
+    sides = [map(bytes.decode, open_lines(path)) for path in (source, target)]
+    return Tokenizer(*([_train(config, chain(*sides))] if config.shared else [_train(config, side) for side in sides]))
 
 
 def learn_tokenizer(config: TokenizerConfig, lines: Sequence[str], lossless: bool = False) -> Tokenizer:

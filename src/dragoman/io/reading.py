@@ -158,12 +158,8 @@ class RandomAccessFile:
             with self._lock:
                 self._file.seek(offset)
                 return _read(self._file, count)
-        content = os.pread(self._file.fileno(), min(count, MAX_READ), offset)
-        if len(content) == count:
-            return content
-        parts, end = [content], offset + count
-        offset += len(content)
+        parts, end = [], offset + count
         while offset < end and (part := os.pread(self._file.fileno(), min(end - offset, MAX_READ), offset)):
             parts.append(part)
             offset += len(part)
-        return b"".join(parts)
+        return parts[0] if len(parts) == 1 else b"".join(parts)

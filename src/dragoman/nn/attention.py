@@ -79,12 +79,7 @@ _NO_TAPS = AttentionTaps(Tap(), Tap(), Tap())
 
 
 def attend_explicit(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    dropout: Dropout | None = None,
-    taps: AttentionTaps = _NO_TAPS,
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: Dropout | None = None, taps: AttentionTaps = _NO_TAPS
 ) -> tuple[Tensor, Tensor]:
     """Return outputs (N, H, Tq, Dh) and weights (N, H, Tq, Tk), the latter after dropout."""
     k, v = _repeat(k, q.size(1)), _repeat(v, q.size(1))

@@ -26,7 +26,7 @@ from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.formats import ctranslate2 as terms
 from dragoman.formats.export import export
 from dragoman.formats.parity import CLOSE, Case, Counts, Parity, ParityCases, WordStepper, compare, parity_cases
-from dragoman.models.model_folder import build_for, load_model, save_model, unique_tensors
+from dragoman.models.model_folder import build_for, load_network, save_model, unique_tensors
 from small_run import Cli, digit_pairs, small_document, write_lines
 from tiny_translator import tiny_tokenizer
 
@@ -74,7 +74,7 @@ def test_the_command_writes_a_folder_and_reports(cli: Cli, tmp_path: Path, lines
 
 @needs_ctranslate2
 def test_int8_is_smaller_and_says_what_it_changed(tmp_path: Path, lines: Path) -> None:
-    before = {k: v.clone() for k, v in load_model(GOLDEN)[0].state_dict().items()}
+    before = {k: v.clone() for k, v in load_network(GOLDEN)[0].state_dict().items()}
     whole = export(GOLDEN, tmp_path / "float32", check=lines)
     small = export(GOLDEN, tmp_path / "int8", quantization="int8", check=lines)
     assert whole.quantized is None and small.quantized is not None
@@ -82,13 +82,13 @@ def test_int8_is_smaller_and_says_what_it_changed(tmp_path: Path, lines: Path) -
     sizes = [(tmp_path / name / "model.bin").stat().st_size for name in ("int8", "float32")]
     assert sizes[0] < sizes[1]
     assert "what quantization changes:" in small.lines()
-    after = load_model(GOLDEN)[0].state_dict()
+    after = load_network(GOLDEN)[0].state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 @needs_ctranslate2
 def test_quantizing_leaves_the_models_own_weights_alone(tmp_path: Path) -> None:
-    network, tokenizer, config = load_model(GOLDEN)
+    network, tokenizer, config = load_network(GOLDEN)
     before = {k: v.clone() for k, v in network.state_dict().items()}
     pieces = [tokenizer.target_piece(i) for i in range(tokenizer.target_size)]
     terms.write_specification(terms.specification(network, config.model, pieces, pieces), tmp_path / "out", "int8")
@@ -240,8 +240,8 @@ class Echo:
 
 
 def report(**broken: Any) -> Parity:
-    model = load_model(GOLDEN)[0]
-    tokenizer = load_model(GOLDEN)[1]
+    model = load_network(GOLDEN)[0]
+    tokenizer = load_network(GOLDEN)[1]
     cases = [Case(tokenizer.encode_source(source), []) for source, _ in digit_pairs(6, seed=8)]
     return compare(model, Echo(model, **broken), ParityCases(cases, "lines", 20), width=2)
 
@@ -269,7 +269,7 @@ def test_a_beam_of_fewer_or_worse_targets_is_another_beam(how: str) -> None:
 
 def test_words_as_probable_as_each_other_are_a_tie() -> None:
     """Two words with the same weights in the output: whoever takes the second one differs by a tie."""
-    model, tokenizer, _ = load_model(GOLDEN)
+    model, tokenizer, _ = load_network(GOLDEN)
     cases = [Case(tokenizer.encode_source(source), []) for source, _ in digit_pairs(6, seed=8)]
     echo = Echo(model)
     plain = echo.greedy(cases, 20)
@@ -288,7 +288,7 @@ def test_words_as_probable_as_each_other_are_a_tie() -> None:
 
 
 def test_material_is_the_models_own_text_where_it_is_at_hand(tmp_path: Path) -> None:
-    model, tokenizer, config = load_model(GOLDEN)
+    model, tokenizer, config = load_network(GOLDEN)
     rows = [source for source, _ in digit_pairs(230, seed=9)]
     root = tmp_path / "data"
     write_lines(root / "valid.src", [*rows[:40], "", "one " * 400])

@@ -17,6 +17,7 @@ from dragoman.errors import UsageError, clip
 __all__ = [
     "CorpusConfig",
     "DataConfig",
+    "FileData",
     "FilterConfig",
     "ImageData",
     "LabelledData",
@@ -178,7 +179,7 @@ class ParallelData(_DataSection):
         return self.filter.max_tokens
 
 
-class _Files(_DataSection):
+class FileData(_DataSection):
     """Data in files of one format."""
 
     root: str = ""
@@ -186,7 +187,7 @@ class _Files(_DataSection):
     valid: str | None = None
 
 
-class TextData(_Files):
+class TextData(FileData):
     """Plain text for a language model: one stream cut into blocks, or separate lines or paragraphs."""
 
     kind: Literal["text"] = "text"
@@ -194,7 +195,7 @@ class TextData(_Files):
     max_tokens: limits.TokensPerBlock = Field(256, description="tokens per block, line or paragraph")
 
 
-class MaskedData(_Files):
+class MaskedData(FileData):
     """Plain text for masked language modelling, one sequence per paragraph (Devlin et al. 2019)."""
 
     kind: Literal["masked"] = "masked"
@@ -202,7 +203,7 @@ class MaskedData(_Files):
     max_tokens: limits.TokensPerExample = 256
 
 
-class TaggedData(_Files):
+class TaggedData(FileData):
     """Sentences with a tag per word: CoNLL-U (`.conllu`), or lines of `word/tag`."""
 
     kind: Literal["tagged"] = "tagged"
@@ -210,14 +211,14 @@ class TaggedData(_Files):
     max_tokens: limits.TokensPerExample = 256
 
 
-class LabelledData(_Files):
+class LabelledData(FileData):
     """Texts with one label: `.tsv`, `.csv` (label first), `.jsonl` (`label`, `text`), or lines of `label text`."""
 
     kind: Literal["labelled"] = "labelled"
     max_tokens: limits.TokensPerExample = 256
 
 
-class TreeData(_Files):
+class TreeData(FileData):
     """Constituency trees in Penn brackets; sentences are translated into trees (Vinyals et al. 2015)."""
 
     kind: Literal["trees"] = "trees"

@@ -6,13 +6,10 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from dragoman.config import LabelledData, MaskedData, TaggedData, TextData, TreeData, resolve_path
+from dragoman.config import FileData, resolve_path
 from dragoman.io.reading import hash_file
 
-__all__ = ["FileData", "files_hash", "train_files", "valid_file"]
-
-FileData = TextData | MaskedData | TaggedData | LabelledData | TreeData
-"""Kinds of `[data]` that consist of single files."""
+__all__ = ["files_hash", "train_files", "valid_file"]
 
 
 def train_files(data: FileData) -> list[Path]:

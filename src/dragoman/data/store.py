@@ -158,9 +158,6 @@ def _offsets(table: RandomAccessFile, size: int) -> NDArray[np.int64]:
     return offsets
 
 
-# ---------------------------------------------------------------------------------------------------------- checksums
-
-
 def _digest(about: Mapping[str, Any]) -> str:
     text = json.dumps({key: value for key, value in about.items() if key != "digest"}, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
@@ -209,9 +206,6 @@ def _close(files: Mapping[str, RandomAccessFile]) -> None:
     """Close the files of a damaged store, because Windows cannot rename a folder that contains an open file."""
     for file in files.values():
         file.close()
-
-
-# ----------------------------------------------------------------------------------------------------------- building
 
 
 def text_hash(specs: list[CorpusSpec]) -> str:

@@ -97,9 +97,6 @@ def assemble(config: ModelConfig, src_vocab: int, tgt_vocab: int, *, shared: boo
             return _vision(config, src_vocab, tgt_vocab)
 
 
-# ----------------------------------------------------------------------------------------------------- architectures
-
-
 def _transformer(config: TransformerConfig, src: Embedding, tgt: Embedding, output: OutputProjection) -> Transformer:
     layers = [_decoder_layer(config) for _ in range(config.decoder_layers)]
     decoder = Decoder(tgt, *_stack(config, layers, bidirectional=False))
@@ -170,9 +167,6 @@ def _convolutional(
     encoder = ConvolutionalEncoder(PositionedEmbedding(src, config.max_positions, dropout), encoder_layers)
     decoder = ConvolutionalDecoder(PositionedEmbedding(tgt, config.max_positions, dropout), decoder_layers, dropout)
     return Convolutional(encoder, decoder, output)
-
-
-# ------------------------------------------------------------------------------------------------------------- parts
 
 
 def _embeddings(
@@ -260,9 +254,6 @@ def _feed_forward(config: BlockConfig) -> FeedForward:
 
 def _sublayer(config: BlockConfig) -> SubLayer:
     return SubLayer(_norm(config), config.dropout, config.order)
-
-
-# ---------------------------------------------------------------------------------------------------- initialisation
 
 
 def _initialise(model: Network, seed: int) -> None:

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from dragoman.config import Config, EncoderOnlyConfig
-from dragoman.data.readers.labelled import text_source
-from dragoman.data.readers.tagged import tagged_row
+from dragoman.data.readers.labelled import tagged_row, text_source
 from dragoman.data.readers.trees import penn_word
 from dragoman.data.tokenizer import BOS, EOS, Tokenizer
 from dragoman.data.vocabulary import LabelVocabulary, Vocabulary

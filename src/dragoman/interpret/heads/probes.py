@@ -11,8 +11,7 @@ from torch import Tensor
 
 from dragoman.config import Config
 from dragoman.data.batching import Batch, batches_within, collate
-from dragoman.data.readers.labelled import text_source
-from dragoman.data.readers.tagged import tagged_row
+from dragoman.data.readers.labelled import tagged_row, text_source
 from dragoman.data.readers.trees import penn_word
 from dragoman.data.tokenizer import EOS, PAD, Tokenizer
 from dragoman.data.vocabulary import LabelVocabulary, Vocabulary

@@ -13,8 +13,7 @@ import numpy as np
 
 from dragoman.config import Config, EncoderOnlyConfig, LabelledData, TaggedData
 from dragoman.data.files import files_hash, train_files, valid_file
-from dragoman.data.readers.labelled import read_labelled, text_source
-from dragoman.data.readers.tagged import read_tagged, tagged_row
+from dragoman.data.readers.labelled import read_labelled, read_tagged, tagged_row, text_source
 from dragoman.data.tokenizer import EOS, PAD, learn_tokenizer
 from dragoman.data.vocabulary import LabelVocabulary
 from dragoman.errors import DataError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 __all__ = ["join_parts", "split_text"]
 
@@ -51,11 +52,9 @@ def _pack(parts: list[str], limit: int, count: Callable[[str], int]) -> list[str
 
 
 def _cut_after(text: str, breaks: re.Pattern[str], is_end: Callable[[str, int, int], bool]) -> list[str]:
-    starts = [0]
-    for match in breaks.finditer(text):
-        if 0 < match.end() < len(text) and is_end(text, match.start(), match.end()):
-            starts.append(match.end())
-    return [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
+    spans = (match.span() for match in breaks.finditer(text))
+    ends = [end for start, end in spans if 0 < end < len(text) and is_end(text, start, end)]
+    return [text[start:end] for start, end in pairwise([0, *ends, len(text)])]
 
 
 def _ends_sentence(text: str, start: int, end: int) -> bool:

@@ -71,11 +71,12 @@ class GatedConvolution(nn.Module):
         t = x.size(1) - self.kernel + 1
         windows = torch.cat([x[:, i : i + t] for i in range(self.kernel)], dim=-1)  # (N, T, k * D)
         both = F.linear(windows, self.weight, self.bias)  # (N, T, 2 * D)
-        explicit = None
         if self.gate.active:
             a, b = both.chunk(2, dim=-1)
-            explicit = a * self.gate(b.sigmoid())
-        return self.hidden(explicit if explicit is not None and self.gate.is_intervened else F.glu(both, dim=-1))
+            gated = a * self.gate(b.sigmoid())
+            if self.gate.is_intervened:
+                return self.hidden(gated)
+        return self.hidden(F.glu(both, dim=-1))
 
 
 class MultiStepAttention(nn.Module):

@@ -17,7 +17,6 @@ from dragoman.errors import UsageError, clip
 __all__ = [
     "CorpusConfig",
     "DataConfig",
-    "FileData",
     "FilterConfig",
     "ImageData",
     "LabelledData",
@@ -179,15 +178,21 @@ class ParallelData(_DataSection):
         return self.filter.max_tokens
 
 
-class FileData(_DataSection):
+class _FileData(_DataSection):
     """Data in files of one format."""
 
     root: str = ""
     train: tuple[str, ...] = Field(min_length=1)
     valid: str | None = None
 
+    def train_paths(self) -> list[Path]:
+        return [resolve_path(path, self.root) for path in self.train]
 
-class TextData(FileData):
+    def valid_path(self) -> Path | None:
+        return None if self.valid is None else resolve_path(self.valid, self.root)
+
+
+class TextData(_FileData):
     """Plain text for a language model: one stream cut into blocks, or separate lines or paragraphs."""
 
     kind: Literal["text"] = "text"
@@ -195,7 +200,7 @@ class TextData(FileData):
     max_tokens: limits.TokensPerBlock = Field(256, description="tokens per block, line or paragraph")
 
 
-class MaskedData(FileData):
+class MaskedData(_FileData):
     """Plain text for masked language modelling, one sequence per paragraph (Devlin et al. 2019)."""
 
     kind: Literal["masked"] = "masked"
@@ -203,7 +208,7 @@ class MaskedData(FileData):
     max_tokens: limits.TokensPerExample = 256
 
 
-class TaggedData(FileData):
+class TaggedData(_FileData):
     """Sentences with a tag per word: CoNLL-U (`.conllu`), or lines of `word/tag`."""
 
     kind: Literal["tagged"] = "tagged"
@@ -211,14 +216,14 @@ class TaggedData(FileData):
     max_tokens: limits.TokensPerExample = 256
 
 
-class LabelledData(FileData):
+class LabelledData(_FileData):
     """Texts with one label: `.tsv`, `.csv` (label first), `.jsonl` (`label`, `text`), or lines of `label text`."""
 
     kind: Literal["labelled"] = "labelled"
     max_tokens: limits.TokensPerExample = 256
 
 
-class TreeData(FileData):
+class TreeData(_FileData):
     """Constituency trees in Penn brackets; sentences are translated into trees (Vinyals et al. 2015)."""
 
     kind: Literal["trees"] = "trees"

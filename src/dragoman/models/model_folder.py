@@ -23,7 +23,7 @@ from dragoman.config import Config, parse_config
 from dragoman.data.vocabulary import Vocabulary, load_vocabulary
 from dragoman.errors import ConfigError, ModelFolderError, TrainingError, UsageError
 from dragoman.io.reading import COPY_AGAIN, read_json, read_text
-from dragoman.io.weights import file_problem, load_file, read_header
+from dragoman.io.weights import file_problem, load_file
 from dragoman.io.writing import atomic_folder, is_full, not_written, write_file
 
 if TYPE_CHECKING:
@@ -39,11 +39,9 @@ __all__ = [
     "build_for",
     "find_model",
     "list_checkpoints",
-    "load_file",
     "load_network",
     "load_tensors",
     "read_config",
-    "read_header",
     "read_meta",
     "read_pointer",
     "save_model",

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dragoman.data.tokenizer import PAD
 from dragoman.nn.layers import OutputProjection
 
-__all__ = ["Loss", "TokenLoss", "chunked_cross_entropy", "cross_entropy"]
+__all__ = ["Loss", "TokenLoss", "chunked_cross_entropy", "counted_rows", "cross_entropy"]
 
 _CPU_ROWS = 256
 _GPU_ROWS = 8192
@@ -53,10 +53,8 @@ class _Chunks:
         dtype, device = _product_dtype(hidden), hidden.device.type
         self.sum_dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         self.smoothing = smoothing
-        self.smoothed, self.nll = (
-            hidden.new_zeros((), dtype=self.sum_dtype),
-            hidden.new_zeros((), dtype=self.sum_dtype),
-        )
+        self.smoothed = hidden.new_zeros((), dtype=self.sum_dtype)
+        self.nll = torch.zeros_like(self.smoothed)
         self.grad_hidden = torch.empty_like(hidden) if gradients[0] else None
         self.grad_weight = torch.zeros_like(weight) if gradients[1] else None
         with torch.autocast(device, enabled=False):
@@ -131,6 +129,15 @@ def chunked_cross_entropy(
     return out
 
 
+def counted_rows(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows (M, D) of hidden (B, T, D) and the targets (M,) of targets (B, T), without padding."""
+    rows, targets = hidden.flatten(0, 1), targets.flatten()  # (B*T, D), (B*T,)
+    indices = (targets != PAD).nonzero().squeeze(1)
+    if len(indices) == len(targets):
+        return rows, targets
+    return rows.index_select(0, indices), targets.index_select(0, indices)
+
+
 class TokenLoss:
     """A `models.seq2seq.Head` that returns the loss of a batch; targets: (B, T), PAD where nothing counts."""
 
@@ -145,15 +152,10 @@ class TokenLoss:
                 hidden, chunked = logits, False
         elif not chunked:
             hidden = output(hidden)
-        rows, targets = hidden.flatten(0, 1), self.targets.flatten()  # (B*T, D or V), (B*T,)
-        counts = targets != PAD
-        tokens = int(counts.sum())
-        if tokens < targets.numel():
-            indices = counts.nonzero().squeeze(1)
-            rows, targets = rows.index_select(0, indices), targets.index_select(0, indices)
+        rows, targets = counted_rows(hidden, self.targets)  # (M, D or V), (M,)
         if chunked:
             assert isinstance(output, nn.Linear)
             smoothed, nll = chunked_cross_entropy(rows, output.weight, targets, self.smoothing)
         else:
             smoothed, nll = cross_entropy(rows, targets, self.smoothing)
-        return Loss(smoothed, nll.detach(), tokens)
+        return Loss(smoothed, nll.detach(), targets.numel())

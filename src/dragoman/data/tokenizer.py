@@ -53,11 +53,9 @@ class Tokenizer:
         return int(self._target.get_piece_size())
 
     def encode_source(self, text: str) -> list[int]:
-        """Return token ids with a final EOS."""
         return [*self._source.encode(text), EOS]
 
     def encode_target(self, text: str) -> list[int]:
-        """Return token ids with a final EOS."""
         return [*self._target.encode(text), EOS]
 
     def encode_sampled(

@@ -1,4 +1,4 @@
-"""`dragoman translate` of folders: the lines of one file at a time, also killed, also over a cluster."""
+"""`dragoman translate` of folders: the same lines as file by file, also after kills and on a cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from small_run import COMMAND, Cli, digit_pairs, write_corpus, write_lines, writ
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run `one`, of 20 steps, and `in` with 3 files, 4,100 lines the longest."""
+    """The run `one` of 20 steps, and `in` with 3 files of up to 4,100 lines."""
     from dragoman.config import load_config
     from dragoman.training.trainer import train
 
@@ -51,7 +51,7 @@ def run(*args: str | Path) -> subprocess.CompletedProcess[bytes]:
 
 
 def killed(out: Path, after: int, *args: str | Path) -> None:
-    """Start the command, and kill it (no handler runs) once `after` more chunks are on the disk."""
+    """Start the command, and send SIGKILL when `after` more chunks are on the disk."""
     chunks = out / "_dragoman" / "shards" / "long.txt"
 
     def kept() -> int:
@@ -63,10 +63,10 @@ def killed(out: Path, after: int, *args: str | Path) -> None:
         time.sleep(0.01)
     process.kill()
     assert process.communicate()[1].count(b"Traceback") == 0
-    assert process.returncode == -9, "it was done before it was killed"
+    assert process.returncode == -9, "it finished before it was killed"
 
 
-def test_killed_and_run_again_the_output_is_that_of_a_run_left_alone(cli: Cli, place: Path, tmp_path: Path) -> None:
+def test_a_job_killed_and_resumed_has_the_output_of_an_uninterrupted_one(cli: Cli, place: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     args = (place / "one", "--input", place / "in", "--output", out, "--beam", "1")
     killed(out, 1, *args)
@@ -75,7 +75,9 @@ def test_killed_and_run_again_the_output_is_that_of_a_run_left_alone(cli: Cli, p
     assert manifest["settings"]["beam"] == 1 and manifest["inputs"]["long.txt"]["lines"] == 4100
     code, nothing, err = cli("translate", *args)
     assert code == 0 and nothing == b""
-    assert "of them done before" in err and "done: 4,130 lines in 3 files" in err and "flags: empty_source" in err
+    assert (
+        "of them already translated" in err and "done: 4,130 lines in 3 files" in err and "flags: empty_source" in err
+    )
     found = outputs(out)
     assert sorted(found) == ["deep/empty.txt", "deep/short.txt", "long.txt"]
     for name, data in found.items():
@@ -84,18 +86,18 @@ def test_killed_and_run_again_the_output_is_that_of_a_run_left_alone(cli: Cli, p
     first, last = list_checkpoints(place / "one")[0], list_checkpoints(place / "one")[-1]
     assert first != last
     code, _, err = cli("translate", first, *args[1:-1], "2")
-    assert code == 2 and "model: model.safetensors" in err and "settings: beam: 1 then, 2 now" in err
+    assert code == 2 and "model: model.safetensors" in err and "settings: beam: was 1, now 2" in err
     assert cli("translate", *args)[0] == 0  # nothing is left to do
     for other in (["--engine", "pytorch"], ["--quantize", "none"]):
-        # Where there is no native engine, the first of them is what all of it went by.
-        went = (out / "_dragoman" / "path").read_text(encoding="utf-8")
+        # Without the native engine, the first of them is the backend of the job.
+        backend = (out / "_dragoman" / "path").read_text(encoding="utf-8")
         code, _, err = cli("translate", *args, *other)
-        same = any(line.startswith(went) for line in err.splitlines())
-        assert (code, "another path" in err) == ((0, False) if same else (2, True)), err
+        same = any(line.startswith(backend) for line in err.splitlines())
+        assert (code, "another backend" in err) == ((0, False) if same else (2, True)), err
     assert outputs(out) == found
 
 
-def test_forms_and_a_list_of_files(cli: Cli, place: Path, tmp_path: Path) -> None:
+def test_output_forms_and_several_files(cli: Cli, place: Path, tmp_path: Path) -> None:
     short, empty = place / "in" / "deep" / "short.txt", place / "in" / "deep" / "empty.txt"
     for form in (["--nbest", "2"], ["--jsonl"], ["--prefix", "un", "--sample"]):
         out = tmp_path / form[0]
@@ -112,7 +114,7 @@ def test_forms_and_a_list_of_files(cli: Cli, place: Path, tmp_path: Path) -> Non
     [
         (["--input", "IN"], 2, "--output"),
         (["--ray", "--output", "OUT"], 2, "--input"),
-        (["--column", "text", "--input", "IN", "--output", "OUT"], 2, "no Parquet file"),
+        (["--column", "text", "--input", "IN", "--output", "OUT"], 2, "requires Parquet files"),
         (["--input", "IN", "--output", "OUT", "--beam", "0"], 2, "beam = 0: must be 1 (greedy) to 4,096"),
         (["--input", "IN", "--output", "OUT", "--device", "warp"], 2, "warp"),
         (["--input", "IN", "--input", "nowhere", "--output", "OUT"], 2, "nowhere: no such file or folder"),
@@ -149,7 +151,7 @@ translate_bulk(job, [texts], out, ray=True)
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray: pip install 'dragoman[scale]'")
 def test_a_cluster_writes_the_same_bytes_as_one_worker(place: Path, tmp_path: Path) -> None:
-    """Killed, and gone on with by two workers, one of which dies."""
+    """Killed, and resumed with two workers, one of which dies."""
     args = (place / "one", "--input", place / "in", "--beam", "1", "--output")
     assert run(*args, tmp_path / "alone").returncode == 0
     killed(tmp_path / "ray", 1, *args, tmp_path / "ray", "--ray")
@@ -159,9 +161,9 @@ def test_a_cluster_writes_the_same_bytes_as_one_worker(place: Path, tmp_path: Pa
     assert (tmp_path / "died").exists()
     assert outputs(tmp_path / "ray") == outputs(tmp_path / "alone")
     done = run(*args, tmp_path / "ray", "--ray", "--engine", "pytorch", "--quantize", "none")
-    went = (tmp_path / "ray" / "_dragoman" / "path").read_text(encoding="utf-8")
-    refused = done.returncode == 2 and b"another path" in done.stderr
-    assert went.startswith("PyTorch backend") or refused, done.stderr.decode()
+    backend = (tmp_path / "ray" / "_dragoman" / "path").read_text(encoding="utf-8")
+    refused = done.returncode == 2 and b"another backend" in done.stderr
+    assert backend.startswith("PyTorch backend") or refused, done.stderr.decode()
 
 
 @pytest.mark.slow

@@ -116,7 +116,7 @@ def test_the_commands_of_the_document(place: Path, cli: Cli, monkeypatch: pytest
     for line in block.strip().split("\n"):
         code, out, err = cli(*shlex.split(line.split("   #")[0])[1:])
         assert code == 0, (line, err)
-        assert "the page: " in err
+        assert "page: " in err
         printed.append(out.decode())
     assert len(printed) == 4
     assert "valid loss" in printed[0] and "model.d_ff" in printed[0] and "σ" not in printed[0]

@@ -1,4 +1,4 @@
-"""The demo, made small: it trains, shows, writes its page, and is reused when run again."""
+"""The demo at a small size: it trains, prints results, writes its page, and reuses the run when started again."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ SMALL = ("train.budget=6 steps", "train.schedule.warmup=6", "train.validate_ever
 
 
 @pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> spelled_numbers.SpelledNumbers:
-    """A corpus with fewer items to test."""
+def small_corpus(monkeypatch: pytest.MonkeyPatch) -> spelled_numbers.SpelledNumbers:
+    """A corpus with fewer items."""
     corpus = spelled_numbers.build()
     small = spelled_numbers.SpelledNumbers(corpus.train[:800], corpus.valid[:12], corpus.test[:20])
     monkeypatch.setattr(spelled_numbers, "build", lambda seed=1: small)
     return small
 
 
-def test_demo_trains_reports_and_is_reused(few: spelled_numbers.SpelledNumbers, tmp_path: Path) -> None:
+def test_demo_trains_reports_and_is_reused(small_corpus: spelled_numbers.SpelledNumbers, tmp_path: Path) -> None:
     first, shown = Listener(), io.StringIO()
     exact = run_demo(tmp_path, overrides=SMALL, reporter=first, console=Console(file=shown, width=100))
-    assert exact == 0, "six steps teach it nothing"
+    assert exact == 0, "six steps are not enough"
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "cross-attention" in page.lower() or "looks at" in page
     assert "exact match on 20 unseen items" in first.text and "report.html" in first.text
@@ -41,16 +41,16 @@ def test_demo_trains_reports_and_is_reused(few: spelled_numbers.SpelledNumbers, 
     assert run_demo(tmp_path, overrides=SMALL, reporter=again) == exact
     assert "the budget of 6 steps is used up" in again.text
 
-    # The same model on a test set of which seven references are what it says.
-    said = Translator.load(tmp_path / "run").translate([source for source, _ in few.test])
-    few.test[:] = [(t.source, t.text if i in range(3, 10) else t.text + " x") for i, t in enumerate(said)]
+    # The same model on a test set with seven references that equal its output.
+    output = Translator.load(tmp_path / "run").translate([source for source, _ in small_corpus.test])
+    small_corpus.test[:] = [(t.source, t.text if i in range(3, 10) else t.text + " x") for i, t in enumerate(output)]
     shown = io.StringIO()
     assert run_demo(tmp_path, overrides=SMALL, reporter=again, console=Console(file=shown, width=100)) == 7 / 20
     assert "exact match on 20 unseen items: 35.0%" in again.text
-    assert shown.getvalue().count("✗") == 3 and shown.getvalue().count("✓") == 3  # of the first six
+    assert shown.getvalue().count("✗") == 3 and shown.getvalue().count("✓") == 3  # among the first six
 
 
-def test_demo_model_is_the_paper_s(tmp_path: Path) -> None:
+def test_demo_model_is_that_of_the_paper(tmp_path: Path) -> None:
     names = [f"{part}.{side}" for part in ("train", "valid", "test") for side in ("en", "de")]
     model = demo_config({name: tmp_path / name for name in names}).model
     kinds = (model.order, model.norm.kind, model.position.kind, model.activation)
@@ -58,18 +58,18 @@ def test_demo_model_is_the_paper_s(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_demo_reaches_99_percent_and_int8_costs_nothing(tmp_path: Path) -> None:
-    exact = run_demo(tmp_path)  # by int8, where the engine is
+def test_demo_reaches_99_percent_also_with_int8(tmp_path: Path) -> None:
+    exact = run_demo(tmp_path)  # int8 if the native engine is available
     assert exact is not None and exact >= 0.99
     sources, references = ((tmp_path / "corpus" / f"test.{side}").read_text().splitlines() for side in ("en", "de"))
-    plain = Translator.load(tmp_path / "run", engine="pytorch").translate(sources)
-    right = sum(t.text == reference for t, reference in zip(plain, references, strict=True))
+    translations = Translator.load(tmp_path / "run", engine="pytorch").translate(sources)
+    right = sum(t.text == reference for t, reference in zip(translations, references, strict=True))
     assert exact == pytest.approx(right / len(references), abs=0.001)
 
     found = explain(tmp_path / "run", "twenty-four")
     assert found.text == "vierundzwanzig"
     assert found.effect is not None
-    # The German unit came from the last word, the ten from the first one: what the page draws as lines that cross.
-    read, written = found.sides["source"].pieces, [answer.piece for answer in found.answers]
-    came_from = [read[max(range(len(row)), key=row.__getitem__)] for row in found.effect["drops"]]
-    assert dict(zip(written, came_from, strict=True)) == {"▁vier": "four", "undzwanzig": "▁twenty", "</s>": "</s>"}
+    # The German unit depends on the last word, the ten on the first one: crossing lines on the page.
+    source, target = found.sides["source"].pieces, [answer.piece for answer in found.answers]
+    origins = [source[max(range(len(row)), key=row.__getitem__)] for row in found.effect["drops"]]
+    assert dict(zip(target, origins, strict=True)) == {"▁vier": "four", "undzwanzig": "▁twenty", "</s>": "</s>"}

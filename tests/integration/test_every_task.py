@@ -15,7 +15,7 @@ import torch
 from dragoman.config import Config, dump_toml, parse_config
 from dragoman.data.readers.trees import linearize, read_trees
 from dragoman.data.tokenizer import BOS, EOS, PAD
-from dragoman.decoding.native.library import load_native, missing
+from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.errors import ConfigError, DataError, UsageError
 from dragoman.models.model_folder import build_for, find_model, read_meta
 from dragoman.pipelines.generation import TextGenerator
@@ -519,7 +519,7 @@ def test_input_that_is_not_text_is_refused(name: str, runs: Path) -> None:
             list(pipeline.stream(wrong, window=1, **options))
 
 
-@pytest.mark.skipif(load_native() is None, reason=missing())
+@pytest.mark.skipif(load_native() is None, reason=unavailable_reason())
 @pytest.mark.parametrize("name", ["lines", "trees"])
 def test_the_native_engine_is_the_default_and_agrees_with_pytorch(name: str, runs: Path) -> None:
     kind, options = PIPELINES[name]
@@ -553,11 +553,11 @@ def test_lines_in_lines_out(command: str, name: str, cli: Cli, runs: Path, tmp_p
         assert rows[1] == rows[2] == ""
 
 
-def test_trees_that_had_to_be_mended_are_counted(cli: Cli, runs: Path) -> None:
+def test_repaired_trees_are_counted(cli: Cli, runs: Path) -> None:
     sentence = ["the", "dog", "runs", "."]
     well_formed = Parser.load(runs / "trees").parse([sentence])[0].well_formed
     _, _, err = cli("parse", runs / "trees", stdin=b"the dog runs .\n\nthe dog runs .\n")
-    assert ("mended: 2" in err) == (not well_formed)
+    assert ("repaired: 2" in err) == (not well_formed)
 
 
 @pytest.mark.parametrize("name", ["lines", "tagged", "images", "trees"])
@@ -593,11 +593,11 @@ def test_info_of_any_model(name: str, what: str, cli: Cli, runs: Path) -> None:
         (["generate", "trees"], "is not a language model: "),
         (["label", "lines"], "does not predict labels: "),
         (["label", "masked"], '"masked"; it is used by: dragoman vectors'),
-        (["label", "images"], "reads no text: "),
+        (["label", "images"], "does not label text: "),
         (["parse", "first"], "does not generate trees: "),
-        (["score", "lines", "--source", "train.txt", "--target", "train.txt"], "leave --source out"),
+        (["score", "lines", "--source", "train.txt", "--target", "train.txt"], "omit --source"),
         (["score", "tagged", "--target", "train.txt"], "is not a language model: "),
-        (["generate", "lines", "--prompt", "a", "--input", "train.txt"], "--prompt and --input are given both"),
+        (["generate", "lines", "--prompt", "a", "--input", "train.txt"], "--prompt and --input exclude each other"),
         (["generate", "lines", "--prompt", "a", "--max-tokens", "0"], "max_tokens = 0: must be at least 1"),
     ],
 )

@@ -39,7 +39,7 @@ def test_training_from_a_text(
     text = write_lines(tmp_path / "a.txt", ["the cat sat on the mat"] * 20)
     code, out, err = cli("vectors", tmp_path / "v.safetensors", "--train", text, "--size", "7")
     assert (code, out) == (0, b""), err
-    assert "epoch 5 of 5" in err and "5 words, 7 numbers each" in err
+    assert "epoch 5 of 5" in err and "5 words, 7 dimensions" in err
     assert WordVectors.load(tmp_path / "v.safetensors").matrix.shape == (5, 7)
 
 
@@ -47,9 +47,9 @@ def test_training_from_a_text(
     ("args", "message"),
     [
         (["--near", "quen"], "did you mean 'queen'"),
-        (["--analogy", "man king"], "2 words; accepted are three"),
+        (["--analogy", "man king"], "2 words; accepted: three"),
         (["--near", "king", "--measure", "cos"], "accepted: cosine, dot"),
-        (["--picture", "x.svg"], "no words to draw"),
+        (["--picture", "x.svg"], "no words to plot"),
     ],
 )
 def test_wrong_use(

@@ -1,4 +1,4 @@
-"""P10: where nothing can be written, the message names the place, the reason and what to do; nothing is lost."""
+"""P10: the message of a failed write names the path, the reason and what to do; no work is lost."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from small_run import COMMAND, Cli, trained, write_lines
 ADVICE = "the file system is read-only. "
 
 
-def mounted(place: Path, *options: str) -> bool:
-    """A small file system in memory at `place`, where this user may mount one."""
-    place.mkdir()
+def mounted(folder: Path, *options: str) -> bool:
+    """Mount a small file system in memory at `folder`; return whether this user may do so."""
+    folder.mkdir()
     mount = shutil.which("mount")
     return (
         mount is not None
         and not subprocess.run(
-            [mount, "-t", "tmpfs", *options, "tmpfs", str(place)], capture_output=True, check=False
+            [mount, "-t", "tmpfs", *options, "tmpfs", str(folder)], capture_output=True, check=False
         ).returncode
     )
 
@@ -35,27 +35,27 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def read_only(run: Path, tmp_path: Path) -> Iterator[Path]:
-    """A file system with a run in it, and a small text, on which nothing can be changed."""
-    place = tmp_path / "read-only"
-    if not mounted(place):
+    """A read-only file system with a run and a small text."""
+    folder = tmp_path / "read-only"
+    if not mounted(folder):
         pytest.skip("only root can mount a file system")
     try:
-        shutil.copytree(run, place / "run")
-        write_lines(place / "text", ["one two"])
-        subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
-        yield place
+        shutil.copytree(run, folder / "run")
+        write_lines(folder / "text", ["one two"])
+        subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+        yield folder
     finally:
-        subprocess.run(["umount", str(place)], check=True)
+        subprocess.run(["umount", str(folder)], check=True)
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system with room for 64 kB."""
-    place = tmp_path / "disk"
-    if not mounted(place, "-o", "size=64k"):
+    folder = tmp_path / "disk"
+    if not mounted(folder, "-o", "size=64k"):
         pytest.skip("only root can mount a file system")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
 
 
 def test_translations_into_a_read_only_folder(cli: Cli, run: Path, read_only: Path) -> None:
@@ -69,7 +69,7 @@ def test_translations_into_a_read_only_folder(cli: Cli, run: Path, read_only: Pa
 
 
 def test_a_read_only_run(cli: Cli, read_only: Path, tmp_path: Path) -> None:
-    """It is used, and what would be kept in it is refused with the path."""
+    """The run can be used; the error of a command that writes into it names the path."""
     run = read_only / "run"
     code, out, _ = cli("translate", run, stdin=b"one two\n")
     assert code == 0 and out.count(b"\n") == 1
@@ -90,18 +90,18 @@ def test_pages_and_exports_into_a_read_only_folder(cli: Cli, run: Path, read_onl
     assert code == 1 and f"{read_only / 'exported'} could not be written: {ADVICE}Choose a folder" in err
 
 
-def test_a_disk_that_is_full_of_translations(cli: Cli, run: Path, small_disk: Path, tmp_path: Path) -> None:
+def test_translations_onto_a_full_disk(cli: Cli, run: Path, small_disk: Path, tmp_path: Path) -> None:
     (small_disk / "filler").write_bytes(bytes(60_000))
     text = write_lines(tmp_path / "text", ["one two three four five six"] * 1500)
     out = small_disk / "out"
     out.write_bytes(b"an earlier result\n")
     code, _, err = cli("translate", run, "--input", text, "--output", out, "--beam", "1")
     assert code == 1 and f"{out} could not be written: the disk is full. Free some space, or choose" in err
-    assert out.read_bytes() == b"an earlier result\n" and "what was done before the error is in" in err
+    assert out.read_bytes() == b"an earlier result\n" and "partial output kept in" in err
     bulk = ["translate", run, "--input", text, "--input", run / "config.toml", "--beam", "1"]
     code, _, err = cli(*bulk, "--output", small_disk / "bulk")
     assert code == 1 and f"{small_disk / 'bulk'}" in err.split("could not be written: the disk is full. ")[0]
-    assert "What is done is kept; the same command, run again, continues from there. Free some space" in err
+    assert "Finished chunks are kept; run the same command to resume. Free some space" in err
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")

@@ -1,4 +1,4 @@
-"""Bulk translation without a model: shards, the journal and every moment of a kill."""
+"""Bulk translation without a model: shards, the journal, and kills at every change of the disk."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ import zstandard
 
 from dragoman.bulk import Job, Summary, cluster, is_bulk, journal, run, translate_bulk
 from dragoman.bulk.shards import find_shards
-from dragoman.bulk.work import Done, Form, Translated
+from dragoman.bulk.work import ChunkResult, Form, Results
 from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.io.lines import read_lines
 from dragoman.models import model_folder
 
-LINES = 3  # of a chunk
+LINES = 3  # per chunk
 
 
-class Shouting(Job):
+class UpperCaseJob(Job):
     """A job that needs no model."""
 
     def settings(self) -> dict[str, Any]:
         return {"nbest": self.search.get("nbest", 1), "form": "text"}
 
 
-class Shouter:
-    """Capitals for a translation; remembers what it was given."""
+class UpperCaseWorker:
+    """Translates into upper case and records its input."""
 
     given: list[list[str]]
     before: Callable[[Sequence[str]], object]
-    path = description = "by voice"
+    backend = description = "backend A"
 
     def __init__(self, job: Job, sha256: dict[str, str]) -> None:
         self.job = job
 
-    def translate(self, texts: Sequence[str], form: Form) -> Done:
-        Shouter.before(texts)
-        Shouter.given.append(list(texts))
+    def translate(self, texts: Sequence[str], form: Form) -> ChunkResult:
+        UpperCaseWorker.before(texts)
+        UpperCaseWorker.given.append(list(texts))
         if form == "text":
             lines = [text.upper() for text in texts]
         else:
             rows = [{"translation": t.upper(), "score": -len(t) / 2, "flags": [], "nbest": [t, "x"]} for t in texts]
             lines = [json.dumps(row) for row in rows]
         flags = {"long": sum(len(text) > 5 for text in texts)}
-        return Done(len(texts), flags, "".join(f"{line}\n" for line in lines).encode(), self.path)
+        return ChunkResult(len(texts), flags, "".join(f"{line}\n" for line in lines).encode(), self.backend)
 
 
 @pytest.fixture(autouse=True)
@@ -61,13 +61,13 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         run, "model_sha256", lambda model, shortlist=False: {"model.safetensors": f"sha of {model.name}"}
     )
-    monkeypatch.setattr(run, "Worker", Shouter)
-    Shouter.given, Shouter.before = [], lambda texts: None
+    monkeypatch.setattr(run, "Worker", UpperCaseWorker)
+    UpperCaseWorker.given, UpperCaseWorker.before = [], lambda texts: None
 
 
 def bulk(source: Path, out: Path, model: str = "model", **options: Any) -> Summary:
     options = {"chunk_lines": LINES, **options}
-    return translate_bulk(Shouting(Path(model), search=options.pop("search", {})), [source], out, **options)
+    return translate_bulk(UpperCaseJob(Path(model), search=options.pop("search", {})), [source], out, **options)
 
 
 def put(path: Path, data: bytes) -> None:
@@ -77,7 +77,7 @@ def put(path: Path, data: bytes) -> None:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Seven files in three folders, 26 lines, compressed in every way; and two that are no input."""
+    """Seven files in three folders, 27 lines, in all compressions, and two files that are skipped."""
     folder = tmp_path / "in"
     put(folder / "a.txt", b"one\n\ntwo\r\n  \nthree\xe2\x80\xa8four\nfive\nsix")
     put(folder / "deep" / "er" / "b.txt.gz", gzip.compress(b"seven\neight\n"))
@@ -92,14 +92,14 @@ def source(tmp_path: Path) -> Path:
 
 
 def tree(out: Path, everything: bool = False) -> dict[str, bytes]:
-    """The bytes of all files below; without the journal's unless everything is asked for."""
+    """Content of all files of the output folder, with those of the journal if `everything`."""
     files = {path.relative_to(out).as_posix(): path for path in out.rglob("*") if path.is_file()}
     return {name: path.read_bytes() for name, path in files.items() if everything or not name.startswith("_dragoman")}
 
 
 def test_every_file_becomes_one_of_the_same_name_and_number_of_lines(source: Path, tmp_path: Path) -> None:
-    told: list[str] = []
-    done = bulk(source, tmp_path / "out", log=told.append)
+    log: list[str] = []
+    done = bulk(source, tmp_path / "out", log=log.append)
     names = ["a.txt", "bom", "deep/c.zst", "deep/d.en.xz", "deep/er/b.txt.gz", "empty.gz", "empty.txt"]
     assert sorted(tree(tmp_path / "out")) == names
     for name in names:
@@ -107,19 +107,19 @@ def test_every_file_becomes_one_of_the_same_name_and_number_of_lines(source: Pat
         assert list(read_lines(tmp_path / "out" / name)) == expected, name
     assert (tmp_path / "out" / "a.txt").read_bytes() == b"ONE\n\nTWO\n  \nTHREE\xe2\x80\xa8FOUR\nFIVE\nSIX\n"
     assert gzip.decompress((tmp_path / "out" / "empty.gz").read_bytes()) == b""
-    assert max(map(len, Shouter.given)) == LINES
+    assert max(map(len, UpperCaseWorker.given)) == LINES
     assert done == Summary(7, 27, {"long": 1})
-    assert told[:2] == ["by voice", "reading the input, files: 7"] and "27 of 27 lines, 7 of 7 files" in told[-1]
+    assert log[:2] == ["backend A", "reading the input, files: 7"] and "27 of 27 lines, 7 of 7 files" in log[-1]
     inputs = json.loads((tmp_path / "out" / "_dragoman" / "manifest.json").read_bytes())["inputs"]
     assert inputs["deep/c.zst"]["lines"] == 10 and len(inputs["a.txt"]["sha256"]) == 64
 
 
 class Killed(BaseException):
-    """Stands for a kill: nothing of Dragoman catches it."""
+    """Simulates a kill; Dragoman does not catch it."""
 
 
 def stop_before(patch: pytest.MonkeyPatch, number: int) -> list[str]:
-    """Count what changes the disk, and stop dead before change `number`, or in the middle of it."""
+    """Count the changes of the disk, and raise before change `number`, or in the middle of a write."""
     seen: list[str] = []
 
     def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -146,112 +146,113 @@ def test_killed_before_each_single_change_of_the_disk(
     (source / "deep" / "d.en.xz").unlink()
     (source / "bom").unlink()
     put(source / "deep" / "c.zst", zstandard.ZstdCompressor().compress(b"1\n2\n3\n4\n"))
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)  # slow, and here nothing but a process dies
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)  # slow, and only the process is killed here
     with monkeypatch.context() as patch:
         seen = stop_before(patch, 1000)
-        whole = bulk(source, tmp_path / "whole")
-    around = [seen[place - 1 : place + 2] for place, name in enumerate(seen) if name == "replace"]
+        uninterrupted = bulk(source, tmp_path / "uninterrupted")
+    around = [seen[index - 1 : index + 2] for index, name in enumerate(seen) if name == "replace"]
     assert around == [["fsync", "replace", "fsync"]] * len(around) and len(around) == 17
-    expected, all_chunks, most = tree(tmp_path / "whole", everything=True), len(Shouter.given), 0
+    expected, chunk_count, most = tree(tmp_path / "uninterrupted", everything=True), len(UpperCaseWorker.given), 0
     for number in range(len(seen)):
-        out, Shouter.given = tmp_path / f"out{number}", []
+        out, UpperCaseWorker.given = tmp_path / f"out{number}", []
         with monkeypatch.context() as patch, pytest.raises(Killed):
             stop_before(patch, number)
             bulk(source, out)
         assert tree(out).items() <= expected.items(), f"killed before change {number}: {seen[number]}"
-        assert bulk(source, out) == whole
+        assert bulk(source, out) == uninterrupted
         assert tree(out, everything=True) == expected, f"killed before change {number}: {seen[number]}"
-        most = max(most, len(Shouter.given))
-    assert most == all_chunks + 1  # what was kept is never translated again
+        most = max(most, len(UpperCaseWorker.given))
+    assert most == chunk_count + 1  # a stored chunk is never translated again
 
 
-def test_a_finished_job_is_left_alone_and_a_lost_output_is_made_again(source: Path, tmp_path: Path) -> None:
+def test_a_finished_job_is_unchanged_and_a_removed_output_is_written_again(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = bulk(source, out)
-    before, Shouter.given = tree(out, everything=True), []
-    assert bulk(source, out) == done and Shouter.given == []
+    before, UpperCaseWorker.given = tree(out, everything=True), []
+    assert bulk(source, out) == done and UpperCaseWorker.given == []
     (out / "deep" / "c.zst").unlink()
-    assert bulk(source, out) == done and len(Shouter.given) == 4
+    assert bulk(source, out) == done and len(UpperCaseWorker.given) == 4
     assert tree(out, everything=True) == before
     put(out / "a.txt", b"mine\n")
-    with pytest.raises(DataError, match=r"a\.txt: 5 bytes, and 34 were written; it was altered since"):
+    with pytest.raises(DataError, match=r"a\.txt: has 5 bytes instead of 34; it has been altered"):
         bulk(source, out)
 
 
-def test_another_job_is_refused_with_all_that_differs(source: Path, tmp_path: Path) -> None:
+def test_a_different_job_is_refused_with_all_differences(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     bulk(source, out)
-    before, Shouter.given = tree(out, everything=True), []
+    before, UpperCaseWorker.given = tree(out, everything=True), []
     put(source / "a.txt", b"other\n")
     put(source / "new.txt", b"new\n")
     with pytest.raises(UsageError) as caught:
         bulk(source, out, model="second", chunk_lines=4, search={"nbest": 2})
     for words in (
-        "model: model.safetensors: sha of model then, sha of second now", "settings: nbest: 1 then, 2 now",
-        "settings: chunk_lines: 3 then, 4 now", "inputs: a.txt: lines: 7 then, 1 now",
-        "inputs: new.txt: lines: nothing then, 1 now", "--output",
+        "model: model.safetensors: was sha of model, now sha of second", "settings: nbest: was 1, now 2",
+        "settings: chunk_lines: was 3, now 4", "inputs: a.txt: lines: was 7, now 1",
+        "inputs: new.txt: lines: was absent, now 1", "--output",
     ):  # fmt: skip
         assert words in str(caught.value)
-    assert tree(out, everything=True) == before and Shouter.given == []
+    assert tree(out, everything=True) == before and UpperCaseWorker.given == []
 
 
-def test_another_path_of_translating_is_refused(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_backend_is_refused(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def die(texts: Sequence[str]) -> None:
         if "six" in texts:
             raise Killed
 
-    Shouter.before = die
+    UpperCaseWorker.before = die
     with pytest.raises(Killed):
         bulk(source, tmp_path / "out")
-    Shouter.before = lambda texts: None
-    words = r"another path \(by voice\) .* \(in writing\)"
+    UpperCaseWorker.before = lambda texts: None
+    words = r"another backend \(backend A\) .* \(backend B\)"
     with monkeypatch.context() as patch, pytest.raises(UsageError, match=words):
-        patch.setattr(Shouter, "path", "in writing")
-        Shouter.given = []
+        patch.setattr(UpperCaseWorker, "backend", "backend B")
+        UpperCaseWorker.given = []
         bulk(source, tmp_path / "out")
-    assert Shouter.given == []
+    assert UpperCaseWorker.given == []
     assert bulk(source, tmp_path / "out").lines == 27
     with monkeypatch.context() as patch, pytest.raises(UsageError, match=words):
-        Shouter.before = lambda texts: patch.setattr(Shouter, "path", "in writing")  # as one of another machine
+        # Like a worker on another machine.
+        UpperCaseWorker.before = lambda texts: patch.setattr(UpperCaseWorker, "backend", "backend B")
         bulk(source, tmp_path / "other")
 
 
-def test_another_path_is_refused_where_nothing_is_left_to_do(
+def test_another_backend_is_refused_if_nothing_is_left_to_do(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def one_on_ray(job: Job, sha256: object, chunks: object, count: int, agree: Callable[[str], None]) -> Translated:
-        agree(Shouter.path)
+    def on_ray(job: Job, sha256: object, chunks: object, count: int, check_backend: Callable[[str], None]) -> Results:
+        check_backend(UpperCaseWorker.backend)
         yield from ()
 
     def stop(*given: object) -> None:
         raise Killed
 
-    monkeypatch.setattr(cluster, "translated_on_ray", one_on_ray)
+    monkeypatch.setattr(cluster, "translate_on_ray", on_ray)
     done = bulk(source, tmp_path / "done")
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(journal.Journal, "finish", stop)
         bulk(source / "a.txt", tmp_path / "unjoined")
-    given = list(Shouter.given)
-    words = r"another path \(by voice\) .* \(in writing\)"
+    given = list(UpperCaseWorker.given)
+    words = r"another backend \(backend A\) .* \(backend B\)"
     for shards, name, ray in ((source, "done", False), (source, "done", True), (source / "a.txt", "unjoined", False)):
         before = tree(tmp_path / name, everything=True)
         with monkeypatch.context() as patch, pytest.raises(UsageError, match=words):
-            patch.setattr(Shouter, "path", "in writing")
+            patch.setattr(UpperCaseWorker, "backend", "backend B")
             bulk(shards, tmp_path / name, ray=ray)
         assert tree(tmp_path / name, everything=True) == before, name
     assert bulk(source, tmp_path / "done") == bulk(source, tmp_path / "done", ray=True) == done
     assert bulk(source / "a.txt", tmp_path / "unjoined").lines == 7
-    assert Shouter.given == given
+    assert UpperCaseWorker.given == given
 
 
-def test_where_it_cannot_be_written(source: Path, tmp_path: Path) -> None:
+def test_unusable_output_folders(source: Path, tmp_path: Path) -> None:
     put(tmp_path / "file", b"")
     put(tmp_path / "full" / "thesis.txt", b"mine\n")
-    with pytest.raises(UsageError, match="a file; a bulk translation goes into a folder"):
+    with pytest.raises(UsageError, match="is a file; bulk translation needs a folder"):
         bulk(source, tmp_path / "file")
-    with pytest.raises(UsageError, match="holds other files"):
+    with pytest.raises(UsageError, match="contains other files"):
         bulk(source, tmp_path / "full")
-    with pytest.raises(UsageError, match="lies in the input"):
+    with pytest.raises(UsageError, match="is inside the input folder"):
         bulk(source, source / "out")
     assert tree(tmp_path / "full", everything=True) == {"thesis.txt": b"mine\n"}
     bulk(source, tmp_path / "out")
@@ -263,39 +264,38 @@ def test_where_it_cannot_be_written(source: Path, tmp_path: Path) -> None:
         bulk(source, tmp_path / "other", chunk_lines=0)
 
 
-def test_all_that_is_wrong_with_the_input_is_told_at_once(source: Path, tmp_path: Path) -> None:
+def test_all_problems_of_the_input_are_reported_together(source: Path, tmp_path: Path) -> None:
     for name in ("table.csv", "rows.jsonl.gz", "t.parquet"):
         put(source / name, b"x")
     put(tmp_path / "a.txt", b"x")
     (tmp_path / "nothing").mkdir()
     with pytest.raises(UsageError) as caught:
-        find_shards([source, tmp_path / "a.txt", tmp_path / "nothing", tmp_path / "nowhere"], None, ())
+        find_shards([source, tmp_path / "a.txt", tmp_path / "nothing", tmp_path / "nowhere"], tmp_path, None, ())
     for words in (
-        "a.txt would both be written to a.txt", "nothing: no file in this folder", "nowhere: no such file or folder",
-        "table.csv: .csv is not one sentence a line", "rows.jsonl.gz: .jsonl is", "t.parquet: a table has columns",
+        "a.txt have the same output a.txt", "nothing: no file in this folder", "nowhere: no such file or folder",
+        "table.csv: .csv files are not supported", "rows.jsonl.gz: .jsonl files", "t.parquet: is a table",
     ):  # fmt: skip
         assert words in str(caught.value)
-    with pytest.raises(UsageError, match="--column text: there is no Parquet file in the input"):
-        find_shards([source / "a.txt"], "text", ())
+    with pytest.raises(UsageError, match="--column text: requires Parquet files, and the input has none"):
+        find_shards([source / "a.txt"], tmp_path, "text", ())
 
 
-def test_outputs_that_would_be_a_file_and_a_folder_are_told_before_the_work(tmp_path: Path) -> None:
+def test_outputs_that_would_be_a_file_and_a_folder_are_reported_first(tmp_path: Path) -> None:
     """`d` of one folder, and `d/0` and `d/e/1` of another; and a file whose output is the folder of the job."""
     for name in ("x/d", "x/b", "y/d/0", "y/d/e/1", "z/_dragoman"):
         put(tmp_path / name, b"text\n")
     inputs = [tmp_path / "x", tmp_path / "y", tmp_path / "z" / "_dragoman"]
     with pytest.raises(UsageError) as caught:
-        translate_bulk(Shouting(Path("model")), inputs, tmp_path / "out")
+        translate_bulk(UpperCaseJob(Path("model")), inputs, tmp_path / "out")
     lines = str(caught.value).split("\n")
     assert lines[1:] == [
-        f"  - {tmp_path}/y/d/0 would be written to d/0, and {tmp_path}/x/d to d, which cannot be a file and a folder: "
-        "translate them into two folders",
-        f"  - {tmp_path}/y/d/e/1 would be written to d/e/1, and {tmp_path}/x/d to d, which cannot be a file and a "
-        "folder: translate them into two folders",
-        f"  - {tmp_path}/z/_dragoman would be written to _dragoman, which is the folder of the job's own files: "
-        "rename it",
+        f"  - {tmp_path}/y/d/0 has the output d/0, but {tmp_path}/x/d has the output d, which cannot be both a "
+        "file and a folder: translate them into two folders",
+        f"  - {tmp_path}/y/d/e/1 has the output d/e/1, but {tmp_path}/x/d has the output d, which cannot be both "
+        "a file and a folder: translate them into two folders",
+        f"  - {tmp_path}/z/_dragoman has the output _dragoman, which is reserved for files of the job: rename it",
     ]
-    assert Shouter.given == [] and not (tmp_path / "out").exists()
+    assert UpperCaseWorker.given == [] and not (tmp_path / "out").exists()
 
 
 def test_many_collisions_are_counted(tmp_path: Path) -> None:
@@ -303,38 +303,38 @@ def test_many_collisions_are_counted(tmp_path: Path) -> None:
     for number in range(30):
         put(tmp_path / "y" / "d" / str(number), b"text\n")
     with pytest.raises(UsageError, match="and 10 more files with the same output") as caught:
-        translate_bulk(Shouting(Path("model")), [tmp_path / "x", tmp_path / "y"], tmp_path / "out")
+        translate_bulk(UpperCaseJob(Path("model")), [tmp_path / "x", tmp_path / "y"], tmp_path / "out")
     assert str(caught.value).count("\n") == 21
 
 
 def test_outputs_that_differ_in_case_only(tmp_path: Path) -> None:
-    """Where the file system ignores case, as those of Windows and macOS do, one would replace the other."""
+    """Where the file system ignores case, as those of Windows and macOS do, one would overwrite the other."""
     put(tmp_path / "x" / "Text", b"one\n")
     put(tmp_path / "y" / "text", b"two\n")
     inputs = [tmp_path / "x", tmp_path / "y"]
-    translate_bulk(Shouting(Path("model")), inputs, tmp_path / "Jobs" / "1")
+    translate_bulk(UpperCaseJob(Path("model")), inputs, tmp_path / "Jobs" / "1")
     assert tree(tmp_path / "Jobs" / "1") == {"Text": b"ONE\n", "text": b"TWO\n"}
-    (tmp_path / "jOBS").symlink_to(tmp_path / "Jobs")  # what a file system that ignores case would show
-    with pytest.raises(UsageError, match=r"x/Text and .*y/text would be written to the same file, because .* case"):
-        translate_bulk(Shouting(Path("model")), inputs, tmp_path / "Jobs" / "2")
-    translate_bulk(Shouting(Path("model")), inputs[:1], tmp_path / "Jobs" / "3")
+    (tmp_path / "jOBS").symlink_to(tmp_path / "Jobs")  # simulates a file system that ignores case
+    with pytest.raises(UsageError, match=r"x/Text and .*y/text have the same output text, because .* case"):
+        translate_bulk(UpperCaseJob(Path("model")), inputs, tmp_path / "Jobs" / "2")
+    translate_bulk(UpperCaseJob(Path("model")), inputs[:1], tmp_path / "Jobs" / "3")
 
 
 def test_a_limit_on_files_while_it_is_written(tmp_path: Path) -> None:
-    """The folder is named, what is done is kept, and the same command goes on from there."""
+    """The folder is named, finished chunks are kept, and the same command resumes."""
     put(tmp_path / "in" / "a", b"x\n" * 2 * LINES)
     put(tmp_path / "in" / "b", b"y" * 3000 + b"\n")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
     try:
-        with pytest.raises(DragomanError, match=r"out could not be written: it exceeds the limit .*What is done is ke"):
+        with pytest.raises(DragomanError, match=r"out could not be written: it exceeds the limit .*Finished chunks "):
             bulk(tmp_path / "in", tmp_path / "out")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert tree(tmp_path / "out") == {"a": b"X\n" * 2 * LINES}
-    given = len(Shouter.given)
+    given = len(UpperCaseWorker.given)
     bulk(tmp_path / "in", tmp_path / "out")
-    assert tree(tmp_path / "out")["b"] == b"Y" * 3000 + b"\n" and len(Shouter.given) == given + 1
+    assert tree(tmp_path / "out")["b"] == b"Y" * 3000 + b"\n" and len(UpperCaseWorker.given) == given + 1
 
 
 @pytest.mark.parametrize(
@@ -348,12 +348,12 @@ def test_a_damaged_journal_is_named(tmp_path: Path, junk: bytes) -> None:
         if "four" in texts:
             raise Killed
 
-    Shouter.before = stop
+    UpperCaseWorker.before = stop
     with pytest.raises(Killed):
         bulk(tmp_path / "in", out)
-    Shouter.before = lambda texts: None
+    UpperCaseWorker.before = lambda texts: None
     chunk = out / "_dragoman" / "shards" / "a" / "0"
-    (chunk.parent / "²").touch()  # no number of a chunk
+    (chunk.parent / "²").touch()  # not the number of a chunk
     content = chunk.read_bytes()
     chunk.write_bytes(junk + b"\nONE\n")
     with pytest.raises(DataError, match=r"shards/a/0: damaged\. Remove this file"):
@@ -364,19 +364,19 @@ def test_a_damaged_journal_is_named(tmp_path: Path, junk: bytes) -> None:
     with pytest.raises(DataError, match="shards/a/done: "):
         bulk(tmp_path / "in", out)
     (out / "_dragoman" / "manifest.json").write_bytes(junk)
-    with pytest.raises((DataError, UsageError), match=r"manifest\.json: cannot be read|began as another job"):
+    with pytest.raises((DataError, UsageError), match=r"manifest\.json: cannot be read|contains a different job"):
         bulk(tmp_path / "in", out)
 
 
-def test_links_that_are_no_files_are_told_and_not_passed_over(source: Path, tmp_path: Path) -> None:
+def test_links_that_do_not_lead_to_a_file_are_reported(source: Path, tmp_path: Path) -> None:
     put(tmp_path / "elsewhere" / "far.txt", b"far\n")
     (source / "near.txt").symlink_to(tmp_path / "elsewhere" / "far.txt")
     (source / "_logs" / "old").symlink_to(tmp_path / "elsewhere")
     (source / ".gone").symlink_to(tmp_path / "gone")
-    names = [shard.name for shard in find_shards([source], None, ())]
-    assert "near.txt" in names and len(names) == 8  # a link to a file is a file, and hidden ones are passed over
+    names = [shard.name for shard in find_shards([source], tmp_path, None, ())]
+    assert "near.txt" in names and len(names) == 8  # a link to a file is a file; hidden ones are skipped
     (tmp_path / "given").symlink_to(tmp_path / "elsewhere")
-    assert [shard.name for shard in find_shards([tmp_path / "given"], None, ())] == ["far.txt"]
+    assert [shard.name for shard in find_shards([tmp_path / "given"], tmp_path, None, ())] == ["far.txt"]
     (source / "deep" / "more").symlink_to(tmp_path / "elsewhere")
     (source / "round").symlink_to(source)
     (source / "gone.txt").symlink_to(tmp_path / "gone")
@@ -384,46 +384,46 @@ def test_links_that_are_no_files_are_told_and_not_passed_over(source: Path, tmp_
     with pytest.raises(UsageError) as caught:
         bulk(source, tmp_path / "out")
     for words in (
-        "deep/more: a link to a folder, which is not followed: take the link away, and give that folder itself",
-        "round: a link to a folder", "itself: a link that leads to no file: mend it, or take it away",
-        "gone.txt: a link that leads to no file",
+        "deep/more: links to folders are not followed: remove the link, and name the folder itself",
+        "round: links to folders", "itself: broken link: repair or remove it",
+        "gone.txt: broken link",
     ):  # fmt: skip
         assert str(caught.value).count(words) == 1
-    assert Shouter.given == [] and not (tmp_path / "out").exists()
+    assert UpperCaseWorker.given == [] and not (tmp_path / "out").exists()
     (tmp_path / "links").mkdir()
     for number in range(25):
         (tmp_path / "links" / f"{number:02}").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UsageError, match=r"19: a link to a folder.*\n  - and 5 more links$") as caught:
-        find_shards([tmp_path / "links"], None, ())
-    assert str(caught.value).count("a link to a folder") == 20
+    with pytest.raises(UsageError, match=r"19: links to folders.*\n  - and 5 more links$") as caught:
+        find_shards([tmp_path / "links"], tmp_path, None, ())
+    assert str(caught.value).count("links to folders are") == 20
 
 
-def test_bad_text_is_found_in_all_files_before_the_work_begins(source: Path, tmp_path: Path) -> None:
+def test_invalid_text_in_all_files_is_reported_before_translation(source: Path, tmp_path: Path) -> None:
     put(source / "a.txt", b"one\ntwo \xff\n")
     put(source / "deep" / "er" / "b.txt.gz", gzip.compress(b"seven\neight\n")[:-9])
     with pytest.raises(DataError) as caught:
         bulk(source, tmp_path / "out")
     for words in ("a.txt, line 2: byte 0xff", "b.txt.gz: the compressed data is truncated"):
         assert words in str(caught.value)
-    assert Shouter.given == [] and not (tmp_path / "out").exists()
+    assert UpperCaseWorker.given == [] and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("change", [b"one\ntwo\nthree\nfour\nfive\nsix\n", b"one\ntwo\n", b"ONE\ntwo\nthree\nfour\n"])
-def test_an_input_that_changes_meanwhile(change: bytes, tmp_path: Path) -> None:
+def test_an_input_that_changes_during_translation(change: bytes, tmp_path: Path) -> None:
     text, out = b"one\ntwo\nthree\nfour\n", tmp_path / "out"
     put(tmp_path / "in" / "a.txt", b"first\n")
     put(tmp_path / "in" / "b.txt", text)
-    Shouter.before = lambda texts: put(tmp_path / "in" / "b.txt", change)
-    with pytest.raises(DataError, match=r"b\.txt: was changed while it was translated"):
+    UpperCaseWorker.before = lambda texts: put(tmp_path / "in" / "b.txt", change)
+    with pytest.raises(DataError, match=r"b\.txt: changed while it was translated"):
         bulk(tmp_path / "in", out, chunk_lines=2)
     assert tree(out) == {"a.txt": b"FIRST\n"}
-    Shouter.before = lambda texts: None
+    UpperCaseWorker.before = lambda texts: None
     put(tmp_path / "in" / "b.txt", text)
     assert bulk(tmp_path / "in", out, chunk_lines=2).lines == 5
     assert tree(out) == {"a.txt": b"FIRST\n", "b.txt": text.upper()}
 
 
-def test_what_is_bulk(tmp_path: Path) -> None:
+def test_is_bulk(tmp_path: Path) -> None:
     file = tmp_path / "in.txt"
     put(file, b"")
     assert not is_bulk([], None) and not is_bulk([file], None) and not is_bulk([file], tmp_path / "out.txt")
@@ -436,7 +436,7 @@ def test_what_is_bulk(tmp_path: Path) -> None:
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    """Ten rows in three row groups, four columns, one of them null here and there."""
+    """Ten rows in three row groups, four columns, one of them with a null."""
     arrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'dragoman[scale]'")
     parquet = pytest.importorskip("pyarrow.parquet")
     texts = ["one", None, "two\nlines", "", "five", "six", "seven", "eight", "nine", "t\xe9n"]
@@ -470,19 +470,19 @@ def test_a_table_keeps_its_columns_and_gets_new_ones(column: str, table: Path, t
 
 
 def test_killed_tables_end_with_the_same_bytes(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bulk(table, tmp_path / "whole", column="text")
+    bulk(table, tmp_path / "uninterrupted", column="text")
     for number in range(0, 60, 7):
         with monkeypatch.context() as patch, pytest.raises(Killed):
             stop_before(patch, number)
             bulk(table, tmp_path / f"out{number}", column="text")
         bulk(table, tmp_path / f"out{number}", column="text")
-        assert tree(tmp_path / f"out{number}", everything=True) == tree(tmp_path / "whole", everything=True)
+        assert tree(tmp_path / f"out{number}", everything=True) == tree(tmp_path / "uninterrupted", everything=True)
 
 
-def test_what_is_wrong_with_a_table(table: Path, tmp_path: Path) -> None:
+def test_problems_of_a_table(table: Path, tmp_path: Path) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     for column, words in (
-        ("txet", "column 'txet' is not in it (did you mean 'text'?); columns of text: text, kind, big"),
+        ("txet", "column 'txet' does not exist (did you mean 'text'?); columns of text: text, kind, big"),
         ("id", "column 'id' is of type int64"),
     ):
         with pytest.raises(DataError) as caught:
@@ -494,11 +494,12 @@ def test_what_is_wrong_with_a_table(table: Path, tmp_path: Path) -> None:
     put(table / "part-4.parquet", data[:40] + bytes(80) + data[120:])
     with pytest.raises(DataError) as caught:
         bulk(table, tmp_path / "out", column="text")
-    for words in ("a column 'score' already", "a column 'translation' already", "column 'text' is not in it; columns",
+    for words in ("a column 'score' exists already", "a column 'translation' exists",
+                  "column 'text' does not exist; columns",
                   "part-3.parquet: not a Parquet file", "part-4.parquet: cannot be read as Parquet"):  # fmt: skip
         assert words in str(caught.value)
-    with pytest.raises(UsageError, match="--jsonl writes lines; a table gets columns"):
-        translate_bulk(Shouting(Path("m"), jsonl=True), [table], tmp_path / "out", column="text")
+    with pytest.raises(UsageError, match="--jsonl is for lines of text; tables get the columns"):
+        translate_bulk(UpperCaseJob(Path("m"), jsonl=True), [table], tmp_path / "out", column="text")
 
 
 def test_packages_that_are_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The work of a bulk translation: what it depends on, how it is written, and workers that die."""
+"""Units of work of a bulk translation: settings, output forms, and workers that die."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from typing import Any
 
 import pytest
 
-from dragoman.bulk import Job, cluster, rendered
-from dragoman.bulk.work import Chunk, Done
+from dragoman.bulk import Job, cluster, format_translation
+from dragoman.bulk.work import Chunk, ChunkResult
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import DragomanError, ModelFolderError, UsageError
 from dragoman.models import model_folder
 from dragoman.pipelines.translation import Alternative, Translation
 
 
-def test_how_a_translation_is_written() -> None:
+def test_output_forms() -> None:
     nbest = [Alternative("Ein Hund", -0.25, -0.5), Alternative("Der Hund", -1.5, -2.0)]
     translation = Translation("A dog", "Ein Hund", -0.25, -0.5, ["Ein"], [-0.5], ("split",), nbest)
-    assert rendered(translation, "text") == "Ein Hund"
-    assert rendered(translation, "nbest") == "-0.2500\tEin Hund\n-1.5000\tDer Hund"
-    assert json.loads(rendered(translation, "jsonl"))["flags"] == ["split"]
+    assert format_translation(translation, "text") == "Ein Hund"
+    assert format_translation(translation, "nbest") == "-0.2500\tEin Hund\n-1.5000\tDer Hund"
+    assert json.loads(format_translation(translation, "jsonl"))["flags"] == ["split"]
     row = {"translation": "Ein Hund", "score": -0.25, "flags": ["split"], "nbest": ["Ein Hund", "Der Hund"]}
-    assert json.loads(rendered(translation, "row")) == row
+    assert json.loads(format_translation(translation, "row")) == row
 
 
 class ActorDied(Exception):
-    """What Ray raises where a worker is gone."""
+    """The error of Ray for a worker that died."""
 
 
 class TaskFailed(ActorDied):
-    """What Ray raises where the work itself failed; both are errors of Ray."""
+    """The error of Ray for an exception in a task, with the same base class."""
 
     def __init__(self, cause: Exception) -> None:
         self.cause = cause
 
 
 class Cluster:
-    """Ray's few calls that are used: workers that answer in any order, and die or fail when `fate` says so."""
+    """The API of Ray that is used: workers that finish in any order and fail with the error that `fate` returns."""
 
     exceptions = SimpleNamespace(RayError=ActorDied, RayTaskError=TaskFailed)
 
@@ -66,8 +66,8 @@ class Cluster:
 
     def _call(self, name: str, texts: Sequence[str]) -> int:
         self.calls += 1
-        done = Done(len(texts), {}, "".join(f"{text.upper()}\n" for text in texts).encode(), "by voice")
-        self.results[self.calls] = self.fate(name, texts) or (done if name == "translate" else done.path)
+        done = ChunkResult(len(texts), {}, "".join(f"{text.upper()}\n" for text in texts).encode(), "backend A")
+        self.results[self.calls] = self.fate(name, texts) or (done if name == "translate" else done.backend)
         return self.calls
 
     def wait(self, references: list[int]) -> tuple[list[int], list[int]]:
@@ -82,14 +82,14 @@ class Cluster:
 
 
 def spread(
-    monkeypatch: pytest.MonkeyPatch, ray: Cluster, count: int = 20, agree: Callable[[str], object] = str
-) -> Iterator[tuple[Chunk, Done]]:
-    monkeypatch.setattr(cluster, "extra_package", lambda *wanted: ray)
+    monkeypatch: pytest.MonkeyPatch, ray: Cluster, count: int = 20, check_backend: Callable[[str], object] = str
+) -> Iterator[tuple[Chunk, ChunkResult]]:
+    monkeypatch.setattr(cluster, "extra_package", lambda *names: ray)
     chunks = (Chunk("a", number, [f"line {number}"], "text") for number in range(count))
-    return cluster.translated_on_ray(Job(Path("m")), {}, chunks, count, agree)
+    return cluster.translate_on_ray(Job(Path("m")), {}, chunks, count, check_backend)
 
 
-def test_each_chunk_comes_back_once_though_workers_die(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_chunk_is_returned_once_although_workers_die(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
 
     def fate(name: str, texts: Sequence[str]) -> Exception | None:
@@ -105,14 +105,14 @@ def test_each_chunk_comes_back_once_though_workers_die(monkeypatch: pytest.Monke
     assert ray.workers > 3
 
 
-def test_the_last_chunk_whose_worker_dies_is_done_by_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_chunk_of_a_worker_that_dies_is_translated_by_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
     deaths = iter([ActorDied("gone")] * 2)
     ray = Cluster(lambda name, texts: next(deaths, None) if texts == ["line 4"] else None, cpus=8)
     assert len(list(spread(monkeypatch, ray, 5))) == 5
     assert ray.workers == 7
 
 
-def test_work_that_kills_three_workers_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_that_kills_three_workers_stops_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = Cluster(lambda name, texts: ActorDied("out of memory") if texts == ["line 4"] else None)
     with pytest.raises(DragomanError, match=r"3 workers .* \(a, chunk 4\): out of memory"):
         list(spread(monkeypatch, ray))
@@ -121,30 +121,30 @@ def test_work_that_kills_three_workers_ends_the_job(monkeypatch: pytest.MonkeyPa
         list(spread(monkeypatch, ray))
 
 
-def test_what_a_worker_finds_wrong_is_told_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_a_worker_are_raised_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = TaskFailed(ModelFolderError("m: no such folder"))
     with pytest.raises(ModelFolderError, match="m: no such folder"):
         list(spread(monkeypatch, Cluster(lambda name, texts: wrong)))
-    with pytest.raises(UsageError, match="has 0 CPU in all, and a worker takes 1"):
+    with pytest.raises(UsageError, match="has 0 CPU in total, and one worker needs 1"):
         list(spread(monkeypatch, Cluster(lambda name, texts: None, cpus=0)))
 
 
-def test_each_worker_says_its_path_before_it_has_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: str) -> None:
-        raise UsageError(f"not {path}")
+def test_the_backend_of_each_worker_is_checked_before_it_gets_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(backend: str) -> None:
+        raise UsageError(f"not {backend}")
 
     given: list[str] = []
     ray = Cluster(lambda name, texts: given.append(name))
-    with pytest.raises(UsageError, match="not by voice"):
-        list(spread(monkeypatch, ray, agree=refuse))
+    with pytest.raises(UsageError, match="not backend A"):
+        list(spread(monkeypatch, ray, check_backend=refuse))
     assert given == ["load"] * 3
-    told: list[str] = []
+    checked: list[str] = []
     ray = Cluster(lambda name, texts: None)
-    assert list(spread(monkeypatch, ray, 0, told.append)) == []  # of a job that is done, too
-    assert told == ["by voice"] and ray.workers == 1
+    assert list(spread(monkeypatch, ray, 0, checked.append)) == []  # also if no work is left
+    assert checked == ["backend A"] and ray.workers == 1
 
 
-def test_a_job_knows_what_its_bytes_depend_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_affect_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parallel = SimpleNamespace(data=SimpleNamespace(kind="parallel"), search=SearchSettings(beam=2))
     monkeypatch.setattr(model_folder, "read_config", lambda path: parallel)
     job = Job(
@@ -157,6 +157,6 @@ def test_a_job_knows_what_its_bytes_depend_on(tmp_path: Path, monkeypatch: pytes
     assert {key: found[key] for key in ("device", "beam", "nbest", "alpha", "prefix", "form")} == {
         "device": "cuda", "beam": 2, "nbest": 2, "alpha": 0.3, "prefix": "Die", "form": "nbest",
     }  # fmt: skip
-    assert not found.keys() & {"threads", "engine", "quantize"}  # what comes of them is in `Done.path`
+    assert not found.keys() & {"threads", "engine", "quantize"}  # they are part of `ChunkResult.backend`
     with pytest.raises(UsageError, match="nbest = 3: must be at most beam = 2"):
         Job(tmp_path, search={"nbest": 3}).settings()

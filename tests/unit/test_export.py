@@ -1,4 +1,4 @@
-"""The command `export`: a whole folder with its report, or one message and no folder."""
+"""The command `export`: a complete folder with a parity report, or an error and no folder."""
 
 from __future__ import annotations
 
@@ -23,9 +23,18 @@ from dragoman.decoding.pytorch.stepper import ModelStepper
 from dragoman.decoding.request import SearchRequest
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import DataError, DragomanError, UsageError
-from dragoman.formats import ctranslate2 as terms
+from dragoman.formats import ctranslate2 as converter
 from dragoman.formats.export import export
-from dragoman.formats.parity import CLOSE, Case, Counts, Parity, ParityCases, WordStepper, compare, parity_cases
+from dragoman.formats.parity import (
+    TOLERANCE,
+    Counts,
+    FixedLengthStepper,
+    Parity,
+    ParityCase,
+    ParityCases,
+    compare_models,
+    parity_cases,
+)
 from dragoman.models.model_folder import build_for, load_network, save_model, unique_tensors
 from small_run import Cli, digit_pairs, small_document, write_lines
 from tiny_translator import tiny_tokenizer
@@ -43,7 +52,7 @@ def lines(tmp_path: Path) -> Path:
 
 
 def untrained(folder: Path, **model: Any) -> Path:
-    """A model folder of that kind with random weights."""
+    """A model folder with random weights."""
     document = small_document(folder / "data")
     document["model"] |= model
     config, tokenizer = parse_config(document), tiny_tokenizer()
@@ -51,7 +60,7 @@ def untrained(folder: Path, **model: Any) -> Path:
     return folder / "model"
 
 
-# ------------------------------------------------------------------------------------------------------- whole folders
+# ------------------------------------------------------------------------------------------------------------- folders
 
 
 @needs_ctranslate2
@@ -59,8 +68,8 @@ def test_the_command_writes_a_folder_and_reports(cli: Cli, tmp_path: Path, lines
     code, out, err = cli("export", GOLDEN, tmp_path / "out", "--check", lines)
     text = out.decode()
     assert code == 0 and err == ""
-    assert "20 lines of lines.txt" in text and "greedy search: 20 the same, 0 ties, 0 different" in text
-    assert "beam search, all 2 of a given length: 20 the same" in text and "written: " in text
+    assert "20 lines of lines.txt" in text and "greedy search: 20 identical, 0 ties, 0 different" in text
+    assert "beam search, 2 targets of a given length: 20 identical" in text and "written: " in text
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {
         "config.json", "model.bin", "shared_vocabulary.json", "tokenizer.model", "README.md", "export.json",
@@ -73,15 +82,15 @@ def test_the_command_writes_a_folder_and_reports(cli: Cli, tmp_path: Path, lines
 
 
 @needs_ctranslate2
-def test_int8_is_smaller_and_says_what_it_changed(tmp_path: Path, lines: Path) -> None:
+def test_int8_is_smaller_and_reports_the_effect(tmp_path: Path, lines: Path) -> None:
     before = {k: v.clone() for k, v in load_network(GOLDEN)[0].state_dict().items()}
-    whole = export(GOLDEN, tmp_path / "float32", check=lines)
-    small = export(GOLDEN, tmp_path / "int8", quantization="int8", check=lines)
-    assert whole.quantized is None and small.quantized is not None
-    assert small.parity == whole.parity and small.quantized.mean > 10 * small.parity.mean
+    float32 = export(GOLDEN, tmp_path / "float32", check=lines)
+    int8 = export(GOLDEN, tmp_path / "int8", quantization="int8", check=lines)
+    assert float32.quantized is None and int8.quantized is not None
+    assert int8.parity == float32.parity and int8.quantized.mean > 10 * int8.parity.mean
     sizes = [(tmp_path / name / "model.bin").stat().st_size for name in ("int8", "float32")]
     assert sizes[0] < sizes[1]
-    assert "what quantization changes:" in small.lines()
+    assert "effect of quantization:" in int8.lines()
     after = load_network(GOLDEN)[0].state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -91,12 +100,14 @@ def test_quantizing_leaves_the_models_own_weights_alone(tmp_path: Path) -> None:
     network, tokenizer, config = load_network(GOLDEN)
     before = {k: v.clone() for k, v in network.state_dict().items()}
     pieces = [tokenizer.target_piece(i) for i in range(tokenizer.target_size)]
-    terms.write_specification(terms.specification(network, config.model, pieces, pieces), tmp_path / "out", "int8")
+    converter.write_specification(
+        converter.specification(network, config.model, pieces, pieces), tmp_path / "out", "int8"
+    )
     assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
 
 
 @needs_ctranslate2
-def test_the_page_in_the_folder_works_as_it_stands(
+def test_the_code_in_the_readme_runs(
     tmp_path: Path, lines: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     export(GOLDEN, tmp_path / "out", check=lines)
@@ -110,7 +121,7 @@ def test_the_page_in_the_folder_works_as_it_stands(
 
 
 @needs_ctranslate2
-def test_a_language_model_goes_out_too(
+def test_export_of_a_language_model(
     tmp_path: Path, lines: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     document = small_document(tmp_path / "data")
@@ -122,7 +133,7 @@ def test_a_language_model_goes_out_too(
     config, tokenizer = parse_config(document), tiny_tokenizer()
     save_model(tmp_path / "model", config, tokenizer, unique_tensors(build_for(config, tokenizer)), {"step": 0})
     done = export(tmp_path / "model", tmp_path / "out", check=lines)
-    assert done.parity.met and "beginnings of lines of lines.txt" in done.lines()[0]
+    assert done.parity.met and "prompts from lines of lines.txt" in done.lines()[0]
     code = re.findall(r"```python\n(.*?)```", (tmp_path / "out" / "README.md").read_text(), flags=re.S)
     monkeypatch.chdir(tmp_path / "out")
     exec(code[0], {})
@@ -133,11 +144,11 @@ def test_a_language_model_goes_out_too(
 
 
 @needs_ctranslate2
-def test_what_cannot_go_out_is_refused_with_all_reasons(cli: Cli, tmp_path: Path) -> None:
+def test_an_unsupported_model_is_refused_with_all_reasons(cli: Cli, tmp_path: Path) -> None:
     model = untrained(tmp_path, position={"kind": "alibi"}, norm={"kind": "batch"})
     code, out, err = cli("export", model, tmp_path / "out")
     assert code == 2 and out == b""
-    assert "positions are alibi" in err and "norm is batch" in err and "rotary" in err
+    assert "position.kind = 'alibi'" in err and "norm.kind = 'batch'" in err and "rotary" in err
     assert not (tmp_path / "out").exists()
 
 
@@ -146,10 +157,10 @@ def test_every_problem_of_a_request_is_named(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     code, _, err = cli("export", GOLDEN, tmp_path / "out", "--format", "onnx", "--quantization", "int4")
     assert code == 2
-    for words in ("'onnx'; accepted: ctranslate2", "'int4'; accepted: float32, int8", "exists already"):
+    for words in ("'onnx'; accepted: ctranslate2", "'int4'; accepted: float32, int8", "already exists"):
         assert words in err
     code, _, err = cli("export", GOLDEN, tmp_path / "no" / "out")
-    assert code == 2 and "there is no folder" in err
+    assert code == 2 and "does not exist; create it first" in err
     code, _, err = cli("export", tmp_path / "nothing", tmp_path / "new")
     assert code == 1 and "no such folder" in err
 
@@ -166,16 +177,16 @@ def test_a_missing_package_is_named_with_what_to_install(
 def test_without_parity_there_is_no_folder(
     cli: Cli, tmp_path: Path, lines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    faithful = terms._fill_feed_forward
+    original = converter._fill_feed_forward
 
-    def careless(spec: Any, ffn: Any, norm: Any) -> None:
-        faithful(spec, ffn, norm)
+    def wrong(spec: Any, ffn: Any, norm: Any) -> None:
+        original(spec, ffn, norm)
         spec.linear_1.weight = spec.linear_1.weight * 1.02
 
-    monkeypatch.setattr(terms, "_fill_feed_forward", careless)
+    monkeypatch.setattr(converter, "_fill_feed_forward", wrong)
     code, out, err = cli("export", GOLDEN, tmp_path / "out", "--check", lines)
     assert code == 1 and out == b""
-    assert "does not say what this model says" in err and "log-probability of a word" in err
+    assert "parity not met, nothing was written" in err and "token log-probabilities" in err
     assert [path.name for path in tmp_path.iterdir()] == ["lines.txt"]
 
 
@@ -194,7 +205,7 @@ def test_a_folder_that_cannot_be_written_leaves_nothing(
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dragoman.formats.export._describe", full)
+    monkeypatch.setattr("dragoman.formats.export._write_description", full)
     with pytest.raises(DragomanError, match=r"out could not be written: the disk is full\. Free some space"):
         export(GOLDEN, tmp_path / "out", check=lines)
     assert list(tmp_path.iterdir()) == [lines]
@@ -204,26 +215,31 @@ def test_a_folder_that_cannot_be_written_leaves_nothing(
 
 
 class Echo:
-    """A peer that says what the model itself says, but for what a test makes of it."""
+    """A runtime that computes the same as the model, except for the errors that a test requests."""
 
     name = "echo"
 
     def __init__(self, model: Any, shift: float = 0.0, swap: bool = False, beam: str = "") -> None:
-        self.model, self.shift, self.swap, self.how = model, shift, swap, beam
+        self.model, self.shift, self.swap, self.beam_error = model, shift, swap, beam
 
-    def score(self, case: Case, ids: Any) -> list[float]:
-        words = torch.tensor([[2, *ids]])
+    def score(self, case: ParityCase, ids: Any) -> list[float]:
+        tokens = torch.tensor([[2, *ids]])
         with torch.no_grad():
-            log_probs = self.model(torch.tensor([case.source]), None, words[:, :-1]).log_softmax(-1)
-        row: list[float] = log_probs.gather(2, words[:, 1:, None])[0, :, 0].tolist()
+            log_probs = self.model(torch.tensor([case.source]), None, tokens[:, :-1]).log_softmax(-1)
+        row: list[float] = log_probs.gather(2, tokens[:, 1:, None])[0, :, 0].tolist()
         return [value + self.shift for value in row]
+
+    def search(self, cases: Any, width: int, min_length: int, max_length: int) -> list[list[list[int]]]:
+        if width == 1:
+            return [[ids] for ids in self.greedy(cases, max_length)]
+        return self.beam(cases, width, max_length)
 
     def greedy(self, cases: Any, limit: int) -> list[list[int]]:
         found = []
         for case in cases:
-            task = SearchRequest.build(torch.tensor([case.source]), None, SearchSettings(beam=1, alpha=0), None)
-            task.limits[0] = limit + 1
-            ((best,),) = drain(sample(ModelStepper(self.model), task))
+            request = SearchRequest.build(torch.tensor([case.source]), None, SearchSettings(beam=1, alpha=0), None)
+            request.limits[0] = limit + 1
+            ((best,),) = drain(sample(ModelStepper(self.model), request))
             found.append([5, *best.tokens[1:]] if self.swap else best.tokens)
         return found
 
@@ -231,63 +247,70 @@ class Echo:
         rows = []
         for case in cases:
             settings = SearchSettings(beam=width, nbest=width, alpha=0, min_length=length)
-            task = replace(SearchRequest.build(torch.tensor([case.source]), None, settings, None), limits=[length + 1])
-            (found,) = drain(beam_search(WordStepper(self.model), task))
-            own = [hypothesis.tokens for hypothesis in found]
-            other = 6 if own[-1][-1] == 5 else 5
-            rows.append({"": own, "narrow": own[:1] * width, "worse": [*own[:-1], [*own[-1][:-1], other]]}[self.how])
+            request = replace(
+                SearchRequest.build(torch.tensor([case.source]), None, settings, None), limits=[length + 1]
+            )
+            (found,) = drain(beam_search(FixedLengthStepper(self.model), request))
+            best = [hypothesis.tokens for hypothesis in found]
+            other = 6 if best[-1][-1] == 5 else 5
+            rows.append(
+                {"": best, "narrow": best[:1] * width, "worse": [*best[:-1], [*best[-1][:-1], other]]}[self.beam_error]
+            )
         return rows
 
 
 def report(**broken: Any) -> Parity:
     model = load_network(GOLDEN)[0]
     tokenizer = load_network(GOLDEN)[1]
-    cases = [Case(tokenizer.encode_source(source), []) for source, _ in digit_pairs(6, seed=8)]
-    return compare(model, Echo(model, **broken), ParityCases(cases, "lines", 20), width=2)
+    cases = [ParityCase(tokenizer.encode_source(source), []) for source, _ in digit_pairs(6, seed=8)]
+    return compare_models(model, Echo(model, **broken), ParityCases(cases, "lines", 20), width=2)
 
 
-def test_a_peer_that_agrees_has_parity() -> None:
+def test_a_runtime_that_agrees_has_parity() -> None:
     found = report()
     assert found.met and found.largest < 1e-5
     assert (found.greedy, found.beam) == (Counts(6, 0, 0), Counts(6, 0, 0))
 
 
 @pytest.mark.parametrize(
-    ("broken", "said"),
-    [({"shift": 2 * CLOSE}, "off by 2.0e-03"), ({"swap": True}, "greedy search: 0 the same, 0 ties, 6 different")],
+    ("broken", "line"),
+    [
+        ({"shift": 2 * TOLERANCE}, "maximum difference 2.0e-03"),
+        ({"swap": True}, "greedy search: 0 identical, 0 ties, 6 different"),
+    ],
 )
-def test_a_peer_that_does_not_agree_has_none(broken: dict[str, Any], said: str) -> None:
+def test_a_runtime_that_differs_has_no_parity(broken: dict[str, Any], line: str) -> None:
     found = report(**broken)
-    assert not found.met and said in "\n".join(found.lines())
+    assert not found.met and line in "\n".join(found.lines())
 
 
-@pytest.mark.parametrize("how", ["narrow", "worse"])
-def test_a_beam_of_fewer_or_worse_targets_is_another_beam(how: str) -> None:
-    found = report(beam=how)
+@pytest.mark.parametrize("error", ["narrow", "worse"])
+def test_a_beam_of_fewer_or_worse_targets_is_different(error: str) -> None:
+    found = report(beam=error)
     assert not found.met and found.beam.different == 6
 
 
-def test_words_as_probable_as_each_other_are_a_tie() -> None:
-    """Two words with the same weights in the output: whoever takes the second one differs by a tie."""
+def test_tokens_of_equal_probability_are_a_tie() -> None:
+    """Two tokens have the same output weights, and the runtime chooses the other one."""
     model, tokenizer, _ = load_network(GOLDEN)
-    cases = [Case(tokenizer.encode_source(source), []) for source, _ in digit_pairs(6, seed=8)]
+    cases = [ParityCase(tokenizer.encode_source(source), []) for source, _ in digit_pairs(6, seed=8)]
     echo = Echo(model)
-    plain = echo.greedy(cases, 20)
-    twin = plain[0][0]
-    said = {token for row in plain for token in row}
-    other = next(token for token in range(EOS + 1, tokenizer.target_size) if token not in said)
+    ours = echo.greedy(cases, 20)
+    twin = ours[0][0]
+    used = {token for row in ours for token in row}
+    other = next(token for token in range(EOS + 1, tokenizer.target_size) if token not in used)
     with torch.no_grad():
         assert isinstance(model.output, torch.nn.Linear)
         model.output.weight[other] = model.output.weight[twin]
-    own, swapped = echo.greedy, {twin: other, other: twin}
+    original, swapped = echo.greedy, {twin: other, other: twin}
     echo.greedy = lambda cases, limit: [  # type: ignore[method-assign]
-        [swapped.get(token, token) for token in row] for row in own(cases, limit)
+        [swapped.get(token, token) for token in row] for row in original(cases, limit)
     ]
-    found = compare(model, echo, ParityCases(cases, "lines", 20), width=2)
+    found = compare_models(model, echo, ParityCases(cases, "lines", 20), width=2)
     assert found.greedy.different == 0 and found.greedy.ties >= 1 and found.met
 
 
-def test_material_is_the_models_own_text_where_it_is_at_hand(tmp_path: Path) -> None:
+def test_cases_are_from_the_data_of_the_model_if_available(tmp_path: Path) -> None:
     model, tokenizer, config = load_network(GOLDEN)
     rows = [source for source, _ in digit_pairs(230, seed=9)]
     root = tmp_path / "data"
@@ -298,18 +321,18 @@ def test_material_is_the_models_own_text_where_it_is_at_hand(tmp_path: Path) -> 
     assert found.cases[0].source == tokenizer.encode_source(rows[0])
     shutil.rmtree(root)
     found = parity_cases(model, tokenizer, document, None)
-    assert found.text == "rows of random words" and len(found.cases) == 200
+    assert found.text == "rows of random tokens" and len(found.cases) == 200
     found = parity_cases(model, tokenizer, document, write_lines(tmp_path / "many.txt", rows))
     longest = max(len(case.source) for case in found.cases)
     assert len(found.cases) == 200 and found.limit == longest + config.search.max_extra - 1
 
 
-def test_usage_error_for_a_model_that_writes_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ctranslate2", sys.modules["json"])  # it is not reached
+def test_a_model_that_generates_no_text_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ctranslate2", sys.modules["json"])  # not used
     document = small_document(tmp_path / "data")
     document["data"] = {"kind": "masked", "train": ["train.txt"]}
     document["model"] = {"architecture": "encoder_only", "d_model": 16, "d_ff": 24, "n_heads": 2, "n_layers": 1}
     config, tokenizer = parse_config(document), tiny_tokenizer()
     save_model(tmp_path / "model", config, tokenizer, unique_tensors(build_for(config, tokenizer)), {"step": 0})
-    with pytest.raises(UsageError, match="writes no text"):
+    with pytest.raises(UsageError, match="generates no text"):
         export(tmp_path / "model", tmp_path / "out")

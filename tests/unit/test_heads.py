@@ -368,7 +368,7 @@ def test_the_command(
     pairs = ("--source", source, "--reference", reference)
 
     code, out, err = cli("atlas", tmp_path / "run", *pairs, "--alignment", links, "--out", tmp_path / "a.html")
-    assert code == 0 and b"decoder.layers.0.cross_attn" in out and b"AER" in out and "the page: " in err
+    assert code == 0 and b"decoder.layers.0.cross_attn" in out and b"AER" in out and "page: " in err
     assert page_data((tmp_path / "a.html").read_text("utf-8"))["model"] == "run"
     code, out, _ = cli("atlas", tmp_path / "run", *pairs, "--json", "--cost")
     found = json.loads(out)
@@ -378,7 +378,7 @@ def test_the_command(
     assert code == 0 and json.loads(out)["own"] is True
 
     code, _, err = cli("atlas", tmp_path / "run", "--source", source, "--alignment", links)
-    assert code == 2 and "give --reference too" in err
+    assert code == 2 and "add --reference" in err
     code, _, err = cli("atlas", tmp_path / "run", *pairs, "--alignment", "spelled-numbers")
     assert code == 2 and "built-in corpus" in err
 

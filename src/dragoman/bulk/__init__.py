@@ -1,14 +1,14 @@
-"""Folders of text and Parquet, shard by shard: killed at any moment and run again, a job goes on where it was.
+"""Bulk translation of folders of text and Parquet files; a job that was killed resumes when it is started again.
 
-A shard is one input file, and becomes one output file of the same name.  It is done in chunks of so many lines; what is
-finished of it lies on disk until the whole shard is there.  A chunk is translated for itself, so that its bytes follow
-from the model, the settings and its lines alone: not from who did it, when, or after how many kills.
+Each input file is a shard and produces one output file of the same name.  Shards are processed in chunks; finished
+chunks are kept on disk until their shard is complete.  A chunk is translated independently of all others, so that its
+bytes depend only on the model, the settings and its lines: not on the worker, the time, or earlier kills.
 """
 
 from __future__ import annotations
 
 from dragoman.bulk.run import Summary, translate_bulk
 from dragoman.bulk.shards import is_bulk
-from dragoman.bulk.work import Job, form_of, rendered
+from dragoman.bulk.work import Job, format_translation, output_form
 
-__all__ = ["Job", "Summary", "form_of", "is_bulk", "rendered", "translate_bulk"]
+__all__ = ["Job", "Summary", "format_translation", "is_bulk", "output_form", "translate_bulk"]

@@ -1,7 +1,7 @@
-"""A bulk translation over a Ray cluster: a translator in each worker, and all that is written is written here.
+"""Bulk translation on a Ray cluster: each worker has a translator; only the driver reads input and writes output.
 
-A worker is handed lines and gives bytes back; what it had in hand when it died goes to another.  So a chunk may be
-translated twice, but it is kept once, and its bytes are those of a run without Ray.
+The chunk of a worker that dies is given to another one.  A chunk may thus be translated twice, but it is stored once,
+with the same bytes as without Ray.
 """
 
 from __future__ import annotations
@@ -12,118 +12,113 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dragoman.bulk.work import Chunk, Done, Form, Job, Translated, Worker
+from dragoman.bulk.work import Chunk, ChunkResult, Form, Job, Results, Worker
 from dragoman.errors import DragomanError, UsageError
 from dragoman.extras import extra_package
 
-__all__ = ["translated_on_ray"]
+__all__ = ["translate_on_ray"]
 
-_DEATHS = 3
+_MAX_DEATHS = 3
 _LOADING = "loading the model"
 
 
 class RayWorker:
-    """The worker's side."""
+    """Remote actor of one worker."""
 
     def load(self, job: Job, sha256: Mapping[str, str]) -> str:
-        """The worker's path.  Not in the constructor: what is wrong with the model would come back as a worker that
-        died.
-        """
+        """Load the model and return the backend.  Not in the constructor: its errors look like a death of the actor."""
         self.worker = Worker(job, sha256)
-        return self.worker.path
+        return self.worker.backend
 
-    def translate(self, texts: Sequence[str], form: Form) -> Done:
+    def translate(self, texts: Sequence[str], form: Form) -> ChunkResult:
         return self.worker.translate(texts, form)
 
 
 class WorkerPool:
-    """The workers, and what each has in hand: a chunk, or None while it loads the model."""
+    """The workers and their pending calls: reference -> (worker, chunk; None while it loads the model)."""
 
     def __init__(
-        self, ray: Any, job: Job, sha256: Mapping[str, str], size: int, agree: Callable[[str], object]
+        self, ray: Any, job: Job, sha256: Mapping[str, str], size: int, check_backend: Callable[[str], object]
     ) -> None:
-        self.ray, self.job, self.sha256, self.agree = ray, job, sha256, agree
-        self.in_hand: dict[Any, tuple[Any, Chunk | None]] = {}  # by the reference of what will come back
+        self.ray, self.job, self.sha256, self.check_backend = ray, job, sha256, check_backend
+        self.pending: dict[Any, tuple[Any, Chunk | None]] = {}
         self.deaths: Counter[str] = Counter()
-        self.again: list[Chunk] = []
+        self.retries: list[Chunk] = []
         for _ in range(size):
             self._spawn()
 
     def _spawn(self) -> None:
-        threads = self.job.load.get("threads") or 1
-        gpus = 1 if _on_gpu(self.job) else 0
-        hand = self.ray.remote(num_cpus=threads, num_gpus=gpus)(RayWorker).remote()
-        self.in_hand[hand.load.remote(self.job, self.sha256)] = hand, None
+        threads, gpus = self.job.load.get("threads") or 1, int(_uses_gpu(self.job))
+        worker = self.ray.remote(num_cpus=threads, num_gpus=gpus)(RayWorker).remote()
+        self.pending[worker.load.remote(self.job, self.sha256)] = worker, None
 
-    def work(self, chunks: Iterator[Chunk]) -> Translated:
-        """Each chunk once, in the order in which they are done."""
-        while self.in_hand:
-            (reference,), _ = self.ray.wait(list(self.in_hand))
-            hand, chunk = self.in_hand.pop(reference)
+    def work(self, chunks: Iterator[Chunk]) -> Results:
+        """Yield each chunk with its result, in order of completion."""
+        while self.pending:
+            (reference,), _ = self.ray.wait(list(self.pending))
+            worker, chunk = self.pending.pop(reference)
             try:
-                done = self.ray.get(reference)
+                result = self.ray.get(reference)
             except self.ray.exceptions.RayTaskError as error:
                 raise error.cause if isinstance(error.cause, DragomanError) else error from None
-            except self.ray.exceptions.RayError as error:  # the worker died, or the machine that had its answer
-                self._died(chunk, error)
+            except self.ray.exceptions.RayError as error:  # the worker died, or the machine that held its result
+                self._handle_death(chunk, error)
                 continue
             if chunk is None:
-                self.agree(done)  # before it has work, and where no work is left
-                del self.deaths[_LOADING]  # it can be loaded; on a large cluster machines come and go
-            following = self.again.pop() if self.again else next(chunks, None)
+                self.check_backend(result)  # before it gets work, and even if no work is left
+                del self.deaths[_LOADING]  # loading works; deaths may be machines that join and leave the cluster
+            following = self.retries.pop() if self.retries else next(chunks, None)
             if following is not None:
-                self.in_hand[hand.translate.remote(following.texts, following.form)] = hand, following
+                self.pending[worker.translate.remote(following.texts, following.form)] = worker, following
             if chunk is not None:
-                yield chunk, done
-            if following is None and all(other is None for _, other in self.in_hand.values()):
-                return  # those that still load have come too late
+                yield chunk, result
+            if following is None and all(other is None for _, other in self.pending.values()):
+                return  # the other workers are still loading and not needed
 
-    def _died(self, chunk: Chunk | None, error: Exception) -> None:
+    def _handle_death(self, chunk: Chunk | None, error: Exception) -> None:
         name = _LOADING if chunk is None else f"{chunk.shard}, chunk {chunk.number}"
         self.deaths[name] += 1
-        if self.deaths[name] == _DEATHS:
+        if self.deaths[name] == _MAX_DEATHS:
             raise DragomanError(
-                f"{_DEATHS} workers of the cluster died over the same work ({name}): {error}\n"
-                "If memory was short, give the workers more of it. What is done is kept: run the same command again."
+                f"{_MAX_DEATHS} workers of the cluster died on the same work ({name}): {error}\n"
+                "If they ran out of memory, give them more. Finished chunks are kept; run the same command to resume."
             )
         if chunk is not None:
-            self.again.append(chunk)
+            self.retries.append(chunk)
         self._spawn()
 
 
-def _on_gpu(job: Job) -> bool:
+def _uses_gpu(job: Job) -> bool:
     return str(job.load.get("device", "cpu")).startswith("cuda")
 
 
-def translated_on_ray(
-    job: Job, sha256: Mapping[str, str], chunks: Iterator[Chunk], count: int, agree: Callable[[str], object]
-) -> Translated:
-    """The chunks, in the order in which they are done; `count` is their number.
+def translate_on_ray(
+    job: Job, sha256: Mapping[str, str], chunks: Iterator[Chunk], count: int, check_backend: Callable[[str], object]
+) -> Results:
+    """Translate `count` chunks on the Ray cluster at RAY_ADDRESS, or on this machine; yield in order of completion.
 
-    agree: is given the path (see `Done`) of each worker that has loaded the model, of one where there is no chunk; it
-    raises where that cannot be.
+    A worker uses `job.load["threads"]` cores (default 1) and one GPU if the device is a GPU; it must find the model
+    under the same path.  check_backend: called with the backend of each worker that has loaded the model; raises to
+    stop the job.
 
-    The cluster is the one that RAY_ADDRESS names, or else this machine.  A worker takes `job.load["threads"]` cores (1
-    where not given), and a GPU where the device is one; it must find the model under the same path.  Raises UsageError
-    where the cluster has no room for one worker, DragomanError where workers die again and again.
+    Raises UsageError if the cluster is too small for one worker, DragomanError if workers die repeatedly.
     """
     ray = extra_package("ray", "scale", "a cluster")
-    device = "cuda" if _on_gpu(job) else job.load.get("device", "cpu")  # Ray shows each worker one GPU, its first
+    device = "cuda" if _uses_gpu(job) else job.load.get("device", "cpu")  # each worker sees one GPU, as the first
     job = replace(job, load={**job.load, "device": device})
-    mine = not ray.is_initialized()
-    if mine:
+    started_here = not ray.is_initialized()
+    if started_here:
         ray.init(include_dashboard=False, logging_level=logging.WARNING, log_to_driver=False)
     try:
         resources = ray.cluster_resources()
-        threads = job.load.get("threads") or 1
-        kind, each = ("GPU", 1) if _on_gpu(job) else ("CPU", threads)
-        room = int(resources.get(kind, 0)) // each
-        if not room:
+        kind, needed = ("GPU", 1) if _uses_gpu(job) else ("CPU", job.load.get("threads") or 1)
+        size = int(resources.get(kind, 0)) // needed
+        if not size:
             raise UsageError(
-                f"the Ray cluster has {resources.get(kind, 0):g} {kind} in all, and a worker takes {each}: "
+                f"the Ray cluster has {resources.get(kind, 0):g} {kind} in total, and one worker needs {needed}: "
                 "lower --threads, choose another --device, or add machines"
             )
-        yield from WorkerPool(ray, job, sha256, min(room, max(1, count)), agree).work(chunks)
+        yield from WorkerPool(ray, job, sha256, min(size, max(1, count)), check_backend).work(chunks)
     finally:
-        if mine:
+        if started_here:
             ray.shutdown()

@@ -1,12 +1,12 @@
-"""The output folder of a bulk translation: whole shards under their own names, and what is not whole yet out of sight.
+"""The output folder of a bulk translation: finished outputs, and a journal of the work in progress.
 
-    OUT/<shard>                            there only when it is complete
-    OUT/_dragoman/manifest.json            the model, the settings and the input, told once
-    OUT/_dragoman/path                     which path of translating, in which precision, all chunks went
+    OUT/<shard>                            output; exists only if complete
+    OUT/_dragoman/manifest.json            model, settings and input; written once
+    OUT/_dragoman/path                     backend and precision of all chunks
     OUT/_dragoman/shards/<shard>/<chunk>   a finished chunk: a line of JSON (lines, flags), then its output
-    OUT/_dragoman/shards/<shard>/done      the shard's lines, bytes and flags; the chunks are removed last
+    OUT/_dragoman/shards/<shard>/done      lines, bytes and flags of the shard; its chunks are removed last
 
-Each of them is written under another name, flushed and renamed, so that it is there whole or not at all.
+Every file is written under a temporary name, flushed and renamed, so that it is complete or does not exist.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.bulk.shards import JOURNAL, Contents, Shard
-from dragoman.bulk.work import Done
+from dragoman.bulk.work import ChunkResult
 from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.io.lock import lock_folder
 from dragoman.io.reading import open_regular, read_json, read_text
@@ -29,14 +29,14 @@ from dragoman.io.writing import atomic_file, flush_file, flush_folder, not_writt
 
 __all__ = ["Journal", "ShardDone"]
 
-_SHOWN = 10
-_KEPT = "What is done is kept; the same command, run again, continues from there."
-_DAMAGED = "It was altered; give another --output, or remove this folder and start again."
+_MAX_SHOWN = 10
+_KEPT = "Finished chunks are kept; run the same command to resume."
+_DAMAGED = "The file was altered; name another --output, or remove this folder and start again."
 
 
 @dataclass(frozen=True)
 class ShardDone:
-    """A shard translated.  lines: of the input; bytes: of the output; flags: how often each was seen."""
+    """A translated shard.  lines: of the input; bytes: of the output; flags: count per flag."""
 
     lines: int
     bytes: int
@@ -44,123 +44,128 @@ class ShardDone:
 
 
 class Journal:
-    """An output folder that is being written: see `opened`."""
+    """The output folder of a running job; see `opened`."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
         self.folder = out / JOURNAL
-        self.path: str | None = None
+        self.backend: str | None = None
 
     @classmethod
     @contextlib.contextmanager
     def opened(cls, out: Path, manifest: Mapping[str, Any]) -> Iterator[Journal]:
-        """Begin a job, or go on with the same one.
+        """Start a job or resume the same job.
 
-        Raises UsageError where the folder holds another job or other files, or where another process is at work in it.
+        Raises UsageError if the folder contains another job or other files, or is in use by another process.
         """
         journal = cls(out)
         file = journal.folder / "manifest.json"
         if out.exists() and not out.is_dir():
-            raise UsageError(f"{out}: a file; a bulk translation goes into a folder: give a new one with --output")
+            raise UsageError(f"{out}: is a file; bulk translation needs a folder: name a new one with --output")
         if out.is_dir() and not file.exists() and any(path != journal.folder for path in out.iterdir()):
-            raise UsageError(f"{out}: holds other files, and no job to go on with; give an empty or a new folder")
-        with journal._named():
+            raise UsageError(f"{out}: contains other files and no job to resume; name an empty or new folder")
+        with journal._write_errors():
             journal.folder.mkdir(parents=True, exist_ok=True)
         advice = "wait until it has finished, or name another --output"
-        with lock_folder(journal.folder, f"{out}: this output folder", advice, journal._named()):
-            now = json.loads(json.dumps(manifest))
+        with lock_folder(journal.folder, f"{out}: this output folder", advice, journal._write_errors()):
+            manifest = json.loads(json.dumps(manifest))
             if file.exists():
-                journal._compare(read_json(file, DataError, _DAMAGED), now)
+                journal._check_manifest(read_json(file, DataError, _DAMAGED), manifest)
             else:
-                with journal._named():
-                    _write(file, json.dumps(now, indent=1, ensure_ascii=False).encode())
+                with journal._write_errors():
+                    _write(file, json.dumps(manifest, indent=1, ensure_ascii=False).encode())
             yield journal
 
     @contextlib.contextmanager
-    def _named(self) -> Iterator[None]:
-        """Raise DragomanError that names the folder where something cannot be written."""
+    def _write_errors(self) -> Iterator[None]:
+        """Convert OSErrors into a DragomanError that names the folder."""
         try:
             yield
         except OSError as error:
             raise DragomanError(not_written(error.filename or self.out, error, _KEPT)) from error
 
-    def _compare(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-        old, new = dict(_flat(before)), dict(_flat(now))
+    def _check_manifest(self, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+        old, new = dict(_flattened(stored)), dict(_flattened(given))
         keys = [key for key in old | new if old.get(key) != new.get(key)]
         if not keys:
             return
-        told = [f"  - {key}: {old.get(key, 'nothing')} then, {new.get(key, 'nothing')} now" for key in keys[:_SHOWN]]
-        if len(keys) > _SHOWN:
-            told.append(f"  - and {len(keys) - _SHOWN:,} more")
+        lines = [f"  - {key}: was {old.get(key, 'absent')}, now {new.get(key, 'absent')}" for key in keys[:_MAX_SHOWN]]
+        if len(keys) > _MAX_SHOWN:
+            lines.append(f"  - and {len(keys) - _MAX_SHOWN:,} more")
         raise UsageError(
-            "\n".join([f"{self.out}: began as another job, and cannot go on as this one:", *told])
-            + "\nGive the model, settings and input of that job to go on with it, or another --output."
+            "\n".join([f"{self.out}: contains a different job, which this command cannot resume:", *lines])
+            + "\nRestore the model, settings and input of that job to resume it, or name another --output."
         )
 
-    def kept(self, shard: Shard) -> set[int]:
-        """The numbers of the chunks that are done."""
-        folder = self._of(shard)
+    def stored_chunks(self, shard: Shard) -> set[int]:
+        """Return the numbers of the finished chunks."""
+        folder = self._folder_of(shard)
         names = (path.name for path in folder.iterdir()) if folder.is_dir() else ()
         return {int(name) for name in names if re.fullmatch("[0-9]+", name)}
 
-    def keep(self, shard: Shard, number: int, done: Done) -> None:
-        """Put a finished chunk on disk, for good.  Raises UsageError as `agree` does."""
-        self.agree(done.path)
-        head = json.dumps({"lines": done.lines, "flags": done.flags}).encode()
-        with self._named():
-            _write(self._of(shard) / str(number), head + b"\n" + done.payload)
+    def store(self, shard: Shard, number: int, result: ChunkResult) -> None:
+        """Write a finished chunk to disk.  Raises UsageError like `check_backend`."""
+        self.check_backend(result.backend)
+        head = json.dumps({"lines": result.lines, "flags": result.flags}).encode()
+        with self._write_errors():
+            _write(self._folder_of(shard) / str(number), head + b"\n" + result.payload)
 
-    def agree(self, path: str) -> None:
-        """Raise UsageError where another path of translating (see `Done`) was gone before."""
+    def check_backend(self, backend: str) -> None:
+        """Record the backend of the job.  Raises UsageError if earlier chunks were translated with another one."""
         file = self.folder / "path"
-        if self.path is None and file.exists():
-            self.path = read_text(file, DataError, _DAMAGED)
-        if self.path is None:
-            with self._named():
-                _write(file, path.encode())
-            self.path = path
-        if self.path != path:
+        if self.backend is None and file.exists():
+            self.backend = read_text(file, DataError, _DAMAGED)
+        if self.backend is None:
+            with self._write_errors():
+                _write(file, backend.encode())
+            self.backend = backend
+        if self.backend != backend:
             raise UsageError(
-                f"{self.out}: what is done went by another path ({self.path}) than this would ({path}); words might "
-                "differ. Go on by that one (--engine, --quantize, the same kind of machine), or give another --output."
+                f"{self.out}: this job uses another backend ({self.backend}) than this command would ({backend}), and "
+                "their translations can differ. Use the same --engine, --quantize and kind of machine, or name another "
+                "--output."
             )
 
     def finished(self, shard: Shard) -> ShardDone | None:
-        """What is known of a shard that is complete.  Raises DataError where its output was altered since."""
-        file, output = self._of(shard) / "done", self.out / shard.name
+        """Return the record of a shard whose output is complete.  Raises DataError if the output has been altered."""
+        file, output = self._folder_of(shard) / "done", self.out / shard.name
         if not file.exists() or not output.exists():
             return None
         try:
             done = ShardDone(**read_json(file, DataError, _DAMAGED))
         except TypeError:
-            raise DataError(f"{file}: does not describe a finished file. {_DAMAGED}") from None
+            raise DataError(f"{file}: is not the record of a finished shard. {_DAMAGED}") from None
         if output.stat().st_size != done.bytes:
             raise DataError(
-                f"{output}: {output.stat().st_size:,} bytes, and {done.bytes:,} were written; it was altered since. "
-                "Remove it, and the same command translates it again."
+                f"{output}: has {output.stat().st_size:,} bytes instead of {done.bytes:,}; it has been altered. "
+                "Remove it, and run the same command to translate it again."
             )
-        self._drop(shard)
+        self._clean(shard)
         return done
 
     def finish(self, shard: Shard, contents: Contents, chunks: int) -> ShardDone:
-        """Join the chunks to the output.  Raises DataError where the input is not what it was when it was counted."""
-        folder, output = self._of(shard), self.out / shard.name
+        """Join the chunks of a shard to its output.  Raises DataError if the input has changed since it was counted."""
+        folder, output = self._folder_of(shard), self.out / shard.name
         heads = [self._head(folder / str(number)) for number in range(chunks)]
         lines = sum(head["lines"] for head in heads)
         if lines != contents.lines or shard.sha256() != contents.sha256:
-            self._drop(shard)
+            self._clean(shard)
             raise DataError(
-                f"{shard.path}: was changed while it was translated. Put back what it was ({contents.lines:,} lines, "
-                f"sha256 {contents.sha256}) and run the same command again, or give another --output."
+                f"{shard.path}: changed while it was translated. Restore it ({contents.lines:,} lines, sha256 "
+                f"{contents.sha256}) and run the same command to resume, or name another --output."
             )
         flags = sum((Counter(head["flags"]) for head in heads), Counter[str]())
-        with self._named():
-            shard.write((self._payload(folder / str(number)) for number in range(chunks)), folder / "joined")
-            done = ShardDone(lines, (folder / "joined").stat().st_size, dict(sorted(flags.items())))
+        with self._write_errors():
+            joined = folder / "joined"
+            chunk_files = (folder / str(number) for number in range(chunks))
+            shard.write((file.read_bytes().partition(b"\n")[2] for file in chunk_files), joined)
+            done = ShardDone(lines, joined.stat().st_size, dict(sorted(flags.items())))
             _write(folder / "done", json.dumps(vars(done)).encode())
             output.parent.mkdir(parents=True, exist_ok=True)
-            _settle(folder / "joined", output)
-            self._drop(shard)
+            flush_file(joined)
+            joined.replace(output)
+            flush_folder(output.parent)
+            self._clean(shard)
         return done
 
     @staticmethod
@@ -172,38 +177,28 @@ class Journal:
                 return head
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
             pass
-        raise DataError(f"{chunk}: damaged. Remove this file, and the same command translates its lines again.")
+        raise DataError(f"{chunk}: damaged. Remove this file, and run the same command to translate its lines again.")
 
-    @staticmethod
-    def _payload(chunk: Path) -> bytes:
-        return chunk.read_bytes().partition(b"\n")[2]
+    def _clean(self, shard: Shard) -> None:
+        """Remove the files that only an unfinished shard needs."""
+        folder = self._folder_of(shard)
+        for number in self.stored_chunks(shard):
+            (folder / str(number)).unlink()
+        (folder / "joined").unlink(missing_ok=True)
 
-    def _drop(self, shard: Shard) -> None:
-        """Remove what only an unfinished shard needs."""
-        for number in self.kept(shard):
-            (self._of(shard) / str(number)).unlink()
-        (self._of(shard) / "joined").unlink(missing_ok=True)
-
-    def _of(self, shard: Shard) -> Path:
+    def _folder_of(self, shard: Shard) -> Path:
         return self.folder / "shards" / shard.name
 
 
-def _flat(document: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
+def _flattened(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in document.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{at}{key}: ")
+            yield from _flattened(value, f"{prefix}{key}: ")
         else:
-            yield f"{at}{key}", value
+            yield f"{prefix}{key}", value
 
 
 def _write(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as file:
         file.write(data)
-
-
-def _settle(part: Path, path: Path) -> None:
-    """Give a written file its name, when all of it is on the disk."""
-    flush_file(part)
-    part.replace(path)
-    flush_folder(path.parent)

@@ -1,4 +1,4 @@
-"""A bulk translation from its beginning, or from where it was killed, to its end."""
+"""Run a bulk translation from its start, or from where it was interrupted, to its end."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from pathlib import Path
 
 from dragoman._version import __version__
 from dragoman.bulk.journal import Journal, ShardDone
-from dragoman.bulk.shards import COLUMNS, Contents, Shard, find_shards, same_but_for_case
-from dragoman.bulk.work import Chunk, Form, Job, Translated, Worker, model_sha256
+from dragoman.bulk.shards import COLUMNS, Contents, Shard, find_shards
+from dragoman.bulk.work import Chunk, Form, Job, Results, Worker, model_sha256
 from dragoman.errors import DataError, UsageError
 
 __all__ = ["Summary", "translate_bulk"]
 
 _FORMAT_VERSION = 1
-_SECONDS_BETWEEN = 5.0
+_LOG_SECONDS = 5.0
 
 Log = Callable[[str], object]
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What lies in the output folder now.  flags: how often each was seen, over all shards."""
+    """Contents of the output folder.  flags: count per flag, over all shards."""
 
     shards: int
     lines: int
@@ -43,59 +43,64 @@ def translate_bulk(
     ray: bool = False,
     log: Log = lambda text: None,
 ) -> Summary:
-    """Translate files and folders into the folder `output`, each shard once; go on where an earlier call was killed.
+    """Translate files and folders into the folder `output`, one file per input file; resume an interrupted job.
 
-    column: of Parquet, the one to translate.  chunk_lines: lines translated at once, and lost at most by a kill.
-    ray: over the workers of a Ray cluster.  log: is given lines about the progress.  Raises UsageError, DataError and
-    ModelFolderError; what is done stays done.
+    column: text column of Parquet files.  chunk_lines: lines per chunk; a kill loses at most the chunks in progress.
+    ray: distribute the chunks over a Ray cluster.  log: callback for progress messages.  Raises UsageError, DataError
+    and ModelFolderError; finished chunks are kept.
     """
     from dragoman.models.model_folder import find_model
 
-    job = replace(job, model=find_model(job.model).resolve())  # no pointer may move meanwhile
+    job = replace(job, model=find_model(job.model).resolve())  # a run folder may point to another checkpoint later
     settings = job.settings()
-    added = COLUMNS if settings["nbest"] > 1 else COLUMNS[:-1]
-    shards = find_shards(inputs, column, added)
+    shards = find_shards(inputs, output, column, COLUMNS if settings["nbest"] > 1 else COLUMNS[:-1])
     _check(job, inputs, output, shards, chunk_lines)
     sha256 = model_sha256(job.model, bool(job.load.get("shortlist")))
-    worker = None if ray else Worker(job, sha256)  # what is wrong with it comes before the long reading
+    worker = None if ray else Worker(job, sha256)  # report its errors before the input is read, which takes long
     if worker is not None:
         log(worker.description)
     log(f"reading the input, files: {len(shards):,}")
-    contents = _all_contents(shards)
+    contents = _read_contents(shards)
     manifest = {
         "format_version": _FORMAT_VERSION,
         "package_version": __version__,
         "model": sha256,
         "settings": settings | {"column": column, "chunk_lines": chunk_lines},
-        "inputs": {shard.name: asdict(held) for shard, held in contents.items()},
+        "inputs": {shard.name: asdict(content) for shard, content in contents.items()},
     }
     with Journal.opened(output, manifest) as journal:
-        # Also where nothing is left to do: what is told of this worker would be taken for what wrote the output.
         if worker is not None:
-            journal.agree(worker.path)
-        run = _Run(journal, contents, chunk_lines, settings["form"], log)
-        run.work(_on_ray(job, sha256, run) if worker is None else _one_by_one(worker, run))
-        return run.summary()
+            journal.check_backend(worker.backend)  # even if nothing is left to do: the log above names this backend
+        scheduler = _Scheduler(journal, contents, chunk_lines, settings["form"], log)
+        if worker is not None:
+            results = ((chunk, worker.translate(chunk.texts, chunk.form)) for chunk in scheduler.chunks())
+        else:
+            from dragoman.bulk.cluster import translate_on_ray
+
+            count = sum(map(len, scheduler.missing.values()))
+            results = translate_on_ray(job, sha256, scheduler.chunks(), count, journal.check_backend)
+        scheduler.collect(results)
+        return scheduler.summary()
 
 
 def _check(job: Job, inputs: Sequence[Path], output: Path, shards: Sequence[Shard], chunk_lines: int) -> None:
     problems = [
-        f"{output} lies in the input {folder}, and would be translated itself: give another --output"
+        f"{output} is inside the input folder {folder}, so it would itself be translated: name another --output"
         for folder in inputs
         if folder.is_dir() and output.resolve().is_relative_to(folder.resolve())
     ]
-    problems += same_but_for_case(shards, output)
     if chunk_lines < 1:
         problems.append(f"chunk_lines = {chunk_lines}: must be at least 1")
     tables = [shard for shard in shards if shard.table]
     if job.jsonl and tables:
-        problems.append(f"{tables[0].path}: --jsonl writes lines; a table gets columns ({', '.join(COLUMNS[:-1])})")
+        columns = ", ".join(COLUMNS[:-1])
+        problems.append(f"{tables[0].path}: --jsonl is for lines of text; tables get the columns {columns}: omit it")
     if problems:
         raise UsageError("\n".join(problems))
 
 
-def _all_contents(shards: Sequence[Shard]) -> dict[Shard, Contents]:
-    """Read every input to its end before the work begins.  Raises DataError with what is wrong in each of them."""
+def _read_contents(shards: Sequence[Shard]) -> dict[Shard, Contents]:
+    """Read all input before translation starts.  Raises DataError with the problems of all shards."""
     found, problems = {}, []
     for shard in shards:
         try:
@@ -107,97 +112,79 @@ def _all_contents(shards: Sequence[Shard]) -> dict[Shard, Contents]:
     return found
 
 
-def _one_by_one(worker: Worker, run: _Run) -> Translated:
-    for chunk in run.chunks():
-        yield chunk, worker.translate(chunk.texts, chunk.form)
-
-
-def _on_ray(job: Job, sha256: Mapping[str, str], run: _Run) -> Translated:
-    from dragoman.bulk.cluster import translated_on_ray
-
-    count = sum(map(len, run.missing.values()))
-    return translated_on_ray(job, sha256, run.chunks(), count, run.journal.agree)
-
-
-class _Run:
-    """What is left to do, and what is done with each chunk that comes back, in whatever order."""
+class _Scheduler:
+    """Yields the chunks that are missing and stores their results, which may arrive in any order."""
 
     def __init__(
         self, journal: Journal, contents: Mapping[Shard, Contents], chunk_lines: int, form: Form, log: Log
     ) -> None:
-        self.journal, self.contents, self.chunk_lines, self.form, self.log = journal, contents, chunk_lines, form, log
+        self.journal, self.contents, self.chunk_lines, self.form = journal, contents, chunk_lines, form
         self.done: dict[str, ShardDone] = {}
         self.missing: dict[str, set[int]] = {}
         self.shards = {shard.name: shard for shard in contents}
-        kept = 0
-        for shard, held in contents.items():
+        resumed = 0
+        for shard, content in contents.items():
             if (done := journal.finished(shard)) is not None:
                 self.done[shard.name] = done
-                kept += done.lines
+                resumed += done.lines
                 continue
-            here = journal.kept(shard)
-            self.missing[shard.name] = set(range(self._chunks_of(held))) - here
-            kept += sum(self._lines_of(held, number) for number in here)
-        self.pace = _Pace(log, sum(held.lines for held in contents.values()), kept)
-        for name in [name for name, left in self.missing.items() if not left]:
+            stored = journal.stored_chunks(shard)
+            self.missing[shard.name] = set(range(self._chunk_count(content))) - stored
+            resumed += sum(min(chunk_lines, content.lines - number * chunk_lines) for number in stored)
+        self.progress = _ProgressLog(log, sum(content.lines for content in contents.values()), resumed)
+        for name in [name for name, numbers in self.missing.items() if not numbers]:
             self._finish(name)
 
-    def _chunks_of(self, held: Contents) -> int:
-        return max(1, -(-held.lines // self.chunk_lines))  # one of no lines makes the output of an empty shard
-
-    def _lines_of(self, held: Contents, number: int) -> int:
-        return min(self.chunk_lines, held.lines - number * self.chunk_lines)
+    def _chunk_count(self, content: Contents) -> int:
+        return max(1, -(-content.lines // self.chunk_lines))  # an empty shard has one empty chunk
 
     def chunks(self) -> Iterator[Chunk]:
-        """What is missing, shard by shard, in order."""
-        for name, left in list(self.missing.items()):
-            shard = self.shards[name]
-            texts, wanted = shard.texts(), sorted(left)
-            for number in range(wanted[-1] + 1):
-                some = list(itertools.islice(texts, self.chunk_lines))
-                if number in wanted:
-                    yield Chunk(name, number, some, "row" if shard.table else self.form)
+        for name, numbers in list(self.missing.items()):
+            shard, missing = self.shards[name], set(numbers)
+            texts = shard.texts()
+            for number in range(max(missing) + 1):
+                lines = list(itertools.islice(texts, self.chunk_lines))
+                if number in missing:
+                    yield Chunk(name, number, lines, "row" if shard.table else self.form)
 
-    def work(self, translated: Translated) -> None:
-        """Keep what comes back, and join a shard when its last chunk is there."""
-        with contextlib.closing(translated):
-            for chunk, done in translated:
-                self.journal.keep(self.shards[chunk.shard], chunk.number, done)
+    def collect(self, results: Results) -> None:
+        """Store each result, and write the output of a shard when its last chunk has arrived."""
+        with contextlib.closing(results):
+            for chunk, result in results:
+                self.journal.store(self.shards[chunk.shard], chunk.number, result)
                 self.missing[chunk.shard].discard(chunk.number)
                 if not self.missing[chunk.shard]:
                     self._finish(chunk.shard)
-                self.pace.step(done.lines, len(self.done), len(self.contents))
+                self.progress.update(result.lines, len(self.done), len(self.contents))
 
     def _finish(self, name: str) -> None:
         shard = self.shards[name]
-        held = self.contents[shard]
-        self.done[name] = self.journal.finish(shard, held, self._chunks_of(held))
+        content = self.contents[shard]
+        self.done[name] = self.journal.finish(shard, content, self._chunk_count(content))
         del self.missing[name]
 
     def summary(self) -> Summary:
-        """Over all shards, those of earlier calls too."""
         flags = sum((Counter(done.flags) for done in self.done.values()), Counter[str]())
         return Summary(len(self.done), sum(done.lines for done in self.done.values()), dict(sorted(flags.items())))
 
 
-class _Pace:
-    """Tells how far the work is, now and then."""
+class _ProgressLog:
+    """Logs progress, speed and remaining time, at most once every few seconds."""
 
-    def __init__(self, log: Log, total: int, kept: int) -> None:
-        self.log, self.total, self.kept, self.new = log, total, kept, 0
+    def __init__(self, log: Log, total: int, resumed: int) -> None:
+        self.log, self.total, self.resumed, self.lines = log, total, resumed, resumed
         self.begin = self.last = time.monotonic()
-        log(f"{total:,} lines" + (f", {kept:,} of them done before" if kept else ""))
+        log(f"{total:,} lines" + (f", {resumed:,} of them already translated" if resumed else ""))
 
-    def step(self, lines: int, done: int, shards: int) -> None:
-        self.new += lines
+    def update(self, lines: int, done: int, shards: int) -> None:
+        self.lines += lines
         now = time.monotonic()
-        finished = self.kept + self.new == self.total
-        if now - self.last < _SECONDS_BETWEEN and not finished:
+        if now - self.last < _LOG_SECONDS and self.lines != self.total:
             return
         self.last = now
-        speed = self.new / max(now - self.begin, 1e-3)
-        left = (self.total - self.kept - self.new) / max(speed, 1e-3)
+        speed = (self.lines - self.resumed) / max(now - self.begin, 1e-3)
+        left = (self.total - self.lines) / max(speed, 1e-3)
         self.log(
-            f"{self.kept + self.new:,} of {self.total:,} lines, {done:,} of {shards:,} files, {speed:,.0f} lines/s, "
+            f"{self.lines:,} of {self.total:,} lines, {done:,} of {shards:,} files, {speed:,.0f} lines/s, "
             + (f"{left / 60:,.0f} min left" if left >= 90 else f"{left:.0f} s left")
         )

@@ -1,4 +1,4 @@
-"""Shards: the input files of a bulk translation, one sentence a line or one a row, read and written in order."""
+"""Shards: input files of a bulk translation, with one text per line or per row, read and written in order."""
 
 from __future__ import annotations
 
@@ -19,26 +19,16 @@ from dragoman.extras import extra_package
 from dragoman.io.lines import plain_suffix, read_lines
 from dragoman.io.reading import hash_file
 
-__all__ = [
-    "COLUMNS",
-    "JOURNAL",
-    "Contents",
-    "Shard",
-    "TableShard",
-    "TextShard",
-    "find_shards",
-    "is_bulk",
-    "same_but_for_case",
-]
+__all__ = ["COLUMNS", "JOURNAL", "Contents", "Shard", "find_shards", "is_bulk"]
 
 COLUMNS = ("translation", "score", "flags", "nbest")
-"""What a table gets; `nbest` only where more than one is asked for."""
+"""Columns added to a table; `nbest` only if more than one translation is requested."""
 
 JOURNAL = "_dragoman"
-"""Folder in the output folder, for the files of the job itself."""
+"""Folder of the job's own files, in the output folder."""
 
 _TABLE = ".parquet"
-_SHOWN = 20
+_MAX_SHOWN = 20
 _NOT_LINES = (".csv", ".tsv", ".json", ".jsonl", ".arrow", ".bin")
 _COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": partial(gzip.compress, mtime=0),
@@ -49,7 +39,7 @@ _COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 
 @dataclass(frozen=True)
 class Contents:
-    """What a shard holds: its size and sha256 as it lies on disk, and the number of its lines (or rows)."""
+    """Size and sha256 of a shard as stored on disk, and its number of lines or rows."""
 
     bytes: int
     sha256: str
@@ -58,51 +48,49 @@ class Contents:
 
 @dataclass(frozen=True)
 class Shard:
-    """One input file.  name: its path below the output folder.  Reading raises DataError."""
+    """One input file.  name: path of its output below the output folder.  Reading raises DataError."""
 
     name: str
     path: Path
     table: ClassVar[bool] = False
 
     def texts(self) -> Iterator[str]:
-        """What is to be translated, in order."""
+        """Yield the texts to translate."""
         raise NotImplementedError
 
     def write(self, payloads: Iterable[bytes], to: Path) -> None:
-        """Write what the chunks came to, in their order, as the output file `to`."""
+        """Write the output file `to` from the payloads of all chunks, in order."""
         raise NotImplementedError
 
     def sha256(self) -> str:
-        """Of the file as it is now."""
         try:
             return hash_file(self.path, "sha256")
         except OSError as error:
             raise DataError(f"{self.path}: cannot be read: {error.strerror or error}") from None
 
     def contents(self) -> Contents:
-        """Read the shard to its end.  Raises DataError where any line cannot be used."""
+        """Read the whole shard.  Raises DataError for an invalid line."""
         lines = sum(1 for _ in self.texts())
         return Contents(self.path.stat().st_size, self.sha256(), lines)
 
 
 @dataclass(frozen=True)
 class TextShard(Shard):
-    """Text, one sentence a line; `.gz`, `.xz` and `.zst` are read and written compressed."""
+    """Text, one sentence per line; `.gz`, `.xz` and `.zst` files are read and written compressed."""
 
     def texts(self) -> Iterator[str]:
         return read_lines(self.path)
 
     def write(self, payloads: Iterable[bytes], to: Path) -> None:
-        # Members of gzip, streams of xz and frames of zstandard may follow one another in a file.
+        # A file may consist of several gzip members, xz streams or zstandard frames: one per chunk.
         compress = _COMPRESS.get(self.path.suffix, bytes)
         with to.open("wb") as file:
-            for payload in payloads:
-                file.write(compress(payload))
+            file.writelines(map(compress, payloads))
 
 
 @dataclass(frozen=True)
 class TableShard(Shard):
-    """Parquet: the text is `column`, null counts as empty; `added` (of `COLUMNS`) is what its output has besides."""
+    """Parquet with texts in `column` (null counts as empty).  added: columns of the output, from `COLUMNS`."""
 
     column: str
     added: tuple[str, ...]
@@ -112,38 +100,38 @@ class TableShard(Shard):
         try:
             for batch in self._open().iter_batches(columns=[self.column]):
                 yield from (text or "" for text in batch.column(0).to_pylist())
-        except _unreadable() as error:
+        except _read_errors() as error:
             raise DataError(f"{self.path}: cannot be read as Parquet: {error}. Write the file again.") from error
 
     def write(self, payloads: Iterable[bytes], to: Path) -> None:
         arrow, parquet = _arrow(), _arrow("pyarrow.parquet")
+        types = {"translation": arrow.string(), "score": arrow.float64()}
+        fields = [arrow.field(name, types.get(name, arrow.list_(arrow.string()))) for name in self.added]
         source = self._open()
-        schema = source.schema_arrow
-        for name in self.added:
-            schema = schema.append(arrow.field(name, _kind(name)))
+        schema = arrow.schema([*source.schema_arrow, *fields], source.schema_arrow.metadata)
         records = (json.loads(line) for payload in payloads for line in payload.split(b"\n")[:-1])
         with parquet.ParquetWriter(to, schema) as writer:
             for batch in source.iter_batches():
-                some = list(itertools.islice(records, batch.num_rows))
-                new = [arrow.array([record[name] for record in some], _kind(name)) for name in self.added]
+                rows = list(itertools.islice(records, batch.num_rows))
+                new = [arrow.array([row[field.name] for row in rows], field.type) for field in fields]
                 writer.write_batch(arrow.RecordBatch.from_arrays([*batch.columns, *new], schema=schema))
 
     def _open(self) -> Any:
-        """The file, with the column in it.  Raises DataError with every reason why it cannot be used."""
+        """Open the file.  Raises DataError with all reasons if it cannot be translated."""
         parquet = _arrow("pyarrow.parquet")
         try:
             file = parquet.ParquetFile(self.path)
-        except _unreadable() as error:
+        except _read_errors() as error:
             raise DataError(f"{self.path}: not a Parquet file ({error}). Copy or write the file again.") from error
         schema = file.schema_arrow
         problems = [
-            f"it has a column {name!r} already, and that is where the result goes: rename it"
+            f"a column {name!r} exists already, and the output needs this name: rename it"
             for name in self.added
             if name in schema.names
         ]
         texts = [field.name for field in schema if _is_text(field.type)]
         if self.column not in texts:
-            what = f"is of type {schema.field(self.column).type}" if self.column in schema.names else "is not in it"
+            what = f"is of type {schema.field(self.column).type}" if self.column in schema.names else "does not exist"
             listed = ", ".join(texts) or "none"
             problems.append(f"column {self.column!r} {what}{nearest(self.column, texts)}; columns of text: {listed}")
         if problems:
@@ -155,7 +143,7 @@ def _arrow(name: str = "pyarrow") -> Any:
     return extra_package(name, "scale", "Parquet")
 
 
-def _unreadable() -> tuple[type[Exception], ...]:
+def _read_errors() -> tuple[type[Exception], ...]:
     return (_arrow().ArrowException, OSError, UnicodeDecodeError)
 
 
@@ -166,90 +154,76 @@ def _is_text(kind: Any) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
-def _kind(name: str) -> Any:
-    arrow = _arrow()
-    kinds = {"translation": arrow.string(), "score": arrow.float64()}
-    return kinds.get(name, arrow.list_(arrow.string()))
-
-
 def is_bulk(inputs: Sequence[Path], output: Path | None) -> bool:
-    """Whether these are shards: several files, a folder, a table, or anything that goes into a folder."""
+    """Return whether to translate in bulk: several files, a folder or a table, or an existing folder as output."""
     one_file = len(inputs) < 2 and not any(path.is_dir() or path.suffix == _TABLE for path in inputs)
     return not one_file or (output is not None and output.is_dir())
 
 
-def find_shards(inputs: Sequence[Path], column: str | None, added: tuple[str, ...]) -> list[Shard]:
-    """The shards of files and folders (searched to the bottom, but for names that begin with "." or "_"), by name.
+def find_shards(inputs: Sequence[Path], output: Path, column: str | None, added: tuple[str, ...]) -> list[Shard]:
+    """Return the shards in files and folders, sorted by name.
 
-    Raises UsageError with every problem at once.
+    Folders are searched recursively, skipping names that begin with "." or "_".  Raises UsageError with all problems.
     """
-    paths: dict[str, Path] = {}
+    files: dict[str, tuple[str, Path]] = {}  # name and path, by the name as the file system of the output compares it
     problems: list[str] = []
     collisions: list[str] = []
     all_links: list[Path] = []
+    key = str.casefold if _ignores_case(output) else str
     for given in inputs:
-        found, links = _files(given)
+        found, links = _list_files(given)
         all_links += links
         if not found and not links:
             problems.append(f"{given}: {'no file in this folder' if given.is_dir() else 'no such file or folder'}")
-        collisions += [
-            f"{path} and {paths[name]} would both be written to {name}: translate them into two folders"
-            for name, path in found.items()
-            if name in paths
-        ]
-        paths |= found
-    collisions += _inside_one_another(paths)
-    problems += _first(collisions, "files with the same output")
-    problems += _first(list(map(_link_problem, all_links)), "links")
-    for path in paths.values():
-        if plain_suffix(path) in _NOT_LINES:
-            problems.append(f"{path}: {plain_suffix(path)} is not one sentence a line; give lines of text, or Parquet")
-        elif path.suffix == _TABLE and column is None:
-            problems.append(f"{path}: a table has columns: name the one to translate with --column")
-    if column is not None and all(path.suffix != _TABLE for path in paths.values()):
-        problems.append(f"--column {column}: there is no Parquet file in the input that could have it")
+        for name, path in found.items():
+            if key(name) in files:
+                other, other_path = files[key(name)]
+                reason = "" if name == other else f", because the file system of {output} ignores case"
+                collisions.append(
+                    f"{other_path} and {path} have the same output {name}{reason}: translate them into two folders"
+                )
+            files[key(name)] = name, path
+    collisions += _nesting_collisions(files)
+    problems += _truncated(collisions, "files with the same output")
+    problems += _truncated(list(map(_link_problem, all_links)), "links")
+    tables = {path for _, path in files.values() if path.suffix == _TABLE}
+    for _, path in files.values():
+        suffix = plain_suffix(path)
+        if suffix in _NOT_LINES:
+            problems.append(f"{path}: {suffix} files are not supported; accepted: one sentence per line, or Parquet")
+        elif path in tables and column is None:
+            problems.append(f"{path}: is a table; name the column to translate with --column")
+    if column is not None and not tables:
+        problems.append(f"--column {column}: requires Parquet files, and the input has none; omit it")
     if problems:
-        raise UsageError("\n".join(["this input cannot be translated:", *(f"  - {problem}" for problem in problems)]))
+        raise UsageError("\n".join(["invalid input of a bulk translation:", *(f"  - {text}" for text in problems)]))
     return [
-        TableShard(name, path, column or "", added) if path.suffix == _TABLE else TextShard(name, path)
-        for name, path in sorted(paths.items())
+        TableShard(name, path, column or "", added) if path in tables else TextShard(name, path)
+        for name, path in sorted(files.values())
     ]
 
 
-def _first(problems: Sequence[str], what: str) -> list[str]:
-    rest = [f"and {len(problems) - _SHOWN:,} more {what}"] if len(problems) > _SHOWN else []
-    return [*problems[:_SHOWN], *rest]
+def _truncated(problems: Sequence[str], what: str) -> list[str]:
+    rest = [f"and {len(problems) - _MAX_SHOWN:,} more {what}"] if len(problems) > _MAX_SHOWN else []
+    return [*problems[:_MAX_SHOWN], *rest]
 
 
-def _inside_one_another(paths: Mapping[str, Path]) -> Iterator[str]:
-    """Outputs that would have to be a file and a folder at once."""
-    for name, path in paths.items():
-        if name == JOURNAL:
-            yield f"{path} would be written to {name}, which is the folder of the job's own files: rename it"
-        for parent in map(str, PurePosixPath(name).parents):
-            if parent in paths:
+def _nesting_collisions(files: Mapping[str, tuple[str, Path]]) -> Iterator[str]:
+    """Yield a problem for each output that would have to be a file and a folder."""
+    for key, (name, path) in files.items():
+        if key == JOURNAL:
+            yield f"{path} has the output {name}, which is reserved for files of the job: rename it"
+        for parent in map(str, PurePosixPath(key).parents):
+            if parent in files:
+                other, other_path = files[parent]
                 yield (
-                    f"{path} would be written to {name}, and {paths[parent]} to {parent}, which cannot be a file and a "
-                    "folder: translate them into two folders"
+                    f"{path} has the output {name}, but {other_path} has the output {other}, which cannot be both "
+                    "a file and a folder: translate them into two folders"
                 )
 
 
-def same_but_for_case(shards: Sequence[Shard], output: Path) -> list[str]:
-    """Shards whose outputs would be one file, where the output's file system takes `A` and `a` for the same name."""
-    seen: dict[str, Shard] = {}
-    problems = []
-    for shard in shards:
-        other = seen.setdefault(shard.name.casefold(), shard)
-        if other is not shard:
-            problems.append(
-                f"{other.path} and {shard.path} would be written to the same file, because the file system of {output} "
-                "ignores case: translate them into two folders"
-            )
-    return _first(problems, "files with the same output") if problems and _ignores_case(output) else []
-
-
 def _ignores_case(folder: Path) -> bool:
-    """Whether the file system takes `A` and `a` for the same name, as far as existing folders tell."""
+    """Return whether the nearest existing folder is found under a name in swapped case too."""
     for path in (folder.resolve(), *folder.resolve().parents):
         other = path.with_name(path.name.swapcase()) if path.name else path
         if other != path and path.exists():
@@ -257,8 +231,8 @@ def _ignores_case(folder: Path) -> bool:
     return False
 
 
-def _files(given: Path) -> tuple[dict[str, Path], list[Path]]:
-    """Files by name; and links that are no files: none is followed, it may lead round, or to the same text twice."""
+def _list_files(given: Path) -> tuple[dict[str, Path], list[Path]]:
+    """Return files by output name, and links that do not lead to a file; these may form cycles and are not followed."""
     if given.is_file():
         return {given.name: given}, []
     files, links = {}, []
@@ -275,9 +249,8 @@ def _files(given: Path) -> tuple[dict[str, Path], list[Path]]:
 
 def _link_problem(path: Path) -> str:
     if path.is_dir():
-        # As long as the link is there, so is this error: whoever wants the folder's text does both.
         return (
-            f"{path}: a link to a folder, which is not followed: take the link away, and give that folder itself "
-            "with --input where it is to be translated"
+            f"{path}: links to folders are not followed: remove the link, and name the folder itself with --input to "
+            "translate it"
         )
-    return f"{path}: a link that leads to no file: mend it, or take it away"
+    return f"{path}: broken link: repair or remove it"

@@ -1,4 +1,4 @@
-"""The work of a bulk translation: how lines become bytes."""
+"""Units of work of a bulk translation: how the lines of a chunk become bytes."""
 
 from __future__ import annotations
 
@@ -15,18 +15,28 @@ from dragoman.errors import ModelFolderError
 if TYPE_CHECKING:
     from dragoman.pipelines.translation import Translation
 
-__all__ = ["Chunk", "Done", "Form", "Job", "Translated", "Worker", "form_of", "model_sha256", "rendered"]
+__all__ = [
+    "Chunk",
+    "ChunkResult",
+    "Form",
+    "Job",
+    "Results",
+    "Worker",
+    "format_translation",
+    "model_sha256",
+    "output_form",
+]
 
 Form = Literal["text", "nbest", "jsonl", "row"]
-"""How a translation is written: its text; K lines of score, tab, text; all of it as JSON; the columns of a table."""
+"""Output per line: the text; K lines of score, tab, text; a JSON object; the new columns of a table."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """How lines are translated.
+    """Model and options of a bulk translation.
 
-    load: device and the like, as `Translator.load` takes them.  search: settings of the search by name, the model's own
-    where not given.  prefix: how every translation must start.
+    load: options of `Translator.load`.  search: search settings by name; default: those of the model.  prefix: how
+    every translation begins.
     """
 
     model: Path
@@ -36,7 +46,7 @@ class Job:
     jsonl: bool = False
 
     def settings(self) -> dict[str, Any]:
-        """What the bytes of a translation depend on, besides the model and the path (`Done`).
+        """Return everything that affects the output, except the model and the backend (`ChunkResult.backend`).
 
         Raises UsageError and ModelFolderError.
         """
@@ -48,12 +58,12 @@ class Job:
             raise wrong_model(self.model, config, "does not translate")
         search = asdict(SearchSettings.of(config.search, **self.search))
         device = str(self.load.get("device", "cpu")).partition(":")[0]
-        return {"device": device, **search, "prefix": self.prefix, "form": form_of(self.jsonl, search["nbest"])}
+        return {"device": device, **search, "prefix": self.prefix, "form": output_form(self.jsonl, search["nbest"])}
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some lines of a shard that are translated at once, and alone."""
+    """Consecutive lines of a shard, translated together."""
 
     shard: str
     number: int
@@ -62,30 +72,26 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Done:
-    """A chunk translated.  lines: how many there were; flags: how often each was seen; payload: what is written; path:
-    by which path and in which precision it was translated.
-    """
+class ChunkResult:
+    """A translated chunk.  flags: count per flag; payload: output bytes; backend: name and precision of the backend."""
 
     lines: int
     flags: dict[str, int]
     payload: bytes
-    path: str
+    backend: str
 
 
-Translated = Generator[tuple[Chunk, Done], None, None]
-"""Chunks as they come back, in whatever order; closed when no more are wanted."""
+Results = Generator[tuple[Chunk, ChunkResult], None, None]
+"""Translated chunks in any order; closed when no more are needed."""
 
 
-def form_of(jsonl: bool, nbest: int) -> Form:
-    """How lines of text are written."""
-    if jsonl:
-        return "jsonl"
-    return "nbest" if nbest > 1 else "text"
+def output_form(jsonl: bool, nbest: int) -> Form:
+    """Return the output form for lines of text."""
+    return "jsonl" if jsonl else "nbest" if nbest > 1 else "text"
 
 
-def rendered(translation: Translation, form: Form) -> str:
-    """A translation as it is written, without the last "\\n"."""
+def format_translation(translation: Translation, form: Form) -> str:
+    """Return a translation as it is written, without the last "\\n"."""
     match form:
         case "text":
             return translation.text
@@ -99,9 +105,9 @@ def rendered(translation: Translation, form: Form) -> str:
 
 
 def model_sha256(model: Path, shortlist: bool = False) -> dict[str, str]:
-    """The sha256 of each file of a model folder that a translation depends on, its shortlist among them if asked for.
+    """Return the sha256 of each file of a model folder that affects translations, with its shortlist if requested.
 
-    Raises ModelFolderError, and UsageError where there is no shortlist.
+    Raises ModelFolderError, and UsageError if there is no shortlist.
     """
     from dragoman.models.model_folder import read_meta
 
@@ -113,28 +119,22 @@ def model_sha256(model: Path, shortlist: bool = False) -> dict[str, str]:
 
 
 class Worker:
-    """A translator with its orders; `sha256` (as of `model_sha256`) is what the model must be, on whichever machine."""
+    """The translator of a job, on any machine.  sha256: digests that the model must have (see `model_sha256`)."""
 
     def __init__(self, job: Job, sha256: Mapping[str, str]) -> None:
         from dragoman.pipelines.translation import Translator
 
         if model_sha256(job.model, SHORTLIST in sha256) != sha256:
-            raise ModelFolderError(f"{job.model}: not the model that this job began with; put that one back")
+            raise ModelFolderError(f"{job.model}: differs from the model that this job started with; restore that one")
         self.job = job
-        load = {"device": "cpu", **job.load}
-        if load["device"] != "cpu":  # a name that the engine takes, without torch
-            from dragoman.device import resolve_device
-
-            load["device"] = resolve_device(load["device"])
-        self.translator = Translator.load(job.model, **load)
+        self.translator = Translator.load(job.model, **job.load)
         self.description = self.translator.description
-        self.path = ", ".join(self.description.split(", ")[:2])  # not the number of threads, nor the reason
+        self.backend = ", ".join(self.description.split(", ")[:2])  # without threads and reasons
 
-    def translate(self, texts: Sequence[str], form: Form) -> Done:
-        """All of the texts, in order."""
+    def translate(self, texts: Sequence[str], form: Form) -> ChunkResult:
         flags: Counter[str] = Counter()
         lines = []
         for translation in self.translator.translate(texts, prefix=self.job.prefix, **self.job.search):
             flags.update(translation.flags)
-            lines.append(f"{rendered(translation, form)}\n".encode())
-        return Done(len(lines), dict(flags), b"".join(lines), self.path)
+            lines.append(f"{format_translation(translation, form)}\n".encode())
+        return ChunkResult(len(lines), dict(flags), b"".join(lines), self.backend)

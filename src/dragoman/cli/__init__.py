@@ -1,7 +1,7 @@
-"""The command line: one thin function a command.  It parses, calls the library, prints.
+"""The command line: one function per command, which parses its arguments, calls the library and prints the result.
 
-Results go to standard output, progress and messages to standard error.  Exit codes: 0 done, 1 failed, 2 wrong use,
-130 interrupted (what was done is saved).
+Results are printed on standard output, progress and messages on standard error.  Exit codes: 0 success, 1 failure,
+2 usage error, 130 interrupted (work done so far is saved).
 """
 
 from __future__ import annotations
@@ -12,21 +12,28 @@ from typing import NoReturn
 
 import typer
 
-from dragoman.cli import atlas, compare, explain, export, serve, shortlist, training, using, vectors
+from dragoman.cli import atlas, compare, explain, inference, serve, training, translate, vectors
 from dragoman.cli.options import app
 from dragoman.errors import DragomanError
 from dragoman.io.writing import not_written, reason_of
 
-__all__ = ["app", "atlas", "compare", "explain", "export", "main", "serve", "shortlist", "training", "using", "vectors"]
+__all__ = ["app", "main"]
+
+for command in (
+    training.demo, training.doctor, training.train, training.average, training.info,
+    translate.translate, inference.score, inference.evaluate, inference.generate, inference.label, inference.parse,
+    compare.compare, explain.explain, atlas.atlas, serve.serve, vectors.vectors, training.shortlist, training.export,
+):  # fmt: skip
+    app.command()(command)
 
 
-def _fail(message: str, code: int) -> NoReturn:
+def _fail(message: str, code: int = 1) -> NoReturn:
     typer.echo(f"dragoman: {message}", err=True)
     sys.exit(code)
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Python's, a GPU's, and what torch says when the CPU's memory is full."""
+    """Return whether Python, a GPU, or PyTorch on the CPU has run out of memory."""
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"
@@ -35,34 +42,30 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def main() -> NoReturn:
-    """The entry point of the command `dragoman`."""
+    """Entry point of the command `dragoman`."""
     try:
         app()
     except DragomanError as error:
         _fail(str(error), error.exit_code)
-    except BrokenPipeError:  # whoever read our output has gone, such as head
+    except BrokenPipeError:  # the reader of standard output has exited, such as head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except OSError as error:  # a full disk behind standard output or --output, most of all
+    except OSError as error:  # usually a full disk behind standard output
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # otherwise the final flush of the interpreter fails again
         named = f"{error.filename}: {reason_of(error)}"
-        message = not_written("standard output", error) if error.filename is None else named
-        typer.echo(f"dragoman: {message}", err=True)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the interpreter's last flush cannot fail again
-        sys.exit(1)
+        _fail(not_written("standard output", error) if error.filename is None else named)
     except KeyboardInterrupt:
         _fail("interrupted", 130)
     except Exception as error:
         if _is_out_of_memory(error):
             _fail(
-                "out of memory; in a training lower train.batch_tokens (train.accumulate makes up for it) or the "
-                "model's sizes, in a search ask for less at once: a smaller beam, fewer samples, shorter texts",
-                1,
+                "out of memory; for training, reduce train.batch_tokens (train.accumulate compensates for it) or the "
+                "sizes of the model; for inference, use a smaller beam, fewer samples or shorter texts"
             )
         if os.environ.get("DRAGOMAN_TRACEBACK"):
             raise
         _fail(
-            f"{type(error).__name__}: {error}\nThis is a mistake in Dragoman, not yours. "
-            "Set DRAGOMAN_TRACEBACK=1 to see where, and please report it.",
-            1,
+            f"{type(error).__name__}: {error}\nThis is a bug in Dragoman. Set DRAGOMAN_TRACEBACK=1 for the traceback, "
+            "and please report it."
         )
     sys.exit(0)

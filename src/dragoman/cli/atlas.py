@@ -1,81 +1,68 @@
-"""The command that maps what the heads of a model do."""
+"""The command `atlas`: what the attention heads of a model do."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dragoman.cli.options import AsJson, Device, Model, app
+from dragoman.cli.options import AsJson, Device, Model, OptionalReference, Source
+from dragoman.cli.streams import log, print_result, read_input, read_parallel
 from dragoman.errors import UsageError
-
-__all__ = ["atlas"]
 
 SPELLED_NUMBERS = "spelled-numbers"
 
 
-@app.command()
 def atlas(
     model: Model,
-    source: Annotated[Path, typer.Option(help="Text, one sentence a line.")],
-    reference: Annotated[
-        Path | None, typer.Option(help="Its translations, one a line; default: the model's own.")
-    ] = None,
+    source: Source,
+    reference: OptionalReference = None,
     alignment: Annotated[
-        str | None,
-        typer.Option(help=f"Word links of the pairs (0-0 1?2), one pair a line; or {SPELLED_NUMBERS}, of the demo."),
+        str | None, typer.Option(help=f"File of word alignments, such as 0-0 1?2 per line; or {SPELLED_NUMBERS}.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Where a page goes; default: none, only the table.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output file for the page (HTML); default: table only.")] = None,
     cost: Annotated[
-        bool, typer.Option("--cost", help="Remove each head and sub-layer in turn: what does it cost?")
+        bool, typer.Option("--cost", help="Also measure the loss without each head and sub-layer.")
     ] = False,
     as_json: AsJson = False,
     device: Device = "cpu",
 ) -> None:
-    """What every head attends to, which ones align, and what each costs to lose; as a table and as a page."""
-    from dragoman.cli.progress import RichReporter, console
-    from dragoman.data.corpus import CorpusSpec, read_pairs
+    """Describe what the attention heads of a model do.
+
+    The table and the page show the attention pattern of every head, its alignment accuracy and the cost of its removal.
+    Without --reference, the output of the model is used as the target.
+    """
     from dragoman.device import resolve_device
     from dragoman.interpret.heads.alignment import read_alignment, spelled_numbers_alignment
     from dragoman.interpret.heads.atlas import atlas as atlas_of
     from dragoman.interpret.heads.atlas import examples
     from dragoman.interpret.heads.page import print_atlas, write_atlas
     from dragoman.interpret.heads.probes import load_material
-    from dragoman.io.lines import read_lines
 
     if alignment is not None and reference is None:
-        raise UsageError(f"--alignment {alignment}: links are between two given texts: give --reference too")
-    if reference is None:
-        lines, targets = list(read_lines(source)), None
-    else:
-        pairs = list(read_pairs(CorpusSpec(source, reference)))
-        lines, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
+        raise UsageError(f"--alignment {alignment}: requires both sides of the text; add --reference")
+    lines, targets = read_parallel(source, reference) if reference else (list(read_input(source)), None)
     golds = None
     if alignment == SPELLED_NUMBERS:
         golds = [spelled_numbers_alignment(*pair) for pair in zip(lines, targets or (), strict=True)]
-        # Where each side is one unit the only link is right whatever a head does.
+        # Pairs of single words do not identify the corpus: they have only one possible link.
         if 2 * sum(len(gold.source) > 1 and bool(gold.sure) for gold in golds) < len(golds):
             raise UsageError(
-                f"--alignment {SPELLED_NUMBERS}: {source} is not of the built-in corpus; name a file of links"
+                f"--alignment {SPELLED_NUMBERS}: {source} is not text of the built-in corpus; name a file of alignments"
             )
     elif alignment is not None:
         golds = read_alignment(Path(alignment), lines, targets or [])
-    log = RichReporter().log
-    network, material = load_material(model, lines, targets, golds, resolve_device(device))
-    if golds is not None and material.aligned < len(lines):
-        log(f"alignment: {len(lines) - material.aligned:,} lines do not count, the tokenizer makes other words of them")
-    found = atlas_of(network, material, cost)
-    if as_json:
-        typer.echo(json.dumps(found.to_json(), ensure_ascii=False, indent=1))
-    else:
-        print_atlas(found, console(stderr=False))
+    network, batch = load_material(model, lines, targets, golds, resolve_device(device))
+    if golds is not None and batch.aligned < len(lines):
+        log(f"alignment: {len(lines) - batch.aligned:,} lines skipped, because the tokenizer changes their words")
+    found = atlas_of(network, batch, cost)
+    print_result(found, as_json, print_atlas)
     if out is not None:
-        log(f"the page: {write_atlas(out, found, examples(network, material), _name(model))}")
+        log(f"page: {write_atlas(out, found, examples(network, batch), _title(model))}")
 
 
-def _name(model: Path) -> str:
-    """What a page calls it: the run, and the checkpoint where one was named."""
+def _title(model: Path) -> str:
+    """Return the name of the run, and the checkpoint if one was named."""
     path = model.resolve()
     return f"{path.parents[1].name}, {path.name}" if path.parent.name == "checkpoints" else path.name

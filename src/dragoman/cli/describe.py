@@ -1,4 +1,4 @@
-"""What a model folder holds, for `dragoman info`."""
+"""Description of a model folder, for `dragoman info`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["describe", "print_description"]
 
 
 def describe(path: str | Path) -> dict[str, Any]:
-    """Folder, versions, step, scores, sizes, data and the model's kinds.  Raises `ModelFolderError`."""
+    """Return folder, versions, step, scores, sizes, data and choices of the model.  Raises ModelFolderError."""
     folder = find_model(path)
     network, vocabulary, config = load_network(folder)
     meta = read_meta(folder)
@@ -46,7 +46,6 @@ def describe(path: str | Path) -> dict[str, Any]:
 
 
 def _vocabulary(kind: str, vocabulary: Vocabulary) -> str:
-    """How many tokens there are of each side, or what goes in and how many labels come out."""
     if not isinstance(vocabulary, LabelVocabulary):
         target = " shared" if vocabulary.shared else f" and {vocabulary.target_size:,}"
         return f"{kind}, {vocabulary.source_size:,}{target}"
@@ -55,22 +54,22 @@ def _vocabulary(kind: str, vocabulary: Vocabulary) -> str:
 
 
 def _engine(network: Network) -> str:
-    """What writes text with it here, and why nothing faster."""
+    """Return the backend for text generation on this machine, with the reasons for a fallback."""
     if not isinstance(network, Model):
-        return "PyTorch backend (it writes no text)"
+        return "PyTorch backend (generates no text)"
     reasons = native_unsupported_reasons(network) or ([unavailable_reason()] if load_native() is None else [])
     return f"PyTorch backend ({'; '.join(reasons)})" if reasons else "native"
 
 
 def _kind(value: Any) -> str:
-    """A kind as the configuration spells it; nothing for what is no kind."""
+    """Return the kind of a configuration section, or the value of a text or switch; "" for anything else."""
     if isinstance(value, Section):
         return str(getattr(value, "kind", ""))
     return value if isinstance(value, str) else "yes" if value is True else ""
 
 
 def print_description(description: dict[str, Any], console: Console) -> None:
-    """The description as a table of two columns."""
+    """Print the description as a table of two columns."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for key, value in description.items():
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The command that opens a model up."""
+"""The command `explain`: one input through every step of a model."""
 
 from __future__ import annotations
 
@@ -7,31 +7,26 @@ from typing import Annotated
 
 import typer
 
-from dragoman.cli.options import Device, Model, app
+from dragoman.cli.options import Beam, Device, Model, Page
+from dragoman.cli.streams import log
 
-__all__ = ["explain"]
 
-
-@app.command()
 def explain(
     model: Model,
     source: Annotated[
-        str,
-        typer.Argument(help="A sentence, the beginning of a text, words to tag, an image's number or .npy, .npz file."),
+        str, typer.Argument(help="Sentence, prompt, or words to tag; or the number or .npy or .npz file of an image.")
     ],
-    target: Annotated[
-        str | None, typer.Option(help="Explain this output in place of the model's own; nothing is searched then.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("explain.html"),
-    beam: Annotated[int | None, typer.Option(help="Hypotheses kept a step; 1 = greedy; default: the model's.")] = None,
+    target: Annotated[str | None, typer.Option(help="Output to explain; default: that of the model.")] = None,
+    out: Page = Path("explain.html"),
+    beam: Beam = None,
     device: Device = "cpu",
 ) -> None:
-    """Look inside: one input, every step of the model on it, as a page."""
+    """Write a page with every step of the model on one input."""
     from dragoman.device import resolve_device
-    from dragoman.interpret.explain.explain import explain as look_inside
+    from dragoman.interpret.explain.explain import explain as explain_input
     from dragoman.interpret.explain.explain import write_explanation
 
-    explanation = look_inside(model, source, target, beam=beam, device=resolve_device(device))
+    explanation = explain_input(model, source, target, beam=beam, device=resolve_device(device))
     page = write_explanation(out, explanation)
     typer.echo(explanation.text)
-    typer.echo(f"the page: {page}", err=True)
+    log(f"page: {page}")

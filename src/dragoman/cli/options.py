@@ -1,4 +1,4 @@
-"""The application, and the options that several commands share."""
+"""The application, and the arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -7,51 +7,46 @@ from typing import Annotated
 
 import typer
 
-__all__ = [
-    "AsJson",
-    "Device",
-    "InputFile",
-    "Model",
-    "Models",
-    "Out",
-    "OutputFile",
-    "Quantize",
-    "Source",
-    "Tokenize",
-    "app",
-]
-
 app = typer.Typer(
-    help="Train, run and open up the Transformer of 'Attention Is All You Need'.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 
-Model = Annotated[Path, typer.Argument(help="A run folder, one checkpoint in it, or a model folder.")]
+Model = Annotated[Path, typer.Argument(help="Run folder, checkpoint in it, or model folder.")]
 Models = Annotated[
     list[Path],
-    typer.Argument(
-        metavar="MODEL...",
-        help="A run folder, one checkpoint in it, or a model folder; several models translate as an ensemble.",
-    ),
+    typer.Argument(help="Run folder, checkpoint in it, or model folder; several models form an ensemble."),
 ]
-Out = Annotated[Path | None, typer.Option(help="The run folder; default: runs/<name of the configuration>.")]
-InputFile = Annotated[Path | None, typer.Option("--input", help="Text, one sentence a line; default: standard input.")]
-OutputFile = Annotated[Path | None, typer.Option("--output", help="Where to write; default: standard output.")]
-Source = Annotated[Path, typer.Option(help="Source text, one sentence a line.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")]
-Quantize = Annotated[str, typer.Option(help="The native engine's weights: int8 (auto), bf16, or none = float32.")]
+Source = Annotated[Path, typer.Option(help="Source text, one sentence per line.")]
+OptionalSource = Annotated[Path | None, typer.Option(help="Source text, one sentence per line.")]
+OptionalReference = Annotated[Path | None, typer.Option(help="Reference translations, one per line.")]
+InputFile = Annotated[Path | None, typer.Option("--input", help="Input text by line; default: standard input.")]
+OutputFile = Annotated[Path | None, typer.Option("--output", help="Output file; default: standard output.")]
+Page = Annotated[Path, typer.Option("--out", help="Output file for the page (HTML).")]
+Jsonl = Annotated[bool, typer.Option("--jsonl", help="Write one JSON object per input, with scores.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda, cuda:1, ...")]
+Quantize = Annotated[str, typer.Option(help="Precision of weights: auto, int8 (CPU), bf16, or none (float32).")]
 Tokenize = Annotated[
     str,
-    typer.Option(help="BLEU's tokenizer: auto (by target language), 13a, intl, zh, ja-mecab, ko-mecab, char or none."),
+    typer.Option(help="Tokenizer of BLEU: auto (by target language), 13a, intl, zh, ja-mecab, ko-mecab, char or none."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for a machine to read.")]
+Beam = Annotated[int | None, typer.Option(help="Beam size, 1 for greedy search; default: that of the model.")]
+Temperature = Annotated[
+    float, typer.Option(help="Sampling temperature; values below 1 sharpen, above 1 flatten the distribution.")
+]
+TopK = Annotated[int, typer.Option(help="Sample from the K most probable tokens; 0 disables the limit.")]
+TopP = Annotated[
+    float,
+    typer.Option(help="Sample from the smallest set of tokens with this total probability; 1 disables the limit."),
+]
+Seed = Annotated[int, typer.Option(help="Random seed of sampling.")]
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         from dragoman._version import __version__
 
         typer.echo(f"dragoman {__version__}")
@@ -61,7 +56,7 @@ def _version(asked: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Train, run and open up the Transformer of 'Attention Is All You Need'."""
+    """Train, run and inspect the Transformer of 'Attention Is All You Need'."""

@@ -1,4 +1,4 @@
-"""Training as a person sees it: a progress line, validations, messages; all on standard error."""
+"""Progress of training on standard error: a progress bar or lines, validation scores and messages."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["RichReporter", "console"]
 
 
 def console(stderr: bool = True) -> Console:
-    """Rich, on standard error (or output) with no guessing about what is a path or a number."""
+    """Return a console on standard error or output, without automatic highlighting."""
     return Console(stderr=stderr, highlight=False)
 
 
 _SCORES = {
     "valid_loss": "valid loss {:.3f}",
     "perplexity": "perplexity {:.2f}",
-    "bits_per_character": "{:.3f} bits a character",
+    "bits_per_character": "{:.3f} bits per character",
     "bleu": "BLEU {:.2f}",
     "chrf": "chrF {:.2f}",
     "accuracy": "accuracy {:.2f} %",
@@ -31,7 +31,7 @@ _SCORES = {
 
 
 class RichReporter(Reporter):
-    """A bar on a terminal; plain lines elsewhere, one each `quiet_every` rows of the log."""
+    """A progress bar on a terminal; elsewhere one line for every `quiet_every` rows of the log."""
 
     quiet_every = 5
 
@@ -47,7 +47,7 @@ class RichReporter(Reporter):
 
     def started(self, total: str, used: float) -> None:
         self._begin = (used, time.monotonic())
-        self.log(f"training for {total}" + (f", {used:.0%} of it done" if used else ""))
+        self.log(f"training for {total}" + (f", {used:.0%} already used" if used else ""))
         if self.console.is_terminal:
             columns = (
                 BarColumn(),
@@ -74,7 +74,7 @@ class RichReporter(Reporter):
             self.log(f"{text}  {left} left")
 
     def _left(self, used: float) -> str:
-        """The time left, if the budget goes on being used up as it was since training began (or went on)."""
+        """Extrapolate the remaining time from the budget used since training started or resumed."""
         used_before, since = self._begin
         if used <= used_before:
             return "?"

@@ -7,36 +7,33 @@ from typing import Annotated
 
 import typer
 
-from dragoman.cli.options import Device, app
+from dragoman.cli.options import Device
+from dragoman.cli.streams import log
 from dragoman.errors import UsageError
 
-__all__ = ["serve"]
-
-_NEEDED = {"fastapi", "starlette", "uvicorn"}
+_PACKAGES = {"fastapi", "starlette", "uvicorn"}
 
 
-@app.command()
 def serve(
     models: Annotated[list[Path], typer.Argument(help="Run folders or model folders; several can be compared.")],
-    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 = any that is free.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 accepts other machines.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 selects a free one.")] = 8000,
     device: Device = "cpu",
 ) -> None:
-    """A web page: type a sentence, watch it being translated, see where each word came from."""
+    """Serve a web page for interactive translation."""
     try:
         from dragoman.serve.app import create_app, listen, load_models, run
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in _NEEDED:
+        if error.name is None or error.name.partition(".")[0] not in _PACKAGES:
             raise
         raise UsageError(
             f"the web page needs {error.name}, which is not installed; install it with: pip install 'dragoman[serve]'"
         ) from None
     from dragoman.device import resolve_device
 
-    door = listen(host, port)
-    with door:
+    with listen(host, port) as socket:
         page = create_app(load_models(models, resolve_device(device)))
-        address, number = door.getsockname()[:2]
+        address, bound_port = socket.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
-        typer.echo(f"http://{shown}:{number}   (Ctrl-C ends it)", err=True)
-        run(page, door)
+        log(f"http://{shown}:{bound_port}   (press Ctrl-C to stop)")
+        run(page, socket)

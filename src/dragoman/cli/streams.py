@@ -1,91 +1,114 @@
-"""Text in and out of a command: lines of a file or of standard input, an output that appears only when complete."""
+"""Input and output of commands: lines of text, results as JSON or tables, and messages on standard error."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from dragoman.errors import DragomanError, UsageError
 from dragoman.io.writing import not_written
 
-__all__ = ["OutputStream", "lines_of"]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["log", "open_output", "print_json", "print_result", "read_input", "read_parallel"]
 
 
-def lines_of(path: Path | None) -> Iterator[str]:
-    """The lines of a file or of standard input; a line ends at "\\n" and nowhere else."""
+def log(text: str) -> None:
+    """Print a message on standard error."""
+    typer.echo(text, err=True)
+
+
+def print_json(document: Any) -> None:
+    typer.echo(json.dumps(document, ensure_ascii=False, indent=1))
+
+
+def print_result(result: Any, as_json: bool, print_table: Callable[[Any, Console], None]) -> None:
+    """Print a result, a dictionary or an object with `to_json`, on standard output as JSON or as a table."""
+    if as_json:
+        print_json(result if isinstance(result, dict) else result.to_json())
+    else:
+        from dragoman.cli.progress import console
+
+        print_table(result, console(stderr=False))
+
+
+def read_input(path: Path | None) -> Iterator[str]:
+    """Yield the lines of a file or of standard input; only "\\n" ends a line."""
     from dragoman.io.lines import decode_line, raw_lines, read_lines
 
     if path is not None:
         yield from read_lines(path)
         return
     if sys.stdin is None:
-        raise UsageError("standard input is closed: name a file with --input, or give the text through a pipe")
+        raise UsageError("standard input is closed: name a file with --input, or pipe text into the command")
     for number, raw in enumerate(raw_lines(sys.stdin.buffer, "standard input"), start=1):
         yield decode_line(raw, number, "standard input")
 
 
-class OutputStream:
-    """Writes lines, to standard output or to a file that appears only when it is complete.
+def read_parallel(source: Path, target: Path) -> tuple[list[str], list[str]]:
+    """Read both sides of parallel text."""
+    from dragoman.data.corpus import CorpusSpec, read_pairs
 
-    A link is followed; what is no file, such as a pipe or a device, is written to line by line.  source: what is read
-    meanwhile.  Raises UsageError where it cannot be written, or is the source.
+    pairs = list(read_pairs(CorpusSpec(source, target)))
+    return [pair.source for pair in pairs], [pair.target for pair in pairs]
+
+
+@contextmanager
+def open_output(path: Path | None, source: Path | None = None) -> Iterator[Callable[[str], object]]:
+    """Open standard output, or a file that appears only when it is complete; yield a function that writes a line.
+
+    A link is followed; a pipe or device is written directly.  source: the input file.  Raises UsageError if the output
+    cannot be opened or is the input file, DragomanError if it cannot be written.
     """
-
-    def __init__(self, path: Path | None, source: Path | None = None) -> None:
-        if path is not None and source is not None and path.exists() and source.exists() and path.samefile(source):
-            raise UsageError(f"{path}: both --input and --output; choose another output, so that the text is kept")
-        direct = path is not None and path.exists() and not path.is_file()
-        self.path = path.resolve() if path is not None and path.is_symlink() and not direct else path
-        self.part = None
-        if self.path is not None and not direct:
-            self.part = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
-
-    def __enter__(self) -> Any:
-        if self.path is None:
-            if sys.stdout is None:
-                raise UsageError("standard output is closed: name a file with --output")
-            self.file = sys.stdout.buffer
-        else:
-            try:
-                self.file = (self.part or self.path).open("wb")
-            except OSError as error:
-                parent = self.path.parent
-                if not parent.is_dir():
-                    raise UsageError(f"{self.path}: cannot be written: there is no folder {parent}; make it") from None
-                raise UsageError(not_written(self.path, error)) from None
-        return self._write
-
-    def _write(self, line: str) -> None:
-        data = line.encode("utf-8") + b"\n"
-        if self.path is None:
-            self.file.write(data)
-            return
+    if path is None:
+        if sys.stdout is None:
+            raise UsageError("standard output is closed: name a file with --output")
+        stdout = sys.stdout.buffer
         try:
-            self.file.write(data)
-        except OSError as error:
-            raise self._problem(error) from error
+            yield lambda line: stdout.write(line.encode() + b"\n")
+        finally:
+            stdout.flush()
+        return
+    if source is not None and path.exists() and source.exists() and path.samefile(source):
+        raise UsageError(f"{path}: both --input and --output; choose another output, so that the input is kept")
+    direct = path.exists() and not path.is_file()
+    target = path.resolve() if path.is_symlink() and not direct else path
+    part = target if direct else target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        file = part.open("wb")
+    except OSError as error:
+        if not target.parent.is_dir():
+            raise UsageError(f"{target}: the folder {target.parent} does not exist; create it first") from None
+        raise UsageError(not_written(target, error)) from None
 
-    def _problem(self, error: OSError) -> OSError | DragomanError:
-        """The error that names the output; a reader of a pipe that has gone away is no problem of the output."""
-        return error if isinstance(error, BrokenPipeError) else DragomanError(not_written(self.path, error))
+    def failure(error: OSError) -> Exception:  # a pipe whose reader has exited is not an error of the output
+        return error if isinstance(error, BrokenPipeError) else DragomanError(not_written(target, error))
 
-    def __exit__(self, kind: object, *rest: object) -> None:
-        if self.path is None:
-            self.file.flush()
-            return
-        problem = None
+    def write(line: str) -> None:
         try:
-            self.file.close()
-            if self.part is not None and kind is None:
-                self.part.replace(self.path)
+            file.write(line.encode() + b"\n")
         except OSError as error:
-            problem = error
-        if self.part is not None and (kind is not None or problem is not None):
-            typer.echo(f"what was done before the error is in {self.part}", err=True)
-        if problem is not None and kind is None:
-            raise self._problem(problem) from problem
+            raise failure(error) from error
+
+    try:
+        yield write
+        try:
+            file.close()
+            if not direct:
+                part.replace(target)
+        except OSError as error:
+            raise failure(error) from error
+    except BaseException:
+        with suppress(OSError):
+            file.close()
+        if not direct:
+            log(f"partial output kept in {part}")
+        raise

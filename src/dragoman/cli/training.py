@@ -1,29 +1,30 @@
-"""Commands around training: demo, doctor, train, average, info."""
+"""Commands around training: demo, doctor, train, average, info, shortlist, export."""
 
 from __future__ import annotations
 
-import json
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dragoman.cli.options import AsJson, Model, Out, app
+from dragoman.cli.options import AsJson, Model, OptionalSource
+from dragoman.cli.streams import log, print_result
 
 if TYPE_CHECKING:
     from dragoman.config import Config
     from dragoman.io.run_log import Reporter
 
-__all__ = ["average", "demo", "doctor", "info", "train"]
 
-
-@app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Where the run and the report go.")] = Path("demo"),
-    set_: Annotated[list[str] | None, typer.Option("--set", help="key=value, as for train.")] = None,
+    out: Annotated[Path, typer.Option(help="Output folder for the run and the report.")] = Path("demo"),
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Override, key=value. Can be repeated.")] = None,
 ) -> None:
-    """Train on the built-in corpus of spelled numbers, translate, write report.html."""
+    """Train a small model on a built-in corpus and write report.html.
+
+    The corpus is spelled numbers and dates, English to German. Run the command again to resume.
+    """
     from dragoman.cli.demo import run_demo
     from dragoman.cli.progress import RichReporter, console
 
@@ -31,33 +32,30 @@ def demo(
         raise typer.Exit(130)
 
 
-@app.command()
 def doctor(
     config_or_source: Annotated[Path, typer.Argument(help="CONFIG.toml, or the source side of two text files.")],
-    target: Annotated[Path | None, typer.Argument(help="The target side, when a source was given.")] = None,
+    target: Annotated[Path | None, typer.Argument(help="Target side, if the first argument is a source side.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Inspect data before a second is spent on training."""
-    from dragoman.cli.progress import console
+    """Check data for problems before training.
+
+    The exit code is 1 if there is a problem.
+    """
     from dragoman.data.doctor.examine import print_diagnosis
     from dragoman.training.forecast import diagnose
 
     diagnosis = diagnose(config_or_source, target)
-    if as_json:
-        typer.echo(json.dumps(diagnosis.to_json(), ensure_ascii=False, indent=1))
-    else:
-        print_diagnosis(diagnosis, console(stderr=False))
+    print_result(diagnosis, as_json, print_diagnosis)
     if not diagnosis.healthy:
         raise typer.Exit(1)
 
 
-@app.command()
 def train(
-    config: Annotated[Path, typer.Argument(help="CONFIG.toml; the folder recipes/ has complete ones.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="key=value, such as train.seed=2")] = None,
-    out: Out = None,
+    config: Annotated[Path, typer.Argument(help="CONFIG.toml; see the folder recipes/ for complete examples.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Overrides, key=value, such as train.seed=2.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/<name of the configuration>.")] = None,
 ) -> None:
-    """Train a model, or go on where the run in --out stopped."""
+    """Train a model, or resume the run in --out."""
     from dragoman.cli.progress import RichReporter
     from dragoman.config import load_config
     from dragoman.training.trainer import train as train_run
@@ -67,64 +65,79 @@ def train(
     reporter = RichReporter()
     result = train_run(document, run, reporter=reporter)
     if result.interrupted:
-        reporter.log(f"stopped and saved at step {result.progress.step:,}; go on with: {_command_line()}")
+        command = shlex.join(["dragoman", *sys.argv[1:]])
+        reporter.log(f"stopped and saved at step {result.progress.step:,}; resume with: {command}")
         raise typer.Exit(130)
     reporter.log(f"done: {run} (step {result.progress.step:,}, {result.progress.seconds / 60:.1f} min)")
-    _say_test_score(document, run, reporter)
+    if document.data.kind == "parallel" and document.data.test is not None:
+        _log_test_scores(document, run, reporter)
 
 
-def _command_line() -> str:
-    import shlex
-
-    return shlex.join(["dragoman", *sys.argv[1:]])
-
-
-def _say_test_score(document: Config, run: Path, reporter: Reporter) -> None:
-    """The scores on the test set, where the configuration names one."""
-    if document.data.kind != "parallel" or document.data.test is None:
-        return
+def _log_test_scores(document: Config, run: Path, reporter: Reporter) -> None:
     from dragoman.data.corpus import corpus_spec, read_pairs
-    from dragoman.device import resolve_device
     from dragoman.evaluation.metrics import evaluate_model
     from dragoman.pipelines.translation import Translator
 
-    pairs = list(read_pairs(corpus_spec(document, document.data.test)))
-    language = document.data.target_language
-    device = str(resolve_device(document.train.device))
-    evaluation = evaluate_model(
-        Translator.load(run, device, quantize="none"),
-        [p.source for p in pairs],
-        [[p.target for p in pairs]],
-        language=language,
-    )
-    for line in evaluation.lines():
+    data = document.parallel
+    assert data.test is not None
+    pairs = list(read_pairs(corpus_spec(document, data.test)))
+    translator = Translator.load(run, document.train.device, quantize="none")
+    sources, references = [p.source for p in pairs], [[p.target for p in pairs]]
+    for line in evaluate_model(translator, sources, references, language=data.target_language).lines():
         reporter.log(f"test: {line}")
 
 
-@app.command()
 def average(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
-    last: Annotated[int, typer.Option(help="How many of the last checkpoints.")] = 5,
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    last: Annotated[int, typer.Option(help="Number of checkpoints.")] = 5,
 ) -> None:
-    """Average the last checkpoints of a run into one model: RUN/checkpoints/average."""
+    """Average the last N checkpoints of a run into one model.
+
+    The model folder is RUN/checkpoints/average-lastN.
+    """
     from dragoman.models.model_folder import USED_BY, read_config
     from dragoman.training.run import average_run
 
     folder = average_run(run, last)
-    used_by = USED_BY[read_config(folder).data.kind]
     typer.echo(folder)
-    typer.echo(f"the mean of the last {last} checkpoints; it is used by: {used_by}", err=True)
+    log(f"the average of the last {last} checkpoints; it is used by: {USED_BY[read_config(folder).data.kind]}")
 
 
-@app.command()
 def info(model: Model, as_json: AsJson = False) -> None:
-    """What a model folder holds; every file checked against its sha256."""
+    """Verify the sha256 of all files of a model and describe it."""
     from dragoman.cli.describe import describe, print_description
 
-    description = describe(model)
-    if as_json:
-        typer.echo(json.dumps(description, ensure_ascii=False, indent=1))
-    else:
-        from dragoman.cli.progress import console
+    print_result(describe(model), as_json, print_description)
 
-        print_description(description, console(stderr=False))
+
+def shortlist(
+    model: Model,
+    source: OptionalSource = None,
+    target: Annotated[Path | None, typer.Option(help="Translations of --source, one per line.")] = None,
+    best: Annotated[int, typer.Option(help="Target tokens per source token.")] = 50,
+    frequent: Annotated[int, typer.Option(help="Most frequent target tokens, available to every sentence.")] = 100,
+) -> None:
+    """Learn likely target tokens per source token, for speed.
+
+    'translate --shortlist' is restricted to these tokens, which is faster with a large vocabulary. Without --source and
+    --target, the training data of the model is used.
+    """
+    from dragoman.training.shortlist import learn_shortlist
+
+    typer.echo("\n".join(learn_shortlist(model, source, target, best, frequent, log=log).lines()))
+
+
+def export(
+    model: Model,
+    out: Annotated[Path, typer.Argument(help="Output folder; must not exist.")],
+    format_: Annotated[str, typer.Option("--format", help="Format: ctranslate2.")] = "ctranslate2",
+    quantization: Annotated[str, typer.Option(help="Storage of the weights: float32 or int8.")] = "float32",
+    check: Annotated[Path | None, typer.Option(help="Text to compare on; default: data of the model.")] = None,
+) -> None:
+    """Export a model to another program and verify its results.
+
+    Both are run on 200 lines of text. Nothing is written unless they give the same results (parity).
+    """
+    from dragoman.formats.export import export as export_model
+
+    typer.echo("\n".join(export_model(model, out, format_, quantization, check).lines()))

@@ -74,6 +74,10 @@ def load_backend(
     """
     paths = [path] if isinstance(path, str | Path) else list(path)
     _check(paths, quantize, engine, threads, shortlist)
+    if engine != "native" and str(device) != "cpu":  # the native engine works without torch
+        from dragoman.device import resolve_device
+
+        device = resolve_device(str(device))
     options = _Options(kind, lack, device, quantize, engine, threads or usable_cores())
     backend, tokenizer, config = _load(paths[0], options)
     if shortlist:

@@ -1,6 +1,6 @@
-"""A Transformer in the terms of CTranslate2, weight by weight, and at work there.
+"""Conversion of a Transformer to CTranslate2, and inference with the converted model.
 
-Its specifications: https://github.com/OpenNMT/CTranslate2, python/ctranslate2/specs.
+Specifications: https://github.com/OpenNMT/CTranslate2, python/ctranslate2/specs.
 
 Letters: D d_model, V vocabulary.
 """
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from dragoman.config import DecoderOnlyConfig, LearnedPosition, ModelConfig, RotaryPosition, TransformerConfig
 from dragoman.data.tokenizer import BOS, EOS, PAD, UNK
 from dragoman.extras import extra_package
-from dragoman.formats.parity import Case
+from dragoman.formats.parity import ParityCase
 from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.seq2seq import Network
 from dragoman.models.transformer import Decoder, Encoder, Transformer
@@ -28,10 +28,10 @@ from dragoman.nn.attention import CrossAttention, SelfAttention
 from dragoman.nn.layers import DecoderLayer, EncoderLayer, FeedForward
 from dragoman.nn.positions import T5, Shaw
 
-__all__ = ["CTranslate2", "Quantization", "package", "specification", "unsupported", "write_specification"]
+__all__ = ["CTranslate2Runtime", "Quantization", "package", "specification", "unsupported", "write_specification"]
 
 Quantization = Literal["float32", "int8"]
-"""How the matrices are stored; int8 with a scale for each output."""
+"""Storage of the matrices; int8 with one scale per output."""
 
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH", "sigmoid": "Sigmoid"}
 _POSITIONS = {
@@ -39,37 +39,36 @@ _POSITIONS = {
     "decoder_only": ("none", "sinusoidal", "learned", "rotary", "shaw", "alibi"),
 }
 _TABLE = 2048
-"""Positions in the table of a kind that has no last position."""
+"""Rows of a position table whose kind has no length limit."""
 
 
 # ------------------------------------------------------------------------------------------------------- specification
 
 
 def package(name: str = "ctranslate2") -> Any:
-    """The package, or a module of it, imported when it is needed.  Raises UsageError where it cannot be."""
+    """Import the package or one of its modules.  Raises UsageError if it is not installed."""
     return extra_package(name, "formats", "the format ctranslate2")
 
 
 def unsupported(config: ModelConfig) -> list[str]:
-    """Why CTranslate2 cannot run such a model; empty where it can."""
+    """Return the reasons why CTranslate2 cannot run a model of this configuration; [] if it can."""
     if not isinstance(config, TransformerConfig | DecoderOnlyConfig):
-        accepted = " and ".join(_POSITIONS)
-        return [f"its architecture is {config.architecture}; CTranslate2 has {accepted}"]
+        return [f"architecture = {config.architecture!r}; CTranslate2 supports {', '.join(_POSITIONS)}"]
     reasons = []
     positions = _POSITIONS[config.architecture]
     if config.position.kind not in positions:
-        reasons.append(f"its positions are {config.position.kind}; CTranslate2 has {', '.join(positions)}")
+        reasons.append(f"position.kind = {config.position.kind!r}; CTranslate2 supports {', '.join(positions)}")
     if config.norm.kind == "batch":
-        reasons.append("its norm is batch; CTranslate2 has layer, rms")
+        reasons.append("norm.kind = 'batch'; CTranslate2 supports layer, rms")
     if config.attention.kind == "linear":
-        reasons.append("its attention is linear; CTranslate2 has softmax")
+        reasons.append("attention.kind = 'linear'; CTranslate2 supports softmax")
     return reasons
 
 
 def specification(network: Network, config: ModelConfig, source: Sequence[str], target: Sequence[str]) -> Any:
-    """The model as a `ctranslate2.specs` object with copies of all weights.
+    """Return the model as a `ctranslate2.specs` object with copies of all weights.
 
-    source, target: the V pieces of each side in the order of their ids; of a language model only the target counts.
+    source, target: the V pieces of each side in the order of their ids; a language model uses only the target.
     """
     specs = package("ctranslate2.specs")
 
@@ -102,7 +101,7 @@ def specification(network: Network, config: ModelConfig, source: Sequence[str], 
 
 
 def write_specification(spec: Any, folder: Path, quantization: Quantization) -> None:
-    """Write the folder, anew where there is one; the specification is used up."""
+    """Write the folder, replacing an existing one; the specification is quantized in place."""
     spec.validate()
     spec.optimize(quantization=quantization)
     shutil.rmtree(folder, ignore_errors=True)
@@ -121,16 +120,16 @@ def _shape(config: TransformerConfig | DecoderOnlyConfig) -> dict[str, Any]:
         "relative_position": config.position.kind == "shaw",
         "relative_attention_bias": config.position.kind == "t5",
     }
-    if isinstance(config.position, RotaryPosition):  # both turn neighbours, which CTranslate2 calls interleaved
-        turned = int(config.d_head * config.position.fraction)
-        shape |= {"rotary_dim": turned, "rotary_interleave": True, "rotary_base": config.position.base}
+    if isinstance(config.position, RotaryPosition):  # pairs are adjacent, which CTranslate2 calls interleaved
+        rotated = int(config.d_head * config.position.fraction)
+        shape |= {"rotary_dim": rotated, "rotary_interleave": True, "rotary_base": config.position.base}
     return shape
 
 
 def _fill_stack(
     spec: Any, embedding: Any, stack: Encoder | Decoder | DecoderOnly, config: TransformerConfig | DecoderOnlyConfig
 ) -> None:
-    embedding.weight = _numbers(stack.embedding.weight)  # scaled by sqrt(D) there as here
+    embedding.weight = _numbers(stack.embedding.weight)  # both multiply it by sqrt(D)
     if config.position.kind in ("none", "sinusoidal", "learned"):
         count = config.position.max_len if isinstance(config.position, LearnedPosition) else _TABLE
         table, _ = stack.positions.embed(torch.zeros(1, count, config.d_model), torch.arange(count), None)
@@ -140,7 +139,7 @@ def _fill_stack(
     for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
         assert isinstance(layer, EncoderLayer | DecoderLayer) and isinstance(layer.self_attn, SelfAttention)
         _fill_attention(layer_spec.self_attention, layer.self_attn, layer.around_self_attn.norm)
-        _fill_distances(layer_spec.self_attention, stack.positions)
+        _fill_relative_positions(layer_spec.self_attention, stack.positions)
         if isinstance(layer, DecoderLayer):
             _fill_attention(layer_spec.attention, layer.cross_attn, layer.around_cross_attn.norm)
         _fill_feed_forward(layer_spec.ffn, layer.ffn, layer.around_ffn.norm)
@@ -148,13 +147,13 @@ def _fill_stack(
 
 def _fill_attention(spec: Any, attention: SelfAttention | CrossAttention, norm: nn.Module) -> None:
     _fill_norm(spec.layer_norm, norm)
-    into = [attention.qkv] if isinstance(attention, SelfAttention) else [attention.q, attention.kv]
-    for linear_spec, linear in zip(spec.linear, [*into, attention.out], strict=True):
+    inputs = [attention.qkv] if isinstance(attention, SelfAttention) else [attention.q, attention.kv]
+    for linear_spec, linear in zip(spec.linear, [*inputs, attention.out], strict=True):
         _fill_linear(linear_spec, linear.weight, linear.bias)
 
 
-def _fill_distances(spec: Any, positions: nn.Module) -> None:
-    """A stack's tables of distances, which CTranslate2 keeps in each layer."""
+def _fill_relative_positions(spec: Any, positions: nn.Module) -> None:
+    """Copy the relative position tables of a stack, which CTranslate2 stores per layer."""
     if isinstance(positions, Shaw):
         spec.relative_position_keys = _numbers(positions.keys)
         spec.relative_position_values = _numbers(positions.values)
@@ -165,9 +164,9 @@ def _fill_distances(spec: Any, positions: nn.Module) -> None:
 
 def _fill_feed_forward(spec: Any, ffn: FeedForward, norm: nn.Module) -> None:
     _fill_norm(spec.layer_norm, norm)
-    inner = [spec.linear_0, spec.linear_0_noact] if ffn.gated else [spec.linear_0]  # W1 above W3
-    for place, linear_spec in enumerate(inner):
-        weight, bias = (None if x is None else x.chunk(len(inner))[place] for x in (ffn.inner.weight, ffn.inner.bias))
+    inner = [spec.linear_0, spec.linear_0_noact] if ffn.gated else [spec.linear_0]  # rows of W1, then of W3
+    biases = [None] * len(inner) if ffn.inner.bias is None else ffn.inner.bias.chunk(len(inner))
+    for linear_spec, weight, bias in zip(inner, ffn.inner.weight.chunk(len(inner)), biases, strict=True):
         _fill_linear(linear_spec, weight, bias)
     _fill_linear(spec.linear_1, ffn.outer.weight, ffn.outer.bias)
 
@@ -185,58 +184,51 @@ def _fill_norm(spec: Any, norm: nn.Module) -> None:
 
 
 def _numbers(tensor: Tensor) -> NDArray[np.float32]:
-    # A copy: CTranslate2 quantizes in place, and this would be the model's own memory.
+    # A copy, because CTranslate2 quantizes in place.
     return np.array(tensor.detach().float().cpu().numpy(), dtype=np.float32)
 
 
-# ------------------------------------------------------------------------------------------------------------- at work
+# ------------------------------------------------------------------------------------------------------------- runtime
 
 
-class CTranslate2:
-    """A written folder at work on one thread: a `dragoman.formats.parity.Peer`."""
+class CTranslate2Runtime:
+    """An exported folder, run on one thread: a `dragoman.formats.parity.ExternalRuntime`."""
 
     def __init__(self, folder: Path, quantization: Quantization, source: Sequence[str], target: Sequence[str]) -> None:
         ctranslate2 = package()
         self.name = f"CTranslate2 {ctranslate2.__version__}, {quantization}"
         self.source, self.target = source, target
         self.ids = {piece: token for token, piece in enumerate(target)}
-        self.translates = not (folder / "vocabulary.json").exists()  # which a language model has
-        runner = ctranslate2.Translator if self.translates else ctranslate2.Generator
-        self.runner = runner(str(folder), device="cpu", compute_type=quantization, inter_threads=1, intra_threads=1)
+        self.translates = not (folder / "vocabulary.json").exists()  # the file of a language model
+        runtime = ctranslate2.Translator if self.translates else ctranslate2.Generator
+        self.model = runtime(str(folder), device="cpu", compute_type=quantization, inter_threads=1, intra_threads=1)
 
-    def score(self, case: Case, ids: Sequence[int]) -> list[float]:
-        """The log-probability of each of `ids`, which end with the end of sentence."""
+    def score(self, case: ParityCase, ids: Sequence[int]) -> list[float]:
         pieces = self._targets(ids)
-        if self.translates:  # which adds the end by itself
-            (row,) = self.runner.score_batch([self._source(case)], [pieces[:-1]], max_input_length=0)
+        if self.translates:  # CTranslate2 appends the end of sentence
+            (row,) = self.model.score_batch([self._source(case)], [pieces[:-1]], max_input_length=0)
         else:
-            (row,) = self.runner.score_batch([[self.target[BOS], *pieces]], max_input_length=0)
+            (row,) = self.model.score_batch([[self.target[BOS], *pieces]], max_input_length=0)
         return list(row.log_probs)
 
-    def greedy(self, cases: Sequence[Case], limit: int) -> list[list[int]]:
-        """At most `limit` tokens a case, without the end of sentence."""
-        return [best for (best,) in self._search(cases, 0, limit, beam_size=1)]
-
-    def beam(self, cases: Sequence[Case], width: int, length: int) -> list[list[list[int]]]:
-        """The `width` best targets of exactly `length` tokens a case."""
-        return self._search(cases, length, length, beam_size=width, num_hypotheses=width)
-
-    def _search(self, cases: Sequence[Case], shortest: int, longest: int, **settings: int) -> list[list[list[int]]]:
-        never = [[self.target[PAD]], [self.target[BOS]]]
-        asked: dict[str, Any] = settings | {"length_penalty": 0, "suppress_sequences": never, "max_batch_size": 32}
+    def search(
+        self, cases: Sequence[ParityCase], width: int, min_length: int, max_length: int
+    ) -> list[list[list[int]]]:
+        excluded = [[self.target[PAD]], [self.target[BOS]]]
+        options: dict[str, Any] = {
+            "beam_size": width, "num_hypotheses": width, "length_penalty": 0, "suppress_sequences": excluded,
+            "max_batch_size": 32,
+        }  # fmt: skip
         if self.translates:
-            asked |= {"min_decoding_length": shortest, "max_decoding_length": longest, "max_input_length": 0}
-            found = self.runner.translate_batch([self._source(case) for case in cases], **asked)
-            return [[self._ids(row) for row in each.hypotheses] for each in found]
-        asked |= {"min_length": shortest, "max_length": longest, "include_prompt_in_result": False}
-        starts = [[self.target[BOS], *self._targets(case.prefix)] for case in cases]
-        return [[list(row) for row in each.sequences_ids] for each in self.runner.generate_batch(starts, **asked)]
+            options |= {"min_decoding_length": min_length, "max_decoding_length": max_length, "max_input_length": 0}
+            found = self.model.translate_batch([self._source(case) for case in cases], **options)
+            return [[[self.ids[piece] for piece in row] for row in each.hypotheses] for each in found]
+        options |= {"min_length": min_length, "max_length": max_length, "include_prompt_in_result": False}
+        prompts = [[self.target[BOS], *self._targets(case.prefix)] for case in cases]
+        return [[list(row) for row in each.sequences_ids] for each in self.model.generate_batch(prompts, **options)]
 
-    def _source(self, case: Case) -> list[str]:
+    def _source(self, case: ParityCase) -> list[str]:
         return [self.source[i] for i in case.source[:-1]]
 
     def _targets(self, ids: Iterable[int]) -> list[str]:
         return [self.target[i] for i in ids]
-
-    def _ids(self, pieces: Iterable[str]) -> list[int]:
-        return [self.ids[piece] for piece in pieces]

@@ -1,4 +1,4 @@
-"""A model folder of ours -> a folder for another program, written whole, with its report, or not at all."""
+"""Export a model folder to the format of another program, with a parity report."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from dragoman.config import Config
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DragomanError, UsageError
 from dragoman.formats.ctranslate2 import (
-    CTranslate2,
+    CTranslate2Runtime,
     Quantization,
     package,
     specification,
     unsupported,
     write_specification,
 )
-from dragoman.formats.parity import Parity, ParityCases, compare, parity_cases
-from dragoman.formats.usage import usage
+from dragoman.formats.parity import TOLERANCE, Parity, ParityCases, compare_models, parity_cases
+from dragoman.formats.usage import usage_page
 from dragoman.io.writing import atomic_folder, not_written
 from dragoman.models.seq2seq import Model
 
@@ -31,10 +31,9 @@ FORMATS = ("ctranslate2",)
 
 @dataclass(frozen=True)
 class Export:
-    """What was written where.
+    """An exported model.
 
-    parity: of the weights in float32; it decides.  quantized: the same questions to the int8 weights, for information,
-    None where the folder is float32.
+    parity: of the float32 weights, required.  quantized: of the int8 weights, for information; None for float32.
     """
 
     folder: Path
@@ -43,12 +42,11 @@ class Export:
     quantized: Parity | None
 
     def lines(self) -> list[str]:
-        """The report, a fact a line."""
         size = sum(file.stat().st_size for file in self.folder.iterdir()) / 1e6
         rows = self.parity.lines()
         if self.quantized is not None:
-            rows += ["what quantization changes:", *(f"  {line}" for line in self.quantized.lines())]
-        return [*rows, f"written: {self.folder} ({self.quantization}, {size:.1f} MB; its README.md says how to use it)"]
+            rows += ["effect of quantization:", *(f"  {line}" for line in self.quantized.lines())]
+        return [*rows, f"written: {self.folder} ({self.quantization}, {size:.1f} MB; usage in README.md)"]
 
 
 def export(
@@ -58,12 +56,11 @@ def export(
     quantization: str = "float32",
     check: str | Path | None = None,
 ) -> Export:
-    """Write the model of a run or model folder for another program, and show that both say the same.
+    """Export the model of a run or model folder, and check that the other program computes the same (parity).
 
-    format: "ctranslate2".  quantization: "float32" or "int8".  check: text whose first 200 lines both are asked about;
-    default: the model's own validation or training text where it is at hand, else rows of random words.  Raises
-    UsageError for a request that cannot be met (all reasons at once) and DragomanError without parity; there is no
-    folder then.
+    format: "ctranslate2".  quantization: "float32" or "int8".  check: text of which the first 200 lines are compared;
+    default: the validation or training text of the model if it is available, else random tokens.  Raises UsageError
+    with all reasons for an unsupported request, and DragomanError without parity; then no folder is written.
     """
     from dragoman.models.model_folder import find_model, load_network, wrong_model
 
@@ -71,17 +68,15 @@ def export(
     _check_request(folder, format, quantization)
     network, vocabulary, config = load_network(model)
     if not isinstance(network, Model) or not isinstance(vocabulary, Tokenizer):
-        raise wrong_model(model, config, "writes no text")
+        raise wrong_model(model, config, "generates no text")
     reasons = unsupported(config.model)
     if reasons:
         raise UsageError("\n".join([f"{model}: CTranslate2 cannot run this model:", *(f"  - {r}" for r in reasons)]))
-    material = parity_cases(network, vocabulary, config, None if check is None else Path(check))
+    cases = parity_cases(network, vocabulary, config, None if check is None else Path(check))
     try:
         with atomic_folder(folder) as unfinished:
-            done = _write_and_compare(
-                network, vocabulary, config, unfinished, cast(Quantization, quantization), material
-            )
-            _describe(done, vocabulary, find_model(model))
+            done = _write_model(network, vocabulary, config, unfinished, cast(Quantization, quantization), cases)
+            _write_description(done, vocabulary, find_model(model))
     except OSError as error:
         raise DragomanError(not_written(folder, error)) from error
     return Export(folder, done.quantization, done.parity, done.quantized)
@@ -90,28 +85,23 @@ def export(
 def _check_request(folder: Path, format: str, quantization: str) -> None:
     problems = []
     if format not in FORMATS:
-        problems.append(f"format {format!r}; accepted: {', '.join(FORMATS)}")
+        problems.append(f"format = {format!r}; accepted: {', '.join(FORMATS)}")
     if quantization not in get_args(Quantization):
-        problems.append(f"quantization {quantization!r}; accepted: {', '.join(get_args(Quantization))}")
+        problems.append(f"quantization = {quantization!r}; accepted: {', '.join(get_args(Quantization))}")
     if folder.exists():
-        problems.append(f"{folder}: exists already; name a folder that does not")
+        problems.append(f"{folder}: already exists; name a new folder")
     elif not folder.parent.is_dir():
-        problems.append(f"{folder}: there is no folder {folder.parent}; make it first")
+        problems.append(f"{folder}: the parent folder {folder.parent} does not exist; create it first")
     try:
         package()
     except UsageError as error:
         problems.append(str(error))
     if problems:
-        raise UsageError("\n".join(["this export cannot be made:", *(f"  - {problem}" for problem in problems)]))
+        raise UsageError("\n".join(["invalid export options:", *(f"  - {problem}" for problem in problems)]))
 
 
-def _write_and_compare(
-    network: Model,
-    tokenizer: Tokenizer,
-    config: Config,
-    folder: Path,
-    quantization: Quantization,
-    material: ParityCases,
+def _write_model(
+    network: Model, tokenizer: Tokenizer, config: Config, folder: Path, quantization: Quantization, cases: ParityCases
 ) -> Export:
     source = [tokenizer.source_piece(i) for i in range(tokenizer.source_size)]
     target = [tokenizer.target_piece(i) for i in range(tokenizer.target_size)]
@@ -119,17 +109,20 @@ def _write_and_compare(
 
     def report(precision: Quantization) -> Parity:
         write_specification(specification(network, config.model, source, target), folder, precision)
-        return compare(network, CTranslate2(folder, precision, source, target), material, width)
+        return compare_models(network, CTranslate2Runtime(folder, precision, source, target), cases, width)
 
     parity = report("float32")
     if not parity.met:
         rows = "\n".join(f"  {line}" for line in parity.lines())
-        raise DragomanError(f"CTranslate2 does not say what this model says, so nothing was written:\n{rows}")
+        raise DragomanError(
+            f"parity not met, nothing was written; accepted: log-probability differences below {TOLERANCE:g} and no "
+            f"different outputs. Please report this with the configuration of the model.\n{rows}"
+        )
     return Export(folder, quantization, parity, None if quantization == "float32" else report(quantization))
 
 
-def _describe(done: Export, tokenizer: Tokenizer, model: Path) -> None:
-    """Beside the weights: the tokenizer's files, how to call the model, which model it was and what the report said."""
+def _write_description(done: Export, tokenizer: Tokenizer, model: Path) -> None:
+    """Write the tokenizer files, a page on usage, and the origin and parity report as JSON."""
     from dragoman.models.model_folder import read_meta
 
     facts: dict[str, Any] = {
@@ -144,7 +137,7 @@ def _describe(done: Export, tokenizer: Tokenizer, model: Path) -> None:
     names = sorted(tokenizer.files())  # source.model before target.model
     source = None if (done.folder / "vocabulary.json").exists() else names[0]
     files = tokenizer.files() | {
-        "README.md": usage(source, names[-1], done.quantization).encode(),
+        "README.md": usage_page(source, names[-1], done.quantization).encode(),
         "export.json": json.dumps(facts, indent=1, ensure_ascii=False).encode(),
     }
     for name, content in files.items():

@@ -1,18 +1,18 @@
-"""The page that goes along with an exported model: how to call it with nothing of Dragoman installed."""
+"""The README of an exported model: usage without Dragoman."""
 
 from __future__ import annotations
 
-__all__ = ["usage"]
+__all__ = ["usage_page"]
 
 _TRANSLATE = """# A translation model for CTranslate2
 
-Written by Dragoman. It needs two packages: `pip install ctranslate2 sentencepiece`.
+Exported by Dragoman. Requirements: `pip install ctranslate2 sentencepiece`.
 
 ```python
 import ctranslate2
 import sentencepiece
 
-folder = "."  # where this file is
+folder = "."  # the folder of this file
 translator = ctranslate2.Translator(folder, device="cpu", compute_type="{compute}")
 source = sentencepiece.SentencePieceProcessor(model_file=f"{{folder}}/{source}")
 target = sentencepiece.SentencePieceProcessor(model_file=f"{{folder}}/{target}")
@@ -24,20 +24,19 @@ for result in results:
     print(target.decode(result.hypotheses[0]))
 ```
 
-The end of the source is added by the model itself. CTranslate2 cuts sources after 1024 pieces and targets after 256
-unless told otherwise (`max_input_length`, `max_decoding_length`). `export.json` says from which model this one was made
-and how closely the two agreed.
+CTranslate2 appends the end of sentence to the source. By default it truncates sources to 1024 pieces and targets to
+256 (`max_input_length`, `max_decoding_length`). `export.json` contains the origin of this model and the parity report.
 """
 
 _GENERATE = """# A language model for CTranslate2
 
-Written by Dragoman. It needs two packages: `pip install ctranslate2 sentencepiece`.
+Exported by Dragoman. Requirements: `pip install ctranslate2 sentencepiece`.
 
 ```python
 import ctranslate2
 import sentencepiece
 
-folder = "."  # where this file is
+folder = "."  # the folder of this file
 generator = ctranslate2.Generator(folder, device="cpu", compute_type="{compute}")
 tokenizer = sentencepiece.SentencePieceProcessor(model_file=f"{{folder}}/{target}")
 
@@ -46,14 +45,14 @@ prompt = ["<s>", *tokenizer.encode("To be, or not", out_type=str)]
 print(tokenizer.decode(result.sequences_ids[0]))
 ```
 
-A text begins with `<s>`. `export.json` says from which model this one was made and how closely the two agreed.
+Every text starts with `<s>`. `export.json` contains the origin of this model and the parity report.
 """
 
 
-def usage(source: str | None, target: str, compute: str) -> str:
-    """The page in Markdown.
+def usage_page(source: str | None, target: str, compute: str) -> str:
+    """Return the page in Markdown.
 
-    source, target: the tokenizers' files, source None for a language model; compute: how the weights are to be read.
+    source, target: files of the tokenizers, source None for a language model.  compute: compute type of the weights.
     """
     text = _GENERATE if source is None else _TRANSLATE
     return text.format(source=source, target=target, compute=compute)

@@ -1,0 +1,171 @@
+"""Commands that run a trained model, except `translate`: score, evaluate, generate, label, parse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dragoman.cli.options import (
+    AsJson,
+    Beam,
+    Device,
+    InputFile,
+    Jsonl,
+    Model,
+    OptionalSource,
+    OutputFile,
+    Quantize,
+    Seed,
+    Source,
+    Temperature,
+    Tokenize,
+    TopK,
+    TopP,
+)
+from dragoman.cli.streams import log, open_output, print_json, read_input, read_parallel
+from dragoman.errors import UsageError
+
+
+def score(
+    model: Model,
+    target: Annotated[Path, typer.Option(help="Target text, one sentence per line.")],
+    source: OptionalSource = None,
+    quantize: Quantize = "none",
+    device: Device = "cpu",
+) -> None:
+    """Print the log-probability of each target text.
+
+    The output is one line per text: the sum of natural log-probabilities, a tab, and the number of tokens. Translation
+    models require --source; language models do not accept it.
+    """
+    from dragoman.models.model_folder import read_config
+
+    kind = read_config(model).data.kind
+    if kind == "parallel" and source is None:
+        raise UsageError(f"{model}: a translation model scores pairs; name the source text with --source")
+    if kind == "text" and source is not None:
+        raise UsageError(f"{model}: a language model has no source; omit --source")
+    options: dict[str, Any] = {"device": device, "quantize": quantize}
+    with open_output(None) as write:
+        if source is None:
+            from dragoman.pipelines.generation import TextGenerator
+
+            generator = TextGenerator.load(model, **options)
+            for text_score in map(generator.score, read_input(target)):
+                write(f"{text_score.log_prob:.6f}\t{text_score.tokens}")
+            return
+        from dragoman.pipelines.translation import Translator
+
+        sources, targets = read_parallel(source, target)
+        for row in Translator.load(model, **options).score(sources, targets):
+            write(f"{row.log_prob:.6f}\t{len(row.tokens)}")
+
+
+def evaluate(
+    model: Model,
+    source: Source,
+    reference: Annotated[Path, typer.Option(help="Reference translations, one per line.")],
+    against: Annotated[Path | None, typer.Option(help="Second model, for a significance test.")] = None,
+    tokenize: Tokenize = "auto",
+    quantize: Quantize = "none",
+    as_json: AsJson = False,
+    device: Device = "cpu",
+) -> None:
+    """Compute BLEU, chrF and TER, with their signatures.
+
+    With --against, also test the difference of two models by paired bootstrap resampling.
+    """
+    from dragoman.evaluation.metrics import evaluate_model, overlap_warning
+    from dragoman.models.model_folder import read_config
+    from dragoman.pipelines.translation import Translator
+
+    sources, references = read_parallel(source, reference)
+    options: dict[str, Any] = {"device": device, "quantize": quantize}
+    evaluation = evaluate_model(
+        Translator.load(model, **options),
+        sources,
+        [references],
+        against=None if against is None else Translator.load(against, **options),
+        language=read_config(model).parallel.target_language,
+        tokenize=tokenize,
+    )
+    warning = overlap_warning(model, sources)
+    if as_json:
+        print_json(evaluation.to_json() | {"warning": warning})
+        return
+    typer.echo("\n".join(evaluation.lines()))
+    if warning:
+        log(f"warning: {warning}")
+
+
+def generate(
+    model: Model,
+    prompt: Annotated[list[str] | None, typer.Option(help="Beginning of a text. Can be repeated.")] = None,
+    input_: InputFile = None,
+    output: OutputFile = None,
+    max_tokens: Annotated[int, typer.Option(help="Maximum number of new tokens.")] = 200,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Take the most probable token, without sampling.")] = False,
+    temperature: Temperature = 0.8,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    seed: Seed = 0,
+    jsonl: Jsonl = False,
+    device: Device = "cpu",
+) -> None:
+    """Continue prompts with a language model.
+
+    The prompts are those of --prompt, or one per input line.
+    """
+    from dragoman.pipelines.generation import TextGenerator
+
+    if prompt and input_:
+        raise UsageError("--prompt and --input exclude each other; use one of them")
+    generator = TextGenerator.load(model, device)
+    settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    with open_output(output, input_) as write:
+        prompts = prompt or read_input(input_)
+        for found in generator.stream(prompts, max_tokens=max_tokens, sample=not greedy, **settings):
+            write(json.dumps(found.to_json(), ensure_ascii=False) if jsonl else found.text)
+
+
+def label(
+    model: Model,
+    input_: InputFile = None,
+    output: OutputFile = None,
+    jsonl: Jsonl = False,
+    device: Device = "cpu",
+) -> None:
+    """Label words or texts: N lines in, N lines out, in order."""
+    from dragoman.device import resolve_device
+    from dragoman.models.model_folder import wrong_model
+    from dragoman.pipelines.labelling import Labeller
+
+    labeller = Labeller.load(model, resolve_device(device))
+    if labeller.config.data.kind == "images":
+        raise wrong_model(model, labeller.config, "does not label text")
+    with open_output(output, input_) as write:
+        for found in labeller.stream(read_input(input_)):
+            write(json.dumps(found.to_json(), ensure_ascii=False) if jsonl else str(found))
+
+
+def parse(
+    model: Model, input_: InputFile = None, output: OutputFile = None, beam: Beam = None, device: Device = "cpu"
+) -> None:
+    """Parse sentences into trees in Penn brackets.
+
+    N lines in (words separated by spaces), N lines out, in order.
+    """
+    from dragoman.pipelines.parsing import Parser
+
+    parser = Parser.load(model, device)
+    settings: dict[str, Any] = {} if beam is None else {"beam": beam}
+    repaired = 0
+    with open_output(output, input_) as write:
+        for tree, well_formed in parser.stream(read_input(input_), **settings):
+            write(str(tree) if tree.children else "")
+            repaired += bool(tree.children) and not well_formed
+    if repaired:
+        log(f"repaired: {repaired} outputs of the model that were not trees over the words")

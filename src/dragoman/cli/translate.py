@@ -1,0 +1,110 @@
+"""The command `translate`, for a stream of lines or in bulk."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dragoman.cli.options import Beam, Device, Jsonl, Models, Quantize, Seed, Temperature, TopK, TopP
+from dragoman.cli.streams import log, open_output, read_input
+from dragoman.errors import UsageError
+
+if TYPE_CHECKING:
+    from dragoman.bulk import Job
+
+_SAMPLING_DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
+
+
+def translate(
+    models: Models,
+    input_: Annotated[
+        list[Path] | None,
+        typer.Option("--input", help="Input text, one sentence per line, or folder. Can be repeated."),
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", help="Output file; in bulk, output folder.")] = None,
+    beam: Beam = None,
+    nbest: Annotated[int, typer.Option(help="Translations per line, best first.")] = 1,
+    sample: Annotated[bool, typer.Option("--sample", help="Sample instead of searching.")] = False,
+    temperature: Temperature = 1.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    seed: Seed = 0,
+    alpha: Annotated[float | None, typer.Option(help="Length penalty; larger values favour longer output.")] = None,
+    min_length: Annotated[int | None, typer.Option(help="Minimum number of tokens per translation.")] = None,
+    no_repeat_ngram: Annotated[int | None, typer.Option(help="Do not repeat n-grams of this size; 0 = off.")] = None,
+    prefix: Annotated[str | None, typer.Option(help="Beginning of every translation.")] = None,
+    jsonl: Jsonl = False,
+    quantize: Quantize = "auto",
+    engine: Annotated[str, typer.Option(help="Engine: auto, native (C++, CPU only) or pytorch.")] = "auto",
+    threads: Annotated[int | None, typer.Option(help="Threads of the native engine; default: all cores.")] = None,
+    shortlist: Annotated[bool, typer.Option("--shortlist", help="Restrict targets to the model's shortlist.")] = False,
+    column: Annotated[str | None, typer.Option(help="In bulk: column of Parquet files to translate.")] = None,
+    ray: Annotated[bool, typer.Option("--ray", help="In bulk: distribute the work over a Ray cluster.")] = False,
+    device: Device = "cpu",
+) -> None:
+    """Translate text: N lines in, N lines out, in order.
+
+    Text is read from standard input and written to standard output by default. With --nbest K, there are K lines per
+    input line, or one JSON object with --jsonl. Sampling options require --sample. --shortlist is faster with a large
+    vocabulary; create the shortlist with 'dragoman shortlist'.
+
+    Folders, Parquet files and several inputs are translated in bulk: every input file has an output file of the same
+    name in the folder --output. Run the same command again to resume.
+    """
+    from dragoman.bulk import Job, format_translation, is_bulk, output_form
+
+    settings: dict[str, Any] = {
+        "beam": beam, "nbest": nbest, "sample": sample, "temperature": temperature, "top_k": top_k, "top_p": top_p,
+        "seed": seed, "alpha": alpha, "min_length": min_length, "no_repeat_ngram": no_repeat_ngram,
+    }  # fmt: skip
+    settings = {name: value for name, value in settings.items() if value is not None}
+    unused = [f"--{name.replace('_', '-')}" for name, off in _SAMPLING_DEFAULTS.items() if settings[name] != off]
+    if unused and not sample:
+        raise UsageError(f"{', '.join(unused)}: only for sampling; add --sample, or omit it")
+    options: dict[str, Any] = {
+        "device": device, "quantize": quantize, "engine": engine, "threads": threads, "shortlist": shortlist,
+    }  # fmt: skip
+    inputs = input_ or []
+    if ray or column is not None or is_bulk(inputs, output):
+        if len(models) > 1:
+            raise UsageError(
+                f"an ensemble of {len(models)} models: bulk translation supports one model; translate one file at a "
+                "time, without --column and --ray"
+            )
+        _translate_bulk(Job(models[0], options, settings, prefix, jsonl), inputs, output, column, ray)
+        return
+    from dragoman.pipelines.translation import Translator
+
+    translator = Translator.load(models, **options)
+    log(translator.description)
+    source = inputs[0] if inputs else None
+    translations = translator.stream(read_input(source), prefix=prefix, **settings)
+    flags: Counter[str] = Counter()
+    form = output_form(jsonl, nbest)
+    with open_output(output, source) as write:
+        for translation in translations:
+            flags.update(translation.flags)
+            write(format_translation(translation, form))
+    _log_flags(flags, jsonl)
+
+
+def _translate_bulk(job: Job, inputs: list[Path], output: Path | None, column: str | None, ray: bool) -> None:
+    from dragoman.bulk import translate_bulk
+
+    if not inputs or output is None:
+        raise UsageError(
+            "bulk translation (folders, Parquet, several files, --column, --ray) reads files and writes a folder: "
+            "name both --input and --output"
+        )
+    done = translate_bulk(job, inputs, output, column=column, ray=ray, log=log)
+    log(f"done: {done.lines:,} lines in {done.shards:,} files")
+    _log_flags(done.flags, job.jsonl)
+
+
+def _log_flags(flags: Mapping[str, int], jsonl: bool) -> None:
+    if flags and not jsonl:
+        log(f"flags: {', '.join(f'{name} {n}' for name, n in sorted(flags.items()))} (use --jsonl for flags per line)")

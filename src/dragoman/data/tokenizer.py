@@ -134,7 +134,9 @@ def train_tokenizer(config: TokenizerConfig, source: Path, target: Path) -> Toke
     """
     # Given the files themselves, sentencepiece would write their paths into the model.
     sides = [map(bytes.decode, open_lines(path)) for path in (source, target)]
-    return Tokenizer(*([_train(config, chain(*sides))] if config.shared else [_train(config, side) for side in sides]))
+    if config.shared:
+        return Tokenizer(_train(config, chain(*sides)))
+    return Tokenizer(*(_train(config, side) for side in sides))
 
 
 def learn_tokenizer(config: TokenizerConfig, lines: Sequence[str], lossless: bool = False) -> Tokenizer:

@@ -172,4 +172,4 @@ class RandomAccessFile:
         while offset < end and (part := os.pread(self._file.fileno(), min(end - offset, MAX_READ), offset)):
             parts.append(part)
             offset += len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return b"".join(parts)

@@ -56,7 +56,9 @@ class Store:
     def __init__(self, folder: Path, content: str | None = None) -> None:
         """Open and verify a store.  content: the expected content hash.  Raises DamagedStoreError."""
         self.folder = folder
-        about = _read_about(folder)
+        about = read_json(folder / "store.json", DamagedStoreError, _REMEDY)
+        if about.get("digest") != _digest(about) or about.get("version") != _VERSION:
+            raise DamagedStoreError(f"{folder / 'store.json'}: altered, or of another version. {_REMEDY}")
         if content is not None and about["content"] != content:
             raise DamagedStoreError(f"{folder}: store.json belongs to another store ({about['content']}). {_REMEDY}")
         self.stats: str = about["account"]
@@ -170,14 +172,6 @@ def _write_about(folder: Path, about: dict[str, Any]) -> None:
     about = {"version": _VERSION, **about, "files": files}
     content = json.dumps(about | {"digest": _digest(about)}, indent=1)
     (folder / "store.json").write_bytes(content.encode())
-
-
-def _read_about(folder: Path) -> dict[str, Any]:
-    """Return `store.json`, checked against its own hash."""
-    about = read_json(folder / "store.json", DamagedStoreError, _REMEDY)
-    if about.get("digest") != _digest(about) or about.get("version") != _VERSION:
-        raise DamagedStoreError(f"{folder / 'store.json'}: altered, or of another version. {_REMEDY}")
-    return about
 
 
 def _open_files(folder: Path, expected: Mapping[str, Mapping[str, Any]]) -> dict[str, RandomAccessFile]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
@@ -10,13 +11,11 @@ from torch import nn
 
 from dragoman.config import (
     AlibiPosition,
-    BatchNormConfig,
     BlockConfig,
     ConvolutionalConfig,
     DecoderOnlyConfig,
     EncoderOnlyConfig,
     GRUConfig,
-    LayerNormConfig,
     LearnedPosition,
     LinearAttention,
     LSTMConfig,
@@ -24,7 +23,6 @@ from dragoman.config import (
     NoPosition,
     RecurrentConfig,
     RecurrentPosition,
-    RMSNormConfig,
     RNNConfig,
     RotaryPosition,
     ShawPosition,
@@ -66,6 +64,9 @@ from dragoman.nn.recurrent_attention import AdditiveAttention, BahdanauLayer, Do
 __all__ = ["assemble", "build_model"]
 
 Layer = TypeVar("Layer", EncoderLayer, DecoderLayer)
+
+_NORMS: dict[str, Callable[..., nn.Module]] = {"layer": LayerNorm, "rms": RMSNorm, "batch": BatchNorm}
+"""Kind of norm -> its class, whose arguments after d_model are the other keys of the section."""
 
 
 def build_model(config: ModelConfig, src_vocab: int, tgt_vocab: int, *, shared: bool = True, seed: int = 1) -> Network:
@@ -221,13 +222,7 @@ def _positions(config: BlockConfig, bidirectional: bool) -> positions.Positions:
 
 
 def _norm(config: BlockConfig) -> nn.Module:
-    match config.norm:
-        case LayerNormConfig(eps=eps):
-            return LayerNorm(config.d_model, eps=eps)
-        case RMSNormConfig(eps=eps):
-            return RMSNorm(config.d_model, eps=eps)
-        case BatchNormConfig(eps=eps, momentum=momentum):
-            return BatchNorm(config.d_model, eps=eps, momentum=momentum)
+    return _NORMS[config.norm.kind](config.d_model, **config.norm.model_dump(exclude={"kind"}))
 
 
 def _encoder_layers(config: BlockConfig, count: int) -> list[EncoderLayer]:

@@ -113,8 +113,6 @@ class Trainer:
         self._window = _Window()
         self._planned: tuple[int, list[NDArray[np.int64]]] = (-1, [])
 
-    # ------------------------------------------------------------------------------------------------------ the loop
-
     def train(self) -> TrainResult:
         """Train until the budget or the patience is exhausted, or a signal arrives, and save the final state."""
         self.model.train()
@@ -227,8 +225,6 @@ class Trainer:
         for name, parameter in unique_tensors(self.model).items():
             self.ema[name].lerp_(parameter, 1 - decay)
 
-    # -------------------------------------------------------------------------------------------- budget and patience
-
     def _used(self) -> float:
         return budget_fraction(self.config.budget, self.progress, len(self._plan()))
 
@@ -245,8 +241,6 @@ class Trainer:
     def _validation_due(self) -> bool:
         every = self.config.validate_every
         return amount(every.unit, self.progress, len(self._plan())) - self.progress.validated >= every.amount
-
-    # -------------------------------------------------------------------------------- log, validation and checkpoints
 
     def _validate(self) -> None:
         """Score the model with the weights that are saved, write a checkpoint and update the pointers."""

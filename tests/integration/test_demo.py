@@ -68,8 +68,8 @@ def test_demo_reaches_99_percent_also_with_int8(tmp_path: Path) -> None:
 
     found = explain(tmp_path / "run", "twenty-four")
     assert found.text == "vierundzwanzig"
-    assert found.effect is not None
+    assert found.occlusion is not None
     # The German unit depends on the last word, the ten on the first one: crossing lines on the page.
-    source, target = found.sides["source"].pieces, [answer.piece for answer in found.answers]
-    origins = [source[max(range(len(row)), key=row.__getitem__)] for row in found.effect["drops"]]
+    source, target = found.sides["source"].pieces, [prediction.piece for prediction in found.predictions]
+    origins = [source[max(range(len(row)), key=row.__getitem__)] for row in found.occlusion["drops"]]
     assert dict(zip(target, origins, strict=True)) == {"▁vier": "four", "undzwanzig": "▁twenty", "</s>": "</s>"}

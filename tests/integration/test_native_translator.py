@@ -25,7 +25,7 @@ from dragoman.decoding import loader as loading
 from dragoman.decoding.native.library import NativeLibrary, load_native, unavailable_reason
 from dragoman.decoding.native.pack import pack
 from dragoman.errors import ModelFolderError, UsageError
-from dragoman.interpret.ablation import effect
+from dragoman.interpret.ablation import measure_effect
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
 from dragoman.nn.record import record
@@ -123,7 +123,7 @@ def test_a_score_is_of_the_loaded_checkpoint_though_the_run_went_on(tmp_path: Pa
 @native
 def test_the_effect_of_no_change_is_none(run: Path) -> None:
     references = [target for _, target in digit_pairs(40, seed=11)]
-    found = effect(
+    found = measure_effect(
         Translator.load(run), {"decoder.layers.0.cross_attn.heads": lambda heads: heads}, SOURCES, references
     )
     assert found.loss.before == found.loss.after

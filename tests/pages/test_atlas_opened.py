@@ -10,7 +10,7 @@ import pytest
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.interpret.heads.atlas import Atlas, Example, atlas, examples, removal_costs
 from dragoman.interpret.heads.page import write_atlas
-from dragoman.interpret.heads.probes import of_translator
+from dragoman.interpret.heads.probes import translation_probe
 from small_run import digit_pairs
 from tiny_translator import tiny_translator
 
@@ -24,9 +24,9 @@ def made() -> tuple[Atlas, list[Example]]:
     assert isinstance(translator.tokenizer, Tokenizer)
     pairs = digit_pairs(12)
     golds = None
-    material = of_translator(translator, [s for s, _ in pairs], [t for _, t in pairs], golds)
-    found = removal_costs(translator.model, material, atlas(translator.model, material))
-    return found, examples(translator.model, material)
+    probe = translation_probe(translator, [s for s, _ in pairs], [t for _, t in pairs], golds)
+    found = removal_costs(translator.model, probe, atlas(translator.model, probe))
+    return found, examples(translator.model, probe)
 
 
 @pytest.fixture

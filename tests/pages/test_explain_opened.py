@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from dragoman.config import parse_config
-from dragoman.interpret.explain.cases import Loaded
+from dragoman.interpret.explain.cases import LoadedModel
 from dragoman.interpret.explain.explain import Explanation, explain, write_explanation
 from dragoman.models.build import build_model
 from small_run import SOURCE_WORDS, TARGET_WORDS
@@ -35,7 +35,7 @@ DATA: dict[str, dict[str, Any]] = {
 }
 
 
-def loaded(kind: str, **changes: Any) -> Loaded:
+def loaded(kind: str, **changes: Any) -> LoadedModel:
     """An untrained model."""
     data = DATA.get(kind, {"train": [{"source": "a", "target": "b"}], "filter": {"max_tokens": 80}})
     config = parse_config({"data": data, "model": MODELS[kind] | changes, "search": {"beam": 3, "max_extra": 4}})
@@ -121,7 +121,7 @@ def test_the_map_of_the_chosen_head_is_shown(by: str, page: Page, tmp_path: Path
     assert all(np.abs(a - b).max() > 3 for a, b in itertools.pairwise(seen))
 
 
-def test_a_cell_under_the_keys_says_its_weight(page: Page, tmp_path: Path) -> None:
+def test_the_selected_cell_shows_its_weight(page: Page, tmp_path: Path) -> None:
     explanation = explained("transformer")
     page.open(write_explanation(tmp_path / "explain.html", explanation))
     page.click("#attention button.tile[data-layer='1'][data-head='2']")
@@ -134,15 +134,15 @@ def test_a_cell_under_the_keys_says_its_weight(page: Page, tmp_path: Path) -> No
     assert "decoder.layers.1.cross_attn.weights[0, 2, 1, 2]" in hint
 
 
-def test_a_chosen_token_shows_what_else_was_considered(page: Page, tmp_path: Path) -> None:
+def test_a_selected_token_shows_its_alternatives(page: Page, tmp_path: Path) -> None:
     explanation = explained("transformer")
     page.open(write_explanation(tmp_path / "explain.html", explanation))
-    chips = page.all("#answers button.chip")
-    assert len(chips) == len(explanation.answers) > 1
+    chips = page.all("#predictions button.chip")
+    assert len(chips) == len(explanation.predictions) > 1
     chips[1].click()
     assert [chip.get_attribute("aria-pressed") for chip in chips[:2]] == ["false", "true"]
-    bars = [float(bar.text.replace("<", "").split("%")[0].split()[-1]) for bar in page.all("#answers .bars .bar")]
-    want = [100 * p for _, p in explanation.answers[1].alternatives]
+    bars = [float(bar.text.replace("<", "").split("%")[0].split()[-1]) for bar in page.all("#predictions .bars .bar")]
+    want = [100 * p for _, p in explanation.predictions[1].alternatives]
     assert bars[: len(want)] == pytest.approx(want, abs=0.51)
 
 
@@ -162,23 +162,23 @@ def test_the_walk_goes_forwards_and_back(page: Page, tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------------- languages
 
 
-def test_the_page_speaks_the_readers_language_and_the_one_that_is_chosen(page: Page, tmp_path: Path) -> None:
+def test_the_language_follows_the_browser_and_the_switch(page: Page, tmp_path: Path) -> None:
     path = write_explanation(tmp_path / "explain.html", explained("transformer"))
     page.language("en-GB")
     page.open(path)
-    assert page.text("h1") == "A look inside a translation"
+    assert page.text("h1") == "Explanation of a translation"
     page.click(".language button[lang^='zh']")
     assert page.text("h1") == "一次翻译的内部" and "注意力" in page.text("#attention h2")
     assert page.run("return document.title").endswith("一次翻译的内部")
-    untold = page.run(
+    untranslated = page.run(
         "return [...document.querySelectorAll('[lang=en]')]"
         ".filter((n) => n.checkVisibility() && !n.closest('.language')).map((n) => n.textContent)"
     )
-    assert untold == []
+    assert untranslated == []
     page.open(path)
-    assert page.text("h1") == "一次翻译的内部", "what was chosen is kept"
+    assert page.text("h1") == "一次翻译的内部", "the selected language is stored"
     page.click(".language button[lang='en']")
-    assert page.text("h1") == "A look inside a translation"
+    assert page.text("h1") == "Explanation of a translation"
 
 
 # ------------------------------------------------------------------------------------------------------------ its size

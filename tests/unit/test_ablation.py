@@ -1,4 +1,4 @@
-"""Changes to a model and what they do: each is compared with another way to the same model."""
+"""Interventions and their effects, each compared with a model that was modified by hand."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.errors import UsageError
 from dragoman.interpret.ablation import (
     ablate_heads,
-    attentions,
-    effect,
-    mean_outputs,
-    patched,
-    sublayers,
-    with_weights,
-    without_sublayers,
+    ablate_sublayers,
+    mean_head_outputs,
+    measure_effect,
+    override_attention,
+    patch_activations,
 )
+from dragoman.interpret.attentions import attentions, sublayers
 from dragoman.models.seq2seq import Model
 from dragoman.nn.record import record, replace
 from dragoman.training.validation import mean_loss
@@ -37,7 +36,7 @@ WITH_HEADS = ["paper", "modern", "grouped-query", "shaw", "linear"]
 
 
 def a_batch(seed: int = 5) -> Batch:
-    """Sentences of different length, so that some are padded."""
+    """Sentences of different lengths, some of them padded."""
     draw = torch.Generator().manual_seed(seed)
 
     def ids(count: int) -> list[int]:
@@ -53,7 +52,7 @@ def logits(model: Any, batch: Batch) -> Tensor:
 
 
 def changed_copy(model: Model, change: Callable[[Any], None]) -> Any:
-    """A copy whose weights were changed by hand."""
+    """A copy with modified weights."""
     other = copy.deepcopy(model)
     with torch.no_grad():
         change(other)
@@ -64,7 +63,7 @@ def changed_copy(model: Model, change: Callable[[Any], None]) -> Any:
 
 
 @pytest.mark.parametrize("kind", WITH_HEADS)
-def test_a_silent_head_is_one_without_its_part_of_the_output_matrix(kind: str) -> None:
+def test_an_ablated_head_equals_a_zero_block_of_the_output_matrix(kind: str) -> None:
     model, batch = built(TRANSLATORS[kind], VOCABULARY), a_batch()
     heads = {"encoder.layers.1.self_attn": [1], "decoder.layers.2.cross_attn": [0]}
 
@@ -75,21 +74,21 @@ def test_a_silent_head_is_one_without_its_part_of_the_output_matrix(kind: str) -
 
     before = logits(model, batch)
     with replace(model, ablate_heads(model, heads)):
-        silent = logits(model, batch)
-    torch.testing.assert_close(silent, logits(changed_copy(model, by_hand), batch), **EXACT)
-    assert not torch.allclose(silent, before)
+        ablated = logits(model, batch)
+    torch.testing.assert_close(ablated, logits(changed_copy(model, by_hand), batch), **EXACT)
+    assert not torch.allclose(ablated, before)
     assert torch.equal(logits(model, batch), before)
 
 
-def test_a_head_can_say_its_mean() -> None:
-    """The mean over words, not padding, put in by hand as a bias behind the output matrix."""
+def test_a_head_is_replaced_by_its_mean_output() -> None:
+    """The mean over tokens without padding, added by hand to the bias of the output projection."""
     model, batch, name, head = built(TRANSLATORS["paper"], VOCABULARY), a_batch(), "decoder.layers.1.self_attn", 1
-    means = mean_outputs(model, [batch])
+    means = mean_head_outputs(model, [batch])
     with record(model, f"{name}.heads") as seen, torch.no_grad():
         model(batch.src, batch.src_mask, batch.tgt_in)
     words = batch.tgt_out != 0
-    said = seen[f"{name}.heads"][0][:, head]  # (B, T, Dh)
-    expected = torch.stack([said[b, t] for b, t in words.nonzero().tolist()]).mean(0)
+    outputs = seen[f"{name}.heads"][0][:, head]  # (B, T, Dh)
+    expected = torch.stack([outputs[b, t] for b, t in words.nonzero().tolist()]).mean(0)
     torch.testing.assert_close(means[name][head], expected, **EXACT)
 
     def by_hand(other: Any) -> None:
@@ -103,29 +102,29 @@ def test_a_head_can_say_its_mean() -> None:
 
 
 @pytest.mark.parametrize("kind", ["lstm bahdanau", "gru luong dot", "convolutional"])
-def test_an_attention_of_one_head_loses_its_context(kind: str) -> None:
+def test_ablating_an_attention_with_one_head_removes_its_context(kind: str) -> None:
     model, batch = built(TRANSLATORS[kind], VOCABULARY), a_batch()
     assert set(attentions(model).values()) == {1}
     name = next(iter(attentions(model)))
     with replace(model, ablate_heads(model, {name: [0]})), record(model, f"{name}.context") as seen:
-        silent = logits(model, batch)
+        ablated = logits(model, batch)
     assert all(not context.any() for context in seen[f"{name}.context"])
     with replace(model, {f"{name}.context": torch.zeros(1, dtype=torch.float64)}):
-        torch.testing.assert_close(silent, logits(model, batch), **EXACT)
-    means = mean_outputs(model, [batch])
+        torch.testing.assert_close(ablated, logits(model, batch), **EXACT)
+    means = mean_head_outputs(model, [batch])
     assert means[name].shape == (1, 10)
     with replace(model, ablate_heads(model, {name: [0]}, means)):
-        assert not torch.allclose(logits(model, batch), silent)
+        assert not torch.allclose(logits(model, batch), ablated)
 
 
-def test_heads_that_there_are_not_are_all_named() -> None:
+def test_all_unknown_heads_are_reported() -> None:
     model = built(TRANSLATORS["paper"], VOCABULARY)
     with pytest.raises(UsageError) as refused:
         ablate_heads(model, {"decoder.layers.0.cros_attn": [0], "encoder.layers.0.self_attn": [0, 2, -1]})
     message = str(refused.value)
-    assert "called 'decoder.layers.0.cros_attn' (did you mean 'decoder.layers.0.cross_attn'?)" in message
-    assert "has no head 2: accepted are 0 to 1" in message and "has no head -1" in message
-    with pytest.raises(UsageError, match=r"means holds nothing for encoder\.layers\.0"):
+    assert "unknown attention 'decoder.layers.0.cros_attn' (did you mean 'decoder.layers.0.cross_attn'?)" in message
+    assert "has no head 2; accepted: 0 to 1" in message and "has no head -1" in message
+    with pytest.raises(UsageError, match=r"means has no entry for encoder\.layers\.0"):
         ablate_heads(model, {"encoder.layers.0.self_attn": [0]}, {})
     with pytest.raises(UsageError, match="this model has no attention"):
         attentions(built(TRANSLATORS["lstm"], VOCABULARY))
@@ -135,7 +134,7 @@ def test_heads_that_there_are_not_are_all_named() -> None:
 
 
 @pytest.mark.parametrize("kind", ["paper", "modern"])
-def test_a_sublayer_that_is_left_out_adds_nothing(kind: str) -> None:
+def test_an_ablated_sublayer_adds_nothing(kind: str) -> None:
     model, batch = built(TRANSLATORS[kind], VOCABULARY), a_batch()
 
     def by_hand(other: Any) -> None:
@@ -145,7 +144,7 @@ def test_a_sublayer_that_is_left_out_adds_nothing(kind: str) -> None:
                 linear.bias.zero_()
 
     names = ["encoder.layers.1.ffn", "decoder.layers.0.cross_attn"]
-    with replace(model, without_sublayers(model, names)):
+    with replace(model, ablate_sublayers(model, names)):
         without = logits(model, batch)
     torch.testing.assert_close(without, logits(changed_copy(model, by_hand), batch), **EXACT)
     assert not torch.allclose(without, logits(model, batch))
@@ -157,77 +156,77 @@ def test_sublayers_of_every_kind() -> None:
     assert transformer["decoder.layers.2.ffn"] == "decoder.layers.2.around_ffn.update"
     assert len(sublayers(built(TRANSLATORS["convolutional"], VOCABULARY))) == 2 + 2 * 3
     assert list(sublayers(built(TRANSLATORS["gru luong dot"], VOCABULARY))) == ["decoder.layers.0.cross_attn"]
-    with pytest.raises(UsageError, match=r"no sub-layer is called 'encoder.layers.1.fn' \(did you mean"):
-        without_sublayers(built(TRANSLATORS["paper"], VOCABULARY), ["encoder.layers.1.fn"])
+    with pytest.raises(UsageError, match=r"unknown sub-layer 'encoder.layers.1.fn' \(did you mean"):
+        ablate_sublayers(built(TRANSLATORS["paper"], VOCABULARY), ["encoder.layers.1.fn"])
 
 
 # ------------------------------------------------------------------------------------------------------------- patches
 
 
-def test_the_last_stream_of_another_source_says_what_that_source_says() -> None:
+def test_patching_the_last_stream_gives_the_output_of_the_other_source() -> None:
     model = built(TRANSLATORS["paper"], VOCABULARY)
     here = collate([([7, 8, 9, EOS], [5, 6, EOS])])
     there = collate([([7, 11, 9, EOS], [5, 6, EOS])])
     with record(model, "encoder.layers.1.stream") as seen:
         theirs = logits(model, there)
-    with replace(model, patched(seen)):
+    with replace(model, patch_activations(seen)):
         torch.testing.assert_close(logits(model, here), theirs, **EXACT)
-    with replace(model, patched(seen, positions=[1])):
+    with replace(model, patch_activations(seen, positions=[1])):
         partly = logits(model, here)
     assert not torch.allclose(partly, theirs) and not torch.allclose(partly, logits(model, here))
     with record(model, "encoder.embedded") as seen:
         logits(model, there)
-    with replace(model, patched(seen, positions=[1])):  # the one word in which the two differ
+    with replace(model, patch_activations(seen, positions=[1])):  # the only token that differs
         torch.testing.assert_close(logits(model, here), theirs, **EXACT)
 
 
-def test_positions_that_there_are_not_are_named() -> None:
+def test_invalid_positions_are_reported() -> None:
     model = built(TRANSLATORS["lstm bahdanau"], VOCABULARY)
     long, short = collate([([7, 8, 9, EOS], [5, EOS])]), collate([([7, EOS], [5, EOS])])
     with record(model, "encoder.layers.0.stream") as seen:
         logits(model, long)
     with (
-        pytest.raises(UsageError, match=r"no position 2, 3 in both: 0 to 1"),
-        replace(model, patched(seen, positions=[2, 3])),
+        pytest.raises(UsageError, match=r"invalid position 2, 3; accepted in both runs: 0 to 1"),
+        replace(model, patch_activations(seen, positions=[2, 3])),
     ):
         logits(model, short)
     with record(model, "decoder.bridge.summary", "decoder.layers.0.cross_attn.context") as seen:
         theirs = logits(model, long)
-    with replace(model, patched(seen)):
+    with replace(model, patch_activations(seen)):
         torch.testing.assert_close(logits(model, long), theirs, **EXACT)
     summary = seen.pop("decoder.bridge.summary")
-    with pytest.raises(UsageError, match="came in 2 calls"):
-        patched(seen, positions=[0])
+    with pytest.raises(UsageError, match="was recorded in 2 calls"):
+        patch_activations(seen, positions=[0])
     seen.clear()
     seen["decoder.bridge.summary"] = summary
-    with pytest.raises(UsageError, match=r"decoder.bridge.summary has no positions, its axes are row, feature"):
-        patched(seen, positions=[0])
+    with pytest.raises(UsageError, match=r"decoder.bridge.summary has no positions \(axes: row, feature\)"):
+        patch_activations(seen, positions=[0])
 
 
-def test_a_head_attends_as_it_is_told() -> None:
+def test_the_attention_of_a_head_is_overridden() -> None:
     model, batch, name = built(TRANSLATORS["paper"], VOCABULARY), a_batch(), "decoder.layers.0.cross_attn"
     queries, keys = batch.tgt_in.size(1), batch.src.size(1)
     weights = torch.eye(queries, keys, dtype=torch.float64)
-    with replace(model, with_weights(model, name, 1, weights)), record(model, f"{name}.*") as seen:
+    with replace(model, override_attention(model, name, 1, weights)), record(model, f"{name}.*") as seen:
         logits(model, batch)
     values = seen[f"{name}.values"][0]
     torch.testing.assert_close(seen[f"{name}.heads"][0][:, 1], values[:, 1, :queries], **EXACT)
-    with replace(model, with_weights(model, name, 1, weights[2])), record(model, f"{name}.*") as seen:
+    with replace(model, override_attention(model, name, 1, weights[2])), record(model, f"{name}.*") as seen:
         logits(model, batch)
     torch.testing.assert_close(seen[f"{name}.heads"][0][:, 1], values[:, 1, 2:3].expand(-1, queries, -1), **EXACT)
     with (
         pytest.raises(UsageError, match=rf"weights of shape \(3,\) for {queries} queries and {keys} keys"),
-        replace(model, with_weights(model, name, 1, torch.ones(3))),
+        replace(model, override_attention(model, name, 1, torch.ones(3))),
     ):
         logits(model, batch)
     with pytest.raises(UsageError, match="has no head 2"):
-        with_weights(model, name, 2, weights)
+        override_attention(model, name, 2, weights)
 
 
 # -------------------------------------------------------------------------------------------------------------- effects
 
 
-def test_the_loss_of_batches_is_that_of_each_word() -> None:
+def test_the_loss_of_batches_is_the_mean_over_tokens() -> None:
     model, batch = built(TRANSLATORS["paper"], VOCABULARY), a_batch()
     log_probs = logits(model, batch).log_softmax(-1).gather(2, batch.tgt_out[..., None])[..., 0]
     expected = -log_probs[batch.tgt_out != 0].sum() / batch.tgt_tokens
@@ -249,7 +248,7 @@ def test_an_effect_is_the_difference_between_two_models() -> None:
     without.backend = TorchBackend(changed_copy(translator.model, by_hand))
     sources, references = (list(side) for side in zip(*digit_pairs(7), strict=True))
     heads = range(attentions(translator.model)[name])
-    found = effect(translator, ablate_heads(translator.model, {name: heads}), sources, references, beam=2)
+    found = measure_effect(translator, ablate_heads(translator.model, {name: heads}), sources, references, beam=2)
 
     for own, loss in ((translator, found.loss.before), (without, found.loss.after)):
         scores = own.score(sources, references)
@@ -261,23 +260,23 @@ def test_an_effect_is_the_difference_between_two_models() -> None:
     assert found.loss.difference == found.loss.after - found.loss.before != 0
     assert found.bleu is not None and found.chrf is not None and found.after is not None
     assert found.chrf.after == found.after.chrf.score and found.chrf.before != found.chrf.after
-    said = str(found)
-    assert f"{len(expected)} of 7 translations changed" in said and "nrefs:1" in said and "nats a token" in said
+    text = str(found)
+    assert f"{len(expected)} of 7 translations changed" in text and "nrefs:1" in text and "nats per token" in text
     assert found.to_json()["loss"] == {"before": found.loss.before, "after": found.loss.after}
 
 
 def test_no_change_has_no_effect_and_a_loss_needs_no_search() -> None:
     translator = tiny_translator()
-    found = effect(translator, {}, ["one two"], ["deux un"], beam=1)
+    found = measure_effect(translator, {}, ["one two"], ["deux un"], beam=1)
     assert found.loss.difference == 0 and found.changed == () and found.bleu is not None
     assert found.bleu.before == found.bleu.after
-    only = effect(translator, {}, ["one two"], ["deux un"], decode=False)
+    only = measure_effect(translator, {}, ["one two"], ["deux un"], decode=False)
     assert only.before is None and only.after is None and only.bleu is None and only.loss == found.loss
     assert str(only).count("\n") == 0
 
 
-def test_lines_without_references_are_refused() -> None:
+def test_missing_references_are_refused() -> None:
     with pytest.raises(UsageError, match="2 sources and 1 references"):
-        effect(tiny_translator(), {}, ["a", "b"], ["c"])
+        measure_effect(tiny_translator(), {}, ["a", "b"], ["c"])
     with pytest.raises(UsageError, match="0 sources and 0 references"):
-        effect(tiny_translator(), {}, [], [])
+        measure_effect(tiny_translator(), {}, [], [])

@@ -12,7 +12,7 @@ from dragoman.data.spelled_numbers import build
 from dragoman.errors import DataError, UsageError
 from dragoman.interpret.heads.alignment import (
     Agreement,
-    Gold,
+    GoldAlignment,
     Link,
     Unit,
     alignment_error_rate,
@@ -25,10 +25,10 @@ from dragoman.interpret.heads.alignment import (
 from small_run import write_lines
 
 
-def gold(m: int, n: int, sure: set[Link], possible: set[Link] | None = None) -> Gold:
+def gold(m: int, n: int, sure: set[Link], possible: set[Link] | None = None) -> GoldAlignment:
     """m source and n target words."""
     words = [tuple(Unit(i) for i in range(count)) for count in (m, n)]
-    return Gold(words[0], words[1], frozenset(sure), frozenset(sure | (possible or set())))
+    return GoldAlignment(words[0], words[1], frozenset(sure), frozenset(sure | (possible or set())))
 
 
 # --------------------------------------------------------------------------------------------------------------- files
@@ -48,7 +48,7 @@ def test_all_that_is_wrong_with_a_file_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(DataError) as refused:
         read_alignment(path, ["a", "b", "c"], ["x", "y", "z"])
     message = str(refused.value)
-    assert 'line 1: "0:1" is no link' in message and "line 3: 1-0: the source has 1 words here" in message
+    assert 'line 1: invalid link "0:1"' in message and "line 3: 1-0: the source has 1 words" in message
     assert "line 3: 0-2" in message and "line 2" not in message and "accepted: links such as" in message
     with pytest.raises(DataError, match=r"has 3 lines, the source 2 and the target 2"):
         read_alignment(path, ["a", "b"], ["x", "y"])

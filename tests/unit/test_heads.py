@@ -1,4 +1,4 @@
-"""The atlas: heads of which the truth is known, every architecture, costs, the page and the command."""
+"""The atlas: heads with known attention, every architecture, costs, the page and the command."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from torch import Tensor
 from dragoman.data.batching import Batch, collate
 from dragoman.data.tokenizer import EOS
 from dragoman.errors import UsageError
-from dragoman.interpret.ablation import ablate_heads, attentions, sublayers, without_sublayers
-from dragoman.interpret.heads.alignment import Agreement, Gold, Unit, spelled_numbers_alignment
+from dragoman.interpret.ablation import ablate_heads, ablate_sublayers
+from dragoman.interpret.attentions import attentions, sublayers
+from dragoman.interpret.heads.alignment import Agreement, GoldAlignment, Unit, spelled_numbers_alignment
 from dragoman.interpret.heads.atlas import REACH, Atlas, Example, Head, atlas, examples
 from dragoman.interpret.heads.page import print_atlas, write_atlas
-from dragoman.interpret.heads.probes import ProbeBatch, of_translator
+from dragoman.interpret.heads.probes import ProbeBatch, translation_probe
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Network
 from dragoman.nn.record import replace
@@ -41,8 +42,10 @@ HOSTILE = "</script><script>alert(1)<b>%%data%%"
 PAIRS = [([7, 8, 7, 8, EOS], [11, 12, 11, EOS]), ([9, 5, 9, EOS], [13, 13, EOS]), ([6, 10, EOS], [14, EOS])]
 
 
-def material(pairs: Sequence[tuple[list[int], list[int]]], golds: Sequence[Gold] = (), one: bool = False) -> ProbeBatch:
-    """Ids as lines, all in one batch, or each in one of its own."""
+def probe(
+    pairs: Sequence[tuple[list[int], list[int]]], golds: Sequence[GoldAlignment] = (), one: bool = False
+) -> ProbeBatch:
+    """Ids as lines, in one batch or one batch per line."""
     parts = [[i] for i in range(len(pairs))] if one else [list(range(len(pairs)))]
     batches = tuple(collate([pairs[i] for i in part]) for part in parts)
     names: Callable[[int], str] = lambda token: "</s>" if token == EOS else f"▁{token}"  # noqa: E731
@@ -50,8 +53,8 @@ def material(pairs: Sequence[tuple[list[int], list[int]]], golds: Sequence[Gold]
 
 
 @contextmanager
-def told(model: Network, name: str, make: Callable[[Tensor], list[Tensor]]) -> Iterator[None]:
-    """The heads of an attention attend as they are told: `make(weights (N, H, Tq, Tk))` -> (N, Tq, Tk) a head."""
+def attending(model: Network, name: str, make: Callable[[Tensor], list[Tensor]]) -> Iterator[None]:
+    """Override the weights of an attention with `make(weights (N, H, Tq, Tk))`, which returns (N, Tq, Tk) per head."""
     with replace(model, {f"{name}.weights": lambda w: torch.stack([m.expand(w[:, 0].shape) for m in make(w)], dim=1)}):
         yield
 
@@ -64,11 +67,11 @@ def heads_of(found: Atlas, attention: str) -> list[Head]:
     return [head for head in found.heads if head.attention == attention]
 
 
-# ------------------------------------------------------------------------------------------------- the truth is known
+# ------------------------------------------------------------------------------------------------- known attention
 
 
 def test_heads_of_an_encoder_are_measured_exactly() -> None:
-    """One at offset -1, one uniform over words, one on the same piece elsewhere, one on the end of sentence."""
+    """At offset -1, uniform over tokens, on the same piece elsewhere, on the end of sentence."""
     model, name = transformer(4), "encoder.layers.1.self_attn"
     src = collate(PAIRS).src
     lengths, size = [5, 4, 3], src.size(1)
@@ -83,13 +86,13 @@ def test_heads_of_an_encoder_are_measured_exactly() -> None:
         end = (src == EOS).float()[:, None]
         return [before.double(), uniform.double(), same.double(), end.double()]
 
-    with told(model, name, make):
-        before, uniform, same, end = heads_of(atlas(model, material(PAIRS)), name)
+    with attending(model, name, make):
+        before, uniform, same, end = heads_of(atlas(model, probe(PAIRS)), name)
     queries = sum(lengths)
     assert [h.number for h in (before, uniform, same, end)] == [0, 1, 2, 3]
     assert before.label == "positional -1" and before.offset == -1 and before.at_offset == 1
     assert before.entropy == 0 and before.confidence == 1
-    # The three first words look at themselves: they are the whole of the weight at offset 0, of one a query.
+    # The first token of each line attends to itself: these are all of the weight at offset 0.
     assert before.profile[REACH - 1] == 1 and before.profile[REACH] == pytest.approx(3 / queries)
     assert before.first == pytest.approx((2 + 2 + 2) / queries)
 
@@ -97,18 +100,18 @@ def test_heads_of_an_encoder_are_measured_exactly() -> None:
     assert uniform.entropy == pytest.approx(sum(n * math.log(n) for n in lengths) / queries)
     assert uniform.confidence == pytest.approx(3 / queries)
     assert uniform.first == uniform.end == pytest.approx(3 / queries)
-    # Offset 2 exists for n - 2 queries of a sentence of n.
+    # n - 2 queries of a line of n tokens have offset 2.
     assert uniform.profile[REACH + 2] == pytest.approx((3 / 5 + 2 / 4 + 1 / 3) / 6)
     assert uniform.profile[REACH + 5] is None and uniform.profile[REACH + 4] == pytest.approx(1 / 5)
 
     assert same.label == "same token" and same.same == 1 and same.entropy == 0
-    # Six queries see their piece elsewhere: in the uniform head it has 1/5 or 1/4 of the weight.
+    # Six queries see their piece elsewhere; in the uniform head it has 1/5 or 1/4 of the weight.
     assert uniform.same == pytest.approx((4 / 5 + 2 / 4) / 6)
     assert end.label == "end of sentence" and end.end == 1 and end.first == 0
 
 
-def test_heads_of_a_decoder_see_what_was_read() -> None:
-    """Begin of sentence comes first and has no choice; the word itself is at offset 0."""
+def test_heads_of_a_decoder_attend_to_the_input() -> None:
+    """The first query sees one key and does not count; the token itself is at offset 0."""
     model, name = transformer(2), "decoder.layers.0.self_attn"
 
     def make(w: Tensor) -> list[Tensor]:
@@ -116,9 +119,9 @@ def test_heads_of_a_decoder_see_what_was_read() -> None:
         first[0] = 1
         return [first.double()[None], own.double()]
 
-    with told(model, name, make):
-        first, own = heads_of(atlas(model, material(PAIRS)), name)
-    # 4 + 3 + 2 positions without the three first; `11` and `13` are read twice.
+    with attending(model, name, make):
+        first, own = heads_of(atlas(model, probe(PAIRS)), name)
+    # 4 + 3 + 2 positions without the three first; 11 and 13 occur twice in the input.
     assert first.label == "first token" and first.first == 1 and first.end is None and first.same is not None
     assert own.label == "positional 0" and own.offset == 0 and own.at_offset == 1 and own.first == 0
     assert own.profile[REACH + 1] is None and own.same == 0
@@ -127,7 +130,7 @@ def test_heads_of_a_decoder_see_what_was_read() -> None:
 
 def test_padding_is_neither_query_nor_key() -> None:
     model = transformer(3)
-    together, alone = atlas(model, material(PAIRS)), atlas(model, material(PAIRS, one=True))
+    together, alone = atlas(model, probe(PAIRS)), atlas(model, probe(PAIRS, one=True))
     assert together.lines == alone.lines == 3 and together.tokens == 9
     assert together.loss == pytest.approx(alone.loss, abs=1e-10)
     for one, other in zip(together.heads, alone.heads, strict=True):
@@ -137,13 +140,13 @@ def test_padding_is_neither_query_nor_key() -> None:
 
 
 def test_the_aligning_head_is_found() -> None:
-    """Of three heads of cross-attention one pairs the words written, one the words read, one looks at the end."""
+    """Three heads of a cross-attention: one aligns the token written, one the token read, one attends to the end."""
     pairs = [([7, 8, 9, EOS], [13, 12, 11, EOS]), ([5, 6, EOS], [16, 15, EOS])]
     golds = []
     for source, _ in pairs:
         n = len(source) - 1
         words, links = tuple(Unit(i) for i in range(n)), frozenset((i, n - 1 - i) for i in range(n))
-        golds.append(Gold(words, words, links, links))
+        golds.append(GoldAlignment(words, words, links, links))
     lengths = [3, 2]
 
     def make(w: Tensor) -> list[Tensor]:
@@ -151,13 +154,13 @@ def test_the_aligning_head_is_found() -> None:
         for row, n in enumerate(lengths):
             for t in range(n + 1):
                 written[row, t, n - 1 - t if t < n else n] = 1
-                read[row, t, n if t == 0 else n - t] = 1  # row t has read word t - 1
+                read[row, t, n if t == 0 else n - t] = 1  # row t reads token t - 1
                 end[row, t, n] = 1
         return [end, written, read]
 
     model, name = transformer(3), "decoder.layers.1.cross_attn"
-    with told(model, name, make):
-        found = atlas(model, material(pairs, golds))
+    with attending(model, name, make):
+        found = atlas(model, probe(pairs, golds))
     end, written, read = heads_of(found, name)
     assert (written.aer, written.word, written.label) == (0, "written", "aligning")
     assert (read.aer, read.word, read.label) == (0, "read", "aligning")
@@ -191,25 +194,25 @@ def test_a_label_follows_its_rule() -> None:
 @pytest.mark.parametrize("kind", [name for name in TRANSLATORS if name not in ("rnn", "gru", "lstm")])
 def test_every_translator_has_an_atlas(kind: str) -> None:
     model = built(TRANSLATORS[kind], VOCABULARY)
-    found = atlas(model, material(PAIRS))
+    found = atlas(model, probe(PAIRS))
     assert [(h.attention, h.number) for h in found.heads] == [
         (name, head) for name, heads in attentions(model).items() for head in range(heads)
     ]
     for head in found.heads:
-        if kind != "linear rotary":  # whose weights need not sum to 1
+        if kind != "linear rotary":  # its weights need not sum to 1
             assert 0 <= head.relative_entropy <= 1 + 1e-6 and 0 < head.confidence <= 1 + 1e-6
         assert (head.end is None) == (head.stack == "decoder.self_attn")
-    assert len(examples(model, material(PAIRS), 2)) == 2
+    assert len(examples(model, probe(PAIRS), 2)) == 2
 
 
 @pytest.mark.parametrize("name", ["gpt-2", "linear", "shaw"])
 def test_a_language_model_has_an_atlas(name: str) -> None:
     config = model_config({"architecture": "decoder_only", **SIZES, **VARIANTS[name]})
     model = shaken(build_model(config, VOCABULARY, VOCABULARY))
-    found = atlas(model, material([([], target) for _, target in PAIRS]))
+    found = atlas(model, probe([([], target) for _, target in PAIRS]))
     assert len(found.heads) == 3 * 2 and {head.stack for head in found.heads} == {"self_attn"}
     assert all(head.end is None and head.profile[REACH + 1] is None for head in found.heads)
-    (example,) = examples(model, material([([], [11, 12, EOS])]), 1)
+    (example,) = examples(model, probe([([], [11, 12, EOS])]), 1)
     assert example.source == () and example.read == ("<s>", "▁11", "▁12")
     assert example.maps["layers.2.self_attn"].shape == (2, 3, 3)
 
@@ -217,7 +220,7 @@ def test_a_language_model_has_an_atlas(name: str) -> None:
 def test_labels_and_images_have_an_atlas() -> None:
     config = model_config({"architecture": "encoder_only", **SIZES, "pooling": "mean"})
     model = shaken(build_model(config, VOCABULARY, 5))
-    found = atlas(model, material([(source, [1 + i]) for i, (source, _) in enumerate(PAIRS)]), cost=True)
+    found = atlas(model, probe([(source, [1 + i]) for i, (source, _) in enumerate(PAIRS)]), cost=True)
     assert found.tokens == 3 and all(head.end is not None and head.cost is not None for head in found.heads)
 
     config = model_config({"architecture": "vision", **SIZES, "image_size": 6, "patch": 2, "channels": 1})
@@ -231,33 +234,33 @@ def test_labels_and_images_have_an_atlas() -> None:
     assert example.maps["layers.0.self_attn"].shape == (2, 10, 10)
 
 
-def test_lines_without_anything_to_look_at_are_refused() -> None:
+def test_lines_without_a_choice_of_keys_are_refused() -> None:
     with pytest.raises(UsageError, match="no query sees more than one key"):
-        atlas(transformer(2), material([([EOS], [EOS])]))
+        atlas(transformer(2), probe([([EOS], [EOS])]))
     with pytest.raises(UsageError, match="no attention"):
-        atlas(built(TRANSLATORS["lstm"], VOCABULARY), material(PAIRS))
+        atlas(built(TRANSLATORS["lstm"], VOCABULARY), probe(PAIRS))
     with pytest.raises(UsageError, match="2 sources, 1 references"):
-        of_translator(tiny_translator(), ["a", "b"], ["c"])
+        translation_probe(tiny_translator(), ["a", "b"], ["c"])
 
 
 # ---------------------------------------------------------------------------------------------------------------- costs
 
 
-def test_a_cost_is_the_rise_of_the_loss() -> None:
+def test_a_cost_is_the_increase_of_the_loss() -> None:
     model = transformer(2)
-    found = atlas(model, material(PAIRS), cost=True)
-    batches = material(PAIRS).batches
+    found = atlas(model, probe(PAIRS), cost=True)
+    batches = probe(PAIRS).batches
     head = found.heads[3]
     with replace(model, ablate_heads(model, {head.attention: [head.number]})):
         assert head.cost == pytest.approx(mean_loss(model, batches) - found.loss, abs=1e-10) and head.cost != 0
     assert [part.name for part in found.sublayers] == list(sublayers(model)) and found.cost_lines == 3
-    with replace(model, without_sublayers(model, ["decoder.layers.1.ffn"])):
+    with replace(model, ablate_sublayers(model, ["decoder.layers.1.ffn"])):
         expected = mean_loss(model, batches) - found.loss
     assert {part.name: part.cost for part in found.sublayers}["decoder.layers.1.ffn"] == pytest.approx(expected)
 
 
 def test_a_sample_is_spread_over_the_lines() -> None:
-    rows = material([([5 + i, EOS], [7, EOS]) for i in range(7)], one=True)
+    rows = probe([([5 + i, EOS], [7, EOS]) for i in range(7)], one=True)
     assert [int(batch.src[0, 0]) - 5 for batch in rows.sample(3)] == [0, 3, 6]
     assert len(list(rows.sample(100))) == 7
 
@@ -265,22 +268,22 @@ def test_a_sample_is_spread_over_the_lines() -> None:
 # ----------------------------------------------------------------------------------------------------- lines of a model
 
 
-def test_own_translations_stand_in_for_references() -> None:
+def test_translations_replace_missing_references() -> None:
     translator = tiny_translator()
     sources = [source for source, _ in digit_pairs(5)]
-    own = of_translator(translator, sources)
-    given = of_translator(translator, sources, [t.text for t in translator.translate(sources)])
+    own = translation_probe(translator, sources)
+    given = translation_probe(translator, sources, [t.text for t in translator.translate(sources)])
     assert own.own and not given.own and own.numbers == given.numbers
     assert all(torch.equal(a.tgt_out, b.tgt_out) for a, b in zip(own.batches, given.batches, strict=True))
     assert own.aligned == 0 and own.lines == 5
 
 
-def test_lines_of_which_the_tokenizer_makes_other_words_do_not_count() -> None:
-    """U+00B4 becomes a space and a mark: what were two words are three."""
+def test_lines_with_other_word_boundaries_have_no_alignment() -> None:
+    """Normalization turns U+00B4 into a space and an accent: two words become three."""
     translator = tiny_translator()
     words = (Unit(0), Unit(1))
-    gold = Gold(words, words, frozenset({(0, 0)}), frozenset({(0, 0)}))
-    found = of_translator(translator, ["one two", "on´e two"], ["deux un", "un deux"], [gold, gold])
+    gold = GoldAlignment(words, words, frozenset({(0, 0)}), frozenset({(0, 0)}))
+    found = translation_probe(translator, ["one two", "on´e two"], ["deux un", "un deux"], [gold, gold])
     assert found.golds == (gold, None) and found.aligned == 1
 
 
@@ -294,8 +297,8 @@ def mapped() -> tuple[Atlas, list[Example]]:
     golds = []
     for source, target in PAIRS:
         units = [tuple(Unit(i) for i in range(len(side) - 1)) for side in (source, target)]
-        golds.append(Gold(units[0], units[1], frozenset({(0, 0)}), frozenset({(0, 0)})))
-    lines = material(PAIRS, golds)
+        golds.append(GoldAlignment(units[0], units[1], frozenset({(0, 0)}), frozenset({(0, 0)})))
+    lines = probe(PAIRS, golds)
     return atlas(model, lines, cost=True), examples(model, lines, 2)
 
 
@@ -305,7 +308,7 @@ def page_data(page: str) -> dict[str, Any]:
     return found
 
 
-def test_the_page_holds_the_numbers_and_asks_for_nothing(mapped: tuple[Atlas, list[Example]], tmp_path: Path) -> None:
+def test_the_page_has_the_numbers_and_no_network_access(mapped: tuple[Atlas, list[Example]], tmp_path: Path) -> None:
     found, lines = mapped
     page = write_atlas(tmp_path / "new" / "atlas.html", found, lines, HOSTILE).read_text("utf-8")
     assert "default-src 'none'" in page and "%%" not in page.replace("%%data%%", "") and "innerHTML" not in page
@@ -401,12 +404,12 @@ def test_the_aligning_head_of_the_demo_is_found(tmp_path: Path) -> None:
     translator = Translator.load(tmp_path / "run").to_torch()
     sources, references = (list(side) for side in zip(*spelled_numbers.build().test[:200], strict=True))
     golds = [spelled_numbers_alignment(*pair) for pair in zip(sources, references, strict=True)]
-    found = atlas(translator.model, of_translator(translator, sources, references, golds))
+    found = atlas(translator.model, translation_probe(translator, sources, references, golds))
     best = min((head for head in found.heads if head.aer is not None), key=lambda head: head.aer or 0.0)
     assert best.label == "aligning" and best.aer is not None and best.aer < 0.35
 
     gold = spelled_numbers_alignment("twenty-four", "vierundzwanzig")
-    (example,) = examples(translator.model, of_translator(translator, ["twenty-four"], ["vierundzwanzig"]), 1)
+    (example,) = examples(translator.model, translation_probe(translator, ["twenty-four"], ["vierundzwanzig"]), 1)
     agreement = Agreement()
     rows = example.written if best.word == "written" else example.read
     agreement.add(example.maps[best.attention][best.number : best.number + 1], rows, example.source, gold)

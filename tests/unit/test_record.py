@@ -1,4 +1,4 @@
-"""`record` and `replace` as a user meets them: names, axes, calls joined, and what is refused."""
+"""`record` and `replace`: names, axes, joined calls, gradients, replacements and errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ V, B, S, T = 17, 3, 5, 4
 
 
 class Doubling(nn.Module):
-    """y = 2 x, seen before and after, and a quantity of which nothing is made."""
+    """y = 2 x with taps before and after, and a read-only tap."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,17 +48,17 @@ X = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
 # -------------------------------------------------------------------------------------------------------------- record
 
 
-def test_names_are_paths_and_patterns_choose_among_them() -> None:
+def test_names_are_paths_and_patterns_select_them() -> None:
     model = Two()
     assert tap_names(model) == [f"layers.{i}.{name}" for i in range(2) for name in ("x", "y", "sum")]
     with record(model, "layers.1.[xy]", "*.sum") as seen:
         model(X)
-    assert list(seen) == ["layers.0.sum", "layers.1.x", "layers.1.y", "layers.1.sum"]  # in the model's order
+    assert list(seen) == ["layers.0.sum", "layers.1.x", "layers.1.y", "layers.1.sum"]  # in the order of the model
     assert seen.axes["layers.1.x"] == ("row", "position") and seen.axes["layers.0.sum"] == ("row",)
     assert torch.equal(seen.joined("layers.1.x"), 2 * X) and torch.equal(seen.joined("layers.1.sum"), 4 * X.sum(-1))
 
 
-def test_a_recording_ends_with_its_block_even_after_an_error() -> None:
+def test_hooks_are_removed_after_the_block_even_after_an_error() -> None:
     model = Two()
     with pytest.raises(ZeroDivisionError), record(model, "*"), replace(model, {"layers.0.x": X}):
         raise ZeroDivisionError
@@ -70,7 +70,7 @@ def test_a_recording_ends_with_its_block_even_after_an_error() -> None:
     assert {tap.observers for tap in taps} == {0}
 
 
-def test_an_observer_decides_nothing_and_everybody_else_does() -> None:
+def test_only_recording_does_not_intervene() -> None:
     model = Two()
     tap = model.get_submodule("layers.0.x")
     assert isinstance(tap, Tap) and not tap.active and not tap.is_intervened
@@ -86,7 +86,7 @@ def test_an_observer_decides_nothing_and_everybody_else_does() -> None:
         assert tap.is_intervened and not model.get_submodule("layers.1.x").active
 
 
-def test_calls_follow_each_other_along_position_query_or_key() -> None:
+def test_calls_are_joined_along_position_query_or_key() -> None:
     seen = Recording()
     for name, axes, shapes, want in (
         ("position", ("row", "position", "feature"), [(2, 3, 4), (2, 1, 4)], (2, 4, 4)),
@@ -112,7 +112,7 @@ def test_calls_follow_each_other_along_position_query_or_key() -> None:
         (("row", "position"), [], "no calls were recorded"),
     ],
 )
-def test_calls_that_are_not_one_tensor_are_refused(
+def test_calls_that_cannot_be_joined_are_refused(
     axes: tuple[str, ...], shapes: list[tuple[int, ...]], problem: str
 ) -> None:
     seen = Recording()
@@ -121,14 +121,14 @@ def test_calls_that_are_not_one_tensor_are_refused(
         seen.joined("a.b")
 
 
-def test_a_name_that_was_not_recorded_is_refused_with_the_nearest() -> None:
+def test_a_name_without_recording_is_refused_with_a_suggestion() -> None:
     with record(Two(), "layers.0.*") as seen:
         pass
     with pytest.raises(UsageError, match=r"'layers\.0\.summ' was not recorded \(did you mean 'layers\.0\.sum'\?\)"):
         seen.joined("layers.0.summ")
 
 
-def test_unknown_names_are_refused_all_at_once_with_the_nearest() -> None:
+def test_all_unknown_names_are_refused_with_suggestions() -> None:
     model = built(TRANSLATORS["paper"], V)
     unknown = ["decoder.layers.0.cross_attn.weigths", "*.cross_attn.weights", "nothing.of.the.kind"]
     for use in (lambda: record(model, *unknown), lambda: replace(model, dict.fromkeys(unknown, torch.zeros(())))):
@@ -144,7 +144,7 @@ def test_unknown_names_are_refused_all_at_once_with_the_nearest() -> None:
 # ----------------------------------------------------------------------------------------------------------- gradients
 
 
-def test_gradients_come_call_by_call_and_joined() -> None:
+def test_gradients_per_call_and_joined() -> None:
     model, x = Two(), X.clone().requires_grad_()
     with record(model, "layers.*.[xy]", gradients=True) as seen:
         (model(x[:, :1]).sum() + 3 * model(x[:, 1:]).sum()).backward()
@@ -154,7 +154,7 @@ def test_gradients_come_call_by_call_and_joined() -> None:
     assert torch.equal(seen.joined("layers.0.y"), 2 * X)
 
 
-def test_a_gradient_is_of_what_passed_the_tap_and_of_nothing_beside_it() -> None:
+def test_a_gradient_excludes_other_uses_of_the_tensor() -> None:
     class Shortcut(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -171,11 +171,11 @@ def test_a_gradient_is_of_what_passed_the_tap_and_of_nothing_beside_it() -> None
     assert torch.equal(seen.gradient("tap"), torch.full_like(X, 3.0))
 
 
-@pytest.mark.parametrize("how", ["not asked for", "no graph", "no backward", "nothing follows"])
-def test_a_gradient_that_is_not_there_is_refused(how: str) -> None:
+@pytest.mark.parametrize("how", ["not recorded", "no graph", "no backward", "read-only"])
+def test_a_missing_gradient_is_refused(how: str) -> None:
     model, x = Two(), X.clone().requires_grad_(how != "no graph")
-    name = "layers.0.sum" if how == "nothing follows" else "layers.0.y"
-    with record(model, "*", gradients=how != "not asked for") as seen:
+    name = "layers.0.sum" if how == "read-only" else "layers.0.y"
+    with record(model, "*", gradients=how != "not recorded") as seen:
         out = model(x).sum()
     if out.requires_grad and how != "no backward":
         out.backward()
@@ -183,7 +183,7 @@ def test_a_gradient_that_is_not_there_is_refused(how: str) -> None:
         seen.gradient(name)
 
 
-def test_a_quantity_of_which_nothing_is_made_never_decides() -> None:
+def test_a_read_only_tap_never_intervenes() -> None:
     model = Two()
     with record(model, "layers.0.sum", gradients=True) as seen:
         assert not model.get_submodule("layers.0.sum").is_intervened
@@ -194,14 +194,14 @@ def test_a_quantity_of_which_nothing_is_made_never_decides() -> None:
 # ------------------------------------------------------------------------------------------------------------- replace
 
 
-def test_a_tensor_stands_for_every_call_and_is_broadcast() -> None:
+def test_a_tensor_replaces_every_call_and_is_broadcast() -> None:
     model = Two()
-    with replace(model, {"layers.1.x": torch.tensor([7, 8, 9])}):  # whole numbers, one row
+    with replace(model, {"layers.1.x": torch.tensor([7, 8, 9])}):  # integers, one row
         assert model(X).tolist() == model(X + 1).tolist() == [[14.0, 16.0, 18.0]] * 2
     assert torch.equal(model(X), 4 * X)
 
 
-def test_a_list_gives_one_tensor_a_call_as_recorded() -> None:
+def test_a_list_has_one_tensor_per_call() -> None:
     model = Two()
     with record(model, "layers.0.y") as seen:
         model(X)
@@ -212,19 +212,19 @@ def test_a_list_gives_one_tensor_a_call_as_recorded() -> None:
             model(X)
 
 
-def test_a_function_is_given_the_old_one_and_changes_come_one_after_the_other() -> None:
+def test_functions_are_applied_in_order() -> None:
     model = Two()
     with replace(model, {"*.x": lambda x: x + 1, "layers.1.x": lambda x: -x}):
         assert torch.equal(model(X), 2 * -(2 * (X + 1) + 1))
     with replace(model, {"layers.0.x": lambda x: x + 1}), record(model, "layers.0.x") as seen:
         model(X)
-    assert torch.equal(seen.joined("layers.0.x"), X + 1)  # what is recorded later is what goes on
+    assert torch.equal(seen.joined("layers.0.x"), X + 1)  # hooks run in the order in which they were opened
     with record(model, "layers.0.x") as seen, replace(model, {"layers.0.x": lambda x: x + 1}):
         model(X)
     assert torch.equal(seen.joined("layers.0.x"), X)
 
 
-def test_a_gradient_reaches_what_was_put_in() -> None:
+def test_a_gradient_flows_into_the_replacement() -> None:
     model, scale = Two(), torch.tensor(1.5, requires_grad=True)
     with replace(model, {"layers.1.x": lambda x: scale * x}):
         model(X).sum().backward()
@@ -232,7 +232,7 @@ def test_a_gradient_reaches_what_was_put_in() -> None:
 
 
 @pytest.mark.parametrize(("change", "shape"), [(torch.zeros(2, 2), r"\(2, 2\)"), (lambda x: None, "None")])
-def test_another_shape_is_refused_with_both(change: object, shape: str) -> None:
+def test_an_incompatible_shape_is_refused(change: object, shape: str) -> None:
     model = Two()
     with (
         replace(model, {"layers.0.y": change}),  # type: ignore[dict-item]
@@ -241,7 +241,7 @@ def test_another_shape_is_refused_with_both(change: object, shape: str) -> None:
         model(X)
 
 
-def test_what_nothing_follows_from_is_not_replaced() -> None:
+def test_a_read_only_tap_is_not_replaced() -> None:
     model = built(TRANSLATORS["paper"], V)
     refused = pytest.raises(UsageError, match=r"output\.probs .* read-only.* replace output\.logits")
     with refused, replace(model, {"output.*": torch.zeros(())}):
@@ -249,18 +249,18 @@ def test_what_nothing_follows_from_is_not_replaced() -> None:
     assert not any_active(*(model.get_submodule(name) for name in tap_names(model)))  # type: ignore[arg-type]
 
 
-def test_an_ablated_head_is_one_head_less_in_the_sum() -> None:
-    """update = b + sum over heads of heads_h W_h; one head set to zero takes its term away, and no other."""
+def test_an_ablated_head_is_one_term_less_in_the_sum() -> None:
+    """update = b + sum over heads of heads_h W_h; ablating a head removes its term only."""
     model = built(TRANSLATORS["paper"], V)
     src, tgt = torch.randint(4, V, (B, S)), torch.randint(4, V, (B, T))
     path, update = "decoder.layers.0.cross_attn", "decoder.layers.0.around_cross_attn.update"
     with record(model, f"{path}.heads", update) as seen:
         model(src, None, tgt)
 
-    def without_head_1(heads: Tensor) -> Tensor:
+    def ablate_head_1(heads: Tensor) -> Tensor:
         return heads.index_fill(1, torch.tensor(1), 0.0)
 
-    with replace(model, {f"{path}.heads": without_head_1}), record(model, update) as ablated:
+    with replace(model, {f"{path}.heads": ablate_head_1}), record(model, update) as ablated:
         model(src, None, tgt)
     matrix = model.get_parameter(f"{path}.out.weight")
     of_head = seen.joined(f"{path}.heads")[:, 1] @ matrix[:, 6:].T  # two heads of 6

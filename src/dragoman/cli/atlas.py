@@ -38,7 +38,7 @@ def atlas(
     from dragoman.interpret.heads.atlas import atlas as atlas_of
     from dragoman.interpret.heads.atlas import examples
     from dragoman.interpret.heads.page import print_atlas, write_atlas
-    from dragoman.interpret.heads.probes import load_material
+    from dragoman.interpret.heads.probes import load_probe
 
     if alignment is not None and reference is None:
         raise UsageError(f"--alignment {alignment}: requires both sides of the text; add --reference")
@@ -53,13 +53,13 @@ def atlas(
             )
     elif alignment is not None:
         golds = read_alignment(Path(alignment), lines, targets or [])
-    network, batch = load_material(model, lines, targets, golds, resolve_device(device))
-    if golds is not None and batch.aligned < len(lines):
-        log(f"alignment: {len(lines) - batch.aligned:,} lines skipped, because the tokenizer changes their words")
-    found = atlas_of(network, batch, cost)
+    network, probe = load_probe(model, lines, targets, golds, resolve_device(device))
+    if golds is not None and probe.aligned < len(lines):
+        log(f"alignment: {len(lines) - probe.aligned:,} lines skipped, because the tokenizer changes their words")
+    found = atlas_of(network, probe, cost)
     print_result(found, as_json, print_atlas)
     if out is not None:
-        log(f"page: {write_atlas(out, found, examples(network, batch), _title(model))}")
+        log(f"page: {write_atlas(out, found, examples(network, probe), _title(model))}")
 
 
 def _title(model: Path) -> str:

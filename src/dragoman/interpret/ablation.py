@@ -1,130 +1,83 @@
-"""Replace something in a model and read what it does: to the loss, to BLEU, to every single translation.
+"""Interventions on a model, and their effect on the loss, on BLEU and on each translation.
 
-A change is what `inside.record.replace` takes: the name of a tap and what stands in for its tensor.  The functions
-here make the usual ones:
+An intervention is an argument of `dragoman.nn.record.replace`: tap name -> replacement.  The functions here build the
+usual ones; `|` combines several.
 
-    ablate_heads       the output of a head becomes 0, or its mean (Michel et al. 2019; Voita et al. 2019)
-    without_sublayers   a sub-layer adds nothing: x + 0
-    patched             what another run had in a place (activation patching; Vig et al. 2020)
-    with_weights        a head attends to what it is told
+    ablate_heads         set the output of heads to 0 or to its mean (Michel et al. 2019; Voita et al. 2019)
+    ablate_sublayers     set the output of sub-layers to 0, which leaves the residual connection
+    patch_activations    insert activations of another run (activation patching; Vig et al. 2020)
+    override_attention   set the attention weights of a head
 
-and several are one by `|`, as they are dictionaries.
-
-Letters: N rows, H heads, T positions, Tq/Tk query/key positions, D d_model, Dh head size.
+Letters: N rows, H heads, Tq/Tk query/key positions, D d_model, Dh head size.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dragoman.data.batching import Batch
-from dragoman.data.tokenizer import PAD
 from dragoman.errors import UsageError, nearest
 from dragoman.evaluation.metrics import Evaluation, evaluate_texts
-from dragoman.models.seq2seq import Model, Network
-from dragoman.nn.modes import evaluating
-from dragoman.nn.record import Change, Recording, record, replace, tap_names
+from dragoman.interpret.attentions import attentions, query_mask, record_pass, sublayers
+from dragoman.models.seq2seq import Network
+from dragoman.nn.record import Change, Recording, replace, tap_names
 from dragoman.pipelines.translation import Translator
 
 __all__ = [
-    "Changed",
+    "BeforeAfter",
+    "ChangedTranslation",
     "Effect",
-    "Shift",
     "ablate_heads",
-    "attentions",
-    "effect",
-    "mean_outputs",
-    "patched",
-    "queries_are_source",
-    "query_mask",
-    "sublayers",
-    "with_weights",
-    "without_sublayers",
+    "ablate_sublayers",
+    "mean_head_outputs",
+    "measure_effect",
+    "override_attention",
+    "patch_activations",
 ]
 
-_ALONG = ("position", "query", "key")
+_TIME_AXES = ("position", "query", "key")
 
 
-# ------------------------------------------------------------------------------------------------ what can be changed
-
-
-def attentions(model: nn.Module) -> dict[str, int]:
-    """Name of every attention (`decoder.layers.0.cross_attn`) -> how many heads it has.
-
-    Raises UsageError where there is none.
-    """
-    names = [name.removesuffix(".weights") for name in tap_names(model) if name.endswith("_attn.weights")]
-    if not names:
-        raise UsageError("this model has no attention: nothing in it is called *_attn.weights; choose one that has")
-    return {name: int(getattr(model.get_submodule(name), "n_heads", 1)) for name in names}
-
-
-def sublayers(model: nn.Module) -> dict[str, str]:
-    """Name of every sub-layer that can be left out (`encoder.layers.1.ffn`) -> the tap of what it adds."""
-    found = {}
-    for tap in tap_names(model):
-        for form in (r"(.*layers\.\d+\.)around_(\w+)\.update", r"(.*layers\.\d+\.)(conv)\.hidden",
-                     r"(.*layers\.\d+\.)(cross_attn)\.context"):  # fmt: skip
-            if match := re.fullmatch(form, tap):
-                found[match[1] + match[2]] = tap
-    return found
-
-
-def queries_are_source(network: Network, name: str) -> bool:
-    """Whether what attends is the source (an encoder, or a network without a decoder), and not the target."""
-    return name.startswith("encoder.") or not isinstance(network, Model)
-
-
-def query_mask(network: Network, name: str, batch: Batch, queries: int) -> Tensor:
-    """(N, Tq) True where what attends is a word, padding False."""
-    if not queries_are_source(network, name):
-        return batch.tgt_out != PAD
-    if batch.src_mask is not None:
-        return batch.src_mask
-    return torch.ones(batch.src.size(0), queries, dtype=torch.bool, device=batch.src.device)
-
-
-# ----------------------------------------------------------------------------------------------------- making changes
+# ------------------------------------------------------------------------------------------------------- interventions
 
 
 def ablate_heads(
     model: nn.Module, heads: Mapping[str, Sequence[int]], means: Mapping[str, Tensor] | None = None
 ) -> dict[str, Change]:
-    """Changes that silence heads: `{"decoder.layers.0.cross_attn": [0, 2]}`, numbers from 0.
+    """Return changes that ablate heads, such as `{"decoder.layers.0.cross_attn": [0, 2]}` (from 0).
 
-    means: what a head says instead of 0, a vector a head (H, Dh), as `mean_outputs` gives it.  Attention of one head
-    without a projection behind it (recurrent, convolutional) loses its context.  Raises UsageError for all attentions
-    and heads that there are not, at once.
+    means: replacements (H, Dh) per attention from `mean_head_outputs`; None = 0.  An attention with one head and no
+    output projection (recurrent, convolutional) loses its context.  Raises UsageError that lists all unknown
+    attentions and heads.
     """
     known = attentions(model)
-    problems = [f"no attention is called {name!r}{nearest(name, known)}" for name in heads if name not in known]
+    problems = [f"unknown attention {name!r}{nearest(name, known)}" for name in heads if name not in known]
     for name in heads.keys() & known.keys():
         wrong = [head for head in heads[name] if not 0 <= head < known[name]]
-        problems += [f"{name} has no head {head}: accepted are 0 to {known[name] - 1}" for head in wrong]
+        problems += [f"{name} has no head {head}; accepted: 0 to {known[name] - 1}" for head in wrong]
         if means is not None and name not in means:
-            problems.append(f"means holds nothing for {name}; make them with mean_outputs")
+            problems.append(f"means has no entry for {name}; compute it with mean_head_outputs")
     if problems:
-        raise UsageError(f"{'; '.join(sorted(problems))}; the attentions are: {', '.join(known)}")
+        raise UsageError(f"{'; '.join(sorted(problems))}; attentions of this model: {', '.join(known)}")
     return {
-        _output_tap(model, name): _silence(list(some), None if means is None else means[name])
-        for name, some in heads.items()
-        if some
+        _output_tap(model, name): _ablation(list(indices), None if means is None else means[name])
+        for name, indices in heads.items()
+        if indices
     }
 
 
 def _output_tap(model: nn.Module, attention: str) -> str:
-    """The tap of what the heads say: (N, H, Tq, Dh), or of a single one the context (N, Tq, D)."""
+    """Return the tap of the head outputs (N, H, Tq, Dh), or of the context (N, Tq, D) of an attention with one head."""
     names = tap_names(model)
     return next(tap for tap in (f"{attention}.heads", f"{attention}.context") if tap in names)
 
 
-def _silence(heads: list[int], means: Tensor | None) -> Callable[[Tensor], Tensor]:
+def _ablation(heads: list[int], means: Tensor | None) -> Callable[[Tensor], Tensor]:
     def change(x: Tensor) -> Tensor:
         if x.dim() == 3:
             return torch.zeros_like(x) if means is None else means[0].to(x).expand_as(x)
@@ -135,107 +88,99 @@ def _silence(heads: list[int], means: Tensor | None) -> Callable[[Tensor], Tenso
     return change
 
 
-def without_sublayers(model: nn.Module, names: Sequence[str]) -> dict[str, Change]:
-    """Changes that leave out sub-layers: `["encoder.layers.1.ffn", "decoder.layers.0.cross_attn"]`.
+def ablate_sublayers(model: nn.Module, names: Sequence[str]) -> dict[str, Change]:
+    """Return changes that ablate sub-layers, such as `["encoder.layers.1.ffn", "decoder.layers.0.cross_attn"]`.
 
-    What goes around it stays, the norm too.  Raises UsageError with all names that there are not.
+    The residual connection and the norm remain.  Raises UsageError that lists all unknown names.
     """
     known = sublayers(model)
-    unknown = [f"no sub-layer is called {name!r}{nearest(name, known)}" for name in names if name not in known]
+    unknown = [f"unknown sub-layer {name!r}{nearest(name, known)}" for name in names if name not in known]
     if unknown:
-        there = ", ".join(known) or "none, in this architecture"
-        raise UsageError(f"{'; '.join(unknown)}; those that can be left out are: {there}")
+        raise UsageError(f"{'; '.join(unknown)}; sub-layers of this model: {', '.join(known) or 'none'}")
     return {known[name]: torch.zeros_like for name in names}
 
 
-def patched(recording: Recording, positions: Sequence[int] | None = None) -> dict[str, Change]:
-    """Changes that put in everything that `record` saw in another run, or only some positions of it.
+def patch_activations(recording: Recording, positions: Sequence[int] | None = None) -> dict[str, Change]:
+    """Return changes that insert the recorded activations of another run, at all or at some positions.
 
-    With positions, the two runs may be of different length.  Patch one quantity of one sentence and read the output:
-    where it turns into that of the other run, the quantity carries what makes the difference.  Targets must be given
-    (teacher forcing), for a search decodes position by position; what an encoder does can be patched in a search too.
+    With `positions`, the runs may have different lengths.  A quantity carries the difference between the runs if
+    patching it gives the output of the other run.  Activations of a decoder can be patched with teacher forcing only,
+    those of an encoder also in a search.
     """
-    return {name: _put_in(name, recording, positions) for name in recording}
+    return {name: _patch(name, recording, positions) for name in recording}
 
 
-def _put_in(name: str, recording: Recording, positions: Sequence[int] | None) -> Change:
+def _patch(name: str, recording: Recording, positions: Sequence[int] | None) -> Change:
     calls = recording[name]
     if positions is None:
         return calls[0] if len(calls) == 1 else list(calls)
     if len(calls) > 1:
-        raise UsageError(f"{name} came in {len(calls)} calls, a position each: patch it without positions")
-    new = recording.joined(name)
-    axes = recording.axes[name]
-    along = next((i for i, axis in enumerate(axes) if axis in _ALONG), None)
-    if along is None:
-        raise UsageError(f"{name} has no positions, its axes are {', '.join(axes)}: patch it without positions")
+        raise UsageError(f"{name} was recorded in {len(calls)} calls, one per position; patch it without positions")
+    new, axes = recording.joined(name), recording.axes[name]
+    dim = next((i for i, axis in enumerate(axes) if axis in _TIME_AXES), None)
+    if dim is None:
+        raise UsageError(f"{name} has no positions (axes: {', '.join(axes)}); patch it without positions")
 
     def change(x: Tensor) -> Tensor:
-        shortest = min(x.size(along), new.size(along))
-        wrong = [p for p in positions if not 0 <= p < shortest]
+        shorter = min(x.size(dim), new.size(dim))
+        wrong = [str(p) for p in positions if not 0 <= p < shorter]
         if wrong:
-            raise UsageError(f"{name}: there is no position {', '.join(map(str, wrong))} in both: 0 to {shortest - 1}")
-        x, places = x.clone(), torch.tensor(list(positions), device=x.device)
-        return x.index_copy_(along, places, new.index_select(along, places.to(new.device)).to(x))
+            raise UsageError(f"{name}: invalid position {', '.join(wrong)}; accepted in both runs: 0 to {shorter - 1}")
+        indices = torch.tensor(list(positions))
+        return x.index_copy(dim, indices.to(x.device), new.index_select(dim, indices.to(new.device)).to(x))
 
     return change
 
 
-def with_weights(model: nn.Module, attention: str, head: int, weights: Tensor) -> dict[str, Change]:
-    """The change that makes a head attend as told.
+def override_attention(model: nn.Module, attention: str, head: int, weights: Tensor) -> dict[str, Change]:
+    """Return the change that sets the attention weights of a head.
 
-    weights: (Tk,) for every query, or (Tq, Tk).  Raises UsageError for an attention or a head that there is not, and,
-    when the model runs, for a shape that does not fit.
+    weights: (Tk,) for every query, or (Tq, Tk).  Raises UsageError for an unknown attention or head, and, when the
+    model runs, for an incompatible shape.
     """
-    ablate_heads(model, {attention: [head]})  # says what is wrong with the two
+    ablate_heads(model, {attention: [head]})  # raises for unknown names
 
     def change(x: Tensor) -> Tensor:  # (N, H, Tq, Tk)
         x = x.clone()
         try:
             x[:, head] = weights.to(x)
         except RuntimeError as error:
+            queries, keys = x.shape[2:]
             raise UsageError(
-                f"{attention}: weights of shape {tuple(weights.shape)} for {x.size(2)} queries and {x.size(3)} keys: "
-                f"give ({x.size(3)},) or ({x.size(2)}, {x.size(3)})"
+                f"{attention}: weights of shape {tuple(weights.shape)} for {queries} queries and {keys} keys; "
+                f"accepted: ({keys},) or ({queries}, {keys})"
             ) from error
         return x
 
     return {f"{attention}.weights": change}
 
 
-# --------------------------------------------------------------------------------------------------- running a network
+def mean_head_outputs(network: Network, batches: Iterable[Batch]) -> dict[str, Tensor]:
+    """Return the mean output (H, Dh) of the heads of each attention over all tokens, for `ablate_heads`.
 
-
-def mean_outputs(network: Network, batches: Iterable[Batch]) -> dict[str, Tensor]:
-    """Attention -> the mean of what each head says over all words, (H, Dh): what `ablate_heads` may put in its place.
-
-    A head that always says the same can be silenced by 0 only at a cost, by its mean at none.
+    A head with a constant output carries no information: ablating it to 0 has a cost, to its mean has none.
     """
     sums: dict[str, Tensor] = {}
     counts: dict[str, int] = {}
     taps = {name: _output_tap(network, name) for name in attentions(network)}
     for batch in batches:
         batch = batch.to(network.device)
-        with evaluating(network), torch.no_grad(), record(network, *taps.values()) as seen:
-            network(batch.src, batch.src_mask, batch.tgt_in, _nothing)
+        _, recording = record_pass(network, batch, taps.values())
         for name, tap in taps.items():
-            said = seen.joined(tap)
-            said = said[:, None] if said.dim() == 3 else said  # (N, H, Tq, Dh)
-            words = query_mask(network, name, batch, said.size(2))
-            sums[name] = sums.get(name, 0) + said.transpose(1, 2)[words].double().sum(0)
-            counts[name] = counts.get(name, 0) + int(words.sum())
+            outputs = recording.joined(tap)
+            outputs = outputs[:, None] if outputs.dim() == 3 else outputs  # (N, H, Tq, Dh)
+            mask = query_mask(network, name, batch, outputs.size(2))
+            sums[name] = sums.get(name, 0) + outputs.transpose(1, 2)[mask].double().sum(0)
+            counts[name] = counts.get(name, 0) + int(mask.sum())
     return {name: total / counts[name] for name, total in sums.items()}
 
 
-def _nothing(hidden: Tensor, output: nn.Module) -> None:
-    """A head that asks for no logits."""
+# -------------------------------------------------------------------------------------------------------------- effects
 
 
-# ------------------------------------------------------------------------------------------------------ reading effects
-
-
-class Shift(NamedTuple):
-    """A number without and with a change."""
+@dataclass(frozen=True)
+class BeforeAfter:
+    """A number without and with the changes."""
 
     before: float
     after: float
@@ -246,8 +191,8 @@ class Shift(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Changed:
-    """A translation that is another one with the change; line counts from 1."""
+class ChangedTranslation:
+    """A translation that differs with the changes; line: from 1."""
 
     line: int
     source: str
@@ -258,40 +203,38 @@ class Changed:
 
 @dataclass(frozen=True)
 class Effect:
-    """What a change does to `lines` lines.
+    """The effect of changes on `lines` lines.
 
-    loss: nats a reference token (negative log-likelihood, ends of sentence included).  before, after: BLEU, chrF and
-    TER of the translations; None where none were made, and `changed` is empty.
+    loss: negative log-likelihood in nats per reference token, ends of sentence included.  before, after: BLEU, chrF and
+    TER of the translations; None without decoding.
     """
 
     lines: int
-    loss: Shift
+    loss: BeforeAfter
     before: Evaluation | None
     after: Evaluation | None
-    changed: tuple[Changed, ...]
+    changed: tuple[ChangedTranslation, ...]
 
     @property
-    def bleu(self) -> Shift | None:
-        """BLEU in per cent, without and with the change."""
-        return self._shift("bleu")
+    def bleu(self) -> BeforeAfter | None:
+        """BLEU in percent."""
+        return self._scores("bleu")
 
     @property
-    def chrf(self) -> Shift | None:
-        """chrF2 in per cent, without and with the change."""
-        return self._shift("chrf")
+    def chrf(self) -> BeforeAfter | None:
+        """chrF2 in percent."""
+        return self._scores("chrf")
 
-    def _shift(self, name: str) -> Shift | None:
+    def _scores(self, name: str) -> BeforeAfter | None:
         if self.before is None or self.after is None:
             return None
-        return Shift(getattr(self.before, name).score, getattr(self.after, name).score)
+        return BeforeAfter(getattr(self.before, name).score, getattr(self.after, name).score)
 
-    def to_json(self) -> dict[str, Any]:
-        """All of it, for `json.dumps`."""
-        return asdict(self) | {"loss": self.loss._asdict()}
+    to_json = asdict
 
     def __str__(self) -> str:
-        """The loss, then a score a line with its signature, then how many translations changed."""
-        lines = [f"loss {self.loss.before:.4f} -> {self.loss.after:.4f} ({self.loss.difference:+.4f} nats a token)"]
+        """The loss, one line per score with its signature, and the number of changed translations."""
+        lines = [f"loss {self.loss.before:.4f} -> {self.loss.after:.4f} ({self.loss.difference:+.4f} nats per token)"]
         if self.before is not None and self.after is not None:
             for name in ("bleu", "chrf"):
                 old, new = getattr(self.before, name), getattr(self.after, name)
@@ -300,7 +243,7 @@ class Effect:
         return "\n".join(lines)
 
 
-def effect(
+def measure_effect(
     translator: Translator,
     changes: Mapping[str, Change],
     sources: Sequence[str],
@@ -310,37 +253,37 @@ def effect(
     tokenize: str = "13a",
     **search: Any,
 ) -> Effect:
-    """What changes to a model do to its loss on the references, and to its translations with their scores.
+    """Measure the effect of changes on the loss of the references, and on the translations and their scores.
 
-    decode: translate too, with the settings `search`; without, the loss only.  tokenize: BLEU's tokenizer, which
-    `evaluate.bleu_tokenizer` chooses by language.  A tensor (not a function) stands for
-    one call, so that it fits one line, and a search, which calls the decoder for each word, only in the encoder.
-    Raises UsageError where lines or references are missing, and whatever `replace` refuses.
+    Args:
+        changes: As for `replace`.  A tensor (not a function) replaces one call, so it fits one line, and in a search,
+            which calls the decoder once per token, only the encoder.
+        decode: Also translate, with the settings `search`.
+        tokenize: The tokenizer of BLEU; `evaluation.metrics.bleu_tokenizer` selects it by language.
+
+    Switches the translator to the PyTorch backend.  Raises UsageError if lines or references are missing, and the
+    errors of `replace`.
     """
     if not sources or len(sources) != len(references):
         raise UsageError(
-            f"{len(sources)} sources and {len(references)} references: the effect of a change is read from a loss, so "
-            "give at least one source, and a reference for each"
+            f"{len(sources)} sources and {len(references)} references; give at least one source, and one reference per"
+            " source"
         )
     sources, references = list(sources), list(references)
-    model = translator.to_torch().model  # both sides of the comparison on one backend and in one precision
-    loss = _loss(translator, sources, references)
-    texts = [t.text for t in translator.translate(sources, **search)] if decode else []
-    with replace(model, changes):
-        loss_after = _loss(translator, sources, references)
+    model = translator.to_torch().model  # one backend and one precision for both measurements
+
+    def measure(changes: Mapping[str, Change]) -> tuple[float, list[str]]:
+        with replace(model, changes):
+            scores = translator.score(sources, references)
+        with replace(model, changes):  # opened again: a list of tensors restarts with the first
+            texts = [t.text for t in translator.translate(sources, **search)] if decode else []
+        return -sum(score.log_prob for score in scores) / sum(len(score.tokens) for score in scores), texts
+
+    (loss, texts), (loss_after, texts_after) = measure({}), measure(changes)
+    losses = BeforeAfter(loss, loss_after)
     if not decode:
-        return Effect(len(sources), Shift(loss, loss_after), None, None, ())
-    with replace(model, changes):  # opened again: what is given a call begins with the first
-        others = [t.text for t in translator.translate(sources, **search)]
-    changed = tuple(
-        Changed(line, *row)
-        for line, row in enumerate(zip(sources, references, texts, others, strict=True), start=1)
-        if row[2] != row[3]
-    )
-    before, after = (evaluate_texts(some, [references], tokenize=tokenize) for some in (texts, others))
-    return Effect(len(sources), Shift(loss, loss_after), before, after, changed)
-
-
-def _loss(translator: Translator, sources: Sequence[str], references: Sequence[str]) -> float:
-    scores = translator.score(sources, references)
-    return -sum(score.log_prob for score in scores) / sum(len(score.tokens) for score in scores)
+        return Effect(len(sources), losses, None, None, ())
+    rows = enumerate(zip(sources, references, texts, texts_after, strict=True), start=1)
+    changed = tuple(ChangedTranslation(line, *row) for line, row in rows if row[2] != row[3])
+    before, after = (evaluate_texts(outputs, [references], tokenize=tokenize) for outputs in (texts, texts_after))
+    return Effect(len(sources), losses, before, after, changed)

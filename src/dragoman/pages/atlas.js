@@ -1,4 +1,4 @@
-// The atlas of a model's heads: a grid of all, one of them in detail, and every number in a table.
+// The attention heads of a model: a grid of all heads, one head in detail, and a table of all measures.
 const data = JSON.parse(byId("atlas-data").textContent);
 
 const REACH = data.reach, OFFSETS = Array.from({ length: 2 * REACH + 1 }, (_, i) => i - REACH);
@@ -22,21 +22,21 @@ const stackName = (stack) => STACKS[stack] || [stack, stack];
 
 const half = percent(data.most), most = percent(data.broad);
 const KINDS = {
-  aligning: { short: ["aligns", "对齐"], name: ["aligning", "对齐"],
-    rule: [`Its strongest links agree with the given word alignment: alignment error rate of at most ${data.most}. Measured where an alignment was given.`,
+  aligning: { short: ["align", "对齐"], name: ["aligning", "对齐"],
+    rule: [`The strongest links agree with the given word alignment: alignment error rate of at most ${data.most}. Only measured if an alignment is given.`,
       `它最强的连接与给定的词对齐一致：对齐错误率不超过 ${data.most}。只有给出了对齐时才测量。`] },
   positional: { short: ["at", "位置"], name: ["positional", "位置"],
-    rule: [`At least ${half} of the weight lies at one fixed offset: ${MINUS}1 is the place before the query, +1 the one after it, 0 its own.`,
+    rule: [`At least ${half} of the weight at one fixed offset: ${MINUS}1 is the position before the query, +1 the one after it, 0 its own.`,
       `至少 ${half} 的权重落在一个固定的偏移上：${MINUS}1 是查询的前一个位置，+1 是后一个，0 是它自己。`] },
   "same token": { short: ["same", "同词"], name: ["same token", "相同词元"],
-    rule: [`At least ${half} goes to other places with the same piece, where there are some (self-attention).`, `只要别处有相同的词元，至少 ${half} 的权重给了它们（自注意力）。`] },
+    rule: [`At least ${half} of the weight on other positions with the same piece (self-attention).`, `只要别处有相同的词元，至少 ${half} 的权重给了它们（自注意力）。`] },
   "end of sentence": { short: ["end", "句末"], name: ["end of sentence", "句末"],
-    rule: [`At least ${half} goes to the source's end of sentence, where heads often look when they have nothing to say.`, `至少 ${half} 给了源句的句末符；头无事可做时常看那里。`] },
-  "first token": { short: ["first", "句首"], name: ["first token", "句首"], rule: [`At least ${half} goes to the first place.`, `至少 ${half} 给了第一个位置。`] },
+    rule: [`At least ${half} of the weight on the source's end of sentence, which often receives the weight of heads without a function for a token.`, `至少 ${half} 给了源句的句末符；头对某个词元不起作用时，权重常落在那里。`] },
+  "first token": { short: ["first", "句首"], name: ["first token", "句首"], rule: [`At least ${half} of the weight on the first key.`, `至少 ${half} 给了第一个位置。`] },
   broad: { short: ["broad", "分散"], name: ["broad", "分散"],
-    rule: [`Entropy of at least ${most} of the largest possible: nearly equal weights on all that is in sight.`, `熵至少是最大可能值的 ${most}：对看得见的一切几乎一视同仁。`] },
+    rule: [`Entropy of at least ${most} of the maximum: nearly equal weights on all visible keys.`, `熵至少是最大可能值的 ${most}：对看得见的一切几乎一视同仁。`] },
   focused: { short: ["focus", "专注"], name: ["focused", "专注"],
-    rule: [`At least ${half} of the weight is on one key, but not at a fixed place: the head chooses by what stands there. In cross-attention such heads are the ones that may align.`,
+    rule: [`At least ${half} of the weight on one key at no fixed position: the head selects by content. In cross-attention such a head may align words.`,
       `至少 ${half} 的权重在一个键上，但不在固定位置：这个头按内容来选。交叉注意力里，可能在做对齐的就是这类头。`] },
   mixed: { short: ["mixed", "混合"], name: ["mixed", "混合"], rule: ["None of these.", "以上都不是。"] },
 };
@@ -45,26 +45,26 @@ const kindOf = (head) => (head.label.startsWith("positional") ? "positional" : h
 const kindClass = (kind) => `k-${CLASSES[kind] || kind}`;
 const labelOf = (head) => { const names = KINDS[kindOf(head)].name; return kindOf(head) === "positional" ? names.map((name) => `${name} ${signed(head.offset)}`) : names; };
 const shortOf = (head) => (kindOf(head) === "positional" ? [signed(head.offset), signed(head.offset)] : KINDS[kindOf(head)].short);
-const placeOf = (head) => [`layer ${head.layer + 1}, head ${head.number + 1}`, `第 ${head.layer + 1} 层，第 ${head.number + 1} 个头`];
+const positionOf = (head) => [`layer ${head.layer + 1}, head ${head.number + 1}`, `第 ${head.layer + 1} 层，第 ${head.number + 1} 个头`];
 
-// key: of a head.  top: the value of the strongest colour, or null for the largest there is.  less: the smaller, the stronger.
+// key: of a head.  top: value of the strongest colour, null = the maximum over heads.  less: lower values are stronger.
 const MEASURES = [
-  { key: "label", name: ["what it does", "它做什么"], says: ["The colour and the word say where most of a head's weight goes; the small bars are its mean weight from 7 places before to 7 places after the query. Choose a number instead to see how much.",
-    "颜色和文字说明一个头的权重主要去哪里；小条是它在查询前 7 个到后 7 个位置上的平均权重。也可以改选一个数值来看程度。"] },
-  { key: "relative_entropy", name: ["entropy, of the largest", "相对熵"], top: 1, text: percent, says: ["How spread out the weights are: 0 % is a single key, 100 % equal weights on every key in sight.", "权重有多分散：0 % 是只看一个键，100 % 是对看得见的每个键权重相等。"] },
-  { key: "entropy", name: ["entropy (nats)", "熵（奈特）"], top: null, text: fixed(2), says: ["The same without comparing it with the largest possible: − Σ w ln w, the mean over queries.", "不与最大值相比的熵：− Σ w ln w，对查询取平均。"] },
-  { key: "confidence", name: ["confidence", "置信度"], top: 1, text: percent, says: ["The largest weight, the mean over queries.", "最大的那个权重，对查询取平均。"] },
-  { key: "at_offset", name: ["at its best offset", "最佳偏移处"], top: 1, text: percent, says: ["The weight at the one offset that gets the most: how far a head goes by position alone.", "得到最多权重的那个偏移处的权重：一个头在多大程度上只看位置。"] },
-  { key: "same", name: ["same token", "相同词元"], top: 1, text: percent, says: ["The weight on other places with the same piece, over the queries that see one.", "落在别处相同词元上的权重，只统计看得到这种位置的查询。"] },
-  { key: "end", name: ["end of sentence", "句末"], top: 1, text: percent, says: ["The weight on the source's end of sentence.", "落在源句句末符上的权重。"] },
-  { key: "first", name: ["first token", "句首"], top: 1, text: percent, says: ["The weight on the first place.", "落在第一个位置上的权重。"] },
-  { key: "aer", name: ["alignment error rate", "对齐错误率"], top: 1, less: true, text: fixed(2), says: ["How far the strongest links are from the given word alignment (Och and Ney 2003): 0 is perfect, and strong colour is good.", "最强的连接与给定词对齐相差多少（Och 和 Ney 2003）：0 为完全一致，颜色越深越好。"] },
-  { key: "cost", name: ["cost of removing it", "去掉它的代价"], top: null, text: rise, says: [`How much the loss rises, in nats a token, when the head says 0 (${data.cost_lines} lines). Below 0 the model is better off without.`, `让这个头输出 0 时损失升高多少（奈特每词元，${data.cost_lines} 行）。小于 0 说明没有它反而更好。`] },
+  { key: "label", name: ["label", "名称"], help: ["The label states where most of the weight of a head goes; the bars are its mean weight from 7 positions before to 7 positions after the query. Select a measure to see its values.",
+    "颜色和名称说明一个头的权重主要去哪里；小条是它在查询前 7 个到后 7 个位置上的平均权重。也可以改选一个数值来看程度。"] },
+  { key: "relative_entropy", name: ["relative entropy", "相对熵"], top: 1, text: percent, help: ["Entropy divided by its maximum: 0 % is a single key, 100 % equal weights on all visible keys.", "权重有多分散：0 % 是只看一个键，100 % 是对看得见的每个键权重相等。"] },
+  { key: "entropy", name: ["entropy (nats)", "熵（奈特）"], top: null, text: fixed(2), help: ["− Σ w ln w, mean over queries.", "− Σ w ln w，对查询取平均。"] },
+  { key: "confidence", name: ["confidence", "置信度"], top: 1, text: percent, help: ["The largest weight, mean over queries.", "最大的那个权重，对查询取平均。"] },
+  { key: "at_offset", name: ["at its best offset", "最佳偏移处"], top: 1, text: percent, help: ["The weight at the offset with the largest weight: the dependence of the head on position alone.", "得到最多权重的那个偏移处的权重：一个头在多大程度上只看位置。"] },
+  { key: "same", name: ["same token", "相同词元"], top: 1, text: percent, help: ["The weight on other positions with the same piece, over the queries that see one.", "落在别处相同词元上的权重，只统计看得到这种位置的查询。"] },
+  { key: "end", name: ["end of sentence", "句末"], top: 1, text: percent, help: ["The weight on the source's end of sentence.", "落在源句句末符上的权重。"] },
+  { key: "first", name: ["first token", "句首"], top: 1, text: percent, help: ["The weight on the first key.", "落在第一个位置上的权重。"] },
+  { key: "aer", name: ["alignment error rate", "对齐错误率"], top: 1, less: true, text: fixed(2), help: ["The disagreement of the strongest links with the given word alignment (Och and Ney 2003): 0 is perfect; a stronger colour is better.", "最强的连接与给定词对齐相差多少（Och 和 Ney 2003）：0 为完全一致，颜色越深越好。"] },
+  { key: "cost", name: ["cost of ablation", "去掉它的代价"], top: null, text: rise, help: [`The increase of the loss in nats per token when the output of the head is 0 (${data.cost_lines} lines). Negative: the model is better without the head.`, `让这个头输出 0 时损失升高多少（奈特每词元，${data.cost_lines} 行）。小于 0 说明没有它反而更好。`] },
 ].filter((measure) => data.heads.some((head) => measure.key === "label" || finite(head[measure.key])));
 
 let measure = MEASURES[0], chosen = null, exampleNumber = 0;
 
-// From 0 to 1: how strong the colour of a head is.
+// The strength of the colour of a head, from 0 to 1.
 function strength(head, of) {
   const value = head[of.key];
   if (!finite(value)) return 0;
@@ -75,7 +75,7 @@ const tint = (share) => `background: color-mix(in srgb, var(--first) ${(48 * sha
 
 // ---- the grid -------------------------------------------------------------------------------------------------------
 
-// Bars go by the square root here, so that small shares can be seen; the detail has them as they are.
+// The height is the square root of the weight, so that small weights are visible; the detail view is linear.
 function profileBars(head) {
   const width = 60, step = width / OFFSETS.length, height = 24, tall = (i) => height * Math.sqrt(head.profile[i] || 0);
   return svg("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" },
@@ -85,11 +85,11 @@ function profileBars(head) {
       y: (height - tall(i)).toFixed(2), height: tall(i).toFixed(2) })));
 }
 
-function headButton(head, place) {
-  const label = labelOf(head), where = placeOf(head);
-  const says = el("span", { class: "says" });
-  const button = el("button", { type: "button", class: `head ${kindClass(kindOf(head))}`, "data-head": head.index, "aria-pressed": "false", tabindex: "-1", style: `grid-row: ${place.row}; grid-column: ${place.column}`, onclick: () => choose(head.index) },
-    profileBars(head), says);
+function headButton(head, cell) {
+  const label = labelOf(head), where = positionOf(head);
+  const value = el("span", { class: "value" });
+  const button = el("button", { type: "button", class: `head ${kindClass(kindOf(head))}`, "data-head": head.index, "aria-pressed": "false", tabindex: "-1", style: `grid-row: ${cell.row}; grid-column: ${cell.column}`, onclick: () => choose(head.index) },
+    profileBars(head), value);
   bothIn(button, "aria-label", `${where[0]}: ${label[0]}`, `${where[1]}：${label[1]}`);
   bothIn(button, "title", `${where[0]}: ${label[0]}`, `${where[1]}：${label[1]}`);
   return button;
@@ -122,21 +122,21 @@ function moveInGrid(event, heads, layers) {
 
 const buttonOf = (index) => document.querySelector(`button.head[data-head="${index}"]`);
 
-// The tab key enters a grid at this head.
+// Make this head the tab stop of its grid.
 function enterHere(index) {
   for (const button of buttonOf(index).parentElement.querySelectorAll("button")) button.tabIndex = button.dataset.head === String(index) ? 0 : -1;
 }
 
-// The colours and the words of all cells, by the measure.
+// The colours and texts of all cells by the selected measure.
 function paint() {
   const byKind = measure.key === "label";
   for (const head of data.heads) {
-    const button = buttonOf(head.index), says = button.querySelector(".says");
-    const place = button.getAttribute("style").split("; background")[0];
-    button.setAttribute("style", `${place}; ${byKind ? "background: color-mix(in srgb, var(--kind) 26%, var(--surface))" : tint(strength(head, measure))}`);
-    says.replaceChildren(byKind ? both(...shortOf(head)) : measure.text(head[measure.key]));
+    const button = buttonOf(head.index), value = button.querySelector(".value");
+    const cell = button.getAttribute("style").split("; background")[0];
+    button.setAttribute("style", `${cell}; ${byKind ? "background: color-mix(in srgb, var(--kind) 26%, var(--surface))" : tint(strength(head, measure))}`);
+    value.replaceChildren(byKind ? both(...shortOf(head)) : measure.text(head[measure.key]));
   }
-  byId("measure-says").replaceChildren(both(...measure.says));
+  byId("measure-text").replaceChildren(both(...measure.help));
   byId("scale").hidden = byKind;
   if (byKind) return;
   const top = measure.top ?? Math.max(...data.heads.map((head) => head[measure.key]).filter(finite), 0);
@@ -164,15 +164,15 @@ function choose(index) {
 
 const roomInDetail = () => Math.max(240, byId("detail").clientWidth - 38);
 
-// Beside the grids where there is room, else under the grid that the head is in.
-function placeDetail() {
+// Beside the grids on a wide screen, otherwise below the grid of the head.
+function moveDetail() {
   const narrow = window.matchMedia("(max-width: 1040px)").matches, detail = byId("detail");
   const home = narrow ? document.querySelector(`[data-stack="${data.heads[chosen].stack}"]`) : document.querySelector(".atlas");
   if (detail.parentElement !== home) home.append(detail);
 }
 
 function drawDetail() {
-  placeDetail();
+  moveDetail();
   const head = data.heads[chosen], kind = kindOf(head);
   const numbers = MEASURES.filter((one) => one.text).flatMap((one) => {
     const note = one.key === "at_offset" && head.offset !== null ? ` (${signed(head.offset)})` : "";
@@ -180,7 +180,7 @@ function drawDetail() {
   });
   byId("detail").replaceChildren(
     el("h3", { id: "detail-title" }, both(stackName(head.stack)[0], stackName(head.stack)[1])),
-    el("p", {}, both(...placeOf(head)), " ", el("span", { class: `kind ${kindClass(kind)}` }, both(...labelOf(head)))),
+    el("p", {}, both(...positionOf(head)), " ", el("span", { class: `kind ${kindClass(kind)}` }, both(...labelOf(head)))),
     el("p", { class: "because" }, both(...KINDS[kind].rule), head.word ? readOrWritten(head) : null),
     el("dl", { class: "numbers" }, ...numbers),
     el("p", { class: "hint tap" }, both("in Python: ", "在 Python 里："), el("code", {}, `${head.attention}.weights[:, ${head.number}]`)),
@@ -188,25 +188,25 @@ function drawDetail() {
 }
 
 const readOrWritten = (head) => (head.word === "read"
-  ? both(" Its rows align best with the word just read, not the one about to be written.", " 它的每一行最符合刚读入的词，而不是将要写出的词。")
-  : both(" Its rows align best with the word about to be written.", " 它的每一行最符合将要写出的词。"));
+  ? both(" Its queries align best as the token just read, not as the token predicted.", " 把每个查询看作刚读入的词元（而不是要预测的词元）时，对齐得最好。")
+  : both(" Its queries align best as the token predicted.", " 把每个查询看作要预测的词元时，对齐得最好。"));
 
 function profileChart(head) {
   const width = Math.min(430, roomInDetail()), height = 116, left = 4, top = 18, bottom = 94, full = Math.max(0.25, ...head.profile.filter(finite)), step = (width - 2 * left) / OFFSETS.length;
-  const spoken = OFFSETS.map((offset, i) => `${signed(offset)}: ${percent(head.profile[i])}`).join(", ");
+  const description = OFFSETS.map((offset, i) => `${signed(offset)}: ${percent(head.profile[i])}`).join(", ");
   const chart = svg("svg", { class: "profile", viewBox: `0 0 ${width} ${height}`, width, height, role: "img" },
     svg("line", { class: "grid", x1: 0, x2: width, y1: bottom, y2: bottom }),
     ...OFFSETS.flatMap((offset, i) => {
       const share = head.profile[i], x = left + i * step, y = bottom - ((share || 0) / full) * (bottom - top), best = offset === head.offset;
-      const told = step > 24 || (offset - (head.offset ?? 0)) % 2 === 0;
+      const labelled = step > 24 || (offset - (head.offset ?? 0)) % 2 === 0;
       return [svg("rect", { class: best ? "bar best" : "bar", x: x + 2, width: step - 4, y, height: bottom - y, rx: 1.5 }),
-        told && share >= 0.02 ? svg("text", { class: best ? "on" : "", x: x + step / 2, y: y - 4, "text-anchor": "middle" }, String(Math.round(100 * share))) : null,
-        told ? svg("text", { class: best ? "on" : "", x: x + step / 2, y: bottom + 16, "text-anchor": "middle" }, signed(offset)) : null].filter(Boolean);
+        labelled && share >= 0.02 ? svg("text", { class: best ? "on" : "", x: x + step / 2, y: y - 4, "text-anchor": "middle" }, String(Math.round(100 * share))) : null,
+        labelled ? svg("text", { class: best ? "on" : "", x: x + step / 2, y: bottom + 16, "text-anchor": "middle" }, signed(offset)) : null].filter(Boolean);
     }));
-  return bothIn(chart, "aria-label", `Mean weight by offset. ${spoken}`, `各偏移处的平均权重。${spoken}`);
+  return bothIn(chart, "aria-label", `Mean weight by offset. ${description}`, `各偏移处的平均权重。${description}`);
 }
 
-// "▁" starts a word in sentencepiece; what goes on within a word gets a sign instead, because there is less of it.
+// sentencepiece marks the first piece of a word with "▁"; here the other pieces get a mark, because they are fewer.
 function readable(piece, index, pieces) {
   if (/^<.*>$/.test(piece)) return piece;
   if (piece === "▁") return "␣";
@@ -230,9 +230,9 @@ function exampleParts(head) {
   return [el("div", { class: "heading" }, el("h4", {}, both("In a sentence", "在一个句子里")), select), home, hint];
 }
 
-const REST = ["Rows look, columns are looked at; the stronger the colour, the more. Point at a square, or focus the map and use the arrow keys.", "行是看的一方，列是被看的一方；颜色越深看得越多。指向方格，或聚焦后用方向键。"];
+const REST = ["Rows are queries, columns are keys; a stronger colour is a larger weight. Point at a cell, or focus the map and use the arrow keys.", "行是查询，列是键；颜色越深权重越大。指向方格，或聚焦后用方向键。"];
 
-// The pieces beside the rows and above the columns of a head's map; of images, places.
+// The pieces of the rows and columns of a map; positions for images.
 function sidesOf(head, example, shape) {
   const own = head.stack.endsWith("self_attn"), source = example.source, ofSource = !example.read.length || head.stack.startsWith("encoder");
   const rows = own ? (ofSource ? source : example.read) : example.written, columns = own ? rows : source;
@@ -279,7 +279,7 @@ function listenToMap(node, map) {
     box.setAttribute("x", left + k * size);
     box.setAttribute("y", top + q * size);
     const value = weight(q, k).toFixed(2);
-    hint.replaceChildren(both(`“${sides.rows[q]}” looks at “${sides.columns[k]}” with weight ${value}.`, `“${sides.rows[q]}”看“${sides.columns[k]}”的权重是 ${value}。`));
+    hint.replaceChildren(both(`Weight ${value} from “${sides.rows[q]}” to “${sides.columns[k]}”.`, `“${sides.rows[q]}”对“${sides.columns[k]}”的权重是 ${value}。`));
     node.setAttribute("aria-valuenow", q * columns + k);
     node.setAttribute("aria-valuetext", hint.textContent && `${sides.rows[q]} → ${sides.columns[k]}: ${value}`);
   }
@@ -303,7 +303,7 @@ function listenToMap(node, map) {
 
 function showSublayers() {
   if (!data.sublayers.length) { byId("sublayers").hidden = true; return; }
-  byId("sublayers-says").append(both(`How much the loss rises, in nats a token, when one sub-layer adds nothing and all else stays (${data.cost_lines} lines).`, `一个子层什么都不加、其余照旧时，损失升高多少（奈特每词元，${data.cost_lines} 行）。`));
+  byId("sublayers-text").append(both(`The increase of the loss in nats per token when the output of one sub-layer is 0 (${data.cost_lines} lines).`, `一个子层输出 0、其余照旧时，损失升高多少（奈特每词元，${data.cost_lines} 行）。`));
   const parsed = data.sublayers.map(({ name, cost }) => ({ cost, part: name.split(".").at(-1), side: name.startsWith("layers") ? "" : name.split(".")[0], layer: Number(name.match(/layers\.(\d+)/)[1]) }));
   const parts = Object.keys(PARTS).filter((part) => parsed.some((one) => one.part === part)), top = Math.max(1e-9, ...parsed.map((one) => one.cost));
   const rows = [...new Set(parsed.map((one) => `${one.side} ${one.layer}`))].map((key) => {
@@ -322,8 +322,8 @@ function showTable() {
   const numeric = MEASURES.filter((one) => one.text);
   const columns = [
     { name: ["head", "头"], value: (head) => head.index, cell: (head) => el("th", { scope: "row" }, el("button", { type: "button", class: "go", onclick: () => { choose(head.index); byId("detail").scrollIntoView({ block: "nearest" }); buttonOf(head.index).focus({ preventScroll: true }); } },
-      both(`${stackName(head.stack)[0]}, ${placeOf(head)[0]}`, `${stackName(head.stack)[1]}，${placeOf(head)[1]}`))) },
-    { name: ["what it does", "它做什么"], value: (head) => head.label, cell: (head) => el("td", {}, el("span", { class: `kind ${kindClass(kindOf(head))}` }, both(...labelOf(head)))) },
+      both(`${stackName(head.stack)[0]}, ${positionOf(head)[0]}`, `${stackName(head.stack)[1]}，${positionOf(head)[1]}`))) },
+    { name: ["label", "名称"], value: (head) => head.label, cell: (head) => el("td", {}, el("span", { class: `kind ${kindClass(kindOf(head))}` }, both(...labelOf(head)))) },
     ...numeric.map((one) => ({ name: one.name, number: true, value: (head) => head[one.key], cell: (head) => el("td", { class: "number" }, one.text(head[one.key])) })),
   ];
   const rows = data.heads.map((head) => ({ head, node: el("tr", { "data-head": head.index }, ...columns.map((column) => column.cell(head))) }));
@@ -350,22 +350,22 @@ function showRules() {
 function showLead() {
   byId("language").append(languageSwitch());
   const heads = whole.format(data.heads.length), lines = whole.format(data.lines), tokens = whole.format(data.tokens), loss = data.loss.toFixed(3);
-  const aligned = data.aligned ? [` A word alignment of ${whole.format(data.aligned)} lines was given.`, `给出了 ${whole.format(data.aligned)} 行的词对齐。`] : ["", ""];
+  const aligned = data.aligned ? [` ${whole.format(data.aligned)} lines have a word alignment.`, `给出了 ${whole.format(data.aligned)} 行的词对齐。`] : ["", ""];
   byId("lead").append(both(
-    [el("b", {}, data.model), `: ${heads} heads, measured over ${lines} lines with ${tokens} target tokens, ${data.own ? "the model's own output" : "as given"}; loss ${loss} nats a token.${aligned[0]}`],
+    [el("b", {}, data.model), `: ${heads} heads, measured on ${lines} lines with ${tokens} target tokens (${data.own ? "the model's own output" : "given targets"}); loss ${loss} nats per token.${aligned[0]}`],
     [el("b", {}, data.model), `：${heads} 个注意力头，在 ${lines} 行、${tokens} 个目标词元上测量（${data.own ? "模型自己的输出" : "给定的文本"}）；损失为每词元 ${loss} 奈特。${aligned[1]}`]));
 }
 
 // ---- start ----------------------------------------------------------------------------------------------------------
 
-// The head to open with: the one that aligns best, or else the one with the clearest habit.
+// The initial head: the one with the lowest alignment error rate, otherwise with the largest confidence or weight at an offset.
 function firstHead() {
   const best = (key, sign) => data.heads.filter((head) => finite(head[key])).sort((a, b) => sign * (b[key] - a[key]))[0];
   const aligning = best("aer", -1), cross = data.heads.filter((head) => head.stack.endsWith("cross_attn")).sort((a, b) => b.confidence - a.confidence)[0];
   return (aligning || cross || best("at_offset", 1) || data.heads[0]).index;
 }
 
-// A part that cannot be drawn says so in its place; the others stay.
+// A section that cannot be drawn shows an error; the others are unaffected.
 function start() {
   data.heads.forEach((head, index) => { head.index = index; });
   const parts = { lead: showLead, stacks: showGrid, table: showTable, detail: () => choose(firstHead()), "sublayers-table": showSublayers, rules: showRules };
@@ -373,7 +373,7 @@ function start() {
     try {
       show();
     } catch (error) {
-      byId(id).append(el("p", { class: "problem", role: "alert" }, both(`This part cannot be drawn: ${error.message}`, `这一部分画不出来：${error.message}`)));
+      byId(id).append(el("p", { class: "problem", role: "alert" }, both(`This section cannot be drawn: ${error.message}`, `这一部分画不出来：${error.message}`)));
     }
   }
   window.matchMedia("(max-width: 1040px)").addEventListener("change", () => { if (chosen !== null) drawDetail(); });

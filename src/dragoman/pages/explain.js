@@ -1,13 +1,13 @@
 "use strict";
-// One input, opened up: the header, what was said and how surely, the model, and the order in which all is drawn.
+// The explanation of one input: header, predictions, model, and the order in which the sections are drawn.
 
 const explanation = JSON.parse(byId("explanation").textContent);
 const percent = (p) => (p >= 0.9995 && p < 1 ? "> 99.9 %" : p > 0 && p < 0.0005 ? "< 0.1 %" : `${(100 * p).toFixed(p >= 0.0995 && p < 0.9905 ? 0 : 1)} %`);
 
 const KINDS = {
-  translation: ["A look inside a translation", "一次翻译的内部"], continuation: ["A look inside a language model", "一个语言模型的内部"],
-  tags: ["A look inside a tagger", "一次词性标注的内部"], class: ["A look inside a classification", "一次文本分类的内部"],
-  masked: ["A look inside a model that fills gaps", "一次完形填空的内部"], image: ["A look inside an image classification", "一次图像分类的内部"],
+  translation: ["Explanation of a translation", "一次翻译的内部"], continuation: ["Explanation of a continuation", "一个语言模型的内部"],
+  tags: ["Explanation of tags", "一次词性标注的内部"], class: ["Explanation of a text classification", "一次文本分类的内部"],
+  masked: ["Explanation of masked words", "一次完形填空的内部"], image: ["Explanation of an image classification", "一次图像分类的内部"],
 };
 const ARCHITECTURES = {
   transformer: ["Transformer", "Transformer"], decoder_only: ["decoder-only Transformer", "仅解码器的 Transformer"], encoder_only: ["encoder-only Transformer", "仅编码器的 Transformer"],
@@ -15,36 +15,36 @@ const ARCHITECTURES = {
   convolutional: ["convolutional network", "卷积网络"],
 };
 
-// ---- tokens as people read them -------------------------------------------------------------------------------------
+// ---- display of tokens ----------------------------------------------------------------------------------------------
 
 const SPECIAL = { "</s>": { en: "(end)", zh: "（结束）" }, "<s>": { en: "(start)", zh: "（开始）" }, "▁": "␣", "\n": "⏎", "<class>": { en: "class token", zh: "类别词元" } };
 const wordOf = (side) => {
   const first = [];
-  for (const word of side.words) word.forEach((place, i) => { first[place] = i === 0; });
+  for (const word of side.words) word.forEach((index, i) => { first[index] = i === 0; });
   return first;
 };
 const isSpecial = (piece) => Object.hasOwn(SPECIAL, piece);
 
-// "▁" starts a word in sentencepiece; here it is the pieces inside a word that get a sign, because they are fewer.
+// sentencepiece marks the first piece of a word with "▁"; here the other pieces get a mark, because they are fewer.
 function readable(piece, begins = true) {
   if (isSpecial(piece)) return SPECIAL[piece];
   const text = piece.startsWith("▁") ? piece.slice(1) : piece;
   return begins ? text : `·${text}`;
 }
-// Where every letter is a piece of its own, nothing needs a sign.
+// Sides without longer pieces need no marks.
 const hasSpaces = (side) => side.pieces.some((piece) => piece.length > 1 && piece.startsWith("▁"));
 const spaced = ["translation", "continuation", "masked"].includes(explanation.kind) && Object.values(explanation.sides).some(hasSpaces);
-// A piece by itself, where nothing stands before it: inside a word or not is told by its missing "▁".
-const alone = (piece) => readable(piece, piece.startsWith("▁") || !spaced || !/^[\p{L}\p{N}]/u.test(piece));
+// A piece without context: it is inside a word if it has no "▁".
+const standalone = (piece) => readable(piece, piece.startsWith("▁") || !spaced || !/^[\p{L}\p{N}]/u.test(piece));
 const readableSide = (side) => {
   const begins = wordOf(side);
-  return side.pieces.map((piece, place) => readable(piece, begins[place] || !hasSpaces(side)));
+  return side.pieces.map((piece, index) => readable(piece, begins[index] || !hasSpaces(side)));
 };
-const joinedWord = (side, word) => (word.length === 1 ? readable(side.pieces[word[0]]) : word.map((place) => side.pieces[place].replaceAll("▁", "")).join(""));
+const joinedWord = (side, word) => (word.length === 1 ? readable(side.pieces[word[0]]) : word.map((index) => side.pieces[index].replaceAll("▁", "")).join(""));
 const inLanguage = (text, code = language()) => (typeof text === "string" ? text : text[code]);
 const quoted = (text) => [el("q", {}, bothOf(text))];
 
-// The keyboard in a row or grid of items: one of them takes the focus, the arrow keys move it.
+// Roving focus in a row or grid of items: one item is in the tab order, the arrow keys move the focus.
 function roving(items, columns = items.length) {
   if (!items.length) return;
   items.forEach((item, i) => item.setAttribute("tabindex", i ? "-1" : "0"));
@@ -66,7 +66,7 @@ function options(select, texts, chosen) {
 }
 const field = (english, chinese, select) => el("label", {}, both(english, chinese), " ", select);
 
-// The name of a tensor, its shape, and the line of the paper.
+// The name of a tensor, its shape, and the formula of the paper.
 const tensorLine = (name, shape, paper) => el("span", { class: "tensor" }, el("code", {}, name), shape ? ` (${shape.join(" × ")})` : "", paper ? el("span", {}, " ", paper) : "");
 
 // ---- header ---------------------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ function showHeader() {
   byId("language").append(languageSwitch());
   byId("title").append(both(english, chinese));
   const count = whole.format(model.parameters);
-  byId("lead").append(both(`Every step of one ${kind === "image" ? "image" : "text"} through ${/^(LSTM|RNN|[aeio])/i.test(architecture) ? "an" : "a"} ${architecture} with ${count} parameters (${model.name}).`,
+  byId("lead").append(both(`Computation of one ${kind === "image" ? "image" : "text"} in ${/^(LSTM|RNN|[aeio])/i.test(architecture) ? "an" : "a"} ${architecture} with ${count} parameters (${model.name}).`,
     `一${kind === "image" ? "张图像" : "段文字"}穿过一个有 ${count} 个参数的 ${inChinese}（${model.name}）的每一步。`));
   byId("pair").append(el("p", { class: "in" }, kind === "image" ? inWords(explanation.source) : explanation.source || both("(nothing)", "（空）")), el("p", { class: "out" }, explanation.text || both("(nothing)", "（空）")));
   byId("notes").append(...notes().map((note) => el("p", { class: "note" }, note)));
@@ -88,69 +88,69 @@ function showHeader() {
 
 const inWords = (source) => {
   const found = /^image (\d+) of (.*)$/.exec(source);
-  return found ? both(source, `${found[2] === "the images kept for validation" ? "留作验证的图像" : found[2]}中的第 ${found[1]} 张`) : source;
+  return found ? both(source, `${found[2] === "the validation images" ? "验证图像" : found[2]}中的第 ${found[1]} 张`) : source;
 };
 
 function notes() {
   const found = [];
-  if (explanation.forced) found.push(both("The output was given, not chosen by the model: the page shows what the model thinks of it.", "输出是给定的，不是模型自己选的：本页展示模型怎样看待它。"));
-  if (explanation.flags.includes("truncated")) found.push(both("It had not ended where the length limit stopped it.", "它还没有说完，就被长度上限截断了。"));
-  if (explanation.flags.includes("length")) found.push(both("Its length is far from that of the source.", "它的长度与源句相差很大。"));
-  if (explanation.flags.includes("repetition")) found.push(both("It said something over and over, so the search was made again without repeated 3-grams, as dragoman translate does.", "它曾反复说同一段话，因此禁止重复的三元组后又搜索了一次（dragoman translate 也这样做）。"));
-  if (explanation.maps.some((map) => map.averaged)) found.push(both("So many heads and positions would not fit into a page: each layer shows the mean of its heads.", "头与位置太多，一页放不下：每层只展示各头的平均。"));
+  if (explanation.forced) found.push(both("The output was given, without a search: the page shows the probabilities that the model assigns to it.", "输出是给定的，不是模型自己选的：本页展示模型怎样看待它。"));
+  if (explanation.flags.includes("truncated")) found.push(both("The output was truncated at the length limit.", "它还没有说完，就被长度上限截断了。"));
+  if (explanation.flags.includes("length")) found.push(both("The length of the output is unusual for this source.", "它的长度与源句相差很大。"));
+  if (explanation.flags.includes("repetition")) found.push(both("The output repeated itself; the search was retried without repeated 3-grams, as in dragoman translate.", "它曾反复说同一段话，因此禁止重复的三元组后又搜索了一次（dragoman translate 也这样做）。"));
+  if (explanation.maps.some((map) => map.averaged)) found.push(both("The maps of all heads exceed the size of a page: each layer shows the mean of its heads.", "头与位置太多，一页放不下：每层只展示各头的平均。"));
   return found;
 }
 
-// ---- answers --------------------------------------------------------------------------------------------------------
+// ---- predictions ----------------------------------------------------------------------------------------------------
 
-function showAnswers() {
-  const { answers, kind, sides } = explanation, written = Boolean(sides.output);
+function showPredictions() {
+  const { predictions, kind, sides } = explanation, written = Boolean(sides.output);
   const begins = written ? wordOf(sides.output) : [];
-  const texts = answers.map((answer, i) => readable(answer.piece, !spaced || (begins[i] ?? true)));
-  byId("answers-what").append(answersText(kind));
+  const texts = predictions.map((prediction, i) => readable(prediction.piece, !spaced || (begins[i] ?? true)));
+  byId("predictions-what").append(predictionsText(kind));
   const panel = el("div", { class: "panel", "aria-live": "polite" });
-  const chips = answers.map((answer, i) => {
-    const p = Math.exp(answer.log_prob);
-    return el("button", { type: "button", class: `chip${answer.given ? " given" : ""}${p < 0.5 && !answer.given ? " unsure" : ""}`, "aria-pressed": "false", onclick: () => choose(i), onfocus: () => choose(i) },
-      answer.about ? el("span", { class: "about" }, bothOf(readable(answer.about))) : null, el("span", { class: "said" }, bothOf(texts[i])),
-      el("span", { class: "meter" }, el("i", { style: `width:${(100 * p).toFixed(1)}%` })), el("span", { class: "p" }, answer.given ? both("given", "给定") : percent(p)));
+  const chips = predictions.map((prediction, i) => {
+    const p = Math.exp(prediction.log_prob);
+    return el("button", { type: "button", class: `chip${prediction.given ? " given" : ""}${p < 0.5 && !prediction.given ? " unsure" : ""}`, "aria-pressed": "false", onclick: () => choose(i), onfocus: () => choose(i) },
+      prediction.about ? el("span", { class: "about" }, bothOf(readable(prediction.about))) : null, el("span", { class: "piece" }, bothOf(texts[i])),
+      el("span", { class: "meter" }, el("i", { style: `width:${(100 * p).toFixed(1)}%` })), el("span", { class: "p" }, prediction.given ? both("given", "给定") : percent(p)));
   });
   const choose = (i) => {
     chips.forEach((chip, other) => chip.setAttribute("aria-pressed", String(other === i)));
-    panel.replaceChildren(...considered(answers[i], texts[i]));
+    panel.replaceChildren(...alternativesOf(predictions[i], texts[i]));
   };
   roving(chips);
-  byId("answers-body").append(...[el("div", { class: "chips", role: "group" }, ...chips), panel, total(answers)].filter(Boolean));
-  const unsure = answers.reduce((worst, answer, i) => (!answer.given && answer.log_prob < (answers[worst].given ? 1 : answers[worst].log_prob) ? i : worst), 0);
-  if (answers.length) choose(unsure);
+  byId("predictions-body").append(...[el("div", { class: "chips", role: "group" }, ...chips), panel, total(predictions)].filter(Boolean));
+  const unsure = predictions.reduce((worst, prediction, i) => (!prediction.given && prediction.log_prob < (predictions[worst].given ? 1 : predictions[worst].log_prob) ? i : worst), 0);
+  if (predictions.length) choose(unsure);
 }
 
-function answersText(kind) {
+function predictionsText(kind) {
   if (kind === "class" || kind === "image") return both("The probabilities of all classes sum to 1.", "所有类别的概率之和为 1。");
-  if (kind === "tags") return both("Under each word its tag with the probability the model gave it. Choose a word to see what else it considered.", "每个词下面是它的标签和模型给出的概率。点选一个词，看看模型还考虑过什么。");
-  if (kind === "masked") return both("What the model puts into each place, with its probability. Choose one to see what else it considered.", "模型在每个位置填入的内容和概率。点选一个，看看模型还考虑过什么。");
-  return both("Token by token, each with the probability the model gave it after all tokens before it. Choose one to see what else it considered there; it opens on the least sure one.",
+  if (kind === "tags") return both("Each word with its tag and the probability of the tag. Select a word to see alternatives.", "每个词下面是它的标签和模型给出的概率。点选一个词，看看模型还考虑过什么。");
+  if (kind === "masked") return both("The prediction at each position, with its probability. Select one to see alternatives.", "模型在每个位置填入的内容和概率。点选一个，看看模型还考虑过什么。");
+  return both("Each token with its probability given all tokens before it. Select one to see alternatives; initially the least probable one is selected.",
     "一个词元一个词元地看：每个词元下面是模型在读过前面所有词元之后给它的概率。点选一个，看看模型在那里还考虑过什么；打开时显示的是最没把握的一个。");
 }
 
-function considered(answer, text) {
-  const p = Math.exp(answer.log_prob);
-  const rows = answer.alternatives.map(([piece, probability]) => bar(piece, probability, piece === answer.piece));
-  if (answer.rank > answer.alternatives.length) rows.push(bar(answer.piece, p, true));
-  const count = whole.format(answer.rank), subject = () => [...(answer.about ? [...quoted(readable(answer.about)), " → "] : []), ...quoted(text)];
+function alternativesOf(prediction, text) {
+  const p = Math.exp(prediction.log_prob);
+  const rows = prediction.alternatives.map(([piece, probability]) => bar(piece, probability, piece === prediction.piece));
+  if (prediction.rank > prediction.alternatives.length) rows.push(bar(prediction.piece, p, true));
+  const count = whole.format(prediction.rank), subject = () => [...(prediction.about ? [...quoted(readable(prediction.about)), " → "] : []), ...quoted(text)];
   return [
-    el("h3", {}, both([...subject(), `: ${percent(p)}, ${answer.rank === 1 ? "the most probable" : `number ${count} by probability`}`], [...subject(), `：${percent(p)}，${answer.rank === 1 ? "概率最大" : `按概率排第 ${count}`}`])),
+    el("h3", {}, both([...subject(), `: ${percent(p)}, ${prediction.rank === 1 ? "the most probable" : `number ${count} by probability`}`], [...subject(), `：${percent(p)}，${prediction.rank === 1 ? "概率最大" : `按概率排第 ${count}`}`])),
     el("div", { class: "bars" }, ...rows)];
 }
 
-const bar = (piece, p, chosen) => el("div", { class: chosen ? "bar chosen-one" : "bar" }, el("span", { class: "what-said" }, bothOf(alone(piece))),
+const bar = (piece, p, chosen) => el("div", { class: chosen ? "bar chosen-one" : "bar" }, el("span", { class: "label" }, bothOf(standalone(piece))),
   el("span", { class: "meter" }, el("i", { style: `width:${(100 * p).toFixed(2)}%` })), el("span", { class: "p" }, percent(p)));
 
-function total(answers) {
-  const said = answers.filter((answer) => !answer.given), sum = said.reduce((all, answer) => all + answer.log_prob, 0);
-  if (said.length < 2) return null;
-  const mean = Math.exp(sum / said.length);
-  return el("p", { class: "hint" }, both(`All together: the probabilities multiply to ${significant(Math.exp(sum))} (log-probability ${sum.toFixed(3)}); their geometric mean is ${percent(mean)}.`,
+function total(predictions) {
+  const own = predictions.filter((prediction) => !prediction.given), sum = own.reduce((all, prediction) => all + prediction.log_prob, 0);
+  if (own.length < 2) return null;
+  const mean = Math.exp(sum / own.length);
+  return el("p", { class: "hint" }, both(`The product of the probabilities is ${significant(Math.exp(sum))} (log-probability ${sum.toFixed(3)}); the geometric mean is ${percent(mean)}.`,
     `合起来：这些概率的乘积是 ${significant(Math.exp(sum))}（对数概率 ${sum.toFixed(3)}），几何平均是 ${percent(mean)}。`));
 }
 
@@ -165,7 +165,7 @@ function showModel() {
   const { name, architecture, data, languages, parameters, sizes, kinds } = explanation.model;
   const rows = [
     [both("model", "模型"), name], [both("architecture", "架构"), both(...(ARCHITECTURES[architecture] || [architecture, architecture]))],
-    [both("learned from", "训练数据"), languages ? languages.join(" → ") : both(...DATA[data])], [both("parameters", "参数个数"), whole.format(parameters)],
+    [both("training data", "训练数据"), languages ? languages.join(" → ") : both(...DATA[data])], [both("parameters", "参数个数"), whole.format(parameters)],
     ...[...Object.entries(sizes), ...Object.entries(kinds)].map(([key, value]) => [el("code", {}, key), String(value)]),
   ];
   byId("model-body").append(el("dl", { class: "facts" }, ...rows.map(([key, value]) => el("div", {}, el("dt", {}, key), el("dd", {}, value)))));
@@ -190,10 +190,10 @@ function redrawn(draw) {
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 }
 
-// A part that cannot be drawn says so in its place; the others stay.
+// A section that cannot be drawn shows an error; the others are unaffected.
 function start() {
   const parts = {
-    pair: showHeader, "answers-body": showAnswers, "image-body": showImage, "alignment-body": showAlignment, "attention-body": showAttention,
+    pair: showHeader, "predictions-body": showPredictions, "image-body": showImage, "alignment-body": showAlignment, "attention-body": showAttention,
     "states-body": showStates, "lens-body": showLens, "beam-body": showBeam, "model-body": showModel, contents: showContents,
     "walk-body": () => drawWalkthrough(byId("walk-body"), explanation.walk),
   };
@@ -201,7 +201,7 @@ function start() {
     try {
       show();
     } catch (error) {
-      byId(id).append(el("p", { class: "problem", role: "alert" }, both("This part cannot be drawn: ", "这一部分无法绘制："), error.message));
+      byId(id).append(el("p", { class: "problem", role: "alert" }, both("This section cannot be drawn: ", "这一部分无法绘制："), error.message));
     }
   }
 }

@@ -1,13 +1,13 @@
 "use strict";
-// The sections of attention: which word came from which, and every layer and head.
+// The sections on attention: alignment of source and target, and the maps of every layer and head.
 
-const STACKS = { encoder: ["encoder", "编码器"], decoder: ["decoder", "解码器"], cross: ["decoder to encoder (cross)", "解码器看编码器（交叉）"] };
+const STACKS = { encoder: ["encoder", "编码器"], decoder: ["decoder", "解码器"], cross: ["cross-attention", "交叉注意力"] };
 const ROOM = () => Math.min(1116, document.documentElement.clientWidth - 64);
 
 const ofStack = (stack) => explanation.maps.filter((map) => map.stack === stack);
 const joinsAnything = () => explanation.kind !== "image" && Object.values(explanation.sides).some((side) => side.words.length < side.pieces.length);
 
-// A select of layers, one of heads, and the choice between pieces and words, all of them telling `change`.
+// Selects of the layer, of the head and of pieces or words; each calls `change`.
 function choosers(change) {
   const layer = el("select", { onchange: change }), head = el("select", { onchange: change }), unit = el("select", { onchange: change });
   options(unit, [["pieces", "pieces", "词元"], ["words", "words", "词"]], "pieces");
@@ -24,40 +24,40 @@ function choosers(change) {
   };
 }
 
-// What the pointed place says: the sentence, then the tensor with its shape and the line of the paper.
-function tell(map, chosen, matrix, r, c) {
+// The selected weight as a sentence, then the tensor with its shape and the formula of the paper.
+function describe(map, chosen, matrix, r, c) {
   const head = chosen.head < 0 ? ":" : chosen.head;
-  if (r === null || c === null) return [el("span", {}, both("Point at a square or a word, or use the arrow keys.", "指向一个格子或一个词，或用方向键。")), tensorLine(map.name, map.shape, map.paper)];
+  if (r === null || c === null) return [el("span", {}, both("Point at a cell or a word, or use the arrow keys.", "指向一个格子或一个词，或用方向键。")), tensorLine(map.name, map.shape, map.paper)];
   const w = percent(matrix.values[r * matrix.m + c]), row = () => quoted(matrix.rows[r]), column = () => quoted(matrix.columns[c]);
   const sentence = map.rows === "output"
-    ? both(["While writing ", ...row(), `, ${w} of the attention is on `, ...column(), "."], ["写 ", ...row(), ` 时，${w} 的注意力在 `, ...column(), " 上。"])
-    : both([...row(), " takes ", `${w} of what it hears from `, ...column(), "."], [...row(), ` 听取的内容中，${w} 来自 `, ...column(), "。"]);
-  const place = chosen.byWords ? "" : `[0, ${head}, ${r}, ${c}]`;
-  return [el("span", {}, sentence), tensorLine(`${map.name}${place}`, map.shape, map.paper)];
+    ? both(["The query that predicts ", ...row(), ` has ${w} of its attention on `, ...column(), "."], ["预测 ", ...row(), ` 时，${w} 的注意力在 `, ...column(), " 上。"])
+    : both(["The query at ", ...row(), ` has ${w} of its attention on `, ...column(), "."], [...row(), ` 处的查询有 ${w} 的注意力在 `, ...column(), " 上。"]);
+  const index = chosen.byWords ? "" : `[0, ${head}, ${r}, ${c}]`;
+  return [el("span", {}, sentence), tensorLine(`${map.name}${index}`, map.shape, map.paper)];
 }
 
 // ---- alignment ------------------------------------------------------------------------------------------------------
 
 function showAlignment() {
-  if (!explanation.effect) return;
+  if (!explanation.occlusion) return;
   byId("alignment").hidden = false;
   const maps = ofStack("cross"), words = Math.min(explanation.sides.source.words.length, explanation.sides.output.words.length);
   const control = choosers(draw), how = el("select", { onchange: draw }), nodes = control.nodes();
-  options(how, [...(maps.length ? [["attention", "attention", "注意力"]] : []), ["effect", "leaving it out", "去掉它"]], maps.length ? "attention" : "effect");
-  if (maps.length) control.fill(maps, telling(maps));
-  control.unit.value = words > 4 && joinsAnything() ? "words" : "pieces"; // one long word has no crossing in it
-  byId("alignment-controls").append(field("Seen by", "依据", how), ...nodes);
+  options(how, [...(maps.length ? [["attention", "attention", "注意力"]] : []), ["occlusion", "occlusion", "遮挡"]], maps.length ? "attention" : "occlusion");
+  if (maps.length) control.fill(maps, bestByOcclusion(maps));
+  control.unit.value = words > 4 && joinsAnything() ? "words" : "pieces"; // words are useful from five on
+  byId("alignment-controls").append(field("Measure", "依据", how), ...nodes);
   const picture = el("div", { class: "scroll" }), hint = el("p", { class: "hint two", "aria-live": "polite" });
   byId("alignment-body").append(picture, hint);
 
   function draw() {
-    const chosen = control.map, left = how.value === "effect", map = left ? explanation.effect : maps.find(({ layer }) => layer === chosen.layer);
+    const chosen = control.map, left = how.value === "occlusion", map = left ? explanation.occlusion : maps.find(({ layer }) => layer === chosen.layer);
     const matrix = matrixOf(map, left ? 0 : chosen.head, chosen.byWords);
     nodes.forEach((node, i) => { node.hidden = left && i < 2; });
-    const lines = linePicture(matrix, { en: "The source word that each target word hangs on most", zh: "每个目标词最依赖的源词" }, ROOM());
+    const lines = linePicture(matrix, { en: "The source word with the largest value for each target word", zh: "每个目标词对应数值最大的源词" }, ROOM());
     const show = (r, c) => {
       lines.choose(r, c);
-      hint.replaceChildren(...(left ? tellDrop(chosen, matrix, r, c) : tell(map, chosen, matrix, r, c)));
+      hint.replaceChildren(...(left ? describeDrop(chosen, matrix, r, c) : describe(map, chosen, matrix, r, c)));
     };
     lines.listen(show);
     picture.replaceChildren(lines.node);
@@ -67,22 +67,22 @@ function showAlignment() {
   redrawn(draw);
 }
 
-// What leaving a source token out does to a target token.
-function tellDrop(chosen, matrix, r, c) {
+// The effect of removing a source token on a target token.
+function describeDrop(chosen, matrix, r, c) {
   const formula = el("span", { class: "tensor" }, "log p(yₜ | y₍ₜ, x) − log p(yₜ | y₍ₜ, x∖xₛ)".replaceAll("₍", "<"));
-  if (r === null || c === null) return [el("span", {}, both("Point at a word. Each source token is left out in turn; the lines show where that costs most.", "指向一个词。依次去掉每个源词元，线条显示在哪里代价最大。")), formula];
+  if (r === null || c === null) return [el("span", {}, both("Point at a word. Each source token is removed in turn; the lines show the largest drops.", "指向一个词。依次去掉每个源词元，线条显示在哪里代价最大。")), formula];
   const share = percent(matrix.values[r * matrix.m + c]), target = () => quoted(matrix.rows[r]), source = () => quoted(matrix.columns[c]);
-  const times = chosen.byWords ? null : Math.exp(explanation.effect.drops[r][c]);
-  const sentence = times === null ? null : both(["Without ", ...source(), ", ", ...target(), ` would be ${significant(times)} times less probable. `], ["没有 ", ...source(), "，", ...target(), ` 的概率会是原来的 ${significant(times)} 分之一。`]);
-  return [el("span", {}, sentence ?? "", both([`Of what leaving single tokens out costs it, ${share} is due to `, ...source(), "."], [`逐个去掉词元给它造成的代价中，${share} 来自 `, ...source(), "。"])), formula];
+  const times = chosen.byWords ? null : Math.exp(explanation.occlusion.drops[r][c]);
+  const sentence = times === null ? null : both(["Removing ", ...source(), " makes ", ...target(), ` ${significant(times)} times less probable. `], ["没有 ", ...source(), "，", ...target(), ` 的概率会是原来的 ${significant(times)} 分之一。`]);
+  return [el("span", {}, sentence ?? "", both([...source(), ` accounts for ${share} of all drops of this token.`], [`逐个去掉词元使它下降的总量中，${share} 来自 `, ...source(), "。"])), formula];
 }
 
-// ---- all of it ------------------------------------------------------------------------------------------------------
+// ---- all layers and heads --------------------------------------------------------------------------------------------
 
 function showAttention() {
   const stacks = Object.keys(STACKS).filter((stack) => ofStack(stack).length);
   if (!stacks.length) {
-    byId("attention-what").append(both("This model has no attention: all that its decoder knows of the source is one vector, the encoder's last state. The section on gates and states below shows what it keeps.",
+    byId("attention-what").append(both("This model has no attention: the decoder receives the source as one vector, the last state of the encoder. See the section on gates and states below.",
       "这个模型没有注意力：解码器对源句的全部了解只有一个向量，即编码器的最后状态。下面“门与状态”一节展示它保留了什么。"));
     return;
   }
@@ -91,11 +91,11 @@ function showAttention() {
   options(stack, stacks.map((name) => [name, ...STACKS[name]]), stacks.includes("cross") ? "cross" : stacks.at(-1));
   byId("attention-controls").append(...(stacks.length > 1 ? [field("Which", "哪一种", stack)] : []), ...control.nodes());
   const pictures = el("div", { class: "attention" }), hint = el("p", { class: "hint two", "aria-live": "polite" }), overview = el("div", { class: "overview" });
-  byId("attention-body").append(pictures, hint, el("h3", {}, both("All heads; choose one", "所有的头；点选一个")), overview);
+  byId("attention-body").append(pictures, hint, el("h3", {}, both("All heads; select one", "所有的头；点选一个")), overview);
 
   function refill() {
     const maps = ofStack(stack.value);
-    control.fill(maps, stack.value === "cross" ? telling(maps) : sharpest(maps));
+    control.fill(maps, stack.value === "cross" ? bestByOcclusion(maps) : sharpest(maps));
     drawOverview(maps);
     draw();
   }
@@ -107,13 +107,13 @@ function showAttention() {
     const show = (r, c) => {
       heat.choose(r, c);
       lines.choose(r, c);
-      hint.replaceChildren(...tell(map, chosen, matrix, r, c));
+      hint.replaceChildren(...describe(map, chosen, matrix, r, c));
     };
     heat.listen(show);
     lines.listen(show);
     pictures.classList.toggle("stacked", !wide);
-    pictures.replaceChildren(el("div", {}, el("h3", {}, both("Every weight", "每个权重")), el("div", { class: "scroll" }, heat.node), scaleOfColours()),
-      el("div", {}, el("h3", {}, both("Lines: looked at, and looking", "连线：左边被看，右边在看")), el("div", { class: "scroll" }, lines.node)));
+    pictures.replaceChildren(el("div", {}, el("h3", {}, both("Weights", "权重")), el("div", { class: "scroll" }, heat.node), scaleOfColours()),
+      el("div", {}, el("h3", {}, both("Lines from keys (left) to queries (right)", "连线：左为键，右为查询")), el("div", { class: "scroll" }, lines.node)));
     for (const tile of overview.querySelectorAll("button")) tile.setAttribute("aria-pressed", String(tile.dataset.layer === String(chosen.layer) && tile.dataset.head === String(chosen.head)));
     show(null, null);
   }
@@ -140,9 +140,9 @@ function showAttention() {
 }
 
 function attentionText(stacks) {
-  if (explanation.kind === "image") return both("Rows are the places that look, columns the places that are looked at: the class token first, then the patches by row and column.", "行是在看的位置，列是被看的位置：先是类别词元，然后是按行列编号的小块。");
+  if (explanation.kind === "image") return both("Rows are queries, columns are keys: the class token first, then the patches by row and column.", "行是查询，列是键：先是类别词元，然后是按行列编号的小块。");
   const cross = stacks.includes("cross"), writes = Boolean(explanation.sides.output);
-  const english = "A row is what looks, and its weights sum to 1; a column is what is looked at." + (writes ? " A decoder's row is named by the token it is about to write; its columns are the tokens it has read so far" + (cross ? ", or in cross-attention those of the source." : ".") : "");
-  const chinese = "每一行是在看的词元，该行权重之和为 1；每一列是被看的词元。" + (writes ? "解码器的行以“即将写出的词元”命名，列是它已经读到的词元" + (cross ? "，在交叉注意力中则是源句的词元。" : "。") : "");
+  const english = "A row is a query, whose weights sum to 1; a column is a key." + (writes ? " A query of the decoder is named after the token that it predicts; its keys are the tokens read so far" + (cross ? ", in cross-attention those of the source." : ".") : "");
+  const chinese = "每一行是一个查询，该行权重之和为 1；每一列是一个键。" + (writes ? "解码器的查询以它要预测的词元命名，键是它已经读到的词元" + (cross ? "，在交叉注意力中则是源句的词元。" : "。") : "");
   return both(english, chinese);
 }

@@ -13,20 +13,20 @@ function showImage() {
   const { across } = image, pixels = imageCanvas(image), big = el("div", { class: "on-image", style: `width:${PICTURE}px;height:${PICTURE}px` }), tiles = el("div", { class: "overview" });
   const hint = el("p", { class: "hint two", "aria-live": "polite" });
   const label = image.label === null ? null : el("p", {}, both(["Its label in the data: ", el("b", {}, image.label), "."], ["数据中的标签：", el("b", {}, image.label), "。"]));
-  const reset = el("button", { type: "button", onclick: () => look(0) }, both("class token", "类别词元"));
-  byId("image-body").append(el("div", { class: "image-view" }, big, el("div", {}, label, el("p", { class: "controls" }, both("Who looks:", "谁在看："), reset), hint)),
-    el("h3", {}, both("All heads; choose one", "所有的头；点选一个")), tiles);
+  const reset = el("button", { type: "button", onclick: () => select(0) }, both("class token", "类别词元"));
+  byId("image-body").append(el("div", { class: "image-view" }, big, el("div", {}, label, el("p", { class: "controls" }, both("Query:", "查询："), reset), hint)),
+    el("h3", {}, both("All heads; select one", "所有的头；点选一个")), tiles);
   let query = 0, layers = null;
 
   const buttons = [...Array(across * across).keys()].map((i) => {
     const row = Math.floor(i / across) + 1, column = (i % across) + 1;
-    return bothIn(el("button", { type: "button", class: "patch", onclick: () => look(i + 1), onpointerenter: () => point(i + 1), onfocus: () => point(i + 1) }), "aria-label", `Patch in row ${row}, column ${column}`, `第 ${row} 行第 ${column} 列的小块`);
+    return bothIn(el("button", { type: "button", class: "patch", onclick: () => select(i + 1), onpointerenter: () => point(i + 1), onfocus: () => point(i + 1) }), "aria-label", `Patch in row ${row}, column ${column}`, `第 ${row} 行第 ${column} 列的小块`);
   });
   roving(buttons, across);
   const overlay = el("canvas", { class: "cells" });
   big.append(pixels, overlay, el("div", { class: "patches", style: `grid-template-columns:repeat(${across},1fr)` }, ...buttons));
 
-  const name = (place) => (place ? both(`patch ${explanation.sides.source.pieces[place]}`, `小块 ${explanation.sides.source.pieces[place]}`) : both("the class token", "类别词元"));
+  const name = (index) => (index ? both(`patch ${explanation.sides.source.pieces[index]}`, `小块 ${explanation.sides.source.pieces[index]}`) : both("the class token", "类别词元"));
   function current() {
     const chosen = control.map, map = maps.find(({ layer }) => layer === chosen.layer);
     return { chosen, map, weights: ofQuery(map, chosen.head) };
@@ -35,16 +35,16 @@ function showImage() {
     const [, , m] = map.weights.shape;
     return ofHead(map, head).slice(query * m, (query + 1) * m);
   }
-  function look(place) {
-    query = place;
+  function select(index) {
+    query = index;
     draw();
   }
-  function point(place) {
+  function point(index) {
     const { chosen, map, weights } = current();
-    hint.replaceChildren(el("span", {}, both([name(query), `: ${percent(weights[place])} of its attention on `, name(place), `, ${percent(weights[0])} on the class token.`], [name(query), `：${percent(weights[place])} 的注意力在`, name(place), `，${percent(weights[0])} 在类别词元上。`])),
-      tensorLine(`${map.name}[0, ${chosen.head < 0 ? ":" : chosen.head}, ${query}, ${place}]`, map.shape, map.paper));
+    hint.replaceChildren(el("span", {}, both([name(query), `: ${percent(weights[index])} of its attention is on `, name(index), `, ${percent(weights[0])} on the class token.`], [name(query), `：${percent(weights[index])} 的注意力在`, name(index), `，${percent(weights[0])} 在类别词元上。`])),
+      tensorLine(`${map.name}[0, ${chosen.head < 0 ? ":" : chosen.head}, ${query}, ${index}]`, map.shape, map.paper));
   }
-  // The strongest patch has the full colour: over many patches even it has little of the whole.
+  // The patch with the largest weight has the full colour, because the weights of many patches are all small.
   function cover(canvas, weights) {
     const most = weights.slice(1).reduce((a, b) => Math.max(a, b), 1e-9);
     return paint(canvas, weights.slice(1).map((w) => 0.6 * (w / most) ** 2), across, across, "--second");
@@ -52,7 +52,7 @@ function showImage() {
   function draw() {
     const { chosen, weights } = current();
     cover(overlay, weights);
-    buttons.forEach((button, i) => button.classList.toggle("looks", i + 1 === query));
+    buttons.forEach((button, i) => button.classList.toggle("query", i + 1 === query));
     reset.setAttribute("aria-pressed", String(query === 0));
     const strongestPatch = weights.indexOf(weights.slice(1).reduce((a, b) => Math.max(a, b), 0), 1);
     point(Math.max(1, strongestPatch));
@@ -76,7 +76,7 @@ function showImage() {
   redrawn(() => { layers = null; draw(); });
 }
 
-// Pixels as they are: grey, or red, green and blue; of more channels the first three.
+// Grey or RGB pixels; of more channels the first three.
 function imageCanvas({ pixels }) {
   const [height, width, channels] = pixels.shape, bytes = unpack(pixels), canvas = el("canvas", { class: "cells pixels", width, height }), image = new ImageData(width, height);
   for (let i = 0; i < width * height; i += 1) {

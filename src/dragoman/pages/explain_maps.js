@@ -1,5 +1,5 @@
 "use strict";
-// Attention as a picture: matrices of weights, heat maps on canvas, and lines between the words.
+// Attention maps: matrices of weights, heat maps on canvas, and lines between words.
 
 const LEAST_LINE = 0.03, MOST_LINES = 500;
 const pen = document.createElement("canvas").getContext("2d");
@@ -15,7 +15,7 @@ function widthOf(texts) {
 
 // ---- matrices -------------------------------------------------------------------------------------------------------
 
-// The weights of a head (-1 = the mean of all) as {rows, columns: labels, values, n, m}; by words: the weights of a word's pieces are added where it is looked at, and averaged where it looks.
+// The weights of a head (-1 = mean of all heads) as {rows, columns: labels, values, n, m}; with byWords, the mean over the pieces of each query word of the sum over those of each key word.
 function matrixOf(map, head, byWords) {
   const sides = { rows: explanation.sides[map.rows], columns: explanation.sides[map.columns] };
   const values = ofHead(map, head), n = sides.rows.pieces.length, m = sides.columns.pieces.length;
@@ -29,8 +29,8 @@ function matrixOf(map, head, byWords) {
 
 function ofHead(map, head) {
   const bytes = (map.bytes ??= unpack(map.weights)), [heads, n, m] = map.weights.shape, size = n * m, values = new Float32Array(size);
-  const some = head < 0 ? [...Array(heads).keys()] : [heads === 1 ? 0 : head], part = 1 / 255 / some.length;
-  for (const h of some) for (let i = 0; i < size; i += 1) values[i] += bytes[h * size + i] * part;
+  const indices = head < 0 ? [...Array(heads).keys()] : [heads === 1 ? 0 : head], part = 1 / 255 / indices.length;
+  for (const h of indices) for (let i = 0; i < size; i += 1) values[i] += bytes[h * size + i] * part;
   return values;
 }
 
@@ -40,22 +40,22 @@ const strongest = ({ values, m }, row) => {
   return best;
 };
 
-// The layer and head whose weights agree best with what leaving source tokens out costs: the mean share of the cost that lies where it looks.
-function telling(maps) {
-  const effect = ofHead(explanation.effect, 0);
+// The layer and head whose weights agree best with occlusion: the largest sum of weight times normalized drop.
+function bestByOcclusion(maps) {
+  const occlusion = ofHead(explanation.occlusion, 0);
   let best = { layer: maps[0].layer, head: 0, value: -1 };
   for (const map of maps) {
     for (const head of map.averaged ? [-1] : Array(map.weights.shape[0]).keys()) {
       const values = ofHead(map, head);
       let value = 0;
-      for (let i = 0; i < effect.length; i += 1) value += values[i] * effect[i];
+      for (let i = 0; i < occlusion.length; i += 1) value += values[i] * occlusion[i];
       if (value > best.value) best = { layer: map.layer, head, value };
     }
   }
   return best;
 }
 
-// The head that looks most decidedly: the largest mean of the strongest weight of each row.
+// The head with the largest confidence: the mean over queries of the largest weight.
 function sharpest(maps) {
   let best = { layer: maps[0].layer, head: -1, value: -1 };
   for (const map of maps) {
@@ -72,7 +72,7 @@ function sharpest(maps) {
 
 // ---- colours --------------------------------------------------------------------------------------------------------
 
-// Red, green and blue of a variable of the style, kept: asking for a style in the midst of drawing is slow.
+// Red, green and blue of a CSS variable, cached because reading a computed style while drawing is slow.
 const colours = new Map();
 window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => colours.clear());
 
@@ -85,7 +85,7 @@ function colour(name) {
   return colours.get(name);
 }
 
-// One pixel a weight, its strength the root of the weight, so that small ones can be seen; the style makes pixels cells.
+// One pixel per weight with the square root of the weight as opacity, so that small weights are visible; CSS scales pixels to cells.
 function paint(canvas, values, n, m, positive = "--first", negative = "--second") {
   canvas.width = m;
   canvas.height = n;
@@ -131,20 +131,20 @@ function heatMap(matrix, room, name) {
     node.setAttribute("aria-valuetext", `${inLanguage(rows[r])} – ${inLanguage(columns[c])}: ${percent(matrix.values[r * m + c])}`);
   }
   let at = [0, 0];
-  function listen(tell) {
+  function listen(select) {
     node.addEventListener("pointermove", (event) => {
       const area = node.getBoundingClientRect(), c = Math.floor((event.clientX - area.left - left) / size), r = Math.floor((event.clientY - area.top - top) / size);
-      if (c >= 0 && c < m && r >= 0 && r < n) tell(...(at = [r, c]));
+      if (c >= 0 && c < m && r >= 0 && r < n) select(...(at = [r, c]));
     });
-    node.addEventListener("pointerleave", () => tell(null, null));
-    node.addEventListener("focus", () => tell(...at));
-    node.addEventListener("blur", () => tell(null, null));
+    node.addEventListener("pointerleave", () => select(null, null));
+    node.addEventListener("focus", () => select(...at));
+    node.addEventListener("blur", () => select(null, null));
     node.addEventListener("keydown", (event) => {
       const step = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
       if (!step) return;
       event.preventDefault();
       at = [Math.max(0, Math.min(n - 1, at[0] + step[0])), Math.max(0, Math.min(m - 1, at[1] + step[1]))];
-      tell(...at);
+      select(...at);
     });
   }
   return { node, choose, listen };
@@ -154,11 +154,11 @@ const labelInSvg = (text) => (typeof text === "string" ? document.createTextNode
 
 // ---- lines ----------------------------------------------------------------------------------------------------------
 
-// What looks stands on the right, what is looked at on the left.
+// Keys on the left, queries on the right.
 function linePicture(matrix, name, room) {
   const { rows, columns, n, m, values } = matrix, step = 25, tall = Math.max(n, m), height = tall * step + 8;
   const left = Math.min(190, widthOf(columns) + 12), right = Math.min(190, widthOf(rows) + 12), gap = Math.max(56, Math.min(150, room - left - right)), width = left + gap + right;
-  // The shorter side is stretched, so that equal order gives parallel lines.
+  // The shorter side is stretched, so that equal word order gives parallel lines.
   const place = (i, count) => 4 + step / 2 + (count > 1 ? (i * (tall - 1) * step) / (count - 1) : ((tall - 1) * step) / 2);
   const found = [];
   values.forEach((w, i) => { if (w >= LEAST_LINE) found.push({ w, r: Math.floor(i / m), c: i % m }); });
@@ -182,9 +182,9 @@ function linePicture(matrix, name, room) {
     targets.forEach((text, i) => text.classList.toggle("on", i === r));
     sources.forEach((text, i) => text.classList.toggle("on", i === best));
   }
-  function listen(tell) {
-    bands.forEach((band, r) => band.addEventListener("pointerenter", () => tell(r, strongest(matrix, r))));
-    node.addEventListener("pointerleave", () => tell(null, null));
+  function listen(select) {
+    bands.forEach((band, r) => band.addEventListener("pointerenter", () => select(r, strongest(matrix, r))));
+    node.addEventListener("pointerleave", () => select(null, null));
   }
   choose(null, null);
   return { node, choose, listen };

@@ -1,6 +1,4 @@
-"""One input ready to be looked into: what goes into a network, what it says, and how people read both.
-
-A case is the same for every kind of model: ids in, a teacher-forced target, and the rows of the output that answer.
+"""The case of an input: its batch with targets, from a search, from the user or predicted, and its pieces for display.
 
 Letters: S source positions, T target positions, n patches.
 """
@@ -10,368 +8,300 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dragoman.config import Config, EncoderOnlyConfig
-from dragoman.data.readers.labelled import tagged_row, text_source
+from dragoman.config import Config
+from dragoman.data.batching import Batch, collate
 from dragoman.data.readers.trees import penn_word
-from dragoman.data.tokenizer import BOS, EOS, Tokenizer
+from dragoman.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from dragoman.data.vocabulary import LabelVocabulary, Vocabulary
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.retry import has_unusual_length, search_with_retry
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError
-from dragoman.interpret.explain.beam_tree import search_tree
-from dragoman.io.lines import clip, has_lone_surrogate
+from dragoman.interpret.explain.beam_tree import BeamTree, search_tree
+from dragoman.interpret.inputs import Ids, label_row, with_predictions
+from dragoman.io.lines import clip
 from dragoman.models.seq2seq import Model, Network
+from dragoman.pipelines.pipeline import check_text
 
-__all__ = ["MASK", "MOST", "Case", "Loaded", "Side", "read_text_case", "refuse_search"]
+__all__ = [
+    "MASK",
+    "_MAX_POSITIONS",
+    "Case",
+    "LoadedModel",
+    "Side",
+    "check_no_search",
+    "label_batch",
+    "label_case",
+    "read_text_case",
+]
 
-Loaded = tuple[Network, Vocabulary, Config]
-"""As `model_folder.load_network` gives it."""
+LoadedModel = tuple[Network, Vocabulary, Config]
+"""The result of `model_folder.load_network`."""
 
 MASK = "[MASK]"
-"""What stands for a word to be found, in the text given to a model of masked words."""
+"""A masked word in the input of a masked language model."""
 
-MOST = 600
-"""Positions a side: maps of more would neither fit on a page nor be read by anybody."""
+_MAX_POSITIONS = 600
+"""Positions per side; larger maps do not fit on a page."""
 
-_EXTRA = 50
-_SCRIPT_WITHOUT_SPACES = re.compile("[\u3000-\u30ff\u3400-\u9fff\uff00-\uffef]")
+_MAX_CONTINUATION = 50
+_SPECIAL = ("<s>", "</s>", "<unk>", "<pad>", MASK)
+_LETTER = "(?:<0x[0-9A-F]{2}>|[^\\W_\u3000-\u30ff\u3400-\u9fff\uff00-\uffef])"
+"""A letter or digit of a script written with spaces, or a byte piece."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """One row of tokens as they are shown.  words: which of them make up a word, as lists of places."""
+    """A sequence of pieces for display.  words: the indices of the pieces of each word."""
 
     pieces: list[str]
     words: list[list[int]]
 
     @classmethod
     def of(cls, pieces: Sequence[str]) -> Side:
-        return cls(list(pieces), _words(pieces))
+        """Group pieces into words: letters and digits without a space ("▁") between them.
 
-    @classmethod
-    def single(cls, pieces: Sequence[str]) -> Side:
-        """Each piece a word."""
-        return cls(list(pieces), [[place] for place in range(len(pieces))])
+        Other characters are words of their own, as is each piece of a script written without spaces.
+        """
+        words: list[list[int]] = []
+        for index, piece in enumerate(pieces):
+            if words and _same_word(pieces[index - 1], piece):
+                words[-1].append(index)
+            else:
+                words.append([index])
+        return cls(list(pieces), words)
 
 
 @dataclass(frozen=True)
 class Case:
-    """kind: "translation", "continuation", "tags", "class", "masked" or "image".
+    """An input with its targets, and both for display.
 
-    src, tgt_in: what the network reads, (1, S) or (1, n, numbers), and (1, T).  targets: ids of what is said;
-    places: the rows of the output that say them.  never: ids below it are no answers.  given: how many of the
-    targets, from the first, were given and not said.  sides: "source", and of a model that writes "input" and "output".
-    word: id of the output -> how it is shown.  text: what came out.  tree: of the search, `BeamTree.to_json`.
+    kind: "translation", "continuation", "tags", "class", "masked" or "image".  batch: one row without padding, src
+    (1, S) or (1, n, numbers); PAD in `tgt_out` marks positions without a target.  sides: "source", and "input" and
+    "output" of a decoder.  piece: converts an output id.  first_id: lower ids are no outputs.  given: targets that
+    belong to the prompt.  forced: the targets come from the user.  tree: `BeamTree.to_json`.  subjects: the word or
+    mask that each target labels; empty for tokens.
     """
 
     kind: str
     source: str
     text: str
-    src: Tensor
-    tgt_in: Tensor
-    targets: list[int]
-    places: list[int]
+    batch: Batch
     sides: dict[str, Side]
-    word: Callable[[int], str]
-    never: int = 0
+    piece: Callable[[int], str]
+    first_id: int = 0
     given: int = 0
     forced: bool = False
     tree: dict[str, Any] | None = None
     flags: tuple[str, ...] = ()
-    about: list[str] = field(default_factory=list)
+    subjects: Sequence[str] = ()
     image: dict[str, Any] | None = None
 
+    @property
+    def targets(self) -> list[int]:
+        return [target for target in self.batch.tgt_out[0].tolist() if target != PAD]
 
-def read_text_case(loaded: Loaded, source: str, target: str | None, beam: int | None) -> Case:
-    """The case of a text and a model that reads text.  Raises UsageError for what the model cannot take."""
+    @property
+    def positions(self) -> list[int]:
+        """The output positions of the targets."""
+        return [position for position, target in enumerate(self.batch.tgt_out[0].tolist()) if target != PAD]
+
+
+def read_text_case(loaded: LoadedModel, source: str, target: str | None, beam: int | None) -> Case:
+    """Return the case of a text.  Raises UsageError for an input that the model does not accept."""
     kind = loaded[2].data.kind
     if kind in ("parallel", "trees"):
         return _translation(loaded, source, target, beam)
     if kind == "text":
         return _continuation(loaded, source, target, beam)
-    refuse_search(beam, "this model gives labels and searches nothing")
-    return {"tagged": _tags, "labelled": _class, "masked": _masked}[kind](loaded, source, target)
+    check_no_search(beam, "this model predicts labels, without a search")
+    return _masked(loaded, source, target) if kind == "masked" else _labels(loaded, source, target)
 
 
-def refuse_search(beam: int | None, why: str) -> None:
-    """Raise UsageError for a beam where nothing is searched."""
+def check_no_search(beam: int | None, reason: str) -> None:
+    """Raise UsageError if `beam` is set."""
     if beam is not None:
-        raise UsageError(f"beam = {beam}: {why}; leave the beam out")
+        raise UsageError(f"beam = {beam}: {reason}; omit the beam")
 
 
-# ------------------------------------------------------------------------------------------------- models that write
+# ------------------------------------------------------------------------------------------------ models with a decoder
 
 
-def _translation(loaded: Loaded, source: str, target: str | None, beam: int | None) -> Case:
+def _translation(loaded: LoadedModel, source: str, target: str | None, beam: int | None) -> Case:
     network, vocabulary, config = loaded
     assert isinstance(network, Model) and isinstance(vocabulary, Tokenizer)
-    text = _line(source, "source")
+    text = _single_line(source, "source")
     if config.data.kind == "trees":
         text = " ".join(penn_word(word) for word in text.split())
     ids = vocabulary.encode_source(text)
-    _refuse_size("source", text, len(ids) - 1, len(ids), config.data.max_tokens)
-    src = torch.tensor([ids], device=network.device)
-    sides = {"source": Side.of([vocabulary.source_piece(i) for i in ids])}
+    _check_size("source", text, len(ids) - 1, len(ids), config.data.max_tokens)
     if target is not None:
-        refuse_search(beam, "with a target nothing is searched")
-        told = vocabulary.encode_target(_line(target, "target"))
-        return _written("translation", network, vocabulary, text, src, told, sides, forced=True)
+        check_no_search(beam, "a given target needs no search")
+        targets = vocabulary.encode_target(_single_line(target, "target"))
+        return _decoder_case("translation", vocabulary, text, (ids, targets), forced=True)
+    src = torch.tensor([ids], device=network.device)
     settings = _settings(config, beam)
     ((found, tree),), (repeated,) = search_with_retry(
         lambda _, used: [search_tree(network, src, used)], [ids], settings, lambda result: result[0][0].tokens
     )
-    told = _told(found[0])
-    signs = {
+    flags = {
         "truncated": found[0].truncated,
         "length": has_unusual_length(len(ids) - 1, len(found[0].tokens)),
         "repetition": repeated,
     }
-    return _written(
-        "translation", network, vocabulary, text, src, told, sides,
-        tree=tree.to_json(vocabulary.target_piece, vocabulary.decode_target),
-        flags=tuple(name for name, seen in signs.items() if seen),
-    )  # fmt: skip
+    set_flags = tuple(name for name, is_set in flags.items() if is_set)
+    return _decoder_case("translation", vocabulary, text, (ids, _targets(found[0])), tree=tree, flags=set_flags)
 
 
-def _continuation(loaded: Loaded, prompt: str, target: str | None, beam: int | None) -> Case:
-    """A prompt may be empty: then the model begins by itself."""
+def _continuation(loaded: LoadedModel, prompt: str, target: str | None, beam: int | None) -> Case:
+    """Return the case of a prompt, which may be empty."""
     network, vocabulary, config = loaded
     assert isinstance(network, Model) and isinstance(vocabulary, Tokenizer)
-    _refuse_half_pairs(prompt, "source")
-    prefix, longest = vocabulary.encode_target(prompt)[:-1], config.data.max_tokens
-    nothing = torch.zeros(1, 0, dtype=torch.long, device=network.device)
+    prefix, limit = vocabulary.encode_target(check_text(prompt, "source"))[:-1], config.data.max_tokens
     if target is not None:
-        refuse_search(beam, "with a target nothing is searched")
-        _refuse_half_pairs(target, "target")
-        told = vocabulary.encode_target(prompt + target)
+        check_no_search(beam, "a given target needs no search")
+        targets = vocabulary.encode_target(prompt + check_text(target, "target"))
         if config.data.kind == "text" and config.data.form == "stream":
-            told = told[:-1]  # such texts have no end
-        if not told:
-            raise UsageError("source and target are both empty: there is nothing to explain; give one of them")
-        _refuse_size("prompt and target", prompt + target, len(told), len(told), longest)
-        given = next((i for i, (a, b) in enumerate(zip(prefix, told, strict=False)) if a != b), len(prefix))
-        return _written("continuation", network, vocabulary, prompt, nothing, told, {}, given=given, forced=True)
-    _refuse_size("prompt", prompt, 1, len(prefix) + 1, longest)
-    settings = _settings(config, beam, max_extra=max(1, min(_EXTRA, longest - len(prefix))))
-    found, tree = search_tree(network, nothing, settings, prefix)
-    return _written(
-        "continuation", network, vocabulary, prompt, nothing, _told(found[0]), {}, given=len(prefix),
-        tree=tree.to_json(vocabulary.target_piece, vocabulary.decode_target),
-        flags=("truncated",) if found[0].truncated else (),
-    )  # fmt: skip
+            targets = targets[:-1]  # a stream has no ends of texts
+        if not targets:
+            raise UsageError("source and target are both empty; give at least one of them")
+        _check_size("prompt and target", prompt + target, len(targets), len(targets), limit)
+        given = next((i for i, (a, b) in enumerate(zip(prefix, targets, strict=False)) if a != b), len(prefix))
+        return _decoder_case("continuation", vocabulary, prompt, ([], targets), given=given, forced=True)
+    _check_size("prompt", prompt, 1, len(prefix) + 1, limit)
+    settings = _settings(config, beam, max_extra=max(1, min(_MAX_CONTINUATION, limit - len(prefix))))
+    src = torch.zeros(1, 0, dtype=torch.long, device=network.device)
+    (best, *_), tree = search_tree(network, src, settings, prefix)
+    flags = ("truncated",) if best.truncated else ()
+    row: Ids = [], _targets(best)
+    return _decoder_case("continuation", vocabulary, prompt, row, given=len(prefix), tree=tree, flags=flags)
 
 
-def _written(
-    kind: str,
-    network: Network,
-    tokenizer: Tokenizer,
-    source: str,
-    src: Tensor,
-    told: list[int],
-    sides: dict[str, Side],
-    **more: Any,
+def _decoder_case(
+    kind: str, tokenizer: Tokenizer, source: str, row: Ids, tree: BeamTree | None = None, **fields: Any
 ) -> Case:
-    """The case of a target `told`, one answer a token."""
-    _refuse_size("target", tokenizer.decode_target(told), len(told), len(told), MOST)
-    tgt_in = [BOS, *told[:-1]]
-    pieces = tokenizer.target_piece
-    sides = sides | {"input": Side.of([pieces(i) for i in tgt_in]), "output": Side.of([pieces(i) for i in told])}
-    return Case(
-        kind=kind,
-        source=source,
-        text=tokenizer.decode_target(told),
-        src=src,
-        tgt_in=torch.tensor([tgt_in], device=network.device),
-        targets=told,
-        places=list(range(len(told))),
-        sides=sides,
-        word=pieces,
-        **more,
-    )
+    ids, targets = row
+    text = tokenizer.decode_target(targets)
+    _check_size("target", text, len(targets), len(targets), _MAX_POSITIONS)
+    piece = tokenizer.target_piece
+    sides = {"source": Side.of([tokenizer.source_piece(i) for i in ids])} if ids else {}
+    sides |= {"input": Side.of(list(map(piece, [BOS, *targets[:-1]]))), "output": Side.of(list(map(piece, targets)))}
+    nodes = None if tree is None else tree.to_json(piece, tokenizer.decode_target)
+    return Case(kind, source, text, collate([row]), sides, piece, tree=nodes, **fields)
 
 
-def _told(hypothesis: Hypothesis) -> list[int]:
-    """Its tokens, and the end of sentence where it was the model that said it."""
+def _targets(hypothesis: Hypothesis) -> list[int]:
+    """Return the tokens, with the end of sentence if the model predicted it."""
     return hypothesis.tokens if hypothesis.truncated and hypothesis.tokens else [*hypothesis.tokens, EOS]
 
 
-def _settings(config: Config, beam: int | None, **more: int) -> SearchSettings:
-    """The model's own search, asked for as many hypotheses as it keeps."""
-    settings = SearchSettings.of(config.search, **more, **({} if beam is None else {"beam": beam}))
+def _settings(config: Config, beam: int | None, **overrides: int) -> SearchSettings:
+    """Return the search settings of the model, with an n-best list of all beams."""
+    settings = SearchSettings.of(config.search, **overrides, **({} if beam is None else {"beam": beam}))
     return SearchSettings.of(settings, nbest=settings.beam)
 
 
-# -------------------------------------------------------------------------------------------- models that give labels
+# ------------------------------------------------------------------------------------------ models that predict labels
 
 
-def _tags(loaded: Loaded, source: str, target: str | None) -> Case:
+def _labels(loaded: LoadedModel, source: str, target: str | None) -> Case:
+    """Return the case of the tags of words, or of the class of a text."""
     _, vocabulary, config = loaded
     assert isinstance(vocabulary, LabelVocabulary) and vocabulary.tokenizer is not None
-    words = _line(source, "source").split()
-    asked = [] if target is None else target.split()
-    if target is not None and len(asked) != len(words):
-        raise UsageError(f"{len(asked)} tags for {len(words)} words: give one tag a word, with spaces between them")
-    ids, marks = tagged_row([vocabulary.tokenizer.encode_word(word) for word in words], [1] * len(words))
-    _refuse_size("source", source, len(words), len(ids), config.data.max_tokens)
-    places = [place for place, mark in enumerate(marks) if mark]
-    pieces = [vocabulary.tokenizer.source_piece(i) for i in ids]
-    bounds = [*places, len(ids) - 1]
-    spans = [list(range(begin, end)) for begin, end in itertools.pairwise(bounds)]
-    side = Side(pieces, [[0], *spans, [len(ids) - 1]])
-    targets = [vocabulary.number(tag, "target") for tag in asked]
-    return _labelled("tags", loaded, source, ids, side, places, targets, words)
-
-
-def _class(loaded: Loaded, source: str, target: str | None) -> Case:
-    _, vocabulary, config = loaded
-    assert isinstance(vocabulary, LabelVocabulary) and vocabulary.tokenizer is not None
-    assert isinstance(config.model, EncoderOnlyConfig)
-    text = _line(source, "source").strip()
-    encoded = vocabulary.tokenizer.encode_source(text)
-    _refuse_size("source", text, len(encoded) - 1, len(encoded), config.data.max_tokens)
-    ids = text_source(encoded, config.model.pooling)
+    tagged, text = config.data.kind == "tagged", _single_line(source, "source").strip()
+    ids, marks = label_row(vocabulary.tokenizer, config, text)
+    words = text.split()
+    given = None if target is None else target.split() if tagged else [target.strip()]
+    if tagged and given is not None and len(given) != len(words):
+        raise UsageError(f"{len(given)} tags for {len(words)} words; give one tag per word, separated by spaces")
+    content = sum(token not in (BOS, EOS) for token in ids)
+    _check_size("source", source, content, len(ids), config.data.max_tokens)
+    batch = label_batch(torch.tensor([ids]), marks)
     side = Side.of([vocabulary.tokenizer.source_piece(i) for i in ids])
-    targets = [] if target is None else [vocabulary.number(target.strip(), "target")]
-    return _labelled("class", loaded, text, ids, side, [0], targets, [])
+    if tagged:
+        bounds = [*(position for position, mark in enumerate(marks) if mark), len(ids) - 1]
+        spans = [list(range(begin, end)) for begin, end in itertools.pairwise(bounds)]
+        side = Side(side.pieces, [[0], *spans, [len(ids) - 1]])
+        return label_case(loaded, "tags", source, side, batch, given, subjects=words)
+    return label_case(loaded, "class", text, side, batch, given)
 
 
-def _labelled(
-    kind: str,
-    loaded: Loaded,
-    source: str,
-    ids: list[int],
-    side: Side,
-    places: list[int],
-    targets: list[int],
-    about: list[str],
+def label_case(
+    loaded: LoadedModel, kind: str, source: str, side: Side, batch: Batch, given: Sequence[str] | None, **fields: Any
 ) -> Case:
-    """The case of labels at `places`; without `targets` they are those that the network finds most probable."""
+    """Return the case of labels at the targets of a batch: those `given`, otherwise the most probable ones."""
     network, vocabulary, _ = loaded
     assert isinstance(vocabulary, LabelVocabulary)
-    src = torch.tensor([ids], device=network.device)
-    nothing = torch.zeros(1, 0, dtype=torch.long, device=network.device)
-    forced = bool(targets)
-    if not forced:
-        targets = best_ids(network, src, places, never=1)
-    return Case(
-        kind=kind,
-        source=source,
-        text=" ".join(vocabulary.label(number) for number in targets),
-        src=src,
-        tgt_in=nothing,
-        targets=targets,
-        places=places,
-        sides={"source": side},
-        word=vocabulary.label,
-        never=1,
-        forced=forced,
-        about=about,
-    )
+    if given is None:
+        batch = with_predictions(network, batch)
+    else:
+        batch.tgt_out[batch.tgt_out != PAD] = torch.tensor([vocabulary.number(label, "target") for label in given])
+    text = " ".join(vocabulary.label(number) for number in batch.tgt_out[0].tolist() if number != PAD)
+    sides, forced = {"source": side}, given is not None
+    return Case(kind, source, text, batch, sides, vocabulary.label, first_id=1, forced=forced, **fields)
 
 
-def _masked(loaded: Loaded, source: str, target: str | None) -> Case:
-    """Every `MASK` of the text is a word to be found; without any, each piece is said again."""
+def label_batch(src: Tensor, marks: list[int]) -> Batch:
+    """Return a batch of one row with targets at the positions marked with 1."""
+    tgt_in = torch.zeros(1, 0, dtype=torch.long)  # not read by networks without a decoder
+    return Batch(src, None, tgt_in, torch.tensor([marks]), src.size(1), sum(marks))
+
+
+def _masked(loaded: LoadedModel, source: str, target: str | None) -> Case:
+    """Return the case of the masked words; without any `MASK`, each piece is predicted."""
     network, vocabulary, config = loaded
     assert isinstance(vocabulary, Tokenizer)
     if target is not None:
         raise UsageError(
-            f"target = {clip(target)!r}: a model of masked words has none; write the words into the source"
+            f"target = {clip(target)!r}: a masked language model has no target; write the words into the source"
         )
-    parts = [vocabulary.encode_source(part)[:-1] for part in _line(source, "source").split(MASK)]
-    ids = [token for part in parts for token in (BOS, *part)][1:]
-    _refuse_size("source", source, len(ids), len(ids) + 1, config.data.max_tokens)
-    places = [place for place, token in enumerate(ids) if token == BOS] or list(range(len(ids)))
-    ids.append(EOS)
-    pieces = [MASK if i == BOS else vocabulary.source_piece(i) for i in ids]
-    src = torch.tensor([ids], device=network.device)
-    targets = best_ids(network, src, places, never=EOS + 1)
-    said = dict(zip(places, targets, strict=True))
+    parts = [vocabulary.encode_source(part)[:-1] for part in _single_line(source, "source").split(MASK)]
+    ids = [token for part in parts for token in (BOS, *part)][1:]  # BOS is the id of a mask
+    _check_size("source", source, len(ids), len(ids) + 1, config.data.max_tokens)
+    marks = [int(token == BOS) for token in ids] if BOS in ids else [1] * len(ids)
+    src = torch.tensor([[*ids, EOS]])
+    batch = with_predictions(network, label_batch(src, [*marks, PAD]), first=EOS + 1)
+    pieces = [MASK if i == BOS else vocabulary.source_piece(i) for i in [*ids, EOS]]
     return Case(
-        kind="masked",
-        source=source,
-        text=vocabulary.decode_target([said.get(place, token) for place, token in enumerate(ids)]),
-        src=src,
-        tgt_in=torch.zeros(1, 0, dtype=torch.long, device=network.device),
-        targets=targets,
-        places=places,
-        sides={"source": Side.of(pieces)},
-        word=vocabulary.target_piece,
-        never=EOS + 1,
-        about=[pieces[place] for place in places],
+        "masked",
+        source,
+        vocabulary.decode_target(torch.where(batch.tgt_out != PAD, batch.tgt_out, src)[0].tolist()),
+        batch,
+        {"source": Side.of(pieces)},
+        vocabulary.target_piece,
+        first_id=EOS + 1,
+        subjects=[piece for piece, mark in zip(pieces, marks, strict=False) if mark],
     )
 
 
-def best_ids(network: Network, src: Tensor, places: Sequence[int], never: int) -> list[int]:
-    """The most probable output from id `never` on at each of the places."""
-    with torch.no_grad():
-        logits = network(src, None, torch.zeros(1, 0, dtype=torch.long, device=src.device))
-    found: list[int] = (logits[0, list(places), never:].argmax(-1) + never).tolist()
-    return found
+# ----------------------------------------------------------------------------------------------------- checks and words
 
 
-# ---------------------------------------------------------------------------------------------------------- checking
+def _single_line(text: str, name: str) -> str:
+    """Return the text with line breaks replaced by spaces, as for translation."""
+    return check_text(text, name).replace("\n", " ").replace("\r", " ")
 
 
-def _line(text: str, name: str) -> str:
-    """The text with its line ends as spaces, as translation takes it."""
-    _refuse_half_pairs(text, name)
-    return text.replace("\n", " ").replace("\r", " ")
-
-
-def _refuse_half_pairs(text: str, name: str) -> None:
-    if has_lone_surrogate(text):
-        raise UsageError(f"the {name} holds what is no character (half a surrogate pair); give it in UTF-8")
-
-
-def _refuse_size(name: str, text: str, words: int, tokens: int, longest: int) -> None:
-    """Raise UsageError where there is nothing, or more than the model, or a page, can take."""
-    if not words:
+def _check_size(name: str, text: str, content: int, tokens: int, max_tokens: int) -> None:
+    """Raise UsageError if there is no content, or too many tokens for the model or a page."""
+    if not content:
+        raise UsageError(f"the {name} is empty ({clip(text)!r}); give a text with at least one word")
+    limit = min(max_tokens, _MAX_POSITIONS)
+    if tokens > limit:
+        reason = "of the model" if max_tokens < _MAX_POSITIONS else "of a page"
         raise UsageError(
-            f"the {name} is empty ({clip(text)!r}): there is nothing to explain; give a text with a word in it"
-        )
-    if tokens > min(longest, MOST):
-        why = f"the model takes {longest} at once" if longest < MOST else f"a page of maps shows at most {MOST}"
-        raise UsageError(
-            f"a {name} of {tokens} tokens ({clip(text, 40)!r}), and {why}: nothing is cut here; explain one sentence, "
-            "or a shorter text"
+            f"a {name} of {tokens} tokens ({clip(text, 40)!r}) exceeds the limit {reason}, {limit} tokens; texts are"
+            " not truncated: explain one sentence, or a shorter text"
         )
 
 
-def _words(pieces: Sequence[str]) -> list[list[int]]:
-    """Which pieces make up a word: letters and digits that follow each other without a space (sentencepiece's "▁").
-
-    What is no letter is a word of its own, and so is each piece of a script that is written without spaces.
-    """
-    words: list[list[int]] = []
-    for place, piece in enumerate(pieces):
-        if words and _joins(pieces[place - 1], piece):
-            words[-1].append(place)
-        else:
-            words.append([place])
-    return words
-
-
-def _joins(before: str, piece: str) -> bool:
-    if piece.startswith("▁"):
+def _same_word(before: str, piece: str) -> bool:
+    if piece.startswith("▁") or piece in _SPECIAL:
         return False
-    if before == "▁":
-        return not _is_special(piece)
-    return _inside(before[-1:], before) and _inside(piece[:1], piece)
-
-
-def _inside(character: str, piece: str) -> bool:
-    """Whether a word can go on here: a letter, a mark or a digit, or a byte of one (`<0xE4>`)."""
-    if re.fullmatch(r"<0x[0-9A-F]{2}>", piece):
-        return True
-    return character.isalnum() and not _is_special(piece) and not _SCRIPT_WITHOUT_SPACES.match(character)
-
-
-def _is_special(piece: str) -> bool:
-    return piece in ("<s>", "</s>", "<unk>", "<pad>", MASK)
+    return before == "▁" or bool(re.search(f"{_LETTER}$", before) and re.match(_LETTER, piece))

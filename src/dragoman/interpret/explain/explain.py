@@ -1,45 +1,48 @@
-"""One input through one model, opened up: what it said and how surely, where it looked, what each layer would have
-said, how the search came to it, and the walk through it step by step.
+"""Explanation of one input: predictions with probabilities, attention, states, logit lens, search tree, walkthrough.
 
 Letters: T target positions, V vocabulary (or labels).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dragoman.config.section import Section
-from dragoman.interpret.explain.cases import Case, Loaded, Side, read_text_case, refuse_search
+from dragoman.data.batching import Batch
+from dragoman.data.tokenizer import PAD
+from dragoman.interpret.attentions import record_pass, weight_taps
+from dragoman.interpret.explain.cases import Case, LoadedModel, Side, check_no_search, read_text_case
 from dragoman.interpret.explain.image_case import read_image_case
-from dragoman.interpret.explain.lens import logits_after, streams
-from dragoman.interpret.explain.maps import attention_maps, attention_names, state_names, states
-from dragoman.interpret.explain.page import write_explanation
-from dragoman.interpret.occlusion import drops, shares
+from dragoman.interpret.explain.maps import attention_maps, state_maps, state_taps
+from dragoman.interpret.occlusion import normalized_drops, occlusion_drops
 from dragoman.interpret.walkthrough import Labels, walkthrough
+from dragoman.models.encoder_only import EncoderOnly, pool
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Network
+from dragoman.models.vision import Vision
 from dragoman.nn.modes import evaluating
-from dragoman.nn.record import Recording, record
+from dragoman.nn.record import Recording
 from dragoman.pages.packing import packed
+from dragoman.pages.page import render, write_page
 
-__all__ = ["Answer", "Explanation", "explain", "write_explanation"]
+__all__ = ["Explanation", "Prediction", "explain", "write_explanation"]
 
 _ALTERNATIVES = 6
-_SAID_A_LAYER = 3
+_LENS_ALTERNATIVES = 3
 
 
 @dataclass(frozen=True)
-class Answer:
-    """One thing that was said: a target token, a tag, a class.
+class Prediction:
+    """A predicted or given target: a token, a tag or a class.
 
-    about: what it is said of (a word that got a tag, a mask), "" of a token.  log_prob: natural, given all that came
-    before.  rank: its place among everything that could have been said there, from 1.  given: it was not said but
-    given.  alternatives: the most probable things to say there, with their probabilities.
+    about: the word of a tag, or the mask; "" for a token.  log_prob: given all tokens before it.  rank: by probability,
+    from 1.  given: part of the prompt.  alternatives: the most probable outputs with their probabilities.
     """
 
     piece: str
@@ -52,14 +55,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class Explanation:
-    """All that a page shows of one input (`write_explanation`).
+    """The data of a page; see `Case` for what it shares with the case of the input.
 
-    kind: "translation", "continuation", "tags", "class", "masked" or "image".  source, text: what went in and came
-    out.  forced: the target was given, nothing was searched.  flags: as of `translate.Translation`.  sides: the tokens
-    that maps have for rows and columns.  maps, states: see `maps`.  effect: of a model that reads a source and
-    writes, a map of `leaving_out.shares` with the "drops" behind it.  lens: a row a layer, in it of each answer
-    {"top": the most probable things to say, "prob": of what was said, "rank"}.  tree: see `beam_tree`.  image: its
-    pixels and how many patches it is across.  walk: see `walkthrough`.
+    flags: as in `Translation`.  maps, states: see `explain.maps`.  occlusion: for translation, a map of
+    `normalized_drops`, with `occlusion_drops` as "drops".  lens: per layer its "predictions", with the most probable
+    outputs "top", and "prob" and "rank" of each target.  walk: see `interpret.walkthrough`.
     """
 
     kind: str
@@ -69,10 +69,10 @@ class Explanation:
     flags: tuple[str, ...]
     model: dict[str, Any]
     sides: dict[str, Side]
-    answers: list[Answer]
+    predictions: list[Prediction]
     maps: list[dict[str, Any]]
     states: list[dict[str, Any]]
-    effect: dict[str, Any] | None
+    occlusion: dict[str, Any] | None
     lens: list[dict[str, Any]]
     tree: dict[str, Any] | None
     image: dict[str, Any] | None
@@ -80,162 +80,153 @@ class Explanation:
 
     @property
     def log_prob(self) -> float:
-        """Of what was said: the sum over the answers that were not given."""
-        return sum(answer.log_prob for answer in self.answers if not answer.given)
+        """The sum over the predictions that are not given."""
+        return sum(prediction.log_prob for prediction in self.predictions if not prediction.given)
 
-    def to_json(self) -> dict[str, Any]:
-        """The same as plain lists and dictionaries."""
-        return asdict(self)
+    to_json = asdict
 
 
 def explain(
-    model: str | Path | Loaded,
+    model: str | Path | LoadedModel,
     source: Any,
     target: str | None = None,
     *,
     beam: int | None = None,
     device: str | torch.device = "cpu",
 ) -> Explanation:
-    """Look into one input.
+    """Explain one input; no input is truncated.
 
-    model: a run or model folder, or what `load_network` gave.  source: a sentence; the beginning of a text for a
-    language model; words with spaces between them for a tagger; an image's number, file or array (`read_image_case`).
-    target: what is explained in place of what the model says itself (a translation, a text's continuation, a tag a
-    word, a class).  beam: hypotheses kept a step; default: the model's.  Raises UsageError for what the model cannot
-    take, nothing is cut; ModelFolderError, DataError.
+    Args:
+        model: A run or model folder, or the result of `load_network`.
+        source: A sentence; a prompt for a language model; words separated by spaces for a tagger; the number, file or
+            array of an image (`read_image_case`).
+        target: Replaces the model's own output: a translation, a continuation, one tag per word, or a class.
+        beam: Beam size; default: that of the model.
+
+    Raises UsageError for an input that the model does not accept; ModelFolderError; DataError.
     """
-    named = isinstance(model, str | Path)
-    loaded: Loaded = load_network(model, device) if isinstance(model, str | Path) else model
+    loaded = load_network(model, device) if isinstance(model, str | Path) else model
     network, _, config = loaded
     with evaluating(network):
         if config.data.kind == "images":
-            refuse_search(beam, "this model gives labels and searches nothing")
+            check_no_search(beam, "this model predicts labels, without a search")
             case = read_image_case(loaded, source, target)
         else:
             case = read_text_case(loaded, str(source), target, beam)
-        logits, seen = _look(network, case)
-        effect = _effect(network, case)
-        walk = _walk(network, case)
-    log_probs = _log_probs(logits, case)
-    name = Path(str(model)).resolve().name if named else config.model.architecture
-    return Explanation(
-        kind=case.kind,
-        source=case.source,
-        text=case.text,
-        forced=case.forced,
-        flags=case.flags,
-        model=_facts(name, loaded),
-        sides=case.sides,
-        answers=_answers(case, log_probs),
-        maps=attention_maps(network, seen),
-        states=states(network, seen),
-        effect=effect,
-        lens=_lens(network, case, seen),
-        tree=case.tree,
-        image=case.image,
-        walk=walk,
-    )
+        batch = case.batch.to(network.device)
+        taps = [*weight_taps(network), *state_taps(network), *_layer_streams(network)]
+        logits, recording = record_pass(network, batch, taps, head=None)
+        return Explanation(
+            kind=case.kind,
+            source=case.source,
+            text=case.text,
+            forced=case.forced,
+            flags=case.flags,
+            model=_facts(Path(str(model)).resolve().name if loaded is not model else "", loaded),
+            sides=case.sides,
+            predictions=_predictions(case, logits),
+            maps=attention_maps(network, recording),
+            states=state_maps(network, recording),
+            occlusion=_occlusion(network, batch) if case.kind == "translation" else None,
+            lens=_lens(network, case, recording),
+            tree=case.tree,
+            image=case.image,
+            walk=_walk(network, case, batch),
+        )
 
 
-def _look(network: Network, case: Case) -> tuple[Tensor, Recording]:
-    """The network's logits (1, T, V), and what passed on the way."""
-    names = [*attention_names(network), *state_names(network), *streams(network)]
-    with torch.no_grad(), record(network, *names) as seen:
-        logits: Tensor = network(case.src, None, case.tgt_in)
-    return logits, seen
-
-
-def _log_probs(logits: Tensor, case: Case) -> Tensor:
-    """Logits (1, T, V) -> natural log-probabilities of the answers (answers, V); what is no answer has -inf."""
-    rows = logits[0, case.places].float()
-    rows[:, : case.never] = float("-inf")
-    return torch.log_softmax(rows, dim=-1).cpu()
-
-
-def _top(case: Case, row: Tensor, count: int) -> list[tuple[str, float]]:
-    """The most probable things to say by log-probabilities (V,)."""
-    values, numbers = row.topk(min(count, row.numel() - case.never))
-    return [(case.word(i), p) for i, p in zip(numbers.tolist(), values.exp().tolist(), strict=True)]
-
-
-def _answers(case: Case, log_probs: Tensor) -> list[Answer]:
-    answers = []
-    for place, (target, row) in enumerate(zip(case.targets, log_probs, strict=True)):
-        answers.append(
-            Answer(
-                piece=case.word(target),
-                about=case.about[place] if case.about else "",
+def _predictions(case: Case, logits: Tensor) -> list[Prediction]:
+    """logits: (1, T, V)."""
+    rows = logits[0, case.positions].float()
+    rows[:, : case.first_id] = float("-inf")
+    predictions = []
+    for index, (target, row) in enumerate(zip(case.targets, torch.log_softmax(rows, dim=-1).cpu(), strict=True)):
+        top, ids = row.topk(min(_ALTERNATIVES, row.numel() - case.first_id))
+        predictions.append(
+            Prediction(
+                piece=case.piece(target),
+                about=case.subjects[index] if case.subjects else "",
                 log_prob=float(row[target]),
                 rank=1 + int((row > row[target]).sum()),
-                given=place < case.given,
-                alternatives=_top(case, row, _ALTERNATIVES),
+                given=index < case.given,
+                alternatives=[(case.piece(i), p) for i, p in zip(ids.tolist(), top.exp().tolist(), strict=True)],
             )
         )
-    return answers
+    return predictions
 
 
-def _lens(network: Network, case: Case, seen: Recording) -> list[dict[str, Any]]:
+def _stack(network: Network) -> str:
+    """Return the path of the module whose layers the output layer reads; "" for the network itself."""
+    return next(name for name in ("decoder", "encoder", "") if not name or hasattr(network, name))
+
+
+def _layer_streams(network: Network) -> list[str]:
+    """Return the taps of the layers that lead to the output layer, in order."""
+    stack = _stack(network)
+    layers = getattr(network.get_submodule(stack), "layers", ())
+    return [f"{stack}{'.' if stack else ''}layers.{number}.stream" for number in range(len(layers))]
+
+
+def _lens(network: Network, case: Case, recording: Recording) -> list[dict[str, Any]]:
+    """Return the predictions softmax(output(final_norm(x))) of the stream x of each layer (nostalgebraist 2020)."""
+    norm = getattr(network.get_submodule(_stack(network)), "final_norm", nn.Identity())
     layers = []
-    for name, logits in logits_after(network, {name: seen.joined(name) for name in streams(network)}).items():
-        log_probs = _log_probs(logits, case)
-        said = [
-            {
-                "top": _top(case, row, _SAID_A_LAYER),
-                "prob": float(row[target].exp()),
-                "rank": 1 + int((row > row[target]).sum()),
-            }
-            for target, row in zip(case.targets, log_probs, strict=True)
-        ]
-        layers.append({"name": name, "shape": list(seen.joined(name).shape), "said": said})
+    for name in _layer_streams(network):
+        x = recording.joined(name)
+        with torch.no_grad():
+            hidden = norm(x[:, :1] if isinstance(network, Vision) else x)  # the class token of an image
+            hidden = pool(hidden, None, network.pooling) if isinstance(network, EncoderOnly) else hidden
+            predictions = [
+                {"top": p.alternatives[:_LENS_ALTERNATIVES], "prob": math.exp(p.log_prob), "rank": p.rank}
+                for p in _predictions(case, network.output(hidden))
+            ]
+        layers.append({"name": name, "shape": list(x.shape), "predictions": predictions})
     return layers
 
 
-def _effect(network: Network, case: Case) -> dict[str, Any] | None:
-    if case.kind != "translation":
-        return None
-    drop = drops(network, case.src, case.tgt_in, torch.tensor(case.targets, device=case.src.device))
+def _occlusion(network: Network, batch: Batch) -> dict[str, Any]:
+    drops = occlusion_drops(network, batch.src, batch.tgt_in, batch.tgt_out[0])
     return {
         "rows": "output",
         "columns": "source",
-        "weights": packed(shares(drop)[None]),
-        "drops": [[round(x, 3) for x in row] for row in drop.tolist()],
+        "weights": packed(normalized_drops(drops)[None]),
+        "drops": [[round(x, 3) for x in row] for row in drops.tolist()],
     }
 
 
-def _walk(network: Network, case: Case) -> dict[str, Any]:
-    """The walk through one training step of this pair, with what was said as the target."""
-    rows = 1 if case.kind in ("class", "image") else case.tgt_in.size(1) or case.src.size(1)
-    targets = torch.zeros(1, rows, dtype=torch.long, device=case.src.device)
-    targets[0, case.places] = torch.tensor(case.targets, device=case.src.device)
+def _walk(network: Network, case: Case, batch: Batch) -> dict[str, Any]:
+    """Return the walkthrough of one training step with this input and these targets."""
     sides = {name: [_readable(piece) for piece in side.pieces] for name, side in case.sides.items()}
-    told = dict(zip(case.places, (_readable(case.word(target)) for target in case.targets), strict=True))
-    width = case.src.size(1)
+    s = batch.src.size(1)
     labels = Labels(
-        source=sides["source"][-width:] if width else [],  # of an image the patches, not the class token
+        source=sides["source"][-s:] if s else [],  # without the class token of an image
         target_in=sides.get("input", []),
-        targets=[told.get(row, "–") for row in range(rows)],
-        words=lambda number: _readable(case.word(number)) if number >= case.never else "–",
+        targets=[_readable(case.piece(target)) if target != PAD else "–" for target in batch.tgt_out[0].tolist()],
+        words=lambda number: _readable(case.piece(number)) if number >= case.first_id else "–",
     )
-    return walkthrough(network, case.src, None, case.tgt_in, targets, labels)
+    return walkthrough(network, batch.src, None, batch.tgt_in, batch.tgt_out, labels)
 
 
 def _readable(piece: str) -> str:
-    """A piece without sentencepiece's sign for a space."""
+    """Return a piece without the space of sentencepiece."""
     return piece.removeprefix("▁") or "␣"
 
 
-def _facts(name: str, loaded: Loaded) -> dict[str, Any]:
-    """What the page says of the model."""
+def _facts(name: str, loaded: LoadedModel) -> dict[str, Any]:
+    """Return the description of the model."""
     network, _, config = loaded
     section, data = dict(config.model), config.data
-    whole = {key: value for key, value in section.items() if isinstance(value, int) and not isinstance(value, bool)}
-    kinds = {key: str(getattr(value, "kind", "")) for key, value in section.items() if isinstance(value, Section)}
     return {
-        "name": name,
+        "name": name or config.model.architecture,
         "architecture": config.model.architecture,
         "data": data.kind,
         "languages": [data.source_language, data.target_language] if data.kind == "parallel" else None,
         "parameters": network.parameter_count(),
-        "sizes": whole,
-        "kinds": kinds,
+        "sizes": {key: value for key, value in section.items() if type(value) is int},
+        "kinds": {key: str(getattr(value, "kind", "")) for key, value in section.items() if isinstance(value, Section)},
     }
+
+
+def write_explanation(path: str | Path, explanation: Explanation) -> Path:
+    """Write the page atomically and return `path`.  Raises DragomanError if it cannot be written."""
+    return write_page(Path(path), render("explain.html", title="Dragoman: explanation", data=explanation.to_json()))

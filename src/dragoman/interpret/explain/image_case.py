@@ -1,4 +1,4 @@
-"""An image ready to be looked into: by its number in the data, from a file, or as an array."""
+"""The case of an image: by its number in the validation data, from a file, or from an array."""
 
 from __future__ import annotations
 
@@ -11,94 +11,82 @@ from numpy.typing import NDArray
 
 from dragoman.config import ImageData, VisionConfig, resolve_path
 from dragoman.data.readers.images import LabelledImages, as_images, load_digits, read_images, split_off
-from dragoman.data.vocabulary import LabelVocabulary
 from dragoman.errors import DataError, UsageError
-from dragoman.interpret.explain.cases import Case, Loaded, Side, best_ids
+from dragoman.interpret.explain.cases import Case, LoadedModel, Side, label_batch, label_case
 from dragoman.models.vision import patches
 from dragoman.pages.packing import packed
 
 __all__ = ["read_image_case"]
 
 _HELD_OUT = 0.2
-"""The share of images that training keeps for validation where no other images are named (docs/tasks.md)."""
+"""The share of images that training uses for validation if `data.valid` is not set."""
+
+Pixels = NDArray[np.float32]
 
 
-def read_image_case(loaded: Loaded, source: Any, target: str | None) -> Case:
-    """The case of an image and a model of images.
+def read_image_case(loaded: LoadedModel, source: Any, target: str | None) -> Case:
+    """Return the case of an image.
 
-    source: a number (of the images that training kept for validation), a `.npy` file of one image, a `.npz` file with
-    `images` (FILE.npz:NUMBER where it holds several), or an array (height, width[, channels]).  Raises UsageError and
-    DataError for anything else, and for an image of another size than the model takes.
+    source: a number of the validation images, a `.npy` file with one image, a `.npz` file with `images` (append :NUMBER
+    if it has several), or an array (height, width[, channels]).  Raises UsageError and DataError for anything else, and
+    for an image of another size than that of the model.
     """
-    network, vocabulary, config = loaded
-    assert isinstance(vocabulary, LabelVocabulary) and isinstance(config.model, VisionConfig)
-    assert isinstance(config.data, ImageData)
-    image, where, label = _image(source, config.data)
-    size, channels = config.model.image_size, config.model.channels
+    config = loaded[2]
+    assert isinstance(config.model, VisionConfig) and isinstance(config.data, ImageData)
+    image, name, label = _read(source, config.data)
+    size, channels, patch = config.model.image_size, config.model.channels, config.model.patch
     if image.shape != (size, size, channels):
         height, width, found = image.shape
         raise UsageError(
-            f"{where}: an image of {height} x {width} pixels, {found} channels, and the model takes {size} x {size}, "
-            f"{channels} channels; scale or crop the image"
+            f"{name}: {height} x {width} pixels with {found} channels; accepted by this model: {size} x {size} with "
+            f"{channels} channels. Scale or crop the image"
         )
-    src = patches(torch.from_numpy(image[None]), config.model.patch).contiguous().to(network.device)
-    forced = target is not None
-    targets = best_ids(network, src, [0], 1) if target is None else [vocabulary.number(target.strip(), "target")]
-    across = size // config.model.patch
+    across = size // patch
     pieces = ["<class>", *(f"{row + 1},{column + 1}" for row in range(across) for column in range(across))]
-    return Case(
-        kind="image",
-        source=where,
-        text=vocabulary.label(targets[0]),
-        src=src,
-        tgt_in=torch.zeros(1, 0, dtype=torch.long, device=network.device),
-        targets=targets,
-        places=[0],
-        sides={"source": Side.single(pieces)},
-        word=vocabulary.label,
-        never=1,
-        forced=forced,
-        image={"across": across, "label": label, "pixels": packed(torch.from_numpy((image + 1) / 2))},
-    )
+    side = Side(pieces, [[index] for index in range(len(pieces))])
+    src = patches(torch.from_numpy(image[None]), patch).contiguous()
+    given = None if target is None else [target.strip()]
+    pixels = {"across": across, "label": label, "pixels": packed(torch.from_numpy((image + 1) / 2))}
+    return label_case(loaded, "image", name, side, label_batch(src, [1]), given, image=pixels)
 
 
-def _image(source: Any, data: ImageData) -> tuple[NDArray[np.float32], str, str | None]:
-    """(height, width, channels) from -1 to 1, where it comes from, and its true label where that is known."""
+def _read(source: Any, data: ImageData) -> tuple[Pixels, str, str | None]:
+    """Return the image (height, width, channels) from -1 to 1, its name, and its label if known."""
     if isinstance(source, np.ndarray):
         return as_images(source[None], "the image")[0], "an image", None
     text = str(source).strip()
     if text.isdecimal():
-        return _numbered(_validation(data), int(text), "the images kept for validation")
+        return _select(_validation(data), int(text), "the validation images")
     name, _, number = text.rpartition(":") if text.rpartition(":")[2].isdecimal() else (text, "", "")
     path = Path(name)
     if path.suffix not in (".npy", ".npz"):
         raise UsageError(
-            f"source = {text!r}: no image; accepted: a number (of the images kept for validation), a .npy file of one "
-            "image, or a .npz file with images (FILE.npz:NUMBER where it holds several)"
+            f"invalid image {text!r}; accepted: a number (of the validation images), a .npy file with one image, or a "
+            ".npz file with images (FILE.npz:NUMBER if it has several)"
         )
     if not path.is_file():
-        raise UsageError(f"{path}: no such file; name a .npy or .npz file, or an image by its number")
+        raise UsageError(f"{path}: no such file; give a .npy or .npz file, or the number of an image")
     if path.suffix == ".npy":
         return as_images(_array(path)[None], str(path))[0], path.name, None
     images = read_images(path)
-    if not number and len(images.labels) > 1:
-        raise UsageError(f"{path}: {len(images.labels)} images; name one: {path}:0 ... {path}:{len(images.labels) - 1}")
-    return _numbered(images, int(number or 0), path.name)
+    count = len(images.labels)
+    if not number and count > 1:
+        raise UsageError(f"{path}: {count} images; select one: {path}:0 ... {path}:{count - 1}")
+    return _select(images, int(number or 0), path.name)
 
 
-def _numbered(images: LabelledImages, number: int, where: str) -> tuple[NDArray[np.float32], str, str | None]:
+def _select(images: LabelledImages, number: int, name: str) -> tuple[Pixels, str, str | None]:
     if number >= len(images.labels):
-        raise UsageError(f"image {number} of {where}: there are {len(images.labels)}, numbered from 0")
-    image = cast("NDArray[np.float32]", images.images[number])
-    return image, f"image {number} of {where}", str(images.labels[number])
+        raise UsageError(f"image {number} of {name} does not exist; accepted: 0 to {len(images.labels) - 1}")
+    return cast(Pixels, images.images[number]), f"image {number} of {name}", str(images.labels[number])
 
 
 def _validation(data: ImageData) -> LabelledImages:
-    """The images that training did not see, as `training.images.ImageTask` takes them."""
+    """Return the images that training uses for validation."""
     if data.valid is not None:
         return read_images(resolve_path(data.valid, data.root))
-    whole = load_digits() if data.train is None else read_images(resolve_path(data.train, data.root))
-    return split_off(whole, _HELD_OUT)[1]
+    images = load_digits() if data.train is None else read_images(resolve_path(data.train, data.root))
+    return split_off(images, _HELD_OUT)[1]
 
 
 def _array(path: Path) -> NDArray[Any]:
@@ -106,6 +94,6 @@ def _array(path: Path) -> NDArray[Any]:
         array: NDArray[Any] = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise DataError(
-            f"{path}: cannot be read: {error}; accepted: an array of one image, as numpy.save writes it"
+            f"{path}: cannot be read: {error}; accepted: an array with one image, written by numpy.save"
         ) from None
     return array

@@ -1,12 +1,12 @@
-"""Word alignment: read a given one, make one of attention, and say how far they agree.
+"""Word alignments: gold alignments, links from attention weights, and their agreement.
 
     AER = 1 - (|A ∩ S| + |A ∩ P|) / (|A| + |S|)                                                  (Och and Ney 2003)
 
-A are the links that were found, S the given links that are sure, P those that are possible, the sure ones among them.
-Attention links each word of the target to the word of the source that it looks at most.  Words come in pieces: the
-weights on the pieces of a source word are added, those of the pieces of a target word averaged.
+A are the predicted links, S the sure gold links, P the possible gold links, which include the sure ones.  Attention
+links each target word to the source word with the largest weight, after summing the weights over the pieces of a source
+word and averaging them over the pieces of a target word.
 
-Letters: H heads, T target pieces, S source pieces, n units of the target, m units of the source.
+Letters: H heads, T target pieces, S source pieces, n target units, m source units.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dragoman.io.lines import clip, read_lines
 
 __all__ = [
     "Agreement",
-    "Gold",
+    "GoldAlignment",
     "Link",
     "Unit",
     "alignment_error_rate",
@@ -39,15 +39,15 @@ __all__ = [
 ]
 
 Link = tuple[int, int]
-"""A unit of the source and one of the target, by their numbers from 0."""
+"""Index of a source unit and of a target unit."""
 
 _END = 1 << 30
-_MOST_PROBLEMS = 5
+_MAX_PROBLEMS = 5
 _SPECIAL = ("<s>", "</s>", "<pad>")
 
 
 class Unit(NamedTuple):
-    """A word of a text, or the part of it from character `begin` to `end` (not included)."""
+    """A word of a text, or its characters from `begin` to `end` (exclusive)."""
 
     word: int
     begin: int = 0
@@ -55,69 +55,54 @@ class Unit(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Gold:
-    """The given alignment of a sentence pair.  Attention at pieces that belong to no unit does not count."""
+class GoldAlignment:
+    """The gold alignment of a sentence pair; pieces outside all units are ignored.  possible: includes `sure`."""
 
     source: tuple[Unit, ...]
     target: tuple[Unit, ...]
     sure: frozenset[Link]
     possible: frozenset[Link]
-    """The sure ones among them."""
 
 
-# -------------------------------------------------------------------------------------------------------- given links
+def read_alignment(path: Path, sources: Sequence[str], targets: Sequence[str]) -> list[GoldAlignment]:
+    """Read a file in Pharaoh format, one sentence pair per line: `0-0 1-2 2?1`.
 
-
-def read_alignment(path: Path, sources: Sequence[str], targets: Sequence[str]) -> list[Gold]:
-    """The alignment of each pair from a file in Pharaoh's format, one pair a line: `0-0 1-2 2?1`.
-
-    A link is a word of the source and one of the target, from 0, words being what spaces part; `-` is sure, `?` or `p`
-    possible.  Raises DataError, with the first problems at once, for another number of lines, what is no link, and
-    words that there are not.
+    A link joins a source word and a target word, counted from 0 and separated by spaces in the text; `-` is sure, `?`
+    or `p` possible.  Raises DataError that lists the first problems: another number of lines, malformed links, indices
+    out of range.
     """
     lines = list(read_lines(path))
     if not len(lines) == len(sources) == len(targets):
         raise DataError(
-            f"{path} has {len(lines):,} lines, the source {len(sources):,} and the target {len(targets):,}: line n of "
-            "one belongs to line n of the others; give the files that the alignment was made for"
+            f"{path} has {len(lines):,} lines, the source {len(sources):,} and the target {len(targets):,}; give files "
+            "whose lines correspond"
         )
     golds, problems = [], []
-    for number, row in enumerate(zip(lines, sources, targets, strict=True), start=1):
-        text, source, target = row[0], row[1].split(), row[2].split()
-        sure, possible, wrong = _links(text, len(source), len(target))
-        problems += [f"{path}, line {number:,}: {problem}" for problem in wrong]
-        golds.append(Gold(_words(source), _words(target), sure, sure | possible))
+    for number, (text, source, target) in enumerate(zip(lines, sources, targets, strict=True), start=1):
+        m, n = len(source.split()), len(target.split())
+        links: dict[str, set[Link]] = {"-": set(), "?": set(), "p": set()}
+        for token in text.split():
+            match = re.fullmatch(r"(\d+)([-?p])(\d+)", token)
+            if match is None:
+                problems.append(f'{path}, line {number:,}: invalid link "{clip(token, 40)}"')
+                continue
+            link = int(match[1]), int(match[3])
+            if link[0] >= m or link[1] >= n:
+                problems.append(f"{path}, line {number:,}: {token}: the source has {m} words and the target {n}")
+            links[match[2]].add(link)
+        sure, possible = frozenset(links["-"]), frozenset(links["-"] | links["?"] | links["p"])
+        golds.append(GoldAlignment(tuple(map(Unit, range(m))), tuple(map(Unit, range(n))), sure, possible))
     if problems:
-        more = ["..."] if len(problems) > _MOST_PROBLEMS else []
+        more = ["..."] if len(problems) > _MAX_PROBLEMS else []
         accepted = "accepted: links such as 0-0 (sure) or 1?2 (possible), source word and target word from 0"
-        raise DataError("\n".join([*problems[:_MOST_PROBLEMS], *more, accepted]))
+        raise DataError("\n".join([*problems[:_MAX_PROBLEMS], *more, accepted]))
     return golds
 
 
-def _words(words: Sequence[str]) -> tuple[Unit, ...]:
-    return tuple(Unit(number) for number in range(len(words)))
+def alignment_error_rate(found: Iterable[Collection[Link]], golds: Iterable[GoldAlignment]) -> float:
+    """Return the AER of predicted links over a corpus, from 0 (perfect) to 1.
 
-
-def _links(text: str, m: int, n: int) -> tuple[frozenset[Link], frozenset[Link], list[str]]:
-    """Sure and possible links of a line for m source and n target words, and what is wrong with it."""
-    found: dict[str, set[Link]] = {"-": set(), "?": set()}
-    wrong = []
-    for token in text.split():
-        match = re.fullmatch(r"(\d+)([-?p])(\d+)", token)
-        if match is None:
-            wrong.append(f'"{clip(token, 40)}" is no link')
-            continue
-        link = int(match[1]), int(match[3])
-        if link[0] >= m or link[1] >= n:
-            wrong.append(f"{token}: the source has {m} words here and the target {n}")
-        found["-" if match[2] == "-" else "?"].add(link)
-    return frozenset(found["-"]), frozenset(found["?"]), wrong
-
-
-def alignment_error_rate(found: Iterable[Collection[Link]], golds: Iterable[Gold]) -> float:
-    """AER of links found against those given, over a whole corpus; 0 is perfect.
-
-    Raises UsageError where there is neither a found nor a sure link, or the numbers of sentences differ.
+    Raises UsageError if there is no predicted and no sure link, or if the numbers of sentences differ.
     """
     hits = total = 0
     try:
@@ -126,52 +111,49 @@ def alignment_error_rate(found: Iterable[Collection[Link]], golds: Iterable[Gold
             hits += len(a & gold.sure) + len(a & gold.possible)
             total += len(a) + len(gold.sure)
     except ValueError:
-        raise UsageError("the numbers of sentences found and given differ: give the links of the same ones") from None
+        raise UsageError("the numbers of sentences differ; give predicted and gold links of the same ones") from None
     if not total:
-        raise UsageError("no link was found and none given: there is nothing to compare")
+        raise UsageError("no predicted and no sure link: there is nothing to compare")
     return 1 - hits / total
 
 
 # ------------------------------------------------------------------------------------------------ from pieces to units
 
 
-def _places(pieces: Iterable[str]) -> Iterator[Unit]:
-    """Where each piece lies: its word, and from which character of it to which.
-
-    sentencepiece writes a space as "▁", so that it marks where words begin.
-    """
-    word, place, ended = -1, 0, True
+def _spans(pieces: Iterable[str]) -> Iterator[Unit]:
+    """Yield the word and the characters of each piece; in sentencepiece, "▁" stands for a space."""
+    word, begin, ended = -1, 0, True
     for piece in pieces:
         if piece in _SPECIAL:
             yield Unit(-1)
             continue
         letters = piece.replace("▁", "")
         if word < 0 or (piece.startswith("▁") and not ended):
-            word, place, ended = word + 1, 0, True
-        yield Unit(word, place, place + len(letters))
-        place, ended = place + len(letters), ended and not letters
+            word, begin, ended = word + 1, 0, True
+        yield Unit(word, begin, begin + len(letters))
+        begin, ended = begin + len(letters), ended and not letters
 
 
 def word_count(pieces: Sequence[str]) -> int:
-    """How many words the pieces make: as many as spaces part in the text, unless it was changed to be cut up."""
-    return len({place.word for place in _places(pieces) if place.end > place.begin and place.word >= 0})
+    """Return the number of words that the pieces form; unlike that of the text if the tokenizer normalizes spaces."""
+    return len({span.word for span in _spans(pieces) if span.end > span.begin and span.word >= 0})
 
 
 def unit_of_piece(pieces: Sequence[str], units: Sequence[Unit]) -> list[int]:
-    """For each piece the unit that it shares the most characters with, or -1 (ends of sentence, what is in none)."""
+    """Return per piece the unit with which it shares the most characters, -1 if there is none."""
     of_word = defaultdict(list)
     for number, unit in enumerate(units):
         of_word[unit.word].append((number, unit))
     found = []
-    for place in _places(pieces):
-        shared = [(min(place.end, u.end) - max(place.begin, u.begin), -number) for number, u in of_word[place.word]]
+    for span in _spans(pieces):
+        shared = [(min(span.end, u.end) - max(span.begin, u.begin), -number) for number, u in of_word[span.word]]
         most, number = max(shared, default=(-1, 1))
-        found.append(-number if most > 0 or (most == 0 and place.begin == place.end) else -1)
+        found.append(-number if most > 0 or (most == 0 and span.begin == span.end) else -1)
     return found
 
 
 def join_pieces(weights: Tensor, rows: Sequence[int], columns: Sequence[int], n: int, m: int) -> Tensor:
-    """weights (..., T, S) of pieces -> (..., n, m) of units: the mean over target pieces of the sum over source pieces.
+    """Convert weights (..., T, S) of pieces to units (..., n, m): sums over source pieces, means over target pieces.
 
     rows, columns: the unit of each piece, -1 for none.  A unit without pieces has zeros.
     """
@@ -181,42 +163,42 @@ def join_pieces(weights: Tensor, rows: Sequence[int], columns: Sequence[int], n:
 
 
 def _membership(units: Sequence[int], count: int) -> Tensor:
-    """(count, pieces) 1 where the piece belongs to the unit."""
+    """Return (count, pieces), True where the piece belongs to the unit."""
     return torch.arange(count)[:, None] == torch.tensor(units, dtype=torch.long)
 
 
 class Agreement:
-    """Sums over sentences of how far the strongest links of H heads agree with the given ones."""
+    """Counts over sentences that give the AER of the strongest links of H heads."""
 
     def __init__(self) -> None:
         self.hits: Tensor | None = None
         self.total = 0
 
-    def add(self, weights: Tensor, target: Sequence[str], source: Sequence[str], gold: Gold) -> None:
-        """weights (H, T, S) at target pieces (rows) and source pieces (columns) of one sentence pair."""
+    def add(self, weights: Tensor, target: Sequence[str], source: Sequence[str], gold: GoldAlignment) -> None:
+        """Add a sentence pair.  weights: (H, T, S); target, source: the pieces of its rows and columns."""
         rows, columns = unit_of_piece(target, gold.target), unit_of_piece(source, gold.source)
-        there, here = sorted({*rows} - {-1}), {*columns}
-        if not there or here <= {-1}:
+        targets, sources = sorted({*rows} - {-1}), {*columns} - {-1}
+        if not targets or not sources:
             return
         n, m = len(gold.target), len(gold.source)
-        chosen = join_pieces(weights, rows, columns, n, m).argmax(-1).cpu()  # (H, n)
-        sure = {link for link in gold.sure if link[0] in here and link[1] in there}
-        hits = _table(sure, n, m)[torch.arange(n), chosen].int() + _table(gold.possible, n, m)[torch.arange(n), chosen]
-        self.hits = hits[:, there].sum(-1) + (0 if self.hits is None else self.hits)
-        self.total += len(there) + len(sure)
+        links = torch.arange(n), join_pieces(weights, rows, columns, n, m).argmax(-1).cpu()  # (n,), (H, n)
+        sure = {link for link in gold.sure if link[0] in sources and link[1] in targets}
+        hits = _link_matrix(sure, n, m)[links].int() + _link_matrix(gold.possible, n, m)[links]
+        self.hits = hits[:, targets].sum(-1) + (0 if self.hits is None else self.hits)
+        self.total += len(targets) + len(sure)
 
     @property
     def error_rates(self) -> list[float] | None:
-        """AER of each head; None where no sentence had links."""
+        """The AER of each head; None if no sentence had links."""
         return None if self.hits is None else (1 - self.hits / self.total).tolist()
 
 
-def _table(links: Collection[Link], n: int, m: int) -> Tensor:
-    """(n, m) True where there is a link."""
-    table = torch.zeros(n, m, dtype=torch.bool)
+def _link_matrix(links: Collection[Link], n: int, m: int) -> Tensor:
+    """Return (n, m), True where there is a link."""
+    matrix = torch.zeros(n, m, dtype=torch.bool)
     for source, target in links:
-        table[target, source] = True
-    return table
+        matrix[target, source] = True
+    return matrix
 
 
 # ------------------------------------------------------------------------------------------------- the built-in corpus
@@ -248,32 +230,32 @@ _GERMAN_PART = re.compile("|".join(sorted(_GERMAN, key=len, reverse=True)))
 _GERMAN_ENDING = re.compile(r"(?:s|(?:s?t)?e)?n?$")
 
 
-def spelled_numbers_alignment(english: str, german: str) -> Gold:
-    """The alignment of a pair of the built-in corpus, which follows from how it was made.
+def spelled_numbers_alignment(english: str, german: str) -> GoldAlignment:
+    """Return the alignment of a pair of the built-in corpus, derived from its construction; all links are sure.
 
-    The units are the parts that mean the same on both sides, numbers (`vier|und|zwanzig`: 4 and 20), months, weekdays;
-    what has no partner (`und`, articles) is no unit.  All links are sure.  Of other texts nothing is linked.
+    Units are the parts with the same meaning on both sides: numbers (`vier|und|zwanzig`: 4 and 20), months, weekdays.
+    Words without a counterpart (`und`, articles) are no units.  Other texts have no links.
     """
     parts = [list(_english_parts(english)), list(_german_parts(german))]
-    counts = [Counter(meaning for meaning, _ in some) for some in parts]
-    places: list[dict[tuple[int, int], Unit]] = [{}, {}]
-    for some, own in zip(parts, places, strict=True):
+    counts = [Counter(meaning for meaning, _ in side) for side in parts]
+    units: list[dict[tuple[int, int], Unit]] = [{}, {}]
+    for side, found in zip(parts, units, strict=True):
         seen: Counter[int] = Counter()
-        for meaning, unit in some:
+        for meaning, unit in side:
             if counts[0][meaning] == counts[1][meaning]:
-                own[meaning, seen[meaning]] = unit  # the second 4 of one side is the second 4 of the other
+                found[meaning, seen[meaning]] = unit  # the k-th 4 of one side corresponds to the k-th 4 of the other
                 seen[meaning] += 1
-    keys = list(places[0])
+    keys = list(units[0])
     links = frozenset((i, i) for i in range(len(keys)))
-    return Gold(tuple(places[0][k] for k in keys), tuple(places[1][k] for k in keys), links, links)
+    return GoldAlignment(tuple(units[0][k] for k in keys), tuple(units[1][k] for k in keys), links, links)
 
 
 def _english_parts(text: str) -> Iterator[tuple[int, Unit]]:
     for number, word in enumerate(text.split()):
         for match in re.finditer(r"[A-Za-z]+", word):
-            found = match[0]
-            tens = found.removesuffix("ieth") + "y" if found.endswith("ieth") else found
-            for name in (found, tens, found.removesuffix("th")):
+            part = match[0]
+            tens = part.removesuffix("ieth") + "y" if part.endswith("ieth") else part
+            for name in (part, tens, part.removesuffix("th")):
                 meaning = _NAMES.get(name, _ENGLISH.get(name, _ENGLISH_ORDINALS.get(name)))
                 if meaning is not None:
                     yield meaning, Unit(number, match.start(), match.end())
@@ -281,15 +263,15 @@ def _english_parts(text: str) -> Iterator[tuple[int, Unit]]:
 
 
 def _german_parts(text: str) -> Iterator[tuple[int, Unit]]:
-    for number, word in enumerate(text.split()):
-        whole = word.rstrip(",")
-        if whole in _NAMES:
-            yield _NAMES[whole], Unit(number, 0, len(whole))
+    for number, token in enumerate(text.split()):
+        word = token.rstrip(",")
+        if word in _NAMES:
+            yield _NAMES[word], Unit(number, 0, len(word))
             continue
-        parts, place = [], 0
-        while match := _GERMAN_PART.match(whole, place):
-            end = len(whole) if _GERMAN_ENDING.fullmatch(whole, match.end()) else match.end()
-            parts.append((_GERMAN[match[0]], Unit(number, place, end)))
-            place = end + 3 if whole.startswith("und", end) else end
-        if place == len(whole):  # read to the end, so that it is a number
+        parts, begin = [], 0
+        while match := _GERMAN_PART.match(word, begin):
+            end = len(word) if _GERMAN_ENDING.fullmatch(word, match.end()) else match.end()
+            parts.append((_GERMAN[match[0]], Unit(number, begin, end)))
+            begin = end + 3 if word.startswith("und", end) else end
+        if begin == len(word):  # all of it is a number
             yield from parts

@@ -1,17 +1,17 @@
-"""An atlas of a model's heads: over a file, what each head of every attention does, and what it would cost to lose it.
+"""An atlas of attention heads: what each head attends to in a text, and the cost of ablating it.
 
-Measured of every head, as means over the queries of the file (a query that sees one key only has no choice and does
-not count; padding is neither query nor key):
+Measures are means over the queries of the text.  Padding is neither query nor key; a query with one visible key does
+not count.
 
-    entropy      - sum_j w_j ln w_j, in nats; relative: divided by ln n, that of equal weights on the n keys in sight
-    confidence   the largest weight (Voita et al. 2019)
-    profile      the weight on the key at offset o = place of key - place of query, where that key is in sight
-    same         the weight on other places that hold the same piece, of queries that see one
-    end, first   the weight on the end of sentence of the source, and on the first key
-    aer          alignment error rate of the strongest links against a given alignment (inside/alignment.py)
-    cost         how much the loss rises, in nats a token, when the head says 0 (Michel et al. 2019)
+    entropy      - sum_j w_j ln w_j in nats; relative: divided by ln n for n visible keys
+    confidence   largest weight (Voita et al. 2019)
+    profile      weight at offset o = key position - query position, over the queries that see this key
+    same         weight on other positions with the same piece, over the queries that see one
+    end, first   weight on the source's end of sentence, and on the first key
+    aer          alignment error rate of the strongest links (`heads.alignment`)
+    cost         increase of the loss in nats per token when the output of the head is 0 (Michel et al. 2019)
 
-A label says where at least half of a head's weight goes; `Head.label` has the rules.
+A label states where at least half of the weight goes; see `Head.label`.
 
 Letters: N rows, H heads, Tq/Tk query/key positions.
 """
@@ -30,43 +30,45 @@ from torch import Tensor
 from dragoman.data.batching import Batch
 from dragoman.data.tokenizer import EOS, PAD
 from dragoman.errors import UsageError
-from dragoman.interpret.ablation import (
-    ablate_heads,
+from dragoman.interpret.ablation import ablate_heads, ablate_sublayers
+from dragoman.interpret.attentions import (
     attentions,
-    queries_are_source,
+    key_mask,
+    layer_number,
     query_mask,
+    record_pass,
+    sides,
     sublayers,
-    without_sublayers,
+    weight_taps,
 )
 from dragoman.interpret.heads.alignment import Agreement
 from dragoman.interpret.heads.probes import ProbeBatch
 from dragoman.models.seq2seq import Network
-from dragoman.nn.modes import evaluating
-from dragoman.nn.record import record, replace
-from dragoman.training.loss import Loss, TokenLoss
+from dragoman.nn.record import replace
+from dragoman.training.loss import TokenLoss
 from dragoman.training.validation import mean_loss
 
 __all__ = ["REACH", "Atlas", "Example", "Head", "SubLayerCost", "atlas", "examples", "removal_costs"]
 
 REACH = 7
-"""Offsets from -REACH to REACH are looked at."""
+"""Profiles have the offsets -REACH to REACH."""
 MOST = 0.5
-"""The share of its weight by which a head is called after something."""
+"""The share of the weight, the confidence and the alignment error rate that decide a label."""
 BROAD = 0.75
-"""The share of the largest possible entropy from which a head is called broad."""
+"""The least relative entropy of a head labelled "broad"."""
 COST_LINES = 100
-"""Each removal is one pass over a sample: there are as many passes as heads and sub-layers."""
+"""Lines of the sample for costs, which takes one pass per head and sub-layer."""
 _LONGEST_EXAMPLE = 40
 
 
 @dataclass(frozen=True)
 class Head:
-    """One head, by its attention (`decoder.layers.0.cross_attn`) and its number from 0, and what was measured of it.
+    """The measures of head `number` (from 0) of an attention such as `decoder.layers.0.cross_attn`.
 
-    profile: offsets -REACH to REACH, None where no query has such a key.  offset: the one with the most weight among
-    those that at least half of the queries have, and at_offset that weight.  aer counts a row of weights for the word
-    that is written there, or for the one that is read (the word before; Chen et al. 2020), whichever aligns better:
-    `word`.  None: not measured, or it never occurred.
+    profile: per offset from -REACH to REACH; None where no query sees this key.  offset, at_offset: the offset with the
+    most weight among those that at least half of the queries have, and its weight.  word: the token that a query stands
+    for in `aer`: the one "written" (predicted) or the one "read" (the token before; Chen et al. 2020), whichever aligns
+    better.  None: not measured, or does not occur.
     """
 
     attention: str
@@ -86,28 +88,25 @@ class Head:
 
     @property
     def stack(self) -> str:
-        """`decoder.cross_attn`: what heads of all layers have in common."""
+        """The attention without its layer: `decoder.cross_attn`."""
         return re.sub(r"layers\.\d+\.", "", self.attention)
 
     @property
     def layer(self) -> int:
-        """From 0."""
-        (number,) = re.findall(r"layers\.(\d+)\.", self.attention)
-        return int(number)
+        """The layer, from 0."""
+        return layer_number(self.attention)
 
     @property
     def label(self) -> str:
-        """`aligning`: AER of at most one half.  Else what has the most weight, at least half of it: `positional -1`
-        (a fixed offset), `same token` (self-attention), `end of sentence`, `first token`.  Else `broad`: at least three
-        quarters of the largest possible entropy.  Else `focused`: half of the weight on one key, chosen by what is
-        there.  Else `mixed`.
+        """The first that applies: `aligning` (AER of at most 0.5); the largest share of at least 0.5, `positional -1`
+        (a fixed offset), `same token` (self-attention), `end of sentence` or `first token`; `broad` (relative entropy
+        of at least 0.75); `focused` (confidence of at least 0.5); `mixed`.
         """
         if self.aer is not None and self.aer <= MOST:
             return "aligning"
-        # A minus sign is typography; what a machine reads is the number.
         shares = {
             f"positional {self.offset:+d}" if self.offset else "positional 0": self.at_offset,
-            # Of two languages few words are the same on both sides: to attend to those is a part of aligning.
+            # In cross-attention equal pieces are few (names, numbers), and attending to them is part of aligning.
             "same token": self.same if self.attention.endswith("self_attn") else None,
             "end of sentence": self.end,
             "first token": self.first,
@@ -120,13 +119,12 @@ class Head:
         return "focused" if self.confidence >= MOST else "mixed"
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, for `json.dumps`."""
         return dataclasses.asdict(self) | {"label": self.label, "layer": self.layer, "stack": self.stack}
 
 
 @dataclass(frozen=True)
 class SubLayerCost:
-    """How much the loss rises, in nats a token, without a sub-layer (`encoder.layers.1.ffn`)."""
+    """The increase of the loss in nats per token without a sub-layer (`encoder.layers.1.ffn`)."""
 
     name: str
     cost: float
@@ -134,10 +132,10 @@ class SubLayerCost:
 
 @dataclass(frozen=True)
 class Atlas:
-    """All heads, over `lines` lines of `tokens` target tokens.
+    """All heads, measured on `lines` lines with `tokens` target tokens.
 
-    own: the targets are the model's own output.  loss: nats a target token.  aligned: lines with an alignment.
-    sublayers: what each costs, measured as the heads' costs on `cost_lines` lines; empty where not asked for.
+    own: the targets are the model's own output.  loss: in nats per target token.  aligned: lines with an alignment.
+    cost_lines: lines of the sample for the costs of heads and `sublayers`, 0 without costs.
     """
 
     heads: tuple[Head, ...]
@@ -150,17 +148,15 @@ class Atlas:
     sublayers: tuple[SubLayerCost, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, for `json.dumps`."""
-        about = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        heads, parts = [head.to_json() for head in self.heads], [dataclasses.asdict(part) for part in self.sublayers]
-        return about | {"heads": heads, "sublayers": parts}
+        return dataclasses.asdict(self) | {"heads": [head.to_json() for head in self.heads]}
 
 
 @dataclass(frozen=True)
 class Example:
-    """One line and its maps: attention -> weights (H, Tq, Tk).
+    """The attention maps of one line: attention -> weights (H, Tq, Tk).
 
-    source, written: pieces; read: what a decoder was given at each place, so that read[t] comes before written[t].
+    source, written: pieces of the source and of the target; read: pieces of the decoder input, `read[t]` before
+    `written[t]`.
     """
 
     source: tuple[str, ...]
@@ -169,176 +165,159 @@ class Example:
     maps: dict[str, Tensor]
 
 
-def atlas(network: Network, material: ProbeBatch, cost: bool = False) -> Atlas:
-    """Measure every head over the lines of `material`, a batch at a time.
+def atlas(network: Network, probe: ProbeBatch, cost: bool = False) -> Atlas:
+    """Measure every head on the lines of `probe`, batch by batch.
 
-    cost: remove each head and each sub-layer in turn, too, over a sample of at most COST_LINES lines.  Raises
-    UsageError for a model without attention and for lines without a target.
+    cost: also ablate each head and each sub-layer in turn, on a sample of at most COST_LINES lines.  Raises UsageError
+    for a model without attention, and for lines without targets.
     """
     names = attentions(network)
     sums = {name: _Sums(heads) for name, heads in names.items()}
-    agreements = {name: (Agreement(), Agreement()) for name in names if name.endswith("cross_attn")}
+    agreements = {name: (Agreement(), Agreement()) for name in names if name.endswith("cross_attn") and probe.aligned}
     nll, tokens = 0.0, 0
-    for batch, numbers in zip(material.batches, material.numbers, strict=True):
+    for batch, numbers in zip(probe.batches, probe.numbers, strict=True):
         moved = batch.to(network.device)
-        with evaluating(network), torch.no_grad(), record(network, *(f"{name}.weights" for name in names)) as seen:
-            loss: Loss = network(moved.src, moved.src_mask, moved.tgt_in, TokenLoss(moved.tgt_out, 0.0))
+        loss, recording = record_pass(network, moved, weight_taps(network), TokenLoss(moved.tgt_out, 0.0))
         nll, tokens = nll + float(loss.nll), tokens + loss.tokens
         for name in names:
-            weights = seen.joined(f"{name}.weights")  # (N, H, Tq, Tk)
-            sums[name].add(weights, *_sight(network, name, moved, weights, material.shared))
-            if name in agreements and material.aligned:
-                _align(agreements[name], weights, batch, numbers, material)
+            weights = recording.joined(f"{name}.weights")  # (N, H, Tq, Tk)
+            sums[name].add(weights, *_visibility(network, name, moved, weights.size(-2), probe.shared))
+            if name in agreements:
+                _add_links(*agreements[name], weights, batch, numbers, probe)
     if not tokens:
-        raise UsageError("the lines hold no target token: give references, or texts that are not empty")
+        raise UsageError("the lines have no target token; give references, or a text that is not empty")
     heads = tuple(
         dataclasses.replace(head, **error)
         for name in names
-        for head, error in zip(sums[name].heads(name), _errors(agreements.get(name), names[name]), strict=True)
+        for head, error in zip(sums[name].heads(name), _errors(names[name], *agreements.get(name, ())), strict=True)
     )
-    found = Atlas(heads, material.lines, tokens, material.own, nll / tokens, material.aligned)
-    return removal_costs(network, material, found) if cost else found
+    found = Atlas(heads, probe.lines, tokens, probe.own, nll / tokens, probe.aligned)
+    return removal_costs(network, probe, found) if cost else found
 
 
 # ------------------------------------------------------------------------------------------------------------ measures
 
 
-def _sight(
-    network: Network, name: str, batch: Batch, weights: Tensor, shared: bool
+def _visibility(
+    network: Network, name: str, batch: Batch, queries: int, shared: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """What queries see: keys in sight, those with the query's own piece elsewhere, ends of sentence (N, Tq, Tk).
+    """Return masks (N, Tq, Tk): visible keys, those elsewhere with the piece of the query, ends of sentence.
 
-    The last two are None where pieces cannot be compared, as those of images.
+    The last two are None if there are no ids to compare (patches of images, separate vocabularies).
     """
-    queries, own = weights.size(-2), name.endswith("self_attn")
-    words = query_mask(network, name, batch, queries)
-    of_source, of_keys = queries_are_source(network, name), words if own else batch.src_mask
-    if of_keys is None:
-        of_keys = torch.ones_like(batch.src, dtype=torch.bool)
-    visible = words[:, :, None] & of_keys[:, None, :]
-    if own and not of_source:
+    query_side, key_side = sides(network, name)
+    mask = query_mask(network, name, batch, queries)
+    self_attention = key_side != "source" or query_side == "source"
+    visible = mask[:, :, None] & (mask if self_attention else key_mask(batch, batch.src.size(1)))[:, None, :]
+    if key_side == "input":
         visible = visible.tril()
-    ids = batch.src if of_source else batch.tgt_in if own else batch.tgt_out
-    key_ids = ids if own else batch.src
+    key_ids = batch.tgt_in if key_side == "input" else batch.src
+    query_ids = key_ids if self_attention else batch.tgt_out
     if key_ids.dtype != torch.long:  # patches
         return visible, None, None
     same = None
-    if own or shared:
-        same = visible & (ids[:, :, None] == key_ids[:, None, :]) & (ids > EOS)[:, :, None]
-        if own:
+    if self_attention or shared:
+        same = visible & (query_ids[:, :, None] == key_ids[:, None, :]) & (query_ids > EOS)[:, :, None]
+        if self_attention:
             same = same & ~torch.eye(queries, dtype=torch.bool, device=same.device)
     return visible, same, visible & (key_ids == EOS)[:, None, :]
 
 
 class _Sums:
-    """What has been measured of the H heads of one attention, as sums over queries, and how many there were."""
+    """Sums of the measures of the H heads of one attention over queries, and the numbers of queries."""
 
     def __init__(self, heads: int) -> None:
-        self.sums = {
-            name: torch.zeros(heads, dtype=torch.float64)
-            for name in ("entropy", "relative_entropy", "confidence", "same", "end", "first")
-        }
+        names = ("entropy", "relative_entropy", "confidence", "same", "end", "first")
+        self.sums = {name: torch.zeros(heads, dtype=torch.float64) for name in names}
         self.queries = {"same": 0, "end": 0, "all": 0}
         self.profile = torch.zeros(heads, 2 * REACH + 1, dtype=torch.float64)
         self.offsets = torch.zeros(2 * REACH + 1, dtype=torch.float64)
 
     def add(self, weights: Tensor, visible: Tensor, same: Tensor | None, ends: Tensor | None) -> None:
-        """weights (N, H, Tq, Tk); the others (N, Tq, Tk)."""
+        """weights: (N, H, Tq, Tk); the masks: (N, Tq, Tk)."""
         visible = visible & (visible.sum(-1, keepdim=True) > 1)
         w = weights.float() if weights.dtype != torch.float64 else weights
         w = w.masked_fill(~visible[:, None], 0)
-        most = visible.sum(-1).clamp_min(2).log().to(w)  # (N, Tq)
-        # The weights that linear attention implies may be below 0 where positions are rotary.
+        largest = visible.sum(-1).clamp_min(2).log().to(w)  # (N, Tq)
+        # The implied weights of linear attention can be negative with rotary positions.
         entropy = torch.special.entr(w.clamp_min(0)).sum(-1)  # (N, H, Tq)
         self._sum("entropy", entropy)
-        self._sum("relative_entropy", entropy / most[:, None])
+        self._sum("relative_entropy", entropy / largest[:, None])
         self._sum("confidence", w.amax(-1))
         self._sum("first", w[..., 0])
         self.queries["all"] += int(visible.any(-1).sum())
-        for name, where in (("same", same), ("end", ends)):
-            if where is not None:
-                where = where & visible
-                self._sum(name, (w * where[:, None]).sum(-1))
-                self.queries[name] += int(where.any(-1).sum())
+        for name, mask in (("same", same), ("end", ends)):
+            if mask is not None:
+                mask = mask & visible
+                self._sum(name, (w * mask[:, None]).sum(-1))
+                self.queries[name] += int(mask.any(-1).sum())
         for i, offset in enumerate(range(-REACH, REACH + 1)):
             if -w.size(-2) < offset < w.size(-1):
                 self.profile[:, i] += w.diagonal(offset, -2, -1).sum((0, 2), dtype=torch.float64).cpu()
                 self.offsets[i] += visible.diagonal(offset, -2, -1).sum().cpu()
 
     def _sum(self, name: str, values: Tensor) -> None:
-        """values (N, H, Tq), 0 at what does not count."""
+        """values: (N, H, Tq), 0 at queries that do not count."""
         self.sums[name] += values.sum((0, 2), dtype=torch.float64).cpu()
 
     def heads(self, attention: str) -> Iterator[Head]:
-        """The means.  Raises UsageError where no query had a choice."""
-        count = self.queries["all"]
+        """Yield the heads with their means.  Raises UsageError if no query counts."""
+        count, counts = self.queries["all"], self.offsets.tolist()
         if not count:
-            raise UsageError(f"{attention}: no query sees more than one key; give lines of more than one token")
-        profile = (self.profile / self.offsets.clamp_min(1)).tolist()
-        usual = [i for i, there in enumerate(self.offsets.tolist()) if 2 * there >= count]
-        for number, own in enumerate(profile):
-            mean = {name: float(total[number]) / count for name, total in self.sums.items()}
-            for name in ("same", "end"):
-                mean[name] *= count / max(1, self.queries[name])
-            best = max(usual, key=own.__getitem__, default=None)
+            raise UsageError(f"{attention}: no query sees more than one key; give lines with more than one token")
+        common = [i for i, n in enumerate(counts) if 2 * n >= count]
+        for number, profile in enumerate((self.profile / self.offsets.clamp_min(1)).tolist()):
+            means: dict[str, Any] = {}
+            for name, total in self.sums.items():
+                n = self.queries.get(name, count)
+                means[name] = float(total[number]) / n if n else None
+            best = max(common, key=profile.__getitem__, default=None)
             yield Head(
                 attention,
                 number,
-                mean["entropy"],
-                mean["relative_entropy"],
-                mean["confidence"],
-                tuple(share if n else None for share, n in zip(own, self.offsets.tolist(), strict=True)),
-                None if best is None else best - REACH,
-                None if best is None else own[best],
-                mean["same"] if self.queries["same"] else None,
-                mean["end"] if self.queries["end"] else None,
-                mean["first"],
+                profile=tuple(share if n else None for share, n in zip(profile, counts, strict=True)),
+                offset=None if best is None else best - REACH,
+                at_offset=None if best is None else profile[best],
+                **means,
             )
 
 
-# ----------------------------------------------------------------------------------------------------------- alignment
-
-
-def _align(
-    agreements: tuple[Agreement, Agreement], weights: Tensor, batch: Batch, numbers: Sequence[int], material: ProbeBatch
+def _add_links(
+    written: Agreement, read: Agreement, weights: Tensor, batch: Batch, numbers: Sequence[int], probe: ProbeBatch
 ) -> None:
-    """Add the lines of a batch, taking each row of weights for the word written, and for the word read."""
-    assert material.source_piece is not None and material.target_piece is not None
+    """Add the lines of a batch: each query as the token that it predicts, and as the token that it reads."""
+    assert probe.source_piece is not None and probe.target_piece is not None
     for row, number in enumerate(numbers):
-        gold = material.gold(number)
+        gold = probe.golds[number]
         if gold is None:
             continue
-        source = [material.source_piece(token) for token in batch.src[row].tolist() if token != PAD]
-        written = [material.target_piece(token) for token in batch.tgt_out[row].tolist() if token != PAD]
-        own = weights[row, :, : len(written), : len(source)]
-        for agreement, target in zip(agreements, (written, ["<s>", *written[:-1]]), strict=True):
-            agreement.add(own, target, source, gold)
+        source = [probe.source_piece(token) for token in batch.src[row].tolist() if token != PAD]
+        target = [probe.target_piece(token) for token in batch.tgt_out[row].tolist() if token != PAD]
+        of_line = weights[row, :, : len(target), : len(source)]
+        written.add(of_line, target, source, gold)
+        read.add(of_line, ["<s>", *target[:-1]], source, gold)
 
 
-def _errors(agreements: tuple[Agreement, Agreement] | None, heads: int) -> list[dict[str, Any]]:
-    """`aer` and `word` of each head; nothing where they are not known."""
-    rates = [agreement.error_rates for agreement in agreements or ()]
+def _errors(heads: int, *agreements: Agreement) -> list[dict[str, Any]]:
+    """Return `aer` and `word` per head; empty if there is no alignment."""
+    rates = [agreement.error_rates for agreement in agreements]
     if not rates or rates[0] is None or rates[1] is None:
         return [{}] * heads
     pairs = zip(rates[0], rates[1], strict=True)
     return [{"aer": min(w, r), "word": "written" if w <= r else "read"} for w, r in pairs]
 
 
-# --------------------------------------------------------------------------------------------------------------- costs
-
-
-def removal_costs(network: Network, material: ProbeBatch, found: Atlas) -> Atlas:
-    """The atlas with what each head and each sub-layer costs: the rise of the loss when it says 0, one at a time."""
-    batches = list(material.sample(COST_LINES))
-    before = mean_loss(network, batches)
-    heads = []
+def removal_costs(network: Network, probe: ProbeBatch, found: Atlas) -> Atlas:
+    """Return the atlas with the cost of each head and each sub-layer, ablated one at a time."""
+    batches = list(probe.sample(COST_LINES))
+    loss = mean_loss(network, batches)
+    heads, costs = [], []
     for head in found.heads:
         with replace(network, ablate_heads(network, {head.attention: [head.number]})):
-            heads.append(dataclasses.replace(head, cost=mean_loss(network, batches) - before))
-    costs = []
+            heads.append(dataclasses.replace(head, cost=mean_loss(network, batches) - loss))
     for name in sublayers(network):
-        with replace(network, without_sublayers(network, [name])):
-            costs.append(SubLayerCost(name, mean_loss(network, batches) - before))
+        with replace(network, ablate_sublayers(network, [name])):
+            costs.append(SubLayerCost(name, mean_loss(network, batches) - loss))
     lines = sum(batch.src.size(0) for batch in batches)
     return dataclasses.replace(found, heads=tuple(heads), sublayers=tuple(costs), cost_lines=lines)
 
@@ -346,38 +325,23 @@ def removal_costs(network: Network, material: ProbeBatch, found: Atlas) -> Atlas
 # ------------------------------------------------------------------------------------------------------------ examples
 
 
-def examples(network: Network, material: ProbeBatch, count: int = 3) -> list[Example]:
-    """Lines of usual length with the maps of all heads, for a page."""
-    sizes = {
-        number: int(src) + int(tgt)
-        for batch, numbers in zip(material.batches, material.numbers, strict=True)
-        for number, src, tgt in zip(numbers, _lengths(batch), (batch.tgt_out != PAD).sum(1), strict=True)
-    }
-    middle = sorted(sizes.values())[len(sizes) // 2]
-    usual = sorted(sizes, key=lambda n: (sizes[n] > 2 * _LONGEST_EXAMPLE, abs(sizes[n] - middle), n))
-    return [_example(network, material, number) for number in usual[:count]]
+def examples(network: Network, probe: ProbeBatch, count: int = 3) -> list[Example]:
+    """Return lines of median length with the attention maps of all heads, for a page."""
+    sizes: dict[int, int] = {}
+    for batch, numbers in zip(probe.batches, probe.numbers, strict=True):
+        lengths = key_mask(batch, batch.src.size(1)).sum(1) + (batch.tgt_out != PAD).sum(1)
+        sizes.update(zip(numbers, lengths.tolist(), strict=True))
+    median = sorted(sizes.values())[len(sizes) // 2]
+    typical = sorted(sizes, key=lambda n: (sizes[n] > 2 * _LONGEST_EXAMPLE, abs(sizes[n] - median), n))
+    return [_example(network, probe, number) for number in typical[:count]]
 
 
-def _lengths(batch: Batch) -> list[int]:
-    if batch.src_mask is None:
-        return [batch.src.size(1)] * batch.src.size(0)
-    lengths: list[int] = batch.src_mask.sum(1).tolist()
-    return lengths
-
-
-def _example(network: Network, material: ProbeBatch, number: int) -> Example:
-    batch = material.row(number)
-    moved = batch.to(network.device)
-    with (
-        evaluating(network),
-        torch.no_grad(),
-        record(network, *(f"{name}.weights" for name in attentions(network))) as seen,
-    ):
-        network(moved.src, moved.src_mask, moved.tgt_in, lambda hidden, output: None)
-    maps = {name.removesuffix(".weights"): seen.joined(name)[0].cpu() for name in seen}
-    if material.source_piece is None:
+def _example(network: Network, probe: ProbeBatch, number: int) -> Example:
+    batch = probe.row(number)
+    _, recording = record_pass(network, batch, weight_taps(network))
+    maps = {name: recording.joined(f"{name}.weights")[0].cpu() for name in attentions(network)}
+    if probe.source_piece is None:
         return Example((), (), (), maps)
-    piece = material.target_piece
-    source = tuple(material.source_piece(token) for token in batch.src[0].tolist())
-    written = () if piece is None else tuple(piece(token) for token in batch.tgt_out[0].tolist())
+    source = tuple(map(probe.source_piece, batch.src[0].tolist()))
+    written = () if probe.target_piece is None else tuple(map(probe.target_piece, batch.tgt_out[0].tolist()))
     return Example(source, written, ("<s>", *written[:-1]) if written else (), maps)

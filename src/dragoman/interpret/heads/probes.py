@@ -1,45 +1,40 @@
-"""Lines as a network reads them, whatever its architecture: what an atlas is made over."""
+"""Batches of a text with targets, for networks of every kind: what an atlas is computed from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from dragoman.config import Config
 from dragoman.data.batching import Batch, batches_within, collate
-from dragoman.data.readers.labelled import tagged_row, text_source
 from dragoman.data.readers.trees import penn_word
-from dragoman.data.tokenizer import EOS, PAD, Tokenizer
+from dragoman.data.tokenizer import PAD, Tokenizer
 from dragoman.data.vocabulary import LabelVocabulary, Vocabulary
 from dragoman.errors import UsageError
-from dragoman.interpret.heads.alignment import Gold, word_count
+from dragoman.interpret.heads.alignment import GoldAlignment, word_count
+from dragoman.interpret.inputs import Ids, label_row, with_predictions
 from dragoman.models.model_folder import load_network, read_config, wrong_model
 from dragoman.models.seq2seq import Network
-from dragoman.nn.modes import evaluating
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.parsing import Parser
 from dragoman.pipelines.translation import Translator
 
-__all__ = ["ProbeBatch", "load_material", "of_language_model", "of_translator"]
+__all__ = ["ProbeBatch", "load_probe", "text_probe", "translation_probe"]
 
 _BATCH_TOKENS = 2000
-"""Padded source and target tokens in a batch: the weights of all heads are held for one batch at a time."""
-
-Ids = tuple[list[int], list[int]]
-"""A source and a target, ends of sentence included; 0 in a target is what does not count."""
+"""Padded source and target tokens per batch, whose attention weights of all heads are in memory at once."""
 
 
 @dataclass(frozen=True)
 class ProbeBatch:
-    """Batches of lines, targets given.
+    """The batches of all lines of a text, with targets.
 
-    numbers: of each row of each batch its line, from 0.  source_piece, target_piece: what an id stands for, or None
-    (patches of images).  shared: the ids of both sides mean the same.  own: the targets are what the model itself says.
-    golds: the alignment of each line, None where there is none to compare with.
+    numbers: line of each row of each batch, from 0.  source_piece, target_piece: the piece of an id, None for patches
+    of images and labels.  shared: both sides share a vocabulary.  own: the targets are the model's own output.  golds:
+    alignment of each line, None for lines that are not evaluated; empty if there is no alignment.
     """
 
     batches: tuple[Batch, ...]
@@ -48,7 +43,7 @@ class ProbeBatch:
     target_piece: Callable[[int], str] | None
     shared: bool
     own: bool
-    golds: tuple[Gold | None, ...] = ()
+    golds: tuple[GoldAlignment | None, ...] = ()
 
     @property
     def lines(self) -> int:
@@ -56,138 +51,114 @@ class ProbeBatch:
 
     @property
     def aligned(self) -> int:
-        """How many lines have an alignment that counts."""
+        """The number of lines with an alignment."""
         return sum(gold is not None for gold in self.golds)
 
-    def gold(self, line: int) -> Gold | None:
-        return self.golds[line] if self.golds else None
-
     def row(self, line: int) -> Batch:
-        """One line as a batch, without padding."""
+        """Return one line as a batch without padding."""
         for batch, numbers in zip(self.batches, self.numbers, strict=True):
             if line in numbers:
                 return _unpadded(_rows(batch, [numbers.index(line)]))
-        raise UsageError(f"there is no line {line + 1} among the {self.lines}")
+        raise UsageError(f"line {line + 1} does not exist; accepted: 1 to {self.lines}")
 
-    def sample(self, most: int) -> Iterator[Batch]:
-        """At most so many lines, evenly spread, in the batches that they are in."""
-        step = max(1, -(-self.lines // most))
+    def sample(self, limit: int) -> Iterator[Batch]:
+        """Yield at most `limit` evenly spaced lines in their batches."""
+        step = max(1, -(-self.lines // limit))
         for batch, numbers in zip(self.batches, self.numbers, strict=True):
-            chosen = [place for place, number in enumerate(numbers) if number % step == 0]
-            if chosen:
-                yield _rows(batch, chosen)
+            rows = [row for row, number in enumerate(numbers) if number % step == 0]
+            if rows:
+                yield _rows(batch, rows)
 
 
-def _rows(batch: Batch, places: list[int]) -> Batch:
-    mask = None if batch.src_mask is None else batch.src_mask[places]
-    src, tgt = batch.src[places], batch.tgt_out[places]
+def _rows(batch: Batch, rows: list[int]) -> Batch:
+    mask = None if batch.src_mask is None else batch.src_mask[rows]
+    src, tgt_out = batch.src[rows], batch.tgt_out[rows]
     src_tokens = src.shape[:2].numel() if mask is None else int(mask.sum())
-    return Batch(src, mask, batch.tgt_in[places], tgt, src_tokens, int((tgt != PAD).sum()))
+    return Batch(src, mask, batch.tgt_in[rows], tgt_out, src_tokens, int((tgt_out != PAD).sum()))
 
 
 def _unpadded(row: Batch) -> Batch:
-    source = row.src.size(1) if row.src_mask is None else int(row.src_mask.sum())
-    target = max([0, *((row.tgt_out[0] != PAD).nonzero()[:, 0] + 1).tolist()])
-    return Batch(
-        row.src[:, :source], None, row.tgt_in[:, :target], row.tgt_out[:, :target], row.src_tokens, row.tgt_tokens
-    )
+    s, t = row.src_tokens, max([0, *((row.tgt_out[0] != PAD).nonzero()[:, 0] + 1).tolist()])
+    return Batch(row.src[:, :s], None, row.tgt_in[:, :t], row.tgt_out[:, :t], row.src_tokens, row.tgt_tokens)
 
 
 def _batches(pairs: Sequence[Ids]) -> tuple[tuple[Batch, ...], tuple[tuple[int, ...], ...]]:
     if not pairs:
-        raise UsageError("there are no lines: give a text with at least one")
-    places = list(batches_within([len(src) + len(tgt) for src, tgt in pairs], _BATCH_TOKENS))
-    return tuple(collate([pairs[i] for i in some]) for some in places), tuple(map(tuple, places))
+        raise UsageError("the text has no lines; give at least one line")
+    parts = list(batches_within([len(src) + len(tgt) for src, tgt in pairs], _BATCH_TOKENS))
+    return tuple(collate([pairs[i] for i in part]) for part in parts), tuple(map(tuple, parts))
 
 
-# ------------------------------------------------------------------------------------------------------ of each kind
-
-
-def of_translator(
+def translation_probe(
     translator: Translator,
     sources: Sequence[str],
     references: Sequence[str] | None = None,
-    golds: Sequence[Gold] | None = None,
+    golds: Sequence[GoldAlignment] | None = None,
 ) -> ProbeBatch:
-    """Sources with their references, or where there are none with the model's own translations.
+    """Return sources with their references; without references, with the model's own translations.
 
-    golds: the alignment of each pair; where the tokenizer's normalization made other words of a line, it does not
-    count.  Raises UsageError where the numbers of lines differ.
+    golds: one alignment per pair.  It is dropped where the normalization of the tokenizer changes the word boundaries
+    of a line.  Raises UsageError if the numbers of lines differ.
     """
     targets = [t.text for t in translator.translate(sources)] if references is None else references
     if not len(sources) == len(targets) == len(sources if golds is None else golds):
-        given = "" if golds is None else f" and {len(golds)} alignments"
-        raise UsageError(f"{len(sources)} sources, {len(targets)} references{given}: give one of each for every line")
+        alignments = "" if golds is None else f", {len(golds)} alignments"
+        raise UsageError(f"{len(sources)} sources, {len(targets)} references{alignments}; give one of each per line")
     tokenizer = translator.tokenizer
-    pairs = [
-        (tokenizer.encode_source(source), tokenizer.encode_target(target))
-        for source, target in zip(sources, targets, strict=True)
-    ]
-    kept: list[Gold | None] = []
-    for pair, source, target, gold in zip(pairs, sources, targets, golds or (), strict=False):
-        pieces = [tokenizer.source_piece(i) for i in pair[0]], [tokenizer.target_piece(i) for i in pair[1]]
-        same = [word_count(own) == len(text.split()) for own, text in zip(pieces, (source, target), strict=True)]
-        kept.append(gold if all(same) else None)
-    pieces_of = tokenizer.source_piece, tokenizer.target_piece
-    return ProbeBatch(*_batches(pairs), *pieces_of, tokenizer.shared, references is None, tuple(kept))
+    pairs = _encode_pairs(tokenizer, sources, targets)
+    kept: list[GoldAlignment | None] = []
+    for (src, tgt), source, target, gold in zip(pairs, sources, targets, golds or (), strict=False):
+        same_source = word_count([tokenizer.source_piece(i) for i in src]) == len(source.split())
+        same_target = word_count([tokenizer.target_piece(i) for i in tgt]) == len(target.split())
+        kept.append(gold if same_source and same_target else None)
+    return _probe(tokenizer, pairs, own=references is None, golds=kept)
 
 
-def of_language_model(generator: TextGenerator, lines: Sequence[str]) -> ProbeBatch:
-    """Texts, a line each; where the model learned from one stream, all lines as one, cut to the length it has seen."""
+def text_probe(generator: TextGenerator, lines: Sequence[str]) -> ProbeBatch:
+    """Return one text per line; for a model trained on one stream, all lines as one text in blocks of `max_tokens`."""
     texts = lines if generator.ends else ["\n".join(lines)]
-    most, tokenizer = generator.max_tokens, generator.tokenizer
+    size, tokenizer = generator.max_tokens, generator.tokenizer
     encoded = [tokenizer.encode_target(text)[: None if generator.ends else -1] for text in texts]
-    pairs: list[Ids] = [([], ids[begin : begin + most]) for ids in encoded for begin in range(0, len(ids), most)]
-    return ProbeBatch(*_batches(pairs), tokenizer.source_piece, tokenizer.target_piece, True, False)
+    pairs: list[Ids] = [([], ids[begin : begin + size]) for ids in encoded for begin in range(0, len(ids), size)]
+    return _probe(tokenizer, pairs, own=False)
 
 
-def _of_parser(parser: Parser, lines: Sequence[str]) -> ProbeBatch:
+def _parse_probe(parser: Parser, lines: Sequence[str]) -> ProbeBatch:
     sentences = [[penn_word(word) for word in line.split()] for line in lines]
-    tokenizer = parser.tokenizer
-    pairs = [
-        (tokenizer.encode_source(" ".join(words)), tokenizer.encode_target(tree))
-        for words, tree in zip(sentences, parser.predict_linearized(sentences), strict=True)
-    ]
-    return ProbeBatch(*_batches(pairs), tokenizer.source_piece, tokenizer.target_piece, tokenizer.shared, True)
+    trees = parser.predict_linearized(sentences)
+    return _probe(parser.tokenizer, _encode_pairs(parser.tokenizer, map(" ".join, sentences), trees), own=True)
 
 
-def _of_encoder(network: Network, vocabulary: Vocabulary, config: Config, lines: Sequence[str]) -> ProbeBatch:
-    """Texts for a model that gives labels, or fills in masked words; the targets are the labels that it gives."""
+def _encode_pairs(tokenizer: Tokenizer, sources: Iterable[str], targets: Iterable[str]) -> list[Ids]:
+    return [(tokenizer.encode_source(s), tokenizer.encode_target(t)) for s, t in zip(sources, targets, strict=True)]
+
+
+def _probe(
+    tokenizer: Tokenizer, pairs: Sequence[Ids], own: bool, golds: Sequence[GoldAlignment | None] = ()
+) -> ProbeBatch:
+    pieces = tokenizer.source_piece, tokenizer.target_piece
+    return ProbeBatch(*_batches(pairs), *pieces, tokenizer.shared, own, tuple(golds))
+
+
+def _label_probe(network: Network, vocabulary: Vocabulary, config: Config, lines: Sequence[str]) -> ProbeBatch:
+    """Return texts with the labels that the model predicts, or the tokens if it is a masked language model."""
     tokenizer = vocabulary.tokenizer if isinstance(vocabulary, LabelVocabulary) else vocabulary
     assert isinstance(tokenizer, Tokenizer)
-    pooling = getattr(config.model, "pooling", "none")
-    pairs: list[Ids] = []
-    for line in lines:
-        if config.data.kind == "tagged":
-            words = line.split()
-            pairs.append(tagged_row([tokenizer.encode_word(word) for word in words], [1] * len(words)))
-            continue
-        ids = text_source(tokenizer.encode_source(line.strip()), pooling)
-        pairs.append((ids, [1] if pooling != "none" else [int(token != EOS) for token in ids]))
-    batches, numbers = _batches(pairs)
-    labelled = tuple(_with_labels(network, batch) for batch in batches)
+    batches, numbers = _batches([label_row(tokenizer, config, line.strip()) for line in lines])
+    labelled = tuple(with_predictions(network, batch) for batch in batches)
     return ProbeBatch(labelled, numbers, tokenizer.source_piece, None, False, True)
 
 
-def _with_labels(network: Network, batch: Batch) -> Batch:
-    """The batch with the network's own labels where tgt_out is not 0."""
-    moved = batch.to(network.device)
-    with evaluating(network), torch.no_grad():
-        logits: Tensor = network(moved.src, moved.src_mask, moved.tgt_in)
-    labels = torch.where(batch.tgt_out != PAD, logits[..., 1:].argmax(-1).cpu() + 1, PAD)
-    return Batch(batch.src, batch.src_mask, batch.tgt_in, labels, batch.src_tokens, batch.tgt_tokens)
-
-
-def load_material(
+def load_probe(
     path: Path,
     lines: Sequence[str],
     references: Sequence[str] | None = None,
-    golds: Sequence[Gold] | None = None,
+    golds: Sequence[GoldAlignment] | None = None,
     device: str | torch.device = "cpu",
 ) -> tuple[Network, ProbeBatch]:
-    """The network of a model folder, of any kind that reads text, and the lines as it reads them.
+    """Load a model folder of any kind that reads text; return the network and the lines as its batches.
 
-    Raises ModelFolderError, and UsageError for images, and for references to a model that does not translate.
+    Raises ModelFolderError; UsageError for a model of images, or for references if the model does not translate.
     """
     config = read_config(path)
     kind = config.data.kind
@@ -195,14 +166,14 @@ def load_material(
         raise wrong_model(path, config, "reads no text")
     if kind == "parallel":
         translator = Translator.load(path, device, engine="pytorch")
-        return translator.model, of_translator(translator, lines, references, golds)
+        return translator.model, translation_probe(translator, lines, references, golds)
     if references is not None or golds is not None:
-        raise wrong_model(path, config, "does not translate, so that references and alignments mean nothing to it")
+        raise wrong_model(path, config, "does not translate, so it has no use for references or alignments")
     if kind == "text":
         generator = TextGenerator.load(path, device, engine="pytorch")
-        return generator.model, of_language_model(generator, lines)
+        return generator.model, text_probe(generator, lines)
     if kind == "trees":
         parser = Parser.load(path, device, engine="pytorch")
-        return parser.model, _of_parser(parser, lines)
+        return parser.model, _parse_probe(parser, lines)
     network, vocabulary, config = load_network(path, device)
-    return network, _of_encoder(network, vocabulary, config, lines)
+    return network, _label_probe(network, vocabulary, config, lines)

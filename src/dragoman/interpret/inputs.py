@@ -1,0 +1,39 @@
+"""Inputs of networks that predict labels, and batches whose targets are the network's own predictions."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from dragoman.config import Config, EncoderOnlyConfig
+from dragoman.data.batching import Batch
+from dragoman.data.readers.labelled import tagged_row, text_source
+from dragoman.data.tokenizer import EOS, PAD, Tokenizer
+from dragoman.models.seq2seq import Network
+from dragoman.nn.modes import evaluating
+
+__all__ = ["Ids", "label_row", "with_predictions"]
+
+Ids = tuple[list[int], list[int]]
+"""Source and target ids, each with its end of sentence; PAD in the target marks positions without a target."""
+
+
+def label_row(tokenizer: Tokenizer, config: Config, text: str) -> Ids:
+    """Return the source ids of a text, and 1 at each output position that predicts a label."""
+    if config.data.kind == "tagged":
+        words = text.split()
+        return tagged_row([tokenizer.encode_word(word) for word in words], [1] * len(words))
+    assert isinstance(config.model, EncoderOnlyConfig)
+    ids = text_source(tokenizer.encode_source(text), config.model.pooling)
+    return ids, [1] if config.model.pooling != "none" else [int(token != EOS) for token in ids]
+
+
+def with_predictions(network: Network, batch: Batch, first: int = 1) -> Batch:
+    """Return the batch with the most probable output, from id `first` on, in place of each target except PAD."""
+    moved = batch.to(network.device)
+    with evaluating(network), torch.no_grad():
+        logits: Tensor = network(moved.src, moved.src_mask, moved.tgt_in)
+    predicted = logits[..., first:].argmax(-1).cpu() + first
+    return dataclasses.replace(batch, tgt_out=torch.where(batch.tgt_out != PAD, predicted, PAD))

@@ -13,8 +13,7 @@ from torch import Tensor
 from dragoman.config import Config, EncoderOnlyConfig, VisionConfig
 from dragoman.data.batching import batches_within
 from dragoman.data.readers.images import as_images
-from dragoman.data.readers.labelled import text_source
-from dragoman.data.readers.tagged import tagged_row
+from dragoman.data.readers.labelled import tagged_row, text_source
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.data.vocabulary import LabelVocabulary
 from dragoman.decoding.pytorch.generate import padded

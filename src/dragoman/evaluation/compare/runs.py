@@ -27,7 +27,8 @@ from dragoman.evaluation.compare.scores import (
 )
 from dragoman.evaluation.metrics import bleu_tokenizer
 from dragoman.io.run_log import read_log
-from dragoman.models.model_folder import distinct_names, find_model, list_checkpoints, read_header, read_meta
+from dragoman.io.weights import read_header
+from dragoman.models.model_folder import distinct_names, find_model, list_checkpoints, read_meta
 from dragoman.pages.charts import is_number
 
 if TYPE_CHECKING:

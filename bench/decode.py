@@ -47,7 +47,7 @@ def prepare(model: str, given: argparse.Namespace, folder: Path) -> dict[str, An
     from dragoman.decoding.native.pack import pack
     from dragoman.formats.ctranslate2 import specification, write_specification
     from dragoman.models.build import build_model
-    from dragoman.models.model_folder import load_model
+    from dragoman.models.model_folder import load_network
     from dragoman.models.transformer import Transformer
 
     count = given.sentences or SENTENCES.get(model, 1000)
@@ -60,7 +60,7 @@ def prepare(model: str, given: argparse.Namespace, folder: Path) -> dict[str, An
         draw = random.Random(1)
         sources = [[*draw.choices(range(4, vocab), k=draw.randint(4, LENGTH - 1)), 3] for _ in range(count)]
     else:
-        network, tokenizer, config = load_model(model)
+        network, tokenizer, config = load_network(model)
         source_pieces = [tokenizer.source_piece(i) for i in range(tokenizer.source_size)]
         target_pieces = [tokenizer.target_piece(i) for i in range(tokenizer.target_size)]
         sources = [tokenizer.encode_source(line) for line in lines_of(given.text)[:count]]

@@ -53,12 +53,12 @@ def pytorch(job: Job, options: dict[str, Any]) -> Translate:
     from dragoman.data.batching import batches_within, collate_source
     from dragoman.decoding import ModelStepper, SearchSettings, generate
     from dragoman.models.build import build_model
-    from dragoman.models.model_folder import load_model
+    from dragoman.models.model_folder import load_network
     from dragoman.models.seq2seq import Model
 
     torch.set_num_threads(options["threads"])
     if job["trained"]:
-        model = load_model(job["trained"])[0].eval()
+        model = load_network(job["trained"])[0].eval()
     else:
         config = parse_config({"data": {"train": [{"source": "s", "target": "t"}]}, "model": job["model"]})
         built = build_model(config.model, len(job["source_pieces"]), len(job["target_pieces"]), seed=1).eval()

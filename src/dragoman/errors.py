@@ -14,7 +14,7 @@ The command line prints it without a traceback.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 __all__ = [
     "ConfigError",
@@ -23,6 +23,7 @@ __all__ = [
     "ModelFolderError",
     "TrainingError",
     "UsageError",
+    "check_problems",
     "clip",
     "nearest",
 ]
@@ -66,6 +67,12 @@ class ModelFolderError(DragomanError):
 
 class TrainingError(DragomanError):
     """Training cannot continue; everything saved before remains valid."""
+
+
+def check_problems(title: str, problems: Sequence[str]) -> None:
+    """Raise UsageError that lists the problems below `title` if there are any."""
+    if problems:
+        raise UsageError("\n".join([title, *(f"  - {problem}" for problem in problems)]))
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

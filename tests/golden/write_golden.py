@@ -69,7 +69,7 @@ def clear_steps(logits: list[list[float]]) -> list[int | None]:
 
 
 def write_model(version: int) -> None:
-    from dragoman.models.model_folder import load_model, save_model, unique_tensors
+    from dragoman.models.model_folder import load_network, save_model, unique_tensors
     from dragoman.pipelines.translation import Translator
     from dragoman.training.trainer import train
     from small_run import small_config, write_corpus
@@ -83,7 +83,7 @@ def write_model(version: int) -> None:
             "model.order=pre", "model.norm.kind=rms", "model.gated=true", "model.activation=silu",
         )  # fmt: skip
         train(config, Path(place) / "run")
-        model, tokenizer, config = load_model(Path(place) / "run" / "last")
+        model, tokenizer, config = load_network(Path(place) / "run" / "last")
         config = config.model_copy(update={"data": config.data.model_copy(update={"root": "data"})})
         save_model(folder, config, tokenizer, unique_tensors(model), {"step": 900, "scores": {}})
     translator = Translator.load(folder, engine="pytorch")
@@ -97,7 +97,7 @@ def write_model(version: int) -> None:
 
 def write_lstm(version: int) -> None:
     from dragoman.config import parse_config
-    from dragoman.models.model_folder import load_model, save_model, unique_tensors
+    from dragoman.models.model_folder import load_network, save_model, unique_tensors
     from dragoman.training.trainer import train
     from small_run import small_document, write_corpus
 
@@ -107,7 +107,7 @@ def write_lstm(version: int) -> None:
         document["model"] = {"architecture": "lstm", "d_model": 10, "encoder_layers": 1, "decoder_layers": 1}
         document["train"] |= {"budget": "400 steps", "validate_every": "400 steps"}
         train(parse_config(document, SMALL_VOCABULARY), Path(place) / "run")
-        model, tokenizer, config = load_model(Path(place) / "run" / "last")
+        model, tokenizer, config = load_network(Path(place) / "run" / "last")
         config = config.model_copy(update={"data": config.data.model_copy(update={"root": "data"})})
         save_model(folder, config, tokenizer, unique_tensors(model), {"step": 400, "scores": {}})
     rows = []

@@ -15,7 +15,7 @@ from dragoman.errors import UsageError
 from dragoman.evaluation.compare import compare_runs
 from dragoman.evaluation.metrics import evaluate_texts
 from dragoman.io.run_log import read_log
-from dragoman.models.model_folder import load_model, read_meta
+from dragoman.models.model_folder import load_network, read_meta
 from dragoman.pipelines.translation import Translator
 from dragoman.training.trainer import train
 from small_run import Cli, digit_pairs, small_config, write_corpus, write_lines
@@ -49,7 +49,7 @@ def test_a_folder_of_trained_runs(place: Path) -> None:
     for run in comparison.runs:
         folder = Path(run.folder)
         rows = read_log(folder)
-        assert run.parameters == load_model(folder)[0].parameter_count()
+        assert run.parameters == load_network(folder)[0].parameter_count()
         assert run.steps == 18 and run.seconds == max(row["seconds"] for row in rows)
         speeds = [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]
         assert run.tokens_per_second == statistics.median(speeds)

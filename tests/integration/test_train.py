@@ -22,7 +22,14 @@ from dragoman.data.corpus import corpus_spec
 from dragoman.errors import ConfigError, DataError, TrainingError, UsageError
 from dragoman.io.lock import lock_run
 from dragoman.io.run_log import Reporter, read_log
-from dragoman.models.model_folder import average_tensors, list_checkpoints, load_file, load_model, read_pointer, verify
+from dragoman.models.model_folder import (
+    average_tensors,
+    list_checkpoints,
+    load_file,
+    load_network,
+    read_pointer,
+    verify,
+)
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss
 from dragoman.training.run import average_run, open_run
@@ -182,7 +189,7 @@ def test_the_moving_average_is_what_is_saved(data: Path, tmp_path: Path) -> None
     for name, tensor in raw.items():
         assert torch.equal(training[f"raw/{name}"], tensor), "averaging changes no step"
         assert not torch.equal(saved[name], tensor)
-    model, _, _ = load_model(last)
+    model, _, _ = load_network(last)
     assert all(torch.equal(p, saved[n]) for n, p in model.named_parameters() if n in saved)
 
 
@@ -229,7 +236,7 @@ def test_too_many_bad_steps_stop_the_run_with_the_last_good_checkpoint(
     spoil(monkeypatch, range(14, 99), "loss")
     with pytest.raises(TrainingError, match=r"4 steps in a row, up to step 17\..*last good checkpoint is .*00000012"):
         train(small_config(data, "train.max_bad_steps=4"), tmp_path / "run")
-    model, _, _ = load_model(tmp_path / "run" / "last")
+    model, _, _ = load_network(tmp_path / "run" / "last")
     assert all(torch.isfinite(p).all() for p in model.parameters())
     monkeypatch.undo()
     assert train(small_config(data, "train.max_bad_steps=4"), tmp_path / "run").progress.step == 24
@@ -439,7 +446,7 @@ def test_when_nothing_more_can_be_written_the_last_checkpoint_stays_good(path: s
     if path == "log.jsonl":
         assert f"The last good checkpoint is {run / 'checkpoints' / '00000012'}" in message
         assert "Raise the limit (ulimit -f). Then run the same command again" in message
-    load_model(run / "last")
+    load_network(run / "last")
     train(small_config(data), run)
     assert weights(run) == weights(tmp_path / "whole")
 

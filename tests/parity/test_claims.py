@@ -28,9 +28,10 @@ from dragoman.models.build import build_model
 from dragoman.models.convolutional import Convolutional
 from dragoman.models.seq2seq import Model
 from dragoman.nn.attention import AttentionTaps, SelfAttention, attend_explicit, attend_short, causal_bias
-from dragoman.nn.linear_attention import causal_linear_attention, causal_linear_recurrence
+from dragoman.nn.linear_attention import causal_linear_attention
 from dragoman.nn.positions import Positions, Rotary, Sinusoidal
 from dragoman.nn.taps import Tap
+from linear_recurrence import causal_linear_recurrence
 
 H, T, DH, V = 3, 7, 4, 23
 D = H * DH

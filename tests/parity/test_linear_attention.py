@@ -11,14 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.nn.attention import causal_bias, mask_to_bias
-from dragoman.nn.linear_attention import (
-    FEATURE_MAPS,
-    LinearSelfAttention,
-    causal_linear_attention,
-    causal_linear_recurrence,
-)
+from dragoman.nn.linear_attention import FEATURE_MAPS, LinearSelfAttention, causal_linear_attention
 from dragoman.nn.positions import Positions, Rotary
 from dragoman.nn.state import LinearSums
+from linear_recurrence import causal_linear_recurrence
 
 N, H, T, DH = 3, 4, 7, 6
 LONG = 150

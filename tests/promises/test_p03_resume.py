@@ -18,7 +18,7 @@ import pytest
 
 from dragoman.errors import ConfigError, TrainingError
 from dragoman.io.run_log import Reporter, read_log
-from dragoman.models.model_folder import list_checkpoints, load_model, read_pointer, verify
+from dragoman.models.model_folder import list_checkpoints, load_network, read_pointer, verify
 from dragoman.training.trainer import TrainResult, train
 from small_run import Listener, digit_pairs, small_config, train_in_child, weights, write_corpus, write_lines
 
@@ -201,7 +201,7 @@ def test_a_signal_saves_and_the_run_goes_on(number: int, step: int, data: Path, 
     assert signal.getsignal(number) is before
     assert result.interrupted and result.progress.step == step
     assert list_checkpoints(run)[-1].name == f"{step:08d}"
-    load_model(run / "last")
+    load_network(run / "last")
     result = train(config, run)
     assert not result.interrupted and result.progress.step == 24
     assert whole(run) == whole(tmp_path / "uninterrupted")
@@ -209,7 +209,7 @@ def test_a_signal_saves_and_the_run_goes_on(number: int, step: int, data: Path, 
 
 def test_interrupted_before_the_first_validation_a_model_can_be_loaded(data: Path, tmp_path: Path) -> None:
     train(small_config(data), tmp_path / "run", reporter=InterruptAt(3, signal.SIGINT))
-    model, _, _ = load_model(tmp_path / "run")
+    model, _, _ = load_network(tmp_path / "run")
     assert not model.training
     assert read_pointer(tmp_path / "run", "best") is None, "nothing was scored yet"
 

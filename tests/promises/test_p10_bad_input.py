@@ -18,7 +18,7 @@ import torch
 
 from dragoman.config import load_config
 from dragoman.errors import TrainingError
-from dragoman.models.model_folder import list_checkpoints, load_model, verify
+from dragoman.models.model_folder import list_checkpoints, load_network, verify
 from dragoman.training.trainer import train
 from small_run import Cli, small_config, weights, write_corpus, write_lines, write_toml
 
@@ -132,7 +132,7 @@ def test_a_disk_that_is_full_at_any_write(run: Path, tmp_path: Path, monkeypatch
             train(config, folder)
         monkeypatch.undo()
         assert [verify(p)["step"] for p in list_checkpoints(folder)][:2] == [4, 8]
-        load_model(folder)
+        load_network(folder)
         assert not list(folder.rglob("*unfinished*"))
         train(config, folder)
         assert weights(folder) == weights(tmp_path / "whole")
@@ -161,7 +161,7 @@ def test_a_disk_that_is_really_full(small_disk: Path, tmp_path: Path) -> None:
     assert len(found) >= 2
     for folder in found:
         verify(folder)
-    load_model(small_disk / "run" / "last")
+    load_network(small_disk / "run" / "last")
     shutil.move(small_disk / "run", tmp_path / "run")
     shutil.move(small_disk / "prepared", tmp_path / "prepared")
     train(config, tmp_path / "run")
@@ -193,7 +193,7 @@ def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
     )
     assert second.returncode != 0 and "Traceback" not in second.stderr
     assert weights(tmp_path / "run") == kept
-    load_model(tmp_path / "run")
+    load_network(tmp_path / "run")
 
 
 # ------------------------------------------------------------------------------------------------------ model folders

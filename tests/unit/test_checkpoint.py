@@ -23,7 +23,7 @@ from dragoman.models.model_folder import (
     build_for,
     find_model,
     list_checkpoints,
-    load_model,
+    load_network,
     read_config,
     read_pointer,
     save_model,
@@ -58,7 +58,7 @@ def rewrite_meta(folder: Path, **changes: Any) -> None:
 
 
 def test_round_trip(folder: Path, parts: tuple[Config, Tokenizer]) -> None:
-    model, tokenizer, config = load_model(folder)
+    model, tokenizer, config = load_network(folder)
     expected = unique_tensors(build_for(*parts))
     assert config == parts[0] == read_config(folder) and tokenizer.files() == parts[1].files()
     assert not model.training
@@ -84,7 +84,7 @@ def test_a_damaged_file_is_named(folder: Path, name: str, damage: str) -> None:
     else:
         file.write_bytes({"cut": content[:-7], "altered": content[:-1] + b"~", "empty": b""}[damage])
     with pytest.raises(ModelFolderError, match=f"{name} is (missing|truncated or altered)"):
-        load_model(folder)
+        load_network(folder)
 
 
 def test_all_damaged_files_are_named_at_once(folder: Path) -> None:
@@ -109,7 +109,7 @@ def test_all_damaged_files_are_named_at_once(folder: Path) -> None:
 def test_a_damaged_meta_is_refused(folder: Path, content: bytes, words: str) -> None:
     (folder / "meta.json").write_bytes(content)
     with pytest.raises(ModelFolderError, match=words):
-        load_model(folder)
+        load_network(folder)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_training_state_with_a_matching_checksum_is_checked(content: str, word
 def test_a_later_format_says_to_upgrade(folder: Path) -> None:
     rewrite_meta(folder, format_version=99, package_version="9.1")
     with pytest.raises(ModelFolderError, match=r"format version 99.*reads up to 1; upgrade.*9\.1"):
-        load_model(folder)
+        load_network(folder)
 
 
 class Evil:
@@ -160,11 +160,11 @@ def test_a_pickle_is_never_executed(folder: Path, tmp_path: Path) -> None:
     file = folder / "model.safetensors"
     torch.save({"weight": Evil(trace)}, file)
     with pytest.raises(ModelFolderError, match="altered"):
-        load_model(folder)
+        load_network(folder)
     sums = json.loads((folder / "meta.json").read_bytes())["sha256"]
     rewrite_meta(folder, sha256=sums | {file.name: hashlib.sha256(file.read_bytes()).hexdigest()})
     with pytest.raises(ModelFolderError, match="not a safetensors file"):
-        load_model(folder)
+        load_network(folder)
     assert not trace.exists()
     torch.load(shutil.copy(file, tmp_path / "model.pt"), weights_only=False)
     assert trace.exists(), "the pickle would have left its trace"
@@ -178,7 +178,7 @@ def test_tensors_that_do_not_fit_are_all_named(folder: Path, parts: tuple[Config
     tensors[second] = torch.zeros(3, 1)
     save_model(folder, config, tokenizer, tensors, {"step": 13})
     with pytest.raises(ModelFolderError) as caught:
-        load_model(folder)
+        load_network(folder)
     for words in (f"{first} is missing", "surplus is not part", f"{second} has shape (3, 1)"):
         assert words in str(caught.value)
 
@@ -202,7 +202,7 @@ def test_finding_a_model(folder: Path, tmp_path: Path) -> None:
 def test_a_pointer_to_nothing_is_told(tmp_path: Path) -> None:
     (tmp_path / "best").write_text("checkpoints/00000099\n")
     with pytest.raises(ModelFolderError, match=r"00000099: missing"):
-        load_model(tmp_path)
+        load_network(tmp_path)
 
 
 def test_an_error_while_writing_leaves_what_was_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +262,7 @@ def test_the_best_comes_before_the_last_and_the_last_before_nothing(folder: Path
     shutil.rmtree(run / "checkpoints" / "9")
     assert find_model(run).name == "10", "where the best is gone"
     with pytest.raises(ModelFolderError, match="checkpoints/9"):
-        load_model(run / "best")
+        load_network(run / "best")
 
 
 def test_an_average_is_summed_in_float64(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.decoding import Hypothesis, ModelStepper, SearchSettings, generate
-from dragoman.decoding.processors import ForcedPrefix, MinLength, NeverTokens, NoRepeatNgram, allowed_tokens
+from dragoman.decoding.request import SearchRequest, disallow_repeated_ngrams
 from dragoman.errors import UsageError
 from toy_model import ToyModel, padded, teacher_forced
 
@@ -17,11 +17,15 @@ SOURCES = [[4, 6, 5, 3], [5, 3], [7, 4, 6, 5, 4, 3]]
 VOCAB = 9
 
 
-def crossed_out(processors: list[object], tokens: list[list[int]]) -> list[set[int]]:
+def request(count: int, prefixes: list[list[int]] | None = None, min_length: int = 0, ngram: int = 0) -> SearchRequest:
+    settings = SearchSettings(min_length=min_length, no_repeat_ngram=ngram)
+    return SearchRequest.build(torch.full((count, 1), EOS), None, settings, prefixes)
+
+
+def crossed_out(request: SearchRequest, tokens: list[list[int]], possible: bool = True) -> list[set[int]]:
     """The forbidden tokens of each row."""
     rows = torch.tensor(tokens, dtype=torch.long).view(len(tokens), -1)
-    possible = torch.ones(len(tokens), VOCAB, dtype=torch.bool)
-    allowed = allowed_tokens(processors, possible, rows, torch.arange(len(tokens)))  # type: ignore[arg-type]
+    allowed = request.allowed(torch.full((len(tokens), VOCAB), possible), rows, torch.arange(len(tokens)))
     return [set((~row).nonzero()[:, 0].tolist()) for row in allowed]
 
 
@@ -31,12 +35,12 @@ def search(prefix: list[list[int]] | None = None, **settings: int | bool | float
 
 
 def test_padding_and_begin_are_crossed_out() -> None:
-    assert crossed_out([NeverTokens()], [[], []]) == [{PAD, BOS}, {PAD, BOS}]
+    assert crossed_out(request(2), [[], []]) == [{PAD, BOS}, {PAD, BOS}]
 
 
 @pytest.mark.parametrize(("length", "crossed"), [(0, set()), (2, set()), (3, {EOS})])
 def test_the_end_is_crossed_out_below_the_minimum(length: int, crossed: set[int]) -> None:
-    assert crossed_out([MinLength(length)], [[4, 5]]) == [crossed]
+    assert crossed_out(request(1, min_length=length), [[4, 5]]) == [crossed | {PAD, BOS}]
 
 
 @pytest.mark.parametrize(
@@ -53,29 +57,30 @@ def test_the_end_is_crossed_out_below_the_minimum(length: int, crossed: set[int]
 )
 def test_tokens_that_would_repeat_an_ngram_are_crossed_out(size: int, tokens: list[int], crossed: set[int]) -> None:
     other = [8] * (len(tokens) - 1) + [7]
+    allowed = torch.ones(2, VOCAB, dtype=torch.bool)
 
-    assert crossed_out([NoRepeatNgram(size)], [tokens, other])[0] == crossed
+    disallow_repeated_ngrams(allowed, torch.tensor([tokens, other]), size)
+
+    assert set((~allowed[0]).nonzero()[:, 0].tolist()) == crossed
+    if size > 1:
+        assert crossed_out(request(2, ngram=size), [tokens, other])[0] == crossed | {PAD, BOS}
 
 
 def test_a_prefix_leaves_its_own_token_of_its_own_sentence() -> None:
-    prefix = ForcedPrefix([[6, 7], [], [5]])
+    forced, free = request(3, [[6, 7], [], [5]]), {PAD, BOS}
 
-    assert crossed_out([prefix], [[], [], []]) == [set(range(9)) - {6}, set(), set(range(9)) - {5}]
-    assert crossed_out([prefix], [[6], [4], [5]]) == [set(range(9)) - {7}, set(), set()]
+    assert crossed_out(forced, [[], [], []]) == [set(range(9)) - {6}, free, set(range(9)) - {5}]
+    assert crossed_out(forced, [[6], [4], [5]]) == [set(range(9)) - {7}, free, free]
 
 
 def test_a_prefix_wins_over_everything_else() -> None:
-    processors = [NeverTokens(), MinLength(9), NoRepeatNgram(1), ForcedPrefix([[4, 4]])]
+    forced = request(1, [[4, 4, 4]], min_length=9, ngram=2)
 
-    assert crossed_out(processors, [[4]]) == [set(range(9)) - {4}]
+    assert crossed_out(forced, [[4, 4]]) == [set(range(9)) - {4}]
 
 
 def test_where_nothing_is_left_the_target_ends() -> None:
-    class Nothing:
-        def restrict(self, allowed: torch.Tensor, tokens: torch.Tensor, sentences: torch.Tensor) -> None:
-            allowed[:] = False
-
-    assert crossed_out([Nothing()], [[4], [5]]) == [set(range(9)) - {EOS}] * 2
+    assert crossed_out(request(2), [[4], [5]], possible=False) == [set(range(9)) - {EOS}] * 2
 
 
 @pytest.mark.parametrize("width", [1, 4])

@@ -12,8 +12,8 @@ from dragoman.data.tokenizer import EOS
 from dragoman.decoding import ModelStepper, SearchSettings
 from dragoman.decoding.hypothesis import PartialHypothesis
 from dragoman.decoding.pytorch.beam import beam_search
+from dragoman.decoding.pytorch.generate import stream_tokens
 from dragoman.decoding.pytorch.sampling import sample
-from dragoman.decoding.pytorch.stream import stream_tokens
 from dragoman.decoding.request import SearchRequest
 from toy_model import ToyModel
 

@@ -35,7 +35,7 @@ from dragoman.formats.parity import (
     compare_models,
     parity_cases,
 )
-from dragoman.models.model_folder import build_for, load_model, save_model, unique_tensors
+from dragoman.models.model_folder import build_for, load_network, save_model, unique_tensors
 from small_run import Cli, digit_pairs, small_document, write_lines
 from tiny_translator import tiny_tokenizer
 
@@ -83,7 +83,7 @@ def test_the_command_writes_a_folder_and_reports(cli: Cli, tmp_path: Path, lines
 
 @needs_ctranslate2
 def test_int8_is_smaller_and_reports_the_effect(tmp_path: Path, lines: Path) -> None:
-    before = {k: v.clone() for k, v in load_model(GOLDEN)[0].state_dict().items()}
+    before = {k: v.clone() for k, v in load_network(GOLDEN)[0].state_dict().items()}
     float32 = export(GOLDEN, tmp_path / "float32", check=lines)
     int8 = export(GOLDEN, tmp_path / "int8", quantization="int8", check=lines)
     assert float32.quantized is None and int8.quantized is not None
@@ -91,13 +91,13 @@ def test_int8_is_smaller_and_reports_the_effect(tmp_path: Path, lines: Path) -> 
     sizes = [(tmp_path / name / "model.bin").stat().st_size for name in ("int8", "float32")]
     assert sizes[0] < sizes[1]
     assert "effect of quantization:" in int8.lines()
-    after = load_model(GOLDEN)[0].state_dict()
+    after = load_network(GOLDEN)[0].state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 @needs_ctranslate2
 def test_quantizing_leaves_the_models_own_weights_alone(tmp_path: Path) -> None:
-    network, tokenizer, config = load_model(GOLDEN)
+    network, tokenizer, config = load_network(GOLDEN)
     before = {k: v.clone() for k, v in network.state_dict().items()}
     pieces = [tokenizer.target_piece(i) for i in range(tokenizer.target_size)]
     converter.write_specification(
@@ -260,8 +260,8 @@ class Echo:
 
 
 def report(**broken: Any) -> Parity:
-    model = load_model(GOLDEN)[0]
-    tokenizer = load_model(GOLDEN)[1]
+    model = load_network(GOLDEN)[0]
+    tokenizer = load_network(GOLDEN)[1]
     cases = [ParityCase(tokenizer.encode_source(source), []) for source, _ in digit_pairs(6, seed=8)]
     return compare_models(model, Echo(model, **broken), ParityCases(cases, "lines", 20), width=2)
 
@@ -292,7 +292,7 @@ def test_a_beam_of_fewer_or_worse_targets_is_different(error: str) -> None:
 
 def test_tokens_of_equal_probability_are_a_tie() -> None:
     """Two tokens have the same output weights, and the runtime chooses the other one."""
-    model, tokenizer, _ = load_model(GOLDEN)
+    model, tokenizer, _ = load_network(GOLDEN)
     cases = [ParityCase(tokenizer.encode_source(source), []) for source, _ in digit_pairs(6, seed=8)]
     echo = Echo(model)
     ours = echo.greedy(cases, 20)
@@ -311,7 +311,7 @@ def test_tokens_of_equal_probability_are_a_tie() -> None:
 
 
 def test_cases_are_from_the_data_of_the_model_if_available(tmp_path: Path) -> None:
-    model, tokenizer, config = load_model(GOLDEN)
+    model, tokenizer, config = load_network(GOLDEN)
     rows = [source for source, _ in digit_pairs(230, seed=9)]
     root = tmp_path / "data"
     write_lines(root / "valid.src", [*rows[:40], "", "one " * 400])

@@ -29,7 +29,7 @@ from dragoman.models.model_folder import (
     find_model,
     list_checkpoints,
     load_file,
-    load_model,
+    load_network,
     read_config,
     read_meta,
     read_pointer,
@@ -105,7 +105,7 @@ def test_anything_but_a_file_of_usual_size_is_refused_at_once(
     (folder / name).unlink()
     kind(folder / name)
     with pytest.raises(ModelFolderError, match=name):
-        load_model(folder)
+        load_network(folder)
     with pytest.raises(ModelFolderError, match=name):
         {
             "meta.json": read_meta,
@@ -159,7 +159,7 @@ JUNK = {
 def test_junk_in_place_of_a_json_object(folder: Path, name: str, content: bytes) -> None:
     put(folder, name, content) if name != "meta.json" else (folder / name).write_bytes(content)
     with pytest.raises(ModelFolderError, match=rf"{name}: cannot be read: .*[Cc]opy the folder again") as caught:
-        load_model(folder)
+        load_network(folder)
     assert len(str(caught.value)) < 400
 
 
@@ -210,7 +210,7 @@ def test_the_meta_names_files_of_its_folder_only(folder: Path, name: str) -> Non
 def test_every_later_format_is_refused(folder: Path, version: int) -> None:
     change_meta(folder, format_version=version)
     with pytest.raises(ModelFolderError, match=rf"format version \d+; .* reads up to {FORMAT_VERSION}; upgrade"):
-        load_model(folder)
+        load_network(folder)
 
 
 # ----------------------------------------------------------------------------------------------- pointers and folders
@@ -233,7 +233,7 @@ def test_pointers_that_name_no_folder_of_the_run(cli: Cli, folder: Path, content
         find_model(run / "best")
     code, _, err = cli("translate", run, stdin=b"one\n")
     assert code == 1 and f"{run / 'best'}: " in err and len(err) < 700
-    load_model(run / "checkpoints" / "00000012")
+    load_network(run / "checkpoints" / "00000012")
     write_pointer(run, "best", run / "checkpoints" / "00000012")
     assert read_pointer(run, "best") == run / "checkpoints" / "00000012"
 
@@ -280,7 +280,7 @@ def with_header(header: object, body: bytes = b"", length: int | None = None) ->
 def test_weights_with_a_damaged_header_and_a_matching_checksum(folder: Path, content: bytes) -> None:
     put(folder, "model.safetensors", content)
     with pytest.raises(ModelFolderError, match=r"model\.safetensors.*(safetensors file|truncated or altered)"):
-        load_model(folder)
+        load_network(folder)
     with pytest.raises(ModelFolderError, match=r"model\.safetensors: not a safetensors file"):
         load_file(folder / "model.safetensors")
 
@@ -393,7 +393,7 @@ def test_weights_that_are_no_floating_point_numbers(folder: Path) -> None:
     tensors[name] = tensors[name].long()
     put(folder, "model.safetensors", safetensors.torch.save(tensors))
     with pytest.raises(ModelFolderError, match=rf"{name} holds int64, accepted: floating-point numbers"):
-        load_model(folder)
+        load_network(folder)
 
 
 def test_a_smaller_tokenizer_with_a_matching_checksum(folder: Path) -> None:
@@ -405,14 +405,14 @@ def test_a_smaller_tokenizer_with_a_matching_checksum(folder: Path) -> None:
     with pytest.raises(
         ModelFolderError, match=r"a vocabulary of 48 source and 48 target entries; .* belongs to another model"
     ):
-        load_model(folder)
+        load_network(folder)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x0a\x00", b"junk" * 50])
 def test_a_tokenizer_that_is_none_with_a_matching_checksum(folder: Path, content: bytes) -> None:
     put(folder, "tokenizer.model", content)
     with pytest.raises(ModelFolderError, match=r"tokenizer\.model cannot be (read|used)"):
-        load_model(folder)
+        load_network(folder)
 
 
 def test_a_tokenizer_with_other_special_ids(folder: Path, tmp_path: Path) -> None:
@@ -426,7 +426,7 @@ def test_a_tokenizer_with_other_special_ids(folder: Path, tmp_path: Path) -> Non
     )
     put(folder, "tokenizer.model", Path(f"{prefix}.model").read_bytes())
     with pytest.raises(ModelFolderError, match=r"are \[-1, 0, 1, 2\] .*accepted: \[0, 1, 2, 3\]"):
-        load_model(folder)
+        load_network(folder)
 
 
 @pytest.mark.parametrize(

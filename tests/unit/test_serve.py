@@ -28,9 +28,8 @@ from dragoman.data.tokenizer import BOS, EOS
 from dragoman.decoding import SearchSettings
 from dragoman.decoding.hypothesis import Hypothesis, TokenStream
 from dragoman.decoding.hypothesis import PartialHypothesis as Walk
-from dragoman.decoding.pytorch.generate import generate
+from dragoman.decoding.pytorch.generate import generate, stream_tokens
 from dragoman.decoding.pytorch.stepper import ModelStepper
-from dragoman.decoding.pytorch.stream import stream_tokens
 from dragoman.errors import DragomanError, UsageError
 from dragoman.models.build import build_model
 from dragoman.models.decoder_only import DecoderOnly
@@ -117,8 +116,8 @@ def test_a_watched_search_is_the_search(search: dict[str, Any]) -> None:
     stepper, ends = ModelStepper(ToyModel(7, sharpness=0.7)), []
     for word in range(4, 24):
         src = torch.tensor([[word, 5, EOS]])
-        for prefix in (None, [4, 6]):
-            (want,) = generate(stepper, src, None, settings, None if prefix is None else [prefix])[0]
+        for prefix in ([], [4, 6]):
+            (want,) = generate(stepper, src, None, settings, [prefix] if prefix else None)[0]
 
             on_the_way, found, path = finished(stream_tokens(stepper, src, settings, prefix))
 

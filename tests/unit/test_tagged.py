@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.data.readers.tagged import TaggedSentence, read_tagged, tagged_row
+from dragoman.data.readers.labelled import TaggedSentence, read_tagged, tagged_row
 from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.errors import DataError
 from small_run import write_lines

@@ -18,7 +18,7 @@ import pytest
 
 from dragoman.errors import DataError, DragomanError, ModelFolderError, UsageError
 from dragoman.io.lines import read_lines
-from dragoman.models.model_folder import load_model
+from dragoman.models.model_folder import load_network
 from dragoman.vectors import WordVectors, train, train_vectors
 from dragoman.vectors.picture import HEIGHT, WIDTH, principal_components
 from dragoman.vectors.questions import read_questions, read_similarities, spearman
@@ -451,7 +451,7 @@ def test_too_little_text_is_told() -> None:
 
 def test_vectors_of_a_trained_model() -> None:
     vectors = WordVectors.of_model(GOLDEN)
-    model, tokenizer, _ = load_model(GOLDEN)
+    model, tokenizer, _ = load_network(GOLDEN)
     tensor = dict(model.named_parameters())["encoder.embedding.weight"]
     assert len(vectors) == tokenizer.source_size - 4
     assert vectors.words == [tokenizer.source_piece(token) for token in range(4, tokenizer.source_size)]

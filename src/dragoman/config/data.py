@@ -82,9 +82,7 @@ class CorpusConfig(Section):
 
     @model_validator(mode="after")
     def _one_form(self) -> CorpusConfig:
-        pair = self.source is not None and self.target is not None
-        one = self.source is None and self.target is None and self.path is not None
-        if not (pair and self.path is None) and not one:
+        if self.paths().keys() not in ({"source", "target"}, {"path"}):
             raise ValueError("give either source and target (two text files) or path (one .tsv or .jsonl file)")
         return self
 
@@ -180,15 +178,21 @@ class ParallelData(_DataSection):
         return self.filter.max_tokens
 
 
-class _Files(_DataSection):
+class _FileData(_DataSection):
     """Data in files of one format."""
 
     root: str = ""
     train: tuple[str, ...] = Field(min_length=1)
     valid: str | None = None
 
+    def train_paths(self) -> list[Path]:
+        return [resolve_path(path, self.root) for path in self.train]
 
-class TextData(_Files):
+    def valid_path(self) -> Path | None:
+        return None if self.valid is None else resolve_path(self.valid, self.root)
+
+
+class TextData(_FileData):
     """Plain text for a language model: one stream cut into blocks, or separate lines or paragraphs."""
 
     kind: Literal["text"] = "text"
@@ -196,7 +200,7 @@ class TextData(_Files):
     max_tokens: limits.TokensPerBlock = Field(256, description="maximum tokens per block, line or paragraph")
 
 
-class MaskedData(_Files):
+class MaskedData(_FileData):
     """Plain text for masked language modelling, one sequence per paragraph (Devlin et al. 2019)."""
 
     kind: Literal["masked"] = "masked"
@@ -204,7 +208,7 @@ class MaskedData(_Files):
     max_tokens: limits.TokensPerExample = 256
 
 
-class TaggedData(_Files):
+class TaggedData(_FileData):
     """Sentences with a tag per word: CoNLL-U (`.conllu`), or lines of `word/tag`."""
 
     kind: Literal["tagged"] = "tagged"
@@ -212,14 +216,14 @@ class TaggedData(_Files):
     max_tokens: limits.TokensPerExample = 256
 
 
-class LabelledData(_Files):
+class LabelledData(_FileData):
     """Texts with one label: `.tsv`, `.csv` (label first), `.jsonl` (`label`, `text`), or lines of `label text`."""
 
     kind: Literal["labelled"] = "labelled"
     max_tokens: limits.TokensPerExample = 256
 
 
-class TreeData(_Files):
+class TreeData(_FileData):
     """Constituency trees in Penn brackets; sentences are translated into trees (Vinyals et al. 2015)."""
 
     kind: Literal["trees"] = "trees"

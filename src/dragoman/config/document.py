@@ -17,14 +17,7 @@ from pydantic import ValidationError, ValidationInfo, model_validator
 
 from dragoman.config.data import DataConfig, ParallelData, TokenizerConfig
 from dragoman.config.errors import describe, shown
-from dragoman.config.model import (
-    PRESETS,
-    ConvolutionalConfig,
-    EncoderOnlyConfig,
-    LearnedPosition,
-    ModelConfig,
-    TransformerConfig,
-)
+from dragoman.config.model import PRESETS, ConvolutionalConfig, EncoderOnlyConfig, ModelConfig, TransformerConfig
 from dragoman.config.overrides import apply_overrides
 from dragoman.config.section import Section, is_stored
 from dragoman.config.train import SearchConfig, TrainConfig
@@ -96,7 +89,9 @@ class Config(Section):
                 yield f'model.pooling is "{model.pooling}", but data of kind "{kind}" needs "none" (a label per word)'
             if model.tie == "all" and kind != "masked":
                 yield f'model.tie = "all": the outputs for data of kind "{kind}" are labels; remove it'
-        key, available = self._positions()
+        key, available = "model.position.max_len", getattr(getattr(model, "position", None), "max_len", None)
+        if isinstance(model, ConvolutionalConfig):
+            key, available = "model.max_positions", model.max_positions
         extra = self.search.max_extra if accepted == _TRANSLATORS else 0
         longest = self.data.max_tokens + extra
         if available is not None and available < longest:
@@ -131,13 +126,6 @@ class Config(Section):
                     f"train.average is {train.average}, but a budget of {budget} with train.validate_every = "
                     f"{train.validate_every} makes {checkpoints} checkpoints; accepted: 0 to {checkpoints}"
                 )
-
-    def _positions(self) -> tuple[str, int | None]:
-        """Return the key that sets the number of positions of the model, and that number (None = unlimited)."""
-        if isinstance(self.model, ConvolutionalConfig):
-            return "model.max_positions", self.model.max_positions
-        position = getattr(self.model, "position", None)
-        return "model.position.max_len", position.max_len if isinstance(position, LearnedPosition) else None
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = (), *, stored: bool = False) -> Config:

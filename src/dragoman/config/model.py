@@ -45,8 +45,6 @@ __all__ = [
     "VisionConfig",
 ]
 
-# --------------------------------------------------------------------------------------------------------- positions
-
 
 class NoPosition(Section):
     kind: Literal["none"] = "none"
@@ -107,8 +105,6 @@ Position = Annotated[
     Field(discriminator="kind"),
 ]
 
-# --------------------------------------------------------------------------------------------- norms and attention
-
 
 class LayerNormConfig(Section):
     kind: Literal["layer"] = "layer"
@@ -160,7 +156,6 @@ class LuongAttention(Section):
 
 AttentionOfRecurrent = Annotated[NoAttention | BahdanauAttention | LuongAttention, Field(discriminator="kind")]
 
-# ----------------------------------------------------------------------------------------------- Transformer shapes
 
 PRESETS: dict[str, dict[str, Any]] = {
     # Vaswani et al. 2017, Table 3.
@@ -286,9 +281,6 @@ class VisionConfig(BlockConfig):
             yield (
                 f"position.max_len {self.position.max_len} is too small for a class token and {self.n_patches} patches"
             )
-
-
-# ------------------------------------------------------------------------------------------- before the Transformer
 
 
 class RecurrentConfig(Section):

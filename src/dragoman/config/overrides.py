@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable
 from typing import Any
@@ -78,19 +79,14 @@ def _section(document: dict[str, Any], parents: list[str]) -> dict[str, Any]:
     for i, part in enumerate(parents):
         if isinstance(found, dict):
             found = found.setdefault(part, {})
-        elif isinstance(found, list) and (index := _index(part)) is not None and index < len(found):
-            found = found[index]
+        elif isinstance(found, list) and re.fullmatch("[0-9]{1,9}", part) and int(part) < len(found):
+            found = found[int(part)]
         else:
             unusable = "no such index" if isinstance(found, list) else "no such key"
             raise ValueError(f"{clip(part)!r}: {unusable}; {'.'.join(parents[:i])} is {_described(found)}")
     if not isinstance(found, dict):
         raise ValueError(f"{'.'.join(parents)} is {_described(found)}")
     return found
-
-
-def _index(part: str) -> int | None:
-    """Return the index of a list entry, or None if `part` is not one of at most nine ASCII digits."""
-    return int(part) if part.isascii() and part.isdigit() and len(part) < 10 else None
 
 
 def _described(value: Any) -> str:

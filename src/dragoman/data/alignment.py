@@ -183,10 +183,6 @@ def _line_at(path: Path, line: int) -> str:
     return "(end of file)"
 
 
-def _z(gains: Floats) -> float:
-    return float(gains.mean() * len(gains) ** 0.5 / max(float(gains.std()), 1e-6))
-
-
 def shifted_range(
     source: LineFeatures, target: LineFeatures, *, max_offset: int = 3, min_gain: float = 8.0
 ) -> Shift | None:
@@ -210,5 +206,7 @@ def shifted_range(
         end = int(np.argmax(gain))
         start = int(np.argmin(total[: end + 1]))
         if gain[end] > min_gain and (best is None or gain[end] > best[0]):
-            best = float(gain[end]), Shift(low + start + 1, low + end, offset, _z(gains[start:end]))
+            inside = gains[start:end]
+            z = float(inside.mean() * len(inside) ** 0.5 / max(float(inside.std()), 1e-6))
+            best = float(gain[end]), Shift(low + start + 1, low + end, offset, z)
     return best[1] if best else None

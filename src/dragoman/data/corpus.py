@@ -48,9 +48,7 @@ class CorpusSpec:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        both = self.source is not None and self.target is not None
-        neither = self.source is None and self.target is None
-        if not (both and self.path is None) and not (neither and self.path is not None):
+        if len(self.files) != (2 if self.path is None else 1):
             raise UsageError(
                 f"invalid corpus: source={self.source}, target={self.target}, path={self.path}; accepted: "
                 "either source and target (two text files) or path (one .tsv or .jsonl file)"
@@ -62,9 +60,13 @@ class CorpusSpec:
             )
 
     @property
+    def files(self) -> list[Path]:
+        return [path for path in (self.source, self.target, self.path) if path is not None]
+
+    @property
     def name(self) -> str:
         """The path or the two paths, for messages."""
-        return str(self.path) if self.path is not None else f"{self.source} | {self.target}"
+        return " | ".join(map(str, self.files))
 
 
 @dataclass(frozen=True)
@@ -259,9 +261,5 @@ class PairFilter:
 
 def corpus_spec(config: Config, corpus: CorpusConfig) -> CorpusSpec:
     """Return a corpus of the configuration with resolved paths."""
-
-    def resolved(path: str | None) -> Path | None:
-        return None if path is None else resolve_path(path, config.parallel.root)
-
-    source, target, path = resolved(corpus.source), resolved(corpus.target), resolved(corpus.path)
-    return CorpusSpec(source, target, path, corpus.source_key, corpus.target_key, corpus.weight)
+    paths = {key: resolve_path(path, config.parallel.root) for key, path in corpus.paths().items()}
+    return CorpusSpec(**paths, source_key=corpus.source_key, target_key=corpus.target_key, weight=corpus.weight)

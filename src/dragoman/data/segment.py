@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 __all__ = ["join_parts", "split_text"]
 
@@ -16,20 +17,37 @@ Break = tuple[re.Pattern[str], Callable[[str, int, int], bool]]
 """Pattern of possible breaks, and a function that returns whether `text[start:end]` is one."""
 
 
-def split_text(text: str, limit: int, count: Callable[[str], int]) -> list[str]:
+def _ends_sentence(text: str, start: int, end: int) -> bool:
+    if not text[start].isspace():
+        return True  # Chinese and Japanese punctuation is not followed by a space
+    words = text[max(0, start - 12) : start].rstrip(_CLOSING)
+    if not words.endswith((".", "!", "?", "…", "。", "！", "？")):
+        return False
+    return not text[end].islower() and not _ABBREVIATION.search(words)
+
+
+def _ends_clause(text: str, start: int, end: int) -> bool:
+    return not text[start].isspace() or text[max(0, start - 1) : start] in tuple(",;:–—、，；：")
+
+
+_BREAKS: tuple[Break, ...] = (
+    (re.compile(r"\s+|[。！？][。！？…」』）》”’]{0,4}\s*"), _ends_sentence),
+    (re.compile(r"\s+|[、，；：]\s*"), _ends_clause),
+    (re.compile(r"\s+"), lambda text, start, end: True),
+)
+
+
+def split_text(text: str, limit: int, count: Callable[[str], int], breaks: Sequence[Break] = _BREAKS) -> list[str]:
     """Split `text` into parts of at most `limit` tokens each, such that "".join(parts) == text.
 
-    count: returns the tokens of a part, including the end of sentence.  Whole sentences are packed together while they
-    fit; a longer sentence is split at clause marks, then at spaces, then anywhere.  A single character is never split.
+    count: returns the tokens of a part, including the end of sentence.  breaks: where to split, in order of preference.
+    Whole sentences are packed together while they fit; a longer sentence is split at clause marks, then at spaces, then
+    anywhere.  A single character is never split.
     """
-    return _split(text, limit, count, _BREAKS)
-
-
-def _split(text: str, limit: int, count: Callable[[str], int], breaks: Sequence[Break]) -> list[str]:
     if len(text) <= 1 or count(text) <= limit:
         return [text]
     pieces = _cut_after(text, *breaks[0]) if breaks else _halves(text)
-    return _pack([part for piece in pieces for part in _split(piece, limit, count, breaks[1:])], limit, count)
+    return _pack([part for piece in pieces for part in split_text(piece, limit, count, breaks[1:])], limit, count)
 
 
 def _pack(parts: list[str], limit: int, count: Callable[[str], int]) -> list[str]:
@@ -51,31 +69,9 @@ def _pack(parts: list[str], limit: int, count: Callable[[str], int]) -> list[str
 
 
 def _cut_after(text: str, breaks: re.Pattern[str], is_end: Callable[[str, int, int], bool]) -> list[str]:
-    starts = [0]
-    for match in breaks.finditer(text):
-        if 0 < match.end() < len(text) and is_end(text, match.start(), match.end()):
-            starts.append(match.end())
-    return [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
-
-
-def _ends_sentence(text: str, start: int, end: int) -> bool:
-    if not text[start].isspace():
-        return True  # Chinese and Japanese punctuation is not followed by a space
-    words = text[max(0, start - 12) : start].rstrip(_CLOSING)
-    if not words.endswith((".", "!", "?", "…", "。", "！", "？")):
-        return False
-    return not text[end].islower() and not _ABBREVIATION.search(words)
-
-
-def _ends_clause(text: str, start: int, end: int) -> bool:
-    return not text[start].isspace() or text[max(0, start - 1) : start] in tuple(",;:–—、，；：")
-
-
-_BREAKS: tuple[Break, ...] = (
-    (re.compile(r"\s+|[。！？][。！？…」』）》”’]{0,4}\s*"), _ends_sentence),
-    (re.compile(r"\s+|[、，；：]\s*"), _ends_clause),
-    (re.compile(r"\s+"), lambda text, start, end: True),
-)
+    spans = (match.span() for match in breaks.finditer(text))
+    ends = [end for start, end in spans if 0 < end < len(text) and is_end(text, start, end)]
+    return [text[start:end] for start, end in pairwise([0, *ends, len(text)])]
 
 
 def _halves(text: str) -> list[str]:

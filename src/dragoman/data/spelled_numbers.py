@@ -31,16 +31,7 @@ from num2words import num2words  # type: ignore[import-untyped]
 from dragoman.errors import DragomanError, UsageError
 from dragoman.io.writing import atomic_file
 
-__all__ = [
-    "DATE_FORMS",
-    "SpelledNumbers",
-    "build",
-    "cardinal_pair",
-    "date_pair",
-    "ordinal_pair",
-    "write",
-    "year_pair",
-]
+__all__ = ["DATE_FORMS", "SpelledNumbers", "build", "cardinal_pair", "date_pair", "ordinal_pair", "write", "year_pair"]
 
 TextPair = tuple[str, str]
 Drawn = TypeVar("Drawn", bound=Hashable)
@@ -110,17 +101,15 @@ def date_pair(day: datetime.date, form: str) -> TextPair:
     english_month, german_month = ENGLISH_MONTHS[day.month - 1], GERMAN_MONTHS[day.month - 1]
     english_year, german_year = _spell(day.year, "en", "year"), _spell(day.year, "de", "year")
     english = f"the {english_day} of {english_month} {english_year}"
+    # After "am" and "dem" the ordinal takes the weak ending of the dative, -n.
+    dative = f"{german_day}n {german_month} {german_year}"
+    if form == "on":
+        return f"on {english}", f"am {dative}"
+    if form == "on_weekday":
+        weekday = day.weekday()
+        return f"on {ENGLISH_WEEKDAYS[weekday]}, {english}", f"am {GERMAN_WEEKDAYS[weekday]}, dem {dative}"
     if form == "month_first":
         english = f"{english_month} the {english_day}, {english_year}"
-    elif form == "on":
-        english = f"on {english}"
-    elif form == "on_weekday":
-        english = f"on {ENGLISH_WEEKDAYS[day.weekday()]}, {english}"
-    # After "am" and "dem" the ordinal takes the weak ending of the dative, -n.
-    if form == "on":
-        return english, f"am {german_day}n {german_month} {german_year}"
-    if form == "on_weekday":
-        return english, f"am {GERMAN_WEEKDAYS[day.weekday()]}, dem {german_day}n {german_month} {german_year}"
     return english, f"der {german_day} {german_month} {german_year}"
 
 

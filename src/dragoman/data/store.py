@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import cached_property
@@ -29,6 +29,7 @@ from dragoman.config import Config
 from dragoman.data.corpus import CorpusSpec, FilterStats, PairFilter, read_pairs
 from dragoman.data.tokenizer import EOS, Tokenizer, train_tokenizer
 from dragoman.errors import DataError, ModelFolderError, TrainingError
+from dragoman.io.lines import open_lines
 from dragoman.io.reading import RandomAccessFile, hash_file, read_json
 from dragoman.io.writing import atomic_folder, not_written
 
@@ -55,7 +56,9 @@ class Store:
     def __init__(self, folder: Path, content: str | None = None) -> None:
         """Open and verify a store.  content: the expected content hash.  Raises DamagedStoreError."""
         self.folder = folder
-        about = _read_about(folder)
+        about = read_json(folder / "store.json", DamagedStoreError, _REMEDY)
+        if about.get("digest") != _digest(about) or about.get("version") != _VERSION:
+            raise DamagedStoreError(f"{folder / 'store.json'}: altered, or of another version. {_REMEDY}")
         if content is not None and about["content"] != content:
             raise DamagedStoreError(f"{folder}: store.json belongs to another store ({about['content']}). {_REMEDY}")
         self.stats: str = about["account"]
@@ -157,9 +160,6 @@ def _offsets(table: RandomAccessFile, size: int) -> NDArray[np.int64]:
     return offsets
 
 
-# ---------------------------------------------------------------------------------------------------------- checksums
-
-
 def _digest(about: Mapping[str, Any]) -> str:
     text = json.dumps({key: value for key, value in about.items() if key != "digest"}, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
@@ -172,14 +172,6 @@ def _write_about(folder: Path, about: dict[str, Any]) -> None:
     about = {"version": _VERSION, **about, "files": files}
     content = json.dumps(about | {"digest": _digest(about)}, indent=1)
     (folder / "store.json").write_bytes(content.encode())
-
-
-def _read_about(folder: Path) -> dict[str, Any]:
-    """Return `store.json`, checked against its own hash."""
-    about = read_json(folder / "store.json", DamagedStoreError, _REMEDY)
-    if about.get("digest") != _digest(about) or about.get("version") != _VERSION:
-        raise DamagedStoreError(f"{folder / 'store.json'}: altered, or of another version. {_REMEDY}")
-    return about
 
 
 def _open_files(folder: Path, expected: Mapping[str, Mapping[str, Any]]) -> dict[str, RandomAccessFile]:
@@ -210,9 +202,6 @@ def _close(files: Mapping[str, RandomAccessFile]) -> None:
         file.close()
 
 
-# ----------------------------------------------------------------------------------------------------------- building
-
-
 def text_hash(specs: list[CorpusSpec]) -> str:
     """Return a hash of the corpora as 16 hexadecimal digits: contents of the files, keys, weights.
 
@@ -221,12 +210,11 @@ def text_hash(specs: list[CorpusSpec]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for spec in specs:
         digest.update(json.dumps([str(spec.source_key), str(spec.target_key), spec.weight]).encode())
-        for path in (spec.source, spec.target, spec.path):
-            if path is not None:
-                try:
-                    digest.update(bytes.fromhex(hash_file(path, "blake2b")))
-                except OSError as error:
-                    raise DataError(f"{path}: cannot be read: {error.strerror or error}; use a readable file") from None
+        for path in spec.files:
+            try:
+                digest.update(bytes.fromhex(hash_file(path, "blake2b")))
+            except OSError as error:
+                raise DataError(f"{path}: cannot be read: {error.strerror or error}; specify a readable file") from None
     return digest.hexdigest()
 
 
@@ -293,7 +281,7 @@ def _fill(config: Config, specs: list[CorpusSpec], folder: Path) -> tuple[Filter
                 tgt.write(_one_line(pair.target))
             counts.append(stats.kept - before)
     if not stats.kept:
-        files = ", ".join(str(p) for s in specs for p in (s.source, s.target, s.path) if p is not None)
+        files = ", ".join(str(path) for spec in specs for path in spec.files)
         raise DataError(
             f"nothing to train on in {files}: {stats}. Check the files and the limits in [data.filter]; "
             "'dragoman doctor' shows what they contain."
@@ -315,7 +303,7 @@ def _encode(tokenizer: Tokenizer, folder: Path, counts: list[int], max_tokens: i
         files = [
             [stack.enter_context((folder / f"{side}.{kind}").open("wb")) for kind in ("ids", "txt")] for side in _SIDES
         ]
-        lines = zip(_lines(folder / "source.all"), _lines(folder / "target.all"), strict=True)
+        lines = zip(open_lines(folder / "source.all"), open_lines(folder / "target.all"), strict=True)
         for part, count in enumerate(counts):
             for texts in islice(lines, count):
                 ids = (tokenizer.encode_source(texts[0].decode()), tokenizer.encode_target(texts[1].decode()))
@@ -345,9 +333,3 @@ def drop_reason(ids: tuple[list[int], list[int]], max_tokens: int) -> str:
 def _one_line(text: str) -> bytes:
     """Return the text as one line of a file; a text of a JSONL corpus may contain line ends."""
     return text.replace("\n", " ").encode() + b"\n"
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        for line in file:
-            yield line[:-1]

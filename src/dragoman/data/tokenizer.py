@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-import itertools
 import os
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from dragoman.config import TokenizerConfig
 from dragoman.data.ids import BOS, EOS, PAD, UNK
 from dragoman.data.subword_sampling import SubwordSampler
 from dragoman.errors import DataError, ModelFolderError
+from dragoman.io.lines import open_lines
 from dragoman.io.reading import COPY_AGAIN, read_bytes
 
 __all__ = ["BOS", "EOS", "PAD", "UNK", "Tokenizer", "learn_tokenizer", "train_tokenizer"]
@@ -52,11 +53,9 @@ class Tokenizer:
         return int(self._target.get_piece_size())
 
     def encode_source(self, text: str) -> list[int]:
-        """Return token ids with a final EOS."""
         return [*self._source.encode(text), EOS]
 
     def encode_target(self, text: str) -> list[int]:
-        """Return token ids with a final EOS."""
         return [*self._target.encode(text), EOS]
 
     def encode_sampled(
@@ -133,16 +132,11 @@ def train_tokenizer(config: TokenizerConfig, source: Path, target: Path) -> Toke
 
     Raises DataError if the text does not allow `vocab_size`.
     """
+    # Given the files themselves, sentencepiece would write their paths into the model.
+    sides = [map(bytes.decode, open_lines(path)) for path in (source, target)]
     if config.shared:
-        return Tokenizer(_train(config, itertools.chain(_lines(source), _lines(target))))
-    return Tokenizer(_train(config, _lines(source)), _train(config, _lines(target)))
-
-
-def _lines(path: Path) -> Iterator[str]:
-    # Given the file itself, sentencepiece would write its path into the model.
-    with path.open("rb") as file:
-        for line in file:
-            yield line.removesuffix(b"\n").decode("utf-8")
+        return Tokenizer(_train(config, chain(*sides)))
+    return Tokenizer(*(_train(config, side) for side in sides))
 
 
 def learn_tokenizer(config: TokenizerConfig, lines: Sequence[str], lossless: bool = False) -> Tokenizer:

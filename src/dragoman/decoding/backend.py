@@ -70,25 +70,34 @@ class DecodingBackend(ABC):
     def _search(
         self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int
     ) -> list[list[Hypothesis]]:
-        """As `search`, for targets of up to `max_length` tokens."""
-        from dragoman.decoding.pytorch.generate import generate_batches  # here, so that the engine searches without it
+        """As `search`, for targets of up to `max_length` tokens, in batches of sources of similar length."""
+        from dragoman.data.batching import batches_within  # here, so that the native engine searches without torch
+        from dragoman.decoding.pytorch.generate import generate, padded
+        from dragoman.decoding.pytorch.stepper import with_shortlist
 
-        stepper = self.stepper()
-        return generate_batches(stepper, sources, prefixes, settings, batch_tokens, self.device, self.shortlist)
+        stepper, width = self.stepper(), settings.nbest if settings.sample else settings.beam
+        found: list[list[Hypothesis]] = [[] for _ in sources]
+        for batch in batches_within([max(1, len(source)) * width for source in sources], batch_tokens):
+            batch_sources, batch_prefixes = [sources[i] for i in batch], [prefixes[i] for i in batch]
+            restricted = with_shortlist(self.shortlist, stepper, batch_sources, batch_prefixes)
+            src, mask = padded(batch_sources, self.device)
+            hypotheses = generate(restricted, src, mask, settings, batch_prefixes)
+            for index, row in zip(batch, hypotheses, strict=True):
+                found[index] = row
+        return found
 
     def stream(self, source: Ids, prefix: Ids, settings: SearchSettings) -> TokenStream:
         """Search one source step by step (`stream_tokens`)."""
         import torch
 
+        from dragoman.decoding.pytorch.generate import stream_tokens
         from dragoman.decoding.pytorch.stepper import with_shortlist
-        from dragoman.decoding.pytorch.stream import stream_tokens
 
         if settings.limit(len(source), len(prefix)) > self.max_length:
             return self.fallback().stream(source, prefix, settings)
         stepper = with_shortlist(self.shortlist, self.stepper(), [source], [prefix])
-        return stream_tokens(
-            stepper, torch.tensor([list(source)], dtype=torch.long, device=self.device), settings, prefix or None
-        )
+        src = torch.tensor([list(source)], dtype=torch.long, device=self.device)
+        return stream_tokens(stepper, src, settings, prefix)
 
     @abstractmethod
     def stepper(self) -> Stepper[Any]:

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dragoman.decoding.backend import DecodingBackend
 from dragoman.decoding.hypothesis import Ids
 from dragoman.decoding.pytorch.stepper import EnsembleStepper
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 __all__ = ["EnsembleBackend"]
 
@@ -55,6 +52,5 @@ class EnsembleBackend(DecodingBackend):
 
     def score(self, pairs: Sequence[tuple[Ids, Ids]], batch_tokens: int) -> list[list[float]]:
         log_probs = [member.score(pairs, batch_tokens) for member in self.members]
-        return [
-            (np.logaddexp.reduce(pair, axis=0) - math.log(len(pair))).tolist() for pair in zip(*log_probs, strict=True)
-        ]
+        by_pair = zip(*log_probs, strict=True)
+        return [(np.logaddexp.reduce(rows, axis=0) - math.log(len(rows))).tolist() for rows in by_pair]

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 from dragoman.errors import DragomanError
 
-__all__ = ["Hypothesis", "Ids", "PartialHypothesis", "TokenStream", "best", "complete", "length_penalty"]
+__all__ = [
+    "Hypothesis",
+    "Ids",
+    "PartialHypothesis",
+    "TokenStream",
+    "best",
+    "common_prefix",
+    "complete",
+    "length_penalty",
+]
 
 Ids = Sequence[int]
 
@@ -65,3 +75,8 @@ def best(hypotheses: Sequence[Hypothesis], count: int) -> list[Hypothesis]:
     if not hypotheses:
         raise DragomanError("no translation has a probability above 0: the model's output is not finite; retrain it")
     return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)[:count]
+
+
+def common_prefix(rows: Sequence[Ids]) -> int:
+    """Return the length of the longest prefix that all rows share."""
+    return sum(1 for _ in itertools.takewhile(lambda ids: len(set(ids)) == 1, zip(*rows, strict=False)))

@@ -25,7 +25,7 @@ from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.native.library import VERSION, Precision, load_native, unavailable_reason
 from dragoman.decoding.native.processor import usable_cores
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
-from dragoman.errors import DragomanError, ModelFolderError, TrainingError, UsageError
+from dragoman.errors import DragomanError, ModelFolderError, TrainingError, UsageError, check_problems
 from dragoman.io.reading import read_json
 from dragoman.io.writing import write_file
 from dragoman.models.model_folder import find_model, load_network, read_config, read_meta, verify, wrong_model
@@ -64,10 +64,8 @@ def load_backend(
 ) -> tuple[DecodingBackend, Tokenizer, Config]:
     """Return the backend, tokenizer and configuration of a model that generates text; several paths are an ensemble.
 
-    Args:
-        kind: Data that the model must have been trained on.
-        lack: What models of another kind cannot do, for the error message.
-        device, quantize, engine, threads, shortlist: As for `Translator.load`.
+    kind: data that the model must have been trained on.  lack: what models of another kind cannot do, for the error
+    message.  The other arguments are those of `Translator.load`.
 
     The configuration of an ensemble has the smallest `max_tokens` of its models and the `[search]` of the first.
     Raises ModelFolderError, and UsageError for invalid or unavailable options and for different vocabularies.
@@ -78,8 +76,8 @@ def load_backend(
         from dragoman.device import resolve_device
 
         device = resolve_device(str(device))
-    options = _Options(kind, lack, device, quantize, engine, threads or usable_cores())
-    backend, tokenizer, config = _load(paths[0], options)
+    loader = _Loader(paths[0], kind, lack, device, quantize, engine, threads or usable_cores())
+    backend, tokenizer, config = loader.load()
     if shortlist:
         backend.shortlist = load_shortlist(paths[0])
     if len(paths) == 1:
@@ -88,7 +86,7 @@ def load_backend(
 
     members = [backend]
     for other in paths[1:]:
-        member, other_tokenizer, other_config = _load(other, options)
+        member, other_tokenizer, other_config = replace(loader, path=other).load()
         if other_tokenizer.files() != tokenizer.files():
             raise UsageError(
                 f"{paths[0]} and {other}: different vocabularies; the models of an ensemble must have been trained with"
@@ -106,18 +104,6 @@ def load_shortlist(path: str | Path) -> Shortlist:
     return Shortlist.read(folder / SHORTLIST, read_meta(folder)["sha256"]["model.safetensors"])
 
 
-@dataclass(frozen=True)
-class _Options:
-    """Arguments of `load_backend` that all models of an ensemble share."""
-
-    kind: ModelKind
-    lack: str
-    device: str | torch.device
-    quantize: Quantize
-    engine: EngineChoice
-    threads: int
-
-
 def _check(paths: Sequence[str | Path], quantize: str, engine: str, threads: int | None, shortlist: bool) -> None:
     problems = []
     if not paths:
@@ -132,86 +118,91 @@ def _check(paths: Sequence[str | Path], quantize: str, engine: str, threads: int
         problems.append(f"threads = {threads}: must be 1 to 1024")
     if shortlist and len(paths) > 1:
         problems.append(f"shortlist = True: supported for one model, not for an ensemble of {len(paths)}")
-    if problems:
-        raise UsageError("\n".join(["invalid translator options:", *(f"  - {p}" for p in problems)]))
+    check_problems("invalid translator options:", problems)
 
 
-def _load(path: str | Path, options: _Options) -> tuple[DecodingBackend, Tokenizer, Config]:
-    if options.engine == "pytorch":
-        return _load_torch(path, options)
-    try:
-        if str(options.device) == "cpu":
-            return _load_native(path, options)
-        if options.engine == "native":
-            raise BackendUnavailable(f"the native engine supports the CPU, not {options.device}")
-        return _load_cuda_graphs(path, options)
-    except BackendUnavailable as reason:
-        if options.engine == "native" or options.quantize in ("int8", "bf16"):
-            raise UsageError(
-                f"{path}: {reason}; accepted here: engine = 'auto' or 'pytorch' with quantize = 'auto' or 'none'"
-            ) from None
-        return _load_torch(path, options, str(reason))
+@dataclass(frozen=True)
+class _Loader:
+    """Loads one model with the arguments of `load_backend`."""
 
+    path: str | Path
+    kind: ModelKind
+    lack: str
+    device: str | torch.device
+    quantize: Quantize
+    engine: EngineChoice
+    threads: int
 
-def _load_cuda_graphs(path: str | Path, options: _Options) -> tuple[DecodingBackend, Tokenizer, Config]:
-    import torch
+    def load(self) -> tuple[DecodingBackend, Tokenizer, Config]:
+        if self.engine == "pytorch":
+            return self._load_torch()
+        try:
+            if str(self.device) == "cpu":
+                return self._load_native()
+            if self.engine == "native":
+                raise BackendUnavailable(f"the native engine supports the CPU, not {self.device}")
+            return self._load_cuda_graphs()
+        except BackendUnavailable as reason:
+            if self.engine == "native" or self.quantize in ("int8", "bf16"):
+                raise UsageError(
+                    f"{self.path}: {reason}; accepted here: engine = 'auto' or 'pytorch' with quantize = 'auto' or "
+                    "'none'"
+                ) from None
+            return self._load_torch(str(reason))
 
-    from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend, cuda_graph_unsupported_reasons
+    def _load_torch(self, reason: str = "") -> tuple[TorchBackend, Tokenizer, Config]:
+        from dragoman.decoding.pytorch.backend import TorchBackend
+        from dragoman.models.seq2seq import Model
 
-    device, quantize = options.device, options.quantize
-    if torch.device(device).type != "cuda":
-        raise BackendUnavailable(f"the native engine supports the CPU and CUDA graphs support CUDA, not {device}")
-    if quantize == "int8":
-        raise BackendUnavailable("int8 is supported on the CPU; use bf16 on a GPU")
-    backend, tokenizer, config = _load_torch(path, options)
-    reasons = cuda_graph_unsupported_reasons(backend.model)
-    if reasons:
-        backend.reason = "CUDA graphs do not support this model: " + "; ".join(reasons)
-        if quantize == "bf16":
-            raise BackendUnavailable(backend.reason)
-        return backend, tokenizer, config
-    with torch.cuda.device(backend.model.device):
-        native_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-    bf16 = quantize == "bf16" or (quantize == "auto" and native_bf16)
-    graphs = CudaGraphBackend(backend.model.bfloat16() if bf16 else backend.model, device)
-    if bf16 and quantize == "auto":
-        graphs.load_scorer = lambda: _load_torch(path, options)[0]
-    return graphs, tokenizer, config
+        network, vocabulary, config = load_network(self.path)
+        if config.data.kind != self.kind or not isinstance(network, Model) or not isinstance(vocabulary, Tokenizer):
+            raise wrong_model(self.path, config, self.lack)
+        return TorchBackend(network, self.device, reason), vocabulary, config
 
+    def _load_cuda_graphs(self) -> tuple[DecodingBackend, Tokenizer, Config]:
+        import torch
 
-def _load_torch(path: str | Path, options: _Options, reason: str = "") -> tuple[TorchBackend, Tokenizer, Config]:
-    from dragoman.decoding.pytorch.backend import TorchBackend
-    from dragoman.models.seq2seq import Model
+        from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend, cuda_graph_unsupported_reasons
 
-    network, vocabulary, config = load_network(path)
-    if config.data.kind != options.kind or not isinstance(network, Model) or not isinstance(vocabulary, Tokenizer):
-        raise wrong_model(path, config, options.lack)
-    return TorchBackend(network, options.device, reason), vocabulary, config
+        device, quantize = self.device, self.quantize
+        if torch.device(device).type != "cuda":
+            raise BackendUnavailable(f"the native engine supports the CPU and CUDA graphs support CUDA, not {device}")
+        if quantize == "int8":
+            raise BackendUnavailable("int8 is supported on the CPU; use bf16 on a GPU")
+        backend, tokenizer, config = self._load_torch()
+        reasons = cuda_graph_unsupported_reasons(backend.model)
+        if reasons:
+            backend.reason = "CUDA graphs do not support this model: " + "; ".join(reasons)
+            if quantize == "bf16":
+                raise BackendUnavailable(backend.reason)
+            return backend, tokenizer, config
+        with torch.cuda.device(backend.model.device):
+            native_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        bf16 = quantize == "bf16" or (quantize == "auto" and native_bf16)
+        graphs = CudaGraphBackend(backend.model.bfloat16() if bf16 else backend.model, device)
+        if bf16 and quantize == "auto":
+            graphs.load_scorer = lambda: self._load_torch()[0]
+        return graphs, tokenizer, config
 
-
-def _load_native(path: str | Path, options: _Options) -> tuple[DecodingBackend, Tokenizer, Config]:
-    native, precision = load_native(), _PRECISIONS[options.quantize]
-    if native is None:
-        raise BackendUnavailable(
-            f"the native engine, which is about ten times as fast, is not available: {unavailable_reason()}"
-        )
-    if precision == "bfloat16" and not native.supports_bfloat16:
-        raise BackendUnavailable(f"this processor does not support bfloat16 multiplication ({native.build})")
-    folder = find_model(path)  # fixed now: a run folder may point to another checkpoint later
-    meta = verify(folder, skip=("model.safetensors", "training.safetensors"))
-    config = read_config(folder)
-    vocabulary = load_vocabulary(folder)
-    if config.data.kind != options.kind or not isinstance(vocabulary, Tokenizer):
-        raise wrong_model(path, config, options.lack)
-    engine = _engine(folder, _origin(precision, meta, config, vocabulary))
-
-    def load_torch() -> DecodingBackend:
-        return _load_torch(folder, options)[0]
-
-    backend = NativeBackend(engine, precision, options.threads, load_torch)
-    if options.quantize == "auto":
-        backend.load_scorer = lambda: _load(folder, replace(options, engine="auto", quantize="none"))[0]
-    return backend, vocabulary, config
+    def _load_native(self) -> tuple[DecodingBackend, Tokenizer, Config]:
+        native, precision = load_native(), _PRECISIONS[self.quantize]
+        if native is None:
+            raise BackendUnavailable(
+                f"the native engine, which is about ten times as fast, is not available: {unavailable_reason()}"
+            )
+        if precision == "bfloat16" and not native.supports_bfloat16:
+            raise BackendUnavailable(f"this processor does not support bfloat16 multiplication ({native.build})")
+        folder = find_model(self.path)
+        fixed = replace(self, path=folder)  # a run folder may point to another checkpoint later
+        meta = verify(folder, skip=("model.safetensors", "training.safetensors"))
+        config, vocabulary = read_config(folder), load_vocabulary(folder)
+        if config.data.kind != self.kind or not isinstance(vocabulary, Tokenizer):
+            raise wrong_model(self.path, config, self.lack)
+        engine = _engine(folder, _origin(precision, meta, config, vocabulary))
+        backend = NativeBackend(engine, precision, self.threads, lambda: fixed._load_torch()[0])
+        if self.quantize == "auto":
+            backend.load_scorer = lambda: replace(fixed, engine="auto", quantize="none").load()[0]
+        return backend, vocabulary, config
 
 
 def _origin(precision: Precision, meta: dict[str, Any], config: Config, vocabulary: Tokenizer) -> dict[str, Any]:

@@ -69,10 +69,8 @@ def search_with_retry(
 ) -> tuple[list[Result], list[bool]]:
     """Search all sources, and again those whose output repeats itself; keep the second result unless it does too.
 
-    Args:
-        search: Called with indices of `sources` and settings; returns one result per index.
-        sources: Token ids, the end of sentence included.
-        tokens: Returns the best target of a result.
+    search: called with indices of `sources` and settings; returns one result per index.  sources: token ids, the end of
+    sentence included.  tokens: returns the best target of a result.
 
     Returns one result per source, and whether its first output repeated itself.
     """

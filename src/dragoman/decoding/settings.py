@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
-from dragoman.errors import UsageError, nearest
+from dragoman.errors import UsageError, check_problems, nearest
 
 __all__ = ["SearchSettings"]
 
@@ -50,9 +50,7 @@ class SearchSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        problems = self._problems()
-        if problems:
-            raise UsageError("\n".join(["invalid search settings:", *(f"  - {p}" for p in problems)]))
+        check_problems("invalid search settings:", self._problems())
 
     def _type_problems(self) -> list[str]:
         problems = []

@@ -74,20 +74,16 @@ class Shortlist:
 
     @property
     def description(self) -> str:
-        """A short text for logs."""
         return f"shortlist ({self.best} per token and {len(self.frequent)})"
-
-    # ------------------------------------------------------------------------------------------------------------ file
 
     def to_bytes(self) -> bytes:
         counts = len(self.starts) - 1, len(self.frequent), len(self.ids)
         head = _HEADER.pack(_MAGIC, _VERSION, self.best, self.target_size, *counts, bytes.fromhex(self.weights))
-        body = head + b"".join(map(_little, (self.frequent, self.starts, self.ids)))
+        body = head + b"".join(_little_endian(part).tobytes() for part in (self.frequent, self.starts, self.ids))
         return body + hashlib.sha256(body).digest()
 
     @property
     def sha256(self) -> str:
-        """The hash of the file."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     @classmethod
@@ -112,7 +108,9 @@ class Shortlist:
             raise ModelFolderError(f"{path}: format version {version}; supported: {_VERSION}; {again}")
         if learned_from.hex() != weights:
             raise ModelFolderError(f"{path}: made from other weights than those of the model; {again}")
-        numbers = _from_little(body[_HEADER.size :])
+        content, numbers = body[_HEADER.size :], array("i")
+        numbers.frombytes(content[: len(content) // numbers.itemsize * numbers.itemsize])
+        numbers = _little_endian(numbers)
         sizes = frequent, sources + 1, listed
         offsets = list(itertools.accumulate(sizes, initial=0))
         if offsets[-1] != len(numbers):
@@ -158,16 +156,9 @@ class AlignedWords:
         return Shortlist(best, self.target_size, weights, array("i", sorted({UNK, EOS, *top})), starts, ids)
 
 
-def _little(numbers: array[int]) -> bytes:
+def _little_endian(numbers: array[int]) -> array[int]:
+    """Convert from or to the byte order of the file."""
     if sys.byteorder == "big":
         numbers = numbers[:]
-        numbers.byteswap()
-    return numbers.tobytes()
-
-
-def _from_little(content: bytes) -> array[int]:
-    numbers = array("i")
-    numbers.frombytes(content[: len(content) // numbers.itemsize * numbers.itemsize])
-    if sys.byteorder == "big":
         numbers.byteswap()
     return numbers

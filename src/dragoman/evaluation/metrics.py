@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
@@ -24,20 +24,10 @@ if TYPE_CHECKING:
     from dragoman.pipelines.translation import Translator
 
 __all__ = [
-    "Evaluation",
-    "Metric",
-    "Significance",
-    "SignificanceTest",
-    "TrainTestOverlap",
-    "bleu_tokenizer",
-    "compare_systems",
-    "corpus_scores",
-    "evaluate_model",
-    "evaluate_texts",
-    "literature_bleu",
-    "overlap_warning",
+    "Evaluation", "Metric", "Significance", "SignificanceTest", "TrainTestOverlap", "bleu_tokenizer",
+    "compare_systems", "corpus_scores", "evaluate_model", "evaluate_texts", "literature_bleu", "overlap_warning",
     "train_test_overlap",
-]
+]  # fmt: skip
 
 References = Sequence[Sequence[str]]
 """One or more lists of references, each with one line per sentence."""
@@ -98,9 +88,7 @@ class SignificanceTest:
     ter: Significance
     samples: int
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a dictionary for `json.dumps`."""
-        return asdict(self)
+    to_json = asdict
 
 
 @dataclass(frozen=True)
@@ -139,9 +127,7 @@ class Evaluation:
     against: SignificanceTest | None = None
     flags: dict[str, int] | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a dictionary for `json.dumps`; scores that were not computed are None."""
-        return asdict(self)
+    to_json = asdict
 
     def lines(self) -> list[str]:
         """Return one line per score with its signature, the significance tests and the counts of flags."""
@@ -215,11 +201,8 @@ def evaluate_texts(
 def corpus_scores(hypotheses: Sequence[str], references: Sequence[str], tokenize: str = "13a") -> dict[str, float]:
     """Compute BLEU and chrF2 of raw text in percent, for validation: {"bleu": ..., "chrf": ...}."""
     _check(hypotheses, [references])
-    bleu, chrf, _ = _metrics(tokenize=tokenize)
-    return {
-        "bleu": _metric(bleu, hypotheses, [references]).score,
-        "chrf": _metric(chrf, hypotheses, [references]).score,
-    }
+    bleu, chrf = (_metric(metric, hypotheses, [references]).score for metric in _metrics(tokenize=tokenize)[:2])
+    return {"bleu": bleu, "chrf": chrf}
 
 
 def literature_bleu(hypotheses: Sequence[str], references: References, language: str) -> Metric:
@@ -260,22 +243,15 @@ def compare_systems(
     metrics = dict(zip(COMPARED, _metrics(tokenize=tokenize), strict=True))
     systems: list[tuple[str, Sequence[str]]] = [("b", list(b)), ("a", list(a))]  # sacreBLEU's baseline comes first
     signatures, results = PairedTest(systems, metrics, [list(r) for r in references], "bs", n_samples=samples)()
-    found = {}
-    for short, name in zip(COMPARED, signatures, strict=True):
-        result_b: Any = results[name][0]
-        result_a: Any = results[name][1]
+    tests = []
+    for name, signature in signatures.items():
+        result_b, result_a = cast(list[Any], results[name])
         # For identical systems every resampled difference equals the observed one, but sacreBLEU counts none of them.
         p_value = 1.0 if list(a) == list(b) else float(result_a.p_value)
-        found[short] = Significance(
-            name,
-            a=float(result_a.score),
-            b=float(result_b.score),
-            a_interval=float(result_a.ci),
-            b_interval=float(result_b.ci),
-            p_value=p_value,
-            signature=str(signatures[name]),
-        )
-    return SignificanceTest(found["bleu"], found["chrf"], found["ter"], samples)
+        scores = float(result_a.score), float(result_b.score), float(result_a.ci), float(result_b.ci)
+        tests.append(Significance(name, *scores, p_value, str(signature)))
+    bleu, chrf, ter = tests
+    return SignificanceTest(bleu, chrf, ter, samples)
 
 
 def train_test_overlap(
@@ -326,15 +302,13 @@ def evaluate_model(
     translations = translator.translate(sources, **search)
     texts = [translation.text for translation in translations]
     flags = Counter(flag for translation in translations for flag in translation.flags)
-    comparison = None
+    scores = replace(evaluate_texts(texts, references, tokenize=tokenize), flags=dict(flags))
     if against is not None:
         others = [other.text for other in against.translate(sources, **search)]
-        comparison = compare_systems(texts, others, references, tokenize=tokenize)
-    literature = None
+        scores = replace(scores, against=compare_systems(texts, others, references, tokenize=tokenize))
     if language_code(language) in _moses_languages():
-        literature = literature_bleu(texts, references, language)
-    scores = evaluate_texts(texts, references, tokenize=tokenize)
-    return replace(scores, literature=literature, against=comparison, flags=dict(flags))
+        scores = replace(scores, literature=literature_bleu(texts, references, language))
+    return scores
 
 
 def _check(texts: Sequence[str], references: References, name: str = "translations") -> None:
@@ -372,11 +346,7 @@ def _moses(language: str) -> Callable[[str], str]:
     from sacremoses import MosesPunctNormalizer, MosesTokenizer  # type: ignore[import-untyped]
 
     normalizer, tokenizer = MosesPunctNormalizer(lang=language), MosesTokenizer(lang=language)
-
-    def prepare(text: str) -> str:
-        return str(tokenizer.tokenize(normalizer.normalize(text).lower(), return_str=True))
-
-    return prepare
+    return lambda text: str(tokenizer.tokenize(normalizer.normalize(text).lower(), return_str=True))
 
 
 def _normalized(text: str) -> str:

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from dragoman.config import Config, EncoderOnlyConfig
 from dragoman.data.batching import Batch
-from dragoman.data.readers.labelled import text_source
-from dragoman.data.readers.tagged import tagged_row
+from dragoman.data.readers.labelled import tagged_row, text_source
 from dragoman.data.tokenizer import EOS, PAD, Tokenizer
 from dragoman.models.seq2seq import Network
 from dragoman.nn.modes import evaluating

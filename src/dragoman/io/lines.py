@@ -101,15 +101,12 @@ def _unreadable(path: Path, error: OSError) -> DataError:
 def raw_lines(stream: IO[bytes] | io.BufferedIOBase, where: str) -> Iterator[bytes]:
     """Yield the lines of a stream without "\\n".  Raises DataError for a line longer than 64 MiB."""
     for number, line in enumerate(iter(partial(stream.readline, _MAX_LINE), b""), start=1):
-        if line.endswith(b"\n"):
-            yield line[:-1]
-        elif len(line) < _MAX_LINE:
-            yield line
-        else:
+        if len(line) == _MAX_LINE and not line.endswith(b"\n"):
             raise DataError(
                 f"{where}, line {number:,}: longer than {_MAX_LINE >> 20} MiB; accepted: text with one sentence per "
                 "line. Give a text file whose lines end with \\n."
             )
+        yield line.removesuffix(b"\n")
 
 
 def open_lines(path: Path) -> Iterator[bytes]:

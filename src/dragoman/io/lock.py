@@ -63,7 +63,9 @@ def lock_folder(
         with errors:
             lock = _acquire(folder, subject, advice)
             stack.callback(_release, lock, folder)
-            (folder / HOLDER_FILE).write_text(json.dumps(_this_process()), encoding="utf-8")
+            started = datetime.now().astimezone().isoformat(" ", "seconds")
+            holder = {"process": os.getpid(), "host": socket.gethostname(), "started": started}
+            (folder / HOLDER_FILE).write_text(json.dumps(holder), encoding="utf-8")
         yield
 
 
@@ -92,11 +94,6 @@ def _release(lock: BaseFileLock, folder: Path) -> None:
                 (folder / name).unlink()
     finally:
         lock.release()
-
-
-def _this_process() -> dict[str, str | int]:
-    started = datetime.now().astimezone().isoformat(" ", "seconds")
-    return {"process": os.getpid(), "host": socket.gethostname(), "started": started}
 
 
 def _holder(folder: Path) -> str:

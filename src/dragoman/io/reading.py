@@ -13,6 +13,7 @@ import os
 import stat
 import threading
 import weakref
+from collections.abc import Iterable
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ __all__ = [
     "MAX_READ",
     "RandomAccessFile",
     "hash_file",
+    "hash_files",
     "open_regular",
     "read_bytes",
     "read_json",
@@ -66,6 +68,14 @@ def hash_file(path: Path, algorithm: str) -> str:
     """Return the hexadecimal digest of a regular file, e.g. with "sha256" or "blake2b".  Raises OSError."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, algorithm).hexdigest()
+
+
+def hash_files(paths: Iterable[Path]) -> str:
+    """Return a hash of the contents of the files, in order, as 16 hexadecimal digits.  Raises OSError."""
+    digest = hashlib.blake2b(digest_size=8)
+    for path in paths:
+        digest.update(bytes.fromhex(hash_file(path, "blake2b")))
+    return digest.hexdigest()
 
 
 def read_bytes(path: Path, error: type[DragomanError], advice: str, limit: int) -> bytes:
@@ -158,11 +168,7 @@ class RandomAccessFile:
             with self._lock:
                 self._file.seek(offset)
                 return _read(self._file, count)
-        content = os.pread(self._file.fileno(), min(count, MAX_READ), offset)
-        if len(content) == count:
-            return content
-        parts, end = [content], offset + count
-        offset += len(content)
+        parts, end = [], offset + count
         while offset < end and (part := os.pread(self._file.fileno(), min(end - offset, MAX_READ), offset)):
             parts.append(part)
             offset += len(part)

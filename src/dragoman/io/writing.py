@@ -161,7 +161,6 @@ def recover_folders(parent: Path) -> None:
 
 
 def flush_file(path: Path) -> None:
-    """Flush the content of a file to the disk."""
     with path.open("r+b") as file:  # Windows flushes only files that are open for writing
         os.fsync(file.fileno())
 

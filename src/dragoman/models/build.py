@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
 import torch
 from torch import nn
 
 from dragoman.config import (
     AlibiPosition,
-    BatchNormConfig,
     BlockConfig,
     ConvolutionalConfig,
     DecoderOnlyConfig,
     EncoderOnlyConfig,
     GRUConfig,
-    LayerNormConfig,
     LearnedPosition,
     LinearAttention,
     LSTMConfig,
@@ -21,7 +23,6 @@ from dragoman.config import (
     NoPosition,
     RecurrentConfig,
     RecurrentPosition,
-    RMSNormConfig,
     RNNConfig,
     RotaryPosition,
     ShawPosition,
@@ -62,6 +63,11 @@ from dragoman.nn.recurrent_attention import AdditiveAttention, BahdanauLayer, Do
 
 __all__ = ["assemble", "build_model"]
 
+Layer = TypeVar("Layer", EncoderLayer, DecoderLayer)
+
+_NORMS: dict[str, Callable[..., nn.Module]] = {"layer": LayerNorm, "rms": RMSNorm, "batch": BatchNorm}
+"""Kind of norm -> its class, whose arguments after d_model are the other keys of the section."""
+
 
 def build_model(config: ModelConfig, src_vocab: int, tgt_vocab: int, *, shared: bool = True, seed: int = 1) -> Network:
     """Build and initialize a model; the same seed gives the same weights.
@@ -92,21 +98,17 @@ def assemble(config: ModelConfig, src_vocab: int, tgt_vocab: int, *, shared: boo
             return _vision(config, src_vocab, tgt_vocab)
 
 
-# ----------------------------------------------------------------------------------------------------- architectures
-
-
 def _transformer(config: TransformerConfig, src: Embedding, tgt: Embedding, output: OutputProjection) -> Transformer:
     layers = [_decoder_layer(config) for _ in range(config.decoder_layers)]
-    decoder = Decoder(tgt, _positions(config, bidirectional=False), layers, _final_norm(config), config.dropout)
+    decoder = Decoder(tgt, *_stack(config, layers, bidirectional=False))
     return Transformer(_encoder(config, src, config.encoder_layers), decoder, output)
 
 
 def _decoder_only(config: DecoderOnlyConfig, vocab: int) -> DecoderOnly:
     embedding = Embedding(vocab, config.d_model)
     output = _output(config.d_model, vocab, embedding if config.tie == "all" else None)
-    layers = [_encoder_layer(config) for _ in range(config.n_layers)]
-    position = _positions(config, bidirectional=False)
-    return DecoderOnly(embedding, position, layers, _final_norm(config), config.dropout, output)
+    stack = _stack(config, _encoder_layers(config, config.n_layers), bidirectional=False)
+    return DecoderOnly(embedding, *stack, output)
 
 
 def _encoder_only(config: EncoderOnlyConfig, vocab: int, labels: int) -> EncoderOnly:
@@ -117,9 +119,8 @@ def _encoder_only(config: EncoderOnlyConfig, vocab: int, labels: int) -> Encoder
 
 def _vision(config: VisionConfig, patch_values: int, classes: int) -> Vision:
     embedding, output = nn.Linear(patch_values, config.d_model), _output(config.d_model, classes, None)
-    layers = [_encoder_layer(config) for _ in range(config.n_layers)]
-    position = _positions(config, bidirectional=True)
-    return Vision(embedding, position, layers, _final_norm(config), config.dropout, output, config.n_patches)
+    stack = _stack(config, _encoder_layers(config, config.n_layers), bidirectional=True)
+    return Vision(embedding, *stack, output, config.n_patches)
 
 
 def _recurrent(
@@ -169,9 +170,6 @@ def _convolutional(
     return Convolutional(encoder, decoder, output)
 
 
-# ------------------------------------------------------------------------------------------------------------- parts
-
-
 def _embeddings(
     config: TransformerConfig | RecurrentConfig | ConvolutionalConfig, src_vocab: int, tgt_vocab: int, shared: bool
 ) -> tuple[Embedding, Embedding, OutputProjection]:
@@ -189,9 +187,16 @@ def _output(d_model: int, vocab: int, tied: Embedding | None) -> OutputProjectio
 
 
 def _encoder(config: BlockConfig, embedding: Embedding, layers: int) -> Encoder:
-    position = _positions(config, bidirectional=True)
-    encoder_layers = [_encoder_layer(config) for _ in range(layers)]
-    return Encoder(embedding, position, encoder_layers, _final_norm(config), config.dropout)
+    return Encoder(embedding, *_stack(config, _encoder_layers(config, layers), bidirectional=True))
+
+
+def _stack(
+    config: BlockConfig, layers: list[Layer], bidirectional: bool
+) -> tuple[positions.Positions, list[Layer], nn.Module, float]:
+    """Return the arguments of a `Stack` after the embedding."""
+    # With pre-norm the output of the last layer is not yet normalized.
+    final_norm = _norm(config) if config.order == "pre" else nn.Identity()
+    return _positions(config, bidirectional), layers, final_norm, config.dropout
 
 
 def _positions(config: BlockConfig, bidirectional: bool) -> positions.Positions:
@@ -217,27 +222,17 @@ def _positions(config: BlockConfig, bidirectional: bool) -> positions.Positions:
 
 
 def _norm(config: BlockConfig) -> nn.Module:
-    match config.norm:
-        case LayerNormConfig(eps=eps):
-            return LayerNorm(config.d_model, eps=eps)
-        case RMSNormConfig(eps=eps):
-            return RMSNorm(config.d_model, eps=eps)
-        case BatchNormConfig(eps=eps, momentum=momentum):
-            return BatchNorm(config.d_model, eps=eps, momentum=momentum)
+    return _NORMS[config.norm.kind](config.d_model, **config.norm.model_dump(exclude={"kind"}))
 
 
-def _final_norm(config: BlockConfig) -> nn.Module:
-    """Build the norm that pre-norm needs after the last layer, whose output is not normalized."""
-    return _norm(config) if config.order == "pre" else nn.Identity()
-
-
-def _encoder_layer(config: BlockConfig) -> EncoderLayer:
-    return EncoderLayer(_self_attention(config), _feed_forward(config), lambda: _sublayer(config))
+def _encoder_layers(config: BlockConfig, count: int) -> list[EncoderLayer]:
+    sublayer = partial(_sublayer, config)
+    return [EncoderLayer(_self_attention(config), _feed_forward(config), sublayer) for _ in range(count)]
 
 
 def _decoder_layer(config: BlockConfig) -> DecoderLayer:
     cross = CrossAttention(config.d_model, config.n_heads, config.attention_dropout, config.bias, config.n_kv_heads)
-    return DecoderLayer(_self_attention(config), cross, _feed_forward(config), lambda: _sublayer(config))
+    return DecoderLayer(_self_attention(config), cross, _feed_forward(config), partial(_sublayer, config))
 
 
 def _self_attention(config: BlockConfig) -> SelfAttention | LinearSelfAttention:
@@ -254,9 +249,6 @@ def _feed_forward(config: BlockConfig) -> FeedForward:
 
 def _sublayer(config: BlockConfig) -> SubLayer:
     return SubLayer(_norm(config), config.dropout, config.order)
-
-
-# ---------------------------------------------------------------------------------------------------- initialization
 
 
 def _initialize(model: Network, seed: int) -> None:

@@ -11,41 +11,39 @@ Torch is imported only where weights are read or written: the native backend doe
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 from dragoman._version import __version__
 from dragoman.config import Config, parse_config
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.data.vocabulary import Vocabulary, load_vocabulary
 from dragoman.errors import ConfigError, ModelFolderError, TrainingError, UsageError
 from dragoman.io.reading import COPY_AGAIN, read_json, read_text
-from dragoman.io.weights import file_problem, load_file, read_header
+from dragoman.io.weights import file_problem, load_file
 from dragoman.io.writing import atomic_folder, is_full, not_written, write_file
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from dragoman.models.seq2seq import Model, Network
+    from dragoman.models.seq2seq import Network
 
 __all__ = [
     "FORMAT_VERSION",
     "USED_BY",
     "average_tensors",
     "build_for",
+    "distinct_names",
     "find_model",
     "list_checkpoints",
-    "load_file",
-    "load_model",
     "load_network",
     "load_tensors",
     "read_config",
-    "read_header",
     "read_meta",
     "read_pointer",
     "save_model",
@@ -68,9 +66,6 @@ USED_BY = {
     "trees": "dragoman parse",
 }
 """Kind of data -> the command or class that uses a model trained on it."""
-
-
-# ----------------------------------------------------------------------------------------------------------- writing
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes], meta: Mapping[str, Any]) -> None:
@@ -125,9 +120,6 @@ def save_model(
 def write_pointer(run: Path, name: str, target: Path) -> None:
     """Set the pointer `name` of a run folder to `target`, atomically."""
     write_file(run / name, f"{target.relative_to(run).as_posix()}\n".encode())
-
-
-# ----------------------------------------------------------------------------------------------------------- reading
 
 
 def read_pointer(run: Path, name: str) -> Path | None:
@@ -280,16 +272,6 @@ def load_network(path: str | Path, device: str | torch.device = "cpu") -> tuple[
     return network.to(device).eval(), vocabulary, config
 
 
-def load_model(path: str | Path, device: str | torch.device = "cpu") -> tuple[Model, Tokenizer, Config]:
-    """Load a translation model as `load_network` does.  Raises UsageError for any other model."""
-    from dragoman.models.seq2seq import Model
-
-    network, vocabulary, config = load_network(path, device)
-    if config.data.kind != "parallel" or not isinstance(network, Model) or not isinstance(vocabulary, Tokenizer):
-        raise wrong_model(path, config, "does not translate")
-    return network, vocabulary, config
-
-
 def wrong_model(path: str | Path, config: Config, lack: str) -> UsageError:
     """Return the error for a model that lacks a capability; lack: e.g. "does not translate"."""
     return UsageError(
@@ -335,3 +317,9 @@ def average_tensors(folders: Iterable[Path]) -> dict[str, Tensor]:
         for name, tensor in load_file(folder / "model.safetensors").items():
             total[name] = total[name] + tensor.double() if name in total else tensor.double()
     return {name: (tensor / len(folders)).float() for name, tensor in total.items()}
+
+
+def distinct_names(paths: Sequence[Path]) -> list[str]:
+    """Return the last components of different absolute paths, as few as make the names distinct."""
+    candidates = (["/".join(path.parts[-count:]) for path in paths] for count in itertools.count(1))
+    return next(names for names in candidates if len(set(names)) == len(paths))

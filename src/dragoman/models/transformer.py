@@ -16,7 +16,7 @@ from dragoman.nn.attention import add_biases, causal_bias, padding_bias
 from dragoman.nn.dropout import Dropout
 from dragoman.nn.layers import DecoderLayer, Embedding
 from dragoman.nn.positions import Positions
-from dragoman.nn.state import CrossKeyValues, DecodeState, SelfState
+from dragoman.nn.state import CrossKeyValues, DecodeState, LayerState, SelfState
 from dragoman.nn.taps import Tap
 
 __all__ = ["Decoder", "DecoderLayerState", "Encoder", "Stack", "Transformer"]
@@ -87,19 +87,11 @@ class Encoder(Stack):
 
 
 @dataclass
-class DecoderLayerState:
+class DecoderLayerState(LayerState):
     """The record of a decoder layer: its self-attention cache, None if none is kept, and the projected memory."""
 
     self_attn: SelfState | None
     cross_attn: CrossKeyValues
-
-    def select(self, rows: Tensor, sentences: Tensor, length: int) -> None:
-        if self.self_attn is not None:
-            self.self_attn.select(rows, sentences, length)
-        self.cross_attn.select(rows, sentences, length)
-
-    def nbytes(self) -> int:
-        return self.cross_attn.nbytes() + (0 if self.self_attn is None else self.self_attn.nbytes())
 
 
 class Decoder(Stack):

@@ -17,8 +17,7 @@ S source length, D d_model, Dh head size.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -68,36 +67,21 @@ def add_biases(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return a + b
 
 
-@dataclass(frozen=True)
-class AttentionTaps:
+class AttentionTaps(NamedTuple):
     """Taps for what a fused kernel does not expose: Q K^T / sqrt(Dh), the same plus the bias, and the softmax."""
 
     scores: Tap
     masked: Tap
     weights: Tap
 
-    @property
-    def active(self) -> bool:
-        return any_active(self.scores, self.masked, self.weights)
-
-    @property
-    def is_intervened(self) -> bool:
-        return any_intervened(self.scores, self.masked, self.weights)
-
 
 _NO_TAPS = AttentionTaps(Tap(), Tap(), Tap())
 
 
 def attend_explicit(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    dropout: Dropout | None = None,
-    taps: AttentionTaps | None = None,
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: Dropout | None = None, taps: AttentionTaps = _NO_TAPS
 ) -> tuple[Tensor, Tensor]:
     """Return outputs (N, H, Tq, Dh) and weights (N, H, Tq, Tk), the latter after dropout."""
-    taps = taps or _NO_TAPS
     k, v = _repeat(k, q.size(1)), _repeat(v, q.size(1))
     scores = taps.scores(q @ k.transpose(-1, -2) / math.sqrt(q.size(-1)))  # (N, H, Tq, Tk)
     masked = taps.masked(scores if bias is None else scores + bias)
@@ -152,8 +136,7 @@ class _ShortAttention(torch.autograd.Function):
 
 def attend_short(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
     """Return the outputs of `attend_explicit` by batched products; the bias receives no gradient."""
-    out: Tensor = _ShortAttention.apply(q, k, v, bias)  # type: ignore[no-untyped-call]
-    return out
+    return _ShortAttention.apply(q, k, v, bias)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class MultiHead(nn.Module):
@@ -198,8 +181,8 @@ class _SoftmaxAttention(MultiHead):
         """Return outputs (N, H, Tq, Dh) by the fastest implementation that provides what dropout and taps require."""
         drops = self.training and self.dropout.p > 0
         short = q.device.type == "cpu" and q.size(2) * k.size(2) <= _SHORT
-        explicit = drops or self.inner.is_intervened or (bias is not None and bias.requires_grad)
-        if self.inner.active and not explicit:
+        explicit = drops or any_intervened(*self.inner) or (bias is not None and bias.requires_grad)
+        if any_active(*self.inner) and not explicit:
             with torch.no_grad():  # for the taps only; the output still comes from the kernel
                 attend_explicit(q, k, v, _with_causal(bias, q) if causal else bias, None, self.inner)
         if causal and (explicit or short):

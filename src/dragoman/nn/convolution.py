@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.nn.dropout import Dropout
-from dragoman.nn.state import CrossKeyValues
+from dragoman.nn.state import CrossKeyValues, LayerState
 from dragoman.nn.taps import Tap
 
 __all__ = [
@@ -33,7 +33,7 @@ __all__ = [
 _HALF = math.sqrt(0.5)
 
 
-class ConvolutionState:
+class ConvolutionState(LayerState):
     """The record of a causal convolution: its last k - 1 inputs (N, k - 1, D), initially 0."""
 
     def __init__(self, rows: int, kernel: int, like: Tensor) -> None:
@@ -44,12 +44,6 @@ class ConvolutionState:
         x = torch.cat([self.inputs, x], dim=1)
         self.inputs = x[:, x.size(1) - self.inputs.size(1) :]
         return x
-
-    def select(self, rows: Tensor, sentences: Tensor, length: int) -> None:
-        self.inputs = self.inputs[rows]
-
-    def nbytes(self) -> int:
-        return self.inputs.nbytes
 
 
 class GatedConvolution(nn.Module):
@@ -77,11 +71,12 @@ class GatedConvolution(nn.Module):
         t = x.size(1) - self.kernel + 1
         windows = torch.cat([x[:, i : i + t] for i in range(self.kernel)], dim=-1)  # (N, T, k * D)
         both = F.linear(windows, self.weight, self.bias)  # (N, T, 2 * D)
-        explicit = None
         if self.gate.active:
             a, b = both.chunk(2, dim=-1)
-            explicit = a * self.gate(b.sigmoid())
-        return self.hidden(explicit if explicit is not None and self.gate.is_intervened else F.glu(both, dim=-1))
+            gated = a * self.gate(b.sigmoid())
+            if self.gate.is_intervened:
+                return self.hidden(gated)
+        return self.hidden(F.glu(both, dim=-1))
 
 
 class MultiStepAttention(nn.Module):

@@ -130,13 +130,9 @@ class RMSNorm(nn.Module):
             std = self.std((x.square().mean(-1) + self.eps).sqrt())
             if self.std.is_intervened:
                 return self.normed(x / std[..., None] * self.weight)
-        return self.normed(self._normalize(x))
-
-    def _normalize(self, x: Tensor) -> Tensor:
         if x.device.type == "cpu":  # F.rms_norm is a chain of small operations there, at half the speed
-            out: Tensor = _RMSNormalize.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
-            return out
-        return F.rms_norm(x, (x.size(-1),), self.weight, self.eps)
+            return self.normed(_RMSNormalize.apply(x, self.weight, self.eps))  # type: ignore[no-untyped-call]
+        return self.normed(F.rms_norm(x, (x.size(-1),), self.weight, self.eps))
 
 
 class BatchNorm(nn.Module):

@@ -6,8 +6,8 @@
 are the hidden state of a recurrent network, of the same size at every length.  The implied weights, phi(q_i) . psi(k_j)
 divided by their sum, are positive and sum to 1, but before a causal mask their matrix has rank Dh at most.
 
-Causal attention has two implementations, tested against each other: `causal_linear_attention` works by chunks
-(training) or by one position (decoding); `causal_linear_recurrence` is the recurrence written out.
+`causal_linear_attention` works by chunks (training) or by one position (decoding); the tests compare it with the
+recurrence written out.
 
 Shapes: N rows, H heads, T positions, C chunks, D d_model, Dh head size.
 """
@@ -25,7 +25,7 @@ from dragoman.nn.attention import MultiHead
 from dragoman.nn.positions import Positions
 from dragoman.nn.state import LinearSums
 
-__all__ = ["FEATURE_MAPS", "FeatureMap", "LinearSelfAttention", "causal_linear_attention", "causal_linear_recurrence"]
+__all__ = ["FEATURE_MAPS", "FeatureMap", "LinearSelfAttention", "causal_linear_attention"]
 
 _CHUNK = 64
 """Positions per chunk: close to a usual head size, which balances the products within and between chunks."""
@@ -88,16 +88,6 @@ def causal_linear_attention(q: Tensor, k: Tensor, v: Tensor, before: Tensor | No
     sums = torch.cat([first.unsqueeze(2), chunk_sums], dim=2).cumsum(2)  # (N, H, 1 + C, Dh, Dh)
     out = (q @ k.transpose(-1, -2)).tril() @ v + q @ sums[:, :, :-1]
     return out.flatten(2, 3)[:, :, :t], sums[:, :, -1]
-
-
-def causal_linear_recurrence(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return the same outputs as a recurrence: S_i = S_(i-1) + k_i^T v_i, out_i = q_i S_i (equations 18 to 20)."""
-    state = torch.zeros_like(k[:, :, 0, :, None] * v[:, :, 0, None, :])  # (N, H, Dh, Dh)
-    outputs = []
-    for i in range(q.size(2)):
-        state = state + k[:, :, i, :, None] * v[:, :, i, None, :]
-        outputs.append(q[:, :, i, None, :] @ state)  # (N, H, 1, Dh)
-    return torch.cat(outputs, dim=2)
 
 
 class LinearSelfAttention(MultiHead):

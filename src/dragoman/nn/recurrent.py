@@ -243,19 +243,18 @@ class RecurrentEncoderLayer(nn.Module):
 
 
 @dataclass
-class RecurrentState:
+class RecurrentState(LayerState):
     """The record of a decoder layer: the parts of its state (N, D), and with attention the source (B, 1, S, D)."""
 
     parts: State
     memory: CrossKeyValues | None = None
 
     def select(self, rows: Tensor, sentences: Tensor, length: int) -> None:
+        super().select(rows, sentences, length)
         self.parts = tuple(part[rows] for part in self.parts)
-        if self.memory is not None:
-            self.memory.select(rows, sentences, length)
 
     def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.parts) + (0 if self.memory is None else self.memory.nbytes())
+        return super().nbytes() + sum(part.nbytes for part in self.parts)
 
 
 class RecurrentDecoderLayer(nn.Module):

@@ -10,7 +10,7 @@ Dh head size.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -27,16 +27,25 @@ __all__ = [
 ]
 
 
-class LayerState(Protocol):
-    """The record of one layer."""
+class LayerState:
+    """The record of one layer: tensors with one entry per row, unless `select` is overridden, and other records."""
 
     def select(self, rows: Tensor, sentences: Tensor, length: int) -> None:
         """Keep rows (N',) in this order, of which `length` positions are written; they belong to sentences (B',)."""
+        for name, part in vars(self).items():
+            if isinstance(part, LayerState):
+                part.select(rows, sentences, length)
+            elif isinstance(part, Tensor):
+                setattr(self, name, part[rows])
 
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Return the size of all tensors in bytes."""
+        parts = vars(self).values()
+        tensors = sum(part.nbytes for part in parts if isinstance(part, Tensor))
+        return tensors + sum(part.nbytes() for part in parts if isinstance(part, LayerState))
 
 
-class SelfKeyValues:
+class SelfKeyValues(LayerState):
     """Cached self-attention keys and values, preallocated as (N, Hkv, max_len, Dh); `length` positions are written."""
 
     def __init__(self, rows: int, n_kv_heads: int, max_len: int, d_head: int, like: Tensor) -> None:
@@ -63,9 +72,6 @@ class SelfKeyValues:
             buffer[:n, :, :length] = buffer[rows, :, :length]
             setattr(self, name, buffer[:n])
 
-    def nbytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes
-
 
 class StaticKeyValues(SelfKeyValues):
     """A cache with the same shapes at every step: one position per call, written at index `position` (1,).
@@ -85,7 +91,7 @@ class StaticKeyValues(SelfKeyValues):
         self.values.copy_(self.values[rows])
 
 
-class LinearSums:
+class LinearSums(LayerState):
     """Running sums of linear attention, of the same size at every length.
 
     keys_values (N, H, Dh, Dh): the sum of psi(k)^T v.  keys (N, H, 1, Dh): the sum of psi(k).
@@ -96,20 +102,13 @@ class LinearSums:
         self.keys_values = like.new_zeros(rows, n_heads, d_head, d_head, dtype=dtype)
         self.keys = like.new_zeros(rows, n_heads, 1, d_head, dtype=dtype)
 
-    def select(self, rows: Tensor, sentences: Tensor, length: int) -> None:
-        self.keys_values = self.keys_values[rows]
-        self.keys = self.keys[rows]
-
-    def nbytes(self) -> int:
-        return self.keys_values.nbytes + self.keys.nbytes
-
 
 SelfState = SelfKeyValues | LinearSums
 """The record of a self-attention, created by its `new_cache`."""
 
 
 @dataclass(eq=False)
-class CrossKeyValues:
+class CrossKeyValues(LayerState):
     """Keys and values of the memory, projected once per sentence: (B, Hkv, S, Dh), or (B, S, D) without heads."""
 
     keys: Tensor
@@ -118,9 +117,6 @@ class CrossKeyValues:
     def select(self, rows: Tensor, sentences: Tensor, length: int) -> None:
         self.keys = self.keys[sentences]
         self.values = self.values[sentences]
-
-    def nbytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes
 
 
 @dataclass(eq=False)

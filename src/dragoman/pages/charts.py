@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import io
 import re
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COLORS", "GRID", "INK", "MARKERS", "SOFT", "WIDTH", "Drawing", "Line", "draw_curves", "draw_intervals",
-    "drawing", "format_axis", "readout", "series_color", "standalone", "time_unit",
+    "drawing", "format_axis", "is_number", "readout", "series_color", "standalone", "time_unit",
 ]  # fmt: skip
 
 COLORS = 8
@@ -141,12 +142,9 @@ def draw_curves(
 ) -> str:
     """Return an SVG of lines over an x axis that begins at 0.
 
-    Args:
-        unit: name of the x axis.
-        log: use a logarithmic y axis if all values are positive.
-        close: fit the y axis to the values after the first third of the x axis.
-        top: upper end of the y axis; by default the largest value.
-        ticks: labels of the x positions 0, 1, ...
+    unit: name of the x axis.  log: use a logarithmic y axis if all values are positive.  close: fit the y axis to the
+    values after the first third of the x axis.  top: upper end of the y axis; by default the largest value.  ticks:
+    labels of the x positions 0, 1, ...
     """
     with drawing(name, width) as chart:
         axes, (left, right) = chart.axes, _box(width)
@@ -184,6 +182,12 @@ def _x_limits(lines: Sequence[Line], ticks: Sequence[str]) -> tuple[float, float
     if ticks:
         return -0.5, len(ticks) - 0.5
     return 0.0, min(_LARGEST, max((x for line in lines for x, _ in line.points), default=0.0)) or 1.0
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value of a log is a finite number, which excludes booleans."""
+    # math.isfinite raises OverflowError for an integer of hundreds of digits.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _clamped(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

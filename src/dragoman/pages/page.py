@@ -17,7 +17,7 @@ from dragoman.io.writing import atomic_file, not_written
 if TYPE_CHECKING:
     import jinja2
 
-__all__ = ["embedded_json", "read_assets", "render", "write_page"]
+__all__ = ["embedded_json", "plain", "read_assets", "render", "write_page"]
 
 
 def render(template: str, **values: Any) -> str:
@@ -54,23 +54,28 @@ def _environment() -> jinja2.Environment:
 def embedded_json(value: Any) -> str:
     """Return `value` as JSON that cannot end the surrounding script element.
 
-    Numbers are rounded to six digits; those that are not finite become null; objects of unknown types become text.
+    Its numbers have six digits, see `plain`.
     """
-    text = json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(plain(value, digits=6), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any, digits: int) -> Any:
+    """Return `value` as plain data for JSON.
+
+    Numbers are rounded to `digits` digits (17: unchanged); those that are not finite become None; objects of unknown
+    types become text.
+    """
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item, digits) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(item) for item in value]
+        return [plain(item, digits) for item in value]
     if value is None or isinstance(value, (str, int)):
         return value
     if isinstance(value, Real):
-        return float(f"{float(value):.6g}") if math.isfinite(value) else None
+        return float(f"{float(value):.{digits}g}") if math.isfinite(value) else None
     return str(value)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dragoman.errors import UsageError
-from dragoman.pages.charts import Line, draw_curves, readout, time_unit
+from dragoman.errors import check_problems
+from dragoman.pages.charts import Line, draw_curves, is_number, readout, time_unit
 from dragoman.pages.page import render, write_page
 
 __all__ = ["AttentionPicture", "DemoReport", "Sample", "write_report"]
@@ -94,18 +93,17 @@ def _check(report: DemoReport) -> None:
                     f"attention layer {layer}, head {head}: {len(weights)} rows of {widths} weights; accepted: "
                     f"{rows} rows (target tokens) of {columns} weights (source tokens)"
                 )
-    if problems:
-        raise UsageError("\n".join(["inconsistent report:", *(f"  - {problem}" for problem in problems)]))
+    check_problems("inconsistent report:", problems)
 
 
 def _charts(report: DemoReport, values: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield each chart over steps and over time; `values` receives the values to show under the pointer."""
-    seconds = max((row["seconds"] for row in report.history if _is_finite(row.get("seconds"))), default=0.0)
+    seconds = max((row["seconds"] for row in report.history if is_number(row.get("seconds"))), default=0.0)
     for axis, (unit, size) in (("step", ("steps", 1)), ("seconds", time_unit(seconds))):
         for title, top, names in _CHARTS:
             lines = []
             for group, (key, name) in enumerate(names.items()):
-                rows = [row for row in report.history if _is_finite(row.get(axis)) and _is_finite(row.get(key))]
+                rows = [row for row in report.history if is_number(row.get(axis)) and is_number(row.get(key))]
                 factor = 100 if key == "exact_match" else 1
                 if rows:
                     lines.append(Line(name, [(row[axis] / size, factor * row[key]) for row in rows], group))
@@ -113,7 +111,3 @@ def _charts(report: DemoReport, values: dict[str, Any]) -> Iterator[dict[str, An
             if lines:
                 svg, values[identifier] = draw_curves(identifier, lines, unit, top=top), readout(lines, unit)
             yield {"title": title, "axis": axis, "svg": svg, "values": identifier, "legend": list(names.values())}
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from dragoman.config import Config, EncoderOnlyConfig, VisionConfig
-from dragoman.data.batching import batches_within, collate_source
+from dragoman.data.batching import batches_within
 from dragoman.data.readers.images import as_images
-from dragoman.data.readers.labelled import text_source
-from dragoman.data.readers.tagged import tagged_row
+from dragoman.data.readers.labelled import tagged_row, text_source
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.data.vocabulary import LabelVocabulary
+from dragoman.decoding.pytorch.generate import padded
 from dragoman.models.seq2seq import Model, Network
 from dragoman.models.vision import patches
 from dragoman.nn.modes import evaluating
@@ -87,14 +87,13 @@ class Labeller(Pipeline):
     def stream(self, inputs: Iterable[Any], *, batch_tokens: int = 4000, window: int = 2000) -> Iterator[Labelled]:
         """Label lazily: read `window` inputs, sort them by length, label them and yield the results in order."""
         check_positive(batch_tokens=batch_tokens)
-        kind = self.config.data.kind
-        if kind == "images":
-            return stream_windows(
-                inputs, window, lambda image, _: image, lambda images: self._images(images, batch_tokens)
-            )
-        if kind == "tagged":
-            return stream_windows(inputs, window, words_of, lambda sentences: self._words(sentences, batch_tokens))
-        return stream_windows(inputs, window, check_text, lambda texts: self._texts(texts, batch_tokens))
+        steps: dict[str, tuple[Any, Any]] = {
+            "images": (lambda image, _: image, self._images),
+            "tagged": (words_of, self._words),
+            "labelled": (check_text, self._texts),
+        }
+        prepare, run = steps[self.config.data.kind]
+        return stream_windows(inputs, window, prepare, lambda items: run(items, batch_tokens))
 
     def _words(self, sentences: Sequence[list[str]], batch_tokens: int) -> list[Labelled]:
         rows = [
@@ -123,14 +122,13 @@ class Labeller(Pipeline):
         """Return probabilities (T, labels) per source; T = 1 if a text has one label."""
         results: list[Tensor] = [torch.empty(0)] * len(sources)
         for indices in batches_within([len(ids) for ids in sources], batch_tokens):
-            src, mask = collate_source([sources[i] for i in indices])
+            src, mask = padded([sources[i] for i in indices], self.device)
             for index, probs in zip(indices, self._run(src, mask), strict=True):
                 results[index] = probs
         return results
 
     def _run(self, src: Tensor, mask: Tensor | None) -> Tensor:
         """Return probabilities (B, T, labels), without the output for "no label"."""
-        mask = None if mask is None else mask.to(self.device)
         tgt_in = torch.zeros(src.size(0), 0, dtype=torch.long, device=self.device)
         with evaluating(self.model), torch.no_grad():
             logits = self.model(src.to(self.device), mask, tgt_in)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dragoman.data.segment import join_parts, split_text
 from dragoman.data.tokenizer import EOS, Tokenizer
-from dragoman.decoding.hypothesis import Hypothesis, PartialHypothesis
+from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.retry import StreamWithRetry, has_unusual_length, search_with_retry
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError, clip
@@ -175,17 +175,13 @@ class Translator(Pipeline):
             search = StreamWithRetry(functools.partial(self.backend.stream, part.ids, part.prefix), part.ids, settings)
             for step, last in search:
                 if not last:
-                    yield self._partial(parts, targets, step)
+                    sources = [part.text for part in parts[: len(targets) + 1]]
+                    ids = step.tokens, step.tokens[: step.stable]
+                    yield PartialTranslation(*(join_parts(sources, [*targets, self._decode(i)]) for i in ids))
             part.found, part.repeated = [search.result], search.repeated
             targets.append(self._decode(search.result.tokens))
         complete = self.join(text, parts).text
         yield PartialTranslation(complete, complete)
-
-    def _partial(self, parts: Sequence[Part], targets: Sequence[str], step: PartialHypothesis) -> PartialTranslation:
-        """targets: the translations of the preceding parts."""
-        sources = [part.text for part in parts[: len(targets) + 1]]
-        text, stable = self._decode(step.tokens), self._decode(step.tokens[: step.stable])
-        return PartialTranslation(join_parts(sources, [*targets, text]), join_parts(sources, [*targets, stable]))
 
     def _decode(self, ids: Sequence[int]) -> str:
         return _one_line(self.tokenizer.decode_target(ids))
@@ -264,8 +260,14 @@ class Translator(Pipeline):
         """Return the translation of a line from the hypotheses found for its parts."""
         if not parts:
             return Translation(line, "", 0.0, 0.0, [], [], ("empty_source",), [Alternative("", 0.0, 0.0)])
+        sources = [part.text for part in parts]
         nbest = [
-            self._alternative(parts, hypotheses) for hypotheses in zip(*(part.found for part in parts), strict=False)
+            Alternative(
+                join_parts(sources, [self._decode(hypothesis.tokens) for hypothesis in hypotheses]),
+                sum(hypothesis.score for hypothesis in hypotheses),
+                sum(hypothesis.log_prob for hypothesis in hypotheses),
+            )
+            for hypotheses in zip(*(part.found for part in parts), strict=False)
         ]
         first = [part.found[0] for part in parts]
         return Translation(
@@ -277,13 +279,6 @@ class Translator(Pipeline):
             token_log_probs=[log_prob for hypothesis in first for log_prob in hypothesis.token_log_probs],
             flags=_flags(parts),
             nbest=nbest,
-        )
-
-    def _alternative(self, parts: Sequence[Part], hypotheses: Sequence[Hypothesis]) -> Alternative:
-        return Alternative(
-            join_parts([part.text for part in parts], [self._decode(hypothesis.tokens) for hypothesis in hypotheses]),
-            sum(hypothesis.score for hypothesis in hypotheses),
-            sum(hypothesis.log_prob for hypothesis in hypotheses),
         )
 
 

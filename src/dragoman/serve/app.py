@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
-import math
 import os
 import socket
 import sys
@@ -27,8 +25,8 @@ from starlette.requests import ClientDisconnect
 
 from dragoman.data.tokenizer import BOS, EOS
 from dragoman.errors import DragomanError, UsageError, nearest
-from dragoman.models.model_folder import read_config, wrong_model
-from dragoman.pages.page import read_assets, render
+from dragoman.models.model_folder import distinct_names, read_config, wrong_model
+from dragoman.pages.page import plain, read_assets, render
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.viewer import Event, RecordingStepper, stream_continuation, stream_translation
@@ -87,10 +85,15 @@ class ServedModel:
     def describe(self) -> dict[str, Any]:
         """Return what the page shows of the model; `attention` is None if there are no weights to show."""
         if isinstance(self.pipeline, Translator):
-            writes, longest, over = "translation", self.pipeline.max_source, "source"
+            writes, longest, over, source = "translation", self.pipeline.max_source, "source", [EOS]
         else:
-            writes, longest, over = "continuation", self.pipeline.max_tokens, "before"
-        shape = self._attention_shape()
+            writes, longest, over, source = "continuation", self.pipeline.max_tokens, "before", []
+        stepper = RecordingStepper(self.pipeline.model, self.lock)
+        src = torch.tensor([source], dtype=torch.long, device=self.pipeline.device)
+        with torch.no_grad():
+            stepper.step(src.new_tensor([BOS]), stepper.start(src, None, beams=1, max_len=1))
+        weights = stepper.records[0].weights  # (1, layers, heads, S)
+        attention = None if weights is None else {"over": over, "layers": weights.size(1), "heads": weights.size(2)}
         return {
             "architecture": self.architecture,
             "writes": writes,
@@ -98,18 +101,8 @@ class ServedModel:
             "parameters": self.pipeline.model.parameter_count(),
             "beam": self.pipeline.settings.beam,
             "longest": longest,
-            "attention": shape and {"over": over, "layers": shape[0], "heads": shape[1]},
+            "attention": attention,
         }
-
-    def _attention_shape(self) -> tuple[int, int] | None:
-        """Return the number of layers and heads whose weights one step records."""
-        stepper = RecordingStepper(self.pipeline.model, self.lock)
-        source = [EOS] if isinstance(self.pipeline, Translator) else []
-        src = torch.tensor([source], dtype=torch.long, device=self.pipeline.device)
-        with torch.no_grad():
-            stepper.step(src.new_tensor([BOS]), stepper.start(src, None, beams=1, max_len=1))
-        weights = stepper.records[0].weights
-        return None if weights is None else (weights.size(1), weights.size(2))
 
 
 def load_models(paths: Sequence[str | Path], device: str | torch.device = "cpu") -> dict[str, ServedModel]:
@@ -123,9 +116,7 @@ def load_models(paths: Sequence[str | Path], device: str | torch.device = "cpu")
     repeated = sorted({str(path) for path in resolved if resolved.count(path) > 1})
     if repeated:
         raise UsageError(f"models specified twice: {', '.join(repeated)}; specify each model once")
-    candidates = (["/".join(path.parts[-count:]) for path in resolved] for count in itertools.count(1))
-    names = next(names for names in candidates if len(set(names)) == len(names))
-    return {name: ServedModel.load(path, device) for name, path in zip(names, paths, strict=True)}
+    return {name: ServedModel.load(path, device) for name, path in zip(distinct_names(resolved), paths, strict=True)}
 
 
 class TranslateRequest(BaseModel):
@@ -250,7 +241,7 @@ async def _json_lines(events: Iterator[Event], request: Request, queue: asyncio.
             event = await run_in_threadpool(next, events, None)
         if event is None:
             return
-        yield json.dumps(_finite(event), separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        yield json.dumps(plain(event, digits=17), separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
 def _with_error_event(events: Iterator[Event]) -> Iterator[Event]:
@@ -263,15 +254,6 @@ def _with_error_event(events: Iterator[Event]) -> Iterator[Event]:
         print(f"dragoman serve: {type(error).__name__}: {error}", file=sys.stderr)
         what = f"{type(error).__name__}: {error}. This is a bug in Dragoman; please report it."
         yield {"event": "error", "error": [_problem(what, "server", "")]}
-
-
-def _finite(value: Any) -> Any:
-    """Return the value with None for numbers that JSON cannot represent (a log-probability of minus infinity)."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def listen(host: str, port: int) -> socket.socket:

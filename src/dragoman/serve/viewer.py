@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 
 from dragoman.data.tokenizer import Tokenizer
-from dragoman.decoding.hypothesis import PartialHypothesis
+from dragoman.decoding.hypothesis import PartialHypothesis, common_prefix
+from dragoman.decoding.pytorch.generate import stream_tokens
 from dragoman.decoding.pytorch.stepper import ModelStepper
-from dragoman.decoding.pytorch.stream import stream_tokens
 from dragoman.decoding.retry import StreamWithRetry
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError
@@ -79,9 +79,8 @@ class RecordingStepper:
             return self.inner.start(src, src_mask, beams, max_len)
 
     def step(self, tokens: Tensor, state: DecodeState) -> Tensor:
-        with ExitStack() as stack:
-            stack.enter_context(self.lock)
-            recording = stack.enter_context(record(self.model, self.pattern)) if self.pattern else Recording()
+        recorded = record(self.model, self.pattern) if self.pattern else nullcontext(Recording())
+        with self.lock, recorded as recording:
             log_probs = self.inner.step(tokens, state)
         top = log_probs.topk(min(_ALTERNATIVES, log_probs.size(1)), dim=1)
         self.records.append(StepRecord(top.indices, top.values, _weights(recording)))
@@ -136,7 +135,7 @@ def stream_continuation(
     yield {"event": "start", "parts": 1}
     yield {"event": "part", "part": 0, "source": []}
     src = torch.zeros(1, 0, dtype=torch.long, device=generator.device)
-    search = StreamWithRetry(lambda used: stream_tokens(stepper, src, used, prefix or None), None, resolved)
+    search = StreamWithRetry(lambda used: stream_tokens(stepper, src, used, prefix), None, resolved)
     yield from _search_events(search, stepper, generator.tokenizer, 0, len(prefix))
     continuation = generator.continuation(prompt, prefix, search.result)
     yield _done(continuation.text, None, continuation.log_prob, () if continuation.ended else ("truncated",), started)
@@ -166,7 +165,7 @@ def _search_events(
         if results and not shown:
             yield {"event": "again", "part": part}
         settled = last or search.settings.sample or search.settings.beam == 1
-        yield event(hypothesis, stepper.records, _common(shown, hypothesis.tokens), settled)
+        yield event(hypothesis, stepper.records, common_prefix([shown, hypothesis.tokens]), settled)
         shown = hypothesis.tokens
         if last:
             results.append((hypothesis, stepper.records))
@@ -185,10 +184,3 @@ def _token(tokenizer: Tokenizer, hypothesis: PartialHypothesis, index: int, step
         "alternatives": [[piece(i), p] for i, p in zip(top, step.log_probs[row].tolist(), strict=True)],
         "attention": None if step.weights is None else packed(step.weights[row]),
     }
-
-
-def _common(shown: Sequence[int], tokens: Sequence[int]) -> int:
-    """Return the number of leading tokens that both have."""
-    return next(
-        (i for i, (a, b) in enumerate(zip(shown, tokens, strict=False)) if a != b), min(len(shown), len(tokens))
-    )

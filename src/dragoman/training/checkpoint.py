@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from dragoman.errors import ModelFolderError
 from dragoman.io.reading import read_json
-from dragoman.models.model_folder import load_file, load_tensors, unique_tensors, verify
+from dragoman.io.weights import load_file
+from dragoman.models.model_folder import load_tensors, unique_tensors, verify
 from dragoman.training.optim import Progress
 
 __all__ = ["read_training", "training_files"]

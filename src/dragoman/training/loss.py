@@ -9,6 +9,7 @@ Letters: M target tokens (padding excluded), D d_model, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from dragoman.data.tokenizer import PAD
 from dragoman.nn.layers import OutputProjection
 
-__all__ = ["Loss", "TokenLoss", "chunked_cross_entropy", "cross_entropy"]
+__all__ = ["Loss", "TokenLoss", "chunked_cross_entropy", "counted_rows", "cross_entropy"]
 
 _CPU_ROWS = 256
 _GPU_ROWS = 8192
@@ -40,53 +41,44 @@ def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Te
     return (1 - smoothing) * nll - smoothing * log_probs.mean(-1).sum(), nll
 
 
-class _Chunks:
-    """One pass over the rows: the loss and, where requested, the gradients with respect to hidden and weight.
+def _in_chunks(
+    hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, rows: int, gradients: Sequence[bool]
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Return, from one pass over the rows, smoothed loss, NLL and, where requested, gradients of hidden and weight.
 
     All products use one dtype: that of an active autocast, otherwise that of `hidden`.  Autocast itself is disabled,
     because it runs `mm(out=)` and `addmm_` in float32.
     """
-
-    def __init__(
-        self, hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, rows: int, gradients: tuple[bool, bool]
-    ) -> None:
-        dtype, device = _product_dtype(hidden), hidden.device.type
-        self.sum_dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        self.smoothing = smoothing
-        self.smoothed, self.nll = (
-            hidden.new_zeros((), dtype=self.sum_dtype),
-            hidden.new_zeros((), dtype=self.sum_dtype),
-        )
-        self.grad_hidden = torch.empty_like(hidden) if gradients[0] else None
-        self.grad_weight = torch.zeros_like(weight) if gradients[1] else None
-        with torch.autocast(device, enabled=False):
-            matrix = weight.to(dtype)
-            for begin in range(0, hidden.size(0), rows):
-                part = slice(begin, begin + rows)
-                self._chunk(hidden[part].to(dtype), matrix, targets[part, None], part)
-
-    def _chunk(self, h: Tensor, matrix: Tensor, t: Tensor, part: slice) -> None:
-        """h: (rows, D), matrix: (V, D), t: (rows, 1)."""
-        smoothing, vocab = self.smoothing, matrix.size(0)
-        log_probs = torch.log_softmax((h @ matrix.T).to(self.sum_dtype), -1)  # (rows, V)
-        nll = -log_probs.gather(-1, t).sum()
-        self.nll += nll
-        self.smoothed += (1 - smoothing) * nll - smoothing / vocab * log_probs.sum()
-        if self.grad_hidden is None and self.grad_weight is None:
-            return
-        grad_logits = log_probs.exp_()  # becomes p - target distribution
-        if smoothing:
-            grad_logits -= smoothing / vocab
-        grad_logits.scatter_add_(-1, t, torch.full_like(t, smoothing - 1, dtype=self.sum_dtype))
-        grad_logits = grad_logits.to(h.dtype)
-        if self.grad_hidden is not None and self.grad_hidden.dtype == h.dtype:
-            torch.mm(grad_logits, matrix, out=self.grad_hidden[part])
-        elif self.grad_hidden is not None:
-            self.grad_hidden[part] = grad_logits @ matrix
-        if self.grad_weight is not None and self.grad_weight.dtype == h.dtype:
-            self.grad_weight.addmm_(grad_logits.T, h)
-        elif self.grad_weight is not None:
-            self.grad_weight += grad_logits.T @ h
+    dtype, vocab = _product_dtype(hidden), weight.size(0)
+    sum_dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    smoothed, nll = (hidden.new_zeros((), dtype=sum_dtype) for _ in range(2))
+    grad_hidden = torch.empty_like(hidden) if gradients[0] else None
+    grad_weight = torch.zeros_like(weight) if gradients[1] else None
+    with torch.autocast(hidden.device.type, enabled=False):
+        matrix = weight.to(dtype)  # (V, D)
+        for begin in range(0, hidden.size(0), rows):
+            part = slice(begin, begin + rows)
+            h, t = hidden[part].to(dtype), targets[part, None]  # (rows, D), (rows, 1)
+            log_probs = torch.log_softmax((h @ matrix.T).to(sum_dtype), -1)  # (rows, V)
+            chunk_nll = -log_probs.gather(-1, t).sum()
+            nll += chunk_nll
+            smoothed += (1 - smoothing) * chunk_nll - smoothing / vocab * log_probs.sum()
+            if grad_hidden is None and grad_weight is None:
+                continue
+            grad_logits = log_probs.exp_()  # becomes p - target distribution
+            if smoothing:
+                grad_logits -= smoothing / vocab
+            grad_logits.scatter_add_(-1, t, torch.full_like(t, smoothing - 1, dtype=sum_dtype))
+            grad_logits = grad_logits.to(dtype)
+            if grad_hidden is not None and grad_hidden.dtype == dtype:
+                torch.mm(grad_logits, matrix, out=grad_hidden[part])
+            elif grad_hidden is not None:
+                grad_hidden[part] = grad_logits @ matrix
+            if grad_weight is not None and grad_weight.dtype == dtype:
+                grad_weight.addmm_(grad_logits.T, h)
+            elif grad_weight is not None:
+                grad_weight += grad_logits.T @ h
+    return smoothed, nll, grad_hidden, grad_weight
 
 
 def _product_dtype(hidden: Tensor) -> torch.dtype:
@@ -100,10 +92,10 @@ def _product_dtype(hidden: Tensor) -> torch.dtype:
 class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, rows: int) -> Any:
-        chunks = _Chunks(hidden, weight, targets, smoothing, rows, gradients=ctx.needs_input_grad[:2])
-        ctx.save_for_backward(chunks.grad_hidden, chunks.grad_weight)
-        ctx.mark_non_differentiable(chunks.nll)
-        return chunks.smoothed, chunks.nll
+        smoothed, nll, *gradients = _in_chunks(hidden, weight, targets, smoothing, rows, ctx.needs_input_grad)
+        ctx.save_for_backward(*gradients)
+        ctx.mark_non_differentiable(nll)
+        return smoothed, nll
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -125,10 +117,17 @@ def chunked_cross_entropy(
     if rows == 0:
         rows = _CPU_ROWS if hidden.device.type == "cpu" else _GPU_ROWS
     if not torch.is_grad_enabled():  # `ctx.needs_input_grad` ignores `no_grad`
-        chunks = _Chunks(hidden, weight, targets, smoothing, rows, gradients=(False, False))
-        return chunks.smoothed, chunks.nll
-    out: tuple[Tensor, Tensor] = _Chunked.apply(hidden, weight, targets, smoothing, rows)  # type: ignore[no-untyped-call]
-    return out
+        return _in_chunks(hidden, weight, targets, smoothing, rows, gradients=(False, False))[:2]
+    return _Chunked.apply(hidden, weight, targets, smoothing, rows)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def counted_rows(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows (M, D) of hidden (B, T, D) and the targets (M,) of targets (B, T), without padding."""
+    rows, targets = hidden.flatten(0, 1), targets.flatten()  # (B*T, D), (B*T,)
+    indices = (targets != PAD).nonzero().squeeze(1)
+    if len(indices) == len(targets):
+        return rows, targets
+    return rows.index_select(0, indices), targets.index_select(0, indices)
 
 
 class TokenLoss:
@@ -145,15 +144,10 @@ class TokenLoss:
                 hidden, chunked = logits, False
         elif not chunked:
             hidden = output(hidden)
-        rows, targets = hidden.flatten(0, 1), self.targets.flatten()  # (B*T, D or V), (B*T,)
-        counts = targets != PAD
-        tokens = int(counts.sum())
-        if tokens < targets.numel():
-            indices = counts.nonzero().squeeze(1)
-            rows, targets = rows.index_select(0, indices), targets.index_select(0, indices)
+        rows, targets = counted_rows(hidden, self.targets)  # (M, D or V), (M,)
         if chunked:
             assert isinstance(output, nn.Linear)
             smoothed, nll = chunked_cross_entropy(rows, output.weight, targets, self.smoothing)
         else:
             smoothed, nll = cross_entropy(rows, targets, self.smoothing)
-        return Loss(smoothed, nll.detach(), tokens)
+        return Loss(smoothed, nll.detach(), targets.numel())

@@ -138,8 +138,7 @@ def _corpora(model: str | Path, config: Config, source: Path | None, target: Pat
         return [CorpusSpec(source, target)]
     try:
         specs = [corpus_spec(config, corpus) for corpus in config.parallel.train]
-        files = [path for spec in specs for path in (spec.source, spec.target, spec.path) if path is not None]
-        missing = [str(path) for path in files if not path.is_file()]
+        missing = [str(path) for spec in specs for path in spec.files if not path.is_file()]
     except UsageError as error:  # a path contains an environment variable that is not set
         missing = [str(error)]
     if missing:

@@ -84,10 +84,9 @@ class Interrupt:
         self.requested = True
 
     def __enter__(self) -> Interrupt:
-        self._previous: dict[int, Any] = {}
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._handle)
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        numbers = (signal.SIGINT, signal.SIGTERM) if in_main_thread else ()
+        self._previous = {number: signal.signal(number, self._handle) for number in numbers}
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -113,8 +112,6 @@ class Trainer:
         self.scores: dict[str, Any] = {}
         self._window = _Window()
         self._planned: tuple[int, list[NDArray[np.int64]]] = (-1, [])
-
-    # ------------------------------------------------------------------------------------------------------ the loop
 
     def train(self) -> TrainResult:
         """Train until the budget or the patience is exhausted, or a signal arrives, and save the final state."""
@@ -228,8 +225,6 @@ class Trainer:
         for name, parameter in unique_tensors(self.model).items():
             self.ema[name].lerp_(parameter, 1 - decay)
 
-    # -------------------------------------------------------------------------------------------- budget and patience
-
     def _used(self) -> float:
         return budget_fraction(self.config.budget, self.progress, len(self._plan()))
 
@@ -246,8 +241,6 @@ class Trainer:
     def _validation_due(self) -> bool:
         every = self.config.validate_every
         return amount(every.unit, self.progress, len(self._plan())) - self.progress.validated >= every.amount
-
-    # -------------------------------------------------------------------------------- log, validation and checkpoints
 
     def _validate(self) -> None:
         """Score the model with the weights that are saved, write a checkpoint and update the pointers."""

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.data.batching import Batch
-from dragoman.data.tokenizer import PAD
 from dragoman.errors import UsageError
 from dragoman.models.model_folder import unique_tensors
 from dragoman.models.seq2seq import Network
 from dragoman.nn.modes import evaluating
-from dragoman.training.loss import TokenLoss, cross_entropy
+from dragoman.training.loss import TokenLoss, counted_rows, cross_entropy
 
 __all__ = ["label_scores", "loss_scores", "mean_loss", "swapped_weights"]
 
@@ -79,10 +78,8 @@ class AccuracyHead:
         self.targets = targets  # (B, T), PAD where nothing counts
 
     def __call__(self, hidden: Tensor, output: nn.Module) -> tuple[float, int, int]:
-        targets = self.targets.flatten()  # (B*T,)
-        rows = (targets != PAD).nonzero().squeeze(1)
-        targets = targets[rows]
-        logits = output(hidden.flatten(0, 1)[rows])  # (M, V)
+        rows, targets = counted_rows(hidden, self.targets)
+        logits = output(rows)  # (M, V)
         _, nll = cross_entropy(logits, targets, 0.0)
         best = logits[:, 1:].argmax(-1) + 1  # PAD is not a label
         return float(nll), int((best == targets).sum()), targets.numel()

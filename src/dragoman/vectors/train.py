@@ -39,14 +39,13 @@ def train_vectors(
     epochs: int = 5,
     seed: int = 1,
     workers: int = 1,
-    log: Callable[[str], None] | None = None,
+    log: Callable[[str], None] = lambda text: None,
 ) -> WordVectors:
     """Train vectors of `size` numbers for every word that occurs at least `min_count` times, most frequent first.
 
-    Args:
-        texts: lines, sentences or paragraphs, which windows do not cross; kept in memory with 8 bytes per word.
-        workers: threads; 1 makes the result reproducible for the same texts, settings and seed.
-        log: receives a message after every epoch.
+    texts: lines, sentences or paragraphs, which windows do not cross; kept in memory with 8 bytes per word.  workers:
+    threads; 1 makes the result reproducible for the same texts, settings and seed.  log: receives a message after
+    every epoch.
 
     Raises UsageError for invalid settings or without gensim, DataError for too little text.
     """
@@ -76,7 +75,7 @@ def train_vectors(
 class _Passes:
     """The texts; iterable once per epoch."""
 
-    def __init__(self, parts: list[list[str]], epochs: int, log: Callable[[str], None] | None) -> None:
+    def __init__(self, parts: list[list[str]], epochs: int, log: Callable[[str], None]) -> None:
         self.parts = parts
         self.epochs = epochs
         self.log = log
@@ -85,8 +84,7 @@ class _Passes:
     def __iter__(self) -> Iterator[list[str]]:
         yield from self.parts
         self.done += 1
-        if self.log is not None:
-            self.log(f"epoch {self.done} of {self.epochs}")
+        self.log(f"epoch {self.done} of {self.epochs}")
 
 
 def _read(texts: Iterable[str]) -> tuple[list[list[str]], Counter[str]]:

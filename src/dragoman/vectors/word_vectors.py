@@ -72,8 +72,6 @@ class WordVectors:
         vector: NDArray[np.float32] = self.matrix[self._find(word)]
         return vector
 
-    # ---------------------------------------------------------------------------------------------------- queries
-
     def neighbours(self, word: str, count: int = 10, measure: Measure = "cosine") -> list[Neighbour]:
         """Return the `count` words most similar to `word`, the nearest first."""
         space, row = self._space(measure), self._find(word)
@@ -113,8 +111,6 @@ class WordVectors:
         values = _compare(space[left], space[right], measure)
         return Correlation(spearman(-values if measure in DISTANCES else values, scores), len(known), len(pairs))
 
-    # ------------------------------------------------------------------------------------------------------------ disk
-
     def picture(self, words: Sequence[str], path: str | Path, arrows: Sequence[tuple[str, str]] = ()) -> Path:
         """Draw words as points on their first two principal components, as a self-contained SVG file.
 
@@ -142,11 +138,20 @@ class WordVectors:
 
         Raises ModelFolderError if there is no model, UsageError if its input is not text.
         """
-        from dragoman.vectors.of_model import read_embedding
+        from dragoman.data.tokenizer import EOS, Tokenizer  # here, because files of vectors are read without torch
+        from dragoman.data.vocabulary import LabelVocabulary
+        from dragoman.models.model_folder import load_network
+        from dragoman.nn.layers import Embedding
 
-        return cls(*read_embedding(path))
-
-    # --------------------------------------------------------------------------------------------------- internals
+        network, vocabulary, _ = load_network(path)
+        tokenizer = vocabulary.tokenizer if isinstance(vocabulary, LabelVocabulary) else vocabulary
+        embedding = next((module for module in network.modules() if isinstance(module, Embedding)), None)
+        if embedding is None or not isinstance(tokenizer, Tokenizer):
+            raise UsageError(
+                f"{path}: the input of this model is not text, so it has no word vectors; use another model"
+            )
+        tokens = [tokenizer.source_piece(token) for token in range(EOS + 1, tokenizer.source_size)]
+        return cls(tokens, embedding.weight.detach()[EOS + 1 :].float().numpy())
 
     def _row(self, word: str) -> int | None:
         names = (_WORD_START + word, word, _WORD_START + word.lower(), word.lower())

@@ -124,12 +124,10 @@ class Diagnosis:
         self.findings.append(Finding(severity, what, where, advice))
 
     def count(self, severity: Severity) -> int:
-        """Return the number of findings of this severity."""
         return sum(finding.severity == severity for finding in self.findings)
 
     @property
     def healthy(self) -> bool:
-        """Whether no finding is an error."""
         return self.count("error") == 0
 
     def to_json(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -202,8 +203,7 @@ def _file_pairs(spec: CorpusSpec, sides: list[_SideExaminer], diagnosis: Diagnos
         yield SentencePair(source, next(targets, ""), line)
     for rest in (sources, targets):
         with suppress(DataError):  # an unreadable file is a finding already
-            for _ in rest:
-                pass
+            deque(rest, maxlen=0)
 
 
 def _normalized(text: str) -> str:

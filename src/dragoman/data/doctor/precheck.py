@@ -57,9 +57,6 @@ def precheck(config: Config, log: Callable[[str], None]) -> None:
         log(f"warning: {warning}")
 
 
-# --------------------------------------------------------------------------------------------------------- alignment
-
-
 def find_shift(source: Path, target: Path) -> Shift | None:
     """Return the range of lines of two files of equal length that matches better if shifted, or None."""
     lines = count_lines(source)
@@ -91,9 +88,6 @@ def _alignment(spec: CorpusSpec) -> tuple[bool, str]:
     if shift is None:
         return False, ""
     return shift.certain, f"{spec.name}: {shift}. {shift.advice}"
-
-
-# --------------------------------------------------------------------------------------------------------- languages
 
 
 def _language_warnings(spec: CorpusSpec, languages: tuple[str, str]) -> Iterator[str]:
@@ -148,9 +142,6 @@ def _likely_language(texts: list[str]) -> str | None:
     hits = {code: sum(words[word] for word in frequent) for code, frequent in FREQUENT_WORDS.items()}
     (best, count), (_, second) = Counter(hits).most_common(2)
     return best if count > 0.15 * words.total() and count > 1.5 * second else None
-
-
-# ----------------------------------------------------------------------------------------------------------- overlap
 
 
 def _overlap_warnings(train: list[CorpusSpec], held_out: dict[str, CorpusSpec]) -> Iterator[str]:

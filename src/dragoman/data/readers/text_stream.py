@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,15 +19,9 @@ __all__ = ["TextStream", "read_paragraphs", "read_stream"]
 
 def read_paragraphs(path: Path) -> Iterator[str]:
     """Yield the paragraphs of a file, which are separated by blank lines, with "\\n" between lines."""
-    paragraph: list[str] = []
-    for line in read_lines(path):
-        if line.strip():
-            paragraph.append(line)
-        elif paragraph:
-            yield "\n".join(paragraph)
-            paragraph = []
-    if paragraph:
-        yield "\n".join(paragraph)
+    for has_text, lines in groupby(read_lines(path), key=lambda line: bool(line.strip())):
+        if has_text:
+            yield "\n".join(lines)
 
 
 @dataclass(frozen=True)

@@ -53,9 +53,6 @@ class Tree:
         return f"({self.label} {' '.join(map(str, self.children))})"
 
 
-# ----------------------------------------------------------------------------------------------------- Penn brackets
-
-
 def read_trees(path: Path) -> Iterator[Tree]:
     """Yield the trees of a file, which may span several lines each.
 
@@ -114,9 +111,6 @@ def penn_word(word: str) -> str:
     return word.replace("(", "-LRB-").replace(")", "-RRB-")
 
 
-# -------------------------------------------------------------------------------------------------------- linearized
-
-
 def linearize(tree: Tree) -> str:
     """Return the tree as labelled brackets with `XX` for each word, without the root."""
     return " ".join(_tokens(tree))
@@ -172,9 +166,6 @@ def delinearize(text: str, words: Sequence[str], tags: Sequence[str] | None = No
     while len(stack) > 1:
         close()
     return Tree("ROOT", (*stack[0][1], *leaves[index:])), well_formed
-
-
-# ------------------------------------------------------------------------------------------------------------ scores
 
 
 def brackets(tree: Tree) -> Counter[tuple[str, int, int]]:

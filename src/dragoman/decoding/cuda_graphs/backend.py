@@ -16,9 +16,9 @@ import torch
 
 from dragoman.decoding.cuda_graphs.static_search import Sizes, StaticShapeSearch
 from dragoman.decoding.hypothesis import Hypothesis, Ids, best
-from dragoman.decoding.processors import ForcedPrefix
 from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.decoding.pytorch.sampling import uniforms
+from dragoman.decoding.request import check_prefixes
 from dragoman.decoding.settings import SearchSettings
 from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.seq2seq import Model, Network
@@ -28,6 +28,9 @@ from dragoman.nn.modes import evaluating
 from dragoman.nn.positions import Learned, RecurrentOverEmbeddings, RecurrentPositions
 
 __all__ = ["CudaGraphBackend", "capture", "cuda_graph_unsupported_reasons"]
+
+Sample = tuple[int, int]
+"""Index of a sentence, and number of one of its samples (0 without sampling)."""
 
 _STEP = 16
 """Source lengths and capacities are rounded up to a multiple of this, so that few graphs serve all batches."""
@@ -106,7 +109,7 @@ class CudaGraphBackend(TorchBackend):
     def _search(
         self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int
     ) -> list[list[Hypothesis]]:
-        ForcedPrefix(prefixes)  # raises UsageError for an invalid prefix
+        check_prefixes(prefixes)
         found: list[list[Hypothesis]] = [[] for _ in sources]
         # Each sample is searched as a sentence of its own.
         samples = settings.nbest if settings.sample else 1
@@ -117,11 +120,7 @@ class CudaGraphBackend(TorchBackend):
         return [best(hypotheses, settings.nbest) for hypotheses in found]
 
     def _batch(
-        self,
-        batch: Sequence[tuple[int, int]],
-        sources: Sequence[Ids],
-        prefixes: Sequence[Ids],
-        settings: SearchSettings,
+        self, batch: Sequence[Sample], sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings
     ) -> list[list[Hypothesis]]:
         src, forced = [sources[i] for i, _ in batch], [prefixes[i] for i, _ in batch]
         limits = [settings.limit(len(ids), len(prefix)) for ids, prefix in zip(src, forced, strict=True)]
@@ -137,18 +136,15 @@ class CudaGraphBackend(TorchBackend):
         # A cached search must not depend on the caller's modes.
         modes = torch.inference_mode(False), torch.autocast(self.model.device.type, enabled=False)
         with evaluating(self.model), modes[0], modes[1], torch.no_grad():
-            search = self._take(settings, sizes) or StaticShapeSearch(self.model, settings, sizes, self._capture)
+            with self._lock:  # removed, so that no other thread uses it meanwhile
+                search = self._idle.pop((settings, sizes), None)
+            search = search or StaticShapeSearch(self.model, settings, sizes, self._capture)
             found = search.search(src, forced, numbers)
         with self._lock:
             self._idle[settings, sizes] = search  # last in, last out
             while len(self._idle) > _CACHED:
                 self._idle.popitem(last=False)
         return found
-
-    def _take(self, settings: SearchSettings, sizes: Sizes) -> StaticShapeSearch | None:
-        """Remove a cached search, so that no other thread uses it meanwhile."""
-        with self._lock:
-            return self._idle.pop((settings, sizes), None)
 
     def _capture(self, step: Callable[[], None]) -> Callable[[], None]:
         return capture(step, self.model.device) if self.model.device.type == "cuda" else step
@@ -158,9 +154,7 @@ def _round_up(length: int) -> int:
     return -(-length // _STEP) * _STEP
 
 
-def _batches(
-    items: Sequence[tuple[int, int]], sources: Sequence[Ids], beams: int, batch_tokens: int
-) -> Iterator[list[tuple[int, int]]]:
+def _batches(items: Sequence[Sample], sources: Sequence[Ids], beams: int, batch_tokens: int) -> Iterator[list[Sample]]:
     """Yield batches of similar source length whose sizes are powers of two, except for the last."""
     rest = sorted(items, key=lambda item: -len(sources[item[0]]))
     while rest:

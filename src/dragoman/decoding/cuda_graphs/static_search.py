@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dragoman.data.tokenizer import BOS, EOS, PAD
-from dragoman.decoding.hypothesis import Hypothesis, complete, length_penalty
+from dragoman.decoding.hypothesis import Hypothesis, Ids, complete, length_penalty
 from dragoman.decoding.pytorch.sampling import draw
 from dragoman.decoding.request import nan_error
 from dragoman.decoding.settings import SearchSettings
@@ -51,6 +51,7 @@ class StaticShapeSearch:
     runs each step; on a GPU it replays a CUDA graph.
     """
 
+    @torch.no_grad()
     def __init__(
         self,
         model: Model,
@@ -76,19 +77,17 @@ class StaticShapeSearch:
         self.pool_log_probs = self._new(torch.float, count, self.nbest, capacity)
         self.pool_truncated = self._new(torch.bool, count, self.nbest)
         self.unfinished, self.has_nan = self._new(torch.bool), self._new(torch.bool)
+        vocab = model.decode(self.inputs[:1, None], self._initial_state(1, 1)).size(-1)
         penalties = [length_penalty(length, settings.alpha) for length in range(capacity + 1)]
         self.penalties = torch.tensor(penalties, dtype=torch.double, device=self.device)
-        self.vocabulary = torch.arange(self._vocab_size(), device=self.device)
+        self.vocabulary = torch.arange(vocab, device=self.device)
         self._run_step = capture(self.step)
         # Tensors that a captured graph reads must live as long as it does; position tables are replaced when they grow.
         self._captured = [*model.parameters(), *model.buffers()]
 
     @torch.no_grad()
     def search(
-        self,
-        sources: Sequence[Sequence[int]],
-        prefixes: Sequence[Sequence[int]],
-        uniforms: NDArray[np.float64] | None = None,
+        self, sources: Sequence[Ids], prefixes: Sequence[Ids], uniforms: NDArray[np.float64] | None = None
     ) -> list[list[Hypothesis]]:
         """Return the n best hypotheses of each of at most B sentences that fit into S and L, best first.
 
@@ -104,8 +103,6 @@ class StaticShapeSearch:
         if bool(self.has_nan):
             raise nan_error("a target position")
         return self._hypotheses(len(sources))
-
-    # ------------------------------------------------------------------------------------------------------------ step
 
     @torch.no_grad()
     def step(self) -> None:
@@ -176,7 +173,7 @@ class StaticShapeSearch:
             pool.copy_(torch.cat([pool, new], dim=1).gather(1, order[..., None].expand_as(pool)))
 
     def _allowed(self, log_probs: Tensor) -> Tensor:
-        """Return (N, V), True = allowed: the rules of `processors` without reading from the device."""
+        """Return (N, V), True = allowed: the rules of `SearchRequest.allowed` without reading from the device."""
         allowed = torch.ones_like(log_probs, dtype=torch.bool)
         allowed[:, PAD] = False
         allowed[:, BOS] = False
@@ -202,20 +199,13 @@ class StaticShapeSearch:
         written = torch.arange(size, self.sizes.capacity + 1, device=self.device) <= self.position
         return ngrams[..., -1].masked_fill(~(same & written), PAD)
 
-    # ----------------------------------------------------------------------------------------------- setup and results
-
     def _new(self, dtype: torch.dtype, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.device)
-
-    def _vocab_size(self) -> int:
-        with torch.no_grad():
-            return self.model.decode(self.inputs[:1, None], self._initial_state(1, 1)).size(-1)
 
     def _initial_state(self, count: int, beams: int, capacity: int = 0) -> DecodeState:
         """Return the model's own state for sources that consist of EOS only."""
         src = torch.full((count, self.sizes.source), EOS, device=self.device)
-        with torch.no_grad():
-            return self.model.start(self.model.encode(src, src == EOS if self.sizes.source else None), beams, capacity)
+        return self.model.start(self.model.encode(src, src == EOS if self.sizes.source else None), beams, capacity)
 
     def _static_state(self) -> StaticState:
         state = self._initial_state(self.sizes.sentences, self.beams, self.sizes.capacity)
@@ -233,11 +223,7 @@ class StaticShapeSearch:
         return StaticState(layers, self.beams, state.memory_bias, caches=caches)
 
     def _reset(
-        self,
-        sources: Sequence[Sequence[int]],
-        limits: Sequence[int],
-        prefixes: Sequence[Sequence[int]],
-        uniforms: NDArray[np.float64] | None,
+        self, sources: Sequence[Ids], limits: Ids, prefixes: Sequence[Ids], uniforms: NDArray[np.float64] | None
     ) -> None:
         count, rest = len(sources), self.sizes.sentences - len(sources)
         self._encode([*sources, *[[EOS][: self.sizes.source]] * rest])
@@ -255,11 +241,11 @@ class StaticShapeSearch:
         self.sums[:count, 0] = 0
         self.pool_scores.fill_(_NEVER)
 
-    def _padded(self, rows: Sequence[Sequence[int]], width: int) -> Tensor:
+    def _padded(self, rows: Sequence[Ids], width: int) -> Tensor:
         full = [[*row, *[PAD] * (width - len(row))] for row in rows]
         return torch.tensor(full, dtype=torch.long).view(len(rows), width)
 
-    def _encode(self, sources: Sequence[Sequence[int]]) -> None:
+    def _encode(self, sources: Sequence[Ids]) -> None:
         """Encode B sources and copy their keys and values into the state."""
         src, lengths = self._padded(sources, self.sizes.source), torch.tensor([len(row) for row in sources])
         mask = torch.arange(self.sizes.source) < lengths[:, None]  # (B, S)

@@ -108,8 +108,6 @@ class NativeBackend(DecodingBackend):
 
     def _force(self, pairs: Sequence[tuple[Ids, Ids]], attention: array[float] | None = None) -> list[list[Hypothesis]]:
         """Decode the given targets: the limit leaves only the end of sentence after the forced prefix."""
-        prefixes = [list(tgt[:-1]) for _, tgt in pairs]
+        sources, prefixes = [src for src, _ in pairs], [list(tgt[:-1]) for _, tgt in pairs]
         limits = [len(prefix) + 1 for prefix in prefixes]
-        return self.engine.search(
-            [src for src, _ in pairs], limits, _FORCED, prefixes, self.threads, attention=attention
-        )
+        return self.engine.search(sources, limits, _FORCED, prefixes, self.threads, attention=attention)

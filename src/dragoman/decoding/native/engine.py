@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.data.ids import BOS, EOS, PAD
-from dragoman.decoding.hypothesis import Hypothesis
+from dragoman.decoding.hypothesis import Hypothesis, Ids
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.decoding.settings import SearchSettings
-from dragoman.errors import DragomanError, UsageError
+from dragoman.errors import DragomanError, UsageError, check_problems
 
 __all__ = ["Engine", "Usage"]
 
@@ -139,15 +139,15 @@ class Engine:
 
     def search(
         self,
-        sources: Sequence[Sequence[int]],
+        sources: Sequence[Ids],
         limits: Sequence[int],
         settings: SearchSettings,
-        prefixes: Sequence[Sequence[int]] | None = None,
+        prefixes: Sequence[Ids] | None = None,
         threads: int = 1,
         rows: int | None = None,
         memory: int = _MEMORY,
         attention: array[float] | None = None,
-        shortlists: Sequence[Sequence[int]] | None = None,
+        shortlists: Sequence[Ids] | None = None,
         source_tokens: int = _NO_LIMIT,
         usage: Usage | None = None,
     ) -> list[list[Hypothesis]]:
@@ -212,18 +212,12 @@ class Engine:
         else:
             for number, sentence in enumerate(zip(*columns.values(), strict=True), start=1):
                 problems += [f"sentence {number}: {p}" for p in self._sentence_problems(settings, *sentence)]
-        if problems:
-            if len(problems) > _MAX_PROBLEMS:
-                problems[_MAX_PROBLEMS:] = [f"... and {len(problems) - _MAX_PROBLEMS} more"]
-            raise UsageError("\n".join(["invalid search request:", *(f"  - {p}" for p in problems)]))
+        if len(problems) > _MAX_PROBLEMS:
+            problems[_MAX_PROBLEMS:] = [f"... and {len(problems) - _MAX_PROBLEMS} more"]
+        check_problems("invalid search request:", problems)
 
     def _sentence_problems(
-        self,
-        settings: SearchSettings,
-        source: Sequence[int],
-        limit: int,
-        prefix: Sequence[int],
-        shortlist: Sequence[int] | None = None,
+        self, settings: SearchSettings, source: Ids, limit: int, prefix: Ids, shortlist: Ids | None = None
     ) -> list[str]:
         problems = []
         if self.has_encoder and not source:
@@ -243,7 +237,7 @@ class Engine:
             problems.append(f"the prefix {list(prefix)} contains padding, begin or end of sentence")
         return problems if shortlist is None else problems + self._shortlist_problems(shortlist, prefix)
 
-    def _shortlist_problems(self, shortlist: Sequence[int], prefix: Sequence[int]) -> list[str]:
+    def _shortlist_problems(self, shortlist: Ids, prefix: Ids) -> list[str]:
         try:
             ascending = all(map(operator.lt, shortlist, itertools.islice(shortlist, 1, None)))
             ids = array("i", shortlist)
@@ -267,13 +261,13 @@ class Engine:
         total_log_probs, scores = array("d", [0]) * count, array("d", [0]) * count
         outputs = tokens, log_probs, lengths, total_log_probs, scores, truncated
 
-        def search(stop: int, error: Any) -> int:
-            address = ctypes.addressof(request)
-            return int(self._functions.dragoman_search(self._model, address, stop, *map(_address, outputs), error))
-
         stop, error = ctypes.c_int32(0), ctypes.create_string_buffer(_ERROR_SIZE)
-        run = _run_directly if offsets[-1] <= _SHORT_SEARCH else _run_in_thread
-        _raise_for_status(run(search, stop, error), error)
+
+        def search() -> int:
+            inputs = self._model, ctypes.addressof(request), ctypes.addressof(stop)
+            return int(self._functions.dragoman_search(*inputs, *map(_address, outputs), error))
+
+        _raise_for_status(search() if offsets[-1] <= _SHORT_SEARCH else _run_in_thread(search, stop), error)
 
         def hypothesis(index: int) -> Hypothesis:
             begin, end = offsets[index], offsets[index] + lengths[index]
@@ -292,18 +286,14 @@ def _raise_for_status(status: int, error: Any) -> None:
         raise UsageError(message) if status == _INVALID_ARGUMENT else DragomanError(message)
 
 
-def _run_directly(function: Callable[[int, Any], int], stop: ctypes.c_int32, error: Any) -> int:
-    return function(ctypes.addressof(stop), error)
-
-
-def _run_in_thread(function: Callable[[int, Any], int], stop: ctypes.c_int32, error: Any) -> int:
+def _run_in_thread(function: Callable[[], int], stop: ctypes.c_int32) -> int:
     """Run in another thread, so that this one handles Ctrl-C; set `stop` when it is pressed."""
     status: list[int] = []
     done = threading.Event()
 
     def run() -> None:
         try:
-            status.append(_run_directly(function, stop, error))
+            status.append(function())
         finally:
             done.set()
 
@@ -313,7 +303,7 @@ def _run_in_thread(function: Callable[[int, Any], int], stop: ctypes.c_int32, er
         thread.start()
         done.wait()
     except RuntimeError:  # the system refuses to create a thread: run here, where Ctrl-C has to wait
-        return _run_directly(function, stop, error)
+        return function()
     except BaseException as raised:
         interrupt, stop.value = raised, 1
     while thread.is_alive() and not done.is_set():  # the library still writes to arrays that the thread keeps alive
@@ -329,7 +319,7 @@ def _address(values: array[Any] | None) -> int | None:
     return None if values is None else values.buffer_info()[0]
 
 
-def _ragged(rows: Sequence[Sequence[int]] | None) -> tuple[array[int] | None, array[int] | None]:
+def _ragged(rows: Sequence[Ids] | None) -> tuple[array[int] | None, array[int] | None]:
     """Return the concatenated rows and their offsets."""
     if rows is None:
         return None, None

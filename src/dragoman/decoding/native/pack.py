@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dragoman.decoding.native.library import VERSION, Precision
-from dragoman.errors import ModelFolderError, UsageError
+from dragoman.errors import ModelFolderError, check_problems
 from dragoman.io.writing import atomic_file
 from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.seq2seq import Network
@@ -66,9 +66,7 @@ def pack(model: Network, path: Path, precision: Precision, max_positions: int = 
     max_positions: maximum length of sources and targets in tokens.  Raises UsageError with all reasons why the native
     engine does not support the model, and ModelFolderError if a weight is not finite.
     """
-    reasons = native_unsupported_reasons(model)
-    if reasons:
-        raise UsageError("\n".join(["the native engine does not support this model:", *(f"  - {r}" for r in reasons)]))
+    check_problems("the native engine does not support this model:", native_unsupported_reasons(model))
     assert isinstance(model, Transformer | DecoderOnly)
     invalid = [name for name, p in model.named_parameters() if not bool(p.isfinite().all())]
     if invalid:

@@ -53,22 +53,18 @@ class EngineStepper:
         self.threads = threads
 
     def start(self, src: Tensor, src_mask: Tensor | None, beams: int, max_len: int) -> EngineState:
-        """src: (B, S).  src_mask: (B, S), True for tokens."""
         count, width = src.shape
         rows = count * beams
         session = self.engine.open_session(self.threads, rows, max_len, count, width)
         state = EngineState(self.engine, session, rows, beams)
         if self.engine.has_encoder:
             mask = torch.ones_like(src, dtype=torch.bool) if src_mask is None else src_mask
-            tokens = src[mask].numpy().astype(np.int32)
-            lengths = mask.sum(1).numpy().astype(np.int32)
+            tokens, lengths = src[mask].numpy().astype(np.int32), mask.sum(1).numpy().astype(np.int32)
             slots = np.arange(count, dtype=np.int32)
-            arrays = (_address(tokens), _address(lengths), _address(slots))
-            self.engine.call_session("encode", session, *arrays, count)
+            self.engine.call_session("encode", session, *map(_address, (tokens, lengths, slots)), count)
         return state
 
     def step(self, tokens: Tensor, state: EngineState) -> Tensor:
-        """tokens: (N,).  Return log-probabilities (N, V)."""
         count = tokens.numel()
         columns = [tokens.numpy(), np.full(count, state.length), state.target_slots, state.source_slots]
         rows = np.ascontiguousarray(np.stack(columns, axis=1), dtype=np.int32)

@@ -154,7 +154,7 @@ def beam_search(stepper: Stepper[State], request: SearchRequest) -> Generator[Be
     """
     width = request.settings.beam
     state = stepper.start(request.src, request.src_mask, beams=width, max_len=max(request.limits))
-    beams = Beams.first(len(request.limits), width, request.device)
+    beams = Beams.first(len(request.limits), width, request.src.device)
     pool = Pool(request)
     while beams.sentences.numel():
         expanded, origins, truncated = expand(beams, stepper.step(beams.inputs(), state), request)

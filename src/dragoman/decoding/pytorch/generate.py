@@ -1,23 +1,28 @@
-"""Batch decoding: from source ids to hypotheses."""
+"""Decoding of a batch, and of one sentence as a stream of partial hypotheses.
+
+Letters: B sentences, S source length, K rows of a stream's search (1 without a beam), T tokens so far.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from dragoman.data.batching import batches_within, collate_source
-from dragoman.decoding.hypothesis import Hypothesis, Ids
+from dragoman.data.batching import collate_source
+from dragoman.data.tokenizer import EOS
+from dragoman.decoding.hypothesis import Hypothesis, Ids, PartialHypothesis, TokenStream, common_prefix
 from dragoman.decoding.pytorch.beam import beam_search
 from dragoman.decoding.pytorch.sampling import sample
-from dragoman.decoding.pytorch.stepper import State, Stepper, with_shortlist
+from dragoman.decoding.pytorch.stepper import State, Stepper
 from dragoman.decoding.request import SearchRequest
 from dragoman.decoding.settings import SearchSettings
-from dragoman.decoding.shortlist import Shortlist
+from dragoman.errors import UsageError
 
-__all__ = ["drain", "generate", "generate_batches", "padded"]
+__all__ = ["drain", "generate", "padded", "stream_tokens"]
 
 Result = TypeVar("Result")
 
@@ -53,29 +58,54 @@ def drain(steps: Generator[Any, None, Result]) -> Result:
             return result
 
 
-def generate_batches(
-    stepper: Stepper[State],
-    sources: Sequence[Ids],
-    prefixes: Sequence[Ids],
-    settings: SearchSettings,
-    batch_tokens: int,
-    device: torch.device | str,
-    shortlist: Shortlist | None = None,
-) -> list[list[Hypothesis]]:
-    """Run `generate` on batches of sources of similar length (`DecodingBackend.search`)."""
-    width = settings.nbest if settings.sample else settings.beam
-    found: list[list[Hypothesis]] = [[] for _ in sources]
-    for batch in batches_within([max(1, len(source)) * width for source in sources], batch_tokens):
-        batch_sources, batch_prefixes = [sources[i] for i in batch], [prefixes[i] for i in batch]
-        src, mask = padded(batch_sources, device)
-        restricted = with_shortlist(shortlist, stepper, batch_sources, batch_prefixes)
-        hypotheses = generate(restricted, src, mask, settings, batch_prefixes if any(batch_prefixes) else None)
-        for index, row in zip(batch, hypotheses, strict=True):
-            found[index] = row
-    return found
-
-
 def padded(rows: Sequence[Ids], device: torch.device | str) -> tuple[Tensor, Tensor | None]:
     """Return ids (B, n) and their mask (None = no padding) on a device."""
     ids, mask = collate_source(rows)
     return ids.to(device), None if mask is None else mask.to(device)
+
+
+def stream_tokens(stepper: Stepper[State], src: Tensor, settings: SearchSettings, prefix: Ids = ()) -> TokenStream:
+    """Run the search of `generate` for src (1, S) step by step; prefix: ids that the target must start with.
+
+    The steps hold no thread-local state, so each may run in a different thread.  Raises UsageError if `nbest` is not 1,
+    and the errors of `generate`.
+    """
+    if settings.nbest != 1:
+        raise UsageError(f"nbest = {settings.nbest}: a stream has one hypothesis; accepted: nbest = 1")
+    request = SearchRequest.build(src, None, settings, [prefix])
+    if settings.sample or settings.beam == 1:
+        return _stream_samples(stepper, request)
+    return _stream_beams(stepper, request)
+
+
+def _stream_samples(stepper: Stepper[State], request: SearchRequest) -> TokenStream:
+    for samples in sample(stepper, request):
+        tokens = samples.tokens[0].tolist()
+        partial = PartialHypothesis(tokens, samples.token_log_probs[0].tolist(), [0] * len(tokens), len(tokens))
+        if not bool(samples.ended[0]):
+            yield partial
+    return samples.hypothesis(0, request.settings.alpha), partial
+
+
+def _stream_beams(stepper: Stepper[State], request: SearchRequest) -> TokenStream:
+    rows: list[list[int]] = [[]] * request.settings.beam  # of each beam's tokens
+    finished: list[tuple[Hypothesis, PartialHypothesis]] = []
+    for step in beam_search(stepper, request):
+        tokens, token_log_probs = step.beams.tokens[0].tolist(), step.beams.token_log_probs[0].tolist()
+        rows = [[*rows[origin], origin] for origin in step.origins[0].tolist()]
+        for _, beam, hypothesis in step.finished:
+            path = PartialHypothesis(tokens[beam], token_log_probs[beam], rows[beam], len(tokens[beam]))
+            finished.append((hypothesis, path))
+        log_probs = step.beams.log_probs[0].tolist()
+        unfinished = [i for i, total in enumerate(log_probs) if math.isfinite(total) and tokens[i][-1] != EOS]
+        if step.active[0]:
+            # The other finished hypotheses have lost to the best one.
+            rivals = [_best(finished)[0].tokens] if finished else []
+            stable = common_prefix([*(tokens[beam] for beam in unfinished), *rivals])
+            beam = max(unfinished, key=lambda beam: log_probs[beam])
+            yield PartialHypothesis(tokens[beam], token_log_probs[beam], rows[beam], stable)
+    return _best(finished)
+
+
+def _best(finished: Sequence[tuple[Hypothesis, PartialHypothesis]]) -> tuple[Hypothesis, PartialHypothesis]:
+    return max(finished, key=lambda pair: pair[0].score)

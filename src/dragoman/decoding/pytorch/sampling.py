@@ -61,9 +61,9 @@ def sample(stepper: Stepper[State], request: SearchRequest) -> Generator[Samplin
     """
     settings = request.settings
     count = settings.nbest if settings.sample else 1
-    uniform = _uniforms(request, count).to(request.device) if settings.sample else None  # (B * K, longest limit)
+    uniform = _uniforms(request, count).to(request.src.device) if settings.sample else None  # (B * K, longest limit)
     state = stepper.start(request.src, request.src_mask, beams=count, max_len=max(request.limits))
-    samples = SamplingState.first(len(request.limits) * count, request.device)
+    samples = SamplingState.first(len(request.limits) * count, request.src.device)
     found: list[list[Hypothesis]] = [[] for _ in request.limits]
     inputs = samples.rows.new_full(samples.rows.shape, BOS)
     while samples.rows.numel():

@@ -9,7 +9,6 @@ import itertools
 import json
 import math
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING, Any
 
 from dragoman.config import flatten, load_config
-from dragoman.errors import DragomanError, UsageError, nearest
+from dragoman.errors import DragomanError, UsageError, check_problems, nearest
 from dragoman.evaluation.compare.scores import (
     DecodedScores,
     EvalSet,
@@ -28,7 +27,9 @@ from dragoman.evaluation.compare.scores import (
 )
 from dragoman.evaluation.metrics import bleu_tokenizer
 from dragoman.io.run_log import read_log
-from dragoman.models.model_folder import find_model, list_checkpoints, read_header, read_meta
+from dragoman.io.weights import read_header
+from dragoman.models.model_folder import distinct_names, find_model, list_checkpoints, read_meta
+from dragoman.pages.charts import is_number
 
 if TYPE_CHECKING:
     import torch
@@ -168,13 +169,9 @@ def compare_runs(
 ) -> RunComparison:
     """Read and compare runs; decode and score the test set in the text files `source` and `reference` if given.
 
-    Args:
-        runs: run folders, or folders of run folders.
-        samples: bootstrap resamples.
-        tokenize: BLEU tokenizer; "auto" selects it from `data.target_language` of the runs.
-        log: receives a message before every slow operation.
-
-    Raises UsageError with every folder that cannot be compared, DataError if the test set is misaligned.
+    runs: run folders, or folders of run folders.  samples: bootstrap resamples.  tokenize: BLEU tokenizer; "auto"
+    selects it from `data.target_language` of the runs.  log: receives a message before every slow operation.  Raises
+    UsageError with every folder that cannot be compared, DataError if the test set is misaligned.
     """
     if (source is None) != (reference is None):
         given, missing = ("source", "reference") if reference is None else ("reference", "source")
@@ -191,9 +188,6 @@ def compare_runs(
     return _grouped([_decoded(run, test, device, samples, tokenize, log) for run in found], test, samples)
 
 
-# ----------------------------------------------------------------------------------------------------------- reading
-
-
 def _read_runs(given: Sequence[str | Path]) -> list[ComparedRun]:
     """Return the runs under distinct names.  Raises UsageError with every problem."""
     problems: list[str] = []
@@ -206,13 +200,12 @@ def _read_runs(given: Sequence[str | Path]) -> list[ComparedRun]:
                 problems.append(f"{folder}: specified twice; specify each run once")
             folders[folder.resolve()] = folder
     runs = []
-    for folder, name in zip(folders.values(), _names(list(folders)), strict=True):
+    for folder, name in zip(folders.values(), distinct_names(list(folders)), strict=True):
         try:
             runs.append(_read_run(folder, name))
         except DragomanError as error:
             problems.append(str(error))
-    if problems:
-        raise UsageError("\n".join(["cannot compare these runs:", *(f"  - {problem}" for problem in problems)]))
+    check_problems("cannot compare these runs:", problems)
     if not runs:
         raise UsageError("no runs; give at least one run folder written by 'dragoman train'")
     return runs
@@ -238,17 +231,6 @@ def _no_run(path: Path) -> str:
     return f"{path}: no run ({what}); {accepted}"
 
 
-def _names(folders: Sequence[Path]) -> list[str]:
-    """Return the shortest trailing parts of the paths that are distinct."""
-    names: list[str] = []
-    paths = [folder.absolute() for folder in folders]
-    for parts in range(1, max((len(path.parts) for path in paths), default=0) + 1):
-        names = ["/".join(path.parts[-parts:]) for path in paths]
-        if len(set(names)) == len(names):
-            break
-    return names
-
-
 def _read_run(folder: Path, name: str) -> ComparedRun:
     config = flatten(load_config(folder / "config.toml", stored=True).model_dump(mode="json"))
     rows = read_log(folder)
@@ -256,45 +238,36 @@ def _read_run(folder: Path, name: str) -> ComparedRun:
         raise UsageError(f"{folder}: log.jsonl has no rows yet; continue with: dragoman train CONFIG --out {folder}")
     best = find_model(folder) if list_checkpoints(folder) or (folder / "best").is_file() else None
     meta = {} if best is None else read_meta(best)
+    tensors = {} if best is None else read_header(best / "model.safetensors")  # the header alone
     speeds, memory = _column(rows, "tokens_per_second"), _column(rows, "memory_mb")
     return ComparedRun(
         name=name,
         folder=str(folder),
         config=config,
-        parameters=None if best is None else _count_parameters(best / "model.safetensors"),
+        parameters=None if best is None else sum(math.prod(tensor["shape"]) for tensor in tensors.values()),
         steps=int(max(_column(rows, "step"))),
         seconds=max(_column(rows, "seconds"), default=0.0),
         tokens_per_second=median(speeds) if speeds else None,
         memory_mb=max(memory, default=None),
         best_step=meta.get("step"),
-        scores={key: value for key, value in meta.get("scores", {}).items() if _is_number(value)},
+        scores={key: value for key, value in meta.get("scores", {}).items() if is_number(value)},
         curves=_curves(rows),
     )
 
 
-def _is_number(value: Any) -> bool:
-    # math.isfinite raises OverflowError for an integer of hundreds of digits.
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-
-
 def _column(rows: Iterable[Mapping[str, Any]], key: str) -> list[float]:
-    return [row[key] for row in rows if _is_number(row.get(key))]
+    return [row[key] for row in rows if is_number(row.get(key))]
 
 
 def _curves(rows: Iterable[Mapping[str, Any]]) -> dict[str, Curve]:
     curves: dict[str, list[tuple[int, float, float]]] = {}
     for row in rows:
-        if "average" in row or not _is_number(row.get("seconds")):
+        if "average" in row or not is_number(row.get("seconds")):
             continue
         for key, value in row.items():
-            if key not in _NO_CURVES and _is_number(value):
+            if key not in _NO_CURVES and is_number(value):
                 curves.setdefault(key, []).append((row["step"], row["seconds"], value))
     return {key: tuple(points) for key, points in curves.items()}
-
-
-def _count_parameters(path: Path) -> int:
-    """Return the number of values in a safetensors file, from its header alone."""
-    return sum(math.prod(entry["shape"]) for entry in read_header(path).values())
 
 
 def _tokenizer(runs: Sequence[ComparedRun], tokenize: str) -> str:
@@ -311,12 +284,7 @@ def _tokenizer(runs: Sequence[ComparedRun], tokenize: str) -> str:
 
 
 def _decoded(
-    run: ComparedRun,
-    test: EvalSet,
-    device: str | torch.device,
-    samples: int,
-    tokenize: str,
-    log: Callable[[str], None],
+    run: ComparedRun, test: EvalSet, device: str | torch.device, samples: int, tokenize: str, log: Callable[[str], None]
 ) -> ComparedRun:
     """Return the run with the test scores of its best checkpoint, decoded with the [search] of its configuration."""
     from dragoman.pipelines.translation import Translator  # comparing logs needs no model
@@ -324,9 +292,6 @@ def _decoded(
     log(f"{run.name}: translating {len(test.sources):,} lines")
     translations = Translator.load(run.folder, device, quantize="none").translate(test.sources)
     return replace(run, test=score_translations([t.text for t in translations], test, samples, tokenize))
-
-
-# ---------------------------------------------------------------------------------------------------------- grouping
 
 
 def _grouped(runs: Sequence[ComparedRun], test: EvalSet | None = None, samples: int = 0) -> RunComparison:

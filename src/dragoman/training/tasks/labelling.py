@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 
 from dragoman.config import Config, EncoderOnlyConfig, LabelledData, TaggedData
-from dragoman.data.files import files_hash, train_files, valid_file
-from dragoman.data.readers.labelled import read_labelled, text_source
-from dragoman.data.readers.tagged import read_tagged, tagged_row
+from dragoman.data.readers.labelled import read_labelled, read_tagged, tagged_row, text_source
 from dragoman.data.tokenizer import EOS, PAD, learn_tokenizer
 from dragoman.data.vocabulary import LabelVocabulary
 from dragoman.errors import DataError
+from dragoman.io.reading import hash_files
 from dragoman.training.tasks.task import Row, RowTask, Score, refuse_empty
 from dragoman.training.validation import label_scores
 
@@ -34,13 +33,13 @@ class _LabelTask(RowTask):
 
     def __init__(self, config: Config, data: TaggedData | LabelledData, log: Callable[[str], None]) -> None:
         self.data, self.log = data, log
-        paths = train_files(data)
+        paths = data.train_paths()
         examples = [example for path in paths for example in self._examples(path)]
         refuse_empty(len(examples), paths, "the files are empty")
         lines = [text if isinstance(text, str) else " ".join(text) for text, _, _ in examples]
         self.tokenizer = learn_tokenizer(config.tokenizer, lines)
         self.labels = LabelVocabulary(sorted({label for _, labels, _ in examples for label in labels}), self.tokenizer)
-        super().__init__(config, self.labels, files_hash(paths))
+        super().__init__(config, self.labels, hash_files(paths))
         found = [
             (text, self._row(text, [self.labels.numbers[label] for label in names])) for text, names, _ in examples
         ]
@@ -79,7 +78,7 @@ class _LabelTask(RowTask):
         return sum(len(ids) + sum(label != PAD for label in labels) for ids, labels in self._rows)
 
     def validation(self) -> Score | None:
-        path = valid_file(self.data)
+        path = self.data.valid_path()
         if path is None:
             return None
         rows = [

@@ -10,7 +10,6 @@ from typing import Any
 
 from dragoman.config import Config, CorpusConfig, FilterConfig, ParallelData, TreeData
 from dragoman.data.corpus import corpus_spec
-from dragoman.data.files import train_files, valid_file
 from dragoman.data.readers.trees import Tree, bracket_f1, delinearize, linearize, read_trees
 from dragoman.errors import DataError
 from dragoman.io.reading import open_regular
@@ -27,7 +26,7 @@ class ParsingTask(TranslationTask):
     """Sentences and their linearized trees, written to disk and learned as a parallel corpus."""
 
     def __init__(self, config: Config, data: TreeData, prepared: Path, log: Callable[[str], None]) -> None:
-        paths, valid = train_files(data), valid_file(data)
+        paths, valid = data.train_paths(), data.valid_path()
         trees = [tree for path in paths for tree in read_trees(path)]
         refuse_empty(len(trees), paths, "the files contain no trees")
         self.gold = [] if valid is None else list(read_trees(valid))

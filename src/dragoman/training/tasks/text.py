@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from dragoman.config import Config, MaskedData, TextData
 from dragoman.data.batching import Batch, collate
-from dragoman.data.files import files_hash, train_files, valid_file
 from dragoman.data.readers.text_stream import TextStream, read_paragraphs, read_stream
 from dragoman.data.tokenizer import BOS, EOS, PAD, learn_tokenizer
 from dragoman.io.lines import read_lines
+from dragoman.io.reading import hash_files
 from dragoman.models.seq2seq import Network
 from dragoman.training.tasks.task import Row, RowTask, Score, refuse_empty
 from dragoman.training.validation import label_scores, loss_scores
@@ -29,14 +29,14 @@ class LanguageTask(RowTask):
 
     def __init__(self, config: Config, data: TextData, log: Callable[[str], None]) -> None:
         self.data = data
-        paths = train_files(data)
+        paths = data.train_paths()
         lines = [line for path in paths for line in read_lines(path)]
         refuse_empty(any(map(str.strip, lines)), paths, "all lines are blank")
         self.tokenizer = learn_tokenizer(config.tokenizer, lines, lossless=True)
         self.stream = self._read(paths)
         log(f"data: {self.stream.characters:,} characters, {len(self.stream.ids):,} tokens")
         self._cut: tuple[int, NDArray[np.int64]] = (-1, np.zeros((0, 2), dtype=np.int64))
-        super().__init__(config, self.tokenizer, files_hash(paths))
+        super().__init__(config, self.tokenizer, hash_files(paths))
 
     def _read(self, paths: Iterable[Path]) -> TextStream:
         return read_stream(paths, self.data.form, lambda text: self.tokenizer.encode_target(text)[:-1])
@@ -64,7 +64,7 @@ class LanguageTask(RowTask):
         return len(self.stream.ids)
 
     def validation(self) -> Score | None:
-        path = valid_file(self.data)
+        path = self.data.valid_path()
         if path is None:
             return None
         stream = self._read([path])
@@ -88,7 +88,7 @@ class MaskedTask(RowTask):
 
     def __init__(self, config: Config, data: MaskedData, log: Callable[[str], None]) -> None:
         self.data = data
-        paths = train_files(data)
+        paths = data.train_paths()
         paragraphs = [text.replace("\n", " ") for path in paths for text in read_paragraphs(path)]
         refuse_empty(len(paragraphs), paths, "the files are empty")
         self.tokenizer = learn_tokenizer(config.tokenizer, paragraphs)
@@ -99,7 +99,7 @@ class MaskedTask(RowTask):
         sizes = self.spans[:, 1] - self.spans[:, 0]
         self.lengths = 2 * sizes
         self._tokens = int(sizes.sum() + np.maximum(1, np.round(data.rate * words)).sum())
-        super().__init__(config, self.tokenizer, files_hash(paths))
+        super().__init__(config, self.tokenizer, hash_files(paths))
 
     def _read(self, paths: Iterable[Path]) -> TextStream:
         return read_stream(paths, "paragraphs", lambda text: self.tokenizer.encode_source(text.replace("\n", " "))[:-1])
@@ -128,7 +128,7 @@ class MaskedTask(RowTask):
         return self._tokens
 
     def validation(self) -> Score | None:
-        path = valid_file(self.data)
+        path = self.data.valid_path()
         if path is None:
             return None
         stream, rng = self._read([path]), np.random.default_rng(0)  # the same masks for every seed of the run

@@ -487,7 +487,7 @@ def test_the_page_is_one_file_without_network_access(tmp_path: Path) -> None:
     assert "%%" not in page.split('<script type="application/json"')[0]
     assert not re.search(r"""(?:src|href)=["'](?!data:|#)""", page) and "@import" not in page
     assert "drawWalkthrough" in page and "languageSwitch" in page
-    with pytest.raises(DragomanError, match=r"could not be written: .* (Choose|Remove)"):
+    with pytest.raises(DragomanError, match=r"could not be written: .* (Choose|Fix)"):
         write_explanation(path.parent, translated("paper"))
 
 

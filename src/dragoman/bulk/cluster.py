@@ -81,7 +81,7 @@ class WorkerPool:
         if self.deaths[name] == _MAX_DEATHS:
             raise DragomanError(
                 f"{_MAX_DEATHS} workers of the cluster died on the same work ({name}): {error}\n"
-                "If they ran out of memory, give them more. Finished chunks are kept; run the same command to resume."
+                "If they ran out of memory, increase it. Finished chunks are kept; run the same command to resume."
             )
         if chunk is not None:
             self.retries.append(chunk)

@@ -142,7 +142,7 @@ def _replace_folder(unfinished: Path, path: Path, is_valid: Callable[[Path], boo
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder under another name, so that a partially removed folder is never mistaken for a complete one."""
+    """Rename and remove a folder, so that a partially removed one is never mistaken for a complete one."""
     removed = folder.with_name(f".{folder.name}.removed")
     shutil.rmtree(removed, ignore_errors=True)
     folder.rename(removed)

@@ -59,7 +59,7 @@ class BeamTree:
     to_beat: float | None
 
     def tokens(self, number: int) -> list[int]:
-        """Return the tokens of a node, its own last."""
+        """Return the tokens of a node, from the first to its own."""
         tokens: list[int] = []
         while number >= 0:
             tokens.append(self.nodes[number].token)

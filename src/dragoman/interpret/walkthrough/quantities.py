@@ -31,7 +31,7 @@ class Labels:
 
 
 class Quantities:
-    """What a training step computed, by name; max_tokens: how many tokens of the vocabulary are shown."""
+    """The results of a training step by name; max_tokens: number of tokens of the vocabulary shown."""
 
     def __init__(self, recorded: RecordedStep, labels: Labels, max_tokens: int) -> None:
         self.recorded = recorded

@@ -398,7 +398,7 @@ def test_what_is_too_long_is_counted(name: str, account: str, data: Path, tmp_pa
     numbers = [int(word) for word in said[0].replace(";", " ").split() if word.isdigit()]
     assert f"read 60 {account} = kept" in said[0] and numbers[1] + numbers[2] == 60, said
     assert "too_many_tokens" in said[0] and "are left out" in said[1]
-    with pytest.raises(DataError, match=r"raise data\.max_tokens"):
+    with pytest.raises(DataError, match=r"increase data\.max_tokens"):
         open_task(config_of(name, data, "data.max_tokens=4"), tmp_path, said.append)
 
 

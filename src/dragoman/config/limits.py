@@ -55,7 +55,7 @@ Buckets = Annotated[_Whole, Field(ge=4, le=65_536, multiple_of=4)]
 Pixels = Annotated[_Whole, Field(ge=1, le=8192)]
 """Height and width of an image or a patch."""
 Channels = Annotated[_Whole, Field(ge=1, le=1024)]
-"""Channels of an image: 1 for grey, 3 for color; spectral cameras have hundreds."""
+"""Channels of an image: 1 for grey, 3 for colour; spectral cameras have hundreds."""
 RotaryBase = Annotated[_Real, Field(gt=1, le=1e9)]
 """Base of the wavelengths of rotary positions: with 1 all are equal; long-context models use up to about 10**7."""
 RotaryFraction = Annotated[_Real, Field(ge=0.001, le=1)]

@@ -63,7 +63,7 @@ def collate(pairs: list[tuple[list[int], list[int]]]) -> Batch:
     tgt_out, _ = collate_source([t for _, t in pairs])
     tgt_in = torch.full_like(tgt_out, BOS)
     tgt_in[:, 1:] = tgt_out[:, :-1]
-    tgt_in[tgt_in == EOS] = PAD  # after the last token; no other position attends to it
+    tgt_in[tgt_in == EOS] = PAD  # after the last token; only ignored positions attend to it
     return Batch(src, src_mask, tgt_in, tgt_out, sum(len(s) for s, _ in pairs), sum(len(t) for _, t in pairs))
 
 

@@ -63,7 +63,7 @@ def _pack(parts: list[str], limit: int, count: Callable[[str], int]) -> list[str
     packed: list[str] = []
     for group in groups:
         joined = "".join(group)
-        # Joined text rarely has more tokens than its parts together; if it has, the parts stay separate.
+        # Joined text rarely has more tokens than its parts together; if it does, the parts stay separate.
         packed += [joined] if len(group) == 1 or count(joined) <= limit else group
     return packed
 

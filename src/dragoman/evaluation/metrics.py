@@ -93,7 +93,7 @@ class SignificanceTest:
 
 @dataclass(frozen=True)
 class TrainTestOverlap:
-    """How many of `total` test lines are also training lines; examples: line number (from 1) and text of the first."""
+    """Number of the `total` test lines that are also training lines; examples: line number (from 1) and text."""
 
     seen: int
     total: int

@@ -93,7 +93,7 @@ def _csv(path: Path) -> Iterator[Example]:
 
 
 def text_source(ids: list[int], pooling: str) -> list[int]:
-    """Return the ids of a text, with BOS as class token in front if the model pools the first position only."""
+    """Return the ids of a text, preceded by BOS as class token if the model pools the first position only."""
     return [BOS, *ids] if pooling == "first" else ids
 
 

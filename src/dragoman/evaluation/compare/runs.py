@@ -79,7 +79,7 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class Statistic:
-    """Mean and sample standard deviation (None for n = 1) over the n runs of a group that have the number."""
+    """Mean and sample standard deviation (None for n = 1) over the n runs of a group with this number."""
 
     mean: float
     std: float | None

@@ -134,7 +134,7 @@ class Searcher {
     }
   }
 
-  // The required token is the next one of the forced prefix, else the end of sentence.  Suppressed are padding, the
+  // The required token is the next one of the forced prefix, else the end of sentence.  Suppressed tokens: padding,
   // beginning of sentence, an end before min_length, and tokens that would repeat an n-gram.
   TokenQuery make_query(const ActiveSentence& a, const PartialHypothesis& h) const {
     TokenQuery query;

@@ -140,7 +140,7 @@ def write_language(version: int) -> None:
     rows = []
     for text in TEXTS:
         ids = generator.tokenizer.encode_target(text)
-        logits, found = logits_of(model, [], ids), generator.score(text)
+        logits, found = logits_of(model, [], ids), generator.score([text])[0]
         rows.append({"text": text, "ids": ids, "log_prob": found.log_prob, "tokens": found.tokens, "logits": logits})
         rows[-1]["best"] = clear_steps(logits)
     write_json(f"expected_language_v{version}.json", rows)

@@ -287,7 +287,7 @@ def test_as_many_new_tokens_as_were_asked_for(count: int, data: Path, tmp_path: 
 def test_the_score_of_lines_is_that_of_validation(data: Path, runs: Path) -> None:
     generator = TextGenerator.load(runs / "lines" / "last")
     lines = [line for line in (data / "valid.txt").read_text(encoding="utf-8").split("\n") if line]
-    found = [generator.score(line) for line in lines]
+    found = generator.score(lines)
     bits = -sum(s.log_prob for s in found) / math.log(2) / sum(s.characters for s in found)
     scores = read_meta(find_model(runs / "lines" / "last"))["scores"]
     assert bits == pytest.approx(scores["bits_per_character"], rel=1e-4)

@@ -274,7 +274,7 @@ def test_the_engine_step_by_step_is_the_plain_stepper(run: Path, tmp_path: Path)
 
 @native
 @pytest.mark.parametrize("settings", [{"beam": 1}, {"beam": 3}, {"sample": True}])
-def test_live_on_the_engine(run: Path, settings: dict[str, int]) -> None:
+def test_stream_tokens_on_the_native_engine(run: Path, settings: dict[str, int]) -> None:
     plain, fast = exact(run), Translator.load(run, quantize="none", engine="native")
     for source in SOURCES[:5]:
         assert list(fast.stream_tokens(source, **settings)) == list(plain.stream_tokens(source, **settings))

@@ -87,7 +87,7 @@ def test_never_by_default(listed: Path) -> None:
 @pytest.mark.parametrize(
     "settings", [{"beam": 1}, {"beam": 4, "nbest": 3}, {"sample": True, "seed": 4}], ids=["greedy", "beam", "sample"]
 )
-def test_both_paths_say_the_same(listed: Path, settings: dict[str, int]) -> None:
+def test_both_backends_give_the_same(listed: Path, settings: dict[str, int]) -> None:
     plain = Translator.load(listed, engine="pytorch", shortlist=True)
     fast = Translator.load(listed, engine="native", quantize="none", threads=2, shortlist=True)
     for one, other in zip(fast.translate(SOURCES, **settings), plain.translate(SOURCES, **settings), strict=True):

@@ -104,7 +104,7 @@ def test_golden_language_model(version: int) -> None:
     for row in expected(f"expected_language_v{version}.json"):
         assert generator.tokenizer.encode_target(row["text"]) == row["ids"]
         check_logits(network, [], row["ids"], row)
-        found = generator.score(row["text"])
+        (found,) = generator.score([row["text"]])
         assert (found.log_prob, found.tokens) == (pytest.approx(row["log_prob"], abs=1e-3), row["tokens"])
 
 

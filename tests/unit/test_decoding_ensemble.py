@@ -19,6 +19,7 @@ from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError
+from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.translation import Translator
 from every_kind import TRANSLATORS, built
 from small_run import Cli
@@ -175,6 +176,12 @@ def test_unsupported_ensembles_are_refused(models: list[Path], cli: Cli, tmp_pat
         Translator.load(models, shortlist=True)
     with pytest.raises(UsageError, match="no model; specify at least one"):
         Translator.load([])
+    with pytest.raises(UsageError, match=r"no single PyTorch model: .*; load a single model"):
+        _ = Translator.load(models).to_torch().model
+    with pytest.raises(UsageError, match="shortlist = True: supported for translation models only"):
+        TextGenerator.load(GOLDEN / "language_v1", shortlist=True)
+    with pytest.raises(UsageError, match="nbest = 2; accepted: 1"):
+        TextGenerator.load(GOLDEN / "language_v1", engine="pytorch").generate(["a"], nbest=2)
 
     text = tmp_path / "text"
     text.write_text("one\n")

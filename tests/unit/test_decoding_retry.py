@@ -69,7 +69,7 @@ def test_a_repetition_in_the_source_is_no_fault() -> None:
     ("source", "target", "unusual"),
     [(1, 9, False), (3, 10, True), (4, 12, False), (30, 10, False), (31, 10, True), (12, 0, True), (0, 0, False)],
 )
-def test_a_has_unusual_length_more_than_three_times(source: int, target: int, unusual: bool) -> None:
+def test_a_length_is_unusual_above_three_times_the_other(source: int, target: int, unusual: bool) -> None:
     assert has_unusual_length(source, target) is unusual
 
 

@@ -37,7 +37,7 @@ from tiny_translator import tiny_translator
 
 VOCABULARY = 23
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-HOSTILE = "</script><script>alert(1)<b>%%data%%"
+HOSTILE = "</script><script>alert(1)<b>{{ data }}{% endblock %}"
 # 7 and 8 come twice in the first source, 9 in the second.
 PAIRS = [([7, 8, 7, 8, EOS], [11, 12, 11, EOS]), ([9, 5, 9, EOS], [13, 13, EOS]), ([6, 10, EOS], [14, EOS])]
 
@@ -311,7 +311,7 @@ def page_data(page: str) -> dict[str, Any]:
 def test_the_page_has_the_numbers_and_no_network_access(mapped: tuple[Atlas, list[Example]], tmp_path: Path) -> None:
     found, lines = mapped
     page = write_atlas(tmp_path / "new" / "atlas.html", found, lines, HOSTILE).read_text("utf-8")
-    assert "default-src 'none'" in page and "%%" not in page.replace("%%data%%", "") and "innerHTML" not in page
+    assert "default-src 'none'" in page and "innerHTML" not in page
     loads = re.findall(r"""(?:src|href)\s*=\s*["']([^"'#]*)|url\(([^)#]*)\)|@import|fetch\(|XMLHttpRequest""", page)
     assert loads == [("data:,", ""), ("", "")]
     assert set(re.findall(r"https?://[^\s\"']+", page)) == {"http://www.w3.org/2000/svg"}

@@ -19,7 +19,8 @@ def atlas(
     source: Source,
     reference: OptionalReference = None,
     alignment: Annotated[
-        str | None, typer.Option(help=f"File of word alignments, such as 0-0 1?2 per line; or {SPELLED_NUMBERS}.")
+        str | None,
+        typer.Option(help=f"File of word alignments, one line per pair (0-0 1?2); for the demo: {SPELLED_NUMBERS}."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Output file for the page (HTML); default: table only.")] = None,
     cost: Annotated[

@@ -16,7 +16,9 @@ def explain(
     source: Annotated[
         str, typer.Argument(help="Sentence, prompt, or words to tag; or the number or .npy or .npz file of an image.")
     ],
-    target: Annotated[str | None, typer.Option(help="Output to explain; default: that of the model.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Output to explain, without search; default: the output of the model.")
+    ] = None,
     out: Page = Path("explain.html"),
     beam: Beam = None,
     device: Device = "cpu",

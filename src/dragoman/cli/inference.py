@@ -39,7 +39,7 @@ def score(
     """Print the log-probability of each target text.
 
     The output is one line per text: the sum of natural log-probabilities, a tab, and the number of tokens. Translation
-    models require --source; language models do not accept it.
+    models require --source; language models do not accept it. Computed in float32 by default.
     """
     from dragoman.models.model_folder import read_config
 
@@ -54,7 +54,8 @@ def score(
             from dragoman.pipelines.generation import TextGenerator
 
             generator = TextGenerator.load(model, **options)
-            for text_score in map(generator.score, read_input(target)):
+            for text in read_input(target):
+                (text_score,) = generator.score([text])
                 write(f"{text_score.log_prob:.6f}\t{text_score.tokens}")
             return
         from dragoman.pipelines.translation import Translator

@@ -33,7 +33,7 @@ def translate(
     top_k: TopK = 0,
     top_p: TopP = 1.0,
     seed: Seed = 0,
-    alpha: Annotated[float | None, typer.Option(help="Length penalty; larger values favour longer output.")] = None,
+    alpha: Annotated[float | None, typer.Option(help="Length penalty, 0 to 10; larger favours longer output.")] = None,
     min_length: Annotated[int | None, typer.Option(help="Minimum number of tokens per translation.")] = None,
     no_repeat_ngram: Annotated[int | None, typer.Option(help="Do not repeat n-grams of this size; 0 = off.")] = None,
     prefix: Annotated[str | None, typer.Option(help="Beginning of every translation.")] = None,
@@ -53,7 +53,7 @@ def translate(
     vocabulary; create the shortlist with 'dragoman shortlist'.
 
     Folders, Parquet files and several inputs are translated in bulk: every input file has an output file of the same
-    name in the folder --output. Run the same command again to resume.
+    name in the folder --output. Run the same command again to resume. Bulk translation supports one model.
     """
     from dragoman.bulk import Job, format_translation, is_bulk, output_form
 

@@ -71,7 +71,7 @@ def load_backend(
     Raises ModelFolderError, and UsageError for invalid or unavailable options and for different vocabularies.
     """
     paths = [path] if isinstance(path, str | Path) else list(path)
-    _check(paths, quantize, engine, threads, shortlist)
+    _check(paths, kind, quantize, engine, threads, shortlist)
     if engine != "native" and str(device) != "cpu":  # the native engine works without torch
         from dragoman.device import resolve_device
 
@@ -104,7 +104,9 @@ def load_shortlist(path: str | Path) -> Shortlist:
     return Shortlist.read(folder / SHORTLIST, read_meta(folder)["sha256"]["model.safetensors"])
 
 
-def _check(paths: Sequence[str | Path], quantize: str, engine: str, threads: int | None, shortlist: bool) -> None:
+def _check(
+    paths: Sequence[str | Path], kind: ModelKind, quantize: str, engine: str, threads: int | None, shortlist: bool
+) -> None:
     problems = []
     if not paths:
         problems.append("no model; specify at least one model folder")
@@ -118,7 +120,9 @@ def _check(paths: Sequence[str | Path], quantize: str, engine: str, threads: int
         problems.append(f"threads = {threads}: must be 1 to 1024")
     if shortlist and len(paths) > 1:
         problems.append(f"shortlist = True: supported for one model, not for an ensemble of {len(paths)}")
-    check_problems("invalid translator options:", problems)
+    if shortlist and kind != "parallel":
+        problems.append("shortlist = True: supported for translation models only")
+    check_problems("invalid options:", problems)
 
 
 @dataclass(frozen=True)

@@ -58,10 +58,10 @@ def unsupported(config: ModelConfig) -> list[str]:
     positions = _POSITIONS[config.architecture]
     if config.position.kind not in positions:
         reasons.append(f"position.kind = {config.position.kind!r}; CTranslate2 supports {', '.join(positions)}")
-    if config.norm.kind == "batch":
-        reasons.append("norm.kind = 'batch'; CTranslate2 supports layer, rms")
-    if config.attention.kind == "linear":
-        reasons.append("attention.kind = 'linear'; CTranslate2 supports softmax")
+    if config.norm.kind not in ("layer", "rms"):
+        reasons.append(f"norm.kind = {config.norm.kind!r}; CTranslate2 supports layer, rms")
+    if config.attention.kind != "softmax":
+        reasons.append(f"attention.kind = {config.attention.kind!r}; CTranslate2 supports softmax")
     return reasons
 
 

@@ -172,7 +172,7 @@ def find_model(path: str | Path) -> Path:
             f"{path}: not a model; accepted: a run folder, one of its checkpoints, or a folder with config.json, "
             "model.safetensors, the tokenizer and meta.json"
         )
-    what = "not a folder" if os.path.lexists(path) else "no such folder"
+    what = "not a folder (text is read with --input)" if os.path.lexists(path) else "no such folder"
     raise ModelFolderError(f"{path}: {what}; specify a folder written by 'dragoman train'")
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.settings import SearchSettings
-from dragoman.pipelines.pipeline import Pipeline, check_positive, check_text, stream_windows
+from dragoman.errors import UsageError
+from dragoman.pipelines.pipeline import Pipeline, check_positive, check_sequence, check_text, stream_windows
 
 if TYPE_CHECKING:
     import torch
@@ -105,6 +106,8 @@ class TextGenerator(Pipeline):
     def search_settings(self, max_tokens: int, **settings: Any) -> SearchSettings:
         """Return the settings of a search that appends at most `max_tokens` tokens."""
         check_positive(max_tokens=max_tokens)
+        if settings.get("nbest", 1) != 1:
+            raise UsageError(f"nbest = {settings['nbest']}; accepted: 1, one continuation per prompt")
         # The limit includes the end of the text.
         return SearchSettings.of(self.settings, **{"max_extra": max_tokens + 1, **settings})
 
@@ -118,12 +121,15 @@ class TextGenerator(Pipeline):
         results = self.backend.search([[]] * len(prompts), prefixes, settings, _PROMPTS_PER_BATCH)
         return list(map(self.continuation, prompts, prefixes, [nbest[0] for nbest in results]))
 
-    def score(self, text: str) -> TextScore:
-        """Return the log-probability of a text; one longer than `max_tokens` is scored in blocks.
+    def score(self, texts: Iterable[str]) -> list[TextScore]:
+        """Return the log-probability of each text; one longer than `max_tokens` is scored in blocks.
 
         Computed in float32, unless the generator was loaded with `quantize="int8"` or "bf16".
         """
-        check_text(text, "text")
+        check_sequence(texts)
+        return [self._score(check_text(text, f"text {number}")) for number, text in enumerate(texts, start=1)]
+
+    def _score(self, text: str) -> TextScore:
         ids = self.tokenizer.encode_target(text)[: None if self.ends else -1]
         blocks = [ids[begin : begin + self.max_tokens] for begin in range(0, len(ids), self.max_tokens)]
         # A target must end with EOS; the log-probability of one that the text does not have is dropped.

@@ -73,7 +73,7 @@ class Pipeline:
                 model folder.  "pytorch" runs any model.  "auto" selects the native engine if it supports the model, or
                 CUDA graphs on a GPU; `description` names the choice.
             threads: Threads of the native engine; default: all cores.
-            shortlist: Restrict targets to the tokens that `dragoman shortlist` learned for their sources.
+            shortlist: Of a translation model: restrict targets to the tokens that `dragoman shortlist` learned.
 
         Raises ModelFolderError, and UsageError for options that are invalid or unsupported on this machine.
         """
@@ -92,18 +92,19 @@ class Pipeline:
 
     @property
     def device(self) -> torch.device | str:
+        """The device of the backend; "cpu" for the native engine."""
         return self.backend.device
 
     @property
     def model(self) -> Model:
         """The PyTorch model.  Raises UsageError if another backend runs it; see `to_torch`."""
+        from dragoman.decoding.ensemble import EnsembleBackend
         from dragoman.decoding.pytorch.backend import TorchBackend
 
         if type(self.backend) is not TorchBackend:
-            raise UsageError(
-                f"no single PyTorch model: the backend is {self.description}; call to_torch() first, or load one model "
-                'with engine="pytorch"'
-            )
+            ensemble = isinstance(self.backend, EnsembleBackend)
+            advice = "load a single model" if ensemble else 'call to_torch() first, or load it with engine="pytorch"'
+            raise UsageError(f"no single PyTorch model: the backend is {self.description}; {advice}")
         return self.backend.model
 
     def to_torch(self) -> Self:

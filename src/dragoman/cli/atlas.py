@@ -64,6 +64,6 @@ def atlas(
 
 
 def _title(model: Path) -> str:
-    """Return the name of the run, and the checkpoint if one was named."""
+    """Return the name of the run, and the checkpoint if one was specified."""
     path = model.resolve()
     return f"{path.parents[1].name}, {path.name}" if path.parent.name == "checkpoints" else path.name

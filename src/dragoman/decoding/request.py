@@ -68,7 +68,7 @@ class SearchRequest:
         return max(map(len, self.prefixes), default=0)
 
     def restricted(self, log_probs: Tensor, tokens: Tensor, sentences: Tensor) -> Tensor:
-        """Set log_probs (N, V) to -inf in place for tokens that may not follow tokens (N, T), without renormalising.
+        """Set log_probs (N, V) to -inf in place for tokens that may not follow tokens (N, T), without renormalizing.
 
         A score therefore equals the score of teacher forcing.  sentences: (N,) index of each row's sentence.  Raises
         DragomanError for NaN.

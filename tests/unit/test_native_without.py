@@ -130,7 +130,7 @@ def test_builds_without_the_library_that_checks_the_processor(installed: Path) -
     (installed / "_avx2.so").write_bytes(b"never opened")
     assert native.load_native() is None
     assert (
-        "_avx2.so has no _cpu library beside it" in native.unavailable_reason()
+        "_avx2.so has no _cpu library next to it" in native.unavailable_reason()
         and "install" in native.unavailable_reason()
     )
 

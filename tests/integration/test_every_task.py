@@ -293,7 +293,7 @@ def test_the_score_of_lines_is_that_of_validation(data: Path, runs: Path) -> Non
     assert bits == pytest.approx(scores["bits_per_character"], rel=1e-4)
     plain = TextGenerator.load(runs / "lines" / "last", engine="pytorch")
     for line, text_score in zip(lines, found, strict=True):
-        assert text_score.log_prob == pytest.approx(plain.score(line).log_prob, abs=1e-4)
+        assert text_score.log_prob == pytest.approx(plain.score([line])[0].log_prob, abs=1e-4)
 
 
 # ---------------------------------------------------------------------------------------------------- tags and labels

@@ -115,7 +115,8 @@ def test_the_average_of_the_last_checkpoints(data: Path, tmp_path: Path) -> None
     assert read_pointer(run, "average") == second
     two = average_tensors(list_checkpoints(run)[-2:])
     assert all(torch.equal(t, two[n]) for n, t in load_file(second / "model.safetensors").items())
-    for count in (1, 9):
+    assert average_run(run, len(list_checkpoints(run))).name == "average-last4"
+    for count in (1, 5, 9):
         with pytest.raises(UsageError, match=f"cannot average the last {count} checkpoints; it has 4"):
             average_run(run, count)
 

@@ -7,7 +7,9 @@ import math
 import pytest
 import torch
 
+from dragoman.nn.attention import SelfAttention
 from dragoman.nn.dropout import Dropout, seed_dropout
+from dragoman.nn.positions import Positions
 
 SIZE = 999_983  # not a multiple of 8: the last random word is used partially
 
@@ -80,3 +82,12 @@ def test_double_precision_keeps_rate_scale_and_residual() -> None:
     out = Dropout(0.1)(torch.ones(50_000, dtype=torch.float64), residual) - residual
     assert torch.unique(out.round(decimals=9)).tolist() == pytest.approx([0.0, 1 / 0.9], rel=1e-8)
     assert abs(float((out == 0).double().mean()) - 0.1) < 5 * math.sqrt(0.09 / 50_000)
+
+
+def test_attention_weights_are_dropped_while_training_only() -> None:
+    attention = SelfAttention(8, 2, dropout=0.5)
+    x = torch.randn(3, 5, 8)
+    kept = attention.eval()(x, Positions(), torch.arange(5))
+    assert torch.equal(attention(x, Positions(), torch.arange(5)), kept)
+    seed_dropout(1)
+    assert not torch.allclose(attention.train()(x, Positions(), torch.arange(5)), kept)

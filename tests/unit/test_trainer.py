@@ -22,7 +22,7 @@ from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss
 from dragoman.training.optim import learning_rate
 from dragoman.training.run import open_run
-from dragoman.training.trainer import Trainer, train
+from dragoman.training.trainer import Trainer, _Window, train
 from small_run import Listener, small_config, write_corpus
 
 
@@ -311,3 +311,11 @@ def test_the_moving_average_is_what_is_validated(build: Build) -> None:
     raw = unique_tensors(trainer.model)
     for name, tensor in seen[0].items():
         assert torch.equal(tensor, trainer.ema[name]) and not torch.equal(tensor, raw[name]), name
+
+
+def test_the_tokens_of_a_log_row_are_those_of_both_sides(build: Build) -> None:
+    trainer = build()
+    pair = batches(trainer, 0, 1)
+    window = _Window()
+    window.add(3.0, 2.0, pair, 0.1)
+    assert window.tokens == sum(int((b.src != PAD).sum()) + int((b.tgt_out != PAD).sum()) for b in pair)

@@ -40,9 +40,9 @@ struct ActiveSentence {
 };
 
 // Decodes sentences of the scheduler in one worker until none is left.
-class Searcher {
+class BeamSearch {
  public:
-  Searcher(ModelRunner& runner, const SearchRequest& request, Scheduler& scheduler,
+  BeamSearch(ModelRunner& runner, const SearchRequest& request, Scheduler& scheduler,
            std::vector<std::vector<Hypothesis>>& results, const int32_t* stop)
       : runner_(runner),
         request_(request),
@@ -294,9 +294,9 @@ std::vector<std::vector<Hypothesis>> beam_search(const Model& model, WorkerConte
       // The first workers get one thread more if the threads cannot be divided equally.
       const int pool_size = threads / workers + (worker < threads % workers);
       std::unique_ptr<WorkerContext> context = contexts.acquire(model, pool_size);
-      Searcher searcher(context->runner, request, scheduler, results, stop);
-      searcher.run();
-      const Usage worker_peak = searcher.peak();
+      BeamSearch search(context->runner, request, scheduler, results, stop);
+      search.run();
+      const Usage worker_peak = search.peak();
       contexts.release(std::move(context));
       std::lock_guard<std::mutex> lock(mutex);
       peak = elementwise_max(peak, worker_peak);

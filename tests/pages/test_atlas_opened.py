@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dragoman.data.tokenizer import Tokenizer
-from dragoman.interpret.heads.atlas import Atlas, Example, atlas, examples, removal_costs
+from dragoman.interpret.heads.atlas import Atlas, AtlasExample, atlas, examples, removal_costs
 from dragoman.interpret.heads.page import write_atlas
 from dragoman.interpret.heads.probes import translation_probe
 from small_run import digit_pairs
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module")
-def made() -> tuple[Atlas, list[Example]]:
+def made() -> tuple[Atlas, list[AtlasExample]]:
     translator = tiny_translator()
     assert isinstance(translator.tokenizer, Tokenizer)
     pairs = digit_pairs(12)
@@ -30,7 +30,7 @@ def made() -> tuple[Atlas, list[Example]]:
 
 
 @pytest.fixture
-def written(made: tuple[Atlas, list[Example]], tmp_path: Path) -> Path:
+def written(made: tuple[Atlas, list[AtlasExample]], tmp_path: Path) -> Path:
     return write_atlas(tmp_path / "atlas.html", *made, "tiny <b>")
 
 
@@ -46,7 +46,7 @@ def test_no_flaw(width: int, height: int, language: str, page: Page, written: Pa
 
 @pytest.mark.parametrize("by", ["click", "keys"])
 def test_a_chosen_head_is_shown_with_its_numbers(
-    by: str, page: Page, made: tuple[Atlas, list[Example]], written: Path
+    by: str, page: Page, made: tuple[Atlas, list[AtlasExample]], written: Path
 ) -> None:
     heads = made[0].heads
     page.language("en")
@@ -68,7 +68,9 @@ def test_a_chosen_head_is_shown_with_its_numbers(
     assert page.errors() == []
 
 
-def test_the_table_sorts_and_leads_to_the_head(page: Page, made: tuple[Atlas, list[Example]], written: Path) -> None:
+def test_the_table_sorts_and_leads_to_the_head(
+    page: Page, made: tuple[Atlas, list[AtlasExample]], written: Path
+) -> None:
     page.language("en")
     page.open(written)
     (entropy,) = [b for b in page.all("#table th button") if b.text.startswith("entropy (")]

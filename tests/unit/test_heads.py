@@ -23,7 +23,7 @@ from dragoman.errors import UsageError
 from dragoman.interpret.ablation import ablate_heads, ablate_sublayers
 from dragoman.interpret.attentions import attentions, sublayers
 from dragoman.interpret.heads.alignment import Agreement, GoldAlignment, Unit, spelled_numbers_alignment
-from dragoman.interpret.heads.atlas import REACH, Atlas, Example, Head, atlas, examples
+from dragoman.interpret.heads.atlas import REACH, Atlas, AtlasExample, Head, atlas, examples
 from dragoman.interpret.heads.page import print_atlas, write_atlas
 from dragoman.interpret.heads.probes import ProbeBatch, translation_probe
 from dragoman.models.build import build_model
@@ -291,7 +291,7 @@ def test_lines_with_other_word_boundaries_have_no_alignment() -> None:
 
 
 @pytest.fixture(scope="module")
-def mapped() -> tuple[Atlas, list[Example]]:
+def mapped() -> tuple[Atlas, list[AtlasExample]]:
     """A small Transformer with an alignment of its lines and costs."""
     model = transformer(3)
     golds = []
@@ -308,7 +308,9 @@ def page_data(page: str) -> dict[str, Any]:
     return found
 
 
-def test_the_page_has_the_numbers_and_no_network_access(mapped: tuple[Atlas, list[Example]], tmp_path: Path) -> None:
+def test_the_page_has_the_numbers_and_no_network_access(
+    mapped: tuple[Atlas, list[AtlasExample]], tmp_path: Path
+) -> None:
     found, lines = mapped
     page = write_atlas(tmp_path / "new" / "atlas.html", found, lines, HOSTILE).read_text("utf-8")
     assert "default-src 'none'" in page and "innerHTML" not in page
@@ -323,7 +325,7 @@ def test_the_page_has_the_numbers_and_no_network_access(mapped: tuple[Atlas, lis
     assert packed["shape"] == list(lines[0].maps["decoder.layers.2.cross_attn"].shape)
 
 
-def test_the_page_draws_every_part(mapped: tuple[Atlas, list[Example]], tmp_path: Path) -> None:
+def test_the_page_draws_every_part(mapped: tuple[Atlas, list[AtlasExample]], tmp_path: Path) -> None:
     if BROWSER is None:
         pytest.skip("no chromium on this machine to open the page with")
     path = write_atlas(tmp_path / "atlas.html", *mapped, "tiny")
@@ -343,7 +345,7 @@ def test_the_page_draws_every_part(mapped: tuple[Atlas, list[Example]], tmp_path
     assert len(re.findall(r'<td class="number" style="background', page)) == 2 * 2 + 3 * 3
 
 
-def test_the_terminal_shows_every_head(mapped: tuple[Atlas, list[Example]]) -> None:
+def test_the_terminal_shows_every_head(mapped: tuple[Atlas, list[AtlasExample]]) -> None:
     console = Console(width=60, record=True, highlight=False)
     print_atlas(mapped[0], console)
     text = console.export_text()

@@ -48,7 +48,7 @@ from dragoman.nn.record import replace
 from dragoman.training.loss import TokenLoss
 from dragoman.training.validation import mean_loss
 
-__all__ = ["REACH", "Atlas", "Example", "Head", "SubLayerCost", "atlas", "examples", "removal_costs"]
+__all__ = ["REACH", "Atlas", "AtlasExample", "Head", "SubLayerCost", "atlas", "examples", "removal_costs"]
 
 REACH = 7
 """Profiles have the offsets -REACH to REACH."""
@@ -152,7 +152,7 @@ class Atlas:
 
 
 @dataclass(frozen=True)
-class Example:
+class AtlasExample:
     """The attention maps of one line: attention -> weights (H, Tq, Tk).
 
     source, written: pieces of the source and of the target; read: pieces of the decoder input, `read[t]` before
@@ -325,7 +325,7 @@ def removal_costs(network: Network, probe: ProbeBatch, found: Atlas) -> Atlas:
 # ------------------------------------------------------------------------------------------------------------ examples
 
 
-def examples(network: Network, probe: ProbeBatch, count: int = 3) -> list[Example]:
+def examples(network: Network, probe: ProbeBatch, count: int = 3) -> list[AtlasExample]:
     """Return lines of median length with the attention maps of all heads, for a page."""
     sizes: dict[int, int] = {}
     for batch, numbers in zip(probe.batches, probe.numbers, strict=True):
@@ -336,12 +336,12 @@ def examples(network: Network, probe: ProbeBatch, count: int = 3) -> list[Exampl
     return [_example(network, probe, number) for number in typical[:count]]
 
 
-def _example(network: Network, probe: ProbeBatch, number: int) -> Example:
+def _example(network: Network, probe: ProbeBatch, number: int) -> AtlasExample:
     batch = probe.row(number)
     _, recording = record_pass(network, batch, weight_taps(network))
     maps = {name: recording.joined(f"{name}.weights")[0].cpu() for name in attentions(network)}
     if probe.source_piece is None:
-        return Example((), (), (), maps)
+        return AtlasExample((), (), (), maps)
     source = tuple(map(probe.source_piece, batch.src[0].tolist()))
     written = () if probe.target_piece is None else tuple(map(probe.target_piece, batch.tgt_out[0].tolist()))
-    return Example(source, written, ("<s>", *written[:-1]) if written else (), maps)
+    return AtlasExample(source, written, ("<s>", *written[:-1]) if written else (), maps)

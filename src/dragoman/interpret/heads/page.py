@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from dragoman.interpret.heads.atlas import BROAD, MOST, REACH, Atlas, Example, Head
+from dragoman.interpret.heads.atlas import BROAD, MOST, REACH, Atlas, AtlasExample, Head
 from dragoman.pages.packing import packed
 from dragoman.pages.page import render, write_page
 from dragoman.pages.tables import plain_table, print_table
@@ -54,7 +54,7 @@ def _cells(head: Head, aligned: bool, cost: bool) -> list[str]:
     return cells + (["–" if head.cost is None else f"{head.cost:+.4f}"] if cost else [])
 
 
-def write_atlas(path: Path, atlas: Atlas, examples: Sequence[Example], model: str) -> Path:
+def write_atlas(path: Path, atlas: Atlas, examples: Sequence[AtlasExample], model: str) -> Path:
     """Write the page of a model named `model` atomically and return `path`.  Raises DragomanError if it fails."""
     data = atlas.to_json() | {
         "model": model,

@@ -212,3 +212,7 @@ def test_relative_positions_follow_the_dtype(kind: str, dtype: torch.dtype) -> N
     got = attention(x.to(dtype), positions, pos, positions.static_bias(pos, pos))
     assert got.dtype == dtype
     torch.testing.assert_close(got.float(), want, rtol=0, atol=0.05 if dtype == torch.bfloat16 else 1e-6)
+
+
+def test_alibi_stores_no_tensor() -> None:
+    assert not Alibi(H).state_dict(), "the slopes follow from the number of heads"

@@ -33,7 +33,7 @@ from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
 from dragoman.nn.attention import mask_to_bias
 from dragoman.nn.record import record
-from dragoman.nn.recurrent import GRU, LSTM, Cell, RecurrentEncoderLayer, State, VanillaRNN, reversal
+from dragoman.nn.recurrent import GRU, LSTM, Cell, InitialState, RecurrentEncoderLayer, State, VanillaRNN, reversal
 from dragoman.nn.recurrent_attention import (
     AdditiveAttention,
     BahdanauLayer,
@@ -62,9 +62,15 @@ def random(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
 
-def new_cell(kind: str, d_in: int, d_model: int) -> Cell:
+def fresh_cell(kind: str, d_in: int, d_model: int, initial_state: InitialState = "zeros") -> Cell:
+    if kind in ("gru", "lstm"):
+        return {"gru": GRU, "lstm": LSTM}[kind](d_in, d_model, initial_state)
+    return VanillaRNN(d_in, d_model, kind, initial_state)
+
+
+def new_cell(kind: str, d_in: int, d_model: int, initial_state: InitialState = "zeros") -> Cell:
     """A float64 cell with non-zero biases."""
-    cell = {"gru": GRU, "lstm": LSTM}.get(kind, lambda d_in, d_model: VanillaRNN(d_in, d_model, kind))(d_in, d_model)
+    cell = fresh_cell(kind, d_in, d_model, initial_state)
     for parameter in cell.double().parameters():
         nn.init.normal_(parameter, std=0.5)
     return cell
@@ -127,6 +133,40 @@ def test_without_a_state_a_cell_begins_from_zeros(kind: str) -> None:
     cell, x = new_cell(kind, D_IN, D), random(N, T, D_IN)
     zeros = (torch.zeros(N, D, dtype=torch.float64),) * cell.parts
     torch.testing.assert_close(cell(x)[0], cell.unroll(x, zeros)[0], **EXACT)
+
+
+@pytest.mark.parametrize("way", ["forward", "unroll"])
+@pytest.mark.parametrize("kind", CELLS)
+def test_a_learned_initial_state_is_torchs_first_state(kind: str, way: str) -> None:
+    """Its gradient is the sum over the rows, each of which starts from it."""
+    ours, theirs = new_cell(kind, D_IN, D, "learned"), torch_module(kind, D_IN, D)
+    theirs.load_state_dict(ours.fused.state_dict())
+    learned, x = list(ours.first.parameters()), random(N, T, D_IN).requires_grad_()
+    assert [part.shape for part in learned] == [(D,)] * ours.parts
+    out, last = ours(x) if way == "forward" else ours.unroll(x, ours.initial_state(x))
+    rows = tuple(torch.stack([part.detach()] * N)[None].requires_grad_() for part in learned)
+    expected, final = theirs(x, rows if kind == "lstm" else rows[0])
+    final = final if kind == "lstm" else (final,)
+    torch.testing.assert_close(out, expected, **EXACT)
+    assert_all_close([part[None] for part in last], final)
+    mine = gradients(torch.cat([out.flatten(), *(p.flatten() for p in last)]), x, *learned)
+    their = gradients(torch.cat([expected.flatten(), *(p.flatten() for p in final)]), x, *rows)
+    assert_all_close(mine, [their[0], *(g[0].sum(0) for g in their[1:])])
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_a_learned_initial_state_starts_as_zeros(kind: str) -> None:
+    learned, zeros = (fresh_cell(kind, D_IN, D, initial_state) for initial_state in ("learned", "zeros"))
+    for cell in (learned, zeros):
+        cell.reset(torch.Generator().manual_seed(3))
+    x = torch.randn(N, T, D_IN)
+    assert torch.equal(learned(x)[0], zeros(x)[0])
+    added = [f"first.{name}" for name in ("h", "c")[: learned.parts]]
+    assert sorted(learned.state_dict()) == sorted([*zeros.state_dict(), *added])
+    # A state that is passed replaces the learned one.
+    given = tuple(torch.randn(N, D) for _ in range(learned.parts))
+    nn.init.normal_(learned.first["h"])
+    assert torch.equal(learned(x, given)[0], zeros(x, given)[0]) and not torch.equal(learned(x)[0], zeros(x)[0])
 
 
 def test_a_cell_begins_orthogonal_and_an_lstm_remembers() -> None:

@@ -27,6 +27,7 @@ __all__ = [
     "LSTMConfig",
     "LayerNormConfig",
     "LearnedPosition",
+    "LearnedState",
     "LinearAttention",
     "LuongAttention",
     "ModelConfig",
@@ -43,6 +44,7 @@ __all__ = [
     "T5Position",
     "TransformerConfig",
     "VisionConfig",
+    "ZeroState",
 ]
 
 
@@ -283,6 +285,22 @@ class VisionConfig(BlockConfig):
             )
 
 
+class ZeroState(Section):
+    kind: Literal["zeros"] = "zeros"
+
+
+class LearnedState(Section):
+    """A parameter per reading direction and layer, which starts at 0."""
+
+    kind: Literal["learned"] = "learned"
+
+
+InitialState = Annotated[
+    ZeroState | LearnedState,
+    Field(discriminator="kind", description="state of the encoder before its first token; the decoder has a bridge"),
+]
+
+
 class RecurrentConfig(Section):
     """Settings of all recurrent architectures."""
 
@@ -292,6 +310,7 @@ class RecurrentConfig(Section):
     directions: Annotated[Literal[1, 2], NotBoolean] = Field(2, description="reading directions of the encoder")
     dropout: limits.Dropout = 0.1
     attention: AttentionOfRecurrent = BahdanauAttention()
+    initial_state: InitialState = ZeroState()
     tie: Tie = "all"
 
     @model_validator(mode="after")

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ __all__ = [
     "GRU",
     "LSTM",
     "Cell",
+    "InitialState",
     "RecurrentDecoderLayer",
     "RecurrentEncoderLayer",
     "RecurrentState",
@@ -38,6 +40,9 @@ __all__ = [
 
 State = tuple[Tensor, ...]
 """(N, D) each: the hidden state, followed by the cell state of an LSTM."""
+
+InitialState = Literal["zeros", "learned"]
+"""The state before the first position of a sequence; a learned one is a parameter that starts at 0."""
 
 
 def reset_gates(rnn: nn.RNNBase, generator: torch.Generator | None = None) -> None:
@@ -55,25 +60,37 @@ class Cell(nn.Module, ABC):
     """One recurrent layer in one direction.
 
     `fused`, PyTorch's module of one layer, holds the parameters: W^T (G*D, d_in), U^T (G*D, D), and the biases b and d
-    (G*D,), with the rows of each gate below those of the previous one.
+    (G*D,), with the rows of each gate below those of the previous one.  `first` holds the initial state if it is
+    learned: h (D,), and c (D,) of an LSTM; otherwise it is empty.
     """
 
     parts = 1
     """Number of tensors in a state."""
 
-    def __init__(self, fused: nn.RNNBase, kernel: Callable[..., tuple[Tensor, ...]], *quantities: str) -> None:
+    def __init__(
+        self,
+        fused: nn.RNNBase,
+        kernel: Callable[..., tuple[Tensor, ...]],
+        initial_state: InitialState,
+        *quantities: str,
+    ) -> None:
         """Create a tap for each of `quantities`, called once per position, and initialize the parameters."""
         super().__init__()
         self.fused = fused
         self.kernel = kernel
         self.d_model = fused.hidden_size
+        names = ("h", "c")[: self.parts] if initial_state == "learned" else ()
+        self.first = nn.ParameterDict({name: torch.empty(self.d_model) for name in names})
         self.taps = {name: Tap("row", "position", "feature") for name in quantities}
         for name, tap in self.taps.items():
             self.add_module(name, tap)
         self.reset()
 
     def reset(self, generator: torch.Generator | None = None) -> None:
+        """Initialize the gates by `reset_gates`, and a learned initial state to 0."""
         reset_gates(self.fused, generator)
+        for part in self.first.values():
+            nn.init.zeros_(part)
 
     @property
     def weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -92,6 +109,12 @@ class Cell(nn.Module, ABC):
     def step(self, xw: Tensor, state: State) -> State:
         """Advance the state by one position, given xw = x_t W + b (N, G*D)."""
 
+    def initial_state(self, x: Tensor) -> State:
+        """Return the state before the first position, for x (N, T, d_in): 0, or the learned one for every row."""
+        if not self.first:
+            return (x.new_zeros(x.size(0), self.d_model),) * self.parts
+        return tuple(part.to(x.dtype).expand(x.size(0), -1) for part in self.first.values())
+
     def unroll(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """Compute `forward` step by step."""
         w, _, b, _ = self.weights
@@ -102,9 +125,12 @@ class Cell(nn.Module, ABC):
         return torch.stack(outputs, dim=1), state
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Return the hidden states (N, T, D) for x (N, T, d_in), and the last state; `state` defaults to 0."""
+        """Return the hidden states (N, T, D) for x (N, T, d_in), and the last state.
+
+        `state` defaults to `initial_state`.
+        """
         if state is None:
-            state = (x.new_zeros(x.size(0), self.d_model),) * self.parts
+            state = self.initial_state(x)
         taps = self.taps.values()
         # For one position, packing the weights costs more than the kernel saves.
         if x.size(1) == 1 or any_intervened(*taps):
@@ -125,9 +151,10 @@ class Cell(nn.Module, ABC):
 class VanillaRNN(Cell):
     """h' = f(x W + b + h U + d), f = tanh or ReLU (Elman 1990)."""
 
-    def __init__(self, d_in: int, d_model: int, activation: str) -> None:
+    def __init__(self, d_in: int, d_model: int, activation: str, initial_state: InitialState = "zeros") -> None:
         kernel = {"tanh": torch.rnn_tanh, "relu": torch.rnn_relu}[activation]
-        super().__init__(nn.RNN(d_in, d_model, nonlinearity=activation, batch_first=True), kernel, "hidden")
+        fused = nn.RNN(d_in, d_model, nonlinearity=activation, batch_first=True)
+        super().__init__(fused, kernel, initial_state, "hidden")
         self.activation = {"tanh": torch.tanh, "relu": torch.relu}[activation]
 
     def step(self, xw: Tensor, state: State) -> State:
@@ -147,9 +174,9 @@ class GRU(Cell):
     Each product has a bias.  As in all fused kernels, r multiplies h U_n; in the paper it multiplies h.
     """
 
-    def __init__(self, d_in: int, d_model: int) -> None:
+    def __init__(self, d_in: int, d_model: int, initial_state: InitialState = "zeros") -> None:
         fused = nn.GRU(d_in, d_model, batch_first=True)
-        super().__init__(fused, torch.gru, "reset_gate", "update_gate", "candidate", "hidden")
+        super().__init__(fused, torch.gru, initial_state, "reset_gate", "update_gate", "candidate", "hidden")
 
     def step(self, xw: Tensor, state: State) -> State:
         _, u, _, d = self.weights
@@ -176,9 +203,10 @@ class LSTM(Cell):
 
     parts = 2
 
-    def __init__(self, d_in: int, d_model: int) -> None:
+    def __init__(self, d_in: int, d_model: int, initial_state: InitialState = "zeros") -> None:
         gates = ("input_gate", "forget_gate", "candidate", "output_gate")
-        super().__init__(nn.LSTM(d_in, d_model, batch_first=True), torch.lstm, *gates, "cell", "hidden")
+        fused = nn.LSTM(d_in, d_model, batch_first=True)
+        super().__init__(fused, torch.lstm, initial_state, *gates, "cell", "hidden")
 
     def reset(self, generator: torch.Generator | None = None) -> None:
         """Initialize like other cells, except for a forget-gate bias of 1 (Jozefowicz et al. 2015)."""

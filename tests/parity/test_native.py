@@ -19,6 +19,7 @@ from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.native.library import Precision, _load, load_native, unavailable_reason
 from dragoman.decoding.native.pack import native_unsupported_reasons, pack
 from dragoman.models.seq2seq import Model
+from every_kind import LANGUAGE_MODELS as EVERY_LANGUAGE_MODEL
 from every_kind import TRANSLATORS, built
 from near_ties import assert_same_search, same_hypotheses
 
@@ -189,3 +190,5 @@ def test_unsupported_models_are_refused_with_reasons() -> None:
     for name in [*NOT_PACKED, "linear", "lstm bahdanau", "convolutional"]:
         reasons = native_unsupported_reasons(built(TRANSLATORS[name], VOCAB))
         assert reasons and all(isinstance(reason, str) for reason in reasons), name
+    for name, document in EVERY_LANGUAGE_MODEL.items():
+        assert bool(native_unsupported_reasons(built(document, VOCAB))) == (name != "decoder only"), name

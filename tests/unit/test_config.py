@@ -131,11 +131,13 @@ def test_recurrent_networks_with_one_output_per_input() -> None:
         (["model.initial_state.kind=zero"], "accepted: zeros, learned"),
         (["model.directions=2"], "model.directions"),
         (["model.architecture=recurrent_encoder"], 'cannot be trained on data of kind "text"; accepted: decoder_only,'),
-        (["data.kind=tagged"], 'cannot be trained on data of kind "tagged"; accepted: encoder_only, recurrent_encoder'),
     ):
         with pytest.raises(ConfigError) as caught:
             parse_config(copy.deepcopy(text), overrides)
         assert words in str(caught.value), str(caught.value)
+
+    with pytest.raises(ConfigError, match='of kind "tagged"; accepted: encoder_only, recurrent_encoder'):
+        parse_config({"data": {"kind": "tagged", "train": ["a"]}, "model": {"architecture": "recurrent_lm"}})
 
 
 def test_all_that_does_not_fit_is_told_at_once() -> None:

@@ -2,6 +2,7 @@
 
     python bench/recipes.py train recipes/positions/*.toml --seeds 1 2 --jobs 2 --into docs/results/positions.jsonl
     python bench/recipes.py table docs/results/positions.jsonl
+    python bench/recipes.py update     # the tables below <!-- results: FILE --> in the documents
 
 `train` starts one process with `--threads` threads per run, at most `--jobs` at a time, and appends one line per
 finished run: recipe, overrides, seed, processor, time, validation scores of the best checkpoint, and for translation
@@ -22,6 +23,7 @@ import re
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -46,12 +48,12 @@ def processor() -> str:
 
 
 def digest(recipe: str, overrides: Sequence[str]) -> str:
-    """Return a short hash of the resolved configuration, without the seed."""
-    from dragoman.config import flatten, load_config
-
-    flat = flatten(load_config(ROOT / recipe, list(overrides)).model_dump(mode="json"))
-    kept = {key: value for key, value in flat.items() if key not in ("train.seed", "data.root")}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
+    """Return a short hash of the keys that a recipe and the overrides set, without the seed and the folder of data."""
+    document = tomllib.loads((ROOT / recipe).read_text(encoding="utf-8"))
+    document["data"].pop("root", None)
+    document["train"].pop("seed", None)
+    content = json.dumps([document, sorted(overrides)], sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
 def read_results(path: Path) -> list[dict[str, Any]]:
@@ -153,31 +155,56 @@ def mean(values: Sequence[float], digits: int = 1) -> str:
     return f"{text} ± {stdev(values):.{digits}f}" if len(values) > 1 else text
 
 
-def table(args: argparse.Namespace) -> None:
-    """Print a Markdown table with a row per recipe and set of overrides."""
+def table(path: Path) -> tuple[str, list[str]]:
+    """Return a Markdown table with a row per recipe and set of overrides, and the recipes that have changed since."""
     groups: dict[tuple[str, tuple[str, ...]], list[dict[str, Any]]] = {}
-    for row in read_results(args.results):
+    for row in sorted(read_results(path), key=lambda row: (row["recipe"], row["overrides"], row["seed"])):
         groups.setdefault((row["recipe"], tuple(row["overrides"])), []).append(row)
-    lengths = list(dict.fromkeys(key for rows in groups.values() for row in rows for key in by_length(row)))
-    tested = any("test" in row for rows in groups.values() for row in rows)
-    scores = list(dict.fromkeys(key for rows in groups.values() for row in rows for key in row["valid"]))
-    scores = ["valid_loss"] if tested else scores
-    head = ["recipe", "seeds", "parameters", "min", *(name.replace("valid_", "valid ") for name in scores)]
-    head += ["test BLEU", "test chrF", *lengths] if tested else []
-    print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
-    for (recipe, overrides), rows in groups.items():
-        name = " ".join([recipe.removeprefix("recipes/").removesuffix(".toml"), *overrides])
-        cells = [name, str(len(rows)), f"{rows[0]['parameters']:,}", f"{fmean(row['minutes'] for row in rows):.1f}"]
-        for score in scores:
-            values = [row["valid"][score] for row in rows if score in row["valid"]]
-            cells.append(mean(values, 3 if "loss" in score else 1) if values else "")
+    rows = [row for group in groups.values() for row in group]
+    lengths = list(dict.fromkeys(key for row in rows for key in by_length(row)))
+    tested = any("test" in row for row in rows)
+    scores = ["valid_loss"] if tested else list(dict.fromkeys(key for row in rows for key in row["valid"]))
+    head = ["recipe", "seeds", "parameters", "minutes", *(name.replace("valid_", "valid ") for name in scores)]
+    head += ["test BLEU", "test chrF", *(f"{length} words" for length in lengths)] if tested else []
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for (recipe, overrides), group in groups.items():
+        name = " ".join([f"`{Path(recipe).stem}`", *overrides])
+        cells = [name, str(len(group)), f"{group[0]['parameters']:,}", f"{fmean(row['minutes'] for row in group):.1f}"]
+        cells += [mean([row["valid"][key] for row in group], 3 if "loss" in key else 1) for key in scores]
         if tested:
-            cells += [mean([row["test"][key] for row in rows]) for key in ("bleu", "chrf")]
-            cells += [f"{fmean(by_length(row)[length] for row in rows):.1f}" for length in lengths]
-        print("| " + " | ".join(cells) + " |")
-    stale = [recipe for (recipe, overrides), rows in groups.items() if rows[-1]["config"] != digest(recipe, overrides)]
+            cells += [mean([row["test"][key] for row in group]) for key in ("bleu", "chrf")]
+            cells += [f"{fmean(by_length(row)[length] for row in group):.1f}" for length in lengths]
+        lines.append("| " + " | ".join(cells) + " |")
+    stale = [
+        recipe for (recipe, overrides), group in groups.items() if group[-1]["config"] != digest(recipe, overrides)
+    ]
+    return "\n".join(lines), stale
+
+
+def print_table(args: argparse.Namespace) -> None:
+    text, stale = table(args.results)
+    print(text)
     if stale:
         print(f"\nchanged since they were measured: {', '.join(stale)}", file=sys.stderr)
+
+
+def updated(text: str) -> str:
+    """Return a document with the table after each line `<!-- results: FILE -->` made anew."""
+    pattern = r"(<!-- results: (\S+) -->\n\n)(?:\|.*\n)*"
+    return re.sub(pattern, lambda match: match[1] + table(ROOT / match[2])[0] + "\n", text)
+
+
+def update(args: argparse.Namespace) -> None:
+    """Write the tables of all documents anew."""
+    for path in documents():
+        before = path.read_text(encoding="utf-8")
+        if (after := updated(before)) != before:
+            path.write_text(after, encoding="utf-8")
+            print(path.relative_to(ROOT))
+
+
+def documents() -> list[Path]:
+    return sorted([*(ROOT / "docs").rglob("*.md"), *(ROOT / "recipes").rglob("*.md"), ROOT / "README.md"])
 
 
 def by_length(row: dict[str, Any]) -> dict[str, float]:
@@ -204,10 +231,11 @@ def main() -> None:
     part.add_argument("--into", type=Path, required=True)
     part = commands.add_parser("table", help="print a table of results")
     part.add_argument("results", type=Path)
+    commands.add_parser("update", help="write the tables of the documents anew")
     args = parser.parse_args()
     if args.command == "train":
         args.into, args.runs = args.into.resolve(), args.runs.resolve()
-    {"train": train_all, "one": run_one, "table": table}[args.command](args)
+    {"train": train_all, "one": run_one, "table": print_table, "update": update}[args.command](args)
 
 
 if __name__ == "__main__":

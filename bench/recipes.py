@@ -8,7 +8,8 @@
 finished run: recipe, overrides, seed, processor, time, validation scores of the best checkpoint, and for translation
 the scores of the test set with the [search] of the recipe.  Runs that have a line are skipped, and unfinished runs
 resume, so the program can be stopped at any time.  A budget in steps, epochs or tokens gives the same scores whatever
-else the machine does; only a budget in minutes needs an idle machine.  A line identifies the configuration by a hash,
+else the machine does; only a budget in minutes needs an idle machine.  Minutes in the tables are those of the budget,
+or else of the processor, because time on the clock depends on other programs.  A line identifies the configuration by a hash,
 so that `table` can report lines whose recipe has changed since.
 """
 
@@ -101,9 +102,11 @@ def run_one(args: argparse.Namespace) -> None:
     from dragoman.evaluation.compare.runs import compare_runs
 
     config = load_config(ROOT / args.recipe, [*args.set, f"train.seed={args.seed}"])
+    resumed = (args.run / "log.jsonl").exists()
     result = train(config, args.run)
     if result.interrupted:
         sys.exit(130)
+    cpu_minutes = None if resumed else round(time.process_time() / 60, 2)
     (summary,) = compare_runs([args.run]).runs
     row = {
         "recipe": args.recipe,
@@ -119,6 +122,7 @@ def run_one(args: argparse.Namespace) -> None:
         "steps": summary.steps,
         "best_step": summary.best_step,
         "minutes": round(summary.seconds / 60, 2),
+        "cpu_minutes": cpu_minutes,
         "tokens_per_second": round(summary.tokens_per_second or 0),
         "valid": summary.scores,
     }
@@ -169,7 +173,7 @@ def table(path: Path) -> tuple[str, list[str]]:
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for (recipe, overrides), group in groups.items():
         name = " ".join([f"`{Path(recipe).stem}`", *overrides])
-        cells = [name, str(len(group)), f"{group[0]['parameters']:,}", f"{fmean(row['minutes'] for row in group):.1f}"]
+        cells = [name, str(len(group)), f"{group[0]['parameters']:,}", minutes(group)]
         cells += [mean([row["valid"][key] for row in group], 3 if "loss" in key else 1) for key in scores]
         if tested:
             cells += [mean([row["test"][key] for row in group]) for key in ("bleu", "chrf")]
@@ -179,6 +183,17 @@ def table(path: Path) -> tuple[str, list[str]]:
         recipe for (recipe, overrides), group in groups.items() if group[-1]["config"] != digest(recipe, overrides)
     ]
     return "\n".join(lines), stale
+
+
+def minutes(group: Sequence[dict[str, Any]]) -> str:
+    """Return the mean time of the runs: of the clock for a budget of time, otherwise of the processor.
+
+    Time on the clock depends on what else the machine does.  The processor time of resumed runs is not known.
+    """
+    of_clock = group[0]["budget"].endswith((" min", " s"))
+    times = [row["minutes"] if of_clock else row["cpu_minutes"] for row in group]
+    known = [value for value in times if value is not None]
+    return f"{fmean(known):.1f}" if known else "–"
 
 
 def print_table(args: argparse.Namespace) -> None:

@@ -35,7 +35,7 @@ def test_every_file_of_results_is_shown(path: Path) -> None:
 def test_seeds_are_averaged(tmp_path: Path) -> None:
     row = (
         '{"recipe": "recipes/digits.toml", "overrides": [], "seed": %d, "config": "-", "parameters": 1000, '
-        '"minutes": 2, "valid": {"valid_loss": %s, "accuracy": %s}}\n'
+        '"budget": "2 epochs", "minutes": 9, "cpu_minutes": 2, "valid": {"valid_loss": %s, "accuracy": %s}}\n'
     )
     (tmp_path / "results.jsonl").write_text(row % (1, 0.5, 90) + row % (2, 0.7, 92))
     text, stale = recipes.table(tmp_path / "results.jsonl")

@@ -9,8 +9,8 @@ finished run: recipe, overrides, seed, processor, time, validation scores of the
 the scores of the test set with the [search] of the recipe.  Runs that have a line are skipped, and unfinished runs
 resume, so the program can be stopped at any time.  A budget in steps, epochs or tokens gives the same scores whatever
 else the machine does; only a budget in minutes needs an idle machine.  Minutes in the tables are those of the budget,
-or else of the processor, because time on the clock depends on other programs.  A line identifies the configuration by a hash,
-so that `table` can report lines whose recipe has changed since.
+or else of the processor, because time on the clock depends on other programs.  A line identifies the configuration by
+a hash, so that `table` can report lines whose recipe has changed since.
 """
 
 from __future__ import annotations

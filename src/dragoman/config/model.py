@@ -145,6 +145,9 @@ class NoAttention(Section):
     """The decoder receives only the last hidden state of the encoder."""
 
     kind: Literal["none"] = "none"
+    context: Literal["bridge", "every_step"] = Field(
+        "bridge", description="where the decoder reads it: in its initial state only, or also at every step"
+    )
 
 
 class BahdanauAttention(Section):
@@ -297,7 +300,7 @@ class LearnedState(Section):
 
 InitialState = Annotated[
     ZeroState | LearnedState,
-    Field(discriminator="kind", description="state of the encoder before its first token; the decoder has a bridge"),
+    Field(discriminator="kind", description="state before the first token; a decoder starts from the encoder"),
 ]
 
 

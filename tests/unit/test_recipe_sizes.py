@@ -45,7 +45,7 @@ def test_recurrent_recipes_have_the_size_and_data_of_the_transformers(name: str,
 
 def test_the_history_is_of_equal_size_and_budget() -> None:
     sizes = {path.stem: parameters(path) for path in (ROOT / "history").glob("*.toml")}
-    assert len(sizes) == 8
+    assert len(sizes) == 11
     assert max(sizes.values()) < 1.025 * min(sizes.values())
     assert {str(load_config(path).train.budget) for path in (ROOT / "history").glob("*.toml")} == {"8 min"}
 

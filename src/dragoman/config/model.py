@@ -153,6 +153,9 @@ class NoAttention(Section):
     """The decoder receives only the last hidden state of the encoder."""
 
     kind: Literal["none"] = "none"
+    context: Literal["bridge", "every_step"] = Field(
+        "bridge", description="where the decoder reads it: in its initial state only, or also at every step"
+    )
 
 
 class BahdanauAttention(Section):
@@ -303,7 +306,7 @@ class RecurrentConfig(Section):
     dropout: limits.Dropout = 0.1
     attention: AttentionOfRecurrent = BahdanauAttention()
     initial_state: InitialState = Field(
-        ZeroState(), description="state of the encoder before its first token; the decoder has a bridge"
+        ZeroState(), description="state before the first token; a decoder starts from the encoder"
     )
     tie: Tie = "all"
 

@@ -75,6 +75,7 @@ from dragoman.nn.recurrent import (
     GRU,
     LSTM,
     Cell,
+    ContextLayer,
     InitialState,
     RecurrentDecoderLayer,
     RecurrentEncoderLayer,
@@ -199,9 +200,11 @@ def _cell(cell: RecurrentCell, d_in: int, d_model: int, initial_state: InitialSt
 
 def _first_recurrent_layer(config: RNNConfig | GRUConfig | LSTMConfig) -> RecurrentDecoderLayer:
     d, attention = config.d_model, config.attention
-    if attention.kind == "none":
+    if attention.kind == "none" and attention.context == "bridge":
         return RecurrentDecoderLayer(_cell(config.cell, d, d))
-    cell = _cell(config.cell, 2 * d, d)  # reads [embedding; vector fed back]
+    cell = _cell(config.cell, 2 * d, d)  # reads [embedding; context vector, or vector fed back]
+    if attention.kind == "none":
+        return ContextLayer(cell)
     if attention.kind == "bahdanau":
         return BahdanauLayer(cell, AdditiveAttention(d), d)
     return LuongLayer(cell, DotAttention() if attention.score == "dot" else GeneralAttention(d), d)

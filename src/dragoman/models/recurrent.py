@@ -1,7 +1,7 @@
 """Recurrent networks: sequence to sequence, language models, and labels.
 
-Sutskever et al. 2014 and Cho et al. 2014 (no attention), Bahdanau et al. 2015, Luong et al. 2015; Mikolov et al. 2010
-(language models); Huang et al. 2015 (tags).
+Sutskever et al. 2014 and Cho et al. 2014 (the last hidden state as the only context, read once or at every step),
+Bahdanau et al. 2015 and Luong et al. 2015 (attention); Mikolov et al. 2010 (language models); Huang et al. 2015 (tags).
 
 Shapes: B sentences, K beams, N = B*K rows, S source length, T target length, D d_model.
 """
@@ -18,7 +18,7 @@ from dragoman.models.seq2seq import EncoderDecoder, LanguageModel, Memory
 from dragoman.nn.attention import padding_bias
 from dragoman.nn.dropout import Dropout
 from dragoman.nn.layers import Embedding
-from dragoman.nn.recurrent import RecurrentDecoderLayer, State, final_states, reversal
+from dragoman.nn.recurrent import RecurrentDecoderLayer, RecurrentState, State, final_states, reversal
 from dragoman.nn.state import DecodeState, LayerState
 from dragoman.nn.taps import Tap
 
@@ -61,10 +61,14 @@ class Bridge(nn.Module):
         self.summary = Tap("row", "feature")
         self.linear = nn.Linear(d_model, layers * parts * d_model)
 
-    def forward(self, memory: Memory) -> list[State]:
-        """Return one state per layer, (B, D) for each part, from memory.states (B, S, D)."""
-        last = final_states(memory.states, memory.mask, self.directions)
-        vectors = torch.tanh(self.linear(self.summary(last))).split(memory.states.size(-1), dim=-1)
+    def summarize(self, memory: Memory) -> Tensor:
+        """Return h (B, D) for memory.states (B, S, D)."""
+        h: Tensor = self.summary(final_states(memory.states, memory.mask, self.directions))
+        return h
+
+    def forward(self, h: Tensor) -> list[State]:
+        """Return one state per decoder layer, (B, D) for each part, from h (B, D)."""
+        vectors = torch.tanh(self.linear(h)).split(h.size(-1), dim=-1)
         return [vectors[i : i + self.parts] for i in range(0, len(vectors), self.parts)]
 
 
@@ -84,7 +88,8 @@ class _DecoderStack(_RecurrentStack):
 class RecurrentDecoder(_DecoderStack):
     """The decoder of a sequence-to-sequence model.
 
-    Only the first layer may have attention; the others process whole sequences at once (as in Wu et al. 2016).
+    Only the first layer may read the source at every step, by attention or as a context vector; the others process
+    whole sequences at once (as in Wu et al. 2016).
     """
 
     def __init__(
@@ -95,11 +100,11 @@ class RecurrentDecoder(_DecoderStack):
 
     def start(self, memory: Memory, beams: int, max_len: int) -> DecodeState:
         """Return a state of N = B * beams rows, for targets of any length."""
-        records = []
-        for layer, first in zip(self.layers, self.bridge(memory), strict=True):
+        records, context = [], self.bridge.summarize(memory)
+        for layer, first in zip(self.layers, self.bridge(context), strict=True):
             assert isinstance(layer, RecurrentDecoderLayer)
             rows = tuple(part.repeat_interleave(beams, dim=0) for part in first)  # (N, D)
-            records.append(layer.start(memory.states, rows))
+            records.append(layer.start(memory.states, context, rows))
         return DecodeState(list(records), beams, memory_bias=padding_bias(memory.mask, memory.states.dtype))
 
     def forward(self, tokens: Tensor, state: DecodeState) -> Tensor:
@@ -131,7 +136,7 @@ class RecurrentLM(_DecoderStack, LanguageModel):
         records: list[LayerState] = []
         for layer in self.layers:
             assert isinstance(layer, RecurrentDecoderLayer)
-            records.append(layer.start(rows, layer.cell.initial_state(rows)))
+            records.append(RecurrentState(layer.cell.initial_state(rows)))
         return DecodeState(records, beams)
 
     def decode_hidden(self, tokens: Tensor, state: DecodeState) -> Tensor:

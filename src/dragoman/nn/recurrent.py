@@ -28,6 +28,7 @@ __all__ = [
     "GRU",
     "LSTM",
     "Cell",
+    "ContextLayer",
     "InitialState",
     "RecurrentDecoderLayer",
     "RecurrentEncoderLayer",
@@ -67,6 +68,9 @@ class Cell(nn.Module, ABC):
 
     parts = 1
     """Number of tensors in a state."""
+
+    loops_on_cpu = True
+    """Whether PyTorch's kernel for CPUs is a loop over positions, which saves little time over `steps`."""
 
     def __init__(
         self,
@@ -119,9 +123,13 @@ class Cell(nn.Module, ABC):
     def unroll(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """Compute `forward` step by step."""
         w, _, b, _ = self.weights
+        return self.steps(F.linear(x, w, b), state)
+
+    def steps(self, xw: Tensor, state: State) -> tuple[Tensor, State]:
+        """Return the hidden states (N, T, D) and the last state, given xw = x W + b (N, T, G*D)."""
         outputs = []
-        for xw in F.linear(x, w, b).unbind(1):
-            state = self.step(xw, state)
+        for position in xw.unbind(1):
+            state = self.step(position, state)
             outputs.append(state[0])
         return torch.stack(outputs, dim=1), state
 
@@ -203,6 +211,7 @@ class LSTM(Cell):
     """
 
     parts = 2
+    loops_on_cpu = False
 
     def __init__(self, d_in: int, d_model: int, initial_state: InitialState = "zeros") -> None:
         gates = ("input_gate", "forget_gate", "candidate", "output_gate")
@@ -282,12 +291,28 @@ class RecurrentEncoderLayer(nn.Module):
         return self.stream(out)
 
 
+@dataclass(eq=False)
+class ContextState(LayerState):
+    """The context vector c (B, D) of each sentence, and its product c W^c (B, G*D)."""
+
+    vector: Tensor
+    product: Tensor
+
+    def select(self, rows: Tensor, sentences: Tensor, length: int) -> None:
+        self.vector = self.vector[sentences]
+        self.product = self.product[sentences]
+
+
 @dataclass
 class RecurrentState(LayerState):
-    """The record of a decoder layer: the parts of its state (N, D), and with attention the source (B, 1, S, D)."""
+    """The record of a decoder layer: the parts of its state (N, D), and what it reads of the source at every step.
+
+    memory: with attention, the encoder states (B, 1, S, D).  context: of a `ContextLayer`.
+    """
 
     parts: State
     memory: CrossKeyValues | None = None
+    context: ContextState | None = None
 
     def select(self, rows: Tensor, sentences: Tensor, length: int) -> None:
         super().select(rows, sentences, length)
@@ -305,8 +330,11 @@ class RecurrentDecoderLayer(nn.Module):
         self.cell = cell
         self.stream = Tap("row", "position", "feature")
 
-    def start(self, memory: Tensor, first: State) -> RecurrentState:
-        """Return a record that starts from the state `first`, for encoder states memory (B, S, D)."""
+    def start(self, memory: Tensor, context: Tensor, first: State) -> RecurrentState:
+        """Return a record that starts from the state `first`.
+
+        memory: encoder states (B, S, D).  context: the last of them (B, D), as of `Bridge.summarize`.
+        """
         return RecurrentState(first)
 
     def forward(self, x: Tensor, record: LayerState, bias: Tensor | None) -> Tensor:
@@ -323,3 +351,37 @@ class RecurrentDecoderLayer(nn.Module):
         outputs: Tensor
         outputs, last = self.cell(x, record.parts)
         return outputs, last
+
+
+class ContextLayer(RecurrentDecoderLayer):
+    """A decoder layer that reads the context vector c of the source at every step (Cho et al. 2014, section 2.2):
+
+        s_t = f(y_{t-1} W^y + c W^c + b + s_{t-1} W^s + d)
+
+    W^c is the second half of the input matrix of the cell.  c W^c is computed once per sentence; only a kernel, which
+    reads [y; c], computes it at every position.
+    """
+
+    def __init__(self, cell: Cell) -> None:
+        super().__init__(cell)
+        self.context = Tap("row", "feature")
+
+    @property
+    def w_context(self) -> Tensor:
+        """W^c, transposed: (G*D, D)."""
+        return self.cell.weights[0].chunk(2, dim=1)[1]
+
+    def start(self, memory: Tensor, context: Tensor, first: State) -> RecurrentState:
+        c = self.context(context)
+        return RecurrentState(first, context=ContextState(c, F.linear(c, self.w_context)))
+
+    def run(self, x: Tensor, record: RecurrentState, bias: Tensor | None) -> tuple[Tensor, State]:
+        context = record.context
+        assert context is not None
+        beams = x.size(0) // context.vector.size(0)
+        if x.size(1) > 1 and not (x.is_cpu and self.cell.loops_on_cpu):
+            c = context.vector.repeat_interleave(beams, dim=0)[:, None].expand(-1, x.size(1), -1)
+            return super().run(torch.cat([x, c], dim=-1), record, bias)
+        w, _, b, _ = self.cell.weights
+        xw = F.linear(x, w.chunk(2, dim=1)[0], b) + context.product.repeat_interleave(beams, dim=0)[:, None]
+        return self.cell.steps(xw, record.parts)

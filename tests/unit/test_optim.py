@@ -151,14 +151,15 @@ def test_sgd_is_its_formula_and_that_of_torch(momentum: float, weight_decay: flo
 
 def test_sgd_with_momentum_takes_parameters_whose_first_gradient_comes_later() -> None:
     model = Two()
+    model.late = nn.Parameter(torch.full((3, 2), 4.0))
     optimizer = build_optimizer(SGDConfig(momentum=0.5), model)
     for group in optimizer.param_groups:
         group["lr"] = 0.1
-    for gradient_of_vector in (None, torch.ones(5), torch.ones(5)):
-        model.matrix.grad, model.vector.grad = torch.ones(2, 3), gradient_of_vector
+    for late in (None, torch.ones(3, 2), torch.ones(3, 2)):
+        model.matrix.grad, model.late.grad = torch.ones(2, 3), late
         optimizer.step()
     assert torch.allclose(model.matrix, torch.tensor(4 - 0.1 * (1 + 1.5 + 1.75)))
-    assert torch.allclose(model.vector, torch.tensor(4 - 0.1 * (1 + 1.5)))
+    assert torch.allclose(model.late, torch.tensor(4 - 0.1 * (1 + 1.5)))
 
 
 @pytest.mark.parametrize(

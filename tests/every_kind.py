@@ -28,7 +28,6 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "grouped-query": {"n_heads": 6, "n_kv_heads": 3, "order": "pre"},
     "small keys": {"d_key": 4},
     "large keys": {"d_key": 8, "n_kv_heads": 1, "position": {"kind": "rotary"}, "order": "pre"},
-    "small keys shaw": {"d_key": 3, "position": {"kind": "shaw", "clip": 3}},
     "no positions": {"position": {"kind": "none"}},
     "learned": {"position": {"kind": "learned", "max_len": 40}},
     "recurrent over embeddings": {"position": {"kind": "recurrent", "source": "embeddings"}},
@@ -40,7 +39,6 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "linear relu": {"attention": {"kind": "linear", "feature_map": "relu"}, "order": "pre"},
     "linear softmax": {"attention": {"kind": "linear", "feature_map": "softmax"}},
     "linear rotary": {"attention": {"kind": "linear"}, "position": {"kind": "rotary"}},
-    "linear large keys": {"attention": {"kind": "linear"}, "d_key": 8},
 }  # fmt: skip
 """By name, the changes to a small Transformer."""
 

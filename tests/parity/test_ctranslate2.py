@@ -22,8 +22,7 @@ VOCAB = 37
 PIECES = ["<pad>", "<unk>", "<s>", "</s>", *(f"w{i}" for i in range(4, VOCAB))]
 REFUSED = {
     "batch norm", "recurrent over embeddings", "recurrent positions", "alibi",
-    "linear", "linear relu", "linear softmax", "linear rotary", "linear large keys",
-    "small keys", "large keys", "small keys shaw",
+    "linear", "linear relu", "linear softmax", "linear rotary", "small keys", "large keys",
 }  # fmt: skip
 VARIANTS: dict[str, dict[str, Any]] = {
     "gelu": {"activation": "gelu", "gated": True},

@@ -273,6 +273,17 @@ def test_the_default_is_the_size_of_the_values() -> None:
     assert all(torch.equal(tensor, same.state_dict()[name]) for name, tensor in default.state_dict().items())
 
 
+def test_positions_act_on_keys_of_their_size() -> None:
+    def positions(**position: Any) -> list[Any]:
+        model = build_model(model_config(TRANSLATORS["paper"] | {"d_key": 8, "position": position}), V, V)
+        return [module for module in model.modules() if isinstance(module, Rotary | Shaw)]
+
+    assert [scheme.rotated for scheme in positions(kind="rotary")] == [8, 8]
+    assert [scheme.rotated for scheme in positions(kind="rotary", fraction=0.5)] == [4, 4]
+    shaws = positions(kind="shaw", clip=3)
+    assert [(scheme.keys.shape, scheme.values.shape) for scheme in shaws] == [((7, 8), (7, 6))] * 2
+
+
 def test_parameters_of_the_key_size() -> None:
     """Each feature of a key adds a row to W^Q and to W^K of each head: 2 H (D + 1) numbers with biases."""
     attentions = 2 + 2 * 3

@@ -55,7 +55,7 @@ def test_punctuation_is_kept_on_request(
         *("who", "sat", ",", "in", "1984", "on", "the", "mat")
     }
     code, _, err = cli("vectors", tmp_path / "w.txt", "--train", text, "--tokens", "some")
-    assert code == 2 and "tokens = 'some'; accepted: words, all" in err and not (tmp_path / "w.txt").exists()
+    assert code == 2 and "--tokens 'some'; accepted: words, all" in err and not (tmp_path / "w.txt").exists()
 
 
 def test_a_token_that_is_not_printable_is_escaped(

@@ -198,6 +198,7 @@ def test_another_architecture_keeps_the_keys_that_it_has() -> None:
     assert (model.architecture, model.d_model, model.dropout, model.attention.score) == ("lstm", 16, 0.1, "dot")
     model = small_config(ROOT, "model.architecture=gru", "model.attention.kind=none").model
     assert (model.attention.context, model.initial_state.kind) == ("bridge", "zeros")
+    assert (model.attention.variant, model.initial_state.variant) == ("none (bridge)", "zeros")
     changes = "model.attention.context=every_step", "model.initial_state.kind=learned"
     model = small_config(ROOT, "model.architecture=gru", "model.attention.kind=none", *changes).model
     assert (model.attention.context, model.initial_state.kind) == ("every_step", "learned")

@@ -173,7 +173,7 @@ def test_tied_models_have_one_matrix(tie: str) -> None:
     assert tagger.output.weight.shape == (LABELS, D)  # type: ignore[union-attr]
 
 
-def test_dropout_is_before_each_layer_and_after_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_is_before_each_layer_and_after_the_last() -> None:
     src, mask = ids()
     for network, inputs in (
         (language_model("gru", dropout=0.5), (NOTHING, None, src)),

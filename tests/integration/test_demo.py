@@ -20,12 +20,29 @@ SMALL = ("train.budget=6 steps", "train.schedule.warmup=6", "train.validate_ever
 
 
 @pytest.fixture
-def small_corpus(monkeypatch: pytest.MonkeyPatch) -> spelled_numbers.SpelledNumbers:
+def target(request: pytest.FixtureRequest) -> str:
+    return getattr(request, "param", "de")
+
+
+@pytest.fixture
+def small_corpus(target: str, monkeypatch: pytest.MonkeyPatch) -> spelled_numbers.SpelledNumbers:
     """A corpus with fewer items."""
-    corpus = spelled_numbers.build()
+    corpus = spelled_numbers.build(target=target)
     small = spelled_numbers.SpelledNumbers(corpus.train[:800], corpus.valid[:12], corpus.test[:20])
-    monkeypatch.setattr(spelled_numbers, "build", lambda seed=1: small)
+    monkeypatch.setattr(spelled_numbers.corpus, "build", lambda seed, target: small)
     return small
+
+
+@pytest.mark.parametrize("target", ["zh"], indirect=True)
+def test_demo_in_chinese(small_corpus: spelled_numbers.SpelledNumbers, tmp_path: Path) -> None:
+    listener, shown = Listener(), io.StringIO()
+    run_demo(tmp_path, target="zh", overrides=SMALL, reporter=listener, console=Console(file=shown, width=100))
+    assert "English to Chinese" in listener.text and "kept 800\n" in listener.text.replace("\r", "")
+    assert "Chinese (model)" in shown.getvalue() and small_corpus.test[0][1] in shown.getvalue()
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "spelled numbers and dates, English to Chinese" in page and small_corpus.test[0][1] in page
+    pieces = Translator.load(tmp_path / "run").tokenizer
+    assert [pieces.target_piece(i) for i in pieces.encode_target("十月")] == ["十", "月", "</s>"]
 
 
 def test_demo_trains_reports_and_is_reused(small_corpus: spelled_numbers.SpelledNumbers, tmp_path: Path) -> None:

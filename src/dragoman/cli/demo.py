@@ -152,6 +152,9 @@ def _report(
     ]
     wrong = [s for s in samples if not s.correct]
     return DemoReport(
+        target=language.name,
+        target_code=language.code,
+        word_order=language.word_order,
         title=f"Dragoman demo: spelled numbers and dates, English to {language.name}",
         config=config.model_dump(mode="json", exclude={"data"}),
         parameters=translator.to_torch().model.parameter_count(),

@@ -47,6 +47,10 @@ class Chinese(TargetLanguage):
         "target": {"kind": "char", "byte_fallback": False},
     }
     max_ratio = 16.0  # "one hundred and seventy thousand" is 十七万
+    word_order = (
+        "Chinese begins a date with the year and ends it with the day (the third of March nineteen eighty-seven is "
+        "一九八七年三月三日), so the lines of such a pair cross."
+    )
 
     def cardinal(self, number: int) -> str:
         return _spell(number)

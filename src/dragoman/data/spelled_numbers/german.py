@@ -32,6 +32,9 @@ class German(TargetLanguage):
     name = "German"
     tokenizer: ClassVar[dict[str, Any]] = {"kind": "bpe", "vocab_size": 360, "byte_fallback": False}
     max_ratio = 9.0
+    word_order = (
+        "German puts the unit before the ten (twenty-four is vier-und-zwanzig), so the lines of such a pair cross."
+    )
 
     def cardinal(self, number: int) -> str:
         return _spell(number, "cardinal")

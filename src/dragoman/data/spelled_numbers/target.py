@@ -13,13 +13,14 @@ class TargetLanguage(ABC):
     """Spelling of numbers and dates, with exactly one text per number, and per date and form.
 
     code, name: of the language.  tokenizer: the section [tokenizer] of a small model.  max_ratio: data.filter.max_ratio
-    with which no pair is dropped.
+    with which no pair is dropped.  word_order: a sentence on how it differs from English.
     """
 
     code: ClassVar[str]
     name: ClassVar[str]
     tokenizer: ClassVar[dict[str, Any]]
     max_ratio: ClassVar[float]
+    word_order: ClassVar[str]
 
     @abstractmethod
     def cardinal(self, number: int) -> str:

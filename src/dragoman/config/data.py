@@ -258,7 +258,7 @@ DataConfig = Annotated[
 
 
 class SideTokenizerConfig(Section):
-    """sentencepiece.  Kind `char` has one token per character; `vocab_size` is then a maximum."""
+    """sentencepiece.  Kind `char` has one token per character, without normalization; `vocab_size` is its maximum."""
 
     kind: Literal["bpe", "unigram", "char"] = "bpe"
     vocab_size: limits.VocabularySize = 8000

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
 
 from dragoman.cli.demo import demo_config, run_demo
+from dragoman.cli.describe import describe
 from dragoman.data import spelled_numbers
 from dragoman.interpret.explain.explain import explain
 from dragoman.pipelines.translation import Translator
 from small_run import Listener
+
+if TYPE_CHECKING:
+    from conftest import Cli
 
 SMALL = ("train.budget=6 steps", "train.schedule.warmup=6", "train.validate_every=3 steps",
          "train.validate_sentences=8", "model.d_model=32", "model.d_ff=32", "search.beam=1", "search.max_extra=2",
@@ -20,12 +25,30 @@ SMALL = ("train.budget=6 steps", "train.schedule.warmup=6", "train.validate_ever
 
 
 @pytest.fixture
-def small_corpus(monkeypatch: pytest.MonkeyPatch) -> spelled_numbers.SpelledNumbers:
+def target(request: pytest.FixtureRequest) -> str:
+    return getattr(request, "param", "de")
+
+
+@pytest.fixture
+def small_corpus(target: str, monkeypatch: pytest.MonkeyPatch) -> spelled_numbers.SpelledNumbers:
     """A corpus with fewer items."""
-    corpus = spelled_numbers.build()
+    corpus = spelled_numbers.build(target=target)
     small = spelled_numbers.SpelledNumbers(corpus.train[:800], corpus.valid[:12], corpus.test[:20])
-    monkeypatch.setattr(spelled_numbers, "build", lambda seed=1: small)
+    monkeypatch.setattr(spelled_numbers.corpus, "build", lambda seed, target: small)
     return small
+
+
+@pytest.mark.parametrize("target", ["zh"], indirect=True)
+def test_demo_in_chinese(small_corpus: spelled_numbers.SpelledNumbers, tmp_path: Path) -> None:
+    listener, shown = Listener(), io.StringIO()
+    run_demo(tmp_path, target="zh", overrides=SMALL, reporter=listener, console=Console(file=shown, width=100))
+    assert "English to Chinese" in listener.text and "kept 800\n" in listener.text.replace("\r", "")
+    assert "Chinese (model)" in shown.getvalue() and small_corpus.test[0][1] in shown.getvalue()
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "spelled numbers and dates, English to Chinese" in page and small_corpus.test[0][1] in page
+    pieces = Translator.load(tmp_path / "run").tokenizer
+    assert [pieces.target_piece(i) for i in pieces.encode_target("十月")] == ["十", "月", "</s>"]
+    assert describe(tmp_path / "run")["vocabulary"] == f"bpe, 200 and char, {pieces.target_size}"
 
 
 def test_demo_trains_reports_and_is_reused(small_corpus: spelled_numbers.SpelledNumbers, tmp_path: Path) -> None:
@@ -48,6 +71,25 @@ def test_demo_trains_reports_and_is_reused(small_corpus: spelled_numbers.Spelled
     assert run_demo(tmp_path, overrides=SMALL, reporter=again, console=Console(file=shown, width=100)) == 7 / 20
     assert "exact match on 20 unseen items: 35.0%" in again.text
     assert shown.getvalue().count("✗") == 3 and shown.getvalue().count("✓") == 3  # among the first six
+
+
+def test_an_unknown_target_is_refused_before_anything_is_written(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = cli("demo", "--target", "fr")
+    assert code == 2 and "target 'fr'" in err and "accepted: de (German), zh (Chinese)" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("target", "folder"), [("de", "demo"), ("zh", "demo-zh")])
+def test_each_target_has_its_own_folder(
+    target: str, folder: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = {}
+    monkeypatch.setattr("dragoman.cli.demo.run_demo", lambda out, **options: called.update(options, out=out))
+    assert cli("demo", "--target", target)[0] == 130
+    assert (called["out"], called["target"]) == (Path(folder), target)
 
 
 def test_demo_model_is_that_of_the_paper(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def test_accumulation_equals_one_large_batch(data: Path, tmp_path: Path) -> None
         trainer = Trainer(run, DistributedContext("cpu"), Reporter())
         trainer.model.train()
         batches = [
-            read_batch(run.task.store, np.array(numbers), run.task.store.tokenizer, 0.0, 0) for numbers in groups
+            read_batch(run.task.store, np.array(numbers), run.task.store.tokenizer, (0.0, 0.0), 0) for numbers in groups
         ]
         trainer.step(batches)
         trainer.log.close()

@@ -81,3 +81,8 @@ def test_the_table_sorts_and_leads_to_the_head(
     page.click("#table tbody tr:last-child button.go")
     assert page.find("button.head[aria-pressed='true']").get_attribute("data-head") == str(order[-1])
     assert page.errors() == []
+
+
+def test_pieces_inside_a_word_are_marked_but_not_in_chinese(page: Page, written: Path) -> None:
+    page.open(written)
+    assert page.run("return ['▁我', '们', 'ab'].map(readable)") == ["我", "们", "·ab"]

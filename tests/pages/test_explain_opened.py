@@ -246,3 +246,8 @@ def test_sixty_tokens_through_six_and_six_layers_of_eight_heads(page: Page, long
     assert page.errors() == []
     page.size(360, 740)
     assert page.too_wide() == []
+
+
+def test_pieces_inside_a_word_are_marked_but_not_in_chinese(page: Page, tmp_path: Path) -> None:
+    page.open(write_explanation(tmp_path / "page.html", explained("lstm")))
+    assert page.run("return ['我', 'ab'].map((piece) => readable(piece, false))") == ["我", "·ab"]

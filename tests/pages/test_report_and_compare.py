@@ -33,6 +33,9 @@ def report(tmp_path: Path) -> Path:
     ]
     layers = [[head(0.4), head(0.5)], [head(0.6), head(0.95)], [head(0.3), head(0.35)]]
     demo = DemoReport(
+        target="German",
+        target_code="de",
+        word_order="The unit precedes the ten.",
         title="Numbers in words",
         config={"model": {"architecture": "transformer", "d_model": 64}, "train": {"budget": "3 min"}},
         parameters=2_500_000,
@@ -146,3 +149,8 @@ def test_the_arrow_keys_read_the_values_of_a_chart(
     ]
     page.press(page.keys.ESCAPE)
     assert shown(page, f"{chart} .tip") == 0 and page.errors() == []
+
+
+def test_pieces_inside_a_word_are_marked_but_not_in_chinese(page: Page, report: Path) -> None:
+    page.open(report)
+    assert page.run("return ['▁我', '们', 'ab'].map(readable)") == ["我", "们", "·ab"]

@@ -69,9 +69,9 @@ def test_the_order_follows_from_seed_and_epoch(store: Store) -> None:
 
 def test_read_batch_with_and_without_sampling(store: Store) -> None:
     numbers = np.array([12, 3, 44])
-    plain = read_batch(store, numbers, store.tokenizer, 0.0, seed=1)
+    plain = read_batch(store, numbers, store.tokenizer, (0.0, 0.0), seed=1)
     assert plain.src[0].tolist()[: len(store.pair(12)[0])] == store.pair(12)[0]
-    one, same, other = (read_batch(store, numbers, store.tokenizer, 0.4, seed) for seed in (8, 8, 9))
+    one, same, other = (read_batch(store, numbers, store.tokenizer, (0.4, 0.4), seed) for seed in (8, 8, 9))
     assert one.src.tolist() == same.src.tolist() != other.src.tolist()
     assert one.src_tokens > plain.src_tokens
     for row, number in zip(one.tgt_out.tolist(), numbers, strict=True):

@@ -191,6 +191,17 @@ def test_all_that_does_not_fit_is_told_at_once() -> None:
         assert words in str(caught.value)
 
 
+def test_the_target_has_a_tokenizer_of_its_own_only_beside_a_separate_vocabulary() -> None:
+    config = small_config(ROOT, "tokenizer.shared=false", "tokenizer.target.kind=char", "tokenizer.sampling=0.1")
+    source, target = config.tokenizer.sides
+    assert (source.kind, source.sampling, target.kind, target.sampling) == ("bpe", 0.1, "char", 0.0)
+    assert small_config(ROOT).tokenizer.sides[1].vocab_size == small_config(ROOT).tokenizer.vocab_size
+    with pytest.raises(ConfigError, match=r"shared is true; set tokenizer\.shared = false, or remove"):
+        small_config(ROOT, "tokenizer.target.kind=char")
+    with pytest.raises(ConfigError, match=r"tokenizer\.target\.sampling has no effect on characters"):
+        small_config(ROOT, "tokenizer.shared=false", "tokenizer.target.kind=char", "tokenizer.target.sampling=0.1")
+
+
 def test_another_architecture_keeps_the_keys_that_it_has() -> None:
     model = small_config(
         ROOT, "model.architecture=lstm", "model.attention.kind=luong", "model.attention.score=dot"

@@ -164,6 +164,20 @@ def test_scripts_distinguish_languages(language: str, right: str, wrong: str) ->
     assert not LanguageCheck(None, None).suspicious(wrong)
 
 
+@pytest.mark.parametrize(
+    ("text", "suspicious"),
+    [
+        ("我用Twitter。", False),
+        ("Tom和Mary", False),
+        ("Good morning!", True),
+        ("用 many words of English", True),
+        ("DJ", False),
+    ],
+)
+def test_a_foreign_word_counts_as_one_chinese_character(text: str, suspicious: bool) -> None:
+    assert LanguageCheck("zh", "en").suspicious(text) is suspicious
+
+
 def test_rows_that_hold_no_pair_are_counted_and_the_others_examined(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     rows = [json.dumps({"en": e, "de": d}) for e, d in zip(ENGLISH, GERMAN, strict=True)]

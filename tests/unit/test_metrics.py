@@ -191,6 +191,15 @@ def test_nearly_correct_chinese_has_a_high_score() -> None:
     assert compared.bleu.a == pytest.approx(scores.bleu.score) and "tok:zh" in compared.bleu.signature
 
 
+def test_ter_of_chinese_counts_characters() -> None:
+    """One of nine characters is replaced; as words, one of two sentences is."""
+    hypotheses, references = ["我想回家。", "你好吗？"], ["我要回家。", "你好吗？"]
+    ter = evaluate_texts(hypotheses, [references], tokenize="zh").ter
+    assert ter.score == pytest.approx(100 / 9) and "asian:yes" in ter.signature
+    assert evaluate_texts(hypotheses, [references]).ter.score == pytest.approx(50)
+    assert compare_systems(hypotheses, references, [references], samples=5, tokenize="zh").ter.a == ter.score
+
+
 @pytest.mark.parametrize(("language", "tokenize", "signature"), [("zh_CN", "auto", "zh"), ("zh", "char", "char")])
 def test_the_language_of_the_target_chooses_the_tokenizer(language: str, tokenize: str, signature: str) -> None:
     sources = ["one two three four", "five six seven eight"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import os
 import random
@@ -11,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.config import Config, parse_config
+from dragoman.config import Config, dump_toml, parse_config
 from dragoman.data.alignment import line_features
 from dragoman.data.doctor import precheck as module
 from dragoman.data.doctor.examine import examine
 from dragoman.data.doctor.precheck import find_shift, precheck
 from dragoman.errors import DataError
+from dragoman.training.forecast import diagnose
 from small_run import digit_pairs, write_lines
 
 MULTI30K = Path(os.environ.get("DRAGOMAN_DATA") or Path(__file__).parents[2].parent / "shared" / "data") / "multi30k"
@@ -127,6 +129,35 @@ def test_the_doctor_calls_a_certain_shift_an_error(tmp_path: Path) -> None:
 
 ENGLISH = ["The man is in the house and the dog is on the bed.", "They are with you, but this is not for him."]
 GERMAN = ["Der Mann ist im Haus und der Hund ist auf dem Bett.", "Sie sind mit dir, aber das ist nicht für ihn."]
+
+
+CHINESE = [("Is it good?", "好吗？"), ("It is good.", "很好。"), ("Yes!", "是的！")]
+
+
+def test_a_normalization_that_replaces_characters_of_the_target(tmp_path: Path) -> None:
+    data = {"source_language": "en", "target_language": "zh", "train": [corpus(tmp_path, "a", CHINESE)]}
+
+    def said(*overrides: str) -> list[str]:
+        return warnings(parse_config(copy.deepcopy({"data": data}), overrides))
+
+    (warning,) = said()
+    assert "normalization nmt_nfkc replaces characters in 67% of the target lines (？ → ?, ！ → !)" in warning
+    assert 'set tokenizer.normalization = "identity"' in warning
+    assert said("tokenizer.normalization=identity") == said("tokenizer.kind=char") == []
+    own = ("tokenizer.shared=false", "tokenizer.target.kind=bpe")
+    assert 'set tokenizer.target.normalization = "identity"' in said(*own)[0]
+    assert said(*own, "tokenizer.target.normalization=identity") == []
+
+
+def test_the_doctor_finds_replaced_characters_too(tmp_path: Path) -> None:
+    pairs = [(f"{source} {i}", f"{target}{i}") for i in range(9) for source, target in CHINESE]
+    path = tmp_path / "zh.toml"
+    settings = ["tokenizer.vocab_size=300", "model.d_model=8", "model.n_heads=2", "model.d_ff=8"]
+    path.write_text(
+        dump_toml(parse_config(config(corpus(tmp_path, "a", pairs)).model_dump(), settings)), encoding="utf-8"
+    )
+    found = [f for f in diagnose(path).findings if "normalization" in f.what]
+    assert [(f.severity, f.where) for f in found] == [("warning", "data.train.0")]
 
 
 def texts(source: list[str], target: list[str]) -> list[tuple[str, str]]:

@@ -21,6 +21,9 @@ def small_report(**changes: Any) -> DemoReport:
     """Layers 2, heads 3, target pieces 4, source pieces 5."""
     weights = [[[[0.2] * 5 for _ in range(4)] for _ in range(3)] for _ in range(2)]
     report = DemoReport(
+        target="German",
+        target_code="de",
+        word_order="The unit precedes the ten.",
         title="Zahlen & Wörter",
         config={"model": {"kind": "transformer", "d_model": 64}, "train": {"seed": 7, "folder": Path("runs/demo")}},
         parameters=123_457,

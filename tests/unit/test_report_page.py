@@ -16,6 +16,9 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine to open the page with")
 
 REPORT = DemoReport(
+    target="German",
+    target_code="de",
+    word_order="The unit precedes the ten.",
     title="A <small> run",
     config={"model": {"kind": "transformer"}},
     parameters=2_500_000,
@@ -72,6 +75,15 @@ def test_every_part_is_drawn(tmp_path: Path) -> None:
     assert "&lt;b&gt;" in page
     assert "<b></td>" not in page
     assert "NaN" not in page and "undefined" not in page
+
+
+def test_the_page_names_the_target_language(tmp_path: Path) -> None:
+    chinese = dataclasses.replace(REPORT, target="Chinese", target_code="zh", word_order="The year comes first.")
+    page = drawn(write_report(tmp_path / "report.html", chinese), tmp_path / "browser")
+    assert "German" not in page and 'lang="de"' not in page
+    for words in ("Chinese (model)", "numbers and dates in Chinese", "For each Chinese token", "The year comes first."):
+        assert words in page
+    assert '<td lang="zh">' in page
 
 
 def test_a_run_without_anything_to_show_says_so(tmp_path: Path) -> None:

@@ -86,6 +86,15 @@ def test_odd_text_takes_no_odd_time(text: str) -> None:
     assert time.process_time() - start < 5
 
 
+def test_chinese_sentences_are_packed_whole_and_keep_their_closing_marks() -> None:
+    text = "他说：“我们走吧！”她不同意。然后他们都笑了？是的！！！我们回家吧。"
+    parts = split_text(text, 14, characters)
+    assert "".join(parts) == text
+    assert parts == ["他说：“我们走吧！”", "她不同意。然后他们都笑了？", "是的！！！我们回家吧。"]
+    clauses = split_text("我们回家，他们留下，你呢？", 8, characters)
+    assert clauses == ["我们回家，", "他们留下，", "你呢？"]
+
+
 @pytest.mark.parametrize(
     ("sources", "targets", "joined"),
     [
@@ -94,6 +103,9 @@ def test_odd_text_takes_no_odd_time(text: str) -> None:
         (["One. ", "Two."], ["一。", "二。"], "一。二。"),
         (["一。", "二。"], ["One.", "Two."], "One. Two."),
         (["一。", "二。"], ["いち。", "に。"], "いち。に。"),
+        (['"Go." ', '"No."'], ["“走。”", "“不。”"], "“走。”“不。”"),
+        (["“走。”", "“不。”"], ['"Go."', '"No."'], '"Go." "No."'),
+        (["One. ", "Two."], ["一。", "𡡡。"], "一。𡡡。"),
         (["twoth", "ree"], ["zweid", "rei"], "zweidrei"),
         (["One. ", "!!! ", "Two."], ["Eins.", "", "Zwei."], "Eins. Zwei."),
         ([], [], ""),

@@ -78,6 +78,14 @@ def test_reused_when_nothing_changed_and_made_anew_when_something_did(tmp_path: 
     assert len({first.folder, third.folder, fourth.folder}) == 3
 
 
+def test_a_tokenizer_of_the_target_is_part_of_the_hash_unless_there_is_none() -> None:
+    own = ("tokenizer.shared=false", "tokenizer.target.kind=bpe")
+    cases = [(), own, (*own, "tokenizer.target.vocab_size=50"), (*own, "tokenizer.target.sampling=0.1")]
+    hashes = [content_hash(small_config(Path(), *overrides), [], text="text") for overrides in cases]
+    assert hashes[0] == "011a8e2fd08ec447", "that of stores built before tokenizer.target existed"
+    assert len(set(hashes)) == 3 and hashes[1] == hashes[3], "sampling happens when the store is read"
+
+
 def test_moving_the_files_changes_nothing(tmp_path: Path) -> None:
     one, two = (small_config(write_corpus(tmp_path / name)) for name in ("here", "there"))
     hashes = {content_hash(c, [corpus_spec(c, x) for x in c.data.train]) for c in (one, two)}

@@ -80,13 +80,16 @@ def test_the_same_text_gives_the_same_vocabulary(files: tuple[Path, Path], share
     assert again.files() == shared.files()
 
 
+TINY = (1e-12, 1e-12)
+"""Rates with which the sampler runs but skips no merge."""
+
 PAIRS = [("seven two one six", "sies un deux sept")] * 20
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_sampling_follows_from_the_seed(files: tuple[Path, Path], kind: str) -> None:
     tokenizer = train_tokenizer(TokenizerConfig.model_validate({"kind": kind, "vocab_size": 300}), *files)
-    first, again, other = (tokenizer.encode_sampled(PAIRS, 0.3, seed) for seed in (5, 5, 6))
+    first, again, other = (tokenizer.encode_sampled(PAIRS, (0.3, 0.3), seed) for seed in (5, 5, 6))
     assert first == again != other
     assert len({tuple(src) for src, _ in first}) > 2, "not the same segmentation each time"
     for src, tgt in first:
@@ -100,17 +103,17 @@ def test_sampling_is_the_same_in_another_process(shared: Tokenizer, tmp_path: Pa
         (tmp_path / name).write_bytes(content)
     script = (
         "import sys, pathlib; from dragoman.data.tokenizer import Tokenizer\n"
-        f"print(Tokenizer.load(pathlib.Path(sys.argv[1])).encode_sampled({PAIRS!r}, 0.3, 11))"
+        f"print(Tokenizer.load(pathlib.Path(sys.argv[1])).encode_sampled({PAIRS!r}, (0.3, 0.3), 11))"
     )
     ran = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == str(shared.encode_sampled(PAIRS, 0.3, 11))
+    assert ran.stdout.strip() == str(shared.encode_sampled(PAIRS, (0.3, 0.3), 11))
 
 
 @settings(max_examples=80, deadline=None)
 @given(st.text(st.sampled_from("onetwhrux  iqcäßﬁ漢Ａ🙂\u00a0\u2028"), max_size=40))
 def test_bpe_dropout_of_nothing_is_plain_bpe(shared: Tokenizer, separate: Tokenizer, text: str) -> None:
-    assert shared.encode_sampled([(text, text)], 0.0, 1) == [(shared.encode_source(text), shared.encode_target(text))]
-    assert separate.encode_sampled([(text, text)], 0.0, 1) == [
+    assert shared.encode_sampled([(text, text)], TINY, 1) == [(shared.encode_source(text), shared.encode_target(text))]
+    assert separate.encode_sampled([(text, text)], TINY, 1) == [
         (separate.encode_source(text), separate.encode_target(text))
     ]
 
@@ -120,14 +123,39 @@ def test_of_equal_merges_the_first_is_made(text: str) -> None:
     lines = ["oo zoo", "zoo oo", "ooz", "zooz", "noo"] * 9
     repeated = learn_tokenizer(TokenizerConfig(vocab_size=18, byte_fallback=False), lines)
     assert any(repeated.source_piece(i) == "oo" for i in range(repeated.source_size))
-    assert repeated.encode_sampled([(text, text)], 0.0, 1)[0][0] == repeated.encode_source(text)
+    assert repeated.encode_sampled([(text, text)], TINY, 1)[0][0] == repeated.encode_source(text)
 
 
 def test_more_dropout_gives_more_pieces(shared: Tokenizer) -> None:
     lengths = [
-        sum(len(src) + len(tgt) for src, tgt in shared.encode_sampled(PAIRS, rate, 2)) for rate in (0.0, 0.2, 0.6, 0.99)
+        sum(len(src) + len(tgt) for src, tgt in shared.encode_sampled(PAIRS, (rate, rate), 2))
+        for rate in (0.0, 0.2, 0.6, 0.99)
     ]
     assert lengths == sorted(set(lengths)), lengths
+
+
+def test_each_side_has_its_own_rate(separate: Tokenizer) -> None:
+    src, tgt = PAIRS[0]
+    plain = separate.encode_source(src), separate.encode_target(tgt)
+    for rates, changed in (((0.5, 0.0), 0), ((0.0, 0.5), 1)):
+        drawn = separate.encode_sampled(PAIRS, rates, 3)
+        assert len({tuple(pair[changed]) for pair in drawn}) > 2
+        assert all(pair[1 - changed] == plain[1 - changed] for pair in drawn)
+
+
+def test_the_target_has_its_own_settings(tmp_path: Path) -> None:
+    files = write_lines(tmp_path / "en", ["to be or not to be"]), write_lines(tmp_path / "zh", ["生存还是毁灭？"])
+    own = {"kind": "char", "vocab_size": 99, "byte_fallback": False}
+    document = {"vocab_size": 18, "byte_fallback": False, "shared": False, "target": own}
+    tokenizer = train_tokenizer(TokenizerConfig.model_validate(document), *files)
+    assert tokenizer.source_size == 18
+    assert [tokenizer.target_piece(i) for i in tokenizer.encode_target("毁灭？")] == ["毁", "灭", "？", "</s>"]
+    assert len(tokenizer.encode_source("to be")) < len("to be"), "bpe"
+    own["kind"] = "bpe"
+    with pytest.raises(
+        DataError, match=r"tokenizer.target.vocab_size = 99 is more .* Set tokenizer.target.vocab_size="
+    ):
+        train_tokenizer(TokenizerConfig.model_validate(document), *files)
 
 
 def test_a_vocabulary_larger_than_the_text_allows_says_how_large(files: tuple[Path, Path]) -> None:

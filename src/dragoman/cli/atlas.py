@@ -20,7 +20,7 @@ def atlas(
     reference: OptionalReference = None,
     alignment: Annotated[
         str | None,
-        typer.Option(help=f"File of word alignments, one line per pair (0-0 1?2); for the demo: {SPELLED_NUMBERS}."),
+        typer.Option(help=f"File of word alignments, one line per pair (0-0 1?2); German demo: {SPELLED_NUMBERS}."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Output file for the page (HTML); default: table only.")] = None,
     cost: Annotated[
@@ -50,7 +50,8 @@ def atlas(
         # Pairs of single words do not identify the corpus: they have only one possible link.
         if 2 * sum(len(gold.source) > 1 and bool(gold.sure) for gold in golds) < len(golds):
             raise UsageError(
-                f"--alignment {SPELLED_NUMBERS}: {source} is not part of the built-in corpus; specify an alignment file"
+                f"--alignment {SPELLED_NUMBERS}: {source} and {reference} are not part of the built-in corpus with "
+                "German targets; specify an alignment file"
             )
     elif alignment is not None:
         golds = read_alignment(Path(alignment), lines, targets or [])

@@ -1,11 +1,12 @@
 """`dragoman demo`: training, translation and a report on the built-in corpus, in minutes.
 
-The task is spelled numbers and dates from English to German: answers can be checked exactly, and German puts the unit
-before the ten (vierundzwanzig), so the attention shows the reordering.
+The task is spelled numbers and dates, from English to German or Chinese: answers can be checked exactly, and the word
+order differs (vierundzwanzig; 一九八七年三月三日), so the attention shows the reordering.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from rich.table import Table
 from dragoman.config import Config, parse_config
 from dragoman.data import spelled_numbers
 from dragoman.data.corpus import CorpusSpec, read_pairs
+from dragoman.data.spelled_numbers.target import TargetLanguage
 from dragoman.data.tokenizer import BOS
 from dragoman.io.run_log import Reporter, read_log
 from dragoman.nn.record import record
@@ -27,21 +29,26 @@ from dragoman.training.trainer import train
 __all__ = ["demo_config", "picture", "run_demo"]
 
 
-def demo_config(corpus: dict[str, Path], overrides: Sequence[str] = ()) -> Config:
-    """Return the configuration of a small model as in the paper (post-norm, sinusoidal positions, ReLU)."""
+def demo_config(corpus: dict[str, Path], overrides: Sequence[str] = (), target: str = "de") -> Config:
+    """Return the configuration of a small model as in the paper (post-norm, sinusoidal positions, ReLU).
+
+    target: code of a language in `spelled_numbers.TARGETS`.
+    """
+    language = spelled_numbers.target_language(target)
 
     def part(name: str) -> dict[str, str]:
-        return {"source": str(corpus[f"{name}.en"].resolve()), "target": str(corpus[f"{name}.de"].resolve())}
+        return {"source": str(corpus[f"{name}.en"].resolve()), "target": str(corpus[f"{name}.{target}"].resolve())}
 
     document: dict[str, Any] = {
         "data": {
             "source_language": "en",
-            "target_language": "de",
+            "target_language": target,
             "train": [part("train")],
             "valid": part("valid"),
             "test": part("test"),
+            "filter": {"max_ratio": language.max_ratio},
         },
-        "tokenizer": {"kind": "bpe", "vocab_size": 360, "byte_fallback": False},
+        "tokenizer": copy.deepcopy(language.tokenizer),
         "model": {"d_model": 128, "d_ff": 512, "n_heads": 4, "encoder_layers": 2, "decoder_layers": 2, "dropout": 0.1},
         "train": {
             "budget": "14 epochs",
@@ -57,18 +64,25 @@ def demo_config(corpus: dict[str, Path], overrides: Sequence[str] = ()) -> Confi
 
 
 def run_demo(
-    out: Path, *, overrides: Sequence[str] = (), reporter: Reporter | None = None, console: Console | None = None
+    out: Path,
+    *,
+    target: str = "de",
+    overrides: Sequence[str] = (),
+    reporter: Reporter | None = None,
+    console: Console | None = None,
 ) -> float | None:
     """Build the corpus, train (or resume, or reuse the result), translate unseen items, write `out/report.html`.
 
-    Returns the share of test items translated exactly (0 to 1), or None if interrupted by Ctrl-C.
+    Returns the share of test items translated exactly (0 to 1), or None if interrupted by Ctrl-C.  Raises UsageError
+    for a target language that the corpus does not have.
     """
     reporter = reporter or Reporter()
-    config = demo_config(spelled_numbers.write(out / "corpus"), overrides)
-    reporter.log(f"dragoman demo: spelled numbers and dates, English to German, in {out}")
+    language = spelled_numbers.target_language(target)
+    config = demo_config(spelled_numbers.write(out / "corpus", target=target), overrides, target)
+    reporter.log(f"dragoman demo: spelled numbers and dates, English to {language.name}, in {out}")
     result = train(config, out / "run", reporter=reporter)
     if result.interrupted:
-        reporter.log("stopped and saved; run 'dragoman demo' again to continue")
+        reporter.log("stopped and saved; run the same command again to continue")
         return None
     translator = Translator.load(out / "run")
     test = config.parallel.test
@@ -79,19 +93,21 @@ def run_demo(
     right = sum(t.text == reference for t, (_, reference) in zip(translations, pairs, strict=True))
     exact = right / len(pairs)
     if console is not None:
-        _show(console, translations, [r for _, r in pairs])
+        _show(console, language, translations, [r for _, r in pairs])
     reporter.log(
         f"exact match on {len(pairs):,} unseen items: {exact:.1%} ({result.progress.seconds:.0f} s of training)"
     )
-    report = _report(config, translator, out / "run", exact, translations, [r for _, r in pairs])
+    report = _report(config, language, translator, out / "run", exact, translations, [r for _, r in pairs])
     reporter.log(f"report: {write_report(out / 'report.html', report)}")
     return exact
 
 
-def _show(console: Console, translations: Sequence[Translation], references: Sequence[str]) -> None:
+def _show(
+    console: Console, language: TargetLanguage, translations: Sequence[Translation], references: Sequence[str]
+) -> None:
     """Print the first test items with their translations."""
     table = Table(title="Unseen numbers and dates", title_justify="left")
-    for heading in ("English", "German (model)", ""):
+    for heading in ("English", f"{language.name} (model)", ""):
         table.add_column(heading)
     for translation, reference in list(zip(translations, references, strict=True))[:6]:
         mark = "[green]✓" if translation.text == reference else f"[red]✗ {reference}"
@@ -117,15 +133,9 @@ def picture(translator: Translator, source: str) -> tuple[Translation, Attention
     )
 
 
-def _reordered(sources: Sequence[str]) -> str:
-    """Return a short text with a reordering, such as twenty-four / vierundzwanzig."""
-    # At the beginning of a text the German unit is a separate token (vier und zwanzig), so the crossing is visible.
-    crossing = [s for s in sources if "ty-" in s.split()[0] and len(s.split()) <= 6]
-    return min(crossing or sources or ["twenty-four"], key=len)
-
-
 def _report(
     config: Config,
+    language: TargetLanguage,
     translator: Translator,
     run: Path,
     exact: float,
@@ -142,7 +152,10 @@ def _report(
     ]
     wrong = [s for s in samples if not s.correct]
     return DemoReport(
-        title="Dragoman demo: spelled numbers and dates, English to German",
+        target=language.name,
+        target_code=language.code,
+        word_order=language.word_order,
+        title=f"Dragoman demo: spelled numbers and dates, English to {language.name}",
         config=config.model_dump(mode="json", exclude={"data"}),
         parameters=translator.to_torch().model.parameter_count(),
         seconds=max((row["seconds"] for row in rows), default=0.0),
@@ -151,5 +164,5 @@ def _report(
         exact_match=exact,
         test_items=len(references),
         samples=wrong + [s for s in samples if s.correct][: max(0, 60 - len(wrong))],
-        attention=picture(translator, _reordered([s.source for s in samples if s.correct]))[1],
+        attention=picture(translator, language.example([s.source for s in samples if s.correct]))[1],
     )

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from dragoman.config import TokenizerConfig
 from dragoman.config.section import Section
 from dragoman.data.vocabulary import LabelVocabulary, Vocabulary
 from dragoman.decoding.native.library import load_native, unavailable_reason
@@ -33,7 +34,7 @@ def describe(path: str | Path) -> dict[str, Any]:
         "architecture": config.model.architecture,
         "sizes": ", ".join(f"{key} {value}" for key, value in sizes.items()),
         "kinds": ", ".join(f"{key} {value}" for key, value in kinds.items()),
-        "vocabulary": _vocabulary(config.tokenizer.kind, vocabulary),
+        "vocabulary": _vocabulary(config.tokenizer, vocabulary),
         "engine": _engine(network),
         "step": meta.get("step"),
         "scores": meta.get("scores", {}),
@@ -45,11 +46,16 @@ def describe(path: str | Path) -> dict[str, Any]:
     }
 
 
-def _vocabulary(kind: str, vocabulary: Vocabulary) -> str:
+def _vocabulary(tokenizer: TokenizerConfig, vocabulary: Vocabulary) -> str:
     if not isinstance(vocabulary, LabelVocabulary):
-        target = " shared" if vocabulary.shared else f" and {vocabulary.target_size:,}"
-        return f"{kind}, {vocabulary.source_size:,}{target}"
-    source = f"{kind}, {vocabulary.source_size:,}" if vocabulary.tokenizer else f"patches of {vocabulary.patch_numbers}"
+        own = f" and {tokenizer.target.kind}," if tokenizer.target else " and"
+        target = " shared" if vocabulary.shared else f"{own} {vocabulary.target_size:,}"
+        return f"{tokenizer.kind}, {vocabulary.source_size:,}{target}"
+    source = (
+        f"{tokenizer.kind}, {vocabulary.source_size:,}"
+        if vocabulary.tokenizer
+        else f"patches of {vocabulary.patch_numbers}"
+    )
     return f"{source}; {len(vocabulary.labels):,} labels"
 
 

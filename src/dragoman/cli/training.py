@@ -18,17 +18,21 @@ if TYPE_CHECKING:
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Output folder for the run and the report.")] = Path("demo"),
+    target: Annotated[str, typer.Option(help="Target language: de (German) or zh (Chinese).")] = "de",
+    out: Annotated[
+        Path | None, typer.Option(help="Output folder for the run and the report; default: demo, or demo-zh.")
+    ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override, key=value. Can be repeated.")] = None,
 ) -> None:
     """Train a small model on a built-in corpus and write report.html.
 
-    The corpus is spelled numbers and dates, English to German. Run the command again to resume.
+    The corpus is spelled numbers and dates, English to German or Chinese. Run the command again to resume.
     """
     from dragoman.cli.demo import run_demo
     from dragoman.cli.progress import RichReporter, console
 
-    if run_demo(out, overrides=set_ or [], reporter=RichReporter(), console=console()) is None:
+    folder = out or Path("demo" if target == "de" else f"demo-{target}")
+    if run_demo(folder, target=target, overrides=set_ or [], reporter=RichReporter(), console=console()) is None:
         raise typer.Exit(130)
 
 

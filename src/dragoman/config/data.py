@@ -22,6 +22,7 @@ __all__ = [
     "LabelledData",
     "MaskedData",
     "ParallelData",
+    "SideTokenizerConfig",
     "TaggedData",
     "TextData",
     "TokenizerConfig",
@@ -256,16 +257,36 @@ DataConfig = Annotated[
 ]
 
 
-class TokenizerConfig(Section):
-    """sentencepiece; `shared`: one vocabulary for both sides.  Kind `char` has one token per character."""
+class SideTokenizerConfig(Section):
+    """sentencepiece.  Kind `char` has one token per character, without normalization; `vocab_size` is its maximum."""
 
     kind: Literal["bpe", "unigram", "char"] = "bpe"
     vocab_size: limits.VocabularySize = 8000
-    shared: bool = True
     byte_fallback: bool = True
     normalization: Literal["nmt_nfkc", "nfkc", "identity"] = Field(
-        "nmt_nfkc", description="rule of sentencepiece; with nfkc and nmt_nfkc, `…` becomes `...` and ½ becomes 1⁄2"
+        "nmt_nfkc", description="rule of sentencepiece; with nfkc and nmt_nfkc, `…` becomes `...` and `？` becomes `?`"
     )
     character_coverage: limits.Coverage = 1.0
     sampling: limits.Dropout = Field(0.0, description="in training: BPE-dropout rate, or unigram exponent")
     sentences: limits.Sentences = Field(2_000_000, description="maximum lines used to learn the vocabulary")
+
+
+class TokenizerConfig(SideTokenizerConfig):
+    """The tokenizer of both sides; `shared`: with one vocabulary.  `target`: settings of the target, if they differ."""
+
+    shared: bool = True
+    target: SideTokenizerConfig | None = None
+
+    @model_validator(mode="after")
+    def _one_tokenizer_per_side(self) -> TokenizerConfig:
+        if self.target is not None and self.shared:
+            raise ValueError(
+                "tokenizer.target describes a vocabulary of its own, but shared is true; set tokenizer.shared = false, "
+                "or remove tokenizer.target"
+            )
+        return self
+
+    @property
+    def sides(self) -> tuple[SideTokenizerConfig, SideTokenizerConfig]:
+        """The settings of the source and of the target."""
+        return self, self.target or self

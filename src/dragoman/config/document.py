@@ -110,8 +110,9 @@ class Config(Section):
         architectures, metrics = _KINDS[kind]
         if metric not in metrics:
             yield f'train.metric "{metric}" does not exist for data of kind "{kind}"; accepted: {", ".join(metrics)}'
-        if self.tokenizer.sampling and (self.tokenizer.kind == "char" or kind in ("text", "masked", "images")):
-            yield "tokenizer.sampling has no effect on characters, running text or images; remove it"
+        for key, side in {"tokenizer.target": self.tokenizer.target, "tokenizer": self.tokenizer}.items():
+            if side and side.sampling and (side.kind == "char" or kind in ("text", "masked", "images")):
+                yield f"{key}.sampling has no effect on characters, running text or images; remove it"
         if not self.tokenizer.shared and architectures != _TRANSLATORS:
             yield f'tokenizer.shared has no effect on data of kind "{kind}", which has one side; remove it'
 

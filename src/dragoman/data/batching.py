@@ -123,8 +123,11 @@ def batches_within(sizes: Sequence[int], budget: int) -> Iterator[list[int]]:
         yield batch
 
 
-def read_batch(store: Store, numbers: Ints, tokenizer: Tokenizer, sampling: float, seed: int) -> Batch:
-    """Return the pairs of these numbers as a batch; with `sampling`, segmented at random from their text."""
-    if sampling > 0:
+def read_batch(store: Store, numbers: Ints, tokenizer: Tokenizer, sampling: tuple[float, float], seed: int) -> Batch:
+    """Return the pairs of these numbers as a batch.
+
+    sampling: rates of source and target; unless both are 0, the texts are segmented anew, at random.
+    """
+    if any(sampling):
         return collate(tokenizer.encode_sampled([store.text(int(n)) for n in numbers], sampling, seed))
     return collate([store.pair(int(n)) for n in numbers])

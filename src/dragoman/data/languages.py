@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
 
 from dragoman.io.lines import plain_suffix
@@ -47,6 +48,7 @@ _FREQUENT = {
 FREQUENT_WORDS: dict[str, frozenset[str]] = {code: frozenset(words.split()) for code, words in _FREQUENT.items()}
 
 _WORD = re.compile(r"[^\W\d_]+")
+_CHARACTER_SCRIPTS = {"HAN", "KANA"}
 _MIN_LETTERS = 4
 _MIN_WORDS = 2
 _MIN_EXPECTED = 1 / 4
@@ -87,9 +89,13 @@ class LanguageCheck:
     def suspicious(self, text: str) -> bool:
         """Return whether a line is probably in another language.  Short lines and names are not suspicious."""
         if self.scripts and not ("LATIN" in self.scripts and text.isascii()):
-            scripts = [s for s in map(_script, text) if s]
+            scripts = [_script(character) for character in text]
             expected = sum(s in self.scripts for s in scripts)
-            if len(scripts) >= _MIN_LETTERS and expected < _MIN_EXPECTED * len(scripts):
+            # A Chinese character is about a word, so a word in another script counts as much as one character.
+            counted = [s for s, _ in groupby(scripts)] if self.scripts & _CHARACTER_SCRIPTS else scripts
+            foreign = sum(s != "" and s not in self.scripts for s in counted)
+            letters = sum(s != "" for s in scripts)
+            if letters >= _MIN_LETTERS and expected < _MIN_EXPECTED * (expected + foreign):
                 return True
         if not self.foreign_words:
             return False

@@ -9,7 +9,9 @@ from itertools import pairwise
 
 __all__ = ["join_parts", "split_text"]
 
+_QUOTES = "\"'“”‘’"
 _CLOSING = "\"'”’»)]}」』）》"
+_SPACELESS = (("\u3000", "\u30ff"), ("\u3400", "\u9fff"), ("\uff00", "\uffef"), ("\U00020000", "\U0003ffff"))
 _ABBREVIATION = re.compile(r"(?:^|[\s(])(?:[A-Z\d]|Mr|Mrs|Ms|Dr|Prof|St|Nr|No|Jr|Sr|vs|etc|bzw|ca|usw|M|Mme)\.$")
 
 
@@ -91,20 +93,21 @@ def join_parts(sources: Sequence[str], targets: Sequence[str]) -> str:
     text = ""
     for i, target in enumerate(targets):
         if text and target:
-            text += _joint(sources[i - 1], sources[i], text[-1], target[0])
+            text += _joint(sources[i - 1], sources[i], text, target)
         text += target
     return text
 
 
-def _joint(before: str, after: str, last: str, first: str) -> str:
-    if _spaceless(last) or _spaceless(first):
+def _joint(before: str, after: str, left: str, right: str) -> str:
+    """Return what joins two translations: `before` and `after` are their sources, `left` and `right` their texts."""
+    if _spaceless(left, right):
         return ""
     spaced = before[-1:].isspace() or after[:1].isspace()
-    return " " if spaced or _spaceless(before[-1:]) or _spaceless(after[:1]) else ""
+    return " " if spaced or _spaceless(before, after) else ""
 
 
-def _spaceless(character: str) -> bool:
-    """Return whether the script uses no spaces: Han, kana and their punctuation, full-width forms."""
-    return any(
-        low <= character <= high for low, high in (("\u3000", "\u30ff"), ("\u3400", "\u9fff"), ("\uff00", "\uffef"))
-    )
+def _spaceless(left: str, right: str) -> bool:
+    """Return whether `left` ends or `right` begins in a script without spaces: Han, kana, full-width forms."""
+    # Quotation marks are the same characters in English and Chinese text.
+    ends = left.rstrip(_QUOTES)[-1:], right.lstrip(_QUOTES)[:1]
+    return any(low <= end <= high for low, high in _SPACELESS for end in ends)

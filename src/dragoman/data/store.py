@@ -223,11 +223,10 @@ def content_hash(config: Config, specs: list[CorpusSpec], text: str | None = Non
 
     text: `text_hash(specs)`, if known.
     """
-    settings = {
-        "version": _VERSION,
-        "filter": config.parallel.filter.model_dump(),
-        "tokenizer": config.tokenizer.model_dump(exclude={"sampling"}),
-    }
+    tokenizer = config.tokenizer.model_dump(exclude={"sampling": True, "target": {"sampling"}})
+    if tokenizer["target"] is None:
+        del tokenizer["target"]  # the hash of stores built before this key existed
+    settings = {"version": _VERSION, "filter": config.parallel.filter.model_dump(), "tokenizer": tokenizer}
     content = json.dumps(settings, sort_keys=True) + (text or text_hash(specs))
     return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 

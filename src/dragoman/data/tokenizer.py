@@ -14,7 +14,7 @@ from typing import Any
 
 import sentencepiece as spm
 
-from dragoman.config import TokenizerConfig
+from dragoman.config import SideTokenizerConfig, TokenizerConfig
 from dragoman.data.ids import BOS, EOS, PAD, UNK
 from dragoman.data.subword_sampling import SubwordSampler
 from dragoman.errors import DataError, ModelFolderError
@@ -59,14 +59,22 @@ class Tokenizer:
         return [*self._target.encode(text), EOS]
 
     def encode_sampled(
-        self, pairs: Sequence[tuple[str, str]], rate: float, seed: int
+        self, pairs: Sequence[tuple[str, str]], rates: tuple[float, float], seed: int
     ) -> list[tuple[list[int], list[int]]]:
-        """Return sampled segmentations, the same for the same seed in every process (see `SubwordSampler.draw`)."""
+        """Return sampled segmentations, the same for the same seed in every process (see `SubwordSampler.draw`).
+
+        rates: of the source and of the target; 0 is the usual segmentation.
+        """
         rng = random.Random(seed)
-        return [
-            ([*self._source_sampler.draw(src, rate, rng), EOS], [*self._target_sampler.draw(tgt, rate, rng), EOS])
-            for src, tgt in pairs
-        ]
+        of_source, of_target = rates
+
+        def source(text: str) -> list[int]:
+            return [*self._source_sampler.draw(text, of_source, rng), EOS] if of_source else self.encode_source(text)
+
+        def target(text: str) -> list[int]:
+            return [*self._target_sampler.draw(text, of_target, rng), EOS] if of_target else self.encode_target(text)
+
+        return [(source(src), target(tgt)) for src, tgt in pairs]
 
     def encode_word(self, word: str) -> list[int]:
         """Return the ids of a single source word, at least one."""
@@ -136,7 +144,10 @@ def train_tokenizer(config: TokenizerConfig, source: Path, target: Path) -> Toke
     sides = [map(bytes.decode, open_lines(path)) for path in (source, target)]
     if config.shared:
         return Tokenizer(_train(config, chain(*sides)))
-    return Tokenizer(*(_train(config, side) for side in sides))
+    keys = ("tokenizer", "tokenizer.target" if config.target else "tokenizer")
+    return Tokenizer(
+        *(_train(side, lines, key=key) for side, lines, key in zip(config.sides, sides, keys, strict=True))
+    )
 
 
 def learn_tokenizer(config: TokenizerConfig, lines: Sequence[str], lossless: bool = False) -> Tokenizer:
@@ -147,7 +158,8 @@ def learn_tokenizer(config: TokenizerConfig, lines: Sequence[str], lossless: boo
     return Tokenizer(_train(config, iter(lines), lossless))
 
 
-def _train(config: TokenizerConfig, lines: Iterator[str], lossless: bool = False) -> bytes:
+def _train(config: SideTokenizerConfig, lines: Iterator[str], lossless: bool = False, key: str = "tokenizer") -> bytes:
+    """Return a serialized sentencepiece model.  key: the section of the configuration, for error messages."""
     model = io.BytesIO()
     characters = config.kind == "char"
     try:
@@ -172,21 +184,21 @@ def _train(config: TokenizerConfig, lines: Iterator[str], lossless: bool = False
             **(_LOSSLESS if lossless or characters else {}),
         )
     except (RuntimeError, OSError) as error:
-        raise DataError(_explain(config, str(error))) from None
+        raise DataError(_explain(config, key, str(error))) from None
     return model.getvalue()
 
 
-def _explain(config: TokenizerConfig, message: str) -> str:
+def _explain(config: SideTokenizerConfig, key: str, message: str) -> str:
     smaller = re.search(r"Please set it to a value <= (\d+)", message)
     if smaller:
         return (
-            f"tokenizer.vocab_size = {config.vocab_size} is more than this text allows; accepted: at most {smaller[1]}."
-            f" Set tokenizer.vocab_size={smaller[1]} or provide more text."
+            f"{key}.vocab_size = {config.vocab_size} is more than this text allows; accepted: at most {smaller[1]}."
+            f" Set {key}.vocab_size={smaller[1]} or provide more text."
         )
     larger = re.search(r"smaller than required_chars\. (\d+) vs (\d+)", message)
     if larger:
         return (
-            f"tokenizer.vocab_size = {config.vocab_size} is less than the {larger[2]} characters and symbols of this "
-            f"text; increase it, or lower tokenizer.character_coverage (now {config.character_coverage})."
+            f"{key}.vocab_size = {config.vocab_size} is less than the {larger[2]} characters and symbols of this "
+            f"text; increase it, or lower {key}.character_coverage (now {config.character_coverage})."
         )
     return f"the tokenizer could not be trained (vocab_size = {config.vocab_size}, kind = {config.kind}): {message}"

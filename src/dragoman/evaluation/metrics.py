@@ -327,7 +327,9 @@ def _check(texts: Sequence[str], references: References, name: str = "translatio
 def _metrics(lowercase: bool = False, tokenize: str = "13a") -> tuple[BLEU, CHRF, TER]:
     # force: do not warn about text that looks tokenized; the signature states the tokenizer.
     bleu = BLEU(lowercase=lowercase, tokenize=tokenize, force=True)
-    return bleu, CHRF(lowercase=lowercase), TER()
+    # Chinese and Japanese have no spaces between words: the edits of TER are then of characters.
+    ter = TER(normalized=True, asian_support=True) if tokenize in ("zh", "ja-mecab") else TER()
+    return bleu, CHRF(lowercase=lowercase), ter
 
 
 def _metric(metric: BLEU | CHRF | TER, hypotheses: Sequence[str], references: References) -> Metric:

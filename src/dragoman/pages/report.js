@@ -24,7 +24,7 @@ function showFigures() {
   const speed = median(rows.map((row) => row.tokens_per_second).filter(finite));
   const [low, high] = interval(report.exact_match, Math.max(1, report.test_items));
   byId("lead").textContent =
-    `In ${duration(report.seconds)} this Transformer learned to spell numbers and dates in German. ` +
+    `In ${duration(report.seconds)} this Transformer learned to spell numbers and dates in ${report.target}. ` +
     `It translates ${whole.format(right)} of ${whole.format(report.test_items)} texts outside its training set without a mistake.`;
   const millions = report.parameters >= 1e6 ? `${significant(report.parameters / 1e6)} M` : whole.format(report.parameters);
   const tiles = [
@@ -58,7 +58,7 @@ function sampleRow(sample) {
   return el("tr", { class: sample.correct ? "right" : "wrong" },
     el("td", { class: "mark" }, sample.correct ? "✓ correct" : "✗ wrong"),
     el("td", { lang: "en" }, sample.source),
-    el("td", { lang: "de" }, ...translation, answer),
+    el("td", { lang: report.target_code }, ...translation, answer),
     el("td", { class: "number" }, finite(sample.score) ? sample.score.toFixed(3).replace("-", "−") : "–"));
 }
 
@@ -77,7 +77,7 @@ function showSamples() {
   } }, `${name} (${whole.format(sorted.filter(test).length)})`));
   byId("filters").append(...buttons, search);
   byId("sample-table").append(el("table", {}, el("caption", { class: "visually-hidden" }, "Unseen texts and their translations"),
-    el("thead", {}, el("tr", {}, ...["", "English", "German (model)"].map((name) => el("th", { scope: "col" }, name)),
+    el("thead", {}, el("tr", {}, ...["", "English", `${report.target} (model)`].map((name) => el("th", { scope: "col" }, name)),
       el("th", { scope: "col", class: "number", title: "Log-probability with length penalty; closer to 0 is more confident" }, "score"))), body), more, status);
 
   function draw() {

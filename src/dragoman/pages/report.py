@@ -51,9 +51,13 @@ class DemoReport:
 
     history: rows of log.jsonl (step, loss, learning_rate, tokens_per_second, seconds; after a validation also
     exact_match as a share, valid_loss and bleu).  seconds: of training.  exact_match: share of `test_items`, 0 to 1.
+    target, target_code: name and code of the target language.  word_order: a sentence on how it differs from English.
     """
 
     title: str
+    target: str
+    target_code: str
+    word_order: str
     config: dict[str, Any]
     parameters: int
     seconds: float
@@ -74,7 +78,7 @@ def write_report(path: Path, report: DemoReport) -> Path:
     values: dict[str, Any] = {}
     charts = list(_charts(report, values))
     data = {**asdict(report), "charts": values}
-    return write_page(path, render("report.html", title=report.title, charts=charts, data=data))
+    return write_page(path, render("report.html", title=report.title, report=report, charts=charts, data=data))
 
 
 def _check(report: DemoReport) -> None:

@@ -9,7 +9,7 @@ function readable(piece, index, pieces) {
   if (piece === "<s>") return "(start)";
   if (piece === "▁") return "␣";
   if (piece.startsWith("▁")) return piece.slice(1);
-  return index > 0 && pieces.some((other) => other.startsWith("▁")) && /[\p{L}\p{N}]/u.test(piece) ? `·${piece}` : piece;
+  return index > 0 && pieces.some((other) => other.startsWith("▁")) && /^(?![\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}]).*[\p{L}\p{N}]/u.test(piece) ? `·${piece}` : piece;
 }
 
 function average(heads) {
@@ -46,7 +46,7 @@ function showAttention() {
   drawAttention();
 }
 
-const REST = "Point at a square or a German token, or focus the map and press the arrow keys. The map opens on the head with the clearest alignment; "
+const REST = `Point at a square or a ${report.target} token, or focus the map and press the arrow keys. The map opens on the head with the clearest alignment; `
   + "“·” marks a token inside a word.";
 
 function drawAttention() {
@@ -84,7 +84,7 @@ function heatMap(words, weights) {
   const size = Math.max(16, Math.min(38, Math.floor(room / columns)));
   const width = left + Math.max(columns * size + 34, 210), height = top + rows * size + 42;
   const labels = {
-    rows: words.target.map((word, t) => svg("text", { x: left - 6, y: top + (t + 0.5) * size + 4.5, "text-anchor": "end", lang: "de" }, word)),
+    rows: words.target.map((word, t) => svg("text", { x: left - 6, y: top + (t + 0.5) * size + 4.5, "text-anchor": "end", lang: report.target_code }, word)),
     columns: words.source.map((word, s) => svg("text", { transform: `translate(${left + (s + 0.5) * size + 4} ${top - 7}) rotate(-56)`, lang: "en" }, word)),
   };
   const cells = weights.flatMap((row, t) => row.map((w, s) =>
@@ -94,7 +94,7 @@ function heatMap(words, weights) {
     svg("rect", { class: "grid", fill: "none", x: left + 28, y: height - 22, width: 129, height: 12 }),
     svg("text", { class: "scale", x: left + 22, y: height - 12, "text-anchor": "end" }, "0 %"), svg("text", { class: "scale", x: left + 164, y: height - 12 }, "100 %"));
   const node = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, tabindex: "0", role: "slider", "aria-valuemin": 0, "aria-valuemax": rows * columns - 1,
-    "aria-valuenow": 0, "aria-valuetext": "nothing selected", "aria-label": "Cross-attention: rows are German tokens, columns English tokens; move with the arrow keys" },
+    "aria-valuenow": 0, "aria-valuetext": "nothing selected", "aria-label": `Cross-attention: rows are ${report.target} tokens, columns English tokens; move with the arrow keys` },
   svg("rect", { class: "cell-back", x: left, y: top, width: columns * size, height: rows * size, rx: 3 }), ...cells, ...labels.rows, ...labels.columns, box, scale);
 
   function choose(t, s) {
@@ -137,10 +137,10 @@ function lineMap(words, weights) {
     .map(({ w, s, t }) => ({ w, t, s, node: svg("path", { class: "link", "stroke-width": (0.6 + 4 * w).toFixed(2),
       d: `M${left + 4} ${y.source(s)}C${left + gap / 2} ${y.source(s)} ${left + gap / 2} ${y.target(t)} ${left + gap - 4} ${y.target(t)}` }) }));
   const sources = words.source.map((word, s) => svg("text", { x: left - 4, y: y.source(s) + 4.5, "text-anchor": "end", lang: "en" }, word));
-  const targets = words.target.map((word, t) => svg("text", { x: left + gap + 4, y: y.target(t) + 4.5, lang: "de" }, word));
+  const targets = words.target.map((word, t) => svg("text", { x: left + gap + 4, y: y.target(t) + 4.5, lang: report.target_code }, word));
   const bands = words.target.map((_, t) => svg("rect", { x: left + gap, y: y.target(t) - row / 2, width: width - left - gap, height: row, fill: "transparent" }));
   const node = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
-    "aria-label": `Lines from ${words.source.length} English to ${words.target.length} German tokens; a thicker line is a larger weight. The map beside it shows the same weights.` },
+    "aria-label": `Lines from ${words.source.length} English to ${words.target.length} ${report.target} tokens; a thicker line is a larger weight. The map beside it shows the same weights.` },
   ...links.map((link) => link.node), ...sources, ...targets, ...bands);
 
   function choose(t) {

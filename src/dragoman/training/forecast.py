@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,9 @@ from dragoman.config import Config, load_config
 from dragoman.data.corpus import CorpusSpec, corpus_spec
 from dragoman.data.doctor.diagnosis import Diagnosis
 from dragoman.data.doctor.examine import examine
+from dragoman.data.doctor.precheck import replaced_characters
 from dragoman.data.tokenizer import Tokenizer
-from dragoman.errors import DragomanError, UsageError
+from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.io.run_log import Reporter
 from dragoman.training.allocator import keep_freed_memory
 from dragoman.training.distributed import DistributedContext
@@ -70,7 +72,7 @@ def _examined(config: Config, run: TrainingRun | None) -> Diagnosis:
     """Examine the pairs of a configuration; with a run, count their tokens too."""
     data, vocabulary = config.parallel, None if run is None else run.task.vocabulary
     tokenizer = vocabulary if isinstance(vocabulary, Tokenizer) else None
-    return examine(
+    diagnosis = examine(
         [corpus_spec(config, c) for c in data.train],
         valid=None if data.valid is None else corpus_spec(config, data.valid),
         test=None if data.test is None else corpus_spec(config, data.test),
@@ -79,6 +81,10 @@ def _examined(config: Config, run: TrainingRun | None) -> Diagnosis:
         encode=None if tokenizer is None else (tokenizer.encode_source, tokenizer.encode_target),
         rules=data.filter,
     )
+    with suppress(DataError):  # the examination reports files that cannot be read
+        for key, what, advice in replaced_characters(config):
+            diagnosis.add("warning", what, key, advice)
+    return diagnosis
 
 
 def forecast(run: TrainingRun, where: str) -> tuple[str, str, str]:

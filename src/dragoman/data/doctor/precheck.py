@@ -7,8 +7,10 @@ In files of more than `_SAMPLE` lines, shifts are searched in blocks spread over
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import islice
 from pathlib import Path
 
@@ -19,13 +21,14 @@ from dragoman.data.languages import FREQUENT_WORDS, SCRIPTS, LanguageCheck, file
 from dragoman.errors import DataError
 from dragoman.io.lines import count_lines, open_lines
 
-__all__ = ["find_shift", "precheck"]
+__all__ = ["find_shift", "precheck", "replaced_characters"]
 
 _SAMPLE, _BLOCK = 50_000, 2_000  # lines examined for shifts, and how many of them are consecutive
 _LANGUAGE_LINES = 2_000
 _MIN_LINES = 20
 _MAJORITY = 0.5
 _MAX_OVERLAP = 0.01
+_MAX_REPLACED = 0.05
 _WORD = re.compile(r"[^\W\d_]+")
 
 
@@ -53,8 +56,37 @@ def precheck(config: Config, log: Callable[[str], None]) -> None:
     for key, spec in train.items():
         for warning in _language_warnings(spec, (data.source_language, data.target_language)):
             log(f"warning: {key}: {warning}")
+    for key, what, advice in replaced_characters(config):
+        log(f"warning: {key}: {what}; {advice}")
     for warning in _overlap_warnings(list(train.values()), held_out):
         log(f"warning: {warning}")
+
+
+def replaced_characters(config: Config) -> Iterator[tuple[str, str, str]]:
+    """Yield (key, what, advice) for each training corpus whose target the tokenizer's normalization often changes."""
+    target = config.tokenizer.sides[1]
+    if target.kind == "char" or target.normalization == "identity":
+        return
+    section = "tokenizer.target" if config.tokenizer.target else "tokenizer"
+    for i, corpus in enumerate(config.parallel.train):
+        texts = [text for _, text in _sample(corpus_spec(config, corpus))]
+        changes = [{c for c in text if not c.isspace() and _compatible(c) != c} for text in texts]
+        count = sum(map(bool, changes))
+        if count > _MAX_REPLACED * len(texts):
+            common = Counter(c for found in changes for c in sorted(found)).most_common(4)
+            shown = ", ".join(f"{c} → {_compatible(c)}" for c, _ in common)
+            yield (
+                f"data.train.{i}",
+                f"normalization {target.normalization} replaces characters in {count / len(texts):.0%} of the target "
+                f"lines ({shown})",
+                "translations contain the replacements; to keep the characters, set "
+                f'{section}.normalization = "identity"',
+            )
+
+
+@cache
+def _compatible(character: str) -> str:
+    return unicodedata.normalize("NFKC", character)
 
 
 def find_shift(source: Path, target: Path) -> Shift | None:

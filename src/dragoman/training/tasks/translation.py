@@ -40,7 +40,8 @@ class TranslationTask(Task):
 
     def read(self, indices: NDArray[np.int64], epoch: int, batch: int) -> Batch:
         seed = (self.config.train.seed * 1_000_003 + epoch) * 1_000_003 + batch
-        return read_batch(self.store, indices, self.tokenizer, self.config.tokenizer.sampling, seed)
+        source, target = self.config.tokenizer.sides
+        return read_batch(self.store, indices, self.tokenizer, (source.sampling, target.sampling), seed)
 
     def tokens(self) -> int:
         src, tgt = self.store.lengths()

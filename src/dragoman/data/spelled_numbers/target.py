@@ -1,0 +1,43 @@
+"""The interface of a target language of the built-in corpus."""
+
+from __future__ import annotations
+
+import datetime
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+__all__ = ["TargetLanguage"]
+
+
+class TargetLanguage(ABC):
+    """Spelling of numbers and dates, with exactly one text per number, and per date and form.
+
+    code, name: of the language.  tokenizer: the section [tokenizer] of a small model.  max_ratio: data.filter.max_ratio
+    with which no pair is dropped.  word_order: a sentence on how it differs from English.
+    """
+
+    code: ClassVar[str]
+    name: ClassVar[str]
+    tokenizer: ClassVar[dict[str, Any]]
+    max_ratio: ClassVar[float]
+    word_order: ClassVar[str]
+
+    @abstractmethod
+    def cardinal(self, number: int) -> str:
+        """Return the translation of `twenty-four`."""
+
+    @abstractmethod
+    def ordinal(self, number: int) -> str:
+        """Return the translation of `the twenty-fourth`."""
+
+    @abstractmethod
+    def year(self, year: int) -> str:
+        """Return the translation of `in the year nineteen oh-one`."""
+
+    @abstractmethod
+    def date(self, day: datetime.date, form: str) -> str:
+        """Return the translation of a date in one of DATE_FORMS."""
+
+    @abstractmethod
+    def example(self, sources: list[str]) -> str:
+        """Return the source whose attention the report shows: a short one of another word order, if there is one."""

@@ -598,7 +598,8 @@ def test_info_of_any_model(name: str, what: str, cli: Cli, runs: Path) -> None:
         (["score", "lines", "--source", "train.txt", "--target", "train.txt"], "omit --source"),
         (["score", "tagged", "--target", "train.txt"], "is not a language model: "),
         (["generate", "lines", "--prompt", "a", "--input", "train.txt"], "--prompt and --input exclude each other"),
-        (["generate", "lines", "--prompt", "a", "--max-tokens", "0"], "max_tokens = 0; accepted: at least 1"),
+        (["generate", "lines", "--prompt", "a", "--max-tokens", "0"], "--max-tokens 0; accepted: 1 to 9,999"),
+        (["generate", "lines", "--prompt", "a", "--max-tokens", "1000000"], "--max-tokens 1000000; accepted: 1 to"),
     ],
 )
 def test_a_command_that_a_model_is_not_made_for(

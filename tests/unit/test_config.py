@@ -86,8 +86,35 @@ def test_a_key_of_another_kind_is_refused() -> None:
     assert problem == "model.position.base: no such key; accepted here: kind"
 
 
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (
+            ("train.optimizer.kind=sgd", "train.optimizer.beta1=0.9"),
+            "train.optimizer.beta1: no such key; accepted here: kind, momentum, weight_decay",
+        ),
+        (
+            ("train.optimizer.kind=sgd", "train.optimizer.momentum=1.0"),
+            "train.optimizer.momentum = 1.0: out of range; accepted: 0 to 0.99999",
+        ),
+        (
+            ("train.schedule.kind=constant", "train.schedule.peak=0.1"),
+            "train.schedule.peak: no such key; accepted here: kind, rate, warmup",
+        ),
+    ],
+)
+def test_sgd_and_a_constant_rate_have_keys_of_their_own(overrides: tuple[str, ...], problem: str) -> None:
+    assert problems(*overrides) == [problem]
+
+
+def test_sgd_without_settings_is_plain_gradient_descent() -> None:
+    config = small_config(ROOT, "train.optimizer.kind=sgd", "train.schedule.kind=constant")
+    assert config.train.optimizer.model_dump() == {"kind": "sgd", "momentum": 0.0, "weight_decay": 0.0}
+    assert config.train.schedule.model_dump() == {"kind": "constant", "rate": 1e-3, "warmup": 1}
+
+
 def test_a_section_without_its_kind_says_which_there_are() -> None:
-    assert problems("train.optimizer.beta2=0.9") == ["train.optimizer.kind: missing; accepted: adam, adamw"]
+    assert problems("train.optimizer.beta2=0.9") == ["train.optimizer.kind: missing; accepted: adam, adamw, sgd"]
 
 
 def test_sizes_that_do_not_fit_are_refused_with_those_that_do() -> None:
@@ -97,6 +124,10 @@ def test_sizes_that_do_not_fit_are_refused_with_those_that_do() -> None:
     assert "head size 3 must be even" in problem
     (problem,) = problems("model.position.kind=rotary", "model.position.fraction=0.1")
     assert "head size 0 (fraction 0.1 of 8) must be even and at least 2" in problem
+    (problem,) = problems("model.position.kind=rotary", "model.d_key=7")
+    assert "rotary positions rotate pairs: d_key 7 must be even" in problem
+    (problem,) = problems("model.position.kind=rotary", "model.position.fraction=0.5", "model.d_key=6")
+    assert "d_key 3 (fraction 0.5 of 6) must be even and at least 2" in problem
     (problem,) = problems("model.n_kv_heads=3")
     assert "n_heads 2 is not a multiple of n_kv_heads 3; accepted n_kv_heads: [1, 2]" in problem
     (problem,) = problems("model.attention.kind=linear", "model.position.kind=t5")

@@ -101,19 +101,27 @@ def test_the_limit_of_a_container(tmp_path: Path) -> None:
     assert size._cgroup_memory(tmp_path) is None, "no limit"
 
 
-@pytest.mark.parametrize("ema", [0.0, 0.9])
+@pytest.mark.parametrize(
+    ("settings", "copies"),
+    [
+        ((), 4),
+        (("train.ema=0.9",), 5),
+        (("train.optimizer.kind=sgd",), 2),
+        (("train.optimizer.kind=sgd", "train.optimizer.momentum=0.9"), 3),
+    ],
+)
 def test_training_is_refused_before_the_model_is_built(
-    ema: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: tuple[str, ...], copies: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dragoman.training.trainer import train
 
-    config = small_config(write_corpus(tmp_path / "data"), f"train.ema={ema}", "train.budget=2 steps")
+    config = small_config(write_corpus(tmp_path / "data"), *settings, "train.budget=2 steps")
     count = count_parameters(config.model, 56, 56)
-    monkeypatch.setattr(size, "available_memory", lambda device: 4 * (5 if ema else 4) * count - 1)
+    monkeypatch.setattr(size, "available_memory", lambda device: 4 * copies * count - 1)
     with pytest.raises(UsageError, match=f"the model has {count:,} parameters: weights, gradients and the state"):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoints").exists()
-    monkeypatch.setattr(size, "available_memory", lambda device: 4 * (5 if ema else 4) * count)
+    monkeypatch.setattr(size, "available_memory", lambda device: 4 * copies * count)
     assert train(config, tmp_path / "run").progress.step == 2
 
 

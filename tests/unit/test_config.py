@@ -166,6 +166,14 @@ def test_another_architecture_keeps_the_keys_that_it_has() -> None:
         ROOT, "model.architecture=lstm", "model.attention.kind=luong", "model.attention.score=dot"
     ).model
     assert (model.architecture, model.d_model, model.dropout, model.attention.score) == ("lstm", 16, 0.1, "dot")
+    model = small_config(ROOT, "model.architecture=gru", "model.attention.kind=none").model
+    assert (model.attention.context, model.initial_state.kind) == ("bridge", "zeros")
+    assert (model.attention.variant, model.initial_state.variant) == ("none (bridge)", "zeros")
+    changes = "model.attention.context=every_step", "model.initial_state.kind=learned"
+    model = small_config(ROOT, "model.architecture=gru", "model.attention.kind=none", *changes).model
+    assert (model.attention.context, model.initial_state.kind) == ("every_step", "learned")
+    (problem,) = problems("model.architecture=gru", "model.attention.kind=luong", changes[0])
+    assert "model.attention.context: no such key; accepted here: kind, score" in problem
     (problem,) = problems("model.architecture=lstn")
     assert "model.architecture: no architecture 'lstn' (did you mean 'lstm'?); accepted: transformer" in problem
     (problem,) = problems("model.d_model=15", "model.n_heads=5")

@@ -15,6 +15,7 @@ from dragoman.errors import UsageError
 from dragoman.models import size
 from dragoman.models.build import assemble, build_model
 from dragoman.models.size import available_memory, check_memory, count_parameters
+from every_kind import EVERY_STEP, model_config
 from small_run import small_config, write_corpus
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").rglob("*.toml"))
@@ -27,7 +28,9 @@ def base(**changes: Any) -> ModelConfig:
 
 
 def variants() -> Iterator[ModelConfig]:
-    """One recipe per architecture and kind of positions, and the largest ones."""
+    """One recipe per architecture and kind of positions, the largest ones, and a first layer unlike the others."""
+    layers = {"encoder_layers": 3, "decoder_layers": 3, "initial_state": {"kind": "learned"}}
+    yield model_config({"architecture": "lstm", "d_model": 16, "attention": EVERY_STEP, **layers})
     seen = set()
     for recipe in RECIPES:
         model = load_config(recipe).model

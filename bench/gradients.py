@@ -8,7 +8,7 @@ layer); the parameters are initialized as in the package.
 
 Gradients: L is the cross-entropy at the last position T, h_t the hidden state at position t (of a Transformer layer:
 the input at t).  The tables show |dL/dh_(T-k)| / |dL/dh_T|, computed in float64: the median over 64 sequences and
-5 networks.  Measured are RNNs whose recurrent matrix U is scaled (U is orthogonal, so that the factor is its spectral
+5 networks (trained: one per seed).  Measured are RNNs whose recurrent matrix U is scaled (U is orthogonal, so that the factor is its spectral
 radius and its norm), all untrained networks, and the networks trained at distance 20.
 
 Memory: percent of 1,000 new sequences answered correctly (chance: 10), mean over the seeds.  Networks are trained for
@@ -316,7 +316,7 @@ def kind_look(name: str) -> dict[str, Any]:
 def radius_look(name: str) -> dict[str, Any]:
     _, activation, radius = name.split(", ")
     color = series_color(RADII.index(float(radius.split()[-1])))
-    label = radius if activation == "tanh" else None
+    label = radius.removeprefix("spectral radius ") if activation == "tanh" else None
     return {"color": color, "label": label, "linestyle": "-" if activation == "tanh" else "--"}
 
 
@@ -340,7 +340,7 @@ def draw_memory(axes: Axes, memory: Memory) -> None:
         axes.plot(list(row), means, marker=MARKERS[i % len(MARKERS)], clip_on=False, **kind_look(name))
     distances = sorted({distance for row in memory.values() for distance in row})
     axes.set(xscale="log", ylim=(0, 100), xlabel="k, tokens between the token to remember and the query")
-    axes.set_title("Remembered, percent (chance: 10)")
+    axes.set_title("Remembered, percent (chance: 10), same colors")
     axes.set_xticks(distances, [str(k) for k in distances])
     axes.set_xticks([], minor=True)
 
@@ -353,12 +353,12 @@ def write_plot(path: Path, distance: int, scaled: Curves, untrained: Curves, tra
         grid = figure.add_gridspec(2, 2)
         for i, axes in enumerate(chart.panels):
             axes.set_subplotspec(grid[i // 2, i % 2])
-        draw_gradients(first, "RNN with scaled U: tanh (solid), ReLU (dashed)", scaled, radius_look)
+        draw_gradients(first, "RNN by spectral radius of U: tanh (solid), ReLU (dashed)", scaled, radius_look)
         draw_gradients(second, "Untrained networks", untrained, kind_look)
-        draw_gradients(third, f"Networks trained at distance {distance}", trained, kind_look)
+        draw_gradients(third, f"Networks trained at distance {distance}, same colors", trained, kind_look)
         draw_memory(fourth, memory)
-        for axes in (first, second, third):
-            axes.legend(frameon=False, fontsize=11, loc="lower left")
+        first.legend(frameon=False, fontsize=11, loc="lower left", handlelength=1.2)
+        second.legend(frameon=False, fontsize=11, loc="lower left")
         path.write_text(standalone(chart.svg(), "svg { padding: 8px; }"), encoding="utf-8")
 
 

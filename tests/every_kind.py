@@ -1,7 +1,8 @@
-"""Every architecture and kind that writes a target, small: what holds of one must hold of all."""
+"""Every architecture and kind, small: what holds of one must hold of all."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -9,11 +10,13 @@ from pydantic import TypeAdapter
 from torch import nn
 
 from dragoman.config import ModelConfig
+from dragoman.data.batching import Batch
 from dragoman.models.build import build_model
-from dragoman.models.seq2seq import Model
+from dragoman.models.seq2seq import LanguageModel, Model, Network
 
 BLOCK: dict[str, Any] = {"d_model": 12, "d_ff": 20, "n_heads": 2, "dropout": 0.0}
 LAYERS = {"encoder_layers": 2, "decoder_layers": 3}
+ONE_STACK: dict[str, Any] = {"d_model": 10, "n_layers": 2, "dropout": 0.0}
 RECURRENT: dict[str, Any] = {"d_model": 10, "encoder_layers": 1, "decoder_layers": 2, "dropout": 0.0}
 EVERY_STEP = {"kind": "none", "context": "every_step"}
 
@@ -65,7 +68,29 @@ TRANSLATORS: dict[str, dict[str, Any]] = {
         "dropout": 0.0, "max_positions": 40,
     },
 }  # fmt: skip
-"""By name, every model that has a source."""
+"""By name, every model that has a source and writes a target."""
+
+LANGUAGE_MODELS: dict[str, dict[str, Any]] = {
+    "decoder only": {"architecture": "decoder_only", **BLOCK, "n_layers": 2},
+    "rnn language model": {"architecture": "recurrent_lm", **ONE_STACK, "cell": {"kind": "rnn"}, "tie": "none"},
+    "gru language model": {
+        "architecture": "recurrent_lm", **ONE_STACK, "cell": {"kind": "gru"}, "initial_state": {"kind": "learned"},
+    },
+    "lstm language model": {"architecture": "recurrent_lm", **ONE_STACK, "initial_state": {"kind": "learned"}},
+}  # fmt: skip
+"""By name, models without a source."""
+
+LABELLERS: dict[str, dict[str, Any]] = {
+    "encoder only": {"architecture": "encoder_only", **BLOCK, "n_layers": 2},
+    "rnn labels": {
+        "architecture": "recurrent_encoder", **ONE_STACK, "cell": {"kind": "rnn", "activation": "relu"},
+        "directions": 1, "pooling": "last",
+    },
+    "gru labels": {"architecture": "recurrent_encoder", **ONE_STACK, "cell": {"kind": "gru"}, "pooling": "mean"},
+    "lstm labels": {"architecture": "recurrent_encoder", **ONE_STACK, "pooling": "last"},
+    "lstm tags": {"architecture": "recurrent_encoder", **ONE_STACK, "initial_state": {"kind": "learned"}},
+}  # fmt: skip
+"""By name, models with one label per token or per text."""
 
 
 def model_config(document: dict[str, Any]) -> ModelConfig:
@@ -74,14 +99,27 @@ def model_config(document: dict[str, Any]) -> ModelConfig:
     return adapter.validate_python(document)
 
 
-def built(document: dict[str, Any], vocab: int, shake: bool = True, seed: int = 1) -> Model:
-    """The model in float64 and in evaluation mode; `shake` moves it away from the ones and zeros of a fresh one."""
-    model = build_model(model_config(document), vocab, vocab, seed=seed).double().eval()
-    assert isinstance(model, Model)
+def built_network(document: dict[str, Any], vocab: int, outputs: int, shake: bool = True, seed: int = 1) -> Network:
+    """The network in float64 and in evaluation mode; `shake` moves it away from the ones and zeros of a fresh one."""
+    network = build_model(model_config(document), vocab, outputs, seed=seed).double().eval()
     generator = torch.Generator().manual_seed(7)
-    for parameter in model.parameters() if shake else ():
+    for parameter in network.parameters() if shake else ():
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=0.4, generator=generator)
         else:
             nn.init.uniform_(parameter, 0.5, 1.0, generator=generator)
+    return network
+
+
+def built(document: dict[str, Any], vocab: int, shake: bool = True, seed: int = 1) -> Model:
+    """As `built_network`, a model that writes tokens of the vocabulary that it reads."""
+    model = built_network(document, vocab, vocab, shake, seed)
+    assert isinstance(model, Model)
     return model
+
+
+def readable(model: Network, batch: Batch) -> Batch:
+    """The batch, without its source for a language model."""
+    if not isinstance(model, LanguageModel):
+        return batch
+    return dataclasses.replace(batch, src=batch.src[:, :0], src_mask=None)

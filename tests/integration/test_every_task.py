@@ -73,6 +73,7 @@ SIZES: Document = {"d_model": 16, "d_ff": 24, "n_heads": 2, "dropout": 0.1}
 ENCODER: Document = {"architecture": "encoder_only", "n_layers": 1, **SIZES}
 PIECES: Document = {"vocab_size": 44, "byte_fallback": False}
 LANGUAGE: Document = {"architecture": "decoder_only", "n_layers": 1, **SIZES}
+RECURRENT: Document = {"n_layers": 2, "d_model": 16, "dropout": 0.1, "initial_state": {"kind": "learned"}}
 
 KINDS: dict[str, tuple[Document, Document, Document]] = {
     "stream": ({"kind": "text", "train": ["train.txt"], "valid": "valid.txt", "max_tokens": 20},
@@ -93,6 +94,14 @@ KINDS: dict[str, tuple[Document, Document, Document]] = {
                {"architecture": "vision", "n_layers": 1, "image_size": 4, "patch": 2, **SIZES}),
     "trees": ({"kind": "trees", "train": ["train.ptb"], "valid": "valid.ptb", "max_tokens": 60}, PIECES,
               {"architecture": "transformer", "encoder_layers": 1, "decoder_layers": 1, **SIZES}),
+    "recurrent lines": ({"kind": "text", "train": ["train.txt"], "valid": "valid.txt", "form": "lines",
+                         "max_tokens": 30}, PIECES, {"architecture": "recurrent_lm", **RECURRENT}),
+    "recurrent masked": ({"kind": "masked", "train": ["train.txt"], "valid": "valid.txt", "rate": 0.3}, PIECES,
+                         {"architecture": "recurrent_encoder", **RECURRENT, "cell": {"kind": "gru"}, "tie": "all"}),
+    "recurrent tagged": ({"kind": "tagged", "train": ["train.tags"], "valid": "valid.tags"},
+                         {**PIECES, "sampling": 0.2}, {"architecture": "recurrent_encoder", **RECURRENT}),
+    "recurrent last": ({"kind": "labelled", "train": ["train.tsv"], "valid": "valid.tsv"}, PIECES,
+                       {"architecture": "recurrent_encoder", **RECURRENT, "cell": {"kind": "rnn"}, "pooling": "last"}),
 }  # fmt: skip
 """By name, the sections data, tokenizer and model."""
 
@@ -164,7 +173,7 @@ def test_an_epoch_follows_from_the_seed_and_holds_everything_once(name: str, dat
     assert task.config.tokenizer.sampling or tokens == task.tokens()
 
 
-@pytest.mark.parametrize("name", ["tagged", "mean"])
+@pytest.mark.parametrize("name", ["tagged", "mean", "recurrent tagged"])
 def test_rows_are_cut_anew_for_each_key_and_never_beyond_the_limit(name: str, data: Path, tmp_path: Path) -> None:
     task: Any = opened(name, data, tmp_path, "tokenizer.sampling=0.9", "data.max_tokens=20")
     whole: Any = opened(name, data, tmp_path, "tokenizer.sampling=0.0", "data.max_tokens=20")
@@ -240,7 +249,7 @@ def texts_of(task: Task, epoch: int) -> list[str]:
     return [found[n] for n in sorted(found)]
 
 
-@pytest.mark.parametrize("name", ["stream", "lines", "paragraphs"])
+@pytest.mark.parametrize("name", ["stream", "lines", "paragraphs", "recurrent lines"])
 def test_the_loss_is_that_of_every_token_of_the_text(name: str, data: Path, tmp_path: Path) -> None:
     task = opened(name, data, tmp_path)
     network = build_for(task.config, task.vocabulary).eval()
@@ -266,8 +275,9 @@ def test_the_loss_is_that_of_every_token_of_the_text(name: str, data: Path, tmp_
     assert found["bits_per_character"] == pytest.approx(nll / math.log(2) / characters, rel=1e-5)
 
 
-def test_a_language_model_goes_on(data: Path, tmp_path: Path) -> None:
-    train(config_of("lines", data, "train.budget=8 steps"), tmp_path / "run")
+@pytest.mark.parametrize("name", ["lines", "recurrent lines"])
+def test_a_language_model_goes_on(name: str, data: Path, tmp_path: Path) -> None:
+    train(config_of(name, data, "train.budget=8 steps"), tmp_path / "run")
     generator = TextGenerator.load(tmp_path / "run")
     prompts = ["the ", "", "never … seen  "]
     found = generator.generate(prompts, max_tokens=5)
@@ -284,14 +294,15 @@ def test_as_many_new_tokens_as_were_asked_for(count: int, data: Path, tmp_path: 
     assert len(found.text) == 4 + count
 
 
-def test_the_score_of_lines_is_that_of_validation(data: Path, runs: Path) -> None:
-    generator = TextGenerator.load(runs / "lines" / "last")
+@pytest.mark.parametrize("name", ["lines", "recurrent lines"])
+def test_the_score_of_lines_is_that_of_validation(name: str, data: Path, runs: Path) -> None:
+    generator = TextGenerator.load(runs / name / "last")
     lines = [line for line in (data / "valid.txt").read_text(encoding="utf-8").split("\n") if line]
     found = generator.score(lines)
     bits = -sum(s.log_prob for s in found) / math.log(2) / sum(s.characters for s in found)
-    scores = read_meta(find_model(runs / "lines" / "last"))["scores"]
+    scores = read_meta(find_model(runs / name / "last"))["scores"]
     assert bits == pytest.approx(scores["bits_per_character"], rel=1e-4)
-    plain = TextGenerator.load(runs / "lines" / "last", engine="pytorch")
+    plain = TextGenerator.load(runs / name / "last", engine="pytorch")
     for line, text_score in zip(lines, found, strict=True):
         assert text_score.log_prob == pytest.approx(plain.score([line])[0].log_prob, abs=1e-4)
 
@@ -329,9 +340,10 @@ def test_a_paragraph_of_a_single_token_is_asked_for_too(tmp_path: Path) -> None:
     assert all(any(label != PAD for label in labels) for _, labels in rows)
 
 
-def test_the_accuracy_is_that_of_the_labels_given(data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["tagged", "recurrent tagged"])
+def test_the_accuracy_is_that_of_the_labels_given(name: str, data: Path, tmp_path: Path) -> None:
     overrides = ("train.budget=60 steps", "train.validate_every=30 steps", *FAST)
-    result = train(config_of("tagged", data, *overrides), tmp_path / "tagged")
+    result = train(config_of(name, data, *overrides), tmp_path / "tagged")
     labeller = Labeller.load(tmp_path / "tagged" / "last")
     made = sentences(9, 2)
     found = labeller.label([text_of(s) for s in made])
@@ -346,7 +358,7 @@ def test_the_accuracy_is_that_of_the_labels_given(data: Path, tmp_path: Path) ->
     assert labeller.label(["", " "])[1].labels == ()
 
 
-@pytest.mark.parametrize("name", ["first", "mean", "images"])
+@pytest.mark.parametrize("name", ["first", "mean", "recurrent last", "images"])
 def test_one_label_for_all(name: str, data: Path, tmp_path: Path) -> None:
     overrides = ("train.budget=60 steps", "train.validate_every=30 steps", *FAST)
     result = train(config_of(name, data, *overrides), tmp_path / "run")
@@ -455,7 +467,7 @@ MADE = sentences(5, 9)
 def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """By name, runs of two steps."""
     folder = tmp_path_factory.mktemp("runs")
-    for name in ("lines", "masked", "tagged", "first", "images", "trees"):
+    for name in (*PIPELINES, "masked"):
         train(config_of(name, data, "train.budget=2 steps", "train.validate_every=2 steps"), folder / name)
     return folder
 
@@ -466,14 +478,18 @@ PIPELINES: dict[str, tuple[Any, dict[str, Any]]] = {
     "first": (Labeller, {}),
     "images": (Labeller, {}),
     "trees": (Parser, {"beam": 2}),
+    "recurrent lines": (TextGenerator, {"sample": False, "max_tokens": 3}),
+    "recurrent tagged": (Labeller, {}),
+    "recurrent last": (Labeller, {}),
 }
+METHODS = {TextGenerator: "generate", Labeller: "label", Parser: "parse"}
 
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_a_stream_is_the_batch_and_each_result_that_of_its_input_alone(name: str, data: Path, runs: Path) -> None:
     kind, options = PIPELINES[name]
     pipeline = kind.load(runs / name).to_torch()
-    run = getattr(pipeline, {"lines": "generate", "trees": "parse"}.get(name, "label"))
+    run = getattr(pipeline, METHODS[kind])
     inputs = list(np.load(data / "valid.npz")["images"]) if name == "images" else ["the dog", "", *map(text_of, MADE)]
     taken = []
     stream = pipeline.stream((taken.append(item) or item for item in inputs), window=2, **options)  # type: ignore[func-returns-value]
@@ -536,15 +552,33 @@ def test_the_native_engine_is_the_default_and_agrees_with_pytorch(name: str, run
     assert_same(getattr(native, run)(inputs, **options), expected)
 
 
-@pytest.mark.parametrize(("command", "name"), [("label", "tagged"), ("label", "first"), ("parse", "trees")])
+@pytest.mark.skipif(load_native() is None, reason=unavailable_reason())
+def test_a_recurrent_language_model_runs_on_the_pytorch_backend_only(cli: Cli, runs: Path) -> None:
+    generator = TextGenerator.load(runs / "recurrent lines")
+    supported = "its architecture is RecurrentLM; supported: transformer and decoder_only"
+    assert generator.description.startswith("PyTorch backend, float32") and supported in generator.description
+    for options in ({"engine": "native"}, {"quantize": "int8"}):
+        with pytest.raises(UsageError, match=rf"{supported}; accepted here: engine = 'auto' or 'pytorch'"):
+            TextGenerator.load(runs / "recurrent lines", **options)  # type: ignore[arg-type]
+    ensemble = TextGenerator.load([runs / "recurrent lines", runs / "recurrent lines" / "last"])
+    assert_same(ensemble.score(["the dog"]), generator.score(["the dog"]))
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("label", "tagged"), ("label", "first"), ("label", "recurrent tagged"), ("label", "recurrent last"),
+        ("parse", "trees"),
+    ],
+)  # fmt: skip
 def test_lines_in_lines_out(command: str, name: str, cli: Cli, runs: Path, tmp_path: Path) -> None:
     lines = ["the dog runs .", "", " \t", "red\u2028cat \x85", "the ( fish )\r"]
     code, out, _ = cli(command, runs / name, stdin="\n".join(lines).encode())
     rows = out.decode().split("\n")
     assert code == 0 and len(rows) == len(lines) + 1 and rows[-1] == ""
-    if name == "tagged":
+    if name.endswith("tagged"):
         assert [len(row.split(" ")) for row in rows[:-1] if row] == [4, 2, 4] and rows[1] == rows[2] == ""
-    if name == "first":
+    if command == "label" and not name.endswith("tagged"):
         assert set(rows[:-1]) <= {"plain", "red"}
     if name == "trees":
         (tmp_path / "out.ptb").write_bytes(out)
@@ -560,7 +594,7 @@ def test_repaired_trees_are_counted(cli: Cli, runs: Path) -> None:
     assert ("repaired: 2" in err) == (not well_formed)
 
 
-@pytest.mark.parametrize("name", ["lines", "tagged", "images", "trees"])
+@pytest.mark.parametrize("name", ["lines", "tagged", "images", "trees", "recurrent lines", "recurrent tagged"])
 def test_doctor_says_what_there_is_and_what_it_takes(name: str, cli: Cli, data: Path, tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text(dump_toml(config_of(name, data)), encoding="utf-8")
     code, out, _ = cli("doctor", tmp_path / "a.toml", "--json")
@@ -569,14 +603,21 @@ def test_doctor_says_what_there_is_and_what_it_takes(name: str, cli: Cli, data: 
     assert any("training for 6 steps takes about" in finding["what"] for finding in found["findings"])
 
 
-def test_generate_one_text_a_prompt(cli: Cli, runs: Path) -> None:
-    code, out, _ = cli("generate", runs / "lines", "--jsonl", "--max-tokens", "3", stdin=b"the \n\nred \n")
+@pytest.mark.parametrize("name", ["lines", "recurrent lines"])
+def test_generate_one_text_a_prompt(name: str, cli: Cli, runs: Path) -> None:
+    code, out, _ = cli("generate", runs / name, "--jsonl", "--max-tokens", "3", stdin=b"the \n\nred \n")
     assert code == 0 and [json.loads(row)["prompt"] for row in out.split(b"\n")[:-1]] == ["the ", "", "red "]
 
 
 @pytest.mark.parametrize(
     ("name", "what"),
-    [("images", "patches of 4; 2 labels"), ("tagged", "bpe, 44; 5 labels"), ("lines", "bpe, 44 shared")],
+    [
+        ("images", "patches of 4; 2 labels"),
+        ("tagged", "bpe, 44; 5 labels"),
+        ("lines", "bpe, 44 shared"),
+        ("recurrent lines", "bpe, 44 shared"),
+        ("recurrent last", "bpe, 44; 2 labels"),
+    ],
 )
 def test_info_of_any_model(name: str, what: str, cli: Cli, runs: Path) -> None:
     code, out, _ = cli("info", runs / name, "--json")
@@ -593,6 +634,11 @@ def test_info_of_any_model(name: str, what: str, cli: Cli, runs: Path) -> None:
         (["generate", "trees"], "is not a language model: "),
         (["label", "lines"], "does not predict labels: "),
         (["label", "masked"], '"masked"; it is used by: dragoman vectors'),
+        (["translate", "recurrent lines"], 'its architecture is "recurrent_lm", trained on data of kind "text"'),
+        (["label", "recurrent lines"], "does not predict labels: "),
+        (["generate", "recurrent tagged"], "is not a language model: "),
+        (["atlas", "recurrent lines", "--source", "train.txt"], "this model has no attention"),
+        (["atlas", "recurrent tagged", "--source", "train.txt"], "this model has no attention"),
         (["label", "images"], "does not label text: "),
         (["parse", "first"], "does not generate trees: "),
         (["score", "lines", "--source", "train.txt", "--target", "train.txt"], "omit --source"),

@@ -99,9 +99,9 @@ def test_documents_in_toml(path: Path) -> None:
 def data_for(model: dict[str, Any]) -> dict[str, Any]:
     """A `[data]` section that a model learns from."""
     match model.get("architecture"):
-        case "decoder_only":
+        case "decoder_only" | "recurrent_lm":
             return {"kind": "text", "train": ["a"]}
-        case "encoder_only":
+        case "encoder_only" | "recurrent_encoder":
             kind = "tagged" if model.get("pooling", "none") == "none" else "labelled"
             return {"kind": kind, "train": ["a"]}
         case "vision":

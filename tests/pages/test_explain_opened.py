@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from dragoman.config import parse_config
+from dragoman.data.vocabulary import LabelVocabulary, Vocabulary
 from dragoman.interpret.explain.cases import LoadedModel
 from dragoman.interpret.explain.explain import Explanation, explain, write_explanation
 from dragoman.models.build import build_model
@@ -28,10 +29,14 @@ MODELS: dict[str, dict[str, Any]] = {
     "lstm": {"architecture": "lstm", "d_model": 12, "encoder_layers": 1, "decoder_layers": 2},
     "decoder-only": {"architecture": "decoder_only", **SIZES, "n_layers": 2},
     "image": {"architecture": "vision", **SIZES, "n_layers": 2, "image_size": 6, "patch": 2},
+    "recurrent": {"architecture": "recurrent_lm", "d_model": 12},
+    "class": {"architecture": "recurrent_encoder", "d_model": 12, "cell": {"kind": "gru"}, "pooling": "last"},
 }
 DATA: dict[str, dict[str, Any]] = {
     "decoder-only": {"kind": "text", "train": ["a"], "max_tokens": 60},
     "image": {"kind": "images", "dataset": "digits"},
+    "recurrent": {"kind": "text", "train": ["a"], "max_tokens": 60},
+    "class": {"kind": "labelled", "train": ["a"], "max_tokens": 60},
 }
 
 
@@ -39,20 +44,18 @@ def loaded(kind: str, **changes: Any) -> LoadedModel:
     """An untrained model."""
     data = DATA.get(kind, {"train": [{"source": "a", "target": "b"}], "filter": {"max_tokens": 80}})
     config = parse_config({"data": data, "model": MODELS[kind] | changes, "search": {"beam": 3, "max_extra": 4}})
-    tokenizer = tiny_tokenizer()
-    sizes = (4, 10) if kind == "image" else (tokenizer.source_size, tokenizer.target_size)
-    return build_model(config.model, *sizes, seed=5).eval(), tokenizer, config
+    vocabulary: Vocabulary = tiny_tokenizer()
+    if kind == "image":
+        vocabulary = LabelVocabulary([str(digit) for digit in range(10)], patch_numbers=4)
+    elif kind == "class":
+        vocabulary = LabelVocabulary(["good", "bad"], tiny_tokenizer())
+    network = build_model(config.model, vocabulary.source_size, vocabulary.target_size, seed=5).eval()
+    return network, vocabulary, config
 
 
 @cache
 def explained(kind: str) -> Explanation:
-    if kind == "image":
-        from dragoman.data.vocabulary import LabelVocabulary
-
-        network, _, config = loaded(kind)
-        labels = LabelVocabulary([str(digit) for digit in range(10)], None)
-        return explain((network, labels, config), np.linspace(0, 1, 36).reshape(6, 6))
-    return explain(loaded(kind), "one two seven")
+    return explain(loaded(kind), np.linspace(0, 1, 36).reshape(6, 6) if kind == "image" else "one two seven")
 
 
 @pytest.fixture(params=MODELS)
@@ -132,6 +135,28 @@ def test_the_selected_cell_shows_its_weight(page: Page, tmp_path: Path) -> None:
     hint = page.text("#attention .hint")
     assert f"{percent:.0f} %" in hint.replace("\u00a0", " ") or f"{percent:.1f} %" in hint.replace("\u00a0", " ")
     assert "decoder.layers.1.cross_attn.weights[0, 2, 1, 2]" in hint
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "cells"),
+    [("recurrent", "a token that was read", ["decoder, layer 1, cell", "decoder, layer 2, cell"]),
+     ("class", "a position", [f"encoder, layer {n}, {way}" for n in (1, 2) for way in ("forward", "backward")])],
+)  # fmt: skip
+def test_states_take_the_place_of_attention(
+    kind: str, column: str, cells: list[str], page: Page, tmp_path: Path
+) -> None:
+    explanation = explained(kind)
+    page.open(write_explanation(tmp_path / "explain.html", explanation))
+    assert "no attention: the state that it passes from token to token" in page.text("#attention-what")
+    assert page.text("#states-what").startswith(f"A column is {column}, a row a unit.")
+    select = page.find("#states-controls select")
+    assert [option.get_attribute("label") for option in page.all("#states-controls select option")] == cells
+    page.run("arguments[0].selectedIndex = 1; arguments[0].dispatchEvent(new Event('change'))", select)
+    page.focus("#states-body .state")
+    page.press(page.keys.ARROW_RIGHT)
+    second = list(dict.fromkeys(state["name"].rpartition(".")[0] for state in explanation.states))[1]
+    assert f"{second}." in page.text("#states-body .hint")
+    assert page.errors() == []
 
 
 def test_a_selected_token_shows_its_alternatives(page: Page, tmp_path: Path) -> None:

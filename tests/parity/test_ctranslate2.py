@@ -12,7 +12,8 @@ from dragoman.config import ModelConfig
 from dragoman.data.tokenizer import EOS
 from dragoman.formats.parity import Counts, Parity, ParityCase, ParityCases, compare_models
 from dragoman.models.seq2seq import Model
-from every_kind import BLOCK, TRANSFORMERS, TRANSLATORS, built, model_config
+from every_kind import BLOCK, LABELLERS, TRANSFORMERS, TRANSLATORS, built, model_config
+from every_kind import LANGUAGE_MODELS as EVERY_LANGUAGE_MODEL
 
 pytest.importorskip("ctranslate2", reason="needs the package ctranslate2: pip install 'dragoman[formats]'")
 
@@ -96,9 +97,9 @@ def test_a_weight_with_an_error_of_one_percent_is_detected(tmp_path: Path) -> No
     assert not report.met and report.largest > 1e-3
 
 
-@pytest.mark.parametrize("name", TRANSLATORS)
+@pytest.mark.parametrize("name", [*TRANSLATORS, "lstm language model", "lstm tags"])
 def test_unsupported_models_are_refused(name: str) -> None:
-    document = TRANSLATORS[name]
+    document = (TRANSLATORS | EVERY_LANGUAGE_MODEL | LABELLERS)[name]
     reasons = unsupported(model_config(document))
     supported = name in TRANSFORMERS and name not in REFUSED
     assert (reasons == []) == supported

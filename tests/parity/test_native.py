@@ -20,6 +20,7 @@ from dragoman.decoding.native.library import Precision, _load, load_native, unav
 from dragoman.decoding.native.pack import native_unsupported_reasons, pack
 from dragoman.models.build import assemble
 from dragoman.models.seq2seq import Model
+from every_kind import LANGUAGE_MODELS as EVERY_LANGUAGE_MODEL
 from every_kind import TRANSLATORS, built, model_config
 from near_ties import assert_same_search, same_hypotheses
 
@@ -190,6 +191,8 @@ def test_unsupported_models_are_refused_with_reasons() -> None:
     for name in [*NOT_PACKED, "linear", "lstm bahdanau", "convolutional"]:
         reasons = native_unsupported_reasons(built(TRANSLATORS[name], VOCAB))
         assert reasons and all(isinstance(reason, str) for reason in reasons), name
+    for name, document in EVERY_LANGUAGE_MODEL.items():
+        assert bool(native_unsupported_reasons(built(document, VOCAB))) == (name != "decoder only"), name
 
 
 @pytest.mark.parametrize(("heads", "d_key", "supported"), [(1, 4096, True), (1, 4081, True), (32, 2049, False)])

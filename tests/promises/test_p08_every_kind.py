@@ -11,20 +11,22 @@ from torch import Tensor
 from dragoman.data.batching import Batch, collate, collate_source
 from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.decoding import ModelStepper, SearchSettings, generate
+from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.seq2seq import Model
 from dragoman.training.loss import Loss, TokenLoss
-from every_kind import TRANSLATORS, built, model_config
+from every_kind import LANGUAGE_MODELS, TRANSLATORS, built, model_config, readable
 from toy_model import every_target, padded, teacher_forced
 
 V = 17
 EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
+MODELS = TRANSLATORS | LANGUAGE_MODELS
 LENGTHS = [(7, 4), (3, 6), (5, 5), (2, 3)]
 """Source and target lengths of four pairs."""
 
 
-@pytest.fixture(params=TRANSLATORS)
+@pytest.fixture(params=MODELS)
 def document(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return TRANSLATORS[request.param]
+    return MODELS[request.param]
 
 
 @pytest.fixture
@@ -32,13 +34,13 @@ def model(document: dict[str, Any]) -> Model:
     return built(document, V)
 
 
-def batch() -> Batch:
+def batch(model: Model) -> Batch:
     generator = torch.Generator().manual_seed(3)
 
     def sentence(length: int) -> list[int]:
         return [*torch.randint(EOS + 1, V, (length - 1,), generator=generator).tolist(), EOS]
 
-    return collate([(sentence(src), sentence(tgt)) for src, tgt in LENGTHS])
+    return readable(model, collate([(sentence(src), sentence(tgt)) for src, tgt in LENGTHS]))
 
 
 @torch.no_grad()
@@ -49,7 +51,7 @@ def full(model: Model, src: Tensor, mask: Tensor | None, tokens: Tensor) -> Tens
 
 
 def test_cached_decoding_is_full_decoding(model: Model) -> None:
-    data = batch()
+    data = batch(model)
     want = full(model, data.src, data.src_mask, data.tgt_in)
     with torch.no_grad():
         state = model.start(model.encode(data.src, data.src_mask), beams=1, max_len=6)
@@ -70,16 +72,17 @@ def tensors(of: Any) -> list[Tensor]:
 
 @pytest.mark.parametrize("max_len", [0, 6])
 def test_a_state_says_how_many_bytes_it_holds(model: Model, max_len: int) -> None:
-    data = batch()
+    data = batch(model)
     with torch.no_grad():
         state = model.start(model.encode(data.src, data.src_mask), beams=1, max_len=max_len)
         model.decode(data.tgt_in, state)
     carry = [] if state.carry is None else [state.carry]
-    assert state.nbytes() == sum(tensor.nbytes for tensor in [*tensors(state.layers), *carry]) > 0
+    assert state.nbytes() == sum(tensor.nbytes for tensor in [*tensors(state.layers), *carry])
+    assert state.nbytes() > 0 or (max_len == 0 and isinstance(model, DecoderOnly)), "it keeps nothing of a whole pass"
 
 
 def test_cached_decoding_after_beams_were_reordered_and_sentences_dropped(model: Model) -> None:
-    data = batch()
+    data = batch(model)
     generator = torch.Generator().manual_seed(5)
     tokens = torch.randint(EOS + 1, V, (12, 5), generator=generator)  # 4 sentences, 3 beams
     tokens[:, 0] = BOS
@@ -96,14 +99,14 @@ def test_cached_decoding_after_beams_were_reordered_and_sentences_dropped(model:
         history = torch.cat([history, tokens[:9, 2:3]], dim=1)[again]
         last = model.decode(tokens[:6, 3:4], state)[:, 0]
     sentences = torch.tensor([0, 0, 0, 3, 3, 3])
-    assert data.src_mask is not None
+    mask = None if data.src_mask is None else data.src_mask[sentences]
     whole = torch.cat([history, tokens[:6, 3:4]], dim=1)
-    want = full(model, data.src[sentences], data.src_mask[sentences], whole)[:, -1]
+    want = full(model, data.src[sentences], mask, whole)[:, -1]
     torch.testing.assert_close(last, want, **EXACT)
 
 
 def test_padding_and_neighbours_change_nothing(model: Model) -> None:
-    data = batch()
+    data = batch(model)
     together = full(model, data.src, data.src_mask, data.tgt_in)
     for row, (s, t) in enumerate(LENGTHS):
         alone = full(model, data.src[row : row + 1, :s], None, data.tgt_in[row : row + 1, :t])
@@ -111,7 +114,7 @@ def test_padding_and_neighbours_change_nothing(model: Model) -> None:
 
 
 def test_no_position_sees_a_later_one(model: Model) -> None:
-    data = batch()
+    data = batch(model)
     want = full(model, data.src, data.src_mask, data.tgt_in)
     changed = data.tgt_in.clone()
     changed[:, 3:] = (changed[:, 3:] + 5) % V
@@ -120,9 +123,10 @@ def test_no_position_sees_a_later_one(model: Model) -> None:
     assert not torch.allclose(got[:, 3:], want[:, 3:])
 
 
-def test_beam_search_is_brute_force_and_beam_1_is_greedy(document: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", TRANSLATORS)
+def test_beam_search_is_brute_force_and_beam_1_is_greedy(name: str) -> None:
     vocab, limit = 6, 4
-    model = built(document, vocab)
+    model = built(TRANSLATORS[name], vocab)
     sources = [[4, 5, 4, EOS], [5, EOS]]
     src, mask = padded(sources)
     settings = SearchSettings(beam=40, max_extra=0, alpha=0.6)
@@ -140,8 +144,42 @@ def test_beam_search_is_brute_force_and_beam_1_is_greedy(document: dict[str, Any
         assert alone[0][0].tokens == one[row][0].tokens
 
 
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_the_continuation_of_a_prompt_is_brute_force_and_beam_1_is_greedy(name: str) -> None:
+    vocab, new = 6, 3
+    model, prompts = built(LANGUAGE_MODELS[name], vocab), [[4, 5, 4], [5], []]
+    nothing = torch.zeros(len(prompts), 0, dtype=torch.long)
+    found = generate(ModelStepper(model), nothing, None, SearchSettings(beam=40, max_extra=new, alpha=0.6), prompts)
+    one = generate(ModelStepper(model), nothing, None, SearchSettings(beam=1, max_extra=new), prompts)
+    for row, (prompt, (best, *_)) in enumerate(zip(prompts, found, strict=True)):
+        scored = {}
+        for continuation in every_target(vocab, new):
+            target = [*prompt, *continuation, EOS]
+            scored[tuple(target[:-1])] = sum(teacher_forced(model, [], target)) / ((5 + len(target)) / 6) ** 0.6
+        assert best.score == pytest.approx(max(scored.values()), rel=1e-6, abs=1e-5)
+        assert best.score == pytest.approx(scored[tuple(best.tokens)], rel=1e-6, abs=1e-5)
+        alone = generate(ModelStepper(model), nothing[:1], None, SearchSettings(beam=1, max_extra=new), [prompt])
+        assert alone[0][0].tokens == one[row][0].tokens
+        assert one[row][0].tokens == greedy(model, prompt, new - 1), prompt
+
+
+@torch.no_grad()
+def greedy(model: Model, prompt: list[int], new: int) -> list[int]:
+    """The prompt and the `new` most probable tokens, one after the other, each from a whole pass, or up to the end."""
+    tokens, nothing = list(prompt), torch.zeros(1, 0, dtype=torch.long)
+    for _ in range(new):
+        logits = full(model, nothing, None, torch.tensor([[BOS, *tokens]]))[0, -1]
+        logits[[PAD, BOS]] = -torch.inf
+        token = int(logits.argmax())
+        if token == EOS:
+            break
+        tokens.append(token)
+    return tokens
+
+
 def test_every_parameter_learns(document: dict[str, Any]) -> None:
-    model, data = built(document, V, shake=False).train(), batch()
+    model = built(document, V, shake=False).train()
+    data = batch(model)
     loss: Loss = model(data.src, data.src_mask, data.tgt_in, TokenLoss(data.tgt_out, 0.1))
     loss.smoothed.backward()  # type: ignore[no-untyped-call]
     still = [n for n, p in model.named_parameters() if p.grad is None or not bool(p.grad.abs().sum() > 0)]
@@ -163,7 +201,9 @@ def test_the_document_says_what_was_asked_for(document: dict[str, Any]) -> None:
     assert model_config(model_config(document).model_dump(mode="json")) == model_config(document)
 
 
-def test_sources_may_be_of_one_word(model: Model) -> None:
+@pytest.mark.parametrize("name", TRANSLATORS)
+def test_sources_may_be_of_one_word(name: str) -> None:
+    model = built(TRANSLATORS[name], V)
     src, mask = collate_source([[EOS], [4, 5, EOS]])
     tokens = torch.tensor([[BOS, 4], [BOS, 5]])
     alone = full(model, src[:1, :1], None, tokens[:1])

@@ -143,8 +143,32 @@ def test_data_and_architecture_must_fit() -> None:
     assert problem.startswith("model.max_positions is 252, but up to 253")
     with pytest.raises(ConfigError, match='needs "first" or "mean"'):
         parse_config({"data": {"kind": "labelled", "train": ["a"]}, "model": {"architecture": "encoder_only"}})
+    with pytest.raises(ConfigError, match='needs "last" or "mean"'):
+        parse_config({"data": {"kind": "labelled", "train": ["a"]}, "model": {"architecture": "recurrent_encoder"}})
     with pytest.raises(UsageError, match='is of kind "text"'):
         _ = parse_config({"data": {"kind": "text", "train": ["a"]}, "model": {"architecture": "decoder_only"}}).parallel
+
+
+def test_recurrent_networks_with_one_output_per_input() -> None:
+    text: dict[str, Any] = {"data": {"kind": "text", "train": ["a"]}, "model": {"architecture": "recurrent_lm"}}
+    model = parse_config(copy.deepcopy(text)).model
+    assert (model.n_layers, model.cell.kind, model.initial_state.kind, model.tie) == (2, "lstm", "zeros", "all")
+    changed = ["model.cell.kind=rnn", "model.cell.activation=relu", "model.initial_state.kind=learned"]
+    model = parse_config(copy.deepcopy(text), changed).model
+    assert (model.cell.activation, model.initial_state.kind) == ("relu", "learned")
+    for overrides, words in (
+        (["model.cell.kind=lstm", "model.cell.activation=relu"], "model.cell.activation"),
+        (["model.cell.kind=lstn"], "model.cell.kind: no kind 'lstn' (did you mean 'lstm'?); accepted: rnn, gru, lstm"),
+        (["model.initial_state.kind=zero"], "accepted: zeros, learned"),
+        (["model.directions=2"], "model.directions"),
+        (["model.architecture=recurrent_encoder"], 'cannot be trained on data of kind "text"; accepted: decoder_only,'),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            parse_config(copy.deepcopy(text), overrides)
+        assert words in str(caught.value), str(caught.value)
+
+    with pytest.raises(ConfigError, match='of kind "tagged"; accepted: encoder_only, recurrent_encoder'):
+        parse_config({"data": {"kind": "tagged", "train": ["a"]}, "model": {"architecture": "recurrent_lm"}})
 
 
 def test_all_that_does_not_fit_is_told_at_once() -> None:
@@ -152,6 +176,12 @@ def test_all_that_does_not_fit_is_told_at_once() -> None:
     document = {"data": {"kind": "tagged", "train": ["a"]}, "model": model, "tokenizer": {"shared": False}}
     with pytest.raises(ConfigError) as caught:
         parse_config(document, ["train.metric=bleu"])
+    tagger = {"architecture": "recurrent_encoder", "tie": "all", "pooling": "last", "d_model": 16}
+    with pytest.raises(ConfigError, match=r'model\.pooling is "last", but .*; model\.tie = "all"'):
+        parse_config({"data": {"kind": "tagged", "train": ["a"]}, "model": tagger})
+    with pytest.raises(ConfigError, match="d_model 15 must be even, because two directions share it"):
+        odd = {"architecture": "recurrent_encoder", "d_model": 15}
+        parse_config({"data": {"kind": "tagged", "train": ["a"]}, "model": odd})
     for words in (
         'model.pooling is "mean", but data of kind "tagged" needs "none"',
         'model.tie = "all": the outputs for data of kind "tagged" are labels',

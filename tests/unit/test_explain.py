@@ -59,20 +59,33 @@ def translated(kind: str) -> Explanation:
     return explain(translator(kind), SOURCE)
 
 
-def language_model(form: str = "stream") -> LoadedModel:
+LANGUAGE_MODELS: dict[str, dict[str, Any]] = {
+    "decoder only": {"architecture": "decoder_only", **SIZES},
+    "recurrent": {"architecture": "recurrent_lm", "d_model": 12, "initial_state": {"kind": "learned"}},
+}
+TAGGERS: dict[str, dict[str, Any]] = {
+    "encoder only": {"architecture": "encoder_only", "tie": "none", **SIZES},
+    "recurrent": {"architecture": "recurrent_encoder", "d_model": 12, "cell": {"kind": "gru"}},
+}
+CLASSIFIERS: dict[str, dict[str, Any]] = {
+    "first": {"architecture": "encoder_only", "pooling": "first", "order": "pre", **SIZES},
+    "mean": {"architecture": "encoder_only", "pooling": "mean", "order": "pre", **SIZES},
+    "last": {"architecture": "recurrent_encoder", "d_model": 12, "pooling": "last"},
+}
+
+
+def language_model(form: str = "stream", name: str = "decoder only") -> LoadedModel:
     data = {"kind": "text", "train": ["a"], "form": form, "max_tokens": 30}
-    return loaded(data, {"architecture": "decoder_only", **SIZES})
+    return loaded(data, LANGUAGE_MODELS[name])
 
 
-def tagger() -> LoadedModel:
-    labels = LabelVocabulary(["DT", "NN", "VB", "JJ"], tiny_tokenizer())
-    model = {"architecture": "encoder_only", "tie": "none", **SIZES}
+def tagger(name: str = "encoder only") -> LoadedModel:
+    labels, model = LabelVocabulary(["DT", "NN", "VB", "JJ"], tiny_tokenizer()), TAGGERS[name]
     return loaded({"kind": "tagged", "train": ["a"], "max_tokens": 30}, model, labels)
 
 
 def classifier(pooling: str = "first") -> LoadedModel:
-    labels = LabelVocabulary(["good", "bad", "so-so"], tiny_tokenizer())
-    model = {"architecture": "encoder_only", "pooling": pooling, "order": "pre", **SIZES}
+    labels, model = LabelVocabulary(["good", "bad", "so-so"], tiny_tokenizer()), CLASSIFIERS[pooling]
     return loaded({"kind": "labelled", "train": ["a"], "max_tokens": 30}, model, labels)
 
 
@@ -91,7 +104,10 @@ EVERYTHING: dict[str, Any] = {
     **{kind: functools.partial(translated, kind) for kind in TRANSLATORS},
     "forced": lambda: explain(translator("paper"), SOURCE, TARGET),
     "language model": lambda: explain(language_model(), "one two"),
+    "recurrent language model": lambda: explain(language_model(name="recurrent"), "one two"),
     "tagger": lambda: explain(tagger(), "one two seven"),
+    "recurrent tagger": lambda: explain(tagger("recurrent"), "one two seven"),
+    "last": lambda: explain(classifier("last"), "one two seven"),
     "first": lambda: explain(classifier("first"), "one two seven"),
     "mean": lambda: explain(classifier("mean"), "one two seven"),
     "filler": lambda: explain(filler(), f"one {MASK} seven"),
@@ -260,6 +276,24 @@ def test_gates_and_states(kind: str) -> None:
             np.testing.assert_allclose(values, part.T, atol=state["high"] / 255)
 
 
+@pytest.mark.parametrize(
+    ("kind", "stack", "side"),
+    [
+        ("recurrent language model", "decoder", "input"), ("recurrent tagger", "encoder", "source"),
+        ("last", "encoder", "source"),
+    ],
+)  # fmt: skip
+def test_gates_and_states_of_one_output_per_input(kind: str, stack: str, side: str) -> None:
+    explanation = found(kind)
+    assert not explanation.maps and {state["stack"] for state in explanation.states} == {stack}
+    assert {state["side"] for state in explanation.states} == {side}
+    parts = {"cell"} if stack == "decoder" else {"ahead", "back"}
+    assert {(state["layer"], state["part"]) for state in explanation.states} == {(n, p) for n in (0, 1) for p in parts}
+    for state in explanation.states:
+        assert len(state["mean"]) == len(explanation.sides[side].pieces) == state["values"]["shape"][1]
+        assert state["paper"], state["name"]
+
+
 @pytest.mark.parametrize("kind", ["paper", "gru", "lstm bahdanau", "convolutional"])
 def test_occlusion_compares_with_the_source_without_a_token(kind: str) -> None:
     network = translator(kind)[0]
@@ -311,11 +345,12 @@ def test_the_lens_after_the_last_layer_is_the_prediction(kind: str) -> None:
 # ---------------------------------------------------------------------------------------------------- other kinds
 
 
-def test_a_language_model_continues_its_prompt() -> None:
-    network, tokenizer, _ = language_model("lines")
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_a_language_model_continues_its_prompt(name: str) -> None:
+    network, tokenizer, _ = language_model("lines", name)
     assert tokenizer is tiny_tokenizer() and isinstance(network, Model)
     generator = TextGenerator(network, tiny_tokenizer(), 30, ends=True)  # type: ignore[arg-type]
-    found = explain(language_model("lines"), "one two", beam=1)
+    found = explain(language_model("lines", name), "one two", beam=1)
 
     given = tiny_tokenizer().encode_target("one two")[:-1]
     (continued,) = generator.generate(["one two"], sample=False, beam=1, max_tokens=29 - len(given))
@@ -326,29 +361,31 @@ def test_a_language_model_continues_its_prompt() -> None:
     assert "source" not in found.sides and found.sides["input"].pieces[0] == "<s>"
 
 
-def test_a_given_continuation_has_the_score_of_its_text() -> None:
-    network, _, _ = language_model("lines")
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_a_given_continuation_has_the_score_of_its_text(name: str) -> None:
+    network, _, _ = language_model("lines", name)
     generator = TextGenerator(network, tiny_tokenizer(), 30, ends=True)  # type: ignore[arg-type]
 
-    found = explain(language_model("lines"), "one two", " six nine")
+    found = explain(language_model("lines", name), "one two", " six nine")
 
     assert found.text == "one two six nine" and found.forced
     assert sum(a.log_prob for a in found.predictions) == pytest.approx(
         generator.score(["one two six nine"])[0].log_prob, abs=1e-4
     )
     assert found.predictions[-1].piece == "</s>" and found.predictions[0].given and not found.predictions[-1].given
-    streamed = explain(language_model(), "one two", " six nine")
+    streamed = explain(language_model(name=name), "one two", " six nine")
     assert len(streamed.predictions) == len(found.predictions) - 1  # a stream has no ends of texts
-    assert explain(language_model(), "").predictions
+    assert explain(language_model(name=name), "").predictions
 
 
-def test_tags_are_those_of_the_labeller() -> None:
-    network, vocabulary, config = tagger()
+@pytest.mark.parametrize("name", TAGGERS)
+def test_tags_are_those_of_the_labeller(name: str) -> None:
+    network, vocabulary, config = tagger(name)
     assert isinstance(vocabulary, LabelVocabulary)
     (expected,) = Labeller(network, vocabulary, config).label(["one two seven"])
 
-    found = explain(tagger(), "one two seven")
-    forced = explain(tagger(), "one two seven", "NN VB DT")
+    found = explain(tagger(name), "one two seven")
+    forced = explain(tagger(name), "one two seven", "NN VB DT")
 
     assert [prediction.subject for prediction in found.predictions] == ["one", "two", "seven"]
     assert [prediction.piece for prediction in found.predictions] == list(expected.labels)
@@ -360,7 +397,7 @@ def test_tags_are_those_of_the_labeller() -> None:
     assert len(found.sides["source"].words) == 3 + 2
 
 
-@pytest.mark.parametrize("pooling", ["first", "mean"])
+@pytest.mark.parametrize("pooling", CLASSIFIERS)
 def test_a_class_is_that_of_the_labeller(pooling: str) -> None:
     network, vocabulary, config = classifier(pooling)
     assert isinstance(vocabulary, LabelVocabulary)

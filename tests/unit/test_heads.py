@@ -30,7 +30,7 @@ from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Network
 from dragoman.nn.record import replace
 from dragoman.training.validation import mean_loss
-from every_kind import TRANSLATORS, built, model_config
+from every_kind import LANGUAGE_MODELS, TRANSLATORS, built, model_config
 from small_networks import SIZES, VARIANTS, shaken
 from small_run import Cli, digit_pairs, small_config, write_corpus, write_lines
 from tiny_translator import tiny_translator
@@ -241,6 +241,8 @@ def test_lines_without_a_choice_of_keys_are_refused() -> None:
         atlas(transformer(2), probe([([EOS], [EOS])]))
     with pytest.raises(UsageError, match="no attention"):
         atlas(built(TRANSLATORS["lstm"], VOCABULARY), probe(PAIRS))
+    with pytest.raises(UsageError, match="no attention"):
+        atlas(built(LANGUAGE_MODELS["lstm language model"], VOCABULARY), probe([([], target) for _, target in PAIRS]))
     with pytest.raises(UsageError, match="2 sources, 1 references"):
         translation_probe(tiny_translator(), ["a", "b"], ["c"])
 

@@ -30,6 +30,19 @@ def test_the_stated_size_is_the_size(path: Path) -> None:
     assert parameters(path) == int(stated.replace(",", ""))
 
 
+@pytest.mark.parametrize(("name", "vocabulary", "outputs"), [("shakespeare", 69, 69), ("tagging", 4000, 18)])
+def test_recurrent_recipes_have_the_size_and_data_of_the_transformers(name: str, vocabulary: int, outputs: int) -> None:
+    path, other = ROOT / f"{name}-lstm.toml", ROOT / f"{name}.toml"
+    with torch.device("meta"):
+        ours, theirs = (build_model(load_config(p).model, vocabulary, outputs).parameter_count() for p in (path, other))
+    assert 0.98 * theirs < ours < 1.02 * theirs
+    comment = path.read_text(encoding="utf-8").partition("\n\n")[0]
+    assert f"= {ours:,} parameters" in comment and f"{theirs:,} parameters" in comment
+    sections = [load_config(p).model_dump(mode="json") for p in (path, other)]
+    assert all(sections[0][key] == sections[1][key] for key in ("data", "tokenizer"))
+    assert sections[0]["train"]["budget"] == sections[1]["train"]["budget"]
+
+
 def test_the_history_is_of_equal_size_and_budget() -> None:
     sizes = {path.stem: parameters(path) for path in (ROOT / "history").glob("*.toml")}
     assert len(sizes) == 11

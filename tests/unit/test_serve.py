@@ -39,7 +39,7 @@ from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.app import HEADERS, MAX_BYTES, MAX_CHARACTERS, ServedModel, create_app, listen, load_models
 from dragoman.serve.viewer import Event, stream_continuation, stream_translation
-from every_kind import TRANSLATORS, built, model_config
+from every_kind import LANGUAGE_MODELS, TRANSLATORS, built, model_config
 from small_run import Cli
 from tiny_translator import copying_translator, tiny_tokenizer, tiny_translator
 from toy_model import ToyModel
@@ -276,6 +276,20 @@ def test_linear_self_attention_has_no_weights_to_show() -> None:
         None
     }
     assert ServedModel(generator, "decoder_only").describe()["attention"] is None
+
+
+def test_a_recurrent_language_model_is_written_as_it_generates_and_has_no_weights_to_show() -> None:
+    tokenizer = tiny_tokenizer()
+    model = built(LANGUAGE_MODELS["lstm language model"], tokenizer.target_size)
+    generator = TextGenerator(model, tokenizer, 30, True)  # type: ignore[arg-type]
+
+    events = list(stream_continuation(generator, "one two", max_tokens=5, seed=3))
+
+    (whole,) = generator.generate(["one two"], max_tokens=5, seed=3)
+    assert events[-1]["text"] == whole.text and events[-1]["log_prob"] == pytest.approx(whole.log_prob, abs=1e-5)
+    assert {token["attention"] for token in replayed(events)} == {None}
+    shown = ServedModel(generator, "recurrent_lm").describe()
+    assert (shown["attention"], shown["writes"], shown["architecture"]) == (None, "continuation", "recurrent_lm")
 
 
 def test_two_texts_are_written_in_turn_by_one_model() -> None:

@@ -22,7 +22,7 @@ from dragoman.decoding.settings import SearchSettings
 from dragoman.decoding.shortlist import AlignedWords
 from dragoman.errors import DragomanError, UsageError
 from dragoman.models.seq2seq import Model
-from every_kind import BLOCK, TRANSFORMERS, TRANSLATORS, built
+from every_kind import BLOCK, LANGUAGE_MODELS, TRANSFORMERS, TRANSLATORS, built
 
 VOCAB = 17
 FIXED = [name for name in TRANSFORMERS if "recurrent" not in name and "linear" not in name]
@@ -279,6 +279,7 @@ def test_position_tables_live_as_long_as_the_graph_that_reads_them() -> None:
         (TRANSLATORS["linear"], "its attention is linear"),
         (TRANSLATORS["recurrent positions"], "RecurrentPositions"),
         (TRANSLATORS["lstm"], "architecture"),
+        (LANGUAGE_MODELS["lstm language model"], "architecture"),
     ],
 )
 def test_unsupported_models_are_named(document: dict[str, Any], reason: str) -> None:

@@ -20,7 +20,7 @@ from dragoman.nn.layers import ACTIVATIONS
 from dragoman.nn.record import Recording, record, tap_names
 from dragoman.pages.page import embedded_json
 from dragoman.training.loss import TokenLoss
-from every_kind import TRANSLATORS, built, model_config
+from every_kind import LABELLERS, LANGUAGE_MODELS, TRANSLATORS, built, built_network, model_config
 from small_networks import SIZES, VARIANTS, shaken
 
 VOCAB, MOST = 11, 6
@@ -37,6 +37,13 @@ def network_of(kind: str) -> tuple[Network, tuple[Tensor, Tensor | None, Tensor,
     tgt_in, targets = torch.tensor([TGT_IN]), torch.tensor([TARGETS])
     if family == "translator":
         return built(TRANSLATORS[name], VOCAB), (torch.tensor([SRC]), None, tgt_in, targets), labels(5, TGT_IN, TARGETS)
+    if family == "language model":
+        nothing = torch.zeros(1, 0, dtype=torch.long)
+        return built(LANGUAGE_MODELS[name], VOCAB), (nothing, None, tgt_in, targets), labels(0, TGT_IN, TARGETS)
+    if family == "labels":
+        tags = [4, 5, 6, 4, 5] if name == "lstm tags" else [5]
+        given = torch.tensor([SRC]), None, torch.zeros(1, len(tags), dtype=torch.long), torch.tensor([tags])
+        return built_network(LABELLERS[name], VOCAB, 7), given, labels(5, [], tags)
     if family == "decoder only":
         document = {"architecture": "decoder_only", **SIZES, **VARIANTS[name]}
         network = shaken(build_model(model_config(document), VOCAB, VOCAB))
@@ -57,6 +64,8 @@ def network_of(kind: str) -> tuple[Network, tuple[Tensor, Tensor | None, Tensor,
 
 KINDS = [
     *(f"translator: {name}" for name in TRANSLATORS),
+    *(f"language model: {name}" for name in LANGUAGE_MODELS if name != "decoder only"),
+    *(f"labels: {name}" for name in LABELLERS if name != "encoder only"),
     *(f"{family} only: {name}" for family in ("decoder", "encoder") for name in VARIANTS),
     "vision",
 ]
@@ -114,7 +123,7 @@ def test_every_number_is_what_the_model_computed(kind: str) -> None:
                 assert shown[side] is None or len(shown[side]) == count
     json.dumps(story, allow_nan=False)
     # A layer's output equals its last norm or sum; a mask without effect is not shown.
-    blocks = not any(name.endswith((".cell.hidden", ".conv.hidden")) for name in seen)
+    blocks = not any(name.endswith((".cell.hidden", ".ahead.hidden", ".conv.hidden")) for name in seen)
     assert set(seen) - names["value"] <= {name for name in seen if blocks and name.endswith((".stream", ".masked"))}
     without = (".stream", ".masked", ".probs") if blocks else (".probs",)
     assert {name for name in seen if not name.endswith(without)} == names["gradient"]

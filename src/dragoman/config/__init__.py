@@ -3,18 +3,20 @@
 document.py   the whole document: reading, overriding, validating, writing
 data.py       [data] and [tokenizer]
 model.py      [model]
+recurrent.py  [model] of recurrent networks with one output per input
 train.py      [train] and [search]
 section.py    the base class of sections
 limits.py     ranges of numbers
 errors.py     wording of validation errors
 overrides.py  key=value on the command line
 
-The names in the `__all__` of data, document, model and train are exported.
+The names in the `__all__` of data, document, model, recurrent and train are exported.
 """
 # ruff: noqa: F403
 
 from dragoman.config.data import *
 from dragoman.config.document import *
 from dragoman.config.model import *
+from dragoman.config.recurrent import *
 from dragoman.config.section import Duration as Duration
 from dragoman.config.train import *

@@ -20,6 +20,7 @@ from dragoman.config.errors import describe, shown
 from dragoman.config.limits import ADAM_RATES
 from dragoman.config.model import PRESETS, ConvolutionalConfig, EncoderOnlyConfig, ModelConfig, TransformerConfig
 from dragoman.config.overrides import apply_overrides
+from dragoman.config.recurrent import RecurrentEncoderConfig
 from dragoman.config.section import Section, is_stored
 from dragoman.config.train import SearchConfig, TrainConfig
 from dragoman.errors import ConfigError, UsageError, clip, nearest
@@ -34,13 +35,14 @@ _KEY = r"""(?:[\w-]{1,99}|"[^"\n]{0,99}"|'[^'\n]{0,99}')"""
 _DEEP_KEY = re.compile(rf"(?<![\w-])(?:{_KEY}[ \t]*\.[ \t]*){{{_PARTS}}}")
 """A dotted key that would take `tomllib` many seconds, because its time is quadratic in the number of parts."""
 _TRANSLATORS = ("transformer", "rnn", "gru", "lstm", "convolutional")
+_ENCODERS = ("encoder_only", "recurrent_encoder")
 _KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "parallel": (_TRANSLATORS, ("loss", "bleu", "chrf")),
     "trees": (_TRANSLATORS, ("loss", "f1")),
-    "text": (("decoder_only",), ("loss",)),
-    "masked": (("encoder_only",), ("loss", "accuracy")),
-    "tagged": (("encoder_only",), ("loss", "accuracy")),
-    "labelled": (("encoder_only",), ("loss", "accuracy")),
+    "text": (("decoder_only", "recurrent_lm"), ("loss",)),
+    "masked": (_ENCODERS, ("loss", "accuracy")),
+    "tagged": (_ENCODERS, ("loss", "accuracy")),
+    "labelled": (_ENCODERS, ("loss", "accuracy")),
     "images": (("vision",), ("loss", "accuracy")),
 }
 """Kind of data -> architectures that can be trained on it, and validation metrics."""
@@ -83,9 +85,10 @@ class Config(Section):
                 f"{', '.join(accepted)}"
             )
             return
-        if isinstance(model, EncoderOnlyConfig):
+        if isinstance(model, EncoderOnlyConfig | RecurrentEncoderConfig):
             if kind == "labelled" and model.pooling == "none":
-                yield 'model.pooling is "none", but data of kind "labelled" needs "first" or "mean" (a label per text)'
+                one = "first" if isinstance(model, EncoderOnlyConfig) else "last"
+                yield f'model.pooling is "none", but data of kind "labelled" needs "{one}" or "mean" (a label per text)'
             if kind != "labelled" and model.pooling != "none":
                 yield f'model.pooling is "{model.pooling}", but data of kind "{kind}" needs "none" (a label per word)'
             if model.tie == "all" and kind != "masked":

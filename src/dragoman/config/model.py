@@ -7,11 +7,21 @@ an effect.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from dragoman.config import limits
+from dragoman.config.recurrent import (
+    GRUCell,
+    InitialState,
+    LSTMCell,
+    RecurrentEncoderConfig,
+    RecurrentLMConfig,
+    RNNCell,
+    ZeroState,
+    require_even,
+)
 from dragoman.config.section import NotBoolean, Section
 
 __all__ = [
@@ -27,7 +37,6 @@ __all__ = [
     "LSTMConfig",
     "LayerNormConfig",
     "LearnedPosition",
-    "LearnedState",
     "LinearAttention",
     "LuongAttention",
     "ModelConfig",
@@ -44,7 +53,6 @@ __all__ = [
     "T5Position",
     "TransformerConfig",
     "VisionConfig",
-    "ZeroState",
 ]
 
 
@@ -298,22 +306,6 @@ class VisionConfig(BlockConfig):
             )
 
 
-class ZeroState(Section):
-    kind: Literal["zeros"] = "zeros"
-
-
-class LearnedState(Section):
-    """A parameter per reading direction and layer, which starts at 0."""
-
-    kind: Literal["learned"] = "learned"
-
-
-InitialState = Annotated[
-    ZeroState | LearnedState,
-    Field(discriminator="kind", description="state before the first token; a decoder starts from the encoder"),
-]
-
-
 class RecurrentConfig(Section):
     """Settings of all recurrent architectures."""
 
@@ -323,13 +315,14 @@ class RecurrentConfig(Section):
     directions: Annotated[Literal[1, 2], NotBoolean] = Field(2, description="reading directions of the encoder")
     dropout: limits.Dropout = 0.1
     attention: AttentionOfRecurrent = BahdanauAttention()
-    initial_state: InitialState = ZeroState()
+    initial_state: InitialState = Field(
+        ZeroState(), description="state before the first token; a decoder starts from the encoder"
+    )
     tie: Tie = "all"
 
     @model_validator(mode="after")
     def _halves(self) -> RecurrentConfig:
-        if self.directions == 2 and self.d_model % 2:
-            raise ValueError(f"d_model {self.d_model} must be even, because two directions share it")
+        require_even(self.d_model, self.directions)
         return self
 
 
@@ -339,17 +332,23 @@ class RNNConfig(RecurrentConfig):
     architecture: Literal["rnn"] = "rnn"
     activation: Literal["tanh", "relu"] = "tanh"
 
+    @property
+    def cell(self) -> RNNCell:
+        return RNNCell(activation=self.activation)
+
 
 class GRUConfig(RecurrentConfig):
     """Gated recurrent units (Cho et al. 2014)."""
 
     architecture: Literal["gru"] = "gru"
+    cell: ClassVar[GRUCell] = GRUCell()
 
 
 class LSTMConfig(RecurrentConfig):
     """Long short-term memory (Hochreiter and Schmidhuber 1997)."""
 
     architecture: Literal["lstm"] = "lstm"
+    cell: ClassVar[LSTMCell] = LSTMCell()
 
 
 class ConvolutionalConfig(Section):
@@ -379,6 +378,8 @@ ModelConfig = Annotated[
     | RNNConfig
     | GRUConfig
     | LSTMConfig
+    | RecurrentLMConfig
+    | RecurrentEncoderConfig
     | ConvolutionalConfig,
     Field(discriminator="architecture"),
 ]

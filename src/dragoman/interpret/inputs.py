@@ -7,7 +7,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from dragoman.config import Config, EncoderOnlyConfig
+from dragoman.config import Config, EncoderOnlyConfig, RecurrentEncoderConfig
 from dragoman.data.batching import Batch
 from dragoman.data.readers.labelled import tagged_row, text_source
 from dragoman.data.tokenizer import EOS, PAD, Tokenizer
@@ -25,7 +25,7 @@ def label_row(tokenizer: Tokenizer, config: Config, text: str) -> Ids:
     if config.data.kind == "tagged":
         words = text.split()
         return tagged_row([tokenizer.encode_word(word) for word in words], [1] * len(words))
-    assert isinstance(config.model, EncoderOnlyConfig)
+    assert isinstance(config.model, EncoderOnlyConfig | RecurrentEncoderConfig)
     ids = text_source(tokenizer.encode_source(text), config.model.pooling)
     return ids, [1] if config.model.pooling != "none" else [int(token != EOS) for token in ids]
 

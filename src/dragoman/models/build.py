@@ -15,14 +15,20 @@ from dragoman.config import (
     ConvolutionalConfig,
     DecoderOnlyConfig,
     EncoderOnlyConfig,
+    GRUCell,
     GRUConfig,
     LearnedPosition,
     LinearAttention,
+    LSTMCell,
     LSTMConfig,
     ModelConfig,
     NoPosition,
+    RecurrentCell,
     RecurrentConfig,
+    RecurrentEncoderConfig,
+    RecurrentLMConfig,
     RecurrentPosition,
+    RNNCell,
     RNNConfig,
     RotaryPosition,
     ShawPosition,
@@ -34,7 +40,14 @@ from dragoman.config import (
 from dragoman.models.convolutional import Convolutional, ConvolutionalDecoder, ConvolutionalEncoder, PositionedEmbedding
 from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.encoder_only import EncoderOnly
-from dragoman.models.recurrent import Bridge, Recurrent, RecurrentDecoder, RecurrentEncoder
+from dragoman.models.recurrent import (
+    Bridge,
+    Recurrent,
+    RecurrentDecoder,
+    RecurrentEncoder,
+    RecurrentEncoderOnly,
+    RecurrentLM,
+)
 from dragoman.models.seq2seq import Network
 from dragoman.models.transformer import Decoder, Encoder, Transformer
 from dragoman.models.vision import Vision
@@ -103,6 +116,10 @@ def assemble(config: ModelConfig, src_vocab: int, tgt_vocab: int, *, shared: boo
             return _decoder_only(config, tgt_vocab)
         case EncoderOnlyConfig():
             return _encoder_only(config, src_vocab, tgt_vocab)
+        case RecurrentLMConfig():
+            return _recurrent_lm(config, tgt_vocab)
+        case RecurrentEncoderConfig():
+            return _recurrent_encoder_only(config, src_vocab, tgt_vocab)
         case VisionConfig():
             return _vision(config, src_vocab, tgt_vocab)
 
@@ -135,32 +152,57 @@ def _vision(config: VisionConfig, patch_values: int, classes: int) -> Vision:
 def _recurrent(
     config: RNNConfig | GRUConfig | LSTMConfig, src: Embedding, tgt: Embedding, output: OutputProjection
 ) -> Recurrent:
-    """Build a recurrent model; each of two directions has d_model / 2 features, so that all vectors have d_model."""
-    d, directions, initial = config.d_model, config.directions, config.initial_state.kind
-    encoder_layers = [
-        RecurrentEncoderLayer(*(_cell(config, d, d // directions, initial) for _ in range(directions)))
-        for _ in range(config.encoder_layers)
-    ]
-    others = (RecurrentDecoderLayer(_cell(config, d, d)) for _ in range(config.decoder_layers - 1))
+    d = config.d_model
+    encoder_layers = _recurrent_encoder_layers(config, config.encoder_layers)
+    others = (RecurrentDecoderLayer(_cell(config.cell, d, d)) for _ in range(config.decoder_layers - 1))
     decoder_layers = [_first_recurrent_layer(config), *others]
-    bridge = Bridge(d, directions, config.decoder_layers, decoder_layers[0].cell.parts)
+    bridge = Bridge(d, config.directions, config.decoder_layers, decoder_layers[0].cell.parts)
     encoder = RecurrentEncoder(src, encoder_layers, config.dropout)
     return Recurrent(encoder, RecurrentDecoder(tgt, decoder_layers, bridge, config.dropout), output)
 
 
-def _cell(
-    config: RNNConfig | GRUConfig | LSTMConfig, d_in: int, d_model: int, initial_state: InitialState = "zeros"
-) -> Cell:
-    if config.architecture == "rnn":
-        return VanillaRNN(d_in, d_model, config.activation, initial_state)
-    return {"gru": GRU, "lstm": LSTM}[config.architecture](d_in, d_model, initial_state)
+def _recurrent_lm(config: RecurrentLMConfig, vocab: int) -> RecurrentLM:
+    d = config.d_model
+    embedding = Embedding(vocab, d)
+    output = _output(d, vocab, embedding if config.tie == "all" else None)
+    cells = [_cell(config.cell, d, d, config.initial_state.kind) for _ in range(config.n_layers)]
+    return RecurrentLM(embedding, map(RecurrentDecoderLayer, cells), config.dropout, output)
+
+
+def _recurrent_encoder_only(config: RecurrentEncoderConfig, vocab: int, labels: int) -> RecurrentEncoderOnly:
+    embedding = Embedding(vocab, config.d_model)
+    output = _output(config.d_model, labels, embedding if config.tie == "all" else None)
+    layers = _recurrent_encoder_layers(config, config.n_layers)
+    encoder = RecurrentEncoder(embedding, layers, config.dropout)
+    return RecurrentEncoderOnly(encoder, output, config.pooling, config.directions)
+
+
+def _recurrent_encoder_layers(
+    config: RNNConfig | GRUConfig | LSTMConfig | RecurrentEncoderConfig, count: int
+) -> list[RecurrentEncoderLayer]:
+    """Return layers of which each of two directions has d_model / 2 features, so that all vectors have d_model."""
+    d, directions, initial = config.d_model, config.directions, config.initial_state.kind
+    return [
+        RecurrentEncoderLayer(*(_cell(config.cell, d, d // directions, initial) for _ in range(directions)))
+        for _ in range(count)
+    ]
+
+
+def _cell(cell: RecurrentCell, d_in: int, d_model: int, initial_state: InitialState = "zeros") -> Cell:
+    match cell:
+        case RNNCell(activation=activation):
+            return VanillaRNN(d_in, d_model, activation, initial_state)
+        case GRUCell():
+            return GRU(d_in, d_model, initial_state)
+        case LSTMCell():
+            return LSTM(d_in, d_model, initial_state)
 
 
 def _first_recurrent_layer(config: RNNConfig | GRUConfig | LSTMConfig) -> RecurrentDecoderLayer:
     d, attention = config.d_model, config.attention
     if attention.kind == "none" and attention.context == "bridge":
-        return RecurrentDecoderLayer(_cell(config, d, d))
-    cell = _cell(config, 2 * d, d)  # reads [embedding; context vector, or vector fed back]
+        return RecurrentDecoderLayer(_cell(config.cell, d, d))
+    cell = _cell(config.cell, 2 * d, d)  # reads [embedding; context vector, or vector fed back]
     if attention.kind == "none":
         return ContextLayer(cell)
     if attention.kind == "bahdanau":

@@ -1,7 +1,5 @@
 """Decoder-only Transformer (Radford et al. 2018): a language model, which continues a text.
 
-It has no source; a prompt is the beginning of the target: `decoding.generate(..., prefix=[ids])`.
-
 Shapes: B texts, K beams, N = B*K rows, T positions, D d_model.
 """
 
@@ -11,8 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
 
-from dragoman.errors import UsageError
-from dragoman.models.seq2seq import Memory, Model
+from dragoman.models.seq2seq import LanguageModel, Memory
 from dragoman.models.transformer import Stack
 from dragoman.nn.layers import Embedding, EncoderLayer
 from dragoman.nn.positions import Positions
@@ -21,7 +18,7 @@ from dragoman.nn.state import DecodeState, LayerState, LinearSums, SelfKeyValues
 __all__ = ["DecoderOnly"]
 
 
-class DecoderOnly(Stack, Model):
+class DecoderOnly(Stack, LanguageModel):
     """A stack in which every position attends to itself and to earlier positions, with an output layer."""
 
     embedding: Embedding
@@ -37,18 +34,6 @@ class DecoderOnly(Stack, Model):
     ) -> None:
         super().__init__(embedding, positions, layers, final_norm, dropout)
         self.output = output
-
-    def encode(self, src: Tensor, src_mask: Tensor | None) -> Memory:
-        """Return an empty memory (B, 0, D) for an empty source (B, 0).
-
-        Raises UsageError if the source is not empty.
-        """
-        if src.size(1):
-            raise UsageError(
-                f"a source of {src.size(1)} tokens for a model without encoder; pass src of shape ({src.size(0)}, 0) "
-                "and the prompt as the prefix of the target"
-            )
-        return Memory(self.embedding.weight.new_zeros(src.size(0), 0, self.embedding.weight.size(1)), None)
 
     def start(self, memory: Memory, beams: int, max_len: int) -> DecodeState:
         rows = memory.states.size(0) * beams

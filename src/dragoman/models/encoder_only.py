@@ -1,4 +1,4 @@
-"""Encoder-only Transformer (Devlin et al. 2019): labels for words, masked words, or a class for a text.
+"""An encoder with an output layer: labels for words, masked words, or a class for a text (Devlin et al. 2019).
 
 Shapes: B sentences, S source length, D d_model, V labels.
 """
@@ -10,37 +10,36 @@ from typing import Literal
 from torch import Tensor, nn
 
 from dragoman.models.seq2seq import Network
-from dragoman.models.transformer import Encoder
 
-__all__ = ["EncoderOnly", "Pooling", "pool"]
+__all__ = ["EncoderOnly", "Pooling"]
 
-Pooling = Literal["none", "first", "mean"]
-
-
-def pool(x: Tensor, mask: Tensor | None, pooling: Pooling) -> Tensor:
-    """Pool x (B, S, D), mask (B, S) True = a token, to (B, 1, D); "none" returns x.
-
-    "first" selects the first position, where the data puts a class token; "mean" averages the tokens without padding.
-    """
-    if pooling == "none":
-        return x
-    if pooling == "first":
-        return x[:, :1]
-    if mask is None:
-        return x.mean(dim=1, keepdim=True)
-    tokens = mask[..., None]  # (B, S, 1)
-    return x.masked_fill(~tokens, 0).sum(dim=1, keepdim=True) / tokens.sum(dim=1, keepdim=True)
+Pooling = Literal["none", "first", "last", "mean"]
 
 
 class EncoderOnly(Network):
-    """The encoder of a Transformer with an output layer over labels."""
+    """An encoder with an output layer over labels; encoder(src, src_mask) returns states (B, S, D)."""
 
-    def __init__(self, encoder: Encoder, output: nn.Module, pooling: Pooling) -> None:
+    def __init__(self, encoder: nn.Module, output: nn.Module, pooling: Pooling) -> None:
         super().__init__()
         self.encoder = encoder
         self.output = output
         self.pooling = pooling
 
+    def pool(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Pool x (B, S, D), mask (B, S) True = a token, to (B, 1, D); the pooling "none" returns x.
+
+        "first" selects the first position, where the data puts a class token; "mean" averages the tokens without
+        padding; "last" is for recurrent encoders, see `RecurrentEncoderOnly`.
+        """
+        if self.pooling == "none":
+            return x
+        if self.pooling == "first":
+            return x[:, :1]
+        if mask is None:
+            return x.mean(dim=1, keepdim=True)
+        tokens = mask[..., None]  # (B, S, 1)
+        return x.masked_fill(~tokens, 0).sum(dim=1, keepdim=True) / tokens.sum(dim=1, keepdim=True)
+
     def hidden(self, src: Tensor, src_mask: Tensor | None, tgt_in: Tensor) -> Tensor:
         """Return (B, S, D), or with pooling (B, 1, D), for src (B, S) and src_mask (B, S) or None; ignores tgt_in."""
-        return pool(self.encoder(src, src_mask), src_mask, self.pooling)
+        return self.pool(self.encoder(src, src_mask), src_mask)

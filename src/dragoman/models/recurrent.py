@@ -1,7 +1,7 @@
-"""Recurrent sequence to sequence, with the last hidden state as the only context, read once or at every step, or with
-attention.
+"""Recurrent networks: sequence to sequence, language models, and labels.
 
-Sutskever et al. 2014 and Cho et al. 2014 (no attention), Bahdanau et al. 2015, Luong et al. 2015.
+Sutskever et al. 2014 and Cho et al. 2014 (the last hidden state as the only context, read once or at every step),
+Bahdanau et al. 2015 and Luong et al. 2015 (attention); Mikolov et al. 2010 (language models); Huang et al. 2015 (tags).
 
 Shapes: B sentences, K beams, N = B*K rows, S source length, T target length, D d_model.
 """
@@ -13,15 +13,16 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from dragoman.models.seq2seq import EncoderDecoder, Memory
+from dragoman.models.encoder_only import EncoderOnly, Pooling
+from dragoman.models.seq2seq import EncoderDecoder, LanguageModel, Memory
 from dragoman.nn.attention import padding_bias
 from dragoman.nn.dropout import Dropout
 from dragoman.nn.layers import Embedding
-from dragoman.nn.recurrent import RecurrentDecoderLayer, State, reversal
-from dragoman.nn.state import DecodeState
+from dragoman.nn.recurrent import RecurrentDecoderLayer, RecurrentState, State, final_states, reversal
+from dragoman.nn.state import DecodeState, LayerState
 from dragoman.nn.taps import Tap
 
-__all__ = ["Bridge", "Recurrent", "RecurrentDecoder", "RecurrentEncoder"]
+__all__ = ["Bridge", "Recurrent", "RecurrentDecoder", "RecurrentEncoder", "RecurrentEncoderOnly", "RecurrentLM"]
 
 
 class _RecurrentStack(nn.Module):
@@ -62,13 +63,8 @@ class Bridge(nn.Module):
 
     def summarize(self, memory: Memory) -> Tensor:
         """Return h (B, D) for memory.states (B, S, D)."""
-        states, mask = memory.states, memory.mask
-        b, s, d = states.shape
-        length = states.new_full((b,), s, dtype=torch.long) if mask is None else mask.sum(1)
-        last = states[torch.arange(b, device=states.device), length - 1]  # (B, D)
-        if self.directions == 2:
-            last = torch.cat([last[:, : d // 2], states[:, 0, d // 2 :]], dim=-1)
-        return self.summary(last)
+        h: Tensor = self.summary(final_states(memory.states, memory.mask, self.directions))
+        return h
 
     def forward(self, h: Tensor) -> list[State]:
         """Return one state per decoder layer, (B, D) for each part, from h (B, D)."""
@@ -76,8 +72,21 @@ class Bridge(nn.Module):
         return [vectors[i : i + self.parts] for i in range(0, len(vectors), self.parts)]
 
 
-class RecurrentDecoder(_RecurrentStack):
-    """Embedding and layers, with dropout before each layer and after the last.
+class _DecoderStack(_RecurrentStack):
+    """Embedding and layers, with dropout before each layer and after the last."""
+
+    def advance(self, tokens: Tensor, state: DecodeState) -> Tensor:
+        """Return the hidden states (N, T, D) of the next tokens (N, T), and advance the state by T."""
+        x: Tensor = self.embedded(self.embedding(tokens))
+        for layer, record in zip(self.layers, state.layers, strict=True):
+            x = layer(self.dropout(x), record, state.memory_bias)
+        state.length += tokens.size(1)
+        out: Tensor = self.dropout(x)
+        return out
+
+
+class RecurrentDecoder(_DecoderStack):
+    """The decoder of a sequence-to-sequence model.
 
     Only the first layer may read the source at every step, by attention or as a context vector; the others process
     whole sequences at once (as in Wu et al. 2016).
@@ -99,13 +108,7 @@ class RecurrentDecoder(_RecurrentStack):
         return DecodeState(list(records), beams, memory_bias=padding_bias(memory.mask, memory.states.dtype))
 
     def forward(self, tokens: Tensor, state: DecodeState) -> Tensor:
-        """Return the hidden states (N, T, D) of the next tokens (N, T), and advance the state by T."""
-        x: Tensor = self.embedded(self.embedding(tokens))
-        for layer, record in zip(self.layers, state.layers, strict=True):
-            x = layer(self.dropout(x), record, state.memory_bias)
-        state.length += tokens.size(1)
-        out: Tensor = self.dropout(x)
-        return out
+        return self.advance(tokens, state)
 
 
 class Recurrent(EncoderDecoder):
@@ -113,3 +116,50 @@ class Recurrent(EncoderDecoder):
 
     encoder: RecurrentEncoder
     decoder: RecurrentDecoder
+
+
+class RecurrentLM(_DecoderStack, LanguageModel):
+    """A recurrent language model (Mikolov et al. 2010): layers without attention, with an output layer.
+
+    Its state has the same size at every length.
+    """
+
+    def __init__(
+        self, embedding: Embedding, layers: Iterable[RecurrentDecoderLayer], dropout: float, output: nn.Module
+    ) -> None:
+        super().__init__(embedding, layers, dropout)
+        self.output = output
+
+    def start(self, memory: Memory, beams: int, max_len: int) -> DecodeState:
+        """Return a state of N = B * beams rows, for texts of any length."""
+        rows = memory.states.repeat_interleave(beams, dim=0)  # (N, 0, D)
+        records: list[LayerState] = []
+        for layer in self.layers:
+            assert isinstance(layer, RecurrentDecoderLayer)
+            records.append(RecurrentState(layer.cell.initial_state(rows)))
+        return DecodeState(records, beams)
+
+    def decode_hidden(self, tokens: Tensor, state: DecodeState) -> Tensor:
+        return self.advance(tokens, state)
+
+
+class RecurrentEncoderOnly(EncoderOnly):
+    """A recurrent encoder with an output layer over labels, and dropout between them (Huang et al. 2015, without CRF).
+
+    With two directions, the pooling "last" concatenates the final state of each.
+    """
+
+    encoder: RecurrentEncoder
+
+    def __init__(self, encoder: RecurrentEncoder, output: nn.Module, pooling: Pooling, directions: int) -> None:
+        super().__init__(encoder, output, pooling)
+        self.directions = directions
+
+    def pool(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        if self.pooling == "last":
+            return final_states(x, mask, self.directions)[:, None]
+        return super().pool(x, mask)
+
+    def hidden(self, src: Tensor, src_mask: Tensor | None, tgt_in: Tensor) -> Tensor:
+        out: Tensor = self.encoder.dropout(super().hidden(src, src_mask, tgt_in))
+        return out

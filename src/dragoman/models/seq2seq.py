@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dragoman.errors import UsageError
+from dragoman.nn.layers import Embedding
 from dragoman.nn.state import DecodeState
 
-__all__ = ["EncoderDecoder", "Head", "Memory", "Model", "Network"]
+__all__ = ["EncoderDecoder", "Head", "LanguageModel", "Memory", "Model", "Network"]
 
 Head = Callable[[Tensor, nn.Module], Any]
 """A function of the last hidden states and the output layer: `head(hidden (B, T, D), output)`."""
@@ -93,6 +95,24 @@ class Model(Network, ABC):
     def hidden(self, src: Tensor, src_mask: Tensor | None, tgt_in: Tensor) -> Tensor:
         """Teacher forcing: tgt_in (B, T) starts with BOS, and the hidden state at t predicts the token after it."""
         return self.decode_hidden(tgt_in, self.start(self.encode(src, src_mask), beams=1, max_len=0))
+
+
+class LanguageModel(Model):
+    """A model without a source; a prompt is the beginning of the target: `decoding.generate(..., prefix=[ids])`."""
+
+    embedding: Embedding
+
+    def encode(self, src: Tensor, src_mask: Tensor | None) -> Memory:
+        """Return an empty memory (B, 0, D) for an empty source (B, 0).
+
+        Raises UsageError if the source is not empty.
+        """
+        if src.size(1):
+            raise UsageError(
+                f"a source of {src.size(1)} tokens for a model without encoder; pass src of shape ({src.size(0)}, 0) "
+                "and the prompt as the prefix of the target"
+            )
+        return Memory(self.embedding.weight.new_zeros(src.size(0), 0, self.embedding.weight.size(1)), None)
 
 
 class EncoderDecoder(Model):

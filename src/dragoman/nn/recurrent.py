@@ -35,6 +35,7 @@ __all__ = [
     "RecurrentState",
     "State",
     "VanillaRNN",
+    "final_states",
     "reset_gates",
     "reversal",
 ]
@@ -256,6 +257,17 @@ def reversal(mask: Tensor | None, like: Tensor) -> Tensor:
     last = index[-1:] if mask is None else mask.sum(1, keepdim=True) - 1  # (B, 1)
     reverse = torch.where(index <= last, last - index, index)  # (B or 1, S)
     return (reverse + s * torch.arange(b, device=like.device)[:, None]).flatten()
+
+
+def final_states(states: Tensor, mask: Tensor | None, directions: int) -> Tensor:
+    """Return the final state of each direction, concatenated (B, D): forward at the last token, backward at the first.
+
+    states: (B, S, D), the outputs of a `RecurrentEncoderLayer`.  mask: (B, S), True = a token, or None.
+    """
+    b, s, d = states.shape
+    length = states.new_full((b,), s, dtype=torch.long) if mask is None else mask.sum(1)
+    last = states[torch.arange(b, device=states.device), length - 1]  # (B, D)
+    return last if directions == 1 else torch.cat([last[:, : d // 2], states[:, 0, d // 2 :]], dim=-1)
 
 
 class RecurrentEncoderLayer(nn.Module):

@@ -12,7 +12,7 @@ const KINDS = {
 const ARCHITECTURES = {
   transformer: ["Transformer", "Transformer"], decoder_only: ["decoder-only Transformer", "仅解码器的 Transformer"], encoder_only: ["encoder-only Transformer", "仅编码器的 Transformer"],
   vision: ["Vision Transformer", "视觉 Transformer"], rnn: ["recurrent network", "循环神经网络"], gru: ["GRU network", "GRU 网络"], lstm: ["LSTM network", "LSTM 网络"],
-  convolutional: ["convolutional network", "卷积网络"],
+  convolutional: ["convolutional network", "卷积网络"], recurrent_lm: ["recurrent language model", "循环语言模型"], recurrent_encoder: ["recurrent encoder", "循环编码器"],
 };
 
 // ---- display of tokens ----------------------------------------------------------------------------------------------

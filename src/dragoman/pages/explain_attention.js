@@ -82,8 +82,10 @@ function describeDrop(chosen, matrix, r, c) {
 function showAttention() {
   const stacks = Object.keys(STACKS).filter((stack) => ofStack(stack).length);
   if (!stacks.length) {
-    byId("attention-what").append(both("This model has no attention: the decoder receives the source as one vector, the last state of the encoder. See the section on gates and states below.",
-      "这个模型没有注意力：解码器对源句的全部了解只有一个向量，即编码器的最后状态。下面“门与状态”一节展示它保留了什么。"));
+    byId("attention-what").append(explanation.sides.source && explanation.sides.output ? both("This model has no attention: the decoder receives the source as one vector, the last state of the encoder. See the section on gates and states below.",
+      "这个模型没有注意力：解码器对源句的全部了解只有一个向量，即编码器的最后状态。下面“门与状态”一节展示它保留了什么。")
+      : both("This model has no attention: the state that it passes from token to token is all that it keeps of the others. See the section on gates and states below.",
+        "这个模型没有注意力：逐词传递的状态就是它对其他词元的全部记忆。下面“门与状态”一节展示它保留了什么。"));
     return;
   }
   byId("attention-what").append(attentionText(stacks));

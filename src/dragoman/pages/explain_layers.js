@@ -42,14 +42,15 @@ const QUANTITIES = {
   output_gate: ["output gate: share of the cell in the hidden state", "输出门：细胞中哪些被露出"], candidate: ["candidate: proposed new state", "候选值：可以写入的内容"],
   cell: ["cell: long-term memory", "细胞状态：长期记忆"], hidden: ["hidden state: output of the cell", "隐藏状态：传下去的内容"], gate: ["gate of the convolution", "卷积的门"],
 };
-const PARTS = { ahead: ["forward", "从前往后读"], back: ["backward", "从后往前读"], cell: ["decoder cell", "解码单元"], conv: ["convolution", "卷积"] };
+const PARTS = { ahead: ["forward", "从前往后读"], back: ["backward", "从后往前读"], cell: ["cell", "循环单元"], conv: ["convolution", "卷积"] };
 
 function showStates() {
   const { states } = explanation;
   if (!states.length) return;
   byId("states").hidden = false;
-  byId("states-what").append(both("A column is a position, a row a unit. Gates range from 0 (closed, pale) to 1 (open, dark); states are blue if positive and orange if negative, darker for larger absolute values. The curve above is the mean over all units per position; for states, of the absolute values.",
-    "一列是一个位置，一行是众多单元中的一个。门的取值从 0（关，浅）到 1（开，深）；状态大于 0 为蓝，小于 0 为橙，绝对值越大颜色越深。上方的曲线是该位置所有单元的平均：状态取绝对值。"));
+  const read = states.some(({ side }) => side === "input");
+  byId("states-what").append(both(`A column is ${read ? "a token that was read" : "a position"}, a row a unit. Gates range from 0 (closed, pale) to 1 (open, dark); states are blue if positive and orange if negative, darker for larger absolute values. The curve above is the mean over all units per position; for states, of the absolute values.`,
+    `一列是${read ? "一个读入的词元" : "一个位置"}，一行是众多单元中的一个。门的取值从 0（关，浅）到 1（开，深）；状态大于 0 为蓝，小于 0 为橙，绝对值越大颜色越深。上方的曲线是该位置所有单元的平均：状态取绝对值。`));
   const groups = [...new Set(states.map((state) => state.name.slice(0, state.name.lastIndexOf("."))))];
   const of = (group) => states.filter((state) => state.name.slice(0, state.name.lastIndexOf(".")) === group);
   const select = el("select", { onchange: () => draw() });

@@ -83,6 +83,8 @@ function makePane(model) {
     }
     return model.writes === "translation"
       ? both("This model has no attention: it encodes the source as one vector.", "该模型没有注意力：它把原文编码为一个向量。")
+      : model.architecture === "recurrent_lm"
+      ? both("This model has no attention: its state is all that it keeps of the text so far.", "该模型没有注意力：它的状态就是它对已有文本的全部记忆。")
       : both("This model's linear attention keeps running sums and computes no weights per token.", "该模型的线性注意力只保留累加和，不计算单个词元的权重。");
   }
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from dragoman.config import Config
     from dragoman.decoding.backend import DecodingBackend
-    from dragoman.models.decoder_only import DecoderOnly
+    from dragoman.models.seq2seq import LanguageModel
 
 __all__ = ["Continuation", "TextGenerator", "TextScore"]
 
@@ -75,7 +75,7 @@ class TextGenerator(Pipeline):
 
     def __init__(
         self,
-        model: DecoderOnly | DecodingBackend,
+        model: LanguageModel | DecodingBackend,
         tokenizer: Tokenizer,
         max_tokens: int,
         ends: bool,

@@ -10,7 +10,7 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor
 
-from dragoman.config import Config, EncoderOnlyConfig, VisionConfig
+from dragoman.config import Config, EncoderOnlyConfig, RecurrentEncoderConfig, VisionConfig
 from dragoman.data.batching import batches_within
 from dragoman.data.readers.images import as_images
 from dragoman.data.readers.labelled import tagged_row, text_source
@@ -104,7 +104,7 @@ class Labeller(Pipeline):
         return [self._labelled(words, p[at]) for words, p, at in zip(sentences, probs, first, strict=True)]
 
     def _texts(self, texts: Sequence[str], batch_tokens: int) -> list[Labelled]:
-        assert isinstance(self.config.model, EncoderOnlyConfig)
+        assert isinstance(self.config.model, EncoderOnlyConfig | RecurrentEncoderConfig)
         pooling, encode = self.config.model.pooling, self.tokenizer.encode_source
         sources = [text_source(encode(text.replace("\n", " ").strip()), pooling) for text in texts]
         return [self._labelled((), probs) for probs in self._probs(sources, batch_tokens)]

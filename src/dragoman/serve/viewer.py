@@ -33,8 +33,7 @@ from dragoman.decoding.pytorch.stepper import ModelStepper
 from dragoman.decoding.retry import StreamWithRetry
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError
-from dragoman.models.decoder_only import DecoderOnly
-from dragoman.models.seq2seq import Model
+from dragoman.models.seq2seq import LanguageModel, Model
 from dragoman.nn.record import Recording, record, tap_names
 from dragoman.nn.state import DecodeState
 from dragoman.pages.packing import as_bytes, packed
@@ -66,7 +65,7 @@ class RecordingStepper:
     """
 
     def __init__(self, model: Model, lock: Lock = None) -> None:
-        attention = "self_attn" if isinstance(model, DecoderOnly) else "cross_attn"
+        attention = "self_attn" if isinstance(model, LanguageModel) else "cross_attn"
         self.model = model.eval()
         self.inner = ModelStepper(model)
         self.lock = lock or nullcontext()

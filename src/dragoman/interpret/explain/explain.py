@@ -22,7 +22,7 @@ from dragoman.interpret.explain.image_case import read_image_case
 from dragoman.interpret.explain.maps import attention_maps, state_maps, state_taps
 from dragoman.interpret.occlusion import normalized_drops, occlusion_drops
 from dragoman.interpret.walkthrough import Labels, walkthrough
-from dragoman.models.encoder_only import EncoderOnly, pool
+from dragoman.models.encoder_only import EncoderOnly
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Network
 from dragoman.models.vision import Vision
@@ -175,7 +175,7 @@ def _lens(network: Network, case: Case, recording: Recording) -> list[dict[str, 
         x = recording.joined(name)
         with torch.no_grad():
             hidden = norm(x[:, :1] if isinstance(network, Vision) else x)  # the class token of an image
-            hidden = pool(hidden, None, network.pooling) if isinstance(network, EncoderOnly) else hidden
+            hidden = network.pool(hidden, None) if isinstance(network, EncoderOnly) else hidden
             predictions = [
                 {"top": p.alternatives[:_LENS_ALTERNATIVES], "prob": math.exp(p.log_prob), "rank": p.rank}
                 for p in _predictions(case, network.output(hidden))

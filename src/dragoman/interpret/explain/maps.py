@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.interpret.attentions import layer_number, sides, weight_taps
-from dragoman.models.seq2seq import Network
+from dragoman.models.seq2seq import LanguageModel, Network
 from dragoman.nn.record import Recording, tap_names
 from dragoman.pages.packing import packed
 
@@ -106,13 +106,15 @@ def state_maps(network: Network, recording: Recording) -> list[dict[str, Any]]:
     """Return one map per gate or state: {"name", "stack", "layer", "part", "quantity", "side", "paper", "shape",
     "high", "units", "mean", "values"}.
 
-    values: packed (units, T) of at most 48 evenly spaced units; gates from 0 to 1, other quantities x as
-    (x + high) / (2 high).  mean: per position over all units, of the absolute values unless it is a gate.
+    side: the sequence of the positions; "input", the tokens read, for a language model.  values: packed (units, T) of
+    at most 48 evenly spaced units; gates from 0 to 1, other quantities x as (x + high) / (2 high).  mean: per position
+    over all units, of the absolute values unless it is a gate.
     """
     maps = []
     for name in state_taps(network):
         x = recording.joined(name)[0].float()  # (T, D)
-        stack, *_, part, quantity = name.split(".")
+        *path, part, quantity = name.split(".")
+        stack = "encoder" if path[0] == "encoder" else "decoder"
         x = x.flip(0) if part == "back" else x  # the backward cell reads the last token first
         gate = quantity.endswith("gate")
         units = sorted(set(torch.linspace(0, x.size(1) - 1, min(_MAX_UNITS, x.size(1))).round().int().tolist()))
@@ -124,7 +126,7 @@ def state_maps(network: Network, recording: Recording) -> list[dict[str, Any]]:
                 "stack": stack,
                 "part": part,
                 "quantity": quantity,
-                "side": "source" if stack == "encoder" else "output",
+                "side": "source" if stack == "encoder" else "input" if isinstance(network, LanguageModel) else "output",
                 "high": high,
                 "units": units,
                 "mean": (x if gate else x.abs()).mean(1).tolist(),

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.config import Config, EncoderOnlyConfig, LabelledData, TaggedData
+from dragoman.config import Config, EncoderOnlyConfig, LabelledData, RecurrentEncoderConfig, TaggedData
 from dragoman.data.readers.labelled import read_labelled, read_tagged, tagged_row, text_source
 from dragoman.data.tokenizer import EOS, PAD, learn_tokenizer
 from dragoman.data.vocabulary import LabelVocabulary
@@ -119,7 +119,7 @@ class ClassTask(_LabelTask):
         return ((text, (label,), line) for label, text, line in read_labelled(path))
 
     def _row(self, text: Text, labels: list[int], rng: random.Random | None = None) -> Row:
-        assert isinstance(self.config.model, EncoderOnlyConfig)  # checked by the configuration
+        assert isinstance(self.config.model, EncoderOnlyConfig | RecurrentEncoderConfig)  # checked by the configuration
         if rng is None:
             ids = self.tokenizer.encode_source(text)
         else:

@@ -1,0 +1,99 @@
+"""`[model]`: recurrent networks with one output per input, and the parts that all recurrent networks share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from dragoman.config import limits
+from dragoman.config.section import NotBoolean, Section
+
+__all__ = [
+    "GRUCell",
+    "InitialState",
+    "LSTMCell",
+    "LearnedState",
+    "RNNCell",
+    "RecurrentCell",
+    "RecurrentEncoderConfig",
+    "RecurrentLMConfig",
+    "ZeroState",
+    "require_even",
+]
+
+
+class ZeroState(Section):
+    kind: Literal["zeros"] = "zeros"
+
+
+class LearnedState(Section):
+    """A parameter per reading direction and layer, which starts at 0."""
+
+    kind: Literal["learned"] = "learned"
+
+
+InitialState = Annotated[ZeroState | LearnedState, Field(discriminator="kind")]
+
+
+class RNNCell(Section):
+    """Simple recurrent network (Elman 1990)."""
+
+    kind: Literal["rnn"] = "rnn"
+    activation: Literal["tanh", "relu"] = "tanh"
+
+
+class GRUCell(Section):
+    """Gated recurrent unit (Cho et al. 2014)."""
+
+    kind: Literal["gru"] = "gru"
+
+
+class LSTMCell(Section):
+    """Long short-term memory (Hochreiter and Schmidhuber 1997)."""
+
+    kind: Literal["lstm"] = "lstm"
+
+
+RecurrentCell = Annotated[RNNCell | GRUCell | LSTMCell, Field(discriminator="kind")]
+
+
+def require_even(d_model: int, directions: int) -> None:
+    """Raise ValueError if two directions cannot have half of d_model each."""
+    if directions == 2 and d_model % 2:
+        raise ValueError(f"d_model {d_model} must be even, because two directions share it")
+
+
+class _OneOutputPerInput(Section):
+    d_model: limits.Width = Field(512, description="width of embeddings and hidden states")
+    n_layers: limits.Layers = 2
+    cell: RecurrentCell = LSTMCell()
+    initial_state: InitialState = Field(ZeroState(), description="state before the first token")
+    dropout: limits.Dropout = Field(0.1, description="before each layer and after the last (Zaremba et al. 2014)")
+
+
+class RecurrentLMConfig(_OneOutputPerInput):
+    """A recurrent language model (Mikolov et al. 2010)."""
+
+    architecture: Literal["recurrent_lm"] = "recurrent_lm"
+    tie: Literal["all", "none"] = "all"
+
+
+class RecurrentEncoderConfig(_OneOutputPerInput):
+    """Recurrent tagging, classification and masked language modelling (Huang et al. 2015, without the CRF)."""
+
+    architecture: Literal["recurrent_encoder"] = "recurrent_encoder"
+    directions: Annotated[Literal[1, 2], NotBoolean] = Field(
+        2, description="reading directions; with 2, each has half of d_model"
+    )
+    pooling: Literal["none", "last", "mean"] = Field(
+        "none", description="none: one vector per token; last: the final state of each direction; otherwise the mean"
+    )
+    tie: Literal["all", "none"] = Field(
+        "none", description="all: the output shares the embedding matrix (masked tokens)"
+    )
+
+    @model_validator(mode="after")
+    def _halves(self) -> RecurrentEncoderConfig:
+        require_even(self.d_model, self.directions)
+        return self

@@ -8,8 +8,8 @@ layer); the parameters are initialized as in the package.
 
 Gradients: L is the cross-entropy at the last position T, h_t the hidden state at position t (of a Transformer layer:
 the input at t).  The tables show |dL/dh_(T-k)| / |dL/dh_T|, computed in float64: the median over 64 sequences and
-5 networks (trained: one per seed).  Measured are RNNs whose recurrent matrix U is scaled (U is orthogonal, so that the factor is its spectral
-radius and its norm), all untrained networks, and the networks trained at distance 20.
+5 networks (trained: one per seed).  Measured are RNNs whose recurrent matrix U is scaled (U is orthogonal, so that the
+factor is its spectral radius and its norm), all untrained networks, and the networks trained at distance 20.
 
 Memory: percent of 1,000 new sequences answered correctly (chance: 10), mean over the seeds.  Networks are trained for
 every distance k separately, with each learning rate of a grid; the rate with the highest accuracy on 256 other
@@ -364,7 +364,8 @@ def write_plot(path: Path, distance: int, scaled: Curves, untrained: Curves, tra
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND")
+    names = [name for name, kind in KINDS.items() if kind.trained]
+    parser.add_argument("--kinds", nargs="+", choices=names, default=names, metavar="KIND", help=" | ".join(names))
     parser.add_argument("--updates", type=int, metavar="N")
     parser.add_argument("--seeds", type=int, metavar="N")
     parser.add_argument("--plot", type=Path, metavar="FILE.svg")
@@ -374,11 +375,11 @@ def main() -> None:
     scale = replace(QUICK if args.quick else Scale(), **given)
     torch.set_num_threads(1)
     began = time.process_time()
-    kinds = {name: KINDS[name] for name in args.kinds}
-    scaled, untrained = untrained_curves(SCALED, scale), untrained_curves(kinds, scale)
+    shown = {name: kind for name, kind in KINDS.items() if name in args.kinds or not kind.trained}
+    scaled, untrained = untrained_curves(SCALED, scale), untrained_curves(shown, scale)
     print_curves("Relative gradient, RNN with scaled U", scaled)
     print_curves("Relative gradient, untrained networks", untrained)
-    memory = measure_memory({name: kind for name, kind in kinds.items() if kind.trained}, scale)
+    memory = measure_memory({name: kind for name, kind in shown.items() if kind.trained}, scale)
     trained = {
         name: quartiles(row[scale.trained_at].networks, KINDS[name].tap, scale.sequences, scale.longest)
         for name, row in memory.items()

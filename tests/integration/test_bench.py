@@ -43,6 +43,12 @@ def test_length() -> None:
     assert "LSTM" in said("length.py", "--threads", "1", "--up-to", "64")
 
 
+def test_gradients(tmp_path: Path) -> None:
+    out = said("gradients.py", "--quick", "--kinds", "RNN, tanh", "LSTM", "--plot", str(tmp_path / "gradients.svg"))
+    assert "| RNN, ReLU, spectral radius 1.5 |" in out and "| LSTM (" in out and "nan" not in out
+    assert "Networks trained at distance 5" in (tmp_path / "gradients.svg").read_text(encoding="utf-8")
+
+
 def test_graphs() -> None:
     out = said("graphs.py", "--device", "cpu", "--model", "random-tiny", "--sentences", "4", "--rounds", "1")
     assert out.count("fixed shapes, torch.bfloat16") == 2

@@ -33,10 +33,12 @@ _KEY = r"""(?:[\w-]{1,99}|"[^"\n]{0,99}"|'[^'\n]{0,99}')"""
 _DEEP_KEY = re.compile(rf"(?<![\w-])(?:{_KEY}[ \t]*\.[ \t]*){{{_PARTS}}}")
 """A dotted key that would take `tomllib` many seconds, because its time is quadratic in the number of parts."""
 _TRANSLATORS = ("transformer", "rnn", "gru", "lstm", "convolutional")
+_LANGUAGE_MODELS = ("decoder_only",)
 _KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "parallel": (_TRANSLATORS, ("loss", "bleu", "chrf")),
     "trees": (_TRANSLATORS, ("loss", "f1")),
-    "text": (("decoder_only",), ("loss",)),
+    "text": (_LANGUAGE_MODELS, ("loss",)),
+    "dialogue": (_LANGUAGE_MODELS, ("loss",)),
     "masked": (("encoder_only",), ("loss", "accuracy")),
     "tagged": (("encoder_only",), ("loss", "accuracy")),
     "labelled": (("encoder_only",), ("loss", "accuracy")),
@@ -106,7 +108,9 @@ class Config(Section):
         architectures, metrics = _KINDS[kind]
         if metric not in metrics:
             yield f'train.metric "{metric}" does not exist for data of kind "{kind}"; accepted: {", ".join(metrics)}'
-        if self.tokenizer.sampling and (self.tokenizer.kind == "char" or kind in ("text", "masked", "images")):
+        if self.tokenizer.sampling and (
+            self.tokenizer.kind == "char" or kind in ("text", "dialogue", "masked", "images")
+        ):
             yield "tokenizer.sampling has no effect on characters, running text or images; remove it"
         if not self.tokenizer.shared and architectures != _TRANSLATORS:
             yield f'tokenizer.shared has no effect on data of kind "{kind}", which has one side; remove it'

@@ -246,6 +246,12 @@ def test_one_line_in_one_line_out(cli: Cli, run: Path) -> None:
     assert cli("chat", run, *GREEDY, stdin=b"")[:2] == (0, b"")
 
 
+def test_the_first_truncated_reply_of_a_session_is_reported(cli: Cli, run: Path) -> None:
+    code, out, err = cli("chat", run, *GREEDY, stdin=b"which pet?\n" * 60)
+    assert code == 0 and out == b"the cat.\n" * 60, "the turns that fit, however long the session"
+    assert err.count("truncated: only the newest turns fit into the context of 48 tokens") == 1
+
+
 def test_turns_in_replies_out(cli: Cli, run: Path, tmp_path: Path) -> None:
     rows = [{"messages": [{"role": r, "content": t} for r, t in turns]} for turns in PROMPTS]
     path = write_lines(tmp_path / "turns.jsonl", [*map(json.dumps, rows), ""])

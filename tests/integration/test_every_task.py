@@ -605,7 +605,10 @@ def test_info_of_any_model(name: str, what: str, cli: Cli, runs: Path) -> None:
         (["parse", "first"], "does not generate trees: "),
         (["score", "lines", "--source", "train.txt", "--target", "train.txt"], "omit --source"),
         (["score", "tagged", "--target", "train.txt"], "does not continue plain text: "),
-        (["generate", "lines", "--prompt", "a", "--input", "train.txt"], "--prompt, --input and --turns exclude each other"),
+        (
+            ["generate", "lines", "--prompt", "a", "--input", "train.txt"],
+            "--prompt, --input and --turns exclude each other",
+        ),
         (["generate", "lines", "--prompt", "a", "--max-tokens", "0"], "max_tokens = 0; accepted: at least 1"),
     ],
 )

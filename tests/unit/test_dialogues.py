@@ -145,6 +145,25 @@ def test_markup_of_switchboard_is_removed(marked: str, spoken: str) -> None:
     assert spoken_text(marked) == spoken
 
 
+@given(st.lists(st.text(st.sampled_from('ab ,.:{}[]<>#/*+-()\n\t"1A') | st.characters(), max_size=30), max_size=6))
+def test_any_text_is_read_or_refused(lines: list[str]) -> None:
+    for format in ("jsonl", "plain", "switchboard"):
+        for prefix in ("", "sd A.1 utt1: ", "A: "):
+            try:
+                found = parse_dialogues([f"{prefix}{line}" for line in lines], format, "file")
+            except DataError as error:
+                assert str(error).startswith("file: ")
+            else:
+                assert all(turn.text and turn.role for dialogue in found.dialogues for turn in dialogue.turns)
+    for line in lines:
+        assert not set(spoken_text(line)) & set("[]{}#/*+")
+
+
+@pytest.mark.parametrize("text", ["<" * 100_000, "[+" * 50_000, "[" + "+" * 100_000, "-" * 100_000, ", " * 50_000])
+def test_damaged_markup_takes_no_quadratic_time(text: str) -> None:
+    assert not set(spoken_text(f"{text} word")) & set("[]+")
+
+
 # -------------------------------------------------------------------------------------------------- roles as tokens
 
 

@@ -93,6 +93,7 @@ class Session:
     def __init__(self, chat: Chat, role: str | None, user: str | None, settings: dict[str, Any]) -> None:
         self.chat, self.settings = chat, settings
         self.turns: list[Turn] = []
+        self._truncated = False
         names = [name for name in chat.roles if role is None or name != chat.check_role(role, "--role")]
         if user is not None:
             self.user = chat.check_role(user, "--as")
@@ -126,9 +127,10 @@ class Session:
                     reply = stop.value
                     break
             show("\n")
-        if reply.truncated:
-            note(f"truncated: the model reads the last {len(turns) - reply.dropped_turns} of {len(turns)} turns")
-        self.turns = [*turns, Turn(self.role, reply.text)]
+        if reply.truncated and not self._truncated:
+            note(f"truncated: only the newest turns fit into the context of {self.chat.context:,} tokens")
+        self._truncated = reply.truncated
+        self.turns = [*turns, Turn(self.role, reply.text)][-self.chat.context :]  # more turns never fit
         return reply.text
 
     def _command(self, line: str, note: Callable[[str], None]) -> str | None:

@@ -215,8 +215,9 @@ def _problem(role: str, text: str) -> str:
     return "invalid Unicode (lone surrogate) in the text" if has_lone_surrogate(text) else ""
 
 
-_NOTE = re.compile(r"\*\[\[.*?(?:\]\]|$)|<<[^>]*>>|<[^>]*>")
-_REPAIR = re.compile(r"\[([^\[\]]*?)\+([^\[\]]*)\]")
+_NOTE = re.compile(r"\*\[\[.*?(?:\]\]|$)|<<?[^<>]*>>?")
+_REPAIR = re.compile(r"\[([^\[\]+]*)\+([^\[\]]*)\]")
+_MAX_NESTED = 20
 _MARKS = re.compile(r"\{[A-Z]?|[\[\]{}#/*@+]|\(\(|\)\)|(?<!\S)-+(?!\S)|(?<!\S)-+(?=/)")
 _SPACES = re.compile(r"\s+")
 _BEFORE_PUNCTUATION = re.compile(r"[\s,]+(?=[,.?!;])")
@@ -230,8 +231,10 @@ def spoken_text(text: str) -> str:
     words after `+`, if there are any.  Fillers and discourse markers (`{F uh, }`) keep their words.  The result
     is empty if no word is left.
     """
-    text, count = _NOTE.sub(" ", text), 1
-    while count:  # repairs are nested
+    text = _NOTE.sub(" ", text)
+    for _ in range(_MAX_NESTED):
         text, count = _REPAIR.subn(lambda match: f" {match[2] if match[2].strip() else match[1]} ", text)
+        if not count:
+            break
     text = _SPACES.sub(" ", _MARKS.sub(" ", text))
     return _BEFORE_PUNCTUATION.sub("", text).strip() if re.search(r"\w", text) else ""

@@ -1,0 +1,257 @@
+"""Train recipes with several seeds, record their scores, and print the tables of the documents.
+
+    python bench/recipes.py train recipes/positions/*.toml --seeds 1 2 --jobs 2 --into docs/results/positions.jsonl
+    python bench/recipes.py table docs/results/positions.jsonl
+    python bench/recipes.py update     # the tables below <!-- results: FILE --> in the documents
+
+`train` starts one process with `--threads` threads per run, at most `--jobs` at a time, and appends one line per
+finished run: recipe, overrides, seed, processor, time, validation scores of the best checkpoint, and for translation
+the scores of the test set with the [search] of the recipe.  Runs that have a line are skipped, and unfinished runs
+resume, so the program can be stopped at any time.  A budget in steps, epochs or tokens gives the same scores whatever
+else the machine does; only a budget in minutes needs an idle machine.  Minutes in the tables are those of the budget,
+or else of the processor, because time on the clock depends on other programs.  A line identifies the configuration by
+a hash, so that `table` can report lines whose recipe has changed since.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def processor() -> str:
+    """Return the model of the processor and its instructions that matter for speed."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    cpu = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    known = set(cpu.get("flags", "").split())
+    sets = [
+        name for flag, name in (("avx512f", "AVX-512"), ("avx512_vnni", "VNNI"), ("amx_int8", "AMX")) if flag in known
+    ]
+    return f"{cpu.get('model name', platform.machine())} ({', '.join(sets) or 'no AVX-512'})"
+
+
+def digest(recipe: str, overrides: Sequence[str]) -> str:
+    """Return a short hash of the keys that a recipe and the overrides set, without the seed and the folder of data."""
+    document = tomllib.loads((ROOT / recipe).read_text(encoding="utf-8"))
+    document["data"].pop("root", None)
+    document["train"].pop("seed", None)
+    content = json.dumps([document, sorted(overrides)], sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(content.encode()).hexdigest()[:12]
+
+
+def read_results(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def identity(recipe: str, overrides: Sequence[str], seed: int) -> tuple[str, tuple[str, ...], int]:
+    return recipe, tuple(sorted(overrides)), seed
+
+
+def train_all(args: argparse.Namespace) -> None:
+    """Train what has no result yet."""
+    recipes = [Path(path).resolve().relative_to(ROOT).as_posix() for path in args.recipes]
+    done = {identity(row["recipe"], row["overrides"], row["seed"]) for row in read_results(args.into)}
+    waiting = [
+        (recipe, seed) for seed in args.seeds for recipe in recipes if identity(recipe, args.set, seed) not in done
+    ]
+    with ThreadPoolExecutor(args.jobs) as pool:
+        failed = [name for name in pool.map(lambda item: train_one(args, *item), waiting) if name]
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}; see the .log files in {args.runs}")
+
+
+def train_one(args: argparse.Namespace, recipe: str, seed: int) -> str | None:
+    """Train and score one run in a process of its own.  Return its name if it failed."""
+    name = "-".join([recipe.removeprefix("recipes/").removesuffix(".toml").replace("/", "-"), *args.set, f"seed{seed}"])
+    run = args.runs / name.replace(" ", "")
+    run.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "OMP_NUM_THREADS": str(args.threads)}
+    command = [sys.executable, __file__, "one", recipe, *args.set, "--seed", str(seed), "--run", str(run)]
+    command += ["--into", str(args.into)]
+    started = time.monotonic()
+    with Path(f"{run}.log").open("a") as log:
+        failed = subprocess.run(command, env=environment, cwd=ROOT, stdout=log, stderr=log).returncode
+    print(f"{'FAILED' if failed else 'done'}  {name}  {(time.monotonic() - started) / 60:.1f} min", flush=True)
+    return name if failed else None
+
+
+def run_one(args: argparse.Namespace) -> None:
+    """Train one run and append its result."""
+    import torch
+
+    from dragoman import __version__, train
+    from dragoman.config import load_config
+    from dragoman.evaluation.compare.runs import compare_runs
+
+    config = load_config(ROOT / args.recipe, [*args.set, f"train.seed={args.seed}"])
+    resumed = (args.run / "log.jsonl").exists()
+    result = train(config, args.run)
+    if result.interrupted:
+        sys.exit(130)
+    cpu_minutes = None if resumed else round(time.process_time() / 60, 2)
+    (summary,) = compare_runs([args.run]).runs
+    row = {
+        "recipe": args.recipe,
+        "overrides": list(args.set),
+        "seed": args.seed,
+        "config": digest(args.recipe, args.set),
+        "dragoman": __version__,
+        "torch": torch.__version__,
+        "processor": processor(),
+        "threads": torch.get_num_threads(),
+        "budget": str(config.train.budget),
+        "parameters": summary.parameters,
+        "steps": summary.steps,
+        "best_step": summary.best_step,
+        "minutes": round(summary.seconds / 60, 2),
+        "cpu_minutes": cpu_minutes,
+        "tokens_per_second": round(summary.tokens_per_second or 0),
+        "valid": summary.scores,
+    }
+    if config.data.kind == "parallel" and config.data.test is not None:
+        row["test"] = test_scores(config, args.run)
+    args.into.parent.mkdir(parents=True, exist_ok=True)
+    with args.into.open("a") as file:
+        file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def test_scores(config: Any, run: Path) -> dict[str, Any]:
+    """Return BLEU and chrF of the test set, and BLEU by number of source words."""
+    from dragoman.data.corpus import corpus_spec
+    from dragoman.evaluation.compare.scores import read_eval_set, score_translations
+    from dragoman.evaluation.metrics import bleu_tokenizer
+    from dragoman.pipelines.translation import Translator
+
+    spec = corpus_spec(config, config.data.test)
+    test = read_eval_set(spec.source, spec.target)
+    translations = Translator.load(run, quantize="none").translate(test.sources)
+    tokenize = bleu_tokenizer(config.data.target_language or "")
+    scores = score_translations([t.text for t in translations], test, samples=2, tokenize=tokenize)
+    return {
+        "bleu": round(scores.bleu.score, 2),
+        "chrf": round(scores.chrf.score, 2),
+        "signature": re.sub(r"bs:\d+\|seed:\d+\|", "", scores.bleu_signature),
+        "by_length": {bucket.title: round(bucket.bleu.score, 2) for bucket in scores.by_length},
+    }
+
+
+def mean(values: Sequence[float], digits: int = 1) -> str:
+    """Format the mean, with the sample standard deviation where there are several values."""
+    text = f"{fmean(values):,.{digits}f}"
+    return f"{text} ± {stdev(values):.{digits}f}" if len(values) > 1 else text
+
+
+def table(path: Path) -> tuple[str, list[str]]:
+    """Return a Markdown table with a row per recipe and set of overrides, and the recipes that have changed since."""
+    groups: dict[tuple[str, tuple[str, ...]], list[dict[str, Any]]] = {}
+    for row in sorted(read_results(path), key=lambda row: (row["recipe"], row["overrides"], row["seed"])):
+        groups.setdefault((row["recipe"], tuple(row["overrides"])), []).append(row)
+    rows = [row for group in groups.values() for row in group]
+    lengths = list(dict.fromkeys(key for row in rows for key in by_length(row)))
+    tested = any("test" in row for row in rows)
+    scores = ["valid_loss"] if tested else list(dict.fromkeys(key for row in rows for key in row["valid"]))
+    head = ["recipe", "seeds", "parameters", "minutes", *(name.replace("valid_", "valid ") for name in scores)]
+    head += ["test BLEU", "test chrF", *(f"{length} words" for length in lengths)] if tested else []
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for (recipe, overrides), group in groups.items():
+        name = " ".join([f"`{Path(recipe).stem}`", *overrides])
+        cells = [name, str(len(group)), f"{group[0]['parameters']:,}", minutes(group)]
+        cells += [mean([row["valid"][key] for row in group], 3 if "loss" in key else 1) for key in scores]
+        if tested:
+            cells += [mean([row["test"][key] for row in group]) for key in ("bleu", "chrf")]
+            cells += [f"{fmean(by_length(row)[length] for row in group):.1f}" for length in lengths]
+        lines.append("| " + " | ".join(cells) + " |")
+    stale = [
+        recipe for (recipe, overrides), group in groups.items() if group[-1]["config"] != digest(recipe, overrides)
+    ]
+    return "\n".join(lines), stale
+
+
+def minutes(group: Sequence[dict[str, Any]]) -> str:
+    """Return the mean time of the runs: of the clock for a budget of time, otherwise of the processor.
+
+    Time on the clock depends on what else the machine does.  The processor time of resumed runs is not known.
+    """
+    of_clock = group[0]["budget"].endswith((" min", " s"))
+    times = [row["minutes"] if of_clock else row["cpu_minutes"] for row in group]
+    known = [value for value in times if value is not None]
+    return f"{fmean(known):.1f}" if known else "–"
+
+
+def print_table(args: argparse.Namespace) -> None:
+    text, stale = table(args.results)
+    print(text)
+    if stale:
+        print(f"\nchanged since they were measured: {', '.join(stale)}", file=sys.stderr)
+
+
+def updated(text: str) -> str:
+    """Return a document with the table after each line `<!-- results: FILE -->` made anew."""
+    pattern = r"(<!-- results: (\S+) -->\n\n)(?:\|.*\n)*"
+    return re.sub(pattern, lambda match: match[1] + table(ROOT / match[2])[0] + "\n", text)
+
+
+def update(args: argparse.Namespace) -> None:
+    """Write the tables of all documents anew."""
+    for path in documents():
+        before = path.read_text(encoding="utf-8")
+        if (after := updated(before)) != before:
+            path.write_text(after, encoding="utf-8")
+            print(path.relative_to(ROOT))
+
+
+def documents() -> list[Path]:
+    return sorted([*(ROOT / "docs").rglob("*.md"), *(ROOT / "recipes").rglob("*.md"), ROOT / "README.md"])
+
+
+def by_length(row: dict[str, Any]) -> dict[str, float]:
+    found: dict[str, float] = row.get("test", {}).get("by_length", {})
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    part = commands.add_parser("train", help="train recipes that have no result yet")
+    part.add_argument("recipes", nargs="+", help="files")
+    part.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override; can be repeated")
+    part.add_argument("--seeds", type=int, nargs="+", default=[1])
+    part.add_argument("--jobs", type=int, default=2, help="runs at a time")
+    part.add_argument("--threads", type=int, default=1, help="threads per run")
+    part.add_argument("--runs", type=Path, default=ROOT / "runs" / "recipes", help="folder of the run folders")
+    part.add_argument("--into", type=Path, required=True, help="file of results, one JSON object per line")
+    part = commands.add_parser("one", help="train one recipe in this process")
+    part.add_argument("recipe")
+    part.add_argument("set", nargs="*")
+    part.add_argument("--seed", type=int, required=True)
+    part.add_argument("--run", type=Path, required=True)
+    part.add_argument("--into", type=Path, required=True)
+    part = commands.add_parser("table", help="print a table of results")
+    part.add_argument("results", type=Path)
+    commands.add_parser("update", help="write the tables of the documents anew")
+    args = parser.parse_args()
+    if args.command == "train":
+        args.into, args.runs = args.into.resolve(), args.runs.resolve()
+    {"train": train_all, "one": run_one, "table": print_table, "update": update}[args.command](args)
+
+
+if __name__ == "__main__":
+    main()

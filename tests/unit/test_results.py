@@ -1,0 +1,43 @@
+"""The tables of the documents show the recorded results, and their recipes have not changed since."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+
+import recipes  # noqa: E402
+
+RESULTS = sorted((ROOT / "docs" / "results").glob("*.jsonl"))
+
+
+@pytest.mark.parametrize("path", recipes.documents(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_documents_show_the_recorded_results(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert recipes.updated(text) == text, "run: python bench/recipes.py update"
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_recipes_have_not_changed_since(path: Path) -> None:
+    assert recipes.table(path)[1] == []
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_every_file_of_results_is_shown(path: Path) -> None:
+    marker = f"<!-- results: {path.relative_to(ROOT).as_posix()} -->"
+    assert any(marker in document.read_text(encoding="utf-8") for document in recipes.documents())
+
+
+def test_seeds_are_averaged(tmp_path: Path) -> None:
+    row = (
+        '{"recipe": "recipes/digits.toml", "overrides": [], "seed": %d, "config": "-", "parameters": 1000, '
+        '"budget": "2 epochs", "minutes": 9, "cpu_minutes": 2, "valid": {"valid_loss": %s, "accuracy": %s}}\n'
+    )
+    (tmp_path / "results.jsonl").write_text(row % (1, 0.5, 90) + row % (2, 0.7, 92))
+    text, stale = recipes.table(tmp_path / "results.jsonl")
+    assert text.splitlines()[2] == "| `digits` | 2 | 1,000 | 2.0 | 0.600 ± 0.141 | 91.0 ± 1.4 |"
+    assert stale == ["recipes/digits.toml"]

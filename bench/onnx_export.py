@@ -38,21 +38,21 @@ AXES = {
 class Looked(Positions):
     """What a scheme adds and how it turns, looked up in tables: no position leaves the graph for Python."""
 
-    def __init__(self, scheme: Positions, d_model: int, d_head: int) -> None:
+    def __init__(self, scheme: Positions, d_model: int, d_key: int) -> None:
         super().__init__()
         pos = torch.arange(scheme.table.size(0) if isinstance(scheme, Learned) else ROOM)
         if scheme.needs_weights or scheme.static_bias(pos, pos) is not None:
             raise SystemExit(f"onnxruntime: {type(scheme).__name__} positions are not exported; leave out that peer")
         with torch.no_grad():
             added = scheme.embed(torch.zeros(1, len(pos), d_model), pos, None)[0][0]  # (positions, D)
-            ones = torch.tensor([1.0, 0.0]).repeat(d_head // 2).expand(1, 1, len(pos), d_head)
+            ones = torch.tensor([1.0, 0.0]).repeat(d_key // 2).expand(1, 1, len(pos), d_key)
             turned = scheme.rotate(ones, ones, pos)[0][0, 0].unflatten(-1, (-1, 2))  # (positions, Dh/2, 2)
         cos, sin = turned.unbind(-1)
         self.adds, self.turns = bool(added.any()), bool(sin.any())
         self.register_buffer("added", added)
         self.register_buffer("cos", cos.repeat_interleave(2, -1))
         self.register_buffer("sin", torch.stack([-sin, sin], -1).flatten(-2))
-        self.register_buffer("beside", torch.arange(d_head) ^ 1)
+        self.register_buffer("beside", torch.arange(d_key) ^ 1)
         self.added: Tensor
         self.cos: Tensor
         self.sin: Tensor
@@ -139,7 +139,7 @@ def plain_operations(model: Transformer) -> Transformer:
     model = copy.deepcopy(model).eval()
     heads = layers_of(model.decoder)[0].cross_attn
     for stack in (model.encoder, model.decoder):
-        stack.positions = Looked(stack.positions, heads.n_heads * heads.d_head, heads.d_head)
+        stack.positions = Looked(stack.positions, heads.n_heads * heads.d_head, heads.d_key)
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, RMSNorm):

@@ -26,6 +26,8 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "batch norm": {"norm": {"kind": "batch"}},
     "multi-query": {"n_kv_heads": 1, "position": {"kind": "rotary", "fraction": 0.67}},
     "grouped-query": {"n_heads": 6, "n_kv_heads": 3, "order": "pre"},
+    "small keys": {"d_key": 4},
+    "large keys": {"d_key": 8, "n_kv_heads": 1, "position": {"kind": "rotary"}, "order": "pre"},
     "no positions": {"position": {"kind": "none"}},
     "learned": {"position": {"kind": "learned", "max_len": 40}},
     "recurrent over embeddings": {"position": {"kind": "recurrent", "source": "embeddings"}},

@@ -115,7 +115,7 @@ def test_output_forms_and_several_files(cli: Cli, place: Path, tmp_path: Path) -
         (["--input", "IN"], 2, "--output"),
         (["--ray", "--output", "OUT"], 2, "--input"),
         (["--column", "text", "--input", "IN", "--output", "OUT"], 2, "requires Parquet files"),
-        (["--input", "IN", "--output", "OUT", "--beam", "0"], 2, "beam = 0: must be 1 (greedy) to 4,096"),
+        (["--input", "IN", "--output", "OUT", "--beam", "0"], 2, "--beam 0: must be 1 (greedy) to 4,096"),
         (["--input", "IN", "--output", "OUT", "--device", "warp"], 2, "warp"),
         (["--input", "IN", "--input", "nowhere", "--output", "OUT"], 2, "nowhere: no such file or folder"),
     ],

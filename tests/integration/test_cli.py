@@ -83,7 +83,7 @@ def test_score_and_evaluate(cli: Cli, place: Path) -> None:
     code, out, _ = cli("evaluate", place / "runs" / "tiny", "--tokenize", "char", *files)
     assert code == 0 and b"tok:char|" in out
     code, out, err = cli("evaluate", place / "runs" / "tiny", "--tokenize", "klingon", *files)
-    assert (code, out) == (2, b"") and "tokenize = 'klingon'; accepted: auto, 13a" in err
+    assert (code, out) == (2, b"") and "--tokenize 'klingon'; accepted: auto, 13a" in err
 
 
 def test_validation_and_the_test_score_of_chinese(cli: Cli, place: Path, tmp_path: Path) -> None:
@@ -129,12 +129,15 @@ def test_average_and_info(cli: Cli, place: Path) -> None:
         (["train"], 2, "Missing argument"),
         (["train", "nowhere.toml"], 2, "no such file"),
         (["translate", "nowhere"], 1, "no such folder"),
-        (["translate", "MODEL", "--beam", "0"], 2, "beam = 0: must be 1 (greedy) to 4,096"),
-        (["translate", "MODEL", "--nbest", "9"], 2, "nbest = 9"),
+        (["translate", "MODEL", "--beam", "0"], 2, "--beam 0: must be 1 (greedy) to 4,096"),
+        (["translate", "MODEL", "--nbest", "9"], 2, "--nbest 9: must be at most --beam "),
+        (["translate", "MODEL", "--no-repeat-ngram", "1"], 2, "--no-repeat-ngram 1: must be 0 (off) or 2 to 10,000"),
+        (["translate", "MODEL", "--engine", "fast", "--threads", "0"], 2, "--engine 'fast': must be one of auto"),
+        (["translate", "MODEL", "MODEL", "--shortlist"], 2, "--shortlist: supported for one model"),
         (["translate", "MODEL", "--seed", "3", "--top-k", "2"], 2, "--top-k, --seed: only for sampling"),
         (["translate", "MODEL", "--min-length", "9" * 20], 2, "must be 0 to 10,000"),
-        (["translate", "MODEL", "--alpha", "inf"], 2, "alpha = inf: must be 0"),
-        (["translate", "MODEL", "--sample", "--nbest", "70000"], 2, "nbest = 70000: must be 1 to 4,096"),
+        (["translate", "MODEL", "--alpha", "inf"], 2, "--alpha inf: must be 0"),
+        (["translate", "MODEL", "--sample", "--nbest", "70000"], 2, "--nbest 70000: must be 1 to 4,096"),
         (["translate", "MODEL", "--beam", "many"], 2, "integer"),
         (["translate", "MODEL", "--input", "nowhere.txt"], 1, "nowhere.txt"),
         (

@@ -196,7 +196,7 @@ def test_characters_of_several_bytes_are_streamed_whole() -> None:
     [
         (PET, {"role": "b"}, "role = 'b': not a role of this model.*accepted: A, B, C"),
         (PET, {}, "it is not clear who speaks next; specify the role, one of A, B, C"),
-        ([("D", "hi")], {"role": "B"}, "turn 1: role = 'D': not a role"),
+        ([("D", "hi")], {"role": "B"}, "turn 1: role 'D': not a role"),
         ([{"role": "A"}], {"role": "B"}, "turn 1: text: None is of type NoneType"),
         (["hi"], {"role": "B"}, r"turn 1: 'hi' is not a turn; accepted: \(\"role\", \"text\"\)"),
         ("hi", {"role": "B"}, "expected a list of texts"),
@@ -223,6 +223,13 @@ def test_the_role_that_answers_by_default() -> None:
     ):  # fmt: skip
         chat.roles = roles
         assert chat.answering_role([Turn(*turn) for turn in turns]) == answers
+
+
+def test_limits_of_a_long_context(chat: Chat) -> None:
+    long = Chat(chat.model, chat.tokenizer, 65_536)
+    assert long.check_settings().max_extra == 10_000 and chat.check_settings().max_extra == 13
+    with pytest.raises(UsageError, match="max_tokens = 10000; accepted: 1 to 9,999"):
+        long.check_settings(10_000)
 
 
 def test_a_model_without_roles_is_refused(chat: Chat) -> None:
@@ -302,8 +309,9 @@ def test_doctor_info_explain_and_atlas(cli: Cli, run: Path, tmp_path: Path) -> N
         (["score", "--target", "x", "--source", "x"], "omit --source"),
         (["chat"], "it is not clear who speaks next; specify the role, one of A, B, C"),
         (["chat", "--role", "B"], "it is not clear who you are; specify --as, one of A, B, C"),
-        (["chat", "--role", "Z"], "--role = 'Z': not a role of this model; accepted: A, B, C"),
-        (["chat", *GREEDY, "--max-tokens", "99"], "max_tokens = 99; accepted: 1 to 46"),
+        (["chat", "--role", "Z"], "--role 'Z': not a role of this model; accepted: A, B, C"),
+        (["chat", *GREEDY, "--max-tokens", "99"], "--max-tokens 99; accepted: 1 to 46"),
+        (["chat", "--role", "B", "--as", "Z"], "--as 'Z': not a role of this model; accepted: A, B, C"),
         (["generate", "--turns", "-"], "input 1, it is not clear who speaks next"),
     ],
 )

@@ -605,11 +605,9 @@ def test_info_of_any_model(name: str, what: str, cli: Cli, runs: Path) -> None:
         (["parse", "first"], "does not generate trees: "),
         (["score", "lines", "--source", "train.txt", "--target", "train.txt"], "omit --source"),
         (["score", "tagged", "--target", "train.txt"], "does not continue plain text: "),
-        (
-            ["generate", "lines", "--prompt", "a", "--input", "train.txt"],
-            "--prompt, --input and --turns exclude each other",
-        ),
-        (["generate", "lines", "--prompt", "a", "--max-tokens", "0"], "max_tokens = 0; accepted: at least 1"),
+        (["generate", "lines", "--prompt", "a", "--input", "train.txt"], "--prompt, --input and --turns exclude"),
+        (["generate", "lines", "--prompt", "a", "--max-tokens", "0"], "--max-tokens 0; accepted: 1 to 9,999"),
+        (["generate", "lines", "--prompt", "a", "--max-tokens", "1000000"], "--max-tokens 1000000; accepted: 1 to"),
     ],
 )
 def test_a_command_that_a_model_is_not_made_for(

@@ -110,7 +110,7 @@ def test_without_softmax_heads_are_blocks_of_one_heads_matrix() -> None:
     x = random(1, T, D)
 
     def parts(attention: SelfAttention) -> tuple[Tensor, ...]:
-        return attention.split(attention.qkv(x), attention.parts)
+        return attention.split(attention.qkv(x), attention.parts, (attention.d_head,) * 3)
 
     (q, k, v), (q_one, k_one, v_one) = parts(many), parts(one)
     of_heads, of_one = q @ k.transpose(-1, -2), q_one @ k_one.transpose(-1, -2)

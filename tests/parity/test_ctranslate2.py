@@ -22,7 +22,7 @@ VOCAB = 37
 PIECES = ["<pad>", "<unk>", "<s>", "</s>", *(f"w{i}" for i in range(4, VOCAB))]
 REFUSED = {
     "batch norm", "recurrent over embeddings", "recurrent positions", "alibi",
-    "linear", "linear relu", "linear softmax", "linear rotary",
+    "linear", "linear relu", "linear softmax", "linear rotary", "small keys", "large keys",
 }  # fmt: skip
 VARIANTS: dict[str, dict[str, Any]] = {
     "gelu": {"activation": "gelu", "gated": True},
@@ -104,6 +104,9 @@ def test_unsupported_models_are_refused(name: str) -> None:
     assert (reasons == []) == supported
     if name == "linear rotary":
         assert reasons == ["attention.kind = 'linear'; CTranslate2 supports softmax"]
+    if name == "small keys":
+        assert reasons == ["d_key = 4; CTranslate2 supports d_model / n_heads = 6"]
+        assert unsupported(model_config(document | {"d_key": 6})) == []
 
 
 def test_all_reasons_are_listed() -> None:

@@ -18,8 +18,9 @@ from dragoman.decoding import Hypothesis, ModelStepper, SearchSettings, generate
 from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.native.library import Precision, _load, load_native, unavailable_reason
 from dragoman.decoding.native.pack import native_unsupported_reasons, pack
+from dragoman.models.build import assemble
 from dragoman.models.seq2seq import Model
-from every_kind import TRANSLATORS, built
+from every_kind import TRANSLATORS, built, model_config
 from near_ties import assert_same_search, same_hypotheses
 
 native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
@@ -189,3 +190,12 @@ def test_unsupported_models_are_refused_with_reasons() -> None:
     for name in [*NOT_PACKED, "linear", "lstm bahdanau", "convolutional"]:
         reasons = native_unsupported_reasons(built(TRANSLATORS[name], VOCAB))
         assert reasons and all(isinstance(reason, str) for reason in reasons), name
+
+
+@pytest.mark.parametrize(("heads", "d_key", "supported"), [(1, 4096, True), (1, 4081, True), (32, 2049, False)])
+def test_attention_larger_than_the_engine_accepts_is_refused(heads: int, d_key: int, supported: bool) -> None:
+    config = model_config(TRANSLATORS["paper"] | {"d_model": 32, "n_heads": heads, "d_key": d_key, "n_kv_heads": 1})
+    with torch.device("meta"):
+        reasons = native_unsupported_reasons(assemble(config, VOCAB, VOCAB))
+    expected = "its 32 heads have 2,064 features; supported: 4,096 per head, 65,536 in all"
+    assert reasons == ([] if supported else [expected])

@@ -97,6 +97,10 @@ def test_sizes_that_do_not_fit_are_refused_with_those_that_do() -> None:
     assert "head size 3 must be even" in problem
     (problem,) = problems("model.position.kind=rotary", "model.position.fraction=0.1")
     assert "head size 0 (fraction 0.1 of 8) must be even and at least 2" in problem
+    (problem,) = problems("model.position.kind=rotary", "model.d_key=7")
+    assert "rotary positions rotate pairs: d_key 7 must be even" in problem
+    (problem,) = problems("model.position.kind=rotary", "model.position.fraction=0.5", "model.d_key=6")
+    assert "d_key 3 (fraction 0.5 of 6) must be even and at least 2" in problem
     (problem,) = problems("model.n_kv_heads=3")
     assert "n_heads 2 is not a multiple of n_kv_heads 3; accepted n_kv_heads: [1, 2]" in problem
     (problem,) = problems("model.attention.kind=linear", "model.position.kind=t5")

@@ -45,7 +45,7 @@ def numbers() -> list[tuple[type[BaseModel], str]]:
         (model, name)
         for model in sorted(sections() - {Duration}, key=lambda m: m.__name__)
         for name, field in model.model_fields.items()
-        if {int, float} & {field.annotation, *get_args(field.annotation)} and "key" not in name
+        if {int, float} & {field.annotation, *get_args(field.annotation)} and str not in get_args(field.annotation)
     ]
 
 

@@ -11,7 +11,7 @@ ROWS, H, ROOM, DH = 6, 3, 5, 4
 
 
 def filled(length: int) -> tuple[SelfKeyValues, torch.Tensor]:
-    cache, keys = SelfKeyValues(ROWS, H, ROOM, DH, like=torch.zeros(1)), torch.randn(ROWS, H, length, DH)
+    cache, keys = SelfKeyValues(ROWS, H, ROOM, (DH, DH), like=torch.zeros(1)), torch.randn(ROWS, H, length, DH)
     cache.append(keys, -keys)
     return cache, keys
 
@@ -22,6 +22,13 @@ def test_append_returns_everything_so_far() -> None:
     all_keys, all_values = cache.append(more, 2 * more)
     assert torch.equal(all_keys, torch.cat([keys, more], dim=2))
     assert torch.equal(all_values, torch.cat([-keys, 2 * more], dim=2))
+
+
+def test_keys_and_values_of_different_size() -> None:
+    cache = SelfKeyValues(ROWS, H, ROOM, (2, 7), like=torch.zeros(1))
+    keys, values = torch.randn(ROWS, H, 3, 2), torch.randn(ROWS, H, 3, 7)
+    assert cache.nbytes() == 4 * ROWS * H * ROOM * (2 + 7)
+    assert all(torch.equal(*pair) for pair in zip(cache.append(keys, values), (keys, values), strict=True))
 
 
 def test_append_past_the_end_is_refused() -> None:

@@ -13,7 +13,7 @@ from dragoman.models.build import build_model
 
 ROOT = Path(__file__).parents[2] / "recipes"
 RECIPES = sorted(ROOT.glob("*/*.toml"))
-FOLDERS = ("history", "positions", "table3")
+FOLDERS = ("history", "norms", "positions", "table3")
 
 
 def parameters(path: Path) -> int:
@@ -48,6 +48,26 @@ def test_positions_differ_in_nothing_else() -> None:
     assert len({config["model.position.kind"] for config in configs}) == len(configs) == 8
     rest = [{k: v for k, v in config.items() if not k.startswith("model.position.")} for config in configs]
     assert all(one == rest[0] for one in rest)
+
+
+def test_norms_differ_in_order_and_kind_only() -> None:
+    configs = {
+        path.stem: flatten(load_config(path).model_dump(mode="json")) for path in (ROOT / "norms").glob("*.toml")
+    }
+    varied = {name: f"{c.pop('model.order')}-{c.pop('model.norm.kind')}" for name, c in configs.items()}
+    assert varied == {name: name for name in ("post-layer", "post-rms", "pre-layer", "pre-rms")}
+    rest = list(configs.values())
+    assert all(one == rest[0] for one in rest)
+
+
+def test_row_a_of_table_3_keeps_the_size_and_row_b_reduces_it_by_the_rows_of_queries_and_keys() -> None:
+    table = {path.stem: path for path in (ROOT / "table3").glob("*.toml")}
+    base = parameters(table["base"])
+    assert {parameters(table[name]) for name in ("a-1-head", "a-16-heads")} == {base}
+    attentions, heads, d_model, d_head = 3 + 2 * 3, 4, 128, 32
+    for d_key in (16, 8):
+        removed = attentions * 2 * heads * (d_head - d_key) * (d_model + 1)
+        assert parameters(table[f"b-key-{d_key}"]) == base - removed
 
 
 def test_a_row_of_table_3_varies_one_thing() -> None:

@@ -13,7 +13,7 @@ from typing import NoReturn
 import typer
 
 from dragoman.cli import atlas, chat, compare, explain, inference, serve, training, translate, vectors
-from dragoman.cli.options import app
+from dragoman.cli.options import Command, app
 from dragoman.errors import DragomanError
 from dragoman.io.writing import not_written, reason_of
 
@@ -25,7 +25,7 @@ for command in (
     inference.parse, compare.compare, explain.explain, atlas.atlas, serve.serve, vectors.vectors, training.shortlist,
     training.export,
 ):  # fmt: skip
-    app.command()(command)
+    app.command(cls=Command)(command)
 
 
 def _fail(message: str, code: int = 1) -> NoReturn:

@@ -94,9 +94,9 @@ class Session:
         self.chat, self.settings = chat, settings
         self.turns: list[Turn] = []
         self._truncated = False
-        names = [name for name in chat.roles if role is None or name != chat.check_role(role, "--role")]
+        names = [name for name in chat.roles if role is None or name != chat.check_role(role, "role = ")]
         if user is not None:
-            self.user = chat.check_role(user, "--as")
+            self.user = chat.check_role(user, "as_ = ")
         elif role is not None and len(names) > 1 and "user" not in names:
             raise UsageError(f"it is not clear who you are; specify --as, one of {', '.join(chat.roles)}")
         else:
@@ -142,7 +142,7 @@ class Session:
             note("all turns are forgotten")
         elif name == "/role":
             try:
-                self.role = self.chat.check_role(argument.strip(), "/role")
+                self.role = self.chat.check_role(argument.strip(), "/role ")
                 note(f"the model is {self.role}")
             except UsageError as error:
                 note(str(error))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
+
+from dragoman.errors import ConfigError, UsageError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -51,6 +55,27 @@ ReplyRole = Annotated[
     typer.Option("--role", help="Role of the reply; default: of two roles the other one, or 'assistant'."),
 ]
 Seed = Annotated[int, typer.Option(help="Random seed of sampling.")]
+
+
+class Command(TyperCommand):
+    """A command whose usage errors name its options as they are written on the command line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ConfigError:  # names keys of the document
+            raise
+        except UsageError as error:
+            raise UsageError(self._with_flags(str(error))) from error
+
+    def _with_flags(self, message: str) -> str:
+        """Replace `name = value`, as errors of the library write their arguments, by `--name value`."""
+        for option in self.params:
+            if option.param_type_name == "option":
+                flag = option.opts[0]
+                message = re.sub(rf"(?<![\w.]){option.name} = True\b", flag, message)
+                message = re.sub(rf"(?<![\w.]){option.name} = ", f"{flag} ", message)
+        return message
 
 
 def _print_version(requested: bool) -> None:

@@ -177,6 +177,9 @@ class BlockConfig(Section):
     d_ff: limits.FeedForward = 2048
     n_heads: limits.Heads = 8
     n_kv_heads: limits.Heads | None = Field(None, description="key and value heads; 1 = multi-query")
+    d_key: limits.KeySize | None = Field(
+        None, description="features of a query or key per head; default d_model / n_heads, which values always have"
+    )
     dropout: limits.Dropout = Field(0.1, description="after sub-layers and embeddings (Vaswani et al. 2017, 5.4)")
     attention_dropout: limits.Dropout = 0.0
     activation_dropout: limits.Dropout = 0.0
@@ -196,17 +199,24 @@ class BlockConfig(Section):
 
     @property
     def d_head(self) -> int:
+        """Features of a value per head."""
         return self.d_model // self.n_heads
+
+    @property
+    def key_size(self) -> int:
+        """Features of a query or key per head."""
+        return self.d_key or self.d_head
 
     def _sizes(self) -> Iterator[str]:
         if self.d_model % self.n_heads:
             fits = [h for h in range(1, min(self.d_model, 64) + 1) if self.d_model % h == 0]
             yield f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}; accepted n_heads: {fits}"
         elif isinstance(self.position, RotaryPosition):
-            rotated = int(self.d_head * self.position.fraction)
+            rotated = int(self.key_size * self.position.fraction)
             if rotated == 0 or rotated % 2:
-                part = "" if self.position.fraction == 1 else f" (fraction {self.position.fraction} of {self.d_head})"
-                yield f"rotary positions rotate pairs: head size {rotated}{part} must be even and at least 2"
+                part = "" if self.position.fraction == 1 else f" (fraction {self.position.fraction} of {self.key_size})"
+                size = "head size" if self.d_key is None else "d_key"
+                yield f"rotary positions rotate pairs: {size} {rotated}{part} must be even and at least 2"
         if self.n_kv_heads and self.n_heads % self.n_kv_heads:
             fits = [h for h in range(1, self.n_heads + 1) if self.n_heads % h == 0]
             yield (

@@ -212,11 +212,11 @@ def _positions(config: BlockConfig, bidirectional: bool) -> positions.Positions:
         case RecurrentPosition():
             return positions.RecurrentPositions(config.d_model)
         case ShawPosition(clip=clip):
-            return positions.Shaw(config.d_head, clip)
+            return positions.Shaw(config.d_head, clip, config.key_size)
         case T5Position(buckets=buckets, max_distance=max_distance):
             return positions.T5(config.n_heads, buckets, max_distance, bidirectional)
         case RotaryPosition(base=base, fraction=fraction):
-            return positions.Rotary(config.d_head, base, fraction)
+            return positions.Rotary(config.key_size, base, fraction)
         case AlibiPosition():
             return positions.Alibi(config.n_heads)
 
@@ -231,14 +231,21 @@ def _encoder_layers(config: BlockConfig, count: int) -> list[EncoderLayer]:
 
 
 def _decoder_layer(config: BlockConfig) -> DecoderLayer:
-    cross = CrossAttention(config.d_model, config.n_heads, config.attention_dropout, config.bias, config.n_kv_heads)
-    return DecoderLayer(_self_attention(config), cross, _feed_forward(config), partial(_sublayer, config))
+    cross_attn = CrossAttention(*_softmax_arguments(config))
+    return DecoderLayer(_self_attention(config), cross_attn, _feed_forward(config), partial(_sublayer, config))
 
 
 def _self_attention(config: BlockConfig) -> SelfAttention | LinearSelfAttention:
     if isinstance(config.attention, LinearAttention):
-        return LinearSelfAttention(config.d_model, config.n_heads, config.attention.feature_map, config.bias)
-    return SelfAttention(config.d_model, config.n_heads, config.attention_dropout, config.bias, config.n_kv_heads)
+        feature_map = config.attention.feature_map
+        return LinearSelfAttention(config.d_model, config.n_heads, feature_map, config.bias, config.d_key)
+    return SelfAttention(*_softmax_arguments(config))
+
+
+def _softmax_arguments(config: BlockConfig) -> tuple[int, int, float, bool, int | None, int | None]:
+    """Return the arguments of `SelfAttention` and `CrossAttention`."""
+    dropout, bias = config.attention_dropout, config.bias
+    return config.d_model, config.n_heads, dropout, bias, config.n_kv_heads, config.d_key
 
 
 def _feed_forward(config: BlockConfig) -> FeedForward:

@@ -1,17 +1,18 @@
 """Scaled dot-product attention and multi-head attention (Vaswani et al. 2017, sections 3.2.1 and 3.2.2).
 
-    Attention(Q, K, V) = softmax(Q K^T / sqrt(Dh) + bias) V,    Q = x W^Q,  K = y W^K,  V = y W^V
+    Attention(Q, K, V) = softmax(Q K^T / sqrt(Dk) + bias) V,    Q = x W^Q,  K = y W^K,  V = y W^V
 
-Vectors are rows: row i of x is position i.  The bias is 0 where a query may attend and -inf elsewhere.  Keys and values
-may have fewer heads than queries, each shared by a group of neighbouring query heads (multi-query attention, Shazeer
-2019; grouped-query attention, Ainslie et al. 2023).
+Vectors are rows: row i of x is position i.  The bias is 0 where a query may attend and -inf elsewhere.  Queries and
+keys of a head have Dk features and values Dh; both are D / H unless `d_key` is given.  Keys and values may have fewer
+heads than queries, each shared by a group of neighbouring query heads (multi-query attention, Shazeer 2019;
+grouped-query attention, Ainslie et al. 2023).
 
 Three implementations return the same numbers and are tested against each other: `attend_explicit` writes out the
 formula and returns the weights; `attend_short` uses batched products with its own backward pass, the fastest on a CPU
 for sequences as short as sentences; PyTorch's `scaled_dot_product_attention` is used for long sequences and on GPUs.
 
 Shapes: B sentences, K beams, N = B*K rows, H heads, Hkv key-value heads, T positions, Tq/Tk query/key positions,
-S source length, D d_model, Dh head size.
+S source length, D d_model, Dk size of queries and keys per head (key size), Dh size of values per head (head size).
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def add_biases(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 
 class AttentionTaps(NamedTuple):
-    """Taps for what a fused kernel does not expose: Q K^T / sqrt(Dh), the same plus the bias, and the softmax."""
+    """Taps for what a fused kernel does not expose: Q K^T / sqrt(Dk), the same plus the bias, and the softmax."""
 
     scores: Tap
     masked: Tap
@@ -92,46 +93,46 @@ def attend_explicit(
 
 
 def _with_causal(bias: Tensor | None, q: Tensor) -> Tensor | None:
-    """Add the causal bias of queries (N, H, T, Dh) and T keys."""
+    """Add the causal bias of queries (N, H, T, Dk) and T keys."""
     pos = torch.arange(q.size(2), device=q.device)
     return add_biases(causal_bias(pos, pos, q.dtype), bias)
 
 
 def _repeat(x: Tensor, heads: int) -> Tensor:
-    """(N, Hkv, T, Dh) -> (N, H, T, Dh): repeat each key or value head for its group of query heads."""
+    """(N, Hkv, T, Dk or Dh) -> (N, H, T, Dk or Dh): repeat each key or value head for its group of query heads."""
     return x if x.size(1) == heads else x.repeat_interleave(heads // x.size(1), dim=1)
 
 
 class _ShortAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.shapes = q.shape, k.shape
-        n, h, tq, dh = q.shape
-        group, tk = h // k.size(1), k.size(2)
-        # Query heads that share keys and values are folded into the query positions: (N*Hkv, group * Tq, Dh).
-        q, k, v = q.reshape(-1, group * tq, dh), k.reshape(-1, tk, dh), v.reshape(-1, tk, dh)
+        ctx.shapes = q.shape, k.shape, v.shape
+        n, h, tq, dk = q.shape
+        group, tk, dh = h // k.size(1), k.size(2), v.size(3)
+        # Query heads that share keys and values are folded into the query positions: (N*Hkv, group * Tq, Dk).
+        q, k, v = q.reshape(-1, group * tq, dk), k.reshape(-1, tk, dk), v.reshape(-1, tk, dh)
         if bias is None:
-            weights = torch.bmm(q, k.transpose(1, 2)).mul_(dh**-0.5).softmax(-1)
+            weights = torch.bmm(q, k.transpose(1, 2)).mul_(dk**-0.5).softmax(-1)
         else:
             if bias.dim() > 2 or group > 1:
                 rows = bias.size(-2) if group == 1 else tq
                 bias = bias.expand(n, h, rows, tk).reshape(-1, group * rows, tk)
-            weights = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=dh**-0.5).softmax(-1)
+            weights = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=dk**-0.5).softmax(-1)
         ctx.save_for_backward(q, k, v, weights)
         return torch.bmm(weights, v).view(n, h, tq, dh)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         q, k, v, weights = ctx.saved_tensors
-        q_shape, k_shape = ctx.shapes
-        grad = grads[0].reshape(q.shape)
+        q_shape, k_shape, v_shape = ctx.shapes
+        grad = grads[0].reshape(q.size(0), q.size(1), v.size(2))
         grad_v = torch.bmm(weights.transpose(1, 2), grad)
         grad_weights = torch.bmm(grad, v.transpose(1, 2))
         # PyTorch's fused kernel for the Jacobian of the softmax: w * (g - sum(g * w)).
         grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype).mul_(q.size(-1) ** -0.5)
         grad_q = torch.bmm(grad_scores, k)
         grad_k = torch.bmm(grad_scores.transpose(1, 2), q)
-        return grad_q.view(q_shape), grad_k.view(k_shape), grad_v.view(k_shape), None
+        return grad_q.view(q_shape), grad_k.view(k_shape), grad_v.view(v_shape), None
 
 
 def attend_short(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
@@ -142,10 +143,11 @@ def attend_short(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor
 class MultiHead(nn.Module):
     """Parts common to all attention: heads, the taps of the paper's quantities, and the output projection W^O."""
 
-    def __init__(self, d_model: int, n_heads: int, bias: bool) -> None:
+    def __init__(self, d_model: int, n_heads: int, bias: bool, d_key: int | None) -> None:
         super().__init__()
         self.n_heads = n_heads
         self.d_head = d_model // n_heads
+        self.d_key = d_key or self.d_head
         self.queries = Tap("row", "head", "query", "feature")
         self.keys = Tap("row", "head", "key", "feature")
         self.values = Tap("row", "head", "key", "feature")
@@ -153,11 +155,11 @@ class MultiHead(nn.Module):
         self.heads = Tap("row", "head", "query", "feature")
         self.out = nn.Linear(d_model, d_model, bias=bias)
 
-    def split(self, x: Tensor, parts: tuple[int, ...]) -> tuple[Tensor, ...]:
-        """Split x (N, T, sum of parts) into parts, and each part into heads (N, part / Dh, T, Dh)."""
+    def split(self, x: Tensor, parts: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+        """Split x (N, T, sum of parts) into parts, and each part into heads (N, part / size, T, size)."""
         n, t, _ = x.shape
-        heads = [part // self.d_head for part in parts]
-        return tuple(part.transpose(1, 2) for part in x.view(n, t, sum(heads), self.d_head).split(heads, dim=2))
+        tensors = zip(x.split(parts, dim=2), sizes, strict=True)
+        return tuple(part.view(n, t, part.size(2) // size, size).transpose(1, 2) for part, size in tensors)
 
     def join(self, x: Tensor) -> Tensor:
         """Concatenate heads (N, H, T, Dh) and apply W^O: (N, T, D)."""
@@ -169,8 +171,10 @@ class MultiHead(nn.Module):
 class _SoftmaxAttention(MultiHead):
     """Parts common to self- and cross-attention: key-value heads, dropout, and the choice of implementation."""
 
-    def __init__(self, d_model: int, n_heads: int, dropout: float, bias: bool, n_kv_heads: int | None) -> None:
-        super().__init__(d_model, n_heads, bias)
+    def __init__(
+        self, d_model: int, n_heads: int, dropout: float, bias: bool, n_kv_heads: int | None, d_key: int | None
+    ) -> None:
+        super().__init__(d_model, n_heads, bias, d_key)
         self.n_kv_heads = n_kv_heads or n_heads
         self.dropout = Dropout(dropout)
         self.scores = Tap("row", "head", "query", "key")
@@ -185,7 +189,7 @@ class _SoftmaxAttention(MultiHead):
         if any_active(*self.inner) and not explicit:
             with torch.no_grad():  # for the taps only; the output still comes from the kernel
                 attend_explicit(q, k, v, _with_causal(bias, q) if causal else bias, None, self.inner)
-        if causal and (explicit or short):
+        if causal and (explicit or short or bias is not None):
             bias, causal = _with_causal(bias, q), False
         if explicit:
             return attend_explicit(q, k, v, bias, self.dropout, self.inner)[0]
@@ -202,16 +206,21 @@ class SelfAttention(_SoftmaxAttention):
     """
 
     def __init__(
-        self, d_model: int, n_heads: int, dropout: float = 0.0, bias: bool = True, n_kv_heads: int | None = None
+        self,
+        d_model: int,
+        n_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        n_kv_heads: int | None = None,
+        d_key: int | None = None,
     ) -> None:
-        super().__init__(d_model, n_heads, dropout, bias, n_kv_heads)
-        shared = self.n_kv_heads * self.d_head
-        self.parts = (d_model, shared, shared)
+        super().__init__(d_model, n_heads, dropout, bias, n_kv_heads, d_key)
+        self.parts = (n_heads * self.d_key, self.n_kv_heads * self.d_key, self.n_kv_heads * self.d_head)
         self.qkv = nn.Linear(d_model, sum(self.parts), bias=bias)
 
     def new_cache(self, rows: int, max_len: int, like: Tensor) -> SelfKeyValues:
         """Return an empty cache of `rows` rows and `max_len` positions with the dtype and device of `like`."""
-        return SelfKeyValues(rows, self.n_kv_heads, max_len, self.d_head, like)
+        return SelfKeyValues(rows, self.n_kv_heads, max_len, (self.d_key, self.d_head), like)
 
     def forward(
         self,
@@ -227,11 +236,12 @@ class SelfAttention(_SoftmaxAttention):
         bias: broadcastable to (N, H, T, Tk), or None.  causal: mask later positions.  cache: the keys and values of the
         pos[0] earlier positions, extended by this call; Tk counts both.
         """
-        q, k, v = self.split(self.qkv(x), self.parts)  # q (N, H, T, Dh); k, v (N, Hkv, T, Dh)
+        # q (N, H, T, Dk), k (N, Hkv, T, Dk), v (N, Hkv, T, Dh)
+        q, k, v = self.split(self.qkv(x), self.parts, (self.d_key, self.d_key, self.d_head))
         q, k = positions.rotate(q, k, pos)
         q, k, v = self.queries(q), self.keys(k), self.values(v)
         if cache is not None:
-            k, v = cache.append(k, v)  # (N, Hkv, Tk, Dh)
+            k, v = cache.append(k, v)  # (N, Hkv, Tk, Dk), (N, Hkv, Tk, Dh)
         # `_attend` expects the first query at the first key, which a non-empty cache makes wrong.
         if not positions.needs_weights and not (causal and k.size(2) > q.size(2)):
             return self.join(self._attend(q, k, v, bias, causal))
@@ -253,17 +263,22 @@ class CrossAttention(_SoftmaxAttention):
     """
 
     def __init__(
-        self, d_model: int, n_heads: int, dropout: float = 0.0, bias: bool = True, n_kv_heads: int | None = None
+        self,
+        d_model: int,
+        n_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        n_kv_heads: int | None = None,
+        d_key: int | None = None,
     ) -> None:
-        super().__init__(d_model, n_heads, dropout, bias, n_kv_heads)
-        shared = self.n_kv_heads * self.d_head
-        self.parts = (shared, shared)
-        self.q = nn.Linear(d_model, d_model, bias=bias)
+        super().__init__(d_model, n_heads, dropout, bias, n_kv_heads, d_key)
+        self.parts = (self.n_kv_heads * self.d_key, self.n_kv_heads * self.d_head)
+        self.q = nn.Linear(d_model, n_heads * self.d_key, bias=bias)
         self.kv = nn.Linear(d_model, sum(self.parts), bias=bias)
 
     def project(self, memory: Tensor) -> CrossKeyValues:
-        """Project memory (B, S, D) to keys and values (B, Hkv, S, Dh)."""
-        k, v = self.split(self.kv(memory), self.parts)
+        """Project memory (B, S, D) to keys (B, Hkv, S, Dk) and values (B, Hkv, S, Dh)."""
+        k, v = self.split(self.kv(memory), self.parts, (self.d_key, self.d_head))
         return CrossKeyValues(self.keys(k), self.values(v))
 
     def forward(self, x: Tensor, memory: CrossKeyValues, bias: Tensor | None = None) -> Tensor:
@@ -273,5 +288,5 @@ class CrossAttention(_SoftmaxAttention):
         """
         n, t, d = x.shape
         b = memory.keys.size(0)
-        (q,) = self.split(self.q(x).view(b, n // b * t, d), (d,))  # (B, H, K*T, Dh)
+        q = self.q(x).view(b, n // b * t, self.n_heads, self.d_key).transpose(1, 2)  # (B, H, K*T, Dk)
         return self.join(self._attend(self.queries(q), memory.keys, memory.values, bias)).view(n, t, d)

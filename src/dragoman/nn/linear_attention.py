@@ -4,12 +4,12 @@
 
 (equations 4 to 12).  Vectors are rows.  The sums run over all keys, or for causal attention over j <= i; then S and z
 are the hidden state of a recurrent network, of the same size at every length.  The implied weights, phi(q_i) . psi(k_j)
-divided by their sum, are positive and sum to 1, but before a causal mask their matrix has rank Dh at most.
+divided by their sum, are positive and sum to 1, but before a causal mask their matrix has rank Dk at most.
 
 `causal_linear_attention` works by chunks (training) or by one position (decoding); the tests compare it with the
 recurrence written out.
 
-Shapes: N rows, H heads, T positions, C chunks, D d_model, Dh head size.
+Shapes: N rows, H heads, T positions, C chunks, D d_model, Dk key size, Dh head size.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CHUNK = 64
 class FeatureMap:
     """The features phi of queries and psi of keys, both positive, and the division by the sum z of the keys.
 
-    divide: phi(q) (N, H, T, Dh) and z (N, H, T or 1, Dh) -> queries whose weights sum to 1.
+    divide: phi(q) (N, H, T, Dk) and z (N, H, T or 1, Dk) -> queries whose weights sum to 1.
     """
 
     queries: Callable[[Tensor], Tensor]
@@ -69,10 +69,10 @@ FEATURE_MAPS: dict[str, FeatureMap] = {
 
 
 def causal_linear_attention(q: Tensor, k: Tensor, v: Tensor, before: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return sum_(j <= i) (q_i . k_j) v_j for q, k, v (N, H, T, Dh), and the sum of all k_j^T v_j (N, H, Dh, Dh).
+    """Return sum_(j <= i) (q_i . k_j) v_j (N, H, T, Dh), and the sum of all k_j^T v_j (N, H, Dk, Dh).
 
-    before: that sum over earlier positions, or None.  Weights are computed within chunks only, and earlier chunks
-    contribute through the sum, so time and memory grow linearly with T.
+    q, k: (N, H, T, Dk).  v: (N, H, T, Dh).  before: that sum over earlier positions, or None.  Weights are computed
+    within chunks only, and earlier chunks contribute through the sum, so time and memory grow linearly with T.
     """
     t = q.size(2)
     if t == 1:
@@ -82,10 +82,10 @@ def causal_linear_attention(q: Tensor, k: Tensor, v: Tensor, before: Tensor | No
     size = min(_CHUNK, t)
     if t % size:
         q, k, v = (F.pad(x, (0, 0, 0, -t % size)) for x in (q, k, v))
-    q, k, v = (x.unflatten(2, (-1, size)) for x in (q, k, v))  # (N, H, C, size, Dh)
-    chunk_sums = k.transpose(-1, -2) @ v  # (N, H, C, Dh, Dh)
+    q, k, v = (x.unflatten(2, (-1, size)) for x in (q, k, v))  # (N, H, C, size, Dk or Dh)
+    chunk_sums = k.transpose(-1, -2) @ v  # (N, H, C, Dk, Dh)
     first = torch.zeros_like(chunk_sums[:, :, 0]) if before is None else before
-    sums = torch.cat([first.unsqueeze(2), chunk_sums], dim=2).cumsum(2)  # (N, H, 1 + C, Dh, Dh)
+    sums = torch.cat([first.unsqueeze(2), chunk_sums], dim=2).cumsum(2)  # (N, H, 1 + C, Dk, Dh)
     out = (q @ k.transpose(-1, -2)).tril() @ v + q @ sums[:, :, :-1]
     return out.flatten(2, 3)[:, :, :t], sums[:, :, -1]
 
@@ -98,15 +98,17 @@ class LinearSelfAttention(MultiHead):
     single keys.
     """
 
-    def __init__(self, d_model: int, n_heads: int, feature_map: str, bias: bool = True) -> None:
-        super().__init__(d_model, n_heads, bias)
+    def __init__(
+        self, d_model: int, n_heads: int, feature_map: str, bias: bool = True, d_key: int | None = None
+    ) -> None:
+        super().__init__(d_model, n_heads, bias, d_key)
         self.feature_map = FEATURE_MAPS[feature_map]
-        self.parts = (d_model, d_model, d_model)
-        self.qkv = nn.Linear(d_model, 3 * d_model, bias=bias)
+        self.parts = (n_heads * self.d_key, n_heads * self.d_key, d_model)
+        self.qkv = nn.Linear(d_model, sum(self.parts), bias=bias)
 
     def new_cache(self, rows: int, max_len: int, like: Tensor) -> LinearSums:
         """Return an empty cache of `rows` rows; its size does not depend on `max_len`."""
-        return LinearSums(rows, self.n_heads, self.d_head, like)
+        return LinearSums(rows, self.n_heads, (self.d_key, self.d_head), like)
 
     def forward(
         self,
@@ -124,7 +126,8 @@ class LinearSelfAttention(MultiHead):
         """
         if positions.needs_weights or (bias is not None and bias.shape[-3:] != (1, 1, x.size(1))):
             raise ValueError("linear attention has no scores that a position scheme or a bias per query could change")
-        q, k, v = self.split(self.qkv(x), self.parts)  # (N, H, T, Dh)
+        # q, k (N, H, T, Dk), v (N, H, T, Dh)
+        q, k, v = self.split(self.qkv(x), self.parts, (self.d_key, self.d_key, self.d_head))
         dtype = torch.promote_types(q.dtype, torch.float32)  # 16 bits are too imprecise for a long sum
         with torch.autocast(q.device.type, enabled=False):
             q, k, v = self.queries(q.to(dtype)), self.keys(k.to(dtype)), self.values(v.to(dtype))
@@ -132,7 +135,7 @@ class LinearSelfAttention(MultiHead):
             if bias is not None:
                 k = k * (bias == 0).transpose(-1, -2)  # padded keys have the features 0
             causal = causal or cache is not None
-            keys = k.cumsum(2) if causal else k.sum(2, keepdim=True)  # z (N, H, T or 1, Dh)
+            keys = k.cumsum(2) if causal else k.sum(2, keepdim=True)  # z (N, H, T or 1, Dk)
             if cache is not None:
                 keys = cache.keys + keys
             q, k = positions.rotate(self.feature_map.divide(q, keys), k, pos)
@@ -142,7 +145,7 @@ class LinearSelfAttention(MultiHead):
         return self.join(out.to(x.dtype))
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, cache: LinearSums | None) -> Tensor:
-        """Return the outputs (N, H, T, Dh) for divided queries and keys (N, H, T, Dh)."""
+        """Return the outputs (N, H, T, Dh) for divided queries and keys (N, H, T, Dk)."""
         if self.weights.active and cache is None:
             weights = q @ k.transpose(-1, -2)  # (N, H, T, T)
             recorded = self.weights(weights.tril() if causal else weights)

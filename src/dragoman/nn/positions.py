@@ -6,7 +6,7 @@ recurrent schemes, which take T sequential steps and whose carry is part of the 
 queries and keys.  `Shaw`, `T5` and `Alibi` act on attention scores and depend only on the distance of a key from a
 query, k_pos - q_pos, which is negative for earlier keys.
 
-Shapes: N rows, H heads, T positions, Tq/Tk query/key positions, D d_model, Dh head size.
+Shapes: N rows, H heads, T positions, Tq/Tk query/key positions, D d_model, Dk key size, Dh head size.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Positions(nn.Module):
         return None
 
     def rotate(self, q: Tensor, k: Tensor, pos: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotate queries (N, H, T, Dh) and keys (N, Hkv, T, Dh) at positions pos (T,)."""
+        """Rotate queries (N, H, T, Dk) and keys (N, Hkv, T, Dk) at positions pos (T,)."""
         return q, k
 
     def query_bias(self, q: Tensor, q_pos: Tensor, k_pos: Tensor) -> Tensor | None:
@@ -188,19 +188,20 @@ class Rotary(Positions):
     """Rotation of each pair of features of a query or key by an angle proportional to its position (Su et al. 2021).
 
     (x_2k, x_2k+1) at position p is rotated by p * base^(-2k / R), so that q . k depends on the distance only.  R is the
-    first `fraction` of the Dh features of a head; the others are unchanged.  Pairs are neighbours, as in the paper;
+    first `fraction` of the Dk features of a query; the others are unchanged.  Pairs are neighbours, as in the paper;
     Llama pairs k with k + R/2, which a permutation of the columns of W^Q and W^K converts.
 
     Raises UsageError if R is odd or 0.
     """
 
-    def __init__(self, d_head: int, base: float, fraction: float = 1.0) -> None:
+    def __init__(self, d_key: int, base: float, fraction: float = 1.0) -> None:
         super().__init__()
-        self.rotated = int(d_head * fraction)  # R
+        self.rotated = int(d_key * fraction)  # R
         if self.rotated == 0 or self.rotated % 2:
             raise UsageError(
-                f"rotary positions: fraction {fraction} of a head of {d_head} features is {self.rotated}, but "
-                "pairs are rotated; choose a fraction (or d_model and n_heads) for which it is even and at least 2"
+                f"rotary positions: fraction {fraction} of a head of {d_key} features is {self.rotated}, but "
+                "pairs are rotated; choose a fraction (or d_key, d_model and n_heads) for which it is even and at "
+                "least 2"
             )
         self.base = base
         self.register_buffer("rotations", torch.empty(0, self.rotated // 2, dtype=torch.complex64), persistent=False)
@@ -217,10 +218,12 @@ class Rotary(Positions):
             return torch.view_as_real(pairs * rotations).flatten(-2).to(x.dtype)
 
         def part(x: Tensor) -> Tensor:
-            # Contiguous, because view_as_complex needs even strides and a head may be of odd size.
+            # view_as_complex needs even strides, but a head may be of odd size, and so may the matrix of all heads.
+            if self.rotated == x.size(-1) and not any(stride % 2 for stride in x.stride()[:-1]):
+                return whole(x)
             return torch.cat([whole(x[..., : self.rotated].contiguous()), x[..., self.rotated :]], dim=-1)
 
-        return (whole(q), whole(k)) if self.rotated == q.size(-1) else (part(q), part(k))
+        return part(q), part(k)
 
     def ensure_length(self, length: int, like: Tensor) -> None:
         dtype = torch.complex128 if like.dtype == torch.float64 else torch.complex64
@@ -235,7 +238,7 @@ class Rotary(Positions):
 class Shaw(Positions):
     """Trained vectors for the distances -clip .. clip, one table for keys and one for values, shared by the heads.
 
-    Shaw et al. 2018: e_ij = q_i . (k_j + a^K_ij) / sqrt(Dh) (equation 4), z_i = sum_j w_ij (v_j + a^V_ij) (equation 3),
+    Shaw et al. 2018: e_ij = q_i . (k_j + a^K_ij) / sqrt(Dk) (equation 4), z_i = sum_j w_ij (v_j + a^V_ij) (equation 3),
     a_ij = row clip(j - i) of a table (section 3.2).  No vector is stored per pair of positions: queries are multiplied
     by the 2 clip + 1 rows once and scores gathered from the result; weights of equal distance are summed before they
     are multiplied by the rows.
@@ -243,10 +246,10 @@ class Shaw(Positions):
 
     needs_weights = True
 
-    def __init__(self, d_head: int, clip: int) -> None:
+    def __init__(self, d_head: int, clip: int, d_key: int | None = None) -> None:
         super().__init__()
         self.clip = clip
-        self.keys = nn.Parameter(torch.empty(2 * clip + 1, d_head))
+        self.keys = nn.Parameter(torch.empty(2 * clip + 1, d_key or d_head))
         self.values = nn.Parameter(torch.empty(2 * clip + 1, d_head))
         self.reset()
 

@@ -4,7 +4,7 @@ The state belongs to the caller.  It has an explicit `length`, one record per la
 reorders beams and drops finished sentences.
 
 Shapes: B sentences, K beams, N = B*K rows, H heads, Hkv key-value heads, T positions, S source length, D d_model,
-Dh head size.
+Dk key size, Dh head size.
 """
 
 from __future__ import annotations
@@ -46,15 +46,17 @@ class LayerState:
 
 
 class SelfKeyValues(LayerState):
-    """Cached self-attention keys and values, preallocated as (N, Hkv, max_len, Dh); `length` positions are written."""
+    """Cached keys (N, Hkv, max_len, Dk) and values (N, Hkv, max_len, Dh) of self-attention, preallocated.
 
-    def __init__(self, rows: int, n_kv_heads: int, max_len: int, d_head: int, like: Tensor) -> None:
-        self.keys = like.new_zeros(rows, n_kv_heads, max_len, d_head)
-        self.values = torch.zeros_like(self.keys)
+    sizes: Dk and Dh.  `length` positions are written.
+    """
+
+    def __init__(self, rows: int, n_kv_heads: int, max_len: int, sizes: tuple[int, int], like: Tensor) -> None:
+        self.keys, self.values = (like.new_zeros(rows, n_kv_heads, max_len, size) for size in sizes)
         self.length = 0
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values (N, Hkv, T, Dh) and return all written so far."""
+        """Append keys (N, Hkv, T, Dk) and values (N, Hkv, T, Dh) and return all written so far."""
         begin, end = self.length, self.length + keys.size(2)
         if end > self.keys.size(2):
             raise ValueError(f"position {end} exceeds the max_len = {self.keys.size(2)} of the decode state")
@@ -94,13 +96,14 @@ class StaticKeyValues(SelfKeyValues):
 class LinearSums(LayerState):
     """Running sums of linear attention, of the same size at every length.
 
-    keys_values (N, H, Dh, Dh): the sum of psi(k)^T v.  keys (N, H, 1, Dh): the sum of psi(k).
+    keys_values (N, H, Dk, Dh): the sum of psi(k)^T v.  keys (N, H, 1, Dk): the sum of psi(k).
     """
 
-    def __init__(self, rows: int, n_heads: int, d_head: int, like: Tensor) -> None:
+    def __init__(self, rows: int, n_heads: int, sizes: tuple[int, int], like: Tensor) -> None:
+        d_key, d_head = sizes
         dtype = torch.promote_types(like.dtype, torch.float32)  # 16 bits are too imprecise for a long sum
-        self.keys_values = like.new_zeros(rows, n_heads, d_head, d_head, dtype=dtype)
-        self.keys = like.new_zeros(rows, n_heads, 1, d_head, dtype=dtype)
+        self.keys_values = like.new_zeros(rows, n_heads, d_key, d_head, dtype=dtype)
+        self.keys = like.new_zeros(rows, n_heads, 1, d_key, dtype=dtype)
 
 
 SelfState = SelfKeyValues | LinearSums
@@ -109,7 +112,7 @@ SelfState = SelfKeyValues | LinearSums
 
 @dataclass(eq=False)
 class CrossKeyValues(LayerState):
-    """Keys and values of the memory, projected once per sentence: (B, Hkv, S, Dh), or (B, S, D) without heads."""
+    """Keys and values of the memory, projected once per sentence: (B, Hkv, S, Dk or Dh), or (B, S, D) without heads."""
 
     keys: Tensor
     values: Tensor

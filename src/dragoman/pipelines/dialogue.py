@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["Chat", "Reply", "TurnScore", "Turns"]
 
 _PROMPTS_PER_BATCH = 32
+_MAX_TOKENS = 9_999
+"""With the end of the turn, the largest `max_extra` of `SearchSettings`."""
 
 Turns = Iterable[tuple[str, str] | Mapping[str, str]]
 """A dialogue: pairs (role, text), or dictionaries with the keys "role" and "content"."""
@@ -155,7 +157,7 @@ class Chat(Pipeline):
         Raises UsageError, with the prefix `where`, for an unknown or unclear one.
         """
         if role is not None:
-            return self.check_role(role, "role")
+            return self.check_role(role, "role = ")
         if len(self.roles) == 2 and turns:
             return self.roles[turns[-1].role == self.roles[0]]
         if "assistant" in self.roles:
@@ -163,11 +165,11 @@ class Chat(Pipeline):
         raise UsageError(f"{where}it is not clear who speaks next; specify the role, one of {', '.join(self.roles)}")
 
     def check_role(self, role: object, name: str) -> str:
-        """Return a role of the model.  Raises UsageError for anything else."""
+        """Return a role of the model.  Raises UsageError for anything else; name: stands before it in the message."""
         if isinstance(role, str) and role in self.tokenizer.roles:
             return role
         near = nearest(role, self.roles) if isinstance(role, str) else ""
-        raise UsageError(f"{name} = {role!r:.60}: not a role of this model{near}; accepted: {', '.join(self.roles)}")
+        raise UsageError(f"{name}{role!r:.60}: not a role of this model{near}; accepted: {', '.join(self.roles)}")
 
     def check_turns(self, turns: Turns, where: str = "") -> list[Turn]:
         """Return the turns of a dialogue.  Raises UsageError, with the prefix `where`, for an invalid turn."""
@@ -186,13 +188,13 @@ class Chat(Pipeline):
                     f'{name}: {turn!r:.60} is not a turn; accepted: ("role", "text"), or a dictionary with the keys '
                     '"role" and "content"'
                 )
-            found.append(Turn(self.check_role(pair[0], f"{name}: role"), check_text(pair[1], f"{name}: text")))
+            found.append(Turn(self.check_role(pair[0], f"{name}: role "), check_text(pair[1], f"{name}: text")))
         return found
 
     def check_settings(self, max_tokens: int | None = None, **settings: Any) -> SearchSettings:
         """Return the settings of a search that appends at most `max_tokens` tokens.  Raises UsageError."""
-        most = self.context - 2  # BOS and the role
-        tokens = max(1, self.context // 4) if max_tokens is None else max_tokens
+        most = min(self.context - 2, _MAX_TOKENS)  # without BOS and the role
+        tokens = min(max(1, self.context // 4), most) if max_tokens is None else max_tokens
         if not 1 <= tokens <= most:
             raise UsageError(
                 f"max_tokens = {tokens}; accepted: 1 to {most:,}, because turns and reply share a context of "

@@ -11,7 +11,7 @@ from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError
-from dragoman.pipelines.pipeline import Pipeline, check_positive, check_sequence, check_text, stream_windows
+from dragoman.pipelines.pipeline import Pipeline, check_sequence, check_text, stream_windows
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["Continuation", "TextGenerator", "TextScore"]
 
 _PROMPTS_PER_BATCH = 32
+_MAX_TOKENS = 9_999
+"""With the end of the text, the largest `max_extra` of `SearchSettings`."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,8 @@ class TextGenerator(Pipeline):
 
     def search_settings(self, max_tokens: int, **settings: Any) -> SearchSettings:
         """Return the settings of a search that appends at most `max_tokens` tokens."""
-        check_positive(max_tokens=max_tokens)
+        if not 1 <= max_tokens <= _MAX_TOKENS:
+            raise UsageError(f"max_tokens = {max_tokens}; accepted: 1 to {_MAX_TOKENS:,}")
         if settings.get("nbest", 1) != 1:
             raise UsageError(f"nbest = {settings['nbest']}; accepted: 1, one continuation per prompt")
         # The limit includes the end of the text.

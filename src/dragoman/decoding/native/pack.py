@@ -2,7 +2,8 @@
 
 Matrices are stored in blocks of 64 outputs, padded with zeros: float32 as [out / 64][in][64], bfloat16 as
 [out / 64][in / 2][64][2], int8 as [out / 64][in / 4][64][4] with one scale per output.  csrc/model.h declares the
-header, csrc/gemm.h the matrices; a change of the format increments VERSION on both sides.
+header, csrc/gemm.h the matrices; a change of the format increments VERSION on both sides.  The engine has one size for
+queries, keys and values of a head: the smaller of d_key and d_head is padded with zeros, which adds 0 to every product.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dragoman.io.writing import atomic_file
 from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.seq2seq import Network
 from dragoman.models.transformer import Decoder, Encoder, Transformer
-from dragoman.nn.attention import CrossAttention, SelfAttention
+from dragoman.nn.attention import CrossAttention, MultiHead, SelfAttention
 from dragoman.nn.layers import ACTIVATIONS, DecoderLayer, EncoderLayer, FeedForward, LayerNorm, RMSNorm, SubLayer
 from dragoman.nn.positions import T5, Alibi, Learned, Positions, Rotary, Sinusoidal
 
@@ -32,6 +33,8 @@ __all__ = ["native_unsupported_reasons", "pack"]
 
 _DTYPES = {"float32": 0, "int8": 1, "bfloat16": 2}
 _OUTPUT_BLOCK, _KV_BLOCK = 64, 16
+_MOST_FEATURES = {"head": 1 << 12, "heads": 1 << 16}
+"""Features of one head and of all heads of an attention that csrc/model.cpp accepts."""
 _NO_POSITIONS, _ADDITIVE, _ROTARY, _RELATIVE_BIAS = range(4)
 _POSITION_KINDS = {
     Positions: _NO_POSITIONS,
@@ -57,6 +60,7 @@ def native_unsupported_reasons(model: Network) -> list[str]:
                 reasons.append(f"its norm is {type(module.norm).__name__}")
         if any(not isinstance(layer.self_attn, SelfAttention) for layer in stack.layers):
             reasons.append("its attention is linear")
+        reasons += _attention_too_large(stack)
     return list(dict.fromkeys(reasons))
 
 
@@ -83,6 +87,21 @@ def _stacks(model: Transformer | DecoderOnly) -> list[Encoder | Decoder | Decode
     return [model] if isinstance(model, DecoderOnly) else [model.encoder, model.decoder]
 
 
+def _attention_too_large(stack: Encoder | Decoder | DecoderOnly) -> list[str]:
+    attention = stack.layers[0].self_attn
+    assert isinstance(attention, MultiHead)
+    size = _head_features(attention)
+    if size <= _MOST_FEATURES["head"] and size * attention.n_heads <= _MOST_FEATURES["heads"]:
+        return []
+    return [f"its {attention.n_heads} heads have {size:,} features; supported: {_MOST_FEATURES['head']:,} per head, "
+            f"{_MOST_FEATURES['heads']:,} in all"]  # fmt: skip
+
+
+def _head_features(attention: MultiHead) -> int:
+    """Return the number of features of a padded head."""
+    return _padded(max(attention.d_key, attention.d_head), _KV_BLOCK)
+
+
 def _padded(count: int, multiple: int = _OUTPUT_BLOCK) -> int:
     return -(-count // multiple) * multiple
 
@@ -96,7 +115,8 @@ class _Packer:
         first = self.stacks[-1].layers[0]
         assert isinstance(first, EncoderLayer | DecoderLayer) and isinstance(first.self_attn, SelfAttention)
         self.attention, self.ffn, self.sublayer = first.self_attn, first.ffn, first.around_ffn
-        self.d_head, self.d_model = self.attention.d_head, self.attention.out.out_features
+        self.d_key, self.d_head = self.attention.d_key, self.attention.d_head
+        self.head_features, self.d_model = _head_features(self.attention), self.attention.out.out_features
         scheme = self.stacks[-1].positions
         self.position_kind, self.rotary = _POSITION_KINDS[type(scheme)], scheme if isinstance(scheme, Rotary) else None
         learned = [s.positions.table.size(0) for s in self.stacks if isinstance(s.positions, Learned)]
@@ -131,7 +151,7 @@ class _Packer:
             VERSION,
             self.precision == "int8",
             _padded(self.d_model), self.d_model, _padded(self.ffn.outer.in_features),
-            self.attention.n_heads, self.attention.n_kv_heads, _padded(self.d_head, _KV_BLOCK),
+            self.attention.n_heads, self.attention.n_kv_heads, self.head_features,
             len(self.stacks[0].layers) if has_encoder else 0, len(self.stacks[-1].layers),
             self.stacks[0].embedding.weight.size(0), self.stacks[-1].embedding.weight.size(0),
             self.shared,
@@ -139,7 +159,7 @@ class _Packer:
             activation, self.ffn.gated,
             self.position_kind, self.rotary.rotated if self.rotary is not None else 0, self.max_positions,
         ]  # fmt: skip
-        floats = [norm.eps, 1 / math.sqrt(self.d_head), self.stacks[-1].embedding.scale]
+        floats = [norm.eps, 1 / math.sqrt(self.d_key), self.stacks[-1].embedding.scale]
         return b"DRAGOMAN" + struct.pack(f"<{len(integers)}i3f", *map(int, integers), *floats)
 
     def _write_positions(self, stack: Encoder | Decoder | DecoderOnly) -> None:
@@ -155,15 +175,16 @@ class _Packer:
             self._write_array(bias[:, 0].float().cpu().numpy())
 
     def _write_stack(self, stack: Encoder | Decoder | DecoderOnly) -> None:
+        d_key, d_head = self.d_key, self.d_head
         for layer in stack.layers:
             assert isinstance(layer, EncoderLayer | DecoderLayer) and isinstance(layer.self_attn, SelfAttention)
             self._write_norm(layer.around_self_attn.norm)
-            self._write_projection(layer.self_attn.qkv, layer.self_attn.parts, (True, True, False))
+            self._write_projection(layer.self_attn.qkv, layer.self_attn.parts, (d_key, d_key, d_head), rotated=2)
             self._write_output(layer.self_attn)
             if isinstance(layer, DecoderLayer):
                 self._write_norm(layer.around_cross_attn.norm)
-                self._write_projection(layer.cross_attn.q, [layer.cross_attn.q.out_features], (False,))
-                self._write_projection(layer.cross_attn.kv, layer.cross_attn.parts, (False, False))
+                self._write_projection(layer.cross_attn.q, [layer.cross_attn.q.out_features], (d_key,))
+                self._write_projection(layer.cross_attn.kv, layer.cross_attn.parts, (d_key, d_head))
                 self._write_output(layer.cross_attn)
             self._write_norm(layer.around_ffn.norm)
             self._write_feed_forward(layer.ffn)
@@ -176,16 +197,19 @@ class _Packer:
         if isinstance(norm, LayerNorm):
             self._write_array(_pad_features(norm.bias))
 
-    def _write_projection(self, linear: nn.Linear, parts: Sequence[int], rotary: Sequence[bool]) -> None:
-        """rotary: for each part of the outputs, whether it is rotated."""
+    def _write_projection(
+        self, linear: nn.Linear, parts: Sequence[int], sizes: Sequence[int], rotated: int = 0
+    ) -> None:
+        """sizes: for each part of the outputs, the features per head.  rotated: number of first parts to rotate."""
 
         def padded(rows: Tensor) -> Tensor:
-            return torch.cat([self._pad_heads(p, r) for p, r in zip(rows.split(list(parts)), rotary, strict=True)])
+            heads = zip(rows.split(list(parts)), sizes, strict=True)
+            return torch.cat([self._pad_heads(part, size, i < rotated) for i, (part, size) in enumerate(heads)])
 
         self._write_matrix(padded(linear.weight), None if linear.bias is None else padded(linear.bias))
 
     def _write_output(self, attention: SelfAttention | CrossAttention) -> None:
-        self._write_matrix(self._pad_heads(attention.out.weight.T).T, attention.out.bias)
+        self._write_matrix(self._pad_heads(attention.out.weight.T, self.d_head).T, attention.out.bias)
 
     def _write_feed_forward(self, ffn: FeedForward) -> None:
         d_ff = ffn.outer.in_features
@@ -196,18 +220,18 @@ class _Packer:
         self._write_matrix(padded(ffn.inner.weight), None if ffn.inner.bias is None else padded(ffn.inner.bias))
         self._write_matrix(ffn.outer.weight, ffn.outer.bias)
 
-    def _pad_heads(self, rows: Tensor, rotary: bool = False) -> Tensor:
-        """(heads * Dh, ...) -> (heads * padded Dh, ...).
+    def _pad_heads(self, rows: Tensor, size: int, rotary: bool = False) -> Tensor:
+        """(heads * size, ...) -> (heads * padded size, ...).
 
         rotary: the features of a rotated pair move from 2i, 2i + 1 to i, i + R / 2, R = number of rotated features.
         """
-        heads = rows.unflatten(0, (-1, self.d_head))
+        heads = rows.unflatten(0, (-1, size))
         if rotary and self.rotary is not None:
             rotated = torch.arange(self.rotary.rotated)
-            order = torch.cat([rotated[::2], rotated[1::2], torch.arange(self.rotary.rotated, self.d_head)])
+            order = torch.cat([rotated[::2], rotated[1::2], torch.arange(self.rotary.rotated, size)])
             heads = heads[:, order]
-        padded = heads.new_zeros(heads.size(0), _padded(self.d_head, _KV_BLOCK), *heads.shape[2:])
-        padded[:, : self.d_head] = heads
+        padded = heads.new_zeros(heads.size(0), self.head_features, *heads.shape[2:])
+        padded[:, :size] = heads
         flat: Tensor = padded.flatten(0, 1)
         return flat
 

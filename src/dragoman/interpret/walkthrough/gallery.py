@@ -116,7 +116,7 @@ def _three_vectors(given: Mapping[str, Any]) -> dict[str, Tensor]:
     x, w_q, w_k, w_v = (given[f"three_vectors{end}"] for end in ("", "_W_Q", "_W_K", "_W_V"))
     q, k, v = x @ w_q, x @ w_k, x @ w_v
     scaled, _ = attend_explicit(q[None, None], k[None, None], v[None, None], None)
-    # Scaling the queries by √3 undoes the division by √d_head.
+    # Scaling the queries by √3 undoes the division by √d_key.
     unscaled, weights = attend_explicit(q[None, None] * math.sqrt(3), k[None, None], v[None, None], None)
     return {
         "X": x, "W_Q": w_q, "W_K": w_k, "W_V": w_v, "Q": q, "K": k, "V": v, "first scores": q[:1] @ k.T,

@@ -1,0 +1,291 @@
+"""Queries and keys of another size than the values, d_key: formulas evaluated directly, and torch.nn.
+
+Vaswani et al. 2017, section 3.2.1 and Table 3, row B: softmax(Q K^T / sqrt(d_k)) V, with Q and K of d_k features per
+head and V of d_model / n_heads.
+"""
+
+from __future__ import annotations
+
+import cmath
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dragoman.decoding import SearchSettings
+from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend
+from dragoman.decoding.pytorch.backend import TorchBackend
+from dragoman.models.build import build_model
+from dragoman.models.size import count_parameters
+from dragoman.nn import attention
+from dragoman.nn.attention import CrossAttention, SelfAttention, attend_short, causal_bias, mask_to_bias
+from dragoman.nn.linear_attention import LinearSelfAttention
+from dragoman.nn.positions import Positions, Rotary, Shaw
+from every_kind import TRANSLATORS, built, model_config
+
+N, H, T, S, DH, V = 2, 4, 4, 5, 3, 19
+D = H * DH
+EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
+SIZES = [2, 8]  # below and above DH
+BASE, CLIP = 50.0, 2
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def shaken(module: Any) -> Any:
+    for parameter in module.double().parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return module
+
+
+def heads(linear: nn.Linear, x: Tensor, first: int, count: int, size: int) -> Tensor:
+    """Return x W + b of `count` heads, (N, count, T, size), each from its own rows of the matrix, from row `first`."""
+    rows = [slice(first + h * size, first + (h + 1) * size) for h in range(count)]
+    return torch.stack([x @ linear.weight[r].T + linear.bias[r] for r in rows], dim=1)
+
+
+def rotated(x: Tensor) -> Tensor:
+    """Rotate pair i at position p by the angle p BASE^(-2i / size), as complex numbers."""
+    size = x.size(-1)
+    turns = [[cmath.exp(1j * p * BASE ** (-2 * i / size)) for i in range(size // 2)] for p in range(x.size(2))]
+    pairs = torch.complex(x[..., ::2], x[..., 1::2]) * torch.tensor(turns, dtype=torch.complex128)
+    return torch.view_as_real(pairs).flatten(-2)
+
+
+def mixed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, shaw: Shaw | None = None) -> Tensor:
+    """Equation 1, with the vectors of Shaw et al. 2018 if given, one query at a time; mask (N, Tq, Tk)."""
+    out = torch.zeros(*q.shape[:3], v.size(3), dtype=q.dtype)
+    for n, h, i in ((n, h, i) for n in range(q.size(0)) for h in range(H) for i in range(q.size(2))):
+        group = h // (H // k.size(1))
+        powers, values = [], []
+        for j in range(k.size(2)):
+            row = max(-CLIP, min(CLIP, j - i)) + CLIP
+            key = k[n, group, j] if shaw is None else k[n, group, j] + shaw.keys[row]
+            powers.append(torch.exp(q[n, h, i].dot(key) / math.sqrt(q.size(3))) * mask[n, i, j])
+            values.append(v[n, group, j] if shaw is None else v[n, group, j] + shaw.values[row])
+        weights = torch.stack(powers) / sum(powers)
+        out[n, h, i] = weights @ torch.stack(values)
+    return out
+
+
+def joined(module: SelfAttention | CrossAttention | LinearSelfAttention, out: Tensor) -> Tensor:
+    return torch.cat(out.unbind(1), dim=-1) @ module.out.weight.T + module.out.bias
+
+
+def check(got: Tensor, want: Tensor, inputs: list[Tensor]) -> None:
+    """Check for equal outputs and equal gradients."""
+    torch.testing.assert_close(got, want, **EXACT)
+    upstream = random(*got.shape)
+    ours, theirs = (torch.autograd.grad(out, inputs, upstream, retain_graph=True) for out in (got, want))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, **EXACT)
+
+
+def choose(way: str, module: SelfAttention | CrossAttention, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Select one of the three implementations of attention."""
+    if way == "fused":
+        monkeypatch.setattr(attention, "_SHORT", 0)
+    if way == "explicit":
+        module.weights.register_forward_hook(lambda module, inputs, output: output)
+
+
+# --------------------------------------------------------------------------------------------------- direct formulas
+
+
+@pytest.mark.parametrize("d_key", SIZES)
+@pytest.mark.parametrize("n_kv_heads", [1, 2])
+@pytest.mark.parametrize("way", ["short", "explicit", "fused"])
+@pytest.mark.parametrize("positions", ["none", "rotary", "shaw"])
+def test_self_attention_is_the_formula(
+    d_key: int, n_kv_heads: int, way: str, positions: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = shaken(SelfAttention(D, H, n_kv_heads=n_kv_heads, d_key=d_key))
+    choose(way, module, monkeypatch)
+    shaw = shaken(Shaw(DH, CLIP, d_key)) if positions == "shaw" else None
+    scheme = shaw or (Rotary(d_key, BASE) if positions == "rotary" else Positions())
+    words = torch.arange(T) < torch.tensor([T, 2])[:, None]
+    x = random(N, T, D).requires_grad_()
+    got = module(x, scheme, torch.arange(T), mask_to_bias(words[:, None, None], torch.float64), causal=True)
+
+    q = heads(module.qkv, x, 0, H, d_key)
+    k = heads(module.qkv, x, H * d_key, n_kv_heads, d_key)
+    v = heads(module.qkv, x, (H + n_kv_heads) * d_key, n_kv_heads, DH)
+    if positions == "rotary":
+        q, k = rotated(q), rotated(k)
+    mask = words[:, None, :] & torch.ones(T, T, dtype=torch.bool).tril()
+    check(got, joined(module, mixed(q, k, v, mask, shaw)), [x, *module.parameters(), *scheme.parameters()])
+
+
+@pytest.mark.parametrize("d_key", SIZES)
+@pytest.mark.parametrize("n_kv_heads", [1, H])
+@pytest.mark.parametrize("way", ["short", "explicit", "fused"])
+def test_cross_attention_is_the_formula(d_key: int, n_kv_heads: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = shaken(CrossAttention(D, H, n_kv_heads=n_kv_heads, d_key=d_key))
+    choose(way, module, monkeypatch)
+    words = torch.arange(S) < torch.tensor([3, S])[:, None]
+    x, memory = random(N, T, D).requires_grad_(), random(N, S, D).requires_grad_()
+    got = module(x, module.project(memory), mask_to_bias(words[:, None, None], torch.float64))
+
+    q = heads(module.q, x, 0, H, d_key)
+    k = heads(module.kv, memory, 0, n_kv_heads, d_key)
+    v = heads(module.kv, memory, n_kv_heads * d_key, n_kv_heads, DH)
+    out = mixed(q, k, v, words[:, None, :].expand(N, T, S))
+    check(got, joined(module, out), [x, memory, *module.parameters()])
+
+
+@pytest.mark.parametrize("d_key", SIZES)
+@pytest.mark.parametrize("causal", [False, True])
+def test_linear_attention_is_the_formula(d_key: int, causal: bool) -> None:
+    module = shaken(LinearSelfAttention(D, H, "elu", d_key=d_key))
+    x = random(N, T, D).requires_grad_()
+    got = module(x, Positions(), torch.arange(T), None, causal)
+
+    q, k = (heads(module.qkv, x, part * H * d_key, H, d_key) for part in range(2))
+    v = heads(module.qkv, x, 2 * H * d_key, H, DH)
+    phi_q, phi_k = (nn.functional.elu(y) + 1 for y in (q, k))
+    out = torch.zeros(N, H, T, DH, dtype=torch.float64)
+    for i in range(T):
+        end = i + 1 if causal else T
+        weights = (phi_q[:, :, i, None] * phi_k[:, :, :end]).sum(-1)  # (N, H, end)
+        out[:, :, i] = ((weights / weights.sum(-1, keepdim=True))[..., None] * v[:, :, :end]).sum(2)
+    check(got, joined(module, out), [x, *module.parameters()])
+
+    cache = module.new_cache(N, T, x)
+    parts = [module(x[:, t : t + 1], Positions(), torch.tensor([t]), None, True, cache) for t in range(T)]
+    full = module(x, Positions(), torch.arange(T), None, True)
+    torch.testing.assert_close(torch.cat(parts, 1), full, **EXACT)
+    assert cache.keys_values.shape == (N, H, d_key, DH) and cache.keys.shape == (N, H, 1, d_key)
+
+
+def test_gradient_of_the_short_way_against_differences() -> None:
+    q, k, v = random(2, 6, 3, 2), random(2, 2, 4, 2), random(2, 2, 4, 3)
+    arguments = tuple(x.requires_grad_() for x in (q, k, v))
+    assert torch.autograd.gradcheck(attend_short, (*arguments, random(6, 1, 4)))
+    assert torch.autograd.gradcheck(attend_short, (*arguments, None))
+
+
+# ---------------------------------------------------------------------------------------------------------- torch.nn
+
+
+def block(linear: nn.Linear, first: int, size: int, wide: int, factor: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Return H heads of `size` rows as rows of heads of `wide` rows, padded with zeros, for inputs of H * wide."""
+    weight, bias = torch.zeros(H, wide, H * wide, dtype=torch.float64), torch.zeros(H, wide, dtype=torch.float64)
+    rows = slice(first, first + H * size)
+    weight[:, :size, :D] = factor * linear.weight[rows].unflatten(0, (H, size))
+    bias[:, :size] = factor * linear.bias[rows].unflatten(0, (H, size))
+    return weight.flatten(0, 1), bias.flatten()
+
+
+@pytest.mark.parametrize("d_key", SIZES)
+@pytest.mark.parametrize("crosses", [False, True])
+def test_attention_is_torchs_with_padded_heads(d_key: int, crosses: bool) -> None:
+    """torch.nn.MultiheadAttention divides by the square root of its one head size, for which W^Q is multiplied here."""
+    wide = max(d_key, DH)
+    ours = shaken((CrossAttention if crosses else SelfAttention)(D, H, d_key=d_key))
+    theirs = nn.MultiheadAttention(H * wide, H, batch_first=True, dtype=torch.float64)
+    inputs, start = ((ours.q, ours.kv, ours.kv), 0) if crosses else ((ours.qkv,) * 3, H * d_key)
+    places = [(0, d_key, math.sqrt(wide / d_key)), (start, d_key, 1.0), (start + H * d_key, DH, 1.0)]
+    parts = [block(m, first, size, wide, factor) for m, (first, size, factor) in zip(inputs, places, strict=True)]
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(torch.cat([weight for weight, _ in parts]))
+        theirs.in_proj_bias.copy_(torch.cat([bias for _, bias in parts]))
+        theirs.out_proj.weight.zero_().unflatten(1, (H, wide))[:D, :, :DH] = ours.out.weight.unflatten(1, (H, DH))
+        theirs.out_proj.bias.zero_()[:D] = ours.out.bias
+    x, memory = random(N, T, D).requires_grad_(), random(N, S, D).requires_grad_()
+    widened, widened_memory = (nn.functional.pad(y, (0, H * wide - D)) for y in (x, memory))
+    if crosses:
+        got = ours(x, ours.project(memory))
+        want, _ = theirs(widened, widened_memory, widened_memory, need_weights=False)
+    else:
+        got = ours(x, Positions(), torch.arange(T), None, causal=True)
+        later = torch.ones(T, T, dtype=torch.bool).triu(1)
+        want, _ = theirs(widened, widened, widened, attn_mask=later, need_weights=False)
+    check(got, want[..., :D], [x, memory] if crosses else [x])
+
+
+# ------------------------------------------------------------------------------------------------------------ models
+
+
+def test_the_cache_stores_keys_of_their_size() -> None:
+    cache = SelfAttention(D, H, n_kv_heads=2, d_key=8).new_cache(N, 11, random(1))
+    assert cache.keys.shape == (N, 2, 11, 8) and cache.values.shape == (N, 2, 11, DH)
+
+
+def test_a_query_after_cached_keys_is_causal() -> None:
+    module = shaken(SelfAttention(D, H, d_key=8))
+    x, pos = random(N, T, D), torch.arange(T)
+    cache = module.new_cache(N, T, x)
+    parts = [module(x[:, a:b], Positions(), pos[a:b], None, True, cache) for a, b in ((0, 2), (2, 4))]
+    bias = causal_bias(pos, pos, x.dtype)
+    torch.testing.assert_close(torch.cat(parts, 1), module(x, Positions(), pos, bias), **EXACT)
+
+
+@pytest.mark.parametrize("kind", ["shaw", "t5", "linear rotary", "grouped-query"])
+@pytest.mark.parametrize("d_key", SIZES)
+def test_cached_decoding_is_full_decoding(kind: str, d_key: int) -> None:
+    model = built(TRANSLATORS[kind] | {"d_key": d_key}, V)
+    src, tokens = torch.randint(4, V, (3, S)), torch.randint(4, V, (6, T))
+    rows, sentences = torch.tensor([3, 2, 4, 4]), torch.tensor([1, 1, 2, 2])  # the first sentence is dropped
+    with torch.no_grad():
+        state = model.start(model.encode(src, None), beams=2, max_len=T)
+        model.decode(tokens[:, :2], state)
+        state.select(rows)
+        last = model.decode(tokens[:4, 2:3], state)
+        whole = model(src[sentences], None, torch.cat([tokens[rows, :2], tokens[:4, 2:3]], dim=1))
+    torch.testing.assert_close(last, whole[:, -1:], **EXACT)
+
+
+@pytest.mark.parametrize("kind", ["shaw", "alibi"])
+@pytest.mark.parametrize("d_key", SIZES)
+def test_search_with_fixed_shapes_finds_the_same(kind: str, d_key: int) -> None:
+    model = built(TRANSLATORS[kind] | {"d_key": d_key}, V)
+    rows, settings = [[5, 9, 7, 2], [6, 2]], SearchSettings(beam=3, max_extra=4)
+    found = [
+        backend.search(rows, [[], []], settings, 300)
+        for backend in (CudaGraphBackend(model, "cpu"), TorchBackend(model))
+    ]
+    assert [[h.tokens for h in own] for own in found[0]] == [[h.tokens for h in own] for own in found[1]]
+    torch.testing.assert_close(found[0][0][0].log_prob, found[1][0][0].log_prob, **EXACT)
+
+
+@pytest.mark.parametrize("d_key", [4, 20])
+def test_parts_of_fused_matrices_are_initialized_as_matrices_of_their_own(d_key: int) -> None:
+    """Glorot's bound of an (a x b) matrix is sqrt(6 / (a + b))."""
+    config = model_config(TRANSLATORS["paper"] | {"d_model": 48, "n_heads": 4, "d_key": d_key})
+    model = build_model(config, V, V)
+    fused = {name: module for name, module in model.named_modules() if isinstance(module, SelfAttention)}
+    assert len(fused) == 5
+    for name, module in fused.items():
+        assert module.parts == (4 * d_key, 4 * d_key, 48)
+        for part in module.qkv.weight.split(module.parts):
+            bound = (6 / (len(part) + 48)) ** 0.5
+            assert 0.97 * bound < float(part.detach().abs().max()) <= bound, name
+
+
+def test_the_default_is_the_size_of_the_values() -> None:
+    document = TRANSLATORS["paper"]
+    default, same = (build_model(model_config(document | changes), V, V) for changes in ({}, {"d_key": 6}))
+    assert default.state_dict().keys() == same.state_dict().keys()
+    assert all(torch.equal(tensor, same.state_dict()[name]) for name, tensor in default.state_dict().items())
+
+
+def test_positions_act_on_keys_of_their_size() -> None:
+    def positions(**position: Any) -> list[Any]:
+        model = build_model(model_config(TRANSLATORS["paper"] | {"d_key": 8, "position": position}), V, V)
+        return [module for module in model.modules() if isinstance(module, Rotary | Shaw)]
+
+    assert [scheme.rotated for scheme in positions(kind="rotary")] == [8, 8]
+    assert [scheme.rotated for scheme in positions(kind="rotary", fraction=0.5)] == [4, 4]
+    shaws = positions(kind="shaw", clip=3)
+    assert [(scheme.keys.shape, scheme.values.shape) for scheme in shaws] == [((7, 8), (7, 6))] * 2
+
+
+def test_parameters_of_the_key_size() -> None:
+    """Each feature of a key adds a row to W^Q and to W^K of each head: 2 H (D + 1) numbers with biases."""
+    attentions = 2 + 2 * 3
+    small, large = (count_parameters(model_config(TRANSLATORS["paper"] | {"d_key": d}), V, V) for d in (4, 9))
+    assert large - small == 5 * attentions * 2 * 2 * (12 + 1)

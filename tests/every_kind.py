@@ -15,6 +15,7 @@ from dragoman.models.seq2seq import Model
 BLOCK: dict[str, Any] = {"d_model": 12, "d_ff": 20, "n_heads": 2, "dropout": 0.0}
 LAYERS = {"encoder_layers": 2, "decoder_layers": 3}
 RECURRENT: dict[str, Any] = {"d_model": 10, "encoder_layers": 1, "decoder_layers": 2, "dropout": 0.0}
+EVERY_STEP = {"kind": "none", "context": "every_step"}
 
 TRANSFORMERS: dict[str, dict[str, Any]] = {
     "paper": {},
@@ -46,10 +47,17 @@ TRANSLATORS: dict[str, dict[str, Any]] = {
     name: {"architecture": "transformer", **BLOCK, **LAYERS, **changes} for name, changes in TRANSFORMERS.items()
 } | {
     "rnn": {"architecture": "rnn", **RECURRENT, "attention": {"kind": "none"}, "directions": 1},
+    "rnn every step": {"architecture": "rnn", **RECURRENT, "attention": EVERY_STEP, "directions": 1},
     "rnn relu bahdanau": {"architecture": "rnn", **RECURRENT, "activation": "relu"},
     "gru": {"architecture": "gru", **RECURRENT, "attention": {"kind": "none"}},
+    "gru every step": {"architecture": "gru", **RECURRENT, "attention": EVERY_STEP},
     "gru luong dot": {"architecture": "gru", **RECURRENT, "attention": {"kind": "luong", "score": "dot"}},
     "lstm": {"architecture": "lstm", **RECURRENT, "attention": {"kind": "none"}, "tie": "none"},
+    "lstm every step": {"architecture": "lstm", **RECURRENT, "attention": EVERY_STEP, "tie": "none"},
+    "lstm learned state": {
+        "architecture": "lstm", **RECURRENT, "encoder_layers": 2, "attention": {"kind": "none"},
+        "initial_state": {"kind": "learned"},
+    },
     "lstm bahdanau": {"architecture": "lstm", **RECURRENT, "encoder_layers": 2},
     "lstm luong": {"architecture": "lstm", **RECURRENT, "attention": {"kind": "luong", "score": "general"}},
     "convolutional": {

@@ -43,6 +43,34 @@ def test_training_from_a_text(
     assert WordVectors.load(tmp_path / "v.safetensors").matrix.shape == (5, 7)
 
 
+def test_punctuation_is_kept_on_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    pytest.importorskip("gensim.models", reason="pip install 'dragoman[vectors]'", exc_type=ImportError)
+    cli = Cli(monkeypatch, capsysbinary)
+    text = write_lines(tmp_path / "a.txt", ["who sat, in 1984, on the mat?"] * 20)
+    code, out, err = cli("vectors", tmp_path / "v.txt", "--train", text, "--tokens", "all", "--near", "?")
+    assert code == 0 and "epoch 5 of 5" in err, err
+    assert {line.split("\t")[1] for line in out.decode().splitlines()} == {
+        *("who", "sat", ",", "in", "1984", "on", "the", "mat")
+    }
+    code, _, err = cli("vectors", tmp_path / "w.txt", "--train", text, "--tokens", "some")
+    assert code == 2 and "--tokens 'some'; accepted: words, all" in err and not (tmp_path / "w.txt").exists()
+
+
+def test_a_token_that_is_not_printable_is_escaped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """The vocabulary of a language model has line ends and tabs; each answer stays one row of three columns."""
+    words = ["a\nb", "\t", "\\n", "\u2028", "é", "语", "two words"]
+    path = WordVectors(words, [[i, 1] for i in range(len(words))]).save(tmp_path / "v.safetensors")
+    code, out, err = Cli(monkeypatch, capsysbinary)("vectors", path, "--near", "a\nb")
+    assert code == 0, err
+    rows = [line.split("\t") for line in out.decode().removesuffix("\n").split("\n")]
+    assert {row[0] for row in rows} == {r"a\nb"} and all(len(row) == 3 for row in rows)
+    assert [row[1] for row in rows] == [r"\t", r"\\n", r"\u2028", "é", "语", "two words"]
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

@@ -7,13 +7,12 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.utils.flop_counter import FlopCounterMode
 
 from dragoman.config import (
     BahdanauAttention,
@@ -33,7 +32,14 @@ from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
 from dragoman.nn.attention import mask_to_bias
 from dragoman.nn.record import record
-from dragoman.nn.recurrent import GRU, LSTM, Cell, RecurrentEncoderLayer, State, VanillaRNN, reversal
+from dragoman.nn.recurrent import (
+    LSTM,
+    Cell,
+    RecurrentEncoderLayer,
+    RecurrentState,
+    State,
+    reversal,
+)
 from dragoman.nn.recurrent_attention import (
     AdditiveAttention,
     BahdanauLayer,
@@ -43,48 +49,19 @@ from dragoman.nn.recurrent_attention import (
     RecurrentAttention,
 )
 from dragoman.training.loss import Loss, TokenLoss
+from recurrent_cells import CELLS, EXACT, assert_all_close, fresh_cell, gradients, new_cell, random, torch_module
 from toy_model import every_target, padded, teacher_forced
 
 N, T, D_IN, D = 4, 5, 3, 6
 B, K, S, V = 4, 3, 7, 19
-EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
-CELLS = ["tanh", "relu", "gru", "lstm"]
 ATTENTIONS: dict[str, NoAttention | BahdanauAttention | LuongAttention] = {
     "none": NoAttention(),
+    "every step": NoAttention(context="every_step"),
     "bahdanau": BahdanauAttention(),
     "dot": LuongAttention(score="dot"),
     "general": LuongAttention(score="general"),
 }
 MODELS = list(itertools.product(CELLS, ATTENTIONS, (1, 2)))
-
-
-def random(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
-
-
-def new_cell(kind: str, d_in: int, d_model: int) -> Cell:
-    """A float64 cell with non-zero biases."""
-    cell = {"gru": GRU, "lstm": LSTM}.get(kind, lambda d_in, d_model: VanillaRNN(d_in, d_model, kind))(d_in, d_model)
-    for parameter in cell.double().parameters():
-        nn.init.normal_(parameter, std=0.5)
-    return cell
-
-
-def torch_module(kind: str, d_in: int, d_model: int, **options: Any) -> nn.RNNBase:
-    options |= {"batch_first": True, "dtype": torch.float64}
-    if kind in ("gru", "lstm"):
-        return {"gru": nn.GRU, "lstm": nn.LSTM}[kind](d_in, d_model, **options)
-    return nn.RNN(d_in, d_model, nonlinearity=kind, **options)
-
-
-def gradients(out: Tensor, *wanted: Tensor) -> list[Tensor]:
-    torch.manual_seed(5)
-    return list(torch.autograd.grad(out, wanted, torch.randn(out.shape, dtype=out.dtype)))
-
-
-def assert_all_close(got: Sequence[Tensor], want: Sequence[Tensor]) -> None:
-    for one, other in zip(got, want, strict=True):
-        torch.testing.assert_close(one, other, **EXACT)
 
 
 # ------------------------------------------------------------------------------------------------------------- cells
@@ -127,6 +104,40 @@ def test_without_a_state_a_cell_begins_from_zeros(kind: str) -> None:
     cell, x = new_cell(kind, D_IN, D), random(N, T, D_IN)
     zeros = (torch.zeros(N, D, dtype=torch.float64),) * cell.parts
     torch.testing.assert_close(cell(x)[0], cell.unroll(x, zeros)[0], **EXACT)
+
+
+@pytest.mark.parametrize("way", ["forward", "unroll"])
+@pytest.mark.parametrize("kind", CELLS)
+def test_a_learned_initial_state_is_torchs_first_state(kind: str, way: str) -> None:
+    """Its gradient is the sum over the rows, each of which starts from it."""
+    ours, theirs = new_cell(kind, D_IN, D, "learned"), torch_module(kind, D_IN, D)
+    theirs.load_state_dict(ours.fused.state_dict())
+    learned, x = list(ours.first.parameters()), random(N, T, D_IN).requires_grad_()
+    assert [part.shape for part in learned] == [(D,)] * ours.parts
+    out, last = ours(x) if way == "forward" else ours.unroll(x, ours.initial_state(x))
+    rows = tuple(torch.stack([part.detach()] * N)[None].requires_grad_() for part in learned)
+    expected, final = theirs(x, rows if kind == "lstm" else rows[0])
+    final = final if kind == "lstm" else (final,)
+    torch.testing.assert_close(out, expected, **EXACT)
+    assert_all_close([part[None] for part in last], final)
+    mine = gradients(torch.cat([out.flatten(), *(p.flatten() for p in last)]), x, *learned)
+    their = gradients(torch.cat([expected.flatten(), *(p.flatten() for p in final)]), x, *rows)
+    assert_all_close(mine, [their[0], *(g[0].sum(0) for g in their[1:])])
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_a_learned_initial_state_starts_as_zeros(kind: str) -> None:
+    learned, zeros = (fresh_cell(kind, D_IN, D, initial_state) for initial_state in ("learned", "zeros"))
+    for cell in (learned, zeros):
+        cell.reset(torch.Generator().manual_seed(3))
+    x = torch.randn(N, T, D_IN)
+    assert torch.equal(learned(x)[0], zeros(x)[0])
+    added = [f"first.{name}" for name in ("h", "c")[: learned.parts]]
+    assert sorted(learned.state_dict()) == sorted([*zeros.state_dict(), *added])
+    # A state that is passed replaces the learned one.
+    given = tuple(torch.randn(N, D) for _ in range(learned.parts))
+    nn.init.normal_(learned.first["h"])
+    assert torch.equal(learned(x, given)[0], zeros(x, given)[0]) and not torch.equal(learned(x)[0], zeros(x)[0])
 
 
 def test_a_cell_begins_orthogonal_and_an_lstm_remembers() -> None:
@@ -250,7 +261,7 @@ def test_an_attending_layer_is_the_papers_equations(kind: str, score: str) -> No
     attention, cell = new_attention(score), new_cell(kind, 2 * D, D)
     layer = (BahdanauLayer if score == "additive" else LuongLayer)(cell, attention, D).double()
     x, states, first = random(B * K, T, D), random(B, S, D), tuple(random(B * K, D) for _ in range(cell.parts))
-    state = layer.start(states, first)
+    state = layer.start(states, states[:, -1], first)
     got = layer(x, state, mask_to_bias(MASK[:, None, None], torch.float64))
     for row in (0, 1, 5, B * K - 1):
         words = states[row // K, : WORDS[row // K]]
@@ -333,6 +344,28 @@ def test_gradients_reach_every_parameter(model: Model) -> None:
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
 
 
+@pytest.mark.parametrize("kind", CELLS)
+def test_a_step_with_context_costs_a_step_without(kind: str) -> None:
+    """c W^c is computed when decoding starts, once per sentence; the state holds it for B sentences, not for rows."""
+    data, costs, starts = batch(), {}, {}
+    for attention in ("none", "every step"):
+        model = new_model(kind, attention, 2)
+        with torch.no_grad():
+            memory = model.encode(data.src, data.src_mask)
+            with FlopCounterMode(display=False) as start:
+                state = model.start(memory, beams=K, max_len=5)
+            with FlopCounterMode(display=False) as step:
+                for _ in range(5):
+                    model.decode(torch.full((B * K, 1), BOS), state)
+        costs[attention], starts[attention] = step.get_total_flops(), start.get_total_flops()
+    assert costs["every step"] == costs["none"] > 0
+    gates = {"gru": 3, "lstm": 4}.get(kind, 1)
+    assert starts["every step"] - starts["none"] == 2 * B * 12 * gates * 12
+    first = state.layers[0]
+    assert isinstance(first, RecurrentState) and first.context is not None
+    assert first.context.vector.shape == (B, 12) and first.context.product.shape == (B, gates * 12)
+
+
 @pytest.mark.parametrize("beams", [1, K])
 @pytest.mark.parametrize("attention", ["bahdanau", "dot", "general"])
 def test_recording_shows_the_weights_and_changes_nothing(attention: str, beams: int) -> None:
@@ -361,7 +394,8 @@ def test_recording_shows_the_weights_and_changes_nothing(attention: str, beams: 
 
 
 @pytest.mark.parametrize(
-    ("cell", "attention"), [("lstm", "none"), ("gru", "bahdanau"), ("tanh", "dot"), ("lstm", "general")]
+    ("cell", "attention"),
+    [("lstm", "none"), ("gru", "every step"), ("gru", "bahdanau"), ("tanh", "dot"), ("lstm", "general")],
 )
 def test_a_wide_beam_is_brute_force(cell: str, attention: str) -> None:
     model, source = new_model(cell, attention, 2, vocab=6, layers=1, std=0.9), [5, 4, 3]
@@ -386,7 +420,7 @@ def test_a_beam_of_1_is_greedy(model: Model) -> None:
     assert [h[0].score for h in one] == pytest.approx([h[0].score for h in greedy], abs=1e-6)
 
 
-@pytest.mark.parametrize("attention", ["none", "bahdanau", "dot"])
+@pytest.mark.parametrize("attention", ["none", "every step", "bahdanau", "dot"])
 @pytest.mark.parametrize("cell", CELLS)
 def test_bfloat16_is_near_float32(cell: str, attention: str) -> None:
     model, data = new_model(cell, attention, 2).float(), batch()

@@ -13,7 +13,8 @@ from dragoman.data.batching import Batch, collate
 from dragoman.data.tokenizer import EOS
 from dragoman.models.seq2seq import Model
 from dragoman.nn.attention import mask_to_bias
-from dragoman.nn.record import Recording, record
+from dragoman.nn.record import Recording, record, replace
+from dragoman.nn.recurrent import ContextLayer
 from every_kind import TRANSFORMERS, TRANSLATORS, built
 
 B, S, T, V = 4, 7, 6, 17
@@ -212,6 +213,29 @@ def test_a_recurrent_decoder_looks_with_the_weights_of_its_scores(name: str) -> 
     torch.testing.assert_close(seen.joined("decoder.bridge.summary"), summary, **EXACT)
 
 
+@pytest.mark.parametrize("name", ["rnn every step", "gru every step", "lstm every step"])
+def test_the_context_vector_is_the_last_state_of_each_direction(name: str) -> None:
+    model, data = built(TRANSLATORS[name], V), batch()
+    seen, mask = everything(model), data.src_mask
+    assert mask is not None
+    memory, ends = seen.joined("encoder.layers.0.stream"), mask.sum(1) - 1
+    c = seen.joined("decoder.layers.0.context")
+    half = c.size(-1) // TRANSLATORS[name].get("directions", 2)
+    torch.testing.assert_close(c[:, :half], memory[torch.arange(B), ends, :half], **EXACT)
+    torch.testing.assert_close(c[:, half:], memory[:, 0, half:], **EXACT)
+    torch.testing.assert_close(c, seen.joined("decoder.bridge.summary"), **EXACT)
+    # Without its context, a layer computes what it computes without W^c; the initial state remains.
+    with torch.no_grad():
+        plain = model(data.src, data.src_mask, data.tgt_in)
+        with replace(model, {"decoder.layers.0.context": torch.zeros_like}):
+            without = model(data.src, data.src_mask, data.tgt_in)
+        layer = model.get_submodule("decoder.layers.0")
+        assert isinstance(layer, ContextLayer)
+        layer.w_context.zero_()
+        torch.testing.assert_close(model(data.src, data.src_mask, data.tgt_in), without, **EXACT)
+    assert (without - plain).abs().max() > 1e-3
+
+
 def test_a_convolutional_model_is_put_together_from_its_taps() -> None:
     model, data = built(TRANSLATORS["convolutional"], V), batch()
     seen, mask = everything(model), data.src_mask
@@ -262,7 +286,8 @@ def test_the_calls_of_a_cached_decoding_are_the_parts_of_the_whole(name: str) ->
             got = torch.cat([nn.functional.pad(call, (0, T - call.size(-1))) for call in calls], dim=2)
             want = whole.joined(key).masked_fill(~torch.ones(T, T, dtype=torch.bool).tril(), 0)
         elif not calls:  # computed once, before the first position
-            assert kind in (["cross_attn", "keys"], ["cross_attn", "values"], ["bridge", "summary"]), key
+            once = (["cross_attn", "keys"], ["cross_attn", "values"], ["bridge", "summary"], ["0", "context"])
+            assert kind in once, key
             continue
         else:
             got, want = seen.joined(key), whole.joined(key)

@@ -12,7 +12,13 @@ import walkthrough_twin
 from walkthrough_twin import Twin
 
 from dragoman.data.tokenizer import BOS
-from dragoman.interpret.walkthrough.tiny_preset import TINY_MATRICES, TINY_PAIR, tiny_model, tiny_walkthrough
+from dragoman.interpret.walkthrough.tiny_preset import (
+    TINY_MATRICES,
+    TINY_PAIR,
+    WORKED_MATRICES,
+    tiny_model,
+    tiny_walkthrough,
+)
 from dragoman.nn.record import record, tap_names
 from dragoman.training.loss import TokenLoss
 
@@ -28,6 +34,7 @@ def shaken() -> dict[str, Any]:
 
 CASES: dict[str, tuple[dict[str, Any], int, tuple[list[int], list[int], list[int]]]] = {
     "preset": (TINY_MATRICES, 1, ([4, 5], [BOS, 6], [6, 7])),
+    "worked step": ({**TINY_MATRICES, **WORKED_MATRICES}, 1, ([4, 5], [BOS, 6], [6, 7])),
     "two heads": (TINY_MATRICES, 2, LONG),
     "shaken": (shaken(), 2, LONG),
 }

@@ -225,7 +225,14 @@ def test_resuming_a_finished_run_changes_nothing(data: Path, tmp_path: Path) -> 
     assert second.progress.step == first.progress.step == 24
 
 
-@pytest.mark.parametrize("more", [(), ("train.ema=0.9", "train.optimizer.kind=adamw")], ids=["plain", "ema"])
+SGD = ("train.optimizer.kind=sgd", "train.schedule.kind=constant", "train.schedule.rate=0.3")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [(), ("train.ema=0.9", "train.optimizer.kind=adamw"), SGD, (*SGD, "train.optimizer.momentum=0.9")],
+    ids=["plain", "ema", "sgd", "momentum"],
+)
 def test_a_larger_budget_goes_on(more: tuple[str, ...], data: Path, tmp_path: Path) -> None:
     constant = ("train.schedule.kind=inverse_sqrt", "train.schedule.warmup=5", *more)
     first = train(small_config(data, *constant, "train.budget=12 steps"), tmp_path / "run")
@@ -235,6 +242,11 @@ def test_a_larger_budget_goes_on(more: tuple[str, ...], data: Path, tmp_path: Pa
     seconds = [row["seconds"] for row in read_log(tmp_path / "run")]
     assert seconds == sorted(seconds), "of all sittings"
     assert weights(tmp_path / "run") == weights(tmp_path / "whole")
+    for name in ("training.safetensors", "model.safetensors"):
+        states = [
+            (run / "checkpoints" / "00000024" / name).read_bytes() for run in (tmp_path / "run", tmp_path / "whole")
+        ]
+        assert states[0] == states[1], name
 
 
 def test_a_changed_configuration_is_refused_with_every_key(data: Path, tmp_path: Path) -> None:

@@ -86,8 +86,35 @@ def test_a_key_of_another_kind_is_refused() -> None:
     assert problem == "model.position.base: no such key; accepted here: kind"
 
 
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (
+            ("train.optimizer.kind=sgd", "train.optimizer.beta1=0.9"),
+            "train.optimizer.beta1: no such key; accepted here: kind, momentum, weight_decay",
+        ),
+        (
+            ("train.optimizer.kind=sgd", "train.optimizer.momentum=1.0"),
+            "train.optimizer.momentum = 1.0: out of range; accepted: 0 to 0.99999",
+        ),
+        (
+            ("train.schedule.kind=constant", "train.schedule.peak=0.1"),
+            "train.schedule.peak: no such key; accepted here: kind, rate, warmup",
+        ),
+    ],
+)
+def test_sgd_and_a_constant_rate_have_keys_of_their_own(overrides: tuple[str, ...], problem: str) -> None:
+    assert problems(*overrides) == [problem]
+
+
+def test_sgd_without_settings_is_plain_gradient_descent() -> None:
+    config = small_config(ROOT, "train.optimizer.kind=sgd", "train.schedule.kind=constant")
+    assert config.train.optimizer.model_dump() == {"kind": "sgd", "momentum": 0.0, "weight_decay": 0.0}
+    assert config.train.schedule.model_dump() == {"kind": "constant", "rate": 1e-3, "warmup": 1}
+
+
 def test_a_section_without_its_kind_says_which_there_are() -> None:
-    assert problems("train.optimizer.beta2=0.9") == ["train.optimizer.kind: missing; accepted: adam, adamw"]
+    assert problems("train.optimizer.beta2=0.9") == ["train.optimizer.kind: missing; accepted: adam, adamw, sgd"]
 
 
 def test_sizes_that_do_not_fit_are_refused_with_those_that_do() -> None:
@@ -139,6 +166,14 @@ def test_another_architecture_keeps_the_keys_that_it_has() -> None:
         ROOT, "model.architecture=lstm", "model.attention.kind=luong", "model.attention.score=dot"
     ).model
     assert (model.architecture, model.d_model, model.dropout, model.attention.score) == ("lstm", 16, 0.1, "dot")
+    model = small_config(ROOT, "model.architecture=gru", "model.attention.kind=none").model
+    assert (model.attention.context, model.initial_state.kind) == ("bridge", "zeros")
+    assert (model.attention.variant, model.initial_state.variant) == ("none (bridge)", "zeros")
+    changes = "model.attention.context=every_step", "model.initial_state.kind=learned"
+    model = small_config(ROOT, "model.architecture=gru", "model.attention.kind=none", *changes).model
+    assert (model.attention.context, model.initial_state.kind) == ("every_step", "learned")
+    (problem,) = problems("model.architecture=gru", "model.attention.kind=luong", changes[0])
+    assert "model.attention.context: no such key; accepted here: kind, score" in problem
     (problem,) = problems("model.architecture=lstn")
     assert "model.architecture: no architecture 'lstn' (did you mean 'lstm'?); accepted: transformer" in problem
     (problem,) = problems("model.d_model=15", "model.n_heads=5")

@@ -90,7 +90,7 @@ def test_limits_lie_well_outside_what_recipes_use(recipe: Path) -> None:
         ("model.n_heads=true", "model.n_heads = true: must be a number, not true or false; accepted: 1 to 1,024"),
         ("model.n_kv_heads=0", "model.n_kv_heads = 0: out of range; accepted: 1 to 1,024"),
         ("model.dropout=0.999999", "model.dropout = 0.999999: out of range; accepted: 0 to 0.9"),
-        ("train.schedule.peak=1e308", "train.schedule.peak = 1e+308: out of range; accepted: 1e-12 to 1"),
+        ("train.schedule.peak=1e308", "train.schedule.peak = 1e+308: out of range; accepted: 1e-12 to 1,000"),
         ("model.norm.eps=1e300", "model.norm.kind: missing"),
         ("search.no_repeat_ngram=1", "1 forbids every repeated token, even commas; accepted: 0 (off) or 2 to 10,000"),
         ("train.clip_norm=1e-9", "accepted: 0 (no clipping) or 1e-06 to 1,000,000"),
@@ -148,6 +148,24 @@ def test_the_largest_settings_that_make_sense_are_accepted() -> None:
     assert config.train.seed == 2**63 - 1 and config.train.validate_every.amount == 1
     assert config.data.source_language == "pt-BR", "spaces around a code are dropped"
     assert config.data.train[0].path == "a.tsv", "a value of several lines is one value"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "key", "most"), [("budget", "peak", 1), ("constant", "rate", 1), ("inverse_sqrt", "factor", 100)]
+)
+@pytest.mark.parametrize("kind", ["adam", "adamw"])
+def test_only_sgd_takes_high_rates(kind: str, schedule: str, key: str, most: int) -> None:
+    """Adam changes every weight by about the rate, SGD by the rate times the gradient."""
+    rest = (f"train.schedule.kind={schedule}", "train.schedule.warmup=2")
+    assert problems(f"train.optimizer.kind={kind}", *rest, f"train.schedule.{key}={1.5 * most}") == [
+        f'train.schedule.{key} = {1.5 * most:g}: out of range for train.optimizer.kind "{kind}"; accepted: up to '
+        f'{most} (higher rates are for kind "sgd")'
+    ]
+    small_config(ROOT, f"train.optimizer.kind={kind}", *rest, f"train.schedule.{key}={most}.0")
+    high = ["train.optimizer.kind=sgd", *rest, f"train.schedule.{key}=300.0"]
+    assert getattr(small_config(ROOT, *high).train.schedule, key) == 300
+    stored = parse_config(small_document(ROOT), [f"train.optimizer.kind={kind}", *high[1:]], stored=True)
+    assert getattr(stored.train.schedule, key) == 300, "a run that exists is not refused"
 
 
 def test_a_validation_set_that_is_trained_on_is_refused_for_every_kind_of_data() -> None:

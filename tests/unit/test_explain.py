@@ -230,7 +230,7 @@ def test_large_maps_are_averaged_over_heads(monkeypatch: pytest.MonkeyPatch) -> 
     assert all(shown["weights"]["shape"][0] == 1 for shown in found.maps)
 
 
-@pytest.mark.parametrize("kind", ["rnn", "gru", "lstm", "lstm bahdanau", "gru luong dot", "convolutional"])
+@pytest.mark.parametrize("kind", ["rnn", "gru", "lstm every step", "lstm bahdanau", "gru luong dot", "convolutional"])
 def test_gates_and_states(kind: str) -> None:
     network = translator(kind)[0]
     explanation = translated(kind)
@@ -243,6 +243,10 @@ def test_gates_and_states(kind: str) -> None:
     for state in explanation.states:
         assert len(state["mean"]) == len(explanation.sides[state["side"]].pieces) == state["values"]["shape"][1]
         assert state["paper"], state["name"]
+        reads_context = (
+            "every step" in kind and state["name"].startswith("decoder.layers.0.") and " x " in state["paper"]
+        )
+        assert ("x = [y; c], c the final state of the encoder" in state["paper"]) == reads_context
         values = weights_of(state["values"])
         assert state["quantity"].endswith("gate") or np.abs(2 * values - 1).max() == pytest.approx(1, abs=0.01)
     if kind != "convolutional":  # the concatenated outputs of the two directions

@@ -15,6 +15,7 @@ from dragoman.errors import UsageError
 from dragoman.models import size
 from dragoman.models.build import assemble, build_model
 from dragoman.models.size import available_memory, check_memory, count_parameters
+from every_kind import EVERY_STEP, model_config
 from small_run import small_config, write_corpus
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").rglob("*.toml"))
@@ -27,7 +28,9 @@ def base(**changes: Any) -> ModelConfig:
 
 
 def variants() -> Iterator[ModelConfig]:
-    """One recipe per architecture and kind of positions, and the largest ones."""
+    """One recipe per architecture and kind of positions, the largest ones, and a first layer unlike the others."""
+    layers = {"encoder_layers": 3, "decoder_layers": 3, "initial_state": {"kind": "learned"}}
+    yield model_config({"architecture": "lstm", "d_model": 16, "attention": EVERY_STEP, **layers})
     seen = set()
     for recipe in RECIPES:
         model = load_config(recipe).model
@@ -101,19 +104,27 @@ def test_the_limit_of_a_container(tmp_path: Path) -> None:
     assert size._cgroup_memory(tmp_path) is None, "no limit"
 
 
-@pytest.mark.parametrize("ema", [0.0, 0.9])
+@pytest.mark.parametrize(
+    ("settings", "copies"),
+    [
+        ((), 4),
+        (("train.ema=0.9",), 5),
+        (("train.optimizer.kind=sgd",), 2),
+        (("train.optimizer.kind=sgd", "train.optimizer.momentum=0.9"), 3),
+    ],
+)
 def test_training_is_refused_before_the_model_is_built(
-    ema: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: tuple[str, ...], copies: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dragoman.training.trainer import train
 
-    config = small_config(write_corpus(tmp_path / "data"), f"train.ema={ema}", "train.budget=2 steps")
+    config = small_config(write_corpus(tmp_path / "data"), *settings, "train.budget=2 steps")
     count = count_parameters(config.model, 56, 56)
-    monkeypatch.setattr(size, "available_memory", lambda device: 4 * (5 if ema else 4) * count - 1)
+    monkeypatch.setattr(size, "available_memory", lambda device: 4 * copies * count - 1)
     with pytest.raises(UsageError, match=f"the model has {count:,} parameters: weights, gradients and the state"):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoints").exists()
-    monkeypatch.setattr(size, "available_memory", lambda device: 4 * (5 if ema else 4) * count)
+    monkeypatch.setattr(size, "available_memory", lambda device: 4 * copies * count)
     assert train(config, tmp_path / "run").progress.step == 2
 
 

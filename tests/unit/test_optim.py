@@ -8,8 +8,17 @@ import pytest
 import torch
 from torch import nn
 
-from dragoman.config import AdamConfig, AdamWConfig, BudgetSchedule, Duration, InverseSqrtSchedule
-from dragoman.training.optim import Progress, amount, budget_fraction, build_optimizer, learning_rate
+from dragoman.config import (
+    AdamConfig,
+    AdamWConfig,
+    BudgetSchedule,
+    ConstantSchedule,
+    Duration,
+    InverseSqrtSchedule,
+    Optimizer,
+    SGDConfig,
+)
+from dragoman.training.optim import Progress, amount, budget_fraction, build_optimizer, learning_rate, state_size
 
 
 @pytest.mark.parametrize(
@@ -47,6 +56,13 @@ def test_a_budget_schedule_ends_at_zero_where_the_budget_ends(shape: str) -> Non
     assert down == sorted(down, reverse=True)
 
 
+def test_a_constant_rate_has_no_decay() -> None:
+    assert {learning_rate(ConstantSchedule(rate=0.01), 512, step, 0.9) for step in (1, 2, 10**6)} == {0.01}
+    warm = ConstantSchedule(rate=0.3, warmup=4)
+    rates = [learning_rate(warm, 512, step, step / 6) for step in range(1, 7)]
+    assert rates == pytest.approx([0.075, 0.15, 0.225, 0.3, 0.3, 0.3], rel=1e-12)
+
+
 def test_how_far_a_run_is() -> None:
     progress = Progress(step=30, epoch=2, batch=5, tokens=7000, seconds=90.0)
     assert [amount(unit, progress, 20) for unit in ("steps", "epochs", "tokens", "seconds")] == [30, 2.25, 7000, 90]
@@ -79,8 +95,10 @@ def test_only_matrices_decay() -> None:
     assert torch.equal(model.vector, torch.full((5,), 4.0))
 
 
-@pytest.mark.parametrize("config", [AdamConfig(), AdamWConfig()], ids=lambda config: config.kind)
-def test_every_parameter_that_is_not_frozen_is_updated(config: AdamConfig | AdamWConfig) -> None:
+@pytest.mark.parametrize(
+    "config", [AdamConfig(), AdamWConfig(), SGDConfig(), SGDConfig(momentum=0.5)], ids=lambda config: config.kind
+)
+def test_every_parameter_that_is_not_frozen_is_updated(config: Optimizer) -> None:
     model = Two()
     model.frozen = nn.Parameter(torch.ones(4, 4), requires_grad=False)
     optimizer = build_optimizer(config, model)
@@ -97,3 +115,61 @@ def test_adamw_takes_the_values_of_the_configuration() -> None:
     optimizer = build_optimizer(AdamWConfig(beta1=0.8, beta2=0.97, eps=1e-7, weight_decay=0.2), Two())
     for group, decay in zip(optimizer.param_groups, (0.2, 0.0), strict=True):
         assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.8, 0.97), 1e-7, decay)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.2])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sgd_is_its_formula_and_that_of_torch(momentum: float, weight_decay: float) -> None:
+    """g + decay w, for matrices only; v = momentum v + g; w - rate v; six steps whose rate changes."""
+    ours, theirs = Two().double(), Two().double()
+    optimizer = build_optimizer(SGDConfig(momentum=momentum, weight_decay=weight_decay), ours)
+    references = [
+        torch.optim.SGD([p], momentum=momentum, weight_decay=weight_decay if p.dim() > 1 else 0.0)
+        for p in theirs.parameters()
+    ]
+    want = [p.detach().clone() for p in ours.parameters()]
+    moving = [torch.zeros_like(w) for w in want]
+    draw = torch.Generator().manual_seed(4)
+    for step in range(1, 7):
+        gradients = [torch.randn(w.shape, generator=draw, dtype=torch.float64) for w in want]
+        for made in (optimizer, *references):
+            for group in made.param_groups:
+                group["lr"] = 0.3 / step
+        for model in (ours, theirs):
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter.grad = gradient.clone()
+        for made in (optimizer, *references):
+            made.step()
+        for i, gradient in enumerate(gradients):
+            decay = weight_decay if want[i].dim() > 1 else 0.0
+            moving[i] = momentum * moving[i] + gradient + decay * want[i]
+            want[i] = want[i] - 0.3 / step * moving[i]
+        for parameter, reference, expected in zip(ours.parameters(), theirs.parameters(), want, strict=True):
+            torch.testing.assert_close(parameter.detach(), expected, rtol=0, atol=1e-10)
+            torch.testing.assert_close(parameter, reference, rtol=0, atol=1e-10)
+
+
+def test_sgd_with_momentum_takes_parameters_whose_first_gradient_comes_later() -> None:
+    model = Two()
+    model.late = nn.Parameter(torch.full((3, 2), 4.0))
+    optimizer = build_optimizer(SGDConfig(momentum=0.5), model)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1
+    for late in (None, torch.ones(3, 2), torch.ones(3, 2)):
+        model.matrix.grad, model.late.grad = torch.ones(2, 3), late
+        optimizer.step()
+    assert torch.allclose(model.matrix, torch.tensor(4 - 0.1 * (1 + 1.5 + 1.75)))
+    assert torch.allclose(model.late, torch.tensor(4 - 0.1 * (1 + 1.5)))
+
+
+@pytest.mark.parametrize(
+    "config", [AdamConfig(), AdamWConfig(), SGDConfig(), SGDConfig(momentum=0.5)], ids=lambda config: config.kind
+)
+def test_the_size_of_the_state_is_what_the_optimizer_stores(config: Optimizer) -> None:
+    model = Two()
+    optimizer = build_optimizer(config, model)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    stored = [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
+    assert sum(value.numel() for value in stored if value.dim()) == state_size(config) * (6 + 5)

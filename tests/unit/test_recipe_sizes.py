@@ -32,7 +32,7 @@ def test_the_stated_size_is_the_size(path: Path) -> None:
 
 def test_the_history_is_of_equal_size_and_budget() -> None:
     sizes = {path.stem: parameters(path) for path in (ROOT / "history").glob("*.toml")}
-    assert len(sizes) == 8
+    assert len(sizes) == 11
     assert max(sizes.values()) < 1.025 * min(sizes.values())
     assert {str(load_config(path).train.budget) for path in (ROOT / "history").glob("*.toml")} == {"8 min"}
 

@@ -131,6 +131,26 @@ def test_gradients_are_clipped_to_their_norm(build: Build, monkeypatch: pytest.M
     assert norm(free) > 0.05 and norm(tight) == pytest.approx(0.05, rel=1e-3) and norm(loose) == norm(free)
 
 
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_steps_of_sgd_are_the_formula(precision: str, build: Build) -> None:
+    """With accumulation, clipping, warm-up, momentum and decay; the gradients are those that the step leaves."""
+    trainer = build(
+        "train.optimizer.kind=sgd", "train.optimizer.momentum=0.9", "train.optimizer.weight_decay=0.05",
+        "train.schedule.kind=constant", "train.schedule.rate=0.2", "train.schedule.warmup=2",
+        "train.clip_norm=0.5", "train.accumulate=2", f"train.precision={precision}",
+    )  # fmt: skip
+    want = {name: p.detach().double() for name, p in trainer.model.named_parameters()}
+    moving = {name: torch.zeros_like(w) for name, w in want.items()}
+    for rate in (0.1, 0.2, 0.2):
+        trainer.step(batches(trainer, 0, 1))
+        for name, parameter in trainer.model.named_parameters():
+            assert parameter.grad is not None
+            decay = 0.05 if parameter.dim() > 1 else 0.0
+            moving[name] = 0.9 * moving[name] + parameter.grad.double() + decay * want[name]
+            want[name] = want[name] - rate * moving[name]
+            torch.testing.assert_close(parameter.double(), want[name], rtol=1e-5, atol=1e-6, msg=name)
+
+
 def test_the_loss_is_per_word_whatever_the_accumulation(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = build("model.dropout=0.0")
     losses = recorded_losses(trainer, monkeypatch)

@@ -22,7 +22,7 @@ from dragoman.models.model_folder import load_network
 from dragoman.vectors import WordVectors, train, train_vectors
 from dragoman.vectors.picture import HEIGHT, WIDTH, principal_components
 from dragoman.vectors.questions import read_questions, read_similarities, spearman
-from dragoman.vectors.train import words_of
+from dragoman.vectors.train import tokens_of, words_of
 from dragoman.vectors.word_vectors import DISTANCES, Measure
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "model_v1"
@@ -391,6 +391,17 @@ def test_words_of_a_text() -> None:
     assert words_of(" -- '' ") == []
 
 
+def test_tokens_of_a_text() -> None:
+    text = "“Don’t,” said the _well-known_ Mr. O'Hara -- in 1812 … 3.14 of $1,000.5! (No?!) ... 猫。"
+    assert tokens_of(text) == [
+        *("“", "don't", ",", "”", "said", "the", "_", "well-known", "_", "mr", ".", "o'hara", "--", "in", "1812", "…"),
+        *("3.14", "of", "$", "1,000.5", "!", "(", "no", "?", "!", ")", "...", "猫", "。"),
+    ]
+    assert tokens_of("3.") == ["3", "."] and tokens_of("a1.5") == ["a1", ".", "5"] and tokens_of(" \t\n") == []
+    lost = re.sub(r"\s", "", text.replace("’", "'").lower())
+    assert "".join(tokens_of(text)) == lost, "nothing but spaces is dropped"
+
+
 def test_training_without_gensim_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("gensim", "gensim.models"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -400,8 +411,14 @@ def test_training_without_gensim_says_what_to_install(monkeypatch: pytest.Monkey
 
 def test_all_bad_settings_are_told_at_once() -> None:
     with pytest.raises(UsageError) as caught:
-        train_vectors("one text", "skip", size=0, epochs=-1)  # type: ignore[arg-type]
-    for part in ("size = 0", "epochs = -1", "kind = 'skip' (did you mean 'skipgram'?)", "texts is a string"):
+        train_vectors("one text", "skip", tokens="al", size=0, epochs=-1)  # type: ignore[arg-type]
+    for part in (
+        "size = 0",
+        "epochs = -1",
+        "kind = 'skip' (did you mean 'skipgram'?)",
+        "tokens = 'al'",
+        "texts is a string",
+    ):
         assert part in str(caught.value)
 
 
@@ -444,6 +461,20 @@ def test_too_little_text_is_told() -> None:
         train_vectors(["A b", "a"])
     with pytest.raises(DataError, match="the text has no words"):
         train_vectors(["...", ""])
+    with pytest.raises(DataError, match="the text is empty"):
+        train_vectors([" ", ""], tokens="all")
+
+
+@pytest.mark.usefixtures("gensim")
+def test_punctuation_and_numbers_have_vectors_on_request() -> None:
+    """Two topics again, of marks and of numbers: the neighbours of a token are those that it occurs with."""
+    marks, numbers = ["?", "!", ";", ":", "(", "--"], ["1984", "3.14", "1,000", "7", "20", "0.5"]
+    draw = np.random.default_rng(9)
+    texts = [" ".join(draw.choice(numbers if i % 2 else marks, 8)) for i in range(400)]
+    vectors = train_vectors(texts, tokens="all", size=9, window=4, min_count=2, epochs=12)
+    assert {n.word for n in vectors.neighbours("1984", 5)} == set(numbers) - {"1984"}
+    assert {n.word for n in vectors.neighbours("?", 5)} == set(marks) - {"?"}
+    assert set(train_vectors(texts, size=9, epochs=1).words) == {"1984", "3", "14", "1", "000", "7", "20", "0", "5"}
 
 
 # ------------------------------------------------------------------------------------------------------ a model's own

@@ -162,7 +162,7 @@ def test_the_loss_is_the_trainers_and_padding_does_not_count() -> None:
 
 def test_entries_are_complete_and_name_classes_that_exist() -> None:
     classes = {type(module).__name__ for kind in KINDS for module in network_of(kind)[0].modules()}
-    conditions = classes | set(ACTIVATIONS) | {"causal", "padding", "gated", "smoothed"}
+    conditions = classes | set(ACTIVATIONS) | {"causal", "padding", "gated", "smoothed", "learned", "every step"}
     for name, entry in ENTRIES.items():
         assert {tap.partition(".")[0] for tap in entry.taps} <= classes, name
         assert set(entry.when) <= conditions, name
@@ -246,6 +246,26 @@ def test_a_network_that_reads_backwards_is_labelled_backwards() -> None:
     order = [step["id"] for step in steps if step["part"] == "forward"]
     attention, cell = (next(i for i, name in enumerate(order) if part in name) for part in ("cross_attn", "0.cell"))
     assert attention < cell
+
+
+def test_the_context_vector_and_a_learned_initial_state_are_steps() -> None:
+    def texts(kind: str, end: str) -> dict[str, Any]:
+        network, given, words = network_of(f"translator: {kind}")
+        steps = walkthrough(network, *given, words)["steps"]
+        return next(step for step in steps if step["id"].endswith(end))
+
+    context = texts("gru every step", "0.context")
+    assert context["box"]["en"] == "Decoder layer 1 · context vector" and "c W_c" in context["formula"]
+    assert [shown["symbol"] for shown in context["tensors"]] == ["c"]
+    for kind, added in (("gru every step", True), ("gru", False)):
+        assert ("context vector c" in texts(kind, "bridge.summary")["note"]["en"]) == added
+        assert texts(kind, "bridge.summary.gradient")["formula"].endswith("Wᵀ + ∂c") == added
+    for kind, first in (("lstm learned state", ["h₀", "c₀"]), ("lstm", [])):
+        for part in ("ahead", "back"):
+            cell = texts(kind, f"encoder.layers.0.{part}.input_gate")
+            assert [shown["symbol"] for shown in cell["tensors"]][: len(first) + 1] == [*first, "i"]
+            assert ("learned initial state" in cell["note"]["en"]) == bool(first)
+        assert "learned" not in texts(kind, "decoder.layers.0.cell.input_gate")["note"]["en"]
 
 
 def test_a_long_sentence_through_a_large_model_stays_small() -> None:

@@ -62,9 +62,9 @@ def _engine(network: Network) -> str:
 
 
 def _kind(value: Any) -> str:
-    """Return the kind of a configuration section, a string, or "yes" for True; "" for anything else."""
+    """Return the variant of a configuration section, a string, or "yes" for True; "" for anything else."""
     if isinstance(value, Section):
-        return str(getattr(value, "kind", ""))
+        return value.variant
     return value if isinstance(value, str) else "yes" if value is True else ""
 
 

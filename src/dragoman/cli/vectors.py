@@ -29,6 +29,7 @@ def vectors(
     picture: Annotated[Path | None, typer.Option(help="Output file (SVG) for a plot of the words and answers.")] = None,
     questions: Annotated[Path | None, typer.Option(help="File of analogies: print the accuracy.")] = None,
     train: Annotated[list[Path] | None, typer.Option(help="Train FILE on this text first. Can be repeated.")] = None,
+    tokens: Annotated[str, typer.Option(help="With --train: words, or all (also punctuation marks).")] = "words",
     kind: Annotated[str, typer.Option(help="With --train: skipgram or cbow.")] = "skipgram",
     size: Annotated[int, typer.Option(help="With --train: dimension of the vectors.")] = 100,
     min_count: Annotated[int, typer.Option(help="With --train: minimum number of occurrences of a word.")] = 5,
@@ -36,7 +37,7 @@ def vectors(
     """Train, query and plot word vectors."""
     from dragoman.vectors import WordVectors
 
-    words = _train(file, train, kind, size, min_count) if train else WordVectors.load(file)
+    words = _train(file, train, tokens, kind, size, min_count) if train else WordVectors.load(file)
     found: dict[Query, list[Neighbour]] = {}
     for word in near or []:
         found[word,] = words.neighbours(word, count, measure)  # type: ignore[arg-type]
@@ -45,7 +46,7 @@ def vectors(
     with open_output(None) as write:
         for query, answers in found.items():
             for answer in answers:
-                write(f"{' '.join(query)}\t{answer.word}\t{answer.value:.4f}")
+                write(f"{' '.join(map(_escaped, query))}\t{_escaped(answer.word)}\t{answer.value:.4f}")
         if questions is not None:
             from dragoman.vectors.questions import read_questions
 
@@ -65,13 +66,18 @@ def _three_words(text: str) -> tuple[str, str, str]:
             raise UsageError(f'--analogy "{text}": {len(parts)} words; accepted: three, such as "man king woman"')
 
 
-def _train(file: Path, texts: list[Path], kind: Any, size: int, min_count: int) -> WordVectors:
+def _escaped(word: str) -> str:
+    """Escape what would break the table, as in Python: line ends, tabs, other unprintable characters, backslashes."""
+    return "".join(c if c.isprintable() and c != "\\" else c.encode("unicode_escape").decode("ascii") for c in word)
+
+
+def _train(file: Path, texts: list[Path], tokens: Any, kind: Any, size: int, min_count: int) -> WordVectors:
     from dragoman.vectors import train_vectors
     from dragoman.vectors.files import check_target
 
     check_target(file)
     lines = (line for text in texts for line in read_input(text))
-    words = train_vectors(lines, kind, size=size, min_count=min_count, log=log)
+    words = train_vectors(lines, kind, tokens=tokens, size=size, min_count=min_count, log=log)
     words.save(file)
     log(f"{file}: written")
     return words

@@ -17,6 +17,7 @@ from pydantic import ValidationError, ValidationInfo, model_validator
 
 from dragoman.config.data import DataConfig, ParallelData, TokenizerConfig
 from dragoman.config.errors import describe, shown
+from dragoman.config.limits import ADAM_RATES
 from dragoman.config.model import PRESETS, ConvolutionalConfig, EncoderOnlyConfig, ModelConfig, TransformerConfig
 from dragoman.config.overrides import apply_overrides
 from dragoman.config.section import Section, is_stored
@@ -69,7 +70,7 @@ class Config(Section):
     def _sections_fit(self, info: ValidationInfo) -> Config:
         problems = [*self._model_problems(), *self._other_problems()]
         if not is_stored(info):
-            problems += self._budget_problems()
+            problems += [*self._budget_problems(), *self._rate_problems()]
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -114,6 +115,17 @@ class Config(Section):
             yield "tokenizer.sampling has no effect on characters, running text or images; remove it"
         if not self.tokenizer.shared and architectures != _TRANSLATORS:
             yield f'tokenizer.shared has no effect on data of kind "{kind}", which has one side; remove it'
+
+    def _rate_problems(self) -> Iterator[str]:
+        """Yield a learning rate that only SGD can use: Adam divides the gradient by its size."""
+        kind = self.train.optimizer.kind
+        for key, most in ADAM_RATES.items():
+            value = getattr(self.train.schedule, key, 0.0)
+            if kind != "sgd" and value > most:
+                yield (
+                    f'train.schedule.{key} = {value:g}: out of range for train.optimizer.kind "{kind}"; accepted: '
+                    f'up to {most:g} (higher rates are for kind "sgd")'
+                )
 
     def _budget_problems(self) -> Iterator[str]:
         """Yield the settings of [train] that exceed the budget, as far as it can be determined without the data."""

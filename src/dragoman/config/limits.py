@@ -79,15 +79,17 @@ Momentum = Annotated[_Real, Field(ge=1e-5, le=1), AcceptStored]
 # ---------------------------------------------------------------------------------------------------------- training
 
 Beta = Annotated[_Real, Field(ge=0, le=0.99999), AcceptStored]
-"""Decay of a moving average (Adam's moments, EMA): 0.99999 averages over roughly 100,000 steps."""
+"""Decay of a moving average (Adam's moments, the momentum of SGD, EMA): 0.99999 averages over about 100,000 steps."""
 AdamEpsilon = Annotated[_Real, Field(ge=1e-16, le=1), AcceptStored]
 """Adam's epsilon: usually 1e-9 to 1e-6; 1 makes Adam almost gradient descent with momentum; above 1 updates vanish."""
 WeightDecay = Annotated[_Real, Field(ge=0, le=10), AcceptStored]
-"""AdamW subtracts rate * decay * weight in every step: above 10 the weights vanish during warm-up."""
-PeakRate = Annotated[_Real, Field(ge=1e-12, le=1), AcceptStored]
-"""Learning rate: Adam changes every weight by about this much per step, and weights are smaller than 1."""
-ScheduleFactor = Annotated[_Real, Field(ge=1e-6, le=100), AcceptStored]
-"""Factor of the inverse square root schedule, whose peak is factor / sqrt(d_model * warmup)."""
+"""AdamW and SGD subtract rate * decay * weight in every step: above 10 the weights vanish during warm-up."""
+PeakRate = Annotated[_Real, Field(ge=1e-12, le=1000), AcceptStored]
+"""Learning rate: SGD multiplies the gradient by it; 30 has been published (Merity et al. 2018).  See ADAM_RATES."""
+ScheduleFactor = Annotated[_Real, Field(ge=1e-6, le=1e6), AcceptStored]
+"""Factor of the inverse square root schedule, whose peak is factor / sqrt(d_model * warmup).  See ADAM_RATES."""
+ADAM_RATES = {"peak": 1.0, "rate": 1.0, "factor": 100.0}
+"""Upper limits with Adam, which changes every weight by about the rate per step; weights are smaller than 1."""
 Decay = Annotated[_Real, Field(ge=0.001, le=1), AcceptStored]
 """Fraction of the budget in which the learning rate decays: at least one step in a thousand."""
 Steps = Annotated[_Whole, Field(ge=1, le=10_000_000), AcceptStored]

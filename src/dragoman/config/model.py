@@ -27,6 +27,7 @@ __all__ = [
     "LSTMConfig",
     "LayerNormConfig",
     "LearnedPosition",
+    "LearnedState",
     "LinearAttention",
     "LuongAttention",
     "ModelConfig",
@@ -43,6 +44,7 @@ __all__ = [
     "T5Position",
     "TransformerConfig",
     "VisionConfig",
+    "ZeroState",
 ]
 
 
@@ -143,6 +145,9 @@ class NoAttention(Section):
     """The decoder receives only the last hidden state of the encoder."""
 
     kind: Literal["none"] = "none"
+    context: Literal["bridge", "every_step"] = Field(
+        "bridge", description="where the decoder reads it: in its initial state only, or also at every step"
+    )
 
 
 class BahdanauAttention(Section):
@@ -293,6 +298,22 @@ class VisionConfig(BlockConfig):
             )
 
 
+class ZeroState(Section):
+    kind: Literal["zeros"] = "zeros"
+
+
+class LearnedState(Section):
+    """A parameter per reading direction and layer, which starts at 0."""
+
+    kind: Literal["learned"] = "learned"
+
+
+InitialState = Annotated[
+    ZeroState | LearnedState,
+    Field(discriminator="kind", description="state before the first token; a decoder starts from the encoder"),
+]
+
+
 class RecurrentConfig(Section):
     """Settings of all recurrent architectures."""
 
@@ -302,6 +323,7 @@ class RecurrentConfig(Section):
     directions: Annotated[Literal[1, 2], NotBoolean] = Field(2, description="reading directions of the encoder")
     dropout: limits.Dropout = 0.1
     attention: AttentionOfRecurrent = BahdanauAttention()
+    initial_state: InitialState = ZeroState()
     tie: Tie = "all"
 
     @model_validator(mode="after")

@@ -28,6 +28,13 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    @property
+    def variant(self) -> str:
+        """The kind, followed by other choices, such as "luong (general)"; "" for a section without kinds."""
+        kind: str = getattr(self, "kind", "")
+        others = [value for name, value in self if name != "kind" and isinstance(value, str)]
+        return f"{kind} ({', '.join(others)})" if kind and others else kind
+
 
 _LIMITS = {"less_than_equal", "greater_than_equal", "greater_than", "string_pattern_mismatch", "limit"}
 """pydantic's error types for values outside of their limits; "limit" is raised in limits.py."""

@@ -13,8 +13,10 @@ __all__ = [
     "AdamConfig",
     "AdamWConfig",
     "BudgetSchedule",
+    "ConstantSchedule",
     "InverseSqrtSchedule",
     "Optimizer",
+    "SGDConfig",
     "Schedule",
     "SearchConfig",
     "TrainConfig",
@@ -39,6 +41,17 @@ class AdamWConfig(Section):
     weight_decay: limits.WeightDecay = 0.01
 
 
+class SGDConfig(Section):
+    """Gradient descent: g = gradient + weight_decay * w, v = momentum * v + g, w = w - learning rate * v.
+
+    As in torch.optim.SGD, the decay is part of the gradient (L2 regularization).  Without momentum v = g.
+    """
+
+    kind: Literal["sgd"] = "sgd"
+    momentum: limits.Beta = 0.0
+    weight_decay: limits.WeightDecay = Field(0.0, description="L2 regularization of the matrices; 0 = none")
+
+
 class InverseSqrtSchedule(Section):
     """factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5) (Vaswani et al. 2017, equation 3)."""
 
@@ -57,8 +70,16 @@ class BudgetSchedule(Section):
     shape: Literal["linear", "cosine"] = "linear"
 
 
-Optimizer = Annotated[AdamConfig | AdamWConfig, Field(discriminator="kind")]
-Schedule = Annotated[InverseSqrtSchedule | BudgetSchedule, Field(discriminator="kind")]
+class ConstantSchedule(Section):
+    """Linear warm-up, then constant at `rate`."""
+
+    kind: Literal["constant"] = "constant"
+    rate: limits.PeakRate = 1e-3
+    warmup: limits.Steps = Field(1, description="steps; 1 = `rate` from the first step")
+
+
+Optimizer = Annotated[AdamConfig | AdamWConfig | SGDConfig, Field(discriminator="kind")]
+Schedule = Annotated[InverseSqrtSchedule | BudgetSchedule | ConstantSchedule, Field(discriminator="kind")]
 
 
 class TrainConfig(Section):

@@ -58,7 +58,16 @@ from dragoman.nn.layers import (
     SubLayer,
 )
 from dragoman.nn.linear_attention import LinearSelfAttention
-from dragoman.nn.recurrent import GRU, LSTM, Cell, RecurrentDecoderLayer, RecurrentEncoderLayer, VanillaRNN
+from dragoman.nn.recurrent import (
+    GRU,
+    LSTM,
+    Cell,
+    ContextLayer,
+    InitialState,
+    RecurrentDecoderLayer,
+    RecurrentEncoderLayer,
+    VanillaRNN,
+)
 from dragoman.nn.recurrent_attention import AdditiveAttention, BahdanauLayer, DotAttention, GeneralAttention, LuongLayer
 
 __all__ = ["assemble", "build_model"]
@@ -127,9 +136,9 @@ def _recurrent(
     config: RNNConfig | GRUConfig | LSTMConfig, src: Embedding, tgt: Embedding, output: OutputProjection
 ) -> Recurrent:
     """Build a recurrent model; each of two directions has d_model / 2 features, so that all vectors have d_model."""
-    d, directions = config.d_model, config.directions
+    d, directions, initial = config.d_model, config.directions, config.initial_state.kind
     encoder_layers = [
-        RecurrentEncoderLayer(*(_cell(config, d, d // directions) for _ in range(directions)))
+        RecurrentEncoderLayer(*(_cell(config, d, d // directions, initial) for _ in range(directions)))
         for _ in range(config.encoder_layers)
     ]
     others = (RecurrentDecoderLayer(_cell(config, d, d)) for _ in range(config.decoder_layers - 1))
@@ -139,17 +148,21 @@ def _recurrent(
     return Recurrent(encoder, RecurrentDecoder(tgt, decoder_layers, bridge, config.dropout), output)
 
 
-def _cell(config: RNNConfig | GRUConfig | LSTMConfig, d_in: int, d_model: int) -> Cell:
+def _cell(
+    config: RNNConfig | GRUConfig | LSTMConfig, d_in: int, d_model: int, initial_state: InitialState = "zeros"
+) -> Cell:
     if config.architecture == "rnn":
-        return VanillaRNN(d_in, d_model, config.activation)
-    return GRU(d_in, d_model) if config.architecture == "gru" else LSTM(d_in, d_model)
+        return VanillaRNN(d_in, d_model, config.activation, initial_state)
+    return {"gru": GRU, "lstm": LSTM}[config.architecture](d_in, d_model, initial_state)
 
 
 def _first_recurrent_layer(config: RNNConfig | GRUConfig | LSTMConfig) -> RecurrentDecoderLayer:
     d, attention = config.d_model, config.attention
-    if attention.kind == "none":
+    if attention.kind == "none" and attention.context == "bridge":
         return RecurrentDecoderLayer(_cell(config, d, d))
-    cell = _cell(config, 2 * d, d)  # reads [embedding; vector fed back]
+    cell = _cell(config, 2 * d, d)  # reads [embedding; context vector, or vector fed back]
+    if attention.kind == "none":
+        return ContextLayer(cell)
     if attention.kind == "bahdanau":
         return BahdanauLayer(cell, AdditiveAttention(d), d)
     return LuongLayer(cell, DotAttention() if attention.score == "dot" else GeneralAttention(d), d)

@@ -1,4 +1,5 @@
-"""Recurrent sequence to sequence, with the last hidden state as the only context or with attention.
+"""Recurrent sequence to sequence, with the last hidden state as the only context, read once or at every step, or with
+attention.
 
 Sutskever et al. 2014 and Cho et al. 2014 (no attention), Bahdanau et al. 2015, Luong et al. 2015.
 
@@ -59,22 +60,27 @@ class Bridge(nn.Module):
         self.summary = Tap("row", "feature")
         self.linear = nn.Linear(d_model, layers * parts * d_model)
 
-    def forward(self, memory: Memory) -> list[State]:
-        """Return one state per layer, (B, D) for each part, from memory.states (B, S, D)."""
+    def summarize(self, memory: Memory) -> Tensor:
+        """Return h (B, D) for memory.states (B, S, D)."""
         states, mask = memory.states, memory.mask
         b, s, d = states.shape
         length = states.new_full((b,), s, dtype=torch.long) if mask is None else mask.sum(1)
         last = states[torch.arange(b, device=states.device), length - 1]  # (B, D)
         if self.directions == 2:
             last = torch.cat([last[:, : d // 2], states[:, 0, d // 2 :]], dim=-1)
-        vectors = torch.tanh(self.linear(self.summary(last))).split(d, dim=-1)
+        return self.summary(last)
+
+    def forward(self, h: Tensor) -> list[State]:
+        """Return one state per decoder layer, (B, D) for each part, from h (B, D)."""
+        vectors = torch.tanh(self.linear(h)).split(h.size(-1), dim=-1)
         return [vectors[i : i + self.parts] for i in range(0, len(vectors), self.parts)]
 
 
 class RecurrentDecoder(_RecurrentStack):
     """Embedding and layers, with dropout before each layer and after the last.
 
-    Only the first layer may have attention; the others process whole sequences at once (as in Wu et al. 2016).
+    Only the first layer may read the source at every step, by attention or as a context vector; the others process
+    whole sequences at once (as in Wu et al. 2016).
     """
 
     def __init__(
@@ -85,11 +91,11 @@ class RecurrentDecoder(_RecurrentStack):
 
     def start(self, memory: Memory, beams: int, max_len: int) -> DecodeState:
         """Return a state of N = B * beams rows, for targets of any length."""
-        records = []
-        for layer, first in zip(self.layers, self.bridge(memory), strict=True):
+        records, context = [], self.bridge.summarize(memory)
+        for layer, first in zip(self.layers, self.bridge(context), strict=True):
             assert isinstance(layer, RecurrentDecoderLayer)
             rows = tuple(part.repeat_interleave(beams, dim=0) for part in first)  # (N, D)
-            records.append(layer.start(memory.states, rows))
+            records.append(layer.start(memory.states, context, rows))
         return DecodeState(list(records), beams, memory_bias=padding_bias(memory.mask, memory.states.dtype))
 
     def forward(self, tokens: Tensor, state: DecodeState) -> Tensor:

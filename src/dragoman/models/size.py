@@ -47,7 +47,8 @@ def check_memory(
 ) -> None:
     """Raise UsageError if a model does not fit into the available memory.
 
-    copies: float32 values per parameter; 1 for inference, 4 for training with Adam (weight, gradient, two moments).
+    copies: float32 values per parameter; 1 for inference, 4 for training with Adam (weight, gradient, two moments),
+    2 or 3 with SGD (weight, gradient, with momentum a moving sum).
     """
     device = device or torch.device("cpu")
     try:

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,8 @@ __all__ = [
     "GRU",
     "LSTM",
     "Cell",
+    "ContextLayer",
+    "InitialState",
     "RecurrentDecoderLayer",
     "RecurrentEncoderLayer",
     "RecurrentState",
@@ -38,6 +41,9 @@ __all__ = [
 
 State = tuple[Tensor, ...]
 """(N, D) each: the hidden state, followed by the cell state of an LSTM."""
+
+InitialState = Literal["zeros", "learned"]
+"""The state before the first position of a sequence; a learned one is a parameter that starts at 0."""
 
 
 def reset_gates(rnn: nn.RNNBase, generator: torch.Generator | None = None) -> None:
@@ -55,25 +61,40 @@ class Cell(nn.Module, ABC):
     """One recurrent layer in one direction.
 
     `fused`, PyTorch's module of one layer, holds the parameters: W^T (G*D, d_in), U^T (G*D, D), and the biases b and d
-    (G*D,), with the rows of each gate below those of the previous one.
+    (G*D,), with the rows of each gate below those of the previous one.  `first` holds the initial state if it is
+    learned: h (D,), and c (D,) of an LSTM; otherwise it is empty.
     """
 
     parts = 1
     """Number of tensors in a state."""
 
-    def __init__(self, fused: nn.RNNBase, kernel: Callable[..., tuple[Tensor, ...]], *quantities: str) -> None:
+    loops_on_cpu = True
+    """Whether PyTorch's kernel for CPUs is a loop over positions, which saves little time over `steps`."""
+
+    def __init__(
+        self,
+        fused: nn.RNNBase,
+        kernel: Callable[..., tuple[Tensor, ...]],
+        initial_state: InitialState,
+        *quantities: str,
+    ) -> None:
         """Create a tap for each of `quantities`, called once per position, and initialize the parameters."""
         super().__init__()
         self.fused = fused
         self.kernel = kernel
         self.d_model = fused.hidden_size
+        names = ("h", "c")[: self.parts] if initial_state == "learned" else ()
+        self.first = nn.ParameterDict({name: torch.empty(self.d_model) for name in names})
         self.taps = {name: Tap("row", "position", "feature") for name in quantities}
         for name, tap in self.taps.items():
             self.add_module(name, tap)
         self.reset()
 
     def reset(self, generator: torch.Generator | None = None) -> None:
+        """Initialize the gates by `reset_gates`, and a learned initial state to 0."""
         reset_gates(self.fused, generator)
+        for part in self.first.values():
+            nn.init.zeros_(part)
 
     @property
     def weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -92,19 +113,32 @@ class Cell(nn.Module, ABC):
     def step(self, xw: Tensor, state: State) -> State:
         """Advance the state by one position, given xw = x_t W + b (N, G*D)."""
 
+    def initial_state(self, x: Tensor) -> State:
+        """Return the state before the first position, for x (N, T, d_in): 0, or the learned one for every row."""
+        if not self.first:
+            return (x.new_zeros(x.size(0), self.d_model),) * self.parts
+        return tuple(part.to(x.dtype).expand(x.size(0), -1) for part in self.first.values())
+
     def unroll(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """Compute `forward` step by step."""
         w, _, b, _ = self.weights
+        return self.steps(F.linear(x, w, b), state)
+
+    def steps(self, xw: Tensor, state: State) -> tuple[Tensor, State]:
+        """Return the hidden states (N, T, D) and the last state, given xw = x W + b (N, T, G*D)."""
         outputs = []
-        for xw in F.linear(x, w, b).unbind(1):
-            state = self.step(xw, state)
+        for position in xw.unbind(1):
+            state = self.step(position, state)
             outputs.append(state[0])
         return torch.stack(outputs, dim=1), state
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Return the hidden states (N, T, D) for x (N, T, d_in), and the last state; `state` defaults to 0."""
+        """Return the hidden states (N, T, D) for x (N, T, d_in), and the last state.
+
+        `state` defaults to `initial_state`.
+        """
         if state is None:
-            state = (x.new_zeros(x.size(0), self.d_model),) * self.parts
+            state = self.initial_state(x)
         taps = self.taps.values()
         # For one position, packing the weights costs more than the kernel saves.
         if x.size(1) == 1 or any_intervened(*taps):
@@ -125,9 +159,10 @@ class Cell(nn.Module, ABC):
 class VanillaRNN(Cell):
     """h' = f(x W + b + h U + d), f = tanh or ReLU (Elman 1990)."""
 
-    def __init__(self, d_in: int, d_model: int, activation: str) -> None:
+    def __init__(self, d_in: int, d_model: int, activation: str, initial_state: InitialState = "zeros") -> None:
         kernel = {"tanh": torch.rnn_tanh, "relu": torch.rnn_relu}[activation]
-        super().__init__(nn.RNN(d_in, d_model, nonlinearity=activation, batch_first=True), kernel, "hidden")
+        fused = nn.RNN(d_in, d_model, nonlinearity=activation, batch_first=True)
+        super().__init__(fused, kernel, initial_state, "hidden")
         self.activation = {"tanh": torch.tanh, "relu": torch.relu}[activation]
 
     def step(self, xw: Tensor, state: State) -> State:
@@ -147,9 +182,9 @@ class GRU(Cell):
     Each product has a bias.  As in all fused kernels, r multiplies h U_n; in the paper it multiplies h.
     """
 
-    def __init__(self, d_in: int, d_model: int) -> None:
+    def __init__(self, d_in: int, d_model: int, initial_state: InitialState = "zeros") -> None:
         fused = nn.GRU(d_in, d_model, batch_first=True)
-        super().__init__(fused, torch.gru, "reset_gate", "update_gate", "candidate", "hidden")
+        super().__init__(fused, torch.gru, initial_state, "reset_gate", "update_gate", "candidate", "hidden")
 
     def step(self, xw: Tensor, state: State) -> State:
         _, u, _, d = self.weights
@@ -175,10 +210,12 @@ class LSTM(Cell):
     """
 
     parts = 2
+    loops_on_cpu = False
 
-    def __init__(self, d_in: int, d_model: int) -> None:
+    def __init__(self, d_in: int, d_model: int, initial_state: InitialState = "zeros") -> None:
         gates = ("input_gate", "forget_gate", "candidate", "output_gate")
-        super().__init__(nn.LSTM(d_in, d_model, batch_first=True), torch.lstm, *gates, "cell", "hidden")
+        fused = nn.LSTM(d_in, d_model, batch_first=True)
+        super().__init__(fused, torch.lstm, initial_state, *gates, "cell", "hidden")
 
     def reset(self, generator: torch.Generator | None = None) -> None:
         """Initialize like other cells, except for a forget-gate bias of 1 (Jozefowicz et al. 2015)."""
@@ -242,12 +279,28 @@ class RecurrentEncoderLayer(nn.Module):
         return self.stream(out)
 
 
+@dataclass(eq=False)
+class ContextState(LayerState):
+    """The context vector c (B, D) of each sentence, and its product c W^c (B, G*D)."""
+
+    vector: Tensor
+    product: Tensor
+
+    def select(self, rows: Tensor, sentences: Tensor, length: int) -> None:
+        self.vector = self.vector[sentences]
+        self.product = self.product[sentences]
+
+
 @dataclass
 class RecurrentState(LayerState):
-    """The record of a decoder layer: the parts of its state (N, D), and with attention the source (B, 1, S, D)."""
+    """The record of a decoder layer: the parts of its state (N, D), and what it reads of the source at every step.
+
+    memory: with attention, the encoder states (B, 1, S, D).  context: of a `ContextLayer`.
+    """
 
     parts: State
     memory: CrossKeyValues | None = None
+    context: ContextState | None = None
 
     def select(self, rows: Tensor, sentences: Tensor, length: int) -> None:
         super().select(rows, sentences, length)
@@ -265,8 +318,11 @@ class RecurrentDecoderLayer(nn.Module):
         self.cell = cell
         self.stream = Tap("row", "position", "feature")
 
-    def start(self, memory: Tensor, first: State) -> RecurrentState:
-        """Return a record that starts from the state `first`, for encoder states memory (B, S, D)."""
+    def start(self, memory: Tensor, context: Tensor, first: State) -> RecurrentState:
+        """Return a record that starts from the state `first`.
+
+        memory: encoder states (B, S, D).  context: the last of them (B, D), as of `Bridge.summarize`.
+        """
         return RecurrentState(first)
 
     def forward(self, x: Tensor, record: LayerState, bias: Tensor | None) -> Tensor:
@@ -283,3 +339,37 @@ class RecurrentDecoderLayer(nn.Module):
         outputs: Tensor
         outputs, last = self.cell(x, record.parts)
         return outputs, last
+
+
+class ContextLayer(RecurrentDecoderLayer):
+    """A decoder layer that reads the context vector c of the source at every step (Cho et al. 2014, section 2.2):
+
+        s_t = f(y_{t-1} W^y + c W^c + b + s_{t-1} W^s + d)
+
+    W^c is the second half of the input matrix of the cell.  c W^c is computed once per sentence; only a kernel, which
+    reads [y; c], computes it at every position.
+    """
+
+    def __init__(self, cell: Cell) -> None:
+        super().__init__(cell)
+        self.context = Tap("row", "feature")
+
+    @property
+    def w_context(self) -> Tensor:
+        """W^c, transposed: (G*D, D)."""
+        return self.cell.weights[0].chunk(2, dim=1)[1]
+
+    def start(self, memory: Tensor, context: Tensor, first: State) -> RecurrentState:
+        c = self.context(context)
+        return RecurrentState(first, context=ContextState(c, F.linear(c, self.w_context)))
+
+    def run(self, x: Tensor, record: RecurrentState, bias: Tensor | None) -> tuple[Tensor, State]:
+        context = record.context
+        assert context is not None
+        beams = x.size(0) // context.vector.size(0)
+        if x.size(1) > 1 and not (x.is_cpu and self.cell.loops_on_cpu):
+            c = context.vector.repeat_interleave(beams, dim=0)[:, None].expand(-1, x.size(1), -1)
+            return super().run(torch.cat([x, c], dim=-1), record, bias)
+        w, _, b, _ = self.cell.weights
+        xw = F.linear(x, w.chunk(2, dim=1)[0], b) + context.product.repeat_interleave(beams, dim=0)[:, None]
+        return self.cell.steps(xw, record.parts)

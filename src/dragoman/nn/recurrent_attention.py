@@ -113,7 +113,7 @@ class _AttendingLayer(RecurrentDecoderLayer):
         self.cross_attn = cross_attn
         self.out = out
 
-    def start(self, memory: Tensor, first: State) -> RecurrentState:
+    def start(self, memory: Tensor, context: Tensor, first: State) -> RecurrentState:
         return RecurrentState(first, self.cross_attn.project(memory))
 
     def _context(self, s: Tensor, record: RecurrentState, bias: Tensor | None) -> Tensor:
@@ -165,8 +165,8 @@ class LuongLayer(_AttendingLayer):
     def __init__(self, cell: Cell, cross_attn: RecurrentAttention, d_model: int) -> None:
         super().__init__(cell, cross_attn, nn.Linear(2 * d_model, d_model, bias=False))
 
-    def start(self, memory: Tensor, first: State) -> RecurrentState:
-        return super().start(memory, (*first, torch.zeros_like(first[0])))
+    def start(self, memory: Tensor, context: Tensor, first: State) -> RecurrentState:
+        return super().start(memory, context, (*first, torch.zeros_like(first[0])))
 
     def run(self, x: Tensor, record: RecurrentState, bias: Tensor | None) -> tuple[Tensor, State]:
         inputs, w_fed = self._split_input(x)

@@ -8,9 +8,17 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from dragoman.config import AdamWConfig, BudgetSchedule, Duration, Optimizer, Schedule
+from dragoman.config import (
+    AdamWConfig,
+    ConstantSchedule,
+    Duration,
+    InverseSqrtSchedule,
+    Optimizer,
+    Schedule,
+    SGDConfig,
+)
 
-__all__ = ["Progress", "amount", "budget_fraction", "build_optimizer", "learning_rate"]
+__all__ = ["Progress", "amount", "budget_fraction", "build_optimizer", "learning_rate", "state_size"]
 
 
 @dataclass
@@ -50,23 +58,38 @@ def budget_fraction(budget: Duration, progress: Progress, batches_per_epoch: int
 def learning_rate(schedule: Schedule, d_model: int, step: int, used: float) -> float:
     """Return the learning rate of update `step` (from 1) after the fraction `used` of the budget."""
     warm = min(1.0, step / schedule.warmup)
-    if not isinstance(schedule, BudgetSchedule):
+    if isinstance(schedule, InverseSqrtSchedule):
         # Vaswani et al. 2017, equation 3.
         return float(schedule.factor * d_model**-0.5 * min(step**-0.5, step * schedule.warmup**-1.5))
+    if isinstance(schedule, ConstantSchedule):
+        return schedule.rate * warm
     left = min(1.0, max(0.0, (1 - used) / schedule.decay))
     if schedule.shape == "cosine":
         left = 0.5 - 0.5 * math.cos(math.pi * left)
     return schedule.peak * warm * left
 
 
+def state_size(config: Optimizer) -> int:
+    """Return how many values the optimizer stores per parameter."""
+    if isinstance(config, SGDConfig):
+        return 1 if config.momentum else 0
+    return 2  # the moments of Adam
+
+
 def build_optimizer(config: Optimizer, model: nn.Module) -> torch.optim.Optimizer:
-    """Return Adam (Kingma and Ba 2015) or AdamW (Loshchilov and Hutter 2019); weight decay applies to matrices only."""
-    betas = (config.beta1, config.beta2)
+    """Return Adam (Kingma and Ba 2015), AdamW (Loshchilov and Hutter 2019) or SGD; weight decay is for matrices only.
+
+    AdamW subtracts rate * decay * weight from the weight; SGD adds decay * weight to the gradient (L2 regularization).
+    """
     parameters = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": getattr(config, "weight_decay", 0.0)},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    if isinstance(config, SGDConfig):
+        # Not fused: PyTorch's fused SGD requires that all parameters get their first gradient in the same step.
+        return torch.optim.SGD(groups, lr=0.0, momentum=config.momentum)
+    betas = (config.beta1, config.beta2)
     if isinstance(config, AdamWConfig):
-        groups = [
-            {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
-            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-        ]
         return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=config.eps, fused=True)
     return torch.optim.Adam(parameters, lr=0.0, betas=betas, eps=config.eps, fused=True)

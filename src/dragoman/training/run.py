@@ -27,7 +27,7 @@ from dragoman.models.model_folder import (
 from dragoman.models.seq2seq import Network
 from dragoman.models.size import check_memory
 from dragoman.training.checkpoint import read_training, training_files
-from dragoman.training.optim import Progress
+from dragoman.training.optim import Progress, state_size
 from dragoman.training.tasks.registry import open_task
 from dragoman.training.tasks.task import Task
 
@@ -107,7 +107,8 @@ class TrainingRun:
         """Raise UsageError if the memory does not suffice for training the model on the device."""
         vocabulary = self.task.vocabulary
         sizes = self.config.model, vocabulary.source_size, vocabulary.target_size
-        copies = 5 if self.config.train.ema else 4  # weights, gradients, Adam's two moments, moving average
+        train = self.config.train
+        copies = 2 + state_size(train.optimizer) + bool(train.ema)  # weights, gradients, optimizer, moving average
         check_memory(*sizes, shared=vocabulary.shared, copies=copies, device=device)
 
     def new_model(self) -> Network:

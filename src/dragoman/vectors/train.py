@@ -15,24 +15,39 @@ from dragoman.errors import DataError, UsageError, nearest
 from dragoman.extras import extra_package
 from dragoman.vectors.word_vectors import WordVectors
 
-__all__ = ["Kind", "train_vectors", "words_of"]
+__all__ = ["Kind", "Tokens", "tokens_of", "train_vectors", "words_of"]
 
 Kind = Literal["skipgram", "cbow"]
+Tokens = Literal["words", "all"]
 
 _WORD = re.compile(r"[^\W_]+(?:['-][^\W_]+)*")
+_TOKEN = re.compile(rf"\d+(?:[.,]\d+)+|{_WORD.pattern}|(?P<mark>[^\w\s]|_)(?P=mark)*")
 _LONGEST = 10_000
 """Words per text; gensim silently drops the rest of a longer text, so it is split first."""
 
 
 def words_of(text: str) -> list[str]:
     """Return the words of a text in lower case: letters and digits, with ' and - inside."""
-    return _WORD.findall(text.replace("’", "'").lower())
+    return _WORD.findall(_normalized(text))
+
+
+def tokens_of(text: str) -> list[str]:
+    """Return the words of a text as `words_of`, its numbers (3.14 is one) and its punctuation marks, in order.
+
+    Equal marks in a row are one token, such as "..." and "--".
+    """
+    return [found.group() for found in _TOKEN.finditer(_normalized(text))]
+
+
+def _normalized(text: str) -> str:
+    return text.replace("’", "'").lower()
 
 
 def train_vectors(
     texts: Iterable[str],
     kind: Kind = "skipgram",
     *,
+    tokens: Tokens = "words",
     size: int = 100,
     window: int = 5,
     min_count: int = 5,
@@ -41,18 +56,24 @@ def train_vectors(
     workers: int = 1,
     log: Callable[[str], None] = lambda text: None,
 ) -> WordVectors:
-    """Train vectors of `size` numbers for every word that occurs at least `min_count` times, most frequent first.
+    """Train vectors of `size` numbers for every token that occurs at least `min_count` times, most frequent first.
 
+    tokens: "words", which consist of letters and digits (see `words_of`), or "all", with punctuation (`tokens_of`).
     texts: lines, sentences or paragraphs, which windows do not cross; kept in memory with 8 bytes per word.  workers:
     threads; 1 makes the result reproducible for the same texts, settings and seed.  log: receives a message after
     every epoch.
 
     Raises UsageError for invalid settings or without gensim, DataError for too little text.
     """
-    _check(texts, kind, {"size": size, "window": window, "min_count": min_count, "epochs": epochs, "workers": workers})
+    _check(
+        texts,
+        kind,
+        tokens,
+        {"size": size, "window": window, "min_count": min_count, "epochs": epochs, "workers": workers},
+    )
     word2vec = extra_package("gensim.models", "vectors", "training word vectors").Word2Vec
-    parts, counts = _read(texts)
-    _check_counts(counts, min_count)
+    parts, counts = _read(texts, _SPLITS[tokens])
+    _check_counts(counts, min_count, tokens)
     total = counts.total()
     model = word2vec(
         vector_size=size,
@@ -72,6 +93,9 @@ def train_vectors(
     return WordVectors(model.wv.index_to_key, model.wv.vectors)
 
 
+_SPLITS: dict[Tokens, Callable[[str], list[str]]] = {"words": words_of, "all": tokens_of}
+
+
 class _Passes:
     """The texts; iterable once per epoch."""
 
@@ -87,31 +111,33 @@ class _Passes:
         self.log(f"epoch {self.done} of {self.epochs}")
 
 
-def _read(texts: Iterable[str]) -> tuple[list[list[str]], Counter[str]]:
+def _read(texts: Iterable[str], split: Callable[[str], list[str]]) -> tuple[list[list[str]], Counter[str]]:
     """Return the words of the texts, equal words as one object, and their counts."""
     unique: dict[str, str] = {}
     parts: list[list[str]] = []
     counts: Counter[str] = Counter()
     for text in texts:
-        words = [unique.setdefault(word, word) for word in words_of(text)]
+        words = [unique.setdefault(word, word) for word in split(text)]
         counts.update(words)
         parts.extend(words[i : i + _LONGEST] for i in range(0, len(words), _LONGEST))
     return parts, counts
 
 
-def _check(texts: Iterable[str], kind: str, settings: dict[str, int]) -> None:
+def _check(texts: Iterable[str], kind: str, tokens: str, settings: dict[str, int]) -> None:
     problems = [f"{name} = {value}; accepted: at least 1" for name, value in settings.items() if value < 1]
-    if kind not in get_args(Kind):
-        problems.append(f"kind = {kind!r}{nearest(kind, get_args(Kind))}; accepted: {', '.join(get_args(Kind))}")
+    for name, value, accepted in (("kind", kind, get_args(Kind)), ("tokens", tokens, get_args(Tokens))):
+        if value not in accepted:
+            problems.append(f"{name} = {value!r}{nearest(value, accepted)}; accepted: {', '.join(accepted)}")
     if isinstance(texts, str):
         problems.append("texts is a string; pass a list of texts, such as its lines")
     if problems:
         raise UsageError("; ".join(problems))
 
 
-def _check_counts(counts: Counter[str], min_count: int) -> None:
+def _check_counts(counts: Counter[str], min_count: int, tokens: Tokens) -> None:
     if not counts:
-        raise DataError("the text has no words; a word consists of letters and digits")
+        words = "the text has no words; a word consists of letters and digits"
+        raise DataError(words if tokens == "words" else "the text is empty; provide text with words or punctuation")
     ((word, most),) = counts.most_common(1)
     if most < min_count:
         raise DataError(

@@ -223,7 +223,7 @@ def _facts(name: str, loaded: LoadedModel) -> dict[str, Any]:
         "languages": [data.source_language, data.target_language] if data.kind == "parallel" else None,
         "parameters": network.parameter_count(),
         "sizes": {key: value for key, value in section.items() if type(value) is int},
-        "kinds": {key: str(getattr(value, "kind", "")) for key, value in section.items() if isinstance(value, Section)},
+        "kinds": {key: value.variant for key, value in section.items() if isinstance(value, Section)},
     }
 
 

@@ -52,6 +52,13 @@ FORMULAS = {
 }
 """Class of a module, with the quantity if it has several -> formula and reference."""
 
+INPUTS = {
+    "ContextLayer": "x = [y; c], c the final state of the encoder",
+    "BahdanauLayer": "x = [y; c], c the context of the attention",
+    "LuongLayer": "x = [y; a], a the previous output of the layer",
+}
+"""Class of a decoder layer -> the input x of its cell, where it is more than the previous word y."""
+
 
 def state_taps(network: Network) -> list[str]:
     """Return the taps of all gates, states and outputs of recurrent cells and convolutions in the network's order."""
@@ -89,6 +96,9 @@ def _description(network: nn.Module, tap: str, x: Tensor) -> dict[str, Any]:
     module, _, quantity = tap.rpartition(".")
     name = type(network.get_submodule(module)).__name__
     formula = FORMULAS.get(name, FORMULAS.get(f"{name}.{quantity}", ""))
+    layer = type(network.get_submodule(module.removesuffix(".cell"))).__name__
+    if " x " in formula and layer in INPUTS:
+        formula = f"{formula}; {INPUTS[layer]}"
     return {"name": tap, "layer": layer_number(tap), "paper": formula, "shape": [1, *x.shape]}
 
 

@@ -15,6 +15,7 @@ from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.transformer import Decoder
 from dragoman.models.vision import Vision
 from dragoman.nn.layers import ACTIVATIONS, FeedForward
+from dragoman.nn.recurrent import Cell, ContextLayer
 
 __all__ = ["forward_steps"]
 
@@ -77,6 +78,8 @@ class _TapSite:
             "causal": self.is_causal,
             "padding": not self.is_causal and mask is not None and not bool(mask.all()),
             "smoothed": smoothing > 0,
+            "learned": isinstance(self.module, Cell) and len(self.module.first) > 0,
+            "every step": self.tap == "summary" and any(isinstance(m, ContextLayer) for m in self.network.modules()),
             **{kind: getattr(self.module, "activation", None) is function for kind, function in ACTIVATIONS.items()},
         }
         return {condition for condition, value in holds.items() if value}

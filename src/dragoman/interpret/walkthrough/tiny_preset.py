@@ -26,15 +26,25 @@ from dragoman.interpret.walkthrough.training_step import TrainingPair
 from dragoman.models.build import build_model
 from dragoman.models.transformer import Transformer
 
-__all__ = ["TINY_LABELS", "TINY_MATRICES", "TINY_PAIR", "TINY_WORDS", "tiny_model", "tiny_walkthrough"]
+__all__ = [
+    "TINY_LABELS", "TINY_MATRICES", "TINY_PAIR", "TINY_WORDS", "WORKED_MATRICES", "tiny_config", "tiny_model",
+    "tiny_walkthrough",
+]  # fmt: skip
 
 TINY_WORDS = ("<pad>", "<unk>", "<s>", "</s>", "I", "am", "我", "是")
 TINY_PAIR = TrainingPair(torch.tensor([[4, 5]]), None, torch.tensor([[BOS, 6]]), torch.tensor([[6, 7]]))
 TINY_LABELS = Labels(("I", "am"), ("<s>", "我"), ("我", "是"), lambda token: TINY_WORDS[token])
 TINY_MATRICES: dict[str, list[Any]] = read_data("tiny_preset.toml")
 """Every parameter of the preset by name: matrices (in, out), biases and norms (out,)."""
+WORKED_MATRICES: dict[str, list[Any]] = read_data("worked_preset.toml")
+"""Replacements with which the model has the numbers of the worked training step (see `gallery.py`) from end to end."""
 
 _SIZES: dict[str, Any] = {"d_model": 4, "d_ff": 6, "encoder_layers": 2, "decoder_layers": 2}
+
+
+def tiny_config(heads: int = 1) -> TransformerConfig:
+    """Return the sizes of the tiny model."""
+    return TransformerConfig(**_SIZES, n_heads=heads, dropout=0.0, tie="none")
 
 
 def tiny_model(matrices: Mapping[str, Any] | None = None, *, heads: int = 1) -> Transformer:
@@ -45,8 +55,7 @@ def tiny_model(matrices: Mapping[str, Any] | None = None, *, heads: int = 1) -> 
     """
     values = {name: torch.tensor(numbers, dtype=torch.float64) for name, numbers in TINY_MATRICES.items()}
     values |= _checked(matrices or {}, {name: tuple(matrix.shape) for name, matrix in values.items()}, heads)
-    config = TransformerConfig(**_SIZES, n_heads=heads, dropout=0.0, tie="none")
-    model = build_model(config, len(TINY_WORDS), len(TINY_WORDS), shared=False).double().eval()
+    model = build_model(tiny_config(heads), len(TINY_WORDS), len(TINY_WORDS), shared=False).double().eval()
     assert isinstance(model, Transformer)
     with torch.no_grad():
         for name, view in _views(model).items():

@@ -1,0 +1,81 @@
+"""The tiny model in the trainer: a run whose only batch is "I am" -> "我 是"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.config import Config, TokenizerConfig, parse_config
+from dragoman.data.batching import Batch
+from dragoman.data.tokenizer import EOS, learn_tokenizer
+from dragoman.interpret.walkthrough.tiny_preset import TINY_PAIR, TINY_WORDS, tiny_config, tiny_model
+from dragoman.io.run_log import Reporter
+from dragoman.training.distributed import DistributedContext
+from dragoman.training.run import TrainingRun
+from dragoman.training.tasks.task import Score, Task
+from dragoman.training.trainer import Trainer
+
+__all__ = ["tiny_trainer"]
+
+_TRAIN: dict[str, Any] = {
+    "budget": "1 steps",
+    "optimizer": {"kind": "sgd"},
+    "schedule": {"kind": "constant", "rate": 0.01},
+    "label_smoothing": 0.0,
+    "log_every": 1,
+    "validate_every": "1k steps",
+    "device": "cpu",
+}
+
+
+def tiny_trainer(
+    folder: str | Path, matrices: Mapping[str, Any] | None = None, overrides: Iterable[str] = ()
+) -> Trainer:
+    """Return a trainer of the tiny model on `TINY_PAIR`; `.train()` makes one step of SGD with learning rate 0.01.
+
+    folder: of the run, created or resumed.  matrices: as for `tiny_model`.  overrides: `key=value` for [train], such as
+    "train.budget=100 steps".  The loss is the mean over both target tokens, as in every training.
+
+    Raises UsageError for invalid matrices, ConfigError for invalid overrides.
+    """
+    weights = tiny_model(matrices).state_dict()
+    document = {
+        "data": {"train": [{"source": "", "target": ""}]},  # the task needs no files
+        "model": tiny_config().model_dump(),
+        "train": _TRAIN,
+    }
+    config = parse_config(document, overrides)
+    run = TrainingRun(config, Path(folder), _TinyTask(config), lambda text: None)
+    run.folder.mkdir(parents=True, exist_ok=True)
+    trainer = Trainer(run, DistributedContext(config.train.device), Reporter())
+    if trainer.progress.step == 0:
+        trainer.model.load_state_dict(weights)
+    return trainer
+
+
+class _TinyTask(Task):
+    """One batch, `TINY_PAIR`; there are no validation data."""
+
+    def __init__(self, config: Config) -> None:
+        # sentencepiece's model of whole words numbers them by frequency; no configuration has this kind.
+        words = TokenizerConfig().model_copy(
+            update={"kind": "word", "vocab_size": len(TINY_WORDS), "byte_fallback": False}
+        )
+        lines = [word for i, word in enumerate(reversed(TINY_WORDS[EOS + 1 :]), start=1) for _ in range(i)]
+        super().__init__(config, learn_tokenizer(words, lines), data_hash="I am")
+
+    def epoch(self, epoch: int) -> list[NDArray[np.int64]]:
+        return [np.zeros(1, dtype=np.int64)]
+
+    def read(self, indices: NDArray[np.int64], epoch: int, batch: int) -> Batch:
+        return Batch(*TINY_PAIR, src_tokens=TINY_PAIR.src.numel(), tgt_tokens=TINY_PAIR.targets.numel())
+
+    def tokens(self) -> int:
+        return TINY_PAIR.src.numel() + TINY_PAIR.targets.numel()
+
+    def validation(self) -> Score | None:
+        return None

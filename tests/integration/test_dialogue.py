@@ -32,7 +32,7 @@ QUESTIONS = {
     "which day?": ("one day.", "two days."),
     "how is it?": ("it is.",) * 2,
 }
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"} | {"OMP_NUM_THREADS": "1"}
 
 
 def dialogue_lines() -> list[str]:

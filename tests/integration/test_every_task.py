@@ -434,6 +434,8 @@ def test_a_parser_writes_a_tree_for_every_sentence(data: Path, tmp_path: Path) -
     found = parser.parse([tree.words() for tree in gold], beam=1)
     assert [parse.tree.words() for parse in found] == [tree.words() for tree in gold]
     assert result.scores["f1"] > 60, result.scores
+    well_formed = 100 * sum(parse.well_formed for parse in found) / len(found)
+    assert result.scores["well_formed"] == pytest.approx(well_formed, abs=100 / len(found) / 2) and well_formed > 60
     three = parser.parse(["the dog runs .", " ", ["(", "red", "cat)"]], beam=2)
     rows = parser.predict_linearized([parse.tree.words() for parse in three], beam=2)
     assert all(linearize(parse.tree) == row for parse, row in zip(three, rows, strict=True) if parse.well_formed)
@@ -646,7 +648,7 @@ def test_info_of_any_model(name: str, what: str, cli: Cli, runs: Path) -> None:
         (["label", "masked"], '"masked"; it is used by: dragoman vectors'),
         (["translate", "recurrent lines"], 'its architecture is "recurrent_lm", trained on data of kind "text"'),
         (["label", "recurrent lines"], "does not predict labels: "),
-        (["generate", "recurrent tagged"], "is not a language model: "),
+        (["generate", "recurrent tagged"], "does not continue plain text: "),
         (["atlas", "recurrent lines", "--source", "train.txt"], "this model has no attention"),
         (["atlas", "recurrent tagged", "--source", "train.txt"], "this model has no attention"),
         (["label", "images"], "does not label text: "),

@@ -19,7 +19,6 @@ __all__ = [
     "RecurrentEncoderConfig",
     "RecurrentLMConfig",
     "ZeroState",
-    "require_even",
 ]
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from dragoman.models.build import build_model as build_model
     from dragoman.nn.record import record as record
     from dragoman.nn.record import replace as replace
+    from dragoman.pipelines.dialogue import Chat as Chat
     from dragoman.pipelines.generation import TextGenerator as TextGenerator
     from dragoman.pipelines.labelling import Labeller as Labeller
     from dragoman.pipelines.parsing import Parser as Parser
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 # Names are resolved on first use, so that importing dragoman does not import torch.
 _HOMES = {
+    "Chat": "dragoman.pipelines.dialogue",
     "Config": "dragoman.config",
     "Labeller": "dragoman.pipelines.labelling",
     "Parser": "dragoman.pipelines.parsing",

@@ -166,7 +166,7 @@ def test_help(cli: Cli) -> None:
     assert code == 0
     names = re.findall(r"^  ([a-z]+)", out.decode().partition("Commands:")[2], flags=re.M)
     expected = (
-        "demo doctor train average info translate score evaluate generate label parse compare explain atlas serve"
+        "demo doctor train average info translate score evaluate generate chat label parse compare explain atlas serve"
     )
     assert names == [*expected.split(), "vectors", "shortlist", "export"]
 

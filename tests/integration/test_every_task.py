@@ -50,6 +50,10 @@ def text_of(sentence: list[tuple[str, str]]) -> str:
     return " ".join(word for word, _ in sentence)
 
 
+def turns_of(sentence: list[tuple[str, str]]) -> list[str]:
+    return [f"A: {sentence[-3][0]}?", f"B: {text_of(sentence)}", f"A: {sentence[-2][0]}", ""]
+
+
 def colour(sentence: list[tuple[str, str]]) -> str:
     return "red" if ("red", "JJ") in sentence else "plain"
 
@@ -62,6 +66,7 @@ def write_data(folder: Path) -> Path:
         write_lines(folder / f"{name}.txt", [line for s in made for line in (text_of(s), "")])
         write_lines(folder / f"{name}.tags", [" ".join(f"{w}/{t}" for w, t in s) for s in made])
         write_lines(folder / f"{name}.ptb", [brackets(s) for s in made])
+        write_lines(folder / f"{name}.turns", [line for s in made for line in turns_of(s)])
         write_lines(folder / f"{name}.tsv", [f"{colour(s)}\t{text_of(s)}" for s in made])
         bright = rng.integers(0, 2, count)
         images = rng.random((count, 4, 4)) * 0.5 + 0.5 * bright[:, None, None]
@@ -82,6 +87,8 @@ KINDS: dict[str, tuple[Document, Document, Document]] = {
               PIECES, LANGUAGE),
     "paragraphs": ({"kind": "text", "train": ["train.txt", "more.txt"], "valid": "valid.txt", "form": "paragraphs",
                     "max_tokens": 7}, PIECES, LANGUAGE),
+    "dialogue": ({"kind": "dialogue", "train": ["train.turns", "more.turns"], "valid": "valid.turns",
+                  "format": "plain", "max_tokens": 20, "context_tokens": 6}, PIECES, LANGUAGE),
     "masked": ({"kind": "masked", "train": ["train.txt"], "valid": "valid.txt", "rate": 0.3}, PIECES,
                {**ENCODER, "tie": "all"}),
     "tagged": ({"kind": "tagged", "train": ["train.tags"], "valid": "valid.tags"}, {**PIECES, "sampling": 0.2},
@@ -107,6 +114,7 @@ KINDS: dict[str, tuple[Document, Document, Document]] = {
 
 SCORES = {
     "text": {"valid_loss", "perplexity", "bits_per_character"},
+    "dialogue": {"valid_loss", "perplexity", "bits_per_character", "loss_A", "loss_B"},
     "trees": {"valid_loss", "perplexity", "precision", "recall", "f1", "well_formed"},
 }
 LABELS = {"valid_loss", "accuracy"}
@@ -426,6 +434,8 @@ def test_a_parser_writes_a_tree_for_every_sentence(data: Path, tmp_path: Path) -
     found = parser.parse([tree.words() for tree in gold], beam=1)
     assert [parse.tree.words() for parse in found] == [tree.words() for tree in gold]
     assert result.scores["f1"] > 60, result.scores
+    well_formed = 100 * sum(parse.well_formed for parse in found) / len(found)
+    assert result.scores["well_formed"] == pytest.approx(well_formed, abs=100 / len(found) / 2) and well_formed > 60
     three = parser.parse(["the dog runs .", " ", ["(", "red", "cat)"]], beam=2)
     rows = parser.predict_linearized([parse.tree.words() for parse in three], beam=2)
     assert all(linearize(parse.tree) == row for parse, row in zip(three, rows, strict=True) if parse.well_formed)
@@ -594,7 +604,9 @@ def test_repaired_trees_are_counted(cli: Cli, runs: Path) -> None:
     assert ("repaired: 2" in err) == (not well_formed)
 
 
-@pytest.mark.parametrize("name", ["lines", "tagged", "images", "trees", "recurrent lines", "recurrent tagged"])
+@pytest.mark.parametrize(
+    "name", ["lines", "dialogue", "tagged", "images", "trees", "recurrent lines", "recurrent tagged"]
+)
 def test_doctor_says_what_there_is_and_what_it_takes(name: str, cli: Cli, data: Path, tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text(dump_toml(config_of(name, data)), encoding="utf-8")
     code, out, _ = cli("doctor", tmp_path / "a.toml", "--json")
@@ -631,19 +643,19 @@ def test_info_of_any_model(name: str, what: str, cli: Cli, runs: Path) -> None:
         (["translate", "trees"], '"trees"; it is used by: dragoman parse'),
         (["translate", "lines"], '"text"; it is used by: dragoman generate'),
         (["evaluate", "tagged", "--source", "train.txt", "--reference", "train.txt"], "it is used by: dragoman label"),
-        (["generate", "trees"], "is not a language model: "),
+        (["generate", "trees"], "does not continue plain text: "),
         (["label", "lines"], "does not predict labels: "),
         (["label", "masked"], '"masked"; it is used by: dragoman vectors'),
         (["translate", "recurrent lines"], 'its architecture is "recurrent_lm", trained on data of kind "text"'),
         (["label", "recurrent lines"], "does not predict labels: "),
-        (["generate", "recurrent tagged"], "is not a language model: "),
+        (["generate", "recurrent tagged"], "does not continue plain text: "),
         (["atlas", "recurrent lines", "--source", "train.txt"], "this model has no attention"),
         (["atlas", "recurrent tagged", "--source", "train.txt"], "this model has no attention"),
         (["label", "images"], "does not label text: "),
         (["parse", "first"], "does not generate trees: "),
         (["score", "lines", "--source", "train.txt", "--target", "train.txt"], "omit --source"),
-        (["score", "tagged", "--target", "train.txt"], "is not a language model: "),
-        (["generate", "lines", "--prompt", "a", "--input", "train.txt"], "--prompt and --input exclude each other"),
+        (["score", "tagged", "--target", "train.txt"], "does not continue plain text: "),
+        (["generate", "lines", "--prompt", "a", "--input", "train.txt"], "--prompt, --input and --turns exclude"),
         (["generate", "lines", "--prompt", "a", "--max-tokens", "0"], "--max-tokens 0; accepted: 1 to 9,999"),
         (["generate", "lines", "--prompt", "a", "--max-tokens", "1000000"], "--max-tokens 1000000; accepted: 1 to"),
     ],

@@ -27,6 +27,7 @@ from dragoman.models.model_folder import (
     list_checkpoints,
     load_file,
     load_network,
+    read_meta,
     read_pointer,
     verify,
 )
@@ -113,6 +114,8 @@ def test_the_average_of_the_last_checkpoints(data: Path, tmp_path: Path) -> None
     second = average_run(run, 2)
     assert second == run / "checkpoints" / "average-last2" and weights(run, "best") == best, "what is best stays"
     assert read_pointer(run, "average") == second
+    last = list_checkpoints(run)[-1]
+    assert read_meta(second)["step"] == read_meta(last)["step"] == int(last.name)
     two = average_tensors(list_checkpoints(run)[-2:])
     assert all(torch.equal(t, two[n]) for n, t in load_file(second / "model.safetensors").items())
     assert average_run(run, len(list_checkpoints(run))).name == "average-last4"

@@ -82,6 +82,17 @@ def test_a_forecast_counts_steps_and_epochs_of_every_budget(tmp_path: Path) -> N
     )
 
 
+def test_a_problem_found_by_the_examination_is_reported_once(tmp_path: Path) -> None:
+    data = write_corpus(tmp_path / "data", train=60)
+    target = (data / "train.tgt").read_text().splitlines()
+    (data / "train.tgt").write_text("\n".join(target[:-1]) + "\n")
+
+    found = forecast.diagnose(write_toml(tmp_path / "c.toml", data))
+
+    errors = [finding for finding in found.findings if finding.severity == "error"]
+    assert not found.healthy and len(errors) == 1 and "60" in errors[0].what and "59" in errors[0].what, errors
+
+
 def test_seconds_and_minutes() -> None:
     assert [forecast._duration(seconds) for seconds in (0.4, 89.4, 90.0, 6000.0)] == ["0 s", "89 s", "2 min", "100 min"]
 

@@ -41,6 +41,7 @@ LAYERS = [
 ]
 
 PUBLIC_NAMES = [
+    "Chat",
     "Config",
     "Labeller",
     "Parser",

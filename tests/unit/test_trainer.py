@@ -246,10 +246,11 @@ def test_a_validation_that_is_not_finite_is_never_the_best(loss: float, build: B
     assert (result.progress.best, result.progress.best_step, result.progress.stale) == (-3.0, 12, 0)
 
 
-def test_patience_counts_validations_since_the_best(build: Build) -> None:
-    trainer = build("train.budget=500 steps", "train.patience=2")
+@pytest.mark.parametrize(("patience", "step"), [(1, 12), (2, 30)])
+def test_patience_counts_validations_since_the_best(patience: int, step: int, build: Build) -> None:
+    trainer = build("train.budget=500 steps", f"train.patience={patience}")
     trainer.validation = Scripted([3.0, 4.0, 2.0, 2.0, 2.5])
-    assert trainer.train().progress.step == 30
+    assert trainer.train().progress.step == step
 
 
 def test_the_time_of_a_validation_is_not_counted_as_training(build: Build) -> None:
@@ -338,4 +339,7 @@ def test_the_tokens_of_a_log_row_are_those_of_both_sides(build: Build) -> None:
     pair = batches(trainer, 0, 1)
     window = _Window()
     window.add(3.0, 2.0, pair, 0.1)
-    assert window.tokens == sum(int((b.src != PAD).sum()) + int((b.tgt_out != PAD).sum()) for b in pair)
+    tokens = sum(int((b.src != PAD).sum()) + int((b.tgt_out != PAD).sum()) for b in pair)
+    assert window.tokens == tokens
+    trainer.step(pair)
+    assert trainer.progress.tokens == tokens

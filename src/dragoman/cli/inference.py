@@ -12,12 +12,14 @@ from dragoman.cli.options import (
     AsJson,
     Beam,
     Device,
+    Greedy,
     InputFile,
     Jsonl,
     Model,
     OptionalSource,
     OutputFile,
     Quantize,
+    ReplyRole,
     Seed,
     Source,
     Temperature,
@@ -25,7 +27,7 @@ from dragoman.cli.options import (
     TopK,
     TopP,
 )
-from dragoman.cli.streams import log, open_output, print_json, read_input, read_parallel
+from dragoman.cli.streams import log, one_line, open_output, print_json, read_input, read_parallel, read_turns
 from dragoman.errors import UsageError
 
 
@@ -39,17 +41,26 @@ def score(
     """Print the log-probability of each target text.
 
     The output is one line per text: the sum of natural log-probabilities, a tab, and the number of tokens. Translation
-    models require --source; language models do not accept it. Computed in float32 by default.
+    models require --source; language models do not accept it. The targets of a dialogue model are dialogues: a .jsonl
+    file, or a file in the format of its training data. Computed in float32 by default.
     """
     from dragoman.models.model_folder import read_config
 
     kind = read_config(model).data.kind
     if kind == "parallel" and source is None:
         raise UsageError(f"{model}: a translation model scores pairs; specify the source text with --source")
-    if kind == "text" and source is not None:
+    if kind in ("text", "dialogue") and source is not None:
         raise UsageError(f"{model}: a language model has no source; omit --source")
     options: dict[str, Any] = {"device": device, "quantize": quantize}
     with open_output(None) as write:
+        if kind == "dialogue":
+            from dragoman.pipelines.dialogue import Chat
+
+            chat = Chat.load(model, **options)
+            for dialogue in read_turns(target, model):
+                (scores,) = chat.score([dialogue])
+                write(f"{sum(turn.log_prob for turn in scores):.6f}\t{sum(turn.tokens for turn in scores)}")
+            return
         if source is None:
             from dragoman.pipelines.generation import TextGenerator
 
@@ -106,9 +117,20 @@ def generate(
     model: Model,
     prompt: Annotated[list[str] | None, typer.Option(help="Beginning of a text. Can be repeated.")] = None,
     input_: InputFile = None,
+    turns: Annotated[
+        Path | None,
+        typer.Option(
+            help="Dialogues to reply to: JSON lines with messages (- for standard input), or a file in the format of "
+            "the training data."
+        ),
+    ] = None,
+    role: ReplyRole = None,
     output: OutputFile = None,
-    max_tokens: Annotated[int, typer.Option(help="Maximum number of new tokens.")] = 200,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Take the most probable token, without sampling.")] = False,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(help="Maximum number of new tokens; default: 200, and for a reply a quarter of the context."),
+    ] = None,
+    greedy: Greedy = False,
     temperature: Temperature = 0.8,
     top_k: TopK = 0,
     top_p: TopP = 1.0,
@@ -116,20 +138,41 @@ def generate(
     jsonl: Jsonl = False,
     device: Device = "cpu",
 ) -> None:
-    """Continue prompts with a language model.
+    """Continue prompts with a language model, or reply to dialogues.
 
-    The prompts are those of --prompt, or one per input line.
+    The prompts are those of --prompt, or one per input line. With --turns, each dialogue gets one reply on one line.
     """
+    if sum(map(bool, (prompt, input_, turns))) > 1:
+        raise UsageError("--prompt, --input and --turns exclude each other; use one of them")
+    settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    settings["sample"] = not greedy
+    if turns is not None:
+        _reply(model, turns, role, output, jsonl, device, max_tokens=max_tokens, **settings)
+        return
     from dragoman.pipelines.generation import TextGenerator
 
-    if prompt and input_:
-        raise UsageError("--prompt and --input exclude each other; use one of them")
+    if role is not None:
+        raise UsageError("--role applies to dialogues; specify them with --turns, or omit --role")
     generator = TextGenerator.load(model, device)
-    settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    settings["max_tokens"] = 200 if max_tokens is None else max_tokens
     with open_output(output, input_) as write:
-        prompts = prompt or read_input(input_)
-        for found in generator.stream(prompts, max_tokens=max_tokens, sample=not greedy, **settings):
+        for found in generator.stream(prompt or read_input(input_), **settings):
             write(json.dumps(found.to_json(), ensure_ascii=False) if jsonl else found.text)
+
+
+def _reply(
+    model: Path, turns: Path, role: str | None, output: Path | None, jsonl: bool, device: str, **settings: Any
+) -> None:
+    from dragoman.pipelines.dialogue import Chat
+
+    chat = Chat.load(model, device)
+    truncated = 0
+    with open_output(output, turns) as write:
+        for found in chat.stream(read_turns(turns, model), role, **settings):
+            truncated += found.truncated
+            write(json.dumps(found.to_json(), ensure_ascii=False) if jsonl else one_line(found.text))
+    if truncated:
+        log(f"truncated: {truncated:,} dialogues longer than the context; their oldest turns were not read")
 
 
 def label(

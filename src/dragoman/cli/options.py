@@ -46,6 +46,14 @@ TopP = Annotated[
     float,
     typer.Option(help="Sample from the smallest set of tokens with this total probability; 1 disables the limit."),
 ]
+MaxReply = Annotated[
+    int | None, typer.Option("--max-tokens", help="Maximum number of new tokens; default: a quarter of the context.")
+]
+Greedy = Annotated[bool, typer.Option("--greedy", help="Take the most probable token, without sampling.")]
+ReplyRole = Annotated[
+    str | None,
+    typer.Option("--role", help="Role of the reply; default: of two roles the other one, or 'assistant'."),
+]
 Seed = Annotated[int, typer.Option(help="Random seed of sampling.")]
 
 

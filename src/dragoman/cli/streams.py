@@ -18,7 +18,18 @@ from dragoman.io.writing import not_written
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["log", "open_output", "print_json", "print_result", "read_input", "read_parallel"]
+    from dragoman.data.turns import Turn
+
+__all__ = [
+    "log",
+    "one_line",
+    "open_output",
+    "print_json",
+    "print_result",
+    "read_input",
+    "read_parallel",
+    "read_turns",
+]
 
 
 def log(text: str) -> None:
@@ -51,6 +62,29 @@ def read_input(path: Path | None) -> Iterator[str]:
         raise UsageError("standard input is closed: specify a file with --input, or pipe text into the command")
     for number, raw in enumerate(raw_lines(sys.stdin.buffer, "standard input"), start=1):
         yield decode_line(raw, number, "standard input")
+
+
+def one_line(text: str) -> str:
+    """Return a text with its line ends replaced by spaces, so that one text is one line of output."""
+    return text.replace("\n", " ").replace("\r", " ")
+
+
+def read_turns(path: Path, model: Path) -> list[list[Turn]]:
+    """Read dialogues: JSON lines from a `.jsonl` file or, for "-", standard input; else in the format of the model.
+
+    A blank line of a JSONL file is a dialogue without turns.
+    """
+    from dragoman.data.readers.dialogues import parse_dialogues
+    from dragoman.io.lines import plain_suffix
+    from dragoman.models.model_folder import read_config
+
+    data, format = read_config(model).data, "jsonl"
+    if path != Path("-") and plain_suffix(path) != ".jsonl" and data.kind == "dialogue":
+        format = data.format
+    where = "standard input" if path == Path("-") else str(path)
+    lines = read_input(None if path == Path("-") else path)
+    found = parse_dialogues(lines, format, where, keep_empty=format == "jsonl")
+    return [list(dialogue.turns) for dialogue in found.dialogues]
 
 
 def read_parallel(source: Path, target: Path) -> tuple[list[str], list[str]]:

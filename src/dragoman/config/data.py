@@ -17,6 +17,7 @@ from dragoman.errors import UsageError, clip
 __all__ = [
     "CorpusConfig",
     "DataConfig",
+    "DialogueData",
     "FilterConfig",
     "ImageData",
     "LabelledData",
@@ -201,6 +202,28 @@ class TextData(_FileData):
     max_tokens: limits.TokensPerBlock = Field(256, description="maximum tokens per block, line or paragraph")
 
 
+class DialogueData(_FileData):
+    """Dialogues for a language model: each is a list of turns, which have a role and a text."""
+
+    kind: Literal["dialogue"] = "dialogue"
+    format: Literal["jsonl", "plain", "switchboard"] = Field(
+        "jsonl", description='chat messages as JSON lines, lines of "ROLE: text", or Switchboard transcripts'
+    )
+    max_tokens: limits.TokensPerExample = Field(256, description="maximum tokens per window, roles included")
+    context_tokens: limits.ContextTokens = Field(
+        64, description="tokens of earlier turns repeated, without loss, at the start of each further window"
+    )
+    loss_roles: tuple[str, ...] = Field((), description="roles whose turns are learned; default: all")
+
+    def _problems(self) -> Iterator[str]:
+        yield from super()._problems()
+        if self.context_tokens >= self.max_tokens:
+            yield (
+                f"context_tokens is {self.context_tokens}, but a window has {self.max_tokens} tokens (max_tokens), so "
+                f"that few are left to learn; accepted: 0 to {self.max_tokens - 1}, usually a quarter"
+            )
+
+
 class MaskedData(_FileData):
     """Plain text for masked language modelling, one sequence per paragraph (Devlin et al. 2019)."""
 
@@ -253,7 +276,8 @@ class ImageData(_DataSection):
 
 
 DataConfig = Annotated[
-    ParallelData | TextData | MaskedData | TaggedData | LabelledData | TreeData | ImageData, Field(discriminator="kind")
+    ParallelData | TextData | DialogueData | MaskedData | TaggedData | LabelledData | TreeData | ImageData,
+    Field(discriminator="kind"),
 ]
 
 

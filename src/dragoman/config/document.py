@@ -35,11 +35,13 @@ _KEY = r"""(?:[\w-]{1,99}|"[^"\n]{0,99}"|'[^'\n]{0,99}')"""
 _DEEP_KEY = re.compile(rf"(?<![\w-])(?:{_KEY}[ \t]*\.[ \t]*){{{_PARTS}}}")
 """A dotted key that would take `tomllib` many seconds, because its time is quadratic in the number of parts."""
 _TRANSLATORS = ("transformer", "rnn", "gru", "lstm", "convolutional")
+_LANGUAGE_MODELS = ("decoder_only", "recurrent_lm")
 _ENCODERS = ("encoder_only", "recurrent_encoder")
 _KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "parallel": (_TRANSLATORS, ("loss", "bleu", "chrf")),
     "trees": (_TRANSLATORS, ("loss", "f1")),
-    "text": (("decoder_only", "recurrent_lm"), ("loss",)),
+    "text": (_LANGUAGE_MODELS, ("loss",)),
+    "dialogue": (_LANGUAGE_MODELS, ("loss",)),
     "masked": (_ENCODERS, ("loss", "accuracy")),
     "tagged": (_ENCODERS, ("loss", "accuracy")),
     "labelled": (_ENCODERS, ("loss", "accuracy")),
@@ -111,7 +113,7 @@ class Config(Section):
         if metric not in metrics:
             yield f'train.metric "{metric}" does not exist for data of kind "{kind}"; accepted: {", ".join(metrics)}'
         for key, side in {"tokenizer.target": self.tokenizer.target, "tokenizer": self.tokenizer}.items():
-            if side and side.sampling and (side.kind == "char" or kind in ("text", "masked", "images")):
+            if side and side.sampling and (side.kind == "char" or kind in ("text", "dialogue", "masked", "images")):
                 yield f"{key}.sampling has no effect on characters, running text or images; remove it"
         for key, given in {"shared": not self.tokenizer.shared, "target": self.tokenizer.target}.items():
             if given and architectures != _TRANSLATORS:

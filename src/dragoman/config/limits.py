@@ -125,6 +125,8 @@ TokensPerBlock = Annotated[_Whole, Field(ge=2, le=65_536)]
 """Tokens of a block of text: one as input and one to predict; see TokensPerExample for the upper limit."""
 TokensPerExample = Annotated[_Whole, Field(ge=4, le=65_536)]
 """Tokens of the longest example: attention needs memory proportional to its square."""
+ContextTokens = Annotated[_Whole, Field(ge=0, le=65_536), AcceptStored]
+"""Tokens of earlier turns before a window of a dialogue; same upper limit as TokensPerExample."""
 
 # ------------------------------------------------------------------------------------------------------------ search
 

@@ -25,6 +25,7 @@ __all__ = ["BOS", "EOS", "PAD", "UNK", "Tokenizer", "learn_tokenizer", "train_to
 
 _MAX_MODEL = 1 << 28
 """Largest sentencepiece model that is read, in bytes; one with 256,000 pieces has about 5 MB."""
+_ROLE = "<role:"
 _LOSSLESS: dict[str, Any] = {
     "user_defined_symbols": ["\n"],
     "add_dummy_prefix": False,
@@ -51,6 +52,17 @@ class Tokenizer:
     @property
     def target_size(self) -> int:
         return int(self._target.get_piece_size())
+
+    @cached_property
+    def roles(self) -> dict[str, int]:
+        """Role of a dialogue -> its id.  No text is encoded into these ids, and they are decoded to nothing."""
+        found = {}
+        for token in range(EOS + 1, self.target_size):  # control symbols follow the special ids
+            piece = self.target_piece(token)
+            if not self._target.is_control(token) or not piece.startswith(_ROLE):
+                break
+            found[piece.removeprefix(_ROLE).removesuffix(">")] = token
+        return found
 
     def encode_source(self, text: str) -> list[int]:
         return [*self._source.encode(text), EOS]
@@ -150,15 +162,23 @@ def train_tokenizer(config: TokenizerConfig, source: Path, target: Path) -> Toke
     )
 
 
-def learn_tokenizer(config: TokenizerConfig, lines: Sequence[str], lossless: bool = False) -> Tokenizer:
+def learn_tokenizer(
+    config: TokenizerConfig, lines: Sequence[str], lossless: bool = False, roles: Sequence[str] = ()
+) -> Tokenizer:
     """Train one vocabulary on lines of text.  Raises DataError as `train_tokenizer` does.
 
-    lossless: preserve every line end and space, for language models.
+    lossless: preserve every line end and space, for language models.  roles: of a dialogue, see `Tokenizer.roles`.
     """
-    return Tokenizer(_train(config, iter(lines), lossless))
+    return Tokenizer(_train(config, iter(lines), lossless, roles))
 
 
-def _train(config: SideTokenizerConfig, lines: Iterator[str], lossless: bool = False, key: str = "tokenizer") -> bytes:
+def _train(
+    config: SideTokenizerConfig,
+    lines: Iterator[str],
+    lossless: bool = False,
+    roles: Sequence[str] = (),
+    key: str = "tokenizer",
+) -> bytes:
     """Return a serialized sentencepiece model.  key: the section of the configuration, for error messages."""
     model = io.BytesIO()
     characters = config.kind == "char"
@@ -181,6 +201,7 @@ def _train(config: SideTokenizerConfig, lines: Iterator[str], lossless: bool = F
             hard_vocab_limit=True,
             num_threads=1,  # makes the vocabulary deterministic
             minloglevel=2,
+            control_symbols=[f"{_ROLE}{role}>" for role in roles],  # unlike user-defined symbols, never found in text
             **(_LOSSLESS if lossless or characters else {}),
         )
     except (RuntimeError, OSError) as error:

@@ -39,7 +39,7 @@ __all__ = ["EngineChoice", "ModelKind", "Quantize", "load_backend", "load_shortl
 
 Quantize = Literal["auto", "int8", "bf16", "none"]
 EngineChoice = Literal["auto", "native", "pytorch"]
-ModelKind = Literal["parallel", "text", "trees"]
+ModelKind = Literal["parallel", "text", "dialogue", "trees"]
 
 _POSITIONS = 1024
 """Positions of a packed model; at least twice the longest text of its training data."""

@@ -11,13 +11,29 @@ from dragoman.config import Config, EncoderOnlyConfig, RecurrentEncoderConfig
 from dragoman.data.batching import Batch
 from dragoman.data.readers.labelled import tagged_row, text_source
 from dragoman.data.tokenizer import EOS, PAD, Tokenizer
+from dragoman.data.turns import encode_turns, turns_of_text
 from dragoman.models.seq2seq import Network
 from dragoman.nn.modes import evaluating
 
-__all__ = ["Ids", "label_row", "with_predictions"]
+__all__ = ["Ids", "dialogue_ids", "label_row", "with_predictions"]
 
 Ids = tuple[list[int], list[int]]
 """Source and target ids, each with its end of sentence; PAD in the target marks positions without a target."""
+
+
+def dialogue_ids(tokenizer: Tokenizer, text: str) -> tuple[list[int], str]:
+    """Return the ids of the turns in a text with lines `ROLE: text` and of the role that answers; and this role.
+
+    It is the role of a last line without text, otherwise another role than that of the last turn.
+    """
+    roles = list(tokenizer.roles)
+    turns = turns_of_text(text, roles)
+    if turns and not turns[-1].text:
+        role = turns.pop().role
+    else:
+        role = next((name for name in roles if turns and name != turns[-1].role), roles[0])
+    ids = [token for turn in encode_turns(tokenizer, turns) for token in turn.inputs]
+    return [*ids, tokenizer.roles[role]], role
 
 
 def label_row(tokenizer: Tokenizer, config: Config, text: str) -> Ids:

@@ -59,6 +59,7 @@ POINTERS = ("best", "last", "average")
 USED_BY = {
     "parallel": "dragoman translate",
     "text": "dragoman generate",
+    "dialogue": "dragoman chat",
     "masked": "dragoman vectors",
     "tagged": "dragoman label",
     "labelled": "dragoman label",

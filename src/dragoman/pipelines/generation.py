@@ -71,7 +71,7 @@ class TextGenerator(Pipeline):
     or were one stream.
     """
 
-    _kind, _lack = "text", "is not a language model"
+    _kind, _lack = "text", "does not continue plain text"
 
     def __init__(
         self,

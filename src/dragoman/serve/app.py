@@ -72,7 +72,7 @@ class ServedModel:
             return cls(Translator.load(path, device, engine="pytorch"), config.model.architecture, languages)
         if config.data.kind == "text":
             return cls(TextGenerator.load(path, device, engine="pytorch"), config.model.architecture)
-        raise wrong_model(path, config, "generates no text to show on the page")
+        raise wrong_model(path, config, "generates no text from the plain text of a page")
 
     def stream(self, request: TranslateRequest) -> Iterator[Event]:
         """Yield the events of a request; a temperature above 0 means sampling."""

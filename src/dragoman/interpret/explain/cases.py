@@ -5,6 +5,7 @@ Letters: S source positions, T target positions, n patches.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from dragoman.decoding.retry import has_unusual_length, search_with_retry
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError
 from dragoman.interpret.explain.beam_tree import BeamTree, search_tree
-from dragoman.interpret.inputs import Ids, label_row, with_predictions
+from dragoman.interpret.inputs import Ids, dialogue_ids, label_row, with_predictions
 from dragoman.io.lines import clip
 from dragoman.models.seq2seq import Model, Network
 from dragoman.pipelines.pipeline import check_text
@@ -118,7 +119,7 @@ def read_text_case(loaded: LoadedModel, source: str, target: str | None, beam: i
     kind = loaded[2].data.kind
     if kind in ("parallel", "trees"):
         return _translation(loaded, source, target, beam)
-    if kind == "text":
+    if kind in ("text", "dialogue"):
         return _continuation(loaded, source, target, beam)
     check_no_search(beam, "this model predicts labels, without a search")
     return _masked(loaded, source, target) if kind == "masked" else _labels(loaded, source, target)
@@ -160,27 +161,44 @@ def _translation(loaded: LoadedModel, source: str, target: str | None, beam: int
 
 
 def _continuation(loaded: LoadedModel, prompt: str, target: str | None, beam: int | None) -> Case:
-    """Return the case of a prompt, which may be empty."""
+    """Return the case of a prompt, which may be empty; of a dialogue model, turns in lines `ROLE: text`."""
     network, vocabulary, config = loaded
     assert isinstance(network, Model) and isinstance(vocabulary, Tokenizer)
-    prefix, limit = vocabulary.encode_target(check_text(prompt, "source"))[:-1], config.data.max_tokens
+    check_text(prompt, "source")
+    prefix, role, limit = vocabulary.encode_target(prompt)[:-1], "", config.data.max_tokens
+    if config.data.kind == "dialogue":
+        prefix, role = dialogue_ids(vocabulary, prompt)
     if target is not None:
         check_no_search(beam, "a given target needs no search")
-        targets = vocabulary.encode_target(prompt + check_text(target, "target"))
-        if config.data.kind == "text" and config.data.form == "stream":
-            targets = targets[:-1]  # a stream has no ends of texts
-        if not targets:
-            raise UsageError("source and target are both empty; give at least one of them")
+        targets = _given_targets(vocabulary, config, prompt, prefix, check_text(target, "target"))
         _check_size("prompt and target", prompt + target, len(targets), len(targets), limit)
         given = next((i for i, (a, b) in enumerate(zip(prefix, targets, strict=False)) if a != b), len(prefix))
-        return _decoder_case("continuation", vocabulary, prompt, ([], targets), given=given, forced=True)
-    _check_size("prompt", prompt, 1, len(prefix) + 1, limit)
-    settings = _settings(config, beam, max_extra=max(1, min(_MAX_CONTINUATION, limit - len(prefix))))
-    src = torch.zeros(1, 0, dtype=torch.long, device=network.device)
-    (best, *_), tree = search_tree(network, src, settings, prefix)
-    flags = ("truncated",) if best.truncated else ()
-    row: Ids = [], _targets(best)
-    return _decoder_case("continuation", vocabulary, prompt, row, given=len(prefix), tree=tree, flags=flags)
+        case = _decoder_case("continuation", vocabulary, prompt, ([], targets), given=given, forced=True)
+    else:
+        _check_size("prompt", prompt, 1, len(prefix) + 1, limit)
+        settings = _settings(config, beam, max_extra=max(1, min(_MAX_CONTINUATION, limit - len(prefix))))
+        src = torch.zeros(1, 0, dtype=torch.long, device=network.device)
+        (best, *_), tree = search_tree(network, src, settings, prefix)
+        flags = ("truncated",) if best.truncated else ()
+        row: Ids = [], _targets(best)
+        case = _decoder_case("continuation", vocabulary, prompt, row, given=len(prefix), tree=tree, flags=flags)
+    if not role:
+        return case
+    reply = vocabulary.decode_target(case.targets[len(prefix) :])
+    before = prompt.rstrip().removesuffix(f"{role}:").rstrip()
+    return dataclasses.replace(case, text=f"{before}\n{role}: {reply}".lstrip())
+
+
+def _given_targets(tokenizer: Tokenizer, config: Config, prompt: str, prefix: list[int], target: str) -> list[int]:
+    """Return the ids of a prompt, whose ids are `prefix`, and a given target.  Raises UsageError if both are empty."""
+    if config.data.kind == "dialogue":
+        return [*prefix, *tokenizer.encode_target(target.strip())]
+    targets = tokenizer.encode_target(prompt + target)
+    if config.data.kind == "text" and config.data.form == "stream":
+        targets = targets[:-1]  # a stream has no ends of texts
+    if not targets:
+        raise UsageError("source and target are both empty; give at least one of them")
+    return targets
 
 
 def _decoder_case(

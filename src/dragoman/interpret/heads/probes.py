@@ -11,13 +11,15 @@ import torch
 from dragoman.config import Config
 from dragoman.data.batching import Batch, batches_within, collate
 from dragoman.data.readers.trees import penn_word
-from dragoman.data.tokenizer import PAD, Tokenizer
+from dragoman.data.tokenizer import EOS, PAD, Tokenizer
+from dragoman.data.turns import encode_turns, split_turns, turns_of_text
 from dragoman.data.vocabulary import LabelVocabulary, Vocabulary
 from dragoman.errors import UsageError
 from dragoman.interpret.heads.alignment import GoldAlignment, word_count
 from dragoman.interpret.inputs import Ids, label_row, with_predictions
 from dragoman.models.model_folder import load_network, read_config, wrong_model
 from dragoman.models.seq2seq import Network
+from dragoman.pipelines.dialogue import Chat
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.parsing import Parser
 from dragoman.pipelines.translation import Translator
@@ -123,6 +125,17 @@ def text_probe(generator: TextGenerator, lines: Sequence[str]) -> ProbeBatch:
     return _probe(tokenizer, pairs, own=False)
 
 
+def _dialogue_probe(chat: Chat, lines: Sequence[str]) -> ProbeBatch:
+    """Return one turn per line, `ROLE: text` or a text of the first role."""
+    tokenizer = chat.tokenizer
+    turns = [turn for line in lines for turn in encode_turns(tokenizer, turns_of_text(line, chat.roles))]
+    parts = split_turns(turns, chat.context - 1)
+    probe = _probe(tokenizer, [([], [*part.inputs, *([EOS] if part.ends else [])]) for part in parts], own=False)
+    for batch in probe.batches:
+        batch.tgt_out[:, 0] = PAD  # a role is not predicted
+    return probe
+
+
 def _parse_probe(parser: Parser, lines: Sequence[str]) -> ProbeBatch:
     sentences = [[penn_word(word) for word in line.split()] for line in lines]
     trees = parser.predict_linearized(sentences)
@@ -172,6 +185,9 @@ def load_probe(
     if kind == "text":
         generator = TextGenerator.load(path, device, engine="pytorch")
         return generator.model, text_probe(generator, lines)
+    if kind == "dialogue":
+        chat = Chat.load(path, device, engine="pytorch")
+        return chat.model, _dialogue_probe(chat, lines)
     if kind == "trees":
         parser = Parser.load(path, device, engine="pytorch")
         return parser.model, _parse_probe(parser, lines)

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from dragoman.config import Config, ImageData, LabelledData, MaskedData, ParallelData, TaggedData, TextData, TreeData
+from dragoman.config import (
+    Config,
+    DialogueData,
+    ImageData,
+    LabelledData,
+    MaskedData,
+    ParallelData,
+    TaggedData,
+    TextData,
+    TreeData,
+)
+from dragoman.training.tasks.dialogue import DialogueTask
 from dragoman.training.tasks.images import ImageTask
 from dragoman.training.tasks.labelling import ClassTask, TaggingTask
 from dragoman.training.tasks.parsing import ParsingTask
@@ -25,6 +36,8 @@ def open_task(config: Config, prepared: Path, log: Callable[[str], None]) -> Tas
             return ParsingTask(config, config.data, prepared, log)
         case TextData():
             return LanguageTask(config, config.data, log)
+        case DialogueData():
+            return DialogueTask(config, config.data, log)
         case MaskedData():
             return MaskedTask(config, config.data, log)
         case TaggedData():

@@ -1,0 +1,240 @@
+"""Dialogues in three formats: chat messages as JSON lines, plain `ROLE: text` lines, and Switchboard transcripts."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+from dragoman.data.turns import Turn, role_problem
+from dragoman.errors import DataError, clip
+from dragoman.io.lines import has_lone_surrogate, read_lines
+
+__all__ = ["Dialogue", "DialogueSet", "parse_dialogues", "parse_plain_turn", "read_dialogues", "spoken_text"]
+
+_MAX_SHOWN = 10
+_UTTERANCE = re.compile(r"\s*\S+\s+(?P<speaker>[^\W\d_]+)\.(?P<turn>\d+)\s+utt\d+:(?P<text>.*)")
+_ACCEPTED = {
+    "jsonl": 'one JSON object per line, {"messages": [{"role": "user", "content": "text"}, ...]}',
+    "plain": '"ROLE: text" per line, and a blank line between dialogues',
+    "switchboard": '"act speaker.turn utt: text" per line, such as "sd A.1 utt1: Hello. /", and a blank line between '
+    "calls",
+}
+
+
+class Dialogue(NamedTuple):
+    """Turns in order, and the number of the first line (from 1)."""
+
+    turns: tuple[Turn, ...]
+    line: int
+
+
+@dataclass
+class DialogueSet:
+    """Dialogues, and what was read but not kept.
+
+    empty_turns, joined_turns: turns without text, and turns that were joined with the turn before them because it has
+    the same speaker.  empty_dialogues: dialogues without any text.  comments: numbers of lines that are comments of
+    the transcriber.
+    """
+
+    dialogues: list[Dialogue] = field(default_factory=list)
+    empty_turns: int = 0
+    joined_turns: int = 0
+    empty_dialogues: int = 0
+    comments: list[int] = field(default_factory=list)
+
+    @property
+    def turns(self) -> int:
+        """The number of turns that were kept."""
+        return sum(len(dialogue.turns) for dialogue in self.dialogues)
+
+    def roles(self) -> Counter[str]:
+        """Return the number of turns of each role, in alphabetical order."""
+        found = Counter(turn.role for dialogue in self.dialogues for turn in dialogue.turns)
+        return Counter(dict(sorted(found.items())))
+
+    def extend(self, other: DialogueSet) -> None:
+        """Add the dialogues and counts of another file."""
+        self.dialogues += other.dialogues
+        self.empty_turns += other.empty_turns
+        self.joined_turns += other.joined_turns
+        self.empty_dialogues += other.empty_dialogues
+        self.comments += other.comments
+
+    def account(self) -> str:
+        """Return the counts: turns read = kept + dropped by reason."""
+        others = {"empty_turns": self.empty_turns, "joined_turns": self.joined_turns}
+        read = self.turns + sum(others.values())
+        parts = [f"kept {self.turns:,}", *(f"{name} {count:,}" for name, count in others.items() if count)]
+        counts = f"{len(self.dialogues):,} dialogues; read {read:,} turns = {' + '.join(parts)}"
+        if self.empty_dialogues:
+            counts += f"; empty_dialogues {self.empty_dialogues:,}"
+        if self.comments:
+            shown = ", ".join(f"{line:,}" for line in self.comments[:_MAX_SHOWN])
+            more = ", ..." if len(self.comments) > _MAX_SHOWN else ""
+            counts += f"; comments {len(self.comments):,} (lines {shown}{more})"
+        return counts
+
+
+def read_dialogues(path: Path, format: str) -> DialogueSet:
+    """Read a file; format: "jsonl", "plain" or "switchboard".
+
+    Raises DataError that lists all invalid lines, and the errors of `read_lines`.
+    """
+    return parse_dialogues(read_lines(path), format, str(path))
+
+
+def parse_dialogues(lines: Iterable[str], format: str, where: str, keep_empty: bool = False) -> DialogueSet:
+    """Read dialogues from lines; where: name of the file for errors.
+
+    keep_empty: for JSON lines, keep turns without text, and return one dialogue per line, including blank ones.
+    Raises DataError that lists all invalid lines.
+    """
+    found, problems = DialogueSet(), list[str]()
+    if format == "jsonl":
+        _jsonl(lines, found, problems, keep_empty)
+    else:
+        _paragraphs(lines, format, found, problems)
+    if problems:
+        count = len(problems)
+        shown = "".join(f"\n  - {problem}" for problem in problems[:_MAX_SHOWN])
+        more = f"\n  - and {count - _MAX_SHOWN:,} more; correct these first" if count > _MAX_SHOWN else ""
+        raise DataError(
+            f"{where}: {count:,} invalid line{'s' if count > 1 else ''}; accepted in format {format!r}: "
+            f"{_ACCEPTED[format]}{shown}{more}"
+        )
+    return found
+
+
+def _jsonl(lines: Iterable[str], found: DialogueSet, problems: list[str], keep_empty: bool) -> None:
+    for number, line in enumerate(lines, start=1):
+        try:
+            turns = _messages(line) if line.strip() else []
+        except ValueError as error:
+            problems.append(f"line {number:,}: {error}")
+            continue
+        if keep_empty:
+            found.dialogues.append(Dialogue(tuple(turns), number))
+        elif line.strip():
+            _keep(turns, number, found)
+
+
+def _messages(line: str) -> list[Turn]:
+    """Return the turns of a JSON line.  Raises ValueError."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON ({clip(str(error))})") from None
+    messages = row.get("messages") if isinstance(row, dict) else row
+    if not isinstance(messages, list):
+        raise ValueError(f'no list "messages" in {clip(line)}')
+    turns = []
+    for index, message in enumerate(messages, start=1):
+        role, text = (message.get(key) if isinstance(message, dict) else None for key in ("role", "content"))
+        if not isinstance(role, str) or not isinstance(text, str):
+            raise ValueError(f'message {index} needs "role" and "content", both texts: {clip(json.dumps(message))}')
+        if problem := _problem(role, text):
+            raise ValueError(f"message {index}: {problem}")
+        turns.append(Turn(role, text.strip()))
+    return turns
+
+
+def _paragraphs(lines: Iterable[str], format: str, found: DialogueSet, problems: list[str]) -> None:
+    """Read dialogues that are separated by blank lines."""
+    numbered = enumerate(lines, start=1)
+    for has_text, group in groupby(numbered, key=lambda pair: bool(pair[1].strip())):
+        if has_text:
+            rows = list(group)
+            transcript = format == "switchboard"
+            turns = _call(rows, found, problems) if transcript else list(_plain_turns(rows, problems))
+            _keep(turns, rows[0][0], found, join=transcript)
+
+
+def _plain_turns(rows: list[tuple[int, str]], problems: list[str]) -> Iterator[Turn]:
+    for number, line in rows:
+        try:
+            yield parse_plain_turn(line)
+        except ValueError as error:
+            problems.append(f"line {number:,}: {error}")
+
+
+def parse_plain_turn(line: str) -> Turn:
+    """Return the turn of a line `ROLE: text`.  Raises ValueError."""
+    role, colon, text = (part.strip() for part in line.partition(":"))
+    if not colon:
+        raise ValueError(f'no role and colon in "{clip(line)}"')
+    if problem := _problem(role, text):
+        raise ValueError(problem)
+    return Turn(role, text)
+
+
+def _call(rows: list[tuple[int, str]], found: DialogueSet, problems: list[str]) -> list[Turn]:
+    """Return the turns of a Switchboard call: the utterances with one number belong to one turn.
+
+    A last line without the format of an utterance is a comment of the transcriber, which ends many calls.
+    """
+    utterances = []
+    for index, (number, line) in enumerate(rows, start=1):
+        match = _UTTERANCE.fullmatch(line)
+        if match:
+            utterances.append((match["speaker"], int(match["turn"]), spoken_text(match["text"])))
+        elif index == len(rows) > 1:
+            found.comments.append(number)
+        else:
+            problems.append(f'line {number:,}: not an utterance: "{clip(line)}"')
+    groups = groupby(utterances, key=lambda utterance: utterance[:2])
+    return [Turn(key[0], " ".join(text for _, _, text in group if text).strip(" ,")) for key, group in groups]
+
+
+def _keep(turns: list[Turn], line: int, found: DialogueSet, join: bool = False) -> None:
+    """Add a dialogue without its empty turns; join: unite turns of one speaker that follow each other."""
+    spoken = [turn for turn in turns if turn.text]
+    found.empty_turns += len(turns) - len(spoken)
+    kept: list[Turn] = []
+    for turn in spoken:
+        if join and kept and kept[-1].role == turn.role:
+            kept[-1] = Turn(turn.role, f"{kept[-1].text} {turn.text}")
+            found.joined_turns += 1
+        else:
+            kept.append(turn)
+    if kept:
+        found.dialogues.append(Dialogue(tuple(kept), line))
+    else:
+        found.empty_dialogues += 1
+
+
+def _problem(role: str, text: str) -> str:
+    if problem := role_problem(role):
+        return problem
+    return "invalid Unicode (lone surrogate) in the text" if has_lone_surrogate(text) else ""
+
+
+_NOTE = re.compile(r"\*\[\[.*?(?:\]\]|$)|<<?[^<>]*>>?")
+_REPAIR = re.compile(r"\[([^\[\]+]*)\+([^\[\]]*)\]")
+_MAX_NESTED = 20
+_MARKS = re.compile(r"\{[A-Z]?|[\[\]{}#/*@+]|\(\(|\)\)|(?<!\S)-+(?!\S)|(?<!\S)-+(?=/)")
+_SPACES = re.compile(r"\s+")
+_BEFORE_PUNCTUATION = re.compile(r"[\s,]+(?=[,.?!;])")
+
+
+def spoken_text(text: str) -> str:
+    """Return the words of a Switchboard utterance without the markup of Meteer et al. 1995.
+
+    Removed: transcriber's notes (`*[[...]]`), noises (`<laughter>`), the marks of overlaps (`#`), of unclear words
+    (`((...))`) and of the ends and breaks of utterances (`/`, `-/`, `--`).  A repair `[ I, + I ]` is reduced to the
+    words after `+`, if there are any.  Fillers and discourse markers (`{F uh, }`) keep their words.  The result
+    is empty if no word is left.
+    """
+    text = _NOTE.sub(" ", text)
+    for _ in range(_MAX_NESTED):
+        text, count = _REPAIR.subn(lambda match: f" {match[2] if match[2].strip() else match[1]} ", text)
+        if not count:
+            break
+    text = _SPACES.sub(" ", _MARKS.sub(" ", text))
+    return _BEFORE_PUNCTUATION.sub("", text).strip() if re.search(r"\w", text) else ""

@@ -2,7 +2,6 @@
 
     python bench/vectors.py [DATA] [--out FOLDER] [--kind skipgram] [--tokens all]
 
-
 Trains on all SOURCES found in DATA (default: $DRAGOMAN_DATA or data) with the default settings of word2vec, none of
 them tuned.  --out saves the vectors and pictures of both kinds.  --tokens all keeps punctuation, and counts how many
 neighbours of punctuation marks and of numbers are of the same class.

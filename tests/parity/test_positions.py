@@ -200,6 +200,14 @@ def test_partial_rotary_takes_heads_as_attention_cuts_them() -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
+def test_partial_rotary_takes_one_row_of_one_head_at_an_odd_offset() -> None:
+    """One token of one text with one key head: every stride belongs to a dimension of size 1."""
+    k = random(1, 1, H * 7 + 7)[..., H * 7 :].view(1, 1, 1, 7).transpose(1, 2)
+    rotary, pos = Rotary(7, 10000.0, 0.6), torch.tensor([5])
+    assert k.storage_offset() % 2 and k[..., :4].is_contiguous()
+    torch.testing.assert_close(rotary.rotate(k, k, pos)[1], rotary.rotate(k, k.clone(), pos)[1], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(("d_head", "fraction"), [(DH, 0.4), (DH, 0.1), (7, 1.0)])
 def test_rotary_refuses_what_is_no_pairs(d_head: int, fraction: float) -> None:
     with pytest.raises(UsageError, match=rf"fraction {fraction} of a head of {d_head} .* even and at least 2"):

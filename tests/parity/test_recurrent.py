@@ -112,7 +112,7 @@ def test_a_learned_initial_state_is_torchs_first_state(kind: str, way: str) -> N
     """Its gradient is the sum over the rows, each of which starts from it."""
     ours, theirs = new_cell(kind, D_IN, D, "learned"), torch_module(kind, D_IN, D)
     theirs.load_state_dict(ours.fused.state_dict())
-    learned, x = list(ours.first.parameters()), random(N, T, D_IN).requires_grad_()
+    learned, x = [ours.initial[name] for name in ("h", "c")[: ours.parts]], random(N, T, D_IN).requires_grad_()
     assert [part.shape for part in learned] == [(D,)] * ours.parts
     out, last = ours(x) if way == "forward" else ours.unroll(x, ours.initial_state(x))
     rows = tuple(torch.stack([part.detach()] * N)[None].requires_grad_() for part in learned)
@@ -132,11 +132,11 @@ def test_a_learned_initial_state_starts_as_zeros(kind: str) -> None:
         cell.reset(torch.Generator().manual_seed(3))
     x = torch.randn(N, T, D_IN)
     assert torch.equal(learned(x)[0], zeros(x)[0])
-    added = [f"first.{name}" for name in ("h", "c")[: learned.parts]]
+    added = [f"initial.{name}" for name in ("h", "c")[: learned.parts]]
     assert sorted(learned.state_dict()) == sorted([*zeros.state_dict(), *added])
     # A state that is passed replaces the learned one.
     given = tuple(torch.randn(N, D) for _ in range(learned.parts))
-    nn.init.normal_(learned.first["h"])
+    nn.init.normal_(learned.initial["h"])
     assert torch.equal(learned(x, given)[0], zeros(x, given)[0]) and not torch.equal(learned(x)[0], zeros(x)[0])
 
 

@@ -88,7 +88,7 @@ def test_a_language_model_is_torchs_layers_between_two_matrices(cell: str, initi
     logits = model(NOTHING, None, tokens)
     torch.testing.assert_close(logits, expected, **EXACT)
 
-    weights = [model.embedding.weight, *[p for layer in model.layers for p in layer.cell.first.parameters()]]  # type: ignore[union-attr]
+    weights = [model.embedding.weight, *[p for layer in model.layers for p in layer.cell.initial.parameters()]]  # type: ignore[union-attr]
     towards = torch.randn(logits.shape, dtype=torch.float64)
     ours = torch.autograd.grad(logits, weights, towards)
     theirs = torch.autograd.grad(expected, weights, towards)
@@ -102,7 +102,7 @@ def test_an_lstm_language_model_is_the_formula() -> None:
     model, (tokens, _) = language_model("lstm"), ids()
     logits = model(NOTHING, None, tokens)
     for row in range(B):
-        state = [tuple(part.detach().clone() for part in layer.cell.first.values()) for layer in model.layers]  # type: ignore[union-attr, operator]
+        state = [tuple(layer.cell.initial[part].detach() for part in ("h", "c")) for layer in model.layers]  # type: ignore[union-attr, index]
         for t, token in enumerate(tokens[row].tolist()):
             x = D**0.5 * model.embedding.weight[token]
             for number, layer in enumerate(model.layers):

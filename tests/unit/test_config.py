@@ -200,6 +200,11 @@ def test_the_target_has_a_tokenizer_of_its_own_only_beside_a_separate_vocabulary
         small_config(ROOT, "tokenizer.target.kind=char")
     with pytest.raises(ConfigError, match=r"tokenizer\.target\.sampling has no effect on characters"):
         small_config(ROOT, "tokenizer.shared=false", "tokenizer.target.kind=char", "tokenizer.target.sampling=0.1")
+    one_side: dict[str, Any] = {"data": {"kind": "text", "train": ["a"]}, "model": {"architecture": "recurrent_lm"}}
+    with pytest.raises(ConfigError) as caught:
+        parse_config(one_side, ["tokenizer.shared=false", "tokenizer.target.kind=char"])
+    for key in ("tokenizer.shared", "tokenizer.target"):
+        assert f'{key} has no effect on data of kind "text", which has one side; remove it' in str(caught.value)
 
 
 def test_another_architecture_keeps_the_keys_that_it_has() -> None:

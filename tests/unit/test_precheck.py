@@ -131,7 +131,7 @@ ENGLISH = ["The man is in the house and the dog is on the bed.", "They are with 
 GERMAN = ["Der Mann ist im Haus und der Hund ist auf dem Bett.", "Sie sind mit dir, aber das ist nicht für ihn."]
 
 
-CHINESE = [("Is it good?", "好吗？"), ("It is good.", "很好。"), ("Yes!", "是的！")]
+CHINESE = [("Is it good?", "好吗？"), ("It is good.", "很好。"), ("Yes!", "是的～～！")]
 
 
 def test_a_normalization_that_replaces_characters_of_the_target(tmp_path: Path) -> None:

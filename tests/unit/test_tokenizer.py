@@ -168,6 +168,13 @@ def test_a_vocabulary_smaller_than_the_characters_says_so(files: tuple[Path, Pat
         train_tokenizer(TokenizerConfig(vocab_size=9, byte_fallback=False), *files)
 
 
+def test_a_vocabulary_of_characters_without_room_for_bytes_says_how_large(files: tuple[Path, Path]) -> None:
+    own = TokenizerConfig.model_validate({"shared": False, "target": {"kind": "char", "vocab_size": 260}})
+    config = own.model_copy(update={"vocab_size": 20, "byte_fallback": False})
+    with pytest.raises(DataError, match=r"tokenizer\.target\.vocab_size = 260 is less than .*; accepted: at least 261"):
+        train_tokenizer(config, *files)
+
+
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelFolderError, match="no tokenizer"):
         Tokenizer.load(tmp_path)

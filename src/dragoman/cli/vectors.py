@@ -29,7 +29,7 @@ def vectors(
     picture: Annotated[Path | None, typer.Option(help="Output file (SVG) for a plot of the words and answers.")] = None,
     questions: Annotated[Path | None, typer.Option(help="File of analogies: print the accuracy.")] = None,
     train: Annotated[list[Path] | None, typer.Option(help="Train FILE on this text first. Can be repeated.")] = None,
-    tokens: Annotated[str, typer.Option(help="With --train: words, or all (also punctuation marks).")] = "words",
+    tokens: Annotated[str, typer.Option(help="With --train: words, or all (with punctuation and decimals).")] = "words",
     kind: Annotated[str, typer.Option(help="With --train: skipgram or cbow.")] = "skipgram",
     size: Annotated[int, typer.Option(help="With --train: dimension of the vectors.")] = 100,
     min_count: Annotated[int, typer.Option(help="With --train: minimum number of occurrences of a word.")] = 5,

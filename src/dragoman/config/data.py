@@ -282,7 +282,7 @@ DataConfig = Annotated[
 
 
 class SideTokenizerConfig(Section):
-    """sentencepiece.  Kind `char` has one token per character, without normalization; `vocab_size` is its maximum."""
+    """sentencepiece.  Kind `char`: one token per character, without normalization, and `vocab_size` is a maximum."""
 
     kind: Literal["bpe", "unigram", "char"] = "bpe"
     vocab_size: limits.VocabularySize = 8000

@@ -115,8 +115,9 @@ class Config(Section):
         for key, side in {"tokenizer.target": self.tokenizer.target, "tokenizer": self.tokenizer}.items():
             if side and side.sampling and (side.kind == "char" or kind in ("text", "dialogue", "masked", "images")):
                 yield f"{key}.sampling has no effect on characters, running text or images; remove it"
-        if not self.tokenizer.shared and architectures != _TRANSLATORS:
-            yield f'tokenizer.shared has no effect on data of kind "{kind}", which has one side; remove it'
+        for key, given in {"shared": not self.tokenizer.shared, "target": self.tokenizer.target}.items():
+            if given and architectures != _TRANSLATORS:
+                yield f'tokenizer.{key} has no effect on data of kind "{kind}", which has one side; remove it'
 
     def _rate_problems(self) -> Iterator[str]:
         """Yield a learning rate that only SGD can use: Adam divides the gradient by its size."""

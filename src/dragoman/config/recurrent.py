@@ -19,7 +19,6 @@ __all__ = [
     "RecurrentEncoderConfig",
     "RecurrentLMConfig",
     "ZeroState",
-    "require_even",
 ]
 
 
@@ -87,7 +86,7 @@ class RecurrentEncoderConfig(_OneOutputPerInput):
         2, description="reading directions; with 2, each has half of d_model"
     )
     pooling: Literal["none", "last", "mean"] = Field(
-        "none", description="none: one vector per token; last: the final state of each direction; otherwise the mean"
+        "none", description="none: one vector per token; last: the final state of each direction; mean: over all tokens"
     )
     tie: Literal["all", "none"] = Field(
         "none", description="all: the output shares the embedding matrix (masked tokens)"

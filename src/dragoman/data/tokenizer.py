@@ -222,4 +222,9 @@ def _explain(config: SideTokenizerConfig, key: str, message: str) -> str:
             f"{key}.vocab_size = {config.vocab_size} is less than the {larger[2]} characters and symbols of this "
             f"text; increase it, or lower {key}.character_coverage (now {config.character_coverage})."
         )
-    return f"the tokenizer could not be trained (vocab_size = {config.vocab_size}, kind = {config.kind}): {message}"
+    if config.kind == "char" and config.byte_fallback and "vocab_size" in message:
+        return (
+            f"{key}.vocab_size = {config.vocab_size} is less than 256 bytes and 5 symbols; accepted: at least 261, and "
+            f"one more per character. Increase it, or set {key}.byte_fallback=false."
+        )
+    return f"[{key}] could not be trained (kind = {config.kind}, vocab_size = {config.vocab_size}): {message}"

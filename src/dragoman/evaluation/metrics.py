@@ -327,7 +327,7 @@ def _check(texts: Sequence[str], references: References, name: str = "translatio
 def _metrics(lowercase: bool = False, tokenize: str = "13a") -> tuple[BLEU, CHRF, TER]:
     # force: do not warn about text that looks tokenized; the signature states the tokenizer.
     bleu = BLEU(lowercase=lowercase, tokenize=tokenize, force=True)
-    # Chinese and Japanese have no spaces between words: the edits of TER are then of characters.
+    # Without spaces between words, TER counts Chinese characters, and runs of kana as one word.
     ter = TER(normalized=True, asian_support=True) if tokenize in ("zh", "ja-mecab") else TER()
     return bleu, CHRF(lowercase=lowercase), ter
 

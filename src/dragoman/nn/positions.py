@@ -221,7 +221,9 @@ class Rotary(Positions):
             # view_as_complex needs even strides, but a head may be of odd size, and so may the matrix of all heads.
             if self.rotated == x.size(-1) and not any(stride % 2 for stride in x.stride()[:-1]):
                 return whole(x)
-            return torch.cat([whole(x[..., : self.rotated].contiguous()), x[..., self.rotated :]], dim=-1)
+            # `contiguous` would return a tensor of one row as it is, although it may begin at an odd offset.
+            copy = x[..., : self.rotated].clone(memory_format=torch.contiguous_format)
+            return torch.cat([whole(copy), x[..., self.rotated :]], dim=-1)
 
         return part(q), part(k)
 

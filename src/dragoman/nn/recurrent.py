@@ -62,8 +62,8 @@ class Cell(nn.Module, ABC):
     """One recurrent layer in one direction.
 
     `fused`, PyTorch's module of one layer, holds the parameters: W^T (G*D, d_in), U^T (G*D, D), and the biases b and d
-    (G*D,), with the rows of each gate below those of the previous one.  `first` holds the initial state if it is
-    learned: h (D,), and c (D,) of an LSTM; otherwise it is empty.
+    (G*D,), with the rows of each gate below those of the previous one.  `initial` holds the initial state if it
+    is learned: h (D,), and c (D,) of an LSTM; otherwise it is empty.
     """
 
     parts = 1
@@ -85,7 +85,8 @@ class Cell(nn.Module, ABC):
         self.kernel = kernel
         self.d_model = fused.hidden_size
         names = ("h", "c")[: self.parts] if initial_state == "learned" else ()
-        self.first = nn.ParameterDict({name: torch.empty(self.d_model) for name in names})
+        # Pairs, because ParameterDict sorts the keys of a dictionary.
+        self.initial = nn.ParameterDict([(name, torch.empty(self.d_model)) for name in names])
         self.taps = {name: Tap("row", "position", "feature") for name in quantities}
         for name, tap in self.taps.items():
             self.add_module(name, tap)
@@ -94,7 +95,7 @@ class Cell(nn.Module, ABC):
     def reset(self, generator: torch.Generator | None = None) -> None:
         """Initialize the gates by `reset_gates`, and a learned initial state to 0."""
         reset_gates(self.fused, generator)
-        for part in self.first.values():
+        for part in self.initial.values():
             nn.init.zeros_(part)
 
     @property
@@ -116,9 +117,9 @@ class Cell(nn.Module, ABC):
 
     def initial_state(self, x: Tensor) -> State:
         """Return the state before the first position, for x (N, T, d_in): 0, or the learned one for every row."""
-        if not self.first:
+        if not self.initial:
             return (x.new_zeros(x.size(0), self.d_model),) * self.parts
-        return tuple(part.to(x.dtype).expand(x.size(0), -1) for part in self.first.values())
+        return tuple(part.to(x.dtype).expand(x.size(0), -1) for part in self.initial.values())
 
     def unroll(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """Compute `forward` step by step."""

@@ -26,8 +26,6 @@ const wordOf = (side) => {
 const isSpecial = (piece) => Object.hasOwn(SPECIAL, piece);
 
 // sentencepiece marks the first piece of a word with "▁"; here the other pieces get a mark, because they are fewer.
-// Chinese and Japanese are written without spaces, so "▁" says nothing about their words.
-const SPACELESS = /^[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}]/u;
 function readable(piece, begins = true) {
   if (isSpecial(piece)) return SPECIAL[piece];
   const text = piece.startsWith("▁") ? piece.slice(1) : piece;

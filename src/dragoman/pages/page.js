@@ -4,6 +4,8 @@
 const byId = (id) => document.getElementById(id);
 const finite = (value) => typeof value === "number" && Number.isFinite(value);
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+// Chinese and Japanese are written without spaces, so the "▁" of sentencepiece says nothing about their words.
+const SPACELESS = /^[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}]/u;
 
 function make(name, attributes, children, space) {
   const node = space ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);

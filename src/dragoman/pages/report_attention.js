@@ -9,7 +9,8 @@ function readable(piece, index, pieces) {
   if (piece === "<s>") return "(start)";
   if (piece === "▁") return "␣";
   if (piece.startsWith("▁")) return piece.slice(1);
-  return index > 0 && pieces.some((other) => other.startsWith("▁")) && /^(?![\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}]).*[\p{L}\p{N}]/u.test(piece) ? `·${piece}` : piece;
+  const inside = index > 0 && pieces.some((other) => other.startsWith("▁")) && /[\p{L}\p{N}]/u.test(piece) && !SPACELESS.test(piece);
+  return inside ? `·${piece}` : piece;
 }
 
 function average(heads) {

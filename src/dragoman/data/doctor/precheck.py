@@ -7,12 +7,13 @@ In files of more than `_SAMPLE` lines, shifts are searched in blocks spread over
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import islice
 from pathlib import Path
+
+import sentencepiece as spm
 
 from dragoman.config import Config
 from dragoman.data.alignment import Shift, line_features, misalignment, shifted_range
@@ -68,13 +69,21 @@ def replaced_characters(config: Config) -> Iterator[tuple[str, str, str]]:
     if target.kind == "char" or target.normalization == "identity":
         return
     section = "tokenizer.target" if config.tokenizer.target else "tokenizer"
+    normalized = cache(
+        spm.SentencePieceNormalizer(
+            rule_name=target.normalization,
+            add_dummy_prefix=False,
+            escape_whitespaces=False,
+            remove_extra_whitespaces=False,
+        ).Normalize
+    )
     for i, corpus in enumerate(config.parallel.train):
         texts = [text for _, text in _sample(corpus_spec(config, corpus))]
-        changes = [{c for c in text if not c.isspace() and _compatible(c) != c} for text in texts]
+        changes = [{c for c in text if c.isprintable() and normalized(c) != c} for text in texts]
         count = sum(map(bool, changes))
         if count > _MAX_REPLACED * len(texts):
             common = Counter(c for found in changes for c in sorted(found)).most_common(4)
-            shown = ", ".join(f"{c} → {_compatible(c)}" for c, _ in common)
+            shown = ", ".join(f"{c} → {normalized(c)}" for c, _ in common)
             yield (
                 f"data.train.{i}",
                 f"normalization {target.normalization} replaces characters in {count / len(texts):.0%} of the target "
@@ -82,11 +91,6 @@ def replaced_characters(config: Config) -> Iterator[tuple[str, str, str]]:
                 "translations contain the replacements; to keep the characters, set "
                 f'{section}.normalization = "identity"',
             )
-
-
-@cache
-def _compatible(character: str) -> str:
-    return unicodedata.normalize("NFKC", character)
 
 
 def find_shift(source: Path, target: Path) -> Shift | None:

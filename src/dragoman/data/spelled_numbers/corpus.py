@@ -62,7 +62,7 @@ ZERO_SHARE = 0.2
 
 @dataclass(frozen=True)
 class SpelledNumbers:
-    """The three splits of the corpus, each a list of (English, German)."""
+    """The three splits of the corpus, each a list of (English, target language)."""
 
     train: list[TextPair]
     valid: list[TextPair]

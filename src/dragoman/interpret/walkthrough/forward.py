@@ -78,7 +78,7 @@ class _TapSite:
             "causal": self.is_causal,
             "padding": not self.is_causal and mask is not None and not bool(mask.all()),
             "smoothed": smoothing > 0,
-            "learned": isinstance(self.module, Cell) and len(self.module.first) > 0,
+            "learned": isinstance(self.module, Cell) and len(self.module.initial) > 0,
             "every step": self.tap == "summary" and any(isinstance(m, ContextLayer) for m in self.network.modules()),
             **{kind: getattr(self.module, "activation", None) is function for kind, function in ACTIVATIONS.items()},
         }

@@ -95,6 +95,7 @@ def test_limits_lie_well_outside_what_recipes_use(recipe: Path) -> None:
             "train.schedule.peak = 1e+308: out of range; accepted: 1e-12 to 1,000, at most 1 unless "
             'train.optimizer.kind is "sgd"',
         ),
+        ("tokenizer.character_coverage=0.95", "tokenizer.character_coverage = 0.95: out of range; accepted: 0.98 to 1"),
         ("model.norm.eps=1e300", "model.norm.kind: missing"),
         ("search.no_repeat_ngram=1", "1 forbids every repeated token, even commas; accepted: 0 (off) or 2 to 10,000"),
         ("train.clip_norm=1e-9", "accepted: 0 (no clipping) or 1e-06 to 1,000,000"),

@@ -61,16 +61,23 @@ def read_results(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def identity(recipe: str, overrides: Sequence[str], seed: int) -> tuple[str, tuple[str, ...], int]:
-    return recipe, tuple(sorted(overrides)), seed
+Identity = tuple[str, tuple[str, ...], int]
+
+
+def identity(row: dict[str, Any]) -> Identity:
+    """Return what distinguishes runs: recipe, overrides and seed."""
+    return row["recipe"], tuple(sorted(row["overrides"])), row["seed"]
 
 
 def train_all(args: argparse.Namespace) -> None:
     """Train what has no result yet."""
     recipes = [Path(path).resolve().relative_to(ROOT).as_posix() for path in args.recipes]
-    done = {identity(row["recipe"], row["overrides"], row["seed"]) for row in read_results(args.into)}
+    done = {identity(row): row["config"] for row in read_results(args.into)}
     waiting = [
-        (recipe, seed) for seed in args.seeds for recipe in recipes if identity(recipe, args.set, seed) not in done
+        (recipe, seed)
+        for seed in args.seeds
+        for recipe in recipes
+        if done.get((recipe, tuple(sorted(args.set)), seed)) != digest(recipe, args.set)
     ]
     with ThreadPoolExecutor(args.jobs) as pool:
         failed = [name for name in pool.map(lambda item: train_one(args, *item), waiting) if name]
@@ -153,20 +160,27 @@ def test_scores(config: Any, run: Path) -> dict[str, Any]:
     }
 
 
-def mean(values: Sequence[float], digits: int = 1) -> str:
-    """Format the mean, with the sample standard deviation where there are several values."""
+def mean(found: Sequence[float | None], digits: int = 1) -> str:
+    """Format the mean of the values that exist, with the sample standard deviation where there are several."""
+    values = [value for value in found if value is not None]
+    if not values:
+        return "–"
     text = f"{fmean(values):,.{digits}f}"
     return f"{text} ± {stdev(values):.{digits}f}" if len(values) > 1 else text
 
 
 def table(path: Path) -> tuple[str, list[str]]:
-    """Return a Markdown table with a row per recipe and set of overrides, and the recipes that have changed since."""
+    """Return a Markdown table with a row per recipe and set of overrides, and the recipes that have changed since.
+
+    The last result of a run counts.
+    """
+    runs = {identity(row): row for row in read_results(path)}
     groups: dict[tuple[str, tuple[str, ...]], list[dict[str, Any]]] = {}
-    for row in sorted(read_results(path), key=lambda row: (row["recipe"], row["overrides"], row["seed"])):
-        groups.setdefault((row["recipe"], tuple(row["overrides"])), []).append(row)
+    for (recipe, overrides, _), row in sorted(runs.items()):
+        groups.setdefault((recipe, overrides), []).append(row)
     rows = [row for group in groups.values() for row in group]
     lengths = list(dict.fromkeys(key for row in rows for key in by_length(row)))
-    tested = any("test" in row for row in rows)
+    tested = all("test" in row for row in rows)
     scores = ["valid_loss"] if tested else list(dict.fromkeys(key for row in rows for key in row["valid"]))
     head = ["recipe", "seeds", "parameters", "minutes", *(name.replace("valid_", "valid ") for name in scores)]
     head += ["test BLEU", "test chrF", *(f"{length} words" for length in lengths)] if tested else []
@@ -174,15 +188,25 @@ def table(path: Path) -> tuple[str, list[str]]:
     for (recipe, overrides), group in groups.items():
         name = " ".join([f"`{Path(recipe).stem}`", *overrides])
         cells = [name, str(len(group)), f"{group[0]['parameters']:,}", minutes(group)]
-        cells += [mean([row["valid"][key] for row in group], 3 if "loss" in key else 1) for key in scores]
+        cells += [mean([row["valid"].get(key) for row in group], 3 if "loss" in key else 1) for key in scores]
         if tested:
             cells += [mean([row["test"][key] for row in group]) for key in ("bleu", "chrf")]
             cells += [f"{fmean(by_length(row)[length] for row in group):.1f}" for length in lengths]
         lines.append("| " + " | ".join(cells) + " |")
-    stale = [
-        recipe for (recipe, overrides), group in groups.items() if group[-1]["config"] != digest(recipe, overrides)
-    ]
-    return "\n".join(lines), stale
+    stale = {row["recipe"] for row in rows if row["config"] != digest(row["recipe"], row["overrides"])}
+    return "\n".join([*lines, "", caption(rows)]), sorted(stale)
+
+
+def caption(rows: Sequence[dict[str, Any]]) -> str:
+    """Return where, how long and with which seeds the runs of a table were trained."""
+
+    def distinct(key: str) -> str:
+        return ", ".join(dict.fromkeys(str(row[key]) for row in rows))
+
+    text = f"Processor: {distinct('processor')}; threads per run: {distinct('threads')}; PyTorch {distinct('torch')}; "
+    text += f"budget: {distinct('budget')}; seeds: {', '.join(map(str, sorted({row['seed'] for row in rows})))}."
+    signatures = dict.fromkeys(row["test"]["signature"] for row in rows if "test" in row)
+    return text + "".join(f" BLEU: `{signature}`." for signature in signatures)
 
 
 def minutes(group: Sequence[dict[str, Any]]) -> str:
@@ -204,9 +228,9 @@ def print_table(args: argparse.Namespace) -> None:
 
 
 def updated(text: str) -> str:
-    """Return a document with the table after each line `<!-- results: FILE -->` made anew."""
-    pattern = r"(<!-- results: (\S+) -->\n\n)(?:\|.*\n)*"
-    return re.sub(pattern, lambda match: match[1] + table(ROOT / match[2])[0] + "\n", text)
+    """Return a document with the tables between `<!-- results: FILE -->` and `<!-- end of results -->` made anew."""
+    pattern = r"(<!-- results: (\S+) -->\n)(?:.*\n)*?(<!-- end of results -->\n)"
+    return re.sub(pattern, lambda match: f"{match[1]}\n{table(ROOT / match[2])[0]}\n\n{match[3]}", text)
 
 
 def update(args: argparse.Namespace) -> None:

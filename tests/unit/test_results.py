@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 from types import ModuleType
 
@@ -37,12 +38,18 @@ def test_every_file_of_results_is_shown(path: Path, recipes: ModuleType) -> None
     assert any(marker in document.read_text(encoding="utf-8") for document in recipes.documents())
 
 
-def test_seeds_are_averaged(tmp_path: Path, recipes: ModuleType) -> None:
-    row = (
-        '{"recipe": "recipes/digits.toml", "overrides": [], "seed": %d, "config": "-", "parameters": 1000, '
-        '"budget": "2 epochs", "minutes": 9, "cpu_minutes": 2, "valid": {"valid_loss": %s, "accuracy": %s}}\n'
-    )
-    (tmp_path / "results.jsonl").write_text(row % (1, 0.5, 90) + row % (2, 0.7, 92))
+def test_seeds_are_averaged_and_the_last_result_of_a_run_counts(tmp_path: Path, recipes: ModuleType) -> None:
+    row = {
+        "recipe": "recipes/digits.toml", "overrides": [], "seed": 1, "config": "-", "parameters": 1000, "threads": 1,
+        "budget": "2 epochs", "minutes": 9, "cpu_minutes": 2, "processor": "P", "torch": "2",
+    }  # fmt: skip
+    scores = [(1, {"valid_loss": 9.0}), (1, {"valid_loss": 0.5, "accuracy": 90}), (2, {"valid_loss": 0.7})]
+    lines = [json.dumps(row | {"seed": seed, "valid": valid}) for seed, valid in scores]
+    (tmp_path / "results.jsonl").write_text("\n".join(lines) + "\n")
     text, stale = recipes.table(tmp_path / "results.jsonl")
-    assert text.splitlines()[2] == "| `digits` | 2 | 1,000 | 2.0 | 0.600 ± 0.141 | 91.0 ± 1.4 |"
+    assert text.splitlines()[2:] == [
+        "| `digits` | 2 | 1,000 | 2.0 | 0.600 ± 0.141 | 90.0 |",
+        "",
+        "Processor: P; threads per run: 1; PyTorch 2; budget: 2 epochs; seeds: 1, 2.",
+    ]
     assert stale == ["recipes/digits.toml"]

@@ -48,6 +48,8 @@ MODELS: dict[str, tuple[dict[str, Any], str, int]] = {
     "paper": (BOTH, "float32", VOCAB),
     "wide": (BOTH | WIDE, "int8", 700),
     "modern": (BOTH | MODERN | {"n_kv_heads": 1}, "int8", VOCAB),
+    "small keys": (BOTH | MODERN | {"d_key": 4, "n_kv_heads": 1}, "float32", VOCAB),
+    "large keys": (BOTH | {"d_key": 9}, "int8", VOCAB),
     "padded": (BOTH | {"d_model": 70, "d_ff": 131, "n_heads": 5, "activation": "gelu"}, "int8", 64),
     "t5": (BOTH | {"position": {"kind": "t5", "buckets": 8, "max_distance": 12}, "order": "pre"}, "int8", VOCAB),
     "alibi": (BOTH | {"position": {"kind": "alibi"}, "activation": "gelu_tanh"}, "float32", VOCAB),

@@ -1,6 +1,7 @@
 """Vanishing and exploding gradients, and how far a network remembers a token.
 
-    python bench/gradients.py [--kinds GRU LSTM ...] [--updates 400] [--seeds 2] [--plot FILE.svg] [--quick]
+    python bench/gradients.py [--kinds GRU LSTM ...] [--updates 400] [--seeds 2] [--rates 0.001 ...]
+                               [--plot FILE.svg] [--quick]
 
 A sequence is a token to remember (one of 10), k other tokens (each one of 10 others) and a query; the target is the
 first token, after the query.  Every network has one layer of width 32 (the one with attention an encoder and a decoder
@@ -368,10 +369,11 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=names, default=names, metavar="KIND", help=" | ".join(names))
     parser.add_argument("--updates", type=int, metavar="N")
     parser.add_argument("--seeds", type=int, metavar="N")
+    parser.add_argument("--rates", nargs="+", type=float, metavar="RATE", help="learning rates of the trainings")
     parser.add_argument("--plot", type=Path, metavar="FILE.svg")
     parser.add_argument("--quick", action="store_true", help="measure little, to test the program")
     args = parser.parse_args()
-    given = {key: value for key in ("updates", "seeds") if (value := getattr(args, key)) is not None}
+    given = {key: value for key in ("updates", "seeds", "rates") if (value := getattr(args, key)) is not None}
     scale = replace(QUICK if args.quick else Scale(), **given)
     torch.set_num_threads(1)
     began = time.process_time()

@@ -28,7 +28,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def shaken(network: Network) -> Any:
+def shaken(network: nn.Module) -> Any:
     """In float64 and without the ones and zeros of a fresh one."""
     for parameter in network.double().parameters():
         if parameter.dim() > 1:

@@ -6,7 +6,11 @@ What exists is left alone.  The formats and the files:
 
     model_v<N>/, expected_v<N>.json               a Transformer as `dragoman train` writes it, without training files
     lstm_v<N>/, expected_lstm_v<N>.json           a recurrent translation model
+    every_step_v<N>/, expected_every_step_v<N>.json   one that reads the context at every step, with two tokenizers
     language_v<N>/, expected_language_v<N>.json   a language model
+    recurrent_lm_v<N>/, expected_recurrent_lm_v<N>.json   a recurrent language model
+    tagger_v<N>/, expected_tagger_v<N>.json       a recurrent encoder with labels and a learned initial state
+    dialogue_v<N>/, expected_dialogue_v<N>.json   a model of dialogues, whose tokenizer has roles
     shortlist_v<N>.bin, expected_shortlist_v<N>.json   the shortlist of model_v1
     run_v<N>/                                     a run folder with training state, its data, and its prepared store;
                                                   `expected.json`: the losses of the next three steps, and some pairs
@@ -22,6 +26,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,55 +100,122 @@ def write_model(version: int) -> None:
     write_json(f"expected_v{version}.json", {"translations": rows, "scores": scores})
 
 
-def write_lstm(version: int) -> None:
+def write_trained(folder: Path, place: str, document: dict[str, Any], *overrides: str) -> tuple[Any, Any]:
+    """Train and write a model folder; return the network and its vocabulary.  place: the folder of the data."""
     from dragoman.config import parse_config
     from dragoman.models.model_folder import load_network, save_model, unique_tensors
     from dragoman.training.trainer import train
+
+    result = train(parse_config(document, overrides), Path(place) / "run")
+    network, vocabulary, config = load_network(Path(place) / "run" / "last")
+    config = config.model_copy(update={"data": config.data.model_copy(update={"root": "data"})})
+    meta = {"step": result.progress.step, "scores": {}}
+    save_model(folder, config, vocabulary, unique_tensors(network), meta)
+    return network, vocabulary
+
+
+def budget(steps: int) -> dict[str, str]:
+    return {"budget": f"{steps} steps", "validate_every": f"{steps} steps"}
+
+
+def write_translator(name: str, version: int, *overrides: str) -> None:
+    """A recurrent translation model."""
     from small_run import small_document, write_corpus
 
-    folder = HERE / f"lstm_v{version}"
     with tempfile.TemporaryDirectory() as place:
         document = small_document(write_corpus(Path(place) / "data"))
         document["model"] = {"architecture": "lstm", "d_model": 10, "encoder_layers": 1, "decoder_layers": 1}
-        document["train"] |= {"budget": "400 steps", "validate_every": "400 steps"}
-        train(parse_config(document, SMALL_VOCABULARY), Path(place) / "run")
-        model, tokenizer, config = load_network(Path(place) / "run" / "last")
-        config = config.model_copy(update={"data": config.data.model_copy(update={"root": "data"})})
-        save_model(folder, config, tokenizer, unique_tensors(model), {"step": 400, "scores": {}})
+        document["train"] |= budget(400)
+        model, tokenizer = write_trained(HERE / f"{name}_v{version}", place, document, *SMALL_VOCABULARY, *overrides)
     rows = []
     for source, target in PAIRS:
         ids = tokenizer.encode_source(source), tokenizer.encode_target(target)
         logits = logits_of(model, *ids)
         rows.append({"pair": [source, target], "ids": ids, "logits": logits, "best": clear_steps(logits)})
-    write_json(f"expected_lstm_v{version}.json", rows)
+    write_json(f"expected_{name}_v{version}.json", rows)
 
 
-def write_language(version: int) -> None:
-    from dragoman.config import parse_config
-    from dragoman.models.model_folder import load_network, save_model, unique_tensors
+def write_language(name: str, version: int, model: dict[str, Any], steps: int = 300) -> None:
+    """A language model of lines."""
     from dragoman.pipelines.generation import TextGenerator
-    from dragoman.training.trainer import train
     from small_run import digit_pairs, small_document, write_lines
 
-    folder = HERE / f"language_v{version}"
+    folder = HERE / f"{name}_v{version}"
     with tempfile.TemporaryDirectory() as place:
         write_lines(Path(place) / "text", [source for source, _ in digit_pairs(200)])
         document = small_document(Path(place))
         document["data"] = {"kind": "text", "root": place, "train": ["text"], "form": "lines", "max_tokens": 30}
-        document["model"] = {"architecture": "decoder_only", "n_layers": 1, "d_model": 12, "d_ff": 12, "n_heads": 2}
-        document["train"] |= {"budget": "300 steps", "validate_every": "300 steps"}
-        train(parse_config(document, SMALL_VOCABULARY), Path(place) / "run")
-        model, tokenizer, config = load_network(Path(place) / "run" / "last")
-        config = config.model_copy(update={"data": config.data.model_copy(update={"root": "data"})})
-        save_model(folder, config, tokenizer, unique_tensors(model), {"step": 300, "scores": {}})
+        document["model"] = model
+        document["train"] |= budget(steps)
+        network, _ = write_trained(folder, place, document, *SMALL_VOCABULARY)
     generator = TextGenerator.load(folder, engine="pytorch")
     rows = []
     for text in TEXTS:
         ids = generator.tokenizer.encode_target(text)
-        logits, found = logits_of(model, [], ids), generator.score([text])[0]
+        logits, found = logits_of(network, [], ids), generator.score([text])[0]
         rows.append({"text": text, "ids": ids, "log_prob": found.log_prob, "tokens": found.tokens, "logits": logits})
         rows[-1]["best"] = clear_steps(logits)
-    write_json(f"expected_language_v{version}.json", rows)
+    write_json(f"expected_{name}_v{version}.json", rows)
+
+
+def write_tagger(version: int) -> None:
+    """A recurrent encoder: the tag of a digit is its parity, that of the last one is END."""
+    from dragoman.pipelines.labelling import Labeller
+    from small_run import SOURCE_WORDS, digit_pairs, small_document, write_lines
+
+    folder = HERE / f"tagger_v{version}"
+    with tempfile.TemporaryDirectory() as place:
+        lines = []
+        for source, _ in digit_pairs(200):
+            *words, last = source.split()
+            tagged = [f"{word}/{'ODD' if SOURCE_WORDS.index(word) % 2 else 'EVEN'}" for word in words]
+            lines.append(" ".join([*tagged, f"{last}/END"]))
+        write_lines(Path(place) / "train.tags", lines)
+        document = small_document(Path(place))
+        document["data"] = {"kind": "tagged", "root": place, "train": ["train.tags"]}
+        document["model"] = {
+            "architecture": "recurrent_encoder", "d_model": 10, "n_layers": 1, "initial_state": {"kind": "learned"},
+        }  # fmt: skip
+        document["train"] |= budget(200)
+        write_trained(folder, place, document, *SMALL_VOCABULARY)
+    rows = [
+        {"text": text, "labels": found.labels, "probabilities": [round(p, 4) for p in found.probabilities]}
+        for text, found in zip(SOURCES, Labeller.load(folder).label(SOURCES), strict=True)
+    ]
+    assert all(p > 0.7 for row in rows for p in row["probabilities"]), "the best label must lead clearly"
+    write_json(f"expected_tagger_v{version}.json", rows)
+
+
+def write_dialogue(version: int) -> None:
+    """A language model of dialogues: B answers A in one language, C in another one."""
+    from dragoman.data.turns import Turn, encode_turns
+    from dragoman.pipelines.dialogue import Chat
+    from small_run import SOURCE_WORDS, TARGET_WORDS, small_document, write_lines
+
+    folder = HERE / f"dialogue_v{version}"
+    with tempfile.TemporaryDirectory() as place:
+        words = list(zip(SOURCE_WORDS[:4], TARGET_WORDS[:4], strict=True))
+        turns = [[f"A: {one}", f"B: {two}", "", f"A: {one}", f"C: no {one}", ""] for one, two in words]
+        write_lines(Path(place) / "turns.txt", [line for dialogue in turns for line in dialogue] * 5)
+        document = small_document(Path(place))
+        document["data"] = {
+            "kind": "dialogue", "root": place, "train": ["turns.txt"], "format": "plain", "max_tokens": 40,
+            "context_tokens": 8,
+        }  # fmt: skip
+        document["model"] = {"architecture": "decoder_only", "n_layers": 1, "d_model": 16, "d_ff": 16, "n_heads": 2}
+        document["train"] |= budget(500)
+        network, _ = write_trained(folder, place, document, "tokenizer.kind=char")
+    chat = Chat.load(folder, engine="pytorch")
+    rows = []
+    for (one, two), role in zip(words, "BCBC", strict=True):
+        reply = chat.reply([("A", one)], role, sample=False, max_tokens=20)
+        dialogue = [("A", one), (role, reply.text)]
+        ids = [i for turn in encode_turns(chat.tokenizer, [Turn(*turn) for turn in dialogue]) for i in turn.inputs]
+        best = clear_steps(logits_of(network, [], [*ids, 0]))[-len(reply.text) - 1 :]
+        assert None not in best and reply.text == (two if role == "B" else f"no {one}"), (reply, best)
+        scores = [[score.log_prob, score.tokens] for score in chat.score([dialogue])[0]]
+        rows.append({"dialogue": dialogue, "ids": ids, "scores": scores})
+    write_json(f"expected_dialogue_v{version}.json", rows)
 
 
 def write_shortlist(version: int) -> None:
@@ -220,10 +292,22 @@ def _rename_root(run: Path, root: str) -> None:
         (checkpoint / "meta.json").write_bytes(json.dumps(meta, indent=1, ensure_ascii=False).encode())
 
 
+DECODER_ONLY: dict[str, Any] = {
+    "architecture": "decoder_only", "n_layers": 1, "d_model": 12, "d_ff": 12, "n_heads": 2,
+}  # fmt: skip
+RECURRENT_LM: dict[str, Any] = {"architecture": "recurrent_lm", "n_layers": 1, "d_model": 12, "cell": {"kind": "gru"}}
+EVERY_STEP = (
+    "model.attention.kind=none", "model.attention.context=every_step", "tokenizer.shared=false",
+    "tokenizer.target.kind=char", "tokenizer.target.byte_fallback=false",
+)  # fmt: skip
 PIECES: dict[str, Callable[[int], None]] = {
     "model_v{}": write_model,
-    "lstm_v{}": write_lstm,
-    "language_v{}": write_language,
+    "lstm_v{}": partial(write_translator, "lstm"),
+    "every_step_v{}": lambda version: write_translator("every_step", version, *EVERY_STEP),
+    "language_v{}": lambda version: write_language("language", version, DECODER_ONLY),
+    "recurrent_lm_v{}": lambda version: write_language("recurrent_lm", version, RECURRENT_LM, 600),
+    "tagger_v{}": write_tagger,
+    "dialogue_v{}": write_dialogue,
     "shortlist_v{}.bin": write_shortlist,
     "run_v{}": write_run,
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import select
 import signal
 import subprocess
@@ -26,13 +25,13 @@ from dragoman.errors import ModelFolderError, UsageError
 from dragoman.models.model_folder import load_network, read_meta
 from dragoman.training.trainer import train
 from small_run import COMMAND, Cli, write_lines
+from terminal import ENVIRONMENT, Terminal
 
 QUESTIONS = {
     "which pet?": ("the cat.", "the dog."),
     "which day?": ("one day.", "two days."),
     "how is it?": ("it is.",) * 2,
 }
-ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"} | {"OMP_NUM_THREADS": "1"}
 
 
 def dialogue_lines() -> list[str]:
@@ -335,50 +334,6 @@ def test_chat_needs_a_model_of_dialogues(cli: Cli, tmp_path: Path) -> None:
 
 
 # ----------------------------------------------------------------------------------------- processes and the terminal
-
-
-class Terminal:
-    """The command in a pseudo-terminal."""
-
-    def __init__(self, *args: str | Path) -> None:
-        pty = pytest.importorskip("pty")
-        self.process, self.screen = 0, b""
-        self.process, self.descriptor = pty.fork()
-        if self.process == 0:
-            os.execvpe(COMMAND[0], [*COMMAND, *map(str, args)], ENVIRONMENT)
-
-    def until(self, text: bytes) -> str:
-        """Return what appears up to `text`."""
-        while text not in self.screen and (more := self._read()):
-            self.screen += more
-        assert text in self.screen, self.screen
-        seen, _, self.screen = self.screen.partition(text)
-        return seen.decode()
-
-    def send(self, text: bytes) -> None:
-        os.write(self.descriptor, text)
-
-    def interrupt(self) -> tuple[int, str]:
-        """Press Ctrl-C until the process ends, because readline ignores a signal between its prompt and its wait."""
-        self.send(b"\x03")
-        while not select.select([self.descriptor], [], [], 2)[0]:
-            self.send(b"\x03")
-        return self.end()
-
-    def end(self) -> tuple[int, str]:
-        while more := self._read():
-            self.screen += more
-        code = os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
-        os.close(self.descriptor)
-        return code, self.screen.decode()
-
-    def _read(self) -> bytes:
-        if not select.select([self.descriptor], [], [], 120)[0]:
-            os.kill(self.process, signal.SIGKILL)
-        try:
-            return os.read(self.descriptor, 4096)
-        except OSError:  # the other side is closed
-            return b""
 
 
 def test_a_dialogue_at_a_terminal(run: Path) -> None:

@@ -410,6 +410,14 @@ def test_images_that_are_too_few_to_keep_some_for_validation_are_refused(data: P
         open_task(config.model_copy(update={"data": section}), tmp_path, lambda _: None)
 
 
+@pytest.mark.parametrize("name", ["stream", "dialogue", "masked", "tagged", "mean", "trees"])
+def test_characters_that_become_unk_are_counted(name: str, data: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    changes = ("tokenizer.kind=char", "tokenizer.sampling=0.0", "tokenizer.vocab_size=15")
+    open_task(config_of(name, data, *changes), tmp_path, said.append)
+    assert any("characters" in line and "become <unk>" in line for line in said), said
+
+
 @pytest.mark.parametrize(("name", "account"), [("tagged", "sentences"), ("first", "texts")])
 def test_what_is_too_long_is_counted(name: str, account: str, data: Path, tmp_path: Path) -> None:
     said: list[str] = []

@@ -24,22 +24,16 @@ from dragoman.nn.attention import CrossAttention, SelfAttention, attend_short, c
 from dragoman.nn.linear_attention import LinearSelfAttention
 from dragoman.nn.positions import Positions, Rotary, Shaw
 from every_kind import TRANSLATORS, built, model_config
+from small_networks import EXACT, shaken
 
 N, H, T, S, DH, V = 2, 4, 4, 5, 3, 19
 D = H * DH
-EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
 SIZES = [2, 8]  # below and above DH
 BASE, CLIP = 50.0, 2
 
 
 def random(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
-
-
-def shaken(module: Any) -> Any:
-    for parameter in module.double().parameters():
-        nn.init.normal_(parameter, std=0.5)
-    return module
 
 
 def heads(linear: nn.Linear, x: Tensor, first: int, count: int, size: int) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from walkthrough_twin import Twin
 
 from dragoman.data.tokenizer import BOS
+from dragoman.errors import TrainingError
 from dragoman.interpret.walkthrough.tiny_preset import (
     TINY_MATRICES,
     TINY_PAIR,
@@ -138,5 +139,8 @@ def test_more_steps_learn_the_pair_and_resume(tmp_path: Path) -> None:
     tiny_trainer(tmp_path / "whole", overrides=settings).train()
     files = [tmp_path / run / "checkpoints" / "00000030" / "model.safetensors" for run in ("run", "whole")]
     assert files[0].read_bytes() == files[1].read_bytes()
+    with pytest.raises(TrainingError, match=r"the training data changed .* started \(hash I am, matrices "):
+        tiny_trainer(tmp_path / "run", WORKED_MATRICES, settings)
+    assert tiny_trainer(tmp_path / "new").train().progress.step == 1, "overrides are those of one call"
     losses = [row["loss"] for row in read_log(tmp_path / "run")]
     assert len(losses) == 30 and losses[-1] < 0.2 * losses[0], json.dumps(losses)

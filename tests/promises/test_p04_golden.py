@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from dragoman.config import load_config
 from dragoman.data.store import Store
 from dragoman.data.tokenizer import BOS
+from dragoman.data.turns import Turn, encode_turns
+from dragoman.data.vocabulary import LabelVocabulary
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
 from dragoman.io.run_log import read_log
 from dragoman.models.model_folder import (
@@ -31,7 +33,9 @@ from dragoman.models.model_folder import (
     verify,
 )
 from dragoman.models.seq2seq import Network
+from dragoman.pipelines.dialogue import Chat
 from dragoman.pipelines.generation import TextGenerator
+from dragoman.pipelines.labelling import Labeller
 from dragoman.pipelines.translation import Translator
 from dragoman.training.trainer import train
 from small_run import Listener
@@ -78,13 +82,17 @@ def test_golden_model(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_golden_recurrent_model(version: int) -> None:
-    folder = HERE / f"lstm_v{version}"
+@pytest.mark.parametrize("name", ["lstm", "every_step"])
+def test_golden_recurrent_model(name: str, version: int) -> None:
+    folder = HERE / f"{name}_v{version}"
     assert verify(folder)["format_version"] == version
     network, _, config = load_network(folder)
     assert config.model.architecture == "lstm"
+    assert (getattr(config.model.attention, "context", ""), config.tokenizer.sides[1].kind) == (
+        ("every_step", "char") if name == "every_step" else ("", "bpe")
+    )
     translator = Translator.load(folder, engine="pytorch")
-    for row in expected(f"expected_lstm_v{version}.json"):
+    for row in expected(f"expected_{name}_v{version}.json"):
         source, target = row["ids"]
         tokenizer = translator.tokenizer
         assert [tokenizer.encode_source(row["pair"][0]), tokenizer.encode_target(row["pair"][1])] == [source, target]
@@ -95,17 +103,56 @@ def test_golden_recurrent_model(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_golden_language_model(version: int) -> None:
-    folder = HERE / f"language_v{version}"
+@pytest.mark.parametrize(("name", "architecture"), [("language", "decoder_only"), ("recurrent_lm", "recurrent_lm")])
+def test_golden_language_model(name: str, architecture: str, version: int) -> None:
+    folder = HERE / f"{name}_v{version}"
     assert verify(folder)["format_version"] == version
     network, _, config = load_network(folder)
-    assert config.model.architecture == "decoder_only"
+    assert config.model.architecture == architecture
     generator = TextGenerator.load(folder, engine="pytorch")
-    for row in expected(f"expected_language_v{version}.json"):
+    checked = 0
+    for row in expected(f"expected_{name}_v{version}.json"):
         assert generator.tokenizer.encode_target(row["text"]) == row["ids"]
         check_logits(network, [], row["ids"], row)
         (found,) = generator.score([row["text"]])
         assert (found.log_prob, found.tokens) == (pytest.approx(row["log_prob"], abs=1e-3), row["tokens"])
+        checked += 1
+    assert checked == 2
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_golden_tagger(version: int) -> None:
+    folder = HERE / f"tagger_v{version}"
+    assert verify(folder)["format_version"] == version
+    network, vocabulary, config = load_network(folder)
+    assert config.model.architecture == "recurrent_encoder" and config.model.initial_state.kind == "learned"
+    assert isinstance(vocabulary, LabelVocabulary) and vocabulary.labels == ("END", "EVEN", "ODD")
+    initial = [tensor for name, tensor in network.state_dict().items() if ".initial." in name]
+    assert len(initial) == 4 and all(bool(tensor.any()) for tensor in initial), "h and c of each direction, learned"
+    rows = expected(f"expected_tagger_v{version}.json")
+    found = Labeller.load(folder).label([row["text"] for row in rows])
+    assert sum(len(row["labels"]) for row in rows) > 9
+    for row, labelled in zip(rows, found, strict=True):
+        assert list(labelled.labels) == row["labels"]
+        assert labelled.probabilities == pytest.approx(row["probabilities"], abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_golden_dialogue_model(version: int) -> None:
+    """The roles of the tokenizer keep their ids, and each role its answers."""
+    folder = HERE / f"dialogue_v{version}"
+    assert verify(folder)["format_version"] == version
+    chat = Chat.load(folder, engine="pytorch")
+    assert chat.tokenizer.roles == {"A": 4, "B": 5, "C": 6}
+    rows = expected(f"expected_dialogue_v{version}.json")
+    assert {row["dialogue"][1][0] for row in rows} == {"B", "C"}
+    for row in rows:
+        prompt, (role, answer) = [tuple(turn) for turn in row["dialogue"]]
+        turns = encode_turns(chat.tokenizer, [Turn(*prompt), Turn(role, answer)])
+        assert [i for turn in turns for i in turn.inputs] == row["ids"]
+        assert chat.reply([prompt], role, sample=False, max_tokens=20).text == answer
+        for score, (log_prob, tokens) in zip(chat.score([[prompt, (role, answer)]])[0], row["scores"], strict=True):
+            assert (score.log_prob, score.tokens) == (pytest.approx(log_prob, abs=1e-3), tokens)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -163,6 +210,6 @@ def test_golden_training_state_resumes_identically(version: int, tmp_path: Path)
 
 
 def test_golden_files_are_small() -> None:
-    sizes = {path.name: sum(file.stat().st_size for file in path.rglob("*")) for path in HERE.iterdir()}
-    assert len(sizes) >= 9 and max(sizes.values()) < 100_000
-    assert sum(sizes.values()) < 250_000 * FORMAT_VERSION
+    sizes = {path.name: sum(file.stat().st_size for file in (path, *path.rglob("*"))) for path in HERE.iterdir()}
+    assert len(sizes) >= 17 and max(sizes.values()) < 100_000
+    assert sum(sizes.values()) < 300_000 * FORMAT_VERSION

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,19 @@ def test_the_target_has_a_tokenizer_of_its_own_only_beside_a_separate_vocabulary
         parse_config(one_side, ["tokenizer.shared=false", "tokenizer.target.kind=char"])
     for key in ("tokenizer.shared", "tokenizer.target"):
         assert f'{key} has no effect on data of kind "text", which has one side; remove it' in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["nfkc", "nmt_nfkc"])
+def test_characters_are_not_normalized(value: str) -> None:
+    message = rf'normalization = "{value}" has no effect on characters .*; accepted: "identity", or remove it'
+    for key, other in (("tokenizer", ()), ("tokenizer.target", ("tokenizer.shared=false",))):
+        overrides = [*other, f"{key}.kind=char", f"{key}.normalization={value}"]
+        with pytest.raises(ConfigError, match=rf"{key}\.{message}"):
+            small_config(ROOT, *overrides)
+        assert parse_config(small_document(ROOT), overrides, stored=True).tokenizer.sides[1].normalization == value
+        config = small_config(ROOT, *overrides[:-1])
+        assert parse_config(tomllib.loads(dump_toml(config))) == config, "a default is not refused when it is read back"
+        small_config(ROOT, *overrides[:-1], f"{key}.normalization=identity")
 
 
 def test_another_architecture_keeps_the_keys_that_it_has() -> None:

@@ -90,7 +90,12 @@ def test_limits_lie_well_outside_what_recipes_use(recipe: Path) -> None:
         ("model.n_heads=true", "model.n_heads = true: must be a number, not true or false; accepted: 1 to 1,024"),
         ("model.n_kv_heads=0", "model.n_kv_heads = 0: out of range; accepted: 1 to 1,024"),
         ("model.dropout=0.999999", "model.dropout = 0.999999: out of range; accepted: 0 to 0.9"),
-        ("train.schedule.peak=1e308", "train.schedule.peak = 1e+308: out of range; accepted: 1e-12 to 1,000"),
+        (
+            "train.schedule.peak=1e308",
+            "train.schedule.peak = 1e+308: out of range; accepted: 1e-12 to 1,000, at most 1 unless "
+            'train.optimizer.kind is "sgd"',
+        ),
+        ("tokenizer.character_coverage=0.95", "tokenizer.character_coverage = 0.95: out of range; accepted: 0.98 to 1"),
         ("model.norm.eps=1e300", "model.norm.kind: missing"),
         ("search.no_repeat_ngram=1", "1 forbids every repeated token, even commas; accepted: 0 (off) or 2 to 10,000"),
         ("train.clip_norm=1e-9", "accepted: 0 (no clipping) or 1e-06 to 1,000,000"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -184,3 +185,25 @@ def test_importing_dragoman_imports_no_torch() -> None:
     code = "import sys, dragoman; print([m for m in ('torch', 'numpy', 'pydantic') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+# ------------------------------------------------------------------------------------------------------ docs/design.md
+
+DESIGN = (Path(__file__).parents[2] / "docs" / "design.md").read_text(encoding="utf-8")
+
+
+def test_the_design_lists_every_command() -> None:
+    from dragoman.cli import app
+
+    commands = [command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands]
+    assert sorted(re.findall(r"^\| `dragoman (\w+)", DESIGN, re.MULTILINE)) == sorted(commands)
+
+
+def test_the_design_maps_every_package_and_names_files_that_exist() -> None:
+    package_map = DESIGN.split("## Package map")[1].split("```")[1]
+    assert [name for name in LAYERS if not re.search(rf"\b{name}(/|\.py)", package_map)] == []
+    table = DESIGN.split("Where to look:")[1].split("## ")[0]
+    paths = re.findall(r"`([\w/]+(?:/|\.py|\.cpp))`", table)
+    assert len(paths) > 20
+    roots = (ROOT, ROOT.parents[1])
+    assert [path for path in paths if "/" in path and not any((root / path).exists() for root in roots)] == []

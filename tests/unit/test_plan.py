@@ -1,7 +1,8 @@
-"""Settings that cannot work out within the budget of the run."""
+"""Settings with which a run cannot work out."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -13,6 +14,8 @@ from dragoman.training.tasks.task import Task
 
 
 class TenThousandTokens:
+    config = SimpleNamespace(model=SimpleNamespace(d_model=64))
+
     def tokens(self) -> int:
         return 10_000
 
@@ -73,6 +76,17 @@ def test_more_checkpoints_to_average_than_are_made(budget: str, validate_every: 
     (said,) = plan(**common, average=made + 1)
     assert f"train.average is {made + 1}, but train.budget = " in said
     assert f"make {made} checkpoints: only these are averaged; lower train.average" in said
+
+
+def test_rates_of_adam_for_sgd() -> None:
+    """The peak is factor / sqrt(64 * 100), for factor 1 0.0125."""
+    sgd: dict[str, Any] = {"budget": "900 steps", "optimizer": {"kind": "sgd"}}
+    low = {"schedule": {"kind": "inverse_sqrt", "warmup": 100, "factor": 0.5}}
+    (said,) = plan(**sgd, **low)
+    assert 'the learning rate of train.schedule.kind = "inverse_sqrt" is at most 0.0063, made for Adam' in said
+    assert 'set train.schedule.kind = "constant" or "budget" and a rate such as 0.1' in said
+    assert plan(**sgd, **warmup(100)) == plan(**sgd | {"optimizer": {"kind": "adam"}}, **low) == []
+    assert plan(**sgd, schedule={"kind": "constant", "rate": 1e-3}) == [], "chosen by the user"
 
 
 def test_what_cannot_be_known_or_is_not_asked_for_is_not_warned_about() -> None:

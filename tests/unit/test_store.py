@@ -72,10 +72,21 @@ def test_reused_when_nothing_changed_and_made_anew_when_something_did(tmp_path: 
     first, _ = prepare(small_config(data), tmp_path / "cache")
     second, listener = prepare(small_config(data, "tokenizer.sampling=0.2", "model.d_ff=99"), tmp_path / "cache")
     assert second.folder == first.folder and "reused" in listener.text
+    assert second.warnings == []
     third, _ = prepare(small_config(data, "tokenizer.vocab_size=50"), tmp_path / "cache")
     (data / "train.src").write_bytes((data / "train.src").read_bytes().replace(b"nine", b"neun"))
     fourth, _ = prepare(small_config(data), tmp_path / "cache")
     assert len({first.folder, third.folder, fourth.folder}) == 3
+
+
+def test_characters_that_become_unk_are_reported_at_every_start(tmp_path: Path) -> None:
+    data = write_corpus(tmp_path / "data", train=110)
+    config = small_config(data, "tokenizer.kind=char", "tokenizer.vocab_size=20")
+    for note in ("", "reused: "):
+        store, listener = prepare(config, tmp_path / "cache")
+        (warning,) = store.warnings
+        assert warning.startswith("warning: ") and "characters" in warning
+        assert listener.said[1:] == [warning] and note in listener.said[0]
 
 
 def test_a_tokenizer_of_the_target_is_part_of_the_hash_unless_there_is_none() -> None:

@@ -158,6 +158,27 @@ def test_the_target_has_its_own_settings(tmp_path: Path) -> None:
         train_tokenizer(TokenizerConfig.model_validate(document), *files)
 
 
+def test_characters_that_become_unk_are_counted(tmp_path: Path) -> None:
+    """Of 12 characters, 4 special tokens, the line end and 7 characters fit into 12; the others occur once."""
+    text = "".join(c * n for n, c in enumerate("kjihgfedcba", start=1)) + " "
+    found: list[str] = []
+    learn_tokenizer(TokenizerConfig(kind="char", vocab_size=12, byte_fallback=False), [text], log=found.append)
+    unknown = f"{(1 + 1 + 2 + 3 + 4) / 67:.2g}"
+    assert found == [
+        f"warning: 5 of 12 characters ({unknown} of the text) are not in the vocabulary and become <unk>; increase "
+        "tokenizer.vocab_size (now 12), or set tokenizer.byte_fallback=true"
+    ]
+    files = write_lines(tmp_path / "a", ["ab"]), write_lines(tmp_path / "b", [text])
+    own = {"kind": "char", "vocab_size": 99, "byte_fallback": False, "character_coverage": 0.98}
+    document = {"vocab_size": 9, "byte_fallback": False, "shared": False, "target": own}
+    train_tokenizer(TokenizerConfig.model_validate(document), *files, found.append)
+    assert "increase tokenizer.target.character_coverage (0.98), or set tokenizer.target.byte_fallback" in found[1]
+    changes = {"character_coverage": 1.0}, {"byte_fallback": True, "vocab_size": 300}, {"kind": "bpe", "vocab_size": 17}
+    for change in changes:
+        learn_tokenizer(TokenizerConfig.model_validate(own | change), [text], log=found.append)
+    assert len(found) == 2
+
+
 def test_a_vocabulary_larger_than_the_text_allows_says_how_large(files: tuple[Path, Path]) -> None:
     with pytest.raises(DataError, match=r"vocab_size = 5000 is more than this text allows; accepted: at most \d+"):
         train_tokenizer(TokenizerConfig(kind="unigram", vocab_size=5000), *files)

@@ -3,7 +3,7 @@
 document.py   the whole document: reading, overriding, validating, writing
 data.py       [data] and [tokenizer]
 model.py      [model]
-recurrent.py  [model] of recurrent networks with one output per input
+recurrent.py  [model] of recurrent networks
 train.py      [train] and [search]
 section.py    the base class of sections
 limits.py     ranges of numbers

@@ -8,7 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from dragoman.config import limits
 from dragoman.config.section import Section, is_stored
@@ -293,6 +301,14 @@ class SideTokenizerConfig(Section):
     character_coverage: limits.Coverage = 1.0
     sampling: limits.Dropout = Field(0.0, description="in training: BPE-dropout rate, or unigram exponent")
     sentences: limits.Sentences = Field(2_000_000, description="maximum lines used to learn the vocabulary")
+
+    @model_serializer(mode="wrap")
+    def _effective(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the normalization of characters, so that a written document is accepted again."""
+        document: dict[str, Any] = serialize(self)
+        if self.kind == "char":
+            document.pop("normalization", None)
+        return document
 
 
 class TokenizerConfig(SideTokenizerConfig):

@@ -72,7 +72,7 @@ class Config(Section):
     def _sections_fit(self, info: ValidationInfo) -> Config:
         problems = [*self._model_problems(), *self._other_problems()]
         if not is_stored(info):
-            problems += [*self._budget_problems(), *self._rate_problems()]
+            problems += [*self._budget_problems(), *self._rate_problems(), *self._normalization_problems()]
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -128,6 +128,16 @@ class Config(Section):
                 yield (
                     f'train.schedule.{key} = {value:g}: out of range for train.optimizer.kind "{kind}"; accepted: '
                     f'up to {most:g} (higher rates are for kind "sgd")'
+                )
+
+    def _normalization_problems(self) -> Iterator[str]:
+        """Yield a normalization that is set for characters, which are never normalized."""
+        for key, side in {"tokenizer": self.tokenizer, "tokenizer.target": self.tokenizer.target}.items():
+            given = side is not None and side.kind == "char" and "normalization" in side.model_fields_set
+            if side is not None and given and side.normalization != "identity":
+                yield (
+                    f'{key}.normalization = "{side.normalization}" has no effect on characters ({key}.kind = "char"), '
+                    'which are not normalized; accepted: "identity", or remove it'
                 )
 
     def _budget_problems(self) -> Iterator[str]:

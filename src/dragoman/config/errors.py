@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel
 
+from dragoman.config.limits import ADAM_RATES
 from dragoman.errors import clip, nearest
 
 __all__ = ["describe", "models_at", "shown", "tag_of"]
@@ -93,7 +94,9 @@ def _range(section: type[BaseModel], path: Sequence[str]) -> str:
         return ""
     least = _number(bounds["ge"]) if "ge" in bounds else f"more than {_number(bounds['gt'])}"
     multiple = f", a multiple of {bounds['multiple_of']}" if "multiple_of" in bounds else ""
-    return f"{least} to {_number(bounds['le'])}{multiple}"
+    rate = ADAM_RATES.get(path[-1]) if list(path[:-1]) == ["train", "schedule"] else None
+    adam = f', at most {_number(rate)} unless train.optimizer.kind is "sgd"' if rate else ""
+    return f"{least} to {_number(bounds['le'])}{multiple}{adam}"
 
 
 def _number(limit: float) -> str:

@@ -113,8 +113,8 @@ OptionalCount = Annotated[_Whole, Field(ge=0, le=_UNLIMITED), AcceptStored]
 
 # -------------------------------------------------------------------------------------------------------------- data
 
-Coverage = Annotated[_Real, Field(gt=0.9, le=1), AcceptStored]
-"""Fraction of the characters of a text that the vocabulary covers: at 0.9 one in ten is unknown."""
+Coverage = Annotated[_Real, Field(ge=0.98, le=1), AcceptStored]
+"""Fraction of the characters of a text that the vocabulary covers; sentencepiece accepts no less than 0.98."""
 CorpusWeight = Annotated[_Real, Field(ge=1e-4, le=1000), AcceptStored]
 """Passes over a corpus per epoch: below 1e-4 most corpora add no pair; above 1,000 an epoch exceeds the memory."""
 Characters = Annotated[_Whole, Field(ge=1, le=_UNLIMITED), AcceptStored]

@@ -7,44 +7,28 @@ an effect.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from dragoman.config import limits
-from dragoman.config.recurrent import (
-    GRUCell,
-    InitialState,
-    LSTMCell,
-    RecurrentEncoderConfig,
-    RecurrentLMConfig,
-    RNNCell,
-    ZeroState,
-    require_even,
-)
-from dragoman.config.section import NotBoolean, Section
+from dragoman.config.recurrent import GRUConfig, LSTMConfig, RecurrentEncoderConfig, RecurrentLMConfig, RNNConfig, Tie
+from dragoman.config.section import Section
 
 __all__ = [
     "PRESETS",
     "AlibiPosition",
-    "BahdanauAttention",
     "BatchNormConfig",
     "BlockConfig",
     "ConvolutionalConfig",
     "DecoderOnlyConfig",
     "EncoderOnlyConfig",
-    "GRUConfig",
-    "LSTMConfig",
     "LayerNormConfig",
     "LearnedPosition",
     "LinearAttention",
-    "LuongAttention",
     "ModelConfig",
-    "NoAttention",
     "NoPosition",
     "RMSNormConfig",
-    "RNNConfig",
-    "RecurrentConfig",
     "RecurrentPosition",
     "RotaryPosition",
     "ShawPosition",
@@ -149,27 +133,6 @@ class LinearAttention(Section):
 Attention = Annotated[SoftmaxAttention | LinearAttention, Field(discriminator="kind")]
 
 
-class NoAttention(Section):
-    """The decoder receives only the last hidden state of the encoder."""
-
-    kind: Literal["none"] = "none"
-    context: Literal["bridge", "every_step"] = Field(
-        "bridge", description="where the decoder reads it: in its initial state only, or also at every step"
-    )
-
-
-class BahdanauAttention(Section):
-    kind: Literal["bahdanau"] = "bahdanau"
-
-
-class LuongAttention(Section):
-    kind: Literal["luong"] = "luong"
-    score: Literal["dot", "general"] = "general"
-
-
-AttentionOfRecurrent = Annotated[NoAttention | BahdanauAttention | LuongAttention, Field(discriminator="kind")]
-
-
 PRESETS: dict[str, dict[str, Any]] = {
     # Vaswani et al. 2017, Table 3.
     "base": {"d_model": 512, "d_ff": 2048, "n_heads": 8, "encoder_layers": 6, "decoder_layers": 6, "dropout": 0.1},
@@ -179,8 +142,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "d_model": 512, "d_ff": 2048, "n_heads": 8, "encoder_layers": 12, "decoder_layers": 1, "dropout": 0.1,
     },
 }  # fmt: skip
-
-Tie = Annotated[Literal["all", "target", "none"], Field(description="embeddings that share the output matrix")]
 
 
 class BlockConfig(Section):
@@ -304,51 +265,6 @@ class VisionConfig(BlockConfig):
             yield (
                 f"position.max_len {self.position.max_len} is too small for a class token and {self.n_patches} patches"
             )
-
-
-class RecurrentConfig(Section):
-    """Settings of all recurrent architectures."""
-
-    d_model: limits.Width = Field(512, description="width of embeddings and hidden states")
-    encoder_layers: limits.Layers = 2
-    decoder_layers: limits.Layers = 2
-    directions: Annotated[Literal[1, 2], NotBoolean] = Field(2, description="reading directions of the encoder")
-    dropout: limits.Dropout = 0.1
-    attention: AttentionOfRecurrent = BahdanauAttention()
-    initial_state: InitialState = Field(
-        ZeroState(), description="state before the first token; a decoder starts from the encoder"
-    )
-    tie: Tie = "all"
-
-    @model_validator(mode="after")
-    def _halves(self) -> RecurrentConfig:
-        require_even(self.d_model, self.directions)
-        return self
-
-
-class RNNConfig(RecurrentConfig):
-    """Simple recurrent network (Elman 1990)."""
-
-    architecture: Literal["rnn"] = "rnn"
-    activation: Literal["tanh", "relu"] = "tanh"
-
-    @property
-    def cell(self) -> RNNCell:
-        return RNNCell(activation=self.activation)
-
-
-class GRUConfig(RecurrentConfig):
-    """Gated recurrent units (Cho et al. 2014)."""
-
-    architecture: Literal["gru"] = "gru"
-    cell: ClassVar[GRUCell] = GRUCell()
-
-
-class LSTMConfig(RecurrentConfig):
-    """Long short-term memory (Hochreiter and Schmidhuber 1997)."""
-
-    architecture: Literal["lstm"] = "lstm"
-    cell: ClassVar[LSTMCell] = LSTMCell()
 
 
 class ConvolutionalConfig(Section):

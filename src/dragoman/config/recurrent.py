@@ -1,8 +1,8 @@
-"""`[model]`: recurrent networks with one output per input, and the parts that all recurrent networks share."""
+"""`[model]`: recurrent networks, from sequence to sequence or with one output per input, and their parts."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -10,16 +10,26 @@ from dragoman.config import limits
 from dragoman.config.section import NotBoolean, Section
 
 __all__ = [
+    "BahdanauAttention",
     "GRUCell",
+    "GRUConfig",
     "InitialState",
     "LSTMCell",
+    "LSTMConfig",
     "LearnedState",
+    "LuongAttention",
+    "NoAttention",
     "RNNCell",
+    "RNNConfig",
     "RecurrentCell",
+    "RecurrentConfig",
     "RecurrentEncoderConfig",
     "RecurrentLMConfig",
     "ZeroState",
 ]
+
+
+Tie = Annotated[Literal["all", "target", "none"], Field(description="embeddings that share the output matrix")]
 
 
 class ZeroState(Section):
@@ -61,6 +71,72 @@ def require_even(d_model: int, directions: int) -> None:
     """Raise ValueError if two directions cannot have half of d_model each."""
     if directions == 2 and d_model % 2:
         raise ValueError(f"d_model {d_model} must be even, because two directions share it")
+
+
+class NoAttention(Section):
+    """The decoder receives only the last hidden state of the encoder."""
+
+    kind: Literal["none"] = "none"
+    context: Literal["bridge", "every_step"] = Field(
+        "bridge", description="where the decoder reads it: in its initial state only, or also at every step"
+    )
+
+
+class BahdanauAttention(Section):
+    kind: Literal["bahdanau"] = "bahdanau"
+
+
+class LuongAttention(Section):
+    kind: Literal["luong"] = "luong"
+    score: Literal["dot", "general"] = "general"
+
+
+AttentionOfRecurrent = Annotated[NoAttention | BahdanauAttention | LuongAttention, Field(discriminator="kind")]
+
+
+class RecurrentConfig(Section):
+    """Settings of all recurrent architectures."""
+
+    d_model: limits.Width = Field(512, description="width of embeddings and hidden states")
+    encoder_layers: limits.Layers = 2
+    decoder_layers: limits.Layers = 2
+    directions: Annotated[Literal[1, 2], NotBoolean] = Field(2, description="reading directions of the encoder")
+    dropout: limits.Dropout = 0.1
+    attention: AttentionOfRecurrent = BahdanauAttention()
+    initial_state: InitialState = Field(
+        ZeroState(), description="state before the first token; a decoder starts from the encoder"
+    )
+    tie: Tie = "all"
+
+    @model_validator(mode="after")
+    def _halves(self) -> RecurrentConfig:
+        require_even(self.d_model, self.directions)
+        return self
+
+
+class RNNConfig(RecurrentConfig):
+    """Simple recurrent network (Elman 1990)."""
+
+    architecture: Literal["rnn"] = "rnn"
+    activation: Literal["tanh", "relu"] = "tanh"
+
+    @property
+    def cell(self) -> RNNCell:
+        return RNNCell(activation=self.activation)
+
+
+class GRUConfig(RecurrentConfig):
+    """Gated recurrent units (Cho et al. 2014)."""
+
+    architecture: Literal["gru"] = "gru"
+    cell: ClassVar[GRUCell] = GRUCell()
+
+
+class LSTMConfig(RecurrentConfig):
+    """Long short-term memory (Hochreiter and Schmidhuber 1997)."""
+
+    architecture: Literal["lstm"] = "lstm"
+    cell: ClassVar[LSTMCell] = LSTMCell()
 
 
 class _OneOutputPerInput(Section):

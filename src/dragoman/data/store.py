@@ -62,6 +62,7 @@ class Store:
         if content is not None and about["content"] != content:
             raise DamagedStoreError(f"{folder}: store.json belongs to another store ({about['content']}). {_REMEDY}")
         self.stats: str = about["account"]
+        self.warnings: list[str] = about.get("warnings", [])
         self.text_hash: str = about["text"]
         self.parts: list[tuple[int, float]] = [(p["pairs"], p["weight"]) for p in about["parts"]]
         files = _open_files(folder, about["files"])
@@ -245,17 +246,22 @@ def build_store(config: Config, specs: list[CorpusSpec], cache: Path, log: Calla
         except DamagedStoreError as error:
             log(f"prepared data is damaged and will be rebuilt: {error}")
         else:
-            log(f"data: {store.stats} (reused: {folder})")
+            _report(store, f" (reused: {folder})", log)
             return store
     try:
         with atomic_folder(folder, is_valid=_is_valid) as unfinished:
-            stats, parts = _fill(config, specs, unfinished)
-            _write_about(unfinished, {"content": folder.name, "text": text, "account": str(stats), "parts": parts})
+            _write_about(unfinished, {"content": folder.name, "text": text, **_fill(config, specs, unfinished)})
         store = Store(folder, folder.name)
     except OSError as error:
         raise TrainingError(not_written(f"the prepared data ({folder})", error)) from error
-    log(f"data: {stats}")
+    _report(store, "", log)
     return store
+
+
+def _report(store: Store, note: str, log: Callable[[str], None]) -> None:
+    log(f"data: {store.stats}{note}")
+    for warning in store.warnings:
+        log(warning)
 
 
 def _is_valid(folder: Path) -> bool:
@@ -266,8 +272,8 @@ def _is_valid(folder: Path) -> bool:
     return True
 
 
-def _fill(config: Config, specs: list[CorpusSpec], folder: Path) -> tuple[FilterStats, list[dict[str, float]]]:
-    """Write all files but `store.json`; return the filter statistics, and size and weight of each corpus."""
+def _fill(config: Config, specs: list[CorpusSpec], folder: Path) -> dict[str, Any]:
+    """Write all files but `store.json`; return the filter statistics, warnings, and size and weight of each corpus."""
     rules = config.parallel.filter
     pair_filter = PairFilter(rules)
     stats = pair_filter.stats
@@ -285,13 +291,15 @@ def _fill(config: Config, specs: list[CorpusSpec], folder: Path) -> tuple[Filter
             f"nothing to train on in {files}: {stats}. Check the files and the limits in [data.filter]; "
             "'dragoman doctor' shows what they contain."
         )
-    tokenizer = train_tokenizer(config.tokenizer, folder / "source.all", folder / "target.all")
+    warnings: list[str] = []
+    tokenizer = train_tokenizer(config.tokenizer, folder / "source.all", folder / "target.all", warnings.append)
     for name, content in tokenizer.files().items():
         (folder / name).write_bytes(content)
     kept = _encode(tokenizer, folder, counts, rules.max_tokens, stats)
     if not sum(kept):
         raise DataError(f"nothing to train on: {stats}. Increase data.filter.max_tokens (now {rules.max_tokens}).")
-    return stats, [{"pairs": n, "weight": s.weight} for n, s in zip(kept, specs, strict=True)]
+    parts = [{"pairs": n, "weight": s.weight} for n, s in zip(kept, specs, strict=True)]
+    return {"account": str(stats), "warnings": warnings, "parts": parts}
 
 
 def _encode(tokenizer: Tokenizer, folder: Path, counts: list[int], max_tokens: int, stats: FilterStats) -> list[int]:

@@ -6,7 +6,8 @@ import io
 import os
 import random
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -147,29 +148,38 @@ class Tokenizer:
         return tokenizer
 
 
-def train_tokenizer(config: TokenizerConfig, source: Path, target: Path) -> Tokenizer:
+Log = Callable[[str], None]
+
+
+def train_tokenizer(config: TokenizerConfig, source: Path, target: Path, log: Log | None = None) -> Tokenizer:
     """Train on two plain text files with one sentence per line.
 
-    Raises DataError if the text does not allow `vocab_size`.
+    log: receives a warning about characters that the vocabulary lacks.  Raises DataError if the text does not allow
+    `vocab_size`.
     """
     # Given the files themselves, sentencepiece would write their paths into the model.
     sides = [map(bytes.decode, open_lines(path)) for path in (source, target)]
     if config.shared:
-        return Tokenizer(_train(config, chain(*sides)))
+        return Tokenizer(_train(config, chain(*sides), log=log))
     keys = ("tokenizer", "tokenizer.target" if config.target else "tokenizer")
     return Tokenizer(
-        *(_train(side, lines, key=key) for side, lines, key in zip(config.sides, sides, keys, strict=True))
+        *(_train(side, lines, key=key, log=log) for side, lines, key in zip(config.sides, sides, keys, strict=True))
     )
 
 
 def learn_tokenizer(
-    config: TokenizerConfig, lines: Sequence[str], lossless: bool = False, roles: Sequence[str] = ()
+    config: TokenizerConfig,
+    lines: Sequence[str],
+    lossless: bool = False,
+    roles: Sequence[str] = (),
+    log: Log | None = None,
 ) -> Tokenizer:
     """Train one vocabulary on lines of text.  Raises DataError as `train_tokenizer` does.
 
     lossless: preserve every line end and space, for language models.  roles: of a dialogue, see `Tokenizer.roles`.
+    log: as for `train_tokenizer`.
     """
-    return Tokenizer(_train(config, iter(lines), lossless, roles))
+    return Tokenizer(_train(config, iter(lines), lossless, roles, log=log))
 
 
 def _train(
@@ -178,10 +188,14 @@ def _train(
     lossless: bool = False,
     roles: Sequence[str] = (),
     key: str = "tokenizer",
+    log: Log | None = None,
 ) -> bytes:
     """Return a serialized sentencepiece model.  key: the section of the configuration, for error messages."""
     model = io.BytesIO()
     characters = config.kind == "char"
+    counts: Counter[str] = Counter()
+    if log is not None and characters and not config.byte_fallback:
+        lines = _counted(lines, counts)
     try:
         spm.SentencePieceTrainer.train(
             sentence_iterator=lines,
@@ -206,7 +220,30 @@ def _train(
         )
     except (RuntimeError, OSError) as error:
         raise DataError(_explain(config, key, str(error))) from None
+    if log is not None and (missing := _missing(config, key, model.getvalue(), counts)):
+        log(missing)
     return model.getvalue()
+
+
+def _counted(lines: Iterator[str], counts: Counter[str]) -> Iterator[str]:
+    for line in lines:
+        counts.update(line)
+        yield line
+
+
+def _missing(config: SideTokenizerConfig, key: str, model: bytes, counts: Counter[str]) -> str:
+    """Return a warning about the counted characters that a model maps to <unk>; "" if there are none."""
+    processor = spm.SentencePieceProcessor(model_proto=model)
+    missing = [character for character in counts if UNK in processor.encode(character)]
+    if not missing:
+        return ""
+    part = sum(counts[character] for character in missing) / counts.total()
+    full = processor.get_piece_size() == config.vocab_size
+    setting = f"vocab_size (now {config.vocab_size:,})" if full else f"character_coverage ({config.character_coverage})"
+    return (
+        f"warning: {len(missing):,} of {len(counts):,} characters ({part:.2g} of the text) are not in the vocabulary "
+        f"and become <unk>; increase {key}.{setting}, or set {key}.byte_fallback=true"
+    )
 
 
 def _explain(config: SideTokenizerConfig, key: str, message: str) -> str:

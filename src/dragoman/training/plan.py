@@ -1,4 +1,4 @@
-"""Warnings about settings that the budget of a run cannot accommodate."""
+"""Warnings about settings with which a run learns less than it could."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import math
 from collections.abc import Iterator
 
 from dragoman.config import Duration, TrainConfig
-from dragoman.training.optim import Progress
+from dragoman.training.optim import Progress, learning_rate
 from dragoman.training.tasks.task import Task
 
 __all__ = ["plan_warnings", "warmup_warning"]
 
+_LOW_FOR_SGD = 0.01
+"""Usual rates of SGD without momentum are 0.1 to 30 for networks of text (Merity et al. 2018)."""
+
 
 def plan_warnings(config: TrainConfig, task: Task, batches_per_epoch: int) -> Iterator[str]:
-    """Yield warnings about warm-up and averaging; for budgets of time see `warmup_warning`."""
+    """Yield warnings about warm-up, averaging and rates of SGD; for budgets of time see `warmup_warning`."""
     steps = _steps(config.budget, config, task, batches_per_epoch)
     warmup = config.schedule.warmup
     if steps is not None and warmup > steps:
@@ -22,6 +25,14 @@ def plan_warnings(config: TrainConfig, task: Task, batches_per_epoch: int) -> It
             "steps: the learning rate never reaches its peak; lower the warm-up (to a tenth of the budget, for "
             "example), or raise the budget"
         )
+    if config.optimizer.kind == "sgd" and config.schedule.kind == "inverse_sqrt":
+        peak = learning_rate(config.schedule, task.config.model.d_model, warmup, used=0.0)
+        if peak < _LOW_FOR_SGD:
+            yield (
+                f'train.optimizer.kind is "sgd", but the learning rate of train.schedule.kind = "inverse_sqrt" is at '
+                f'most {peak:.2g}, made for Adam: SGD learns little with it; set train.schedule.kind = "constant" '
+                'or "budget" and a rate such as 0.1, or raise train.schedule.factor'
+            )
     made = _checkpoints(config, task, batches_per_epoch)
     if made is not None and config.average > 1 and made < config.average:
         yield (

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dragoman.config import Config, TokenizerConfig, parse_config
 from dragoman.data.batching import Batch
@@ -40,16 +43,17 @@ def tiny_trainer(
     folder: of the run, created or resumed.  matrices: as for `tiny_model`.  overrides: `key=value` for [train], such as
     "train.budget=100 steps".  The loss is the mean over both target tokens, as in every training.
 
-    Raises UsageError for invalid matrices, ConfigError for invalid overrides.
+    Raises UsageError for invalid matrices, ConfigError for invalid overrides, TrainingError if the run of the folder
+    began with other matrices.
     """
     weights = tiny_model(matrices).state_dict()
     document = {
         "data": {"train": [{"source": "", "target": ""}]},  # the task needs no files
         "model": tiny_config().model_dump(),
-        "train": _TRAIN,
+        "train": copy.deepcopy(_TRAIN),  # overrides change the document
     }
     config = parse_config(document, overrides)
-    run = TrainingRun(config, Path(folder), _TinyTask(config), lambda text: None)
+    run = TrainingRun(config, Path(folder), _TinyTask(config, weights), lambda text: None)
     run.folder.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(run, DistributedContext(config.train.device), Reporter())
     if trainer.progress.step == 0:
@@ -58,15 +62,15 @@ def tiny_trainer(
 
 
 class _TinyTask(Task):
-    """One batch, `TINY_PAIR`; there are no validation data."""
+    """One batch, `TINY_PAIR`; there are no validation data.  weights: with which the run begins."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, weights: Mapping[str, Tensor]) -> None:
         # sentencepiece's model of whole words numbers them by frequency; no configuration has this kind.
         words = TokenizerConfig().model_copy(
             update={"kind": "word", "vocab_size": len(TINY_WORDS), "byte_fallback": False}
         )
         lines = [word for i, word in enumerate(reversed(TINY_WORDS[EOS + 1 :]), start=1) for _ in range(i)]
-        super().__init__(config, learn_tokenizer(words, lines), data_hash="I am")
+        super().__init__(config, learn_tokenizer(words, lines), data_hash=f"I am, matrices {_hash(weights)}")
 
     def epoch(self, epoch: int) -> list[NDArray[np.int64]]:
         return [np.zeros(1, dtype=np.int64)]
@@ -79,3 +83,10 @@ class _TinyTask(Task):
 
     def validation(self) -> Score | None:
         return None
+
+
+def _hash(weights: Mapping[str, Tensor]) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for name, tensor in sorted(weights.items()):
+        digest.update(name.encode() + tensor.numpy().tobytes())
+    return digest.hexdigest()

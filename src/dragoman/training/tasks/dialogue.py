@@ -40,7 +40,7 @@ class DialogueTask(RowTask):
         roles = found.roles()
         _check_roles(list(roles), data)
         texts = [line for dialogue in found.dialogues for turn in dialogue.turns for line in turn.text.split("\n")]
-        self.tokenizer = learn_tokenizer(config.tokenizer, texts, lossless=True, roles=list(roles))
+        self.tokenizer = learn_tokenizer(config.tokenizer, texts, lossless=True, roles=list(roles), log=log)
         super().__init__(config, self.tokenizer, hash_files(paths))
         self._ids, self._targets, bounds = array("I"), array("I"), array("q", [0])
         encoded = self._encode(found)

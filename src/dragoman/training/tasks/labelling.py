@@ -37,7 +37,7 @@ class _LabelTask(RowTask):
         examples = [example for path in paths for example in self._examples(path)]
         refuse_empty(len(examples), paths, "the files are empty")
         lines = [text if isinstance(text, str) else " ".join(text) for text, _, _ in examples]
-        self.tokenizer = learn_tokenizer(config.tokenizer, lines)
+        self.tokenizer = learn_tokenizer(config.tokenizer, lines, log=log)
         self.labels = LabelVocabulary(sorted({label for _, labels, _ in examples for label in labels}), self.tokenizer)
         super().__init__(config, self.labels, hash_files(paths))
         found = [

@@ -32,7 +32,7 @@ class LanguageTask(RowTask):
         paths = data.train_paths()
         lines = [line for path in paths for line in read_lines(path)]
         refuse_empty(any(map(str.strip, lines)), paths, "all lines are blank")
-        self.tokenizer = learn_tokenizer(config.tokenizer, lines, lossless=True)
+        self.tokenizer = learn_tokenizer(config.tokenizer, lines, lossless=True, log=log)
         self.stream = self._read(paths)
         log(f"data: {self.stream.characters:,} characters, {len(self.stream.ids):,} tokens")
         self._cut: tuple[int, NDArray[np.int64]] = (-1, np.zeros((0, 2), dtype=np.int64))
@@ -91,7 +91,7 @@ class MaskedTask(RowTask):
         paths = data.train_paths()
         paragraphs = [text.replace("\n", " ") for path in paths for text in read_paragraphs(path)]
         refuse_empty(len(paragraphs), paths, "the files are empty")
-        self.tokenizer = learn_tokenizer(config.tokenizer, paragraphs)
+        self.tokenizer = learn_tokenizer(config.tokenizer, paragraphs, log=log)
         self.stream = self._read(paths)
         self.spans, words = self._windows(self.stream)
         refuse_empty(len(words), paths, "no paragraph contains a word")

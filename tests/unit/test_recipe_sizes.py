@@ -43,11 +43,16 @@ def test_recurrent_recipes_have_the_size_and_data_of_the_transformers(name: str,
     assert sections[0]["train"]["budget"] == sections[1]["train"]["budget"]
 
 
-def test_the_history_is_of_equal_size_and_budget() -> None:
+def test_the_history_is_of_equal_size_and_states_its_budgets() -> None:
     sizes = {path.stem: parameters(path) for path in (ROOT / "history").glob("*.toml")}
     assert len(sizes) == 11
     assert max(sizes.values()) < 1.025 * min(sizes.values())
-    assert {str(load_config(path).train.budget) for path in (ROOT / "history").glob("*.toml")} == {"8 min"}
+    table = (ROOT / "history" / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w-]+)\.toml` \|.*\| ([\d,]+) \|$", table, flags=re.M)
+    budgets = {path.stem: load_config(path).train.budget for path in (ROOT / "history").glob("*.toml")}
+    assert {name: f"{updates.replace(',', '')} steps" for name, updates in rows} == {
+        name: str(budget) for name, budget in budgets.items()
+    }
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

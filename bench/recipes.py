@@ -179,6 +179,7 @@ def table(path: Path) -> tuple[str, list[str]]:
     for (recipe, overrides, _), row in sorted(runs.items()):
         groups.setdefault((recipe, overrides), []).append(row)
     rows = [row for group in groups.values() for row in group]
+    shared = set.intersection(*(set(overrides) for _, overrides in groups)) if groups else set()
     lengths = list(dict.fromkeys(key for row in rows for key in by_length(row)))
     tested = all("test" in row for row in rows)
     scores = ["valid_loss"] if tested else list(dict.fromkeys(key for row in rows for key in row["valid"]))
@@ -186,7 +187,7 @@ def table(path: Path) -> tuple[str, list[str]]:
     head += ["test BLEU", "test chrF", *(f"{length} words" for length in lengths)] if tested else []
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for (recipe, overrides), group in groups.items():
-        name = " ".join([f"`{Path(recipe).stem}`", *overrides])
+        name = " ".join([f"`{Path(recipe).stem}`", *(o.rpartition(".")[2] for o in overrides if o not in shared)])
         cells = [name, str(len(group)), f"{group[0]['parameters']:,}", minutes(group)]
         cells += [mean([row["valid"].get(key) for row in group], 3 if "loss" in key else 1) for key in scores]
         if tested:
@@ -194,11 +195,11 @@ def table(path: Path) -> tuple[str, list[str]]:
             cells += [f"{fmean(by_length(row)[length] for row in group):.1f}" for length in lengths]
         lines.append("| " + " | ".join(cells) + " |")
     stale = {row["recipe"] for row in rows if row["config"] != digest(row["recipe"], row["overrides"])}
-    return "\n".join([*lines, "", caption(rows)]), sorted(stale)
+    return "\n".join([*lines, "", caption(rows, sorted(shared))]), sorted(stale)
 
 
-def caption(rows: Sequence[dict[str, Any]]) -> str:
-    """Return where, how long and with which seeds the runs of a table were trained."""
+def caption(rows: Sequence[dict[str, Any]], overrides: Sequence[str]) -> str:
+    """Return where, how long, and with which seeds and common overrides the runs of a table were trained."""
 
     def distinct(key: str) -> str:
         return ", ".join(dict.fromkeys(str(row[key]) for row in rows))
@@ -206,6 +207,7 @@ def caption(rows: Sequence[dict[str, Any]]) -> str:
     text = f"Processor: {distinct('processor')}; threads per run: {distinct('threads')}; PyTorch {distinct('torch')}; "
     text += f"budget: {distinct('budget')}; seeds: {', '.join(map(str, sorted({row['seed'] for row in rows})))}."
     signatures = dict.fromkeys(row["test"]["signature"] for row in rows if "test" in row)
+    text += f" All with {', '.join(f'`{override}`' for override in overrides)}." if overrides else ""
     return text + "".join(f" BLEU: `{signature}`." for signature in signatures)
 
 

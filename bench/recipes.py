@@ -187,7 +187,9 @@ def table(path: Path) -> tuple[str, list[str]]:
     head += ["test BLEU", "test chrF", *(f"{length} words" for length in lengths)] if tested else []
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for (recipe, overrides), group in groups.items():
-        name = " ".join([f"`{Path(recipe).stem}`", *(o.rpartition(".")[2] for o in overrides if o not in shared)])
+        name = " ".join(
+            [f"`{Path(recipe).stem}`", *(re.sub(r"^[\w.]*\.", "", o) for o in overrides if o not in shared)]
+        )
         cells = [name, str(len(group)), f"{group[0]['parameters']:,}", minutes(group)]
         cells += [mean([row["valid"].get(key) for row in group], 3 if "loss" in key else 1) for key in scores]
         if tested:

@@ -58,7 +58,8 @@ def test_seeds_are_averaged_and_the_last_result_of_a_run_counts(tmp_path: Path, 
 def test_overrides_that_all_runs_share_are_stated_once(tmp_path: Path, recipes: ModuleType) -> None:
     row = {
         "recipe": "recipes/digits.toml", "seed": 1, "config": "-", "parameters": 1000, "threads": 1,
-        "budget": "5 steps", "minutes": 9, "cpu_minutes": 2, "processor": "P", "torch": "2", "valid": {"valid_loss": 1.0},
+        "budget": "5 steps", "minutes": 9, "cpu_minutes": 2, "processor": "P", "torch": "2",
+        "valid": {"valid_loss": 1.0},
     }  # fmt: skip
     lines = [json.dumps(row | {"overrides": ["train.budget=5 steps", f"train.ema={x}"]}) for x in (0.5, 0.9)]
     (tmp_path / "results.jsonl").write_text("\n".join(lines) + "\n")

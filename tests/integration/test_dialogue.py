@@ -89,7 +89,7 @@ PROMPTS: list[list[tuple[str, str]]] = [
 
 
 def test_the_reply_is_that_of_the_role(chat: Chat) -> None:
-    """The same question has another answer from B than from C, which only their tokens tell apart."""
+    """The same question has another answer from B than from C, and only the token of the role distinguishes them."""
     for question, answers in QUESTIONS.items():
         for role, answer in zip("BC", answers, strict=True):
             reply = chat.reply([("A", question)], role, sample=False)
@@ -194,7 +194,7 @@ def test_characters_of_several_bytes_are_streamed_whole() -> None:
     ("turns", "options", "message"),
     [
         (PET, {"role": "b"}, "role = 'b': not a role of this model.*accepted: A, B, C"),
-        (PET, {}, "it is not clear who speaks next; specify the role, one of A, B, C"),
+        (PET, {}, "it is not clear who speaks next; specify role = A or B or C"),
         ([("D", "hi")], {"role": "B"}, "turn 1: role 'D': not a role"),
         ([{"role": "A"}], {"role": "B"}, "turn 1: text: None is of type NoneType"),
         (["hi"], {"role": "B"}, r"turn 1: 'hi' is not a turn; accepted: \(\"role\", \"text\"\)"),
@@ -308,7 +308,7 @@ def test_doctor_info_explain_and_atlas(cli: Cli, run: Path, tmp_path: Path) -> N
         (["generate", "--prompt", "a", "--turns", "-"], "--prompt, --input and --turns exclude each other"),
         (["generate", "--role", "A"], "--role applies to dialogues"),
         (["score", "--target", "x", "--source", "x"], "omit --source"),
-        (["chat"], "it is not clear who speaks next; specify the role, one of A, B, C"),
+        (["chat"], "it is not clear who speaks next; specify --role A or B or C"),
         (["chat", "--role", "B"], "it is not clear who you are; specify --as, one of A, B, C"),
         (["chat", "--role", "Z"], "--role 'Z': not a role of this model; accepted: A, B, C"),
         (["chat", *GREEDY, "--max-tokens", "99"], "--max-tokens 99; accepted: 1 to 46"),

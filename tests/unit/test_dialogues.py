@@ -205,6 +205,7 @@ def test_turns_of_a_text() -> None:
     text = "A: Hi: you\nstill A\nB:\nC: not a role"
     assert turns_of_text(text, ["A", "B"]) == [Turn("A", "Hi: you\nstill A"), Turn("B", "C: not a role")]
     assert turns_of_text("hello\nB: hi", ["A", "B"]) == [Turn("A", "hello"), Turn("B", "hi")]
+    assert turns_of_text("hello", ["assistant", "user"]) == [Turn("user", "hello")]
     assert turns_of_text("", ["A"]) == []
 
 
@@ -295,8 +296,8 @@ def config_of(folder: Path, *overrides: str) -> Config:
 
 
 def task_of(folder: Path, *overrides: str) -> tuple[DialogueTask, str]:
-    config, said = config_of(folder, *overrides), list[str]()
-    return DialogueTask(config, config.data, said.append), "\n".join(said)  # type: ignore[arg-type]
+    config, messages = config_of(folder, *overrides), list[str]()
+    return DialogueTask(config, config.data, messages.append), "\n".join(messages)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -307,18 +308,18 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_counts_are_printed_and_nothing_is_dropped_silently(folder: Path) -> None:
-    task, said = task_of(folder)
+    task, messages = task_of(folder)
     # Characters and ends of turns: 6 + 3, 40 + 1, 1 + 1.
     assert task.tokens() == 52
-    assert said == (
+    assert messages == (
         "data: 3 dialogues; read 6 turns = kept 5 + empty_turns 1; turns by role: A 3, B 2; longest dialogue: 3 turns; "
         "longest turn: 41 tokens; 4 windows, 57 tokens, 52 to predict; cuts inside a turn of more than 22 tokens: 1"
     )
 
 
 def test_only_loss_roles_count(folder: Path) -> None:
-    task, said = task_of(folder, 'data.loss_roles=["A"]')
-    assert task.tokens() == 8 and "windows without a turn of data.loss_roles: 2" in said
+    task, messages = task_of(folder, 'data.loss_roles=["A"]')
+    assert task.tokens() == 8 and "windows without a turn of data.loss_roles: 2" in messages
     batch = task.read(task.epoch(0)[0], 0, 0)
     targets = sorted(task.tokenizer.decode_target(row.tolist()) for row in batch.tgt_out)
     assert targets == ["abca", "b"] and batch.tgt_tokens == int((batch.tgt_out != PAD).sum())

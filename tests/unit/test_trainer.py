@@ -246,6 +246,13 @@ def test_a_validation_that_is_not_finite_is_never_the_best(loss: float, build: B
     assert (result.progress.best, result.progress.best_step, result.progress.stale) == (-3.0, 12, 0)
 
 
+def test_a_training_without_a_finite_validation_fails(build: Build) -> None:
+    trainer = build("train.budget=12 steps")
+    trainer.validation = Scripted([math.nan, math.inf])
+    with pytest.raises(TrainingError, match="step 12, but no validation had a finite result .0 steps were skipped"):
+        trainer.train()
+
+
 @pytest.mark.parametrize(("patience", "step"), [(1, 12), (2, 30)])
 def test_patience_counts_validations_since_the_best(patience: int, step: int, build: Build) -> None:
     trainer = build("train.budget=500 steps", f"train.patience={patience}")

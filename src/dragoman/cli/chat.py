@@ -11,7 +11,7 @@ import typer
 
 from dragoman.cli.options import Device, Greedy, MaxReply, Model, ReplyRole, Seed, Temperature, TopK, TopP
 from dragoman.cli.streams import log, one_line, open_output, read_input
-from dragoman.data.turns import Turn
+from dragoman.data.turns import Turn, default_speaker
 from dragoman.errors import UsageError
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Session:
         elif role is not None and len(names) > 1 and "user" not in names:
             raise UsageError(f"it is not clear who you are; specify --as, one of {', '.join(chat.roles)}")
         else:
-            self.user = "user" if "user" in names else (names or chat.roles)[0]
+            self.user = default_speaker(names or chat.roles)
         self.role = chat.answering_role([Turn(self.user, "")], role)
         chat.check_settings(**settings)
 

@@ -85,6 +85,7 @@ def _log_test_scores(document: Config, run: Path, reporter: Reporter) -> None:
     data = document.parallel
     assert data.test is not None
     pairs = list(read_pairs(corpus_spec(document, data.test)))
+    reporter.log(f"test: translating {len(pairs):,} sentences")
     translator = Translator.load(run, document.train.device, quantize="none")
     sources, references = [p.source for p in pairs], [[p.target for p in pairs]]
     for line in evaluate_model(translator, sources, references, language=data.target_language).lines():

@@ -24,6 +24,7 @@ __all__ = [
     "Turn",
     "TurnIds",
     "Window",
+    "default_speaker",
     "encode_turns",
     "prompt_ids",
     "role_problem",
@@ -39,7 +40,7 @@ _RESERVED = '<>:,"'
 
 
 class Turn(NamedTuple):
-    """What one participant says before another one speaks."""
+    """One contribution to a dialogue: the role of the participant, and the text."""
 
     role: str
     text: str
@@ -104,7 +105,7 @@ def role_problem(role: str) -> str:
 def turns_of_text(text: str, roles: Sequence[str]) -> list[Turn]:
     """Return the turns of a text with lines `ROLE: text`; other lines continue the turn before them.
 
-    Text before the first role belongs to the first of `roles`.
+    Text before the first role belongs to `default_speaker(roles)`.
     """
     turns: list[Turn] = []
     for line in text.split("\n"):
@@ -114,8 +115,13 @@ def turns_of_text(text: str, roles: Sequence[str]) -> list[Turn]:
         elif turns:
             turns[-1] = Turn(turns[-1].role, f"{turns[-1].text}\n{line}".strip())
         elif line.strip():
-            turns.append(Turn(roles[0], line.strip()))
+            turns.append(Turn(default_speaker(roles), line.strip()))
     return turns
+
+
+def default_speaker(roles: Sequence[str]) -> str:
+    """Return the role of a person who does not specify one: "user" if there is such a role, otherwise the first."""
+    return "user" if "user" in roles else roles[0]
 
 
 def encode_turns(tokenizer: Tokenizer, turns: Iterable[Turn]) -> list[TurnIds]:

@@ -59,7 +59,7 @@ POINTERS = ("best", "last", "average")
 USED_BY = {
     "parallel": "dragoman translate",
     "text": "dragoman generate",
-    "dialogue": "dragoman chat",
+    "dialogue": "dragoman chat, dragoman generate --turns",
     "masked": "dragoman vectors",
     "tagged": "dragoman label",
     "labelled": "dragoman label",

@@ -4,7 +4,7 @@
 const byId = (id) => document.getElementById(id);
 const finite = (value) => typeof value === "number" && Number.isFinite(value);
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
-// Chinese and Japanese are written without spaces, so the "▁" of sentencepiece says nothing about their words.
+// Chinese and Japanese are written without spaces, so the "▁" of sentencepiece does not mark their words.
 const SPACELESS = /^[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}]/u;
 
 function make(name, attributes, children, space) {

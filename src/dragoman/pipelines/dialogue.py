@@ -162,7 +162,7 @@ class Chat(Pipeline):
             return self.roles[turns[-1].role == self.roles[0]]
         if "assistant" in self.roles:
             return "assistant"
-        raise UsageError(f"{where}it is not clear who speaks next; specify the role, one of {', '.join(self.roles)}")
+        raise UsageError(f"{where}it is not clear who speaks next; specify role = {' or '.join(self.roles)}")
 
     def check_role(self, role: object, name: str) -> str:
         """Return a role of the model.  Raises UsageError for anything else; name: stands before it in the message."""

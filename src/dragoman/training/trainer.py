@@ -40,6 +40,8 @@ from dragoman.training.validation import swapped_weights
 
 __all__ = ["TrainResult", "Trainer", "train"]
 
+_ADVICE = "Lower the learning rate, set train.clip_norm=1, or check the data with 'dragoman doctor'."
+
 
 @dataclass(frozen=True)
 class TrainResult:
@@ -131,6 +133,7 @@ class Trainer:
                 interrupted = interrupt.requested
                 if not interrupted:
                     self._finish()
+                    self._check_usable()
                 elif self.run.needs_last(self.progress):
                     self._save({}, interrupted=True)
         finally:
@@ -213,8 +216,15 @@ class Trainer:
         if progress.bad_in_a_row >= self.config.max_bad_steps:
             raise TrainingError(
                 f"{self.run.folder}: the loss was not finite for {progress.bad_in_a_row} steps in a row, up to step "
-                f"{progress.step}. {self.run.last_good()} Lower the learning rate, set train.clip_norm=1, or check the "
-                "data with 'dragoman doctor'."
+                f"{progress.step}. {self.run.last_good()} {_ADVICE}"
+            )
+
+    def _check_usable(self) -> None:
+        """Raise TrainingError if the training has ended without a validation whose result is finite."""
+        if self.validation is not None and self.context.is_main and self.progress.best is None:
+            raise TrainingError(
+                f"{self.run.folder}: the training has ended at step {self.progress.step}, but no validation had a "
+                f"finite result ({self.progress.skipped} steps were skipped), so the model cannot be used. {_ADVICE}"
             )
 
     def _update_ema(self) -> None:

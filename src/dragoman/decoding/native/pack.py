@@ -256,7 +256,8 @@ class _Packer:
             self._write_array(_pad_rows(bias.float(), outputs).cpu().numpy())
 
     def _write_array(self, values: NDArray[Any], dtype: type[np.generic] = np.float32) -> None:
-        self.file.write(np.ascontiguousarray(values, dtype=dtype).tobytes())
+        with np.errstate(over="ignore"):  # the search reports output that is not finite
+            self.file.write(np.ascontiguousarray(values, dtype=dtype).tobytes())
         self._align()
 
     def _align(self) -> None:

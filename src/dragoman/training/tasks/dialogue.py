@@ -1,4 +1,4 @@
-"""Dialogues: a language model that learns what each role says next (Vinyals and Le 2015)."""
+"""Dialogues: a language model that predicts the turns of each role (Vinyals and Le 2015)."""
 
 from __future__ import annotations
 

@@ -191,7 +191,9 @@ def table(path: Path) -> tuple[str, list[str]]:
             [f"`{Path(recipe).stem}`", *(re.sub(r"^[\w.]*\.", "", o) for o in overrides if o not in shared)]
         )
         cells = [name, str(len(group)), f"{group[0]['parameters']:,}", minutes(group)]
-        cells += [mean([row["valid"].get(key) for row in group], 3 if "loss" in key else 1) for key in scores]
+        cells += [
+            mean([row["valid"].get(key) for row in group], 3 if "loss" in key or "bits" in key else 1) for key in scores
+        ]
         if tested:
             cells += [mean([row["test"][key] for row in group]) for key in ("bleu", "chrf")]
             cells += [f"{fmean(by_length(row)[length] for row in group):.1f}" for length in lengths]

@@ -89,7 +89,7 @@ PROMPTS: list[list[tuple[str, str]]] = [
 
 
 def test_the_reply_is_that_of_the_role(chat: Chat) -> None:
-    """The same question has another answer from B than from C, and only the token of the role distinguishes them."""
+    """The same question has another answer from B than from C; only the token of the role differs."""
     for question, answers in QUESTIONS.items():
         for role, answer in zip("BC", answers, strict=True):
             reply = chat.reply([("A", question)], role, sample=False)

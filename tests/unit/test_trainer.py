@@ -249,7 +249,7 @@ def test_a_validation_that_is_not_finite_is_never_the_best(loss: float, build: B
 def test_a_training_without_a_finite_validation_fails(build: Build) -> None:
     trainer = build("train.budget=12 steps")
     trainer.validation = Scripted([math.nan, math.inf])
-    with pytest.raises(TrainingError, match="step 12, but no validation had a finite result .0 steps were skipped"):
+    with pytest.raises(TrainingError, match="step 12, but no validation had a finite result"):
         trainer.train()
 
 

@@ -13,15 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from pydantic import ValidationError, ValidationInfo, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, model_validator
 
-from dragoman.config.data import DataConfig, ParallelData, TokenizerConfig
+from dragoman.config.data import DataConfig, ParallelData
 from dragoman.config.errors import describe, shown
 from dragoman.config.limits import ADAM_RATES
 from dragoman.config.model import PRESETS, ConvolutionalConfig, EncoderOnlyConfig, ModelConfig, TransformerConfig
 from dragoman.config.overrides import apply_overrides
 from dragoman.config.recurrent import RecurrentEncoderConfig
 from dragoman.config.section import Section, is_stored
+from dragoman.config.tokenizer import TokenizerConfig
 from dragoman.config.train import SearchConfig, TrainConfig
 from dragoman.errors import ConfigError, UsageError, clip, nearest
 from dragoman.io.reading import open_regular
@@ -53,11 +54,11 @@ _KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 class Config(Section):
     """A configuration document."""
 
-    data: DataConfig
-    tokenizer: TokenizerConfig = TokenizerConfig()
-    model: ModelConfig = TransformerConfig()
-    train: TrainConfig = TrainConfig()
-    search: SearchConfig = SearchConfig()
+    data: DataConfig = Field(description="what is learned from, by kind of task")
+    tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="segmentation of text into tokens")
+    model: ModelConfig = Field(TransformerConfig(), description="architecture, sizes and the variants of its parts")
+    train: TrainConfig = Field(TrainConfig(), description="how long, how fast, and what is saved")
+    search: SearchConfig = Field(SearchConfig(), description="decoding")
 
     @property
     def parallel(self) -> ParallelData:

@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from dragoman.config import Config, Duration, dump_toml, flatten, load_config, parse_config, resolve_path
-from dragoman.config.errors import _models_in
+from dragoman.config.errors import models_in
 from dragoman.errors import ConfigError, UsageError
 from small_run import small_config, small_document
 
@@ -34,7 +34,7 @@ def sections(model: type[BaseModel] = Config) -> set[type[BaseModel]]:
     """Every section that a document may hold."""
     found = {model}
     for field in model.model_fields.values():
-        for inner in _models_in(field.annotation):
+        for inner in models_in(field.annotation):
             found |= sections(inner)
     return found
 

@@ -77,7 +77,7 @@ Key = Annotated[str | int, BeforeValidator(_key)]
 Root = Annotated[
     str,
     Field(
-        description="folder from which the other paths of [data] start; `${NAME}`, `${NAME:-default}` and `~` are expanded",
+        description="folder from which relative paths start; `${NAME}`, `${NAME:-default}` and `~` are expanded",
         examples=["${DRAGOMAN_DATA:-data}"],
     ),
 ]

@@ -54,9 +54,9 @@ _KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 class Config(Section):
     """A configuration document."""
 
-    data: DataConfig = Field(description="what is learned from, by kind of task")
+    data: DataConfig = Field(description="kind of the training data", examples=["text"])
     tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="segmentation of text into tokens")
-    model: ModelConfig = Field(TransformerConfig(), description="architecture, sizes and the variants of its parts")
+    model: ModelConfig = Field(TransformerConfig(), description="kind of network", examples=["lstm"])
     train: TrainConfig = Field(TrainConfig(), description="how long, how fast, and what is saved")
     search: SearchConfig = Field(SearchConfig(), description="decoding")
 

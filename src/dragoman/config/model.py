@@ -230,7 +230,7 @@ class BlockConfig(Section):
     )
     gated: bool = Field(
         False,
-        description="multiply the hidden features by a gate (Shazeer 2020); needs 1.5 times the weights for the same d_ff",
+        description="multiply the hidden features by a gate (Shazeer 2020); 1.5 times the weights for the same d_ff",
         examples=[True],
     )
     bias: bool = Field(True, description="add biases in attention and feed-forward layers", examples=[False])

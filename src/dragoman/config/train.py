@@ -44,7 +44,11 @@ class AdamWConfig(Section):
 
     kind: Literal["adamw"] = "adamw"
     beta1: limits.Beta = Field(0.9, description="decay of the running mean of the gradient", examples=[0.9])
-    beta2: limits.Beta = Field(0.98, description="decay of the running mean of the squared gradient", examples=[0.999])
+    beta2: limits.Beta = Field(
+        0.98,
+        description="decay of the running mean of the squared gradient; 0.98 in Vaswani et al. 2017, 5.3",
+        examples=[0.999],
+    )
     eps: limits.AdamEpsilon = Field(1e-9, description="added to the denominator of the update", examples=[1e-8])
     weight_decay: limits.WeightDecay = Field(
         0.01,

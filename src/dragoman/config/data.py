@@ -32,6 +32,7 @@ __all__ = [
     "TaggedData",
     "TextData",
     "TreeData",
+    "move_root",
     "resolve_path",
 ]
 
@@ -66,6 +67,20 @@ def resolve_path(text: str, root: str = "") -> Path:
     return path if path.is_absolute() or not root else expand(root) / path
 
 
+def move_root(root: str, to: Path, start: Path = Path()) -> str:
+    """Return a root that is relative to the folder `start` as one that is relative to the folder `to`.
+
+    A root that begins with `/`, a variable or `~` stays as it is.
+    """
+    if Path(root).is_absolute() or root.startswith(("$", "~")):
+        return root
+    try:
+        target = os.path.realpath(start / root)
+        return Path(os.path.relpath(target, os.path.realpath(to))).as_posix()
+    except (OSError, ValueError):  # a NUL character; another drive; the current directory was deleted
+        return root
+
+
 def _key(value: Any) -> Any:
     """Check a column number or key here, so that pydantic reports one error instead of one per accepted type."""
     if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 9999):
@@ -77,7 +92,8 @@ Key = Annotated[str | int, BeforeValidator(_key)]
 Root = Annotated[
     str,
     Field(
-        description="folder from which relative paths start; `${NAME}`, `${NAME:-default}` and `~` are expanded",
+        description="folder from which relative paths start, itself relative to the TOML file; `${NAME}`, "
+        "`${NAME:-default}` and `~` are expanded",
         examples=["${DRAGOMAN_DATA:-data}"],
     ),
 ]

@@ -29,7 +29,6 @@ _EXPECTED = {
     "bool": "must be true or false",
     "string": "must be text, in quotes",
     "model": "must be a section with keys of its own",
-    "invalid": "must have names as keys",  # invalid_key: a number as a key, which only Python can write
 }
 """Beginning of pydantic's name for an error -> what is expected."""
 _OUT_OF_RANGE = (
@@ -54,6 +53,8 @@ def describe(error: dict[str, Any], root: type[BaseModel]) -> str:
             return f"{name}: missing; this key is required"
         case "tuple_type":
             return f"{name}{given}: must be a list; write {_as_list(section, path[-1], value)}"
+        case "invalid_key":  # which neither TOML nor JSON can contain
+            return f"{'.'.join(path[:-1])}: the key {shown(value)} must be text"
         case "string_unicode":
             return f"{name} = {shown(value)}: invalid Unicode (lone surrogate)"
         case "union_tag_not_found":

@@ -221,7 +221,7 @@ class BlockConfig(Section):
         examples=["pre"],
     )
     norm: Norm = Field(LayerNormConfig(), description="normalization of the layers", examples=["rms"])
-    attention: Attention = Field(SoftmaxAttention(), description="self-attention", examples=["linear"])
+    attention: Attention = Field(SoftmaxAttention(), description="computation of self-attention", examples=["linear"])
     position: Position = Field(
         SinusoidalPosition(), description="how the model knows the order of the tokens", examples=["rotary"]
     )

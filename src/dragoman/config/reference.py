@@ -205,28 +205,41 @@ def look_up(name: str) -> tuple[list[Kind], list[Key]]:
 
     Raises UsageError that names the nearest key.
     """
-    wanted = re.sub(r"\.\d+(?=\.|$)", "", name.strip().strip("[]").strip())
-    keys = [(re.sub(r"\.0(?=\.)", "", key.name), key) for key in all_keys()]
-    for matches in (
-        lambda found: found == wanted,
-        lambda found: found.startswith(f"{wanted}."),
-        lambda found: found.endswith(f".{wanted}"),
-        lambda found: f".{wanted}." in found,
-    ):
-        chosen = [key for found, key in keys if matches(found)]
-        if chosen:
-            names = {key.name for key in chosen}
-            return [kind for kind in all_kinds() if kind.name in names], chosen
+    wanted = _without_index(name.strip().strip("[]").strip())
+    for matches in (_is_named, _is_in, _ends_with):
+        if keys := [key for key in all_keys() if matches(_without_index(key.name), wanted)]:
+            selecting = {
+                key.name for key in keys if _without_index(key.name) == wanted or section_of(key.name) == wanted
+            }
+            return [kind for kind in all_kinds() if kind.name in selecting], keys
     if kinds := [kind for kind in all_kinds() if kind.tag == wanted]:
-        return kinds, [key for kind in kinds for key in all_keys() if _belongs(key, kind)]
-    names = {found for found, _ in keys}
-    other = native_name(wanted.rpartition(".")[2])
+        return kinds, [key for key in all_keys() if any(_belongs(key, kind) for kind in kinds)]
+    names = {_without_index(key.name) for key in all_keys()}
+    other, last = native_name(wanted.rpartition(".")[2]), wanted.rpartition(".")[2]
     near = f" (did you mean {other!r}?)" if other else nearest(wanted, names)
-    near = near or nearest(wanted.rpartition(".")[2], {found.rpartition(".")[2] for found in names})
+    near = near or nearest(last, {found.rpartition(".")[2] for found in names} | {kind.tag for kind in all_kinds()})
     raise UsageError(
         f"{clip(wanted)!r}: no such key, section or kind{near}; accepted: a name such as train.seed, model.norm or "
         "rotary, or a CONFIG.toml; 'dragoman config' lists all sections"
     )
+
+
+def _without_index(name: str) -> str:
+    return re.sub(r"\.\d+(?=\.|$)|\[\]", "", name)
+
+
+def _is_named(name: str, wanted: str) -> bool:
+    return name == wanted
+
+
+def _is_in(name: str, wanted: str) -> bool:
+    """Return whether a key is in a section, or selects the kind of a section in it."""
+    section = section_of(name)
+    return section == wanted or (section_of(section) == wanted and name.endswith(".kind") and name in _tags())
+
+
+def _ends_with(name: str, wanted: str) -> bool:
+    return name.endswith(f".{wanted}") or section_of(name).endswith(f".{wanted}")
 
 
 def _belongs(key: Key, kind: Kind) -> bool:

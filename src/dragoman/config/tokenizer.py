@@ -26,7 +26,7 @@ class SideTokenizerConfig(Section):
         examples=[16_000],
     )
     byte_fallback: bool = Field(
-        True, description="write unknown characters as UTF-8 bytes, so that nothing becomes <unk>", examples=[False]
+        True, description="write unknown characters as UTF-8 bytes, so that nothing becomes `<unk>`", examples=[False]
     )
     normalization: Literal["nmt_nfkc", "nfkc", "identity"] = Field(
         "nmt_nfkc",

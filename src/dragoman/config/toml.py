@@ -49,6 +49,7 @@ def annotated_toml(document: Section, given: Collection[str], preset: str | None
 
 def _lines(section: Section, prefix: str, inner: str, given: Collection[str], preset: str | None) -> Iterator[str]:
     """Yield the lines of a section.  prefix: its key and a dot.  inner: the part of it that is not in [brackets]."""
+    written = section.model_dump(mode="json")  # leaves out keys without effect
     for name, field in type(section).model_fields.items():
         value, key = getattr(section, name), prefix + name
         if isinstance(value, Section) and not hasattr(value, "unit"):
@@ -56,13 +57,15 @@ def _lines(section: Section, prefix: str, inner: str, given: Collection[str], pr
             continue
         default = None if field.is_required() else field.default
         is_set = any(one == key or one.startswith(f"{key}.") for one in given)
+        if name not in written:
+            continue
         if value is None:
             yield f"# {inner}{name}: not set"
             continue
-        shown = toml_value(section.model_dump(mode="json", exclude_none=True)[name])
+        shown = toml_value(written[name])
         standard = toml_value(str(default) if hasattr(default, "unit") else default)
         if is_set:
-            origin = "set" if value == default or field.is_required() else f"set; default: {standard}"
+            origin = "set" if value == default or default is None else f"set; default: {standard}"
         else:
             origin = "default" if value == default else f'preset "{preset}"'
         yield f"{f'{inner}{name} = {shown}':<{_COLUMN}}  # {origin}"

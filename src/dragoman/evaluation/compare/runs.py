@@ -233,6 +233,7 @@ def _no_run(path: Path) -> str:
 
 def _read_run(folder: Path, name: str) -> ComparedRun:
     config = flatten(load_config(folder / "config.toml", stored=True).model_dump(mode="json"))
+    config.pop("data.root", None)  # seen from each run folder
     rows = read_log(folder)
     if not rows:
         raise UsageError(f"{folder}: log.jsonl has no rows yet; continue with: dragoman train CONFIG --out {folder}")

@@ -248,3 +248,5 @@ def test_what_config_prints_of_a_whole_document_is_the_document(cli: Cli, tmp_pa
     (tmp_path / "two.toml").write_bytes(out)
     assert load_config(tmp_path / "two.toml") == load_config(tmp_path / "one.toml")
     assert b"# default" not in out.replace(b"kind = ", b""), "a stored document holds every key"
+    (tmp_path / "one.toml").rename(tmp_path / "config.toml")
+    assert cli("config", tmp_path)[1] == out, "a run folder is named by itself"

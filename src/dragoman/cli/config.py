@@ -25,7 +25,9 @@ _MOST_IN_FULL = 4
 def config(
     name: Annotated[
         str | None,
-        typer.Argument(help="Key, section or kind, such as train.seed, model.norm or rotary; or CONFIG.toml."),
+        typer.Argument(
+            help="Key, section or kind, such as train.seed, model.norm or rotary; CONFIG.toml; or run folder."
+        ),
     ] = None,
     overrides: Annotated[list[str] | None, typer.Argument(help="Overrides of CONFIG.toml, key=value.")] = None,
     as_json: AsJson = False,
@@ -39,8 +41,11 @@ def config(
     from dragoman.config.reference import all_keys, all_kinds, look_up, section_of
     from dragoman.errors import UsageError
 
-    if name is not None and (name.endswith(".toml") or Path(name).is_file()):
-        _print_document(Path(name), overrides or [], as_json)
+    file = Path(name or "")
+    if name and (file / "config.toml").is_file():  # a run folder
+        file = file / "config.toml"
+    if name and (file.suffix == ".toml" or file.is_file()):
+        _print_document(file, overrides or [], as_json)
         return
     if overrides:
         raise UsageError(f"overrides {', '.join(overrides)} need a CONFIG.toml; specify the file before them")

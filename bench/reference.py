@@ -203,9 +203,8 @@ def conditions_text(conditions: Sequence[tuple[str, Sequence[str]]]) -> str:
 
 
 def accepts(value: str) -> str:
-    if re.match(r'"|\d', value):
-        return ", ".join(code(one) for one in value.split(", "))
-    return text(value)
+    """Return what a key accepts, with the values as code."""
+    return re.sub(r'"[^"]*"', lambda quoted: code(quoted[0]), value)
 
 
 def default(value: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.config import dump_toml
+from dragoman.evaluation.compare.runs import compare_runs
 from small_run import Cli, small_config, weights, write_corpus
 
 
@@ -44,6 +45,15 @@ def test_a_run_is_resumed_and_repeated_from_other_folders(
     assert cli("train", "../one/config.toml", "--out", "../again")[0] == 0
     assert weights(Path("../again")) == weights(Path("../one"))
     assert cli("doctor", "../../tiny.toml")[0] == 0
+
+
+def test_runs_in_different_folders_are_compared_by_the_data_they_read(project: Path, cli: Cli) -> None:
+    write_corpus(project / "other" / "data")
+    (project / "tiny.toml").rename(project / "other" / "tiny.toml")
+    for out in ("runs/one", "runs/deeper/two"):
+        assert cli("train", project / "other" / "tiny.toml", "--out", out)[0] == 0
+    roots = [run.config["data.root"] for run in compare_runs(["runs/one", "runs/deeper/two"]).runs]
+    assert roots == [str(project / "other" / "data")] * 2
 
 
 def test_a_file_that_is_missing_is_named_with_its_folder(project: Path, cli: Cli) -> None:

@@ -116,7 +116,7 @@ def _print_keys(section: str, keys: Iterable[Key], out: Console) -> None:
     rows = []
     for key in keys:
         kinds = _conditions(key, key.conditions[-1:])
-        meaning = escape(key.meaning) + (f"\n[dim]{escape(kinds)}[/]" if kinds else "")
+        meaning = escape(key.meaning) + (f"\n[dim]with {escape(kinds)}[/]" if kinds else "")
         rows.append((escape(key.name.rpartition(".")[2]), escape(key.default), meaning))
     if rows:
         _print_table((_title(section), "default", "meaning"), rows, out, markup=True)

@@ -208,9 +208,8 @@ def look_up(name: str) -> tuple[list[Kind], list[Key]]:
     wanted = _without_index(name.strip().strip("[]").strip())
     for matches in (_is_named, _is_in, _ends_with):
         if keys := [key for key in all_keys() if matches(_without_index(key.name), wanted)]:
-            selecting = {
-                key.name for key in keys if _without_index(key.name) == wanted or section_of(key.name) == wanted
-            }
+            # Of a section, the kinds of the sections in it are left out.
+            selecting = {key.name for key in keys if matches is not _is_in or section_of(key.name) == wanted}
             return [kind for kind in all_kinds() if kind.name in selecting], keys
     if kinds := [kind for kind in all_kinds() if kind.tag == wanted]:
         return kinds, [key for key in all_keys() if any(_belongs(key, kind) for kind in kinds)]

@@ -61,3 +61,6 @@ def test_a_file_that_is_missing_is_named_with_its_folder(project: Path, cli: Cli
     code, _, err = cli("train", "../project/tiny.toml", "--out", "run")
     assert code == 2 and f"data.valid.source: no such file: {project / 'data' / 'valid.src'} (it exists in the" in err
     assert "relative paths start at the folder of the TOML file, or at data.root in it; data.root=FOLDER" in err
+    Path("valid.src").rename(project / "data" / "valid.source")
+    _, _, err = cli("train", "../project/tiny.toml", "--out", "run")
+    assert f"{project / 'data' / 'valid.src'} (did you mean 'valid.source'?); relative paths" in err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from dragoman.config import Config, dump_toml, flatten, load_config, move_root, resolve_path
 from dragoman.data.vocabulary import load_vocabulary
-from dragoman.errors import ConfigError, ModelFolderError, TrainingError, UsageError
+from dragoman.errors import ConfigError, ModelFolderError, TrainingError, UsageError, nearest
 from dragoman.io.lock import lock_run
 from dragoman.io.writing import recover_folders, remove_folder, write_file, writing
 from dragoman.models.model_folder import (
@@ -43,6 +44,7 @@ _PATHS = (
     "relative paths start at the folder of the TOML file, or at data.root in it; data.root=FOLDER on the command line "
     "changes it; for the corpora of the recipes, see docs/data.md"
 )
+_MAX_LISTED = 1000
 
 
 def open_run(config: Config, folder: Path, log: Callable[[str], None]) -> TrainingRun:
@@ -98,9 +100,12 @@ def check_files(config: Config) -> None:
 
 
 def _elsewhere(text: str, path: Path) -> str:
-    """Return that a file exists in the current directory instead of at `path`; empty if it does not."""
+    """Return that a file exists in the current directory instead of at `path`, or the nearest name beside it."""
     here = resolve_path(text)
-    return " (it exists in the current directory: data.root=.)" if here != path and here.is_file() else ""
+    if here != path and here.is_file():
+        return " (it exists in the current directory: data.root=.)"
+    beside = path.parent.iterdir() if path.parent.is_dir() else iter(())
+    return nearest(path.name, [other.name for other in islice(beside, _MAX_LISTED)])
 
 
 def _refuse_changes(old: Config, new: Config, folder: Path) -> None:

@@ -25,6 +25,7 @@ __all__ = [
     "open_lines",
     "plain_suffix",
     "raw_lines",
+    "read_chunks",
     "read_lines",
 ]
 
@@ -124,6 +125,22 @@ def open_lines(path: Path) -> Iterator[bytes]:
         raise DataError(
             f"{path}: the compressed data is truncated or damaged after line {number:,} ({error}). "
             "Copy or download the file again."
+        ) from error
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def read_chunks(path: Path) -> Iterator[bytes]:
+    """Yield the bytes of a file in chunks of at most 1 MiB, decompressing `.gz`, `.zst` and `.xz`.
+
+    Raises DataError if the file cannot be read, is truncated or damaged.
+    """
+    try:
+        with _open_stream(path) as stream:
+            yield from iter(partial(stream.read, _CHUNK), b"")
+    except _DECOMPRESSION_ERRORS as error:
+        raise DataError(
+            f"{path}: the compressed data is truncated or damaged ({error}). Copy or download the file again."
         ) from error
     except OSError as error:
         raise _unreadable(path, error) from error

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dragoman.config import Config, dump_toml, flatten, load_config, resolve_path
+from dragoman.config import Config, ModelConfig, dump_toml, flatten, load_config, resolve_path
 from dragoman.data.vocabulary import load_vocabulary
 from dragoman.errors import ConfigError, ModelFolderError, TrainingError, UsageError
 from dragoman.io.lock import lock_run
@@ -25,7 +25,7 @@ from dragoman.models.model_folder import (
     write_pointer,
 )
 from dragoman.models.seq2seq import Network
-from dragoman.models.size import check_memory
+from dragoman.models.size import check_memory, count_parameters
 from dragoman.training.checkpoint import read_training, training_files
 from dragoman.training.optim import Progress, state_size
 from dragoman.training.tasks.registry import open_task
@@ -110,6 +110,11 @@ class TrainingRun:
         train = self.config.train
         copies = 2 + state_size(train.optimizer) + bool(train.ema)  # weights, gradients, optimizer, moving average
         check_memory(*sizes, shared=vocabulary.shared, copies=copies, device=device)
+
+    def parameters_of(self, model: ModelConfig) -> int:
+        """Return the number of parameters that a model would have with the vocabulary of this run."""
+        vocabulary = self.task.vocabulary
+        return count_parameters(model, vocabulary.source_size, vocabulary.target_size, shared=vocabulary.shared)
 
     def new_model(self) -> Network:
         return build_for(self.config, self.task.vocabulary)

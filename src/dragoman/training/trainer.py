@@ -10,6 +10,7 @@ import math
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,7 @@ from dragoman.training.allocator import keep_freed_memory
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss, TokenLoss
 from dragoman.training.optim import Progress, amount, budget_fraction, build_optimizer, learning_rate
-from dragoman.training.plan import plan_warnings, warmup_warning
+from dragoman.training.plan import course_of, course_problems, plan_warnings, warmup_warning
 from dragoman.training.run import TrainingRun, check_files, open_run
 from dragoman.training.validation import swapped_weights
 
@@ -122,7 +123,7 @@ class Trainer:
             exhausted = f"the budget of {self.config.budget} is used up; raise train.budget to continue"
             self.reporter.log(f"{self.run.folder}: {exhausted}")
         else:
-            for warning in plan_warnings(self.config, self.run.task, len(self._plan())):
+            for warning in self._warnings():
                 self.reporter.log(f"warning: {warning}")
             self.reporter.started(str(self.config.budget), self._used())
         self._clock = time.monotonic() - self.progress.seconds
@@ -140,6 +141,13 @@ class Trainer:
             self.log.close()
             self.reporter.finished()
         return TrainResult(self.run.folder, self.progress, interrupted, self.scores)
+
+    def _warnings(self) -> Iterator[str]:
+        """Yield what is wrong with the plan, as far as it is known without measuring the speed."""
+        task, batches = self.run.task, len(self._plan())
+        yield from plan_warnings(self.config, task, batches)
+        if course := course_of(self.config, task, batches, self.model.parameter_count()):
+            yield from map("; ".join, course_problems(self.run.config, course, self.run.parameters_of))
 
     def _epoch(self, interrupt: Interrupt) -> None:
         """Train until the epoch ends or training has to stop."""

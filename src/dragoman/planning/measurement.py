@@ -1,0 +1,110 @@
+"""What the choice of settings needs to know: facts of the training text, and the speed of models on this machine."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dragoman.config import Config, parse_config
+from dragoman.errors import DataError, UsageError
+from dragoman.planning.choice import SIZES, CorpusFacts, Setting, Speed, choose_vocabulary, enough_tokens
+from dragoman.planning.document import nested
+from dragoman.training.forecast import time_steps
+from dragoman.training.run import open_run
+from dragoman.training.tasks.translation import TranslationTask
+
+__all__ = ["corpus_facts", "measure_speeds"]
+
+_COMMON = 0.8
+_SECONDS = 3.0
+_BATCH_TOKENS = 2048
+
+
+def corpus_facts(sample: Sequence[tuple[str, str]], pairs: int, languages: tuple[str, str]) -> CorpusFacts:
+    """Return the facts of `pairs` training pairs from a sample of them.
+
+    The number of distinct words of the whole text is estimated: it grows with the square root of the length (Heaps'
+    law).
+    """
+    words: list[set[str]] = [set(), set()]
+    letters: list[Counter[str]] = [Counter(), Counter()]
+    characters: list[set[str]] = [set(), set()]
+    for pair in sample:
+        for side, text in enumerate(pair):
+            words[side].update(text.split())
+            letters[side].update(filter(str.isalpha, text.casefold()))
+            characters[side].update(text)
+    growth = math.sqrt(max(1.0, pairs / max(1, len(sample))))
+    shared = sum(count for letter, count in letters[1].items() if letter in letters[0])
+    common = shared >= _COMMON * max(1, letters[1].total())
+    return CorpusFacts(
+        pairs,
+        languages,
+        (round(growth * len(words[0])), round(growth * len(words[1]))),
+        (len(characters[0]), len(characters[1])),
+        common,
+    )
+
+
+def measure_speeds(
+    facts: CorpusFacts, sample: Sequence[tuple[str, str]], seconds: float, scratch: Path, log: Callable[[str], None]
+) -> tuple[CorpusFacts, list[Speed]]:
+    """Train models of growing size for a few steps each, until one is too slow for a budget of `seconds`.
+
+    Returns the facts with tokens_per_pair, and the speeds.  Raises DataError if the tokenizer cannot be learned.
+    """
+    for i, name in enumerate(("sample.source", "sample.target")):
+        (scratch / name).write_text("".join(f"{pair[i]}\n" for pair in sample), encoding="utf-8", newline="\n")
+    known = {word for pair in sample for text in pair for word in text.split()}
+    vocabulary = _within(choose_vocabulary(facts), len(known))
+    speeds: list[Speed] = []
+    for size in SIZES:
+        config = _probe(facts, vocabulary, size.d_model, size.d_ff, size.n_heads, size.layers, scratch)
+        try:
+            run = open_run(config, scratch / f"probe-{size.d_model}-{size.layers}", lambda text: None)
+            timing = time_steps(run, _SECONDS)
+        except UsageError:
+            if not speeds:
+                raise
+            break  # not enough memory for this size and all larger ones
+        task = run.task
+        if not isinstance(task, TranslationTask) or not len(task.store):
+            raise DataError("no pair of the sample can be used for training; check the text with 'dragoman doctor'")
+        facts = replace(facts, tokens_per_pair=task.tokens() / len(task.store))
+        speeds.append(Speed(size, timing.tokens_per_second))
+        log(f"speed: {size}: {timing.tokens_per_second:,.0f} tokens/s ({timing.steps} steps)")
+        if seconds * timing.tokens_per_second < enough_tokens(size):
+            break
+    return facts, speeds
+
+
+def _within(settings: list[Setting], words: int) -> list[Setting]:
+    """Limit the sizes of vocabularies to what a sample allows."""
+    return [
+        replace(setting, value=min(setting.value, max(600, words))) if setting.key.endswith("vocab_size") else setting
+        for setting in settings
+    ]
+
+
+def _probe(
+    facts: CorpusFacts, vocabulary: list[Setting], d_model: int, d_ff: int, heads: int, layers: int, scratch: Path
+) -> Config:
+    model: dict[str, Any] = {"d_model": d_model, "d_ff": d_ff, "n_heads": heads, "encoder_layers": layers,
+                             "decoder_layers": layers, "order": "pre", "norm": {"kind": "rms"},
+                             "position": {"kind": "rotary"}, "activation": "silu", "gated": True,
+                             "bias": False}  # fmt: skip
+    document = nested(vocabulary) | {
+        "data": {
+            "root": str(scratch.resolve()),
+            "source_language": facts.languages[0],
+            "target_language": facts.languages[1],
+            "train": [{"source": "sample.source", "target": "sample.target"}],
+        },
+        "model": model,
+        "train": {"batch_tokens": _BATCH_TOKENS, "clip_norm": 1.0},
+    }
+    return parse_config(document)

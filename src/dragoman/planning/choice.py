@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = ["SIZES", "CorpusFacts", "Setting", "Size", "Speed", "Training", "choose_size", "choose_training",
-           "choose_vocabulary", "enough_tokens", "expect"]  # fmt: skip
+           "choose_vocabulary", "enough_tokens", "expect", "model_settings"]  # fmt: skip
 
 TOKENS_PER_WEIGHT = 6.0
 """Training tokens per weight of the layers from which a larger model is worth its slower steps."""
@@ -176,11 +176,11 @@ def expect(facts: CorpusFacts, speed: Speed, seconds: float) -> Training:
 def choose_training(facts: CorpusFacts, speed: Speed, why: str, seconds: float) -> list[Setting]:
     """Return the settings of [model], [train] and [search]."""
     size, course = speed.size, expect(facts, speed, seconds)
-    return [*_model(size, why, course), *_train(size, course, seconds), *_search()]
+    return [*model_settings(size, why), _dropout(course), *_train(size, course, seconds), *_search()]
 
 
-def _model(size: Size, why: str, course: Training) -> list[Setting]:
-    dropout = 0.1 if course.epochs < 5 else 0.2 if course.epochs < 20 else 0.3
+def model_settings(size: Size, why: str = "") -> list[Setting]:
+    """Return the settings of [model], without dropout; why: the reason for the size."""
     return [
         Setting("model.architecture", "transformer", "Best of the architectures at equal time in docs/architectures."),
         Setting("model.d_model", size.d_model, f"Size: {why}."),
@@ -188,11 +188,6 @@ def _model(size: Size, why: str, course: Training) -> list[Setting]:
         Setting("model.n_heads", size.n_heads, f"{size.d_model // size.n_heads} features per attention head."),
         Setting("model.encoder_layers", size.layers, "Chosen with d_model."),
         Setting("model.decoder_layers", size.layers, "Chosen with d_model."),
-        Setting(
-            "model.dropout",
-            dropout,
-            f"{course.epochs:.1f} epochs: the more often each pair is seen, the more dropout is needed.",
-        ),
         Setting("model.order", "pre", "Normalization before each sub-layer allows high learning rates early."),
         Setting("model.norm.kind", "rms", "As good as layer normalization, and cheaper."),
         Setting("model.position.kind", "rotary", "Relative positions; learned faster than sinusoids."),
@@ -200,6 +195,12 @@ def _model(size: Size, why: str, course: Training) -> list[Setting]:
         Setting("model.gated", True, "See activation."),
         Setting("model.bias", False, "Biases cost time and gain nothing here."),
     ]
+
+
+def _dropout(course: Training) -> Setting:
+    rate = 0.1 if course.epochs < 5 else 0.2 if course.epochs < 20 else 0.3
+    reason = f"{course.epochs:.1f} epochs: the more often each pair is seen, the more dropout is needed."
+    return Setting("model.dropout", rate, reason)
 
 
 def _train(size: Size, course: Training, seconds: float) -> list[Setting]:

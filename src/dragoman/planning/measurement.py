@@ -7,17 +7,25 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from dragoman.config import Config, parse_config
 from dragoman.errors import DataError, UsageError
-from dragoman.planning.choice import SIZES, CorpusFacts, Setting, Speed, choose_vocabulary, enough_tokens
+from dragoman.planning.choice import (
+    SIZES,
+    CorpusFacts,
+    Setting,
+    Size,
+    Speed,
+    choose_vocabulary,
+    enough_tokens,
+    model_settings,
+)
 from dragoman.planning.document import nested
 from dragoman.training.forecast import time_steps
 from dragoman.training.run import open_run
 from dragoman.training.tasks.translation import TranslationTask
 
-__all__ = ["corpus_facts", "measure_speeds"]
+__all__ = ["corpus_facts", "measure_speeds", "probe"]
 
 _COMMON = 0.8
 _SECONDS = 3.0
@@ -63,7 +71,7 @@ def measure_speeds(
     vocabulary = _within(choose_vocabulary(facts), len(known))
     speeds: list[Speed] = []
     for size in SIZES:
-        config = _probe(facts, vocabulary, size.d_model, size.d_ff, size.n_heads, size.layers, scratch)
+        config = probe(facts, vocabulary, size, scratch)
         try:
             run = open_run(config, scratch / f"probe-{size.d_model}-{size.layers}", lambda text: None)
             timing = time_steps(run, _SECONDS)
@@ -90,21 +98,20 @@ def _within(settings: list[Setting], words: int) -> list[Setting]:
     ]
 
 
-def _probe(
-    facts: CorpusFacts, vocabulary: list[Setting], d_model: int, d_ff: int, heads: int, layers: int, scratch: Path
+def probe(
+    facts: CorpusFacts,
+    vocabulary: Sequence[Setting],
+    size: Size,
+    folder: Path,
+    files: tuple[str, str] = ("sample.source", "sample.target"),
 ) -> Config:
-    model: dict[str, Any] = {"d_model": d_model, "d_ff": d_ff, "n_heads": heads, "encoder_layers": layers,
-                             "decoder_layers": layers, "order": "pre", "norm": {"kind": "rms"},
-                             "position": {"kind": "rotary"}, "activation": "silu", "gated": True,
-                             "bias": False}  # fmt: skip
-    document = nested(vocabulary) | {
-        "data": {
-            "root": str(scratch.resolve()),
-            "source_language": facts.languages[0],
-            "target_language": facts.languages[1],
-            "train": [{"source": "sample.source", "target": "sample.target"}],
-        },
-        "model": model,
-        "train": {"batch_tokens": _BATCH_TOKENS, "clip_norm": 1.0},
+    """Return the configuration of a model of a size, for measuring its speed on training files in `folder`."""
+    document = nested([*vocabulary, *model_settings(size)])
+    document["data"] = {
+        "root": str(folder.resolve()),
+        "source_language": facts.languages[0],
+        "target_language": facts.languages[1],
+        "train": [{"source": files[0], "target": files[1]}],
     }
+    document["train"] = {"batch_tokens": _BATCH_TOKENS, "clip_norm": 1.0}
     return parse_config(document)

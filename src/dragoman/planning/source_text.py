@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 from dragoman.data.corpus import CorpusSpec, SentencePair, read_pairs
@@ -106,8 +106,8 @@ def _text_columns(path: Path, log: Callable[[str], None]) -> tuple[int, int]:
     if len(found) < 2:
         first = clip("\t".join(rows[0]), 60) if rows else ""
         raise DataError(
-            f"{path}: {len(found)} column{'s' * (len(found) != 1)} of text ({first!r}); accepted: a source and a target "
-            "text per line, separated by a tab"
+            f"{path}: {len(found)} column{'s' * (len(found) != 1)} of text ({first!r}); accepted: a source text and a "
+            "target text per line, separated by a tab"
         )
     if found[:2] != [0, 1]:
         log(f"{path}: source text in column {found[0] + 1}, target text in column {found[1] + 1}")
@@ -122,10 +122,11 @@ def _languages(source: Path, target: Path, names: tuple[Path, Path]) -> tuple[st
     for i, path in enumerate((source, target)):
         found[i] = found[i] or likely_language(list(islice(read_lines(path), _SAMPLE)))
     if None in found or found[0] == found[1]:
+        files = " and ".join(dict.fromkeys(map(str, names)))
         shown = ", ".join(code or "unknown" for code in found)
         raise UsageError(
-            f"the languages of {' and '.join(dict.fromkeys(map(str, names)))} are not clear (found: {shown}); name them, "
-            "source first, with --languages, for example --languages en fr"
+            f"the languages of {files} are not clear (found: {shown}); name them, source first, with --languages, for "
+            "example --languages en fr"
         )
     return str(found[0]), str(found[1])
 
@@ -142,7 +143,7 @@ def _named_language(path: Path) -> str | None:
 def _pair_in_name(path: Path) -> tuple[str | None, str | None]:
     """Return the two codes of a name such as `corpus.en-fr.tsv`, which stand side by side."""
     parts = [part.casefold() for part in _PART.split(path.name)]
-    for one, other in zip(parts, parts[1:], strict=False):
+    for one, other in pairwise(parts):
         if one in SCRIPTS and other in SCRIPTS:
             return one, other
     return None, None

@@ -124,7 +124,7 @@ def _units(path: Path) -> Iterator[tuple[TmxUnit, str]]:
             f"{path}, line {error.lineno:,}: not well-formed XML ({expat.errors.messages[error.code]}). Export the TMX "
             "file again, or repair this line."
         ) from None
-    except ValueError as error:  # an encoding that Python does not know
+    except (LookupError, ValueError) as error:  # an encoding that Python does not know
         raise DataError(f"{path}: not readable as XML: {error}. Export the TMX file again as UTF-8.") from None
     yield from ((unit, collector.source_language) for unit in collector.units)
 
@@ -145,7 +145,7 @@ def tmx_languages(path: Path) -> tuple[str, str]:
     counts: Counter[str] = Counter()
     source = ""
     for unit, header in islice(_units(path), _SAMPLE):
-        counts.update({language_code(language) or "" for language, _ in unit})
+        counts.update(dict.fromkeys(language_code(language) or "" for language, _ in unit))
         source = language_code(header) or ""
     found = [language for language in counts if language]
     if len(found) != 2:

@@ -41,11 +41,9 @@ def test_a_unit_without_one_of_the_languages_is_counted(tmp_path: Path) -> None:
 
 
 def test_formatting_codes_are_left_out_and_marked_text_is_kept(tmp_path: Path) -> None:
-    seg = (
-        'Press <bpt i="1">&lt;b></bpt><hi>the  red</hi>\n<ept i="1">&lt;/b></ept> button <ph>{0}</ph>&amp; wait\u00a0!'
-    )
+    seg = 'Press <bpt i="1">&lt;b></bpt><hi>the  red</hi>\n<ept i="1">&lt;/b></ept> key <ph>{0}</ph>&amp; wait\u00a0!'
     file = write(tmp_path / "a.tmx", unit(en=seg, fr="x"))
-    assert next(read_tmx(file))[0] == ("en", "Press the red button & wait\u00a0!")
+    assert next(read_tmx(file))[0] == ("en", "Press the red key & wait\u00a0!")
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ WEIGHTS_PER_TOKEN = 8.0
 _TRAINED_SHARE = 0.93
 """Share of the budget that is spent on steps; the rest is validation and saving."""
 _STEPS = 3000
+_BYTES = 260  # and the special tokens
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def choose_vocabulary(facts: CorpusFacts) -> list[Setting]:
     usual = next((size for pairs, size in table if facts.pairs < pairs), 32000)
     sides = [_vocabulary_size(usual, facts.distinct[i], facts.characters[i]) for i in (0, 1)]
     if facts.common_script:
-        size = _vocabulary_size(usual, sum(facts.distinct), max(facts.characters))
+        size = _vocabulary_size(usual, max(facts.distinct), max(facts.characters))
         settings = [
             Setting("tokenizer.kind", "bpe", "Subwords: frequent words are one token, rare words several."),
             Setting("tokenizer.shared", True, "Both languages use the same letters, so one vocabulary serves both."),
@@ -135,9 +136,9 @@ def _vocabulary_reason(pairs: int) -> str:
 
 
 def _vocabulary_size(usual: int, distinct: int, characters: int) -> int:
-    """Return a size that the text allows: above the number of characters and bytes, at most that of distinct words."""
-    least = characters + 300
-    size = max(min(usual, distinct), least + least // 2)
+    """Return a size between what the characters need and what the text allows: a token per word, character and byte."""
+    needed = characters + _BYTES
+    size = min(max(usual, needed + needed // 2), needed + distinct)
     return size - size % 100 if size >= 1000 else size
 
 

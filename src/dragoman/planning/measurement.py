@@ -67,8 +67,8 @@ def measure_speeds(
     """
     for i, name in enumerate(("sample.source", "sample.target")):
         (scratch / name).write_text("".join(f"{pair[i]}\n" for pair in sample), encoding="utf-8", newline="\n")
-    known = {word for pair in sample for text in pair for word in text.split()}
-    vocabulary = _within(choose_vocabulary(facts), len(known))
+    known = replace(facts, distinct=corpus_facts(sample, len(sample), facts.languages).distinct)
+    vocabulary = choose_vocabulary(known)  # what the sample allows
     speeds: list[Speed] = []
     for size in SIZES:
         config = probe(facts, vocabulary, size, scratch)
@@ -88,14 +88,6 @@ def measure_speeds(
         if seconds * timing.tokens_per_second < enough_tokens(size):
             break
     return facts, speeds
-
-
-def _within(settings: list[Setting], words: int) -> list[Setting]:
-    """Limit the sizes of vocabularies to what a sample allows."""
-    return [
-        replace(setting, value=min(setting.value, max(600, words))) if setting.key.endswith("vocab_size") else setting
-        for setting in settings
-    ]
 
 
 def probe(

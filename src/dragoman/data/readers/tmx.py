@@ -145,7 +145,7 @@ def tmx_languages(path: Path) -> tuple[str, str]:
     counts: Counter[str] = Counter()
     source = ""
     for unit, header in islice(_units(path), _SAMPLE):
-        counts.update(dict.fromkeys(language_code(language) or "" for language, _ in unit))
+        counts.update(list(dict.fromkeys(language_code(language) or "" for language, _ in unit)))
         source = language_code(header) or ""
     found = [language for language in counts if language]
     if len(found) != 2:

@@ -116,9 +116,11 @@ def test_a_hopeless_plan_is_a_warning_and_overrides_correct_it(tmp_path: Path) -
 
     few, enough = (forecast.diagnose(toml, overrides=[f"train.budget={budget}"]) for budget in ("1 epoch", "9 epochs"))
 
-    (warning,) = [finding for finding in few.findings if finding.severity == "warning" and "passes" in finding.what]
-    assert "too few passes over the data: 1.0 epochs" in warning.what and '"6 epochs"' in warning.advice
-    assert few.healthy and not any("passes over" in finding.what for finding in enough.findings)
+    (warning,) = [
+        finding for finding in few.findings if finding.severity == "warning" and "too little training" in finding.what
+    ]
+    assert "too little training for this model: 1.0 epochs" in warning.what and '"6 epochs"' in warning.advice
+    assert few.healthy and not any("too little" in finding.what for finding in enough.findings)
 
 
 def test_overrides_of_text_files_are_refused(tmp_path: Path) -> None:

@@ -85,10 +85,11 @@ class CorpusFacts:
 
 @dataclass(frozen=True)
 class Speed:
-    """Measured source + target tokens per second of training a model of this size."""
+    """Measured source + target tokens per second of training a model of this size, and its parameters."""
 
     size: Size
     tokens_per_second: float
+    parameters: int = 0
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ def measure_speeds(
         if not isinstance(task, TranslationTask) or not len(task.store):
             raise DataError("no pair of the sample can be used for training; check the text with 'dragoman doctor'")
         facts = replace(facts, tokens_per_pair=task.tokens() / len(task.store))
-        speeds.append(Speed(size, timing.tokens_per_second))
+        speeds.append(Speed(size, timing.tokens_per_second, timing.parameters))
         log(f"speed: {size}: {timing.tokens_per_second:,.0f} tokens/s ({timing.steps} steps)")
         if seconds * timing.tokens_per_second < enough_tokens(size):
             break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 import tomllib
 from collections.abc import Callable, Sequence
@@ -33,10 +34,9 @@ from dragoman.planning.document import nested, render
 from dragoman.planning.measurement import corpus_facts, measure_speeds
 from dragoman.planning.source_text import ParallelText, open_text
 from dragoman.planning.split import NAMES, Split, split_text
+from dragoman.training.plan import Course, is_hopeless
 
 __all__ = ["TrainingPlan", "plan_training"]
-
-_HOPELESS_EPOCHS = 3
 
 Files = tuple[Path, Path]
 
@@ -101,7 +101,7 @@ def plan_training(
             document = render(_title(path, facts, speed, course, budget), settings)
             config = parse_config(tomllib.loads(document), where=str(path))
         write_file(path, document.encode())
-    _log_course(course, speed, seconds, log)
+    _log_course(course, speed, facts, budget, log)
     return TrainingPlan(path, config, settings, facts, speeds, course)
 
 
@@ -143,16 +143,16 @@ def _refuse_existing(path: Path, folder: Path) -> None:
 
 
 def _examine(text: ParallelText, log: Callable[[str], None]) -> None:
-    """Raise DataError for the errors that `dragoman doctor` finds, and log the warnings."""
+    """Raise DataError for the errors that `dragoman doctor` finds, and log the number of its warnings."""
     spec = CorpusSpec(text.source, text.target)
     source_language, target_language = text.languages
     diagnosis = examine([spec], valid=None, test=None, source_language=source_language, target_language=target_language)
     errors = [finding for finding in diagnosis.findings if finding.severity == "error"]
     if errors:
         raise DataError("\n".join(f"{error.where}: {error.what}. {error.advice}" for error in errors))
-    for finding in diagnosis.findings:
-        if finding.severity == "warning":
-            log(f"warning: {finding.what} ({finding.where}). {finding.advice}")
+    if count := diagnosis.count("warning"):
+        command = shlex.join(["dragoman", "doctor", str(text.source), str(text.target)])
+        log(f"text: {count} warning{'s' * (count > 1)}; to read them: {command}")
 
 
 def _log_split(split: Split, log: Callable[[str], None]) -> None:
@@ -199,11 +199,11 @@ def _title(path: Path, facts: CorpusFacts, speed: Speed, course: Training, budge
     ]
 
 
-def _log_course(course: Training, speed: Speed, seconds: float, log: Callable[[str], None]) -> None:
-    log(f"choice: {speed.size}; expected: {course.epochs:.1f} epochs, {course.steps:,} steps")
-    if course.epochs < _HOPELESS_EPOCHS:
-        minutes = seconds / 60 * 2 * _HOPELESS_EPOCHS / course.epochs
+def _log_course(course: Training, speed: Speed, facts: CorpusFacts, budget: str, log: Callable[[str], None]) -> None:
+    log(f"choice: {speed.size}; expected in {budget}: {course.epochs:.1f} epochs, {course.steps:,} steps")
+    expected = Course(course.epochs, course.steps, facts.tokens, speed.parameters)
+    if is_hopeless(expected):
         log(
-            f"warning: {course.epochs:.1f} epochs are few for this text: the translations will be poor; with "
-            f'--budget "{minutes:.0f} min" the model sees each pair {2 * _HOPELESS_EPOCHS} times'
+            f"warning: {budget} is little time for this text on this machine: the translations will be poor. Raise "
+            "--budget, or stop other programs and run the command again"
         )

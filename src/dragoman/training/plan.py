@@ -11,13 +11,15 @@ from dragoman.config.model import ModelConfig, TransformerConfig
 from dragoman.training.optim import Progress, learning_rate
 from dragoman.training.tasks.task import Task
 
-__all__ = ["Course", "course_of", "course_problems", "plan_warnings", "warmup_warning"]
+__all__ = ["Course", "course_of", "course_problems", "is_hopeless", "plan_warnings", "warmup_warning"]
 
 _LOW_FOR_SGD = 0.01
 """Usual rates of SGD without momentum are 0.1 to 30 for networks of text (Merity et al. 2018)."""
 _FEW_EPOCHS, _MANY_EPOCHS = 3, 60
-_ENOUGH_TOKENS = 100e6
-"""Training tokens from which even one epoch is enough to translate well."""
+_FEW_STEPS = 1000
+_TOKENS_PER_PARAMETER = 1.5
+"""Below, a smaller model learns more in the same time: docs/guides/size_and_budget.md.  Above, and with enough steps,
+fewer than three epochs of a large corpus are no problem."""
 _LARGE, _SMALL = 10.0, 0.25
 """Parameters per token of the corpus: above, the pairs are learned by heart; below, a larger model would learn more."""
 _COST = 0.75
@@ -103,6 +105,12 @@ def course_of(config: TrainConfig, task: Task, batches_per_epoch: int, parameter
     return Course(steps / math.ceil(batches_per_epoch / config.accumulate), steps, task.tokens(), parameters)
 
 
+def is_hopeless(course: Course) -> bool:
+    """Return whether a training has few epochs, and few steps or few tokens for the size of its model."""
+    few_tokens = course.epochs * course.tokens < _TOKENS_PER_PARAMETER * course.parameters
+    return course.epochs < _FEW_EPOCHS and (course.steps < _FEW_STEPS or few_tokens)
+
+
 def course_problems(
     config: Config, course: Course, parameters_of: Callable[[ModelConfig], int]
 ) -> Iterator[tuple[str, str]]:
@@ -113,8 +121,11 @@ def course_problems(
     yield from _warmup_problem(config.train, course)
     if config.data.kind != "parallel":
         return
-    if course.epochs < _FEW_EPOCHS and course.epochs * course.tokens < _ENOUGH_TOKENS:
-        what = f"too few passes over the data: {course.epochs:.1f} epochs, {course.steps:,.0f} steps; usual are 5 to 30"
+    if is_hopeless(course):
+        what = (
+            f"too little training for this model: {course.epochs:.1f} epochs, {course.steps:,.0f} steps, "
+            f"{course.epochs * course.tokens / course.parameters:.1f} tokens per parameter"
+        )
         raised = f"raise train.budget to {_epochs_budget(config.train, course)}"
         yield what, _advice(_other_width(config, course, parameters_of, larger=False), raised)
     if course.parameters > _LARGE * course.tokens:

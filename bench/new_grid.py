@@ -4,6 +4,7 @@
     python bench/new_grid.py train --corpora tatoeba_en_fr multi30k --minutes 6 20 --sizes new 128x2 192x4 --jobs 2
     python bench/new_grid.py train --corpora tatoeba_en_fr --minutes 6 --sizes 128x2 --set train.batch_tokens=1024
     python bench/new_grid.py table
+    python bench/new_grid.py update     # the tables of docs/guides/size_and_budget.md
 
 `speed` measures the tokens per second of each size: per second of processor time with one thread, which hardly depends
 on other programs, and per second of the clock with several threads, which needs an idle machine.  `train` converts
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -55,7 +57,8 @@ CORPORA: dict[str, tuple[tuple[str, str], dict[str, tuple[str, str]], int]] = {
 }  # fmt: skip
 """Name -> languages, files, and number of training pairs to use, at equal distances; 0 = all."""
 CORPORA |= {f"tatoeba_en_fr-{pairs // 1000}k": (*CORPORA["tatoeba_en_fr"][:2], pairs) for pairs in (5_000, 30_000)}
-RESULTS, SPEEDS = ROOT / "docs" / "results" / "new-grid.jsonl", ROOT / "docs" / "results" / "new-speed.jsonl"
+GUIDE = ROOT / "docs" / "guides" / "size_and_budget.md"
+RESULTS, SPEEDS = (ROOT / "docs" / "results" / "size_and_budget" / f"{name}.jsonl" for name in ("grid", "speed"))
 _SAMPLE = 20_000
 
 
@@ -269,6 +272,33 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def speed_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return a Markdown table of tokens per second by size and corpus; the last measurement counts."""
+    found = {(row["d_model"], row["layers"], row["threads"], row["corpus"]): row for row in rows}
+    corpora = sorted({key[3] for key in found})
+    lines = [f"| size | threads | parameters | {' | '.join(corpora)} |", "|---|---|---|" + "---|" * len(corpora)]
+    for key in sorted({key[:3] for key in found}, key=lambda key: (key[2], Size(*key[:2]).weights)):
+        here = {corpus: found.get((*key, corpus)) for corpus in corpora}
+        parameters = sorted({row["parameters"] for row in here.values() if row})
+        shown = " to ".join(f"{count / 1e6:.1f} M" for count in sorted({parameters[0], parameters[-1]}))
+        cells = [f"{row['tokens_per_second']:,}" if row else "–" for row in here.values()]
+        lines.append(f"| {key[0]} × {key[1]} | {key[2]} | {shown} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def updated(text: str) -> str:
+    """Return the guide with its two tables made anew."""
+    tables = {"grid": table(read_results(RESULTS)), "speed": speed_table(read_results(SPEEDS))}
+    for name, content in tables.items():
+        pattern = rf"(<!-- {name} -->\n)(?:.*\n)*?(<!-- end of {name} -->\n)"
+        text = re.sub(pattern, lambda match, made=content: f"{match[1]}\n{made}\n\n{match[2]}", text)
+    return text
+
+
+def update() -> None:
+    GUIDE.write_text(updated(GUIDE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -300,11 +330,14 @@ def main() -> None:
     part.add_argument("--speed-threads", type=int, default=1)
     part = commands.add_parser("table", help="print a table of results")
     part.add_argument("results", type=Path, nargs="?", default=RESULTS)
+    commands.add_parser("update", help="write the tables of the guide anew")
     args = parser.parse_args()
     if args.command == "train":
         args.into, args.runs = args.into.resolve(), args.runs.resolve()
     if args.command == "table":
         print(table(read_results(args.results)))
+    elif args.command == "update":
+        update()
     else:
         {"speed": measure, "train": train_all, "one": run_one}[args.command](args)
 

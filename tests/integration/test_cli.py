@@ -165,10 +165,8 @@ def test_help(cli: Cli) -> None:
     code, out, _ = cli("--help")
     assert code == 0
     names = re.findall(r"^  ([a-z]+)", out.decode().partition("Commands:")[2], flags=re.M)
-    expected = (
-        "demo doctor train average info translate score evaluate generate chat label parse compare explain atlas serve"
-    )
-    assert names == [*expected.split(), "vectors", "shortlist", "export"]
+    expected = "demo new doctor train average info translate score evaluate generate chat label parse compare explain"
+    assert names == [*expected.split(), "atlas", "serve", "vectors", "shortlist", "export"]
 
 
 def run(*args: str | Path, **options: object) -> subprocess.CompletedProcess[bytes]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+
+import torch
 
 from dragoman.config import Config, parse_config
 from dragoman.errors import DataError, UsageError
@@ -27,7 +30,8 @@ from dragoman.training.tasks.translation import TranslationTask
 
 __all__ = ["corpus_facts", "measure_speeds", "probe"]
 
-_COMMON = 0.8
+_COMMON = 0.8  # share of the target's letters that occur in the source
+_BUSY = 0.7  # cores
 _SECONDS = 3.0
 _BATCH_TOKENS = 2048
 
@@ -70,11 +74,14 @@ def measure_speeds(
     known = replace(facts, distinct=corpus_facts(sample, len(sample), facts.languages).distinct)
     vocabulary = choose_vocabulary(known)  # what the sample allows
     speeds: list[Speed] = []
+    shares: list[float] = []  # cores used, on average
     for size in SIZES:
         config = probe(facts, vocabulary, size, scratch)
         try:
             run = open_run(config, scratch / f"probe-{size.d_model}-{size.layers}", lambda text: None)
+            clock, processor = time.monotonic(), time.process_time()
             timing = time_steps(run, _SECONDS)
+            shares.append((time.process_time() - processor) / (time.monotonic() - clock))
         except UsageError:
             if not speeds:
                 raise
@@ -87,6 +94,11 @@ def measure_speeds(
         log(f"speed: {size}: {timing.tokens_per_second:,.0f} tokens/s ({timing.steps} steps)")
         if seconds * timing.tokens_per_second < enough_tokens(size):
             break
+    if not torch.cuda.is_available() and max(shares) < _BUSY:
+        log(
+            f"warning: the machine is busy: training got {max(shares):.0%} of a core while its speed was measured; on "
+            "an idle machine it is faster, and a larger model may be better"
+        )
     return facts, speeds
 
 

@@ -13,7 +13,7 @@ from typing import Any
 __all__ = ["SIZES", "CorpusFacts", "Setting", "Size", "Speed", "Training", "choose_size", "choose_training",
            "choose_vocabulary", "enough_tokens", "expect", "model_settings"]  # fmt: skip
 
-TOKENS_PER_WEIGHT = 6.0
+TOKENS_PER_WEIGHT = 5.0
 """Training tokens per weight of the layers from which a larger model is worth its slower steps."""
 WEIGHTS_PER_TOKEN = 8.0
 """Weights of the layers per token of the corpus above which a model learns the pairs by heart."""
@@ -56,7 +56,7 @@ class Size:
         return f"width {self.d_model}, {self.layers} + {self.layers} layers"
 
 
-SIZES = (Size(128, 2), Size(128, 4), Size(192, 4), Size(256, 4), Size(384, 5), Size(512, 6))
+SIZES = tuple(Size(*size) for size in ((128, 1), (128, 2), (128, 4), (192, 4), (256, 4), (384, 5), (512, 6)))
 """From small to large."""
 
 
@@ -184,7 +184,7 @@ def choose_training(facts: CorpusFacts, speed: Speed, why: str, seconds: float) 
 def model_settings(size: Size, why: str = "") -> list[Setting]:
     """Return the settings of [model], without dropout; why: the reason for the size."""
     return [
-        Setting("model.architecture", "transformer", "Best of the architectures at equal time in docs/architectures."),
+        Setting("model.architecture", "transformer", "Best at equal time among the kinds that Dragoman has."),
         Setting("model.d_model", size.d_model, f"Size: {why}."),
         Setting("model.d_ff", size.d_ff, "Twice d_model: a gated network of this width costs as much as three times."),
         Setting("model.n_heads", size.n_heads, f"{size.d_model // size.n_heads} features per attention head."),
@@ -222,7 +222,6 @@ def _train(size: Size, course: Training, seconds: float) -> list[Setting]:
         Setting("train.validate_every", duration(every), "Often enough to see progress; decoding costs time."),
         Setting("train.validate_sentences", 200 if short else 500, "Sentences translated per validation."),
         Setting("train.metric", "loss", "Decides which checkpoint is the best; less noisy than BLEU of few sentences."),
-        Setting("train.average", 3, "The mean of the last checkpoints is used if it is better."),
         Setting("train.schedule.kind", "budget", "Warm-up, constant rate, then linear decay to zero."),
         Setting("train.schedule.peak", peak, "Wider models need lower rates: 0.512 / d_model."),
         Setting("train.schedule.warmup", int(warmup), "About 5 % of the steps."),

@@ -32,7 +32,7 @@ __all__ = ["corpus_facts", "measure_speeds", "probe"]
 
 _COMMON = 0.8  # share of the target's letters that occur in the source
 _BUSY = 0.7  # cores
-_SECONDS = 3.0
+_SECONDS = 2.0
 _BATCH_TOKENS = 2048
 
 

@@ -164,6 +164,8 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         ({"budget": "soon"}, "budget = 'soon': accepted: a number and a unit"),
         ({"budget": "1 s"}, "accepted: 30 s or more"),
         ({"languages": ("en",)}, "accepted: two codes"),
+        ({"languages": ("en", "../fr")}, "languages: 1 problem\n.*a language code such as"),
+        ({"languages": ("en", "EN")}, "source_language and target_language are both"),
         ({"out": "c.json"}, "accepted: a file name that ends with .toml"),
         ({"out": tmp_path / "x.toml"}, "x.toml exists already; choose another name with --out"),
         ({"out": tmp_path / "no" / "x.toml"}, "does not exist; create it first"),

@@ -83,9 +83,11 @@ def plan_training(
     with tempfile.TemporaryDirectory() as temporary:
         scratch = Path(temporary)
         text = open_text(Path(source), None if target is None else Path(target), pair, scratch, log)
+        _check_languages(text.languages)
         path = Path(out) if out is not None else Path(f"{'-'.join(text.languages)}.toml")
         folder = path.with_name(f"{path.stem}-data")
         _refuse_existing(path, folder)
+        log(f"checking {source if target is None else f'{source} and {target}'} ({' to '.join(text.languages)})")
         _examine(text, log)
         with writing(folder), ExitStack() as stack:
             unfinished = stack.enter_context(atomic_folder(folder))
@@ -130,6 +132,13 @@ def _language_pair(languages: Sequence[str]) -> tuple[str, str]:
     if isinstance(languages, str) or len(languages) != 2:
         raise UsageError(f"languages = {languages!r}: accepted: two codes, source and target, such as en fr")
     return languages[0], languages[1]
+
+
+def _check_languages(languages: tuple[str, str]) -> None:
+    """Raise ConfigError for codes that a configuration refuses; they are parts of file names as well."""
+    source, target = languages
+    data = {"source_language": source, "target_language": target, "train": [{"path": "text.tsv"}]}
+    parse_config({"data": data}, where="languages")
 
 
 def _refuse_existing(path: Path, folder: Path) -> None:

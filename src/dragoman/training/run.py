@@ -33,9 +33,9 @@ from dragoman.training.tasks.task import Task
 
 __all__ = ["TrainingRun", "average_run", "check_files", "open_run"]
 
-_MAY_CHANGE = ("train.budget", "train.validate_every", "train.validate_sentences", "train.patience", "train.keep",
-               "train.log_every", "train.average", "train.device", "train.max_bad_steps", "search.",
-               "data.root")  # fmt: skip
+_MAY_CHANGE = ("train.budget", "train.validate_every", "train.validate_sentences", "train.save_every",
+               "train.patience", "train.keep", "train.log_every", "train.average", "train.device", "train.threads",
+               "train.max_bad_steps", "search.", "data.root")  # fmt: skip
 """Settings that a resumed run may change, because they do not affect the steps already made."""
 
 

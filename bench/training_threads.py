@@ -84,7 +84,13 @@ def measure(given: argparse.Namespace) -> None:
                 for other in others:
                     other.kill()
                     other.wait()
-    print("| busy processes | threads | " + " | ".join(given.policies) + " |\n|---" * 1 + "|---" * (1 + len(given.policies)) + "|")
+    print(
+        "| busy processes | threads | "
+        + " | ".join(given.policies)
+        + " |\n|---" * 1
+        + "|---" * (1 + len(given.policies))
+        + "|"
+    )
     for busy in given.busy:
         for threads in given.threads:
             cells = [f"{statistics.median(found[busy, threads, p]):,.0f}" for p in given.policies]
@@ -95,9 +101,19 @@ def measure(given: argparse.Namespace) -> None:
 
 def child(given: argparse.Namespace, threads: int, policy: str) -> dict[str, object]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_"))} | POLICIES[policy]
-    command = [sys.executable, __file__, str(given.config), "--scratch", str(given.scratch), "--steps", str(given.steps)]
+    command = [
+        sys.executable,
+        __file__,
+        str(given.config),
+        "--scratch",
+        str(given.scratch),
+        "--steps",
+        str(given.steps),
+    ]
     command += ["--seconds", str(given.seconds), "--child", str(threads)]
-    row: dict[str, object] = json.loads(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout)
+    row: dict[str, object] = json.loads(
+        subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout
+    )
     print(f"{threads} threads, {policy}: {row}", file=sys.stderr)
     return row
 

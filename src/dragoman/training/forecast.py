@@ -17,7 +17,7 @@ from dragoman.data.doctor.examine import examine
 from dragoman.data.doctor.precheck import replaced_characters
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DataError, DragomanError, UsageError
-from dragoman.io.run_log import Reporter
+from dragoman.io.run_log import Phase, Reporter
 from dragoman.training.allocator import keep_freed_memory
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.run import TrainingRun, check_files, open_run
@@ -60,7 +60,9 @@ def _diagnose(config: Config, where: str, scratch: Path) -> Diagnosis:
     if config.data.kind == "parallel":
         diagnosis = _examined(config, run)
     else:
-        diagnosis = Diagnosis(account=" ".join(line.removeprefix("data: ") for line in counts))
+        diagnosis = Diagnosis(
+            account=" ".join(line.removeprefix("data: ") for line in counts if not isinstance(line, Phase))
+        )
     if run is not None and diagnosis.healthy:
         diagnosis.add("info", *forecast(run, where))
     elif problem and diagnosis.healthy:
@@ -96,8 +98,10 @@ def forecast(run: TrainingRun, where: str) -> tuple[str, str, str]:
     trainer = Trainer(run, context, Reporter())
     plan = run.task.epoch(0)
     try:
+        trainer.threads.start(trainer.trial, resumed=False)
         rate, measured = _tokens_per_second(trainer, plan)
     finally:
+        trainer.threads.restore()
         trainer.log.close()
     epoch = run.task.tokens() / rate  # seconds
     steps = len(plan) / train.accumulate

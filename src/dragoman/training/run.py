@@ -31,7 +31,7 @@ from dragoman.training.optim import Progress, state_size
 from dragoman.training.tasks.registry import open_task
 from dragoman.training.tasks.task import Task
 
-__all__ = ["TrainingRun", "average_run", "check_files", "open_run"]
+__all__ = ["TrainingRun", "average_run", "check_files", "open_run", "validated_checkpoints"]
 
 _MAY_CHANGE = ("train.budget", "train.validate_every", "train.validate_sentences", "train.save_every",
                "train.patience", "train.keep", "train.log_every", "train.average", "train.device", "train.threads",
@@ -121,7 +121,7 @@ class TrainingRun:
             try:
                 progress, data_hash = read_training(checkpoint, model, optimizer, ema)
             except ModelFolderError as error:
-                self.log(f"damaged checkpoint, using the previous one: {error}")
+                self.log(f"warning: damaged checkpoint, using the previous one: {error}")
                 continue
             if data_hash != self.task.data_hash:
                 raise TrainingError(
@@ -151,7 +151,7 @@ class TrainingRun:
         return f"The last good checkpoint is {found[-1]}." if found else "No checkpoint was written yet."
 
     def needs_last(self, progress: Progress) -> bool:
-        """Return whether the current step has no checkpoint yet, or only one that an interruption caused."""
+        """Return whether the current step has no checkpoint yet, or only one that was not validated."""
         target = self.folder / "checkpoints" / f"{progress.step:08d}"
         return not target.is_dir() or _is_interruption(target)
 
@@ -164,7 +164,10 @@ class TrainingRun:
         scores: dict[str, Any],
         interrupted: bool = False,
     ) -> None:
-        """Write the checkpoint of this step, update `last` and `best`, and remove old checkpoints."""
+        """Write the checkpoint of this step, update `last` and `best`, and remove old checkpoints.
+
+        interrupted: it is not validated; only the newest of such checkpoints is kept, and no average includes it.
+        """
         target = self.folder / "checkpoints" / f"{progress.step:08d}"
         weights = unique_tensors(model) if ema is None else ema
         training = training_files(model, optimizer, progress, self.task.data_hash, ema)
@@ -179,16 +182,15 @@ class TrainingRun:
         if best.is_dir():
             write_pointer(self.folder, "best", best)
         for old in list_checkpoints(self.folder):
-            # The checkpoint of an interruption must not enter the average of the last checkpoints.
             if old != newest and _is_interruption(old):
                 remove_folder(old)
-        for old in list_checkpoints(self.folder)[: -max(self.config.train.keep, self.config.train.average)]:
+        for old in validated_checkpoints(self.folder)[: -max(self.config.train.keep, self.config.train.average)]:
             if old != best:
                 remove_folder(old)
 
     def average(self, count: int) -> dict[str, Tensor] | None:
-        """Return the mean weights of the last `count` checkpoints, or None if there are fewer than two."""
-        last = list_checkpoints(self.folder)[-count:]
+        """Return the mean weights of the last `count` validated checkpoints, or None if there are fewer than two."""
+        last = validated_checkpoints(self.folder)[-count:]
         return average_tensors(last) if len(last) > 1 else None
 
     def save_average(
@@ -201,6 +203,11 @@ class TrainingRun:
         if best:
             write_pointer(self.folder, "best", target)
         return target
+
+
+def validated_checkpoints(run: Path) -> list[Path]:
+    """Return the checkpoints of a run, sorted by step, except one that was saved between validations."""
+    return [checkpoint for checkpoint in list_checkpoints(run) if not _is_interruption(checkpoint)]
 
 
 def _is_interruption(checkpoint: Path) -> bool:
@@ -219,7 +226,7 @@ def average_run(folder: Path, last: int) -> Path:
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder; specify a run folder written by 'dragoman train'")
     with lock_run(folder):
-        found = list_checkpoints(folder)
+        found = validated_checkpoints(folder)
         if last < 2 or len(found) < last:
             accepted = f"accepted: 2 to {len(found)}" if len(found) > 1 else "an average needs at least 2"
             raise UsageError(f"{folder}: cannot average the last {last} checkpoints; it has {len(found)}, {accepted}")

@@ -54,7 +54,8 @@ class RichReporter(Reporter):
         self._since = clock()  # the beginning of the phase
         self._announced: set[str] = set()
         self._status: Status | None = None
-        self._line: tuple[float, float] | None = None  # time and used budget at the last line
+        self._line = -_LINE_SECONDS  # time of the last line
+        self._used_shown: float | None = None  # the budget used at the last line about a step
 
     def __enter__(self) -> RichReporter:
         self.log(Phase("loading PyTorch"))  # seconds, before anything else can be reported
@@ -81,8 +82,9 @@ class RichReporter(Reporter):
         if self.quiet or self._show():
             return
         now = self._clock()
-        if self._line is None or now - self._line[0] >= _LINE_SECONDS or status.used - self._line[1] >= _LINE_SHARE:
-            self._line = now, status.used
+        used = self._used_shown
+        if used is None or now - self._line >= _LINE_SECONDS or status.used - used >= _LINE_SHARE:
+            self._line, self._used_shown = now, status.used
             self.log(
                 "  ".join([_measures(status, _percent(status)), f"lr {status.learning_rate:.1e}", *_outlook(status)])
             )
@@ -115,10 +117,10 @@ class RichReporter(Reporter):
         self._phase = phase
         if self.quiet or self._show():
             return
-        late = self._line is None or now - self._line[0] >= _LINE_SECONDS
+        late = now - self._line >= _LINE_SECONDS
         if phase.name not in self._announced or (phase.detail and late):
             self._announced.add(phase.name)
-            self._line = now, self._line[1] if self._line else 0.0
+            self._line = now
             self.result(phase)
 
     def _show(self) -> bool:
@@ -138,15 +140,14 @@ class RichReporter(Reporter):
         status, lines = self._status, []
         if status is not None:
             grid = Table.grid(padding=(0, 1))
-            grid.add_row(
-                ProgressBar(total=1.0, completed=min(status.used, 1.0), width=14), _measures(status, _percent(status))
-            )
+            text = Text(_measures(status, _percent(status)), no_wrap=True, overflow="ellipsis")
+            grid.add_row(ProgressBar(total=1.0, completed=min(status.used, 1.0), width=14), text)
             lines.append(grid)
         if self._phase is not None:
-            text = f"{self._phase}, {_time(self._clock() - self._since)}"
+            below = f"{self._phase}, {_time(self._clock() - self._since)}"
         else:
-            text = ", ".join(_outlook(status)) if status else ""
-        return Group(*lines, Text(text, style="dim", no_wrap=True, overflow="ellipsis"))
+            below = ", ".join(_outlook(status)) if status else ""
+        return Group(*lines, Text(below, style="dim", no_wrap=True, overflow="ellipsis"))
 
 
 def _percent(status: Status, complete: bool = False) -> int:

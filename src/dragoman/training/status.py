@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from dragoman.config import Duration, TrainConfig
+from dragoman.config import TrainConfig
 from dragoman.data.batching import Batch
 from dragoman.io.run_log import Status
 from dragoman.training.optim import Progress, amount, budget_fraction
@@ -56,9 +56,15 @@ class Observer:
             self._points.append(now)
         seconds = max(1e-9, now[0] - first[0])
         used_per_second, due_per_second = ((now[i] - first[i]) / seconds for i in (1, 2))
-        rest = self._seconds(self.config.budget, max(0.0, 1 - now[1]), used_per_second, progress)
-        due = max(0.0, progress.validated + self.config.validate_every.amount - now[2])
-        due_in = due if self.config.validate_every.unit == "seconds" else _divided(due, due_per_second)
+        budget, every = self.config.budget, self.config.validate_every
+        # Time that is not training is part of a budget of time, but of no other.
+        of_time = budget.unit == "seconds"
+        rest = (
+            max(0.0, budget.amount - progress.seconds) if of_time else _divided(max(0.0, 1 - now[1]), used_per_second)
+        )
+        due = max(0.0, progress.validated + every.amount - now[2])
+        due_in = due if every.unit == "seconds" else _divided(due, due_per_second)
+        between = 0.0 if of_time else _divided(every.amount, due_per_second) or 0.0
         return Status(
             step=progress.step,
             used=now[1],
@@ -66,30 +72,23 @@ class Observer:
             learning_rate=rate,
             tokens_per_second=(now[3] - first[3]) / seconds,
             warming_up=progress.step < self.config.schedule.warmup,
-            seconds_left=None if rest is None else rest + self._validations(rest, due_in),
+            seconds_left=None if rest is None else rest + self._validations(rest, due_in, between),
             next_validation=None if rest is None or due_in is None or not self._validates else min(due_in, rest),
             best=None if progress.best is None else abs(progress.best),
             best_step=progress.best_step,
             metric=self.config.metric,
         )
 
-    def _seconds(self, budget: Duration, rest: float, per_second: float, progress: Progress) -> float | None:
-        """Return the seconds of training for the rest of the budget, None if they cannot be known yet."""
-        if budget.unit != "seconds":
-            return _divided(rest, per_second)
-        return max(0.0, budget.amount - progress.seconds)
+    def _validations(self, rest: float, due_in: float | None, between: float) -> float:
+        """Return the seconds of the validations to come: those on the way, the last one, and that of the average.
 
-    def _validations(self, rest: float, due_in: float | None) -> float:
-        """Return the seconds of all validations that are still to come, with that of the average."""
+        between: seconds from one to the next; 0 if those on the way do not count.
+        """
         if not self._validates:
             return 0.0
-        count = 1 + (self.config.average > 1)  # at the end
-        # Within a budget of time the validations on the way are part of the budget.
-        if self.config.budget.unit != "seconds" and due_in is not None and due_in < rest:
-            first, last = self._points[0], self._points[-1]
-            per_second = (last[2] - first[2]) / max(1e-9, last[0] - first[0])
-            between = _divided(self.config.validate_every.amount, per_second)
-            count += 1 + int((rest - due_in) / between) if between else 0
+        count = 1 + (self.config.average > 1)
+        if between and due_in is not None and due_in < rest:
+            count += math.ceil((rest - due_in) / between - 1e-6)
         return count * self._validation
 
     def _point(self, progress: Progress, batches: int) -> tuple[float, float, float, int]:

@@ -76,6 +76,7 @@ def train(
             precheck(config, reporter.log)
         run = open_run(config, folder, reporter.log)
         run.check_memory(context.device)
+        reporter.log(Phase("building the model"))
         return Trainer(run, context, reporter).train()
 
 
@@ -374,5 +375,5 @@ class Trainer:
         if best is not None:
             than = f"{'better' if better else 'worse'} than step {self.progress.best_step:,}"
             used = "the average" if better else f"step {self.progress.best_step:,}"
-            values = f"{self.config.metric} {abs(self._value(scores)):.3f} and {abs(best):.3f}"
+            values = f"{self.config.metric} {abs(self._value(scores)):.2f} and {abs(best):.2f}"
             self.reporter.log(f"the average of the last {count} checkpoints is {than} ({values}); using {used}")

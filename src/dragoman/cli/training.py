@@ -105,14 +105,20 @@ def average(
 ) -> None:
     """Average the last N checkpoints of a run into one model.
 
-    The model folder is RUN/checkpoints/average-lastN.
+    The model folder is RUN/checkpoints/average-lastN. The best checkpoint of the run stays the same.
     """
-    from dragoman.models.model_folder import USED_BY, read_config
+    from dragoman.models.model_folder import USED_BY, find_model, read_config, read_meta
     from dragoman.training.run import average_run
 
     folder = average_run(run, last)
     typer.echo(folder)
-    log(f"averaged the last {last} checkpoints; use the model with: {USED_BY[read_config(folder).data.kind]}")
+    best, config = find_model(run), read_config(folder)
+    metric = {"loss": "valid_loss"}.get(config.train.metric, config.train.metric)
+    scores = [read_meta(path).get("scores", {}).get(metric) for path in (folder, best)]
+    if None not in scores:
+        log(f"validation, {metric}: {scores[0]:.2f} average of the last {last}, {scores[1]:.2f} the best ({best.name})")
+    command = USED_BY[config.data.kind].partition(",")[0]
+    log(f"the best model of {run} is unchanged; to use the average: {command} {folder}")
 
 
 def info(model: Model, as_json: AsJson = False) -> None:

@@ -10,14 +10,18 @@ import torch
 from torch import Tensor
 
 from dragoman.config import Config, dump_toml, flatten, load_config, resolve_path
-from dragoman.data.vocabulary import load_vocabulary
-from dragoman.errors import ConfigError, ModelFolderError, TrainingError, UsageError
+from dragoman.data.corpus import corpus_spec
+from dragoman.data.tokenizer import Tokenizer
+from dragoman.data.vocabulary import Vocabulary, load_vocabulary
+from dragoman.device import resolve_device
+from dragoman.errors import ConfigError, DataError, ModelFolderError, TrainingError, UsageError
 from dragoman.io.lock import lock_run
 from dragoman.io.writing import recover_folders, remove_folder, write_file, writing
 from dragoman.models.model_folder import (
     average_tensors,
     build_for,
     list_checkpoints,
+    load_tensors,
     read_config,
     read_meta,
     save_model,
@@ -30,6 +34,7 @@ from dragoman.training.checkpoint import read_training, training_files
 from dragoman.training.optim import Progress, state_size
 from dragoman.training.tasks.registry import open_task
 from dragoman.training.tasks.task import Task
+from dragoman.training.tasks.translation import TranslationValidation
 
 __all__ = ["TrainingRun", "average_run", "check_files", "open_run", "validated_checkpoints"]
 
@@ -220,8 +225,9 @@ def _is_interruption(checkpoint: Path) -> bool:
 def average_run(folder: Path, last: int) -> Path:
     """Average the last checkpoints of a run into `checkpoints/average-last<N>` and point `average` to it.
 
-    Raises UsageError if `last` is below 2 or above the number of checkpoints, and while the run is in training, because
-    training removes checkpoints.
+    Its `meta.json` has the validation scores of a translation model whose validation data still exist.  `best` is
+    unchanged.  Raises UsageError if `last` is below 2 or above the number of validated checkpoints, and while the run
+    is in training, because training removes checkpoints.
     """
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder; specify a run folder written by 'dragoman train'")
@@ -232,7 +238,24 @@ def average_run(folder: Path, last: int) -> Path:
             raise UsageError(f"{folder}: cannot average the last {last} checkpoints; it has {len(found)}, {accepted}")
         config, vocabulary = read_config(found[-1]), load_vocabulary(found[-1])
         target = folder / "checkpoints" / f"average-last{last}"
-        meta = {"step": int(found[-1].name), "scores": {}, "averaged": [p.name for p in found[-last:]]}
-        save_model(target, config, vocabulary, average_tensors(found[-last:]), meta)
+        weights = average_tensors(found[-last:])
+        scores = _validation_scores(config, vocabulary, weights)
+        meta = {"step": int(found[-1].name), "scores": scores, "averaged": [p.name for p in found[-last:]]}
+        save_model(target, config, vocabulary, weights, meta)
         write_pointer(folder, "average", target)
         return target
+
+
+def _validation_scores(config: Config, vocabulary: Vocabulary, weights: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the scores of a translation model, for which the training data need not be read; else nothing."""
+    if config.data.kind != "parallel" or config.parallel.valid is None or not isinstance(vocabulary, Tokenizer):
+        return {}
+    try:
+        validation = TranslationValidation(
+            config, corpus_spec(config, config.parallel.valid), vocabulary, log=lambda _: None
+        )
+    except (UsageError, DataError):  # the data were moved or changed
+        return {}
+    network = build_for(config, vocabulary)
+    load_tensors(network, weights, Path("average"))
+    return validation(network.to(resolve_device(config.train.device)))

@@ -65,9 +65,12 @@ def test_what_a_training_prints_without_a_terminal(cli: Cli, place: Path, tmp_pa
 
 
 def test_a_training_that_is_quiet(cli: Cli, place: Path, tmp_path: Path) -> None:
-    # Validation data that are training data get a warning.
-    overrides = ("train.budget=2 steps", "data.valid.source=train.src", "data.valid.target=train.tgt")
-    code, _, err = cli("train", place / "tiny.toml", *overrides, "--quiet", "--out", tmp_path / "run")
+    for name in ("src", "tgt"):  # validation data that are part of the training data, which gets a warning
+        lines = (place / "data" / f"train.{name}").read_text().splitlines()
+        write_lines(tmp_path / f"valid.{name}", lines[:9])
+    overrides = [f"data.valid.source={tmp_path}/valid.src", f"data.valid.target={tmp_path}/valid.tgt"]
+    command = ("train", place / "tiny.toml", "train.budget=2 steps", *overrides, "--quiet", "--out", tmp_path / "run")
+    code, _, err = cli(*command)
     assert code == 0 and [line.partition(":")[0] for line in err.splitlines()] == ["warning", "done"]
 
 

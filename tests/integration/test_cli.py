@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from small_run import COMMAND, Cli, digit_pairs, write_corpus, write_lines, write_toml
+from terminal import Terminal
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +38,49 @@ def test_train_resume_and_test_score(cli: Cli, place: Path, tmp_path: Path) -> N
         assert words in err
     code, _, err = cli("train", place / "tiny.toml", *overrides, "--out", tmp_path / "run")
     assert code == 0 and "resuming" in err and "after step 9" in err
+
+
+def test_what_a_training_prints_without_a_terminal(cli: Cli, place: Path, tmp_path: Path) -> None:
+    code, _, err = cli("train", place / "tiny.toml", "train.budget=9 steps", "--out", tmp_path / "run")
+    lines = err.splitlines()
+    assert code == 0 and lines[0] == "loading PyTorch" and "\x1b" not in err
+    phases = ("checking the data", "reading the training data", "building the model", "validation")
+    assert [line for line in lines if line in phases] == list(phases)
+    steps = [line for line in lines if " %  step " in line]
+    assert steps[0].startswith(" 11 %  step 1  loss ") and "warm-up" in steps[0] and " left  lr " in steps[0]
+    assert [line[:5] for line in steps[1:]] == [
+        " 22 %",
+        " 33 %",
+        " 44 %",
+        " 55 %",
+        " 66 %",
+        " 77 %",
+        " 88 %",
+        " 99 %",
+        "100 %",
+    ]
+    sample = [line.split()[0] for line in lines if line.startswith("    ")]
+    assert sample == ["source", "reference", "hypothesis"]
+    assert lines[-1].startswith("done: ")
+
+
+def test_a_training_that_is_quiet(cli: Cli, place: Path, tmp_path: Path) -> None:
+    for name in ("src", "tgt"):  # validation data that are part of the training data, which gets a warning
+        lines = (place / "data" / f"train.{name}").read_text().splitlines()
+        write_lines(tmp_path / f"valid.{name}", lines[:9])
+    overrides = [f"data.valid.source={tmp_path}/valid.src", f"data.valid.target={tmp_path}/valid.tgt"]
+    command = ("train", place / "tiny.toml", "train.budget=2 steps", *overrides, "--quiet", "--out", tmp_path / "run")
+    code, _, err = cli(*command)
+    assert code == 0 and [line.partition(":")[0] for line in err.splitlines()] == ["warning", "done"]
+
+
+def test_a_training_at_a_terminal(place: Path, tmp_path: Path) -> None:
+    terminal = Terminal("train", place / "tiny.toml", "train.budget=30 steps", "--out", tmp_path / "run")
+    terminal.until(b"loading PyTorch, ")
+    display = terminal.until(b"100 %  step 30  loss")
+    assert re.search(r"\d\d %  step \d+  loss \d\.\d+  [\d,]+ tokens/s", display) and "valid loss" in display
+    code, rest = terminal.end()
+    assert code == 0 and "done: " in rest
 
 
 def test_default_name_of_a_run(cli: Cli, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,8 +158,15 @@ def test_scores_are_in_float32_unless_int8_is_requested(cli: Cli, place: Path) -
 
 def test_average_and_info(cli: Cli, place: Path) -> None:
     code, out, err = cli("average", place / "runs" / "tiny", "--last", "2")
-    assert code == 0 and "use the model with: dragoman translate" in err
-    assert out.decode().strip() == str(place / "runs" / "tiny" / "checkpoints" / "average-last2")
+    run = place / "runs" / "tiny"
+    folder = run / "checkpoints" / "average-last2"
+    assert code == 0 and out.decode().strip() == str(folder)
+    assert re.search(
+        r"^validation, valid_loss: \d\.\d\d average of the last 2, \d\.\d\d the best \(000000\d0\)$", err, re.M
+    )
+    assert f"the best model of {run} is unchanged; to use the average: dragoman translate {folder}\n" in err
+    scores = json.loads((folder / "meta.json").read_bytes())["scores"]
+    assert f"{scores['valid_loss']:.2f} average" in err and "bleu" in scores
     code, out, _ = cli("info", place / "runs" / "tiny", "--json")
     assert code == 0 and isinstance(json.loads(out), dict)
     code, out, _ = cli("info", place / "runs" / "tiny")

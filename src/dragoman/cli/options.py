@@ -31,6 +31,7 @@ OutputFile = Annotated[Path | None, typer.Option("--output", help="Output file; 
 Page = Annotated[Path, typer.Option("--out", help="Output file for the page (HTML).")]
 Jsonl = Annotated[bool, typer.Option("--jsonl", help="Write one JSON object per input, with scores.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print only warnings, errors and the result.")]
 Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda, cuda:1, ...")]
 Quantize = Annotated[str, typer.Option(help="Precision of weights: auto, int8 (CPU), bf16, or none (float32).")]
 Tokenize = Annotated[

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dragoman.cli.options import AsJson, Model, OptionalSource
+from dragoman.cli.options import AsJson, Model, OptionalSource, Quiet
 from dragoman.cli.streams import log, print_result
 
 if TYPE_CHECKING:
+    from dragoman.cli.progress import RichReporter
     from dragoman.config import Config
-    from dragoman.io.run_log import Reporter
 
 
 def demo(
@@ -23,17 +23,21 @@ def demo(
         Path | None, typer.Option(help="Output folder for the run and the report; default: demo, or demo-zh.")
     ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override, key=value. Can be repeated.")] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Train a small model on a built-in corpus and write report.html.
 
     The corpus is spelled numbers and dates, English to German or Chinese. Run the command again to resume.
     """
-    from dragoman.cli.demo import run_demo
     from dragoman.cli.progress import RichReporter, console
 
     folder = out or Path("demo" if target == "de" else f"demo-{target}")
-    if run_demo(folder, target=target, overrides=set_ or [], reporter=RichReporter(), console=console()) is None:
-        raise typer.Exit(130)
+    with RichReporter(quiet) as reporter:
+        from dragoman.cli.demo import run_demo
+
+        shown = None if quiet else console()
+        if run_demo(folder, target=target, overrides=set_ or [], reporter=reporter, console=shown) is None:
+            raise typer.Exit(130)
 
 
 def doctor(
@@ -92,38 +96,41 @@ def train(
     config: Annotated[Path, typer.Argument(help="CONFIG.toml; see the folder recipes/ for complete examples.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="Overrides, key=value, such as train.seed=2.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/<name of the configuration>.")] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Train a model, or resume the run in --out."""
     from dragoman.cli.progress import RichReporter
     from dragoman.config import load_config
-    from dragoman.training.trainer import train as train_run
 
     document = load_config(config, overrides or [])
     run = out or Path("runs") / config.stem
-    reporter = RichReporter()
-    result = train_run(document, run, reporter=reporter)
-    if result.interrupted:
-        command = shlex.join(["dragoman", *sys.argv[1:]])
-        reporter.log(f"stopped and saved at step {result.progress.step:,}; resume with: {command}")
-        raise typer.Exit(130)
-    reporter.log(f"done: {run} (step {result.progress.step:,}, {result.progress.seconds / 60:.1f} min)")
-    if document.data.kind == "parallel" and document.data.test is not None:
-        _log_test_scores(document, run, reporter)
+    with RichReporter(quiet) as reporter:
+        from dragoman.training.trainer import train as train_run
+
+        result = train_run(document, run, reporter=reporter)
+        if result.interrupted:
+            command = shlex.join(["dragoman", *sys.argv[1:]])
+            reporter.result(f"stopped and saved at step {result.progress.step:,}; resume with: {command}")
+            raise typer.Exit(130)
+        if document.data.kind == "parallel" and document.data.test is not None:
+            _log_test_scores(document, run, reporter)
+        reporter.result(f"done: {run} (step {result.progress.step:,}, {result.progress.seconds / 60:.1f} min)")
 
 
-def _log_test_scores(document: Config, run: Path, reporter: Reporter) -> None:
+def _log_test_scores(document: Config, run: Path, reporter: RichReporter) -> None:
     from dragoman.data.corpus import corpus_spec, read_pairs
     from dragoman.evaluation.metrics import evaluate_model
+    from dragoman.io.run_log import Phase
     from dragoman.pipelines.translation import Translator
 
     data = document.parallel
     assert data.test is not None
     pairs = list(read_pairs(corpus_spec(document, data.test)))
-    reporter.log(f"test: translating {len(pairs):,} sentences")
+    reporter.log(Phase("test", f"translating {len(pairs):,} sentences"))
     translator = Translator.load(run, document.train.device, quantize="none")
     sources, references = [p.source for p in pairs], [[p.target for p in pairs]]
     for line in evaluate_model(translator, sources, references, language=data.target_language).lines():
-        reporter.log(f"test: {line}")
+        reporter.result(f"test: {line}")
 
 
 def average(
@@ -132,14 +139,20 @@ def average(
 ) -> None:
     """Average the last N checkpoints of a run into one model.
 
-    The model folder is RUN/checkpoints/average-lastN.
+    The model folder is RUN/checkpoints/average-lastN. The best checkpoint of the run stays the same.
     """
-    from dragoman.models.model_folder import USED_BY, read_config
+    from dragoman.models.model_folder import USED_BY, find_model, read_config, read_meta
     from dragoman.training.run import average_run
 
     folder = average_run(run, last)
     typer.echo(folder)
-    log(f"averaged the last {last} checkpoints; use the model with: {USED_BY[read_config(folder).data.kind]}")
+    best, config = find_model(run), read_config(folder)
+    metric = {"loss": "valid_loss"}.get(config.train.metric, config.train.metric)
+    scores = [read_meta(path).get("scores", {}).get(metric) for path in (folder, best)]
+    if None not in scores:
+        log(f"validation, {metric}: {scores[0]:.2f} average of the last {last}, {scores[1]:.2f} the best ({best.name})")
+    command = USED_BY[config.data.kind].partition(",")[0]
+    log(f"the best model of {run} is unchanged; to use the average: {command} {folder}")
 
 
 def info(model: Model, as_json: AsJson = False) -> None:

@@ -95,6 +95,11 @@ class TrainConfig(Section):
     ema: limits.Beta = Field(0.0, description="decay of the moving average of the weights; 0 = none")
     log_every: limits.Interval = Field(20, description="steps")
     validate_every: DurationField = Duration(amount=1, unit="epochs")
+    save_every: DurationField = Field(
+        Duration(amount=5 * 60, unit="seconds"),
+        description="interval of checkpoints between validations: at most this is lost if the training is killed",
+        examples=["2000 steps"],
+    )
     validate_sentences: limits.Sentences = Field(1000, description="sentences decoded per validation")
     metric: Literal["bleu", "chrf", "loss", "accuracy", "f1"] = "loss"
     patience: limits.OptionalCount = Field(0, description="validations without improvement before stopping; 0 = off")
@@ -102,6 +107,9 @@ class TrainConfig(Section):
     average: limits.OptionalCount = Field(0, description="last checkpoints to average at the end; 0 = none")
     max_bad_steps: limits.Interval = Field(20, description="consecutive steps with a non-finite loss before stopping")
     device: Device = "auto"
+    threads: limits.Threads = Field(
+        "auto", description="threads on the CPU; auto: the fastest number, measured when training starts", examples=[2]
+    )
 
 
 class SearchConfig(Section):

@@ -19,7 +19,7 @@ from dragoman.data.doctor.examine import examine
 from dragoman.data.doctor.precheck import replaced_characters
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DataError, DragomanError, UsageError
-from dragoman.io.run_log import Reporter
+from dragoman.io.run_log import Phase, Reporter
 from dragoman.training.allocator import keep_freed_memory
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.plan import Course, course_problems, plan_warnings
@@ -66,7 +66,9 @@ def _diagnose(config: Config, where: str, scratch: Path) -> Diagnosis:
     if config.data.kind == "parallel":
         diagnosis = _examined(config, run)
     else:
-        diagnosis = Diagnosis(account=" ".join(line.removeprefix("data: ") for line in counts))
+        diagnosis = Diagnosis(
+            account=" ".join(line.removeprefix("data: ") for line in counts if not isinstance(line, Phase))
+        )
     if run is not None and diagnosis.healthy:
         forecast(run, where, diagnosis)
     elif problem and diagnosis.healthy:
@@ -113,8 +115,10 @@ def time_steps(run: TrainingRun, seconds: float = _SECONDS) -> StepTiming:
     run.check_memory(context.device)
     trainer = Trainer(run, context, Reporter())
     try:
+        trainer.threads.start(trainer.trial, resumed=False)
         rate, steps = _tokens_per_second(trainer, run.task.epoch(0), seconds)
     finally:
+        trainer.threads.restore()
         trainer.log.close()
     return StepTiming(rate, steps, context.peak_memory(), trainer.model.parameter_count())
 

@@ -19,7 +19,7 @@ WEIGHTS_PER_TOKEN = 8.0
 """Weights of the layers per token of the corpus above which a model learns the pairs by heart."""
 _TRAINED_SHARE = 0.93
 """Share of the budget that is spent on steps; the rest is validation and saving."""
-_STEPS = 3000
+_STEPS = 5000
 _BYTES = 260  # and the special tokens
 
 
@@ -171,7 +171,7 @@ def expect(facts: CorpusFacts, speed: Speed, seconds: float) -> Training:
     """Return the expected course of a training of `seconds`."""
     tokens = seconds * _TRAINED_SHARE * speed.tokens_per_second
     wanted = tokens / _STEPS
-    batch = next((size for size in (1024, 1536, 2048, 3072, 4096, 6144) if wanted <= size), 8192)
+    batch = next((size for size in (1536, 2048, 3072, 4096, 6144) if wanted <= size), 8192)
     return Training(tokens, tokens / max(1.0, facts.tokens), batch, max(1, round(tokens / batch)))
 
 

@@ -23,7 +23,7 @@ from dragoman._version import __version__
 from dragoman.config import Config, parse_config
 from dragoman.data.vocabulary import Vocabulary, load_vocabulary
 from dragoman.errors import ConfigError, ModelFolderError, TrainingError, UsageError
-from dragoman.io.reading import COPY_AGAIN, read_json, read_text
+from dragoman.io.reading import COPY_AGAIN, as_path, read_json, read_text
 from dragoman.io.weights import file_problem, load_file
 from dragoman.io.writing import atomic_folder, is_full, not_written, write_file
 
@@ -153,7 +153,7 @@ def find_model(path: str | Path) -> Path:
 
     Raises ModelFolderError if there is none.
     """
-    path = Path(path)
+    path = as_path(path, "model")
     if (path / "model.safetensors").exists() or (path / "meta.json").exists():
         return path
     if path.is_file() and path.name in POINTERS:

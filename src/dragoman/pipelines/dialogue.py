@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Self
 
 from dragoman.data.ids import EOS
@@ -173,9 +174,9 @@ class Chat(Pipeline):
 
     def check_turns(self, turns: Turns, where: str = "") -> list[Turn]:
         """Return the turns of a dialogue.  Raises UsageError, with the prefix `where`, for an invalid turn."""
-        check_sequence(turns)
         if not isinstance(turns, Iterable):
             raise UsageError(f"{where}{turns!r:.60} is not a dialogue; accepted: a list of turns")
+        check_sequence(turns)
         found = []
         for number, turn in enumerate(turns, start=1):
             name = f"{where}turn {number}"
@@ -195,9 +196,9 @@ class Chat(Pipeline):
         """Return the settings of a search that appends at most `max_tokens` tokens.  Raises UsageError."""
         most = min(self.context - 2, _MAX_TOKENS)  # without BOS and the role
         tokens = min(max(1, self.context // 4), most) if max_tokens is None else max_tokens
-        if not 1 <= tokens <= most:
+        if not isinstance(tokens, Integral) or not 1 <= tokens <= most:
             raise UsageError(
-                f"max_tokens = {tokens}; accepted: 1 to {most:,}, because turns and reply share a context of "
+                f"max_tokens = {tokens!r:.40}; accepted: 1 to {most:,}, because turns and reply share a context of "
                 f"{self.context:,} tokens"
             )
         if settings.get("nbest", 1) != 1:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from dragoman.config import Config
 from dragoman.data.batching import Batch
 from dragoman.data.doctor.precheck import precheck
-from dragoman.errors import TrainingError
+from dragoman.errors import TrainingError, UsageError
 from dragoman.io.lock import lock_run
 from dragoman.io.run_log import Reporter, RunLog
 from dragoman.models.model_folder import list_checkpoints, unique_tensors
@@ -61,6 +61,8 @@ def train(
     The data of a new run are checked as by `dragoman doctor` first.  Raises ConfigError, DataError, UsageError if
     another process uses `out`, and TrainingError if the loss is not finite for too many steps or the disk is full.
     """
+    if not isinstance(config, Config):
+        raise UsageError(f"config: {config!r:.60} is of type {type(config).__name__}; accepted: that of load_config")
     reporter = reporter or Reporter()
     context = context or DistributedContext(config.train.device)
     folder = Path(out)

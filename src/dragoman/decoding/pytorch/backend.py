@@ -18,6 +18,7 @@ from dragoman.decoding.hypothesis import Hypothesis, Ids
 from dragoman.decoding.pytorch.generate import padded
 from dragoman.decoding.pytorch.stepper import ModelStepper
 from dragoman.decoding.settings import SearchSettings
+from dragoman.device import resolve_device
 from dragoman.errors import UsageError
 from dragoman.models.seq2seq import Model
 from dragoman.nn.modes import evaluating
@@ -33,7 +34,7 @@ class TorchBackend(DecodingBackend):
     """A PyTorch model.  reason: why no faster backend is used, for the description."""
 
     def __init__(self, model: Model, device: str | torch.device = "cpu", reason: str = "") -> None:
-        self.device = torch.device(device)
+        self.device = resolve_device(device)
         self.model = model.to(self.device)
         self.reason = reason
 

@@ -8,11 +8,13 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from dragoman import __version__
 from small_run import COMMAND, Cli, digit_pairs, write_corpus, write_lines, write_toml
 
 
@@ -135,6 +137,7 @@ def test_average_and_info(cli: Cli, place: Path) -> None:
         (["translate", "MODEL", "--engine", "fast", "--threads", "0"], 2, "--engine 'fast': must be one of auto"),
         (["translate", "MODEL", "MODEL", "--shortlist"], 2, "--shortlist: supported for one model"),
         (["translate", "MODEL", "--seed", "3", "--top-k", "2"], 2, "--top-k, --seed: only for sampling"),
+        (["translate", "MODEL", "--sample", "--beam", "4"], 2, "--beam 4: has no effect with --sample; use beam"),
         (["translate", "MODEL", "--min-length", "9" * 20], 2, "must be 0 to 10,000"),
         (["translate", "MODEL", "--alpha", "inf"], 2, "--alpha inf: must be 0"),
         (["translate", "MODEL", "--sample", "--nbest", "70000"], 2, "--nbest 70000: must be 1 to 4,096"),
@@ -169,6 +172,20 @@ def test_help(cli: Cli) -> None:
         "demo doctor train average info translate score evaluate generate chat label parse compare explain atlas serve"
     )
     assert names == [*expected.split(), "vectors", "shortlist", "export"]
+
+
+@pytest.mark.parametrize("command", [[], ["translate"], ["train"]])
+def test_the_short_option_of_help(cli: Cli, command: list[str]) -> None:
+    code, out, _ = cli(*command, "-h")
+    assert code == 0
+    assert out == cli(*command, "--help")[1]
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dragoman", "--version"], capture_output=True, check=False, timeout=60, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"dragoman {__version__}\n", "")
 
 
 def run(*args: str | Path, **options: object) -> subprocess.CompletedProcess[bytes]:

@@ -39,6 +39,7 @@ LAYERS = [
     "interpret",
     "serve",
     "cli",
+    "__main__",
 ]
 
 PUBLIC_NAMES = [

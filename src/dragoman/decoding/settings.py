@@ -82,7 +82,7 @@ class SearchSettings:
     def of(cls, settings: Any, **overrides: Any) -> SearchSettings:
         """Read the settings from the attributes of an object, such as a `[search]` section, and override some of them.
 
-        Raises UsageError for an unknown setting in `overrides`.
+        Raises UsageError for an unknown setting in `overrides`, and for a beam together with sampling.
         """
         names = [field.name for field in dataclasses.fields(cls)]
         unknown = [name for name in overrides if name not in names]
@@ -90,4 +90,9 @@ class SearchSettings:
             listed = ", ".join(f"{name!r}{nearest(name, names)}" for name in unknown)
             raise UsageError(f"unknown search setting: {listed}; accepted: {', '.join(names)}")
         given = {name: getattr(settings, name) for name in names if hasattr(settings, name)}
-        return cls(**given | overrides)
+        found = cls(**given | overrides)
+        if found.sample and overrides.get("beam", 1) != 1:
+            raise UsageError(
+                f"beam = {found.beam}: has no effect with sample = True; use beam search or sampling, not both"
+            )
+        return found

@@ -20,6 +20,7 @@ from dragoman.models.model_folder import (
     list_checkpoints,
     read_config,
     read_meta,
+    runs_inside,
     save_model,
     unique_tensors,
     write_pointer,
@@ -218,6 +219,8 @@ def average_run(folder: Path, last: int) -> Path:
     """
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder; specify a run folder written by 'dragoman train'")
+    if not list_checkpoints(folder) and (inside := runs_inside(folder)):
+        raise UsageError(f"{folder}: not a run; specify a run inside it: {', '.join(map(str, inside))}")
     with lock_run(folder):
         found = list_checkpoints(folder)
         if last < 2 or len(found) < last:

@@ -94,7 +94,7 @@ def test_misaligned_files_are_reported_and_still_examined(tmp_path: Path) -> Non
     target[9] += "\x00"
     diagnosis = diagnose(corpus(tmp_path, ENGLISH, target), test=corpus(tmp_path, ENGLISH[:4], GERMAN[:4], "test"))
     finding = found(diagnosis, "misaligned: 11 and 10 lines")
-    assert "diverge near line" in finding.advice
+    assert "They diverge " in finding.advice
     assert found(diagnosis, "control character").where.endswith("line 10")
     assert diagnosis.corpora[0].target.lines == 10
     assert found(diagnosis, "pairs that are also in training").severity == "warning"
@@ -223,7 +223,7 @@ def test_the_report_prints_every_finding_and_goes_to_json(tmp_path: Path) -> Non
     assert isinstance(console.file, io.StringIO)
     printed = console.file.getvalue()
     assert all(finding.what in printed for finding in diagnosis.findings)
-    assert "Not ready for training: 1 error" in printed
+    assert "Not ready for training: 2 errors" in printed
     again = json.loads(json.dumps(diagnosis.to_json()))
     assert again["healthy"] is False
     assert len(again["findings"]) == len(diagnosis.findings) > 1

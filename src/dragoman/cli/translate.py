@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dragoman.cli.options import Beam, Device, Jsonl, Models, Quantize, Seed, Temperature, TopK, TopP
-from dragoman.cli.streams import log, open_output, read_input
+from dragoman.cli.streams import answer_lines, log, open_output
 from dragoman.errors import UsageError
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def translate(
     translator = Translator.load(models, **options)
     log(translator.description)
     source = inputs[0] if inputs else None
-    translations = translator.stream(read_input(source), prefix=prefix, **settings)
+    translations = answer_lines(source, lambda lines: translator.stream(lines, prefix=prefix, **settings))
     flags: Counter[str] = Counter()
     form = output_form(jsonl, nbest)
     with open_output(output, source) as write:

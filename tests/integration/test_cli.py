@@ -60,6 +60,10 @@ def test_translate_lines_in_lines_out(cli: Cli, place: Path, tmp_path: Path) -> 
     objects = [json.loads(row) for row in out.split(b"\n")[:-1]]
     assert code == 0 and [o["source"] for o in objects] == lines
     assert "empty_source" in objects[1]["flags"] and len(objects[0]["nbest"]) == 2
+    assert "tokens" not in objects[0]
+    code, out, _ = cli("translate", place / "runs" / "tiny", "--jsonl", "--verbose", stdin=b"one two")
+    assert code == 0 and len(json.loads(out)["tokens"]) == len(json.loads(out)["token_log_probs"]) > 1
+    assert cli("translate", place / "runs" / "tiny", "--verbose", stdin=b"one")[0] == 2
     code, out, _ = cli("translate", place / "runs" / "tiny", "--nbest", "2", stdin=b"one\ntwo")
     assert code == 0 and out.count(b"\n") == 4 and out.count(b"\t") == 4
 
@@ -143,6 +147,11 @@ def test_average_and_info(cli: Cli, place: Path) -> None:
         (["translate", "MODEL", "--sample", "--nbest", "70000"], 2, "--nbest 70000: must be 1 to 4,096"),
         (["translate", "MODEL", "--beam", "many"], 2, "integer"),
         (["translate", "MODEL", "--input", "nowhere.txt"], 1, "nowhere.txt"),
+        (["translate", "MODEL", "--input", "table.csv"], 2, "a .csv file is not text with one sentence per line"),
+        (["translate", "MODEL", "--input", "table.jsonl.gz"], 2, "a .jsonl file is not text"),
+        (["score", "MODEL", "--source", "a.csv", "--target", "b.csv"], 2, "Convert .csv files to .tsv"),
+        (["doctor", "a.csv", "b.csv"], 2, "no such file"),
+        (["doctor", "nowhere.tsv"], 2, "no such file: nowhere.tsv"),
         (
             ["translate", "MODEL", "--output", "nowhere/out.txt"],
             2,
@@ -276,5 +285,8 @@ def test_doctor(cli: Cli, place: Path, tmp_path: Path) -> None:
     pairs = digit_pairs(40)
     source = write_lines(tmp_path / "a.txt", [s for s, _ in pairs])
     target = write_lines(tmp_path / "b.txt", [t for _, t in pairs[:-1]])
+    table = write_lines(tmp_path / "pairs.tsv", [f"{s}\t{t}" for s, t in pairs])
+    code, out, err = cli("doctor", table)
+    assert code == 0 and b"40" in out and b"Ready for training" in out
     code, out, err = cli("doctor", source, target)
     assert code == 1 and ("40" in out.decode() + err and "39" in out.decode() + err)

@@ -76,6 +76,10 @@ def answer_lines(
     Lines that are typed at a terminal are answered at once, and those of a pipe when it pauses; standard output is
     flushed with each group.  prompt: shown at a terminal.
     """
+    from dragoman.io.lines import check_text_file
+
+    if path is not None:
+        check_text_file(path, "write the column to translate into a text file; a Parquet file is read with --column")
     yield from answer([])  # reports invalid settings before anything is read
     for lines in [read_input(path)] if path is not None else _groups(prompt):
         yield from answer(lines)

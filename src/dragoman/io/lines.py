@@ -16,11 +16,13 @@ from typing import IO
 
 import zstandard
 
-from dragoman.errors import DataError, clip
+from dragoman.errors import DataError, UsageError, clip
 from dragoman.io.reading import open_regular
 
 __all__ = [
     "COMPRESSED_SUFFIXES",
+    "NOT_LINES",
+    "check_text_file",
     "clip",
     "count_lines",
     "decode_line",
@@ -33,6 +35,8 @@ __all__ = [
 ]
 
 COMPRESSED_SUFFIXES = (".gz", ".zst", ".xz")
+NOT_LINES = (".csv", ".tsv", ".json", ".jsonl", ".tmx", ".xlsx", ".parquet", ".arrow", ".bin")
+"""Suffixes of tables and other files that are not one text per line."""
 BOM = b"\xef\xbb\xbf"
 
 _CHUNK = 1 << 20
@@ -95,6 +99,13 @@ def _open_stream(path: Path) -> io.BufferedIOBase:
 def plain_suffix(path: Path) -> str:
     """Return the suffix of a file name, ignoring a final `.gz`, `.zst` or `.xz`."""
     return Path(path.stem).suffix if path.suffix in COMPRESSED_SUFFIXES else path.suffix
+
+
+def check_text_file(path: Path, advice: str) -> None:
+    """Raise UsageError, with `advice`, if the suffix of `path` is that of a table, whose lines are not texts."""
+    suffix = plain_suffix(path)
+    if suffix in NOT_LINES:
+        raise UsageError(f"{path}: a {suffix} file is not text with one sentence per line; {advice}")
 
 
 def has_lone_surrogate(text: str) -> bool:

@@ -17,6 +17,7 @@ from dragoman.data.doctor.examine import examine
 from dragoman.data.doctor.precheck import replaced_characters
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DataError, DragomanError, UsageError
+from dragoman.io.lines import plain_suffix
 from dragoman.io.run_log import Reporter
 from dragoman.training.allocator import keep_freed_memory
 from dragoman.training.distributed import DistributedContext
@@ -29,7 +30,7 @@ _WARM_UP_STEPS, _SECONDS = 3, 4.0
 
 
 def diagnose(config_or_source: Path, target: Path | None = None) -> Diagnosis:
-    """Examine two text files, or the corpora of a configuration; if they have no errors, time a few training steps.
+    """Examine two text files, a `.tsv` file, or the corpora of a configuration; without errors, time a few steps.
 
     Raises ConfigError, and UsageError for files that do not exist and for a single text file.
     """
@@ -39,9 +40,15 @@ def diagnose(config_or_source: Path, target: Path | None = None) -> Diagnosis:
             raise UsageError(f"no such file: {', '.join(missing)}")
         spec = CorpusSpec(config_or_source, target)
         return examine([spec], valid=None, test=None, source_language=None, target_language=None)
+    if plain_suffix(config_or_source) == ".tsv":
+        if not config_or_source.is_file():
+            raise UsageError(f"no such file: {config_or_source}")
+        spec = CorpusSpec(path=config_or_source)
+        return examine([spec], valid=None, test=None, source_language=None, target_language=None)
     if config_or_source.suffix != ".toml":
         raise UsageError(
-            f"{config_or_source}: not a configuration; use a .toml file, or two files: dragoman doctor SOURCE TARGET"
+            f"{config_or_source}: not a configuration; use a .toml file, two files: dragoman doctor SOURCE TARGET, or "
+            "a .tsv file with two columns"
         )
     config = load_config(config_or_source)
     check_files(config)

@@ -175,6 +175,23 @@ def test_a_row_says_what_is_special_about_it(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_different_seeds_are_shown(tmp_path: Path) -> None:
+    def printed(seed: int) -> str:
+        folders = [
+            fabricate(tmp_path / f"{seed}" / "narrow", learning(30.0), None, "train.seed=7"),
+            fabricate(tmp_path / f"{seed}" / "wide", learning(31.0), None, "model.d_ff=28", f"train.seed={seed}"),
+        ]
+        console = Console(width=100, record=True, highlight=False)
+        comparison = compare_runs(folders)
+        print_comparison(comparison, console)
+        assert comparison.to_json()["seeds_differ"] == (seed != 7)
+        return console.export_text()
+
+    text = printed(11)
+    assert re.search(r"train\.seed +7 +11", text) and "The runs have different seeds" in text
+    assert "seed" not in printed(7)
+
+
 @pytest.mark.parametrize("width", [40, 200])
 def test_the_terminal_never_cuts_a_number(comparison: RunComparison, width: int) -> None:
     console = Console(width=width, record=True, highlight=False)

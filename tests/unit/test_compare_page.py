@@ -92,7 +92,7 @@ def test_the_table_holds_the_numbers_without_a_script(comparison: RunComparison,
     page = read(write_comparison(tmp_path / "new" / "compare.html", comparison))
     heads, lstm, wide = ([words(cell) for cell in row] for row in page.rows[:3])
     table = {name: dict(zip(heads, row, strict=True)) for name, row in (("lstm", lstm), ("wide", wide))}
-    assert table["lstm"]["run"] == "lstm d_ff 24 seeds 1, 2" and table["wide"]["run"] == "wide d_ff 28"
+    assert table["lstm"]["run"] == "lstm d_ff 24 seeds 1, 2" and table["wide"]["run"] == "wide d_ff 28 seed 1"
     assert table["lstm"]["valid BLEU"] == "31.00 σ1.41" and table["wide"]["valid BLEU"] == "34.00"
     assert table["lstm"]["valid loss"] == "1.875 σ0.177" and table["wide"]["perplexity"] == "7.50"
     assert table["lstm"]["test BLEU"] == "33.75 ±1.50 σ0.71" and table["wide"]["test BLEU"] == "33.25 ±1.50"

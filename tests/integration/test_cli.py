@@ -141,6 +141,7 @@ def test_average_and_info(cli: Cli, place: Path) -> None:
         (["translate", "MODEL", "--engine", "fast", "--threads", "0"], 2, "--engine 'fast': must be one of auto"),
         (["translate", "MODEL", "MODEL", "--shortlist"], 2, "--shortlist: supported for one model"),
         (["translate", "MODEL", "--seed", "3", "--top-k", "2"], 2, "--top-k, --seed: only for sampling"),
+        (["translate", "MODEL", "--sample", "--temperature", "0"], 2, "use greedy search (--beam 1 without --sample)"),
         (["translate", "MODEL", "--sample", "--beam", "4"], 2, "--beam 4: has no effect with --sample; use beam"),
         (["translate", "MODEL", "--min-length", "9" * 20], 2, "must be 0 to 10,000"),
         (["translate", "MODEL", "--alpha", "inf"], 2, "--alpha inf: must be 0"),

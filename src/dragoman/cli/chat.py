@@ -44,6 +44,8 @@ def chat(
     settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     loaded = Chat.load(model, device)
     session = Session(loaded, role, as_, {**settings, "sample": not greedy, "max_tokens": max_tokens})
+    if warning := loaded.role_warning(session.role):
+        log(f"warning: {warning}")
     if sys.stdin is not None and sys.stdout is not None and sys.stdin.isatty() and sys.stdout.isatty():
         _terminal(session)
         return
@@ -133,6 +135,8 @@ class Session:
             try:
                 self.role = self.chat.check_role(argument.strip(), "/role ")
                 note(f"the model is {self.role}")
+                if warning := self.chat.role_warning(self.role):
+                    note(f"warning: {warning}")
             except UsageError as error:
                 note(str(error))
         else:

@@ -183,11 +183,14 @@ def _reply(
     from dragoman.pipelines.dialogue import Chat
 
     chat = Chat.load(model, device)
-    truncated = 0
+    truncated, roles = 0, set[str]()
     with open_output(output, turns) as write:
         for found in chat.stream(read_turns(turns, model), role, **settings):
             truncated += found.truncated
+            roles.add(found.role)
             write(json.dumps(found.to_json(), ensure_ascii=False) if jsonl else one_line(found.text))
+    for warning in filter(None, map(chat.role_warning, sorted(roles))):
+        log(f"warning: {warning}")
     if truncated:
         log(f"truncated: {truncated:,} dialogues longer than the context; their oldest turns were not read")
 

@@ -18,7 +18,11 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "max_extra": (0, 10_000, "0 to 10,000"),
     "min_length": (0, 10_000, "0 to 10,000"),
     "no_repeat_ngram": (0, 10_000, "0 (off) or 2 to 10,000; 1 forbids every repeated token"),
-    "temperature": (1e-6, 1000, "1e-6 to 1000; for the most probable token at each step, use greedy search"),
+    "temperature": (
+        1e-6,
+        1000,
+        "1e-6 to 1000; for the most probable token at each step, use greedy search (sample = False, beam = 1)",
+    ),
     "top_k": (0, 1_048_576, "0 (all tokens) to 1,048,576"),
     "top_p": (5e-324, 1, "more than 0 and at most 1 (1 = all tokens)"),
     "seed": (0, 2**63 - 1, f"0 to {2**63 - 1:,}"),

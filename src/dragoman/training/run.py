@@ -94,8 +94,8 @@ def _refuse_changes(old: Config, new: Config, folder: Path) -> None:
         if before.get(key) != after.get(key) and not key.startswith(_MAY_CHANGE)
     ]
     if problems:
-        problems.append("a run can only be resumed with its own configuration; start a new run with another --out")
-        raise ConfigError(str(folder), problems)
+        advice = "A run can only be resumed with its own configuration; start a new run with another --out."
+        raise ConfigError(str(folder), problems, advice)
 
 
 class TrainingRun:

@@ -71,9 +71,9 @@ class LearnedShortlist:
         if not self.held_out or self.coverage >= _MIN_COVERAGE:
             return ""
         return (
-            f"only {100 * self.coverage:.1f} % of the reference tokens are candidates; BLEU is likely to fall by 0.3 to 0.9 "
-            "with --shortlist. Use longer lists, such as --best 100 --frequent 1000, or compare "
-            "translations of a test set with and without it"
+            f"only {100 * self.coverage:.1f} % of the reference tokens are candidates; BLEU is likely to fall by 0.3 "
+            "to 0.9 with --shortlist. Use longer lists, such as --best 100 --frequent 1000, or compare translations of "
+            "a test set with and without it"
         )
 
 

@@ -59,8 +59,8 @@ class TorchBackend(DecodingBackend):
     def align(self, pairs: Sequence[tuple[Ids, Ids]], batch_tokens: int) -> list[NDArray[np.float32]]:
         if not any(name.endswith(_CROSS_ATTENTION) for name in tap_names(self.model)):
             raise UsageError(
-                f"{type(self.model).__name__} has no attention between target and source; alignment needs a model with"
-                " cross-attention"
+                f"the architecture {self.model.architecture} has no attention between target and source; alignment "
+                "needs a model with cross-attention"
             )
         found: list[NDArray[np.float32]] = [np.zeros((0, 0), np.float32) for _ in pairs]
         for batch in batches_within([len(src) + len(tgt) for src, tgt in pairs], batch_tokens):

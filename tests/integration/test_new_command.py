@@ -128,6 +128,13 @@ def test_one_tmx(tmp_path: Path) -> None:
     assert set(lines(tmp_path / "en-fr-data" / "train.en")) <= {source for source, _ in PAIRS}
 
 
+def test_warnings_about_the_text_are_counted(tmp_path: Path) -> None:
+    said: list[str] = []
+    plan_training(*write_two(tmp_path, [*PAIRS, *PAIRS[:60]]), log=said.append)
+    assert "text: 1 warning; to read them: dragoman doctor en-fr.toml" in said
+    assert "pairs: read 360 = kept 300 + duplicate 60" in said
+
+
 @pytest.mark.parametrize(
     ("names", "languages"),
     [

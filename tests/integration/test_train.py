@@ -498,3 +498,14 @@ def test_the_command_names_the_path_and_shows_no_traceback(
     with lock_run(tmp_path / "run"):
         code, _, text = Cli(monkeypatch, capsysbinary)("train", config, "--out", tmp_path / "run")
     assert code == 2 and f"{tmp_path / 'run'}: this run is in use by process {os.getpid()} on " in text
+
+
+def test_the_advice_of_a_refused_resume_is_no_problem(data: Path, tmp_path: Path) -> None:
+    train(small_config(data, "train.budget=2 steps"), tmp_path / "run")
+    with pytest.raises(ConfigError) as refused:
+        train(small_config(data, "train.budget=2 steps", "model.d_ff=28"), tmp_path / "run")
+    assert refused.value.problems == ["model.d_ff: the run has 24, the configuration 28"]
+    first, *_, last = str(refused.value).split("\n")
+    assert first.endswith(": 1 problem") and last == (
+        "A run can only be resumed with its own configuration; start a new run with another --out."
+    )

@@ -40,6 +40,7 @@ LAYERS = [
     "interpret",
     "serve",
     "cli",
+    "__main__",
 ]
 
 PUBLIC_NAMES = [

@@ -176,7 +176,10 @@ def shortlist(
     """
     from dragoman.training.shortlist import learn_shortlist
 
-    typer.echo("\n".join(learn_shortlist(model, source, target, best, frequent, log=log).lines()))
+    learned = learn_shortlist(model, source, target, best, frequent, log=log)
+    typer.echo("\n".join(learned.lines()))
+    if learned.warning:
+        log(f"warning: {learned.warning}")
 
 
 def export(

@@ -24,7 +24,7 @@ from dragoman.config.recurrent import RecurrentEncoderConfig
 from dragoman.config.section import Section, is_stored
 from dragoman.config.train import SearchConfig, TrainConfig
 from dragoman.errors import ConfigError, UsageError, clip, nearest
-from dragoman.io.reading import open_regular
+from dragoman.io.reading import as_path, open_regular
 
 __all__ = ["Config", "dump_toml", "flatten", "load_config", "parse_config"]
 
@@ -162,7 +162,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = (), *, stored: bool
 
     Raises ConfigError that lists all problems.
     """
-    path = Path(path)
+    path = as_path(path, "configuration")
     try:
         document = tomllib.loads(_read(path))
     except tomllib.TOMLDecodeError as error:

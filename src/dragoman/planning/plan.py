@@ -88,7 +88,7 @@ def plan_training(
         folder = path.with_name(f"{path.stem}-data")
         _refuse_existing(path, folder)
         log(f"checking {source if target is None else f'{source} and {target}'} ({' to '.join(text.languages)})")
-        _examine(text, log)
+        _examine(text, path, log)
         with writing(folder), ExitStack() as stack:
             unfinished = stack.enter_context(atomic_folder(folder))
             split = split_text(CorpusSpec(text.source, text.target), given, unfinished, text.languages)
@@ -151,7 +151,7 @@ def _refuse_existing(path: Path, folder: Path) -> None:
         raise UsageError(f"{path}: the folder {path.parent} does not exist; create it first")
 
 
-def _examine(text: ParallelText, log: Callable[[str], None]) -> None:
+def _examine(text: ParallelText, path: Path, log: Callable[[str], None]) -> None:
     """Raise DataError for the errors that `dragoman doctor` finds, and log the number of its warnings."""
     spec = CorpusSpec(text.source, text.target)
     source_language, target_language = text.languages
@@ -160,8 +160,7 @@ def _examine(text: ParallelText, log: Callable[[str], None]) -> None:
     if errors:
         raise DataError("\n".join(f"{error.where}: {error.what}. {error.advice}" for error in errors))
     if count := diagnosis.count("warning"):
-        command = shlex.join(["dragoman", "doctor", str(text.source), str(text.target)])
-        log(f"text: {count} warning{'s' * (count > 1)}; to read them: {command}")
+        log(f"text: {count} warning{'s' * (count > 1)}; to read them: {shlex.join(['dragoman', 'doctor', str(path)])}")
 
 
 def _log_split(split: Split, log: Callable[[str], None]) -> None:

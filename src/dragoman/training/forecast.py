@@ -19,6 +19,7 @@ from dragoman.data.doctor.examine import examine
 from dragoman.data.doctor.precheck import replaced_characters
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DataError, DragomanError, UsageError
+from dragoman.io.lines import plain_suffix
 from dragoman.io.run_log import Phase, Reporter
 from dragoman.training.allocator import keep_freed_memory
 from dragoman.training.distributed import DistributedContext
@@ -32,7 +33,7 @@ _WARM_UP_STEPS, _SECONDS = 3, 4.0
 
 
 def diagnose(config_or_source: Path, target: Path | None = None, overrides: Sequence[str] = ()) -> Diagnosis:
-    """Examine two text files, or the corpora of a configuration; if they have no errors, time a few training steps.
+    """Examine two text files, a `.tsv` file, or the corpora of a configuration; without errors, time a few steps.
 
     overrides: `key=value` settings of the configuration.  Raises ConfigError, and UsageError for files that do not
     exist, for a single text file and for overrides of text files.
@@ -45,9 +46,15 @@ def diagnose(config_or_source: Path, target: Path | None = None, overrides: Sequ
             raise UsageError(f"no such file: {', '.join(missing)}")
         spec = CorpusSpec(config_or_source, target)
         return examine([spec], valid=None, test=None, source_language=None, target_language=None)
+    if plain_suffix(config_or_source) == ".tsv":
+        if not config_or_source.is_file():
+            raise UsageError(f"no such file: {config_or_source}")
+        spec = CorpusSpec(path=config_or_source)
+        return examine([spec], valid=None, test=None, source_language=None, target_language=None)
     if config_or_source.suffix != ".toml":
         raise UsageError(
-            f"{config_or_source}: not a configuration; use a .toml file, or two files: dragoman doctor SOURCE TARGET"
+            f"{config_or_source}: not a configuration; use a .toml file, two files: dragoman doctor SOURCE TARGET, or "
+            "a .tsv file with two columns"
         )
     config = load_config(config_or_source, overrides)
     check_files(config)

@@ -24,6 +24,7 @@ from dragoman.models.model_folder import (
     load_tensors,
     read_config,
     read_meta,
+    runs_inside,
     save_model,
     unique_tensors,
     write_pointer,
@@ -98,8 +99,8 @@ def _refuse_changes(old: Config, new: Config, folder: Path) -> None:
         if before.get(key) != after.get(key) and not key.startswith(_MAY_CHANGE)
     ]
     if problems:
-        problems.append("a run can only be resumed with its own configuration; start a new run with another --out")
-        raise ConfigError(str(folder), problems)
+        advice = "A run can only be resumed with its own configuration; start a new run with another --out."
+        raise ConfigError(str(folder), problems, advice)
 
 
 class TrainingRun:
@@ -236,6 +237,8 @@ def average_run(folder: Path, last: int) -> Path:
     """
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder; specify a run folder written by 'dragoman train'")
+    if not list_checkpoints(folder) and (inside := runs_inside(folder)):
+        raise UsageError(f"{folder}: not a run; specify a run inside it: {', '.join(map(str, inside))}")
     with lock_run(folder):
         found = validated_checkpoints(folder)
         if last < 2 or len(found) < last:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from dragoman.config import Config, Duration
 from dragoman.data.batching import Batch
 from dragoman.data.doctor.precheck import precheck
-from dragoman.errors import TrainingError
+from dragoman.errors import TrainingError, UsageError
 from dragoman.io.lock import lock_run
 from dragoman.io.run_log import Phase, Reporter, RunLog, Sample, read_log
 from dragoman.models.model_folder import list_checkpoints, unique_tensors
@@ -66,6 +66,8 @@ def train(
     The data of a new run are checked as by `dragoman doctor` first.  Raises ConfigError, DataError, UsageError if
     another process uses `out`, and TrainingError if the loss is not finite for too many steps or the disk is full.
     """
+    if not isinstance(config, Config):
+        raise UsageError(f"config: {config!r:.60} is of type {type(config).__name__}; accepted: that of load_config")
     reporter = reporter or Reporter()
     context = context or DistributedContext(config.train.device)
     folder = Path(out)

@@ -25,7 +25,7 @@ from dragoman.config.section import Section, is_stored
 from dragoman.config.tokenizer import TokenizerConfig
 from dragoman.config.train import SearchConfig, TrainConfig
 from dragoman.errors import ConfigError, UsageError, clip, nearest
-from dragoman.io.reading import open_regular
+from dragoman.io.reading import as_path, open_regular
 
 __all__ = ["Config", "dump_toml", "flatten", "load_config", "parse_config", "read_document"]
 
@@ -164,6 +164,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = (), *, stored: bool
     Relative paths of a document start at its folder, or at `data.root` in it; those of a stored document, and of
     overrides, at the current directory.  Raises ConfigError that lists all problems.
     """
+    path = as_path(path, "configuration")
     document = read_document(path)
     if not stored:
         _start_at(Path(path).parent, document)
@@ -181,7 +182,7 @@ def _start_at(folder: Path, document: dict[str, Any]) -> None:
 
 def read_document(path: str | Path) -> dict[str, Any]:
     """Return the TOML file at `path`, without validation.  Raises ConfigError."""
-    path = Path(path)
+    path = as_path(path, "configuration")
     try:
         return tomllib.loads(_read(path))
     except tomllib.TOMLDecodeError as error:

@@ -151,6 +151,11 @@ class TrainConfig(Section):
         description="interval of validations, each of which saves a checkpoint",
         examples=["500 steps"],
     )
+    save_every: DurationField = Field(
+        Duration(amount=5 * 60, unit="seconds"),
+        description="interval of checkpoints between validations: at most this is lost if the training is killed",
+        examples=["2000 steps"],
+    )
     validate_sentences: limits.Sentences = Field(
         1000, description="sentences decoded per validation; the loss is computed on all", examples=[200]
     )
@@ -174,6 +179,9 @@ class TrainConfig(Section):
     )
     device: Device = Field(
         "auto", description="auto: a GPU if there is one; a number selects one of several", examples=["cuda:1"]
+    )
+    threads: limits.Threads = Field(
+        "auto", description="threads on the CPU; auto: the fastest number, measured when training starts", examples=[2]
     )
 
 

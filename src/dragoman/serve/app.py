@@ -76,7 +76,8 @@ class ServedModel:
 
     def stream(self, request: TranslateRequest) -> Iterator[Event]:
         """Yield the events of a request; a temperature above 0 means sampling."""
-        settings: dict[str, Any] = {"sample": request.temperature > 0, "beam": request.beam, "seed": request.seed}
+        sample = request.temperature > 0
+        settings: dict[str, Any] = {"sample": sample, "beam": 1 if sample else request.beam, "seed": request.seed}
         settings["temperature"] = request.temperature or 1.0
         if isinstance(self.pipeline, Translator):
             return stream_translation(self.pipeline, request.text, self.lock, **settings)

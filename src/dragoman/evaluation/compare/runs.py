@@ -139,6 +139,11 @@ class RunComparison:
     def runs(self) -> list[ComparedRun]:
         return [run for group in self.groups for run in group.runs]
 
+    @property
+    def seeds_differ(self) -> bool:
+        """Whether the groups were trained with different seeds."""
+        return len({tuple(sorted(group.seeds)) for group in self.groups}) > 1
+
     def to_json(self) -> dict[str, Any]:
         """Return everything except the texts, for `json.dumps`."""
         groups = [
@@ -154,7 +159,7 @@ class RunComparison:
         test = None
         if self.test is not None:
             test = {"sentences": len(self.test.sources), "unit": self.test.unit, "samples": self.samples}
-        return {"differing": list(self.differing), "test": test, "groups": groups}
+        return {"differing": list(self.differing), "seeds_differ": self.seeds_differ, "test": test, "groups": groups}
 
 
 def compare_runs(

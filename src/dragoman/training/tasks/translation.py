@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from dragoman.data.store import build_store
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DataError
 from dragoman.evaluation.metrics import bleu_tokenizer, corpus_scores
+from dragoman.io.run_log import Sample
 from dragoman.models.seq2seq import Model, Network
 from dragoman.nn.modes import evaluating
 from dragoman.pipelines.translation import Translator
@@ -58,11 +59,12 @@ class TranslationValidation:
     """Scores a network on the validation pairs.
 
     Returns valid_loss (nats per token, not smoothed) and perplexity of all pairs, and bleu, chrf and exact_match
-    (percent) of the first train.validate_sentences pairs, decoded greedily.
+    (percent) of the first train.validate_sentences pairs, decoded greedily.  sample: one of these, after a validation.
     """
 
     def __init__(self, config: Config, spec: CorpusSpec, tokenizer: Tokenizer, log: Callable[[str], None]) -> None:
         self.config, self.tokenizer = config, tokenizer
+        self.sample: Sample | None = None
         self.pairs = [(p.source, p.target) for p in read_pairs(spec)]
         if not self.pairs:
             raise DataError(
@@ -93,5 +95,13 @@ class TranslationValidation:
         limit = self.config.data.max_tokens
         translator = Translator(network, self.tokenizer, self.config.search, limit, network.device)
         texts = [t.text for t in translator.translate([source for source, _ in pairs], beam=1)]
+        shown = sample_index([source for source, _ in pairs])
+        self.sample = Sample(*pairs[shown], texts[shown])
         exact = sum(a == b for a, b in zip(texts, references, strict=True))
         return corpus_scores(texts, references, self.tokenize) | {"exact_match": 100 * exact / len(references)}
+
+
+def sample_index(sources: Sequence[str]) -> int:
+    """Return the index of the text of median length among the first 100: neither trivial nor too long to show."""
+    first = range(min(100, len(sources)))
+    return sorted(first, key=lambda i: (len(sources[i]), i))[len(first) // 2]

@@ -149,9 +149,8 @@ def test_the_output_of_a_terminal_session_holds_the_answers_alone(run: Path, tmp
     assert (tmp_path / "out.txt").read_bytes().count(b"\n") == 2 and b">" not in (tmp_path / "out.txt").read_bytes()
 
 
-@pytest.mark.parametrize(("command", "model"), [("label", "tagger")])
-def test_ctrl_c_leaves_a_terminal(command: str, model: str, request: pytest.FixtureRequest) -> None:
-    terminal = Terminal(command, request.getfixturevalue(model))
+def test_ctrl_c_leaves_a_terminal(tagger: Path) -> None:
+    terminal = Terminal("label", tagger)
     terminal.until(b"> ")
     code, rest = terminal.interrupt()
     assert code == 130 and "Traceback" not in rest

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from dragoman import TextGenerator
 from dragoman.errors import DataError
 from dragoman.io import lines
 from dragoman.io.lines import ready_lines
@@ -28,8 +29,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def generator(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy, because models of the repository stay as they are."""
-    return Path(shutil.copytree(GOLDEN / "language_v1", tmp_path_factory.mktemp("golden") / "language"))
+    """A copy, because models of the repository stay as they are; packed, so that the command needs no torch."""
+    folder = Path(shutil.copytree(GOLDEN / "language_v1", tmp_path_factory.mktemp("golden") / "language"))
+    TextGenerator.load(folder)
+    return folder
 
 
 # ------------------------------------------------------------------------------------------------------------- a pipe

@@ -20,6 +20,7 @@ from dragoman.models.model_folder import (
     list_checkpoints,
     read_config,
     read_meta,
+    read_profile,
     save_model,
     unique_tensors,
     write_pointer,
@@ -53,6 +54,8 @@ def open_run(config: Config, folder: Path, log: Callable[[str], None]) -> Traini
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     write_file(stored, dump_toml(config).encode())
+    if task.profile is not None:
+        log(f"data: {task.profile}")
     return TrainingRun(config, folder, task, log)
 
 
@@ -169,7 +172,7 @@ class TrainingRun:
         weights = unique_tensors(model) if ema is None else ema
         training = training_files(model, optimizer, progress, self.task.data_hash, ema)
         meta = {"step": progress.step, "scores": scores} | ({"interrupted": True} if interrupted else {})
-        save_model(target, self.config, self.task.vocabulary, weights, meta, training)
+        save_model(target, self.config, self.task.vocabulary, weights, meta, training, self.task.profile)
         self._tidy(target, progress)
 
     def _tidy(self, newest: Path, progress: Progress) -> None:
@@ -196,7 +199,8 @@ class TrainingRun:
     ) -> Path:
         """Write an averaged model and point `average`, and optionally `best`, to it."""
         target = self.folder / "checkpoints" / "average"
-        save_model(target, self.config, self.task.vocabulary, weights, {"step": progress.step, "scores": scores})
+        meta = {"step": progress.step, "scores": scores}
+        save_model(target, self.config, self.task.vocabulary, weights, meta, profile=self.task.profile)
         write_pointer(self.folder, "average", target)
         if best:
             write_pointer(self.folder, "best", target)
@@ -226,6 +230,6 @@ def average_run(folder: Path, last: int) -> Path:
         config, vocabulary = read_config(found[-1]), load_vocabulary(found[-1])
         target = folder / "checkpoints" / f"average-last{last}"
         meta = {"step": int(found[-1].name), "scores": {}, "averaged": [p.name for p in found[-last:]]}
-        save_model(target, config, vocabulary, average_tensors(found[-last:]), meta)
+        save_model(target, config, vocabulary, average_tensors(found[-last:]), meta, profile=read_profile(found[-1]))
         write_pointer(folder, "average", target)
         return target

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from dragoman.config import Config
 from dragoman.data.batching import Batch, collate, plan_batches, read_batch
 from dragoman.data.corpus import CorpusSpec, corpus_spec, read_pairs
+from dragoman.data.profile import TrainingProfile
 from dragoman.data.store import build_store
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DataError
@@ -34,6 +36,10 @@ class TranslationTask(Task):
         self.tokenizer = self.store.tokenizer
         self.log = log
         super().__init__(config, self.tokenizer, self.store.text_hash)
+
+    @cached_property
+    def profile(self) -> TrainingProfile:
+        return TrainingProfile.of(self.store, self.config.parallel.source_language)
 
     def epoch(self, epoch: int) -> list[NDArray[np.int64]]:
         return plan_batches(self.store, self.config.train.batch_tokens, self.config.train.seed, epoch)

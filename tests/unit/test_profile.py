@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from dragoman.data.profile import PROFILE, Quantiles, TrainingProfile
+from dragoman.decoding.loader import EngineChoice
 from dragoman.errors import ModelFolderError
 from dragoman.io.run_log import Reporter
 from dragoman.models.model_folder import find_model, list_checkpoints, load_network, read_meta, read_profile
+from dragoman.pipelines.translation import Translator
 from dragoman.training.run import average_run
 from dragoman.training.trainer import train
 from small_run import small_config, write_lines
@@ -76,6 +78,12 @@ def test_damage_is_detected(run: Path, tmp_path: Path) -> None:
     (folder / PROFILE).write_text('{"lines": []}')
     with pytest.raises(ModelFolderError, match=r"profile\.json: cannot be read"):
         TrainingProfile.load(folder)
+
+
+@pytest.mark.parametrize("engine", ["auto", "pytorch"])
+def test_translator_has_profile_and_languages(run: Path, engine: EngineChoice) -> None:
+    translator = Translator.load(run, engine=engine)
+    assert translator.profile == read_profile(run) and translator.languages == ("en", "xx")
 
 
 def test_old_models_have_none() -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dragoman.config import Config
+    from dragoman.data.profile import TrainingProfile
     from dragoman.decoding.backend import DecodingBackend
     from dragoman.models.seq2seq import Model
 
@@ -110,9 +111,13 @@ class Translator(Pipeline):
 
     model: a PyTorch model, or a backend.  search: any object with the attributes of `SearchSettings`.  max_source:
     longest source in tokens, end of sentence included; longer lines are split.
+
+    profile: statistics of the training data, None if unknown.  languages: codes of source and target, or None.
     """
 
     _kind, _lack = "parallel", "does not translate"
+    profile: TrainingProfile | None = None
+    languages: tuple[str | None, str | None] = (None, None)
 
     def __init__(
         self,
@@ -128,8 +133,13 @@ class Translator(Pipeline):
         self.max_source = max_source
 
     @classmethod
-    def _build(cls, backend: DecodingBackend, tokenizer: Tokenizer, config: Config) -> Self:
-        return cls(backend, tokenizer, config.search, config.data.max_tokens)
+    def _build(
+        cls, backend: DecodingBackend, tokenizer: Tokenizer, config: Config, profile: TrainingProfile | None
+    ) -> Self:
+        translator = cls(backend, tokenizer, config.search, config.data.max_tokens)
+        translator.profile = profile
+        translator.languages = config.parallel.source_language, config.parallel.target_language
+        return translator
 
     def translate(
         self, texts: Iterable[str], *, batch_tokens: int = 4000, prefix: Prefix = None, **overrides: Any

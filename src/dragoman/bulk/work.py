@@ -54,7 +54,6 @@ class Job:
         """
         from dragoman.decoding.settings import SearchSettings
         from dragoman.models.model_folder import read_config, read_profile, wrong_model
-        from dragoman.pipelines.translation import splits_sentences
 
         config = read_config(self.model)
         if config.data.kind != "parallel":
@@ -62,7 +61,8 @@ class Job:
         search = asdict(SearchSettings.of(config.search, **self.search))
         device = str(self.load.get("device", "cpu")).partition(":")[0]
         form = output_form(self.jsonl, search["nbest"])
-        split = splits_sentences(read_profile(self.model)) if self.split is None else self.split
+        profile = read_profile(self.model)
+        split = self.split if self.split is not None else profile is not None and profile.single_sentences
         # Jobs of versions that did not split have no such key.
         return {"device": device, **search, "prefix": self.prefix, "form": form} | ({"split": True} if split else {})
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from dragoman.data.segment import join_parts
 from dragoman.decoding.hypothesis import Hypothesis
+from dragoman.decoding.retry import Fault
 from dragoman.pipelines.pipeline import check_text
 
 __all__ = ["Part", "SplitLine", "clean", "one_line", "valid"]
@@ -25,7 +26,7 @@ class Part:
     sentence: int = 0
     prefix: list[int] = field(default_factory=list)
     found: list[Hypothesis] = field(default_factory=list)
-    repeated: bool = False
+    fault: Fault = ""
 
 
 @dataclass(frozen=True)

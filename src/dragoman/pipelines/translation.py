@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, Self
 from dragoman.data.segment import join_parts, split_text
 from dragoman.data.sentences import split_sentences
 from dragoman.data.tokenizer import EOS, Tokenizer
-from dragoman.decoding.hypothesis import Hypothesis
+from dragoman.decoding.hypothesis import Hypothesis, Ids
 from dragoman.decoding.retry import StreamWithRetry, has_unusual_length, search_with_retry
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError, clip
 from dragoman.pipelines.parts import Part, SplitLine, clean, one_line, valid
 from dragoman.pipelines.pipeline import Pipeline, check_positive, check_sequence, check_text, stream_windows
+from dragoman.pipelines.quality import FLAGS, QualityCheck
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,11 +40,10 @@ __all__ = [
     "TargetScore",
     "Translation",
     "Translator",
-    "splits_sentences",
 ]
 
-_MAX_SEVERAL = 0.25
-"""Lines are split into sentences if at most this share of the training lines has more than one (docs/sentences.md)."""
+_MOST_BLANK = 3
+"""Longer targets are text: a blank one is empty or a few spaces."""
 
 Prefix = str | Sequence[str] | None
 """The beginning of translations: one for all lines, or one per line."""
@@ -74,10 +74,8 @@ class Translation:
     log_prob: sum of natural log-probabilities, ends of sentence included, in the precision of the search (int8 by
     default on a CPU; `Translator.score` uses float32).  score: log_prob / length penalty; the sum over the parts of a
     line that was split.  tokens: subwords of the target, with one end of sentence per part; token_log_probs: one per
-    token.  nbest: best first, this translation included.  flags, in this order: `empty_source` (nothing to translate),
-    `split` (longer than the model accepts, translated in parts), `truncated` (reached the maximum length), `length`
-    (much shorter or longer than the source), `repetition` (the output repeated itself; retried with
-    `no_repeat_ngram=3`).  sentences: those of a line that was split into several.
+    token.  nbest: best first, this translation included.  flags: reasons to check the line, in the order of `FLAGS`
+    (see docs/flags.md).  sentences: those of a line that was split into several.
     """
 
     source: str
@@ -127,13 +125,9 @@ class Translator(Pipeline):
 
     Lines are split into sentences by default if the model was trained on single sentences (`splits_sentences`), and
     each sentence is translated separately.
-
-    profile: statistics of the training data, None if unknown.  languages: codes of source and target, or None.
     """
 
     _kind, _lack = "parallel", "does not translate"
-    profile: TrainingProfile | None = None
-    languages: tuple[str | None, str | None] = (None, None)
 
     def __init__(
         self,
@@ -147,20 +141,25 @@ class Translator(Pipeline):
             raise UsageError(f"max_source = {max_source}; accepted: at least 2 (one token and the end of sentence)")
         super().__init__(model, tokenizer, search, device)
         self.max_source = max_source
+        self.describe_data(None, (None, None))
 
     @classmethod
     def _build(
         cls, backend: DecodingBackend, tokenizer: Tokenizer, config: Config, profile: TrainingProfile | None
     ) -> Self:
         translator = cls(backend, tokenizer, config.search, config.data.max_tokens)
-        translator.profile = profile
-        translator.languages = config.parallel.source_language, config.parallel.target_language
+        translator.describe_data(profile, (config.parallel.source_language, config.parallel.target_language))
         return translator
+
+    def describe_data(self, profile: TrainingProfile | None, languages: tuple[str | None, str | None]) -> None:
+        """Set the statistics of the training data and the codes of source and target language, None if unknown."""
+        self.profile, self.languages = profile, languages
+        self.quality = QualityCheck(self.tokenizer, profile, languages)
 
     @property
     def splits_sentences(self) -> bool:
-        """Whether lines are split into sentences by default: few lines of the training text had more than one."""
-        return splits_sentences(self.profile)
+        """Whether lines are split into sentences by default: the model was trained on single sentences."""
+        return self.profile is not None and self.profile.single_sentences
 
     def translate(
         self,
@@ -212,22 +211,21 @@ class Translator(Pipeline):
     ) -> Iterator[PartialTranslation]:
         """Yield one partial translation per step of the search; the last one has the text of `translate`.
 
-        Greedy search and sampling only append tokens; beam search may replace those after `stable`.  Output that
-        repeats itself is searched a second time (see `Translation.flags`).  Raises UsageError.
+        Greedy search and sampling only append tokens; beam search may replace those after `stable`.  Output that is
+        empty or repeats itself is searched a second time (see `Translation.flags`).  Raises UsageError.
         """
         settings = SearchSettings.of(self.settings, **{"nbest": 1, **overrides})
         line = self.split(text, prefix, split)
         targets: list[str] = []
         for part in line.parts:
             if part.ids:
-                search = StreamWithRetry(
-                    functools.partial(self.backend.stream, part.ids, part.prefix), part.ids, settings
-                )
+                stream = functools.partial(self.backend.stream, part.ids, part.prefix)
+                search = StreamWithRetry(stream, part.ids, settings, self.has_no_text)
                 for step, last in search:
                     if not last:
                         ids = step.tokens, step.tokens[: step.stable]
                         yield PartialTranslation(*(line.join([*targets, self._decode(i)]) for i in ids))
-                part.found, part.repeated = [search.result], search.repeated
+                part.found, part.fault = [search.result], search.fault
             targets.append(self._text(part, 0))
         complete = self.join(line).text
         yield PartialTranslation(complete, complete)
@@ -238,6 +236,10 @@ class Translator(Pipeline):
 
     def _decode(self, ids: Sequence[int]) -> str:
         return one_line(self.tokenizer.decode_target(ids))
+
+    def has_no_text(self, ids: Ids) -> bool:
+        """Return whether target tokens are no text, such as none or a space."""
+        return len(ids) <= _MOST_BLANK and not self._decode(ids).strip()
 
     def score(self, sources: Sequence[str], targets: Sequence[str], *, batch_tokens: int = 4000) -> list[TargetScore]:
         """Return the log-probability of each target given its source; no text is split or truncated.
@@ -286,9 +288,10 @@ class Translator(Pipeline):
             ids, prefixes = [parts[i].ids for i in indices], [parts[i].prefix for i in indices]
             return self.backend.search(ids, prefixes, settings, batch_tokens)
 
-        results = search_with_retry(search, [part.ids for part in parts], settings, lambda nbest: nbest[0].tokens)
-        for part, found, repeated in zip(parts, *results, strict=True):
-            part.found, part.repeated = found, repeated
+        sources = [part.ids for part in parts]
+        results = search_with_retry(search, sources, settings, lambda nbest: nbest[0].tokens, self.has_no_text)
+        for part, found, fault in zip(parts, *results, strict=True):
+            part.found, part.fault = found, fault
         return [self.join(line) for line in lines]
 
     def split(self, text: str, prefix: str = "", sentences: bool | None = None) -> SplitLine:
@@ -354,7 +357,7 @@ class Translator(Pipeline):
             log_prob=nbest[0].log_prob,
             tokens=[self.tokenizer.target_piece(i) for hypothesis in best for i in [*hypothesis.tokens, EOS]],
             token_log_probs=[log_prob for hypothesis in best for log_prob in hypothesis.token_log_probs],
-            flags=_flags(line),
+            flags=self._flags(line, nbest[0].text),
             nbest=nbest,
             sentences=self._translated_sentences(line) if parts[-1].sentence else [],
         )
@@ -368,21 +371,22 @@ class Translator(Pipeline):
             sentences.append(Sentence(source, text, sum(part.found[0].score for part in parts if part.ids)))
         return sentences
 
-
-def splits_sentences(profile: TrainingProfile | None) -> bool:
-    """Return whether translators of a model with this profile split lines into sentences by default."""
-    return profile is not None and profile.several_sentences <= _MAX_SEVERAL
-
-
-def _flags(line: SplitLine) -> tuple[str, ...]:
-    parts = line.searched
-    flags = {
-        "split": any(one.sentence == other.sentence for one, other in itertools.pairwise(line.parts)),
-        "truncated": any(part.found[0].truncated for part in parts),
-        "length": any(has_unusual_length(len(part.ids) - 1, len(part.found[0].tokens)) for part in parts),
-        "repetition": any(part.repeated for part in parts),
-    }
-    return tuple(name for name, present in flags.items() if present)
+    def _flags(self, line: SplitLine, text: str) -> tuple[str, ...]:
+        """Return the flags of a line whose translation is `text`."""
+        parts = line.searched
+        flags = {*self.quality.changed_parts(line.text, text), *(part.fault for part in parts if part.fault)}
+        if any(part.sentence == after.sentence for part, after in itertools.pairwise(line.parts)):
+            flags.add("split")
+        for part in parts:
+            best = part.found[0]
+            flags.update(self.quality.source_flags(part.text.strip(), part.ids))
+            if best.truncated:
+                flags.add("truncated")
+            if has_unusual_length(len(part.ids) - 1, len(best.tokens)):
+                flags.add("length")
+            if self.quality.lacks_content(part.text, text if len(line.parts) == 1 else self._decode(best.tokens)):
+                flags.add("coverage")
+        return tuple(name for name in FLAGS if name in flags) if flags else ()
 
 
 def _with_prefixes(lines: Iterable[str], prefix: Prefix) -> Iterator[tuple[str, str]]:

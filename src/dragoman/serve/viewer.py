@@ -108,9 +108,10 @@ def stream_translation(translator: Translator, text: str, lock: Lock = None, **o
     for index, part in enumerate(line.searched):
         yield {"event": "part", "part": index, "source": [translator.tokenizer.source_piece(i) for i in part.ids]}
         src = torch.tensor([part.ids], device=translator.device)
-        search = StreamWithRetry(functools.partial(stream_tokens, stepper, src), part.ids, settings)
+        stream = functools.partial(stream_tokens, stepper, src)
+        search = StreamWithRetry(stream, part.ids, settings, translator.has_no_text)
         yield from _search_events(search, stepper, translator.tokenizer, index)
-        part.found, part.repeated = [search.result], search.repeated
+        part.found, part.fault = [search.result], search.fault
     joined = translator.join(line)
     yield _done(joined.text, joined.score, joined.log_prob, joined.flags, started)
 

@@ -108,7 +108,7 @@ class TranslationValidation:
         limit = self.config.data.max_tokens
         translator = Translator(network, self.tokenizer, self.config.search, limit, network.device)
         data = self.config.parallel
-        translator.profile, translator.languages = self.profile, (data.source_language, data.target_language)
+        translator.describe_data(self.profile, (data.source_language, data.target_language))
         texts = [t.text for t in translator.translate([source for source, _ in pairs], beam=1)]
         exact = sum(a == b for a, b in zip(texts, references, strict=True))
         return corpus_scores(texts, references, self.tokenize) | {"exact_match": 100 * exact / len(references)}

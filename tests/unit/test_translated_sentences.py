@@ -40,11 +40,11 @@ def test_documents_keep_their_lines_and_whitespace(kind: str) -> None:
     assert not any("\n" in format_translation(translation, "text") for translation in out)
 
 
-SENTENCES = st.sampled_from(["One two.", "Three?", "four five!", "“Six seven.”", "(Eight.)", "Nine 9!", "Nine..."])
+SENTENCES = st.sampled_from(["One two.", "Three?", "Four five!", "“Six seven.”", "(Eight.)", "Nine 9!", "Nine..."])
 SPACES = st.sampled_from([" ", "  ", "\t", "\u00a0", " \t ", "\u2003", "\n", "\r\n", "\n\n  "])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(pairs=st.lists(st.tuples(SENTENCES, SPACES), min_size=1, max_size=6), indent=st.sampled_from(["", " ", "\t  "]))
 def test_all_whitespace_between_and_around_sentences_is_kept(pairs: list[tuple[str, str]], indent: str) -> None:
     text = indent + "".join(sentence + space for sentence, space in pairs)
@@ -114,7 +114,7 @@ def test_streamed_sentences_end_with_the_translation_and_what_is_stable_stays(te
     partial = list(translator.stream_tokens(text))
 
     assert partial[-1].text == translator.translate([text], batch_tokens=1)[0].text
-    assert all(partial[-1].text.startswith(step.stable.rstrip()) for step in partial)
+    assert all(partial[-1].text.startswith(step.stable.rstrip("\ufffd").rstrip()) for step in partial)
 
 
 def test_spaces_are_dropped_where_the_target_has_none_and_added_where_only_it_has() -> None:

@@ -302,18 +302,20 @@ class Translator(Pipeline):
 
     def _flags(self, line: str, text: str, parts: Sequence[Part]) -> tuple[str, ...]:
         """Return the flags of a line whose translation is `text`."""
-        flags = {*self.quality.changed_parts(line, text), *(part.fault for part in parts if part.fault)}
+        flags: list[str] = self.quality.changed_parts(line, text)
         if len(parts) > 1:
-            flags.add("split")
+            flags.append("split")
         for part in parts:
             best = part.found[0]
-            flags.update(self.quality.source_flags(part.text, part.ids))
+            flags += self.quality.source_flags(part.text, part.ids)
+            if part.fault:
+                flags.append(part.fault)
             if best.truncated:
-                flags.add("truncated")
+                flags.append("truncated")
             if has_unusual_length(len(part.ids) - 1, len(best.tokens)):
-                flags.add("length")
+                flags.append("length")
             if self.quality.lacks_content(part.text, text if len(parts) == 1 else self._decode(best.tokens)):
-                flags.add("coverage")
+                flags.append("coverage")
         return tuple(name for name in FLAGS if name in flags) if flags else ()
 
 

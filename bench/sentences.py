@@ -116,9 +116,8 @@ LIBRARIES: dict[str, Factory] = {
 
 
 def lines_of(path: Path) -> list[str]:
-    opened = gzip.open(path, "rt", encoding="utf-8", newline="\n") if path.suffix == ".gz" else path.open(newline="\n")
-    with opened as file:
-        return file.read().split("\n")
+    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    return content.decode().split("\n")
 
 
 def joined_lines(path: Path, language: str, count: int = 3) -> list[tuple[str, set[int]]]:

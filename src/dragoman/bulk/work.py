@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
 from dragoman.errors import ModelFolderError
+from dragoman.pipelines.parts import one_line
 
 if TYPE_CHECKING:
     from dragoman.pipelines.translation import Translation
@@ -36,7 +37,7 @@ class Job:
     """Model and options of a bulk translation.
 
     load: options of `Translator.load`.  search: search settings by name; default: those of the model.  prefix: how
-    every translation begins.
+    every translation begins.  split: whether to split lines into sentences; default: `Translator.splits_sentences`.
     """
 
     model: Path
@@ -44,6 +45,7 @@ class Job:
     search: Mapping[str, Any] = field(default_factory=dict)
     prefix: str | None = None
     jsonl: bool = False
+    split: bool | None = None
 
     def settings(self) -> dict[str, Any]:
         """Return everything that affects the output, except the model and the backend (`ChunkResult.backend`).
@@ -51,14 +53,18 @@ class Job:
         Raises UsageError and ModelFolderError.
         """
         from dragoman.decoding.settings import SearchSettings
-        from dragoman.models.model_folder import read_config, wrong_model
+        from dragoman.models.model_folder import read_config, read_profile, wrong_model
 
         config = read_config(self.model)
         if config.data.kind != "parallel":
             raise wrong_model(self.model, config, "does not translate")
         search = asdict(SearchSettings.of(config.search, **self.search))
         device = str(self.load.get("device", "cpu")).partition(":")[0]
-        return {"device": device, **search, "prefix": self.prefix, "form": output_form(self.jsonl, search["nbest"])}
+        form = output_form(self.jsonl, search["nbest"])
+        profile = read_profile(self.model)
+        split = self.split if self.split is not None else profile is not None and profile.single_sentences
+        # Jobs of versions that did not split have no such key.
+        return {"device": device, **search, "prefix": self.prefix, "form": form} | ({"split": True} if split else {})
 
 
 @dataclass(frozen=True)
@@ -94,9 +100,9 @@ def format_translation(translation: Translation, form: Form) -> str:
     """Return a translation as it is written, without the last "\\n"."""
     match form:
         case "text":
-            return translation.text
+            return one_line(translation.text)
         case "nbest":
-            return "\n".join(f"{one.score:.4f}\t{one.text}" for one in translation.nbest)
+            return "\n".join(f"{one.score:.4f}\t{one_line(one.text)}" for one in translation.nbest)
         case "jsonl":
             return json.dumps(translation.to_json(), ensure_ascii=False)
         case "row":
@@ -134,7 +140,8 @@ class Worker:
     def translate(self, texts: Sequence[str], form: Form) -> ChunkResult:
         flags: Counter[str] = Counter()
         lines = []
-        for translation in self.translator.translate(texts, prefix=self.job.prefix, **self.job.search):
+        job = self.job
+        for translation in self.translator.translate(texts, prefix=job.prefix, split=job.split, **job.search):
             flags.update(translation.flags)
             lines.append(f"{format_translation(translation, form)}\n".encode())
         return ChunkResult(len(lines), dict(flags), b"".join(lines), self.backend)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dragoman.cli.options import Beam, Device, Jsonl, Models, Quantize, Seed, Temperature, TopK, TopP
+from dragoman.cli.options import Beam, Device, Jsonl, Models, Quantize, Seed, Split, Temperature, TopK, TopP
 from dragoman.cli.streams import log, open_output, read_input
 from dragoman.errors import UsageError
 
@@ -37,6 +37,7 @@ def translate(
     min_length: Annotated[int | None, typer.Option(help="Minimum number of tokens per translation.")] = None,
     no_repeat_ngram: Annotated[int | None, typer.Option(help="Do not repeat n-grams of this size; 0 = off.")] = None,
     prefix: Annotated[str | None, typer.Option(help="Beginning of every translation.")] = None,
+    split: Split = None,
     jsonl: Jsonl = False,
     quantize: Quantize = "auto",
     engine: Annotated[str, typer.Option(help="Engine: auto, native (C++, CPU only) or pytorch.")] = "auto",
@@ -47,6 +48,8 @@ def translate(
     device: Device = "cpu",
 ) -> None:
     """Translate text: N lines in, N lines out, in order.
+
+    A line with several sentences is translated sentence by sentence if the model was trained on single sentences.
 
     Text is read from standard input and written to standard output by default. With --nbest K, there are K lines per
     input line, or one JSON object with --jsonl. Sampling options require --sample. --shortlist is faster with a large
@@ -75,14 +78,16 @@ def translate(
                 f"an ensemble of {len(models)} models: bulk translation supports one model; translate one file at a "
                 "time, without --column and --ray"
             )
-        _translate_bulk(Job(models[0], options, settings, prefix, jsonl), inputs, output, column, ray)
+        _translate_bulk(Job(models[0], options, settings, prefix, jsonl, split), inputs, output, column, ray)
         return
     from dragoman.pipelines.translation import Translator
 
     translator = Translator.load(models, **options)
     log(translator.description)
+    if split is None and translator.splits_sentences:
+        log("lines are split into sentences (--no-split: translate each line in one piece)")
     source = inputs[0] if inputs else None
-    translations = translator.stream(read_input(source), prefix=prefix, **settings)
+    translations = translator.stream(read_input(source), prefix=prefix, split=split, **settings)
     flags: Counter[str] = Counter()
     form = output_form(jsonl, nbest)
     with open_output(output, source) as write:

@@ -73,11 +73,11 @@ def has_changed_numbers(source: str, target: str, languages: tuple[str | None, s
     clock = bool(_CLOCK.search(source) or _CLOCK.search(target))
     paired = [(a, b) for a in missing for b in added if _same_time(a, b, clock)]
     missing -= {a for a, _ in paired} | (_QUARTERS if clock else set())
-    added -= {b for _, b in paired}
+    added -= {b for _, b in paired} | ({"0"} if clock else set())
     if missing and added:
         return True
     spelled_in_source = _speller(languages[0]) is None or _MONTH.search(target) is not None
-    return any(map(_is_large, missing)) or any(n != "1" and (_is_large(n) or not spelled_in_source) for n in added)
+    return any(map(_is_large, missing)) or any(_is_large(n) or not (spelled_in_source or n == "1") for n in added)
 
 
 def _is_large(number: str) -> bool:

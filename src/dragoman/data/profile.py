@@ -28,6 +28,8 @@ PROFILE = "profile.json"
 """The file of a model folder that holds the profile."""
 _SAMPLE = 10_000
 _SEED = 1
+_MAX_SEVERAL = 0.25
+"""Largest share of lines with several sentences at which lines count as single sentences (docs/sentences.md)."""
 _MIN_LINES = 1_000
 """Fewer lines say too little about words, languages and lengths."""
 _IDENTIFIED = 1_000
@@ -128,6 +130,11 @@ class TrainingProfile(BaseModel):
         except ValueError as error:
             first = str(error).splitlines()[0]
             raise ModelFolderError(f"{folder / PROFILE}: cannot be read: {first}. {COPY_AGAIN}") from None
+
+    @property
+    def single_sentences(self) -> bool:
+        """Whether few lines have several sentences, so that texts should be split into sentences to resemble them."""
+        return self.several_sentences <= _MAX_SEVERAL
 
     def file(self) -> bytes:
         """Return the content of `profile.json`."""

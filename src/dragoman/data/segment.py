@@ -74,26 +74,29 @@ def _halves(text: str) -> list[str]:
     return [text[:middle], text[middle:]]
 
 
-def join_parts(sources: Sequence[str], targets: Sequence[str]) -> str:
+def join_parts(sources: Sequence[str], targets: Sequence[str], *, keep_space: bool = False) -> str:
     """Join the translations of consecutive parts.
 
     Two are joined with a space if their sources are, or if only the target's script uses spaces; the parts of a split
-    word are joined without one.
+    word are joined without one.  keep_space: join them with the whitespace between their sources, if there is any; in a
+    script without spaces, plain spaces are dropped.
     """
     text = ""
     for i, target in enumerate(targets):
         if text and target:
-            text += _joint(sources[i - 1], sources[i], text, target)
+            text += _joint(sources[i - 1], sources[i], text, target, keep_space)
         text += target
     return text
 
 
-def _joint(before: str, after: str, left: str, right: str) -> str:
+def _joint(before: str, after: str, left: str, right: str, keep_space: bool) -> str:
     """Return what joins two translations: `before` and `after` are their sources, `left` and `right` their texts."""
+    space = before[len(before.rstrip()) :] + after[: len(after) - len(after.lstrip())]
     if _spaceless(left, right):
-        return ""
-    spaced = before[-1:].isspace() or after[:1].isspace()
-    return " " if spaced or _spaceless(before, after) else ""
+        return space if keep_space and space.strip(" ") else ""
+    if keep_space and space:
+        return space
+    return " " if space or _spaceless(before, after) else ""
 
 
 def _spaceless(left: str, right: str) -> bool:

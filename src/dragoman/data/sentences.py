@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Set
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,7 +31,8 @@ _QUOTED_PARTICLE = "とってをがはにのも、，；：,;:"
 
 # A dot never ends a sentence after these:
 _NEVER = {
-    "en": "Mr Mrs Ms Dr Prof Rev Hon Gen Col Maj Capt Lt Sgt Cpl Cmdr Adm Gov Sen Rep Supt Messrs St Mt Ft e.g eg i.e ie vs cf viz esp",
+    "en": "Mr Mrs Ms Dr Prof Rev Hon Gen Col Maj Capt Lt Sgt Cpl Cmdr Adm Gov Sen Rep Supt Messrs St Mt Ft e.g "
+    "eg i.e ie vs cf viz esp",
     "de": "Hr Hrn Fr Frl Dr Prof Dipl Ing St bzw ca evtl ggf inkl exkl vgl sog insb geb gest gegr z.B d.h i.d.R u.U",
     "fr": "M MM Mme Mmes Mlle Mlles Me Mgr Dr Pr St Ste cf env p.ex c.-à-d",
     "es": "Sr Sra Srta Sres Dr Dra Ud Uds Vd Lic Ing Prof p.ej",
@@ -66,36 +68,41 @@ _NUMBERED = (
     "pág pag cap blz str poz č čl odst obr стр рис гл ст п sid s"
 )
 _STARTERS = {
-    "en": "the a an he she it they we i you this that these those there then when if but and so after before while what "
-    "who how why where in on at for from with as his her their our my its no not some many most all one let do did is",
-    "de": "der die das den dem ein eine einen er sie es wir ich ihr du dies diese dieser dieses dann wenn aber und doch so "
-    "nach als im in am an auf für mit von zu bei auch nur was wer wie warum wo man seine ihre kein keine nicht ist da",
-    "fr": "le la les l un une des il elle ils elles on nous vous je tu ce cet cette ces c alors quand si mais et donc après "
-    "en dans pour par avec sur au aux que qui comment pourquoi où son sa ses leur leurs mon d à selon j",
-    "es": "el la los las un una él ella ellos nosotros yo esto este esta estos estas entonces cuando si pero y después en "
-    "para por con sobre al qué quién cómo su sus se no lo hay según",
-    "it": "il lo la i gli le l un una egli lui lei noi voi io questo questa questi queste allora quando se ma e dopo in nel "
-    "per con su che chi come dove suo sua si non c secondo",
-    "pt": "o a os as um uma ele ela eles elas nós eu isto este esta estes estas então quando se mas e depois em no na para "
-    "por com sobre que quem como onde seu sua não há segundo",
-    "nl": "de het een hij zij ze we wij ik je jij u dit dat deze die dan toen als maar en dus na in op voor met van er wat "
-    "wie hoe waarom waar zijn haar hun niet is",
-    "pl": "to ten ta te on ona oni my ja ty w we na po do z ze za od przy dla nie i a ale więc gdy jeśli jak co kto gdzie "
-    "jego jej ich był jest",
-    "cs": "to ten ta ti on ona oni my já ty v ve na po do z ze za od při pro ne a ale tak když pokud jak co kdo kde jeho "
-    "její jejich byl je jsem podle",
-    "sk": "to ten tá tí on ona oni my ja ty v vo na po do z zo za od pri pre nie a ale tak keď ak ako čo kto kde jeho jej "
-    "ich bol je som podľa",
-    "ru": "он она они оно это этот эта эти мы я вы ты в во на по но и а как что так при после для с со из у к за до от если "
-    "когда где кто не его её их был была было",
-    "sv": "den det de en ett han hon vi jag ni du detta denna dessa då när om men och så efter i på för med av att vad vem "
-    "hur var hans hennes inte är",
-    "da": "den det de en et han hun vi jeg du dette denne disse da når hvis men og så efter i på for med af at hvad hvem "
-    "hvordan hvor hans hendes ikke er",
+    "en": "the a an he she it they we i you this that these those there then when if but and so after before "
+    "while what who how why where in on at for from with as his her their our my its no not some many "
+    "most all one let do did is",
+    "de": "der die das den dem ein eine einen er sie es wir ich ihr du dies diese dieser dieses dann wenn aber "
+    "und doch so nach als im in am an auf für mit von zu bei auch nur was wer wie warum wo man seine ihre "
+    "kein keine nicht ist da",
+    "fr": "le la les l un une des il elle ils elles on nous vous je tu ce cet cette ces c alors quand si mais "
+    "et donc après en dans pour par avec sur au aux que qui comment pourquoi où son sa ses leur leurs mon "
+    "d à selon j",
+    "es": "el la los las un una él ella ellos nosotros yo esto este esta estos estas entonces cuando si pero y "
+    "después en para por con sobre al qué quién cómo su sus se no lo hay según",
+    "it": "il lo la i gli le l un una egli lui lei noi voi io questo questa questi queste allora quando se ma e "
+    "dopo in nel per con su che chi come dove suo sua si non c secondo",
+    "pt": "o a os as um uma ele ela eles elas nós eu isto este esta estes estas então quando se mas e depois em "
+    "no na para por com sobre que quem como onde seu sua não há segundo",
+    "nl": "de het een hij zij ze we wij ik je jij u dit dat deze die dan toen als maar en dus na in op voor met "
+    "van er wat wie hoe waarom waar zijn haar hun niet is",
+    "pl": "to ten ta te on ona oni my ja ty w we na po do z ze za od przy dla nie i a ale więc gdy jeśli jak co "
+    "kto gdzie jego jej ich był jest",
+    "cs": "to ten ta ti on ona oni my já ty v ve na po do z ze za od při pro ne a ale tak když pokud jak co kdo "
+    "kde jeho její jejich byl je jsem podle",
+    "sk": "to ten tá tí on ona oni my ja ty v vo na po do z zo za od pri pre nie a ale tak keď ak ako čo kto "
+    "kde jeho jej ich bol je som podľa",
+    "ru": "он она они оно это этот эта эти мы я вы ты в во на по но и а как что так при после для с со из у к "
+    "за до от если когда где кто не его её их был была было",
+    "sv": "den det de en ett han hon vi jag ni du detta denna dessa då när om men och så efter i på för med av "
+    "att vad vem hur var hans hennes inte är",
+    "da": "den det de en et han hun vi jeg du dette denne disse da når hvis men og så efter i på for med af at "
+    "hvad hvem hvordan hvor hans hendes ikke er",
 }
-_ORDINALS = frozenset("de da no nb cs sk pl fi hu sl hr sr et lv lt is tr".split())
+_ORDINALS = frozenset(
+    {"de", "da", "no", "nb", "cs", "sk", "pl", "fi", "hu", "sl", "hr", "sr", "et", "lv", "lt", "is", "tr"}
+)
 """Languages that write ordinal numbers with a dot."""
-_SYLLABIC = frozenset("cs sk hr sr sl".split())
+_SYLLABIC = frozenset({"cs", "sk", "hr", "sr", "sl"})
 """Languages whose words may have no vowel."""
 _VOWELS = re.compile(r"[aeiouyæœøåаеёиоуыэюяіїєαεηιουω]")
 
@@ -216,6 +223,4 @@ def _may_be_abbreviation(word: str, lower: str, rules: _Rules) -> bool:
 
 
 def _plain(word: str) -> str:
-    import unicodedata
-
     return unicodedata.normalize("NFD", word.lower())

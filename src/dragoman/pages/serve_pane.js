@@ -91,9 +91,10 @@ function makePane(model) {
   // ---- events ---------------------------------------------------------------------------------------------------------
 
   const takes = {
-    start({ parts }) {
-      if (parts > 1) told.add("split");
-      if (parts > 1) notice(both(`Longer than the model accepts (${model.longest} tokens): translated in ${parts} parts; nothing is omitted.`,
+    start({ parts, sentences }) {
+      if (sentences > 1) notice(both(`${sentences} sentences, translated one by one.`, `共 ${sentences} 句，逐句翻译。`));
+      if (parts > sentences) told.add("split");
+      if (parts > sentences) notice(both(`Longer than the model accepts (${model.longest} tokens): translated in ${parts} parts; nothing is omitted.`,
         `超过模型一次能处理的长度（${model.longest} 个词元）：分 ${parts} 段进行，没有遗漏。`));
     },
     part({ source }) {

@@ -12,11 +12,13 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from dragoman.data.segment import join_parts, split_text
+from dragoman.data.sentences import split_sentences
 from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.decoding.hypothesis import Hypothesis, Ids
-from dragoman.decoding.retry import Fault, StreamWithRetry, has_unusual_length, search_with_retry
+from dragoman.decoding.retry import StreamWithRetry, has_unusual_length, search_with_retry
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError, clip
+from dragoman.pipelines.parts import Part, SplitLine, clean, one_line, valid
 from dragoman.pipelines.pipeline import Pipeline, check_positive, check_sequence, check_text, stream_windows
 from dragoman.pipelines.quality import FLAGS, QualityCheck
 
@@ -30,7 +32,15 @@ if TYPE_CHECKING:
     from dragoman.decoding.backend import DecodingBackend
     from dragoman.models.seq2seq import Model
 
-__all__ = ["Alignment", "Alternative", "PartialTranslation", "TargetScore", "Translation", "Translator"]
+__all__ = [
+    "Alignment",
+    "Alternative",
+    "PartialTranslation",
+    "Sentence",
+    "TargetScore",
+    "Translation",
+    "Translator",
+]
 
 _MOST_BLANK = 3
 """Longer targets are text: a blank one is empty or a few spaces."""
@@ -49,6 +59,15 @@ class Alternative:
 
 
 @dataclass(frozen=True)
+class Sentence:
+    """One of several sentences of a line; text and score are those of its translation."""
+
+    source: str
+    text: str
+    score: float
+
+
+@dataclass(frozen=True)
 class Translation:
     """One translated line.
 
@@ -56,7 +75,7 @@ class Translation:
     default on a CPU; `Translator.score` uses float32).  score: log_prob / length penalty; the sum over the parts of a
     line that was split.  tokens: subwords of the target, with one end of sentence per part; token_log_probs: one per
     token.  nbest: best first, this translation included.  flags: reasons to check the line, in the order of `FLAGS`
-    (see docs/flags.md).
+    (see docs/flags.md).  sentences: those of a line that was split into several.
     """
 
     source: str
@@ -67,6 +86,7 @@ class Translation:
     token_log_probs: list[float]
     flags: tuple[str, ...]
     nbest: list[Alternative]
+    sentences: list[Sentence] = field(default_factory=list)
 
     to_json = asdict
 
@@ -97,22 +117,14 @@ class Alignment:
     weights: NDArray[np.float32]
 
 
-@dataclass
-class Part:
-    """The unit of a search: a line, or a part of a long line.  ids: source tokens with EOS; found: n-best list."""
-
-    text: str
-    ids: list[int]
-    prefix: list[int]
-    found: list[Hypothesis] = field(default_factory=list)
-    fault: Fault = ""
-
-
 class Translator(Pipeline):
     """A translation model with its tokenizer: `Translator.load("runs/en-de").translate(["A dog runs."])`.
 
     model: a PyTorch model, or a backend.  search: any object with the attributes of `SearchSettings`.  max_source:
     longest source in tokens, end of sentence included; longer lines are split.
+
+    Lines are split into sentences by default if the model was trained on single sentences (`splits_sentences`), and
+    each sentence is translated separately.
     """
 
     _kind, _lack = "parallel", "does not translate"
@@ -144,15 +156,33 @@ class Translator(Pipeline):
         self.profile, self.languages = profile, languages
         self.quality = QualityCheck(self.tokenizer, profile, languages)
 
-    def translate(
-        self, texts: Iterable[str], *, batch_tokens: int = 4000, prefix: Prefix = None, **overrides: Any
-    ) -> list[Translation]:
-        """Return one translation per text, in order; "\\n" inside a text counts as a space.
+    @property
+    def splits_sentences(self) -> bool:
+        """Whether lines are split into sentences by default: the model was trained on single sentences."""
+        return self.profile is not None and self.profile.single_sentences
 
-        batch_tokens: padded source tokens times beams per batch.  prefix: the beginning of each translation, one for
-        all texts or one per text.  overrides: search settings by name.  Raises UsageError.
+    def translate(
+        self,
+        texts: Iterable[str],
+        *,
+        batch_tokens: int = 4000,
+        prefix: Prefix = None,
+        split: bool | None = None,
+        **overrides: Any,
+    ) -> list[Translation]:
+        """Return one translation per text, in order.
+
+        Args:
+            batch_tokens: Padded source tokens times beams per batch.
+            prefix: Beginning of each translation (of its first sentence), one for all texts or one per text.
+            split: Whether to split texts into sentences, which are translated one by one and joined with the whitespace
+                of the source; default: `splits_sentences`.  If False, a text is split only if it is longer than the
+                model accepts, and "\\n" inside a text counts as a space.
+            overrides: Search settings by name.
+
+        Raises UsageError.
         """
-        return list(self.stream(texts, batch_tokens=batch_tokens, prefix=prefix, **overrides))
+        return list(self.stream(texts, batch_tokens=batch_tokens, prefix=prefix, split=split, **overrides))
 
     def stream(
         self,
@@ -160,6 +190,7 @@ class Translator(Pipeline):
         *,
         batch_tokens: int = 4000,
         prefix: Prefix = None,
+        split: bool | None = None,
         window: int = 2000,
         **overrides: Any,
     ) -> Iterator[Translation]:
@@ -171,34 +202,40 @@ class Translator(Pipeline):
             _with_prefixes(lines, prefix),
             window,
             lambda pair, name: (check_text(pair[0], name, allow_surrogates=True), pair[1]),
-            lambda pairs: self._translate(pairs, settings, batch_tokens),
+            lambda pairs: self._translate(pairs, split, settings, batch_tokens),
             lambda pair: len(pair[0]),
         )
 
-    def stream_tokens(self, text: str, *, prefix: str = "", **overrides: Any) -> Iterator[PartialTranslation]:
+    def stream_tokens(
+        self, text: str, *, prefix: str = "", split: bool | None = None, **overrides: Any
+    ) -> Iterator[PartialTranslation]:
         """Yield one partial translation per step of the search; the last one has the text of `translate`.
 
         Greedy search and sampling only append tokens; beam search may replace those after `stable`.  Output that is
         empty or repeats itself is searched a second time (see `Translation.flags`).  Raises UsageError.
         """
         settings = SearchSettings.of(self.settings, **{"nbest": 1, **overrides})
-        parts = self.split(text, prefix)
+        line = self.split(text, prefix, split)
         targets: list[str] = []
-        for part in parts:
-            stream = functools.partial(self.backend.stream, part.ids, part.prefix)
-            search = StreamWithRetry(stream, part.ids, settings, self.has_no_text)
-            for step, last in search:
-                if not last:
-                    sources = [part.text for part in parts[: len(targets) + 1]]
-                    ids = step.tokens, step.tokens[: step.stable]
-                    yield PartialTranslation(*(join_parts(sources, [*targets, self._decode(i)]) for i in ids))
-            part.found, part.fault = [search.result], search.fault
-            targets.append(self._decode(search.result.tokens))
-        complete = self.join(text, parts).text
+        for part in line.parts:
+            if part.ids:
+                stream = functools.partial(self.backend.stream, part.ids, part.prefix)
+                search = StreamWithRetry(stream, part.ids, settings, self.has_no_text)
+                for step, last in search:
+                    if not last:
+                        ids = step.tokens, step.tokens[: step.stable]
+                        yield PartialTranslation(*(line.join([*targets, self._decode(i)]) for i in ids))
+                part.found, part.fault = [search.result], search.fault
+            targets.append(self._text(part, 0))
+        complete = self.join(line).text
         yield PartialTranslation(complete, complete)
 
+    def _text(self, part: Part, rank: int) -> str:
+        """Return the translation of a part; rank 0 is the best."""
+        return self._decode(part.found[rank].tokens) if part.ids else part.text.strip()
+
     def _decode(self, ids: Sequence[int]) -> str:
-        return _one_line(self.tokenizer.decode_target(ids))
+        return one_line(self.tokenizer.decode_target(ids))
 
     def has_no_text(self, ids: Ids) -> bool:
         """Return whether target tokens are no text, such as none or a space."""
@@ -237,15 +274,15 @@ class Translator(Pipeline):
         if len(sources) != len(targets):
             raise UsageError(f"{len(sources)} sources but {len(targets)} targets; give one target per source")
         encode_source, encode_target = self.tokenizer.encode_source, self.tokenizer.encode_target
-        source_ids = [encode_source(_clean(text, f"source {number}")) for number, text in enumerate(sources, start=1)]
-        target_ids = [encode_target(_clean(text, f"target {number}")) for number, text in enumerate(targets, start=1)]
+        source_ids = [encode_source(clean(text, f"source {number}")) for number, text in enumerate(sources, start=1)]
+        target_ids = [encode_target(clean(text, f"target {number}")) for number, text in enumerate(targets, start=1)]
         return list(zip(source_ids, target_ids, strict=True))
 
     def _translate(
-        self, lines: Sequence[tuple[str, str]], settings: SearchSettings, batch_tokens: int
+        self, texts: Sequence[tuple[str, str]], split: bool | None, settings: SearchSettings, batch_tokens: int
     ) -> list[Translation]:
-        parts_of = [self.split(line, prefix) for line, prefix in lines]
-        parts = list(itertools.chain.from_iterable(parts_of))
+        lines = [self.split(text, prefix, split) for text, prefix in texts]
+        parts = [part for line in lines for part in line.searched]
 
         def search(indices: Sequence[int], settings: SearchSettings) -> list[list[Hypothesis]]:
             ids, prefixes = [parts[i].ids for i in indices], [parts[i].prefix for i in indices]
@@ -255,78 +292,103 @@ class Translator(Pipeline):
         results = search_with_retry(search, sources, settings, lambda nbest: nbest[0].tokens, self.has_no_text)
         for part, found, fault in zip(parts, *results, strict=True):
             part.found, part.fault = found, fault
-        return [self.join(line, parts) for (line, _), parts in zip(lines, parts_of, strict=True)]
+        return [self.join(line) for line in lines]
 
-    def split(self, line: str, prefix: str = "") -> list[Part]:
-        """Return the line, or the parts into which a long line is split; no parts if there is nothing to translate.
+    def split(self, text: str, prefix: str = "", sentences: bool | None = None) -> SplitLine:
+        """Return the parts of a text: its sentences, and the parts of what is too long; see `translate` for `split`.
 
         prefix: the beginning of the translation.  Raises UsageError if it is longer than a source may be.
         """
-        encode = functools.cache(self.tokenizer.encode_source)  # the split has already encoded the parts it returns
-        text = _clean(line, "text")
-        texts = split_text(text, self.max_source, lambda part: len(encode(part))) if text.strip() else []
-        parts = [Part(part, ids, []) for part in texts if len(ids := encode(part)) > 1]
-        if parts and prefix:
-            parts[0].prefix = self.tokenizer.encode_target(_clean(prefix, "prefix"))[:-1]
-            if len(parts[0].prefix) > self.max_source:
+        sentences = self.splits_sentences if sentences is None else sentences
+        parts = self._sentences(valid(text, "text")) if sentences else self._parts(clean(text, "text"))
+        line = SplitLine(text, parts, sentences)
+        if prefix and line.searched:
+            first = line.searched[0]
+            first.prefix = self.tokenizer.encode_target(clean(prefix, "prefix"))[:-1]
+            if len(first.prefix) > self.max_source:
                 raise UsageError(
-                    f"prefix {clip(prefix)!r}: {len(parts[0].prefix):,} tokens; accepted: at most {self.max_source:,}, "
+                    f"prefix {clip(prefix)!r}: {len(first.prefix):,} tokens; accepted: at most {self.max_source:,}, "
                     "as for a source"
                 )
+        return line
+
+    def _sentences(self, text: str) -> list[Part]:
+        """Return the parts of all sentences; those without a letter are copied, e.g. numbers in a row of a table."""
+        sentences = split_sentences(text, self.languages[0])
+        if len(sentences) < 2:
+            return [part for sentence in sentences for part in self._parts(sentence, strip=True)]
+        parts: list[Part] = []
+        for number, sentence in enumerate(sentences):
+            found = self._parts(sentence, number, strip=True) if any(map(str.isalpha, sentence)) else []
+            parts += found or [Part(sentence, [], number)]
         return parts
 
-    def join(self, line: str, parts: Sequence[Part]) -> Translation:
+    def _parts(self, text: str, sentence: int = 0, strip: bool = False) -> list[Part]:
+        """Return the text, or the parts of a long text; none if there is nothing to translate.
+
+        strip: translate the parts without the whitespace around them.
+        """
+
+        @functools.cache  # the split has already encoded the parts it returns
+        def encode(part: str) -> list[int]:
+            return self.tokenizer.encode_source(part.strip() if strip else part)
+
+        texts = split_text(text, self.max_source, lambda part: len(encode(part))) if text.strip() else []
+        return [Part(part, ids, sentence) for part in texts if len(ids := encode(part)) > 1]
+
+    def join(self, line: SplitLine) -> Translation:
         """Return the translation of a line from the hypotheses found for its parts."""
+        text, parts, searched = line.text, line.parts, line.searched
         if not parts:
-            return Translation(line, "", 0.0, 0.0, [], [], ("empty_source",), [Alternative("", 0.0, 0.0)])
-        sources = [part.text for part in parts]
+            return Translation(text, "", 0.0, 0.0, [], [], ("empty_source",), [Alternative("", 0.0, 0.0)])
         nbest = [
             Alternative(
-                join_parts(sources, [self._decode(hypothesis.tokens) for hypothesis in hypotheses]),
-                sum(hypothesis.score for hypothesis in hypotheses),
-                sum(hypothesis.log_prob for hypothesis in hypotheses),
+                line.join([self._text(part, rank) for part in parts]),
+                sum(part.found[rank].score for part in searched),
+                sum(part.found[rank].log_prob for part in searched),
             )
-            for hypotheses in zip(*(part.found for part in parts), strict=False)
+            for rank in range(min((len(part.found) for part in searched), default=1))
         ]
-        first = [part.found[0] for part in parts]
+        best = [part.found[0] for part in searched]
         return Translation(
-            source=line,
+            source=text,
             text=nbest[0].text,
             score=nbest[0].score,
             log_prob=nbest[0].log_prob,
-            tokens=[self.tokenizer.target_piece(i) for hypothesis in first for i in [*hypothesis.tokens, EOS]],
-            token_log_probs=[log_prob for hypothesis in first for log_prob in hypothesis.token_log_probs],
-            flags=self._flags(line, nbest[0].text, parts),
+            tokens=[self.tokenizer.target_piece(i) for hypothesis in best for i in [*hypothesis.tokens, EOS]],
+            token_log_probs=[log_prob for hypothesis in best for log_prob in hypothesis.token_log_probs],
+            flags=self._flags(line, nbest[0].text),
             nbest=nbest,
+            sentences=self._translated_sentences(line) if parts[-1].sentence else [],
         )
 
-    def _flags(self, line: str, text: str, parts: Sequence[Part]) -> tuple[str, ...]:
+    def _translated_sentences(self, line: SplitLine) -> list[Sentence]:
+        sentences = []
+        for _, group in itertools.groupby(line.parts, key=lambda part: part.sentence):
+            parts = list(group)
+            source = "".join(part.text for part in parts).strip()
+            text = join_parts([part.text for part in parts], [self._text(part, 0) for part in parts], keep_space=True)
+            sentences.append(Sentence(source, text, sum(part.found[0].score for part in parts if part.ids)))
+        return sentences
+
+    def _flags(self, line: SplitLine, text: str) -> tuple[str, ...]:
         """Return the flags of a line whose translation is `text`."""
-        flags: list[str] = self.quality.changed_parts(line, text)
-        if len(parts) > 1:
+        parts, quality = line.searched, self.quality
+        flags = quality.changed_parts(line.text, text)
+        if any(part.sentence == after.sentence for part, after in itertools.pairwise(line.parts)):
             flags.append("split")
         for part in parts:
             best = part.found[0]
-            flags += self.quality.source_flags(part.text, part.ids)
+            flags += quality.source_flags(part.text.strip(), part.ids)
             if part.fault:
                 flags.append(part.fault)
             if best.truncated:
                 flags.append("truncated")
             if has_unusual_length(len(part.ids) - 1, len(best.tokens)):
                 flags.append("length")
-            if self.quality.lacks_content(part.text, text if len(parts) == 1 else self._decode(best.tokens)):
+            if quality.lacks_content(part.text, text if len(line.parts) == 1 else self._decode(best.tokens)):
                 flags.append("coverage")
         return tuple(name for name in FLAGS if name in flags) if flags else ()
-
-
-def _clean(text: str, name: str) -> str:
-    """Return the text on one line, with lone surrogates replaced by "?"."""
-    check_text(text, name, allow_surrogates=True)
-    return _one_line(text).encode("utf-8", "replace").decode("utf-8")
-
-
-def _one_line(text: str) -> str:
-    return text.replace("\n", " ").replace("\r", " ")
 
 
 def _with_prefixes(lines: Iterable[str], prefix: Prefix) -> Iterator[tuple[str, str]]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from dragoman.config import Config
 from dragoman.data.batching import Batch, collate
 from dragoman.data.readers.trees import penn_word
+from dragoman.data.sentences import split_sentences
 from dragoman.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from dragoman.data.vocabulary import LabelVocabulary, Vocabulary
 from dragoman.decoding.hypothesis import Hypothesis
@@ -151,7 +152,9 @@ def _translation(loaded: LoadedModel, source: str, target: str | None, beam: int
     ((found, tree),), (fault,) = search_with_retry(
         lambda _, used: [search_tree(network, src, used)], [ids], settings, lambda result: result[0][0].tokens
     )
+    several = config.data.kind == "parallel" and len(split_sentences(text, config.data.source_language)) > 1
     flags = {
+        "sentences": several,
         "truncated": found[0].truncated,
         "empty": fault == "empty",
         "length": has_unusual_length(len(ids) - 1, len(found[0].tokens)),

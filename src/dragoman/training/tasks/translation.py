@@ -57,18 +57,27 @@ class TranslationTask(Task):
         valid = self.config.parallel.valid
         if valid is None:
             return None
-        return TranslationValidation(self.config, corpus_spec(self.config, valid), self.tokenizer, self.log)
+        return TranslationValidation(
+            self.config, corpus_spec(self.config, valid), self.tokenizer, self.log, self.profile
+        )
 
 
 class TranslationValidation:
     """Scores a network on the validation pairs.
 
     Returns valid_loss (nats per token, not smoothed) and perplexity of all pairs, and bleu, chrf and exact_match
-    (percent) of the first train.validate_sentences pairs, decoded greedily.
+    (percent) of the first train.validate_sentences pairs, decoded greedily, as a translator with `profile` does.
     """
 
-    def __init__(self, config: Config, spec: CorpusSpec, tokenizer: Tokenizer, log: Callable[[str], None]) -> None:
-        self.config, self.tokenizer = config, tokenizer
+    def __init__(
+        self,
+        config: Config,
+        spec: CorpusSpec,
+        tokenizer: Tokenizer,
+        log: Callable[[str], None],
+        profile: TrainingProfile | None = None,
+    ) -> None:
+        self.config, self.tokenizer, self.profile = config, tokenizer, profile
         self.pairs = [(p.source, p.target) for p in read_pairs(spec)]
         if not self.pairs:
             raise DataError(
@@ -98,6 +107,8 @@ class TranslationValidation:
         references = [target for _, target in pairs]
         limit = self.config.data.max_tokens
         translator = Translator(network, self.tokenizer, self.config.search, limit, network.device)
+        data = self.config.parallel
+        translator.describe_data(self.profile, (data.source_language, data.target_language))
         texts = [t.text for t in translator.translate([source for source, _ in pairs], beam=1)]
         exact = sum(a == b for a, b in zip(texts, references, strict=True))
         return corpus_scores(texts, references, self.tokenize) | {"exact_match": 100 * exact / len(references)}

@@ -8,7 +8,7 @@ from collections import Counter
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["has_changed_numbers", "has_changed_placeholders"]
+__all__ = ["has_changed_numbers", "has_changed_placeholders", "has_literals"]
 
 _DIGIT = re.compile(r"\d")
 _DIGITS = re.compile(r"\d+")
@@ -28,7 +28,7 @@ _QUARTERS = {"15", "30", "45"}
 """Minutes that are written as words: half past two, halb drei."""
 _ROMAN = ((50, "L"), (40, "XL"), (10, "X"), (9, "IX"), (5, "V"), (4, "IV"), (1, "I"))
 
-_HAS_PLACEHOLDER = re.compile(r"[@{<%/]|www\.")
+_LITERAL = re.compile(r"[\d@{<%/]")
 _PLACEHOLDER = re.compile(
     r"""(?:https?|ftp)://[^\s<>"]+
     | \bwww\.[^\s<>"]+
@@ -40,10 +40,13 @@ _PLACEHOLDER = re.compile(
 )
 
 
+def has_literals(text: str) -> bool:
+    """Return whether a text may contain numbers or placeholders."""
+    return _LITERAL.search(text) is not None or "www." in text
+
+
 def has_changed_placeholders(source: str, target: str) -> bool:
     """Return whether URLs, e-mail addresses, tags or placeholders such as {name} and %s differ between two texts."""
-    if not (_HAS_PLACEHOLDER.search(source) or _HAS_PLACEHOLDER.search(target)):
-        return False
     return _placeholders(source) != _placeholders(target)
 
 
@@ -70,11 +73,11 @@ def has_changed_numbers(source: str, target: str, languages: tuple[str | None, s
     clock = bool(_CLOCK.search(source) or _CLOCK.search(target))
     paired = [(a, b) for a in missing for b in added if _same_time(a, b, clock)]
     missing -= {a for a, _ in paired} | (_QUARTERS if clock else set())
-    added -= {b for _, b in paired}
+    added -= {b for _, b in paired} | ({"0"} if clock else set())
     if missing and added:
         return True
     spelled_in_source = _speller(languages[0]) is None or _MONTH.search(target) is not None
-    return any(map(_is_large, missing)) or any(n != "1" and (_is_large(n) or not spelled_in_source) for n in added)
+    return any(map(_is_large, missing)) or any(_is_large(n) or not (spelled_in_source or n == "1") for n in added)
 
 
 def _is_large(number: str) -> bool:

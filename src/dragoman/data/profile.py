@@ -34,7 +34,7 @@ _MIN_LINES = 1_000
 """Fewer lines say too little about words, languages and lengths."""
 _IDENTIFIED = 1_000
 _WORDS = 2_000
-_MISSING = 0.005
+_MISSING = 0.01
 _WORD = re.compile(r"[\u3041-\u30ff\u3400-\u9fff\U00020000-\U0003ffff]|[^\W\d_]+")
 
 
@@ -86,8 +86,7 @@ class TrainingProfile(BaseModel):
 
     The rest is empty or None for fewer than 1,000 lines.  languages: of the source lines, as the identifier names them
     (see `languages_of`).  frequent_words: the 2,000 most frequent words of the source, in order and with spaces.
-    length_ratio: target characters per source character.  least_coverage: all but 0.5 % of the pairs have a larger
-    `coverage`.
+    length_ratio: target characters per source character.  least_coverage: all but 1 % of the pairs have a larger one.
     """
 
     model_config = ConfigDict(frozen=True)

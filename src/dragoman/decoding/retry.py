@@ -35,6 +35,8 @@ Result = TypeVar("Result")
 
 def count_repeats(tokens: Ids, at_least: int = MIN_REPEATS) -> int:
     """Return how often an n-gram of any n occurs back to back, 1 below `at_least`: [7, 8, 7, 8, 7, 8, 7, 8] = 4."""
+    if len(tokens) - len(set(tokens)) < at_least - 1:
+        return 1  # each repeat of an n-gram repeats at least one token
     ids = np.asarray(tokens, dtype=np.int64)
     most = 1
     for n in range(1, len(ids) // at_least + 1):

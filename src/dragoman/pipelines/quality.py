@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dragoman.data.ids import UNK
 from dragoman.data.language_identifier import MIN_BYTES, language_probability
-from dragoman.data.literals import has_changed_numbers, has_changed_placeholders
+from dragoman.data.literals import has_changed_numbers, has_changed_placeholders, has_literals
 from dragoman.data.profile import coverage, words_of_line
 from dragoman.decoding.hypothesis import Ids
 
@@ -32,6 +32,8 @@ _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 class QualityCheck:
     """Flags of lines and their translations, each a function of one line only.
 
+    The checks are called for every line, so each begins with one that is fast and finds nothing in most lines.
+
     profile: statistics of the training data; without them, only flags that need none are found.  languages: codes of
     source and target, or None.
     """
@@ -42,38 +44,36 @@ class QualityCheck:
         if profile is not None and profile.length_ratio is None:
             profile = None  # too few lines to know what is unusual
         self._tokenizer, self._languages, self._profile = tokenizer, languages, profile
+        self._longest = math.inf if profile is None else profile.source.tokens.q995
         self._alphabet = set() if profile is None else set(profile.source.alphabet)
         self._words = set() if profile is None else set(profile.frequent_words.split())
         self._identified = frozenset() if profile is None else frozenset(profile.languages)
-        self._is_unknown: dict[str, bool] = {}
+        self._new: dict[str, bool] = {}
 
-    def source_flags(self, text: str, ids: Ids) -> Iterator[str]:
-        """Yield the flags of a source; ids: its tokens with the end of sentence."""
-        profile = self._profile
-        if UNK in ids or (profile is not None and self._has_new_characters(text)):
-            yield "unknown_characters"
-        if profile is not None:
-            if len(ids) - 1 > profile.source.tokens.q995:
-                yield "long"
-            if self._identified and self._is_foreign(text):
-                yield "language"
+    def source_flags(self, text: str, ids: Ids) -> list[str]:
+        """Return the flags of a source; ids: its tokens with the end of sentence."""
+        flags = []
+        if len(ids) - 1 > self._longest:
+            flags.append("long")
+        if self._identified and self._is_foreign(text):
+            flags.append("language")
+        if UNK in ids or (self._alphabet and not self._alphabet.issuperset(text) and self._has_new_characters(text)):
+            flags.append("unknown_characters")
+        return flags
 
     def _has_new_characters(self, text: str) -> bool:
-        return not self._alphabet.issuperset(text) and any(map(self._is_new, set(text) - self._alphabet))
-
-    def _is_new(self, character: str) -> bool:
-        """Return whether the training data has neither a character nor what the tokenizer normalizes it to."""
-        if character not in self._is_unknown:
-            tokenizer = self._tokenizer
-            pieces = [tokenizer.source_piece(i) for i in tokenizer.encode_source(character)[:-1]]
-            spelled = "".join(pieces).replace("▁", "")
-            self._is_unknown[character] = any(map(_BYTE.fullmatch, pieces)) or not self._alphabet.issuperset(spelled)
-        return self._is_unknown[character]
+        """Return whether the training data lacks a character, and what the tokenizer normalizes it to."""
+        new = self._new
+        for character in set(text) - self._alphabet - new.keys():
+            pieces = [self._tokenizer.source_piece(i) for i in self._tokenizer.encode_source(character)[:-1]]
+            normalized = "".join(pieces).replace("▁", "")
+            new[character] = any(map(_BYTE.fullmatch, pieces)) or not self._alphabet.issuperset(normalized)
+        return any(new.get(character, False) for character in text)
 
     def _is_foreign(self, text: str) -> bool:
-        """Return whether a text is probably in another language; unidentified if its words are those of the training.
+        """Return whether a text is probably in another language, which is not decided for very short ones.
 
-        Common words are compared first: that is fast, and protects lines with names from the errors of the identifier.
+        Common words are compared first: that is fast, and protects lines with names from errors of the identifier.
         """
         words = words_of_line(text)
         if sum(map(self._words.__contains__, words)) >= _MIN_KNOWN_WORDS * len(words):
@@ -89,9 +89,12 @@ class QualityCheck:
             return False
         return coverage(source.strip(), target, profile.length_ratio) < profile.least_coverage
 
-    def changed_parts(self, source: str, target: str) -> Iterator[str]:
-        """Yield the flags of parts that a translation should keep."""
-        if has_changed_numbers(source, target, self._languages):
-            yield "numbers"
-        if has_changed_placeholders(source, target):
-            yield "placeholders"
+    def changed_parts(self, source: str, target: str) -> list[str]:
+        """Return the flags of parts that a translation should keep."""
+        flags: list[str] = []
+        if has_literals(source) or has_literals(target):
+            if has_changed_numbers(source, target, self._languages):
+                flags.append("numbers")
+            if has_changed_placeholders(source, target):
+                flags.append("placeholders")
+        return flags

@@ -370,17 +370,19 @@ class Translator(Pipeline):
 
     def _flags(self, line: SplitLine, text: str) -> tuple[str, ...]:
         """Return the flags of a line whose translation is `text`."""
-        parts = line.searched
-        flags = {*self.quality.changed_parts(line.text, text), *(part.fault for part in parts if part.fault)}
+        parts, quality = line.searched, self.quality
+        flags = quality.changed_parts(line.text, text)
         if any(part.sentence == after.sentence for part, after in itertools.pairwise(line.parts)):
-            flags.add("split")
+            flags.append("split")
         for part in parts:
             best = part.found[0]
-            flags.update(self.quality.source_flags(part.text.strip(), part.ids))
+            flags += quality.source_flags(part.text.strip(), part.ids)
+            if part.fault:
+                flags.append(part.fault)
             if best.truncated:
-                flags.add("truncated")
+                flags.append("truncated")
             if has_unusual_length(len(part.ids) - 1, len(best.tokens)):
-                flags.add("length")
-            if self.quality.lacks_content(part.text, text if len(line.parts) == 1 else self._decode(best.tokens)):
-                flags.add("coverage")
+                flags.append("length")
+            if quality.lacks_content(part.text, text if len(line.parts) == 1 else self._decode(best.tokens)):
+                flags.append("coverage")
         return tuple(name for name in FLAGS if name in flags) if flags else ()

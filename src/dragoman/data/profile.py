@@ -141,9 +141,10 @@ class TrainingProfile(BaseModel):
         return self.model_dump_json(indent=1).encode()
 
     def __str__(self) -> str:
+        splits = "splits" if self.single_sentences else "does not split"
         return (
-            f"{self.sentences_per_line:.2f} sentences per source line; 95 % of the source lines have at most "
-            f"{self.source.tokens.q95:,} tokens"
+            f"{self.sentences_per_line:.2f} sentences per source line, so 'translate' {splits} lines into sentences; "
+            f"95 % of the source lines have at most {self.source.tokens.q95:,} tokens"
         )
 
 

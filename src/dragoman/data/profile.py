@@ -28,7 +28,7 @@ PROFILE = "profile.json"
 """The file of a model folder that holds the profile."""
 _SAMPLE = 10_000
 _SEED = 1
-_MAX_SEVERAL = 0.25
+_MAX_SEVERAL = 0.5
 """Largest share of lines with several sentences at which lines count as single sentences (docs/sentences.md)."""
 _MIN_LINES = 1_000
 """Fewer lines say too little about words, languages and lengths."""

@@ -1,6 +1,7 @@
 """Precision and recall of the quality flags on injected faults, and what the flags cost.
 
-    python bench/flags.py MODEL --data DATA [--pair en fr] [--lines 2000] [--rounds 9]
+    python bench/flags.py --data DATA --model MODEL [--pair en fr] [--lines 2000] [--rounds 9]
+    python bench/flags.py --data DATA                # `language` only, for several sources and without a model
 
 MODEL: a translation model trained on Tatoeba (folder `tatoeba_en_fr` or `tatoeba_en_de` of DATA; see docs/data.md).
 
@@ -23,9 +24,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+import numpy as np
 
 from dragoman import Translator
+from dragoman.data.profile import TrainingProfile
 from dragoman.decoding.hypothesis import Hypothesis, complete
 from dragoman.pipelines.quality import FLAGS, QualityCheck
 
@@ -204,14 +208,68 @@ def cost(translator: Translator, lines: list[str], rounds: int, beam: int) -> st
     )
 
 
+# ------------------------------------------------------------------------------------------------------------ languages
+
+TRAINED = {  # folder, source, target, test set
+    "de, Tatoeba": ("tatoeba_en_de", "de", "en", "test"),
+    "fr, Tatoeba": ("tatoeba_en_fr", "fr", "en", "test"),
+    "zh, Tatoeba": ("tatoeba_en_zh", "zh", "en", "test"),
+    "cs, Multi30k": ("multi30k", "cs", "en", "test2016"),
+    "en, Multi30k": ("multi30k", "en", "de", "test2016"),
+    "de, TED": ("iwslt17_en_de_small", "de", "en", "test2013"),
+    "en, TED": ("iwslt17_en_de_small", "en", "de", "test2013"),
+}
+OTHERS = {
+    "ru, news": "mt_scoring/newstest2015_100.en-ru.ref.ru",
+    "sk, TED": "mt_scoring/ted.sk-en.src.sk",
+    "de, news": "wmt_news/newstest2013.de",
+    "fr, news": "wmt_news/newstest2013.fr",
+    "en, news": "wmt_news/newstest2013.en",
+}
+
+
+class Corpus:
+    """Sentence pairs in memory with the methods of a `Store` that a profile needs; words count as tokens."""
+
+    def __init__(self, sources: list[str], targets: list[str]) -> None:
+        self.pairs = [(s, t) for s, t in zip(sources, targets, strict=True) if s.strip() and t.strip()]
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def text(self, number: int) -> Pair:
+        return self.pairs[number]
+
+    def lengths(self) -> tuple[Any, Any]:
+        source, target = (np.array([len(text.split()) + 1 for text in side]) for side in zip(*self.pairs, strict=True))
+        return source, target
+
+
+def language_rows(data: Path) -> Iterator[str]:
+    """A row per training text, a column per tested text: percent of its lines with the flag `language`."""
+    tested = {name: read(data / folder / f"{test}.{code}") for name, (folder, code, _, test) in TRAINED.items()}
+    tested |= {name: read(data / path) for name, path in OTHERS.items()}
+    lines = {name: [line for line in some if line.strip()] for name, some in tested.items()}
+    lines = {name: random.Random(1).sample(some, min(500, len(some))) for name, some in lines.items()}
+    yield "| training text | " + " | ".join(lines) + " |\n|---" + "|---" * len(lines) + "|"
+    for name, (folder, code, other, _) in TRAINED.items():
+        corpus: Any = Corpus(*(read(data / folder / f"train.{side}") for side in (code, other)))
+        check = QualityCheck(cast(Any, None), TrainingProfile.of(corpus, code), (code, other))
+        shares = [sum(map(check.is_foreign, some)) / len(some) for some in lines.values()]
+        yield f"| {name} | " + " | ".join(f"{100 * share:.1f}" for share in shares) + " |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", type=Path)
     parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--model", type=Path)
     parser.add_argument("--pair", nargs=2, default=("en", "fr"))
     parser.add_argument("--lines", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=9)
     given = parser.parse_args()
+    if given.model is None:
+        print("\n".join(language_rows(given.data)))
+        return
     source = given.pair[0]
     folder = next(given.data / f"tatoeba_{a}_{b}" for a, b in (given.pair, given.pair[::-1]) if a == "en")
     lines, references = (read(folder / f"test.{code}")[: given.lines] for code in given.pair)

@@ -30,9 +30,9 @@ _ROMAN = ((50, "L"), (40, "XL"), (10, "X"), (9, "IX"), (5, "V"), (4, "IV"), (1, 
 
 _LITERAL = re.compile(r"[\d@{<%/]")
 _PLACEHOLDER = re.compile(
-    r"""(?:https?|ftp)://[^\s<>"]+
-    | \bwww\.[^\s<>"]+
-    | [\w.+-]+@[\w-]+(?:\.[\w-]+)+
+    r"""(?:https?|ftp)://[!\#-;=?-~]+
+    | www\.[!\#-;=?-~]+
+    | [A-Za-z\d._%+-]+@[A-Za-z\d-]+(?:\.[A-Za-z\d-]+)+
     | \$?\{\{?[\w.:!-]*\}?\}
     | (?<![\d%])%(?:\(\w+\)|\d\$)?[sdif]\b
     | </?[A-Za-z][^<>]*>""",
@@ -51,7 +51,7 @@ def has_changed_placeholders(source: str, target: str) -> bool:
 
 
 def _placeholders(text: str) -> Counter[str]:
-    return Counter(found.rstrip(".,;:!?)'’»”") for found in _PLACEHOLDER.findall(text))
+    return Counter(found.rstrip(".,;:!?)'") for found in _PLACEHOLDER.findall(text))
 
 
 def has_changed_numbers(source: str, target: str, languages: tuple[str | None, str | None] = (None, None)) -> bool:

@@ -111,6 +111,10 @@ class Tokenizer:
         """Return the text of token ids, ignoring special ids."""
         return str(self._target.decode([i for i in ids if i > EOS or i == UNK]))
 
+    def decode_source(self, ids: Sequence[int]) -> str:
+        """Return the text of source ids, ignoring special ids: the text that was encoded, normalized."""
+        return str(self._source.decode([i for i in ids if i > EOS or i == UNK]))
+
     def source_piece(self, token: int) -> str:
         return str(self._source.id_to_piece(token))
 

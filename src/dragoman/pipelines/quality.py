@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import TYPE_CHECKING
 
 from dragoman.data.ids import UNK
@@ -26,7 +25,7 @@ FLAGS = (
 
 _MIN_KNOWN_WORDS = 0.5
 _MIN_LANGUAGE = 0.1
-_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+_LONGEST_NAME = 4
 
 
 class QualityCheck:
@@ -55,7 +54,7 @@ class QualityCheck:
         flags = []
         if len(ids) - 1 > self._longest:
             flags.append("long")
-        if self._identified and self._is_foreign(text):
+        if self._identified and self.is_foreign(text):
             flags.append("language")
         if UNK in ids or (self._alphabet and not self._alphabet.issuperset(text) and self._has_new_characters(text)):
             flags.append("unknown_characters")
@@ -65,20 +64,19 @@ class QualityCheck:
         """Return whether the training data lacks a character, and what the tokenizer normalizes it to."""
         new = self._new
         for character in set(text) - self._alphabet - new.keys():
-            pieces = [self._tokenizer.source_piece(i) for i in self._tokenizer.encode_source(character)[:-1]]
-            normalized = "".join(pieces).replace("▁", "")
-            new[character] = any(map(_BYTE.fullmatch, pieces)) or not self._alphabet.issuperset(normalized)
+            normalized = self._tokenizer.decode_source(self._tokenizer.encode_source(character))
+            new[character] = not self._alphabet.issuperset(normalized.strip())
         return any(new.get(character, False) for character in text)
 
-    def _is_foreign(self, text: str) -> bool:
-        """Return whether a text is probably in another language, which is not decided for very short ones.
+    def is_foreign(self, text: str) -> bool:
+        """Return whether a text is probably in another language, which is not decided for very short ones and names.
 
         Common words are compared first: that is fast, and protects lines with names from errors of the identifier.
         """
         words = words_of_line(text)
         if sum(map(self._words.__contains__, words)) >= _MIN_KNOWN_WORDS * len(words):
             return False
-        if len("".join(words).encode()) < MIN_BYTES:
+        if len("".join(words).encode()) < MIN_BYTES or (len(words) <= _LONGEST_NAME and text.istitle()):
             return False
         return language_probability(text, self._identified) < _MIN_LANGUAGE
 

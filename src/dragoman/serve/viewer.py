@@ -5,7 +5,7 @@ Events are plain dictionaries, in this order:
     {"event": "start", "parts": n, "sentences": m}     n = 0: nothing to translate
     {"event": "part", "part": i, "source": pieces}     the source of the part; empty for a language model
     {"event": "tokens", "part": i, "from": k, "tokens": [...], "settled": true or false, "text": text of the part}
-    {"event": "again", "part": i}                      the output repeated itself; searched without repeated 3-grams
+    {"event": "again", "part": i, "fault": name}       the output was empty or repeated itself; it is searched again
     {"event": "done", "text", "score", "log_prob", "flags", "seconds"}
 
 A "tokens" event keeps the first k tokens of its part and replaces the others: greedy search and sampling append one
@@ -164,7 +164,7 @@ def _search_events(
     shown: list[int] = []
     for hypothesis, last in search:
         if results and not shown:
-            yield {"event": "again", "part": part}
+            yield {"event": "again", "part": part, "fault": search.fault}
         settled = last or search.settings.sample or search.settings.beam == 1
         yield event(hypothesis, stepper.records, common_prefix([shown, hypothesis.tokens]), settled)
         shown = hypothesis.tokens

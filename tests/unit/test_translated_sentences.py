@@ -85,11 +85,12 @@ def test_a_sentence_is_translated_as_if_it_were_alone() -> None:
 
 def test_what_has_no_letters_is_copied_beside_sentences() -> None:
     translator = copying_translator(says="▁six", max_extra=0)
-    line = translator.translate(["one\t3.50\t(12)\t***\ttwo", "1\t2"], split=True)
+    line = translator.translate(["one\t3.50\t(12)\t***\ttwo", "1\t2", " }", "12"], split=True)
 
     assert line[0].text.split("\t")[1:4] == ["3.50", "(12)", "***"]
     assert line[0].sentences[1] == Sentence("3.50", "3.50", 0)
     assert "six" in line[0].text and (line[1].text, line[1].tokens) == ("1\t2", [])
+    assert (line[2].text, line[2].flags) == (" }", ()) and "six" in line[3].text
 
 
 def test_a_sentence_longer_than_the_model_accepts_is_split_and_flagged() -> None:

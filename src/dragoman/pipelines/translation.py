@@ -310,13 +310,12 @@ class Translator(Pipeline):
         return line
 
     def _sentences(self, text: str) -> list[Part]:
-        """Return the parts of all sentences; those without a letter are copied, e.g. numbers in a row of a table."""
-        sentences = split_sentences(text, self.languages[0])
-        if len(sentences) < 2:
-            return [part for sentence in sentences for part in self._parts(sentence, strip=True)]
+        """Return the parts of all sentences; what has no words is copied, e.g. numbers in a row of a table."""
+        sentences = split_sentences(text, self.languages[0]) if text.strip() else []
+        is_word = str.isalpha if len(sentences) > 1 else str.isalnum  # a number alone may have a translation
         parts: list[Part] = []
         for number, sentence in enumerate(sentences):
-            found = self._parts(sentence, number, strip=True) if any(map(str.isalpha, sentence)) else []
+            found = self._parts(sentence, number, strip=True) if any(map(is_word, sentence)) else []
             parts += found or [Part(sentence, [], number)]
         return parts
 

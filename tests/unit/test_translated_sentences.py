@@ -11,8 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.bulk import format_translation
+from dragoman.config import TokenizerConfig
+from dragoman.data.tokenizer import train_tokenizer
 from dragoman.pipelines.translation import Sentence, Translator
+from small_run import write_lines
 from tiny_translator import copying_translator, tiny_translator
+from toy_model import CopyModel
 
 DOCUMENTS = {
     "poem": ["one two,", "    three four.", "", "Five six! Seven", "\teight nine.", "***"],
@@ -81,6 +85,15 @@ def test_a_sentence_is_translated_as_if_it_were_alone() -> None:
     assert line.score == pytest.approx(sum(t.score for t in alone), abs=1e-5)
     assert line.tokens == [token for t in alone for token in t.tokens]
     assert [one.text for one in line.nbest] == [" ".join(t.nbest[rank].text for t in alone) for rank in (0, 1)]
+
+
+def test_the_model_does_not_see_the_whitespace_between_sentences(tmp_path: Path) -> None:
+    text = write_lines(tmp_path / "text", ["One. Two!"] * 9)
+    tokenizer = train_tokenizer(TokenizerConfig(kind="char", vocab_size=300), text, text)
+    translator = Translator(CopyModel(tokenizer.target_size, None), tokenizer)
+
+    parts = translator.split("\t One.\u00a0 Two!\t", sentences=True).parts
+    assert [part.ids for part in parts] == [tokenizer.encode_source("One."), tokenizer.encode_source("Two!")]
 
 
 def test_what_has_no_letters_is_copied_beside_sentences() -> None:

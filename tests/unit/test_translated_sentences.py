@@ -148,4 +148,4 @@ def test_command(flag: list[str], cli: Any, tmp_path: Path, monkeypatch: pytest.
     assert out.decode() == (
         "One. Two.\n\nThree. Four.\n" if "--no-split" in flag else "One.  Two.\n\n  Three.\tFour. \n"
     )
-    assert ("lines are split into sentences" in err) == (not flag)
+    assert ("2 of 3 lines were split into sentences" in err) == (not flag)

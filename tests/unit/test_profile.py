@@ -61,9 +61,18 @@ def test_every_checkpoint_has_the_same_profile(run: Path) -> None:
 
 
 def test_training_logs_it(run: Path) -> None:
+    told = (run / "messages").read_text()
     assert (
-        "data: 1.25 sentences per source line; 95 % of the source lines have at most " in (run / "messages").read_text()
+        "data: 1.25 sentences per source line, so 'translate' splits lines into sentences; 95 % of the source" in told
     )
+
+
+@pytest.mark.parametrize(("share", "single"), [(0.0, True), (0.5, True), (0.51, False), (1.0, False)])
+def test_most_lines_decide_whether_lines_are_sentences(run: Path, share: float, single: bool) -> None:
+    profile = read_profile(run)
+    assert profile is not None
+    several = profile.model_copy(update={"several_sentences": share})
+    assert several.single_sentences == single and ("not split" in str(several)) != single
 
 
 def test_damage_is_detected(run: Path, tmp_path: Path) -> None:

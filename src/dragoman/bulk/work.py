@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dragoman.pipelines.translation import Translation
 
 __all__ = [
+    "SPLITTING",
     "Chunk",
     "ChunkResult",
     "Form",
@@ -27,6 +28,9 @@ __all__ = [
     "model_sha256",
     "output_form",
 ]
+
+SPLITTING = "lines are split into sentences (--no-split: translate each line in one piece)"
+"""Message of a translation that splits lines without being asked to."""
 
 Form = Literal["text", "nbest", "jsonl", "row"]
 """Output per line: the text; K lines of score, tab, text; a JSON object; the new columns of a table."""
@@ -60,11 +64,10 @@ class Job:
             raise wrong_model(self.model, config, "does not translate")
         search = asdict(SearchSettings.of(config.search, **self.search))
         device = str(self.load.get("device", "cpu")).partition(":")[0]
-        form = output_form(self.jsonl, search["nbest"])
         profile = read_profile(self.model)
         split = self.split if self.split is not None else profile is not None and profile.single_sentences
-        # Jobs of versions that did not split have no such key.
-        return {"device": device, **search, "prefix": self.prefix, "form": form} | ({"split": True} if split else {})
+        form = output_form(self.jsonl, search["nbest"])
+        return {"device": device, **search, "prefix": self.prefix, "split": split, "form": form}
 
 
 @dataclass(frozen=True)

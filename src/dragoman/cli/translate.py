@@ -58,7 +58,7 @@ def translate(
     Folders, Parquet files and several inputs are translated in bulk: every input file has an output file of the same
     name in the folder --output. Run the same command again to resume. Bulk translation supports one model.
     """
-    from dragoman.bulk import Job, format_translation, is_bulk, output_form
+    from dragoman.bulk import SPLITTING, Job, format_translation, is_bulk, output_form
 
     settings: dict[str, Any] = {
         "beam": beam, "nbest": nbest, "sample": sample, "temperature": temperature, "top_k": top_k, "top_p": top_p,
@@ -85,7 +85,7 @@ def translate(
     translator = Translator.load(models, **options)
     log(translator.description)
     if split is None and translator.splits_sentences:
-        log("lines are split into sentences (--no-split: translate each line in one piece)")
+        log(SPLITTING)
     source = inputs[0] if inputs else None
     translations = translator.stream(read_input(source), prefix=prefix, split=split, **settings)
     flags: Counter[str] = Counter()

@@ -28,7 +28,7 @@ PROFILE = "profile.json"
 """The file of a model folder that holds the profile."""
 _SAMPLE = 10_000
 _SEED = 1
-_MAX_SEVERAL = 0.25
+_MAX_SEVERAL = 0.5
 """Largest share of lines with several sentences at which lines count as single sentences (docs/sentences.md)."""
 _MIN_LINES = 1_000
 """Fewer lines say too little about words, languages and lengths."""
@@ -141,9 +141,10 @@ class TrainingProfile(BaseModel):
         return self.model_dump_json(indent=1).encode()
 
     def __str__(self) -> str:
+        splits = "splits" if self.single_sentences else "does not split"
         return (
-            f"{self.sentences_per_line:.2f} sentences per source line; 95 % of the source lines have at most "
-            f"{self.source.tokens.q95:,} tokens"
+            f"{self.sentences_per_line:.2f} sentences per source line, so 'translate' {splits} lines into sentences; "
+            f"95 % of the source lines have at most {self.source.tokens.q95:,} tokens"
         )
 
 

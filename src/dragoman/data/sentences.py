@@ -25,7 +25,7 @@ _BREAK = re.compile(
 )
 _OPENING = re.compile(r"[\"'`“”„‚‘’«»‹›()\[\]{}¿¡–—•*_ -]{0,6}")
 _WORD = re.compile(r"\w+")
-_LIST_MARK = re.compile(r"\s*[(\[]?(?:\d{1,3}|[^\W\d_])\.")
+_LIST_MARK = re.compile(r"[(\[]?(?:\d{1,3}|[^\W\d_])\.")
 _QUOTED_PARTICLE = "とってをがはにのも、，；：,;:"
 """What continues a Chinese or Japanese sentence after a quotation that ends with a full stop."""
 
@@ -33,9 +33,9 @@ _QUOTED_PARTICLE = "とってをがはにのも、，；：,;:"
 _NEVER = {
     "en": "Mr Mrs Ms Dr Prof Rev Hon Gen Col Maj Capt Lt Sgt Cpl Cmdr Adm Gov Sen Rep Supt Messrs St Mt Ft e.g "
     "eg i.e ie vs cf viz esp",
-    "de": "Hr Hrn Fr Frl Dr Prof Dipl Ing St bzw ca evtl ggf inkl exkl vgl sog insb geb gest gegr z.B d.h i.d.R u.U",
+    "de": "Hr Hrn Fr Frl Fa Dr Prof Dipl Ing St bzw ca evtl ggf inkl exkl vgl sog insb geb gest gegr z.B d.h i.d.R u.U",
     "fr": "M MM Mme Mmes Mlle Mlles Me Mgr Dr Pr St Ste cf env p.ex c.-à-d",
-    "es": "Sr Sra Srta Sres Dr Dra Ud Uds Vd Lic Ing Prof p.ej",
+    "es": "Sr Sra Srta Sres Dr Dra Ud Uds Vd Lic Ing Prof Av Avda Gral p.ej",
     "it": "Sig Sigg Dott Prof Ing Avv On Mons Dr Arch Geom Rag ca p.es",
     "pt": "Sr Sra Srta Dr Dra Prof Profa Eng Exmo p.ex",
     "nl": "dhr mevr mw dr prof drs ir mr bijv ca o.a d.w.z m.b.t t.o.v",
@@ -146,13 +146,13 @@ def split_sentences(text: str, language: str | None = None) -> list[str]:
         if end == len(text):
             break
         rules = rules or _rules(language_code(language) or "")
-        if _is_end(text, start, end, rules):
+        if _is_end(text, first, start, end, rules):
             ends.append(end)
     return [text[start:end] for start, end in pairwise([0, *ends, len(text)]) if start < end]
 
 
-def _is_end(text: str, start: int, end: int, rules: _Rules) -> bool:
-    """Return whether a sentence ends at a match of `_BREAK`, text[start:end]."""
+def _is_end(text: str, first: int, start: int, end: int, rules: _Rules) -> bool:
+    """Return whether a sentence ends at a match of `_BREAK`, text[start:end]; the text begins at `first`."""
     found = text[start:end]
     if not found.isspace():
         return found[-1] not in "」』）》”’" or text[end] not in _QUOTED_PARTICLE
@@ -176,7 +176,7 @@ def _is_end(text: str, start: int, end: int, rules: _Rules) -> bool:
         return True
     if sentence.endswith(".."):
         return not text[after : after + 1].isdigit()
-    return not _LIST_MARK.fullmatch(text, 0, start) and _dot_ends(sentence[:-1], text, after, rules)
+    return not _LIST_MARK.fullmatch(text, first, start) and _dot_ends(sentence[:-1], text, after, rules)
 
 
 def _lower_case_start(before: str, text: str, end: int, rules: _Rules) -> bool:
@@ -205,7 +205,9 @@ def _dot_ends(sentence: str, text: str, after: int, rules: _Rules) -> bool:
     if not _may_be_abbreviation(word, lower, rules):
         return True
     following = _WORD.match(text, after)
-    return following is not None and following.group().lower() in rules.starters
+    if following is None or (len(following.group()) == 1 and text[following.end() : following.end() + 1] == "."):
+        return False  # another initial
+    return following.group().lower() in rules.starters
 
 
 def _may_be_abbreviation(word: str, lower: str, rules: _Rules) -> bool:

@@ -1,16 +1,21 @@
-"""The parts into which a line is split before it is translated, and how their translations are joined."""
+"""What is searched for a line: its parts, with prefixes, and how their translations are joined."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from dragoman.data.segment import join_parts
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.retry import Fault
+from dragoman.errors import UsageError
 from dragoman.pipelines.pipeline import check_text
 
-__all__ = ["Part", "SplitLine", "clean", "one_line", "valid"]
+__all__ = ["Part", "Prefix", "SplitLine", "clean", "one_line", "valid", "with_prefixes"]
+
+Prefix = str | Sequence[str] | None
+"""The beginning of translations: one for all lines, or one per line."""
 
 
 @dataclass
@@ -65,3 +70,18 @@ def valid(text: str, name: str) -> str:
 def one_line(text: str) -> str:
     """Return the text with line ends replaced by spaces."""
     return text.replace("\n", " ").replace("\r", " ")
+
+
+def with_prefixes(lines: Iterable[str], prefix: Prefix) -> Iterator[tuple[str, str]]:
+    """Yield each line with its prefix, "" for none.  Raises UsageError if their numbers differ."""
+    prefixes = prefix or ""
+    if isinstance(prefixes, str):
+        yield from ((line, prefixes) for line in lines)
+        return
+    if not isinstance(prefixes, Sequence):
+        raise UsageError(f"prefix = {prefix!r:.40}; accepted: one text for all lines, or a list with one per line")
+    for number, (line, own) in enumerate(itertools.zip_longest(lines, prefixes)):
+        if line is None or own is None:
+            count = f"{number} lines" if line is None else "more lines"
+            raise UsageError(f"{len(prefixes)} prefixes but {count}; give one prefix per line, '' for none")
+        yield line, own

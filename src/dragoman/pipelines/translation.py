@@ -18,7 +18,7 @@ from dragoman.decoding.hypothesis import Hypothesis, Ids
 from dragoman.decoding.retry import StreamWithRetry, has_unusual_length, search_with_retry
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError, clip
-from dragoman.pipelines.parts import Part, SplitLine, clean, one_line, valid
+from dragoman.pipelines.parts import Part, Prefix, SplitLine, clean, one_line, valid, with_prefixes
 from dragoman.pipelines.pipeline import Pipeline, check_positive, check_sequence, check_text, stream_windows
 from dragoman.pipelines.quality import FLAGS, QualityCheck
 
@@ -44,9 +44,6 @@ __all__ = [
 
 _MOST_BLANK = 3
 """Longer targets are text: a blank one is empty or a few spaces."""
-
-Prefix = str | Sequence[str] | None
-"""The beginning of translations: one for all lines, or one per line."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +196,7 @@ class Translator(Pipeline):
         check_positive(batch_tokens=batch_tokens)
         settings = SearchSettings.of(self.settings, **overrides)
         return stream_windows(
-            _with_prefixes(lines, prefix),
+            with_prefixes(lines, prefix),
             window,
             lambda pair, name: (check_text(pair[0], name, allow_surrogates=True), pair[1]),
             lambda pairs: self._translate(pairs, split, settings, batch_tokens),
@@ -313,13 +310,12 @@ class Translator(Pipeline):
         return line
 
     def _sentences(self, text: str) -> list[Part]:
-        """Return the parts of all sentences; those without a letter are copied, e.g. numbers in a row of a table."""
-        sentences = split_sentences(text, self.languages[0])
-        if len(sentences) < 2:
-            return [part for sentence in sentences for part in self._parts(sentence, strip=True)]
+        """Return the parts of all sentences; what has no words is copied, e.g. numbers in a row of a table."""
+        sentences = split_sentences(text, self.languages[0]) if text.strip() else []
+        is_word = str.isalpha if len(sentences) > 1 else str.isalnum  # a number alone may have a translation
         parts: list[Part] = []
         for number, sentence in enumerate(sentences):
-            found = self._parts(sentence, number, strip=True) if any(map(str.isalpha, sentence)) else []
+            found = self._parts(sentence, number, strip=True) if any(map(is_word, sentence)) else []
             parts += found or [Part(sentence, [], number)]
         return parts
 
@@ -389,17 +385,3 @@ class Translator(Pipeline):
             if quality.lacks_content(part.text, text if len(line.parts) == 1 else self._decode(best.tokens)):
                 flags.append("coverage")
         return tuple(name for name in FLAGS if name in flags) if flags else ()
-
-
-def _with_prefixes(lines: Iterable[str], prefix: Prefix) -> Iterator[tuple[str, str]]:
-    prefixes = prefix or ""
-    if isinstance(prefixes, str):
-        yield from ((line, prefixes) for line in lines)
-        return
-    if not isinstance(prefixes, Sequence):
-        raise UsageError(f"prefix = {prefix!r:.40}; accepted: one text for all lines, or a list with one per line")
-    for number, (line, own) in enumerate(itertools.zip_longest(lines, prefixes)):
-        if line is None or own is None:
-            count = f"{number} lines" if line is None else "more lines"
-            raise UsageError(f"{len(prefixes)} prefixes but {count}; give one prefix per line, '' for none")
-        yield line, own

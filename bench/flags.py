@@ -240,6 +240,9 @@ class Corpus:
     def text(self, number: int) -> Pair:
         return self.pairs[number]
 
+    def alphabets(self, at_least: int) -> tuple[str, str]:
+        return "", ""
+
     def lengths(self) -> tuple[Any, Any]:
         source, target = (np.array([len(text.split()) + 1 for text in side]) for side in zip(*self.pairs, strict=True))
         return source, target

@@ -32,6 +32,7 @@ _MAX_SEVERAL = 0.5
 """Largest share of lines with several sentences at which lines count as single sentences (docs/sentences.md)."""
 _MIN_LINES = 1_000
 """Fewer lines say too little about words, languages and lengths."""
+_MIN_OCCURRENCES = 3
 _IDENTIFIED = 1_000
 _WORDS = 2_000
 _MISSING = 0.01
@@ -61,7 +62,7 @@ class SideProfile(BaseModel):
     """One side of the training text.
 
     tokens: quantiles of the number of tokens, without the end of sentence, over all lines.  characters: of the number
-    of characters, over the sampled lines.  alphabet: the characters of the sampled lines, sorted.
+    of characters, over the sampled lines.  alphabet: the characters that occur at least 3 times in all lines, in order.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -71,9 +72,8 @@ class SideProfile(BaseModel):
     alphabet: str
 
     @classmethod
-    def of(cls, tokens: NDArray[np.int64], texts: Sequence[str]) -> SideProfile:
-        """Describe the lengths of all lines in tokens, and the text of the sampled ones."""
-        alphabet = "".join(sorted(set().union(*texts)))
+    def of(cls, tokens: NDArray[np.int64], alphabet: str, texts: Sequence[str]) -> SideProfile:
+        """Describe the lengths of all lines in tokens, their characters, and the lengths of the sampled texts."""
         return cls(tokens=Quantiles.of(tokens), characters=Quantiles.of([*map(len, texts)]), alphabet=alphabet)
 
 
@@ -110,14 +110,15 @@ class TrainingProfile(BaseModel):
         sources, targets = zip(*map(store.text, numbers), strict=True)
         sentences = [len(split_sentences(text, source_language)) for text in sources]
         source_tokens, target_tokens = (lengths - 1 for lengths in store.lengths())
+        source_alphabet, target_alphabet = store.alphabets(_MIN_OCCURRENCES)
         measured = _unusual(sources, targets) if count >= _MIN_LINES else {}
         return cls(
             lines=len(store),
             sampled=count,
             sentences_per_line=round(sum(sentences) / len(sentences), 4),
             several_sentences=round(sum(count > 1 for count in sentences) / len(sentences), 4),
-            source=SideProfile.of(source_tokens, sources),
-            target=SideProfile.of(target_tokens, targets),
+            source=SideProfile.of(source_tokens, source_alphabet, sources),
+            target=SideProfile.of(target_tokens, target_alphabet, targets),
             **measured,
         )
 

@@ -8,11 +8,13 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from dragoman import __version__
 from small_run import COMMAND, Cli, digit_pairs, write_corpus, write_lines, write_toml
 from terminal import Terminal
 
@@ -102,6 +104,10 @@ def test_translate_lines_in_lines_out(cli: Cli, place: Path, tmp_path: Path) -> 
     objects = [json.loads(row) for row in out.split(b"\n")[:-1]]
     assert code == 0 and [o["source"] for o in objects] == lines
     assert "empty_source" in objects[1]["flags"] and len(objects[0]["nbest"]) == 2
+    assert "tokens" not in objects[0]
+    code, out, _ = cli("translate", place / "runs" / "tiny", "--jsonl", "--verbose", stdin=b"one two")
+    assert code == 0 and len(json.loads(out)["tokens"]) == len(json.loads(out)["token_log_probs"]) > 1
+    assert cli("translate", place / "runs" / "tiny", "--verbose", stdin=b"one")[0] == 2
     code, out, _ = cli("translate", place / "runs" / "tiny", "--nbest", "2", stdin=b"one\ntwo")
     assert code == 0 and out.count(b"\n") == 4 and out.count(b"\t") == 4
 
@@ -186,11 +192,18 @@ def test_average_and_info(cli: Cli, place: Path) -> None:
         (["translate", "MODEL", "--engine", "fast", "--threads", "0"], 2, "--engine 'fast': must be one of auto"),
         (["translate", "MODEL", "MODEL", "--shortlist"], 2, "--shortlist: supported for one model"),
         (["translate", "MODEL", "--seed", "3", "--top-k", "2"], 2, "--top-k, --seed: only for sampling"),
+        (["translate", "MODEL", "--sample", "--temperature", "0"], 2, "use greedy search (--beam 1 without --sample)"),
+        (["translate", "MODEL", "--sample", "--beam", "4"], 2, "--beam 4: has no effect with --sample; use beam"),
         (["translate", "MODEL", "--min-length", "9" * 20], 2, "must be 0 to 10,000"),
         (["translate", "MODEL", "--alpha", "inf"], 2, "--alpha inf: must be 0"),
         (["translate", "MODEL", "--sample", "--nbest", "70000"], 2, "--nbest 70000: must be 1 to 4,096"),
         (["translate", "MODEL", "--beam", "many"], 2, "integer"),
         (["translate", "MODEL", "--input", "nowhere.txt"], 1, "nowhere.txt"),
+        (["translate", "MODEL", "--input", "table.csv"], 2, "a .csv file is not text with one sentence per line"),
+        (["translate", "MODEL", "--input", "table.jsonl.gz"], 2, "a .jsonl file is not text"),
+        (["score", "MODEL", "--source", "a.csv", "--target", "b.csv"], 2, "Convert .csv files to .tsv"),
+        (["doctor", "a.csv", "b.csv"], 2, "no such file"),
+        (["doctor", "nowhere.tsv"], 2, "no such file: nowhere.tsv"),
         (
             ["translate", "MODEL", "--output", "nowhere/out.txt"],
             2,
@@ -217,9 +230,24 @@ def test_help(cli: Cli) -> None:
     assert code == 0
     names = re.findall(r"^  ([a-z]+)", out.decode().partition("Commands:")[2], flags=re.M)
     expected = (
-        "demo doctor train average info translate score evaluate generate chat label parse compare explain atlas serve"
+        "demo new doctor config train average info translate score evaluate generate chat label parse compare "
+        "explain atlas serve vectors shortlist export"
     )
-    assert names == [*expected.split(), "vectors", "shortlist", "export"]
+    assert names == expected.split()
+
+
+@pytest.mark.parametrize("command", [[], ["translate"], ["train"]])
+def test_the_short_option_of_help(cli: Cli, command: list[str]) -> None:
+    code, out, _ = cli(*command, "-h")
+    assert code == 0
+    assert out == cli(*command, "--help")[1]
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dragoman", "--version"], capture_output=True, check=False, timeout=60, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"dragoman {__version__}\n", "")
 
 
 def run(*args: str | Path, **options: object) -> subprocess.CompletedProcess[bytes]:
@@ -310,5 +338,8 @@ def test_doctor(cli: Cli, place: Path, tmp_path: Path) -> None:
     pairs = digit_pairs(40)
     source = write_lines(tmp_path / "a.txt", [s for s, _ in pairs])
     target = write_lines(tmp_path / "b.txt", [t for _, t in pairs[:-1]])
+    table = write_lines(tmp_path / "pairs.tsv", [f"{s}\t{t}" for s, t in pairs])
+    code, out, err = cli("doctor", table)
+    assert code == 0 and b"40" in out and b"Ready for training" in out
     code, out, err = cli("doctor", source, target)
     assert code == 1 and ("40" in out.decode() + err and "39" in out.decode() + err)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
-from dragoman.errors import ModelFolderError
+from dragoman.errors import ModelFolderError, UsageError
 
 if TYPE_CHECKING:
     from dragoman.pipelines.translation import Translation
@@ -27,8 +27,9 @@ __all__ = [
     "output_form",
 ]
 
-Form = Literal["text", "nbest", "jsonl", "row"]
-"""Output per line: the text; K lines of score, tab, text; a JSON object; the new columns of a table."""
+Form = Literal["text", "nbest", "jsonl", "verbose", "row"]
+"""Output per line: the text; K lines of score, tab, text; a JSON object; one with tokens; the columns of a table."""
+_VERBOSE = ("tokens", "token_log_probs")
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Job:
     """Model and options of a bulk translation.
 
     load: options of `Translator.load`.  search: search settings by name; default: those of the model.  prefix: how
-    every translation begins.
+    every translation begins.  verbose: with jsonl, also the tokens and their log-probabilities.
     """
 
     model: Path
@@ -44,6 +45,7 @@ class Job:
     search: Mapping[str, Any] = field(default_factory=dict)
     prefix: str | None = None
     jsonl: bool = False
+    verbose: bool = False
 
     def settings(self) -> dict[str, Any]:
         """Return everything that affects the output, except the model and the backend (`ChunkResult.backend`).
@@ -58,7 +60,10 @@ class Job:
             raise wrong_model(self.model, config, "does not translate")
         search = asdict(SearchSettings.of(config.search, **self.search))
         device = str(self.load.get("device", "cpu")).partition(":")[0]
-        return {"device": device, **search, "prefix": self.prefix, "form": output_form(self.jsonl, search["nbest"])}
+        return {"device": device, **search, "prefix": self.prefix, "form": self.form(search["nbest"])}
+
+    def form(self, nbest: int) -> Form:
+        return output_form(self.jsonl, nbest, self.verbose)
 
 
 @dataclass(frozen=True)
@@ -85,9 +90,11 @@ Results = Generator[tuple[Chunk, ChunkResult], None, None]
 """Translated chunks in any order; closed when no more are needed."""
 
 
-def output_form(jsonl: bool, nbest: int) -> Form:
-    """Return the output form for lines of text."""
-    return "jsonl" if jsonl else "nbest" if nbest > 1 else "text"
+def output_form(jsonl: bool, nbest: int, verbose: bool = False) -> Form:
+    """Return the output form for lines of text.  Raises UsageError for `verbose` without `jsonl`."""
+    if verbose and not jsonl:
+        raise UsageError("--verbose adds the tokens to the output of --jsonl; add --jsonl, or omit --verbose")
+    return "verbose" if verbose else "jsonl" if jsonl else "nbest" if nbest > 1 else "text"
 
 
 def format_translation(translation: Translation, form: Form) -> str:
@@ -97,8 +104,11 @@ def format_translation(translation: Translation, form: Form) -> str:
             return translation.text
         case "nbest":
             return "\n".join(f"{one.score:.4f}\t{one.text}" for one in translation.nbest)
-        case "jsonl":
-            return json.dumps(translation.to_json(), ensure_ascii=False)
+        case "jsonl" | "verbose":
+            fields = translation.to_json()
+            if form == "jsonl":
+                fields = {name: value for name, value in fields.items() if name not in _VERBOSE}
+            return json.dumps(fields, ensure_ascii=False)
         case "row":
             row = {"translation": translation.text, "score": translation.score, "flags": translation.flags}
             return json.dumps(row | {"nbest": [one.text for one in translation.nbest]})

@@ -16,6 +16,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 Model = Annotated[Path, typer.Argument(help="Run folder, checkpoint in it, or model folder.")]
@@ -71,6 +72,9 @@ class Command(TyperCommand):
 
     def _with_flags(self, message: str) -> str:
         """Replace `name = value`, as errors of the library write their arguments, by `--name value`."""
+        greedy = any(option.name == "greedy" for option in self.params)
+        flags = "--greedy" if greedy else "--beam 1 without --sample"
+        message = message.replace("sample = False, beam = 1", flags)
         for option in self.params:
             if option.param_type_name == "option":
                 flag = option.opts[0]

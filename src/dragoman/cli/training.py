@@ -42,20 +42,54 @@ def demo(
 
 def doctor(
     config_or_source: Annotated[Path, typer.Argument(help="CONFIG.toml, or the source side of two text files.")],
-    target: Annotated[Path | None, typer.Argument(help="Target side, if the first argument is a source side.")] = None,
+    target_or_overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Target side, if the first argument is a source side; or overrides, key=value."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check data for problems before training.
+    """Check data and settings for problems before training.
 
     The exit code is 1 if there is a problem.
     """
     from dragoman.data.doctor.examine import print_diagnosis
     from dragoman.training.forecast import diagnose
 
-    diagnosis = diagnose(config_or_source, target)
+    rest = target_or_overrides or []
+    if config_or_source.suffix == ".toml":
+        diagnosis = diagnose(config_or_source, overrides=rest)
+    else:
+        diagnosis = diagnose(config_or_source, Path(rest[0]) if rest else None, rest[1:])
     print_result(diagnosis, as_json, print_diagnosis)
     if not diagnosis.healthy:
         raise typer.Exit(1)
+
+
+def new(
+    source: Annotated[Path, typer.Argument(help="Source text, one sentence per line; or one .tsv or .tmx file.")],
+    target: Annotated[Path | None, typer.Argument(help="Translations of SOURCE, one per line.")] = None,
+    budget: Annotated[str, typer.Option(help="Time for training, such as '20 min' or '2 h'.")] = "20 min",
+    out: Annotated[
+        Path | None, typer.Option(help="Output: CONFIG.toml; default: <source>-<target>.toml, such as en-fr.toml.")
+    ] = None,
+    languages: Annotated[
+        tuple[str, str] | None, typer.Option(help="Codes of source and target language; default: from the files.")
+    ] = None,
+    valid: Annotated[
+        tuple[Path, Path] | None, typer.Option(help="Validation text; default: drawn from SOURCE and TARGET.")
+    ] = None,
+    test: Annotated[
+        tuple[Path, Path] | None, typer.Option(help="Test text; default: drawn from SOURCE and TARGET.")
+    ] = None,
+) -> None:
+    """Write a configuration for your own text, this machine and a budget of time.
+
+    The text is split into training, validation and test files, and each setting is explained in the configuration.
+    """
+    from dragoman.planning.plan import plan_training
+
+    plan = plan_training(source, target, budget=budget, languages=languages, valid=valid, test=test, out=out, log=log)
+    typer.echo(f"dragoman train {shlex.quote(str(plan.path))}")
 
 
 def train(
@@ -142,7 +176,10 @@ def shortlist(
     """
     from dragoman.training.shortlist import learn_shortlist
 
-    typer.echo("\n".join(learn_shortlist(model, source, target, best, frequent, log=log).lines()))
+    learned = learn_shortlist(model, source, target, best, frequent, log=log)
+    typer.echo("\n".join(learned.lines()))
+    if learned.warning:
+        log(f"warning: {learned.warning}")
 
 
 def export(

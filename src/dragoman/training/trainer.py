@@ -10,6 +10,7 @@ import math
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from dragoman.config import Config, Duration
 from dragoman.data.batching import Batch
 from dragoman.data.doctor.precheck import precheck
-from dragoman.errors import TrainingError
+from dragoman.errors import TrainingError, UsageError
 from dragoman.io.lock import lock_run
 from dragoman.io.run_log import Phase, Reporter, RunLog, Sample, read_log
 from dragoman.models.model_folder import list_checkpoints, unique_tensors
@@ -34,7 +35,7 @@ from dragoman.training.allocator import keep_freed_memory
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss, TokenLoss
 from dragoman.training.optim import Progress, amount, budget_fraction, build_optimizer, learning_rate
-from dragoman.training.plan import plan_warnings, warmup_warning
+from dragoman.training.plan import course_of, course_problems, plan_warnings, warmup_warning
 from dragoman.training.run import TrainingRun, check_files, open_run, validated_checkpoints
 from dragoman.training.status import Observer, Window
 from dragoman.training.threads import ThreadControl
@@ -65,6 +66,8 @@ def train(
     The data of a new run are checked as by `dragoman doctor` first.  Raises ConfigError, DataError, UsageError if
     another process uses `out`, and TrainingError if the loss is not finite for too many steps or the disk is full.
     """
+    if not isinstance(config, Config):
+        raise UsageError(f"config: {config!r:.60} is of type {type(config).__name__}; accepted: that of load_config")
     reporter = reporter or Reporter()
     context = context or DistributedContext(config.train.device)
     folder = Path(out)
@@ -137,7 +140,7 @@ class Trainer:
             exhausted = f"the budget of {self.config.budget} is used up; raise train.budget to continue"
             self.reporter.log(f"{self.run.folder}: {exhausted}")
         else:
-            for warning in plan_warnings(self.config, self.run.task, len(self._plan())):
+            for warning in self._warnings():
                 self.reporter.log(f"warning: {warning}")
             self.reporter.started(str(self.config.budget), self._used())
         self._clock = time.monotonic() - self.progress.seconds
@@ -159,6 +162,13 @@ class Trainer:
             self.threads.restore()
             self.reporter.finished(complete)
         return TrainResult(self.run.folder, self.progress, interrupted, self.scores)
+
+    def _warnings(self) -> Iterator[str]:
+        """Yield what is wrong with the plan, as far as it is known without measuring the speed."""
+        task, batches = self.run.task, len(self._plan())
+        yield from plan_warnings(self.config, task, batches)
+        if course := course_of(self.config, task, batches, self.model.parameter_count()):
+            yield from map("; ".join, course_problems(self.run.config, course, self.run.parameters_of))
 
     def _epoch(self, interrupt: Interrupt) -> None:
         """Train until the epoch ends or training has to stop."""

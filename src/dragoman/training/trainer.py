@@ -383,7 +383,7 @@ class Trainer:
         self.log.write(row)
         self.reporter.validated(row, better)
         if best is not None:
-            than = f"{'better' if better else 'worse'} than step {self.progress.best_step:,}"
+            than = f"{'' if better else 'not '}better than step {self.progress.best_step:,}"
             used = "the average" if better else f"step {self.progress.best_step:,}"
             values = f"{self.config.metric} {abs(self._value(scores)):.2f} and {abs(best):.2f}"
             self.reporter.log(f"the average of the last {count} checkpoints is {than} ({values}); using {used}")

@@ -159,6 +159,12 @@ def test_languages(tmp_path: Path, names: tuple[str, str], languages: tuple[str,
     assert found.languages == languages
 
 
+def test_languages_of_a_text_that_begins_with_short_lines(tmp_path: Path) -> None:
+    rows = ["Go.\tGeh."] * 1500 + ["The dog is in the house and it was of no use.\tDer Hund ist in dem Haus."] * 1500
+    path = write_lines(tmp_path / "a.tsv", rows)
+    assert open_text(path, None, None, tmp_path, print).languages == ("en", "de")
+
+
 def test_wrong_arguments(tmp_path: Path) -> None:
     source, target = write_two(tmp_path)
     write_lines(tmp_path / "a.txt", ["qwe rty"] * 9)

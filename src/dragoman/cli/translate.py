@@ -80,7 +80,7 @@ def translate(
                 f"an ensemble of {len(models)} models: bulk translation supports one model; translate one file at a "
                 "time, without --column and --ray"
             )
-        _translate_bulk(Job(models[0], options, settings, prefix, jsonl, verbose), inputs, output, column, ray)
+        _translate_bulk(Job(models[0], options, settings, prefix, jsonl, verbose=verbose), inputs, output, column, ray)
         return
     from dragoman.pipelines.translation import Translator
 

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import typer
 
-from dragoman.cli import atlas, chat, compare, explain, inference, serve, training, translate, vectors
+from dragoman.cli import atlas, chat, compare, config, explain, inference, serve, training, translate, vectors
 from dragoman.cli.options import Command, app
 from dragoman.errors import DragomanError
 from dragoman.io.writing import not_written, reason_of
@@ -20,7 +20,8 @@ from dragoman.io.writing import not_written, reason_of
 __all__ = ["app", "main"]
 
 for command in (
-    training.demo, training.new, training.doctor, training.train, training.average, training.info,
+    training.demo, training.new, training.doctor, config.config, training.train, training.average,
+    training.info,
     translate.translate, inference.score, inference.evaluate, inference.generate, chat.chat, inference.label,
     inference.parse, compare.compare, explain.explain, atlas.atlas, serve.serve, vectors.vectors, training.shortlist,
     training.export,

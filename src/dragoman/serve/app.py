@@ -182,7 +182,7 @@ def _parse_request(body: bytes, names: Sequence[str]) -> TranslateRequest:
 def _explain(error: Any, accepted: Mapping[str, str]) -> dict[str, str]:
     """Return one of pydantic's errors as a problem."""
     if not error["loc"]:
-        what = f"the body is not a valid request: {error['msg']}"
+        what = "the body is not valid JSON" if error["type"] == "json_invalid" else "the body is not a JSON object"
         return _problem(what, "body", f"a JSON object with {', '.join(accepted)}")
     name = str(error["loc"][0])
     if error["type"] == "extra_forbidden":

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dragoman.config import Config, ModelConfig, dump_toml, flatten, load_config, resolve_path
+from dragoman.config import Config, ModelConfig, dump_toml, flatten, load_config, move_root, resolve_path
 from dragoman.data.corpus import corpus_spec
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.data.vocabulary import Vocabulary, load_vocabulary
 from dragoman.device import resolve_device
-from dragoman.errors import ConfigError, DataError, ModelFolderError, TrainingError, UsageError
+from dragoman.errors import ConfigError, DataError, ModelFolderError, TrainingError, UsageError, nearest
 from dragoman.io.lock import lock_run
 from dragoman.io.run_log import Phase
 from dragoman.io.writing import recover_folders, remove_folder, write_file, writing
@@ -45,6 +47,12 @@ _MAY_CHANGE = ("train.budget", "train.validate_every", "train.validate_sentences
                "train.max_bad_steps", "search.", "data.root")  # fmt: skip
 """Settings that a resumed run may change, because they do not affect the steps already made."""
 
+_PATHS = (
+    "relative paths start at the folder of the TOML file, or at data.root in it; data.root=FOLDER on the command line "
+    "changes it; for the corpora of the recipes, see docs/data.md"
+)
+_MAX_LISTED = 1000
+
 
 def open_run(config: Config, folder: Path, log: Callable[[str], None]) -> TrainingRun:
     """Open the run in `folder`, or create it, and prepare its data in `<folder>/../prepared`, shared by sibling runs.
@@ -61,8 +69,16 @@ def open_run(config: Config, folder: Path, log: Callable[[str], None]) -> Traini
     task = _open_task(config, folder.parent / "prepared", log)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    write_file(stored, dump_toml(config).encode())
+    write_file(stored, dump_toml(_seen_from(config, folder)).encode())
     return TrainingRun(config, folder, task, log)
+
+
+def _seen_from(config: Config, folder: Path) -> Config:
+    """Return the configuration with a `data.root` that is relative to the run folder, where it is stored."""
+    if not list(config.data.files()):
+        return config
+    root = move_root(config.data.root, folder)
+    return config.model_copy(update={"data": config.data.model_copy(update={"root": root})})
 
 
 def _open_task(config: Config, prepared: Path, log: Callable[[str], None]) -> Task:
@@ -86,12 +102,19 @@ def check_files(config: Config) -> None:
             problems.append(f"data.{key}: {error}")
             continue
         if not path.is_file():
-            problems.append(
-                f"data.{key}: no such file: {path} (data.root = {config.data.root!r}); for the corpora of the recipes, "
-                "see docs/data.md"
-            )
+            tried = os.path.normpath(Path.cwd() / path)
+            problems.append(f"data.{key}: no such file: {tried}{_elsewhere(text, path)}; {_PATHS}")
     if problems:
         raise ConfigError("[data] of the configuration", problems)
+
+
+def _elsewhere(text: str, path: Path) -> str:
+    """Return that a file exists in the current directory instead of at `path`, or the nearest name beside it."""
+    here = resolve_path(text)
+    if here != path and here.is_file():
+        return " (it exists in the current directory: data.root=.)"
+    beside = path.parent.iterdir() if path.parent.is_dir() else iter(())
+    return nearest(path.name, [other.name for other in islice(beside, _MAX_LISTED)])
 
 
 def _refuse_changes(old: Config, new: Config, folder: Path) -> None:

@@ -238,6 +238,8 @@ def _no_run(path: Path) -> str:
 
 def _read_run(folder: Path, name: str) -> ComparedRun:
     config = flatten(load_config(folder / "config.toml", stored=True).model_dump(mode="json"))
+    if str(root := config.get("data.root", "")).startswith(".."):  # stored as seen from the run folder
+        config["data.root"] = str((folder / root).resolve())
     rows = read_log(folder)
     if not rows:
         raise UsageError(f"{folder}: log.jsonl has no rows yet; continue with: dragoman train CONFIG --out {folder}")

@@ -78,7 +78,8 @@ def test_lines_in_lines_out_and_only_words_of_the_list(cli: Cli, listed: Path, t
     translator, shortlist = Translator.load(listed, shortlist=True), load_shortlist(listed)
     for translation in translator.translate(SOURCES, beam=4):
         words = {
-            translator.tokenizer.target_piece(i) for i in shortlist.of(translator.split(translation.source)[0].ids)
+            translator.tokenizer.target_piece(i)
+            for i in shortlist.of(translator.split(translation.source).parts[0].ids)
         }
         assert set(translation.tokens) <= words and len(words) < 30
 

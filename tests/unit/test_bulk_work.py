@@ -151,6 +151,12 @@ def test_the_backend_of_each_worker_is_checked_before_it_gets_work(monkeypatch: 
 def test_settings_that_affect_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parallel = SimpleNamespace(data=SimpleNamespace(kind="parallel"), search=SearchSettings(beam=2))
     monkeypatch.setattr(model_folder, "read_config", lambda path: parallel)
+    profiles = [None, SimpleNamespace(single_sentences=False), SimpleNamespace(single_sentences=True)]
+    splits = []
+    for profile in profiles:
+        monkeypatch.setattr(model_folder, "read_profile", lambda path, profile=profile: profile)
+        splits.append([Job(tmp_path, split=split).settings()["split"] for split in (None, True, False)])
+    assert splits == [[False, True, False], [False, True, False], [True, True, False]]
     job = Job(
         tmp_path,
         {"device": "cuda:1", "threads": 4, "engine": "auto", "quantize": "auto"},

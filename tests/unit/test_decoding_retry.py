@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.decoding.hypothesis import PartialHypothesis, TokenStream, complete
+from dragoman.decoding.hypothesis import Ids, PartialHypothesis, TokenStream, complete
 from dragoman.decoding.retry import (
+    Fault,
     StreamWithRetry,
     count_repeats,
     has_unusual_length,
@@ -74,27 +75,37 @@ def test_a_length_is_unusual_above_three_times_the_other(source: int, target: in
 
 
 def test_repeated_output_is_searched_again_without_repeated_trigrams() -> None:
-    again = retry_settings(SearchSettings(sample=True, beam=1, nbest=3, no_repeat_ngram=4, max_extra=7))
+    again = retry_settings(SearchSettings(sample=True, beam=1, nbest=3, no_repeat_ngram=4, max_extra=7), "repetition")
 
     assert again == SearchSettings(sample=False, beam=3, nbest=3, no_repeat_ngram=3, max_extra=7)
-    assert retry_settings(SearchSettings(beam=5)) == SearchSettings(beam=5, no_repeat_ngram=3)
-    assert [retry_settings(SearchSettings(no_repeat_ngram=n)) for n in (2, 3)] == [None, None]
+    assert retry_settings(SearchSettings(beam=5), "repetition") == SearchSettings(beam=5, no_repeat_ngram=3)
+    assert [retry_settings(SearchSettings(no_repeat_ngram=n), "repetition") for n in (2, 3)] == [None, None]
 
 
-LOOP, FINE = [5] * 8, [5, 6, 7]
+def test_empty_output_is_searched_again_with_a_minimum_length() -> None:
+    assert retry_settings(SearchSettings(beam=2), "empty") == SearchSettings(beam=2, no_repeat_ngram=3, min_length=1)
+    given = SearchSettings(sample=True, beam=1, nbest=2, no_repeat_ngram=2, min_length=5)
+    assert retry_settings(given, "empty", 1) == SearchSettings(beam=2, nbest=2, no_repeat_ngram=2, min_length=5)
+    assert retry_settings(SearchSettings(), "empty", 3) == SearchSettings(no_repeat_ngram=3, min_length=4)
+
+
+LOOP, FINE, BLANK = [5] * 8, [5, 6, 7], [4]
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "no_repeat_ngram", "kept", "repeated"),
+    ("first", "second", "no_repeat_ngram", "kept", "fault"),
     [
-        (FINE, None, 0, FINE, False),
-        (LOOP, FINE, 0, FINE, True),
-        (LOOP, [6] * 9, 0, LOOP, True),
-        (LOOP, None, 3, LOOP, True),
+        (FINE, None, 0, FINE, ""),
+        (LOOP, FINE, 0, FINE, "repetition"),
+        (LOOP, [6] * 9, 0, LOOP, "repetition"),
+        (LOOP, None, 3, LOOP, "repetition"),
+        (BLANK, FINE, 0, FINE, "empty"),
+        (BLANK, BLANK, 0, BLANK, "empty"),
+        (BLANK, FINE, 3, FINE, "empty"),
     ],
 )
-def test_a_second_result_is_kept_unless_it_repeats_itself_too(
-    first: list[int], second: list[int] | None, no_repeat_ngram: int, kept: list[int], repeated: bool
+def test_a_second_result_is_kept_unless_it_has_the_same_fault(
+    first: list[int], second: list[int] | None, no_repeat_ngram: int, kept: list[int], fault: Fault
 ) -> None:
     settings, source = SearchSettings(no_repeat_ngram=no_repeat_ngram), [8, 9, 3]
     calls: list[tuple[list[int], SearchSettings]] = []
@@ -109,15 +120,18 @@ def test_a_second_result_is_kept_unless_it_repeats_itself_too(
         yield from paths[:-1]
         return complete(tokens, [0.0] * (len(tokens) + 1), 0.0, truncated=False), paths[-1]
 
-    results = search_with_retry(search, [source] * 3, settings, lambda tokens: tokens)
-    assert results == ([FINE, kept, FINE], [False, repeated, False])
+    def is_empty(tokens: Ids) -> bool:
+        return tokens in ([], BLANK)
+
+    results = search_with_retry(search, [source] * 3, settings, lambda tokens: tokens, is_empty)
+    assert results == ([FINE, kept, FINE], ["", fault, ""])
     assert [indices for indices, _ in calls] == [[0, 1, 2], [1]][: 1 if second is None else 2]
 
-    watched = StreamWithRetry(stream, source, settings)
+    watched = StreamWithRetry(stream, source, settings, is_empty)
     seen = [(watched.settings.no_repeat_ngram, path.tokens, last) for path, last in watched]
-    assert (watched.result.tokens, watched.repeated, watched.replaced) == (kept, repeated, repeated and kept == FINE)
+    assert (watched.result.tokens, watched.fault, watched.replaced) == (kept, fault, fault != "" and kept == FINE)
     searches = [(no_repeat_ngram, first), *([] if second is None else [(3, second)])]
     assert seen == [(n, tokens[:i], i == len(tokens)) for n, tokens in searches for i in range(1, len(tokens) + 1)]
 
     once = StreamWithRetry(stream, None, settings)
-    assert len(list(once)) == len(first) and once.result.tokens == first and not once.repeated
+    assert len(list(once)) == len(first) and once.result.tokens == first and not once.fault

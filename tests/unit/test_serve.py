@@ -147,7 +147,7 @@ def test_the_end_is_what_the_translator_says(text: str, search: dict[str, Any]) 
             [tiny_tokenizer().source_piece(i) for i in tiny_tokenizer().encode_source(text)]
         ]
     else:
-        assert events[0] == {"event": "start", "parts": 0} and tokens == []
+        assert events[0] == {"event": "start", "parts": 0, "sentences": 0} and tokens == []
 
 
 @pytest.mark.parametrize("name", [*KINDS, "rnn"])

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,23 @@ def test_ids_and_text_are_those_of_the_files(tmp_path: Path) -> None:
         assert tgt == store.tokenizer.encode_target(expected[number][1]) and tgt[-1] == EOS
         lengths = store.lengths()
         assert (lengths[0][number], lengths[1][number]) == (len(src), len(tgt))
+
+
+def test_characters_are_counted_across_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_corpus(tmp_path, train=130)
+    with (tmp_path / "train.src").open("a", encoding="utf-8") as file:
+        file.write("one é two é three 字\n")
+    with (tmp_path / "train.tgt").open("a", encoding="utf-8") as file:
+        file.write("un deux trois 😀😀\n")
+    store, _ = prepare(
+        small_config(tmp_path, "tokenizer.byte_fallback=true", "tokenizer.vocab_size=300"), tmp_path / "c"
+    )
+    texts = ["".join(side) for side in zip(*map(store.text, range(len(store))), strict=True)]
+    for block in (1, 7, 1 << 22):
+        monkeypatch.setattr("dragoman.data.store._BLOCK", block)
+        for at_least in (1, 2, 3):
+            expected = ["".join(sorted(c for c, n in Counter(text).items() if n >= at_least)) for text in texts]
+            assert list(store.alphabets(at_least)) == expected and ("字" in expected[0]) == (at_least == 1)
 
 
 def test_the_filter_statistics_add_up_with_every_reason(tmp_path: Path) -> None:

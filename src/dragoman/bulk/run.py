@@ -59,6 +59,8 @@ def translate_bulk(
     worker = None if ray else Worker(job, sha256)  # report its errors before the input is read, which takes long
     if worker is not None:
         log(worker.description)
+    if settings["split"] and job.split is None:
+        log("lines are split into sentences (--no-split translates them in one piece)")
     log(f"reading the input, files: {len(shards):,}")
     contents = _read_contents(shards)
     manifest = {

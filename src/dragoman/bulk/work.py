@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
 from dragoman.errors import ModelFolderError, UsageError
+from dragoman.pipelines.parts import one_line
 
 if TYPE_CHECKING:
     from dragoman.pipelines.translation import Translation
@@ -37,7 +38,8 @@ class Job:
     """Model and options of a bulk translation.
 
     load: options of `Translator.load`.  search: search settings by name; default: those of the model.  prefix: how
-    every translation begins.  verbose: with jsonl, also the tokens and their log-probabilities.
+    every translation begins.  verbose: with jsonl, also the tokens and their log-probabilities.  split: whether to
+    split lines into sentences; default: `Translator.splits_sentences`.
     """
 
     model: Path
@@ -46,6 +48,7 @@ class Job:
     prefix: str | None = None
     jsonl: bool = False
     verbose: bool = False
+    split: bool | None = None
 
     def settings(self) -> dict[str, Any]:
         """Return everything that affects the output, except the model and the backend (`ChunkResult.backend`).
@@ -53,14 +56,17 @@ class Job:
         Raises UsageError and ModelFolderError.
         """
         from dragoman.decoding.settings import SearchSettings
-        from dragoman.models.model_folder import read_config, wrong_model
+        from dragoman.models.model_folder import read_config, read_profile, wrong_model
 
         config = read_config(self.model)
         if config.data.kind != "parallel":
             raise wrong_model(self.model, config, "does not translate")
         search = asdict(SearchSettings.of(config.search, **self.search))
         device = str(self.load.get("device", "cpu")).partition(":")[0]
-        return {"device": device, **search, "prefix": self.prefix, "form": self.form(search["nbest"])}
+        profile = read_profile(self.model)
+        split = self.split if self.split is not None else profile is not None and profile.single_sentences
+        form = self.form(search["nbest"])
+        return {"device": device, **search, "prefix": self.prefix, "split": split, "form": form}
 
     def form(self, nbest: int) -> Form:
         return output_form(self.jsonl, nbest, self.verbose)
@@ -101,9 +107,9 @@ def format_translation(translation: Translation, form: Form) -> str:
     """Return a translation as it is written, without the last "\\n"."""
     match form:
         case "text":
-            return translation.text
+            return one_line(translation.text)
         case "nbest":
-            return "\n".join(f"{one.score:.4f}\t{one.text}" for one in translation.nbest)
+            return "\n".join(f"{one.score:.4f}\t{one_line(one.text)}" for one in translation.nbest)
         case "jsonl" | "verbose":
             fields = translation.to_json()
             if form == "jsonl":
@@ -144,7 +150,8 @@ class Worker:
     def translate(self, texts: Sequence[str], form: Form) -> ChunkResult:
         flags: Counter[str] = Counter()
         lines = []
-        for translation in self.translator.translate(texts, prefix=self.job.prefix, **self.job.search):
+        job = self.job
+        for translation in self.translator.translate(texts, prefix=job.prefix, split=job.split, **job.search):
             flags.update(translation.flags)
             lines.append(f"{format_translation(translation, form)}\n".encode())
         return ChunkResult(len(lines), dict(flags), b"".join(lines), self.backend)

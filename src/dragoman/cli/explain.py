@@ -31,4 +31,6 @@ def explain(
     explanation = explain_input(model, source, target, beam=beam, device=resolve_device(device))
     page = write_explanation(out, explanation)
     typer.echo(explanation.text)
+    if "sentences" in explanation.flags:
+        log("several sentences, explained in one piece, as 'dragoman translate --no-split' translates them")
     log(f"page: {page}")

@@ -23,6 +23,7 @@ from dragoman.cli.options import (
     ReplyRole,
     Seed,
     Source,
+    Split,
     Temperature,
     Tokenize,
     TopK,
@@ -95,6 +96,7 @@ def evaluate(
     reference: Annotated[Path, typer.Option(help="Reference translations, one per line.")],
     against: Annotated[Path | None, typer.Option(help="Second model, for a significance test.")] = None,
     tokenize: Tokenize = "auto",
+    split: Split = None,
     quantize: Quantize = "none",
     as_json: AsJson = False,
     device: Device = "cpu",
@@ -116,6 +118,7 @@ def evaluate(
         against=None if against is None else Translator.load(against, **options),
         language=read_config(model).parallel.target_language,
         tokenize=tokenize,
+        split=split,
     )
     warning = overlap_warning(model, sources)
     if as_json:

@@ -40,6 +40,13 @@ Tokenize = Annotated[
     typer.Option(help="Tokenizer of BLEU: auto (by target language), 13a, intl, zh, ja-mecab, ko-mecab, char or none."),
 ]
 Beam = Annotated[int | None, typer.Option(help="Beam size, 1 for greedy search; default: that of the model.")]
+Split = Annotated[
+    bool | None,
+    typer.Option(
+        "--split/--no-split",
+        help="Split lines into sentences before translating; default: if the model was trained on single sentences.",
+    ),
+]
 Temperature = Annotated[
     float, typer.Option(help="Sampling temperature; values below 1 sharpen, above 1 flatten the distribution.")
 ]

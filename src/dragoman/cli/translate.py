@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dragoman.cli.options import Beam, Device, Jsonl, Models, Quantize, Seed, Temperature, TopK, TopP
+from dragoman.cli.options import Beam, Device, Jsonl, Models, Quantize, Seed, Split, Temperature, TopK, TopP
 from dragoman.cli.streams import answer_lines, log, open_output
 from dragoman.errors import UsageError
 
@@ -37,6 +37,7 @@ def translate(
     min_length: Annotated[int | None, typer.Option(help="Minimum number of tokens per translation.")] = None,
     no_repeat_ngram: Annotated[int | None, typer.Option(help="Do not repeat n-grams of this size; 0 = off.")] = None,
     prefix: Annotated[str | None, typer.Option(help="Beginning of every translation.")] = None,
+    split: Split = None,
     jsonl: Jsonl = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="With --jsonl: also the tokens and their log-probabilities.")
@@ -50,6 +51,8 @@ def translate(
     device: Device = "cpu",
 ) -> None:
     """Translate text: N lines in, N lines out, in order.
+
+    A line with several sentences is translated sentence by sentence if the model was trained on single sentences.
 
     Text is read from standard input and written to standard output by default. With --nbest K, there are K lines per
     input line, or one JSON object with --jsonl. Sampling options require --sample. --shortlist is faster with a large
@@ -80,19 +83,24 @@ def translate(
                 f"an ensemble of {len(models)} models: bulk translation supports one model; translate one file at a "
                 "time, without --column and --ray"
             )
-        _translate_bulk(Job(models[0], options, settings, prefix, jsonl, verbose=verbose), inputs, output, column, ray)
+        job = Job(models[0], options, settings, prefix, jsonl, verbose, split)
+        _translate_bulk(job, inputs, output, column, ray)
         return
     from dragoman.pipelines.translation import Translator
 
     translator = Translator.load(models, **options)
     log(translator.description)
     source = inputs[0] if inputs else None
-    translations = answer_lines(source, lambda lines: translator.stream(lines, prefix=prefix, **settings))
+    translations = answer_lines(source, lambda lines: translator.stream(lines, prefix=prefix, split=split, **settings))
     flags: Counter[str] = Counter()
+    lines = several = 0
     with open_output(output, source) as write:
         for translation in translations:
             flags.update(translation.flags)
+            lines, several = lines + 1, several + bool(translation.sentences)
             write(format_translation(translation, form))
+    if several and split is None:
+        log(f"{several:,} of {lines:,} lines were split into sentences (--no-split translates them in one piece)")
     _log_flags(flags, jsonl)
 
 

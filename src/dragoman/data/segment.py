@@ -7,49 +7,45 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+from dragoman.data.sentences import split_sentences
+
 __all__ = ["join_parts", "split_text"]
 
 _QUOTES = "\"'“”‘’"
-_CLOSING = "\"'”’»)]}」』）》"
 _SPACELESS = (("\u3000", "\u30ff"), ("\u3400", "\u9fff"), ("\uff00", "\uffef"), ("\U00020000", "\U0003ffff"))
-_ABBREVIATION = re.compile(r"(?:^|[\s(])(?:[A-Z\d]|Mr|Mrs|Ms|Dr|Prof|St|Nr|No|Jr|Sr|vs|etc|bzw|ca|usw|M|Mme)\.$")
+_CLAUSE_END = re.compile(r"(?<=[,;:–—、，；：])\s+|[、，；：]\s*")
+_SPACE = re.compile(r"\s+")
+
+Cut = Callable[[str], list[str]]
 
 
-Break = tuple[re.Pattern[str], Callable[[str, int, int], bool]]
-"""Pattern of possible breaks, and a function that returns whether `text[start:end]` is one."""
+def _split_clauses(text: str) -> list[str]:
+    return _cut_at(text, [match.end() for match in _CLAUSE_END.finditer(text)])
 
 
-def _ends_sentence(text: str, start: int, end: int) -> bool:
-    if not text[start].isspace():
-        return True  # Chinese and Japanese punctuation is not followed by a space
-    words = text[max(0, start - 12) : start].rstrip(_CLOSING)
-    if not words.endswith((".", "!", "?", "…", "。", "！", "？")):
-        return False
-    return not text[end].islower() and not _ABBREVIATION.search(words)
+def _split_words(text: str) -> list[str]:
+    return _cut_at(text, [match.end() for match in _SPACE.finditer(text)])
 
 
-def _ends_clause(text: str, start: int, end: int) -> bool:
-    return not text[start].isspace() or text[max(0, start - 1) : start] in tuple(",;:–—、，；：")
+def _cut_at(text: str, ends: Sequence[int]) -> list[str]:
+    return [text[start:end] for start, end in pairwise([0, *ends, len(text)]) if start < end]
 
 
-_BREAKS: tuple[Break, ...] = (
-    (re.compile(r"\s+|[。！？][。！？…」』）》”’]{0,4}\s*"), _ends_sentence),
-    (re.compile(r"\s+|[、，；：]\s*"), _ends_clause),
-    (re.compile(r"\s+"), lambda text, start, end: True),
-)
+_CUTS: tuple[Cut, ...] = (split_sentences, _split_clauses, _split_words)
+"""Functions that cut a text into pieces whose concatenation is the text, in order of preference."""
 
 
-def split_text(text: str, limit: int, count: Callable[[str], int], breaks: Sequence[Break] = _BREAKS) -> list[str]:
+def split_text(text: str, limit: int, count: Callable[[str], int], cuts: Sequence[Cut] = _CUTS) -> list[str]:
     """Split `text` into parts of at most `limit` tokens each, such that "".join(parts) == text.
 
-    count: returns the tokens of a part, including the end of sentence.  breaks: where to split, in order of preference.
+    count: returns the tokens of a part, including the end of sentence.  cuts: how to cut, in order of preference.
     Whole sentences are packed together while they fit; a longer sentence is split at clause marks, then at spaces, then
     anywhere.  A single character is never split.
     """
     if len(text) <= 1 or count(text) <= limit:
         return [text]
-    pieces = _cut_after(text, *breaks[0]) if breaks else _halves(text)
-    return _pack([part for piece in pieces for part in split_text(piece, limit, count, breaks[1:])], limit, count)
+    pieces = cuts[0](text) if cuts else _halves(text)
+    return _pack([part for piece in pieces for part in split_text(piece, limit, count, cuts[1:])], limit, count)
 
 
 def _pack(parts: list[str], limit: int, count: Callable[[str], int]) -> list[str]:
@@ -70,12 +66,6 @@ def _pack(parts: list[str], limit: int, count: Callable[[str], int]) -> list[str
     return packed
 
 
-def _cut_after(text: str, breaks: re.Pattern[str], is_end: Callable[[str, int, int], bool]) -> list[str]:
-    spans = (match.span() for match in breaks.finditer(text))
-    ends = [end for start, end in spans if 0 < end < len(text) and is_end(text, start, end)]
-    return [text[start:end] for start, end in pairwise([0, *ends, len(text)])]
-
-
 def _halves(text: str) -> list[str]:
     middle = len(text) // 2
     last = min(middle + 8, len(text) - 1)
@@ -84,26 +74,29 @@ def _halves(text: str) -> list[str]:
     return [text[:middle], text[middle:]]
 
 
-def join_parts(sources: Sequence[str], targets: Sequence[str]) -> str:
+def join_parts(sources: Sequence[str], targets: Sequence[str], *, keep_space: bool = False) -> str:
     """Join the translations of consecutive parts.
 
     Two are joined with a space if their sources are, or if only the target's script uses spaces; the parts of a split
-    word are joined without one.
+    word are joined without one.  keep_space: join them with the whitespace between their sources, if there is any; in a
+    script without spaces, plain spaces are dropped.
     """
     text = ""
     for i, target in enumerate(targets):
         if text and target:
-            text += _joint(sources[i - 1], sources[i], text, target)
+            text += _joint(sources[i - 1], sources[i], text, target, keep_space)
         text += target
     return text
 
 
-def _joint(before: str, after: str, left: str, right: str) -> str:
+def _joint(before: str, after: str, left: str, right: str, keep_space: bool) -> str:
     """Return what joins two translations: `before` and `after` are their sources, `left` and `right` their texts."""
+    space = before[len(before.rstrip()) :] + after[: len(after) - len(after.lstrip())]
     if _spaceless(left, right):
-        return ""
-    spaced = before[-1:].isspace() or after[:1].isspace()
-    return " " if spaced or _spaceless(before, after) else ""
+        return space if keep_space and space.strip(" ") else ""
+    if keep_space and space:
+        return space
+    return " " if space or _spaceless(before, after) else ""
 
 
 def _spaceless(left: str, right: str) -> bool:

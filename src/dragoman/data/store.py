@@ -10,9 +10,11 @@ store is opened, which reads about as many bytes as hashing the corpus.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import os
+import sys
 from array import array
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +41,7 @@ __all__ = ["DamagedStoreError", "Store", "build_store", "content_hash", "drop_re
 _VERSION = 2
 _SIDES = ("source", "target")
 _ID = np.dtype(np.uint32)
+_BLOCK = 1 << 22
 _TABLES = tuple(f"{side}.{kind}" for side in _SIDES for kind in ("ids", "offsets", "txt", "text_offsets"))
 _REPORTED = 10_000  # pairs between two messages on how far reading and encoding are
 _REMEDY = "Remove the folder; the next training run rebuilds it."
@@ -115,6 +118,11 @@ class Store:
         )
         return src, tgt
 
+    def alphabets(self, at_least: int) -> tuple[str, str]:
+        """Return the characters that occur so often in all sources, and those in all targets, in order."""
+        source, target = (_alphabet(text, at_least) for text in self._text)
+        return source, target
+
     def lengths(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the tokens of each source and each target, including EOS."""
         src, tgt = (np.diff(offsets) + 1 for offsets in self._offsets)
@@ -148,6 +156,19 @@ def _line(file: RandomAccessFile, first: int, last: int) -> str:
         return file.read(first, last - first).decode("utf-8")
     except UnicodeDecodeError:
         raise _altered(file) from None
+
+
+def _alphabet(file: RandomAccessFile, at_least: int) -> str:
+    counts = np.zeros(sys.maxunicode + 1, np.int64)
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for offset in range(0, len(file), _BLOCK):
+        try:
+            text = decoder.decode(file.read(offset, min(_BLOCK, len(file) - offset)))
+        except UnicodeDecodeError:
+            raise _altered(file) from None
+        counts += np.bincount(np.frombuffer(text.encode("utf-32-le"), np.uint32), minlength=len(counts))
+    counts[ord("\n")] = 0  # ends the lines
+    return "".join(map(chr, np.flatnonzero(counts >= at_least)))
 
 
 def _altered(file: RandomAccessFile) -> DataError:

@@ -45,6 +45,7 @@ class Tokenizer:
         self.shared = target is None
         self._source = spm.SentencePieceProcessor(model_proto=source)
         self._target = self._source if target is None else spm.SentencePieceProcessor(model_proto=target)
+        self._target_pieces: dict[int, str] = {}
 
     @property
     def source_size(self) -> int:
@@ -110,11 +111,18 @@ class Tokenizer:
         """Return the text of token ids, ignoring special ids."""
         return str(self._target.decode([i for i in ids if i > EOS or i == UNK]))
 
+    def decode_source(self, ids: Sequence[int]) -> str:
+        """Return the text of source ids, ignoring special ids: the text that was encoded, normalized."""
+        return str(self._source.decode([i for i in ids if i > EOS or i == UNK]))
+
     def source_piece(self, token: int) -> str:
         return str(self._source.id_to_piece(token))
 
     def target_piece(self, token: int) -> str:
-        return str(self._target.id_to_piece(token))
+        piece = self._target_pieces.get(token)
+        if piece is None:
+            piece = self._target_pieces[token] = str(self._target.id_to_piece(token))
+        return piece
 
     def files(self) -> dict[str, bytes]:
         """Return the files of a model folder: name -> content."""

@@ -1,10 +1,10 @@
-"""Checks of decoded tokens for repetition and unusual length, and the second search of output that repeats itself."""
+"""Checks of decoded tokens for repetition and unusual length, and the second search of empty or repeated output."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -12,13 +12,19 @@ from dragoman.decoding.hypothesis import Hypothesis, Ids, PartialHypothesis, Tok
 from dragoman.decoding.settings import SearchSettings
 
 __all__ = [
+    "Fault",
     "StreamWithRetry",
     "count_repeats",
+    "fault_of",
+    "has_no_text",
     "has_unusual_length",
     "repeats_itself",
     "retry_settings",
     "search_with_retry",
 ]
+
+Fault = Literal["", "empty", "repetition"]
+"""Why an output is searched again; "" if it is not."""
 
 MIN_REPEATS = 4
 MAX_LENGTH_RATIO = 3.0
@@ -29,6 +35,8 @@ Result = TypeVar("Result")
 
 def count_repeats(tokens: Ids, at_least: int = MIN_REPEATS) -> int:
     """Return how often an n-gram of any n occurs back to back, 1 below `at_least`: [7, 8, 7, 8, 7, 8, 7, 8] = 4."""
+    if len(tokens) - len(set(tokens)) < at_least - 1:
+        return 1  # each repeat of an n-gram repeats at least one token
     ids = np.asarray(tokens, dtype=np.int64)
     most = 1
     for n in range(1, len(ids) // at_least + 1):
@@ -54,11 +62,31 @@ def has_unusual_length(source: int, target: int) -> bool:
     return longer >= MIN_JUDGED_LENGTH and longer > MAX_LENGTH_RATIO * shorter
 
 
-def retry_settings(settings: SearchSettings) -> SearchSettings | None:
-    """Return the settings of the second search: no 3-gram twice.  None if the first search did not allow it either."""
-    if 1 <= settings.no_repeat_ngram <= 3:
+def has_no_text(target: Ids) -> bool:
+    """Return whether a target has no tokens."""
+    return len(target) == 0
+
+
+def fault_of(source: Ids, target: Ids, is_empty: Callable[[Ids], bool] = has_no_text) -> Fault:
+    """Return the fault of a target; source: token ids, the end of sentence included."""
+    if len(source) > 1 and is_empty(target):
+        return "empty"
+    return "repetition" if repeats_itself(source[:-1], target) else ""
+
+
+def retry_settings(settings: SearchSettings, fault: Fault, length: int = 0) -> SearchSettings | None:
+    """Return the settings of the second search: no 3-gram twice, and for empty output a minimum length.
+
+    length: tokens of the first output.  None if the first search did not allow repeated 3-grams either.
+    """
+    ngram = settings.no_repeat_ngram if 1 <= settings.no_repeat_ngram <= 3 else 3
+    beam = max(settings.beam, settings.nbest)
+    if fault == "empty":
+        shortest = max(settings.min_length, length + 1)
+        return replace(settings, sample=False, beam=beam, no_repeat_ngram=ngram, min_length=shortest)
+    if settings.no_repeat_ngram == ngram:
         return None
-    return replace(settings, sample=False, beam=max(settings.beam, settings.nbest), no_repeat_ngram=3)
+    return replace(settings, sample=False, beam=beam, no_repeat_ngram=ngram)
 
 
 def search_with_retry(
@@ -66,47 +94,60 @@ def search_with_retry(
     sources: Sequence[Ids],
     settings: SearchSettings,
     tokens: Callable[[Result], Ids],
-) -> tuple[list[Result], list[bool]]:
-    """Search all sources, and again those whose output repeats itself; keep the second result unless it does too.
+    is_empty: Callable[[Ids], bool] = has_no_text,
+) -> tuple[list[Result], list[Fault]]:
+    """Search all sources, and again those whose output is empty or repeats itself.
+
+    The second result is kept unless it has the same fault.
 
     search: called with indices of `sources` and settings; returns one result per index.  sources: token ids, the end of
-    sentence included.  tokens: returns the best target of a result.
+    sentence included.  tokens: returns the best target of a result.  is_empty: whether a target has no text.
 
-    Returns one result per source, and whether its first output repeated itself.
+    Returns one result per source, and the faults of the first ones.
     """
     results = list(search(range(len(sources)), settings))
-    repeated = [repeats_itself(ids[:-1], tokens(result)) for ids, result in zip(sources, results, strict=True)]
-    again, second = [index for index, flag in enumerate(repeated) if flag], retry_settings(settings)
-    if again and second is not None:
-        for index, result in zip(again, search(again, second), strict=True):
-            if not repeats_itself(sources[index][:-1], tokens(result)):
+    faults = [fault_of(ids, tokens(result), is_empty) for ids, result in zip(sources, results, strict=True)]
+    again: dict[SearchSettings, list[int]] = {}
+    for index, fault in enumerate(faults):
+        if fault and (second := retry_settings(settings, fault, len(tokens(results[index])))) is not None:
+            again.setdefault(second, []).append(index)
+    for second, indices in again.items():
+        for index, result in zip(indices, search(indices, second), strict=True):
+            if fault_of(sources[index], tokens(result), is_empty) != faults[index]:
                 results[index] = result
-    return results, repeated
+    return results, faults
 
 
 class StreamWithRetry:
     """`search_with_retry` of one source, step by step.
 
     Iterating yields pairs of a partial hypothesis and whether it is the last of its search; `settings` are those of the
-    current search.  Afterwards, `result` is the hypothesis that is kept, `repeated` whether the first one repeated
-    itself, and `replaced` whether the second one is kept.
+    current search.  Afterwards, `result` is the hypothesis that is kept, `fault` that of the first one, and `replaced`
+    whether the second one is kept.
 
-    search: starts a search.  source: token ids, the end of sentence included; None = no second search.
+    search: starts a search.  source: token ids, the end of sentence included; None = no second search.  is_empty: as in
+    `search_with_retry`.
     """
 
     def __init__(
-        self, search: Callable[[SearchSettings], TokenStream], source: Ids | None, settings: SearchSettings
+        self,
+        search: Callable[[SearchSettings], TokenStream],
+        source: Ids | None,
+        settings: SearchSettings,
+        is_empty: Callable[[Ids], bool] = has_no_text,
     ) -> None:
-        self._search, self._source, self.settings = search, source, settings
-        self.repeated = self.replaced = False
+        self._search, self._source, self._is_empty, self.settings = search, source, is_empty, settings
+        self.fault: Fault = ""
+        self.replaced = False
 
     def __iter__(self) -> Iterator[tuple[PartialHypothesis, bool]]:
         self.result = yield from self._steps()
-        self.repeated, second = self._repeats(self.result), retry_settings(self.settings)
-        if self.repeated and second is not None:
+        self.fault = self._fault_of(self.result)
+        second = retry_settings(self.settings, self.fault, len(self.result.tokens)) if self.fault else None
+        if second is not None:
             self.settings = second
             result = yield from self._steps()
-            self.replaced = not self._repeats(result)
+            self.replaced = self._fault_of(result) != self.fault
             self.result = result if self.replaced else self.result
 
     def _steps(self) -> Generator[tuple[PartialHypothesis, bool], None, Hypothesis]:
@@ -120,5 +161,5 @@ class StreamWithRetry:
                 return result
             yield step, False
 
-    def _repeats(self, hypothesis: Hypothesis) -> bool:
-        return self._source is not None and repeats_itself(self._source[:-1], hypothesis.tokens)
+    def _fault_of(self, hypothesis: Hypothesis) -> Fault:
+        return "" if self._source is None else fault_of(self._source, hypothesis.tokens, self._is_empty)

@@ -294,8 +294,9 @@ def evaluate_model(
     """Translate `sources` and score the translations, optionally with a significance test against a second model.
 
     language: code of the references' language (`de`, `zh-Hans`), which determines the tokenizer of BLEU and whether
-    `literature_bleu` is added.  tokenize: another tokenizer.  search: search settings by name, for both models.  Raises
-    UsageError before translating if the numbers of lines differ, or the tokenizer is unknown or not installed.
+    `literature_bleu` is added.  tokenize: another tokenizer.  search: search settings by name, and `split` of
+    `Translator.translate`, for both models.  Raises UsageError before translating
+    if the numbers of lines differ, or the tokenizer is unknown or not installed.
     """
     _check(sources, references, "sources")
     tokenize = bleu_tokenizer(language, tokenize)

@@ -1,9 +1,9 @@
 """Model folders and run folders on disk: written atomically, verified when read, free of pickle.
 
 A model folder contains `config.json`, `model.safetensors`, the file(s) of the tokenizer and `meta.json` (format
-version, package version, step, scores, sha256 of each file); during training also `training.safetensors` and
-`training.json`.  A run folder contains `checkpoints/<step>/` and the pointers `best`, `last` and `average`: small text
-files with the path of a checkpoint.
+version, package version, step, scores, sha256 of each file); for translation also `profile.json` (statistics of the
+training data), and during training `training.safetensors` and `training.json`.  A run folder contains
+`checkpoints/<step>/` and the pointers `best`, `last` and `average`: small text files with the path of a checkpoint.
 
 Torch is imported only where weights are read or written: the native backend does not need it.
 """
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from dragoman._version import __version__
 from dragoman.config import Config, parse_config
+from dragoman.data.profile import PROFILE, TrainingProfile
 from dragoman.data.vocabulary import Vocabulary, load_vocabulary
 from dragoman.errors import ConfigError, ModelFolderError, TrainingError, UsageError
 from dragoman.io.reading import COPY_AGAIN, as_path, read_json, read_text
@@ -46,6 +47,7 @@ __all__ = [
     "read_config",
     "read_meta",
     "read_pointer",
+    "read_profile",
     "runs_inside",
     "save_model",
     "unique_tensors",
@@ -107,6 +109,7 @@ def save_model(
     tensors: Mapping[str, Tensor],
     meta: Mapping[str, Any],
     training: Mapping[str, bytes] | None = None,
+    profile: TrainingProfile | None = None,
 ) -> None:
     """Write a model folder.  training: files with the state of the optimizer, which resuming needs."""
     import safetensors.torch
@@ -115,6 +118,7 @@ def save_model(
         "config.json": config.model_dump_json(indent=1).encode(),
         "model.safetensors": safetensors.torch.save({k: v.contiguous().cpu() for k, v in tensors.items()}),
         **vocabulary.files(),
+        **({} if profile is None else {PROFILE: profile.file()}),
         **(training or {}),
     }
     write_folder(folder, files, meta)
@@ -268,6 +272,15 @@ def read_config(path: str | Path) -> Config:
         raise ModelFolderError(f"{folder}/config.json: {error}") from None
     except RecursionError:
         raise ModelFolderError(f"{folder}/config.json: brackets nested too deeply. {COPY_AGAIN}") from None
+
+
+def read_profile(path: str | Path) -> TrainingProfile | None:
+    """Return the profile of the training data of a model or run folder; None if the model was saved without one.
+
+    Raises ModelFolderError if it is damaged.
+    """
+    folder = find_model(path)
+    return TrainingProfile.load(folder) if PROFILE in read_meta(folder)["sha256"] else None
 
 
 def load_network(path: str | Path, device: str | torch.device = "cpu") -> tuple[Network, Vocabulary, Config]:

@@ -5,10 +5,20 @@ const FLAGS = {
   empty_source: ["There is nothing to translate.", "没有可翻译的内容。"],
   split: ["The text is longer than the model accepts and was translated in parts; nothing was omitted.", "文本超过模型一次能处理的长度，因此被分成几段；没有遗漏任何内容。"],
   truncated: ["The output reached the maximum length and was ended there.", "已达到允许的最大长度，在此结束。"],
+  long: ["The text is longer than almost all of the training text; check the output.", "文本比几乎所有训练文本都长，请谨慎阅读译文。"],
+  language: ["The text does not seem to be in the source language.", "文本似乎不是源语言。"],
+  unknown_characters: ["The text has characters that do not occur in the training text.", "文本含有训练文本中没有的字符。"],
+  empty: ["The most probable output was empty; the next one is shown, if there is one.", "最可能的输出是空的；若有其他译文，则显示下一个。"],
   length: ["The output is much shorter or longer than the source; check it.", "译文比原文短得多或长得多，请谨慎阅读。"],
+  coverage: ["The output is shorter than that of almost all training texts of this length; something may be missing.", "译文比同等长度训练文本的译文都短，可能有遗漏。"],
   repetition: ["The output repeats itself.", "输出反复说同一段话。"],
+  numbers: ["The numbers of the text and of the output differ.", "原文与译文中的数字不一致。"],
+  placeholders: ["The URLs, e-mail addresses, tags or placeholders of the text and of the output differ.", "原文与译文中的网址、邮箱、标签或占位符不一致。"],
 };
-const AGAIN = ["The output repeated itself; the search was run again without repeated 3-grams.", "输出陷入重复，因此在禁止重复三元组的条件下重新搜索。"];
+const AGAIN = {
+  empty: ["The output was empty; the search was run again with a minimum length.", "输出为空，因此在规定最短长度的条件下重新搜索。"],
+  repetition: ["The output repeated itself; the search was run again without repeated 3-grams.", "输出陷入重复，因此在禁止重复三元组的条件下重新搜索。"],
+};
 const CHOICES = [["its first choice", "首选"], ["its second choice", "第二选择"], ["its third choice", "第三选择"], ["its fourth choice", "第四选择"], ["its fifth choice", "第五选择"]];
 const inWriting = (writes) => (writes === "translation" ? both("Translating", "正在翻译") : both("Generating", "正在续写"));
 
@@ -91,9 +101,10 @@ function makePane(model) {
   // ---- events ---------------------------------------------------------------------------------------------------------
 
   const takes = {
-    start({ parts }) {
-      if (parts > 1) told.add("split");
-      if (parts > 1) notice(both(`Longer than the model accepts (${model.longest} tokens): translated in ${parts} parts; nothing is omitted.`,
+    start({ parts, sentences }) {
+      if (sentences > 1) notice(both(`${sentences} sentences, translated one by one.`, `共 ${sentences} 句，逐句翻译。`));
+      if (parts > sentences) told.add("split");
+      if (parts > sentences) notice(both(`Longer than the model accepts (${model.longest} tokens): translated in ${parts} parts; nothing is omitted.`,
         `超过模型一次能处理的长度（${model.longest} 个词元）：分 ${parts} 段进行，没有遗漏。`));
     },
     part({ source }) {
@@ -107,12 +118,12 @@ function makePane(model) {
       if (pinned && !pinned.node.isConnected) pin(null);
       if (last && !pinned) look(last);
     },
-    again({ part }) {
+    again({ part, fault }) {
       stages[part].take({ from: 0, tokens: [], settled: false });
       stages[part].clear();
       current = null;
-      told.add("repetition");
-      notice(both(...AGAIN));
+      told.add(fault);
+      notice(both(...AGAIN[fault]));
     },
     done(event) {
       finish();

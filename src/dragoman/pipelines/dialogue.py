@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from dragoman.config import Config
+    from dragoman.data.profile import TrainingProfile
     from dragoman.decoding.backend import DecodingBackend
     from dragoman.models.seq2seq import Model
 
@@ -86,7 +87,9 @@ class Chat(Pipeline):
             raise ModelFolderError(f"the tokenizer contains no roles, as that of a dialogue model does. {COPY_AGAIN}")
 
     @classmethod
-    def _build(cls, backend: DecodingBackend, tokenizer: Tokenizer, config: Config) -> Self:
+    def _build(
+        cls, backend: DecodingBackend, tokenizer: Tokenizer, config: Config, profile: TrainingProfile | None
+    ) -> Self:
         learned = config.data.loss_roles if config.data.kind == "dialogue" else ()
         return cls(backend, tokenizer, config.data.max_tokens, learned_roles=learned)
 

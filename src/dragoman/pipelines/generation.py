@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from dragoman.config import Config
+    from dragoman.data.profile import TrainingProfile
     from dragoman.decoding.backend import DecodingBackend
     from dragoman.models.seq2seq import LanguageModel
 
@@ -87,7 +88,9 @@ class TextGenerator(Pipeline):
         self.ends = ends
 
     @classmethod
-    def _build(cls, backend: DecodingBackend, tokenizer: Tokenizer, config: Config) -> Self:
+    def _build(
+        cls, backend: DecodingBackend, tokenizer: Tokenizer, config: Config, profile: TrainingProfile | None
+    ) -> Self:
         ends = config.data.kind == "text" and config.data.form != "stream"
         return cls(backend, tokenizer, config.data.max_tokens, ends)
 

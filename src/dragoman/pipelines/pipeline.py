@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from dragoman.config import Config
+    from dragoman.data.profile import TrainingProfile
     from dragoman.data.tokenizer import Tokenizer
     from dragoman.decoding.loader import EngineChoice, ModelKind, Quantize
     from dragoman.models.seq2seq import Model
@@ -79,11 +80,15 @@ class Pipeline:
         Raises ModelFolderError, and UsageError for options that are invalid or unsupported on this machine.
         """
         from dragoman.decoding.loader import load_backend
+        from dragoman.models.model_folder import read_profile
 
-        return cls._build(*load_backend(path, cls._kind, cls._lack, device, quantize, engine, threads, shortlist))
+        loaded = load_backend(path, cls._kind, cls._lack, device, quantize, engine, threads, shortlist)
+        return cls._build(*loaded, read_profile(path if isinstance(path, str | Path) else path[0]))
 
     @classmethod
-    def _build(cls, backend: DecodingBackend, tokenizer: Tokenizer, config: Config) -> Self:
+    def _build(
+        cls, backend: DecodingBackend, tokenizer: Tokenizer, config: Config, profile: TrainingProfile | None
+    ) -> Self:
         return cls(backend, tokenizer, config.search)
 
     @property

@@ -12,12 +12,15 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from dragoman.data.segment import join_parts, split_text
+from dragoman.data.sentences import split_sentences
 from dragoman.data.tokenizer import EOS, Tokenizer
-from dragoman.decoding.hypothesis import Hypothesis
+from dragoman.decoding.hypothesis import Hypothesis, Ids
 from dragoman.decoding.retry import StreamWithRetry, has_unusual_length, search_with_retry
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError, clip
+from dragoman.pipelines.parts import Part, Prefix, SplitLine, clean, one_line, valid, with_prefixes
 from dragoman.pipelines.pipeline import Pipeline, check_positive, check_sequence, check_text, stream_windows
+from dragoman.pipelines.quality import FLAGS, QualityCheck
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,13 +28,22 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dragoman.config import Config
+    from dragoman.data.profile import TrainingProfile
     from dragoman.decoding.backend import DecodingBackend
     from dragoman.models.seq2seq import Model
 
-__all__ = ["Alignment", "Alternative", "PartialTranslation", "TargetScore", "Translation", "Translator"]
+__all__ = [
+    "Alignment",
+    "Alternative",
+    "PartialTranslation",
+    "Sentence",
+    "TargetScore",
+    "Translation",
+    "Translator",
+]
 
-Prefix = str | Sequence[str] | None
-"""The beginning of translations: one for all lines, or one per line."""
+_MOST_BLANK = 3
+"""Longer targets are text: a blank one is empty or a few spaces."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +56,23 @@ class Alternative:
 
 
 @dataclass(frozen=True)
+class Sentence:
+    """One of several sentences of a line; text and score are those of its translation."""
+
+    source: str
+    text: str
+    score: float
+
+
+@dataclass(frozen=True)
 class Translation:
     """One translated line.
 
     log_prob: sum of natural log-probabilities, ends of sentence included, in the precision of the search (int8 by
     default on a CPU; `Translator.score` uses float32).  score: log_prob / length penalty; the sum over the parts of a
     line that was split.  tokens: subwords of the target, with one end of sentence per part; token_log_probs: one per
-    token.  nbest: best first, this translation included.  flags, in this order: `empty_source` (nothing to translate),
-    `split` (longer than the model accepts, translated in parts), `truncated` (reached the maximum length), `length`
-    (much shorter or longer than the source), `repetition` (the output repeated itself; retried with
-    `no_repeat_ngram=3`).
+    token.  nbest: best first, this translation included.  flags: reasons to check the line, in the order of `FLAGS`
+    (see docs/flags.md).  sentences: those of a line that was split into several.
     """
 
     source: str
@@ -64,6 +83,7 @@ class Translation:
     token_log_probs: list[float]
     flags: tuple[str, ...]
     nbest: list[Alternative]
+    sentences: list[Sentence] = field(default_factory=list)
 
     to_json = asdict
 
@@ -94,22 +114,14 @@ class Alignment:
     weights: NDArray[np.float32]
 
 
-@dataclass
-class Part:
-    """The unit of a search: a line, or a part of a long line.  ids: source tokens with EOS; found: n-best list."""
-
-    text: str
-    ids: list[int]
-    prefix: list[int]
-    found: list[Hypothesis] = field(default_factory=list)
-    repeated: bool = False
-
-
 class Translator(Pipeline):
     """A translation model with its tokenizer: `Translator.load("runs/en-de").translate(["A dog runs."])`.
 
     model: a PyTorch model, or a backend.  search: any object with the attributes of `SearchSettings`.  max_source:
     longest source in tokens, end of sentence included; longer lines are split.
+
+    Lines are split into sentences by default if the model was trained on single sentences (`splits_sentences`), and
+    each sentence is translated separately.
     """
 
     _kind, _lack = "parallel", "does not translate"
@@ -126,20 +138,48 @@ class Translator(Pipeline):
             raise UsageError(f"max_source = {max_source}; accepted: at least 2 (one token and the end of sentence)")
         super().__init__(model, tokenizer, search, device)
         self.max_source = max_source
+        self.describe_data(None, (None, None))
 
     @classmethod
-    def _build(cls, backend: DecodingBackend, tokenizer: Tokenizer, config: Config) -> Self:
-        return cls(backend, tokenizer, config.search, config.data.max_tokens)
+    def _build(
+        cls, backend: DecodingBackend, tokenizer: Tokenizer, config: Config, profile: TrainingProfile | None
+    ) -> Self:
+        translator = cls(backend, tokenizer, config.search, config.data.max_tokens)
+        translator.describe_data(profile, (config.parallel.source_language, config.parallel.target_language))
+        return translator
+
+    def describe_data(self, profile: TrainingProfile | None, languages: tuple[str | None, str | None]) -> None:
+        """Set the statistics of the training data and the codes of source and target language, None if unknown."""
+        self.profile, self.languages = profile, languages
+        self.quality = QualityCheck(self.tokenizer, profile, languages)
+
+    @property
+    def splits_sentences(self) -> bool:
+        """Whether lines are split into sentences by default: the model was trained on single sentences."""
+        return self.profile is not None and self.profile.single_sentences
 
     def translate(
-        self, texts: Iterable[str], *, batch_tokens: int = 4000, prefix: Prefix = None, **overrides: Any
+        self,
+        texts: Iterable[str],
+        *,
+        batch_tokens: int = 4000,
+        prefix: Prefix = None,
+        split: bool | None = None,
+        **overrides: Any,
     ) -> list[Translation]:
-        """Return one translation per text, in order; "\\n" inside a text counts as a space.
+        """Return one translation per text, in order.
 
-        batch_tokens: padded source tokens times beams per batch.  prefix: the beginning of each translation, one for
-        all texts or one per text.  overrides: search settings by name.  Raises UsageError.
+        Args:
+            batch_tokens: Padded source tokens times beams per batch.
+            prefix: Beginning of each translation (of its first sentence), one for all texts or one per text.
+            split: Whether to split texts into sentences, which are translated one by one and joined with the whitespace
+                of the source; default: `splits_sentences`.  If False, a text is split only if it is longer than the
+                model accepts, and "\\n" inside a text counts as a space.
+            overrides: Search settings by name.
+
+        Raises UsageError.
         """
-        return list(self.stream(texts, batch_tokens=batch_tokens, prefix=prefix, **overrides))
+        return list(self.stream(texts, batch_tokens=batch_tokens, prefix=prefix, split=split, **overrides))
 
     def stream(
         self,
@@ -147,6 +187,7 @@ class Translator(Pipeline):
         *,
         batch_tokens: int = 4000,
         prefix: Prefix = None,
+        split: bool | None = None,
         window: int = 2000,
         **overrides: Any,
     ) -> Iterator[Translation]:
@@ -155,36 +196,47 @@ class Translator(Pipeline):
         check_positive(batch_tokens=batch_tokens)
         settings = SearchSettings.of(self.settings, **overrides)
         return stream_windows(
-            _with_prefixes(lines, prefix),
+            with_prefixes(lines, prefix),
             window,
             lambda pair, name: (check_text(pair[0], name, allow_surrogates=True), pair[1]),
-            lambda pairs: self._translate(pairs, settings, batch_tokens),
+            lambda pairs: self._translate(pairs, split, settings, batch_tokens),
             lambda pair: len(pair[0]),
         )
 
-    def stream_tokens(self, text: str, *, prefix: str = "", **overrides: Any) -> Iterator[PartialTranslation]:
+    def stream_tokens(
+        self, text: str, *, prefix: str = "", split: bool | None = None, **overrides: Any
+    ) -> Iterator[PartialTranslation]:
         """Yield one partial translation per step of the search; the last one has the text of `translate`.
 
-        Greedy search and sampling only append tokens; beam search may replace those after `stable`.  Output that
-        repeats itself is searched a second time (see `Translation.flags`).  Raises UsageError.
+        Greedy search and sampling only append tokens; beam search may replace those after `stable`.  Output that is
+        empty or repeats itself is searched a second time (see `Translation.flags`).  Raises UsageError.
         """
         settings = SearchSettings.of(self.settings, **{"nbest": 1, **overrides})
-        parts = self.split(text, prefix)
+        line = self.split(text, prefix, split)
         targets: list[str] = []
-        for part in parts:
-            search = StreamWithRetry(functools.partial(self.backend.stream, part.ids, part.prefix), part.ids, settings)
-            for step, last in search:
-                if not last:
-                    sources = [part.text for part in parts[: len(targets) + 1]]
-                    ids = step.tokens, step.tokens[: step.stable]
-                    yield PartialTranslation(*(join_parts(sources, [*targets, self._decode(i)]) for i in ids))
-            part.found, part.repeated = [search.result], search.repeated
-            targets.append(self._decode(search.result.tokens))
-        complete = self.join(text, parts).text
+        for part in line.parts:
+            if part.ids:
+                stream = functools.partial(self.backend.stream, part.ids, part.prefix)
+                search = StreamWithRetry(stream, part.ids, settings, self.has_no_text)
+                for step, last in search:
+                    if not last:
+                        ids = step.tokens, step.tokens[: step.stable]
+                        yield PartialTranslation(*(line.join([*targets, self._decode(i)]) for i in ids))
+                part.found, part.fault = [search.result], search.fault
+            targets.append(self._text(part, 0))
+        complete = self.join(line).text
         yield PartialTranslation(complete, complete)
 
+    def _text(self, part: Part, rank: int) -> str:
+        """Return the translation of a part; rank 0 is the best."""
+        return self._decode(part.found[rank].tokens) if part.ids else part.text.strip()
+
     def _decode(self, ids: Sequence[int]) -> str:
-        return _one_line(self.tokenizer.decode_target(ids))
+        return one_line(self.tokenizer.decode_target(ids))
+
+    def has_no_text(self, ids: Ids) -> bool:
+        """Return whether target tokens are no text, such as none or a space."""
+        return len(ids) <= _MOST_BLANK and not self._decode(ids).strip()
 
     def score(self, sources: Iterable[str], targets: Iterable[str], *, batch_tokens: int = 4000) -> list[TargetScore]:
         """Return the log-probability of each target given its source; no text is split or truncated.
@@ -220,98 +272,117 @@ class Translator(Pipeline):
         if len(sources) != len(targets):
             raise UsageError(f"{len(sources)} sources but {len(targets)} targets; give one target per source")
         encode_source, encode_target = self.tokenizer.encode_source, self.tokenizer.encode_target
-        source_ids = [encode_source(_clean(text, f"source {number}")) for number, text in enumerate(sources, start=1)]
-        target_ids = [encode_target(_clean(text, f"target {number}")) for number, text in enumerate(targets, start=1)]
+        source_ids = [encode_source(clean(text, f"source {number}")) for number, text in enumerate(sources, start=1)]
+        target_ids = [encode_target(clean(text, f"target {number}")) for number, text in enumerate(targets, start=1)]
         return list(zip(source_ids, target_ids, strict=True))
 
     def _translate(
-        self, lines: Sequence[tuple[str, str]], settings: SearchSettings, batch_tokens: int
+        self, texts: Sequence[tuple[str, str]], split: bool | None, settings: SearchSettings, batch_tokens: int
     ) -> list[Translation]:
-        parts_of = [self.split(line, prefix) for line, prefix in lines]
-        parts = list(itertools.chain.from_iterable(parts_of))
+        lines = [self.split(text, prefix, split) for text, prefix in texts]
+        parts = [part for line in lines for part in line.searched]
 
         def search(indices: Sequence[int], settings: SearchSettings) -> list[list[Hypothesis]]:
             ids, prefixes = [parts[i].ids for i in indices], [parts[i].prefix for i in indices]
             return self.backend.search(ids, prefixes, settings, batch_tokens)
 
-        results = search_with_retry(search, [part.ids for part in parts], settings, lambda nbest: nbest[0].tokens)
-        for part, found, repeated in zip(parts, *results, strict=True):
-            part.found, part.repeated = found, repeated
-        return [self.join(line, parts) for (line, _), parts in zip(lines, parts_of, strict=True)]
+        sources = [part.ids for part in parts]
+        results = search_with_retry(search, sources, settings, lambda nbest: nbest[0].tokens, self.has_no_text)
+        for part, found, fault in zip(parts, *results, strict=True):
+            part.found, part.fault = found, fault
+        return [self.join(line) for line in lines]
 
-    def split(self, line: str, prefix: str = "") -> list[Part]:
-        """Return the line, or the parts into which a long line is split; no parts if there is nothing to translate.
+    def split(self, text: str, prefix: str = "", sentences: bool | None = None) -> SplitLine:
+        """Return the parts of a text: its sentences, and the parts of what is too long; see `translate` for `split`.
 
         prefix: the beginning of the translation.  Raises UsageError if it is longer than a source may be.
         """
-        encode = functools.cache(self.tokenizer.encode_source)  # the split has already encoded the parts it returns
-        text = _clean(line, "text")
-        texts = split_text(text, self.max_source, lambda part: len(encode(part))) if text.strip() else []
-        parts = [Part(part, ids, []) for part in texts if len(ids := encode(part)) > 1]
-        if parts and prefix:
-            parts[0].prefix = self.tokenizer.encode_target(_clean(prefix, "prefix"))[:-1]
-            if len(parts[0].prefix) > self.max_source:
+        sentences = self.splits_sentences if sentences is None else sentences
+        parts = self._sentences(valid(text, "text")) if sentences else self._parts(clean(text, "text"))
+        line = SplitLine(text, parts, sentences)
+        if prefix and line.searched:
+            first = line.searched[0]
+            first.prefix = self.tokenizer.encode_target(clean(prefix, "prefix"))[:-1]
+            if len(first.prefix) > self.max_source:
                 raise UsageError(
-                    f"prefix {clip(prefix)!r}: {len(parts[0].prefix):,} tokens; accepted: at most {self.max_source:,}, "
+                    f"prefix {clip(prefix)!r}: {len(first.prefix):,} tokens; accepted: at most {self.max_source:,}, "
                     "as for a source"
                 )
+        return line
+
+    def _sentences(self, text: str) -> list[Part]:
+        """Return the parts of all sentences; what has no words is copied, e.g. numbers in a row of a table."""
+        sentences = split_sentences(text, self.languages[0]) if text.strip() else []
+        is_word = str.isalpha if len(sentences) > 1 else str.isalnum  # a number alone may have a translation
+        parts: list[Part] = []
+        for number, sentence in enumerate(sentences):
+            found = self._parts(sentence, number, strip=True) if any(map(is_word, sentence)) else []
+            parts += found or [Part(sentence, [], number)]
         return parts
 
-    def join(self, line: str, parts: Sequence[Part]) -> Translation:
+    def _parts(self, text: str, sentence: int = 0, strip: bool = False) -> list[Part]:
+        """Return the text, or the parts of a long text; none if there is nothing to translate.
+
+        strip: translate the parts without the whitespace around them.
+        """
+
+        @functools.cache  # the split has already encoded the parts it returns
+        def encode(part: str) -> list[int]:
+            return self.tokenizer.encode_source(part.strip() if strip else part)
+
+        texts = split_text(text, self.max_source, lambda part: len(encode(part))) if text.strip() else []
+        return [Part(part, ids, sentence) for part in texts if len(ids := encode(part)) > 1]
+
+    def join(self, line: SplitLine) -> Translation:
         """Return the translation of a line from the hypotheses found for its parts."""
+        text, parts, searched = line.text, line.parts, line.searched
         if not parts:
-            return Translation(line, "", 0.0, 0.0, [], [], ("empty_source",), [Alternative("", 0.0, 0.0)])
-        sources = [part.text for part in parts]
+            return Translation(text, "", 0.0, 0.0, [], [], ("empty_source",), [Alternative("", 0.0, 0.0)])
         nbest = [
             Alternative(
-                join_parts(sources, [self._decode(hypothesis.tokens) for hypothesis in hypotheses]),
-                sum(hypothesis.score for hypothesis in hypotheses),
-                sum(hypothesis.log_prob for hypothesis in hypotheses),
+                line.join([self._text(part, rank) for part in parts]),
+                sum(part.found[rank].score for part in searched),
+                sum(part.found[rank].log_prob for part in searched),
             )
-            for hypotheses in zip(*(part.found for part in parts), strict=False)
+            for rank in range(min((len(part.found) for part in searched), default=1))
         ]
-        first = [part.found[0] for part in parts]
+        best = [part.found[0] for part in searched]
         return Translation(
-            source=line,
+            source=text,
             text=nbest[0].text,
             score=nbest[0].score,
             log_prob=nbest[0].log_prob,
-            tokens=[self.tokenizer.target_piece(i) for hypothesis in first for i in [*hypothesis.tokens, EOS]],
-            token_log_probs=[log_prob for hypothesis in first for log_prob in hypothesis.token_log_probs],
-            flags=_flags(parts),
+            tokens=[self.tokenizer.target_piece(i) for hypothesis in best for i in [*hypothesis.tokens, EOS]],
+            token_log_probs=[log_prob for hypothesis in best for log_prob in hypothesis.token_log_probs],
+            flags=self._flags(line, nbest[0].text),
             nbest=nbest,
+            sentences=self._translated_sentences(line) if parts[-1].sentence else [],
         )
 
+    def _translated_sentences(self, line: SplitLine) -> list[Sentence]:
+        sentences = []
+        for _, group in itertools.groupby(line.parts, key=lambda part: part.sentence):
+            parts = list(group)
+            source = "".join(part.text for part in parts).strip()
+            text = join_parts([part.text for part in parts], [self._text(part, 0) for part in parts], keep_space=True)
+            sentences.append(Sentence(source, text, sum(part.found[0].score for part in parts if part.ids)))
+        return sentences
 
-def _flags(parts: Sequence[Part]) -> tuple[str, ...]:
-    flags = {
-        "split": len(parts) > 1,
-        "truncated": any(part.found[0].truncated for part in parts),
-        "length": any(has_unusual_length(len(part.ids) - 1, len(part.found[0].tokens)) for part in parts),
-        "repetition": any(part.repeated for part in parts),
-    }
-    return tuple(name for name, present in flags.items() if present)
-
-
-def _clean(text: str, name: str) -> str:
-    """Return the text on one line, with lone surrogates replaced by "?"."""
-    check_text(text, name, allow_surrogates=True)
-    return _one_line(text).encode("utf-8", "replace").decode("utf-8")
-
-
-def _one_line(text: str) -> str:
-    return text.replace("\n", " ").replace("\r", " ")
-
-
-def _with_prefixes(lines: Iterable[str], prefix: Prefix) -> Iterator[tuple[str, str]]:
-    prefixes = prefix or ""
-    if isinstance(prefixes, str):
-        yield from ((line, prefixes) for line in lines)
-        return
-    if not isinstance(prefixes, Sequence):
-        raise UsageError(f"prefix = {prefix!r:.40}; accepted: one text for all lines, or a list with one per line")
-    for number, (line, own) in enumerate(itertools.zip_longest(lines, prefixes)):
-        if line is None or own is None:
-            count = f"{number} lines" if line is None else "more lines"
-            raise UsageError(f"{len(prefixes)} prefixes but {count}; give one prefix per line, '' for none")
-        yield line, own
+    def _flags(self, line: SplitLine, text: str) -> tuple[str, ...]:
+        """Return the flags of a line whose translation is `text`."""
+        parts, quality = line.searched, self.quality
+        flags = quality.changed_parts(line.text, text)
+        if any(part.sentence == after.sentence for part, after in itertools.pairwise(line.parts)):
+            flags.append("split")
+        for part in parts:
+            best = part.found[0]
+            flags += quality.source_flags(part.text.strip(), part.ids)
+            if part.fault:
+                flags.append(part.fault)
+            if best.truncated:
+                flags.append("truncated")
+            if has_unusual_length(len(part.ids) - 1, len(best.tokens)):
+                flags.append("length")
+            if quality.lacks_content(part.text, text if len(line.parts) == 1 else self._decode(best.tokens)):
+                flags.append("coverage")
+        return tuple(name for name in FLAGS if name in flags) if flags else ()

@@ -2,10 +2,10 @@
 
 Events are plain dictionaries, in this order:
 
-    {"event": "start", "parts": n}                     n = 0: nothing to translate
+    {"event": "start", "parts": n, "sentences": m}     n = 0: nothing to translate
     {"event": "part", "part": i, "source": pieces}     the source of the part; empty for a language model
     {"event": "tokens", "part": i, "from": k, "tokens": [...], "settled": true or false, "text": text of the part}
-    {"event": "again", "part": i}                      the output repeated itself; searched without repeated 3-grams
+    {"event": "again", "part": i, "fault": name}       the output was empty or repeated itself; it is searched again
     {"event": "done", "text", "score", "log_prob", "flags", "seconds"}
 
 A "tokens" event keeps the first k tokens of its part and replaces the others: greedy search and sampling append one
@@ -97,20 +97,22 @@ def _weights(recording: Recording) -> Tensor | None:
 def stream_translation(translator: Translator, text: str, lock: Lock = None, **overrides: Any) -> Iterator[Event]:
     """Yield the events of one translation; text, score and flags equal `translator.translate([text], **overrides)`.
 
-    The parts of a long text are searched one by one (as with `batch_tokens=1`).  Raises UsageError.
+    The sentences and parts of a text are searched one by one (as with `batch_tokens=1`).  Raises UsageError.
     """
     settings = SearchSettings.of(translator.settings, **{"nbest": 1, **overrides})
     started = time.perf_counter()
     stepper = RecordingStepper(translator.model, lock)
-    parts = translator.split(text)
-    yield {"event": "start", "parts": len(parts)}
-    for index, part in enumerate(parts):
+    line = translator.split(text)
+    sentences = len({part.sentence for part in line.searched})
+    yield {"event": "start", "parts": len(line.searched), "sentences": sentences}
+    for index, part in enumerate(line.searched):
         yield {"event": "part", "part": index, "source": [translator.tokenizer.source_piece(i) for i in part.ids]}
         src = torch.tensor([part.ids], device=translator.device)
-        search = StreamWithRetry(functools.partial(stream_tokens, stepper, src), part.ids, settings)
+        stream = functools.partial(stream_tokens, stepper, src)
+        search = StreamWithRetry(stream, part.ids, settings, translator.has_no_text)
         yield from _search_events(search, stepper, translator.tokenizer, index)
-        part.found, part.repeated = [search.result], search.repeated
-    joined = translator.join(text, parts)
+        part.found, part.fault = [search.result], search.fault
+    joined = translator.join(line)
     yield _done(joined.text, joined.score, joined.log_prob, joined.flags, started)
 
 
@@ -131,7 +133,7 @@ def stream_continuation(
             f"the prompt has {len(prefix):,} tokens; accepted: at most {generator.max_tokens:,}, the longest sequence "
             "seen in training; give a shorter prompt"
         )
-    yield {"event": "start", "parts": 1}
+    yield {"event": "start", "parts": 1, "sentences": 1}
     yield {"event": "part", "part": 0, "source": []}
     src = torch.zeros(1, 0, dtype=torch.long, device=generator.device)
     search = StreamWithRetry(lambda used: stream_tokens(stepper, src, used, prefix), None, resolved)
@@ -162,7 +164,7 @@ def _search_events(
     shown: list[int] = []
     for hypothesis, last in search:
         if results and not shown:
-            yield {"event": "again", "part": part}
+            yield {"event": "again", "part": part, "fault": search.fault}
         settled = last or search.settings.sample or search.settings.beam == 1
         yield event(hypothesis, stepper.records, common_prefix([shown, hypothesis.tokens]), settled)
         shown = hypothesis.tokens

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dragoman.config import Config, ModelConfig, dump_toml, flatten, load_config, move_root, resolve_path
 from dragoman.data.corpus import corpus_spec
+from dragoman.data.profile import TrainingProfile
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.data.vocabulary import Vocabulary, load_vocabulary
 from dragoman.device import resolve_device
@@ -27,6 +28,7 @@ from dragoman.models.model_folder import (
     load_tensors,
     read_config,
     read_meta,
+    read_profile,
     runs_inside,
     save_model,
     unique_tensors,
@@ -70,6 +72,8 @@ def open_run(config: Config, folder: Path, log: Callable[[str], None]) -> Traini
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     write_file(stored, dump_toml(_seen_from(config, folder)).encode())
+    if task.profile is not None:
+        log(f"data: {task.profile}")
     return TrainingRun(config, folder, task, log)
 
 
@@ -209,7 +213,7 @@ class TrainingRun:
         weights = unique_tensors(model) if ema is None else ema
         training = training_files(model, optimizer, progress, self.task.data_hash, ema)
         meta = {"step": progress.step, "scores": scores} | ({"interrupted": True} if interrupted else {})
-        save_model(target, self.config, self.task.vocabulary, weights, meta, training)
+        save_model(target, self.config, self.task.vocabulary, weights, meta, training, self.task.profile)
         self._tidy(target, progress)
 
     def _tidy(self, newest: Path, progress: Progress) -> None:
@@ -235,7 +239,8 @@ class TrainingRun:
     ) -> Path:
         """Write an averaged model and point `average`, and optionally `best`, to it."""
         target = self.folder / "checkpoints" / "average"
-        save_model(target, self.config, self.task.vocabulary, weights, {"step": progress.step, "scores": scores})
+        meta = {"step": progress.step, "scores": scores}
+        save_model(target, self.config, self.task.vocabulary, weights, meta, profile=self.task.profile)
         write_pointer(self.folder, "average", target)
         if best:
             write_pointer(self.folder, "best", target)
@@ -272,21 +277,23 @@ def average_run(folder: Path, last: int) -> Path:
             raise UsageError(f"{folder}: cannot average the last {last} checkpoints; it has {len(found)}, {accepted}")
         config, vocabulary = read_config(found[-1]), load_vocabulary(found[-1])
         target = folder / "checkpoints" / f"average-last{last}"
-        weights = average_tensors(found[-last:])
-        scores = _validation_scores(config, vocabulary, weights)
+        weights, profile = average_tensors(found[-last:]), read_profile(found[-1])
+        scores = _validation_scores(config, vocabulary, weights, profile)
         meta = {"step": int(found[-1].name), "scores": scores, "averaged": [p.name for p in found[-last:]]}
-        save_model(target, config, vocabulary, weights, meta)
+        save_model(target, config, vocabulary, weights, meta, profile=profile)
         write_pointer(folder, "average", target)
         return target
 
 
-def _validation_scores(config: Config, vocabulary: Vocabulary, weights: Mapping[str, Tensor]) -> dict[str, Any]:
+def _validation_scores(
+    config: Config, vocabulary: Vocabulary, weights: Mapping[str, Tensor], profile: TrainingProfile | None
+) -> dict[str, Any]:
     """Return the scores of a translation model, for which the training data need not be read; else nothing."""
     if config.data.kind != "parallel" or config.parallel.valid is None or not isinstance(vocabulary, Tokenizer):
         return {}
     try:
         validation = TranslationValidation(
-            config, corpus_spec(config, config.parallel.valid), vocabulary, log=lambda _: None
+            config, corpus_spec(config, config.parallel.valid), vocabulary, lambda _: None, profile
         )
     except (UsageError, DataError):  # the data were moved or changed
         return {}

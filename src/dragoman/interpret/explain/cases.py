@@ -18,6 +18,7 @@ from torch import Tensor
 from dragoman.config import Config
 from dragoman.data.batching import Batch, collate
 from dragoman.data.readers.trees import penn_word
+from dragoman.data.sentences import split_sentences
 from dragoman.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from dragoman.data.vocabulary import LabelVocabulary, Vocabulary
 from dragoman.decoding.hypothesis import Hypothesis
@@ -148,13 +149,16 @@ def _translation(loaded: LoadedModel, source: str, target: str | None, beam: int
         return _decoder_case("translation", vocabulary, text, (ids, targets), forced=True)
     src = torch.tensor([ids], device=network.device)
     settings = _settings(config, beam)
-    ((found, tree),), (repeated,) = search_with_retry(
+    ((found, tree),), (fault,) = search_with_retry(
         lambda _, used: [search_tree(network, src, used)], [ids], settings, lambda result: result[0][0].tokens
     )
+    several = config.data.kind == "parallel" and len(split_sentences(text, config.data.source_language)) > 1
     flags = {
+        "sentences": several,
         "truncated": found[0].truncated,
+        "empty": fault == "empty",
         "length": has_unusual_length(len(ids) - 1, len(found[0].tokens)),
-        "repetition": repeated,
+        "repetition": fault == "repetition",
     }
     set_flags = tuple(name for name, is_set in flags.items() if is_set)
     return _decoder_case("translation", vocabulary, text, (ids, _targets(found[0])), tree=tree, flags=set_flags)

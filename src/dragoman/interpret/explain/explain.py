@@ -57,9 +57,10 @@ class Prediction:
 class Explanation:
     """The data of a page; see `Case` for what it shares with the case of the input.
 
-    flags: as in `Translation`.  maps, states: see `explain.maps`.  occlusion: for translation, a map of
-    `normalized_drops`, with `occlusion_drops` as "drops".  lens: per layer its "predictions", with the most probable
-    outputs "top", and "prob" and "rank" of each target.  walkthrough: see `interpret.walkthrough`.
+    flags: as in `Translation`, and `sentences`: the source has several.  maps, states: see `explain.maps`.
+    occlusion: for translation, a map of `normalized_drops`, with `occlusion_drops` as "drops".  lens: per layer its
+    "predictions", with the most probable outputs "top", and "prob" and "rank" of each target.  walkthrough: see
+    `interpret.walkthrough`.
     """
 
     kind: str

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dragoman.config import Config
 from dragoman.data.batching import Batch, collate_source, plan_buckets
+from dragoman.data.profile import TrainingProfile
 from dragoman.data.tokenizer import PAD
 from dragoman.data.vocabulary import Vocabulary
 from dragoman.errors import DataError
@@ -38,6 +39,11 @@ class Task(ABC):
     def __init__(self, config: Config, vocabulary: Vocabulary, data_hash: str) -> None:
         self.config, self.vocabulary, self.data_hash = config, vocabulary, data_hash
         self.validates = config.data.valid is not None
+
+    @property
+    def profile(self) -> TrainingProfile | None:
+        """Statistics of the training data, stored in the model folder; None for tasks without a profile."""
+        return None
 
     @abstractmethod
     def epoch(self, epoch: int) -> list[NDArray[np.int64]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from dragoman.config import Config
 from dragoman.data.batching import Batch, collate, plan_batches, read_batch
 from dragoman.data.corpus import CorpusSpec, corpus_spec, read_pairs
+from dragoman.data.profile import TrainingProfile
 from dragoman.data.store import build_store
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DataError
@@ -36,6 +38,10 @@ class TranslationTask(Task):
         self.log = log
         super().__init__(config, self.tokenizer, self.store.text_hash)
 
+    @cached_property
+    def profile(self) -> TrainingProfile:
+        return TrainingProfile.of(self.store, self.config.parallel.source_language)
+
     def epoch(self, epoch: int) -> list[NDArray[np.int64]]:
         return plan_batches(self.store, self.config.train.batch_tokens, self.config.train.seed, epoch)
 
@@ -52,18 +58,28 @@ class TranslationTask(Task):
         valid = self.config.parallel.valid
         if valid is None:
             return None
-        return TranslationValidation(self.config, corpus_spec(self.config, valid), self.tokenizer, self.log)
+        return TranslationValidation(
+            self.config, corpus_spec(self.config, valid), self.tokenizer, self.log, self.profile
+        )
 
 
 class TranslationValidation:
     """Scores a network on the validation pairs.
 
     Returns valid_loss (nats per token, not smoothed) and perplexity of all pairs, and bleu, chrf and exact_match
-    (percent) of the first train.validate_sentences pairs, decoded greedily.  sample: one of these, after a validation.
+    (percent) of the first train.validate_sentences pairs, decoded greedily, as a translator with `profile` does.
+    sample: one of these, after a validation.
     """
 
-    def __init__(self, config: Config, spec: CorpusSpec, tokenizer: Tokenizer, log: Callable[[str], None]) -> None:
-        self.config, self.tokenizer = config, tokenizer
+    def __init__(
+        self,
+        config: Config,
+        spec: CorpusSpec,
+        tokenizer: Tokenizer,
+        log: Callable[[str], None],
+        profile: TrainingProfile | None = None,
+    ) -> None:
+        self.config, self.tokenizer, self.profile = config, tokenizer, profile
         self.sample: Sample | None = None
         self.pairs = [(p.source, p.target) for p in read_pairs(spec)]
         if not self.pairs:
@@ -94,6 +110,8 @@ class TranslationValidation:
         references = [target for _, target in pairs]
         limit = self.config.data.max_tokens
         translator = Translator(network, self.tokenizer, self.config.search, limit, network.device)
+        data = self.config.parallel
+        translator.describe_data(self.profile, (data.source_language, data.target_language))
         texts = [t.text for t in translator.translate([source for source, _ in pairs], beam=1)]
         shown = sample_index([source for source, _ in pairs])
         self.sample = Sample(*pairs[shown], texts[shown])

@@ -1,0 +1,41 @@
+"""Language identification of lines with py3langid (140 languages, 4.5 MB), which is loaded at the first call."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from functools import cache
+from typing import Any
+
+__all__ = ["MIN_BYTES", "language_probability", "languages_of"]
+
+MIN_BYTES = 12
+"""Lines with fewer bytes of letters in UTF-8 are not identified: 12 Latin, 6 Cyrillic or 4 Chinese letters."""
+_NO_LANGUAGE = "zxx"
+_MIN_SHARE = 0.02
+_MIN_COVERED = 0.9
+
+
+@cache
+def _identifier() -> Any:
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier  # type: ignore[import-untyped]
+
+    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+
+
+def language_probability(text: str, languages: Collection[str]) -> float:
+    """Return the probability that a text is in one of `languages`, or in none at all, such as code."""
+    accepted = {*languages, _NO_LANGUAGE}
+    return float(sum(probability for language, probability in _identifier().rank(text) if language in accepted))
+
+
+def languages_of(texts: Iterable[str]) -> tuple[str, ...]:
+    """Return the languages that are identified in at least 2 % of the texts, most frequent first.
+
+    They include languages that the identifier confuses with that of the texts.  Returns () if they are less than 90 %
+    of the texts, which are then in a language that the identifier does not know, or in many.
+    """
+    found = Counter(_identifier().classify(text)[0] for text in texts)
+    frequent = [(code, count) for code, count in found.most_common() if count >= _MIN_SHARE * found.total()]
+    covered = sum(count for _, count in frequent) >= _MIN_COVERED * found.total()
+    return tuple(code for code, _ in frequent) if covered else ()

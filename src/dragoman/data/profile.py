@@ -1,0 +1,179 @@
+"""Statistics of the training text of a translation model, stored with it, so that unusual input can be recognized."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from dragoman.data.language_identifier import MIN_BYTES, languages_of
+from dragoman.data.sentences import split_sentences
+from dragoman.errors import ModelFolderError
+from dragoman.io.reading import COPY_AGAIN, read_text
+
+if TYPE_CHECKING:
+    from dragoman.data.store import Store
+
+__all__ = ["PROFILE", "Quantiles", "SideProfile", "TrainingProfile", "coverage", "words_of_line"]
+
+PROFILE = "profile.json"
+"""The file of a model folder that holds the profile."""
+_SAMPLE = 10_000
+_SEED = 1
+_MAX_SEVERAL = 0.5
+"""Largest share of lines with several sentences at which lines count as single sentences (docs/sentences.md)."""
+_MIN_LINES = 1_000
+"""Fewer lines say too little about words, languages and lengths."""
+_MIN_OCCURRENCES = 3
+_IDENTIFIED = 1_000
+_WORDS = 2_000
+_MISSING = 0.01
+_WORD = re.compile(r"[\u3041-\u30ff\u3400-\u9fff\U00020000-\U0003ffff]|[^\W\d_]+")
+
+
+class Quantiles(BaseModel):
+    """Quantiles of a length: `q95` is the largest length of the shortest 95 % of the lines."""
+
+    model_config = ConfigDict(frozen=True)
+
+    q50: int
+    q95: int
+    q99: int
+    q995: int
+    q999: int
+    longest: int
+
+    @classmethod
+    def of(cls, lengths: NDArray[np.int64] | Sequence[int]) -> Quantiles:
+        """Return the quantiles of at least one length."""
+        found = np.quantile(lengths, [0.5, 0.95, 0.99, 0.995, 0.999, 1], method="inverted_cdf").astype(int).tolist()
+        return cls(**dict(zip(cls.model_fields, found, strict=True)))
+
+
+class SideProfile(BaseModel):
+    """One side of the training text.
+
+    tokens: quantiles of the number of tokens, without the end of sentence, over all lines.  characters: of the number
+    of characters, over the sampled lines.  alphabet: the characters that occur at least 3 times in all lines, in order.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    tokens: Quantiles
+    characters: Quantiles
+    alphabet: str
+
+    @classmethod
+    def of(cls, tokens: NDArray[np.int64], alphabet: str, texts: Sequence[str]) -> SideProfile:
+        """Describe the lengths of all lines in tokens, their characters, and the lengths of the sampled texts."""
+        return cls(tokens=Quantiles.of(tokens), characters=Quantiles.of([*map(len, texts)]), alphabet=alphabet)
+
+
+class TrainingProfile(BaseModel):
+    """Statistics of the sentence pairs that a model is trained on, after filtering.
+
+    lines: number of pairs.  sampled: number of pairs in the sample, which is fixed: the same pairs give the same
+    profile.  sentences_per_line: mean of the sampled source lines.  several_sentences: share of the sampled source
+    lines with more than one sentence, 0 to 1.
+
+    The rest is empty or None for fewer than 1,000 lines.  languages: of the source lines, as the identifier names them
+    (see `languages_of`).  frequent_words: the 2,000 most frequent words of the source, in order and with spaces.
+    length_ratio: target characters per source character.  least_coverage: all but 1 % of the pairs have a larger one.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    lines: int
+    sampled: int
+    sentences_per_line: float
+    several_sentences: float
+    source: SideProfile
+    target: SideProfile
+    languages: tuple[str, ...] = ()
+    frequent_words: str = ""
+    length_ratio: float | None = None
+    least_coverage: float | None = None
+
+    @classmethod
+    def of(cls, store: Store, source_language: str | None) -> TrainingProfile:
+        """Describe the pairs of a prepared store; weights of the corpora are not considered."""
+        count = min(_SAMPLE, len(store))
+        numbers = sorted(random.Random(_SEED).sample(range(len(store)), count))
+        sources, targets = zip(*map(store.text, numbers), strict=True)
+        sentences = [len(split_sentences(text, source_language)) for text in sources]
+        source_tokens, target_tokens = (lengths - 1 for lengths in store.lengths())
+        source_alphabet, target_alphabet = store.alphabets(_MIN_OCCURRENCES)
+        measured = _unusual(sources, targets) if count >= _MIN_LINES else {}
+        return cls(
+            lines=len(store),
+            sampled=count,
+            sentences_per_line=round(sum(sentences) / len(sentences), 4),
+            several_sentences=round(sum(count > 1 for count in sentences) / len(sentences), 4),
+            source=SideProfile.of(source_tokens, source_alphabet, sources),
+            target=SideProfile.of(target_tokens, target_alphabet, targets),
+            **measured,
+        )
+
+    @classmethod
+    def load(cls, folder: Path) -> TrainingProfile:
+        """Read the profile of a model folder.  Raises ModelFolderError if it is missing or damaged."""
+        text = read_text(folder / PROFILE, ModelFolderError, COPY_AGAIN)
+        try:
+            return cls.model_validate_json(text)
+        except ValueError as error:
+            first = str(error).splitlines()[0]
+            raise ModelFolderError(f"{folder / PROFILE}: cannot be read: {first}. {COPY_AGAIN}") from None
+
+    @property
+    def single_sentences(self) -> bool:
+        """Whether few lines have several sentences, so that texts should be split into sentences to resemble them."""
+        return self.several_sentences <= _MAX_SEVERAL
+
+    def file(self) -> bytes:
+        """Return the content of `profile.json`."""
+        return self.model_dump_json(indent=1).encode()
+
+    def __str__(self) -> str:
+        splits = "splits" if self.single_sentences else "does not split"
+        return (
+            f"{self.sentences_per_line:.2f} sentences per source line, so 'translate' {splits} lines into sentences; "
+            f"95 % of the source lines have at most {self.source.tokens.q95:,} tokens"
+        )
+
+
+def words_of_line(text: str) -> list[str]:
+    """Return the words of a line in lower case; a Chinese or Japanese character counts as a word."""
+    return _WORD.findall(text.casefold())
+
+
+def coverage(source: str, target: str, ratio: float) -> float:
+    """Return the length of a target relative to that expected for its source, in standard deviations up to a factor.
+
+    The deviation of a length grows with its square root (Gale and Church 1993).  ratio: target characters per source
+    character.  An empty source has coverage 0.
+    """
+    return (len(target) - ratio * len(source)) / math.sqrt(len(source)) if source else 0.0
+
+
+def _unusual(sources: Sequence[str], targets: Sequence[str]) -> dict[str, Any]:
+    """Return the last four fields of a profile."""
+    words = [words_of_line(text) for text in sources]
+    long = [text for text, found in zip(sources, words, strict=True) if len("".join(found).encode()) >= MIN_BYTES]
+    counts = Counter(word for found in words for word in found)
+    ratio = round(sum(map(len, targets)) / sum(map(len, sources)), 4)
+    coverages = [coverage(source, target, ratio) for source, target in zip(sources, targets, strict=True)]
+    return {
+        "languages": languages_of(long[:: max(1, len(long) // _IDENTIFIED)]),
+        # sorted, because the order of equal counts must not depend on anything else
+        "frequent_words": " ".join(sorted(counts, key=lambda word: (-counts[word], word))[:_WORDS]),
+        "length_ratio": ratio,
+        "least_coverage": round(float(np.quantile(coverages, _MISSING)), 4),
+    }

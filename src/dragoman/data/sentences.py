@@ -1,0 +1,228 @@
+"""Splitting of a text into sentences by rules and lists of abbreviations; docs/sentences.md compares it with others."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Set
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+from dragoman.data.languages import language_code
+
+__all__ = ["split_sentences"]
+
+_LINE_BREAKS = "\t\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
+_FINAL = ".!?…؟"
+_CLOSING = "\"'`”’“«»)]}"
+_BREAK = re.compile(
+    rf"(?<=[{_FINAL}{re.escape(_CLOSING)}])\s+"
+    # These end a sentence without a space after them.
+    r"|[。！？｡।॥።။។៕։۔][。！？｡…」』）》”’]{0,4}\s*"
+    r"|[?!]+(?=[\u3040-\u9fff])"
+    rf"|[{_LINE_BREAKS}]\s*"
+)
+_OPENING = re.compile(r"[\"'`“”„‚‘’«»‹›()\[\]{}¿¡–—•*_ -]{0,6}")
+_WORD = re.compile(r"\w+")
+_LIST_MARK = re.compile(r"[(\[]?(?:\d{1,3}|[^\W\d_])\.")
+_QUOTED_PARTICLE = "とってをがはにのも、，；：,;:"
+"""What continues a Chinese or Japanese sentence after a quotation that ends with a full stop."""
+
+# A dot never ends a sentence after these:
+_NEVER = {
+    "en": "Mr Mrs Ms Dr Prof Rev Hon Gen Col Maj Capt Lt Sgt Cpl Cmdr Adm Gov Sen Rep Supt Messrs St Mt Ft e.g "
+    "eg i.e ie vs cf viz esp",
+    "de": "Hr Hrn Fr Frl Fa Dr Prof Dipl Ing St bzw ca evtl ggf inkl exkl vgl sog insb geb gest gegr z.B d.h i.d.R u.U",
+    "fr": "M MM Mme Mmes Mlle Mlles Me Mgr Dr Pr St Ste cf env p.ex c.-à-d",
+    "es": "Sr Sra Srta Sres Dr Dra Ud Uds Vd Lic Ing Prof Av Avda Gral p.ej",
+    "it": "Sig Sigg Dott Prof Ing Avv On Mons Dr Arch Geom Rag ca p.es",
+    "pt": "Sr Sra Srta Dr Dra Prof Profa Eng Exmo p.ex",
+    "nl": "dhr mevr mw dr prof drs ir mr bijv ca o.a d.w.z m.b.t t.o.v",
+    "pl": "dr prof inż mgr ks św ul im gen płk np tzn tj tzw ok zob",
+    "cs": "pí sl dr prof ing mgr doc gen kpt plk sv např tzn tzv tj resp popř cca JUDr MUDr PhDr RNDr",
+    "sk": "pí sl dr prof ing mgr doc gen kpt plk sv napr tzn tzv resp cca JUDr MUDr PhDr RNDr t.j",
+    "ru": "ул им проф акад напр см св гр т.е т.к",
+    "sv": "dr prof ca resp t.ex bl.a s.k d.v.s",
+    "da": "hr fr dr prof ca f.eks bl.a dvs",
+}
+# After these it does, before a word that often begins a sentence:
+_RARELY = {
+    "en": "Jr Sr etc Inc Ltd Co Corp Bros Ave Blvd Rd al est approx Dept Univ Jan Feb Mar Apr Aug Sep Sept Oct Nov Dec",
+    "de": "usw etc Mio Mrd Tel Str Jh Jhd Chr dgl ff Jan Feb Febr Mär Apr Aug Sep Sept Okt Nov Dez Verf Aufl",
+    "fr": "etc av apr J.-C éd hab janv févr avr juil sept oct nov déc",
+    "es": "etc aprox EE.UU",
+    "it": "ecc etc",
+    "pt": "etc aprox",
+    "nl": "enz etc jl",
+    "pl": "itd itp tys mln mld zł godz al m.in",
+    "cs": "atd apod aj mj tis mil mld hod tř",
+    "sk": "atď apod tis mil mld hod",
+    "ru": "др руб тыс млн млрд гг вв коп чел",
+    "sv": "osv etc m.m m.fl",
+    "da": "osv mv m.m m.fl",
+}
+# After these it does, unless a number follows:
+_NUMBERED = (
+    "No Nos no nos Nr nr p pp vol Vol ch Ch chap sec Sec Fig Figs fig Art art Abb Abs Bd Kap S Tab n num núm "
+    "pág pag cap blz str poz č čl odst obr стр рис гл ст п sid s"
+)
+_STARTERS = {
+    "en": "the a an he she it they we i you this that these those there then when if but and so after before "
+    "while what who how why where in on at for from with as his her their our my its no not some many "
+    "most all one let do did is",
+    "de": "der die das den dem ein eine einen er sie es wir ich ihr du dies diese dieser dieses dann wenn aber "
+    "und doch so nach als im in am an auf für mit von zu bei auch nur was wer wie warum wo man seine ihre "
+    "kein keine nicht ist da",
+    "fr": "le la les l un une des il elle ils elles on nous vous je tu ce cet cette ces c alors quand si mais "
+    "et donc après en dans pour par avec sur au aux que qui comment pourquoi où son sa ses leur leurs mon "
+    "d à selon j",
+    "es": "el la los las un una él ella ellos nosotros yo esto este esta estos estas entonces cuando si pero y "
+    "después en para por con sobre al qué quién cómo su sus se no lo hay según",
+    "it": "il lo la i gli le l un una egli lui lei noi voi io questo questa questi queste allora quando se ma e "
+    "dopo in nel per con su che chi come dove suo sua si non c secondo",
+    "pt": "o a os as um uma ele ela eles elas nós eu isto este esta estes estas então quando se mas e depois em "
+    "no na para por com sobre que quem como onde seu sua não há segundo",
+    "nl": "de het een hij zij ze we wij ik je jij u dit dat deze die dan toen als maar en dus na in op voor met "
+    "van er wat wie hoe waarom waar zijn haar hun niet is",
+    "pl": "to ten ta te on ona oni my ja ty w we na po do z ze za od przy dla nie i a ale więc gdy jeśli jak co "
+    "kto gdzie jego jej ich był jest",
+    "cs": "to ten ta ti on ona oni my já ty v ve na po do z ze za od při pro ne a ale tak když pokud jak co kdo "
+    "kde jeho její jejich byl je jsem podle",
+    "sk": "to ten tá tí on ona oni my ja ty v vo na po do z zo za od pri pre nie a ale tak keď ak ako čo kto "
+    "kde jeho jej ich bol je som podľa",
+    "ru": "он она они оно это этот эта эти мы я вы ты в во на по но и а как что так при после для с со из у к "
+    "за до от если когда где кто не его её их был была было",
+    "sv": "den det de en ett han hon vi jag ni du detta denna dessa då när om men och så efter i på för med av "
+    "att vad vem hur var hans hennes inte är",
+    "da": "den det de en et han hun vi jeg du dette denne disse da når hvis men og så efter i på for med af at "
+    "hvad hvem hvordan hvor hans hendes ikke er",
+}
+_ORDINALS = frozenset(
+    {"de", "da", "no", "nb", "cs", "sk", "pl", "fi", "hu", "sl", "hr", "sr", "et", "lv", "lt", "is", "tr"}
+)
+"""Languages that write ordinal numbers with a dot."""
+_SYLLABIC = frozenset({"cs", "sk", "hr", "sr", "sl"})
+"""Languages whose words may have no vowel."""
+_VOWELS = re.compile(r"[aeiouyæœøåаеёиоуыэюяіїєαεηιουω]")
+
+
+@dataclass(frozen=True)
+class _Rules:
+    never: Set[str]
+    rarely: Set[str]
+    numbered: Set[str]
+    starters: Set[str]
+    ordinals: bool
+    syllabic: bool
+
+
+@lru_cache
+def _rules(code: str) -> _Rules:
+    """Return the rules of a language; those of all together if there are none for it."""
+
+    def words(lists: dict[str, str]) -> frozenset[str]:
+        own = {"no": "da", "nb": "da"}.get(code, code)
+        return frozenset((f"{lists[own]} {lists['en']}" if own in lists else " ".join(lists.values())).split())
+
+    starters = _STARTERS.get(code) or " ".join(_STARTERS.values())
+    ordinals = code in _ORDINALS or code not in _STARTERS
+    return _Rules(
+        words(_NEVER), words(_RARELY), frozenset(_NUMBERED.split()), frozenset(starters.split()), ordinals,
+        code in _SYLLABIC or code not in _STARTERS,
+    )  # fmt: skip
+
+
+def split_sentences(text: str, language: str | None = None) -> list[str]:
+    """Split a text into sentences, such that `"".join(parts) == text`; each part keeps the whitespace after it.
+
+    Sentences end at final punctuation, tabs and line ends.  language: code such as `de` or `zh_CN`, for its
+    abbreviations; None: those of all languages.  Blank text is one part, an empty one none.
+    """
+    first = len(text) - len(text.lstrip())
+    ends, rules = [], None
+    for match in _BREAK.finditer(text, first):
+        start, end = match.span()
+        if end == len(text):
+            break
+        rules = rules or _rules(language_code(language) or "")
+        if _is_end(text, first, start, end, rules):
+            ends.append(end)
+    return [text[start:end] for start, end in pairwise([0, *ends, len(text)]) if start < end]
+
+
+def _is_end(text: str, first: int, start: int, end: int, rules: _Rules) -> bool:
+    """Return whether a sentence ends at a match of `_BREAK`, text[start:end]; the text begins at `first`."""
+    found = text[start:end]
+    if not found.isspace():
+        return found[-1] not in "」』）》”’" or text[end] not in _QUOTED_PARTICLE
+    if any(character in _LINE_BREAKS for character in found):
+        return True
+    before = text[max(0, start - 40) : start]
+    sentence = before.rstrip(_CLOSING)
+    if sentence[-1:].isspace():  # French « ... ? » has spaces inside
+        if before[len(sentence)] != "»":
+            return False
+        sentence = sentence.rstrip()
+    if not sentence.endswith(tuple(_FINAL)):
+        return False
+    opening = _OPENING.match(text, end)
+    after = opening.end() if opening else end
+    if _closes(text, end):
+        return False
+    if text[after : after + 1].islower():
+        return _lower_case_start(before, text, end, rules)
+    if not sentence.endswith("."):
+        return True
+    if sentence.endswith(".."):
+        return not text[after : after + 1].isdigit()
+    return not _LIST_MARK.fullmatch(text, first, start) and _dot_ends(sentence[:-1], text, after, rules)
+
+
+def _lower_case_start(before: str, text: str, end: int, rules: _Rules) -> bool:
+    """Return whether a sentence in lower case begins after the space, as in a chat: by its first word."""
+    sentence = before[:-1]
+    word = sentence[sentence.rfind(" ") + 1 :]
+    if before[-1] not in ".!?" or len(word) < 3 or not word.isalpha() or word in rules.rarely or word in rules.never:
+        return False
+    following = _WORD.match(text, end)
+    return following is not None and following.group() in rules.starters
+
+
+def _closes(text: str, end: int) -> bool:
+    """Return whether the next character is a mark that belongs to what is before the space."""
+    return text[end] in "»)]}!?:;,…" and not text[end + 1 : end + 2].isalnum()
+
+
+def _dot_ends(sentence: str, text: str, after: int, rules: _Rules) -> bool:
+    """Return whether a dot after `sentence` ends it.  after: where the next word begins in `text`."""
+    word = sentence.split()[-1].lstrip("\"'“„‘«»([{-–—") if sentence and not sentence[-1].isspace() else ""
+    lower = word[:1].lower() + word[1:]
+    if word in rules.never or lower in rules.never:
+        return False
+    if word in rules.numbered and text[after : after + 1].isdigit():
+        return False
+    if not _may_be_abbreviation(word, lower, rules):
+        return True
+    following = _WORD.match(text, after)
+    if following is None or (len(following.group()) == 1 and text[following.end() : following.end() + 1] == "."):
+        return False  # another initial
+    return following.group().lower() in rules.starters
+
+
+def _may_be_abbreviation(word: str, lower: str, rules: _Rules) -> bool:
+    if word.isdigit():
+        return rules.ordinals and len(word) < 4
+    if word in rules.rarely or lower in rules.rarely:
+        return True
+    pieces = re.split(r"[.-]", word)
+    if all(len(piece) == 1 for piece in pieces) or ("." in word and all(len(piece) <= 3 for piece in pieces)):
+        return word.replace(".", "").replace("-", "").isalpha()
+    if rules.ordinals and set(word) <= set("IVXLCDM"):
+        return True
+    short = 2 <= len(word) <= 4 and word.isalpha() and not word.isupper()
+    return short and not rules.syllabic and not _VOWELS.search(_plain(word))
+
+
+def _plain(word: str) -> str:
+    return unicodedata.normalize("NFD", word.lower())

@@ -1,0 +1,87 @@
+"""What is searched for a line: its parts, with prefixes, and how their translations are joined."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from dragoman.data.segment import join_parts
+from dragoman.decoding.hypothesis import Hypothesis
+from dragoman.decoding.retry import Fault
+from dragoman.errors import UsageError
+from dragoman.pipelines.pipeline import check_text
+
+__all__ = ["Part", "Prefix", "SplitLine", "clean", "one_line", "valid", "with_prefixes"]
+
+Prefix = str | Sequence[str] | None
+"""The beginning of translations: one for all lines, or one per line."""
+
+
+@dataclass
+class Part:
+    """The unit of a search: a line, a sentence, or a part of a long one.
+
+    text: source, with the whitespace around it.  ids: source tokens with EOS; none if the text is copied.  sentence:
+    index in the line.  found: n-best list.
+    """
+
+    text: str
+    ids: list[int]
+    sentence: int = 0
+    prefix: list[int] = field(default_factory=list)
+    found: list[Hypothesis] = field(default_factory=list)
+    fault: Fault = ""
+
+
+@dataclass(frozen=True)
+class SplitLine:
+    """A line and its parts; none if there is nothing to translate.  keep_space: also in the translation."""
+
+    text: str
+    parts: list[Part]
+    keep_space: bool
+
+    @property
+    def searched(self) -> list[Part]:
+        """The parts that are translated, not copied."""
+        return [part for part in self.parts if part.ids]
+
+    def join(self, targets: Sequence[str]) -> str:
+        """Join the translations of the first parts, or of all."""
+        joined = join_parts([part.text for part in self.parts[: len(targets)]], targets, keep_space=self.keep_space)
+        if not self.keep_space or not joined:
+            return joined
+        body = self.text.strip()
+        start = self.text.index(body)
+        return self.text[:start] + joined + (self.text[start + len(body) :] if len(targets) == len(self.parts) else "")
+
+
+def clean(text: str, name: str) -> str:
+    """Return the text on one line, with lone surrogates replaced by "?".  Raises UsageError if it is not a str."""
+    return one_line(valid(text, name))
+
+
+def valid(text: str, name: str) -> str:
+    """Return the text with lone surrogates replaced by "?".  Raises UsageError if it is not a str."""
+    return check_text(text, name, allow_surrogates=True).encode("utf-8", "replace").decode("utf-8")
+
+
+def one_line(text: str) -> str:
+    """Return the text with line ends replaced by spaces."""
+    return text.replace("\n", " ").replace("\r", " ")
+
+
+def with_prefixes(lines: Iterable[str], prefix: Prefix) -> Iterator[tuple[str, str]]:
+    """Yield each line with its prefix, "" for none.  Raises UsageError if their numbers differ."""
+    prefixes = prefix or ""
+    if isinstance(prefixes, str):
+        yield from ((line, prefixes) for line in lines)
+        return
+    if not isinstance(prefixes, Sequence):
+        raise UsageError(f"prefix = {prefix!r:.40}; accepted: one text for all lines, or a list with one per line")
+    for number, (line, own) in enumerate(itertools.zip_longest(lines, prefixes)):
+        if line is None or own is None:
+            count = f"{number} lines" if line is None else "more lines"
+            raise UsageError(f"{len(prefixes)} prefixes but {count}; give one prefix per line, '' for none")
+        yield line, own

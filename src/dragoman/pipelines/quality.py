@@ -1,0 +1,98 @@
+"""Quality flags of translations: input that is unlike the training data, and output that lost something."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from dragoman.data.ids import UNK
+from dragoman.data.language_identifier import MIN_BYTES, language_probability
+from dragoman.data.literals import has_changed_numbers, has_changed_placeholders, has_literals
+from dragoman.data.profile import coverage, words_of_line
+from dragoman.decoding.hypothesis import Ids
+
+if TYPE_CHECKING:
+    from dragoman.data.profile import TrainingProfile
+    from dragoman.data.tokenizer import Tokenizer
+
+__all__ = ["FLAGS", "QualityCheck"]
+
+FLAGS = (
+    "empty_source", "split", "long", "language", "unknown_characters", "truncated", "empty", "length", "coverage",
+    "repetition", "numbers", "placeholders",
+)  # fmt: skip
+"""All flags of `Translation`, in their order."""
+
+_MIN_KNOWN_WORDS = 0.5
+_MIN_LANGUAGE = 0.1
+_LONGEST_NAME = 4
+
+
+class QualityCheck:
+    """Flags of lines and their translations, each a function of one line only.
+
+    The checks are called for every line, so each begins with one that is fast and finds nothing in most lines.
+
+    profile: statistics of the training data; without them, only flags that need none are found.  languages: codes of
+    source and target, or None.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, profile: TrainingProfile | None, languages: tuple[str | None, str | None]
+    ) -> None:
+        if profile is not None and profile.length_ratio is None:
+            profile = None  # too few lines to know what is unusual
+        self._tokenizer, self._languages, self._profile = tokenizer, languages, profile
+        self._longest = math.inf if profile is None else profile.source.tokens.q995
+        self._alphabet = set() if profile is None else set(profile.source.alphabet)
+        self._words = set() if profile is None else set(profile.frequent_words.split())
+        self._identified = frozenset() if profile is None else frozenset(profile.languages)
+        self._new: dict[str, bool] = {}
+
+    def source_flags(self, text: str, ids: Ids) -> list[str]:
+        """Return the flags of a source; ids: its tokens with the end of sentence."""
+        flags = []
+        if len(ids) - 1 > self._longest:
+            flags.append("long")
+        if self._identified and self.is_foreign(text):
+            flags.append("language")
+        if UNK in ids or (self._alphabet and not self._alphabet.issuperset(text) and self._has_new_characters(text)):
+            flags.append("unknown_characters")
+        return flags
+
+    def _has_new_characters(self, text: str) -> bool:
+        """Return whether the training data lacks a character, and what the tokenizer normalizes it to."""
+        new = self._new
+        for character in set(text) - self._alphabet - new.keys():
+            normalized = self._tokenizer.decode_source(self._tokenizer.encode_source(character))
+            new[character] = not self._alphabet.issuperset(normalized.strip())
+        return any(new.get(character, False) for character in text)
+
+    def is_foreign(self, text: str) -> bool:
+        """Return whether a text is probably in another language, which is not decided for very short ones and names.
+
+        Common words are compared first: that is fast, and protects lines with names from errors of the identifier.
+        """
+        words = words_of_line(text)
+        if sum(map(self._words.__contains__, words)) >= _MIN_KNOWN_WORDS * len(words):
+            return False
+        if len("".join(words).encode()) < MIN_BYTES or (len(words) <= _LONGEST_NAME and text.istitle()):
+            return False
+        return language_probability(text, self._identified) < _MIN_LANGUAGE
+
+    def lacks_content(self, source: str, target: str) -> bool:
+        """Return whether a target is shorter than almost all targets of sources of this length in the training data."""
+        profile = self._profile
+        if profile is None or profile.length_ratio is None or profile.least_coverage is None:
+            return False
+        return coverage(source.strip(), target, profile.length_ratio) < profile.least_coverage
+
+    def changed_parts(self, source: str, target: str) -> list[str]:
+        """Return the flags of parts that a translation should keep."""
+        flags: list[str] = []
+        if has_literals(source) or has_literals(target):
+            if has_changed_numbers(source, target, self._languages):
+                flags.append("numbers")
+            if has_changed_placeholders(source, target):
+                flags.append("placeholders")
+        return flags

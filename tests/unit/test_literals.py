@@ -1,0 +1,83 @@
+"""Numbers and placeholders that a translation keeps."""
+
+from __future__ import annotations
+
+import pytest
+
+from dragoman.data.literals import has_changed_numbers, has_changed_placeholders, has_literals
+
+EN_FR, EN_DE, EN_ZH = ("en", "fr"), ("en", "de"), ("en", "zh")
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "languages"),
+    [
+        ("It costs 1,000 dollars.", "Cela coûte 1 000 dollars.", EN_FR),
+        ("It costs 1,000,000.", "Es kostet 1.000.000.", EN_DE),
+        ("He is 1,80 m tall.", "Er ist 1.80 m groß.", EN_DE),
+        ("It is 3.5 km.", "C'est à 3,5 km.", EN_FR),
+        ("On May 5, 2010", "Le 05/5/2010", EN_FR),
+        ("I saw 3 dogs.", "J'ai vu trois chiens.", EN_FR),
+        ("I saw three dogs.", "J'ai vu 3 chiens.", EN_FR),
+        ("There are 47 of them.", "Es sind siebenundvierzig.", EN_DE),
+        ("I owe him 100 dollars.", "Ich schulde ihm hundert Dollar.", EN_DE),
+        ("in the 19th century", "au XIXe siècle", EN_FR),
+        ("The train leaves at 8 p.m.", "Le train part à 20 h.", EN_FR),
+        ("It is 2:30.", "Es ist halb drei.", EN_DE),
+        ("the 1990s", "die 90er", EN_DE),
+        ("in the 1980s", "in den Achtzigern", EN_DE),
+        ("1.5 million people", "150万人", EN_ZH),
+        ("They met in September 1996.", "他们于1996年9月见面。", EN_ZH),
+        ("10 of 10", "10 davon", EN_DE),
+        ("Ｎｏ. １２", "No. 12", EN_DE),
+        ("No number.", "Pas de nombre.", EN_FR),
+    ],
+)
+def test_the_same_numbers(source: str, target: str, languages: tuple[str, str]) -> None:
+    assert not has_changed_numbers(source, target, languages)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "languages"),
+    [
+        ("It costs 1,000 dollars.", "Cela coûte 100 dollars.", EN_FR),
+        ("It is 3.5 km.", "C'est à 3,6 km.", EN_FR),
+        ("I saw 3 dogs.", "J'ai vu 4 chiens.", EN_FR),
+        ("I saw three dogs.", "J'ai vu 4 chiens.", EN_FR),
+        ("There are 47 of them.", "Es sind viele.", EN_DE),
+        ("He is old.", "Er ist 84.", EN_DE),
+        ("The train leaves at 8 p.m.", "Le train part à 21 h.", EN_FR),
+        ("1.5 million people", "160万人", EN_ZH),
+        ("There are 12345678901234567890 of them.", "Es sind 12345678901234567891.", EN_DE),
+        ("3 and 5", "3 and 6", (None, None)),
+    ],
+)
+def test_changed_numbers(source: str, target: str, languages: tuple[str | None, str | None]) -> None:
+    assert has_changed_numbers(source, target, languages)
+
+
+def test_numbers_of_any_length() -> None:
+    assert has_changed_numbers("9" * 9000, "8" * 9000) and not has_changed_numbers("9" * 9000, "9" * 9000)
+
+
+@pytest.mark.parametrize(
+    ("source", "changed"),
+    [
+        ("See https://example.org/a?b=1.", "Siehe https://example.org/a?b=2."),
+        ("See www.example.org", "Siehe oben"),
+        ("Write to a.b+c@mail.example.org!", "Schreib an a.b@mail.example.org!"),
+        ("Hello {name}, you have %d of %(total)s.", "Hallo {Name}, du hast %d von %(total)s."),
+        ("${user} and {{item}}", "${user} und {item}"),
+        ("A <b>bold</b> word", "Ein <b>fettes Wort"),
+    ],
+)
+def test_placeholders(source: str, changed: str) -> None:
+    assert has_literals(source) and has_changed_placeholders(source, changed)
+    assert not has_changed_placeholders(source, f"„{source}“, ja.")
+    assert not has_changed_placeholders(source, f"请看{source}。")
+
+
+def test_ordinary_text_has_no_placeholders() -> None:
+    text = "Is 5 % < 6 %, or R&D (see 3/4) at 5 p.m.?"
+    assert not has_changed_placeholders(text, "")
+    assert not has_literals("Nothing here.")

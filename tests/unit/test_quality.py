@@ -1,0 +1,208 @@
+"""Quality flags: each is set for its fault, and not for ordinary lines."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from dragoman.data.language_identifier import languages_of
+from dragoman.data.profile import TrainingProfile
+from dragoman.decoding.hypothesis import Hypothesis, Ids, complete
+from dragoman.decoding.settings import SearchSettings
+from dragoman.pipelines.quality import FLAGS
+from dragoman.pipelines.translation import Translator
+from tiny_translator import copying_translator, tiny_tokenizer
+
+ORDINARY = "The old man gives the green book to the little girl."
+GERMAN = "Der alte Mann gibt dem kleinen Mädchen das grüne Buch."
+
+
+def english_lines() -> Iterator[str]:
+    """1,200 lines; with the 50 longest, all letters but q, x and z occur."""
+    people = ["old man", "young woman", "little girl", "tall boy", "good friend", "new teacher"]
+    things = ["green book", "red house", "small dog", "fast car", "white bird"]
+    for one, verb, thing, other in itertools.product(people, ["gives", "shows", "sells", "brings"], things, people):
+        yield f"The {one} {verb} the {thing} to the {other}."
+    for number in range(480):
+        yield f"I just want to take {number} of these, which he would have kept."
+
+
+class Corpus:
+    """Pairs of equal lines, with the methods of a store that a profile reads."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self.lines = lines
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def text(self, number: int) -> tuple[str, str]:
+        return self.lines[number], self.lines[number]
+
+    def alphabets(self, at_least: int) -> tuple[str, str]:
+        alphabet = "".join(sorted(c for c, count in Counter("".join(self.lines)).items() if count >= at_least))
+        return alphabet, alphabet
+
+    def lengths(self) -> Any:
+        lengths = np.array([len(tiny_tokenizer().encode_source(line)) for line in self.lines])
+        return lengths, lengths
+
+
+@pytest.fixture(scope="module")
+def profile() -> TrainingProfile:
+    return TrainingProfile.of(cast(Any, Corpus(list(english_lines()))), "en")
+
+
+@pytest.fixture
+def translator(profile: TrainingProfile) -> Translator:
+    """Copies its input."""
+    translator = copying_translator(max_source=600, max_extra=20)
+    translator.describe_data(profile, ("en", "en"))
+    return translator
+
+
+def flags(translator: Translator, text: str) -> tuple[str, ...]:
+    return translator.translate([text])[0].flags
+
+
+def says(translator: Translator, *answers: str, monkeypatch: pytest.MonkeyPatch) -> list[SearchSettings]:
+    """Let the first search return the first answer, the second the second; return the settings of the searches."""
+    used: list[SearchSettings] = []
+
+    def search(sources: Sequence[Ids], prefixes: Any, settings: SearchSettings, _: int) -> list[list[Hypothesis]]:
+        ids = translator.tokenizer.encode_target(answers[len(used)])[:-1]
+        used.append(settings)
+        return [[complete(ids, [-0.5] * (len(ids) + 1), 0.6, False)] * settings.nbest for _ in sources]
+
+    monkeypatch.setattr(translator.backend, "search", search)
+    return used
+
+
+def test_ordinary_lines_have_no_flags(translator: Translator, profile: TrainingProfile) -> None:
+    assert profile.languages == ("en",) and profile.length_ratio == 1
+    for text in (ORDINARY, "the new dog", "I just want 4 of these.", "Teresa Tarantino", "The green book\u00a0."):
+        assert flags(translator, text) == ()
+
+
+def test_long_lines(translator: Translator, profile: TrainingProfile) -> None:
+    limit = profile.source.tokens.q995
+    longest = next(text for n in range(999) if len(translator.tokenizer.encode_source(text := "one " * n)) - 1 >= limit)
+    assert len(translator.tokenizer.encode_source(longest)) - 1 == limit
+    assert flags(translator, longest) == () and flags(translator, longest + "one ") == ("long",)
+
+
+@pytest.mark.parametrize(
+    "text", [GERMAN, "Le vieil homme donne le livre vert.", "老人把书给了小女孩。", "Старик даёт книгу."]
+)
+def test_another_language(translator: Translator, text: str) -> None:
+    assert "language" in flags(translator, text)
+
+
+def test_a_text_of_too_few_letters_is_not_identified(translator: Translator) -> None:
+    assert "language" not in flags(translator, "gute Nacht!")
+    assert "language" in flags(translator, "gute Nacht, ihr alle!")
+
+
+def test_code_is_in_no_language(translator: Translator) -> None:
+    assert "language" not in flags(translator, "0x7f3a 48151623 --verbose 1.2.3 %d\\n")
+
+
+def test_the_languages_of_a_text_include_those_it_is_taken_for() -> None:
+    assert languages_of([ORDINARY] * 90 + [GERMAN] * 10) == ("en", "de")
+    assert languages_of([ORDINARY] * 99 + [GERMAN]) == ("en",)
+    others = [GERMAN, *(letter * 30 for letter in "αאبगગகఅಅകกက字")]
+    assert languages_of([ORDINARY] * 90 + others) == ()
+
+
+@pytest.mark.parametrize("symbol", ["😀", "Ω", "字", "q"])
+def test_unknown_characters(translator: Translator, symbol: str) -> None:
+    assert flags(translator, f"The green {symbol} book.") == ("unknown_characters",)
+
+
+def test_normalized_characters_are_known(translator: Translator) -> None:
+    assert flags(translator, "The green\u00a0book\u2026") == ()  # a space, and three periods
+    assert flags(translator, "Ｔhe green book.") == ()
+
+
+def test_empty_output_is_searched_again(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    used = says(translator, "", ORDINARY, monkeypatch=monkeypatch)
+    (translation,) = translator.translate([ORDINARY], beam=2, nbest=2)
+    assert translation.flags == ("empty",) and translation.text == ORDINARY and len(translation.nbest) == 2
+    assert [settings.min_length for settings in used] == [0, 1]
+
+
+def test_a_space_is_empty(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    space = next(i for i in range(translator.tokenizer.target_size) if translator.tokenizer.target_piece(i) == "▁")
+    used: list[int] = []
+
+    def search(sources: Any, prefixes: Any, settings: SearchSettings, _: int) -> list[list[Hypothesis]]:
+        used.append(settings.min_length)
+        return [[complete([space], [-0.5, -0.5], 0.6, False)] for _ in sources]
+
+    monkeypatch.setattr(translator.backend, "search", search)
+    (translation,) = translator.translate([ORDINARY])
+    assert "empty" in translation.flags and translation.text == "" and used == [0, 2]
+
+
+def test_empty_input_is_not_empty_output(translator: Translator) -> None:
+    assert flags(translator, " ") == ("empty_source",)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        (ORDINARY, "The old man gives the green book.", ("coverage",)),
+        ("I just want 41 of these.", "I just want 47 of these.", ("numbers",)),
+        ("I just want {these}, 41.", "I just want {those}, 42.", ("unknown_characters", "numbers", "placeholders")),
+        (ORDINARY, "The old book to the man." * 4, ("repetition",)),
+    ],
+)
+def test_faulty_output(
+    translator: Translator, source: str, target: str, expected: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says(translator, target, target, monkeypatch=monkeypatch)
+    assert flags(translator, source) == expected
+
+
+def test_flags_of_sentences(translator: Translator) -> None:
+    assert translator.splits_sentences
+    assert flags(translator, f"{ORDINARY} {GERMAN} {ORDINARY}") == ("language", "unknown_characters")
+    assert flags(translator, f"{ORDINARY} {ORDINARY} {ORDINARY}") == ()
+
+
+def test_flags_do_not_depend_on_other_lines(translator: Translator) -> None:
+    lines = [ORDINARY, GERMAN, "The 😀.", "one " * 60, "", "I want 3.", *english_lines()][:40]
+    alone = [translator.translate([line])[0].flags for line in reversed(lines)]
+    assert [translation.flags for translation in translator.translate(lines)] == alone[::-1]
+
+
+def test_without_a_profile_only_its_flags_are_missing() -> None:
+    translator = copying_translator(max_source=600)
+    assert flags(translator, GERMAN) == flags(translator, "one " * 100) == flags(translator, "😀") == ()
+    assert translator.quality.changed_parts("3 www.x.org", "4") == ["numbers", "placeholders"]
+
+
+def test_few_lines_are_no_profile(profile: TrainingProfile) -> None:
+    few = TrainingProfile.of(cast(Any, Corpus(list(english_lines())[:999])), "en")
+    assert (few.languages, few.frequent_words, few.length_ratio, few.least_coverage) == ((), "", None, None)
+    translator = copying_translator(max_source=600)
+    translator.describe_data(few, ("en", "en"))
+    assert flags(translator, f"{GERMAN} 😀") == ()
+
+
+def test_streaming_sets_the_same_flags(translator: Translator) -> None:
+    for line in (ORDINARY, GERMAN, "The 😀."):
+        *_, last = translator.stream_tokens(line)
+        assert last.text == translator.translate([line])[0].text
+
+
+def test_flags_are_documented() -> None:
+    from pathlib import Path
+
+    table = (Path(__file__).parents[2] / "docs" / "flags.md").read_text("utf-8").partition("## The profile")[0]
+    assert [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")] == list(FLAGS)

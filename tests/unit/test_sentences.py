@@ -1,0 +1,111 @@
+"""Sentence boundaries in several languages; every character of the text stays in exactly one sentence."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman.data.sentences import split_sentences
+
+PIECES = [
+    "One",
+    "Mr",
+    "z.B",
+    "3",
+    "it",
+    "They",
+    ".",
+    "!",
+    "?",
+    "...",
+    " ",
+    "  ",
+    "\t",
+    "\n",
+    "\u00a0",
+    "“",
+    "”",
+    "»",
+    "。",
+]
+
+
+@given(text=st.one_of(st.text(max_size=60), st.lists(st.sampled_from(PIECES), max_size=30).map("".join)))
+@pytest.mark.parametrize("language", [None, "en", "de", "zh"])
+def test_no_character_is_lost_and_no_sentence_is_blank(language: str | None, text: str) -> None:
+    sentences = split_sentences(text, language)
+
+    assert "".join(sentences) == text
+    assert all(sentence.strip() for sentence in sentences) or len(sentences) == 1
+    assert all(not sentence[0].isspace() for sentence in sentences[1:])
+
+
+ONE = [
+    ("en", "Mr. and Mrs. Smith met Dr. J. S. Bach, i.e. the composer, at 5 p.m. on St. Mary's Ave. near Bldg. Three."),
+    ("en", "The U.S. Army bought 1.6 million tons, e.g. No. 5 and Fig. 3, from Acme Inc. last Dec. 6 and Jan. 3."),
+    ("en", "See https://www.example.org/a.b?c=d!e and mail to a.b@example.org or visit example.com today."),
+    ("en", "1. Introduction"),
+    ("en", "“Go!” he said, “or stay...” and left."),
+    ("en", "It grew (see above.) very fast."),
+    ("en", "Wait... is this approx. 2.5 km or esp. far?"),
+    ("de", "Am 3. Mai und im 19. Jahrhundert traf z. B. Hr. Dr. Müller bzw. Nr. 7 die Fa. Maier usw. in St. Gallen."),
+    ("de", "Ludwig XIV. Bourbon kam um ca. 5 Mio. Euro reicher zurück, d.h. sehr reich."),
+    ("de", "„Komm!“, rief er."),
+    ("fr", "M. Dupont et Mme. Le Pen ont vu « Quoi ? » à la p. 12, etc. hier."),
+    ("es", "El Sr. García vive en la Av. Juárez con la Sra. López."),
+    ("ru", "В 1990 г. Москва купила 5 тыс. т. зерна у проф. А. С. Иванова, т. е. много."),
+    ("zh", "他买了3.5公斤苹果，花了1.2元"),
+    ("ja", "「行こう。」と彼は言った。"),
+    ("th", "วันนี้อากาศดีมาก เราไปเที่ยวกันเถอะ"),
+    ("en", ""),
+]
+
+
+@pytest.mark.parametrize(("language", "text"), ONE)
+def test_one_sentence_stays_whole(language: str, text: str) -> None:
+    assert split_sentences(text, language) == ([text] if text else [])
+
+
+SEVERAL = [
+    ("en", ["It costs 2.50. ", "That is much! ", "Is it? ", "Yes… ", "No."]),
+    ("en", ["He works for the U.S. ", "The pay is good. ", "We left at 5 p.m. ", "It rained."]),
+    ("en", ["He said “Go!” ", "“No,” she said. ", "(They left.) ", "'Why?' ", '"Because." ', "End."]),
+    ("en", ["See http://a.org/b. ", "Then call J. Doe. ", "It was vitamin C. ", "So what?"]),
+    ("en", ["He was born in 1985. ", "Mary is 25. ", "OK."]),
+    ("en", ["thanks for the cat. ", "it is nice! ", "where did you get it?"]),
+    ("en", ["- Hello! ", "- Hi. ", "- How are you?"]),
+    ("en", ["    Two spaces.  ", "Tab.\t", "No-break space.\u00a0", "Both.\u2003 ", "End.  \r"]),
+    ("en", ["Name\t", "3.50\t\t", "a b\n", "next line\r\n\r\n", "- item"]),
+    ("de", ["Er kam am 25. ", "Dann ging er. ", "„Ja.“ ", "„Nein!“ ", "»So?« ", "Ende."]),
+    ("fr", ["« Bonjour. » ", "Il part ! ", "Où ?\u00a0", "« Ici… » ", "Bien."]),
+    ("es", ["¿Qué? ", "¡Hola! ", "«Sí.» ", "Adiós."]),
+    ("ru", ["Он жил в 1990 г. ", "Она не знала. ", "«Да!» ", "Нет."]),
+    ("cs", ["Přišel 3. května. ", "To je vše. ", "Konec."]),
+    ("zh", ["你好世界。", "“走吧！”", "他说：“我们走。”", "是的！！", "你呢?", "再见"]),
+    ("ja", ["今日は。", "元気ですか？ ", "「はい。」", "そうですか"]),
+    ("ko", ["안녕하세요. ", "잘 지내요? ", "네."]),
+    ("hi", ["वह घर गया। ", "क्या वह आएगा? ", "हाँ।"]),
+    ("ar", ["ذهب إلى البيت. ", "هل سيعود؟ ", "نعم."]),
+    ("hy", ["Նա գնաց։ ", "Այո։"]),
+    ("am", ["እሱ ሄደ። ", "አዎ።"]),
+    ("source", ["One Mr. Smith. ", "Am 3. Mai. ", "End."]),
+    (None, ["« Bonjour. » ", "He said no. ", "Ja."]),
+]
+
+
+@pytest.mark.parametrize(("language", "sentences"), SEVERAL)
+def test_sentences_end_where_a_reader_ends_them(language: str | None, sentences: list[str]) -> None:
+    assert split_sentences("".join(sentences), language) == sentences
+
+
+@pytest.mark.parametrize(
+    "text", ["." * 200_000, '."' * 100_000, " " * 200_000, " \t" * 100_000, "Mr. " * 50_000, "a. A" * 50_000]
+)
+def test_long_odd_text_takes_linear_time(text: str) -> None:
+    start = time.process_time()
+
+    assert "".join(split_sentences(text)) == text
+    assert time.process_time() - start < 5

@@ -11,10 +11,11 @@ import pytest
 
 from dragoman import load_config, plan_training, train
 from dragoman.data.held_out import letters_hash
-from dragoman.errors import DataError, UsageError
+from dragoman.errors import ConfigError, DataError, UsageError
 from dragoman.planning import choice, measurement
 from dragoman.planning.choice import Size
 from dragoman.planning.source_text import open_text
+from dragoman.training.run import check_files
 from small_run import Cli, digit_pairs, write_lines
 
 PAIRS = digit_pairs(300, longest=9)
@@ -126,6 +127,16 @@ def test_one_tmx(tmp_path: Path) -> None:
     plan_training(tmp_path / "a.tmx", log=said.append)
     assert f"{tmp_path / 'a.tmx'}: read 300 units = 300 pairs + without en or fr 0" in said
     assert set(lines(tmp_path / "en-fr-data" / "train.en")) <= {source for source, _ in PAIRS}
+
+
+def test_the_files_can_be_moved_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_training(*write_two(tmp_path))
+    (tmp_path / "elsewhere").mkdir()
+    for name in ("en-fr.toml", "en-fr-data"):
+        (tmp_path / name).rename(tmp_path / "elsewhere" / name)
+    check_files(load_config("elsewhere/en-fr.toml"))
+    with pytest.raises(ConfigError, match="no such file"):
+        check_files(plan.config)
 
 
 def test_warnings_about_the_text_are_counted(tmp_path: Path) -> None:

@@ -45,11 +45,6 @@ CALLS: dict[str, Callable[[Any], object]] = {
 }
 
 
-def _name(value: object) -> str:
-    """Return the name of a test, the same in every process."""
-    return "object" if type(value) is object else repr(value)
-
-
 @pytest.mark.parametrize("value", NO_LIST, ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize("name", CALLS)
 def test_anything_but_several_texts_is_refused(name: str, value: Any) -> None:
@@ -84,7 +79,7 @@ def test_sizes_are_positive_integers(value: Any) -> None:
 @pytest.mark.parametrize(
     "value",
     [None, 3, b"model", [None], [3], object()],
-@pytest.mark.parametrize("value", [None, 3, b"model", [None], [3], object()], ids=_name)
+    ids=lambda value: "object" if type(value) is object else repr(value),
 )
 @pytest.mark.parametrize("load", [Translator.load, TextGenerator.load, Chat.load, Labeller.load, WordVectors.load])
 def test_a_path_is_a_str_or_a_path(load: Callable[[Any], object], value: Any) -> None:

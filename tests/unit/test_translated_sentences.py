@@ -11,8 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.bulk import format_translation
+from dragoman.config import TokenizerConfig
+from dragoman.data.tokenizer import train_tokenizer
 from dragoman.pipelines.translation import Sentence, Translator
+from small_run import write_lines
 from tiny_translator import copying_translator, tiny_translator
+from toy_model import CopyModel
 
 DOCUMENTS = {
     "poem": ["one two,", "    three four.", "", "Five six! Seven", "\teight nine.", "***"],
@@ -83,6 +87,15 @@ def test_a_sentence_is_translated_as_if_it_were_alone() -> None:
     assert [one.text for one in line.nbest] == [" ".join(t.nbest[rank].text for t in alone) for rank in (0, 1)]
 
 
+def test_the_model_does_not_see_the_whitespace_between_sentences(tmp_path: Path) -> None:
+    text = write_lines(tmp_path / "text", ["One. Two!"] * 9)
+    tokenizer = train_tokenizer(TokenizerConfig(kind="char", vocab_size=300), text, text)
+    translator = Translator(CopyModel(tokenizer.target_size, None), tokenizer)
+
+    parts = translator.split("\t One.\u00a0 Two!\t", sentences=True).parts
+    assert [part.ids for part in parts] == [tokenizer.encode_source("One."), tokenizer.encode_source("Two!")]
+
+
 def test_what_has_no_letters_is_copied_beside_sentences() -> None:
     translator = copying_translator(says="▁six", max_extra=0)
     line = translator.translate(["one\t3.50\t(12)\t***\ttwo", "1\t2", " }", "12"], split=True)
@@ -135,4 +148,4 @@ def test_command(flag: list[str], cli: Any, tmp_path: Path, monkeypatch: pytest.
     assert out.decode() == (
         "One. Two.\n\nThree. Four.\n" if "--no-split" in flag else "One.  Two.\n\n  Three.\tFour. \n"
     )
-    assert ("lines are split into sentences" in err) == (not flag)
+    assert ("2 of 3 lines were split into sentences" in err) == (not flag)

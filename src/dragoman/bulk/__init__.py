@@ -9,6 +9,6 @@ from __future__ import annotations
 
 from dragoman.bulk.run import Summary, translate_bulk
 from dragoman.bulk.shards import is_bulk
-from dragoman.bulk.work import SPLITTING, Job, format_translation, output_form
+from dragoman.bulk.work import Job, format_translation, output_form
 
-__all__ = ["SPLITTING", "Job", "Summary", "format_translation", "is_bulk", "output_form", "translate_bulk"]
+__all__ = ["Job", "Summary", "format_translation", "is_bulk", "output_form", "translate_bulk"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from dragoman._version import __version__
 from dragoman.bulk.journal import Journal, ShardDone
 from dragoman.bulk.shards import COLUMNS, Contents, Shard, find_shards
-from dragoman.bulk.work import SPLITTING, Chunk, Form, Job, Results, Worker, model_sha256
+from dragoman.bulk.work import Chunk, Form, Job, Results, Worker, model_sha256
 from dragoman.errors import DataError, UsageError
 
 __all__ = ["Summary", "translate_bulk"]
@@ -60,7 +60,7 @@ def translate_bulk(
     if worker is not None:
         log(worker.description)
     if settings["split"] and job.split is None:
-        log(SPLITTING)
+        log("lines are split into sentences (--no-split translates them in one piece)")
     log(f"reading the input, files: {len(shards):,}")
     contents = _read_contents(shards)
     manifest = {

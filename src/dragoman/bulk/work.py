@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from dragoman.pipelines.translation import Translation
 
 __all__ = [
-    "SPLITTING",
     "Chunk",
     "ChunkResult",
     "Form",
@@ -28,9 +27,6 @@ __all__ = [
     "model_sha256",
     "output_form",
 ]
-
-SPLITTING = "lines are split into sentences (--no-split: translate each line in one piece)"
-"""Message of a translation that splits lines without being asked to."""
 
 Form = Literal["text", "nbest", "jsonl", "row"]
 """Output per line: the text; K lines of score, tab, text; a JSON object; the new columns of a table."""

@@ -58,7 +58,7 @@ def translate(
     Folders, Parquet files and several inputs are translated in bulk: every input file has an output file of the same
     name in the folder --output. Run the same command again to resume. Bulk translation supports one model.
     """
-    from dragoman.bulk import SPLITTING, Job, format_translation, is_bulk, output_form
+    from dragoman.bulk import Job, format_translation, is_bulk, output_form
 
     settings: dict[str, Any] = {
         "beam": beam, "nbest": nbest, "sample": sample, "temperature": temperature, "top_k": top_k, "top_p": top_p,
@@ -84,16 +84,18 @@ def translate(
 
     translator = Translator.load(models, **options)
     log(translator.description)
-    if split is None and translator.splits_sentences:
-        log(SPLITTING)
     source = inputs[0] if inputs else None
     translations = translator.stream(read_input(source), prefix=prefix, split=split, **settings)
     flags: Counter[str] = Counter()
+    lines = several = 0
     form = output_form(jsonl, nbest)
     with open_output(output, source) as write:
         for translation in translations:
             flags.update(translation.flags)
+            lines, several = lines + 1, several + bool(translation.sentences)
             write(format_translation(translation, form))
+    if several and split is None:
+        log(f"{several:,} of {lines:,} lines were split into sentences (--no-split translates them in one piece)")
     _log_flags(flags, jsonl)
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dragoman.pipelines.parsing import Parser as Parser
     from dragoman.pipelines.translation import Translation as Translation
     from dragoman.pipelines.translation import Translator as Translator
+    from dragoman.planning.plan import plan_training as plan_training
     from dragoman.training.trainer import train as train
     from dragoman.vectors import WordVectors as WordVectors
 
@@ -35,6 +36,7 @@ _HOMES = {
     "build_model": "dragoman.models.build",
     "evaluate_texts": "dragoman.evaluation.metrics",
     "load_config": "dragoman.config",
+    "plan_training": "dragoman.planning.plan",
     "record": "dragoman.nn.record",
     "replace": "dragoman.nn.record",
     "train": "dragoman.training.trainer",

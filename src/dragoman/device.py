@@ -11,12 +11,13 @@ from dragoman.errors import UsageError
 __all__ = ["resolve_device"]
 
 
-def resolve_device(name: str) -> torch.device:
-    """Return the device called `name`: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
+def resolve_device(name: str | torch.device) -> torch.device:
+    """Return the device called `name`: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ..., or a torch.device.
 
     Raises UsageError if PyTorch does not know the name or cannot compute on the device.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    name = str(name)
     if name == "auto":
         return torch.device("cuda" if gpus else "cpu")
     accepted = ", ".join(["accepted: auto, cpu", *(["cuda"] if gpus else []), *(f"cuda:{i}" for i in range(gpus))])
@@ -25,7 +26,8 @@ def resolve_device(name: str) -> torch.device:
             warnings.simplefilter("ignore")  # PyTorch warns about names of removed devices
             device = torch.device(name)
     except RuntimeError:
-        raise UsageError(f"device {name!r}: no such device; {accepted}") from None
+        absent = "" if gpus else " (PyTorch finds no GPU on this machine)"
+        raise UsageError(f"device {name!r}: no such device; {accepted}{absent}") from None
     if device.type == "cuda" and not gpus:
         raise UsageError(f"device {name!r}: PyTorch finds no GPU on this machine; {accepted}")
     if device.type == "cuda" and (device.index or 0) >= gpus:

@@ -45,16 +45,19 @@ class UsageError(DragomanError):
 
 
 class ConfigError(UsageError):
-    """One or more problems in a configuration document: the message shows the first ten, `problems` holds all."""
+    """One or more problems in a configuration document: the message shows the first ten, `problems` holds all.
 
-    def __init__(self, where: str, problems: Iterable[str]) -> None:
+    advice: a last line that concerns all problems.
+    """
+
+    def __init__(self, where: str, problems: Iterable[str], advice: str = "") -> None:
         self.problems = list(problems)
         count = len(self.problems)
         lines = [f"{where}: {count:,} problem{'s' if count != 1 else ''}"]
         lines += [f"  - {problem}" for problem in self.problems[:_MAX_SHOWN]]
         if count > _MAX_SHOWN:
             lines.append(f"  - and {count - _MAX_SHOWN:,} more; correct these first")
-        super().__init__("\n".join(lines))
+        super().__init__("\n".join([*lines, advice] if advice else lines))
 
 
 class DataError(DragomanError):

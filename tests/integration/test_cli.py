@@ -8,12 +8,15 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from dragoman import __version__
 from small_run import COMMAND, Cli, digit_pairs, write_corpus, write_lines, write_toml
+from terminal import Terminal
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +42,49 @@ def test_train_resume_and_test_score(cli: Cli, place: Path, tmp_path: Path) -> N
     assert code == 0 and "resuming" in err and "after step 9" in err
 
 
+def test_what_a_training_prints_without_a_terminal(cli: Cli, place: Path, tmp_path: Path) -> None:
+    code, _, err = cli("train", place / "tiny.toml", "train.budget=9 steps", "--out", tmp_path / "run")
+    lines = err.splitlines()
+    assert code == 0 and lines[0] == "loading PyTorch" and "\x1b" not in err
+    phases = ("checking the data", "reading the training data", "building the model", "validation")
+    assert [line for line in lines if line in phases] == list(phases)
+    steps = [line for line in lines if " %  step " in line]
+    assert steps[0].startswith(" 11 %  step 1  loss ") and "warm-up" in steps[0] and " left  lr " in steps[0]
+    assert [line[:5] for line in steps[1:]] == [
+        " 22 %",
+        " 33 %",
+        " 44 %",
+        " 55 %",
+        " 66 %",
+        " 77 %",
+        " 88 %",
+        " 99 %",
+        "100 %",
+    ]
+    sample = [line.split()[0] for line in lines if line.startswith("    ")]
+    assert sample == ["source", "reference", "hypothesis"]
+    assert lines[-1].startswith("done: ")
+
+
+def test_a_training_that_is_quiet(cli: Cli, place: Path, tmp_path: Path) -> None:
+    for name in ("src", "tgt"):  # validation data that are part of the training data, which gets a warning
+        lines = (place / "data" / f"train.{name}").read_text().splitlines()
+        write_lines(tmp_path / f"valid.{name}", lines[:9])
+    overrides = [f"data.valid.source={tmp_path}/valid.src", f"data.valid.target={tmp_path}/valid.tgt"]
+    command = ("train", place / "tiny.toml", "train.budget=2 steps", *overrides, "--quiet", "--out", tmp_path / "run")
+    code, _, err = cli(*command)
+    assert code == 0 and [line.partition(":")[0] for line in err.splitlines()] == ["warning", "done"]
+
+
+def test_a_training_at_a_terminal(place: Path, tmp_path: Path) -> None:
+    terminal = Terminal("train", place / "tiny.toml", "train.budget=30 steps", "--out", tmp_path / "run")
+    terminal.until(b"loading PyTorch, ")
+    display = terminal.until(b"100 %  step 30  loss")
+    assert re.search(r"\d\d %  step \d+  loss \d\.\d+  [\d,]+ tokens/s", display) and "valid loss" in display
+    code, rest = terminal.end()
+    assert code == 0 and "done: " in rest
+
+
 def test_default_name_of_a_run(cli: Cli, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli("train", place / "tiny.toml", "train.budget=2 steps")[0] == 0
@@ -58,6 +104,10 @@ def test_translate_lines_in_lines_out(cli: Cli, place: Path, tmp_path: Path) -> 
     objects = [json.loads(row) for row in out.split(b"\n")[:-1]]
     assert code == 0 and [o["source"] for o in objects] == lines
     assert "empty_source" in objects[1]["flags"] and len(objects[0]["nbest"]) == 2
+    assert "tokens" not in objects[0]
+    code, out, _ = cli("translate", place / "runs" / "tiny", "--jsonl", "--verbose", stdin=b"one two")
+    assert code == 0 and len(json.loads(out)["tokens"]) == len(json.loads(out)["token_log_probs"]) > 1
+    assert cli("translate", place / "runs" / "tiny", "--verbose", stdin=b"one")[0] == 2
     code, out, _ = cli("translate", place / "runs" / "tiny", "--nbest", "2", stdin=b"one\ntwo")
     assert code == 0 and out.count(b"\n") == 4 and out.count(b"\t") == 4
 
@@ -114,8 +164,15 @@ def test_scores_are_in_float32_unless_int8_is_requested(cli: Cli, place: Path) -
 
 def test_average_and_info(cli: Cli, place: Path) -> None:
     code, out, err = cli("average", place / "runs" / "tiny", "--last", "2")
-    assert code == 0 and "use the model with: dragoman translate" in err
-    assert out.decode().strip() == str(place / "runs" / "tiny" / "checkpoints" / "average-last2")
+    run = place / "runs" / "tiny"
+    folder = run / "checkpoints" / "average-last2"
+    assert code == 0 and out.decode().strip() == str(folder)
+    assert re.search(
+        r"^validation, valid_loss: \d\.\d\d average of the last 2, \d\.\d\d the best \(000000\d0\)$", err, re.M
+    )
+    assert f"the best model of {run} is unchanged; to use the average: dragoman translate {folder}\n" in err
+    scores = json.loads((folder / "meta.json").read_bytes())["scores"]
+    assert f"{scores['valid_loss']:.2f} average" in err and "bleu" in scores
     code, out, _ = cli("info", place / "runs" / "tiny", "--json")
     assert code == 0 and isinstance(json.loads(out), dict)
     code, out, _ = cli("info", place / "runs" / "tiny")
@@ -135,11 +192,18 @@ def test_average_and_info(cli: Cli, place: Path) -> None:
         (["translate", "MODEL", "--engine", "fast", "--threads", "0"], 2, "--engine 'fast': must be one of auto"),
         (["translate", "MODEL", "MODEL", "--shortlist"], 2, "--shortlist: supported for one model"),
         (["translate", "MODEL", "--seed", "3", "--top-k", "2"], 2, "--top-k, --seed: only for sampling"),
+        (["translate", "MODEL", "--sample", "--temperature", "0"], 2, "use greedy search (--beam 1 without --sample)"),
+        (["translate", "MODEL", "--sample", "--beam", "4"], 2, "--beam 4: has no effect with --sample; use beam"),
         (["translate", "MODEL", "--min-length", "9" * 20], 2, "must be 0 to 10,000"),
         (["translate", "MODEL", "--alpha", "inf"], 2, "--alpha inf: must be 0"),
         (["translate", "MODEL", "--sample", "--nbest", "70000"], 2, "--nbest 70000: must be 1 to 4,096"),
         (["translate", "MODEL", "--beam", "many"], 2, "integer"),
         (["translate", "MODEL", "--input", "nowhere.txt"], 1, "nowhere.txt"),
+        (["translate", "MODEL", "--input", "table.csv"], 2, "a .csv file is not text with one sentence per line"),
+        (["translate", "MODEL", "--input", "table.jsonl.gz"], 2, "a .jsonl file is not text"),
+        (["score", "MODEL", "--source", "a.csv", "--target", "b.csv"], 2, "Convert .csv files to .tsv"),
+        (["doctor", "a.csv", "b.csv"], 2, "no such file"),
+        (["doctor", "nowhere.tsv"], 2, "no such file: nowhere.tsv"),
         (
             ["translate", "MODEL", "--output", "nowhere/out.txt"],
             2,
@@ -166,9 +230,24 @@ def test_help(cli: Cli) -> None:
     assert code == 0
     names = re.findall(r"^  ([a-z]+)", out.decode().partition("Commands:")[2], flags=re.M)
     expected = (
-        "demo doctor train average info translate score evaluate generate chat label parse compare explain atlas serve"
+        "demo new doctor config train average info translate score evaluate generate chat label parse compare "
+        "explain atlas serve vectors shortlist export"
     )
-    assert names == [*expected.split(), "vectors", "shortlist", "export"]
+    assert names == expected.split()
+
+
+@pytest.mark.parametrize("command", [[], ["translate"], ["train"]])
+def test_the_short_option_of_help(cli: Cli, command: list[str]) -> None:
+    code, out, _ = cli(*command, "-h")
+    assert code == 0
+    assert out == cli(*command, "--help")[1]
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dragoman", "--version"], capture_output=True, check=False, timeout=60, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"dragoman {__version__}\n", "")
 
 
 def run(*args: str | Path, **options: object) -> subprocess.CompletedProcess[bytes]:
@@ -259,5 +338,8 @@ def test_doctor(cli: Cli, place: Path, tmp_path: Path) -> None:
     pairs = digit_pairs(40)
     source = write_lines(tmp_path / "a.txt", [s for s, _ in pairs])
     target = write_lines(tmp_path / "b.txt", [t for _, t in pairs[:-1]])
+    table = write_lines(tmp_path / "pairs.tsv", [f"{s}\t{t}" for s, t in pairs])
+    code, out, err = cli("doctor", table)
+    assert code == 0 and b"40" in out and b"Ready for training" in out
     code, out, err = cli("doctor", source, target)
     assert code == 1 and ("40" in out.decode() + err and "39" in out.decode() + err)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import select
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from dragoman.data.turns import Prompt, Turn
 from dragoman.decoding.hypothesis import Hypothesis, PartialHypothesis
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.errors import ModelFolderError, UsageError
-from dragoman.models.model_folder import load_network, read_meta
+from dragoman.models.model_folder import find_model, load_network, read_config, read_meta, write_folder
 from dragoman.training.trainer import train
 from small_run import COMMAND, Cli, write_lines
 from terminal import ENVIRONMENT, Terminal
@@ -312,6 +313,7 @@ def test_doctor_info_explain_and_atlas(cli: Cli, run: Path, tmp_path: Path) -> N
         (["chat", "--role", "B"], "it is not clear who you are; specify --as, one of A, B, C"),
         (["chat", "--role", "Z"], "--role 'Z': not a role of this model; accepted: A, B, C"),
         (["chat", *GREEDY, "--max-tokens", "99"], "--max-tokens 99; accepted: 1 to 46"),
+        (["chat", *GREEDY[:-1], "--temperature", "0"], "use greedy search (--greedy)"),
         (["chat", "--role", "B", "--as", "Z"], "--as 'Z': not a role of this model; accepted: A, B, C"),
         (["generate", "--turns", "-"], "input 1, it is not clear who speaks next"),
     ],
@@ -320,6 +322,29 @@ def test_commands_that_are_refused(args: list[str], words: str, cli: Cli, run: P
     command, *options = args
     code, out, err = cli(command, run, *options, stdin=b'{"messages": []}\n')
     assert (code, out) == (2, b"") and words in err
+
+
+def test_a_role_that_was_not_learned_is_warned_about(cli: Cli, run: Path, tmp_path: Path) -> None:
+    """Of the same model with `loss_roles`, which only the configuration of the checkpoint records."""
+    folder = Path(shutil.copytree(find_model(run), tmp_path / "model"))
+    config = read_config(folder)
+    data = config.data.model_copy(update={"loss_roles": ("B",)})
+    files = {name: (folder / name).read_bytes() for name in read_meta(folder)["sha256"]}
+    files["config.json"] = config.model_copy(update={"data": data}).model_dump_json().encode()
+    write_folder(folder, files, {"step": 1})
+    turns = write_lines(tmp_path / "turns.jsonl", ['[{"role": "A", "content": "which pet?"}]'])
+    unlearned = "warning: the model has not learned the turns of C, only those of B (data.loss_roles)"
+    for command in (["chat", folder, "--as", "A"], ["generate", folder, "--turns", turns]):
+        for role, warned in (("B", False), ("C", True)):
+            code, _, err = cli(*command, "--greedy", "--role", role, stdin=b"hi\n")
+            assert (code, unlearned in err, "warning" in err) == (0, warned, warned)
+    assert unlearned in cli("chat", folder, "--as", "A", "--role", "B", stdin=b"/role C\n")[2]
+
+
+@pytest.mark.parametrize("text", ["X: which pet?", "A: which pet?\nX:", "a: which pet?"])
+def test_explain_refuses_an_unknown_role(cli: Cli, run: Path, tmp_path: Path, text: str) -> None:
+    code, _, err = cli("explain", run, text, "--out", tmp_path / "page.html")
+    assert code == 2 and "not a role of this model" in err and "accepted: A, B, C" in err
 
 
 def test_chat_needs_a_model_of_dialogues(cli: Cli, tmp_path: Path) -> None:

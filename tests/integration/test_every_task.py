@@ -573,7 +573,7 @@ def test_the_native_engine_is_the_default_and_agrees_with_pytorch(name: str, run
 @pytest.mark.skipif(load_native() is None, reason=unavailable_reason())
 def test_a_recurrent_language_model_runs_on_the_pytorch_backend_only(cli: Cli, runs: Path) -> None:
     generator = TextGenerator.load(runs / "recurrent lines")
-    supported = "its architecture is RecurrentLM; supported: transformer and decoder_only"
+    supported = "its architecture is recurrent_lm; supported: transformer and decoder_only"
     assert generator.description.startswith("PyTorch backend, float32") and supported in generator.description
     for options in ({"engine": "native"}, {"quantize": "int8"}):
         with pytest.raises(UsageError, match=rf"{supported}; accepted here: engine = 'auto' or 'pytorch'"):

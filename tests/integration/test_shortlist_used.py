@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,14 @@ def test_the_command_learns_and_says_what_it_is_worth(cli: Cli, run: Path) -> No
         "shortlist", run, "--best", "4", "--frequent", "5", "--source", f"{corpus}.src", "--target", f"{corpus}.tgt"
     )
     assert (again[0], again[1]) == (0, out) and (find_model(run) / SHORTLIST).read_bytes() == content
+
+
+def test_a_shortlist_that_excludes_needed_tokens_is_warned_about(cli: Cli, run: Path) -> None:
+    """The vocabulary has 56 tokens: 40 frequent ones nearly suffice, one per source token does not."""
+    code, _, err = cli("shortlist", run, "--best", "1", "--frequent", "0")
+    assert code == 0 and re.search(r"warning: only \d?\d\.\d % of the reference tokens are candidates", err)
+    code, _, err = cli("shortlist", run, "--best", "20", "--frequent", "56")
+    assert code == 0 and "warning" not in err
 
 
 def test_what_was_kept_aside_is_learned_from_too(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

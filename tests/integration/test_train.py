@@ -320,8 +320,17 @@ def test_a_warm_up_beyond_the_budget_is_a_warning(data: Path, tmp_path: Path) ->
         listener = Listener()
         config = small_config(data, f"train.budget={budget}", "train.schedule.kind=inverse_sqrt")
         train(config, tmp_path / budget, reporter=listener)
-        (warning,) = [text for text in listener.said if text.startswith("warning: ")]
-        assert re.search(words, warning) and "the learning rate never" in warning
+        (warning,) = [text for text in listener.said if text.startswith("warning: ") and "learning rate never" in text]
+        assert re.search(words, warning)
+
+
+def test_a_plan_with_too_little_training_is_a_warning(data: Path, tmp_path: Path) -> None:
+    said = {}
+    for budget in ("2 epochs", "4 epochs", "0.2 s"):
+        listener = Listener()
+        train(small_config(data, f"train.budget={budget}"), tmp_path / budget, reporter=listener)
+        said[budget] = "too little training for this model: 2.0 epochs" in listener.text
+    assert said == {"2 epochs": True, "4 epochs": False, "0.2 s": False}, "the speed is not known at the start"
 
 
 def test_every_path_that_cannot_be_resolved_is_named(data: Path, tmp_path: Path) -> None:
@@ -489,3 +498,14 @@ def test_the_command_names_the_path_and_shows_no_traceback(
     with lock_run(tmp_path / "run"):
         code, _, text = Cli(monkeypatch, capsysbinary)("train", config, "--out", tmp_path / "run")
     assert code == 2 and f"{tmp_path / 'run'}: this run is in use by process {os.getpid()} on " in text
+
+
+def test_the_advice_of_a_refused_resume_is_no_problem(data: Path, tmp_path: Path) -> None:
+    train(small_config(data, "train.budget=2 steps"), tmp_path / "run")
+    with pytest.raises(ConfigError) as refused:
+        train(small_config(data, "train.budget=2 steps", "model.d_ff=28"), tmp_path / "run")
+    assert refused.value.problems == ["model.d_ff: the run has 24, the configuration 28"]
+    first, *_, last = str(refused.value).split("\n")
+    assert first.endswith(": 1 problem") and last == (
+        "A run can only be resumed with its own configuration; start a new run with another --out."
+    )

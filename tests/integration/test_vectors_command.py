@@ -54,6 +54,9 @@ def test_punctuation_is_kept_on_request(
     assert {line.split("\t")[1] for line in out.decode().splitlines()} == {
         *("who", "sat", ",", "in", "1984", "on", "the", "mat")
     }
+    for query in (("--near", "?"), ("--near", "3.14"), ("--analogy", "who sat ,")):
+        code, _, err = cli("vectors", tmp_path / "w.txt", "--train", text, *query)
+        assert code == 2 and "not a word" in err and "add --tokens all" in err and "epoch" not in err
     code, _, err = cli("vectors", tmp_path / "w.txt", "--train", text, "--tokens", "some")
     assert code == 2 and "--tokens 'some'; accepted: words, all" in err and not (tmp_path / "w.txt").exists()
 

@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from dragoman.errors import ConfigError, TrainingError
-from dragoman.io.run_log import Reporter, read_log
+from dragoman.errors import ConfigError, TrainingError, UsageError
+from dragoman.io.run_log import Reporter, Status, read_log
 from dragoman.models.model_folder import list_checkpoints, load_network, read_pointer, verify
+from dragoman.training.run import average_run
 from dragoman.training.trainer import TrainResult, train
 from small_run import Listener, digit_pairs, small_config, train_in_child, weights, write_corpus, write_lines
 
@@ -37,7 +38,8 @@ EVERYTHING = (
     "train.optimizer.kind=adamw",
 )
 STEPS = (
-    "train.budget=45 steps", "train.validate_every=5 steps", "train.keep=2", "train.schedule.kind=inverse_sqrt",
+    "train.budget=45 steps", "train.validate_every=5 steps", "train.save_every=3 steps", "train.keep=2",
+    "train.schedule.kind=inverse_sqrt",
     "train.schedule.warmup=40",
 )  # fmt: skip
 
@@ -357,3 +359,78 @@ def test_pointers_that_were_lost_are_written_again(data: Path, tmp_path: Path) -
         (run / name).unlink()
     train(small_config(data), run)
     assert whole(run) == before
+
+
+# ------------------------------------------------------------------------------------- checkpoints between validations
+
+
+class KillAt(Reporter):
+    """Stops the training dead after the update of each of these steps, before anything of it is saved."""
+
+    def __init__(self, *steps: int) -> None:
+        self.steps = list(steps)
+
+    def progressed(self, status: Status) -> None:
+        if status.step in self.steps:
+            self.steps.remove(status.step)
+            raise Killed
+
+
+def steps_of(run: Path) -> list[int]:
+    return [int(path.name) for path in list_checkpoints(run)]
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_killed_between_validations_at_most_save_every_is_lost(ema: float, data: Path, tmp_path: Path) -> None:
+    """The uninterrupted run saves nothing in between: saving changes no byte either."""
+    both = ("train.average=3", "train.keep=2", f"train.ema={ema}")
+    train(small_config(data, *both), tmp_path / "uninterrupted")  # validated at 6, 12, 18, 24
+    config, run = small_config(data, *both, "train.save_every=2 steps"), tmp_path / "run"
+    reporter = KillAt(1, 3, 6, 11, 12, 17, 23)
+    for saved in ([], [2], [4], [6, 10], [6, 10], [6, 12, 16], [6, 12, 18, 22]):
+        with pytest.raises(Killed):
+            train(config, run, reporter=reporter)
+        assert steps_of(run) == saved, "the validated ones, and the newest of the others"
+        if saved:
+            last, best = read_pointer(run, "last"), read_pointer(run, "best")
+            assert last is not None and int(last.name) == saved[-1]
+            assert (best is None) == (saved[-1] < 6) and (best is None or int(best.name) % 6 == 0)
+            load_network(run)
+    train(config, run)
+    assert whole(run) == whole(tmp_path / "uninterrupted")
+    assert not any("interrupted" in verify(checkpoint) for checkpoint in list_checkpoints(run))
+
+
+def test_an_average_has_only_validated_checkpoints(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(Killed):
+        train(small_config(data, "train.save_every=2 steps"), run, reporter=KillAt(17))
+    assert steps_of(run) == [6, 12, 16]
+    assert verify(average_run(run, 2))["averaged"] == ["00000006", "00000012"]
+    with pytest.raises(UsageError, match="cannot average the last 3 checkpoints; it has 2"):
+        average_run(run, 3)
+
+
+def test_without_validation_data_the_newest_checkpoint_is_the_best(data: Path, tmp_path: Path) -> None:
+    config = small_config(data, "train.save_every=2 steps")
+    config = config.model_copy(update={"data": config.data.model_copy(update={"valid": None})})
+    with pytest.raises(Killed):
+        train(config, tmp_path / "run", reporter=KillAt(5))
+    assert read_pointer(tmp_path / "run", "best") == read_pointer(tmp_path / "run", "last")
+
+
+def test_a_checkpoint_is_saved_after_a_time(data: Path, tmp_path: Path) -> None:
+    """Within a millisecond there is a step at least, so each one is saved; validations are saved as well."""
+    run = tmp_path / "run"
+    with pytest.raises(Killed):
+        train(small_config(data, "train.save_every=0.001 s"), run, reporter=KillAt(9))
+    assert steps_of(run) == [6, 8]
+
+
+def test_a_change_of_the_unit_of_validations_takes_effect(data: Path, tmp_path: Path) -> None:
+    """12 steps are less than an epoch: the next validation must not wait for 12 epochs."""
+    run = tmp_path / "run"
+    with pytest.raises(Killed):
+        train(small_config(data), run, reporter=KillAt(13))
+    train(small_config(data, "train.validate_every=0.1 epochs", "train.keep=9"), run)
+    assert [step for step in steps_of(run) if step > 12] == [15, 18, 21, 24]

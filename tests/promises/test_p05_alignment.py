@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.config import FilterConfig
-from dragoman.data.alignment import first_drift, line_features
+from dragoman.data.alignment import Drift, line_features, locate_drift
 from dragoman.data.corpus import CorpusSpec, PairFilter, SentencePair, read_pairs
 from dragoman.errors import DataError
 
@@ -77,13 +77,25 @@ def refusal(spec: CorpusSpec) -> str:
     return str(raised.value)
 
 
-def drift(spec: CorpusSpec) -> int:
+def drift(spec: CorpusSpec) -> Drift:
     assert spec.source is not None
     assert spec.target is not None
-    line = first_drift(line_features(spec.source), line_features(spec.target))
-    assert line is not None
-    assert f"near line {line:,}" in refusal(spec)
-    return line
+    found = locate_drift(line_features(spec.source), line_features(spec.target))
+    assert found is not None
+    assert found.first <= found.best <= found.last
+    said = refusal(spec)
+    assert f"at line {found.best:,}" in said or "the end of the shorter file" in said
+    return found
+
+
+def is_found(spec: CorpusSpec, line: int) -> bool:
+    """Whether the range holds the line, is not much wider than needed, and its most probable line is close."""
+    found = drift(spec)
+    return (
+        found.first <= line <= found.last
+        and found.last - found.first <= 2 * WITHIN
+        and abs(found.best - line) <= WITHIN
+    )
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -91,7 +103,27 @@ def test_a_lost_line_is_found(tmp_path: Path, captions: Sides, seed: int) -> Non
     source, target = list(captions[0]), list(captions[1])
     line = random.Random(seed).randrange(1, len(source))
     del (source, target)[seed % 2][line - 1]
-    assert abs(drift(write(tmp_path, source, target)) - line) <= WITHIN
+    assert is_found(write(tmp_path, source, target), line)
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_lost_first_or_last_line_is_reported_there(tmp_path: Path, captions: Sides, side: int) -> None:
+    for line in (1, LINES):
+        sides = list(captions[0]), list(captions[1])
+        del sides[side][line - 1]
+        assert drift(write(tmp_path, *sides)).best == line
+    said = refusal(write(tmp_path, *sides))
+    assert "probably there" in said or "They diverge at the end of the shorter file" in said
+    assert f"{('source', 'target')[side]}: (end of file)" in said
+
+
+@pytest.mark.parametrize("count", [40, LINES // 2])
+def test_no_line_is_named_for_files_that_do_not_belong_together(tmp_path: Path, captions: Sides, count: int) -> None:
+    """Also for files so short that their lines tell nothing."""
+    source, target = captions
+    said = refusal(write(tmp_path, source[:count], target[-count:-7]))
+    assert f"has {count:,} lines but" in said and "do not match well enough to locate the difference" in said
+    assert "diverge" not in said and "Check that both files belong together" in said
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -100,28 +132,28 @@ def test_an_extra_line_is_found(tmp_path: Path, captions: Sides, seed: int) -> N
     line = random.Random(100 + seed).randrange(1, len(source))
     side = (source, target)[seed % 2]
     side.insert(line - 1, side[(7 * line) % len(side)])
-    assert abs(drift(write(tmp_path, source, target)) - line) <= WITHIN
+    assert is_found(write(tmp_path, source, target), line)
 
 
 def test_the_first_of_several_lost_lines_is_reported(tmp_path: Path, captions: Sides) -> None:
     source, target = list(captions[0]), list(captions[1])
     for line in (5_100, 2_900, 1_234):
         del target[line - 1]
-    assert abs(drift(write(tmp_path, source, target)) - 1_234) <= WITHIN
+    assert is_found(write(tmp_path, source, target), 1_234)
 
 
 def test_a_lost_block_and_a_lost_end_are_found(tmp_path: Path, captions: Sides) -> None:
     source, target = captions
-    assert abs(drift(write(tmp_path, source[:2_000] + source[2_300:], target)) - 2_001) <= WITHIN
-    assert drift(write(tmp_path, source, target[:4_321])) == 4_322
+    assert is_found(write(tmp_path, source[:2_000] + source[2_300:], target), 2_001)
+    assert drift(write(tmp_path, source, target[:4_321])).best == 4_322
     assert "target: (end of file)" in refusal(write(tmp_path, source, target[:4_321]))
 
 
 def test_the_message_names_both_counts_and_shows_both_lines_clipped(tmp_path: Path) -> None:
-    source = [b"a short line", b"word " * 40, b"some more"]
-    message = refusal(write(tmp_path, source, [b"eine kurze Zeile", b"Wort " * 41]))
-    assert "a.en has 3 lines" in message
-    assert "a.de has 2" in message
+    source = [b"word " * (3 + 29 * n % 50) for n in range(200)]
+    message = refusal(write(tmp_path, source, [line.replace(b"word", b"Wort") for line in source[:100] + source[101:]]))
+    assert "a.en has 200 lines" in message
+    assert "a.de has 199" in message
     shown = re.findall(r'(?:source|target): "(.*)"', message)
     assert shown
     assert all(len(text) <= 80 for text in shown)

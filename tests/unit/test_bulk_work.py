@@ -23,7 +23,11 @@ def test_output_forms() -> None:
     translation = Translation("A dog", "Ein Hund", -0.25, -0.5, ["Ein"], [-0.5], ("split",), nbest)
     assert format_translation(translation, "text") == "Ein Hund"
     assert format_translation(translation, "nbest") == "-0.2500\tEin Hund\n-1.5000\tDer Hund"
-    assert json.loads(format_translation(translation, "jsonl"))["flags"] == ["split"]
+    fields = json.loads(format_translation(translation, "jsonl"))
+    assert fields["flags"] == ["split"] and fields["nbest"][1]["text"] == "Der Hund" and "tokens" not in fields
+    assert json.loads(format_translation(translation, "verbose")) == fields | {
+        "tokens": ["Ein"], "token_log_probs": [-0.5],
+    }  # fmt: skip
     row = {"translation": "Ein Hund", "score": -0.25, "flags": ["split"], "nbest": ["Ein Hund", "Der Hund"]}
     assert json.loads(format_translation(translation, "row")) == row
 

@@ -15,7 +15,7 @@ import torch
 
 from dragoman.config import Config
 from dragoman.data.tokenizer import Tokenizer
-from dragoman.errors import ModelFolderError, TrainingError
+from dragoman.errors import ModelFolderError, TrainingError, UsageError
 from dragoman.io.writing import recover_folders
 from dragoman.models import model_folder
 from dragoman.models.model_folder import (
@@ -26,6 +26,7 @@ from dragoman.models.model_folder import (
     load_network,
     read_config,
     read_pointer,
+    runs_inside,
     save_model,
     unique_tensors,
     verify,
@@ -33,7 +34,7 @@ from dragoman.models.model_folder import (
     write_pointer,
 )
 from dragoman.training.optim import build_optimizer
-from dragoman.training.run import open_run
+from dragoman.training.run import average_run, open_run
 from small_run import small_config, trained, write_corpus
 
 
@@ -197,6 +198,23 @@ def test_finding_a_model(folder: Path, tmp_path: Path) -> None:
     assert [p.name for p in list_checkpoints(run)] == ["00000012"]
     with pytest.raises(ModelFolderError, match="no such folder"):
         find_model(tmp_path / "nowhere")
+
+
+def test_a_folder_that_contains_a_run_stands_for_it(folder: Path, tmp_path: Path) -> None:
+    """`dragoman demo` writes demo/run, and users write `dragoman translate demo`."""
+    demo = tmp_path / "demo"
+    for name in ("run", "second"):
+        shutil.copytree(folder, demo / name / "checkpoints" / "00000012")
+        write_pointer(demo / name, "last", demo / name / "checkpoints" / "00000012")
+        if name == "run":
+            (demo / "corpus").mkdir()
+            assert runs_inside(demo) == [demo / "run"]
+            assert find_model(demo) == find_model(demo / "run")
+            with pytest.raises(UsageError, match=r"demo: not a run; specify a run inside it: .*run$"):
+                average_run(demo, 2)
+            assert sorted(path.name for path in demo.iterdir()) == ["corpus", "run"]
+    with pytest.raises(ModelFolderError, match=r"contains 2 runs; specify one of them: \S*run, \S*second$"):
+        find_model(demo)
 
 
 def test_a_pointer_to_nothing_is_told(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_the_table_holds_the_numbers_without_a_script(comparison: RunComparison,
     page = read(write_comparison(tmp_path / "new" / "compare.html", comparison))
     heads, lstm, wide = ([words(cell) for cell in row] for row in page.rows[:3])
     table = {name: dict(zip(heads, row, strict=True)) for name, row in (("lstm", lstm), ("wide", wide))}
-    assert table["lstm"]["run"] == "lstm d_ff 24 seeds 1, 2" and table["wide"]["run"] == "wide d_ff 28"
+    assert table["lstm"]["run"] == "lstm d_ff 24 seeds 1, 2" and table["wide"]["run"] == "wide d_ff 28 seed 1"
     assert table["lstm"]["valid BLEU"] == "31.00 σ1.41" and table["wide"]["valid BLEU"] == "34.00"
     assert table["lstm"]["valid loss"] == "1.875 σ0.177" and table["wide"]["perplexity"] == "7.50"
     assert table["lstm"]["test BLEU"] == "33.75 ±1.50 σ0.71" and table["wide"]["test BLEU"] == "33.25 ±1.50"
@@ -173,6 +173,23 @@ def test_a_row_says_what_is_special_about_it(tmp_path: Path) -> None:
     assert [words(row[0]) for row in page.rows[1:6]] == [
         "base", "both n_heads 4 d_ff 28", "deep encoder_layers 2", "wet dropout 0.3", "wide d_ff 28",
     ]  # fmt: skip
+
+
+def test_different_seeds_are_shown(tmp_path: Path) -> None:
+    def printed(seed: int) -> str:
+        folders = [
+            fabricate(tmp_path / f"{seed}" / "narrow", learning(30.0), None, "train.seed=7"),
+            fabricate(tmp_path / f"{seed}" / "wide", learning(31.0), None, "model.d_ff=28", f"train.seed={seed}"),
+        ]
+        console = Console(width=100, record=True, highlight=False)
+        comparison = compare_runs(folders)
+        print_comparison(comparison, console)
+        assert comparison.to_json()["seeds_differ"] == (seed != 7)
+        return console.export_text()
+
+    text = printed(11)
+    assert re.search(r"train\.seed +7 +11", text) and "The runs have different seeds" in text
+    assert "seed" not in printed(7)
 
 
 @pytest.mark.parametrize("width", [40, 200])

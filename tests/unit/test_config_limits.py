@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import datetime
 import math
 import os
 import time
@@ -13,12 +15,14 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel, ValidationError
 
+import dragoman.config.document as document_module
 from dragoman.config import Config, Duration, dump_toml, flatten, load_config, parse_config, resolve_path
-from dragoman.config.errors import _models_in
+from dragoman.config.errors import models_in
+from dragoman.config.reference import all_keys
 from dragoman.errors import ConfigError, UsageError
 from small_run import small_config, small_document
 
-ROOT = Path("somewhere")
+ROOT = Path("/somewhere")
 
 
 def problems(*overrides: str) -> list[str]:
@@ -34,7 +38,7 @@ def sections(model: type[BaseModel] = Config) -> set[type[BaseModel]]:
     """Every section that a document may hold."""
     found = {model}
     for field in model.model_fields.values():
-        for inner in _models_in(field.annotation):
+        for inner in models_in(field.annotation):
             found |= sections(inner)
     return found
 
@@ -243,7 +247,7 @@ def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_long_values_with_dots_are_no_long_keys(tmp_path: Path) -> None:
-    config = small_config(ROOT, f"data.root={'../' * 99}a.b.c.d", f"data.valid.source={'/'.join(['v1.2'] * 40)}")
+    config = small_config(ROOT, f"data.root=/{'../' * 99}a.b.c.d", f"data.valid.source={'/'.join(['v1.2'] * 40)}")
     file = tmp_path / "it.toml"
     file.write_text(dump_toml(config), encoding="utf-8")
     assert load_config(file) == config
@@ -310,3 +314,109 @@ def test_a_stored_document_keeps_what_was_accepted_when_it_was_written(override:
 def test_a_stored_document_is_refused_where_it_cannot_be_meant(override: str) -> None:
     with pytest.raises(ConfigError):
         parse_config(small_document(Path("data")), [override], stored=True)
+
+
+# ------------------------------------------------------------------------------------ no message is that of pydantic
+
+VALUES: list[Any] = [
+    1, -1, 1.5, 10**30, 1e300, math.nan, "", "x", "lone \udc80", True, [], [1], ["a"], [[]], [{}], {}, {"kind": 3},
+    {"kind": "x"}, {"a": 1}, None, datetime.date(2026, 1, 2), datetime.time(1), {1: 2}, (),
+]  # fmt: skip
+KINDS = {"text": "decoder_only", "dialogue": "recurrent_lm", "masked": "encoder_only", "tagged": "recurrent_encoder",
+         "labelled": "encoder_only", "trees": "lstm", "images": "vision"}  # fmt: skip
+EXPECTED_TYPES = {
+    "bool_for_number", "bool_parsing", "bool_type", "extra_forbidden", "finite_number", "float_parsing", "float_type",
+    "greater_than", "greater_than_equal", "int_from_float", "int_parsing", "int_parsing_size", "int_type",
+    "invalid_key", "less_than_equal", "literal_error", "missing", "model_attributes_type", "model_type",
+    "string_pattern_mismatch", "string_type", "string_unicode", "too_short", "tuple_type", "union_tag_invalid",
+    "union_tag_not_found", "value_error",
+}  # fmt: skip
+
+
+def with_value(document: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
+    """A copy of the document with a value for a dotted key, whose sections are created."""
+    found: Any = (document := copy.deepcopy(document))
+    *parents, last = name.split(".")
+    for part in parents:
+        if part == "0":
+            found = found[0] if isinstance(found, list) and found and isinstance(found[0], dict) else {}
+        elif not isinstance(found.get(part), dict | list):
+            found[part] = {}
+            found = found[part]
+        else:
+            found = found[part]
+    if isinstance(found, dict):
+        found[last] = copy.deepcopy(value)
+    return document
+
+
+def test_no_message_is_that_of_pydantic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every key takes every kind of TOML value: each type of pydantic's errors that can occur has our own wording."""
+    types: set[str] = set()
+    raw: set[str] = set()
+    describe = document_module.describe
+
+    def spy(error: dict[str, Any], root: type[BaseModel]) -> str:
+        types.add(error["type"])
+        message = describe(error, root)
+        theirs = str(error["msg"])
+        if error["type"] not in ("value_error", "limit", "bool_for_number") and (
+            theirs.lower() in message.lower() or "should" in message
+        ):
+            raw.add(f"{error['type']}: {message}")
+        return message
+
+    monkeypatch.setattr(document_module, "describe", spy)
+    documents = [small_document(ROOT)]
+    for kind, architecture in KINDS.items():
+        data = {"kind": kind, "dataset": "digits"} if kind == "images" else {"kind": kind, "train": ["a"]}
+        documents.append({"data": data, "model": {"architecture": architecture}})
+    for document in documents:
+        for name in sorted({key.name for key in all_keys()} | {"data", "model", "train", "search", "data.zz"}):
+            for value in VALUES:
+                with contextlib.suppress(ConfigError):
+                    parse_config(with_value(document, name, value))
+    assert raw == set()
+    assert types - {"limit"} == EXPECTED_TYPES, "a new type of error needs a message in config/errors.py"
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ({"kind": "text", "train": "a.txt"}, "data.train = 'a.txt': must be a list; write train = [\"a.txt\"]"),
+        ({"train": "a.en"}, 'must be a list; write train = [{ source = "train.en", target = "train.de" }]'),
+        ({"train": {"source": "a"}}, "data.train: must be a list; write [[data.train]] with two brackets"),
+        ({"kind": "text", "train": [{"source": "a"}]}, "data.train.0 = {'source': 'a'}: must be text, in quotes"),
+        ({"kind": "text", "train": []}, "data.train = []: empty; at least one entry is required"),
+        (
+            {"kind": "tagged", "train": ["a"], "column": "\udc80"},
+            "data.column = '\\udc80': invalid Unicode (lone surrogate)",
+        ),
+        ({"kind": "text", "train": ["a"], "valid": datetime.date(2026, 1, 2)}, "data.valid = 2026-01-02: must be text"),
+        ({"kind": "text", "train": ["a"], 1: 2}, "data: the key 1 must be text"),
+        ({"train": [{"source": "a", "target": "b"}], "beam": 3}, "no such key (did you mean 'search.beam'?); accepted"),
+    ],
+)
+def test_messages_for_lists_dates_and_misplaced_keys(document: dict[Any, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config({"data": document})
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("train.early_stopping=5", "no such key (did you mean 'train.patience'?); accepted here: budget"),
+        ("train.max-grad-norm=5", "(did you mean 'train.clip_norm'?)"),
+        ("lr=3", "lr: no such key (did you mean 'train.schedule.peak'?); accepted here: data, tokenizer"),
+        ("model.seed=3", "(did you mean 'train.seed'?)"),
+        ("model.kernel=3", 'no such key with architecture "transformer"; it exists with model.architecture = "conv'),
+        (
+            "model.n_layers=3",
+            'it exists with model.architecture = "decoder_only", "encoder_only", "vision", "recurrent',
+        ),
+    ],
+)
+def test_a_key_that_belongs_elsewhere_is_told_where(override: str, words: str) -> None:
+    (problem,) = problems(override)
+    assert words in problem

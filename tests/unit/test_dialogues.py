@@ -87,6 +87,21 @@ def test_all_invalid_chat_lines_at_once() -> None:
         parse_dialogues(["{"] * 20, "jsonl", "file.jsonl")
 
 
+@pytest.mark.parametrize(
+    ("line", "read", "other"),
+    [
+        ('{"messages": [{"role": "A", "content": "Hi"}]}', "plain", "jsonl"),
+        ('[{"role": "A", "content": "Hi"}]', "switchboard", "jsonl"),
+        ("Ann: Hi", "jsonl", "plain"),
+    ],
+)
+def test_another_format_is_one_error(line: str, read: str, other: str) -> None:
+    with pytest.raises(DataError) as caught:
+        parse_dialogues(["", *[line] * 20], read, "file")
+    told = f'file: line 2 looks like format "{other}", but is read as "{read}"; set data.format = "{other}"'
+    assert str(caught.value).startswith(told) and "\n" not in str(caught.value)
+
+
 def test_plain_lines(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "plain.txt", ["Ann: Hi: you", "Mr. Bo :well", "", " ", "Bo:", "Ann: 你好"])
     found = read_dialogues(path, "plain")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dragoman.errors import UsageError
 from dragoman.training import forecast
 from dragoman.training.allocator import keep_freed_memory
 from dragoman.training.distributed import DistributedContext
@@ -108,3 +109,21 @@ def test_another_c_library_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch)
     for library in (missing, lambda name: object()):
         monkeypatch.setattr(ctypes, "CDLL", library)
         assert keep_freed_memory() is False
+
+
+def test_a_hopeless_plan_is_a_warning_and_overrides_correct_it(tmp_path: Path) -> None:
+    toml = write_toml(tmp_path / "c.toml", write_corpus(tmp_path / "data", train=60))
+
+    few, enough = (forecast.diagnose(toml, overrides=[f"train.budget={budget}"]) for budget in ("1 epoch", "9 epochs"))
+
+    (warning,) = [
+        finding for finding in few.findings if finding.severity == "warning" and "too little training" in finding.what
+    ]
+    assert "too little training for this model: 1.0 epochs" in warning.what and '"6 epochs"' in warning.advice
+    assert few.healthy and not any("too little" in finding.what for finding in enough.findings)
+
+
+def test_overrides_of_text_files_are_refused(tmp_path: Path) -> None:
+    data = write_corpus(tmp_path / "data", train=60)
+    with pytest.raises(UsageError, match=r"train.seed=1: overrides need a configuration: dragoman doctor CONFIG.toml"):
+        forecast.diagnose(data / "train.src", data / "train.tgt", ["train.seed=1"])

@@ -34,11 +34,13 @@ LAYERS = [
     "evaluation",
     "vectors",
     "training",
+    "planning",
     "formats",
     "bulk",
     "interpret",
     "serve",
     "cli",
+    "__main__",
 ]
 
 PUBLIC_NAMES = [
@@ -54,6 +56,7 @@ PUBLIC_NAMES = [
     "build_model",
     "evaluate_texts",
     "load_config",
+    "plan_training",
     "record",
     "replace",
     "train",

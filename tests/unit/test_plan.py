@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from dragoman.config import TrainConfig
+from dragoman.config import Config, ModelConfig, TrainConfig, parse_config
 from dragoman.training.optim import Progress
-from dragoman.training.plan import plan_warnings, warmup_warning
+from dragoman.training.plan import Course, course_of, course_problems, is_hopeless, plan_warnings, warmup_warning
 from dragoman.training.tasks.task import Task
 
 
@@ -94,3 +94,91 @@ def test_what_cannot_be_known_or_is_not_asked_for_is_not_warned_about() -> None:
     assert plan(budget="2 steps", validate_every="1 step", average=0, **warmup(1)) == []
     (said,) = plan(budget="2 steps", validate_every="5 steps", average=2, **warmup(1))
     assert "make 1 checkpoint: nothing is averaged" in said
+
+
+def translation(*overrides: str, **model: Any) -> Config:
+    document = {
+        "data": {"train": [{"path": "a.tsv"}]},
+        "model": {"d_model": 256, "d_ff": 512, "n_heads": 4, "encoder_layers": 3, "decoder_layers": 3} | model,
+        "train": {"budget": "6 min", "schedule": {"kind": "budget", "warmup": 50}},
+    }
+    return parse_config(document, overrides)
+
+
+def squares(model: ModelConfig) -> int:
+    """Parameters that grow with the square of the width: 4 million for 256."""
+    return 61 * int(getattr(model, "d_model", 0)) ** 2
+
+
+def problems(course: Course, *overrides: str, **model: Any) -> list[tuple[str, str]]:
+    return list(course_problems(translation(*overrides, **model), course, squares))
+
+
+def test_a_plan_that_works_out_has_no_problem() -> None:
+    assert problems(Course(epochs=6, steps=2000, tokens=2e6, parameters=4_000_000)) == []
+
+
+def test_few_epochs_name_a_width_that_gives_more() -> None:
+    ((what, advice),) = problems(Course(epochs=1.5, steps=600, tokens=2e6, parameters=4_000_000))
+    assert what == "too little training for this model: 1.5 epochs, 600 steps, 0.8 tokens per parameter"
+    # An eighth of the cost per token is a quarter of the parameters to the power of 0.75: 2.8 times the epochs.
+    assert "model.d_model 256 -> 128 and model.d_ff 512 -> 256 gives about 4.2 epochs in the same time" in advice
+    assert 'raise train.budget to "24 min"' in advice and "'dragoman new' chooses" in advice
+
+
+def test_the_largest_width_with_enough_epochs_is_named() -> None:
+    course = Course(epochs=2.0, steps=600, tokens=2e7, parameters=16_000_000)
+    ((_, advice),) = problems(course, d_model=512, d_ff=1024)
+    assert "model.d_model 512 -> 192" in advice and "gives about 8.7 epochs" in advice
+
+
+def test_budgets_that_are_not_times_have_advice_in_their_unit() -> None:
+    ((_, advice),) = problems(Course(2.0, 1000, 2e6, 4_000_000), "train.budget=1000 steps")
+    assert 'raise train.budget to "3000 steps"' in advice and "d_model" not in advice
+
+
+@pytest.mark.parametrize(
+    ("epochs", "steps", "parameters", "hopeless"),
+    [(1.4, 2600, 1_800_000, False), (0.7, 1400, 4_200_000, True), (1.4, 900, 1_800_000, True), (3, 100, 10**8, False)],
+)
+def test_few_epochs_of_a_large_corpus_are_enough_for_a_small_model(
+    epochs: float, steps: int, parameters: int, hopeless: bool
+) -> None:
+    """The first two were trained: BLEU 33 and 24 of Tatoeba English-French in the same time."""
+    assert is_hopeless(Course(epochs, steps, 2.8e6, parameters)) is hopeless
+
+
+def test_a_model_that_learns_its_corpus_by_heart() -> None:
+    course = Course(epochs=20, steps=900, tokens=1e5, parameters=4_000_000)
+    ((what, advice),) = problems(course)
+    assert what.startswith("the model is large for this corpus: 4,000,000 parameters for 100,000 tokens")
+    assert "model.d_model 256 -> 128" in advice and "use more text" in advice
+
+
+def test_a_model_that_is_small_for_its_budget() -> None:
+    ((what, advice),) = problems(Course(90, 90_000, 2e7, squares(SimpleNamespace(d_model=128))), d_model=128, d_ff=256)
+    assert what == "the model is small for this budget: 90 epochs, 999,424 parameters"
+    assert "model.d_model 128 -> 192 and model.d_ff 256 -> 384 gives about 49 epochs" in advice
+
+
+def test_a_measured_budget_below_the_warm_up() -> None:
+    ((what, advice),) = problems(Course(6, 86, 2e6, 4_000_000), "train.schedule.warmup=100")
+    assert "train.schedule.warmup is 100 steps, but train.budget = '6 min' is about 86 steps here" in what
+    assert advice == "set train.schedule.warmup = 4, or raise train.budget"
+
+
+def test_other_tasks_and_architectures() -> None:
+    text = parse_config({"data": {"kind": "text", "train": ["a.txt"]}, "model": {"architecture": "decoder_only"},
+                         "train": {"schedule": {"kind": "constant"}}})  # fmt: skip
+    assert list(course_problems(text, Course(1, 10, 1e4, 10**9), squares)) == []
+    recurrent = parse_config({"data": {"train": [{"path": "a.tsv"}]}, "model": {"architecture": "lstm"},
+                              "train": {"schedule": {"kind": "constant"}}})  # fmt: skip
+    ((_, advice),) = course_problems(recurrent, Course(1, 5000, 1e6, 10**6), squares)
+    assert advice.startswith("raise train.budget")
+
+
+def test_the_course_of_a_budget_that_needs_no_measurement() -> None:
+    task = cast(Task, TenThousandTokens())
+    assert course_of(TrainConfig.model_validate({"budget": "2.5 epochs"}), task, 20, 7) == Course(2.5, 50, 10_000, 7)
+    assert course_of(TrainConfig.model_validate({"budget": "30 steps"}), task, 20, 7) == Course(1.5, 30, 10_000, 7)
+    assert course_of(TrainConfig.model_validate({"budget": "2 min"}), task, 20, 7) is None

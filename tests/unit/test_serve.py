@@ -447,8 +447,8 @@ def test_wrong_requests_are_told_everything_at_once(
 @pytest.mark.parametrize(
     ("body", "kind", "status", "told"),
     [
-        (b"{", "application/json", 422, "the body is not a valid request"),
-        (b"[1]", "application/json", 422, "the body is not a valid request"),
+        (b"{", "application/json", 422, "the body is not valid JSON"),
+        (b"[1]", "application/json", 422, "the body is not a JSON object"),
         (b'{"text": "one", "model": "tiny"}', "text/plain", 415, "content of type text/plain"),
         (b" " * (MAX_BYTES + 1), "application/json", 413, "the request is too large"),
     ],

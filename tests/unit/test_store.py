@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -186,3 +190,19 @@ def test_an_empty_result_is_reported_with_the_filter_statistics(tmp_path: Path) 
     with pytest.raises(DataError, match=r"nothing to train on in .*train\.src.*read 0 = kept 0"):
         prepare(small_config(data), tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("*")), "nothing half-made stays"
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    """But nothing of a process that is still running, or of another machine."""
+    config = small_config(write_corpus(tmp_path / "data"))
+    killed = subprocess.Popen([sys.executable, "-c", ""])
+    killed.wait()
+    name = content_hash(config, [corpus_spec(config, c) for c in config.parallel.train])
+    host = socket.gethostname()
+    left = [f".{name}.{host}.{killed.pid}", f".{name}.{host}.{os.getppid()}", f".{name}.elsewhere.{killed.pid}"]
+    for folder in left:
+        (tmp_path / "cache" / f"{folder}.unfinished").mkdir(parents=True)
+    prepare(config, tmp_path / "cache")
+    assert sorted(p.name for p in (tmp_path / "cache").iterdir()) == sorted(
+        [name, *(f"{f}.unfinished" for f in left[1:])]
+    )

@@ -22,7 +22,8 @@ from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss
 from dragoman.training.optim import learning_rate
 from dragoman.training.run import open_run
-from dragoman.training.trainer import Trainer, _Window, train
+from dragoman.training.status import Window
+from dragoman.training.trainer import Trainer, train
 from small_run import Listener, small_config, write_corpus
 
 
@@ -234,7 +235,7 @@ class Finished(Reporter):
     def validated(self, row: dict[str, Any], better: bool) -> None:
         self.better.append(better)
 
-    def finished(self) -> None:
+    def finished(self, complete: bool) -> None:
         self.times += 1
 
 
@@ -344,7 +345,7 @@ def test_the_moving_average_is_what_is_validated(build: Build) -> None:
 def test_the_tokens_of_a_log_row_are_those_of_both_sides(build: Build) -> None:
     trainer = build()
     pair = batches(trainer, 0, 1)
-    window = _Window()
+    window = Window()
     window.add(3.0, 2.0, pair, 0.1)
     tokens = sum(int((b.src != PAD).sum()) + int((b.tgt_out != PAD).sum()) for b in pair)
     assert window.tokens == tokens

@@ -264,6 +264,8 @@ def test_what_no_file_can_hold_or_be_is_refused(tmp_path: Path) -> None:
     assert WordVectors.load(spaced.save(tmp_path / "v.safetensors")).words == ["new york", "rome"]
     with pytest.raises(UsageError, match="compressed output is not supported"):
         spaced.save(tmp_path / "v.txt.gz")
+    with pytest.raises(UsageError, match=r"v\.bin: \.bin names a binary format; accepted: \.safetensors, or \.txt"):
+        spaced.save(tmp_path / "v.bin")
     with pytest.raises(DataError, match="not a file of word vectors"):
         WordVectors.load(GOLDEN / "model.safetensors")
     for name in ("none.txt", "none.safetensors"):

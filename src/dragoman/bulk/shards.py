@@ -16,7 +16,7 @@ import zstandard
 
 from dragoman.errors import DataError, UsageError, nearest
 from dragoman.extras import extra_package
-from dragoman.io.lines import plain_suffix, read_lines
+from dragoman.io.lines import NOT_LINES, plain_suffix, read_lines
 from dragoman.io.reading import hash_file
 
 __all__ = ["COLUMNS", "JOURNAL", "Contents", "Shard", "find_shards", "is_bulk"]
@@ -29,7 +29,6 @@ JOURNAL = "_dragoman"
 
 _TABLE = ".parquet"
 _MAX_SHOWN = 20
-_NOT_LINES = (".csv", ".tsv", ".json", ".jsonl", ".arrow", ".bin")
 _COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": partial(gzip.compress, mtime=0),
     ".xz": lzma.compress,
@@ -189,7 +188,7 @@ def find_shards(inputs: Sequence[Path], output: Path, column: str | None, added:
     tables = {path for _, path in files.values() if path.suffix == _TABLE}
     for _, path in files.values():
         suffix = plain_suffix(path)
-        if suffix in _NOT_LINES:
+        if suffix in NOT_LINES and path not in tables:
             problems.append(f"{path}: {suffix} files are not supported; accepted: one sentence per line, or Parquet")
         elif path in tables and column is None:
             problems.append(f"{path}: is a table; specify the column to translate with --column")

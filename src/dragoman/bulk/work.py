@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
-from dragoman.errors import ModelFolderError
+from dragoman.errors import ModelFolderError, UsageError
 from dragoman.pipelines.parts import one_line
 
 if TYPE_CHECKING:
@@ -28,8 +28,9 @@ __all__ = [
     "output_form",
 ]
 
-Form = Literal["text", "nbest", "jsonl", "row"]
-"""Output per line: the text; K lines of score, tab, text; a JSON object; the new columns of a table."""
+Form = Literal["text", "nbest", "jsonl", "verbose", "row"]
+"""Output per line: the text; K lines of score, tab, text; a JSON object; one with tokens; the columns of a table."""
+_VERBOSE = ("tokens", "token_log_probs")
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Job:
 
     load: options of `Translator.load`.  search: search settings by name; default: those of the model.  prefix: how
     every translation begins.  split: whether to split lines into sentences; default: `Translator.splits_sentences`.
+    verbose: with jsonl, also the tokens and their log-probabilities.
     """
 
     model: Path
@@ -46,6 +48,7 @@ class Job:
     prefix: str | None = None
     jsonl: bool = False
     split: bool | None = None
+    verbose: bool = False
 
     def settings(self) -> dict[str, Any]:
         """Return everything that affects the output, except the model and the backend (`ChunkResult.backend`).
@@ -62,8 +65,11 @@ class Job:
         device = str(self.load.get("device", "cpu")).partition(":")[0]
         profile = read_profile(self.model)
         split = self.split if self.split is not None else profile is not None and profile.single_sentences
-        form = output_form(self.jsonl, search["nbest"])
+        form = self.form(search["nbest"])
         return {"device": device, **search, "prefix": self.prefix, "split": split, "form": form}
+
+    def form(self, nbest: int) -> Form:
+        return output_form(self.jsonl, nbest, self.verbose)
 
 
 @dataclass(frozen=True)
@@ -90,9 +96,11 @@ Results = Generator[tuple[Chunk, ChunkResult], None, None]
 """Translated chunks in any order; closed when no more are needed."""
 
 
-def output_form(jsonl: bool, nbest: int) -> Form:
-    """Return the output form for lines of text."""
-    return "jsonl" if jsonl else "nbest" if nbest > 1 else "text"
+def output_form(jsonl: bool, nbest: int, verbose: bool = False) -> Form:
+    """Return the output form for lines of text.  Raises UsageError for `verbose` without `jsonl`."""
+    if verbose and not jsonl:
+        raise UsageError("--verbose adds the tokens to the output of --jsonl; add --jsonl, or omit --verbose")
+    return "verbose" if verbose else "jsonl" if jsonl else "nbest" if nbest > 1 else "text"
 
 
 def format_translation(translation: Translation, form: Form) -> str:
@@ -102,8 +110,11 @@ def format_translation(translation: Translation, form: Form) -> str:
             return one_line(translation.text)
         case "nbest":
             return "\n".join(f"{one.score:.4f}\t{one_line(one.text)}" for one in translation.nbest)
-        case "jsonl":
-            return json.dumps(translation.to_json(), ensure_ascii=False)
+        case "jsonl" | "verbose":
+            fields = translation.to_json()
+            if form == "jsonl":
+                fields = {name: value for name, value in fields.items() if name not in _VERBOSE}
+            return json.dumps(fields, ensure_ascii=False)
         case "row":
             row = {"translation": translation.text, "score": translation.score, "flags": translation.flags}
             return json.dumps(row | {"nbest": [one.text for one in translation.nbest]})

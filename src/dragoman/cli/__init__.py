@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import typer
 
-from dragoman.cli import atlas, chat, compare, explain, inference, serve, training, translate, vectors
+from dragoman.cli import atlas, chat, compare, config, explain, inference, serve, training, translate, vectors
 from dragoman.cli.options import Command, app
 from dragoman.errors import DragomanError
 from dragoman.io.writing import not_written, reason_of
@@ -20,7 +20,8 @@ from dragoman.io.writing import not_written, reason_of
 __all__ = ["app", "main"]
 
 for command in (
-    training.demo, training.doctor, training.train, training.average, training.info,
+    training.demo, training.new, training.doctor, config.config, training.train, training.average,
+    training.info,
     translate.translate, inference.score, inference.evaluate, inference.generate, chat.chat, inference.label,
     inference.parse, compare.compare, explain.explain, atlas.atlas, serve.serve, vectors.vectors, training.shortlist,
     training.export,
@@ -42,8 +43,18 @@ def _is_out_of_memory(error: Exception) -> bool:
     )
 
 
+def _wait_without_spinning() -> None:
+    """Let threads of OpenMP sleep while they wait, unless the environment says how; before torch is imported.
+
+    By default they spin for milliseconds, which slows training down many times when another process uses a core.
+    """
+    if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}:
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+
+
 def main() -> NoReturn:
     """Entry point of the command `dragoman`."""
+    _wait_without_spinning()
     try:
         app()
     except DragomanError as error:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dragoman.cli.options import Device, Greedy, MaxReply, Model, ReplyRole, Seed, Temperature, TopK, TopP
-from dragoman.cli.streams import log, one_line, open_output, read_input
+from dragoman.cli.streams import log, one_line, open_output, read_input, typed_lines
 from dragoman.data.turns import Turn, default_speaker
 from dragoman.errors import UsageError
 
@@ -45,6 +44,8 @@ def chat(
     settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     loaded = Chat.load(model, device)
     session = Session(loaded, role, as_, {**settings, "sample": not greedy, "max_tokens": max_tokens})
+    if warning := loaded.role_warning(session.role):
+        log(f"warning: {warning}")
     if sys.stdin is not None and sys.stdout is not None and sys.stdin.isatty() and sys.stdout.isatty():
         _terminal(session)
         return
@@ -59,23 +60,13 @@ def chat(
 
 def _terminal(session: Session) -> None:
     """Read turns from the terminal until it ends (Ctrl-D) or /quit."""
-    with suppress(ImportError):
-        import readline  # noqa: F401 (edits the lines that `input` reads)
     log(f"You are {session.user}, the model is {session.role}. {_COMMANDS}; or Ctrl-D.")
 
     def show(piece: str) -> None:
         sys.stdout.write(piece)
         sys.stdout.flush()
 
-    while True:
-        try:
-            line = input(f"{session.user}: ")
-        except EOFError:
-            show("\n")
-            return
-        except UnicodeDecodeError:
-            log("the line is not valid UTF-8; type it again")
-            continue
+    for line in typed_lines(lambda: f"{session.user}: "):
         try:
             if session.answer(line, log, show) is None:
                 return
@@ -144,6 +135,8 @@ class Session:
             try:
                 self.role = self.chat.check_role(argument.strip(), "/role ")
                 note(f"the model is {self.role}")
+                if warning := self.chat.role_warning(self.role):
+                    note(f"warning: {warning}")
             except UsageError as error:
                 note(str(error))
         else:

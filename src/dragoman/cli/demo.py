@@ -82,7 +82,7 @@ def run_demo(
     reporter.log(f"dragoman demo: spelled numbers and dates, English to {language.name}, in {out}")
     result = train(config, out / "run", reporter=reporter)
     if result.interrupted:
-        reporter.log("stopped and saved; run the same command again to continue")
+        reporter.result("stopped and saved; run the same command again to continue")
         return None
     translator = Translator.load(out / "run")
     test = config.parallel.test
@@ -94,7 +94,7 @@ def run_demo(
     exact = right / len(pairs)
     if console is not None:
         _show(console, language, translations, [r for _, r in pairs])
-    reporter.log(
+    reporter.result(
         f"exact match on {len(pairs):,} unseen items: {exact:.1%} ({result.progress.seconds:.0f} s of training)"
     )
     report = _report(config, language, translator, out / "run", exact, translations, [r for _, r in pairs])

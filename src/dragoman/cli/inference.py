@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,8 +29,20 @@ from dragoman.cli.options import (
     TopK,
     TopP,
 )
-from dragoman.cli.streams import log, one_line, open_output, print_json, read_input, read_parallel, read_turns
+from dragoman.cli.streams import (
+    answer_lines,
+    log,
+    one_line,
+    open_output,
+    print_json,
+    read_input,
+    read_parallel,
+    read_turns,
+)
 from dragoman.errors import UsageError
+
+if TYPE_CHECKING:
+    from dragoman.pipelines.generation import Continuation
 
 
 def score(
@@ -158,8 +171,12 @@ def generate(
         raise UsageError("--role applies to dialogues; specify them with --turns, or omit --role")
     generator = TextGenerator.load(model, device)
     settings["max_tokens"] = 200 if max_tokens is None else max_tokens
+
+    def stream(prompts: Iterable[str]) -> Iterator[Continuation]:
+        return generator.stream(prompts, **settings)
+
     with open_output(output, input_) as write:
-        for found in generator.stream(prompt or read_input(input_), **settings):
+        for found in stream(prompt) if prompt else answer_lines(input_, stream):
             write(json.dumps(found.to_json(), ensure_ascii=False) if jsonl else found.text)
 
 
@@ -169,11 +186,14 @@ def _reply(
     from dragoman.pipelines.dialogue import Chat
 
     chat = Chat.load(model, device)
-    truncated = 0
+    truncated, roles = 0, set[str]()
     with open_output(output, turns) as write:
         for found in chat.stream(read_turns(turns, model), role, **settings):
             truncated += found.truncated
+            roles.add(found.role)
             write(json.dumps(found.to_json(), ensure_ascii=False) if jsonl else one_line(found.text))
+    for warning in filter(None, map(chat.role_warning, sorted(roles))):
+        log(f"warning: {warning}")
     if truncated:
         log(f"truncated: {truncated:,} dialogues longer than the context; their oldest turns were not read")
 
@@ -194,7 +214,7 @@ def label(
     if labeller.config.data.kind == "images":
         raise wrong_model(model, labeller.config, "does not label text")
     with open_output(output, input_) as write:
-        for found in labeller.stream(read_input(input_)):
+        for found in answer_lines(input_, labeller.stream):
             write(json.dumps(found.to_json(), ensure_ascii=False) if jsonl else str(found))
 
 
@@ -211,7 +231,7 @@ def parse(
     settings: dict[str, Any] = {} if beam is None else {"beam": beam}
     repaired = 0
     with open_output(output, input_) as write:
-        for tree, well_formed in parser.stream(read_input(input_), **settings):
+        for tree, well_formed in answer_lines(input_, lambda lines: parser.stream(lines, **settings)):
             write(str(tree) if tree.children else "")
             repaired += bool(tree.children) and not well_formed
     if repaired:

@@ -16,6 +16,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 Model = Annotated[Path, typer.Argument(help="Run folder, checkpoint in it, or model folder.")]
@@ -31,6 +32,7 @@ OutputFile = Annotated[Path | None, typer.Option("--output", help="Output file; 
 Page = Annotated[Path, typer.Option("--out", help="Output file for the page (HTML).")]
 Jsonl = Annotated[bool, typer.Option("--jsonl", help="Write one JSON object per input, with scores.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print only warnings, errors and the result.")]
 Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda, cuda:1, ...")]
 Quantize = Annotated[str, typer.Option(help="Precision of weights: auto, int8 (CPU), bf16, or none (float32).")]
 Tokenize = Annotated[
@@ -77,6 +79,9 @@ class Command(TyperCommand):
 
     def _with_flags(self, message: str) -> str:
         """Replace `name = value`, as errors of the library write their arguments, by `--name value`."""
+        greedy = any(option.name == "greedy" for option in self.params)
+        flags = "--greedy" if greedy else "--beam 1 without --sample"
+        message = message.replace("sample = False, beam = 1", flags)
         for option in self.params:
             if option.param_type_name == "option":
                 flag = option.opts[0]

@@ -1,14 +1,20 @@
-"""Progress of training on standard error: a progress bar or lines, validation scores and messages."""
+"""Progress of training on standard error: a live display on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
-from dragoman.io.run_log import Reporter
+from dragoman.errors import clip
+from dragoman.io.run_log import Phase, Reporter, Sample, Status
 
 __all__ = ["RichReporter", "console"]
 
@@ -28,58 +34,60 @@ _SCORES = {
     "f1": "F1 {:.2f}",
     "well_formed": "well-formed {:.1f} %",
 }
+_LINE_SECONDS, _LINE_SHARE = 30.0, 0.1
+"""Without a terminal, a line follows the last one after this time or this share of the budget."""
+_SAMPLE_CHARACTERS = 160
 
 
 class RichReporter(Reporter):
-    """A progress bar on a terminal; elsewhere one line for every `quiet_every` rows of the log."""
+    """A live display on a terminal; elsewhere the first step, then a line every 30 seconds or tenth of the budget.
 
-    quiet_every = 5
+    quiet: only warnings and results.  As a context manager, it removes the display if an exception ends the block.
+    """
 
-    def __init__(self) -> None:
-        self.console = console()
-        self._bar: Progress | None = None
-        self._task = TaskID(0)
-        self._rows = 0
-        self._begin = (0.0, 0.0)
+    def __init__(
+        self, quiet: bool = False, out: Console | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.quiet, self.console, self._clock = quiet, out or console(), clock
+        self._live: Live | None = None
+        self._phase: Phase | None = None
+        self._since = clock()  # the beginning of the phase
+        self._announced: set[str] = set()
+        self._status: Status | None = None
+        self._line = -_LINE_SECONDS  # time of the last line
+        self._used_shown: float | None = None  # the budget used at the last line about a step
+
+    def __enter__(self) -> RichReporter:
+        self.log(Phase("loading PyTorch"))  # seconds, before anything else can be reported
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop()
 
     def log(self, text: str) -> None:
+        if isinstance(text, Phase):
+            self._begin(text)
+        elif not self.quiet or text.startswith("warning: "):
+            self.result(text)
+
+    def result(self, text: str) -> None:
         self.console.print(text, markup=False, soft_wrap=True)
 
     def started(self, total: str, used: float) -> None:
-        self._begin = (used, time.monotonic())
         self.log(f"training for {total}" + (f", {used:.0%} already used" if used else ""))
-        if self.console.is_terminal:
-            columns = (
-                BarColumn(),
-                TextColumn("{task.percentage:>3.0f}%"),
-                TextColumn("{task.description}"),
-                TimeElapsedColumn(),
-                TextColumn("[dim]{task.fields[left]} left"),
-            )
-            self._bar = Progress(*columns, console=self.console, transient=True)
-            self._task = self._bar.add_task("", total=1.0, left="?")
-            self._bar.start()
+        self._phase = None
 
-    def stepped(self, row: dict[str, Any], used: float) -> None:
-        left = self._left(used)
-        text = (
-            f"step {row['step']:,}  loss {row['loss']:.3f}  lr {row['learning_rate']:.1e}  "
-            f"{row['tokens_per_second']:,.0f} tokens/s"
-        )
-        if self._bar is not None:
-            self._bar.update(self._task, completed=min(used, 1.0), description=text, left=left)
+    def progressed(self, status: Status) -> None:
+        self._phase, self._status = None, status
+        if self.quiet or self._show():
             return
-        self._rows += 1
-        if self._rows % self.quiet_every == 1:
-            self.log(f"{text}  {left} left")
-
-    def _left(self, used: float) -> str:
-        """Extrapolate the remaining time from the budget used since training started or resumed."""
-        used_before, since = self._begin
-        if used <= used_before:
-            return "?"
-        rest = max(0.0, (1 - used) * (time.monotonic() - since) / (used - used_before))
-        return f"{rest / 60:.0f} min" if rest >= 90 else f"{rest:.0f} s"
+        now = self._clock()
+        used = self._used_shown
+        if used is None or now - self._line >= _LINE_SECONDS or status.used - used >= _LINE_SHARE:
+            self._line, self._used_shown = now, status.used
+            self.log(
+                "  ".join([_measures(status, _percent(status)), f"lr {status.learning_rate:.1e}", *_outlook(status)])
+            )
 
     def validated(self, row: dict[str, Any], better: bool) -> None:
         if "valid_loss" not in row:
@@ -90,7 +98,81 @@ class RichReporter(Reporter):
         average = " (average)" if "average" in row else ""
         self.log(f"step {row['step']:,}{average}  {'  '.join(parts)}{'  best so far' if better else ''}")
 
-    def finished(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+    def translated(self, sample: Sample) -> None:
+        for name in ("source", "reference", "hypothesis"):
+            text = "".join(c if c.isprintable() else " " for c in getattr(sample, name))
+            self.log(f"    {name:<12}{clip(text, _SAMPLE_CHARACTERS)}")
+
+    def finished(self, complete: bool) -> None:
+        self._stop()
+        if complete and self._status is not None:
+            self.log(_measures(self._status, _percent(self._status, complete)))
+        self._phase = self._status = None
+
+    def _begin(self, phase: Phase) -> None:
+        """Show a phase; without a terminal, the first time, and every 30 seconds with its detail."""
+        now = self._clock()
+        if self._phase is None or self._phase.name != phase.name:
+            self._since = now
+        self._phase = phase
+        if self.quiet or self._show():
+            return
+        late = now - self._line >= _LINE_SECONDS
+        if phase.name not in self._announced or (phase.detail and late):
+            self._announced.add(phase.name)
+            self._line = now
+            self.result(phase)
+
+    def _show(self) -> bool:
+        """Start the live display; return False if there is no terminal for it."""
+        if self._live is None and self.console.is_interactive:
+            self._live = Live(console=self.console, transient=True, get_renderable=self._render)
+            self._live.start()
+        return self._live is not None
+
+    def _stop(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _render(self) -> RenderableType:
+        """Return the live display: what is done now, and how far the training is."""
+        status, lines = self._status, []
+        if status is not None:
+            grid = Table.grid(padding=(0, 1))
+            text = Text(_measures(status, _percent(status)), no_wrap=True, overflow="ellipsis")
+            grid.add_row(ProgressBar(total=1.0, completed=min(status.used, 1.0), width=14), text)
+            lines.append(grid)
+        if self._phase is not None:
+            below = f"{self._phase}, {_time(self._clock() - self._since)}"
+        else:
+            below = ", ".join(_outlook(status)) if status else ""
+        return Group(*lines, Text(below, style="dim", no_wrap=True, overflow="ellipsis"))
+
+
+def _percent(status: Status, complete: bool = False) -> int:
+    """Return the used budget in percent; 100 only when everything that follows training is complete, too."""
+    return min(math.floor(100 * status.used), 100 if complete else 99)
+
+
+def _measures(status: Status, percent: int) -> str:
+    left = f"  {_time(status.seconds_left)} left" if percent < 100 and status.seconds_left is not None else ""
+    speed = f"{status.tokens_per_second:,.0f} tokens/s"
+    return f"{percent:3d} %  step {status.step:,}  loss {status.loss:.3f}  {speed}{left}"
+
+
+def _outlook(status: Status) -> list[str]:
+    """Return the phase of the learning rate, the time of the next validation, and the best one so far."""
+    parts = ["warm-up"] if status.warming_up else []
+    if status.next_validation is not None:
+        parts.append(f"next validation in {_time(status.next_validation)}")
+    if status.best is not None:
+        name = {"loss": "valid_loss"}.get(status.metric, status.metric)
+        parts.append(f"best {_SCORES[name].format(status.best)} at step {status.best_step:,}")
+    return parts
+
+
+def _time(seconds: float) -> str:
+    if seconds >= 5400:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"

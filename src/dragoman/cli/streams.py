@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dragoman.data.turns import Turn
 
 __all__ = [
+    "answer_lines",
     "log",
     "one_line",
     "open_output",
@@ -29,7 +30,10 @@ __all__ = [
     "read_input",
     "read_parallel",
     "read_turns",
+    "typed_lines",
 ]
+
+Answer = TypeVar("Answer")
 
 
 def log(text: str) -> None:
@@ -62,6 +66,68 @@ def read_input(path: Path | None) -> Iterator[str]:
         raise UsageError("standard input is closed: specify a file with --input, or pipe text into the command")
     for number, raw in enumerate(raw_lines(sys.stdin.buffer, "standard input"), start=1):
         yield decode_line(raw, number, "standard input")
+
+
+def answer_lines(
+    path: Path | None, answer: Callable[[Iterable[str]], Iterator[Answer]], prompt: str = "> "
+) -> Iterator[Answer]:
+    """Yield the answers to the lines of a file or of standard input, in order.
+
+    Lines that are typed at a terminal are answered at once, and those of a pipe when it pauses; standard output is
+    flushed with each group.  prompt: shown at a terminal.
+    """
+    from dragoman.io.lines import check_text_file
+
+    if path is not None:
+        check_text_file(path, "write the column to translate into a text file; a Parquet file is read with --column")
+    yield from answer([])  # reports invalid settings before anything is read
+    for lines in [read_input(path)] if path is not None else _groups(prompt):
+        yield from answer(lines)
+        if sys.stdout is not None:
+            sys.stdout.buffer.flush()
+
+
+def _groups(prompt: str) -> Iterator[Iterable[str]]:
+    """Yield the lines of standard input in groups, each as soon as the input pauses."""
+    from dragoman.io.lines import decode_line, ready_lines
+
+    if sys.stdin is not None and sys.stdin.isatty():
+        log("One input per line; Ctrl-D ends.")
+        yield from ([line] for line in typed_lines(lambda: prompt))
+        return
+    try:
+        descriptor = -1 if sys.stdin is None or os.name == "nt" else sys.stdin.fileno()  # Windows selects sockets only
+    except OSError:  # a replacement of standard input that is not a file
+        descriptor = -1
+    if descriptor < 0:
+        yield read_input(None)
+        return
+    number = 0
+    for group in ready_lines(descriptor, "standard input"):
+        yield [decode_line(raw, number + i, "standard input") for i, raw in enumerate(group, start=1)]
+        number += len(group)
+
+
+def typed_lines(prompt: Callable[[], str]) -> Iterator[str]:
+    """Yield the lines typed at a terminal until Ctrl-D.  The prompt is not written to a redirected standard output."""
+    with suppress(ImportError):
+        import readline  # noqa: F401 (edits the lines that `input` reads)
+    redirected = sys.stdout is None or not sys.stdout.isatty()
+    while True:
+        try:
+            if redirected:  # `input` would write its prompt to the output
+                typer.echo(prompt(), err=True, nl=False)
+                line = sys.stdin.readline()
+                if not line:
+                    raise EOFError
+                yield line.removesuffix("\n")
+            else:
+                yield input(prompt())
+        except EOFError:
+            typer.echo(err=True)
+            return
+        except UnicodeDecodeError:
+            log("the line is not valid UTF-8; type it again")
 
 
 def one_line(text: str) -> str:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dragoman.cli.options import AsJson, Model, OptionalSource
+from dragoman.cli.options import AsJson, Model, OptionalSource, Quiet
 from dragoman.cli.streams import log, print_result
 
 if TYPE_CHECKING:
+    from dragoman.cli.progress import RichReporter
     from dragoman.config import Config
-    from dragoman.io.run_log import Reporter
 
 
 def demo(
@@ -23,73 +23,114 @@ def demo(
         Path | None, typer.Option(help="Output folder for the run and the report; default: demo, or demo-zh.")
     ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override, key=value. Can be repeated.")] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Train a small model on a built-in corpus and write report.html.
 
     The corpus is spelled numbers and dates, English to German or Chinese. Run the command again to resume.
     """
-    from dragoman.cli.demo import run_demo
     from dragoman.cli.progress import RichReporter, console
 
     folder = out or Path("demo" if target == "de" else f"demo-{target}")
-    if run_demo(folder, target=target, overrides=set_ or [], reporter=RichReporter(), console=console()) is None:
-        raise typer.Exit(130)
+    with RichReporter(quiet) as reporter:
+        from dragoman.cli.demo import run_demo
+
+        shown = None if quiet else console()
+        if run_demo(folder, target=target, overrides=set_ or [], reporter=reporter, console=shown) is None:
+            raise typer.Exit(130)
 
 
 def doctor(
     config_or_source: Annotated[Path, typer.Argument(help="CONFIG.toml, or the source side of two text files.")],
-    target: Annotated[Path | None, typer.Argument(help="Target side, if the first argument is a source side.")] = None,
+    target_or_overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Target side, if the first argument is a source side; or overrides, key=value."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check data for problems before training.
+    """Check data and settings for problems before training.
 
     The exit code is 1 if there is a problem.
     """
     from dragoman.data.doctor.examine import print_diagnosis
     from dragoman.training.forecast import diagnose
 
-    diagnosis = diagnose(config_or_source, target)
+    rest = target_or_overrides or []
+    if config_or_source.suffix == ".toml":
+        diagnosis = diagnose(config_or_source, overrides=rest)
+    else:
+        diagnosis = diagnose(config_or_source, Path(rest[0]) if rest else None, rest[1:])
     print_result(diagnosis, as_json, print_diagnosis)
     if not diagnosis.healthy:
         raise typer.Exit(1)
+
+
+def new(
+    source: Annotated[Path, typer.Argument(help="Source text, one sentence per line; or one .tsv or .tmx file.")],
+    target: Annotated[Path | None, typer.Argument(help="Translations of SOURCE, one per line.")] = None,
+    budget: Annotated[str, typer.Option(help="Time for training, such as '20 min' or '2 h'.")] = "20 min",
+    out: Annotated[
+        Path | None, typer.Option(help="Output: CONFIG.toml; default: <source>-<target>.toml, such as en-fr.toml.")
+    ] = None,
+    languages: Annotated[
+        tuple[str, str] | None, typer.Option(help="Codes of source and target language; default: from the files.")
+    ] = None,
+    valid: Annotated[
+        tuple[Path, Path] | None, typer.Option(help="Validation text; default: drawn from SOURCE and TARGET.")
+    ] = None,
+    test: Annotated[
+        tuple[Path, Path] | None, typer.Option(help="Test text; default: drawn from SOURCE and TARGET.")
+    ] = None,
+) -> None:
+    """Write a configuration for your own text, this machine and a budget of time.
+
+    The text is split into training, validation and test files, and each setting is explained in the configuration.
+    """
+    from dragoman.planning.plan import plan_training
+
+    plan = plan_training(source, target, budget=budget, languages=languages, valid=valid, test=test, out=out, log=log)
+    typer.echo(f"dragoman train {shlex.quote(str(plan.path))}")
 
 
 def train(
     config: Annotated[Path, typer.Argument(help="CONFIG.toml; see the folder recipes/ for complete examples.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="Overrides, key=value, such as train.seed=2.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/<name of the configuration>.")] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Train a model, or resume the run in --out."""
     from dragoman.cli.progress import RichReporter
     from dragoman.config import load_config
-    from dragoman.training.trainer import train as train_run
 
     document = load_config(config, overrides or [])
     run = out or Path("runs") / config.stem
-    reporter = RichReporter()
-    result = train_run(document, run, reporter=reporter)
-    if result.interrupted:
-        command = shlex.join(["dragoman", *sys.argv[1:]])
-        reporter.log(f"stopped and saved at step {result.progress.step:,}; resume with: {command}")
-        raise typer.Exit(130)
-    reporter.log(f"done: {run} (step {result.progress.step:,}, {result.progress.seconds / 60:.1f} min)")
-    if document.data.kind == "parallel" and document.data.test is not None:
-        _log_test_scores(document, run, reporter)
+    with RichReporter(quiet) as reporter:
+        from dragoman.training.trainer import train as train_run
+
+        result = train_run(document, run, reporter=reporter)
+        if result.interrupted:
+            command = shlex.join(["dragoman", *sys.argv[1:]])
+            reporter.result(f"stopped and saved at step {result.progress.step:,}; resume with: {command}")
+            raise typer.Exit(130)
+        if document.data.kind == "parallel" and document.data.test is not None:
+            _log_test_scores(document, run, reporter)
+        reporter.result(f"done: {run} (step {result.progress.step:,}, {result.progress.seconds / 60:.1f} min)")
 
 
-def _log_test_scores(document: Config, run: Path, reporter: Reporter) -> None:
+def _log_test_scores(document: Config, run: Path, reporter: RichReporter) -> None:
     from dragoman.data.corpus import corpus_spec, read_pairs
     from dragoman.evaluation.metrics import evaluate_model
+    from dragoman.io.run_log import Phase
     from dragoman.pipelines.translation import Translator
 
     data = document.parallel
     assert data.test is not None
     pairs = list(read_pairs(corpus_spec(document, data.test)))
-    reporter.log(f"test: translating {len(pairs):,} sentences")
+    reporter.log(Phase("test", f"translating {len(pairs):,} sentences"))
     translator = Translator.load(run, document.train.device, quantize="none")
     sources, references = [p.source for p in pairs], [[p.target for p in pairs]]
     for line in evaluate_model(translator, sources, references, language=data.target_language).lines():
-        reporter.log(f"test: {line}")
+        reporter.result(f"test: {line}")
 
 
 def average(
@@ -98,14 +139,20 @@ def average(
 ) -> None:
     """Average the last N checkpoints of a run into one model.
 
-    The model folder is RUN/checkpoints/average-lastN.
+    The model folder is RUN/checkpoints/average-lastN. The best checkpoint of the run stays the same.
     """
-    from dragoman.models.model_folder import USED_BY, read_config
+    from dragoman.models.model_folder import USED_BY, find_model, read_config, read_meta
     from dragoman.training.run import average_run
 
     folder = average_run(run, last)
     typer.echo(folder)
-    log(f"averaged the last {last} checkpoints; use the model with: {USED_BY[read_config(folder).data.kind]}")
+    best, config = find_model(run), read_config(folder)
+    metric = {"loss": "valid_loss"}.get(config.train.metric, config.train.metric)
+    scores = [read_meta(path).get("scores", {}).get(metric) for path in (folder, best)]
+    if None not in scores:
+        log(f"validation, {metric}: {scores[0]:.2f} average of the last {last}, {scores[1]:.2f} the best ({best.name})")
+    command = USED_BY[config.data.kind].partition(",")[0]
+    log(f"the best model of {run} is unchanged; to use the average: {command} {folder}")
 
 
 def info(model: Model, as_json: AsJson = False) -> None:
@@ -129,7 +176,10 @@ def shortlist(
     """
     from dragoman.training.shortlist import learn_shortlist
 
-    typer.echo("\n".join(learn_shortlist(model, source, target, best, frequent, log=log).lines()))
+    learned = learn_shortlist(model, source, target, best, frequent, log=log)
+    typer.echo("\n".join(learned.lines()))
+    if learned.warning:
+        log(f"warning: {learned.warning}")
 
 
 def export(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dragoman.cli.options import Beam, Device, Jsonl, Models, Quantize, Seed, Split, Temperature, TopK, TopP
-from dragoman.cli.streams import log, open_output, read_input
+from dragoman.cli.streams import answer_lines, log, open_output
 from dragoman.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,6 +39,9 @@ def translate(
     prefix: Annotated[str | None, typer.Option(help="Beginning of every translation.")] = None,
     split: Split = None,
     jsonl: Jsonl = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="With --jsonl: also the tokens and their log-probabilities.")
+    ] = False,
     quantize: Quantize = "auto",
     engine: Annotated[str, typer.Option(help="Engine: auto, native (C++, CPU only) or pytorch.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="Threads of the native engine; default: all cores.")] = None,
@@ -60,6 +63,8 @@ def translate(
     """
     from dragoman.bulk import Job, format_translation, is_bulk, output_form
 
+    form = output_form(jsonl, nbest, verbose)
+
     settings: dict[str, Any] = {
         "beam": beam, "nbest": nbest, "sample": sample, "temperature": temperature, "top_k": top_k, "top_p": top_p,
         "seed": seed, "alpha": alpha, "min_length": min_length, "no_repeat_ngram": no_repeat_ngram,
@@ -78,17 +83,17 @@ def translate(
                 f"an ensemble of {len(models)} models: bulk translation supports one model; translate one file at a "
                 "time, without --column and --ray"
             )
-        _translate_bulk(Job(models[0], options, settings, prefix, jsonl, split), inputs, output, column, ray)
+        job = Job(models[0], options, settings, prefix, jsonl, split, verbose)
+        _translate_bulk(job, inputs, output, column, ray)
         return
     from dragoman.pipelines.translation import Translator
 
     translator = Translator.load(models, **options)
     log(translator.description)
     source = inputs[0] if inputs else None
-    translations = translator.stream(read_input(source), prefix=prefix, split=split, **settings)
+    translations = answer_lines(source, lambda lines: translator.stream(lines, prefix=prefix, split=split, **settings))
     flags: Counter[str] = Counter()
     lines = several = 0
-    form = output_form(jsonl, nbest)
     with open_output(output, source) as write:
         for translation in translations:
             flags.update(translation.flags)

@@ -1,16 +1,20 @@
 """The configuration: one TOML document, read into frozen pydantic models.
 
 document.py   the whole document: reading, overriding, validating, writing
-data.py       [data] and [tokenizer]
+data.py       [data]
+tokenizer.py  [tokenizer]
 model.py      [model]
 recurrent.py  [model] of recurrent networks
 train.py      [train] and [search]
 section.py    the base class of sections
 limits.py     ranges of numbers
 errors.py     wording of validation errors
+foreign_names.py  names of settings in other toolkits
+reference.py  every key with its meaning, read from the models
+toml.py       values and documents as TOML
 overrides.py  key=value on the command line
 
-The names in the `__all__` of data, document, model, recurrent and train are exported.
+The names in the `__all__` of data, document, model, recurrent, tokenizer and train are exported.
 """
 # ruff: noqa: F403
 
@@ -19,4 +23,5 @@ from dragoman.config.document import *
 from dragoman.config.model import *
 from dragoman.config.recurrent import *
 from dragoman.config.section import Duration as Duration
+from dragoman.config.tokenizer import *
 from dragoman.config.train import *

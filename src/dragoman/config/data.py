@@ -1,4 +1,4 @@
-"""`[data]` and `[tokenizer]`: the files, their format, and the segmentation into tokens."""
+"""`[data]`: the files and their format."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     BeforeValidator,
     Field,
-    SerializerFunctionWrapHandler,
     ValidationInfo,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
@@ -31,11 +29,10 @@ __all__ = [
     "LabelledData",
     "MaskedData",
     "ParallelData",
-    "SideTokenizerConfig",
     "TaggedData",
     "TextData",
-    "TokenizerConfig",
     "TreeData",
+    "move_root",
     "resolve_path",
 ]
 
@@ -70,6 +67,20 @@ def resolve_path(text: str, root: str = "") -> Path:
     return path if path.is_absolute() or not root else expand(root) / path
 
 
+def move_root(root: str, to: Path, start: Path = Path()) -> str:
+    """Return a root that is relative to the folder `start` as one that is relative to the folder `to`.
+
+    A root that begins with `/`, a variable or `~` stays as it is.
+    """
+    if Path(root).is_absolute() or root.startswith(("$", "~")):
+        return root
+    try:
+        target = os.path.realpath(start / root)
+        return Path(os.path.relpath(target, os.path.realpath(to))).as_posix()
+    except (OSError, ValueError):  # a NUL character; another drive; the current directory was deleted
+        return root
+
+
 def _key(value: Any) -> Any:
     """Check a column number or key here, so that pydantic reports one error instead of one per accepted type."""
     if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 9999):
@@ -78,17 +89,33 @@ def _key(value: Any) -> Any:
 
 
 Key = Annotated[str | int, BeforeValidator(_key)]
+Root = Annotated[
+    str,
+    Field(
+        description="folder from which relative paths start, itself relative to the TOML file; `${NAME}`, "
+        "`${NAME:-default}` and `~` are expanded",
+        examples=["${DRAGOMAN_DATA:-data}"],
+    ),
+]
 
 
 class CorpusConfig(Section):
     """One parallel corpus: two text files, or one TSV or JSONL file; `.gz`, `.zst` and `.xz` are decompressed."""
 
-    source: str | None = None
-    target: str | None = None
-    path: str | None = None
-    source_key: Key = 0
-    target_key: Key = 1
-    weight: limits.CorpusWeight = Field(1.0, description="passes over the corpus per epoch")
+    source: str | None = Field(None, description="file of source sentences, one per line", examples=["train.en"])
+    target: str | None = Field(
+        None, description="file of their translations; line i translates line i of source", examples=["train.de"]
+    )
+    path: str | None = Field(
+        None, description="one file with both sides, instead of source and target", examples=["train.tsv"]
+    )
+    source_key: Key = Field(
+        0, description="of path: column of the source in TSV, counted from 0, or its key in JSONL", examples=["en"]
+    )
+    target_key: Key = Field(
+        1, description="of path: column of the target in TSV, counted from 0, or its key in JSONL", examples=["de"]
+    )
+    weight: limits.CorpusWeight = Field(1.0, description="passes over the corpus per epoch", examples=[2.0])
 
     @model_validator(mode="after")
     def _one_form(self) -> CorpusConfig:
@@ -104,12 +131,22 @@ class CorpusConfig(Section):
 class FilterConfig(Section):
     """Filters of sentence pairs for training."""
 
-    min_characters: limits.Characters = 1
-    max_characters: limits.Characters = 5000
-    max_ratio: limits.Ratio = 9.0
-    drop_identical: bool = True
-    drop_duplicates: bool = True
-    max_tokens: limits.TokensPerExample = Field(250, description="tokens of the longer side, with the end of sentence")
+    min_characters: limits.Characters = Field(1, description="drop pairs with fewer characters on a side", examples=[3])
+    max_characters: limits.Characters = Field(
+        5000, description="drop pairs with more characters on a side", examples=[1000]
+    )
+    max_ratio: limits.Ratio = Field(
+        9.0,
+        description="drop pairs whose lengths in characters differ by a larger factor, if one has more than 20",
+        examples=[3.0],
+    )
+    drop_identical: bool = Field(True, description="drop pairs of two equal texts", examples=[False])
+    drop_duplicates: bool = Field(True, description="drop pairs that occurred before", examples=[False])
+    max_tokens: limits.TokensPerExample = Field(
+        250,
+        description="drop pairs with more tokens on a side, end of sentence included; `translate` splits longer input",
+        examples=[128],
+    )
 
     @model_validator(mode="after")
     def _some_length_is_kept(self) -> FilterConfig:
@@ -157,13 +194,29 @@ class ParallelData(_DataSection):
     """Parallel text: source sentences and their translations."""
 
     kind: Literal["parallel"] = "parallel"
-    root: str = ""
-    source_language: str = "source"
-    target_language: str = "target"
-    train: tuple[CorpusConfig, ...] = Field(min_length=1)
-    valid: CorpusConfig | None = None
-    test: CorpusConfig | None = None
-    filter: FilterConfig = FilterConfig()
+    root: Root = ""
+    source_language: str = Field("source", description="language code of the source", examples=["en"])
+    target_language: str = Field(
+        "target", description="language code of the target; selects the tokenizer of BLEU", examples=["zh-Hans"]
+    )
+    train: tuple[CorpusConfig, ...] = Field(
+        min_length=1,
+        description="corpora to train on",
+        examples=[[{"source": "train.en", "target": "train.de"}]],
+    )
+    valid: CorpusConfig | None = Field(
+        None,
+        description="held-out pairs that select the best checkpoint; without them, the last one is the best",
+        examples=[{"source": "valid.en", "target": "valid.de"}],
+    )
+    test: CorpusConfig | None = Field(
+        None,
+        description="held-out pairs that `train` translates and scores at its end",
+        examples=[{"source": "test.en", "target": "test.de"}],
+    )
+    filter: FilterConfig = Field(
+        FilterConfig(), description="pairs of train that are dropped", examples=[{"max_ratio": 3.0}]
+    )
 
     @field_validator("source_language", "target_language")
     @classmethod
@@ -191,9 +244,11 @@ class ParallelData(_DataSection):
 class _FileData(_DataSection):
     """Data in files of one format."""
 
-    root: str = ""
-    train: tuple[str, ...] = Field(min_length=1)
-    valid: str | None = None
+    root: Root = ""
+    train: tuple[str, ...] = Field(min_length=1, description="files to train on", examples=[["train.txt"]])
+    valid: str | None = Field(
+        None, description="held-out file that selects the best checkpoint", examples=["valid.txt"]
+    )
 
     def train_paths(self) -> list[Path]:
         return [resolve_path(path, self.root) for path in self.train]
@@ -206,8 +261,14 @@ class TextData(_FileData):
     """Plain text for a language model: one stream cut into blocks, or separate lines or paragraphs."""
 
     kind: Literal["text"] = "text"
-    form: Literal["stream", "lines", "paragraphs"] = "stream"
-    max_tokens: limits.TokensPerBlock = Field(256, description="maximum tokens per block, line or paragraph")
+    form: Literal["stream", "lines", "paragraphs"] = Field(
+        "stream",
+        description="stream: one text, cut into blocks; lines, paragraphs: separate texts, each begun anew",
+        examples=["lines"],
+    )
+    max_tokens: limits.TokensPerBlock = Field(
+        256, description="maximum tokens per block, line or paragraph", examples=[512]
+    )
 
 
 class DialogueData(_FileData):
@@ -215,13 +276,21 @@ class DialogueData(_FileData):
 
     kind: Literal["dialogue"] = "dialogue"
     format: Literal["jsonl", "plain", "switchboard"] = Field(
-        "jsonl", description='chat messages as JSON lines, lines of "ROLE: text", or Switchboard transcripts'
+        "jsonl",
+        description='chat messages as JSON lines, lines of "ROLE: text", or Switchboard transcripts',
+        examples=["plain"],
     )
-    max_tokens: limits.TokensPerExample = Field(256, description="maximum tokens per window, roles included")
+    max_tokens: limits.TokensPerExample = Field(
+        256, description="maximum tokens per window, roles included", examples=[512]
+    )
     context_tokens: limits.ContextTokens = Field(
-        64, description="tokens of earlier turns repeated, without loss, at the start of each further window"
+        64,
+        description="tokens of earlier turns repeated, without loss, at the start of each further window",
+        examples=[128],
     )
-    loss_roles: tuple[str, ...] = Field((), description="roles whose turns are learned; default: all")
+    loss_roles: tuple[str, ...] = Field(
+        (), description="roles whose turns are learned; empty: all", examples=[["assistant"]]
+    )
 
     def _problems(self) -> Iterator[str]:
         yield from super()._problems()
@@ -236,40 +305,48 @@ class MaskedData(_FileData):
     """Plain text for masked language modelling, one sequence per paragraph (Devlin et al. 2019)."""
 
     kind: Literal["masked"] = "masked"
-    rate: limits.Part = Field(0.15, description="fraction of the tokens to predict")
-    max_tokens: limits.TokensPerExample = 256
+    rate: limits.Part = Field(0.15, description="fraction of the tokens that are predicted", examples=[0.3])
+    max_tokens: limits.TokensPerExample = Field(256, description="maximum tokens per sequence", examples=[512])
 
 
 class TaggedData(_FileData):
     """Sentences with a tag per word: CoNLL-U (`.conllu`), or lines of `word/tag`."""
 
     kind: Literal["tagged"] = "tagged"
-    column: Literal["upos", "xpos"] = Field("upos", description="column of CoNLL-U files")
-    max_tokens: limits.TokensPerExample = 256
+    column: Literal["upos", "xpos"] = Field(
+        "upos", description="column of CoNLL-U files: universal or language-specific tags", examples=["xpos"]
+    )
+    max_tokens: limits.TokensPerExample = Field(256, description="maximum tokens per sentence", examples=[512])
 
 
 class LabelledData(_FileData):
     """Texts with one label: `.tsv`, `.csv` (label first), `.jsonl` (`label`, `text`), or lines of `label text`."""
 
     kind: Literal["labelled"] = "labelled"
-    max_tokens: limits.TokensPerExample = 256
+    max_tokens: limits.TokensPerExample = Field(256, description="maximum tokens per text", examples=[512])
 
 
 class TreeData(_FileData):
     """Constituency trees in Penn brackets; sentences are translated into trees (Vinyals et al. 2015)."""
 
     kind: Literal["trees"] = "trees"
-    max_tokens: limits.TokensPerExample = Field(250, description="maximum tokens per side, end of sentence included")
+    max_tokens: limits.TokensPerExample = Field(
+        250, description="maximum tokens per side, end of sentence included", examples=[400]
+    )
 
 
 class ImageData(_DataSection):
     """Images with one label: scikit-learn's digits, or `.npz` files with `images` (n, h, w[, c]) and `labels`."""
 
     kind: Literal["images"] = "images"
-    root: str = ""
-    dataset: Literal["digits"] | None = None
-    train: str | None = None
-    valid: str | None = None
+    root: Root = ""
+    dataset: Literal["digits"] | None = Field(
+        None, description="built-in data set, instead of train and valid", examples=["digits"]
+    )
+    train: str | None = Field(None, description=".npz file to train on", examples=["train.npz"])
+    valid: str | None = Field(
+        None, description="held-out .npz file; without it, a fifth of the images is held out", examples=["valid.npz"]
+    )
 
     @model_validator(mode="after")
     def _one_form(self) -> ImageData:
@@ -287,46 +364,3 @@ DataConfig = Annotated[
     ParallelData | TextData | DialogueData | MaskedData | TaggedData | LabelledData | TreeData | ImageData,
     Field(discriminator="kind"),
 ]
-
-
-class SideTokenizerConfig(Section):
-    """sentencepiece.  Kind `char`: one token per character, without normalization, and `vocab_size` is a maximum."""
-
-    kind: Literal["bpe", "unigram", "char"] = "bpe"
-    vocab_size: limits.VocabularySize = 8000
-    byte_fallback: bool = True
-    normalization: Literal["nmt_nfkc", "nfkc", "identity"] = Field(
-        "nmt_nfkc", description="rule of sentencepiece; with nfkc and nmt_nfkc, `…` becomes `...` and `？` becomes `?`"
-    )
-    character_coverage: limits.Coverage = 1.0
-    sampling: limits.Dropout = Field(0.0, description="in training: BPE-dropout rate, or unigram exponent")
-    sentences: limits.Sentences = Field(2_000_000, description="maximum lines used to learn the vocabulary")
-
-    @model_serializer(mode="wrap")
-    def _effective(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out the normalization of characters, so that a written document is accepted again."""
-        document: dict[str, Any] = serialize(self)
-        if self.kind == "char":
-            document.pop("normalization", None)
-        return document
-
-
-class TokenizerConfig(SideTokenizerConfig):
-    """The tokenizer of both sides; `shared`: with one vocabulary.  `target`: settings of the target, if they differ."""
-
-    shared: bool = True
-    target: SideTokenizerConfig | None = None
-
-    @model_validator(mode="after")
-    def _one_tokenizer_per_side(self) -> TokenizerConfig:
-        if self.target is not None and self.shared:
-            raise ValueError(
-                "tokenizer.target describes a vocabulary of its own, but shared is true; set tokenizer.shared = false, "
-                "or remove tokenizer.target"
-            )
-        return self
-
-    @property
-    def sides(self) -> tuple[SideTokenizerConfig, SideTokenizerConfig]:
-        """The settings of the source and of the target."""
-        return self, self.target or self

@@ -13,20 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from pydantic import ValidationError, ValidationInfo, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, model_validator
 
-from dragoman.config.data import DataConfig, ParallelData, TokenizerConfig
+from dragoman.config.data import DataConfig, ParallelData, move_root
 from dragoman.config.errors import describe, shown
 from dragoman.config.limits import ADAM_RATES
 from dragoman.config.model import PRESETS, ConvolutionalConfig, EncoderOnlyConfig, ModelConfig, TransformerConfig
 from dragoman.config.overrides import apply_overrides
 from dragoman.config.recurrent import RecurrentEncoderConfig
 from dragoman.config.section import Section, is_stored
+from dragoman.config.tokenizer import TokenizerConfig
 from dragoman.config.train import SearchConfig, TrainConfig
 from dragoman.errors import ConfigError, UsageError, clip, nearest
-from dragoman.io.reading import open_regular
+from dragoman.io.reading import as_path, open_regular
 
-__all__ = ["Config", "dump_toml", "flatten", "load_config", "parse_config"]
+__all__ = ["Config", "dump_toml", "flatten", "load_config", "parse_config", "read_document"]
 
 _LARGEST = 1_000_000
 """Largest configuration file in bytes: a thousand times the size of a recipe, and parsed within a second."""
@@ -53,11 +54,11 @@ _KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 class Config(Section):
     """A configuration document."""
 
-    data: DataConfig
-    tokenizer: TokenizerConfig = TokenizerConfig()
-    model: ModelConfig = TransformerConfig()
-    train: TrainConfig = TrainConfig()
-    search: SearchConfig = SearchConfig()
+    data: DataConfig = Field(description="kind of the training data", examples=["text"])
+    tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="segmentation of text into tokens")
+    model: ModelConfig = Field(TransformerConfig(), description="kind of network", examples=["lstm"])
+    train: TrainConfig = Field(TrainConfig(), description="how long, how fast, and what is saved")
+    search: SearchConfig = Field(SearchConfig(), description="decoding")
 
     @property
     def parallel(self) -> ParallelData:
@@ -160,18 +161,36 @@ class Config(Section):
 def load_config(path: str | Path, overrides: Iterable[str] = (), *, stored: bool = False) -> Config:
     """Load the document at `path` with `key=value` overrides; stored: as for `parse_config`.
 
-    Raises ConfigError that lists all problems.
+    Relative paths of a document start at its folder, or at `data.root` in it; those of a stored document, and of
+    overrides, at the current directory.  Raises ConfigError that lists all problems.
     """
-    path = Path(path)
+    path = as_path(path, "configuration")
+    document = read_document(path)
+    if not stored:
+        _start_at(Path(path).parent, document)
+    return parse_config(document, overrides, where=str(path), stored=stored)
+
+
+def _start_at(folder: Path, document: dict[str, Any]) -> None:
+    """Make a relative `data.root` start at the folder of the document instead of the current directory."""
+    data = document.get("data")
+    if isinstance(data, dict) and "train" in data and isinstance(root := data.get("root", ""), str):
+        moved = move_root(root, Path(), start=folder)
+        if moved != (root or "."):
+            data["root"] = moved
+
+
+def read_document(path: str | Path) -> dict[str, Any]:
+    """Return the TOML file at `path`, without validation.  Raises ConfigError."""
+    path = as_path(path, "configuration")
     try:
-        document = tomllib.loads(_read(path))
+        return tomllib.loads(_read(path))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(str(path), [f"not valid TOML: {clip(str(error), 300)}"]) from None
     except RecursionError:
         raise ConfigError(str(path), ["brackets nested too deeply; accepted: two levels"]) from None
     except ValueError as error:  # an integer with more digits than Python converts
         raise ConfigError(str(path), [f"not valid TOML: {error}".partition(";")[0]]) from None
-    return parse_config(document, overrides, where=str(path), stored=stored)
 
 
 def _read(path: Path) -> str:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 import reprlib
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Annotated, Any
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
+from dragoman.config.foreign_names import native_name
 from dragoman.config.limits import ADAM_RATES
+from dragoman.config.toml import toml_value
 from dragoman.errors import clip, nearest
 
-__all__ = ["describe", "models_at", "shown", "tag_of"]
+__all__ = ["DEVICES", "describe", "limits_of", "models_at", "models_in", "shown", "tag_key", "tag_of"]
+
+DEVICES = "auto, cpu, cuda, cuda:1, mps, xpu, hpu"
 
 _EXPECTED = {
     "int": "must be a whole number",
@@ -31,19 +38,25 @@ _OUT_OF_RANGE = (
 
 def describe(error: dict[str, Any], root: type[BaseModel]) -> str:
     """Return the message for one of pydantic's errors on a document of the model `root`."""
-    section, path, variants = _locate(error["loc"], root)
+    section, path, variants, siblings = _locate(error["loc"], root)
     kind, value, context = error["type"], error.get("input"), error.get("ctx") or {}
     name = ".".join(clip(part, 60) for part in path)
     tags = ", ".join(map(tag_of, variants))
-    limits = _range(section, path)
+    limits = _limits_at(section, path)
+    given = "" if isinstance(value, dict) else f" = {shown(value)}"
     match kind:
         case "extra_forbidden":
-            known = sorted(section.model_fields, key=lambda key: key not in ("kind", "architecture"))
-            return f"{name}: no such key{nearest(path[-1], known)}; accepted here: {', '.join(known)}"
+            return f"{name}: no such key{_elsewhere(section, path, siblings, root)}; accepted here: {_known(section)}"
         case "too_short":
             return f"{name} = {shown(value)}: empty; at least one entry is required"
         case "missing":
             return f"{name}: missing; this key is required"
+        case "tuple_type":
+            return f"{name}{given}: must be a list; write {_as_list(section, path[-1], value)}"
+        case "invalid_key":  # which neither TOML nor JSON can contain
+            return f"{'.'.join(path[:-1])}: the key {shown(value)} must be text"
+        case "string_unicode":
+            return f"{name} = {shown(value)}: invalid Unicode (lone surrogate)"
         case "union_tag_not_found":
             return f"{name}.kind: missing; accepted: {tags}"
         case "union_tag_invalid":
@@ -58,7 +71,7 @@ def describe(error: dict[str, Any], root: type[BaseModel]) -> str:
         case "bool_for_number":
             return f"{name} = {shown(value)}: must be a number, not true or false{limits and f'; accepted: {limits}'}"
         case "string_pattern_mismatch":
-            return f"{name} = {shown(value)}: no such device; accepted: auto, cpu, cuda, cuda:1, mps, xpu, hpu"
+            return f"{name} = {shown(value)}: no such device; accepted: {DEVICES}"
         case _ if type_expected := _EXPECTED.get(kind.partition("_")[0]):
             return f"{name} = {shown(value)}: {type_expected}{limits and f'; accepted: {limits}'}"
         case _ if kind in _OUT_OF_RANGE and limits:
@@ -66,7 +79,6 @@ def describe(error: dict[str, Any], root: type[BaseModel]) -> str:
     message = str(error["msg"]).removeprefix("Value error, ")
     if not name:  # the error concerns two sections, and its message names both
         return message
-    given = "" if isinstance(value, dict) else f" = {shown(value)}"
     return f"{name}{given}: {message[0].lower() + message[1:]}"
 
 
@@ -78,14 +90,68 @@ def shown(value: Any) -> str:
         return f"an integer of about {int(value.bit_length() * 0.30103):,} digits"
     if isinstance(value, list | tuple | dict):
         return reprlib.repr(value)
+    if isinstance(value, datetime.date | datetime.time):
+        return str(value)
     return clip(repr(value))
 
 
-def _range(section: type[BaseModel], path: Sequence[str]) -> str:
-    """Return the limits of a number, such as "1 to 65,536"; empty if the field has none."""
+def _known(section: type[BaseModel]) -> str:
+    """Return the keys of a section, the one that selects its kind first."""
+    return ", ".join(sorted(section.model_fields, key=lambda key: key not in ("kind", "architecture")))
+
+
+def _elsewhere(
+    section: type[BaseModel], path: Sequence[str], siblings: Sequence[type[BaseModel]], root: type[BaseModel]
+) -> str:
+    """Return where a key exists that this section does not have: with another kind, or under another name."""
+    key, parents = path[-1], ".".join(path[:-1])
+    if kinds := [tag_of(model) for model in siblings if key in model.model_fields]:
+        selecting, here = tag_key(section), tag_of(section)
+        needed = ", ".join(f'"{kind}"' for kind in kinds)
+        return f' with {selecting} "{here}"; it exists with {parents}.{selecting} = {needed}'
+    if other := native_name(key):
+        return f" (did you mean {other!r}?)"
+    if near := nearest(key, section.model_fields):
+        return near
+    found = _full_names(root).get(key)
+    return f" (did you mean {found!r}?)" if found else ""
+
+
+@cache
+def _full_names(root: type[BaseModel]) -> dict[str, str]:
+    """Return the last part of every name -> the shortest name."""
+    names = sorted(_names(root, ""), key=len, reverse=True)
+    return {name.rpartition(".")[2]: name for name in names}
+
+
+def _names(model: type[BaseModel], prefix: str) -> Iterator[str]:
+    """Yield the dotted names of all keys of a section and below it."""
+    for name, field in model.model_fields.items():
+        yield f"{prefix}{name}"
+        for inner in models_in(field.annotation):
+            yield from _names(inner, f"{prefix}{name}.")
+
+
+def _as_list(section: type[BaseModel], key: str, value: Any) -> str:
+    """Return how to write the list of a key: its example, or the value that was given in brackets."""
+    if isinstance(value, str) and not models_in(section.model_fields[key].annotation):
+        return f"{key} = {toml_value([value])}"
+    if isinstance(value, dict):
+        return f"[[data.{key}]] with two brackets, once per entry"
+    examples = section.model_fields[key].examples
+    return f"{key} = {toml_value(examples[0] if examples else [])}"
+
+
+def _limits_at(section: type[BaseModel], path: Sequence[str]) -> str:
+    """Return the limits of a number, and those with the optimizer Adam; empty if the field has none."""
     field = section.model_fields.get(path[-1]) if path else None
-    if field is None:
-        return ""
+    limits = limits_of(field) if field is not None else ""
+    rate = ADAM_RATES.get(path[-1]) if limits and list(path[:-1]) == ["train", "schedule"] else None
+    return limits + (f', at most {_number(rate)} unless train.optimizer.kind is "sgd"' if rate else "")
+
+
+def limits_of(field: FieldInfo) -> str:
+    """Return the limits of a number, such as "1 to 65,536"; empty if the field has none."""
     optional = [m for part in typing.get_args(field.annotation) for m in getattr(part, "__metadata__", ())]  # X | None
     metadata = [m for part in (*field.metadata, *optional) for m in getattr(part, "metadata", [part])]
     names = ("ge", "gt", "le", "multiple_of")
@@ -94,37 +160,44 @@ def _range(section: type[BaseModel], path: Sequence[str]) -> str:
         return ""
     least = _number(bounds["ge"]) if "ge" in bounds else f"more than {_number(bounds['gt'])}"
     multiple = f", a multiple of {bounds['multiple_of']}" if "multiple_of" in bounds else ""
-    rate = ADAM_RATES.get(path[-1]) if list(path[:-1]) == ["train", "schedule"] else None
-    adam = f', at most {_number(rate)} unless train.optimizer.kind is "sgd"' if rate else ""
-    return f"{least} to {_number(bounds['le'])}{multiple}{adam}"
+    return f"{least} to {_number(bounds['le'])}{multiple}"
 
 
 def _number(limit: float) -> str:
     return f"{limit:,}" if isinstance(limit, int) else f"{limit:,.0f}" if 1000 <= limit < 1e15 else f"{limit:g}"
 
 
-def _locate(loc: Sequence[Any], root: type[BaseModel]) -> tuple[type[BaseModel], list[str], list[type[BaseModel]]]:
-    """Return the section that contains the last key of a location, the keys, and the variants of the value, if any.
+def _locate(
+    loc: Sequence[Any], root: type[BaseModel]
+) -> tuple[type[BaseModel], list[str], list[type[BaseModel]], list[type[BaseModel]]]:
+    """Return the section that contains the last key of a location, the keys, the variants of the value, if any, and
+    the variants of the section.
 
     pydantic appends the tag of the selected variant to a key; users do not write it.
     """
     section, path = root, []
     models: list[type[BaseModel]] = []
+    siblings: list[type[BaseModel]] = []
     for part in loc:
         if len(models) > 1 and (chosen := next((m for m in models if tag_of(m) == part), None)):
-            section, models = chosen, []
+            section, siblings, models = chosen, models, []
             continue
         path.append(str(part))
         if isinstance(part, str):
-            section = models[0] if models else section
-            models = _models_in(section.model_fields[part].annotation) if part in section.model_fields else []
-    return section, path, models if len(models) > 1 else []
+            if models:
+                section, siblings = models[0], []
+            models = models_in(section.model_fields[part].annotation) if part in section.model_fields else []
+    return section, path, models if len(models) > 1 else [], siblings
+
+
+def tag_key(model: type[BaseModel]) -> str:
+    """Return the key that selects a variant: `architecture` or `kind`."""
+    return "architecture" if "architecture" in model.model_fields else "kind"
 
 
 def tag_of(model: type[BaseModel]) -> str:
     """Return the value of `architecture` or `kind` that selects a variant."""
-    field = model.model_fields.get("architecture") or model.model_fields["kind"]
-    return str(field.default)
+    return str(model.model_fields[tag_key(model)].default)
 
 
 def models_at(root: type[BaseModel], path: Sequence[str]) -> list[type[BaseModel]]:
@@ -133,15 +206,16 @@ def models_at(root: type[BaseModel], path: Sequence[str]) -> list[type[BaseModel
     for part in path:
         fields = [m.model_fields[part] for m in models if part in m.model_fields]
         if fields:
-            models = list(dict.fromkeys(m for field in fields for m in _models_in(field.annotation)))
+            models = list(dict.fromkeys(m for field in fields for m in models_in(field.annotation)))
         elif not (part.isascii() and part.isdigit()):
             return []
     return models
 
 
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    """Return the sections that a field may hold."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     if typing.get_origin(annotation) in (typing.Union, types.UnionType, tuple, Annotated):
-        return [m for a in typing.get_args(annotation) for m in _models_in(a)]
+        return [m for a in typing.get_args(annotation) for m in models_in(a)]
     return []

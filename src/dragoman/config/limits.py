@@ -7,9 +7,9 @@ limits may still be too large for a given machine; training estimates the memory
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from dragoman.config.section import AcceptStored, NotBoolean
@@ -32,6 +32,12 @@ def _not_one(size: int) -> int:
             "limit", "1 forbids every repeated token, even commas; accepted: 0 (off) or 2 to 10,000"
         )
     return size
+
+
+def _auto_or_threads(value: object) -> object:
+    if value == "auto" or (type(value) is int and 1 <= value <= 1024):
+        return value
+    raise PydanticCustomError("limit", 'accepted: "auto", or 1 to 1,024')
 
 
 # ------------------------------------------------------------------------------------------------------------- shapes
@@ -110,6 +116,8 @@ Checkpoints = Annotated[_Whole, Field(ge=1, le=_UNLIMITED), AcceptStored]
 """Checkpoints to keep; a large number means all."""
 OptionalCount = Annotated[_Whole, Field(ge=0, le=_UNLIMITED), AcceptStored]
 """Checkpoints to average, or validations without improvement; 0 is off, a large number means all, or never."""
+Threads = Annotated[Literal["auto"] | int, BeforeValidator(_auto_or_threads), AcceptStored]
+"""Threads on the CPU: servers have up to some hundred cores."""
 
 # -------------------------------------------------------------------------------------------------------------- data
 

@@ -41,34 +41,54 @@ __all__ = [
 
 
 class NoPosition(Section):
+    """No positions; only the mask of a decoder tells the order (Haviv et al. 2022)."""
+
     kind: Literal["none"] = "none"
 
 
 class SinusoidalPosition(Section):
+    """Fixed sines and cosines, added to the embeddings (Vaswani et al. 2017, 3.5)."""
+
     kind: Literal["sinusoidal"] = "sinusoidal"
 
 
 class LearnedPosition(Section):
+    """A learned vector per position, added to the embeddings (Gehring et al. 2017)."""
+
     kind: Literal["learned"] = "learned"
-    max_len: limits.Positions = Field(512, description="number of positions; longer input is rejected")
+    max_len: limits.Positions = Field(512, description="number of positions; longer input is rejected", examples=[1024])
 
 
 class RecurrentPosition(Section):
+    """A recurrent network whose state is added to the embeddings."""
+
     kind: Literal["recurrent"] = "recurrent"
     source: Literal["embeddings", "positions"] = Field(
-        "embeddings", description="input of the RNN: the embeddings, or its own previous position vector"
+        "embeddings",
+        description="input of the RNN: the embeddings, or its own previous position vector",
+        examples=["positions"],
     )
 
 
 class ShawPosition(Section):
+    """A learned vector per relative distance, in keys and values (Shaw et al. 2018)."""
+
     kind: Literal["shaw"] = "shaw"
-    clip: limits.Distance = Field(16, description="maximum distance; longer ones are clipped to it")
+    clip: limits.Distance = Field(
+        16, description="maximum distance in tokens; longer ones are clipped to it", examples=[32]
+    )
 
 
 class T5Position(Section):
+    """A learned bias of attention scores per head and bucket of distances (Raffel et al. 2020)."""
+
     kind: Literal["t5"] = "t5"
-    buckets: limits.Buckets = 32
-    max_distance: limits.Distance = Field(128, description="longer distances share the last bucket")
+    buckets: limits.Buckets = Field(
+        32, description="buckets of distances: half of them linear, half logarithmic", examples=[64]
+    )
+    max_distance: limits.Distance = Field(
+        128, description="distance in tokens from which on all share the last bucket", examples=[256]
+    )
 
     @model_validator(mode="after")
     def _distances(self) -> T5Position:
@@ -78,12 +98,20 @@ class T5Position(Section):
 
 
 class RotaryPosition(Section):
+    """Queries and keys rotated by angles proportional to the position (Su et al. 2021)."""
+
     kind: Literal["rotary"] = "rotary"
-    base: limits.RotaryBase = 10000.0
-    fraction: limits.RotaryFraction = Field(1.0, description="fraction of the dimensions of each head that is rotated")
+    base: limits.RotaryBase = Field(
+        10000.0, description="base of the wavelengths; larger values suit longer texts", examples=[500_000.0]
+    )
+    fraction: limits.RotaryFraction = Field(
+        1.0, description="fraction of the dimensions of each head that is rotated", examples=[0.5]
+    )
 
 
 class AlibiPosition(Section):
+    """A fixed penalty of attention scores, proportional to the distance (Press et al. 2022)."""
+
     kind: Literal["alibi"] = "alibi"
 
 
@@ -101,33 +129,47 @@ Position = Annotated[
 
 
 class LayerNormConfig(Section):
+    """Zero mean and unit variance per token, with gain and bias (Ba et al. 2016)."""
+
     kind: Literal["layer"] = "layer"
-    eps: limits.NormEpsilon = 1e-5
+    eps: limits.NormEpsilon = Field(1e-5, description="added to the variance before the square root", examples=[1e-5])
 
 
 class RMSNormConfig(Section):
+    """Unit root mean square per token, with gain (Zhang and Sennrich 2019)."""
+
     kind: Literal["rms"] = "rms"
-    eps: limits.NormEpsilon = 1e-6
+    eps: limits.NormEpsilon = Field(
+        1e-6, description="added to the mean square before the square root", examples=[1e-5]
+    )
 
 
 class BatchNormConfig(Section):
+    """Zero mean and unit variance per feature, over the tokens of a batch (Ioffe and Szegedy 2015)."""
+
     kind: Literal["batch"] = "batch"
-    eps: limits.NormEpsilon = 1e-5
-    momentum: limits.Momentum = Field(0.1, description="momentum of the running mean and variance")
+    eps: limits.NormEpsilon = Field(1e-5, description="added to the variance before the square root", examples=[1e-5])
+    momentum: limits.Momentum = Field(
+        0.1, description="share of the newest batch in the running mean and variance", examples=[0.05]
+    )
 
 
 Norm = Annotated[LayerNormConfig | RMSNormConfig | BatchNormConfig, Field(discriminator="kind")]
 
 
 class SoftmaxAttention(Section):
+    """Scaled dot-product attention (Vaswani et al. 2017, equation 1)."""
+
     kind: Literal["softmax"] = "softmax"
 
 
 class LinearAttention(Section):
-    """Self-attention without softmax; cross-attention still uses softmax."""
+    """Self-attention without softmax (Katharopoulos et al. 2020); cross-attention still uses softmax."""
 
     kind: Literal["linear"] = "linear"
-    feature_map: Literal["elu", "relu", "softmax"] = "elu"
+    feature_map: Literal["elu", "relu", "softmax"] = Field(
+        "elu", description="function of queries and keys that replaces the softmax of their product", examples=["relu"]
+    )
 
 
 Attention = Annotated[SoftmaxAttention | LinearAttention, Field(discriminator="kind")]
@@ -147,23 +189,51 @@ PRESETS: dict[str, dict[str, Any]] = {
 class BlockConfig(Section):
     """Settings of all models made of Transformer layers; the defaults are the base model of Vaswani et al. 2017."""
 
-    d_model: limits.Width = 512
-    d_ff: limits.FeedForward = 2048
-    n_heads: limits.Heads = 8
-    n_kv_heads: limits.Heads | None = Field(None, description="key and value heads; 1 = multi-query")
-    d_key: limits.KeySize | None = Field(
-        None, description="features of a query or key per head; default d_model / n_heads, which values always have"
+    d_model: limits.Width = Field(
+        512, description="features of a token: width of the embeddings and of every layer", examples=[256]
     )
-    dropout: limits.Dropout = Field(0.1, description="after sub-layers and embeddings (Vaswani et al. 2017, 5.4)")
-    attention_dropout: limits.Dropout = 0.0
-    activation_dropout: limits.Dropout = 0.0
-    order: Literal["post", "pre"] = "post"
-    norm: Norm = LayerNormConfig()
-    attention: Attention = SoftmaxAttention()
-    position: Position = SinusoidalPosition()
-    activation: Literal["relu", "gelu", "gelu_tanh", "silu", "sigmoid"] = "relu"
-    gated: bool = False
-    bias: bool = True
+    d_ff: limits.FeedForward = Field(
+        2048, description="hidden features of the feed-forward layers; usually 2 to 4 times d_model", examples=[1024]
+    )
+    n_heads: limits.Heads = Field(8, description="attention heads; d_model must be a multiple", examples=[4])
+    n_kv_heads: limits.Heads | None = Field(
+        None,
+        description="key and value heads: 1 = multi-query (Shazeer 2019), fewer than n_heads = grouped-query attention "
+        "(Ainslie et al. 2023); default: n_heads",
+        examples=[2],
+    )
+    d_key: limits.KeySize | None = Field(
+        None,
+        description="features of a query or key per head; default: d_model / n_heads, which values always have",
+        examples=[16],
+    )
+    dropout: limits.Dropout = Field(
+        0.1, description="dropout after sub-layers and embeddings (Vaswani et al. 2017, 5.4)", examples=[0.3]
+    )
+    attention_dropout: limits.Dropout = Field(0.0, description="dropout of the attention weights", examples=[0.1])
+    activation_dropout: limits.Dropout = Field(
+        0.0, description="dropout of the hidden features of the feed-forward layers", examples=[0.1]
+    )
+    order: Literal["post", "pre"] = Field(
+        "post",
+        description="normalization after each residual connection (Vaswani et al. 2017), or before each sub-layer, "
+        "which trains more stably (Xiong et al. 2020)",
+        examples=["pre"],
+    )
+    norm: Norm = Field(LayerNormConfig(), description="normalization of the layers", examples=["rms"])
+    attention: Attention = Field(SoftmaxAttention(), description="computation of self-attention", examples=["linear"])
+    position: Position = Field(
+        SinusoidalPosition(), description="how the model knows the order of the tokens", examples=["rotary"]
+    )
+    activation: Literal["relu", "gelu", "gelu_tanh", "silu", "sigmoid"] = Field(
+        "relu", description="nonlinearity of the feed-forward layers", examples=["silu"]
+    )
+    gated: bool = Field(
+        False,
+        description="multiply the hidden features by a gate (Shazeer 2020); 1.5 times the weights for the same d_ff",
+        examples=[True],
+    )
+    bias: bool = Field(True, description="add biases in attention and feed-forward layers", examples=[False])
 
     @model_validator(mode="after")
     def _fits(self) -> BlockConfig:
@@ -217,8 +287,10 @@ class TransformerConfig(BlockConfig):
     """Encoder and decoder (Vaswani et al. 2017); `preset = "big"` sets the sizes of the big model, unless given."""
 
     architecture: Literal["transformer"] = "transformer"
-    encoder_layers: limits.Layers = 6
-    decoder_layers: limits.Layers = 6
+    encoder_layers: limits.Layers = Field(6, description="layers of the encoder", examples=[4])
+    decoder_layers: limits.Layers = Field(
+        6, description="layers of the decoder, which runs once per output token", examples=[3]
+    )
     tie: Tie = "all"
 
 
@@ -226,20 +298,25 @@ class DecoderOnlyConfig(BlockConfig):
     """A language model (Radford et al. 2018)."""
 
     architecture: Literal["decoder_only"] = "decoder_only"
-    n_layers: limits.Layers = 6
-    tie: Literal["all", "none"] = "all"
+    n_layers: limits.Layers = Field(6, description="layers of the model", examples=[4])
+    tie: Literal["all", "none"] = Field(
+        "all", description="all: the output shares the embedding matrix (Press and Wolf 2017)", examples=["none"]
+    )
 
 
 class EncoderOnlyConfig(BlockConfig):
     """Tagging, classification and masked language modelling (Devlin et al. 2019)."""
 
     architecture: Literal["encoder_only"] = "encoder_only"
-    n_layers: limits.Layers = 6
+    n_layers: limits.Layers = Field(6, description="layers of the model", examples=[4])
     pooling: Literal["none", "first", "mean"] = Field(
-        "none", description="none: one vector per token; otherwise one per text"
+        "none",
+        description="none: one output per token; first: one per text, from its first token; mean: one per text, from "
+        "all tokens",
+        examples=["mean"],
     )
     tie: Literal["all", "none"] = Field(
-        "none", description="all: the output shares the embedding matrix (masked tokens)"
+        "none", description="all: the output shares the embedding matrix, for masked tokens only", examples=["all"]
     )
 
 
@@ -247,11 +324,15 @@ class VisionConfig(BlockConfig):
     """A square image as a sequence of patches (Dosovitskiy et al. 2021)."""
 
     architecture: Literal["vision"] = "vision"
-    position: Position = LearnedPosition()
-    n_layers: limits.Layers = 6
-    image_size: limits.Pixels = Field(8, description="height and width in pixels")
-    patch: limits.Pixels = Field(2, description="height and width of a patch in pixels")
-    channels: limits.Channels = 1
+    position: Position = Field(
+        LearnedPosition(), description="how the model knows the order of the patches", examples=["sinusoidal"]
+    )
+    n_layers: limits.Layers = Field(6, description="layers of the model", examples=[4])
+    image_size: limits.Pixels = Field(8, description="height and width in pixels", examples=[28])
+    patch: limits.Pixels = Field(
+        2, description="height and width of a patch in pixels; image_size must be a multiple", examples=[4]
+    )
+    channels: limits.Channels = Field(1, description="values per pixel: 1 = grey, 3 = colour", examples=[3])
 
     @property
     def n_patches(self) -> int:
@@ -271,12 +352,20 @@ class ConvolutionalConfig(Section):
     """Convolutional sequence to sequence (Gehring et al. 2017)."""
 
     architecture: Literal["convolutional"] = "convolutional"
-    d_model: limits.Width = 512
-    encoder_layers: limits.Layers = 4
-    decoder_layers: limits.Layers = 4
-    kernel: limits.Kernel = Field(3, description="kernel width; odd")
-    dropout: limits.Dropout = 0.1
-    max_positions: limits.Positions = Field(512, description="number of positions; longer input is rejected")
+    d_model: limits.Width = Field(
+        512, description="features of a token: width of the embeddings and of every layer", examples=[256]
+    )
+    encoder_layers: limits.Layers = Field(4, description="layers of the encoder", examples=[6])
+    decoder_layers: limits.Layers = Field(
+        4, description="layers of the decoder, which runs once per output token", examples=[3]
+    )
+    kernel: limits.Kernel = Field(3, description="width of the convolutions in tokens; odd", examples=[5])
+    dropout: limits.Dropout = Field(
+        0.1, description="dropout of embeddings and of the input of each layer", examples=[0.2]
+    )
+    max_positions: limits.Positions = Field(
+        512, description="number of positions; longer input is rejected", examples=[1024]
+    )
     tie: Tie = "all"
 
     @model_validator(mode="after")

@@ -24,8 +24,10 @@ def apply_overrides(document: dict[str, Any], overrides: Iterable[str], root: ty
     Kinds are applied first, so that the order of overrides does not matter.  A new kind removes the other keys of its
     section; a new architecture removes the keys that it does not have.
     """
-    problems = []
-    pairs = [text.partition("=") for text in overrides]
+    overrides = [overrides] if isinstance(overrides, str | bytes) or not isinstance(overrides, Iterable) else overrides
+    texts = list(overrides)
+    problems = [f"override {text!r:.60}: must be a str, key=value" for text in texts if not isinstance(text, str)]
+    pairs = [text.partition("=") for text in texts if isinstance(text, str)]
     for key, equals, value in sorted(pairs, key=lambda pair: not pair[0].strip().endswith((".kind", ".architecture"))):
         if not equals or not key.strip():
             problems.append(f"{clip(key + equals + value)!r}: not an override; write key=value, such as train.seed=2")

@@ -29,10 +29,18 @@ __all__ = [
 ]
 
 
-Tie = Annotated[Literal["all", "target", "none"], Field(description="embeddings that share the output matrix")]
+Tie = Annotated[
+    Literal["all", "target", "none"],
+    Field(
+        description="embeddings that share the output matrix (Press and Wolf 2017): both, those of the target, none",
+        examples=["target"],
+    ),
+]
 
 
 class ZeroState(Section):
+    """Zeros."""
+
     kind: Literal["zeros"] = "zeros"
 
 
@@ -49,7 +57,9 @@ class RNNCell(Section):
     """Simple recurrent network (Elman 1990)."""
 
     kind: Literal["rnn"] = "rnn"
-    activation: Literal["tanh", "relu"] = "tanh"
+    activation: Literal["tanh", "relu"] = Field(
+        "tanh", description="nonlinearity of the hidden state", examples=["relu"]
+    )
 
 
 class GRUCell(Section):
@@ -78,17 +88,27 @@ class NoAttention(Section):
 
     kind: Literal["none"] = "none"
     context: Literal["bridge", "every_step"] = Field(
-        "bridge", description="where the decoder reads it: in its initial state only, or also at every step"
+        "bridge",
+        description="where the decoder reads the encoder: in its initial state only, or also at every step",
+        examples=["every_step"],
     )
 
 
 class BahdanauAttention(Section):
+    """Attention by a small network of query and key (Bahdanau et al. 2015)."""
+
     kind: Literal["bahdanau"] = "bahdanau"
 
 
 class LuongAttention(Section):
+    """Attention by a product of query and key (Luong et al. 2015)."""
+
     kind: Literal["luong"] = "luong"
-    score: Literal["dot", "general"] = "general"
+    score: Literal["dot", "general"] = Field(
+        "general",
+        description="product of query and key: plain, or with a learned matrix between them",
+        examples=["dot"],
+    )
 
 
 AttentionOfRecurrent = Annotated[NoAttention | BahdanauAttention | LuongAttention, Field(discriminator="kind")]
@@ -97,14 +117,22 @@ AttentionOfRecurrent = Annotated[NoAttention | BahdanauAttention | LuongAttentio
 class RecurrentConfig(Section):
     """Settings of all recurrent architectures."""
 
-    d_model: limits.Width = Field(512, description="width of embeddings and hidden states")
-    encoder_layers: limits.Layers = 2
-    decoder_layers: limits.Layers = 2
-    directions: Annotated[Literal[1, 2], NotBoolean] = Field(2, description="reading directions of the encoder")
-    dropout: limits.Dropout = 0.1
-    attention: AttentionOfRecurrent = BahdanauAttention()
+    d_model: limits.Width = Field(512, description="width of embeddings and hidden states", examples=[256])
+    encoder_layers: limits.Layers = Field(2, description="layers of the encoder", examples=[3])
+    decoder_layers: limits.Layers = Field(
+        2, description="layers of the decoder, which runs once per output token", examples=[1]
+    )
+    directions: Annotated[Literal[1, 2], NotBoolean] = Field(
+        2, description="reading directions of the encoder; with 2, each has half of d_model", examples=[1]
+    )
+    dropout: limits.Dropout = Field(
+        0.1, description="dropout before each layer and after the last of the decoder", examples=[0.3]
+    )
+    attention: AttentionOfRecurrent = Field(
+        BahdanauAttention(), description="how the decoder reads the encoder", examples=["luong"]
+    )
     initial_state: InitialState = Field(
-        ZeroState(), description="state before the first token; a decoder starts from the encoder"
+        ZeroState(), description="state of the encoder before the first token", examples=["learned"]
     )
     tie: Tie = "all"
 
@@ -118,7 +146,9 @@ class RNNConfig(RecurrentConfig):
     """Simple recurrent network (Elman 1990)."""
 
     architecture: Literal["rnn"] = "rnn"
-    activation: Literal["tanh", "relu"] = "tanh"
+    activation: Literal["tanh", "relu"] = Field(
+        "tanh", description="nonlinearity of the hidden state", examples=["relu"]
+    )
 
     @property
     def cell(self) -> RNNCell:
@@ -140,18 +170,24 @@ class LSTMConfig(RecurrentConfig):
 
 
 class _OneOutputPerInput(Section):
-    d_model: limits.Width = Field(512, description="width of embeddings and hidden states")
-    n_layers: limits.Layers = 2
-    cell: RecurrentCell = LSTMCell()
-    initial_state: InitialState = Field(ZeroState(), description="state before the first token")
-    dropout: limits.Dropout = Field(0.1, description="before each layer and after the last (Zaremba et al. 2014)")
+    """Settings of recurrent networks with one stack."""
+
+    d_model: limits.Width = Field(512, description="width of embeddings and hidden states", examples=[256])
+    n_layers: limits.Layers = Field(2, description="layers of the model", examples=[3])
+    cell: RecurrentCell = Field(LSTMCell(), description="recurrent cell", examples=["gru"])
+    initial_state: InitialState = Field(ZeroState(), description="state before the first token", examples=["learned"])
+    dropout: limits.Dropout = Field(
+        0.1, description="dropout before each layer and after the last (Zaremba et al. 2014)", examples=[0.3]
+    )
 
 
 class RecurrentLMConfig(_OneOutputPerInput):
     """A recurrent language model (Mikolov et al. 2010)."""
 
     architecture: Literal["recurrent_lm"] = "recurrent_lm"
-    tie: Literal["all", "none"] = "all"
+    tie: Literal["all", "none"] = Field(
+        "all", description="all: the output shares the embedding matrix (Press and Wolf 2017)", examples=["none"]
+    )
 
 
 class RecurrentEncoderConfig(_OneOutputPerInput):
@@ -159,13 +195,16 @@ class RecurrentEncoderConfig(_OneOutputPerInput):
 
     architecture: Literal["recurrent_encoder"] = "recurrent_encoder"
     directions: Annotated[Literal[1, 2], NotBoolean] = Field(
-        2, description="reading directions; with 2, each has half of d_model"
+        2, description="reading directions; with 2, each has half of d_model", examples=[1]
     )
     pooling: Literal["none", "last", "mean"] = Field(
-        "none", description="none: one vector per token; last: the final state of each direction; mean: over all tokens"
+        "none",
+        description="none: one output per token; last: one per text, from the final state of each direction; mean: one "
+        "per text, from all states",
+        examples=["last"],
     )
     tie: Literal["all", "none"] = Field(
-        "none", description="all: the output shares the embedding matrix (masked tokens)"
+        "none", description="all: the output shares the embedding matrix, for masked tokens only", examples=["all"]
     )
 
     @model_validator(mode="after")

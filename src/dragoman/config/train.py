@@ -27,18 +27,34 @@ Device = Annotated[str, Field(pattern="^(auto|cpu|(cuda|mps|xpu|hpu)(:[0-9]{1,3}
 
 
 class AdamConfig(Section):
+    """Adam: steps scaled by running means of the gradient and of its square (Kingma and Ba 2015)."""
+
     kind: Literal["adam"] = "adam"
-    beta1: limits.Beta = 0.9
-    beta2: limits.Beta = 0.98
-    eps: limits.AdamEpsilon = 1e-9
+    beta1: limits.Beta = Field(0.9, description="decay of the running mean of the gradient", examples=[0.9])
+    beta2: limits.Beta = Field(
+        0.98,
+        description="decay of the running mean of the squared gradient; 0.98 in Vaswani et al. 2017, 5.3",
+        examples=[0.999],
+    )
+    eps: limits.AdamEpsilon = Field(1e-9, description="added to the denominator of the update", examples=[1e-8])
 
 
 class AdamWConfig(Section):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
+
     kind: Literal["adamw"] = "adamw"
-    beta1: limits.Beta = 0.9
-    beta2: limits.Beta = 0.98
-    eps: limits.AdamEpsilon = 1e-9
-    weight_decay: limits.WeightDecay = 0.01
+    beta1: limits.Beta = Field(0.9, description="decay of the running mean of the gradient", examples=[0.9])
+    beta2: limits.Beta = Field(
+        0.98,
+        description="decay of the running mean of the squared gradient; 0.98 in Vaswani et al. 2017, 5.3",
+        examples=[0.999],
+    )
+    eps: limits.AdamEpsilon = Field(1e-9, description="added to the denominator of the update", examples=[1e-8])
+    weight_decay: limits.WeightDecay = Field(
+        0.01,
+        description="each step subtracts learning rate * weight_decay * weight from every matrix; 0 = none",
+        examples=[0.1],
+    )
 
 
 class SGDConfig(Section):
@@ -48,34 +64,44 @@ class SGDConfig(Section):
     """
 
     kind: Literal["sgd"] = "sgd"
-    momentum: limits.Beta = 0.0
-    weight_decay: limits.WeightDecay = Field(0.0, description="L2 regularization of the matrices; 0 = none")
+    momentum: limits.Beta = Field(
+        0.0, description="share of the previous update that is kept; 0 = none", examples=[0.9]
+    )
+    weight_decay: limits.WeightDecay = Field(
+        0.0, description="L2 regularization of the matrices; 0 = none", examples=[1e-4]
+    )
 
 
 class InverseSqrtSchedule(Section):
     """factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5) (Vaswani et al. 2017, equation 3)."""
 
     kind: Literal["inverse_sqrt"] = "inverse_sqrt"
-    factor: limits.ScheduleFactor = 1.0
-    warmup: limits.Steps = Field(4000, description="steps")
+    factor: limits.ScheduleFactor = Field(
+        1.0, description="multiplies the whole schedule; its peak is factor / sqrt(d_model * warmup)", examples=[2.0]
+    )
+    warmup: limits.Steps = Field(4000, description="steps in which the rate rises to its peak", examples=[4000])
 
 
 class BudgetSchedule(Section):
     """Linear warm-up, constant at `peak`, then decay to zero at the end of the budget."""
 
     kind: Literal["budget"] = "budget"
-    peak: limits.PeakRate = 3e-3
-    warmup: limits.Steps = Field(100, description="steps")
-    decay: limits.Decay = Field(0.5, description="fraction of the budget in which the rate decays")
-    shape: Literal["linear", "cosine"] = "linear"
+    peak: limits.PeakRate = Field(3e-3, description="highest learning rate", examples=[2e-3])
+    warmup: limits.Steps = Field(100, description="steps in which the rate rises to its peak", examples=[400])
+    decay: limits.Decay = Field(
+        0.5, description="final fraction of the budget, in which the rate falls to zero", examples=[0.7]
+    )
+    shape: Literal["linear", "cosine"] = Field("linear", description="shape of the decay", examples=["cosine"])
 
 
 class ConstantSchedule(Section):
     """Linear warm-up, then constant at `rate`."""
 
     kind: Literal["constant"] = "constant"
-    rate: limits.PeakRate = 1e-3
-    warmup: limits.Steps = Field(1, description="steps; 1 = `rate` from the first step")
+    rate: limits.PeakRate = Field(1e-3, description="learning rate after the warm-up", examples=[1e-3])
+    warmup: limits.Steps = Field(
+        1, description="steps in which the rate rises; 1 = `rate` from the first step", examples=[100]
+    )
 
 
 Optimizer = Annotated[AdamConfig | AdamWConfig | SGDConfig, Field(discriminator="kind")]
@@ -83,30 +109,96 @@ Schedule = Annotated[InverseSqrtSchedule | BudgetSchedule | ConstantSchedule, Fi
 
 
 class TrainConfig(Section):
-    budget: DurationField = Duration(amount=20 * 60, unit="seconds")
-    batch_tokens: limits.TokensPerBatch = Field(4096, description="source + target tokens per batch, with padding")
-    accumulate: limits.Batches = Field(1, description="batches per update")
-    optimizer: Optimizer = AdamConfig()
-    schedule: Schedule = InverseSqrtSchedule()
-    label_smoothing: limits.Dropout = 0.1
-    clip_norm: limits.GradientNorm = Field(0.0, description="maximum gradient norm; 0 = no clipping")
-    precision: Literal["float32", "bf16"] = "float32"
-    seed: limits.Seed = 1
-    ema: limits.Beta = Field(0.0, description="decay of the moving average of the weights; 0 = none")
-    log_every: limits.Interval = Field(20, description="steps")
-    validate_every: DurationField = Duration(amount=1, unit="epochs")
-    validate_sentences: limits.Sentences = Field(1000, description="sentences decoded per validation")
-    metric: Literal["bleu", "chrf", "loss", "accuracy", "f1"] = "loss"
-    patience: limits.OptionalCount = Field(0, description="validations without improvement before stopping; 0 = off")
-    keep: limits.Checkpoints = Field(5, description="recent checkpoints to keep, in addition to the best")
-    average: limits.OptionalCount = Field(0, description="last checkpoints to average at the end; 0 = none")
-    max_bad_steps: limits.Interval = Field(20, description="consecutive steps with a non-finite loss before stopping")
-    device: Device = "auto"
+    """Training: how long, how fast, and what is saved."""
+
+    budget: DurationField = Field(
+        Duration(amount=20 * 60, unit="seconds"),
+        description="length of the training; the schedule `budget` ends with it",
+        examples=["30 epochs"],
+    )
+    batch_tokens: limits.TokensPerBatch = Field(
+        4096, description="source + target tokens per batch, with padding", examples=[8192]
+    )
+    accumulate: limits.Batches = Field(
+        1, description="batches per update: the same result as larger batches, with less memory", examples=[4]
+    )
+    optimizer: Optimizer = Field(AdamConfig(), description="how gradients change the weights", examples=["adamw"])
+    schedule: Schedule = Field(InverseSqrtSchedule(), description="learning rate by step", examples=["budget"])
+    label_smoothing: limits.Dropout = Field(
+        0.1,
+        description="share of the target probability that is spread over all tokens (Szegedy et al. 2016)",
+        examples=[0.1],
+    )
+    clip_norm: limits.GradientNorm = Field(
+        0.0, description="maximum norm of the gradient (Pascanu et al. 2013); 0 = no clipping", examples=[1.0]
+    )
+    precision: Literal["float32", "bf16"] = Field(
+        "float32",
+        description="number format of the computation: bf16 is faster on GPUs that support it; weights stay in float32",
+        examples=["bf16"],
+    )
+    seed: limits.Seed = Field(
+        1, description="seed of initialization, order of the data, dropout and sampling", examples=[2]
+    )
+    ema: limits.Beta = Field(
+        0.0,
+        description="decay of the moving average of the weights that is validated and saved; 0 = none",
+        examples=[0.999],
+    )
+    log_every: limits.Interval = Field(20, description="steps between two lines of the log", examples=[100])
+    validate_every: DurationField = Field(
+        Duration(amount=1, unit="epochs"),
+        description="interval of validations, each of which saves a checkpoint",
+        examples=["500 steps"],
+    )
+    save_every: DurationField = Field(
+        Duration(amount=5 * 60, unit="seconds"),
+        description="interval of checkpoints between validations: at most this is lost if the training is killed",
+        examples=["2000 steps"],
+    )
+    validate_sentences: limits.Sentences = Field(
+        1000, description="sentences decoded per validation; the loss is computed on all", examples=[200]
+    )
+    metric: Literal["bleu", "chrf", "loss", "accuracy", "f1"] = Field(
+        "loss",
+        description="what the best checkpoint is best at: loss with any data, bleu and chrf with parallel text, "
+        "accuracy with masked text, tags, labels and images, f1 with trees",
+        examples=["bleu"],
+    )
+    patience: limits.OptionalCount = Field(
+        0, description="early stopping: validations without improvement before training stops; 0 = off", examples=[5]
+    )
+    keep: limits.Checkpoints = Field(
+        5, description="recent checkpoints to keep, in addition to the best", examples=[10]
+    )
+    average: limits.OptionalCount = Field(
+        0, description="last checkpoints to average at the end; 0 = none", examples=[5]
+    )
+    max_bad_steps: limits.Interval = Field(
+        20, description="consecutive steps with a non-finite loss before training stops", examples=[50]
+    )
+    device: Device = Field(
+        "auto", description="auto: a GPU if there is one; a number selects one of several", examples=["cuda:1"]
+    )
+    threads: limits.Threads = Field(
+        "auto", description="threads on the CPU; auto: the fastest number, measured when training starts", examples=[2]
+    )
 
 
 class SearchConfig(Section):
-    beam: limits.Beams = 4
-    alpha: limits.LengthPenalty = Field(0.6, description="length penalty ((5 + length) / 6) ** alpha (Wu et al. 2016)")
-    max_extra: limits.ExtraTokens = Field(50, description="maximum output length: source tokens plus this")
-    min_length: limits.LeastTokens = 0
-    no_repeat_ngram: limits.NgramSize = 0
+    """Decoding: the settings that `translate` and the Python interface use by default."""
+
+    beam: limits.Beams = Field(4, description="hypotheses per step; 1 = greedy search", examples=[5])
+    alpha: limits.LengthPenalty = Field(
+        0.6,
+        description="length penalty: scores are divided by ((5 + length) / 6) ** alpha (Wu et al. 2016); more favours "
+        "longer output",
+        examples=[1.0],
+    )
+    max_extra: limits.ExtraTokens = Field(
+        50, description="maximum output length in tokens: source tokens plus this", examples=[100]
+    )
+    min_length: limits.LeastTokens = Field(0, description="minimum output length in tokens", examples=[1])
+    no_repeat_ngram: limits.NgramSize = Field(
+        0, description="forbid a sequence of this many tokens to occur twice in an output; 0 = off", examples=[3]
+    )

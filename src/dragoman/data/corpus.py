@@ -12,7 +12,7 @@ from pathlib import Path
 from dragoman.config import Config, CorpusConfig, FilterConfig, resolve_path
 from dragoman.data.alignment import misalignment
 from dragoman.errors import DataError, UsageError, clip
-from dragoman.io.lines import decode_line, has_lone_surrogate, open_lines, plain_suffix, read_lines
+from dragoman.io.lines import check_text_file, decode_line, has_lone_surrogate, open_lines, plain_suffix, read_lines
 
 __all__ = [
     "CorpusSpec",
@@ -53,6 +53,13 @@ class CorpusSpec:
                 f"invalid corpus: source={self.source}, target={self.target}, path={self.path}; accepted: "
                 "either source and target (two text files) or path (one .tsv or .jsonl file)"
             )
+        for side in (self.source, self.target):
+            if side is not None:
+                check_text_file(
+                    side,
+                    "use two text files, or one .tsv file with two columns (in a configuration: path). Convert .csv "
+                    "files to .tsv.",
+                )
         if self.path is not None and plain_suffix(self.path) not in _SUFFIXES:
             raise UsageError(
                 f"{self.path}: accepted: the suffix {' or '.join(_SUFFIXES)} (.gz, .zst or .xz may follow), or source "

@@ -31,7 +31,7 @@ SCRIPTS: dict[str, frozenset[str]] = {
 
 _FREQUENT = {
     "en": "the of and to is in that it was for with his her are this have from they which you at by not on "
-    "their two a an as do no men so we",
+    "their two a an as do no men so we me my he she your has would there",
     "de": "der die das und ist nicht ein eine einen einem einer mit auf den dem von zu sich im für auch er "
     "es wird sie zwei was her in an so",
     "fr": "le la les des est et un une dans pour que qui sur pas avec il elle du au ce sont par plus deux "

@@ -33,6 +33,7 @@ from dragoman.data.tokenizer import EOS, Tokenizer, train_tokenizer
 from dragoman.errors import DataError, ModelFolderError, TrainingError
 from dragoman.io.lines import open_lines
 from dragoman.io.reading import RandomAccessFile, hash_file, read_json
+from dragoman.io.run_log import Phase
 from dragoman.io.writing import atomic_folder, not_written
 
 __all__ = ["DamagedStoreError", "Store", "build_store", "content_hash", "drop_reason", "text_hash"]
@@ -42,6 +43,7 @@ _SIDES = ("source", "target")
 _ID = np.dtype(np.uint32)
 _BLOCK = 1 << 22
 _TABLES = tuple(f"{side}.{kind}" for side in _SIDES for kind in ("ids", "offsets", "txt", "text_offsets"))
+_REPORTED = 10_000  # pairs between two messages on how far reading and encoding are
 _REMEDY = "Remove the folder; the next training run rebuilds it."
 
 
@@ -259,19 +261,20 @@ def build_store(config: Config, specs: list[CorpusSpec], cache: Path, log: Calla
     log: receives the filter statistics.  Raises DataError if no pair is left to train on, TrainingError if the store
     cannot be written.
     """
+    log(Phase("reading the training data"))
     text = text_hash(specs)
     folder = cache / content_hash(config, specs, text)
     if os.path.lexists(folder / "store.json"):
         try:
             store = Store(folder, folder.name)
         except DamagedStoreError as error:
-            log(f"prepared data is damaged and will be rebuilt: {error}")
+            log(f"warning: prepared data is damaged and will be rebuilt: {error}")
         else:
             _report(store, f" (reused: {folder})", log)
             return store
     try:
         with atomic_folder(folder, is_valid=_is_valid) as unfinished:
-            _write_about(unfinished, {"content": folder.name, "text": text, **_fill(config, specs, unfinished)})
+            _write_about(unfinished, {"content": folder.name, "text": text, **_fill(config, specs, unfinished, log)})
         store = Store(folder, folder.name)
     except OSError as error:
         raise TrainingError(not_written(f"the prepared data ({folder})", error)) from error
@@ -293,7 +296,7 @@ def _is_valid(folder: Path) -> bool:
     return True
 
 
-def _fill(config: Config, specs: list[CorpusSpec], folder: Path) -> dict[str, Any]:
+def _fill(config: Config, specs: list[CorpusSpec], folder: Path, log: Callable[[str], None]) -> dict[str, Any]:
     """Write all files but `store.json`; return the filter statistics, warnings, and size and weight of each corpus."""
     rules = config.parallel.filter
     pair_filter = PairFilter(rules)
@@ -305,6 +308,8 @@ def _fill(config: Config, specs: list[CorpusSpec], folder: Path) -> dict[str, An
             for pair in pair_filter(read_pairs(spec)):
                 src.write(_one_line(pair.source))
                 tgt.write(_one_line(pair.target))
+                if stats.kept % _REPORTED == 0:
+                    log(Phase("reading the training data", f"{stats.kept:,} pairs"))
             counts.append(stats.kept - before)
     if not stats.kept:
         files = ", ".join(str(path) for spec in specs for path in spec.files)
@@ -312,21 +317,30 @@ def _fill(config: Config, specs: list[CorpusSpec], folder: Path) -> dict[str, An
             f"nothing to train on in {files}: {stats}. Check the files and the limits in [data.filter]; "
             "'dragoman doctor' shows what they contain."
         )
+    log(Phase("learning the vocabulary"))
     warnings: list[str] = []
     tokenizer = train_tokenizer(config.tokenizer, folder / "source.all", folder / "target.all", warnings.append)
     for name, content in tokenizer.files().items():
         (folder / name).write_bytes(content)
-    kept = _encode(tokenizer, folder, counts, rules.max_tokens, stats)
+    kept = _encode(tokenizer, folder, counts, rules.max_tokens, stats, log)
     if not sum(kept):
         raise DataError(f"nothing to train on: {stats}. Increase data.filter.max_tokens (now {rules.max_tokens}).")
     parts = [{"pairs": n, "weight": s.weight} for n, s in zip(kept, specs, strict=True)]
     return {"account": str(stats), "warnings": warnings, "parts": parts}
 
 
-def _encode(tokenizer: Tokenizer, folder: Path, counts: list[int], max_tokens: int, stats: FilterStats) -> list[int]:
+def _encode(
+    tokenizer: Tokenizer,
+    folder: Path,
+    counts: list[int],
+    max_tokens: int,
+    stats: FilterStats,
+    log: Callable[[str], None],
+) -> list[int]:
     """Write ids and text of the pairs within `max_tokens`; return the number kept from each corpus."""
     tables = [(array("q", [0]), array("q", [0])) for _ in _SIDES]
     kept = [0] * len(counts)
+    log(phase := Phase("encoding the training data"))
     with ExitStack() as stack:
         files = [
             [stack.enter_context((folder / f"{side}.{kind}").open("wb")) for kind in ("ids", "txt")] for side in _SIDES
@@ -340,6 +354,8 @@ def _encode(tokenizer: Tokenizer, folder: Path, counts: list[int], max_tokens: i
                     stats.drop_kept(reason)
                     continue
                 kept[part] += 1
+                if sum(kept) % _REPORTED == 0:
+                    log(Phase(phase.name, f"{sum(kept):,} of {sum(counts):,} pairs"))
                 for i, (offsets, text_offsets) in enumerate(tables):
                     files[i][0].write(np.asarray(ids[i][:-1], dtype=_ID).tobytes())
                     files[i][1].write(texts[i] + b"\n")

@@ -70,7 +70,7 @@ def load_backend(
     The configuration of an ensemble has the smallest `max_tokens` of its models and the `[search]` of the first.
     Raises ModelFolderError, and UsageError for invalid or unavailable options and for different vocabularies.
     """
-    paths = [path] if isinstance(path, str | Path) else list(path)
+    paths = list(path) if isinstance(path, Sequence) and not isinstance(path, str | bytes) else [path]
     _check(paths, kind, quantize, engine, threads, shortlist)
     if engine != "native" and str(device) != "cpu":  # the native engine works without torch
         from dragoman.device import resolve_device

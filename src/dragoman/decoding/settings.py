@@ -18,7 +18,11 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "max_extra": (0, 10_000, "0 to 10,000"),
     "min_length": (0, 10_000, "0 to 10,000"),
     "no_repeat_ngram": (0, 10_000, "0 (off) or 2 to 10,000; 1 forbids every repeated token"),
-    "temperature": (1e-6, 1000, "1e-6 to 1000; for the most probable token at each step, use greedy search"),
+    "temperature": (
+        1e-6,
+        1000,
+        "1e-6 to 1000; for the most probable token at each step, use greedy search (sample = False, beam = 1)",
+    ),
     "top_k": (0, 1_048_576, "0 (all tokens) to 1,048,576"),
     "top_p": (5e-324, 1, "more than 0 and at most 1 (1 = all tokens)"),
     "seed": (0, 2**63 - 1, f"0 to {2**63 - 1:,}"),
@@ -82,7 +86,7 @@ class SearchSettings:
     def of(cls, settings: Any, **overrides: Any) -> SearchSettings:
         """Read the settings from the attributes of an object, such as a `[search]` section, and override some of them.
 
-        Raises UsageError for an unknown setting in `overrides`.
+        Raises UsageError for an unknown setting in `overrides`, and for a beam together with sampling.
         """
         names = [field.name for field in dataclasses.fields(cls)]
         unknown = [name for name in overrides if name not in names]
@@ -90,4 +94,9 @@ class SearchSettings:
             listed = ", ".join(f"{name!r}{nearest(name, names)}" for name in unknown)
             raise UsageError(f"unknown search setting: {listed}; accepted: {', '.join(names)}")
         given = {name: getattr(settings, name) for name in names if hasattr(settings, name)}
-        return cls(**given | overrides)
+        found = cls(**given | overrides)
+        if found.sample and overrides.get("beam", 1) != 1:
+            raise UsageError(
+                f"beam = {found.beam}: has no effect with sample = True; use beam search or sampling, not both"
+            )
+        return found

@@ -313,16 +313,30 @@ def evaluate_model(
 
 
 def _check(texts: Sequence[str], references: References, name: str = "translations") -> None:
+    _check_lines(texts, name)
     if not texts:
         raise UsageError(f"no {name}: give at least 1 line to score")
     if not references:
         raise UsageError("no references: give at least 1 list of lines")
+    if isinstance(references, str | bytes) or not isinstance(references, Sequence):
+        raise UsageError(f"references: {references!r:.60}; accepted: a list of lists of texts, [references]")
+    for number, lines in enumerate(references, start=1):
+        _check_lines(lines, f"references, list {number}")
     counts = [len(lines) for lines in references]
     if set(counts) != {len(texts)}:
         listed = ", ".join(map(str, counts))
         raise UsageError(
             f"{len(texts)} {name} but references of {listed} lines; give one reference line per line of {name}"
         )
+
+
+def _check_lines(lines: object, name: str) -> None:
+    """Raise UsageError unless `lines` is a list of texts."""
+    if isinstance(lines, str | bytes) or not isinstance(lines, Sequence):
+        raise UsageError(f"{name}: {lines!r:.60} is of type {type(lines).__name__}; accepted: a list of texts")
+    for number, line in enumerate(lines, start=1):
+        if not isinstance(line, str):
+            raise UsageError(f"{name}, item {number}: {line!r:.60} is of type {type(line).__name__}; accepted: str")
 
 
 def _metrics(lowercase: bool = False, tokenize: str = "13a") -> tuple[BLEU, CHRF, TER]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import torch
 from torch import Tensor
@@ -12,10 +13,14 @@ from dragoman.data.batching import Batch
 from dragoman.data.readers.labelled import tagged_row, text_source
 from dragoman.data.tokenizer import EOS, PAD, Tokenizer
 from dragoman.data.turns import encode_turns, turns_of_text
+from dragoman.errors import UsageError, nearest
 from dragoman.models.seq2seq import Network
 from dragoman.nn.modes import evaluating
 
 __all__ = ["Ids", "dialogue_ids", "label_row", "with_predictions"]
+
+_ROLE = re.compile(r"\s*(\w{1,20})\s*:(?:\s|$)")
+"""The beginning of a turn."""
 
 Ids = tuple[list[int], list[int]]
 """Source and target ids, each with its end of sentence; PAD in the target marks positions without a target."""
@@ -24,9 +29,16 @@ Ids = tuple[list[int], list[int]]
 def dialogue_ids(tokenizer: Tokenizer, text: str) -> tuple[list[int], str]:
     """Return the ids of the turns in a text with lines `ROLE: text` and of the role that answers; and this role.
 
-    It is the role of a last line without text, otherwise another role than that of the last turn.
+    It is the role of a last line without text, otherwise another role than that of the last turn.  Raises UsageError
+    for an unknown role.
     """
     roles = list(tokenizer.roles)
+    for line in text.split("\n"):
+        match = _ROLE.match(line)
+        if match and match[1] not in roles:
+            raise UsageError(
+                f"{match[1]!r}: not a role of this model{nearest(match[1], roles)}; accepted: {', '.join(roles)}"
+            )
     turns = turns_of_text(text, roles)
     if turns and not turns[-1].text:
         role = turns.pop().role

@@ -5,6 +5,9 @@ from __future__ import annotations
 import gzip
 import io
 import lzma
+import os
+import select
+import time
 import zlib
 from collections.abc import Iterator
 from functools import partial
@@ -13,11 +16,13 @@ from typing import IO
 
 import zstandard
 
-from dragoman.errors import DataError, clip
+from dragoman.errors import DataError, UsageError, clip
 from dragoman.io.reading import open_regular
 
 __all__ = [
     "COMPRESSED_SUFFIXES",
+    "NOT_LINES",
+    "check_text_file",
     "clip",
     "count_lines",
     "decode_line",
@@ -25,15 +30,23 @@ __all__ = [
     "open_lines",
     "plain_suffix",
     "raw_lines",
+    "read_chunks",
     "read_lines",
+    "ready_lines",
 ]
 
 COMPRESSED_SUFFIXES = (".gz", ".zst", ".xz")
+NOT_LINES = (".csv", ".tsv", ".json", ".jsonl", ".tmx", ".xlsx", ".parquet", ".arrow", ".bin")
+"""Suffixes of tables and other files that are not one text per line."""
 BOM = b"\xef\xbb\xbf"
 
 _CHUNK = 1 << 20
 _MAX_LINE = 64 << 20
 """Maximum bytes per line; without a limit, a device such as /dev/zero or a binary file would exhaust the memory."""
+_GROUP = 2000
+"""Lines that are enough for a group, so that a fast producer is not read into memory."""
+_PAUSE, _MOST_WAIT = 0.02, 0.2
+"""A group ends after a pause of the input of so many seconds, and at last so many seconds after its first line."""
 _DECOMPRESSION_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 
 
@@ -89,6 +102,13 @@ def plain_suffix(path: Path) -> str:
     return Path(path.stem).suffix if path.suffix in COMPRESSED_SUFFIXES else path.suffix
 
 
+def check_text_file(path: Path, advice: str) -> None:
+    """Raise UsageError, with `advice`, if the suffix of `path` is that of a table, whose lines are not texts."""
+    suffix = plain_suffix(path)
+    if suffix in NOT_LINES:
+        raise UsageError(f"{path}: a {suffix} file is not text with one sentence per line; {advice}")
+
+
 def has_lone_surrogate(text: str) -> bool:
     """Return whether the text contains a lone surrogate, which is invalid Unicode."""
     return any("\ud800" <= c <= "\udfff" for c in text)
@@ -102,11 +122,47 @@ def raw_lines(stream: IO[bytes] | io.BufferedIOBase, where: str) -> Iterator[byt
     """Yield the lines of a stream without "\\n".  Raises DataError for a line longer than 64 MiB."""
     for number, line in enumerate(iter(partial(stream.readline, _MAX_LINE), b""), start=1):
         if len(line) == _MAX_LINE and not line.endswith(b"\n"):
-            raise DataError(
-                f"{where}, line {number:,}: longer than {_MAX_LINE >> 20} MiB; accepted: text with one sentence per "
-                "line. Give a text file whose lines end with \\n."
-            )
+            raise _too_long(where, number)
         yield line.removesuffix(b"\n")
+
+
+def _too_long(where: str, line: int) -> DataError:
+    return DataError(
+        f"{where}, line {line:,}: longer than {_MAX_LINE >> 20} MiB; accepted: text with one sentence per line. Give a "
+        "text file whose lines end with \\n."
+    )
+
+
+def ready_lines(descriptor: int, where: str) -> Iterator[list[bytes]]:
+    """Yield the lines of a pipe or terminal without "\n", in groups: those that arrive before the input pauses.
+
+    A group has at least `_GROUP` lines if they arrive fast enough.  Raises DataError for a line longer than 64 MiB.
+    """
+    group: list[bytes] = []
+    parts: list[bytes] = []  # of an unfinished line
+    done, length, first = 0, 0, 0.0
+    while True:
+        if group:
+            wait = min(_PAUSE, first + _MOST_WAIT - time.monotonic())
+            if len(group) >= _GROUP or wait <= 0 or not select.select([descriptor], [], [], wait)[0]:
+                yield group
+                done, group = done + len(group), []
+        chunk = os.read(descriptor, _CHUNK)
+        if not chunk:
+            break
+        head, *others = chunk.split(b"\n")
+        parts.append(head)
+        length += len(head)
+        if length >= _MAX_LINE:
+            raise _too_long(where, done + len(group) + 1)
+        if others:
+            first = first if group else time.monotonic()
+            group += [b"".join(parts), *others[:-1]]
+            parts, length = [others[-1]], len(others[-1])
+    if last := b"".join(parts):
+        group.append(last)
+    if group:
+        yield group
 
 
 def open_lines(path: Path) -> Iterator[bytes]:
@@ -124,6 +180,22 @@ def open_lines(path: Path) -> Iterator[bytes]:
         raise DataError(
             f"{path}: the compressed data is truncated or damaged after line {number:,} ({error}). "
             "Copy or download the file again."
+        ) from error
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def read_chunks(path: Path) -> Iterator[bytes]:
+    """Yield the bytes of a file in chunks of at most 1 MiB, decompressing `.gz`, `.zst` and `.xz`.
+
+    Raises DataError if the file cannot be read, is truncated or damaged.
+    """
+    try:
+        with _open_stream(path) as stream:
+            yield from iter(partial(stream.read, _CHUNK), b"")
+    except _DECOMPRESSION_ERRORS as error:
+        raise DataError(
+            f"{path}: the compressed data is truncated or damaged ({error}). Copy or download the file again."
         ) from error
     except OSError as error:
         raise _unreadable(path, error) from error

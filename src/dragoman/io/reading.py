@@ -18,13 +18,14 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from dragoman.errors import DataError, DragomanError
+from dragoman.errors import DataError, DragomanError, UsageError
 
 __all__ = [
     "COPY_AGAIN",
     "MAX_JSON",
     "MAX_READ",
     "RandomAccessFile",
+    "as_path",
     "hash_file",
     "hash_files",
     "open_regular",
@@ -48,6 +49,13 @@ _KINDS = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
+
+
+def as_path(value: object, what: str) -> Path:
+    """Return a path given as a str or a path object.  Raises UsageError for anything else; what: what it names."""
+    if isinstance(value, str) or (isinstance(value, os.PathLike) and isinstance(os.fspath(value), str)):
+        return Path(value)
+    raise UsageError(f"{what}: {value!r:.60} is of type {type(value).__name__}; accepted: a path, as str or Path")
 
 
 def open_regular(path: Path) -> FileIO:

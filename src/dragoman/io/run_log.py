@@ -10,20 +10,68 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dragoman.errors import TrainingError
 from dragoman.io.writing import writing
 
-__all__ = ["Reporter", "RunLog", "read_log"]
+__all__ = ["Phase", "Reporter", "RunLog", "Sample", "Status", "read_log"]
+
+
+class Phase(str):
+    """A message that names what is done from now on; repeated with another detail, it tells how far that is."""
+
+    def __new__(cls, name: str, detail: str = "") -> Phase:
+        phase = super().__new__(cls, f"{name}: {detail}" if detail else name)
+        phase.name, phase.detail = name, detail
+        return phase
+
+    name: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Status:
+    """State of a training after a step.
+
+    used: fraction of the budget.  loss: nats per target token since the last row of the log.  tokens_per_second: source
+    + target, of about the last minute.  seconds_left: with all validations to come.  next_validation: in seconds.
+    best: highest score, or lowest loss, of a validation.  None: not known yet.
+    """
+
+    step: int
+    used: float
+    loss: float
+    learning_rate: float
+    tokens_per_second: float
+    warming_up: bool
+    seconds_left: float | None
+    next_validation: float | None
+    best: float | None
+    best_step: int
+    metric: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A pair of the validation data with the translation of the source at a validation."""
+
+    source: str
+    reference: str
+    hypothesis: str
 
 
 class Reporter:
     """Callbacks for the events of a training run; these do nothing, those of the command line print progress."""
 
     def log(self, text: str) -> None:
-        """Receive a message for the user."""
+        """Receive a message for the user: a `Phase`, a warning, which begins with "warning: ", or another one."""
+
+    def result(self, text: str) -> None:
+        """Receive a message that states the result of the command."""
+        self.log(text)
 
     def started(self, total: str, used: float) -> None:
         """Receive the start of training; total: the budget; used: the fraction of it already used."""
@@ -32,11 +80,17 @@ class Reporter:
         """Receive a row of the log: step, loss (nats per target token, not smoothed), learning_rate, tokens_per_second,
         seconds."""
 
+    def progressed(self, status: Status) -> None:
+        """Receive the state after each step."""
+
     def validated(self, row: dict[str, Any], better: bool) -> None:
         """Receive the scores of a validation, and whether they are the best so far."""
 
-    def finished(self) -> None:
-        """Receive the end of training or its interruption."""
+    def translated(self, sample: Sample) -> None:
+        """Receive the translation of a sentence of the validation data, always the same one, after a validation."""
+
+    def finished(self, complete: bool) -> None:
+        """Receive the end of training; complete: not interrupted, and without an error."""
 
 
 def read_log(run: Path) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import socket
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
@@ -106,10 +107,12 @@ def atomic_folder(path: Path, is_valid: Callable[[Path], bool] | None = None) ->
     is_valid: required if several processes may write the same `path`.  If it returns True for the `path` that another
     process has written meanwhile, that one is kept, because it may be in use already.
     """
-    process = f".{os.getpid()}" if is_valid else ""
+    host = socket.gethostname()
+    process = f".{host}.{os.getpid()}" if is_valid else ""
     unfinished = path.with_name(f".{path.name}{process}.unfinished")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(path.parent, f".{path.name}.{host}.")
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir()
         yield unfinished
@@ -121,6 +124,27 @@ def atomic_folder(path: Path, is_valid: Callable[[Path], bool] | None = None) ->
         flush_folder(path.parent)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _remove_abandoned(parent: Path, prefix: str) -> None:
+    """Remove temporary folders of processes of this machine that were killed."""
+    for left in parent.iterdir():
+        number = left.name.removeprefix(prefix).removesuffix(".unfinished")
+        if left.name == f"{prefix}{number}.unfinished" and number.isdecimal() and not _is_running(int(number)):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _is_running(process: int) -> bool:
+    """Return whether a process of this machine exists; True where this cannot be asked."""
+    if os.name != "posix":
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
 
 
 def _replace_folder(unfinished: Path, path: Path, is_valid: Callable[[Path], bool] | None) -> None:

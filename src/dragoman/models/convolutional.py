@@ -114,5 +114,6 @@ class ConvolutionalDecoder(nn.Module):
 class Convolutional(EncoderDecoder):
     """A convolutional encoder and decoder with an output projection; `Memory.states` are (B, S, 2 D)."""
 
+    architecture = "convolutional"
     encoder: ConvolutionalEncoder
     decoder: ConvolutionalDecoder

@@ -21,6 +21,7 @@ __all__ = ["DecoderOnly"]
 class DecoderOnly(Stack, LanguageModel):
     """A stack in which every position attends to itself and to earlier positions, with an output layer."""
 
+    architecture = "decoder_only"
     embedding: Embedding
 
     def __init__(

@@ -19,6 +19,8 @@ Pooling = Literal["none", "first", "last", "mean"]
 class EncoderOnly(Network):
     """An encoder with an output layer over labels; encoder(src, src_mask) returns states (B, S, D)."""
 
+    architecture = "encoder_only"
+
     def __init__(self, encoder: nn.Module, output: nn.Module, pooling: Pooling) -> None:
         super().__init__()
         self.encoder = encoder

@@ -24,7 +24,7 @@ from dragoman.config import Config, parse_config
 from dragoman.data.profile import PROFILE, TrainingProfile
 from dragoman.data.vocabulary import Vocabulary, load_vocabulary
 from dragoman.errors import ConfigError, ModelFolderError, TrainingError, UsageError
-from dragoman.io.reading import COPY_AGAIN, read_json, read_text
+from dragoman.io.reading import COPY_AGAIN, as_path, read_json, read_text
 from dragoman.io.weights import file_problem, load_file
 from dragoman.io.writing import atomic_folder, is_full, not_written, write_file
 
@@ -48,6 +48,7 @@ __all__ = [
     "read_meta",
     "read_pointer",
     "read_profile",
+    "runs_inside",
     "save_model",
     "unique_tensors",
     "verify",
@@ -58,6 +59,7 @@ __all__ = [
 
 FORMAT_VERSION = 1
 POINTERS = ("best", "last", "average")
+_MOST_LISTED = 8
 USED_BY = {
     "parallel": "dragoman translate",
     "text": "dragoman generate",
@@ -152,12 +154,18 @@ def list_checkpoints(run: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name))
 
 
+def runs_inside(folder: Path) -> list[Path]:
+    """Return the run folders with a checkpoint that are directly inside of a folder."""
+    return sorted({pointer.parent for name in ("best", "last") for pointer in folder.glob(f"*/{name}")})
+
+
 def find_model(path: str | Path) -> Path:
     """Return the model folder for a run folder, one of its checkpoints or pointers, or a model folder.
 
-    Raises ModelFolderError if there is none.
+    A folder that contains a single run, such as that of `dragoman demo`, stands for the run.  Raises ModelFolderError
+    if there is no model.
     """
-    path = Path(path)
+    path = as_path(path, "model")
     if (path / "model.safetensors").exists() or (path / "meta.json").exists():
         return path
     if path.is_file() and path.name in POINTERS:
@@ -173,6 +181,12 @@ def find_model(path: str | Path) -> Path:
             raise ModelFolderError(
                 f"{path}: this run has no checkpoint yet; continue it with: dragoman train CONFIG --out {path}"
             )
+        inside = runs_inside(path)
+        if len(inside) == 1:
+            return find_model(inside[0])
+        if inside:
+            shown = ", ".join(map(str, inside[:_MOST_LISTED])) + ", ..." * (len(inside) > _MOST_LISTED)
+            raise ModelFolderError(f"{path}: contains {len(inside)} runs; specify one of them: {shown}")
         raise ModelFolderError(
             f"{path}: not a model; accepted: a run folder, one of its checkpoints, or a folder with config.json, "
             "model.safetensors, the tokenizer and meta.json"

@@ -114,6 +114,7 @@ class RecurrentDecoder(_DecoderStack):
 class Recurrent(EncoderDecoder):
     """A recurrent encoder and decoder with an output projection."""
 
+    architecture = "rnn, gru or lstm"
     encoder: RecurrentEncoder
     decoder: RecurrentDecoder
 
@@ -123,6 +124,8 @@ class RecurrentLM(_DecoderStack, LanguageModel):
 
     Its state has the same size at every length.
     """
+
+    architecture = "recurrent_lm"
 
     def __init__(
         self, embedding: Embedding, layers: Iterable[RecurrentDecoderLayer], dropout: float, output: nn.Module
@@ -149,6 +152,7 @@ class RecurrentEncoderOnly(EncoderOnly):
     With two directions, the pooling "last" concatenates the final state of each.
     """
 
+    architecture = "recurrent_encoder"
     encoder: RecurrentEncoder
 
     def __init__(self, encoder: RecurrentEncoder, output: nn.Module, pooling: Pooling, directions: int) -> None:

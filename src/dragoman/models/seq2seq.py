@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,8 @@ class Memory:
 class Network(nn.Module, ABC):
     """A module that computes hidden states, with an output layer that maps them to logits."""
 
+    architecture: ClassVar[str] = "custom"
+    """The value of `model.architecture` in configurations, for messages."""
     output: nn.Module
     """Hidden states (..., D) -> logits (..., V)."""
 

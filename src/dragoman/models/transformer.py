@@ -123,5 +123,6 @@ class Decoder(Stack):
 class Transformer(EncoderDecoder):
     """The Transformer: encoder, decoder and output projection."""
 
+    architecture = "transformer"
     encoder: Encoder
     decoder: Decoder

@@ -37,6 +37,7 @@ def patches(images: Tensor, patch: int) -> Tensor:
 class Vision(Stack, Network):
     """Linear embedding of patches after a learned class token, encoder layers, and an output layer over classes."""
 
+    architecture = "vision"
     embedding: nn.Linear
 
     def __init__(

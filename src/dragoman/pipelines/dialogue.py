@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Self
 
 from dragoman.data.ids import EOS
@@ -65,7 +66,7 @@ class Chat(Pipeline):
     """A language model of dialogues: `Chat.load("runs/dialogue").reply([("A", "How are you?")], role="B")`.
 
     context: maximum number of tokens of the turns and the reply, `data.max_tokens` of the training.  roles: the names
-    of all roles.
+    of all roles.  learned_roles: those whose turns were learned, `data.loss_roles` of the training.
     """
 
     _kind, _lack = "dialogue", "was not trained on dialogues"
@@ -76,10 +77,12 @@ class Chat(Pipeline):
         tokenizer: Tokenizer,
         context: int,
         device: str | torch.device = "cpu",
+        learned_roles: Sequence[str] = (),
     ) -> None:
         super().__init__(model, tokenizer, SearchSettings(sample=True, beam=1), device)
         self.context = context
         self.roles = tuple(tokenizer.roles)
+        self.learned_roles = tuple(learned_roles) or self.roles
         if not self.roles:
             raise ModelFolderError(f"the tokenizer contains no roles, as that of a dialogue model does. {COPY_AGAIN}")
 
@@ -87,7 +90,8 @@ class Chat(Pipeline):
     def _build(
         cls, backend: DecodingBackend, tokenizer: Tokenizer, config: Config, profile: TrainingProfile | None
     ) -> Self:
-        return cls(backend, tokenizer, config.data.max_tokens)
+        learned = config.data.loss_roles if config.data.kind == "dialogue" else ()
+        return cls(backend, tokenizer, config.data.max_tokens, learned_roles=learned)
 
     def reply(self, turns: Turns, role: str | None = None, *, max_tokens: int | None = None, **settings: Any) -> Reply:
         """Return the next turn of a dialogue.
@@ -167,6 +171,13 @@ class Chat(Pipeline):
             return "assistant"
         raise UsageError(f"{where}it is not clear who speaks next; specify role = {' or '.join(self.roles)}")
 
+    def role_warning(self, role: str) -> str:
+        """Return a warning if the model has not learned to speak as `role`, or ""."""
+        if role in self.learned_roles:
+            return ""
+        learned = ", ".join(self.learned_roles)
+        return f"the model has not learned the turns of {role}, only those of {learned} (data.loss_roles)"
+
     def check_role(self, role: object, name: str) -> str:
         """Return a role of the model.  Raises UsageError for anything else; name: stands before it in the message."""
         if isinstance(role, str) and role in self.tokenizer.roles:
@@ -176,9 +187,9 @@ class Chat(Pipeline):
 
     def check_turns(self, turns: Turns, where: str = "") -> list[Turn]:
         """Return the turns of a dialogue.  Raises UsageError, with the prefix `where`, for an invalid turn."""
-        check_sequence(turns)
         if not isinstance(turns, Iterable):
             raise UsageError(f"{where}{turns!r:.60} is not a dialogue; accepted: a list of turns")
+        check_sequence(turns)
         found = []
         for number, turn in enumerate(turns, start=1):
             name = f"{where}turn {number}"
@@ -198,9 +209,9 @@ class Chat(Pipeline):
         """Return the settings of a search that appends at most `max_tokens` tokens.  Raises UsageError."""
         most = min(self.context - 2, _MAX_TOKENS)  # without BOS and the role
         tokens = min(max(1, self.context // 4), most) if max_tokens is None else max_tokens
-        if not 1 <= tokens <= most:
+        if not isinstance(tokens, Integral) or not 1 <= tokens <= most:
             raise UsageError(
-                f"max_tokens = {tokens}; accepted: 1 to {most:,}, because turns and reply share a context of "
+                f"max_tokens = {tokens!r:.40}; accepted: 1 to {most:,}, because turns and reply share a context of "
                 f"{self.context:,} tokens"
             )
         if settings.get("nbest", 1) != 1:

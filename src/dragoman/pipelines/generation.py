@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Self
 
 from dragoman.data.tokenizer import EOS, Tokenizer
@@ -110,8 +111,8 @@ class TextGenerator(Pipeline):
 
     def search_settings(self, max_tokens: int, **settings: Any) -> SearchSettings:
         """Return the settings of a search that appends at most `max_tokens` tokens."""
-        if not 1 <= max_tokens <= _MAX_TOKENS:
-            raise UsageError(f"max_tokens = {max_tokens}; accepted: 1 to {_MAX_TOKENS:,}")
+        if not isinstance(max_tokens, Integral) or not 1 <= max_tokens <= _MAX_TOKENS:
+            raise UsageError(f"max_tokens = {max_tokens!r:.40}; accepted: 1 to {_MAX_TOKENS:,}")
         if settings.get("nbest", 1) != 1:
             raise UsageError(f"nbest = {settings['nbest']}; accepted: 1, one continuation per prompt")
         # The limit includes the end of the text.

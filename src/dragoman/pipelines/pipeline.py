@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
@@ -148,16 +149,18 @@ def stream_windows(
 
 
 def check_sequence(inputs: Any) -> None:
-    """Raise UsageError if `inputs` is one text instead of several."""
+    """Raise UsageError unless `inputs` can be iterated and is not one text."""
     if isinstance(inputs, str):
         raise UsageError(f"expected a list of texts, got the text {clip(inputs, 40)!r}; put it in a list, [text]")
+    if isinstance(inputs, bytes | bytearray | Mapping) or not isinstance(inputs, Iterable):
+        raise UsageError(f"expected a list of texts, got {inputs!r:.40} of type {type(inputs).__name__}")
 
 
-def check_positive(**values: int) -> None:
-    """Raise UsageError for a value below 1."""
+def check_positive(**values: object) -> None:
+    """Raise UsageError for anything but an integer of at least 1."""
     for name, value in values.items():
-        if value < 1:
-            raise UsageError(f"{name} = {value}; accepted: at least 1")
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+            raise UsageError(f"{name} = {value!r:.40}; accepted: an integer of at least 1")
 
 
 def check_text(text: object, name: str, *, allow_surrogates: bool = False) -> str:

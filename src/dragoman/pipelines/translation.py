@@ -238,7 +238,7 @@ class Translator(Pipeline):
         """Return whether target tokens are no text, such as none or a space."""
         return len(ids) <= _MOST_BLANK and not self._decode(ids).strip()
 
-    def score(self, sources: Sequence[str], targets: Sequence[str], *, batch_tokens: int = 4000) -> list[TargetScore]:
+    def score(self, sources: Iterable[str], targets: Iterable[str], *, batch_tokens: int = 4000) -> list[TargetScore]:
         """Return the log-probability of each target given its source; no text is split or truncated.
 
         Computed in float32, unless the translator was loaded with `quantize="int8"` or "bf16"; a translator in int8
@@ -252,7 +252,7 @@ class Translator(Pipeline):
             for (_, ids), log_probs in scored
         ]
 
-    def align(self, sources: Sequence[str], targets: Sequence[str], *, batch_tokens: int = 4000) -> list[Alignment]:
+    def align(self, sources: Iterable[str], targets: Iterable[str], *, batch_tokens: int = 4000) -> list[Alignment]:
         """Return the cross-attention between each target and its source.
 
         batch_tokens: padded source and target tokens per batch.  Raises UsageError if the numbers of texts differ, or
@@ -265,9 +265,10 @@ class Translator(Pipeline):
             for (src, tgt), weights in zip(pairs, self.backend.align(pairs, batch_tokens), strict=True)
         ]
 
-    def _pairs(self, sources: Sequence[str], targets: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+    def _pairs(self, sources: Iterable[str], targets: Iterable[str]) -> list[tuple[list[int], list[int]]]:
         check_sequence(sources)
         check_sequence(targets)
+        sources, targets = list(sources), list(targets)
         if len(sources) != len(targets):
             raise UsageError(f"{len(sources)} sources but {len(targets)} targets; give one target per source")
         encode_source, encode_target = self.tokenizer.encode_source, self.tokenizer.encode_target

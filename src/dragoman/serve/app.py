@@ -76,7 +76,8 @@ class ServedModel:
 
     def stream(self, request: TranslateRequest) -> Iterator[Event]:
         """Yield the events of a request; a temperature above 0 means sampling."""
-        settings: dict[str, Any] = {"sample": request.temperature > 0, "beam": request.beam, "seed": request.seed}
+        sample = request.temperature > 0
+        settings: dict[str, Any] = {"sample": sample, "beam": 1 if sample else request.beam, "seed": request.seed}
         settings["temperature"] = request.temperature or 1.0
         if isinstance(self.pipeline, Translator):
             return stream_translation(self.pipeline, request.text, self.lock, **settings)
@@ -181,7 +182,7 @@ def _parse_request(body: bytes, names: Sequence[str]) -> TranslateRequest:
 def _explain(error: Any, accepted: Mapping[str, str]) -> dict[str, str]:
     """Return one of pydantic's errors as a problem."""
     if not error["loc"]:
-        what = f"the body is not a valid request: {error['msg']}"
+        what = "the body is not valid JSON" if error["type"] == "json_invalid" else "the body is not a JSON object"
         return _problem(what, "body", f"a JSON object with {', '.join(accepted)}")
     name = str(error["loc"][0])
     if error["type"] == "extra_forbidden":

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,33 +19,44 @@ from dragoman.data.doctor.examine import examine
 from dragoman.data.doctor.precheck import replaced_characters
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DataError, DragomanError, UsageError
-from dragoman.io.run_log import Reporter
+from dragoman.io.lines import plain_suffix
+from dragoman.io.run_log import Phase, Reporter
 from dragoman.training.allocator import keep_freed_memory
 from dragoman.training.distributed import DistributedContext
+from dragoman.training.plan import Course, course_problems, plan_warnings
 from dragoman.training.run import TrainingRun, check_files, open_run
 from dragoman.training.trainer import Trainer
 
-__all__ = ["diagnose", "forecast"]
+__all__ = ["StepTiming", "diagnose", "forecast", "time_steps"]
 
 _WARM_UP_STEPS, _SECONDS = 3, 4.0
 
 
-def diagnose(config_or_source: Path, target: Path | None = None) -> Diagnosis:
-    """Examine two text files, or the corpora of a configuration; if they have no errors, time a few training steps.
+def diagnose(config_or_source: Path, target: Path | None = None, overrides: Sequence[str] = ()) -> Diagnosis:
+    """Examine two text files, a `.tsv` file, or the corpora of a configuration; without errors, time a few steps.
 
-    Raises ConfigError, and UsageError for files that do not exist and for a single text file.
+    overrides: `key=value` settings of the configuration.  Raises ConfigError, and UsageError for files that do not
+    exist, for a single text file and for overrides of text files.
     """
     if target is not None:
+        if overrides:
+            raise UsageError(f"{overrides[0]}: overrides need a configuration: dragoman doctor CONFIG.toml key=value")
         missing = [str(path) for path in (config_or_source, target) if not path.is_file()]
         if missing:
             raise UsageError(f"no such file: {', '.join(missing)}")
         spec = CorpusSpec(config_or_source, target)
         return examine([spec], valid=None, test=None, source_language=None, target_language=None)
+    if plain_suffix(config_or_source) == ".tsv":
+        if not config_or_source.is_file():
+            raise UsageError(f"no such file: {config_or_source}")
+        spec = CorpusSpec(path=config_or_source)
+        return examine([spec], valid=None, test=None, source_language=None, target_language=None)
     if config_or_source.suffix != ".toml":
         raise UsageError(
-            f"{config_or_source}: not a configuration; use a .toml file, or two files: dragoman doctor SOURCE TARGET"
+            f"{config_or_source}: not a configuration; use a .toml file, two files: dragoman doctor SOURCE TARGET, or "
+            "a .tsv file with two columns"
         )
-    config = load_config(config_or_source)
+    config = load_config(config_or_source, overrides)
     check_files(config)
     with tempfile.TemporaryDirectory() as scratch:
         return _diagnose(config, str(config_or_source), Path(scratch))
@@ -60,9 +73,11 @@ def _diagnose(config: Config, where: str, scratch: Path) -> Diagnosis:
     if config.data.kind == "parallel":
         diagnosis = _examined(config, run)
     else:
-        diagnosis = Diagnosis(account=" ".join(line.removeprefix("data: ") for line in counts))
+        diagnosis = Diagnosis(
+            account=" ".join(line.removeprefix("data: ") for line in counts if not isinstance(line, Phase))
+        )
     if run is not None and diagnosis.healthy:
-        diagnosis.add("info", *forecast(run, where))
+        forecast(run, where, diagnosis)
     elif problem and diagnosis.healthy:
         diagnosis.add("error", problem, where, "correct this before training")
     return diagnosis
@@ -87,37 +102,63 @@ def _examined(config: Config, run: TrainingRun | None) -> Diagnosis:
     return diagnosis
 
 
-def forecast(run: TrainingRun, where: str) -> tuple[str, str, str]:
-    """Measure a few training steps; return the estimated cost of training, `where`, and how it was measured."""
+@dataclass(frozen=True)
+class StepTiming:
+    """Measured training steps: source + target tokens per second, number of steps, bytes of memory, parameters."""
+
+    tokens_per_second: float
+    steps: int
+    memory: float
+    parameters: int
+
+
+def time_steps(run: TrainingRun, seconds: float = _SECONDS) -> StepTiming:
+    """Train for a few steps, without validation and saving, and return the speed.
+
+    Raises UsageError if the memory does not suffice for training.
+    """
     keep_freed_memory()
-    train = run.config.train
-    context = DistributedContext(train.device)
+    context = DistributedContext(run.config.train.device)
     run.check_memory(context.device)
     trainer = Trainer(run, context, Reporter())
-    plan = run.task.epoch(0)
     try:
-        rate, measured = _tokens_per_second(trainer, plan)
+        trainer.threads.start(trainer.trial, resumed=False)
+        rate, steps = _tokens_per_second(trainer, run.task.epoch(0), seconds)
     finally:
+        trainer.threads.restore()
         trainer.log.close()
-    epoch = run.task.tokens() / rate  # seconds
+    return StepTiming(rate, steps, context.peak_memory(), trainer.model.parameter_count())
+
+
+def forecast(run: TrainingRun, where: str, diagnosis: Diagnosis) -> None:
+    """Measure a few training steps; add the estimated cost of training, and warnings about a hopeless plan."""
+    timing, train = time_steps(run), run.config.train
+    plan, tokens = run.task.epoch(0), run.task.tokens()
     steps = len(plan) / train.accumulate
+    epoch = tokens / timing.tokens_per_second  # seconds
     budget = train.budget
     seconds = {
         "seconds": budget.amount,
         "epochs": budget.amount * epoch,
         "steps": budget.amount / steps * epoch,
-        "tokens": budget.amount / rate,
+        "tokens": budget.amount / timing.tokens_per_second,
     }[budget.unit]
-    memory = context.peak_memory() / 1e9
+    course = Course(seconds / epoch, seconds / epoch * steps, tokens, timing.parameters)
     estimate = (
-        f"training for {budget} takes about {_duration(seconds)} and {seconds / epoch * steps:,.0f} steps here: "
-        f"{seconds / epoch:.1f} epochs of {steps:,.0f} steps, {rate:,.0f} tokens/s, {memory:.1f} GB of memory, "
-        f"{trainer.model.parameter_count():,} parameters"
+        f"training for {budget} takes about {_duration(seconds)} and {course.steps:,.0f} steps here: "
+        f"{course.epochs:.1f} epochs of {steps:,.0f} steps, {timing.tokens_per_second:,.0f} tokens/s, "
+        f"{timing.memory / 1e9:.1f} GB of memory, {timing.parameters:,} parameters"
     )
-    return estimate, where, f"measured over {measured} steps, without validation and saving"
+    diagnosis.add("info", estimate, where, f"measured over {timing.steps} steps, without validation and saving")
+    for what, advice in course_problems(run.config, course, run.parameters_of):
+        diagnosis.add("warning", what, where, advice)
+    if budget.unit != "seconds":
+        for warning in plan_warnings(train, run.task, len(plan)):
+            what, _, advice = warning.partition("; ")
+            diagnosis.add("warning", what, where, advice)
 
 
-def _tokens_per_second(trainer: Trainer, plan: list[NDArray[np.int64]]) -> tuple[float, int]:
+def _tokens_per_second(trainer: Trainer, plan: list[NDArray[np.int64]], limit: float = _SECONDS) -> tuple[float, int]:
     """Return source + target tokens per second of training steps, and the number of steps."""
     group = trainer.config.accumulate
     count = max(1, len(plan) // group)
@@ -131,7 +172,7 @@ def _tokens_per_second(trainer: Trainer, plan: list[NDArray[np.int64]]) -> tuple
         if i >= warm_up:
             seconds += time.monotonic() - start
             tokens += sum(b.src_tokens + b.tgt_tokens for b in batches)
-        if seconds > _SECONDS:
+        if seconds > limit:
             break
     return tokens / seconds, i + 1
 

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
-from dragoman.config import Duration, TrainConfig
+from dragoman.config import Config, Duration, TrainConfig
+from dragoman.config.model import ModelConfig, TransformerConfig
 from dragoman.training.optim import Progress, learning_rate
 from dragoman.training.tasks.task import Task
 
-__all__ = ["plan_warnings", "warmup_warning"]
+__all__ = ["Course", "course_of", "course_problems", "is_hopeless", "plan_warnings", "warmup_warning"]
 
 _LOW_FOR_SGD = 0.01
 """Usual rates of SGD without momentum are 0.1 to 30 for networks of text (Merity et al. 2018)."""
+_FEW_EPOCHS, _MANY_EPOCHS = 3, 60
+_FEW_STEPS = 1000
+_TOKENS_PER_PARAMETER = 1.5
+"""Below, a smaller model learns more in the same time: docs/guides/size_and_budget.md.  Above, and with enough steps,
+fewer than three epochs of a large corpus are no problem."""
+_LARGE, _SMALL = 10.0, 0.25
+"""Parameters per token of the corpus: above, the pairs are learned by heart; below, a larger model would learn more."""
+_COST = 0.75
+"""Exponent of the time per token in the number of parameters: on one core 0.7 to 0.8, from 2 to 17 million."""
+_WIDTHS = (128, 192, 256, 384, 512)
 
 
 def plan_warnings(config: TrainConfig, task: Task, batches_per_epoch: int) -> Iterator[str]:
@@ -73,3 +85,105 @@ def _checkpoints(config: TrainConfig, task: Task, batches_per_epoch: int) -> int
         return math.ceil(budget.amount / every.amount)
     total, between = (_steps(duration, config, task, batches_per_epoch) for duration in (budget, every))
     return None if total is None or between is None else math.ceil(total / between)
+
+
+@dataclass(frozen=True)
+class Course:
+    """Expected course of a training.  tokens: source + target per epoch.  parameters: of the model."""
+
+    epochs: float
+    steps: float
+    tokens: float
+    parameters: int
+
+
+def course_of(config: TrainConfig, task: Task, batches_per_epoch: int, parameters: int) -> Course | None:
+    """Return the course that a budget in steps, epochs or tokens determines; None for seconds."""
+    steps = _steps(config.budget, config, task, batches_per_epoch)
+    if steps is None:
+        return None
+    return Course(steps / math.ceil(batches_per_epoch / config.accumulate), steps, task.tokens(), parameters)
+
+
+def is_hopeless(course: Course) -> bool:
+    """Return whether a training has few epochs, and few steps or few tokens for the size of its model."""
+    few_tokens = course.epochs * course.tokens < _TOKENS_PER_PARAMETER * course.parameters
+    return course.epochs < _FEW_EPOCHS and (course.steps < _FEW_STEPS or few_tokens)
+
+
+def course_problems(
+    config: Config, course: Course, parameters_of: Callable[[ModelConfig], int]
+) -> Iterator[tuple[str, str]]:
+    """Yield what makes a training of translation unlikely to succeed, and what to change.
+
+    parameters_of: model configuration -> number of parameters.
+    """
+    yield from _warmup_problem(config.train, course)
+    if config.data.kind != "parallel":
+        return
+    if is_hopeless(course):
+        what = (
+            f"too little training for this model: {course.epochs:.1f} epochs, {course.steps:,.0f} steps, "
+            f"{course.epochs * course.tokens / course.parameters:.1f} tokens per parameter"
+        )
+        raised = f"raise train.budget to {_epochs_budget(config.train, course)}"
+        yield what, _advice(_other_width(config, course, parameters_of, larger=False), raised)
+    if course.parameters > _LARGE * course.tokens:
+        what = (
+            f"the model is large for this corpus: {course.parameters:,} parameters for {course.tokens:,.0f} tokens; "
+            "it learns the pairs by heart"
+        )
+        yield what, _advice(_other_width(config, course, parameters_of, larger=False), "use more text")
+    elif course.epochs > _MANY_EPOCHS and course.parameters < _SMALL * course.tokens:
+        what = f"the model is small for this budget: {course.epochs:,.0f} epochs, {course.parameters:,} parameters"
+        yield what, _advice(_other_width(config, course, parameters_of, larger=True), "lower train.budget")
+
+
+def _warmup_problem(config: TrainConfig, course: Course) -> Iterator[tuple[str, str]]:
+    """Yield a warm-up that a budget of time does not reach; for other budgets `plan_warnings` does."""
+    warmup = config.schedule.warmup
+    if config.budget.unit == "seconds" and course.steps < warmup:
+        yield (
+            f"train.schedule.warmup is {warmup:,} steps, but train.budget = {str(config.budget)!r} is about "
+            f"{course.steps:,.0f} steps here: the learning rate never reaches its peak",
+            f"set train.schedule.warmup = {max(1, round(course.steps / 20)):,}, or raise train.budget",
+        )
+
+
+def _advice(width: str | None, other: str) -> str:
+    options = [option for option in (width, other) if option]
+    return f"{', or '.join(options)}; 'dragoman new' chooses sizes for a corpus, this machine and a budget"
+
+
+def _epochs_budget(config: TrainConfig, course: Course) -> str:
+    """Return a budget, in the unit of the configured one, of twice the least number of epochs."""
+    amount = config.budget.amount * 2 * _FEW_EPOCHS / course.epochs
+    if config.budget.unit == "seconds":
+        return f'"{math.ceil(amount / 60):,} min"'.replace(",", "")
+    return f'"{math.ceil(amount)} {config.budget.unit}"'
+
+
+def _other_width(
+    config: Config, course: Course, parameters_of: Callable[[ModelConfig], int], larger: bool
+) -> str | None:
+    """Return advice to change the width of a Transformer, with the number of epochs it gives; None if nothing helps."""
+    model = config.model
+    if not isinstance(model, TransformerConfig):
+        return None
+    widths = [w for w in _WIDTHS if (w > model.d_model if larger else w < model.d_model) and w % model.n_heads == 0]
+    best = None
+    for width in widths if larger else reversed(widths):
+        d_ff = max(1, model.d_ff * width // model.d_model)
+        changed = model.model_copy(update={"d_model": width, "d_ff": d_ff})
+        cost = (parameters_of(changed) / course.parameters) ** _COST
+        epochs = course.epochs / cost if config.train.budget.unit == "seconds" else course.epochs
+        text = f"model.d_model {model.d_model} -> {width} and model.d_ff {model.d_ff} -> {d_ff}"
+        if config.train.budget.unit == "seconds":
+            text += f" gives about {epochs:.{1 if epochs < 10 else 0}f} epochs in the same time"
+        elif course.epochs < _FEW_EPOCHS:
+            return None  # the width does not change the number of steps
+        best = text
+        fits = parameters_of(changed) <= _LARGE * course.tokens
+        if larger or (epochs >= 2 * _FEW_EPOCHS and fits):
+            break
+    return best

@@ -2,42 +2,57 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dragoman.config import Config, dump_toml, flatten, load_config, resolve_path
-from dragoman.data.vocabulary import load_vocabulary
-from dragoman.errors import ConfigError, ModelFolderError, TrainingError, UsageError
+from dragoman.config import Config, ModelConfig, dump_toml, flatten, load_config, move_root, resolve_path
+from dragoman.data.corpus import corpus_spec
+from dragoman.data.profile import TrainingProfile
+from dragoman.data.tokenizer import Tokenizer
+from dragoman.data.vocabulary import Vocabulary, load_vocabulary
+from dragoman.device import resolve_device
+from dragoman.errors import ConfigError, DataError, ModelFolderError, TrainingError, UsageError, nearest
 from dragoman.io.lock import lock_run
 from dragoman.io.writing import recover_folders, remove_folder, write_file, writing
 from dragoman.models.model_folder import (
     average_tensors,
     build_for,
     list_checkpoints,
+    load_tensors,
     read_config,
     read_meta,
     read_profile,
+    runs_inside,
     save_model,
     unique_tensors,
     write_pointer,
 )
 from dragoman.models.seq2seq import Network
-from dragoman.models.size import check_memory
+from dragoman.models.size import check_memory, count_parameters
 from dragoman.training.checkpoint import read_training, training_files
 from dragoman.training.optim import Progress, state_size
 from dragoman.training.tasks.registry import open_task
 from dragoman.training.tasks.task import Task
+from dragoman.training.tasks.translation import TranslationValidation
 
-__all__ = ["TrainingRun", "average_run", "check_files", "open_run"]
+__all__ = ["TrainingRun", "average_run", "check_files", "open_run", "validated_checkpoints"]
 
-_MAY_CHANGE = ("train.budget", "train.validate_every", "train.validate_sentences", "train.patience", "train.keep",
-               "train.log_every", "train.average", "train.device", "train.max_bad_steps", "search.",
-               "data.root")  # fmt: skip
+_MAY_CHANGE = ("train.budget", "train.validate_every", "train.validate_sentences", "train.save_every",
+               "train.patience", "train.keep", "train.log_every", "train.average", "train.device", "train.threads",
+               "train.max_bad_steps", "search.", "data.root")  # fmt: skip
 """Settings that a resumed run may change, because they do not affect the steps already made."""
+
+_PATHS = (
+    "relative paths start at the folder of the TOML file, or at data.root in it; data.root=FOLDER on the command line "
+    "changes it; for the corpora of the recipes, see docs/data.md"
+)
+_MAX_LISTED = 1000
 
 
 def open_run(config: Config, folder: Path, log: Callable[[str], None]) -> TrainingRun:
@@ -53,10 +68,18 @@ def open_run(config: Config, folder: Path, log: Callable[[str], None]) -> Traini
     task = _open_task(config, folder.parent / "prepared", log)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    write_file(stored, dump_toml(config).encode())
+    write_file(stored, dump_toml(_seen_from(config, folder)).encode())
     if task.profile is not None:
         log(f"data: {task.profile}")
     return TrainingRun(config, folder, task, log)
+
+
+def _seen_from(config: Config, folder: Path) -> Config:
+    """Return the configuration with a `data.root` that is relative to the run folder, where it is stored."""
+    if not list(config.data.files()):
+        return config
+    root = move_root(config.data.root, folder)
+    return config.model_copy(update={"data": config.data.model_copy(update={"root": root})})
 
 
 def _open_task(config: Config, prepared: Path, log: Callable[[str], None]) -> Task:
@@ -80,12 +103,19 @@ def check_files(config: Config) -> None:
             problems.append(f"data.{key}: {error}")
             continue
         if not path.is_file():
-            problems.append(
-                f"data.{key}: no such file: {path} (data.root = {config.data.root!r}); for the corpora of the recipes, "
-                "see docs/data.md"
-            )
+            tried = os.path.normpath(Path.cwd() / path)
+            problems.append(f"data.{key}: no such file: {tried}{_elsewhere(text, path)}; {_PATHS}")
     if problems:
         raise ConfigError("[data] of the configuration", problems)
+
+
+def _elsewhere(text: str, path: Path) -> str:
+    """Return that a file exists in the current directory instead of at `path`, or the nearest name beside it."""
+    here = resolve_path(text)
+    if here != path and here.is_file():
+        return " (it exists in the current directory: data.root=.)"
+    beside = path.parent.iterdir() if path.parent.is_dir() else iter(())
+    return nearest(path.name, [other.name for other in islice(beside, _MAX_LISTED)])
 
 
 def _refuse_changes(old: Config, new: Config, folder: Path) -> None:
@@ -96,8 +126,8 @@ def _refuse_changes(old: Config, new: Config, folder: Path) -> None:
         if before.get(key) != after.get(key) and not key.startswith(_MAY_CHANGE)
     ]
     if problems:
-        problems.append("a run can only be resumed with its own configuration; start a new run with another --out")
-        raise ConfigError(str(folder), problems)
+        advice = "A run can only be resumed with its own configuration; start a new run with another --out."
+        raise ConfigError(str(folder), problems, advice)
 
 
 class TrainingRun:
@@ -114,6 +144,11 @@ class TrainingRun:
         copies = 2 + state_size(train.optimizer) + bool(train.ema)  # weights, gradients, optimizer, moving average
         check_memory(*sizes, shared=vocabulary.shared, copies=copies, device=device)
 
+    def parameters_of(self, model: ModelConfig) -> int:
+        """Return the number of parameters that a model would have with the vocabulary of this run."""
+        vocabulary = self.task.vocabulary
+        return count_parameters(model, vocabulary.source_size, vocabulary.target_size, shared=vocabulary.shared)
+
     def new_model(self) -> Network:
         return build_for(self.config, self.task.vocabulary)
 
@@ -124,7 +159,7 @@ class TrainingRun:
             try:
                 progress, data_hash = read_training(checkpoint, model, optimizer, ema)
             except ModelFolderError as error:
-                self.log(f"damaged checkpoint, using the previous one: {error}")
+                self.log(f"warning: damaged checkpoint, using the previous one: {error}")
                 continue
             if data_hash != self.task.data_hash:
                 raise TrainingError(
@@ -154,7 +189,7 @@ class TrainingRun:
         return f"The last good checkpoint is {found[-1]}." if found else "No checkpoint was written yet."
 
     def needs_last(self, progress: Progress) -> bool:
-        """Return whether the current step has no checkpoint yet, or only one that an interruption caused."""
+        """Return whether the current step has no checkpoint yet, or only one that was not validated."""
         target = self.folder / "checkpoints" / f"{progress.step:08d}"
         return not target.is_dir() or _is_interruption(target)
 
@@ -167,7 +202,10 @@ class TrainingRun:
         scores: dict[str, Any],
         interrupted: bool = False,
     ) -> None:
-        """Write the checkpoint of this step, update `last` and `best`, and remove old checkpoints."""
+        """Write the checkpoint of this step, update `last` and `best`, and remove old checkpoints.
+
+        interrupted: it is not validated; only the newest of such checkpoints is kept, and no average includes it.
+        """
         target = self.folder / "checkpoints" / f"{progress.step:08d}"
         weights = unique_tensors(model) if ema is None else ema
         training = training_files(model, optimizer, progress, self.task.data_hash, ema)
@@ -182,16 +220,15 @@ class TrainingRun:
         if best.is_dir():
             write_pointer(self.folder, "best", best)
         for old in list_checkpoints(self.folder):
-            # The checkpoint of an interruption must not enter the average of the last checkpoints.
             if old != newest and _is_interruption(old):
                 remove_folder(old)
-        for old in list_checkpoints(self.folder)[: -max(self.config.train.keep, self.config.train.average)]:
+        for old in validated_checkpoints(self.folder)[: -max(self.config.train.keep, self.config.train.average)]:
             if old != best:
                 remove_folder(old)
 
     def average(self, count: int) -> dict[str, Tensor] | None:
-        """Return the mean weights of the last `count` checkpoints, or None if there are fewer than two."""
-        last = list_checkpoints(self.folder)[-count:]
+        """Return the mean weights of the last `count` validated checkpoints, or None if there are fewer than two."""
+        last = validated_checkpoints(self.folder)[-count:]
         return average_tensors(last) if len(last) > 1 else None
 
     def save_average(
@@ -207,6 +244,11 @@ class TrainingRun:
         return target
 
 
+def validated_checkpoints(run: Path) -> list[Path]:
+    """Return the checkpoints of a run, sorted by step, except one that was saved between validations."""
+    return [checkpoint for checkpoint in list_checkpoints(run) if not _is_interruption(checkpoint)]
+
+
 def _is_interruption(checkpoint: Path) -> bool:
     try:
         return bool(read_meta(checkpoint).get("interrupted"))
@@ -217,19 +259,40 @@ def _is_interruption(checkpoint: Path) -> bool:
 def average_run(folder: Path, last: int) -> Path:
     """Average the last checkpoints of a run into `checkpoints/average-last<N>` and point `average` to it.
 
-    Raises UsageError if `last` is below 2 or above the number of checkpoints, and while the run is in training, because
-    training removes checkpoints.
+    Its `meta.json` has the validation scores of a translation model whose validation data still exist.  `best` is
+    unchanged.  Raises UsageError if `last` is below 2 or above the number of validated checkpoints, and while the run
+    is in training, because training removes checkpoints.
     """
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder; specify a run folder written by 'dragoman train'")
+    if not list_checkpoints(folder) and (inside := runs_inside(folder)):
+        raise UsageError(f"{folder}: not a run; specify a run inside it: {', '.join(map(str, inside))}")
     with lock_run(folder):
-        found = list_checkpoints(folder)
+        found = validated_checkpoints(folder)
         if last < 2 or len(found) < last:
             accepted = f"accepted: 2 to {len(found)}" if len(found) > 1 else "an average needs at least 2"
             raise UsageError(f"{folder}: cannot average the last {last} checkpoints; it has {len(found)}, {accepted}")
         config, vocabulary = read_config(found[-1]), load_vocabulary(found[-1])
         target = folder / "checkpoints" / f"average-last{last}"
-        meta = {"step": int(found[-1].name), "scores": {}, "averaged": [p.name for p in found[-last:]]}
-        save_model(target, config, vocabulary, average_tensors(found[-last:]), meta, profile=read_profile(found[-1]))
+        weights, profile = average_tensors(found[-last:]), read_profile(found[-1])
+        scores = _validation_scores(config, vocabulary, weights, profile)
+        meta = {"step": int(found[-1].name), "scores": scores, "averaged": [p.name for p in found[-last:]]}
+        save_model(target, config, vocabulary, weights, meta, profile=profile)
         write_pointer(folder, "average", target)
         return target
+
+
+def _validation_scores(
+    config: Config, vocabulary: Vocabulary, weights: Mapping[str, Tensor], profile: TrainingProfile | None
+) -> dict[str, Any]:
+    """Return the scores of a translation model, for which the training data need not be read; else nothing."""
+    if config.data.kind != "parallel" or config.parallel.valid is None or not isinstance(vocabulary, Tokenizer):
+        return {}
+    try:
+        spec = corpus_spec(config, config.parallel.valid)
+        validation = TranslationValidation(config, spec, vocabulary, lambda _: None, profile)
+    except (UsageError, DataError):  # the data were moved or changed
+        return {}
+    network = build_for(config, vocabulary)
+    load_tensors(network, weights, Path("average"))
+    return validation(network.to(resolve_device(config.train.device)))

@@ -10,6 +10,7 @@ import math
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +22,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dragoman.config import Config
+from dragoman.config import Config, Duration
 from dragoman.data.batching import Batch
 from dragoman.data.doctor.precheck import precheck
-from dragoman.errors import TrainingError
+from dragoman.errors import TrainingError, UsageError
 from dragoman.io.lock import lock_run
-from dragoman.io.run_log import Reporter, RunLog
+from dragoman.io.run_log import Phase, Reporter, RunLog, Sample, read_log
 from dragoman.models.model_folder import list_checkpoints, unique_tensors
 from dragoman.models.seq2seq import Network
 from dragoman.nn.dropout import seed_dropout
@@ -34,12 +35,16 @@ from dragoman.training.allocator import keep_freed_memory
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss, TokenLoss
 from dragoman.training.optim import Progress, amount, budget_fraction, build_optimizer, learning_rate
-from dragoman.training.plan import plan_warnings, warmup_warning
-from dragoman.training.run import TrainingRun, check_files, open_run
+from dragoman.training.plan import course_of, course_problems, plan_warnings, warmup_warning
+from dragoman.training.run import TrainingRun, check_files, open_run, validated_checkpoints
+from dragoman.training.status import Observer, Window
+from dragoman.training.threads import ThreadControl
 from dragoman.training.validation import swapped_weights
 
 __all__ = ["TrainResult", "Trainer", "train"]
 
+_MOST_SAVING = 0.05
+"""Share of the time above which saving is reported."""
 _ADVICE = "Lower the learning rate, set train.clip_norm=1, or check the data with 'dragoman doctor'."
 
 
@@ -61,6 +66,8 @@ def train(
     The data of a new run are checked as by `dragoman doctor` first.  Raises ConfigError, DataError, UsageError if
     another process uses `out`, and TrainingError if the loss is not finite for too many steps or the disk is full.
     """
+    if not isinstance(config, Config):
+        raise UsageError(f"config: {config!r:.60} is of type {type(config).__name__}; accepted: that of load_config")
     reporter = reporter or Reporter()
     context = context or DistributedContext(config.train.device)
     folder = Path(out)
@@ -68,9 +75,11 @@ def train(
     keep_freed_memory()
     with lock_run(folder):
         if config.data.kind == "parallel" and not list_checkpoints(folder):
+            reporter.log(Phase("checking the data"))
             precheck(config, reporter.log)
         run = open_run(config, folder, reporter.log)
         run.check_memory(context.device)
+        reporter.log(Phase("building the model"))
         return Trainer(run, context, reporter).train()
 
 
@@ -111,21 +120,31 @@ class Trainer:
         self.progress = run.resume(self.model, self.optimizer, self.ema)
         self.validation = run.task.validation()
         self.log = RunLog(run.folder, self.progress.step, saved=lambda: run.last_good())
+        self.threads = ThreadControl(run.folder, self.config, context.device, reporter.log)
+        self.observer = Observer(self.config, self.validation is not None, read_log(run.folder))
         self.scores: dict[str, Any] = {}
-        self._window = _Window()
+        self._window = Window()
         self._planned: tuple[int, list[NDArray[np.int64]]] = (-1, [])
+        # The unit of validate_every may have changed since the last validation.
+        self.progress.validated = min(self.progress.validated, self._amount(self.config.validate_every))
+        self._saved = self._amount(self.config.save_every)
+        self._slow_save_reported = False
 
     def train(self) -> TrainResult:
         """Train until the budget or the patience is exhausted, or a signal arrives, and save the final state."""
         self.model.train()
-        if self._used() >= 1:
+        trains = self._used() < 1
+        self.threads.start(self.trial if trains else None, resumed=self.progress.step > 0)
+        if not trains:
             exhausted = f"the budget of {self.config.budget} is used up; raise train.budget to continue"
             self.reporter.log(f"{self.run.folder}: {exhausted}")
         else:
-            for warning in plan_warnings(self.config, self.run.task, len(self._plan())):
+            for warning in self._warnings():
                 self.reporter.log(f"warning: {warning}")
             self.reporter.started(str(self.config.budget), self._used())
         self._clock = time.monotonic() - self.progress.seconds
+        self.observer.begin(self.progress, len(self._plan()))
+        complete = False
         try:
             with Interrupt() as interrupt:
                 while self._used() < 1 and not self._out_of_patience() and not interrupt.requested:
@@ -136,10 +155,19 @@ class Trainer:
                     self._check_usable()
                 elif self.run.needs_last(self.progress):
                     self._save({}, interrupted=True)
+            complete = not interrupted
         finally:
             self.log.close()
-            self.reporter.finished()
+            self.threads.restore()
+            self.reporter.finished(complete)
         return TrainResult(self.run.folder, self.progress, interrupted, self.scores)
+
+    def _warnings(self) -> Iterator[str]:
+        """Yield what is wrong with the plan, as far as it is known without measuring the speed."""
+        task, batches = self.run.task, len(self._plan())
+        yield from plan_warnings(self.config, task, batches)
+        if course := course_of(self.config, task, batches, self.model.parameter_count()):
+            yield from map("; ".join, course_problems(self.run.config, course, self.run.parameters_of))
 
     def _epoch(self, interrupt: Interrupt) -> None:
         """Train until the epoch ends or training has to stop."""
@@ -151,11 +179,16 @@ class Trainer:
             progress.seconds = time.monotonic() - self._clock
             if progress.batch >= len(plan):
                 progress.epoch, progress.batch = progress.epoch + 1, 0
+            status = self.observer.status(progress, len(self._plan()), self._window.loss, self._window.rate)
+            self.reporter.progressed(status)
             if progress.step % self.config.log_every == 0 and (row := self._window.row(progress)):
                 self.log.write(row)
                 self.reporter.stepped(row, self._used())
-            if self._validation_due():
+            if self._is_due(self.config.validate_every, progress.validated):
                 self._validate()
+            elif self._is_due(self.config.save_every, self._saved):
+                self._save_between()
+            self.threads.recheck(self.trial)
             if self._used() >= 1 or self._out_of_patience() or progress.batch == 0:
                 return
 
@@ -187,6 +220,16 @@ class Trainer:
             self._update_ema()
             self._window.add(nll, total, batches, rate)
 
+    def trial(self) -> None:
+        """Compute the gradients of the next batch and discard them: the cost of a step without its effect."""
+        batch = self.read(self._plan()[self.progress.batch], self.progress.batch)
+        kept = [(buffer, buffer.clone()) for buffer in self.model.buffers()]  # running statistics of BatchNorm
+        seed_dropout(self.config.seed, self.progress.step, 0, self.context.rank)
+        self._forward(batch).smoothed.backward()
+        self.optimizer.zero_grad(set_to_none=True)
+        for buffer, value in kept:
+            buffer.copy_(value)
+
     def _forward(self, batch: Batch) -> Loss:
         head = TokenLoss(batch.tgt_out, self.config.label_smoothing)
         bf16 = self.config.precision == "bf16"
@@ -211,7 +254,8 @@ class Trainer:
         progress.skipped += 1
         progress.bad_in_a_row += 1
         self.reporter.log(
-            f"step {progress.step}: the loss or a gradient is not finite; step skipped ({progress.skipped} so far)"
+            f"warning: step {progress.step}: the loss or a gradient is not finite; step skipped "
+            f"({progress.skipped} so far)"
         )
         if progress.bad_in_a_row >= self.config.max_bad_steps:
             raise TrainingError(
@@ -248,16 +292,20 @@ class Trainer:
     def _out_of_patience(self) -> bool:
         return 0 < self.config.patience <= self.progress.stale
 
-    def _validation_due(self) -> bool:
-        every = self.config.validate_every
-        return amount(every.unit, self.progress, len(self._plan())) - self.progress.validated >= every.amount
+    def _amount(self, every: Duration) -> float:
+        """Return the progress in the unit of a duration."""
+        return amount(every.unit, self.progress, len(self._plan()))
+
+    def _is_due(self, every: Duration, last: float) -> bool:
+        return self._amount(every) - last >= every.amount
 
     def _validate(self) -> None:
         """Score the model with the weights that are saved, write a checkpoint and update the pointers."""
-        progress = self.progress
-        progress.validated = amount(self.config.validate_every.unit, progress, len(self._plan()))
+        progress, began = self.progress, time.monotonic()
+        progress.validated = self._amount(self.config.validate_every)
         better = False
         if self.validation is not None:
+            self.reporter.log(Phase("validation"))
             with swapped_weights(self.model, self.ema):
                 self.scores = self.validation(self.model)
             value = self._value(self.scores)
@@ -269,69 +317,73 @@ class Trainer:
             epochs = round(amount("epochs", progress, len(self._plan())), 3)
             row = {"step": progress.step, "epoch": epochs, "seconds": progress.seconds, **self.scores}
             row["memory_mb"] = round(self.context.peak_memory() / 1e6)
+            row["validation_seconds"] = round(time.monotonic() - began, 3)
             self.log.write(row)
-            self.reporter.validated(row, better)
+            self._report_validation(row, better)
         self._save(self.scores)
+        self.observer.pause(time.monotonic() - began, validation=True)
         self._window.restart()
+
+    def _report_validation(self, row: dict[str, Any], better: bool) -> None:
+        self.reporter.validated(row, better)
+        sample: Sample | None = getattr(self.validation, "sample", None)  # only of tasks that translate
+        if sample is not None:
+            self.reporter.translated(sample)
 
     def _value(self, scores: dict[str, Any]) -> float:
         """Return the validation metric, negated if lower is better."""
         return -float(scores["valid_loss"]) if self.config.metric == "loss" else float(scores[self.config.metric])
 
+    def _save_between(self) -> None:
+        """Save a checkpoint that is not validated, so that a run that is killed loses little."""
+        every, began = self.config.save_every, time.monotonic()
+        self._save({}, interrupted=True)
+        seconds = time.monotonic() - began
+        self.observer.pause(seconds)
+        self._window.since += seconds
+        if every.unit == "seconds" and seconds > _MOST_SAVING * every.amount and not self._slow_save_reported:
+            self._slow_save_reported = True
+            self.reporter.log(
+                f"warning: saving a checkpoint took {seconds:.1f} s, more than {_MOST_SAVING:.0%} of train.save_every "
+                f"= {str(every)!r}; raise it to save less often"
+            )
+
     def _save(self, scores: dict[str, Any], interrupted: bool = False) -> None:
+        self._saved = self._amount(self.config.save_every)
         if self.context.is_main:
             self.run.save(self.model, self.optimizer, self.progress, self.ema, scores, interrupted)
         self.context.barrier()
 
     def _finish(self) -> None:
         """Validate again, and score the average of the last checkpoints, which becomes the best if it is better."""
+        if self._out_of_patience() and self._used() < 1:
+            self.reporter.log(
+                f"stopped early, with {self._used():.0%} of the budget used: no improvement in {self.progress.stale} "
+                f"validations (train.patience = {self.config.patience})"
+            )
         if warning := warmup_warning(self.config, self.progress):
             self.reporter.log(f"warning: {warning}")
         if self.run.needs_last(self.progress):
             self._validate()
         if self.config.average < 2 or self.validation is None or not self.context.is_main:
             return
-        count = min(self.config.average, len(list_checkpoints(self.run.folder)))
+        count = min(self.config.average, len(validated_checkpoints(self.run.folder)))
+        self.reporter.log(Phase(f"validation of the average of the last {count} checkpoints"))
         averaged = self.run.average(count)
         if averaged is None:
             return
         with swapped_weights(self.model, averaged):
             scores = self.validation(self.model)
-        better = self.progress.best is None or self._value(scores) > self.progress.best
+        best = self.progress.best
+        better = best is None or self._value(scores) > best
         self.run.save_average(averaged, self.progress, scores, best=better)
         if better:
             self.scores = scores
         row = {"step": self.progress.step, "seconds": self.progress.seconds, "average": count, **scores}
         self.log.write(row)
         self.reporter.validated(row, better)
-
-
-class _Window:
-    """Sums since the last row of the log."""
-
-    def __init__(self) -> None:
-        self.restart()
-
-    def restart(self) -> None:
-        self.nll, self.targets, self.tokens, self.rate = 0.0, 0.0, 0, 0.0
-        self.since = time.monotonic()
-
-    def add(self, nll: float, targets: float, batches: list[Batch], rate: float) -> None:
-        self.nll += nll
-        self.targets += targets
-        self.tokens += sum(b.src_tokens + b.tgt_tokens for b in batches)
-        self.rate = rate
-
-    def row(self, progress: Progress) -> dict[str, Any] | None:
-        """Return a row of the log and restart, or return None if every step since the last row was skipped."""
-        if not self.targets:
-            return None
-        row = {
-            "step": progress.step,
-            "loss": self.nll / self.targets,
-            "learning_rate": self.rate,
-            "tokens_per_second": self.tokens / max(1e-9, time.monotonic() - self.since),
-            "seconds": progress.seconds,
-        }
-        self.restart()
-        return row
+        if best is not None:
+            than = f"{'better' if better else 'worse'} than step {self.progress.best_step:,}"
+            used = "the average" if better else f"step {self.progress.best_step:,}"
+            values = f"{self.config.metric} {abs(self._value(scores)):.2f} and {abs(best):.2f}"
+            self.reporter.log(f"the average of the last {count} checkpoints is {than} ({values}); using {used}")

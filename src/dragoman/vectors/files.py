@@ -23,6 +23,8 @@ from dragoman.io.writing import write_file
 __all__ = ["check_target", "read_vectors", "write_vectors"]
 
 _SAFE = ".safetensors"
+_BINARY = (".bin", ".npy", ".npz", ".pt", ".pkl", ".model", ".kv")
+"""Suffixes of other formats of vectors, which would be misleading for text."""
 
 
 def check_target(path: Path) -> None:
@@ -31,6 +33,11 @@ def check_target(path: Path) -> None:
         raise UsageError(f"{path}: is a folder; specify a file, such as {path}/vectors{_SAFE}")
     if path.suffix in COMPRESSED_SUFFIXES:
         raise UsageError(f"{path}: compressed output is not supported; remove {path.suffix}, compress later")
+    if path.suffix in _BINARY:
+        raise UsageError(
+            f"{path}: {path.suffix} names a binary format; accepted: {_SAFE}, or .txt or .vec for the text format of "
+            "word2vec"
+        )
     if not path.parent.is_dir():
         raise UsageError(f"{path}: the folder {path.parent} does not exist; create it first")
 

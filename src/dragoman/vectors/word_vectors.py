@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dragoman.errors import DataError, UsageError, nearest
+from dragoman.io.reading import as_path
 from dragoman.vectors.files import read_vectors, write_vectors
 from dragoman.vectors.picture import write_picture
 from dragoman.vectors.questions import Accuracy, Correlation, Question, score_questions, spearman
@@ -130,7 +131,8 @@ class WordVectors:
 
         Text may be compressed (`.gz`, `.xz`, `.zst`).  Raises DataError, with the line number for text.
         """
-        return cls.of_model(path) if Path(path).is_dir() else cls(*read_vectors(Path(path)))
+        file = as_path(path, "word vectors")
+        return cls.of_model(file) if file.is_dir() else cls(*read_vectors(file))
 
     @classmethod
     def of_model(cls, path: str | Path) -> WordVectors:

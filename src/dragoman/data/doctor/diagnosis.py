@@ -6,10 +6,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from rich.console import Console, Group
-from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+
+from dragoman.pages.tables import plain_table, print_table
 
 __all__ = [
     "CorpusReport",
@@ -141,34 +142,27 @@ def _lengths(summary: LengthSummary | None) -> str:
 
 def _corpus_table(diagnosis: Diagnosis) -> Table:
     tokenized = any(side.tokens for c in diagnosis.corpora for side in (c.source, c.target))
-    table = Table(title="Corpora", title_justify="left", caption="lengths: median / 95th percentile / maximum")
-    table.caption_justify = "left"
-    table.add_column("use", style="bold")
-    table.add_column("side", overflow="fold")
-    for heading in ("lines", "characters", "words", *(("tokens", "unknown") if tokenized else ())):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = plain_table(
+        "use", "side", "lines", "characters", "words", *(["tokens"] if tokenized else ()), left=("side",)
+    )
     for corpus in diagnosis.corpora:
-        for side in (corpus.source, corpus.target):
-            language = f"[{side.language}] " if side.language else ""
-            cells = [escape(language + side.name), f"{side.lines:,}", _lengths(side.characters), _lengths(side.words)]
-            if tokenized:
-                unknown = "–" if side.unknown_rate is None else f"{side.unknown_rate:.2%}"
-                cells += [_lengths(side.tokens), unknown]
-            table.add_row(corpus.role if side is corpus.source else "", *cells, end_section=side is corpus.target)
+        for side, name in ((corpus.source, "source"), (corpus.target, "target")):
+            lengths = [_lengths(side.characters), _lengths(side.words), *([_lengths(side.tokens)] if tokenized else ())]
+            use = corpus.role if side is corpus.source else ""
+            table.add_row(Text(use, "bold"), Text(side.language or name), f"{side.lines:,}", *lengths)
     return table
 
 
 def _pair_table(diagnosis: Diagnosis) -> Table:
     overlaps = {overlap.name: overlap for overlap in diagnosis.overlaps}
-    table = Table(title="Pairs", title_justify="left")
-    table.add_column("use", style="bold")
-    for heading in ("examined", "duplicate", "other targets", "identical", "unusual lengths", "seen in training"):
-        table.add_column(heading, justify="right")
+    heads = ("examined", "duplicate", "other\ntargets", "identical", "unusual\nlengths", "seen in\ntraining")
+    table = plain_table("use", *heads)
     for corpus in diagnosis.corpora:
         seen = overlaps.get(corpus.name) if corpus.role != "train" else None
         lines = (corpus.duplicates, corpus.other_targets, corpus.identical, corpus.ratio_outliers)
         counts = [f"{found.count:,}" for found in lines]
-        table.add_row(corpus.role, f"{corpus.pairs:,}", *counts, f"{seen.seen_pairs.count:,}" if seen else "–")
+        last = f"{seen.seen_pairs.count:,}" if seen else "–"
+        table.add_row(Text(corpus.role, "bold"), f"{corpus.pairs:,}", *counts, last)
     return table
 
 
@@ -184,8 +178,13 @@ def _finding(finding: Finding) -> Group:
 def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
     """Print the tables and all findings, errors first."""
     if diagnosis.corpora:
-        console.print(_corpus_table(diagnosis))
-        console.print(_pair_table(diagnosis))
+        console.print("[bold]Corpora[/bold]")
+        for corpus in diagnosis.corpora:
+            console.print(Text(f"{corpus.role}: {corpus.name}", style="dim"), soft_wrap=True)
+        print_table(console, _corpus_table(diagnosis))
+        console.print("[bold]Pairs[/bold]")
+        print_table(console, _pair_table(diagnosis))
+        console.print(Text("Lengths: median / 95th percentile / maximum.", style="dim"))
     if diagnosis.account:
         title = "Filtered training pairs: " if diagnosis.corpora else "Training data: "
         console.print(Text.assemble((title, "bold"), diagnosis.account))

@@ -183,9 +183,9 @@ def _first_drift(spec: CorpusSpec, paths: tuple[Path, Path], diagnosis: Diagnosi
     source, target = features
     problem = misalignment(*paths) if len(source) != len(target) else None
     if problem:
-        line, message = problem
+        drift, message = problem
         diagnosis.add("error", f"misaligned: {len(source):,} and {len(target):,} lines", spec.name, message)
-        return line
+        return drift.first if drift else 1
     shift = shifted_range(source, target)
     if shift:
         diagnosis.add("error" if shift.certain else "warning", str(shift), spec.name, shift.advice)

@@ -22,7 +22,7 @@ from dragoman.data.languages import FREQUENT_WORDS, SCRIPTS, LanguageCheck, file
 from dragoman.errors import DataError
 from dragoman.io.lines import count_lines, open_lines
 
-__all__ = ["find_shift", "precheck", "replaced_characters"]
+__all__ = ["find_shift", "likely_language", "precheck", "replaced_characters"]
 
 _SAMPLE, _BLOCK = 50_000, 2_000  # lines examined for shifts, and how many of them are consecutive
 _LANGUAGE_LINES = 2_000
@@ -147,7 +147,7 @@ def _language_warnings(spec: CorpusSpec, languages: tuple[str, str]) -> Iterator
                 f"{spec.name}: {suspects:,} of {len(pairs):,} sampled {side} lines do not look like {codes[i]!r}; "
                 "check whether source and target are swapped or the languages are configured wrongly"
             )
-    found = [_likely_language(side) for side in texts]
+    found = [likely_language(side) for side in texts]
     same_intended = codes[0] is not None and codes[0] == codes[1]
     if not warned and not same_intended and found[0] is not None and found[0] == found[1]:
         yield f"{spec.name}: source and target both look like {found[0]!r}; check whether one file is the wrong one"
@@ -172,7 +172,7 @@ def _code(given: str, path: Path | None) -> str | None:
     return code if code in SCRIPTS else file_language(path)
 
 
-def _likely_language(texts: list[str]) -> str | None:
+def likely_language(texts: list[str]) -> str | None:
     """Return the language with by far the most frequent words in the texts, or None."""
     words = Counter(word for text in texts for word in _WORD.findall(text.casefold()))
     hits = {code: sum(words[word] for word in frequent) for code, frequent in FREQUENT_WORDS.items()}

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -97,6 +97,7 @@ def parse_dialogues(lines: Iterable[str], format: str, where: str, keep_empty: b
     Raises DataError that lists all invalid lines.
     """
     found, problems = DialogueSet(), list[str]()
+    lines = _check_format(iter(lines), format, where)
     if format == "jsonl":
         _jsonl(lines, found, problems, keep_empty)
     else:
@@ -110,6 +111,38 @@ def parse_dialogues(lines: Iterable[str], format: str, where: str, keep_empty: b
             f"{_ACCEPTED[format]}{shown}{more}"
         )
     return found
+
+
+def _check_format(lines: Iterator[str], format: str, where: str) -> Iterator[str]:
+    """Return the lines.  Raises DataError if the first one with text has another format."""
+    before = []
+    for line in lines:
+        before.append(line)
+        if line.strip():
+            other = _other_format(line, format)
+            if other:
+                raise DataError(
+                    f'{where}: line {len(before):,} looks like format "{other}", but is read as "{format}"; set '
+                    f'data.format = "{other}" for it, or correct the line: "{clip(line)}"'
+                )
+            break
+    return chain(before, lines)
+
+
+def _other_format(line: str, format: str) -> str:
+    """Return "jsonl" or "plain" if a line has that format and not `format`, else ""."""
+    try:
+        _messages(line)
+        return "" if format == "jsonl" else "jsonl"
+    except ValueError:
+        pass
+    if format != "jsonl" or line.lstrip()[:1] in '{["':
+        return ""
+    try:
+        parse_plain_turn(line)
+        return "plain"
+    except ValueError:
+        return ""
 
 
 def _jsonl(lines: Iterable[str], found: DialogueSet, problems: list[str], keep_empty: bool) -> None:

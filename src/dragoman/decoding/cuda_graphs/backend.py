@@ -45,7 +45,7 @@ _STREAMS: dict[torch.device, torch.cuda.Stream] = {}
 def cuda_graph_unsupported_reasons(model: Network) -> list[str]:
     """Return why the steps of this model do not have fixed shapes; empty if they do."""
     if not isinstance(model, Transformer | DecoderOnly):
-        return [f"its architecture is {type(model).__name__}"]
+        return [f"its architecture is {model.architecture}"]
     stack = model if isinstance(model, DecoderOnly) else model.decoder
     reasons = []
     if isinstance(stack.positions, RecurrentOverEmbeddings | RecurrentPositions):

@@ -50,7 +50,7 @@ _ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu", "sigmoid")
 def native_unsupported_reasons(model: Network) -> list[str]:
     """Return why the native engine does not support a model; empty if it does."""
     if not isinstance(model, Transformer | DecoderOnly):
-        return [f"its architecture is {type(model).__name__}; supported: transformer and decoder_only"]
+        return [f"its architecture is {model.architecture}; supported: transformer and decoder_only"]
     reasons = []
     for stack in _stacks(model):
         if type(stack.positions) not in _POSITION_KINDS:

@@ -18,6 +18,7 @@ from dragoman.decoding.hypothesis import Hypothesis, Ids
 from dragoman.decoding.pytorch.generate import padded
 from dragoman.decoding.pytorch.stepper import ModelStepper
 from dragoman.decoding.settings import SearchSettings
+from dragoman.device import resolve_device
 from dragoman.errors import UsageError
 from dragoman.models.seq2seq import Model
 from dragoman.nn.modes import evaluating
@@ -33,7 +34,7 @@ class TorchBackend(DecodingBackend):
     """A PyTorch model.  reason: why no faster backend is used, for the description."""
 
     def __init__(self, model: Model, device: str | torch.device = "cpu", reason: str = "") -> None:
-        self.device = torch.device(device)
+        self.device = resolve_device(device)
         self.model = model.to(self.device)
         self.reason = reason
 
@@ -58,8 +59,8 @@ class TorchBackend(DecodingBackend):
     def align(self, pairs: Sequence[tuple[Ids, Ids]], batch_tokens: int) -> list[NDArray[np.float32]]:
         if not any(name.endswith(_CROSS_ATTENTION) for name in tap_names(self.model)):
             raise UsageError(
-                f"{type(self.model).__name__} has no attention between target and source; alignment needs a model with"
-                " cross-attention"
+                f"the architecture {self.model.architecture} has no attention between target and source; alignment "
+                "needs a model with cross-attention"
             )
         found: list[NDArray[np.float32]] = [np.zeros((0, 0), np.float32) for _ in pairs]
         for batch in batches_within([len(src) + len(tgt) for src, tgt in pairs], batch_tokens):

@@ -122,7 +122,7 @@ def best_groups(comparison: RunComparison, column: Column) -> list[Group]:
 def print_comparison(comparison: RunComparison, console: Console) -> None:
     """Print the numbers, the differences between the configurations, and BLEU by source length."""
     print_table(console, _numbers_table(comparison))
-    if comparison.differing:
+    if comparison.differing or comparison.seeds_differ:
         print_table(console, _differences_table(comparison))
     if comparison.test is not None:
         print_table(console, _lengths_table(comparison, comparison.test))
@@ -135,7 +135,7 @@ def print_comparison(comparison: RunComparison, console: Console) -> None:
 def _numbers_table(comparison: RunComparison) -> Table:
     shown = [column for column in columns(comparison) if column.brief]
     best = {column.key: best_groups(comparison, column) for column in shown}
-    several = any(len(group.runs) > 1 for group in comparison.groups)
+    several = comparison.seeds_differ or any(len(group.runs) > 1 for group in comparison.groups)
     table = plain_table("run", *(["seeds"] if several else []), *(column.title for column in shown))
     for group in comparison.groups:
         cells = (
@@ -146,7 +146,7 @@ def _numbers_table(comparison: RunComparison) -> Table:
             )
             for column in shown
         )
-        table.add_row(_label(group, comparison), *([Text(", ".join(map(str, group.seeds)))] if several else []), *cells)
+        table.add_row(_label(group, comparison), *([Text(_seeds(group))] if several else []), *cells)
     return table
 
 
@@ -161,7 +161,13 @@ def _differences_table(comparison: RunComparison) -> Table:
     for key in comparison.differing:
         values = (value_text(group.differs[key]) if key in group.differs else "–" for group in comparison.groups)
         table.add_row(key, *map(Text, values))
+    if comparison.seeds_differ:
+        table.add_row("train.seed", *(Text(_seeds(group)) for group in comparison.groups))
     return table
+
+
+def _seeds(group: Group) -> str:
+    return ", ".join(map(str, group.seeds))
 
 
 def _lengths_table(comparison: RunComparison, test: EvalSet) -> Table:
@@ -178,6 +184,10 @@ def _notes(comparison: RunComparison) -> list[str]:
     notes = []
     if any(len(group.runs) > 1 for group in comparison.groups):
         notes.append("σ: standard deviation over the seeds; the number before it is the mean.")
+    if comparison.seeds_differ:
+        notes.append(
+            "The runs have different seeds, which change the scores, too; train each configuration with the same seeds."
+        )
     if comparison.test is not None:
         notes.append(
             f"±: half of the 95 % confidence interval on {len(comparison.test.sources):,} test lines, "

@@ -139,6 +139,11 @@ class RunComparison:
     def runs(self) -> list[ComparedRun]:
         return [run for group in self.groups for run in group.runs]
 
+    @property
+    def seeds_differ(self) -> bool:
+        """Whether the groups were trained with different seeds."""
+        return len({tuple(sorted(group.seeds)) for group in self.groups}) > 1
+
     def to_json(self) -> dict[str, Any]:
         """Return everything except the texts, for `json.dumps`."""
         groups = [
@@ -154,7 +159,7 @@ class RunComparison:
         test = None
         if self.test is not None:
             test = {"sentences": len(self.test.sources), "unit": self.test.unit, "samples": self.samples}
-        return {"differing": list(self.differing), "test": test, "groups": groups}
+        return {"differing": list(self.differing), "seeds_differ": self.seeds_differ, "test": test, "groups": groups}
 
 
 def compare_runs(
@@ -233,6 +238,8 @@ def _no_run(path: Path) -> str:
 
 def _read_run(folder: Path, name: str) -> ComparedRun:
     config = flatten(load_config(folder / "config.toml", stored=True).model_dump(mode="json"))
+    if str(root := config.get("data.root", "")).startswith(".."):  # stored as seen from the run folder
+        config["data.root"] = str((folder / root).resolve())
     rows = read_log(folder)
     if not rows:
         raise UsageError(f"{folder}: log.jsonl has no rows yet; continue with: dragoman train CONFIG --out {folder}")

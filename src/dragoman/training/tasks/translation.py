@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from dragoman.data.store import build_store
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DataError
 from dragoman.evaluation.metrics import bleu_tokenizer, corpus_scores
+from dragoman.io.run_log import Sample
 from dragoman.models.seq2seq import Model, Network
 from dragoman.nn.modes import evaluating
 from dragoman.pipelines.translation import Translator
@@ -67,6 +68,7 @@ class TranslationValidation:
 
     Returns valid_loss (nats per token, not smoothed) and perplexity of all pairs, and bleu, chrf and exact_match
     (percent) of the first train.validate_sentences pairs, decoded greedily, as a translator with `profile` does.
+    sample: one of these, after a validation.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class TranslationValidation:
         profile: TrainingProfile | None = None,
     ) -> None:
         self.config, self.tokenizer, self.profile = config, tokenizer, profile
+        self.sample: Sample | None = None
         self.pairs = [(p.source, p.target) for p in read_pairs(spec)]
         if not self.pairs:
             raise DataError(
@@ -110,5 +113,13 @@ class TranslationValidation:
         data = self.config.parallel
         translator.describe_data(self.profile, (data.source_language, data.target_language))
         texts = [t.text for t in translator.translate([source for source, _ in pairs], beam=1)]
+        shown = sample_index([source for source, _ in pairs])
+        self.sample = Sample(*pairs[shown], texts[shown])
         exact = sum(a == b for a, b in zip(texts, references, strict=True))
         return corpus_scores(texts, references, self.tokenize) | {"exact_match": 100 * exact / len(references)}
+
+
+def sample_index(sources: Sequence[str]) -> int:
+    """Return the index of the text of median length among the first 100: neither trivial nor too long to show."""
+    first = range(min(100, len(sources)))
+    return sorted(first, key=lambda i: (len(sources[i]), i))[len(first) // 2]

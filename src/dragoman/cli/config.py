@@ -1,0 +1,162 @@
+"""`dragoman config`: what a key of the configuration means, and a document with all its defaults."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dragoman.cli.options import AsJson
+from dragoman.cli.streams import print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rich.console import Console, RenderableType
+
+    from dragoman.config.reference import Key, Kind
+
+_MOST_IN_FULL = 4
+"""Keys that are described one below the other; more are a table."""
+
+
+def config(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="Key, section or kind, such as train.seed, model.norm or rotary; CONFIG.toml; or run folder."
+        ),
+    ] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="Overrides of CONFIG.toml, key=value.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Explain configuration keys, or print a configuration with all defaults.
+
+    For a key: what it accepts, its default, what it means, and an example. For a section or a kind: its keys. For
+    CONFIG.toml: the whole document as TOML; a comment marks each value as set or default. Without an argument: all
+    sections.
+    """
+    from dragoman.config.reference import all_keys, all_kinds, look_up, section_of
+    from dragoman.errors import UsageError
+
+    file = Path(name or "")
+    if name and (file / "config.toml").is_file():  # a run folder
+        file = file / "config.toml"
+    if name and (file.suffix == ".toml" or file.is_file()):
+        _print_document(file, overrides or [], as_json)
+        return
+    if overrides:
+        raise UsageError(f"overrides {', '.join(overrides)} need a CONFIG.toml; specify the file before them")
+    kinds, keys = look_up(name) if name else (list(all_kinds()), list(all_keys()))
+    if as_json:
+        print_json({"kinds": [_document(kind) for kind in kinds], "keys": [_document(key) for key in keys]})
+        return
+    from dragoman.cli.progress import console
+
+    out = console(stderr=False)
+    if name is None:
+        _print_sections(keys, out)
+        return
+    in_full = len(keys) <= _MOST_IN_FULL or len({key.name for key in keys}) == 1
+    names = [*(kind.name for kind in kinds), *(key.name for key in keys)]
+    for section in dict.fromkeys(map(section_of, names)):
+        _print_kinds([kind for kind in kinds if section_of(kind.name) == section], out)
+        members = [key for key in keys if section_of(key.name) == section]
+        if in_full:
+            for key in members:
+                _print_key(key, out)
+        else:
+            _print_keys(section, members, out)
+
+
+def _print_document(path: Path, overrides: Sequence[str], as_json: bool) -> None:
+    from dragoman.config import flatten, parse_config, read_document
+    from dragoman.config.toml import annotated_toml
+
+    document = parse_config(read_document(path), overrides, where=str(path))
+    if as_json:
+        print_json(document.model_dump(mode="json", exclude_none=True))
+        return
+    given = flatten(read_document(path)) | {key.strip(): value.strip() for key, _, value in map(_parts, overrides)}
+    typer.echo(annotated_toml(document, given, given.get("model.preset")), nl=False)
+
+
+def _parts(override: str) -> tuple[str, str, str]:
+    return override.partition("=")
+
+
+def _document(entry: Key | Kind) -> dict[str, Any]:
+    return asdict(entry) | {"conditions": {key: list(kinds) for key, kinds in entry.conditions}}
+
+
+def _print_sections(keys: Iterable[Key], out: Console) -> None:
+    from dragoman.config.reference import section_of
+
+    sections: dict[str, list[str]] = {}
+    for key in keys:
+        names = sections.setdefault(section_of(key.name), [])
+        if (last := key.name.rpartition(".")[2]) not in names:
+            names.append(last)
+    _print_table(("section", "keys"), [(_title(name), ", ".join(names)) for name, names in sections.items()], out)
+    typer.echo("\nDetails: dragoman config SECTION, dragoman config KEY, dragoman config CONFIG.toml")
+
+
+def _print_kinds(kinds: Sequence[Kind], out: Console) -> None:
+    if kinds:
+        _print_table((kinds[0].name, "meaning"), [(kind.tag, kind.meaning) for kind in kinds], out)
+        typer.echo("")
+
+
+def _print_keys(section: str, keys: Iterable[Key], out: Console) -> None:
+    """Print the keys of a section in a table; below the meaning, the kinds that have a key."""
+    from rich.markup import escape
+
+    rows = []
+    for key in keys:
+        kinds = _conditions(key, key.conditions[-1:])
+        meaning = escape(key.meaning) + (f"\n[dim]with {escape(kinds)}[/]" if kinds else "")
+        rows.append((escape(key.name.rpartition(".")[2]), escape(key.default), meaning))
+    if rows:
+        _print_table((_title(section), "default", "meaning"), rows, out, markup=True)
+        typer.echo("")
+
+
+def _print_key(key: Key, out: Console) -> None:
+    out.print(_title(key.name), style="bold", markup=False, highlight=False)
+    details = [
+        ("meaning", key.meaning),
+        ("accepts", key.value.replace("`", "")),
+        ("default", key.default or "its own defaults"),
+        ("exists with", _conditions(key, key.conditions)),
+        ("example", key.override),
+    ]
+    _print_table(None, [(f"  {label}", text) for label, text in details if text], out)
+    typer.echo("")
+
+
+def _conditions(key: Key, conditions: Iterable[tuple[str, Sequence[str]]]) -> str:
+    """Return the kinds that have a key, such as "kind = learned; model.architecture = transformer"."""
+    own = key.name.rpartition(".")[0] + "."
+    return "; ".join(f"{name.removeprefix(own)} = {', '.join(kinds)}" for name, kinds in reversed([*conditions]))
+
+
+def _title(name: str) -> str:
+    return name.replace(".0", "[]")
+
+
+def _print_table(
+    head: Sequence[str] | None, rows: Iterable[Sequence[str]], out: Console, *, markup: bool = False
+) -> None:
+    """Print columns, of which the last one is wrapped."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=head is not None, pad_edge=False, header_style="dim")
+    for i, name in enumerate(head or ("", "")):
+        table.add_column(name, no_wrap=i == 0, overflow="fold")
+    for row in rows:
+        cells: list[RenderableType] = [cell if markup else Text(cell) for cell in row]
+        table.add_row(*cells)
+    out.print(table)

@@ -1,0 +1,246 @@
+"""Every key and kind of the configuration with its meaning, read from the models: what the reference shows."""
+
+from __future__ import annotations
+
+import re
+import types
+import typing
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from dragoman.config.document import Config
+from dragoman.config.errors import DEVICES, limits_of, models_in, tag_key, tag_of
+from dragoman.config.foreign_names import native_name
+from dragoman.config.model import PRESETS, TransformerConfig
+from dragoman.config.section import Duration
+from dragoman.config.toml import toml_value
+from dragoman.errors import UsageError, clip, nearest
+
+__all__ = ["Key", "Kind", "all_keys", "all_kinds", "look_up", "section_of"]
+
+Conditions = tuple[tuple[str, tuple[str, ...]], ...]
+"""(key, kinds) of the kinds that are needed for a key to exist, such as (("model.norm.kind", ("batch",)),)."""
+_Chosen = tuple[tuple[str, str], ...]
+"""The kinds that lead to one section: (key, kind)."""
+_UNLIMITED = 2**63 - 1
+_DURATION = 'number and unit: "20 min", "2 h", "8000 steps", "30 epochs", "50M tokens"'
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of the document, for all kinds in which it has the same type, default and meaning; texts in TOML."""
+
+    name: str
+    conditions: Conditions
+    value: str
+    default: str
+    meaning: str
+    example: str
+
+    @property
+    def override(self) -> str:
+        """The example as an argument of `dragoman train`."""
+        value = self.example.strip('"')
+        return f"{self.name}={value}"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of a section, or an architecture, and the names of the keys that exist with it."""
+
+    name: str
+    tag: str
+    conditions: Conditions
+    meaning: str
+    keys: tuple[str, ...]
+
+
+def section_of(name: str) -> str:
+    """Return the section of a key: "model.norm" for "model.norm.eps"."""
+    return name.rpartition(".")[0]
+
+
+# ---------------------------------------------------------------------------------------------------- reading models
+
+
+@cache
+def all_keys() -> tuple[Key, ...]:
+    """Return all keys, section by section in the order of the document.  Entries of lists have the index 0."""
+    found: dict[tuple[str, ...], list[_Chosen]] = {}
+    for name, chosen, *rest in _walk(Config, "", ()):
+        found.setdefault((name, *rest), []).append(chosen)
+    keys = [Key(name, _conditions(chosen), *rest) for (name, *rest), chosen in found.items()]
+    keys.append(_preset())
+    sections = list(dict.fromkeys(section_of(key.name) for key in keys))
+    return tuple(sorted(keys, key=lambda key: sections.index(section_of(key.name))))
+
+
+@cache
+def all_kinds() -> tuple[Kind, ...]:
+    """Return all kinds of all sections, in the order of the document."""
+    found: dict[tuple[str, str, str, tuple[str, ...]], list[_Chosen]] = {}
+    for key, chosen, models in _unions(Config, "", ()):
+        for model in models:
+            meaning = " ".join((model.__dict__.get("__doc__") or "").split("\n\n")[0].split())
+            names = tuple(f"{section_of(key)}.{name}" for name in model.model_fields if name != tag_key(model))
+            found.setdefault((key, tag_of(model), meaning, names), []).append(chosen)
+    return tuple(
+        Kind(key, tag, _conditions(chosen), meaning, names) for (key, tag, meaning, names), chosen in found.items()
+    )
+
+
+def _walk(model: type[BaseModel], prefix: str, chosen: _Chosen) -> Iterator[tuple[str, _Chosen, str, str, str, str]]:
+    """Yield name, kinds that lead to it, value, default, meaning and example of the keys of a section and below it."""
+    for name, field in model.model_fields.items():
+        key, models = f"{prefix}{name}", _sections(field)
+        if any(key == selecting for selecting, _ in chosen):
+            continue  # described with the section that it selects
+        example = toml_value(field.examples[0]) if field.examples else ""
+        meaning = field.description or ""
+        if len(models) > 1:
+            tags, tag = [tag_of(m) for m in models], f"{key}.{tag_key(models[0])}"
+            default = tags[0] if field.is_required() else tag_of(type(field.default))
+            yield tag, chosen, ", ".join(map(toml_value, tags)), toml_value(default), meaning, example
+            for m in models:
+                yield from _walk(m, f"{key}.", (*chosen, (tag, tag_of(m))))
+            continue
+        if prefix:  # sections of the document have no value of their own
+            yield key, chosen, _value(field), _default(field), meaning, example
+        if models:
+            yield from _walk(models[0], f"{key}.0." if _is_list(field) else f"{key}.", chosen)
+
+
+def _unions(
+    model: type[BaseModel], prefix: str, chosen: _Chosen
+) -> Iterator[tuple[str, _Chosen, list[type[BaseModel]]]]:
+    """Yield the key that selects a kind, the kinds that lead to it, and the models to select from."""
+    for name, field in model.model_fields.items():
+        key, models = f"{prefix}{name}", _sections(field)
+        tag = f"{key}.{tag_key(models[0])}" if len(models) > 1 else ""
+        if tag:
+            yield tag, chosen, models
+        for m in models:
+            yield from _unions(m, f"{key}.", (*chosen, (tag, tag_of(m))) if tag else chosen)
+
+
+def _preset() -> Key:
+    """`model.preset`, which is replaced by other keys before the models read the document."""
+    accepted, meaning = ", ".join(map(toml_value, PRESETS)), "sizes of a published model; keys that are given win"
+    tag = TransformerConfig.model_fields["architecture"].default
+    return Key("model.preset", (("model.architecture", (tag,)),), accepted, "none", meaning, '"big"')
+
+
+def _sections(field: FieldInfo) -> list[type[BaseModel]]:
+    return [model for model in models_in(field.annotation) if model is not Duration]
+
+
+def _conditions(chosen: Iterable[_Chosen]) -> Conditions:
+    """Merge the kinds that lead to a key, without the sections all of whose kinds do."""
+    merged: dict[str, list[str]] = {}
+    for key, tag in dict.fromkeys(pair for path in chosen for pair in path):
+        merged.setdefault(key, []).append(tag)
+    return tuple((key, tuple(tags)) for key, tags in merged.items() if len(tags) < len(_tags()[key]))
+
+
+@cache
+def _tags() -> dict[str, set[str]]:
+    """Return the kinds by the key that selects them."""
+    found: dict[str, set[str]] = {}
+    for key, _, models in _unions(Config, "", ()):
+        found.setdefault(key, set()).update(map(tag_of, models))
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------ in words
+
+
+def _is_list(field: FieldInfo) -> bool:
+    return typing.get_origin(field.annotation) is tuple
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    if isinstance(field.default, Duration):
+        return toml_value(str(field.default))
+    return "" if isinstance(field.default, BaseModel) else toml_value(field.default)
+
+
+def _value(field: FieldInfo) -> str:
+    """Return what a field accepts."""
+    types_ = _plain(field.annotation)
+    if any(getattr(part, "pattern", None) for part in field.metadata):
+        return f"text: {DEVICES}"
+    names = {bool: "`true`, `false`", str: "text", int: "whole number", float: "number", Duration: _DURATION}
+    words = [names.get(one, "section") if isinstance(one, type) else toml_value(one) for one in types_]
+    if limits := limits_of(field):
+        words[0] += ", " + re.sub(f"(.*) to {_UNLIMITED:,}", r"\1 or more", limits)
+    if _is_list(field):
+        return "list of sections" if words == ["section"] else f"list of {words[0]}s"
+    return (" or " if any(isinstance(one, type) for one in types_) else ", ").join(words)
+
+
+def _plain(annotation: Any) -> list[Any]:
+    """Return the types and literals of an annotation, without None."""
+    origin = typing.get_origin(annotation)
+    if origin is Annotated:
+        return _plain(typing.get_args(annotation)[0])
+    if origin is Literal:
+        return list(typing.get_args(annotation))
+    if origin in (typing.Union, types.UnionType, tuple):
+        return [one for part in typing.get_args(annotation) for one in _plain(part)]
+    return [] if annotation in (type(None), ...) else [annotation]
+
+
+# ----------------------------------------------------------------------------------------------------------- look-up
+
+
+def look_up(name: str) -> tuple[list[Kind], list[Key]]:
+    """Return the kinds and keys that a name means: a key or section, its last parts, or a kind.
+
+    Raises UsageError that names the nearest key.
+    """
+    wanted = _without_index(name.strip().strip("[]").strip())
+    for matches in (_is_named, _is_in, _ends_with):
+        if keys := [key for key in all_keys() if matches(_without_index(key.name), wanted)]:
+            # Of a section, the kinds of the sections in it are left out.
+            selecting = {key.name for key in keys if matches is not _is_in or section_of(key.name) == wanted}
+            return [kind for kind in all_kinds() if kind.name in selecting], keys
+    if kinds := [kind for kind in all_kinds() if kind.tag == wanted]:
+        return kinds, [key for key in all_keys() if any(_belongs(key, kind) for kind in kinds)]
+    names = {_without_index(key.name) for key in all_keys()}
+    other, last = native_name(wanted.rpartition(".")[2]), wanted.rpartition(".")[2]
+    near = f" (did you mean {other!r}?)" if other else nearest(wanted, names)
+    near = near or nearest(last, {found.rpartition(".")[2] for found in names} | {kind.tag for kind in all_kinds()})
+    raise UsageError(
+        f"{clip(wanted)!r}: no such key, section or kind{near}; accepted: a name such as train.seed, model.norm or "
+        "rotary, or a CONFIG.toml; 'dragoman config' lists all sections"
+    )
+
+
+def _without_index(name: str) -> str:
+    return re.sub(r"\.\d+(?=\.|$)|\[\]", "", name)
+
+
+def _is_named(name: str, wanted: str) -> bool:
+    return name == wanted
+
+
+def _is_in(name: str, wanted: str) -> bool:
+    """Return whether a key is in a section, or selects the kind of a section in it."""
+    section = section_of(name)
+    return section == wanted or (section_of(section) == wanted and name.endswith(".kind") and name in _tags())
+
+
+def _ends_with(name: str, wanted: str) -> bool:
+    return name.endswith(f".{wanted}") or section_of(name).endswith(f".{wanted}")
+
+
+def _belongs(key: Key, kind: Kind) -> bool:
+    """Return whether a key exists with a kind, and in its section."""
+    return key.name in kind.keys and all(kind.tag in tags for name, tags in key.conditions if name == kind.name)

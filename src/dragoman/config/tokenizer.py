@@ -1,0 +1,80 @@
+"""`[tokenizer]`: the segmentation into tokens."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from dragoman.config import limits
+from dragoman.config.section import Section
+
+__all__ = ["SideTokenizerConfig", "TokenizerConfig"]
+
+
+class SideTokenizerConfig(Section):
+    """sentencepiece.  Kind `char`: one token per character, without normalization, and `vocab_size` is a maximum."""
+
+    kind: Literal["bpe", "unigram", "char"] = Field(
+        "bpe",
+        description="byte-pair encoding (Sennrich et al. 2016), unigram language model (Kudo 2018), or characters",
+        examples=["unigram"],
+    )
+    vocab_size: limits.VocabularySize = Field(
+        8000,
+        description="number of tokens, 4 special ones included; a maximum for characters",
+        examples=[16_000],
+    )
+    byte_fallback: bool = Field(
+        True, description="write unknown characters as UTF-8 bytes, so that nothing becomes `<unk>`", examples=[False]
+    )
+    normalization: Literal["nmt_nfkc", "nfkc", "identity"] = Field(
+        "nmt_nfkc",
+        description="rule of sentencepiece; with nfkc and nmt_nfkc, `…` becomes `...` and `？` becomes `?`",
+        examples=["identity"],
+    )
+    character_coverage: limits.Coverage = Field(
+        1.0, description="fraction of the characters of the training text in the vocabulary", examples=[0.9995]
+    )
+    sampling: limits.Dropout = Field(
+        0.0,
+        description="other segmentations in training: rate of BPE-dropout (Provilkov et al. 2020), or exponent of the "
+        "unigram model (Kudo 2018); 0 = none",
+        examples=[0.1],
+    )
+    sentences: limits.Sentences = Field(
+        2_000_000, description="maximum lines used to learn the vocabulary", examples=[500_000]
+    )
+
+    @model_serializer(mode="wrap")
+    def _effective(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the normalization of characters, so that a written document is accepted again."""
+        document: dict[str, Any] = serialize(self)
+        if self.kind == "char":
+            document.pop("normalization", None)
+        return document
+
+
+class TokenizerConfig(SideTokenizerConfig):
+    """The tokenizer of both sides; `shared`: with one vocabulary.  `target`: settings of the target, if they differ."""
+
+    shared: bool = Field(True, description="one vocabulary for both sides", examples=[False])
+    target: SideTokenizerConfig | None = Field(
+        None,
+        description="settings of the target, if they differ; needs shared = false",
+        examples=[{"kind": "char"}],
+    )
+
+    @model_validator(mode="after")
+    def _one_tokenizer_per_side(self) -> TokenizerConfig:
+        if self.target is not None and self.shared:
+            raise ValueError(
+                "tokenizer.target describes a vocabulary of its own, but shared is true; set tokenizer.shared = false, "
+                "or remove tokenizer.target"
+            )
+        return self
+
+    @property
+    def sides(self) -> tuple[SideTokenizerConfig, SideTokenizerConfig]:
+        """The settings of the source and of the target."""
+        return self, self.target or self

@@ -1,0 +1,71 @@
+"""Values and whole documents as TOML, for people to read."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import tomli_w
+
+from dragoman.config.section import Section
+
+__all__ = ["annotated_toml", "toml_value"]
+
+_COLUMN = 44
+"""Where comments begin."""
+
+
+def toml_value(value: Any) -> str:
+    """Return a value as TOML in one line; None, which TOML does not have, as `none`."""
+    if value is None:
+        return "none"
+    if isinstance(value, Mapping):
+        items = ", ".join(f"{_key(str(key))} = {toml_value(item)}" for key, item in value.items() if item is not None)
+        return f"{{ {items} }}" if items else "{}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml_value, value))}]"
+    if isinstance(value, str | bool | int | float | datetime.date | datetime.time):
+        return tomli_w.dumps({"x": value}).removeprefix("x = ").rstrip("\n")
+    return str(value)
+
+
+def _key(key: str) -> str:
+    """Return a key as TOML writes it: in quotes if it needs them."""
+    return tomli_w.dumps({key: 0}).removesuffix(" = 0\n")
+
+
+def annotated_toml(document: Section, given: Collection[str], preset: str | None = None) -> str:
+    """Return the document with all defaults as TOML, and a comment for every value that says where it is from.
+
+    given: dotted keys that were set.  preset: name of the preset that set values of `[model]` that are neither
+    given nor defaults.
+    """
+    lines = []
+    for name, section in document:
+        lines += [f"[{name}]", *_lines(section, f"{name}.", "", given, preset), ""]
+    return "\n".join(lines)
+
+
+def _lines(section: Section, prefix: str, inner: str, given: Collection[str], preset: str | None) -> Iterator[str]:
+    """Yield the lines of a section.  prefix: its key and a dot.  inner: the part of it that is not in [brackets]."""
+    written = section.model_dump(mode="json")  # leaves out keys without effect
+    for name, field in type(section).model_fields.items():
+        value, key = getattr(section, name), prefix + name
+        if isinstance(value, Section) and not hasattr(value, "unit"):
+            yield from _lines(value, f"{key}.", f"{inner}{name}.", given, preset)
+            continue
+        default = None if field.is_required() else field.default
+        is_set = any(one == key or one.startswith(f"{key}.") for one in given)
+        if name not in written:
+            continue
+        if value is None:
+            yield f"# {inner}{name}: not set"
+            continue
+        shown = toml_value(written[name])
+        standard = toml_value(str(default) if hasattr(default, "unit") else default)
+        if is_set:
+            origin = "set" if value == default or default is None else f"set; default: {standard}"
+        else:
+            origin = "default" if value == default else f'preset "{preset}"'
+        yield f"{f'{inner}{name} = {shown}':<{_COLUMN}}  # {origin}"

@@ -1,0 +1,241 @@
+"""Choice of settings from facts: the corpus, the measured speed of models, and the time.  Nothing is read or measured.
+
+The rules are those of docs/guides/size_and_budget.md, which states the measurements behind them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["SIZES", "CorpusFacts", "Setting", "Size", "Speed", "Training", "choose_size", "choose_training",
+           "choose_vocabulary", "enough_tokens", "expect", "model_settings"]  # fmt: skip
+
+TOKENS_PER_WEIGHT = 5.0
+"""Training tokens per weight of the layers from which a larger model is worth its slower steps."""
+WEIGHTS_PER_TOKEN = 8.0
+"""Weights of the layers per token of the corpus above which a model learns the pairs by heart."""
+_TRAINED_SHARE = 0.93
+"""Share of the budget that is spent on steps; the rest is validation and saving."""
+_STEPS = 5000
+_BYTES = 260  # and the special tokens
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A key of the configuration, its value, and the reason for it."""
+
+    key: str
+    value: Any
+    reason: str
+
+
+@dataclass(frozen=True)
+class Size:
+    """Sizes of a Transformer; the feed-forward network is gated, so that d_ff = 2 d_model suffices."""
+
+    d_model: int
+    layers: int
+
+    @property
+    def d_ff(self) -> int:
+        return 2 * self.d_model
+
+    @property
+    def n_heads(self) -> int:
+        return max(4, self.d_model // 64)
+
+    @property
+    def weights(self) -> int:
+        """Weights of the layers, without the embeddings: 10 and 14 times d_model² per encoder and decoder layer."""
+        return 24 * self.layers * self.d_model**2
+
+    def __str__(self) -> str:
+        return f"width {self.d_model}, {self.layers} + {self.layers} layers"
+
+
+SIZES = tuple(Size(*size) for size in ((128, 1), (128, 2), (128, 4), (192, 4), (256, 4), (384, 5), (512, 6)))
+"""From small to large."""
+
+
+@dataclass(frozen=True)
+class CorpusFacts:
+    """What is known of the training pairs.
+
+    tokens_per_pair: of both sides, measured with the chosen vocabulary.  distinct: words of source and target in the
+    sample.  characters: distinct characters of source and target.  common_script: whether the two sides share letters.
+    replaced: whether the usual normalization changes many target lines.
+    """
+
+    pairs: int
+    languages: tuple[str, str]
+    distinct: tuple[int, int]
+    characters: tuple[int, int]
+    common_script: bool
+    replaced: bool = False
+    tokens_per_pair: float = 0.0
+
+    @property
+    def tokens(self) -> float:
+        """Tokens per epoch."""
+        return self.pairs * self.tokens_per_pair
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Measured source + target tokens per second of training a model of this size, and its parameters."""
+
+    size: Size
+    tokens_per_second: float
+    parameters: int = 0
+
+
+@dataclass(frozen=True)
+class Training:
+    """Expected course of a training."""
+
+    tokens: float
+    epochs: float
+    batch_tokens: int
+    steps: int
+
+
+def choose_vocabulary(facts: CorpusFacts) -> list[Setting]:
+    """Return the settings of [tokenizer]."""
+    table = ((5_000, 2000), (20_000, 4000), (300_000, 8000), (3_000_000, 16000))
+    usual = next((size for pairs, size in table if facts.pairs < pairs), 32000)
+    sides = [_vocabulary_size(usual, facts.distinct[i], facts.characters[i]) for i in (0, 1)]
+    if facts.common_script:
+        size = _vocabulary_size(usual, max(facts.distinct), max(facts.characters))
+        settings = [
+            Setting("tokenizer.kind", "bpe", "Subwords: frequent words are one token, rare words several."),
+            Setting("tokenizer.shared", True, "Both languages use the same letters, so one vocabulary serves both."),
+            Setting("tokenizer.vocab_size", size, _vocabulary_reason(facts.pairs)),
+        ]
+        if facts.replaced:
+            settings.append(Setting("tokenizer.normalization", "identity", _IDENTITY))
+        return settings
+    settings = [
+        Setting("tokenizer.kind", "bpe", "Subwords: frequent words are one token, rare words several."),
+        Setting("tokenizer.shared", False, "The languages have different letters: one vocabulary for each."),
+        Setting("tokenizer.vocab_size", sides[0], _vocabulary_reason(facts.pairs)),
+        Setting("tokenizer.target.kind", "bpe", "Settings of the target's vocabulary."),
+        Setting("tokenizer.target.vocab_size", sides[1], _vocabulary_reason(facts.pairs)),
+    ]
+    if facts.replaced:
+        settings.append(Setting("tokenizer.target.normalization", "identity", _IDENTITY))
+    return settings
+
+
+_IDENTITY = "The usual normalization would change many lines of the target, such as full-width punctuation."
+
+
+def _vocabulary_reason(pairs: int) -> str:
+    return f"{pairs:,} pairs: each token must occur often enough to be learned, so fewer pairs need fewer tokens."
+
+
+def _vocabulary_size(usual: int, distinct: int, characters: int) -> int:
+    """Return a size between what the characters need and what the text allows: a token per word, character and byte."""
+    needed = characters + _BYTES
+    size = min(max(usual, needed + needed // 2), needed + distinct)
+    return size - size % 100 if size >= 1000 else size
+
+
+def enough_tokens(size: Size) -> float:
+    """Return the number of training tokens from which a size is worth its slower steps."""
+    return TOKENS_PER_WEIGHT * size.weights
+
+
+def choose_size(facts: CorpusFacts, speeds: Sequence[Speed], seconds: float) -> tuple[Speed, str]:
+    """Return the largest measured size that sees enough tokens in the time, and the reason.  speeds: from small on."""
+    chosen, reason = speeds[0], "the smallest model, because the time allows few passes over the text"
+    for speed in speeds[1:]:
+        tokens = seconds * _TRAINED_SHARE * speed.tokens_per_second
+        if speed.size.weights > WEIGHTS_PER_TOKEN * facts.tokens:
+            return chosen, f"{reason}; {speed.size} would learn so few pairs by heart"
+        if tokens < enough_tokens(speed.size):
+            if chosen is not speeds[0]:
+                reason = "the largest model that the time can train well"
+            return chosen, (
+                f"{reason}: {speed.size} would see {tokens / 1e6:,.1f} M tokens, and needs about "
+                f"{enough_tokens(speed.size) / 1e6:,.0f} M"
+            )
+        chosen = speed
+        reason = "the largest size of the list, and the time suffices for it"
+    return chosen, reason
+
+
+def expect(facts: CorpusFacts, speed: Speed, seconds: float) -> Training:
+    """Return the expected course of a training of `seconds`."""
+    tokens = seconds * _TRAINED_SHARE * speed.tokens_per_second
+    wanted = tokens / _STEPS
+    batch = next((size for size in (1536, 2048, 3072, 4096, 6144) if wanted <= size), 8192)
+    return Training(tokens, tokens / max(1.0, facts.tokens), batch, max(1, round(tokens / batch)))
+
+
+def choose_training(facts: CorpusFacts, speed: Speed, why: str, seconds: float) -> list[Setting]:
+    """Return the settings of [model], [train] and [search]."""
+    size, course = speed.size, expect(facts, speed, seconds)
+    return [*model_settings(size, why), _dropout(course), *_train(size, course, seconds), *_search()]
+
+
+def model_settings(size: Size, why: str = "") -> list[Setting]:
+    """Return the settings of [model], without dropout; why: the reason for the size."""
+    return [
+        Setting("model.architecture", "transformer", "Best at equal time among the kinds that Dragoman has."),
+        Setting("model.d_model", size.d_model, f"Size: {why}."),
+        Setting("model.d_ff", size.d_ff, "Twice d_model: a gated network of this width costs as much as three times."),
+        Setting("model.n_heads", size.n_heads, f"{size.d_model // size.n_heads} features per attention head."),
+        Setting("model.encoder_layers", size.layers, "Chosen with d_model."),
+        Setting("model.decoder_layers", size.layers, "Chosen with d_model."),
+        Setting("model.order", "pre", "Normalization before each sub-layer allows high learning rates early."),
+        Setting("model.norm.kind", "rms", "As good as layer normalization, and cheaper."),
+        Setting("model.position.kind", "rotary", "Relative positions; learned faster than sinusoids."),
+        Setting("model.activation", "silu", "With gated = true: SwiGLU, which learns faster at equal cost."),
+        Setting("model.gated", True, "See activation."),
+        Setting("model.bias", False, "Biases cost time and gain nothing here."),
+    ]
+
+
+def _dropout(course: Training) -> Setting:
+    rate = 0.1 if course.epochs < 5 else 0.2 if course.epochs < 20 else 0.3
+    reason = f"{course.epochs:.1f} epochs: the more often each pair is seen, the more dropout is needed."
+    return Setting("model.dropout", rate, reason)
+
+
+def _train(size: Size, course: Training, seconds: float) -> list[Setting]:
+    short = seconds < 900
+    every = seconds / (4 if short else 8)
+    warmup = min(4000, max(10, round(0.05 * course.steps, -1 if course.steps >= 400 else 0)))
+    peak = float(f"{0.512 / size.d_model:.1e}")
+    return [
+        Setting("train.budget", duration(seconds), "Time for training; the learning rate reaches zero at its end."),
+        Setting(
+            "train.batch_tokens",
+            course.batch_tokens,
+            f"About {course.steps:,} updates in this time: small batches learn more per minute, up to a point.",
+        ),
+        Setting("train.label_smoothing", 0.1, "Improves BLEU (Vaswani et al. 2017)."),
+        Setting("train.clip_norm", 1.0, "Limits the damage of an unusual batch."),
+        Setting("train.validate_every", duration(every), "Often enough to see progress; decoding costs time."),
+        Setting("train.validate_sentences", 200 if short else 500, "Sentences translated per validation."),
+        Setting("train.metric", "loss", "Decides which checkpoint is the best; less noisy than BLEU of few sentences."),
+        Setting("train.schedule.kind", "budget", "Warm-up, constant rate, then linear decay to zero."),
+        Setting("train.schedule.peak", peak, "Wider models need lower rates: 0.512 / d_model."),
+        Setting("train.schedule.warmup", int(warmup), "About 5 % of the steps."),
+        Setting("train.schedule.decay", 0.8, "Share of the time in which the rate decays."),
+    ]
+
+
+def _search() -> list[Setting]:
+    return [Setting("search.beam", 4, "Hypotheses per step: 1 is faster, more than 4 seldom better.")]
+
+
+def duration(seconds: float) -> str:
+    """Format a time as the configuration accepts it: whole hours, minutes, or seconds."""
+    for unit, length in (("h", 3600), ("min", 60)):
+        if seconds >= length and math.isclose(seconds % length, 0, abs_tol=1e-6):
+            return f"{round(seconds / length)} {unit}"
+    return f"{round(seconds)} s"

@@ -1,0 +1,121 @@
+"""What the choice of settings needs to know: facts of the training text, and the speed of models on this machine."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from dragoman.config import Config, parse_config
+from dragoman.errors import DataError, UsageError
+from dragoman.planning.choice import (
+    SIZES,
+    CorpusFacts,
+    Setting,
+    Size,
+    Speed,
+    choose_vocabulary,
+    enough_tokens,
+    model_settings,
+)
+from dragoman.planning.document import nested
+from dragoman.training.forecast import time_steps
+from dragoman.training.run import open_run
+from dragoman.training.tasks.translation import TranslationTask
+
+__all__ = ["corpus_facts", "measure_speeds", "probe"]
+
+_COMMON = 0.8  # share of the target's letters that occur in the source
+_BUSY = 0.7  # cores
+_SECONDS = 2.0
+_BATCH_TOKENS = 2048
+
+
+def corpus_facts(sample: Sequence[tuple[str, str]], pairs: int, languages: tuple[str, str]) -> CorpusFacts:
+    """Return the facts of `pairs` training pairs from a sample of them.
+
+    The number of distinct words of the whole text is estimated: it grows with the square root of the length (Heaps'
+    law).
+    """
+    words: list[set[str]] = [set(), set()]
+    letters: list[Counter[str]] = [Counter(), Counter()]
+    characters: list[set[str]] = [set(), set()]
+    for pair in sample:
+        for side, text in enumerate(pair):
+            words[side].update(text.split())
+            letters[side].update(filter(str.isalpha, text.casefold()))
+            characters[side].update(text)
+    growth = math.sqrt(max(1.0, pairs / max(1, len(sample))))
+    shared = sum(count for letter, count in letters[1].items() if letter in letters[0])
+    common = shared >= _COMMON * max(1, letters[1].total())
+    return CorpusFacts(
+        pairs,
+        languages,
+        (round(growth * len(words[0])), round(growth * len(words[1]))),
+        (len(characters[0]), len(characters[1])),
+        common,
+    )
+
+
+def measure_speeds(
+    facts: CorpusFacts, sample: Sequence[tuple[str, str]], seconds: float, scratch: Path, log: Callable[[str], None]
+) -> tuple[CorpusFacts, list[Speed]]:
+    """Train models of growing size for a few steps each, until one is too slow for a budget of `seconds`.
+
+    Returns the facts with tokens_per_pair, and the speeds.  Raises DataError if the tokenizer cannot be learned.
+    """
+    for i, name in enumerate(("sample.source", "sample.target")):
+        (scratch / name).write_text("".join(f"{pair[i]}\n" for pair in sample), encoding="utf-8", newline="\n")
+    known = replace(facts, distinct=corpus_facts(sample, len(sample), facts.languages).distinct)
+    vocabulary = choose_vocabulary(known)  # what the sample allows
+    speeds: list[Speed] = []
+    shares: list[float] = []  # cores used, on average
+    for size in SIZES:
+        config = probe(facts, vocabulary, size, scratch)
+        try:
+            run = open_run(config, scratch / f"probe-{size.d_model}-{size.layers}", lambda text: None)
+            clock, processor = time.monotonic(), time.process_time()
+            timing = time_steps(run, _SECONDS)
+            shares.append((time.process_time() - processor) / (time.monotonic() - clock))
+        except UsageError:
+            if not speeds:
+                raise
+            break  # not enough memory for this size and all larger ones
+        task = run.task
+        if not isinstance(task, TranslationTask) or not len(task.store):
+            raise DataError("no pair of the sample can be used for training; check the text with 'dragoman doctor'")
+        facts = replace(facts, tokens_per_pair=task.tokens() / len(task.store))
+        speeds.append(Speed(size, timing.tokens_per_second, timing.parameters))
+        log(f"speed: {size}: {timing.tokens_per_second:,.0f} tokens/s ({timing.steps} steps)")
+        if seconds * timing.tokens_per_second < enough_tokens(size):
+            break
+    if not torch.cuda.is_available() and max(shares) < _BUSY:
+        log(
+            f"warning: the machine is busy: training got {max(shares):.0%} of a core while its speed was measured; on "
+            "an idle machine it is faster, and a larger model may be better"
+        )
+    return facts, speeds
+
+
+def probe(
+    facts: CorpusFacts,
+    vocabulary: Sequence[Setting],
+    size: Size,
+    folder: Path,
+    files: tuple[str, str] = ("sample.source", "sample.target"),
+) -> Config:
+    """Return the configuration of a model of a size, for measuring its speed on training files in `folder`."""
+    document = nested([*vocabulary, *model_settings(size)])
+    document["data"] = {
+        "root": str(folder.resolve()),
+        "source_language": facts.languages[0],
+        "target_language": facts.languages[1],
+        "train": [{"source": files[0], "target": files[1]}],
+    }
+    document["train"] = {"batch_tokens": _BATCH_TOKENS, "clip_norm": 1.0}
+    return parse_config(document)

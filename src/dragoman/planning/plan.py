@@ -1,0 +1,217 @@
+"""`dragoman new`: a configuration and a split of one's own text, chosen for this machine and a budget of time."""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+import tomllib
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from dragoman.config import Config, parse_config
+from dragoman.config.section import Duration, DurationField
+from dragoman.data.corpus import CorpusSpec
+from dragoman.data.doctor.examine import examine
+from dragoman.data.doctor.precheck import replaced_characters
+from dragoman.data.held_out import TEST, TRAIN, VALID
+from dragoman.errors import DataError, UsageError
+from dragoman.io.writing import atomic_folder, write_file, writing
+from dragoman.planning.choice import (
+    CorpusFacts,
+    Setting,
+    Speed,
+    Training,
+    choose_size,
+    choose_training,
+    choose_vocabulary,
+    expect,
+)
+from dragoman.planning.document import nested, render
+from dragoman.planning.measurement import corpus_facts, measure_speeds
+from dragoman.planning.source_text import ParallelText, open_text
+from dragoman.planning.split import NAMES, Split, split_text
+from dragoman.training.plan import Course, is_hopeless
+
+__all__ = ["TrainingPlan", "plan_training"]
+
+Files = tuple[Path, Path]
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """A configuration written by `plan_training`.
+
+    path: of the document.  settings: with the reason of each.  speeds: measured.  course: expected course of training.
+    """
+
+    path: Path
+    config: Config
+    settings: list[Setting]
+    facts: CorpusFacts
+    speeds: list[Speed]
+    course: Training
+
+
+def plan_training(
+    source: str | Path,
+    target: str | Path | None = None,
+    *,
+    budget: str = "20 min",
+    languages: Sequence[str] | None = None,
+    valid: Sequence[str | Path] | None = None,
+    test: Sequence[str | Path] | None = None,
+    out: str | Path | None = None,
+    log: Callable[[str], None] = lambda text: None,
+) -> TrainingPlan:
+    """Inspect a parallel text, measure the speed of this machine, and write a commented configuration.
+
+    source, target: two text files; source alone: one .tsv or .tmx.  budget: a time, such as "20 min".  languages: of
+    source and target; default: from file names, TMX variants or frequent words.  valid, test: two files each; default:
+    drawn from the text, without near-duplicates of the training pairs.  out: the document, default
+    `<source>-<target>.toml` in the current folder; the split is written into the folder `<name>-data` beside it.  log:
+    receives messages.
+
+    Raises UsageError for wrong arguments and existing output, DataError for unusable text.
+    """
+    seconds = _seconds(budget)
+    given = {part: _two(files, NAMES[part]) for part, files in ((VALID, valid), (TEST, test)) if files is not None}
+    pair = None if languages is None else _language_pair(languages)
+    with tempfile.TemporaryDirectory() as temporary:
+        scratch = Path(temporary)
+        text = open_text(Path(source), None if target is None else Path(target), pair, scratch, log)
+        _check_languages(text.languages)
+        path = Path(out) if out is not None else Path(f"{'-'.join(text.languages)}.toml")
+        folder = path.with_name(f"{path.stem}-data")
+        _refuse_existing(path, folder)
+        log(f"checking {source if target is None else f'{source} and {target}'} ({' to '.join(text.languages)})")
+        _examine(text, path, log)
+        with writing(folder), ExitStack() as stack:
+            unfinished = stack.enter_context(atomic_folder(folder))
+            split = split_text(CorpusSpec(text.source, text.target), given, unfinished, text.languages)
+            _log_split(split, log)
+            facts = corpus_facts(split.sample, split.counts[TRAIN], text.languages)
+            data = _data_settings(text.languages, folder, split, given)
+            facts = replace(facts, replaced=_is_replaced(data, unfinished))
+            facts, speeds = measure_speeds(facts, split.sample, seconds, scratch, log)
+            speed, why = choose_size(facts, speeds, seconds)
+            settings = [*data, *choose_vocabulary(facts), *choose_training(facts, speed, why, seconds)]
+            course = expect(facts, speed, seconds)
+            document = render(_title(path, facts, speed, course, budget), settings)
+            config = parse_config(tomllib.loads(document), where=str(path))
+        write_file(path, document.encode())
+    _log_course(course, speed, facts, budget, log)
+    return TrainingPlan(path, config, settings, facts, speeds, course)
+
+
+def _seconds(budget: str) -> float:
+    try:
+        duration: Duration = TypeAdapter(DurationField).validate_python(budget)
+    except ValidationError as error:
+        raise UsageError(f"budget = {budget!r}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
+    if duration.unit != "seconds":
+        raise UsageError(f'budget = {budget!r}: accepted: a time, such as "20 min" or "2 h"')
+    if duration.amount < 30:
+        raise UsageError(f"budget = {budget!r}: accepted: 30 s or more; nothing is learned in less time")
+    return duration.amount
+
+
+def _two(files: Sequence[str | Path], name: str) -> Files:
+    if isinstance(files, str) or len(files) != 2:
+        raise UsageError(f"{name} = {files!r}: accepted: two files, source and target")
+    missing = [str(path) for path in files if not Path(path).is_file()]
+    if missing:
+        raise UsageError(f"{name}: no such file: {', '.join(missing)}")
+    return Path(files[0]), Path(files[1])
+
+
+def _language_pair(languages: Sequence[str]) -> tuple[str, str]:
+    if isinstance(languages, str) or len(languages) != 2:
+        raise UsageError(f"languages = {languages!r}: accepted: two codes, source and target, such as en fr")
+    return languages[0], languages[1]
+
+
+def _check_languages(languages: tuple[str, str]) -> None:
+    """Raise ConfigError for codes that a configuration refuses; they are parts of file names as well."""
+    source, target = languages
+    data = {"source_language": source, "target_language": target, "train": [{"path": "text.tsv"}]}
+    parse_config({"data": data}, where="languages")
+
+
+def _refuse_existing(path: Path, folder: Path) -> None:
+    if path.suffix != ".toml":
+        raise UsageError(f"out = {path}: accepted: a file name that ends with .toml")
+    for existing in (path, folder):
+        if existing.exists():
+            raise UsageError(f"{existing} exists already; choose another name with --out, or remove it")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path}: the folder {path.parent} does not exist; create it first")
+
+
+def _examine(text: ParallelText, path: Path, log: Callable[[str], None]) -> None:
+    """Raise DataError for the errors that `dragoman doctor` finds, and log the number of its warnings."""
+    spec = CorpusSpec(text.source, text.target)
+    source_language, target_language = text.languages
+    diagnosis = examine([spec], valid=None, test=None, source_language=source_language, target_language=target_language)
+    errors = [finding for finding in diagnosis.findings if finding.severity == "error"]
+    if errors:
+        raise DataError("\n".join(f"{error.where}: {error.what}. {error.advice}" for error in errors))
+    if count := diagnosis.count("warning"):
+        log(f"text: {count} warning{'s' * (count > 1)}; to read them: {shlex.join(['dragoman', 'doctor', str(path)])}")
+
+
+def _log_split(split: Split, log: Callable[[str], None]) -> None:
+    log(f"pairs: {split.account}")
+    if split.seen:
+        log(f"pairs: {split.seen:,} left out, because a validation or test set has a near-duplicate")
+    log("split: " + ", ".join(f"{name} {split.counts[part]:,}" for part, name in NAMES.items()))
+
+
+def _data_settings(languages: tuple[str, str], folder: Path, split: Split, given: dict[int, Files]) -> list[Setting]:
+    """Return [data]; held-out parts without pairs are left out."""
+    source, target = languages
+    files = {part: {"source": f"{name}.{source}", "target": f"{name}.{target}"} for part, name in NAMES.items()}
+    settings = [
+        Setting("data.root", str(folder.resolve()), "Folder of the files below."),
+        Setting("data.source_language", source, ""),
+        Setting("data.target_language", target, "Also selects the tokenizer of BLEU."),
+        Setting("data.train", [files[TRAIN]], f"{split.counts[TRAIN]:,} pairs."),
+    ]
+    for part, use in ((VALID, "Measured during training"), (TEST, "Translated once, at the end")):
+        if split.counts[part]:
+            origin = "given" if part in given else "drawn at random; no sentence also occurs in another part, " \
+                "not even with other case, punctuation or digits"  # fmt: skip
+            reason = f"{use}: {split.counts[part]:,} pairs, {origin}."
+            settings.append(Setting(f"data.{NAMES[part]}.source", files[part]["source"], reason))
+            settings.append(Setting(f"data.{NAMES[part]}.target", files[part]["target"], ""))
+    return settings
+
+
+def _is_replaced(data: list[Setting], folder: Path) -> bool:
+    """Return whether the usual normalization of the tokenizer changes many target lines."""
+    document = nested(data)
+    document["data"]["root"] = str(folder.resolve())
+    return any(True for _ in replaced_characters(parse_config(document)))
+
+
+def _title(path: Path, facts: CorpusFacts, speed: Speed, course: Training, budget: str) -> list[str]:
+    source, target = facts.languages
+    return [
+        f"{source} to {target}, written by 'dragoman new' for a budget of {budget}. Train with: dragoman train {path}",
+        f"Expected: {course.epochs:.1f} epochs of {facts.tokens:,.0f} tokens (source + target) and {course.steps:,} "
+        f"steps, at the {speed.tokens_per_second:,.0f} tokens/s that were measured on this machine. A machine that is "
+        "busier later makes fewer steps; the schedule of the learning rate adapts to the time.",
+    ]
+
+
+def _log_course(course: Training, speed: Speed, facts: CorpusFacts, budget: str, log: Callable[[str], None]) -> None:
+    log(f"choice: {speed.size}; expected in {budget}: {course.epochs:.1f} epochs, {course.steps:,} steps")
+    expected = Course(course.epochs, course.steps, facts.tokens, speed.parameters)
+    if is_hopeless(expected):
+        log(
+            f"warning: {budget} is little time for this text on this machine: the translations will be poor. Raise "
+            "--budget, or stop other programs and run the command again"
+        )

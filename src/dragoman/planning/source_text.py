@@ -1,0 +1,149 @@
+"""The parallel text that a user has, as two plain text files: two files, one TSV, or one TMX."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from pathlib import Path
+
+from dragoman.data.corpus import CorpusSpec, SentencePair, read_pairs
+from dragoman.data.doctor.precheck import likely_language
+from dragoman.data.languages import SCRIPTS, file_language
+from dragoman.data.readers.tmx import TmxCount, tmx_languages, tmx_pairs
+from dragoman.errors import DataError, UsageError, clip
+from dragoman.io.lines import decode_line, open_lines, plain_suffix, read_lines
+
+__all__ = ["ParallelText", "open_text"]
+
+_SAMPLE = 1000
+_PART = re.compile(r"[-_.]")
+
+
+@dataclass(frozen=True)
+class ParallelText:
+    """Two text files with a sentence per line, and their languages."""
+
+    source: Path
+    target: Path
+    languages: tuple[str, str]
+
+    def pairs(self) -> Iterator[SentencePair]:
+        """Stream the pairs.  Raises DataError as `read_pairs` does."""
+        return read_pairs(CorpusSpec(self.source, self.target))
+
+
+def open_text(
+    source: Path,
+    target: Path | None,
+    languages: tuple[str, str] | None,
+    scratch: Path,
+    log: Callable[[str], None],
+) -> ParallelText:
+    """Return the text of two files; the pairs of a single `.tsv` or `.tmx` are written into `scratch` first.
+
+    languages: source and target, found from the file names, the variants of a TMX or the text if None.  Raises
+    UsageError for files that do not exist, other formats, and languages that cannot be found.
+    """
+    missing = [str(path) for path in (source, target) if path is not None and not path.is_file()]
+    if missing:
+        raise UsageError(f"no such file: {', '.join(missing)}")
+    if target is not None:
+        return ParallelText(source, target, languages or _languages(source, target, (source, target)))
+    suffix = plain_suffix(source).casefold()
+    if suffix == ".tsv":
+        pairs = _tsv_pairs(source, _text_columns(source, log))
+    elif suffix == ".tmx":
+        languages = languages or tmx_languages(source)
+        pairs = _logged_tmx(source, languages, log)
+    else:
+        raise UsageError(
+            f"{source}: one file of the format {suffix or 'without a suffix'!r}; accepted: two text files (SOURCE "
+            "TARGET), one .tsv with a pair per line, or one .tmx (.gz, .zst or .xz may follow)"
+        )
+    files = scratch / "source.txt", scratch / "target.txt"
+    _write(pairs, files)
+    return ParallelText(*files, languages or _languages(*files, (source, source)))
+
+
+def _write(pairs: Iterator[tuple[str, str]], files: tuple[Path, Path]) -> None:
+    with (
+        files[0].open("w", encoding="utf-8", newline="\n") as one,
+        files[1].open("w", encoding="utf-8", newline="\n") as other,
+    ):
+        for source, target in pairs:
+            one.write(source.replace("\n", " ") + "\n")
+            other.write(target.replace("\n", " ") + "\n")
+
+
+def _logged_tmx(path: Path, languages: tuple[str, str], log: Callable[[str], None]) -> Iterator[tuple[str, str]]:
+    count = TmxCount()
+    yield from tmx_pairs(path, languages, count)
+    kept = count.read - count.incomplete
+    log(f"{path}: read {count.read:,} units = {kept:,} pairs + without {' or '.join(languages)} {count.incomplete:,}")
+    if not kept:
+        raise UsageError(
+            f"{path}: no unit has a text in both {languages[0]!r} and {languages[1]!r}; name two languages of the file "
+            "with --languages"
+        )
+
+
+def _tsv_pairs(path: Path, columns: tuple[int, int]) -> Iterator[tuple[str, str]]:
+    return ((pair.source, pair.target) for pair in read_pairs(CorpusSpec(path=path, source_key=columns[0],
+                                                                         target_key=columns[1])))  # fmt: skip
+
+
+def _text_columns(path: Path, log: Callable[[str], None]) -> tuple[int, int]:
+    """Return the first two columns that hold text: letters in more than half of the first lines.
+
+    Downloads of Tatoeba have numbers of sentences before each text.
+    """
+    rows = [decode_line(raw, n, str(path)).split("\t") for n, raw in enumerate(islice(open_lines(path), _SAMPLE), 1)]
+    counts = Counter(i for row in rows for i, text in enumerate(row) if any(map(str.isalpha, text)))
+    found = sorted(i for i, count in counts.items() if 2 * count > len(rows))
+    if len(found) < 2:
+        first = clip("\t".join(rows[0]), 60) if rows else ""
+        raise DataError(
+            f"{path}: {len(found)} column{'s' * (len(found) != 1)} of text ({first!r}); accepted: a source text and a "
+            "target text per line, separated by a tab"
+        )
+    if found[:2] != [0, 1]:
+        log(f"{path}: source text in column {found[0] + 1}, target text in column {found[1] + 1}")
+    return found[0], found[1]
+
+
+def _languages(source: Path, target: Path, names: tuple[Path, Path]) -> tuple[str, str]:
+    """Return the languages by file names, else by frequent words.  Raises UsageError if one is unknown."""
+    found = [_named_language(name) if names[0] != names[1] else None for name in names]
+    if None in found and names[0] == names[1]:
+        found = list(_pair_in_name(names[0]))
+    for i, path in enumerate((source, target)):
+        found[i] = found[i] or likely_language(list(islice(read_lines(path), _SAMPLE)))
+    if None in found or found[0] == found[1]:
+        files = " and ".join(dict.fromkeys(map(str, names)))
+        shown = ", ".join(code or "unknown" for code in found)
+        raise UsageError(
+            f"the languages of {files} are not clear (found: {shown}); name them, source first, with --languages, for "
+            "example --languages en fr"
+        )
+    return str(found[0]), str(found[1])
+
+
+def _named_language(path: Path) -> str | None:
+    """Return the language that a file name ends with: `a.fr`, `a.fr.gz`, `a-fr.txt`, `a_fr.txt`."""
+    if code := file_language(path):
+        return code
+    stem = path.name.removesuffix(path.suffix if path.suffix in (".gz", ".zst", ".xz") else "")
+    last = _PART.split(Path(stem).stem)[-1].casefold()
+    return last if last in SCRIPTS and last != stem.casefold() else None
+
+
+def _pair_in_name(path: Path) -> tuple[str | None, str | None]:
+    """Return the two codes of a name such as `corpus.en-fr.tsv`, which stand side by side."""
+    parts = [part.casefold() for part in _PART.split(path.name)]
+    for one, other in pairwise(parts):
+        if one in SCRIPTS and other in SCRIPTS:
+            return one, other
+    return None, None

@@ -1,0 +1,143 @@
+"""How far a training is, how fast, and how long it will still take, for those who watch it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from dragoman.config import TrainConfig
+from dragoman.data.batching import Batch
+from dragoman.io.run_log import Status
+from dragoman.training.optim import Progress, amount, budget_fraction
+
+__all__ = ["Observer", "Window"]
+
+_SPAN, _POINTS = 3.0, 20
+"""Speeds are those of about the last minute: of points 3 seconds apart."""
+
+
+class Observer:
+    """Derives a `Status` from the steps of this session, and of earlier ones the time of their validations."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        validates: bool,
+        rows: Iterable[dict[str, Any]] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """rows: the log of earlier sessions."""
+        self.config, self._validates, self._clock = config, validates, clock
+        known = [row["validation_seconds"] for row in rows if "validation_seconds" in row]
+        self._validation = float(known[-1]) if known else 0.0  # seconds
+        self._paused = 0.0  # seconds of this session that were not training
+        self._points: deque[tuple[float, float, float, int]] = deque(maxlen=_POINTS)
+        self._loss = math.nan
+
+    def begin(self, progress: Progress, batches: int) -> None:
+        """Receive the state in which this session begins to train; batches: of an epoch."""
+        self._points.append(self._point(progress, batches))
+
+    def pause(self, seconds: float, validation: bool = False) -> None:
+        """Receive the time of a validation or of something else that is not training."""
+        self._paused += seconds
+        if validation:
+            self._validation = seconds
+
+    def status(self, progress: Progress, batches: int, loss: float, rate: float) -> Status:
+        """Return the status after a step; loss: mean since the last row of the log, NaN if that is this step."""
+        self._loss = self._loss if math.isnan(loss) else loss
+        now = self._point(progress, batches)
+        first, last = self._points[0], self._points[-1]
+        if now[0] - last[0] >= _SPAN:
+            self._points.append(now)
+        seconds = max(1e-9, now[0] - first[0])
+        used_per_second, due_per_second = ((now[i] - first[i]) / seconds for i in (1, 2))
+        budget, every = self.config.budget, self.config.validate_every
+        # Time that is not training is part of a budget of time, but of no other.
+        of_time = budget.unit == "seconds"
+        rest = (
+            max(0.0, budget.amount - progress.seconds) if of_time else _divided(max(0.0, 1 - now[1]), used_per_second)
+        )
+        due = max(0.0, progress.validated + every.amount - now[2])
+        due_in = due if every.unit == "seconds" else _divided(due, due_per_second)
+        between = 0.0 if of_time else _divided(every.amount, due_per_second) or 0.0
+        return Status(
+            step=progress.step,
+            used=now[1],
+            loss=self._loss,
+            learning_rate=rate,
+            tokens_per_second=(now[3] - first[3]) / seconds,
+            warming_up=progress.step < self.config.schedule.warmup,
+            seconds_left=None if rest is None else rest + self._validations(rest, due_in, between),
+            next_validation=None if rest is None or due_in is None or not self._validates else min(due_in, rest),
+            best=None if progress.best is None else abs(progress.best),
+            best_step=progress.best_step,
+            metric=self.config.metric,
+        )
+
+    def _validations(self, rest: float, due_in: float | None, between: float) -> float:
+        """Return the seconds of the validations to come: those on the way, the last one, and that of the average.
+
+        between: seconds from one to the next; 0 if those on the way do not count.
+        """
+        if not self._validates:
+            return 0.0
+        count = 1 + (self.config.average > 1)
+        if between and due_in is not None and due_in < rest:
+            count += math.ceil((rest - due_in) / between - 1e-6)
+        return count * self._validation
+
+    def _point(self, progress: Progress, batches: int) -> tuple[float, float, float, int]:
+        """Return seconds of training in this session, used budget, amount in the unit of validations, tokens."""
+        used = budget_fraction(self.config.budget, progress, batches)
+        return (
+            self._clock() - self._paused,
+            used,
+            amount(self.config.validate_every.unit, progress, batches),
+            progress.tokens,
+        )
+
+
+def _divided(amount: float, per_second: float) -> float | None:
+    return amount / per_second if per_second > 0 else None
+
+
+class Window:
+    """Sums since the last row of the log."""
+
+    def __init__(self) -> None:
+        self.rate = 0.0
+        self.restart()
+
+    def restart(self) -> None:
+        self.nll, self.targets, self.tokens = 0.0, 0.0, 0
+        self.since = time.monotonic()
+
+    @property
+    def loss(self) -> float:
+        """The mean loss per target token; NaN if every step was skipped."""
+        return self.nll / self.targets if self.targets else math.nan
+
+    def add(self, nll: float, targets: float, batches: list[Batch], rate: float) -> None:
+        self.nll += nll
+        self.targets += targets
+        self.tokens += sum(b.src_tokens + b.tgt_tokens for b in batches)
+        self.rate = rate
+
+    def row(self, progress: Progress) -> dict[str, Any] | None:
+        """Return a row of the log and restart, or return None if every step since the last row was skipped."""
+        if not self.targets:
+            return None
+        row = {
+            "step": progress.step,
+            "loss": self.loss,
+            "learning_rate": self.rate,
+            "tokens_per_second": self.tokens / max(1e-9, time.monotonic() - self.since),
+            "seconds": progress.seconds,
+        }
+        self.restart()
+        return row

@@ -1,0 +1,164 @@
+"""The number of threads of a training on a CPU.
+
+The number changes the order of sums, and so the last bits of every step.  A run whose budget is in steps, epochs or
+tokens therefore keeps the number that it began with, which is stored in its folder: resumed, it ends with the same
+bytes.  A run whose budget is a time depends on the clock anyway, and changes the number when another one is faster.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from dragoman.config import TrainConfig
+from dragoman.decoding.native.processor import usable_cores
+from dragoman.errors import TrainingError
+from dragoman.io.reading import read_json
+from dragoman.io.run_log import Phase
+from dragoman.io.writing import write_file
+
+__all__ = ["ThreadControl", "measure_threads"]
+
+_FILE = "threads.json"
+_SECONDS, _ROUNDS = 3.0, 5  # at most, of a measurement
+_HOPELESS = 3.0  # times as slow as another number: not measured again
+_WORTH = 1.1  # more threads must be this many times as fast, and so must a number that replaces another one
+_NOTEWORTHY = 1.3  # a run that must keep its number reports one that is this many times as fast
+_INTERVAL, _SHARE = 120.0, 0.01  # measured again after this many seconds, and at most this share of the time
+
+
+def measure_threads(
+    work: Callable[[], object], numbers: list[int], clock: Callable[[], float] = time.monotonic
+) -> dict[int, float]:
+    """Return the seconds that a call of `work` takes with each number of threads; the numbers take turns.
+
+    The median of some rounds; the number of threads is restored.
+    """
+    before = torch.get_num_threads()
+    seconds: dict[int, list[float]] = {number: [] for number in numbers}
+    try:
+        work()  # the first call allocates memory
+        began = clock()
+        for _ in range(_ROUNDS):
+            fastest = min((min(found) for found in seconds.values() if found), default=float("inf"))
+            for number, found in seconds.items():
+                if not found or min(found) < _HOPELESS * fastest:
+                    torch.set_num_threads(number)
+                    start = clock()
+                    work()
+                    found.append(clock() - start)
+            if clock() - began > _SECONDS:
+                break
+    finally:
+        torch.set_num_threads(before)
+    return {number: statistics.median(found) for number, found in seconds.items()}
+
+
+class ThreadControl:
+    """Chooses and sets the number of threads of PyTorch while a run is trained.
+
+    In this order: train.threads; the number that the run began with; OMP_NUM_THREADS; the fastest number, measured.
+    """
+
+    def __init__(self, folder: Path, config: TrainConfig, device: torch.device, log: Callable[[str], None]) -> None:
+        self._file, self._config, self._log = folder / _FILE, config, log
+        self._on_cpu = device.type == "cpu"
+        self._fixed = config.budget.unit != "seconds"
+        self._before = torch.get_num_threads()
+        self._limit = min(usable_cores(), self._before)
+        self._numbers = [self._before]
+        self._next, self._reported = float("inf"), False
+
+    def start(self, work: Callable[[], object] | None, resumed: bool) -> None:
+        """Set the number; work: computes a part of a step, without an effect; None if no step follows.
+
+        Raises TrainingError if the number that the run began with cannot be read.
+        """
+        wanted, stored = self._config.threads, self._read()
+        if wanted != "auto":
+            if wanted > (cores := usable_cores()):
+                self._log(f"warning: train.threads is {wanted}, but this process may use {cores} cores only")
+            self._set(wanted, stored)
+        elif self._on_cpu and self._fixed and (stored or resumed):  # runs of earlier versions stored no number
+            self._numbers = candidates(self._limit)
+            self._set(stored or self._before, stored)
+            self._plan(0.0)
+            if self._before != torch.get_num_threads():
+                self._log(f"threads: {stored}, as before in this run; to change that, set train.threads")
+        elif self._on_cpu and work is not None:
+            self._choose(work, stored)
+
+    def _choose(self, work: Callable[[], object], stored: int | None) -> None:
+        self._numbers = [self._before] if os.environ.get("OMP_NUM_THREADS") else candidates(self._limit)
+        if len(self._numbers) == 1:
+            self._set(self._numbers[0], stored)
+            return
+        self._log(Phase("measuring steps with " + ", ".join(map(str, self._numbers)) + " threads"))
+        seconds = self._measure(work)
+        best = choose(seconds)
+        self._set(best, stored)
+        speeds = ", ".join(f"{seconds[best] / s:.2f} with {n}" for n, s in seconds.items())
+        self._log(f"threads: {best} (relative speed: {speeds})")
+
+    def recheck(self, work: Callable[[], object]) -> None:
+        """Measure again if that is due: change the number if this run may, otherwise report one that is faster."""
+        if time.monotonic() < self._next:
+            return
+        now, seconds = torch.get_num_threads(), self._measure(work)
+        best = choose(seconds)
+        ratio = seconds[now] / seconds[best] if now in seconds else 1.0
+        if not self._fixed and ratio > _WORTH:
+            torch.set_num_threads(best)
+            self._log(f"threads: {best} instead of {now}, {ratio:.1f} times as fast at present")
+        elif self._fixed and ratio > _NOTEWORTHY and not self._reported:
+            self._reported = True
+            self._log(
+                f"warning: {best} thread{'s' * (best > 1)} would be {ratio:.1f} times as fast as {now} at present; the "
+                f"run keeps {now}, so that its result can be reproduced. To change that, resume it with "
+                f"train.threads={best}"
+            )
+
+    def restore(self) -> None:
+        """Set the number of threads from before."""
+        torch.set_num_threads(self._before)
+
+    def _measure(self, work: Callable[[], object]) -> dict[int, float]:
+        began = time.monotonic()
+        seconds = measure_threads(work, self._numbers)
+        self._plan(time.monotonic() - began)
+        return seconds
+
+    def _plan(self, cost: float) -> None:
+        if len(self._numbers) > 1:
+            self._next = time.monotonic() + max(_INTERVAL, cost / _SHARE)
+
+    def _set(self, number: int, stored: int | None) -> None:
+        if number != stored:
+            write_file(self._file, f"{json.dumps({'threads': number})}\n".encode())
+        torch.set_num_threads(number)
+
+    def _read(self) -> int | None:
+        if not self._file.exists():
+            return None
+        advice = "Set train.threads to the number of threads that this run began with."
+        number = read_json(self._file, TrainingError, advice).get("threads")
+        if type(number) is not int or not 1 <= number <= 1024:
+            raise TrainingError(f"{self._file}: threads is {str(number)[:40]!r}, accepted: 1 to 1,024. {advice}")
+        return number
+
+
+def candidates(limit: int) -> list[int]:
+    """Return the numbers of threads that are measured: powers of two, and the limit."""
+    return sorted({limit} | {1 << i for i in range(limit.bit_length()) if 1 << i <= limit})
+
+
+def choose(seconds: dict[int, float]) -> int:
+    """Return the smallest number of threads that is almost as fast as the fastest."""
+    fastest = min(seconds.values())
+    return min(number for number, found in seconds.items() if found <= _WORTH * fastest)

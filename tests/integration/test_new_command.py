@@ -1,0 +1,194 @@
+"""`dragoman new`: from one's own files to a configuration that trains."""
+
+from __future__ import annotations
+
+import random
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dragoman import load_config, plan_training, train
+from dragoman.data.held_out import letters_hash
+from dragoman.errors import DataError, UsageError
+from dragoman.planning import choice, measurement
+from dragoman.planning.choice import Size
+from dragoman.planning.source_text import open_text
+from small_run import Cli, digit_pairs, write_lines
+
+PAIRS = digit_pairs(300, longest=9)
+
+
+@pytest.fixture(autouse=True)
+def small_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Measure for a moment, in an empty folder."""
+    for module in (choice, measurement):
+        monkeypatch.setattr(module, "SIZES", (Size(16, 1), Size(32, 1)))
+    monkeypatch.setattr(measurement, "_SECONDS", 0.02)
+    monkeypatch.chdir(tmp_path)
+
+
+def write_two(folder: Path, pairs: list[tuple[str, str]] = PAIRS) -> tuple[Path, Path]:
+    return (
+        write_lines(folder / "numbers.en", [source for source, _ in pairs]),
+        write_lines(folder / "numbers.fr", [target for _, target in pairs]),
+    )
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").split("\n")[:-1]
+
+
+def test_the_configuration_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: Any) -> None:
+    source, target = write_two(tmp_path)
+
+    code, out, err = Cli(monkeypatch, capsysbinary)("new", source, target, "--budget", "6 min")
+
+    assert (code, out) == (0, b"dragoman train en-fr.toml\n"), err
+    assert "split: train 270, valid 15, test 15" in err and "speed: width 16, 1 + 1 layers" in err
+    text = (tmp_path / "en-fr.toml").read_text()
+    assert "# 270 pairs." in text and "epochs of" in text and "Train with: dragoman train en-fr.toml" in text
+    config = load_config(
+        tmp_path / "en-fr.toml", ["train.budget=4 steps", "train.schedule.warmup=1", "train.average=0"]
+    )
+    assert train(config, tmp_path / "run").progress.step == 4
+
+
+def test_a_reason_stands_above_every_choice(tmp_path: Path) -> None:
+    plan = plan_training(*write_two(tmp_path), out=tmp_path / "c.toml")
+
+    text = lines(tmp_path / "c.toml")
+    assert plan.path == tmp_path / "c.toml" and (tmp_path / "c-data" / "train.en").is_file()
+    for setting in plan.settings:
+        if setting.key.split(".")[0] in ("tokenizer", "model", "train", "search"):
+            key = setting.key.split(".")[-1]
+            (line,) = [i for i, one in enumerate(text) if one.split(" = ")[0].split(".")[-1] == key and " = " in one][
+                :1
+            ]
+            assert text[line - 1].startswith("# "), setting.key
+    assert tomllib.loads("\n".join(text))["train"]["budget"] == "20 min"
+
+
+def test_no_part_has_a_near_duplicate_in_another(tmp_path: Path) -> None:
+    draw = random.Random(1)
+    copies = [(f"{source.upper()} {draw.randrange(99)}!", f"another {target}") for source, target in PAIRS[::3]]
+    plan_training(*write_two(tmp_path, [*PAIRS, *copies]))
+
+    parts = {}
+    for name in ("train", "valid", "test"):
+        for language in ("en", "fr"):
+            parts[name, language] = {
+                letters_hash(text) for text in lines(tmp_path / "en-fr-data" / f"{name}.{language}")
+            }
+    for language in ("en", "fr"):
+        assert not parts["train", language] & parts["valid", language]
+        assert not parts["train", language] & parts["test", language]
+        assert not parts["valid", language] & parts["test", language]
+    assert sum(len(lines(tmp_path / "en-fr-data" / f"{name}.en")) for name in ("train", "valid", "test")) == 400
+
+
+def test_the_same_text_is_split_in_the_same_way(tmp_path: Path) -> None:
+    files = write_two(tmp_path)
+    plan_training(*files, out=tmp_path / "one.toml")
+    plan_training(*files, out=tmp_path / "two.toml")
+    for name in ("train.en", "valid.fr", "test.en"):
+        assert (tmp_path / "one-data" / name).read_bytes() == (tmp_path / "two-data" / name).read_bytes()
+
+
+def test_a_given_test_set_is_kept_and_its_pairs_leave_the_training_part(tmp_path: Path) -> None:
+    source, target = write_two(tmp_path)
+    held = (write_lines(tmp_path / "t.en", [f"{PAIRS[0][0]}!", "new"]), write_lines(tmp_path / "t.fr", ["x", "y"]))
+    said: list[str] = []
+
+    plan = plan_training(source, target, test=held, log=said.append)
+
+    assert lines(tmp_path / "en-fr-data" / "test.en") == [f"{PAIRS[0][0]}!", "new"]
+    assert PAIRS[0][0] not in lines(tmp_path / "en-fr-data" / "train.en")
+    assert "pairs: 1 left out, because a validation or test set has a near-duplicate" in said
+    assert plan.config.parallel.test is not None and plan.facts.pairs == 299 - 14
+
+
+def test_one_tsv_with_numbers_of_sentences(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.en-fr.tsv", [f"{i}\t{s}\t{i + 7}\t{t}" for i, (s, t) in enumerate(PAIRS)])
+    said: list[str] = []
+    text = open_text(path, None, None, tmp_path, said.append)
+    assert [(pair.source, pair.target) for pair in text.pairs()] == PAIRS and text.languages == ("en", "fr")
+    assert said == [f"{path}: source text in column 2, target text in column 4"]
+
+
+def test_one_tmx(tmp_path: Path) -> None:
+    units = "".join(
+        f'<tu><tuv xml:lang="fr"><seg>{t}</seg></tuv><tuv xml:lang="en"><seg>{s}</seg></tuv></tu>' for s, t in PAIRS
+    )
+    (tmp_path / "a.tmx").write_text(f'<tmx version="1.4"><header srclang="en"/><body>{units}</body></tmx>')
+    said: list[str] = []
+    plan_training(tmp_path / "a.tmx", log=said.append)
+    assert f"{tmp_path / 'a.tmx'}: read 300 units = 300 pairs + without en or fr 0" in said
+    assert set(lines(tmp_path / "en-fr-data" / "train.en")) <= {source for source, _ in PAIRS}
+
+
+def test_warnings_about_the_text_are_counted(tmp_path: Path) -> None:
+    said: list[str] = []
+    plan_training(*write_two(tmp_path, [*PAIRS, *PAIRS[:60]]), log=said.append)
+    assert "text: 1 warning; to read them: dragoman doctor en-fr.toml" in said
+    assert "pairs: read 360 = kept 300 + duplicate 60" in said
+
+
+@pytest.mark.parametrize(
+    ("names", "languages"),
+    [
+        (("a.en", "a.fr"), ("en", "fr")),
+        (("a.de.gz", "a.zh.gz"), ("de", "zh")),
+        (("talks-en.txt", "talks-fr.txt"), ("en", "fr")),
+        (("talks_de", "talks_en"), ("de", "en")),
+        (("plain.txt", "other.txt"), ("en", "de")),  # by their words
+    ],
+)
+def test_languages(tmp_path: Path, names: tuple[str, str], languages: tuple[str, str]) -> None:
+    import gzip
+
+    texts = (
+        "The dog is in the house and it was of no use to them.\n",
+        "Der Hund ist in dem Haus und es war nicht gut.\n",
+    )
+    for name, text in zip(names, texts, strict=True):
+        data = (text * 9).encode()
+        (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    found = open_text(tmp_path / names[0], tmp_path / names[1], None, tmp_path, print)
+    assert found.languages == languages
+
+
+def test_wrong_arguments(tmp_path: Path) -> None:
+    source, target = write_two(tmp_path)
+    write_lines(tmp_path / "a.txt", ["qwe rty"] * 9)
+    (tmp_path / "x.toml").write_text("")
+    for arguments, message in (
+        ({"target": None}, r"one file of the format '.en'; accepted: two text files \(SOURCE TARGET\), one .tsv"),
+        ({"target": "no.fr"}, "no such file: no.fr"),
+        ({"target": tmp_path / "a.txt"}, r"not clear \(found: en, unknown\); name them.*--languages en fr"),
+        ({"budget": "20 epochs"}, "budget = '20 epochs': accepted: a time"),
+        ({"budget": "soon"}, "budget = 'soon': accepted: a number and a unit"),
+        ({"budget": "1 s"}, "accepted: 30 s or more"),
+        ({"languages": ("en",)}, "accepted: two codes"),
+        ({"languages": ("en", "../fr")}, "languages: 1 problem\n.*a language code such as"),
+        ({"languages": ("en", "EN")}, "source_language and target_language are both"),
+        ({"out": "c.json"}, "accepted: a file name that ends with .toml"),
+        ({"out": tmp_path / "x.toml"}, "x.toml exists already; choose another name with --out"),
+        ({"out": tmp_path / "no" / "x.toml"}, "does not exist; create it first"),
+        ({"test": (source,)}, "accepted: two files, source and target"),
+        ({"valid": (source, "no")}, "valid: no such file: no"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            plan_training(source, **{"target": target, **arguments})  # type: ignore[arg-type]
+    assert not (tmp_path / "en-fr.toml").exists() and not (tmp_path / "en-fr-data").exists()
+
+
+def test_unusable_text_leaves_nothing_behind(tmp_path: Path) -> None:
+    source, target = write_two(tmp_path, PAIRS[:60])
+    with pytest.raises(DataError, match=r"60 pairs are left .*; at least 100 are needed"):
+        plan_training(source, target)
+    write_lines(target, [t for _, t in PAIRS[:59]])
+    with pytest.raises(DataError, match="misaligned: 60 and 59 lines"):
+        plan_training(source, target)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["numbers.en", "numbers.fr"]

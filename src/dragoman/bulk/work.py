@@ -38,8 +38,8 @@ class Job:
     """Model and options of a bulk translation.
 
     load: options of `Translator.load`.  search: search settings by name; default: those of the model.  prefix: how
-    every translation begins.  split: whether to split lines into sentences; default: `Translator.splits_sentences`.
-    verbose: with jsonl, also the tokens and their log-probabilities.
+    every translation begins.  verbose: with jsonl, also the tokens and their log-probabilities.  split: whether to
+    split lines into sentences; default: `Translator.splits_sentences`.
     """
 
     model: Path
@@ -47,8 +47,8 @@ class Job:
     search: Mapping[str, Any] = field(default_factory=dict)
     prefix: str | None = None
     jsonl: bool = False
-    split: bool | None = None
     verbose: bool = False
+    split: bool | None = None
 
     def settings(self) -> dict[str, Any]:
         """Return everything that affects the output, except the model and the backend (`ChunkResult.backend`).

@@ -83,7 +83,7 @@ def translate(
                 f"an ensemble of {len(models)} models: bulk translation supports one model; translate one file at a "
                 "time, without --column and --ray"
             )
-        job = Job(models[0], options, settings, prefix, jsonl, split, verbose)
+        job = Job(models[0], options, settings, prefix, jsonl, verbose, split)
         _translate_bulk(job, inputs, output, column, ray)
         return
     from dragoman.pipelines.translation import Translator

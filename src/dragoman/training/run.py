@@ -289,8 +289,9 @@ def _validation_scores(
     if config.data.kind != "parallel" or config.parallel.valid is None or not isinstance(vocabulary, Tokenizer):
         return {}
     try:
-        spec = corpus_spec(config, config.parallel.valid)
-        validation = TranslationValidation(config, spec, vocabulary, lambda _: None, profile)
+        validation = TranslationValidation(
+            config, corpus_spec(config, config.parallel.valid), vocabulary, lambda _: None, profile
+        )
     except (UsageError, DataError):  # the data were moved or changed
         return {}
     network = build_for(config, vocabulary)

@@ -258,15 +258,16 @@ def run_one(args: argparse.Namespace) -> None:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return a Markdown table, the best BLEU of each corpus and budget first; the last result of a cell counts."""
-    lines = ["| corpus | minutes | size | changed | tokens | steps | valid loss | test BLEU | test chrF |",
-             "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines = ["| corpus | minutes | size | changed | tokens | batch | steps | valid loss | test BLEU | test chrF |",
+             "|---|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
     last = {identity(row): row for row in rows}
     for row in sorted(last.values(), key=lambda r: (r["corpus"], r["minutes"], -r["test"]["bleu"])):
         size = f"{row['d_model']} × {row['layers']}" + (" (`dragoman new`)" if row["size"] == "new" else "")
         tokens = float(row["budget"].split()[0]) / 1e6
         changed = ", ".join(override.rpartition(".")[2] for override in row["overrides"]) or "–"
         lines.append(
-            f"| {row['corpus']} | {row['minutes']:g} | {size} | {changed} | {tokens:.1f} M | {row['steps']:,} | "
+            f"| {row['corpus']} | {row['minutes']:g} | {size} | {changed} | {tokens:.1f} M | {row['batch_tokens']:,} | "
+            f"{row['steps']:,} | "
             f"{row['valid']['valid_loss']:.3f} | {row['test']['bleu']:.1f} | {row['test']['chrf']:.1f} |"
         )
     return "\n".join(lines)

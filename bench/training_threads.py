@@ -2,9 +2,9 @@
 
     python bench/training_threads.py CONFIG.toml --threads 1 2 --busy 0 1 2 --rounds 3
 
-Each cell is a process of its own that makes the same steps; the table shows source + target tokens per second (median
-of the rounds) with the wait policy of OpenMP that waits by spinning (active) and the one that sleeps (passive), and
-whether the weights after the steps have the same bits.
+Each cell is a process of its own that makes the same steps.  The table shows source + target tokens per second (median
+of the rounds) where waiting threads of OpenMP spin (active), sleep (passive), or spin for some time before they sleep
+(default, and numbers of spins); below it, hashes of the weights after the steps.
 """
 
 from __future__ import annotations
@@ -84,13 +84,8 @@ def measure(given: argparse.Namespace) -> None:
                 for other in others:
                     other.kill()
                     other.wait()
-    print(
-        "| busy processes | threads | "
-        + " | ".join(given.policies)
-        + " |\n|---" * 1
-        + "|---" * (1 + len(given.policies))
-        + "|"
-    )
+    print("| busy processes | threads | " + " | ".join(given.policies) + " |")
+    print("|---" * (2 + len(given.policies)) + "|")
     for busy in given.busy:
         for threads in given.threads:
             cells = [f"{statistics.median(found[busy, threads, p]):,.0f}" for p in given.policies]
@@ -101,19 +96,10 @@ def measure(given: argparse.Namespace) -> None:
 
 def child(given: argparse.Namespace, threads: int, policy: str) -> dict[str, object]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_"))} | POLICIES[policy]
-    command = [
-        sys.executable,
-        __file__,
-        str(given.config),
-        "--scratch",
-        str(given.scratch),
-        "--steps",
-        str(given.steps),
-    ]
-    command += ["--seconds", str(given.seconds), "--child", str(threads)]
-    row: dict[str, object] = json.loads(
-        subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout
-    )
+    command = [sys.executable, __file__, str(given.config), "--child", str(threads), "--scratch", str(given.scratch)]
+    command += ["--steps", str(given.steps), "--seconds", str(given.seconds)]
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
+    row: dict[str, object] = json.loads(done.stdout)
     print(f"{threads} threads, {policy}: {row}", file=sys.stderr)
     return row
 

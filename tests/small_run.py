@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.config import Config, parse_config
-from dragoman.io.run_log import Reporter
+from dragoman.io.run_log import Phase, Reporter
 
 COMMAND = [sys.executable, "-c", "from dragoman.cli import main; main()"]
 """`dragoman`, as a process of its own."""
@@ -86,13 +86,17 @@ def trained(folder: Path, *overrides: str) -> Path:
 
 
 class Listener(Reporter):
-    """Remembers what a run said."""
+    """Remembers what a run said, and its phases."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
+        self.phases: list[Phase] = []
 
     def log(self, text: str) -> None:
-        self.said.append(text)
+        if isinstance(text, Phase):
+            self.phases.append(text)
+        else:
+            self.said.append(text)
 
     @property
     def text(self) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.decoding.native.library import load_native
+from small_run import write_corpus, write_toml
 
 BENCH = Path(__file__).parents[2] / "bench"
 pytestmark = pytest.mark.slow
@@ -58,6 +59,19 @@ def test_graphs() -> None:
 @native
 def test_threads() -> None:
     assert said("threads.py", "--rounds", "2").count("all at once, in processes") == 2
+
+
+def test_training_threads(tmp_path: Path) -> None:
+    config = write_toml(tmp_path / "tiny.toml", write_corpus(tmp_path / "data"))
+    options = ("--rounds", "1", "--seconds", "0.1", "--busy", "1", "--policies", "passive", "--scratch", str(tmp_path))
+    out = said("training_threads.py", str(config), *options)
+    assert "| 1 | 2 | " in out and "weights after 6 steps with 1 threads: " in out
+
+
+def test_kill(tmp_path: Path) -> None:
+    config = write_toml(tmp_path / "tiny.toml", write_corpus(tmp_path / "data"), "train.budget=400 steps")
+    out = said("kill.py", str(config), "train.save_every=0.2 s", "train.validate_every=50 steps", "--kills", "3")
+    assert "same bytes: True" in out
 
 
 @native

@@ -11,10 +11,11 @@ import pytest
 
 from dragoman import load_config, plan_training, train
 from dragoman.data.held_out import letters_hash
-from dragoman.errors import DataError, UsageError
+from dragoman.errors import ConfigError, DataError, UsageError
 from dragoman.planning import choice, measurement
 from dragoman.planning.choice import Size
 from dragoman.planning.source_text import open_text
+from dragoman.training.run import check_files
 from small_run import Cli, digit_pairs, write_lines
 
 PAIRS = digit_pairs(300, longest=9)
@@ -128,6 +129,16 @@ def test_one_tmx(tmp_path: Path) -> None:
     assert set(lines(tmp_path / "en-fr-data" / "train.en")) <= {source for source, _ in PAIRS}
 
 
+def test_the_files_can_be_moved_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_training(*write_two(tmp_path))
+    (tmp_path / "elsewhere").mkdir()
+    for name in ("en-fr.toml", "en-fr-data"):
+        (tmp_path / name).rename(tmp_path / "elsewhere" / name)
+    check_files(load_config("elsewhere/en-fr.toml"))
+    with pytest.raises(ConfigError, match="no such file"):
+        check_files(plan.config)
+
+
 def test_warnings_about_the_text_are_counted(tmp_path: Path) -> None:
     said: list[str] = []
     plan_training(*write_two(tmp_path, [*PAIRS, *PAIRS[:60]]), log=said.append)
@@ -157,6 +168,12 @@ def test_languages(tmp_path: Path, names: tuple[str, str], languages: tuple[str,
         (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     found = open_text(tmp_path / names[0], tmp_path / names[1], None, tmp_path, print)
     assert found.languages == languages
+
+
+def test_languages_of_a_text_that_begins_with_short_lines(tmp_path: Path) -> None:
+    rows = ["Go.\tGeh."] * 1500 + ["The dog is in the house and it was of no use.\tDer Hund ist in dem Haus."] * 1500
+    path = write_lines(tmp_path / "a.tsv", rows)
+    assert open_text(path, None, None, tmp_path, print).languages == ("en", "de")
 
 
 def test_wrong_arguments(tmp_path: Path) -> None:

@@ -56,7 +56,9 @@ def test_the_loss_goes_down_and_the_run_folder_is_whole(data: Path, tmp_path: Pa
     found = losses(run)
     assert len(found) == 30
     assert found[-1] < 0.6 * found[0] and found[0] == pytest.approx(math.log(56), rel=0.3)
-    assert {p.name for p in run.iterdir()} == {"best", "last", "checkpoints", "config.toml", "log.jsonl", "tensorboard"}
+    assert {p.name for p in run.iterdir()} == {
+        "best", "last", "checkpoints", "config.toml", "log.jsonl", "tensorboard", "threads.json",
+    }  # fmt: skip
     assert [p.name for p in list_checkpoints(run)] == ["00000030", "00000060", "00000090"]
     assert result.progress.step == 90 and not result.interrupted
     assert result.scores["valid_loss"] < 2.6

@@ -10,11 +10,13 @@ import random
 import shutil
 import signal
 from collections.abc import Callable
+from contextlib import nullcontext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dragoman.errors import ConfigError, TrainingError, UsageError
 from dragoman.io.run_log import Reporter, Status, read_log
@@ -434,3 +436,28 @@ def test_a_change_of_the_unit_of_validations_takes_effect(data: Path, tmp_path: 
         train(small_config(data), run, reporter=KillAt(13))
     train(small_config(data, "train.validate_every=0.1 epochs", "train.keep=9"), run)
     assert [step for step in steps_of(run) if step > 12] == [15, 18, 21, 24]
+
+
+def test_a_resumed_run_has_the_threads_that_it_began_with(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their number changes the last bits of a step; measured now, another number would be the fastest."""
+
+    class Threads(KillAt):
+        def progressed(self, status: Status) -> None:
+            found.append(torch.get_num_threads())
+            super().progressed(status)
+
+    found: list[int] = []
+    current = [2]  # only counted: real threads that wait for each other take long on a busy machine
+    monkeypatch.setattr(torch, "get_num_threads", lambda: current[-1])
+    monkeypatch.setattr(torch, "set_num_threads", current.append)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("dragoman.training.threads.usable_cores", lambda: 2)
+    config = small_config(data, "train.budget=9 steps", "train.save_every=2 steps")
+    for seconds, killed in (({1: 2.0, 2: 1.0}, 1), ({1: 1.0, 2: 2.0}, 5), ({1: 1.0, 2: 2.0}, 10)):
+        monkeypatch.setattr("dragoman.training.threads.measure_threads", lambda work, numbers, s=seconds: s)
+        with nullcontext() if killed > 9 else pytest.raises(Killed):
+            train(config, tmp_path / "run", reporter=Threads(killed))
+        assert current[-1] == 2, "as before the training"
+    assert found == [2] * (1 + 5 + 5)

@@ -30,7 +30,7 @@ class UpperCaseJob(Job):
     """A job that needs no model."""
 
     def settings(self) -> dict[str, Any]:
-        return {"nbest": self.search.get("nbest", 1), "form": "text"}
+        return {"nbest": self.search.get("nbest", 1), "split": False, "form": "text"}
 
 
 class UpperCaseWorker:

@@ -39,17 +39,17 @@ def row(size: str, bleu: float, minutes: float = 6.0, **changes: Any) -> dict[st
     d_model, _, layers = size.partition("x")
     return {
         "corpus": "multi30k", "minutes": minutes, "size": size, "overrides": [], "seed": 1, "d_model": int(d_model),
-        "layers": int(layers), "budget": "2000000 tokens", "steps": 1300, "valid": {"valid_loss": 2.5},
-        "test": {"bleu": bleu, "chrf": 50.0},
+        "layers": int(layers), "budget": "2000000 tokens", "batch_tokens": 1536, "steps": 1300,
+        "valid": {"valid_loss": 2.5}, "test": {"bleu": bleu, "chrf": 50.0},
     } | changes  # fmt: skip
 
 
 def test_the_best_size_of_a_budget_stands_first_and_the_last_result_of_a_cell_counts(grid: ModuleType) -> None:
     rows = [row("128x2", 1.0), row("192x4", 20.0), row("128x2", 24.04), row("128x4", 30.0, minutes=20.0)]
     assert grid.table(rows).splitlines()[2:] == [
-        "| multi30k | 6 | 128 × 2 | – | 2.0 M | 1,300 | 2.500 | 24.0 | 50.0 |",
-        "| multi30k | 6 | 192 × 4 | – | 2.0 M | 1,300 | 2.500 | 20.0 | 50.0 |",
-        "| multi30k | 20 | 128 × 4 | – | 2.0 M | 1,300 | 2.500 | 30.0 | 50.0 |",
+        "| multi30k | 6 | 128 × 2 | – | 2.0 M | 1,536 | 1,300 | 2.500 | 24.0 | 50.0 |",
+        "| multi30k | 6 | 192 × 4 | – | 2.0 M | 1,536 | 1,300 | 2.500 | 20.0 | 50.0 |",
+        "| multi30k | 20 | 128 × 4 | – | 2.0 M | 1,536 | 1,300 | 2.500 | 30.0 | 50.0 |",
     ]
 
 

@@ -133,8 +133,8 @@ def test_the_largest_width_with_enough_epochs_is_named() -> None:
 
 
 def test_budgets_that_are_not_times_have_advice_in_their_unit() -> None:
-    ((_, advice),) = problems(Course(2.0, 1000, 2e6, 4_000_000), "train.budget=1000 steps")
-    assert 'raise train.budget to "3000 steps"' in advice and "d_model" not in advice
+    ((_, advice),) = problems(Course(1.5, 1000, 2e6, 4_000_000), "train.budget=1000 steps")
+    assert 'raise train.budget to "4000 steps"' in advice and "d_model" not in advice
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_other_tasks_and_architectures() -> None:
     assert list(course_problems(text, Course(1, 10, 1e4, 10**9), squares)) == []
     recurrent = parse_config({"data": {"train": [{"path": "a.tsv"}]}, "model": {"architecture": "lstm"},
                               "train": {"schedule": {"kind": "constant"}}})  # fmt: skip
-    ((_, advice),) = course_problems(recurrent, Course(1, 5000, 1e6, 10**6), squares)
+    ((_, advice),) = course_problems(recurrent, Course(1, 900, 1e6, 10**6), squares)
     assert advice.startswith("raise train.budget")
 
 

@@ -73,6 +73,7 @@ def test_the_filter_statistics_add_up_with_every_reason(tmp_path: Path) -> None:
         assert reason in store.stats
     assert numbers[1] == len(store) == sum(n for n, _ in store.parts)
     assert listener.said == [f"data: {store.stats}"]
+    assert listener.phases == ["reading the training data", "learning the vocabulary", "encoding the training data"]
     assert max(map(max, store.lengths())) == 12, "a pair of exactly max_tokens is kept"
 
 
@@ -206,3 +207,14 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "cache").iterdir()) == sorted(
         [name, *(f"{f}.unfinished" for f in left[1:])]
     )
+
+
+def test_reading_and_encoding_tell_how_far_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dragoman.data.store._REPORTED", 100)
+    config = small_config(write_corpus(tmp_path / "data"))
+    _, listener = prepare(config, tmp_path / "cache")
+    assert [phase.detail for phase in listener.phases if phase.detail] == [
+        "100 pairs", "200 pairs", "100 of 240 pairs", "200 of 240 pairs",
+    ]  # fmt: skip
+    _, again = prepare(config, tmp_path / "cache")
+    assert again.phases == ["reading the training data"], "what is stored is not made again"

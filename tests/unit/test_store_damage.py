@@ -106,7 +106,8 @@ def test_a_damaged_file_is_named_and_the_store_rebuilt(
     again, listener = prepare(config, cache)
     assert content(again) == before
     first, second = listener.said
-    assert first.startswith("prepared data is damaged and will be rebuilt") and str(store.folder) in first, first
+    assert first.startswith("warning: prepared data is damaged and will be rebuilt"), first
+    assert str(store.folder) in first
     assert name in first and "reused" not in second
     assert "reused" in prepare(config, cache)[1].text
     assert [path.name for path in cache.iterdir()] == [store.folder.name], "nothing damaged or half-made stays"

@@ -222,21 +222,28 @@ def test_the_best_is_the_lowest_loss_and_the_average_only_if_it_is_better(
         assert target is not None and target.name == name
     assert (result.progress.best, result.progress.best_step, result.progress.stale) == (-1.0, 12, 2)
     assert result.scores == {"valid_loss": of_average if best == "average" else 1.2}
-    assert listener.better == [True, True, False, False, best == "average"] and listener.times == 1
+    assert listener.better == [True, True, False, False, best == "average"] and listener.completed == [True]
+    said = {
+        0.9: "the average of the last 3 checkpoints is better than step 12 (loss 0.90 and 1.00); using the average",
+        1.0: "the average of the last 3 checkpoints is not better than step 12 (loss 1.00 and 1.00); using step 12",
+        1.1: "the average of the last 3 checkpoints is not better than step 12 (loss 1.10 and 1.00); using step 12",
+    }
+    assert said[of_average] in listener.said
 
 
-class Finished(Reporter):
-    """Remembers the validations, and how often the end was announced."""
+class Finished(Listener):
+    """Remembers the validations, and how the end was announced."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.better: list[bool] = []
-        self.times = 0
+        self.completed: list[bool] = []
 
     def validated(self, row: dict[str, Any], better: bool) -> None:
         self.better.append(better)
 
     def finished(self, complete: bool) -> None:
-        self.times += 1
+        self.completed.append(complete)
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
@@ -258,7 +265,24 @@ def test_a_training_without_a_finite_validation_fails(build: Build) -> None:
 def test_patience_counts_validations_since_the_best(patience: int, step: int, build: Build) -> None:
     trainer = build("train.budget=500 steps", f"train.patience={patience}")
     trainer.validation = Scripted([3.0, 4.0, 2.0, 2.0, 2.5])
+    trainer.reporter = listener = Listener()
     assert trainer.train().progress.step == step
+    said = f"stopped early, with {step / 500:.0%} of the budget used: no improvement in {patience} validations"
+    assert said in listener.text
+
+
+def test_saving_that_takes_much_of_the_time_is_reported_once(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = build("train.save_every=10 s")
+    trainer.reporter = listener = Listener()
+    took, clock = iter((0.4, 0.6, 0.8)), [0.0]
+    monkeypatch.setattr(trainer, "_save", lambda *_, **__: clock.append(clock[-1] + next(took)))
+    monkeypatch.setattr("dragoman.training.trainer.time.monotonic", lambda: clock[-1])
+    for _ in range(3):
+        trainer._save_between()
+    assert len(listener.said) == 1
+    assert listener.said[0].startswith(
+        "warning: saving a checkpoint took 0.6 s, more than 5% of train.save_every = '10 s'"
+    )
 
 
 def test_the_time_of_a_validation_is_not_counted_as_training(build: Build) -> None:

@@ -76,7 +76,11 @@ def test_sizes_are_positive_integers(value: Any) -> None:
         list(stream_windows(["a"], value, lambda text, _: text, lambda texts: texts))
 
 
-@pytest.mark.parametrize("value", [None, 3, b"model", [None], [3], object()], ids=lambda value: "object" if type(value) is object else repr(value))
+@pytest.mark.parametrize(
+    "value",
+    [None, 3, b"model", [None], [3], object()],
+    ids=lambda value: "object" if type(value) is object else repr(value),
+)
 @pytest.mark.parametrize("load", [Translator.load, TextGenerator.load, Chat.load, Labeller.load, WordVectors.load])
 def test_a_path_is_a_str_or_a_path(load: Callable[[Any], object], value: Any) -> None:
     with pytest.raises(DragomanError, match="accepted: a path, as str or Path"):

@@ -29,13 +29,13 @@ def demo(
 
     The corpus is spelled numbers and dates, English to German or Chinese. Run the command again to resume.
     """
-    from dragoman.cli.progress import RichReporter, console
+    from dragoman.cli.progress import RichReporter
 
     folder = out or Path("demo" if target == "de" else f"demo-{target}")
     with RichReporter(quiet) as reporter:
         from dragoman.cli.demo import run_demo
 
-        shown = None if quiet else console()
+        shown = None if quiet else reporter.console
         if run_demo(folder, target=target, overrides=set_ or [], reporter=reporter, console=shown) is None:
             raise typer.Exit(130)
 

@@ -21,7 +21,6 @@ from dragoman.data.subword_sampling import SubwordSampler
 from dragoman.errors import DataError, ModelFolderError
 from dragoman.io.lines import open_lines
 from dragoman.io.reading import COPY_AGAIN, read_bytes
-from dragoman.io.run_log import Phase
 
 __all__ = ["BOS", "EOS", "PAD", "UNK", "Tokenizer", "learn_tokenizer", "train_tokenizer"]
 
@@ -188,8 +187,6 @@ def learn_tokenizer(
     lossless: preserve every line end and space, for language models.  roles: of a dialogue, see `Tokenizer.roles`.
     log: as for `train_tokenizer`.
     """
-    if log is not None:
-        log(Phase("learning the vocabulary"))
     return Tokenizer(_train(config, iter(lines), lossless, roles, log=log))
 
 

@@ -184,9 +184,9 @@ def choose_training(facts: CorpusFacts, speed: Speed, why: str, seconds: float) 
 def model_settings(size: Size, why: str = "") -> list[Setting]:
     """Return the settings of [model], without dropout; why: the reason for the size."""
     return [
-        Setting("model.architecture", "transformer", "Best at equal time among the kinds that Dragoman has."),
+        Setting("model.architecture", "transformer", "Encoder and decoder with attention (Vaswani et al. 2017)."),
         Setting("model.d_model", size.d_model, f"Size: {why}."),
-        Setting("model.d_ff", size.d_ff, "Twice d_model: a gated network of this width costs as much as three times."),
+        Setting("model.d_ff", size.d_ff, "Twice d_model; with gating it costs as much as three times without."),
         Setting("model.n_heads", size.n_heads, f"{size.d_model // size.n_heads} features per attention head."),
         Setting("model.encoder_layers", size.layers, "Chosen with d_model."),
         Setting("model.decoder_layers", size.layers, "Chosen with d_model."),
@@ -195,7 +195,7 @@ def model_settings(size: Size, why: str = "") -> list[Setting]:
         Setting("model.position.kind", "rotary", "Relative positions; learned faster than sinusoids."),
         Setting("model.activation", "silu", "With gated = true: SwiGLU, which learns faster at equal cost."),
         Setting("model.gated", True, "See activation."),
-        Setting("model.bias", False, "Biases cost time and gain nothing here."),
+        Setting("model.bias", False, "Without biases, a step has fewer operations."),
     ]
 
 
@@ -218,7 +218,7 @@ def _train(size: Size, course: Training, seconds: float) -> list[Setting]:
             f"About {course.steps:,} updates in this time: small batches learn more per minute, up to a point.",
         ),
         Setting("train.label_smoothing", 0.1, "Improves BLEU (Vaswani et al. 2017)."),
-        Setting("train.clip_norm", 1.0, "Limits the damage of an unusual batch."),
+        Setting("train.clip_norm", 1.0, "Limits the effect of an unusual batch."),
         Setting("train.validate_every", duration(every), "Often enough to see progress; decoding costs time."),
         Setting("train.validate_sentences", 200 if short else 500, "Sentences translated per validation."),
         Setting("train.metric", "loss", "Decides which checkpoint is the best; less noisy than BLEU of few sentences."),

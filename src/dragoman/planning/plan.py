@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from dragoman.config import Config, parse_config
+from dragoman.config import Config, load_config, parse_config
 from dragoman.config.section import Duration, DurationField
 from dragoman.data.corpus import CorpusSpec
 from dragoman.data.doctor.examine import examine
@@ -101,8 +101,9 @@ def plan_training(
             settings = [*data, *choose_vocabulary(facts), *choose_training(facts, speed, why, seconds)]
             course = expect(facts, speed, seconds)
             document = render(_title(path, facts, speed, course, budget), settings)
-            config = parse_config(tomllib.loads(document), where=str(path))
+            parse_config(tomllib.loads(document), where=str(path))  # nothing is written if it is invalid
         write_file(path, document.encode())
+        config = load_config(path)
     _log_course(course, speed, facts, budget, log)
     return TrainingPlan(path, config, settings, facts, speeds, course)
 
@@ -175,7 +176,9 @@ def _data_settings(languages: tuple[str, str], folder: Path, split: Split, given
     source, target = languages
     files = {part: {"source": f"{name}.{source}", "target": f"{name}.{target}"} for part, name in NAMES.items()}
     settings = [
-        Setting("data.root", str(folder.resolve()), "Folder of the files below."),
+        Setting(
+            "data.root", folder.name, "Folder of the files below; relative paths start at the folder of this file."
+        ),
         Setting("data.source_language", source, ""),
         Setting("data.target_language", target, "Also selects the tokenizer of BLEU."),
         Setting("data.train", [files[TRAIN]], f"{split.counts[TRAIN]:,} pairs."),

@@ -14,7 +14,7 @@ from dragoman.data.doctor.precheck import likely_language
 from dragoman.data.languages import SCRIPTS, file_language
 from dragoman.data.readers.tmx import TmxCount, tmx_languages, tmx_pairs
 from dragoman.errors import DataError, UsageError, clip
-from dragoman.io.lines import decode_line, open_lines, plain_suffix, read_lines
+from dragoman.io.lines import count_lines, decode_line, open_lines, plain_suffix, read_lines
 
 __all__ = ["ParallelText", "open_text"]
 
@@ -120,7 +120,9 @@ def _languages(source: Path, target: Path, names: tuple[Path, Path]) -> tuple[st
     if None in found and names[0] == names[1]:
         found = list(_pair_in_name(names[0]))
     for i, path in enumerate((source, target)):
-        found[i] = found[i] or likely_language(list(islice(read_lines(path), _SAMPLE)))
+        if found[i] is None:
+            step = max(1, count_lines(path) // _SAMPLE)  # many corpora are sorted
+            found[i] = likely_language(list(islice(read_lines(path), 0, None, step)))
     if None in found or found[0] == found[1]:
         files = " and ".join(dict.fromkeys(map(str, names)))
         shown = ", ".join(code or "unknown" for code in found)

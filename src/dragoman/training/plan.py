@@ -17,7 +17,7 @@ _LOW_FOR_SGD = 0.01
 """Usual rates of SGD without momentum are 0.1 to 30 for networks of text (Merity et al. 2018)."""
 _FEW_EPOCHS, _MANY_EPOCHS = 3, 60
 _FEW_STEPS = 1000
-_TOKENS_PER_PARAMETER = 1.5
+_TOKENS_PER_PARAMETER = 1.0
 """Below, a smaller model learns more in the same time: docs/guides/size_and_budget.md.  Above, and with enough steps,
 fewer than three epochs of a large corpus are no problem."""
 _LARGE, _SMALL = 10.0, 0.25

@@ -19,6 +19,7 @@ from dragoman.data.vocabulary import Vocabulary, load_vocabulary
 from dragoman.device import resolve_device
 from dragoman.errors import ConfigError, DataError, ModelFolderError, TrainingError, UsageError, nearest
 from dragoman.io.lock import lock_run
+from dragoman.io.run_log import Phase
 from dragoman.io.writing import recover_folders, remove_folder, write_file, writing
 from dragoman.models.model_folder import (
     average_tensors,
@@ -65,6 +66,8 @@ def open_run(config: Config, folder: Path, log: Callable[[str], None]) -> Traini
     stored = folder / "config.toml"
     if list_checkpoints(folder) and stored.is_file():
         _refuse_changes(load_config(stored, stored=True), config, folder)
+    if config.data.kind != "parallel":  # whose store names its phases
+        log(Phase("preparing the data"))
     task = _open_task(config, folder.parent / "prepared", log)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)

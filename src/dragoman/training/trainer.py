@@ -125,14 +125,15 @@ class Trainer:
         self.scores: dict[str, Any] = {}
         self._window = Window()
         self._planned: tuple[int, list[NDArray[np.int64]]] = (-1, [])
-        # The unit of validate_every may have changed since the last validation.
-        self.progress.validated = min(self.progress.validated, self._amount(self.config.validate_every))
-        self._saved = self._amount(self.config.save_every)
+        self._saved = 0.0  # amount of train.save_every at the last checkpoint
         self._slow_save_reported = False
 
     def train(self) -> TrainResult:
         """Train until the budget or the patience is exhausted, or a signal arrives, and save the final state."""
         self.model.train()
+        # The unit of validate_every may have changed since the last validation.
+        self.progress.validated = min(self.progress.validated, self._amount(self.config.validate_every))
+        self._saved = self._amount(self.config.save_every)
         trains = self._used() < 1
         self.threads.start(self.trial if trains else None, resumed=self.progress.step > 0)
         if not trains:
@@ -383,7 +384,7 @@ class Trainer:
         self.log.write(row)
         self.reporter.validated(row, better)
         if best is not None:
-            than = f"{'better' if better else 'worse'} than step {self.progress.best_step:,}"
+            than = f"{'' if better else 'not '}better than step {self.progress.best_step:,}"
             used = "the average" if better else f"step {self.progress.best_step:,}"
             values = f"{self.config.metric} {abs(self._value(scores)):.2f} and {abs(best):.2f}"
             self.reporter.log(f"the average of the last {count} checkpoints is {than} ({values}); using {used}")

@@ -74,6 +74,26 @@ def test_readme_walk_from_text_to_translator(
     assert b"decoder.layers.2.cross_attn.weights" in out and b"(1, 6, " in out
 
 
+def test_readme_walk_from_own_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    (walk,) = [b for b in blocks(ROOT / "README.md", "sh") if "dragoman new" in b]
+    new, train, translate = (line.split("   #")[0].strip() for line in walk.strip().split("\n"))
+    pairs = digit_pairs(400)
+    write_lines(tmp_path / "corpus.en", [s for s, _ in pairs])
+    write_lines(tmp_path / "corpus.de", [t for _, t in pairs])
+    monkeypatch.chdir(tmp_path)
+    cli = Cli(monkeypatch, capsysbinary)
+    assert '"20 min"' in new
+    for command in (new.replace("20 min", "30 s"), f"{train} 'train.budget=2 s'"):
+        code, _, err = cli(*shlex.split(command)[1:])
+        assert code == 0, (command, err)
+    assert "expected" in (tmp_path / "en-de.toml").read_text(encoding="utf-8").lower()
+    said, _, call = translate.rpartition("|")
+    code, out, err = cli(*shlex.split(call)[1:], stdin=shlex.split(said)[1].encode() + b"\n")
+    assert code == 0 and out.count(b"\n") == 1, err
+
+
 def test_documents_in_python(
     workshop: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:

@@ -40,11 +40,12 @@ _NAMES = {
     "train.optimizer.kind": "optim",
     "train.patience": "early_stopping early_stopping_patience",
     "train.precision": "fp16 bf16 amp mixed_precision",
+    "train.save_every": "save_steps save_freq save_checkpoint_steps save_interval",
     "train.schedule.kind": "lr_scheduler lr_scheduler_type decay_method",
     "train.schedule.peak": "lr learning_rate learn_rate",
     "train.schedule.warmup": "warmup_steps warmup_updates lr_warmup",
-    "train.validate_every": "valid_steps valid_freq validate_interval eval_steps save_steps save_freq "
-    "save_checkpoint_steps save_interval",
+    "train.threads": "num_threads cpu_threads",
+    "train.validate_every": "valid_steps valid_freq validate_interval eval_steps",
 }
 FOREIGN_NAMES = {name: key for key, names in _NAMES.items() for name in names.split()}
 """Name in fairseq, OpenNMT-py, Marian, Hugging Face or PyTorch, with underscores -> key of Dragoman."""

@@ -22,6 +22,9 @@ class Terminal:
         self.process, self.screen = 0, b""
         self.process, self.descriptor = pty.fork()
         if self.process == 0:
+            signal.signal(
+                signal.SIGINT, signal.SIG_DFL
+            )  # a test run in the background ignores it, and a process inherits that
             os.execvpe(COMMAND[0], [*COMMAND, *map(str, args)], ENVIRONMENT)
 
     def until(self, text: bytes) -> str:
@@ -37,9 +40,10 @@ class Terminal:
 
     def interrupt(self) -> tuple[int, str]:
         """Press Ctrl-C until the process ends, because readline ignores a signal between its prompt and its wait."""
-        self.send(b"\x03")
-        while not select.select([self.descriptor], [], [], 2)[0]:
+        for _ in range(30):
             self.send(b"\x03")
+            if select.select([self.descriptor], [], [], 2)[0]:
+                break
         return self.end()
 
     def end(self) -> tuple[int, str]:

@@ -30,6 +30,16 @@ EN_FR, EN_DE, EN_ZH = ("en", "fr"), ("en", "de"), ("en", "zh")
         ("They met in September 1996.", "他们于1996年9月见面。", EN_ZH),
         ("10 of 10", "10 davon", EN_DE),
         ("Ｎｏ. １２", "No. 12", EN_DE),
+        ("1.5 million people", "1,5 millones de personas", ("en", "es")),
+        ("2 to 3 million people", "200万至300万人", EN_ZH),
+        ("1.234 million euros", "1 234 000 euros", EN_FR),
+        ("3 of 30 million", "trois des 30 millions", EN_FR),
+        ("1,500 million", "1,5 Milliarden", EN_DE),
+        ("1.5 billion", "1.500 Millionen", EN_DE),
+        ("0.5 kg and .7 kg", "0,5 kg und 0,7 kg", EN_DE),
+        ("5 dogs of 0.5 kg", "fünf Hunde von 0,5 kg", EN_DE),
+        ("It is 2:30.", "Es ist 2.30 Uhr.", EN_DE),
+        ("0.0 million", "0 Millionen", EN_DE),
         ("No number.", "Pas de nombre.", EN_FR),
     ],
 )
@@ -50,6 +60,12 @@ def test_the_same_numbers(source: str, target: str, languages: tuple[str, str]) 
         ("1.5 million people", "160万人", EN_ZH),
         ("There are 12345678901234567890 of them.", "Es sind 12345678901234567891.", EN_DE),
         ("3 and 5", "3 and 6", (None, None)),
+        ("3 million people", "30 millions de personnes", EN_FR),
+        ("1.5 million people", "15 Millionen Menschen", EN_DE),
+        ("1.5 million people", "1500万人", EN_ZH),
+        ("50 mil millones", "5 billion", ("es", "en")),
+        ("It weighs 0.5 kg.", "Es wiegt 5 kg.", EN_DE),
+        ("It weighs 5 kg.", "Es wiegt 0,5 kg.", EN_DE),
     ],
 )
 def test_changed_numbers(source: str, target: str, languages: tuple[str | None, str | None]) -> None:
@@ -81,3 +97,39 @@ def test_ordinary_text_has_no_placeholders() -> None:
     text = "Is 5 % < 6 %, or R&D (see 3/4) at 5 p.m.?"
     assert not has_changed_placeholders(text, "")
     assert not has_literals("Nothing here.")
+
+
+UNITS = [
+    "!",
+    "f0",
+    "1",
+    "1 ",
+    "1,",
+    "123,",
+    "123 ",
+    "1.1",
+    "@",
+    "a@",
+    "a@b.",
+    "%(a",
+    "{a",
+    "</a",
+    "www.",
+    "1 mil ",
+    "1 m",
+]
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_long_lines_take_linear_time(unit: str) -> None:
+    text = unit * (200_000 // len(unit))
+    assert not has_changed_numbers(text, text, EN_DE)
+    assert not has_changed_placeholders(text, text)
+    assert has_changed_numbers(f"{text} 5", "67", EN_DE)
+
+
+def test_many_different_numbers_take_linear_time() -> None:
+    numbers = " ".join(map(str, range(1000, 60_000, 3)))
+    assert has_changed_numbers(numbers, "one and two " * 2000, EN_DE)
+    assert has_changed_numbers("one and two " * 2000, numbers, EN_DE)
+    assert not has_changed_numbers(numbers, numbers, EN_DE)

@@ -75,7 +75,17 @@ def test_parts_whose_whole_is_longer_than_their_sum_stay_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["." * 300_000, "…”" * 150_000, " " * 300_000, "a." * 150_000, "e" + "\u0301" * 300_000]
+    "text",
+    [
+        "." * 300_000,
+        "!" * 100_000,
+        "?! " * 100_000,
+        "x?!" * 100_000,
+        "…”" * 150_000,
+        " " * 300_000,
+        "a." * 150_000,
+        "e" + "\u0301" * 300_000,
+    ],
 )
 def test_odd_text_takes_no_odd_time(text: str) -> None:
     start = time.process_time()
@@ -115,3 +125,19 @@ def test_parts_are_joined_with_a_space_if_the_target_uses_spaces(
     sources: list[str], targets: list[str], joined: str
 ) -> None:
     assert join_parts(sources, targets) == joined
+
+
+@pytest.mark.parametrize(
+    ("sources", "targets", "joined"),
+    [
+        (["A.\t", "B.\t", "C."], ["a", "", "c"], "a\t\tc"),
+        (["A.\t", "B."], ["", "b"], "\tb"),
+        (["A.\t", "B."], ["a", ""], "a\t"),
+        (["A.\n", "B. ", "C.\t", "D."], ["a", "", "", "d"], "a\n\td"),
+        (["A. ", "B. ", "C."], ["a", "", "c"], "a c"),
+        (["A. ", "B."], ["", "b"], "b"),
+        (["A.\t", "B."], ["", ""], ""),
+    ],
+)
+def test_whitespace_around_an_empty_translation_is_kept(sources: list[str], targets: list[str], joined: str) -> None:
+    assert join_parts(sources, targets, keep_space=True) == joined

@@ -109,3 +109,8 @@ def test_long_odd_text_takes_linear_time(text: str) -> None:
 
     assert "".join(split_sentences(text)) == text
     assert time.process_time() - start < 5
+
+
+def test_marks_before_kana_end_a_sentence_as_a_whole() -> None:
+    assert split_sentences("Yes?!いいえ!!!はい") == ["Yes?!", "いいえ!!!", "はい"]
+    assert split_sentences("!" * 300_000) == ["!" * 300_000]

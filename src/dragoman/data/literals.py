@@ -18,6 +18,26 @@ _SCALE = re.compile(
     r"[百千万萬亿億兆]|\b(?:thousand|[mbtr]illion|tausend|million|milliard|mille|mil\b|mio|mrd|miljo|tisíc|тыс|милли)",
     re.IGNORECASE,
 )
+_SCALE_WORDS = {
+    "百": (2,),
+    r"千|thousand|tausend|milles?\b|mil\b|tisíc|tys|тыс|tusen|tusind|duizend|k\b": (3,),
+    "[万萬]": (4,),
+    r"mi(?:l|ll|lh|lj)i?[oóõã]|mio\b|mln|mn?\b|милл?ион|млн": (6,),
+    "[亿億]": (8,),
+    r"mill?iard|miljard|mrd|mld|bn\b|милл?иард|млрд": (9,),
+    "兆": (12,),
+    "bi(?:l|ll|lh|lj)i?[oóõã]|билл?ион": (9, 12),
+    "tri(?:l|ll|lh|lj)i?[oóõã]|трилл?ион": (12, 18),
+}
+"""Beginnings of scale words, and their possible exponents of ten."""
+_SCALE_EXPONENTS = tuple(_SCALE_WORDS.values())
+_SCALE_WORD = re.compile(
+    rf"[ \u00a0\u202f-]?(?:{'|'.join(f'({words})' for words in _SCALE_WORDS)})[^\W\d百千万萬亿億兆]*\.?", re.IGNORECASE
+)
+_NUMBER = re.compile(_GROUPED.pattern + r"|\d+(?:[.,]\d+)*")
+_MOST_SCALE_WORDS = 3
+_MOST_SPELLED = 100
+"""No line spells out more numbers than this that the other has in digits."""
 _CLOCK = re.compile(r"[ap]\. ?m\.|\d ?[ap]m\b|o['’]clock|\b\d{1,2}:\d\d\b", re.IGNORECASE)
 _MONTH = re.compile(r"\d ?[月월]")
 """Months that have names in other languages."""
@@ -32,7 +52,7 @@ _LITERAL = re.compile(r"[\d@{<%/]")
 _PLACEHOLDER = re.compile(
     r"""(?:https?|ftp)://[!\#-;=?-~]+
     | www\.[!\#-;=?-~]+
-    | [A-Za-z\d._%+-]+@[A-Za-z\d-]+(?:\.[A-Za-z\d-]+)+
+    | (?<![A-Za-z\d._%+-])[A-Za-z\d._%+-]+@[A-Za-z\d-]+(?:\.[A-Za-z\d-]+)+
     | \$?\{\{?[\w.:!-]*\}?\}
     | (?<![\d%])%(?:\(\w+\)|\d\$)?[sdif]\b
     | </?[A-Za-z][^<>]*>""",
@@ -65,11 +85,16 @@ def has_changed_numbers(source: str, target: str, languages: tuple[str | None, s
     if not (_DIGIT.search(source) or _DIGIT.search(target)):
         return False
     scaled = bool(_SCALE.search(source) or _SCALE.search(target))
+    source, target = _with_ascii_digits(source), _with_ascii_digits(target)
+    if (scaled or _DECIMAL_MARK.search(source) or _DECIMAL_MARK.search(target)) and _differ_by_power(source, target):
+        return True
     ours, theirs = _numbers(source, scaled), _numbers(target, scaled)
     if ours == theirs:
         return False
-    missing = {number for number in ours - theirs if not _is_spelled(number, target, languages[1])}
-    added = {number for number in theirs - ours if not _is_spelled(number, source, languages[0])}
+    if max(len(ours - theirs), len(theirs - ours)) > _MOST_SPELLED:
+        return True
+    missing = _not_spelled(ours - theirs, target, languages[1])
+    added = _not_spelled(theirs - ours, source, languages[0])
     clock = bool(_CLOCK.search(source) or _CLOCK.search(target))
     paired = [(a, b) for a in missing for b in added if _same_time(a, b, clock)]
     missing -= {a for a, _ in paired} | (_QUARTERS if clock else set())
@@ -89,13 +114,67 @@ def _numbers(text: str, scaled: bool) -> set[str]:
 
     In scaled form, 1.5 million, 1,500,000 and 150万 are equal.
     """
-    if not text.isascii():
-        text = "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in text)
     text = _GROUPED.sub(lambda match: match[0].replace(match[1], ""), text)
     if scaled:
         text = _DECIMAL_MARK.sub("", text)
         return {number.strip("0") or "0" for number in _DIGITS.findall(text)}
     return {number.lstrip("0") or "0" for number in _DIGITS.findall(text)}
+
+
+def _with_ascii_digits(text: str) -> str:
+    if text.isascii():
+        return text
+    return "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in text)
+
+
+def _differ_by_power(source: str, target: str) -> bool:
+    """Return whether a number that only the source has is a power of ten times one that only the target has."""
+    ours, theirs = _values(source), _values(target)
+    known_to_us, known_to_them = {value for one in ours for value in one}, {value for one in theirs for value in one}
+    missing = {digits for number in ours if number.isdisjoint(known_to_them) for digits, _ in number}
+    return any(digits in missing for number in theirs if number.isdisjoint(known_to_us) for digits, _ in number)
+
+
+def _values(text: str) -> list[set[tuple[str, int]]]:
+    """Return the possible values of each number, as (digits, exponent of ten): of 1.5 million, 1.5 and 1,500,000.
+
+    The scale word may be unknown, and a number without one may share that of another: 2 to 3 million.
+    """
+    matches = list(_NUMBER.finditer(text))
+    scales = [_scales(text, match.end()) for match in matches]
+    shared = set().union(*scales)
+    found: list[set[tuple[str, int]]] = []
+    for match, own in zip(matches, scales, strict=True):
+        for digits, exponents in _readings(match, scaled=bool(own)):
+            zeros = len(digits) - len(digits.rstrip("0"))
+            powers = {zeros + exponent + scale for exponent in exponents for scale in {0, *(own or shared)}}
+            plain = digits.strip("0")
+            found.append({(plain, power) for power in powers} if plain else {("0", 0)})
+    return found
+
+
+def _readings(match: re.Match[str], scaled: bool) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the digits and possible exponents of a match of `_NUMBER`, which is a number or several such as 1.2.3."""
+    parts = _DIGITS.findall(match[0])
+    if match[1]:  # 1.234 is 1234, but 1.234 million is probably a decimal fraction
+        return [("".join(parts), (0, -3) if scaled and len(parts) == 2 else (0,))]
+    if len(parts) == 2:
+        return [("".join(parts), (-len(parts[1]),))]
+    if len(parts) == 1 and match.string[match.start() - 1 : match.start()] == ".":
+        return [(parts[0], (0, -len(parts[0])))]
+    return [(part, (0,)) for part in parts]
+
+
+def _scales(text: str, start: int) -> set[int]:
+    """Return the possible exponents of the scale words at a place of a text: {9} for `mil millones`."""
+    scales: set[int] = set()
+    for _ in range(_MOST_SCALE_WORDS):
+        match = _SCALE_WORD.match(text, start)
+        if match is None:
+            break
+        own, start = _SCALE_EXPONENTS[(match.lastindex or 1) - 1], match.end()
+        scales = {one + other for one in scales or {0} for other in own}
+    return scales
 
 
 def _same_time(one: str, other: str, clock: bool) -> bool:
@@ -106,12 +185,16 @@ def _same_time(one: str, other: str, clock: bool) -> bool:
     return (clock and high < 25 and high - low == 12) or (high >= 1000 and high % 100 == low)
 
 
-def _is_spelled(number: str, text: str, language: str | None) -> bool:
-    """Return whether a text contains the number as words or in Roman digits."""
-    folded = _folded(text)
+def _not_spelled(numbers: set[str], text: str, language: str | None) -> set[str]:
+    """Return the numbers that a text does not contain as words or in Roman digits."""
+    folded = _folded(text) if numbers else ""
+    return {number for number in numbers if not _is_spelled(number, text, folded, language)}
+
+
+def _is_spelled(number: str, text: str, folded: str, language: str | None) -> bool:
     if any(form in folded for form in _spelled_forms(number, language)):
         return True
-    if len(number) == 4 and number[-1] == "0" and _is_spelled(number[2:], text, language):
+    if len(number) == 4 and number[-1] == "0" and _is_spelled(number[2:], text, folded, language):
         return True  # the eighties
     return len(number) < 3 and 0 < int(number) < 90 and re.search(rf"\b{_roman(int(number))}", text) is not None
 

@@ -79,19 +79,26 @@ def join_parts(sources: Sequence[str], targets: Sequence[str], *, keep_space: bo
 
     Two are joined with a space if their sources are, or if only the target's script uses spaces; the parts of a split
     word are joined without one.  keep_space: join them with the whitespace between their sources, if there is any; in a
-    script without spaces, plain spaces are dropped.
+    script without spaces, plain spaces are dropped.  Tabs and line ends around an empty translation are kept, too.
     """
-    text = ""
+    text = gap = ""
     for i, target in enumerate(targets):
-        if text and target:
-            text += _joint(sources[i - 1], sources[i], text, target, keep_space)
-        text += target
-    return text
+        space = _space_between(sources[i - 1], sources[i]) if i else ""
+        if text and target and not gap:
+            text += _joint(sources[i - 1], sources[i], space, text, target, keep_space)
+        elif keep_space and space.strip(" "):
+            gap += space
+        if target:
+            text, gap = text + gap + target, ""
+    return text + gap if text else ""
 
 
-def _joint(before: str, after: str, left: str, right: str, keep_space: bool) -> str:
+def _space_between(before: str, after: str) -> str:
+    return before[len(before.rstrip()) :] + after[: len(after) - len(after.lstrip())]
+
+
+def _joint(before: str, after: str, space: str, left: str, right: str, keep_space: bool) -> str:
     """Return what joins two translations: `before` and `after` are their sources, `left` and `right` their texts."""
-    space = before[len(before.rstrip()) :] + after[: len(after) - len(after.lstrip())]
     if _spaceless(left, right):
         return space if keep_space and space.strip(" ") else ""
     if keep_space and space:

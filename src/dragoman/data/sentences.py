@@ -20,7 +20,7 @@ _BREAK = re.compile(
     rf"(?<=[{_FINAL}{re.escape(_CLOSING)}])\s+"
     # These end a sentence without a space after them.
     r"|[。！？｡।॥።။។៕։۔][。！？｡…」』）》”’]{0,4}\s*"
-    r"|[?!]+(?=[\u3040-\u9fff])"
+    r"|(?<![?!])[?!]+(?=[\u3040-\u9fff])"
     rf"|[{_LINE_BREAKS}]\s*"
 )
 _OPENING = re.compile(r"[\"'`“”„‚‘’«»‹›()\[\]{}¿¡–—•*_ -]{0,6}")

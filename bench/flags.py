@@ -114,6 +114,18 @@ def with_changed_digit(target: str, draw: random.Random) -> str | None:
     return target[: at.start()] + draw.choice([d for d in "123456789" if d != at[0]]) + target[at.end() :]
 
 
+def with_shifted_point(target: str, draw: random.Random) -> str | None:
+    """The target with a number of one digit, or a decimal fraction, times or divided by ten."""
+    numbers = list(re.finditer(r"(?<![\d.,:])\d(?:[.,]\d)?(?![\d.,:]*\d)", target))
+    if not numbers:
+        return None
+    at = draw.choice(numbers)
+    new = f"{at[0]}0" if len(at[0]) == 1 else at[0][0].strip("0") + at[0][2]
+    return (
+        target[: at.start()] + (f"0.{at[0]}" if len(at[0]) == 1 and draw.random() < 0.5 else new) + target[at.end() :]
+    )
+
+
 def without_end(target: str, share: float) -> str | None:
     words = target.split()
     return " ".join(words[: len(words) - round(share * len(words))]) if len(words) >= 6 else None
@@ -137,6 +149,9 @@ def output_rows(quality: QualityCheck, pairs: list[Pair], numbers: list[Pair]) -
     yield rows("a digit changed, news", "numbers", numbers, digit, has("numbers"))
     with_digits = [pair for pair in numbers if re.search("[0-9]", "".join(pair))]
     yield rows("the same, only lines with digits", "numbers", with_digits, digit, has("numbers"))
+    other = random.Random(4)
+    name = "a number times or divided by ten"
+    yield rows(name, "numbers", numbers, lambda text: with_shifted_point(text, other), has("numbers"))
     for share in (0.3, 0.5, 0.7):
         name = f"the last {share:.0%} of the words dropped"
         yield rows(name, "coverage", pairs, lambda text, share=share: without_end(text, share), quality.lacks_content)  # type: ignore[misc]

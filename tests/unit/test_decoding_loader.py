@@ -193,6 +193,15 @@ def test_changes_of_the_file_after_loading_have_no_effect(model: Path) -> None:
 # ---------------------------------------------------------------------------------------- folders that do not fit
 
 
+def test_a_path_of_any_type_is_accepted(model: Path) -> None:
+    class Folder:
+        def __fspath__(self) -> str:
+            return str(model)
+
+    loaded: Any = Folder()
+    assert Translator.load(loaded, engine="pytorch").translate(LINES)[0].text
+
+
 @native
 def test_a_full_disk_leads_to_the_pytorch_backend(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:

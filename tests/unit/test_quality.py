@@ -169,6 +169,15 @@ def test_faulty_output(
     assert flags(translator, source) == expected
 
 
+@pytest.mark.parametrize("indent", ["", " " * 40, "\t" * 40])
+def test_coverage_does_not_depend_on_the_indentation(
+    translator: Translator, indent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = "The old man gives the green book."
+    says(translator, short, short, monkeypatch=monkeypatch)
+    assert flags(translator, indent + ORDINARY) == ("coverage",)
+
+
 def test_flags_of_sentences(translator: Translator) -> None:
     assert translator.splits_sentences
     assert flags(translator, f"{ORDINARY} {GERMAN} {ORDINARY}") == ("language", "unknown_characters")

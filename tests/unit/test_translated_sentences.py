@@ -149,3 +149,17 @@ def test_command(flag: list[str], cli: Any, tmp_path: Path, monkeypatch: pytest.
         "One. Two.\n\nThree. Four.\n" if "--no-split" in flag else "One.  Two.\n\n  Three.\tFour. \n"
     )
     assert ("2 of 3 lines were split into sentences" in err) == (not flag)
+
+
+def test_every_line_has_an_n_best_list_of_the_same_length() -> None:
+    lines = ["One. Two.", "", "  ", "***", " *** ", "One. ***"]
+    out = tiny_translator(beam=3).translate(lines, split=True, nbest=3)
+    assert [len(translation.nbest) for translation in out] == [3] * len(lines)
+    assert [format_translation(translation, "nbest").count("\n") for translation in out] == [2] * len(lines)
+    assert {entry.text for entry in out[4].nbest} == {" *** "}
+
+
+def test_the_score_of_a_copied_sentence_is_a_float() -> None:
+    out = copying_translator().translate(["One. ***", "***"], split=True)
+    scores = [sentence.score for sentence in out[0].sentences]
+    assert scores[1] == 0.0 and all(isinstance(score, float) for score in [*scores, out[1].score, out[1].log_prob])

@@ -176,3 +176,12 @@ def test_streamed_tokens_end_with_the_translation_and_what_is_stable_stays(setti
         if "repetition" not in whole.flags:
             assert all(whole.text.startswith(step.stable.rstrip()) for step in steps)
             assert len(steps) >= len(whole.tokens) > 0 or not text
+
+
+@pytest.mark.parametrize("split", ["no", 0, 1, []])
+def test_split_is_a_bool(split: Any) -> None:
+    translator = copying_translator()
+    with pytest.raises(UsageError, match=r"split = .*; accepted: True, False or None"):
+        translator.translate([], split=split)
+    with pytest.raises(UsageError, match="split = "):
+        next(translator.stream_tokens("one.", split=split))

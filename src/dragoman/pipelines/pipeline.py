@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from dragoman.decoding.loader import EngineChoice, ModelKind, Quantize
     from dragoman.models.seq2seq import Model
 
-__all__ = ["Pipeline", "check_positive", "check_sequence", "check_text", "stream_windows", "words_of"]
+__all__ = ["Pipeline", "check_flag", "check_positive", "check_sequence", "check_text", "stream_windows", "words_of"]
 
 _WINDOW_CHARACTERS = 2_000_000
 
@@ -83,7 +84,7 @@ class Pipeline:
         from dragoman.models.model_folder import read_profile
 
         loaded = load_backend(path, cls._kind, cls._lack, device, quantize, engine, threads, shortlist)
-        return cls._build(*loaded, read_profile(path if isinstance(path, str | Path) else path[0]))
+        return cls._build(*loaded, read_profile(path if isinstance(path, str | os.PathLike) else path[0]))
 
     @classmethod
     def _build(
@@ -161,6 +162,13 @@ def check_positive(**values: object) -> None:
     for name, value in values.items():
         if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
             raise UsageError(f"{name} = {value!r:.40}; accepted: an integer of at least 1")
+
+
+def check_flag(**values: object) -> None:
+    """Raise UsageError for anything but True, False and None."""
+    for name, value in values.items():
+        if value is not None and not isinstance(value, bool):
+            raise UsageError(f"{name} = {value!r:.40}; accepted: True, False or None")
 
 
 def check_text(text: object, name: str, *, allow_surrogates: bool = False) -> str:

@@ -19,7 +19,7 @@ from dragoman.decoding.retry import StreamWithRetry, has_unusual_length, search_
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError, clip
 from dragoman.pipelines.parts import Part, Prefix, SplitLine, clean, one_line, valid, with_prefixes
-from dragoman.pipelines.pipeline import Pipeline, check_positive, check_sequence, check_text, stream_windows
+from dragoman.pipelines.pipeline import Pipeline, check_flag, check_positive, check_sequence, check_text, stream_windows
 from dragoman.pipelines.quality import FLAGS, QualityCheck
 
 if TYPE_CHECKING:
@@ -194,6 +194,7 @@ class Translator(Pipeline):
         """Translate lazily: read `window` lines, sort them by length, translate them and yield them in order."""
         check_sequence(lines)
         check_positive(batch_tokens=batch_tokens)
+        check_flag(split=split)
         settings = SearchSettings.of(self.settings, **overrides)
         return stream_windows(
             with_prefixes(lines, prefix),
@@ -211,6 +212,7 @@ class Translator(Pipeline):
         Greedy search and sampling only append tokens; beam search may replace those after `stable`.  Output that is
         empty or repeats itself is searched a second time (see `Translation.flags`).  Raises UsageError.
         """
+        check_flag(split=split)
         settings = SearchSettings.of(self.settings, **{"nbest": 1, **overrides})
         line = self.split(text, prefix, split)
         targets: list[str] = []
@@ -290,7 +292,7 @@ class Translator(Pipeline):
         results = search_with_retry(search, sources, settings, lambda nbest: nbest[0].tokens, self.has_no_text)
         for part, found, fault in zip(parts, *results, strict=True):
             part.found, part.fault = found, fault
-        return [self.join(line) for line in lines]
+        return [self.join(line, settings.nbest) for line in lines]
 
     def split(self, text: str, prefix: str = "", sentences: bool | None = None) -> SplitLine:
         """Return the parts of a text: its sentences, and the parts of what is too long; see `translate` for `split`.
@@ -333,29 +335,32 @@ class Translator(Pipeline):
         texts = split_text(text, self.max_source, lambda part: len(encode(part))) if text.strip() else []
         return [Part(part, ids, sentence) for part in texts if len(ids := encode(part)) > 1]
 
-    def join(self, line: SplitLine) -> Translation:
-        """Return the translation of a line from the hypotheses found for its parts."""
+    def join(self, line: SplitLine, nbest: int = 1) -> Translation:
+        """Return the translation of a line from the hypotheses found for its parts.
+
+        nbest: entries of the n-best list of a line that is copied, which are all equal.
+        """
         text, parts, searched = line.text, line.parts, line.searched
         if not parts:
-            return Translation(text, "", 0.0, 0.0, [], [], ("empty_source",), [Alternative("", 0.0, 0.0)])
-        nbest = [
+            return Translation(text, "", 0.0, 0.0, [], [], ("empty_source",), [Alternative("", 0.0, 0.0)] * nbest)
+        alternatives = [
             Alternative(
                 line.join([self._text(part, rank) for part in parts]),
-                sum(part.found[rank].score for part in searched),
-                sum(part.found[rank].log_prob for part in searched),
+                sum((part.found[rank].score for part in searched), 0.0),
+                sum((part.found[rank].log_prob for part in searched), 0.0),
             )
-            for rank in range(min((len(part.found) for part in searched), default=1))
+            for rank in range(min((len(part.found) for part in searched), default=nbest))
         ]
         best = [part.found[0] for part in searched]
         return Translation(
             source=text,
-            text=nbest[0].text,
-            score=nbest[0].score,
-            log_prob=nbest[0].log_prob,
+            text=alternatives[0].text,
+            score=alternatives[0].score,
+            log_prob=alternatives[0].log_prob,
             tokens=[self.tokenizer.target_piece(i) for hypothesis in best for i in [*hypothesis.tokens, EOS]],
             token_log_probs=[log_prob for hypothesis in best for log_prob in hypothesis.token_log_probs],
-            flags=self._flags(line, nbest[0].text),
-            nbest=nbest,
+            flags=self._flags(line, alternatives[0].text),
+            nbest=alternatives,
             sentences=self._translated_sentences(line) if parts[-1].sentence else [],
         )
 
@@ -365,7 +370,8 @@ class Translator(Pipeline):
             parts = list(group)
             source = "".join(part.text for part in parts).strip()
             text = join_parts([part.text for part in parts], [self._text(part, 0) for part in parts], keep_space=True)
-            sentences.append(Sentence(source, text, sum(part.found[0].score for part in parts if part.ids)))
+            score = sum((part.found[0].score for part in parts if part.ids), 0.0)
+            sentences.append(Sentence(source, text, score))
         return sentences
 
     def _flags(self, line: SplitLine, text: str) -> tuple[str, ...]:
@@ -383,6 +389,6 @@ class Translator(Pipeline):
                 flags.append("truncated")
             if has_unusual_length(len(part.ids) - 1, len(best.tokens)):
                 flags.append("length")
-            if quality.lacks_content(part.text, text if len(line.parts) == 1 else self._decode(best.tokens)):
+            if quality.lacks_content(part.text, text.strip() if len(line.parts) == 1 else self._decode(best.tokens)):
                 flags.append("coverage")
         return tuple(name for name in FLAGS if name in flags) if flags else ()

@@ -79,8 +79,8 @@ def has_changed_numbers(source: str, target: str, languages: tuple[str | None, s
 
     Separators, order, leading zeros and repetitions are not compared.  A number that only one text has in digits counts
     unless the other spells it out or has it in Roman digits.  A number of the source up to 12 that the target lacks is
-    taken as spelled out.  12-hour and 24-hour clocks agree, and so do 1990 and 90.  languages: codes of source and
-    target.
+    taken as spelled out.  12-hour and 24-hour clocks agree, and so do 1990 and 90, but not 3 million and 30 million.
+    languages: codes of source and target.
     """
     if not (_DIGIT.search(source) or _DIGIT.search(target)):
         return False

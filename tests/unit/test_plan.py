@@ -148,16 +148,18 @@ def test_few_epochs_of_a_large_corpus_are_enough_for_a_small_model(
     assert is_hopeless(Course(epochs, steps, 2.8e6, parameters)) is hopeless
 
 
-def test_a_model_that_learns_its_corpus_by_heart() -> None:
+def test_a_model_that_overfits() -> None:
     course = Course(epochs=20, steps=900, tokens=1e5, parameters=4_000_000)
     ((what, advice),) = problems(course)
-    assert what.startswith("the model is large for this corpus: 4,000,000 parameters for 100,000 tokens")
+    assert what.startswith("the model is large for this corpus: 4,000,000 parameters for 100,000 tokens; it overfits")
     assert "model.d_model 256 -> 128" in advice and "use more text" in advice
 
 
 def test_a_model_that_is_small_for_its_budget() -> None:
     ((what, advice),) = problems(Course(90, 90_000, 2e7, squares(SimpleNamespace(d_model=128))), d_model=128, d_ff=256)
-    assert what == "the model is small for this budget: 90 epochs, 999,424 parameters"
+    assert (
+        what == "the model is small for this budget: 90 epochs, 999,424 parameters for 20,000,000 tokens; it underfits"
+    )
     assert "model.d_model 128 -> 192 and model.d_ff 256 -> 384 gives about 49 epochs" in advice
 
 

@@ -1,4 +1,7 @@
-"""Warnings about settings with which a run learns less than it could."""
+"""Rules about budgets and sizes of models, and warnings about settings with which a run learns less than it could.
+
+`dragoman new` chooses sizes by the same rules (planning/choice.py).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from dragoman.config.model import ModelConfig, TransformerConfig
 from dragoman.training.optim import Progress, learning_rate
 from dragoman.training.tasks.task import Task
 
-__all__ = ["Course", "course_of", "course_problems", "is_hopeless", "plan_warnings", "warmup_warning"]
+__all__ = ["PARAMETERS_PER_TOKEN", "Course", "course_of", "course_problems", "is_hopeless", "overfits", "plan_warnings",
+           "warmup_warning"]  # fmt: skip
 
 _LOW_FOR_SGD = 0.01
 """Usual rates of SGD without momentum are 0.1 to 30 for networks of text (Merity et al. 2018)."""
@@ -20,8 +24,12 @@ _FEW_STEPS = 1000
 _TOKENS_PER_PARAMETER = 1.0
 """Below, a smaller model learns more in the same time: docs/guides/size_and_budget.md.  Above, and with enough steps,
 fewer than three epochs of a large corpus are no problem."""
-_LARGE, _SMALL = 10.0, 0.25
-"""Parameters per token of the corpus: above, the pairs are learned by heart; below, a larger model would learn more."""
+PARAMETERS_PER_TOKEN = 8.0
+"""Parameters per token of the corpus above which a model overfits."""
+_TOLERANCE = 1.25
+"""Factor by which a model may exceed PARAMETERS_PER_TOKEN before a warning: `dragoman new` measures a sample."""
+_SMALL = 0.25
+"""Parameters per token of the corpus below which a larger model would learn more."""
 _COST = 0.75
 """Exponent of the time per token in the number of parameters: on one core 0.7 to 0.8, from 2 to 17 million."""
 _WIDTHS = (128, 192, 256, 384, 512)
@@ -105,6 +113,11 @@ def course_of(config: TrainConfig, task: Task, batches_per_epoch: int, parameter
     return Course(steps / math.ceil(batches_per_epoch / config.accumulate), steps, task.tokens(), parameters)
 
 
+def overfits(parameters: float, tokens: float) -> bool:
+    """Return whether a model of this size overfits a corpus of so many tokens."""
+    return parameters > PARAMETERS_PER_TOKEN * tokens
+
+
 def is_hopeless(course: Course) -> bool:
     """Return whether a training has few epochs, and few steps or few tokens for the size of its model."""
     few_tokens = course.epochs * course.tokens < _TOKENS_PER_PARAMETER * course.parameters
@@ -128,15 +141,32 @@ def course_problems(
         )
         raised = f"raise train.budget to {_epochs_budget(config.train, course)}"
         yield what, _advice(_other_width(config, course, parameters_of, larger=False), raised)
-    if course.parameters > _LARGE * course.tokens:
+    if overfits(course.parameters / _TOLERANCE, course.tokens) and not _is_least(config.model):
         what = (
             f"the model is large for this corpus: {course.parameters:,} parameters for {course.tokens:,.0f} tokens; "
-            "it learns the pairs by heart"
+            "it overfits"
         )
         yield what, _advice(_other_width(config, course, parameters_of, larger=False), "use more text")
-    elif course.epochs > _MANY_EPOCHS and course.parameters < _SMALL * course.tokens:
-        what = f"the model is small for this budget: {course.epochs:,.0f} epochs, {course.parameters:,} parameters"
+    elif course.epochs > _MANY_EPOCHS and course.parameters < _SMALL * course.tokens and not _is_largest(config.model):
+        what = (
+            f"the model is small for this budget: {course.epochs:,.0f} epochs, {course.parameters:,} parameters for "
+            f"{course.tokens:,.0f} tokens; it underfits"
+        )
         yield what, _advice(_other_width(config, course, parameters_of, larger=True), "lower train.budget")
+
+
+def _is_least(model: ModelConfig) -> bool:
+    """Return whether no smaller Transformer is advised: for less text, only more text helps."""
+    return (
+        isinstance(model, TransformerConfig)
+        and model.d_model <= _WIDTHS[0]
+        and max(model.encoder_layers, model.decoder_layers) == 1
+    )
+
+
+def _is_largest(model: ModelConfig) -> bool:
+    """Return whether no larger Transformer is advised."""
+    return isinstance(model, TransformerConfig) and model.d_model >= _WIDTHS[-1]
 
 
 def _warmup_problem(config: TrainConfig, course: Course) -> Iterator[tuple[str, str]]:
@@ -183,7 +213,7 @@ def _other_width(
         elif course.epochs < _FEW_EPOCHS:
             return None  # the width does not change the number of steps
         best = text
-        fits = parameters_of(changed) <= _LARGE * course.tokens
+        fits = not overfits(parameters_of(changed), course.tokens)
         if larger or (epochs >= 2 * _FEW_EPOCHS and fits):
             break
     return best

@@ -237,7 +237,7 @@ def _log_course(course: Training, speed: Speed, facts: CorpusFacts, budget: str,
     if overfits(speed.parameters, facts.tokens):
         log(
             f"warning: {facts.tokens:,.0f} tokens are too little text for a model of {speed.parameters:,} parameters: "
-            "it overfits, and the translations will be poor. Add more text"
+            "it overfits. Add more text"
         )
     if is_hopeless(expected):
         log(

@@ -27,7 +27,7 @@ from dragoman.planning.choice import (
 from dragoman.planning.document import nested, render
 from dragoman.planning.measurement import corpus_facts
 from dragoman.training import plan
-from dragoman.training.plan import Course, course_problems, is_hopeless
+from dragoman.training.plan import Forecast, forecast_problems, is_hopeless
 
 FACTS = CorpusFacts(100_000, ("en", "fr"), (20_000, 30_000), (90, 120), True, tokens_per_pair=20.0)
 SPEEDS = [Speed(size, 8e9 / (size.weights + 5e5), size.weights + 8000 * size.d_model) for size in SIZES]
@@ -91,9 +91,9 @@ def test_no_document_is_warned_about(pairs: int) -> None:
         config = parse_config(nested([data, *sizes, *choose_training(facts, speed, why, seconds)]))
         training = expect(facts, speed, seconds)
         # The corpus of `doctor` differs a little from the sample that was measured.
-        course = Course(training.epochs, training.steps, 0.9 * facts.tokens, speed.parameters)
-        if not is_hopeless(course):  # `dragoman new` warns as well
-            assert list(course_problems(config, course, lambda model: 1)) == [], (seconds, speed)
+        forecast = Forecast(training.epochs, training.steps, 0.9 * facts.tokens, speed.parameters)
+        if not is_hopeless(forecast):  # `dragoman new` warns as well
+            assert list(forecast_problems(config, forecast, lambda model: 1)) == [], (seconds, speed)
 
 
 def test_the_sizes_are_those_that_doctor_advises() -> None:

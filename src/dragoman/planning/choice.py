@@ -94,7 +94,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Training:
-    """Expected course of a training."""
+    """Expected tokens, epochs and steps of a training, and its batch size."""
 
     tokens: float
     epochs: float
@@ -174,7 +174,7 @@ def _rank(chosen: Speed, speeds: Sequence[Speed]) -> str:
 
 
 def expect(facts: CorpusFacts, speed: Speed, seconds: float) -> Training:
-    """Return the expected course of a training of `seconds`."""
+    """Return what is expected of a training of `seconds`."""
     tokens = seconds * _TRAINED_SHARE * speed.tokens_per_second
     wanted = tokens / _STEPS
     batch = next((size for size in (1536, 2048, 3072, 4096, 6144) if wanted <= size), 8192)
@@ -185,8 +185,8 @@ def choose_training(
     facts: CorpusFacts, speed: Speed, why: str, seconds: float, validated: bool = True
 ) -> list[Setting]:
     """Return the settings of [model], [train] and [search].  validated: whether there is a validation set."""
-    size, course = speed.size, expect(facts, speed, seconds)
-    return [*model_settings(size, why), _dropout(course), *_train(size, course, seconds, validated), *_search()]
+    size, forecast = speed.size, expect(facts, speed, seconds)
+    return [*model_settings(size, why), _dropout(forecast), *_train(size, forecast, seconds, validated), *_search()]
 
 
 def model_settings(size: Size, why: str = "") -> list[Setting]:
@@ -207,21 +207,21 @@ def model_settings(size: Size, why: str = "") -> list[Setting]:
     ]
 
 
-def _dropout(course: Training) -> Setting:
-    rate = 0.1 if course.epochs < 5 else 0.2 if course.epochs < 20 else 0.3
-    reason = f"{course.epochs:.1f} epochs: the more often each pair is seen, the more dropout is needed."
+def _dropout(forecast: Training) -> Setting:
+    rate = 0.1 if forecast.epochs < 5 else 0.2 if forecast.epochs < 20 else 0.3
+    reason = f"{forecast.epochs:.1f} epochs: the more often each pair is seen, the more dropout is needed."
     return Setting("model.dropout", rate, reason)
 
 
-def _train(size: Size, course: Training, seconds: float, validated: bool) -> list[Setting]:
-    warmup = min(4000, max(10, round(0.05 * course.steps, -1 if course.steps >= 400 else 0)))
+def _train(size: Size, forecast: Training, seconds: float, validated: bool) -> list[Setting]:
+    warmup = min(4000, max(10, round(0.05 * forecast.steps, -1 if forecast.steps >= 400 else 0)))
     peak = float(f"{0.512 / size.d_model:.1e}")
     return [
         Setting("train.budget", duration(seconds), "Time for training; the learning rate reaches zero at its end."),
         Setting(
             "train.batch_tokens",
-            course.batch_tokens,
-            f"About {course.steps:,} updates in this time: small batches learn more per minute, up to a point.",
+            forecast.batch_tokens,
+            f"About {forecast.steps:,} updates in this time: small batches learn more per minute, up to a point.",
         ),
         Setting("train.label_smoothing", 0.1, "Improves BLEU (Vaswani et al. 2017)."),
         Setting("train.clip_norm", 1.0, "Limits the effect of an unusual batch."),

@@ -34,7 +34,7 @@ from dragoman.planning.document import nested, render
 from dragoman.planning.measurement import corpus_facts, measure_speeds
 from dragoman.planning.source_text import ParallelText, open_text
 from dragoman.planning.split import NAMES, Split, split_text
-from dragoman.training.plan import Course, is_hopeless, overfits
+from dragoman.training.plan import Forecast, is_hopeless, overfits
 
 __all__ = ["TrainingPlan", "plan_training"]
 
@@ -45,7 +45,7 @@ Files = tuple[Path, Path]
 class TrainingPlan:
     """A configuration written by `plan_training`.
 
-    path: of the document.  settings: with the reason of each.  speeds: measured.  course: expected course of training.
+    path: of the document.  settings: with the reason of each.  speeds: measured.  forecast: expected epochs and steps.
     """
 
     path: Path
@@ -53,7 +53,7 @@ class TrainingPlan:
     settings: list[Setting]
     facts: CorpusFacts
     speeds: list[Speed]
-    course: Training
+    forecast: Training
 
 
 def plan_training(
@@ -98,18 +98,14 @@ def plan_training(
             facts = replace(facts, replaced=_is_replaced(data, unfinished))
             facts, speeds = measure_speeds(facts, split.sample, seconds, scratch, log)
             speed, why = choose_size(facts, speeds, seconds)
-            settings = [
-                *data,
-                *choose_vocabulary(facts),
-                *choose_training(facts, speed, why, seconds, bool(split.counts[VALID])),
-            ]
-            course = expect(facts, speed, seconds)
-            document = render(_title(path, facts, speed, course, budget), settings)
+            training = choose_training(facts, speed, why, seconds, validated=split.counts[VALID] > 0)
+            settings = [*data, *choose_vocabulary(facts), *training]
+            forecast = expect(facts, speed, seconds)
+            document = render(_title(path, facts, speed, forecast, budget), settings)
             parse_config(tomllib.loads(document), where=str(path))  # nothing is written if it is invalid
         write_file(path, document.encode())
-        config = load_config(path)
-    _log_course(course, speed, facts, budget, log)
-    return TrainingPlan(path, config, settings, facts, speeds, course)
+    _log_forecast(forecast, speed, facts, budget, log)
+    return TrainingPlan(path, load_config(path), settings, facts, speeds, forecast)
 
 
 def _seconds(budget: str) -> float:
@@ -220,20 +216,22 @@ def _is_replaced(data: list[Setting], folder: Path) -> bool:
     return any(True for _ in replaced_characters(parse_config(document)))
 
 
-def _title(path: Path, facts: CorpusFacts, speed: Speed, course: Training, budget: str) -> list[str]:
+def _title(path: Path, facts: CorpusFacts, speed: Speed, forecast: Training, budget: str) -> list[str]:
     source, target = facts.languages
     return [
         f"{source} to {target}, written by 'dragoman new' for a budget of {budget}. Train with: "
         f"{shlex.join(['dragoman', 'train', str(path)])}",
-        f"Expected: {course.epochs:.1f} epochs of {facts.tokens:,.0f} tokens (source + target) and {course.steps:,} "
-        f"steps, at the {speed.tokens_per_second:,.0f} tokens/s that were measured on this machine. A machine that is "
-        "busier later makes fewer steps; the schedule of the learning rate adapts to the time.",
+        f"Expected: {forecast.epochs:.1f} epochs of {facts.tokens:,.0f} tokens (source + target) and "
+        f"{forecast.steps:,} steps, at the {speed.tokens_per_second:,.0f} tokens/s that were measured on this machine. "
+        "A machine that is busier later makes fewer steps; the schedule of the learning rate adapts to the time.",
     ]
 
 
-def _log_course(course: Training, speed: Speed, facts: CorpusFacts, budget: str, log: Callable[[str], None]) -> None:
-    log(f"choice: {speed.size}; expected in {budget}: {course.epochs:.1f} epochs, {course.steps:,} steps")
-    expected = Course(course.epochs, course.steps, facts.tokens, speed.parameters)
+def _log_forecast(
+    forecast: Training, speed: Speed, facts: CorpusFacts, budget: str, log: Callable[[str], None]
+) -> None:
+    log(f"choice: {speed.size}; expected in {budget}: {forecast.epochs:.1f} epochs, {forecast.steps:,} steps")
+    expected = Forecast(forecast.epochs, forecast.steps, facts.tokens, speed.parameters)
     if overfits(speed.parameters, facts.tokens):
         log(
             f"warning: {facts.tokens:,.0f} tokens are too little text for a model of {speed.parameters:,} parameters: "

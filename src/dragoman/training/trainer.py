@@ -35,7 +35,7 @@ from dragoman.training.allocator import keep_freed_memory
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss, TokenLoss
 from dragoman.training.optim import Progress, amount, budget_fraction, build_optimizer, learning_rate
-from dragoman.training.plan import course_of, course_problems, plan_warnings, warmup_warning
+from dragoman.training.plan import forecast_of, forecast_problems, plan_warnings, warmup_warning
 from dragoman.training.run import TrainingRun, check_files, open_run, validated_checkpoints
 from dragoman.training.status import ProgressEstimator, Window
 from dragoman.training.threads import ThreadControl
@@ -168,8 +168,8 @@ class Trainer:
         """Yield what is wrong with the plan, as far as it is known without measuring the speed."""
         task, batches = self.run.task, len(self._plan())
         yield from plan_warnings(self.config, task, batches)
-        if course := course_of(self.config, task, batches, self.model.parameter_count()):
-            yield from map("; ".join, course_problems(self.run.config, course, self.run.parameters_of))
+        if forecast := forecast_of(self.config, task, batches, self.model.parameter_count()):
+            yield from map("; ".join, forecast_problems(self.run.config, forecast, self.run.parameters_of))
 
     def _epoch(self, interrupt: Interrupt) -> None:
         """Train until the epoch ends or training has to stop."""

@@ -95,7 +95,7 @@ def recorded_speeds(corpus: str, threads: int) -> list[Speed]:
     rows = {(row["d_model"], row["layers"]): row for row in read_results(SPEEDS)
             if row["corpus"] == corpus and row["threads"] == threads}  # fmt: skip
     return [
-        Speed(Size(*key), row["tokens_per_second"])
+        Speed(Size(*key), row["tokens_per_second"], row["parameters"])
         for key, row in sorted(rows.items(), key=lambda item: Size(*item[0]).weights)
     ]
 

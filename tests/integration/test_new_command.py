@@ -118,6 +118,36 @@ def test_one_tsv_with_numbers_of_sentences(tmp_path: Path) -> None:
     assert said == [f"{path}: source text in column 2, target text in column 4"]
 
 
+def test_columns_that_repeat_values_are_no_text(tmp_path: Path) -> None:
+    rows = [f"eng\t{source}\tfra\t{target}" for source, target in PAIRS]
+    path = write_lines(tmp_path / "a.en-fr.tsv", rows)
+    said: list[str] = []
+    text = open_text(path, None, None, tmp_path, said.append)
+    assert [(pair.source, pair.target) for pair in text.pairs()] == PAIRS
+    assert said == [f"{path}: source text in column 2, target text in column 4"]
+    write_lines(path, [f"eng\t{source}" for source, _ in PAIRS])
+    with pytest.raises(DataError, match=r"1 column of text \('eng .*; mostly repeated values in column 1\); accepted"):
+        open_text(path, None, None, tmp_path, said.append)
+
+
+def test_sentences_that_differ_only_in_digits_can_be_held_out(tmp_path: Path) -> None:
+    said: list[str] = []
+    plan_training(*write_two(tmp_path, [(f"sentence {i}", f"phrase numero {i}") for i in range(300)]), log=said.append)
+    assert "split: train 270, valid 15, test 15" in said
+    assert any(line.endswith("only in digits, so that digits count in the comparison") for line in said)
+    assert "(ignoring case and punctuation)" in (tmp_path / "en-fr.toml").read_text().replace("\n# ", " ")
+
+
+def test_a_part_without_pairs_is_a_warning(tmp_path: Path) -> None:
+    said: list[str] = []
+    plan_training(*write_two(tmp_path, [(source, "oui") for source, _ in PAIRS]), log=said.append)
+    for name, use in (("valid", "validation"), ("test", "test")):
+        (line,) = (line for line in said if line.startswith(f"warning: there is no {use} set"))
+        assert line.endswith(f"give two files with --{name}")
+    text = (tmp_path / "en-fr.toml").read_text()
+    assert "Often enough" not in text and "metric" not in text and "there is no validation set" in text
+
+
 def test_one_tmx(tmp_path: Path) -> None:
     units = "".join(
         f'<tu><tuv xml:lang="fr"><seg>{t}</seg></tuv><tuv xml:lang="en"><seg>{s}</seg></tuv></tu>' for s, t in PAIRS
@@ -142,8 +172,19 @@ def test_the_files_can_be_moved_together(tmp_path: Path, monkeypatch: pytest.Mon
 def test_warnings_about_the_text_are_counted(tmp_path: Path) -> None:
     said: list[str] = []
     plan_training(*write_two(tmp_path, [*PAIRS, *PAIRS[:60]]), log=said.append)
-    assert "text: 1 warning; to read them: dragoman doctor en-fr.toml" in said
+    assert f"text: 1 warning; to read them: dragoman doctor {tmp_path}/numbers.en {tmp_path}/numbers.fr" in said
     assert "pairs: read 360 = kept 300 + duplicate 60" in said
+
+    path = write_lines(tmp_path / "a.en-fr.tsv", ["\t".join(pair) for pair in [*PAIRS, *PAIRS[:60]]])
+    plan_training(path, out="tsv.toml", log=said.append)
+    assert any(line.startswith("text: warning: ") and "duplicate" in line for line in said)
+
+
+def test_languages_that_a_translation_memory_lacks(tmp_path: Path) -> None:
+    unit = '<tu><tuv xml:lang="ENG"><seg>a</seg></tuv><tuv xml:lang="FRA"><seg>b</seg></tuv></tu>'
+    (tmp_path / "a.tmx").write_text(f'<tmx version="1.4"><header srclang="en"/><body>{unit}</body></tmx>')
+    with pytest.raises(UsageError, match=r"no unit has a text in both 'de' and 'en' \(found: ENG \(1\), FRA \(1\)\)"):
+        plan_training(tmp_path / "a.tmx", languages=("de", "en"))
 
 
 @pytest.mark.parametrize(
@@ -171,7 +212,8 @@ def test_languages(tmp_path: Path, names: tuple[str, str], languages: tuple[str,
 
 
 def test_languages_of_a_text_that_begins_with_short_lines(tmp_path: Path) -> None:
-    rows = ["Go.\tGeh."] * 1500 + ["The dog is in the house and it was of no use.\tDer Hund ist in dem Haus."] * 1500
+    rows = [f"Go {i}.\tGeh {i}." for i in range(1500)]
+    rows += [f"The dog is in the house and it was of no use: {i}.\tDer Hund ist in dem Haus: {i}." for i in range(1500)]
     path = write_lines(tmp_path / "a.tsv", rows)
     assert open_text(path, None, None, tmp_path, print).languages == ("en", "de")
 
@@ -191,6 +233,8 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         ({"languages": ("en", "../fr")}, "languages: 1 problem\n.*a language code such as"),
         ({"languages": ("en", "EN")}, "source_language and target_language are both"),
         ({"out": "c.json"}, "accepted: a file name that ends with .toml"),
+        ({"out": "~x.toml"}, "accepted: a file name without ~ at its start"),
+        ({"out": "${x}.toml"}, "accepted: a file name without ~ at its start"),
         ({"out": tmp_path / "x.toml"}, "x.toml exists already; choose another name with --out"),
         ({"out": tmp_path / "no" / "x.toml"}, "does not exist; create it first"),
         ({"test": (source,)}, "accepted: two files, source and target"),

@@ -13,10 +13,12 @@ from dragoman.decoding.loader import load_shortlist
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.decoding.shortlist import SHORTLIST
 from dragoman.errors import DragomanError, ModelFolderError, UsageError
-from dragoman.models.model_folder import find_model
+from dragoman.models.model_folder import find_model, read_meta
 from dragoman.pipelines.translation import Translator
+from dragoman.training.run import average_run
 from dragoman.training.shortlist import learn_shortlist
-from small_run import Cli, digit_pairs, trained, write_lines
+from dragoman.training.trainer import train
+from small_run import Cli, digit_pairs, small_config, trained, write_corpus, write_lines
 
 native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
 SOURCES = [source for source, _ in digit_pairs(30, seed=11)]
@@ -48,6 +50,18 @@ def test_the_command_learns_and_says_what_it_is_worth(cli: Cli, run: Path) -> No
         "shortlist", run, "--best", "4", "--frequent", "5", "--source", f"{corpus}.src", "--target", f"{corpus}.tgt"
     )
     assert (again[0], again[1]) == (0, out) and (find_model(run) / SHORTLIST).read_bytes() == content
+
+
+def test_data_are_found_from_another_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trained with a relative data.root; the command starts at another directory."""
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path)
+    write_corpus(Path("data"))
+    train(small_config(Path("data"), "train.budget=12 steps"), Path("run"))
+    expected = read_meta(average_run(Path("run"), 2))["scores"]
+    monkeypatch.chdir(tmp_path / "there")
+    assert read_meta(average_run(Path("../run"), 2))["scores"] == expected and expected["valid_loss"] > 0
+    assert learn_shortlist(Path("../run"), best=3, frequent=4).pairs == 240
 
 
 def test_a_shortlist_that_excludes_needed_tokens_is_warned_about(cli: Cli, run: Path) -> None:

@@ -403,6 +403,40 @@ def test_killed_between_validations_at_most_save_every_is_lost(ema: float, data:
     assert not any("interrupted" in verify(checkpoint) for checkpoint in list_checkpoints(run))
 
 
+class KillInValidation(Reporter):
+    """Stops the training dead in the validation after this step: before it, or when its scores are in the log."""
+
+    def __init__(self, step: int, scored: bool) -> None:
+        self.step, self.scored, self.seen = step, scored, 0
+
+    def progressed(self, status: Status) -> None:
+        self.seen = status.step
+
+    def log(self, text: str) -> None:
+        if text.startswith("resuming"):
+            self.seen = int(text.split("after step ")[1].split()[0])
+        if str(text) == "validation" and self.seen == self.step and not self.scored:
+            raise Killed
+
+    def validated(self, row: dict[str, Any], better: bool) -> None:
+        if row["step"] == self.step:
+            raise Killed
+
+
+@pytest.mark.parametrize("scored", [False, True])
+def test_killed_in_a_validation_no_step_is_lost(scored: bool, data: Path, tmp_path: Path) -> None:
+    """Saved before a validation that may exceed train.save_every, such as the first, whose duration is not known."""
+    changes = ("train.budget=15 steps", "train.average=2")
+    train(small_config(data, *changes), tmp_path / "uninterrupted")
+    config, run = small_config(data, *changes, "train.save_every=0.01 s"), tmp_path / "run"
+    for step in (6, 6, 12, 15, 15):
+        with pytest.raises(Killed):
+            train(config, run, reporter=KillInValidation(step, scored))
+        assert steps_of(run)[-1] == step
+    train(config, run)
+    assert whole(run) == whole(tmp_path / "uninterrupted")
+
+
 def test_an_average_has_only_validated_checkpoints(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with pytest.raises(Killed):
@@ -455,9 +489,9 @@ def test_a_resumed_run_has_the_threads_that_it_began_with(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("dragoman.training.threads.usable_cores", lambda: 2)
     config = small_config(data, "train.budget=9 steps", "train.save_every=2 steps")
-    for seconds, killed in (({1: 2.0, 2: 1.0}, 1), ({1: 1.0, 2: 2.0}, 5), ({1: 1.0, 2: 2.0}, 10)):
+    for seconds, killed in (({1: 2.0, 2: 1.0}, 5), ({1: 1.0, 2: 2.0}, 7), ({1: 1.0, 2: 2.0}, 10)):
         monkeypatch.setattr("dragoman.training.threads.measure_threads", lambda work, numbers, s=seconds: s)
         with nullcontext() if killed > 9 else pytest.raises(Killed):
             train(config, tmp_path / "run", reporter=Threads(killed))
         assert current[-1] == 2, "as before the training"
-    assert found == [2] * (1 + 5 + 5)
+    assert found == [2] * (5 + 3 + 3)

@@ -7,7 +7,16 @@ import random
 import numpy as np
 import pytest
 
-from dragoman.data.held_out import TEST, TRAIN, VALID, choose_held_out, held_out_size, letters_hash, linked_groups
+from dragoman.data.held_out import (
+    TEST,
+    TRAIN,
+    VALID,
+    choose_held_out,
+    held_out_size,
+    letters_hash,
+    linked_groups,
+    mostly_large,
+)
 
 
 def groups_of(pairs: list[tuple[str, str]]) -> list[int]:
@@ -32,6 +41,16 @@ def test_case_spaces_punctuation_and_digits_do_not_count(one: str, other: str) -
 @pytest.mark.parametrize(("one", "other"), [("He goes", "She goes"), ("12", "13"), ("?", "!")])
 def test_other_letters_count_and_texts_without_letters_are_compared_whole(one: str, other: str) -> None:
     assert letters_hash(one) != letters_hash(other)
+
+
+def test_digits_count_on_request() -> None:
+    assert letters_hash("Sentence 17!", digits=True) == letters_hash("sentence 17", digits=True)
+    assert letters_hash("sentence 17", digits=True) != letters_hash("sentence 18", digits=True)
+
+
+def test_most_pairs_in_large_groups() -> None:
+    assert mostly_large(np.array([0] * 13 + list(range(13, 25))))
+    assert not mostly_large(np.array([0] * 13 + list(range(13, 27)))) and not mostly_large(np.zeros(0, dtype=np.int64))
 
 
 def test_groups_are_linked_through_either_side() -> None:

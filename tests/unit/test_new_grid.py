@@ -32,7 +32,7 @@ def test_the_guide_states_the_rules_of_the_code(grid: ModuleType) -> None:
     *smaller, largest = (f"{size.d_model} × {size.layers}" for size in choice.SIZES)
     assert f"{', '.join(smaller)} and {largest}" in text
     assert f"sees {choice.TOKENS_PER_WEIGHT:g} training tokens per weight" in text
-    assert f"at most {choice.WEIGHTS_PER_TOKEN:g} such weights per token" in text
+    assert f"at most {choice.PARAMETERS_PER_TOKEN:g} parameters per token" in text
 
 
 def row(size: str, bleu: float, minutes: float = 6.0, **changes: Any) -> dict[str, Any]:

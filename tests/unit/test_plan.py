@@ -9,7 +9,7 @@ import pytest
 
 from dragoman.config import Config, ModelConfig, TrainConfig, parse_config
 from dragoman.training.optim import Progress
-from dragoman.training.plan import Course, course_of, course_problems, is_hopeless, plan_warnings, warmup_warning
+from dragoman.training.plan import Forecast, forecast_of, forecast_problems, is_hopeless, plan_warnings, warmup_warning
 from dragoman.training.tasks.task import Task
 
 
@@ -110,16 +110,16 @@ def squares(model: ModelConfig) -> int:
     return 61 * int(getattr(model, "d_model", 0)) ** 2
 
 
-def problems(course: Course, *overrides: str, **model: Any) -> list[tuple[str, str]]:
-    return list(course_problems(translation(*overrides, **model), course, squares))
+def problems(forecast: Forecast, *overrides: str, **model: Any) -> list[tuple[str, str]]:
+    return list(forecast_problems(translation(*overrides, **model), forecast, squares))
 
 
 def test_a_plan_that_works_out_has_no_problem() -> None:
-    assert problems(Course(epochs=6, steps=2000, tokens=2e6, parameters=4_000_000)) == []
+    assert problems(Forecast(epochs=6, steps=2000, tokens=2e6, parameters=4_000_000)) == []
 
 
 def test_few_epochs_name_a_width_that_gives_more() -> None:
-    ((what, advice),) = problems(Course(epochs=1.5, steps=600, tokens=2e6, parameters=4_000_000))
+    ((what, advice),) = problems(Forecast(epochs=1.5, steps=600, tokens=2e6, parameters=4_000_000))
     assert what == "too little training for this model: 1.5 epochs, 600 steps, 0.8 tokens per parameter"
     # An eighth of the cost per token is a quarter of the parameters to the power of 0.75: 2.8 times the epochs.
     assert "model.d_model 256 -> 128 and model.d_ff 512 -> 256 gives about 4.2 epochs in the same time" in advice
@@ -127,13 +127,13 @@ def test_few_epochs_name_a_width_that_gives_more() -> None:
 
 
 def test_the_largest_width_with_enough_epochs_is_named() -> None:
-    course = Course(epochs=2.0, steps=600, tokens=2e7, parameters=16_000_000)
-    ((_, advice),) = problems(course, d_model=512, d_ff=1024)
+    forecast = Forecast(epochs=2.0, steps=600, tokens=2e7, parameters=16_000_000)
+    ((_, advice),) = problems(forecast, d_model=512, d_ff=1024)
     assert "model.d_model 512 -> 192" in advice and "gives about 8.7 epochs" in advice
 
 
 def test_budgets_that_are_not_times_have_advice_in_their_unit() -> None:
-    ((_, advice),) = problems(Course(1.5, 1000, 2e6, 4_000_000), "train.budget=1000 steps")
+    ((_, advice),) = problems(Forecast(1.5, 1000, 2e6, 4_000_000), "train.budget=1000 steps")
     assert 'raise train.budget to "4000 steps"' in advice and "d_model" not in advice
 
 
@@ -145,24 +145,28 @@ def test_few_epochs_of_a_large_corpus_are_enough_for_a_small_model(
     epochs: float, steps: int, parameters: int, hopeless: bool
 ) -> None:
     """The first two were trained: BLEU 33 and 24 of Tatoeba English-French in the same time."""
-    assert is_hopeless(Course(epochs, steps, 2.8e6, parameters)) is hopeless
+    assert is_hopeless(Forecast(epochs, steps, 2.8e6, parameters)) is hopeless
 
 
-def test_a_model_that_learns_its_corpus_by_heart() -> None:
-    course = Course(epochs=20, steps=900, tokens=1e5, parameters=4_000_000)
-    ((what, advice),) = problems(course)
-    assert what.startswith("the model is large for this corpus: 4,000,000 parameters for 100,000 tokens")
+def test_a_model_that_overfits() -> None:
+    forecast = Forecast(epochs=20, steps=900, tokens=1e5, parameters=4_000_000)
+    ((what, advice),) = problems(forecast)
+    assert what.startswith("the model is large for this corpus: 4,000,000 parameters for 100,000 tokens; it overfits")
     assert "model.d_model 256 -> 128" in advice and "use more text" in advice
 
 
 def test_a_model_that_is_small_for_its_budget() -> None:
-    ((what, advice),) = problems(Course(90, 90_000, 2e7, squares(SimpleNamespace(d_model=128))), d_model=128, d_ff=256)
-    assert what == "the model is small for this budget: 90 epochs, 999,424 parameters"
+    ((what, advice),) = problems(
+        Forecast(90, 90_000, 2e7, squares(SimpleNamespace(d_model=128))), d_model=128, d_ff=256
+    )
+    assert (
+        what == "the model is small for this budget: 90 epochs, 999,424 parameters for 20,000,000 tokens; it underfits"
+    )
     assert "model.d_model 128 -> 192 and model.d_ff 256 -> 384 gives about 49 epochs" in advice
 
 
 def test_a_measured_budget_below_the_warm_up() -> None:
-    ((what, advice),) = problems(Course(6, 86, 2e6, 4_000_000), "train.schedule.warmup=100")
+    ((what, advice),) = problems(Forecast(6, 86, 2e6, 4_000_000), "train.schedule.warmup=100")
     assert "train.schedule.warmup is 100 steps, but train.budget = '6 min' is about 86 steps here" in what
     assert advice == "set train.schedule.warmup = 4, or raise train.budget"
 
@@ -170,15 +174,17 @@ def test_a_measured_budget_below_the_warm_up() -> None:
 def test_other_tasks_and_architectures() -> None:
     text = parse_config({"data": {"kind": "text", "train": ["a.txt"]}, "model": {"architecture": "decoder_only"},
                          "train": {"schedule": {"kind": "constant"}}})  # fmt: skip
-    assert list(course_problems(text, Course(1, 10, 1e4, 10**9), squares)) == []
+    assert list(forecast_problems(text, Forecast(1, 10, 1e4, 10**9), squares)) == []
     recurrent = parse_config({"data": {"train": [{"path": "a.tsv"}]}, "model": {"architecture": "lstm"},
                               "train": {"schedule": {"kind": "constant"}}})  # fmt: skip
-    ((_, advice),) = course_problems(recurrent, Course(1, 900, 1e6, 10**6), squares)
+    ((_, advice),) = forecast_problems(recurrent, Forecast(1, 900, 1e6, 10**6), squares)
     assert advice.startswith("raise train.budget")
 
 
-def test_the_course_of_a_budget_that_needs_no_measurement() -> None:
+def test_the_forecast_of_a_budget_that_needs_no_measurement() -> None:
     task = cast(Task, TenThousandTokens())
-    assert course_of(TrainConfig.model_validate({"budget": "2.5 epochs"}), task, 20, 7) == Course(2.5, 50, 10_000, 7)
-    assert course_of(TrainConfig.model_validate({"budget": "30 steps"}), task, 20, 7) == Course(1.5, 30, 10_000, 7)
-    assert course_of(TrainConfig.model_validate({"budget": "2 min"}), task, 20, 7) is None
+    assert forecast_of(TrainConfig.model_validate({"budget": "2.5 epochs"}), task, 20, 7) == Forecast(
+        2.5, 50, 10_000, 7
+    )
+    assert forecast_of(TrainConfig.model_validate({"budget": "30 steps"}), task, 20, 7) == Forecast(1.5, 30, 10_000, 7)
+    assert forecast_of(TrainConfig.model_validate({"budget": "2 min"}), task, 20, 7) is None

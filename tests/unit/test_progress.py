@@ -16,7 +16,7 @@ from dragoman.cli.progress import RichReporter
 from dragoman.config import BudgetSchedule, TrainConfig
 from dragoman.io.run_log import Phase, Sample, Status
 from dragoman.training.optim import Progress
-from dragoman.training.status import Observer
+from dragoman.training.status import ProgressEstimator
 
 STATUS = Status(
     step=1, used=0.001, loss=7.123, learning_rate=1e-5, tokens_per_second=4512.3, warming_up=True, seconds_left=1200.0,
@@ -145,13 +145,13 @@ def test_an_error_before_training_removes_the_display() -> None:
 # --------------------------------------------------------------------------------------------------- times and speeds
 
 
-def observer(rows: tuple[dict[str, Any], ...] = (), **train: Any) -> tuple[Observer, Clock]:
+def estimator(rows: tuple[dict[str, Any], ...] = (), **train: Any) -> tuple[ProgressEstimator, Clock]:
     config = TrainConfig.model_validate({"schedule": BudgetSchedule(warmup=50), "metric": "bleu", **train})
     clock = Clock()
-    return Observer(config, True, rows, clock), clock
+    return ProgressEstimator(config, True, rows, clock), clock
 
 
-def steps(watched: Observer, clock: Clock, progress: Progress, count: int) -> Status:
+def steps(watched: ProgressEstimator, clock: Clock, progress: Progress, count: int) -> Status:
     """Make steps of half a second and 100 tokens."""
     watched.begin(progress, 100)
     for _ in range(count):
@@ -162,8 +162,14 @@ def steps(watched: Observer, clock: Clock, progress: Progress, count: int) -> St
     return found
 
 
+@pytest.mark.parametrize("damaged", [None, "8", True, [1], math.nan, -1.0, 10**400])
+def test_a_damaged_duration_in_the_log_is_ignored(damaged: object) -> None:
+    found, _ = estimator(({"validation_seconds": 8}, {"validation_seconds": damaged}), budget="10 min")
+    assert found.validation_seconds == 8.0
+
+
 def test_time_left_with_the_validations_to_come() -> None:
-    watched, clock = observer(budget="1000 steps", validate_every="200 steps", average=3)
+    watched, clock = estimator(budget="1000 steps", validate_every="200 steps", average=3)
     progress = Progress()
     status = steps(watched, clock, progress, 100)
     assert (status.used, status.tokens_per_second, status.warming_up) == (0.1, 200, False)
@@ -179,7 +185,7 @@ def test_time_left_with_the_validations_to_come() -> None:
 
 
 def test_a_resumed_run_knows_its_validations_and_starts_at_its_percentage() -> None:
-    watched, clock = observer(
+    watched, clock = estimator(
         ({"step": 400, "validation_seconds": 30.0}, {"step": 400}), budget="1000 steps", validate_every="200 steps"
     )
     progress = Progress(step=500, tokens=50_000, seconds=5000.0, best=-2.5, best_step=400, validated=400)
@@ -191,7 +197,7 @@ def test_a_resumed_run_knows_its_validations_and_starts_at_its_percentage() -> N
 
 
 def test_a_budget_of_time_ends_on_time() -> None:
-    watched, clock = observer(({"validation_seconds": 8.0},), budget="10 min", validate_every="2 min")
+    watched, clock = estimator(({"validation_seconds": 8.0},), budget="10 min", validate_every="2 min")
     status = steps(watched, clock, Progress(seconds=100.0, validated=60.0), 40)
     assert status.used == pytest.approx(0.2) and status.next_validation == pytest.approx(60)
     assert status.seconds_left == pytest.approx(480 + 8), "and the validation at the end"
@@ -199,7 +205,7 @@ def test_a_budget_of_time_ends_on_time() -> None:
 
 
 def test_the_speed_is_that_of_the_last_minute() -> None:
-    watched, clock = observer(budget="100000 steps", validate_every="90000 steps")
+    watched, clock = estimator(budget="100000 steps", validate_every="90000 steps")
     progress = Progress()
     steps(watched, clock, progress, 400)
     for _ in range(40):  # another process has started
@@ -210,7 +216,7 @@ def test_the_speed_is_that_of_the_last_minute() -> None:
 
 
 def test_the_loss_is_kept_after_the_log_was_written() -> None:
-    watched, clock = observer(budget="10 steps")
+    watched, clock = estimator(budget="10 steps")
     progress = Progress()
     watched.begin(progress, 100)
     clock.now, progress.step = 1.0, 1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.data.readers.tmx import TmxCount, read_tmx, tmx_languages, tmx_pairs
+from dragoman.data.readers.tmx import TmxCount, counted_languages, read_tmx, tmx_languages, tmx_pairs
 from dragoman.errors import DataError, UsageError
 
 HEAD = '<?xml version="1.0" encoding="UTF-8"?>\n<!DOCTYPE tmx SYSTEM "tmx14.dtd">\n'
@@ -111,3 +111,13 @@ def test_a_damaged_archive(tmp_path: Path) -> None:
     (tmp_path / "b.tmx.gz").write_bytes(packed[:-40])
     with pytest.raises(DataError, match="compressed data is truncated or damaged"):
         list(read_tmx(tmp_path / "b.tmx.gz"))
+
+
+def test_codes_of_three_letters(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tmx", unit(ENG="Yes", FRA="Oui"), unit(eng="No", fre="Non"), source="ENG")
+    assert tmx_languages(path) == ("en", "fr")
+    assert list(tmx_pairs(path, ("fr", "en"), TmxCount())) == [("Oui", "Yes"), ("Non", "No")]
+    assert list(tmx_pairs(path, ("fra", "en-GB"), TmxCount())) == []
+    count = TmxCount()
+    assert list(tmx_pairs(path, ("de", "eng"), count)) == []
+    assert counted_languages(count.languages) == "ENG (1), FRA (1), eng (1), fre (1)"

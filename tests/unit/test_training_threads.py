@@ -57,11 +57,26 @@ def test_the_numbers_take_turns_and_a_hopeless_one_is_not_measured_again() -> No
     torch.set_num_threads(2)
     found = measure_threads(machine.work, [1, 2, 4], clock=lambda: machine.now)
     assert found == pytest.approx({1: 0.2, 2: 0.1, 4: 1.0})
-    assert machine.calls == [2, 1, 2, 4, 1, 2, 1, 2, 1, 2, 1, 2], "after one call that is not counted"
+    assert machine.calls == [2, 2, 4, 1, 2, 1, 2, 1, 2, 1, 2, 1], "after one call that is not counted"
     assert torch.get_num_threads() == 2
-    slow = Machine({1: 9.0, 2: 9.0})
-    measure_threads(slow.work, [1, 2], clock=lambda: slow.now)
-    assert slow.calls == [2, 1, 2], "one round is enough when it takes long"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "calls"),
+    [
+        ({1: 64.0, 2: 32.0, 4: 16.0, 8: 8.0, 16: 4.0}, [16, 16, 8]),
+        ({1: 9.0, 16: 9.0}, [16, 16, 1]),
+        ({1: 0.32, 2: 0.16, 4: 0.08, 8: 0.04, 16: 0.02}, [16, *[16, 8, 4], *[16, 8] * 4]),
+        ({1: 0.02, 2: 0.02, 16: 1.0}, [16, 16, 2, 1, *[2, 1] * 4]),
+    ],
+)
+def test_few_threads_are_not_measured_where_steps_take_long(seconds: dict[int, float], calls: list[int]) -> None:
+    """A round that begins with one thread would take minutes on a large machine."""
+    machine = Machine(seconds)
+    torch.set_num_threads(16)
+    found = measure_threads(machine.work, list(seconds), clock=lambda: machine.now)
+    assert machine.calls == calls
+    assert found == pytest.approx({number: seconds[number] for number in set(calls)})
 
 
 @pytest.fixture
@@ -100,11 +115,14 @@ def test_a_run_keeps_the_number_that_it_began_with(control: Build, tmp_path: Pat
     assert json.loads((tmp_path / "run" / "threads.json").read_text()) == {"threads": 2}
     first.restore()
     assert torch.get_num_threads() == 4
-    for resumed in (False, True):  # also when it was killed before the first checkpoint
-        again, _ = control()
-        again.start(nothing, resumed)
-        assert torch.get_num_threads() == 2
-        again.restore()
+    again, _ = control()
+    again.start(nothing, resumed=True)
+    assert torch.get_num_threads() == 2
+    again.restore()
+    anew, _ = control(speeds={1: 3.0, 2: 2.0, 4: 1.0})
+    anew.start(nothing, resumed=False)
+    assert torch.get_num_threads() == 4, "a run without a checkpoint begins again"
+    assert json.loads((tmp_path / "run" / "threads.json").read_text()) == {"threads": 4}
 
 
 def test_within_a_budget_of_time_the_number_is_measured_at_each_start(control: Build) -> None:
@@ -127,6 +145,13 @@ def test_the_configuration_and_the_environment_are_respected(control: Build, mon
     assert torch.get_num_threads() == 6
     assert listener.said == ["warning: train.threads is 6, but this process may use 4 cores only"]
     explicit.restore()
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(threads, "usable_cores", lambda: 1)
+    explicit, listener = control("train.threads=2")
+    explicit.start(nothing, resumed=True)
+    assert listener.text == ("warning: train.threads is 2, but this process may use 1 core only (OMP_NUM_THREADS=1)")
+    explicit.restore()
+    monkeypatch.setattr(threads, "usable_cores", lambda: 3)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     torch.set_num_threads(3)  # as PyTorch reads the variable
     found, _ = control("train.budget=1 min")
@@ -166,8 +191,39 @@ def test_measured_again_only_a_budget_of_time_changes_the_number(
 def test_a_damaged_file_is_refused(content: str, control: Build, tmp_path: Path) -> None:
     (tmp_path / "run" / "threads.json").write_text(content)
     found, _ = control()
-    with pytest.raises(TrainingError, match=r"threads\.json.*Set train\.threads"):
-        found.start(nothing, resumed=False)
+    with pytest.raises(TrainingError, match=r"threads\.json.*Remove it, and set train\.threads"):
+        found.start(nothing, resumed=True)
+    repaired, _ = control("train.threads=3")
+    repaired.start(nothing, resumed=True)
+    assert torch.get_num_threads() == 3
+    assert json.loads((tmp_path / "run" / "threads.json").read_text()) == {"threads": 3}
+
+
+def test_a_folder_in_place_of_the_file_is_refused(control: Build, tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "threads.json"
+    folder.mkdir()
+    found, _ = control()
+    with pytest.raises(TrainingError, match=r"threads\.json: cannot be read: a folder.*Remove it"):
+        found.start(nothing, resumed=True)
+    explicit, _ = control("train.threads=3")
+    with pytest.raises(
+        TrainingError, match=r"threads\.json could not be written: a folder of that name exists.*Remove"
+    ):
+        explicit.start(nothing, resumed=True)
+    folder.rmdir()
+    explicit.start(nothing, resumed=True)
+    assert torch.get_num_threads() == 3
+
+
+def test_a_stored_number_that_would_not_be_chosen_here_is_compared(
+    control: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run" / "threads.json").write_text('{"threads": 64}')
+    found, listener = control(speeds={1: 3.0, 2: 2.0, 4: 1.0, 64: 5.0})
+    found.start(nothing, resumed=True)
+    monkeypatch.setattr(threads.time, "monotonic", lambda: found._next)
+    found.recheck(nothing)
+    assert "warning: 4 threads would be 5.0 times as fast as 64" in listener.text
 
 
 def test_measuring_changes_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 Two sentences are near-duplicates if their letters are equal; case, spaces, punctuation and digits do not count.  Pairs
 linked by a near-duplicate on either side form a group, directly or through other pairs, and a group is never divided.
+In a text whose sentences mostly differ only in digits, digits count.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["TEST", "TRAIN", "VALID", "choose_held_out", "held_out_size", "letters_hash", "linked_groups"]
+__all__ = ["TEST", "TRAIN", "VALID", "choose_held_out", "held_out_size", "letters_hash", "linked_groups",
+           "mostly_large"]  # fmt: skip
 
 TRAIN, VALID, TEST = 0, 1, 2
 
@@ -22,9 +24,12 @@ _MOST, _SHARE = 2000, 0.05
 Ints = NDArray[np.int64]
 
 
-def letters_hash(text: str) -> int:
-    """Return a 64-bit hash of the letters of a text, without case; of the whole text if it has no letters."""
-    letters = "".join(filter(str.isalpha, text.casefold())) or text
+def letters_hash(text: str, digits: bool = False) -> int:
+    """Return a 64-bit hash of the letters of a text, without case; of the whole text if it has no letters.
+
+    digits: hash digits, too.
+    """
+    letters = "".join(filter(str.isalnum if digits else str.isalpha, text.casefold())) or text
     digest = hashlib.blake2b(letters.encode("utf-8", "replace"), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
@@ -45,6 +50,12 @@ def linked_groups(sources: NDArray[np.uint64], targets: NDArray[np.uint64]) -> I
         groups = groups[groups]  # follow the links of others, which halves the number of rounds
         if np.array_equal(groups, before):
             return groups
+
+
+def mostly_large(groups: Ints) -> bool:
+    """Return whether most pairs are in groups that are too large for a held-out part."""
+    _, sizes = np.unique(groups, return_counts=True)
+    return 2 * int(sizes[sizes > _MAX_GROUP].sum()) > len(groups)
 
 
 def held_out_size(pairs: int) -> int:

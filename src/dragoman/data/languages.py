@@ -47,6 +47,15 @@ _FREQUENT = {
 }
 FREQUENT_WORDS: dict[str, frozenset[str]] = {code: frozenset(words.split()) for code, words in _FREQUENT.items()}
 
+_LONG = (
+    "en:eng de:deu:ger fr:fra:fre es:spa it:ita nl:nld:dut pt:por cs:ces:cze pl:pol sv:swe da:dan no:nor nb:nob fi:fin "
+    "hu:hun ro:ron:rum sk:slk:slo sl:slv hr:hrv sr:srp et:est lv:lav lt:lit tr:tur vi:vie id:ind ms:msa:may ca:cat "
+    "eu:eus:baq gl:glg ga:gle is:isl:ice sq:sqi:alb sw:swa af:afr ru:rus uk:ukr bg:bul be:bel mk:mkd:mac kk:kaz mn:mon "
+    "el:ell:gre zh:zho:chi ja:jpn ko:kor ar:ara fa:fas:per ur:urd ps:pus he:heb yi:yid hi:hin mr:mar ne:nep th:tha"
+)
+_SHORT = {long: short for short, *names in (entry.split(":") for entry in _LONG.split()) for long in names}
+"""Codes of three letters (ISO 639-2, both variants) -> codes of two letters."""
+
 _WORD = re.compile(r"[^\W\d_]+")
 _CHARACTER_SCRIPTS = {"HAN", "KANA"}
 _MIN_LETTERS = 4
@@ -55,8 +64,9 @@ _MIN_EXPECTED = 1 / 4
 
 
 def language_code(name: str | None) -> str | None:
-    """Return the two-letter code of e.g. `de`, `de_DE` or `de-AT`, or None without a name."""
-    return re.split(r"[-_.@]", name.casefold())[0] if name else None
+    """Return the two-letter code of e.g. `de`, `de_DE`, `de-AT` or `deu` (ISO 639-2), or None without a name."""
+    code = re.split(r"[-_.@]", name.casefold())[0] if name else None
+    return _SHORT.get(code, code) if code else None
 
 
 def file_language(path: Path | None) -> str | None:

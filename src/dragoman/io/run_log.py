@@ -118,13 +118,16 @@ def read_log(run: Path) -> list[dict[str, Any]]:
 class RunLog:
     """Appends rows to `log.jsonl` and to TensorBoard events, after removing rows of lost work: those after `step`.
 
+    validated: whether the checkpoint of `step` was validated; if not, a validation of that step is lost work, too.
     saved: returns a sentence on what is saved, for the TrainingError that is raised when the disk is full.
     """
 
-    def __init__(self, run: Path, step: int, saved: Callable[[], str] = str) -> None:
+    def __init__(self, run: Path, step: int, validated: bool = True, saved: Callable[[], str] = str) -> None:
         self._path, self._saved = run / "log.jsonl", saved
         # The row of the averaged model is written again when the resumed run ends.
         kept = [row for row in read_log(run) if row["step"] <= step and "average" not in row]
+        if not validated:
+            kept = [row for row in kept if row["step"] < step or "validation_seconds" not in row]
         unfinished = run / ".log.jsonl.unfinished"
         with writing(self._path, saved):
             unfinished.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")

@@ -34,6 +34,7 @@ _REASONS = {
     errno.EFBIG: ("it exceeds the limit on file sizes", "Raise the limit (ulimit -f)."),
     errno.EROFS: ("the file system is read-only", "Choose a folder that can be written."),
     errno.EACCES: ("permission denied", "Choose a folder that you may write to, or change its permissions."),
+    errno.EISDIR: ("a folder of that name exists", "Remove or rename it."),
     errno.EPERM: ("operation not permitted", "Choose a folder that you may write to."),
 }
 _NO_FOLDER_FSYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM, errno.ENOSYS}

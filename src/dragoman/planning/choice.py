@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dragoman.training.plan import PARAMETERS_PER_TOKEN, overfits
+
 __all__ = ["SIZES", "CorpusFacts", "Setting", "Size", "Speed", "Training", "choose_size", "choose_training",
            "choose_vocabulary", "enough_tokens", "expect", "model_settings"]  # fmt: skip
 
 TOKENS_PER_WEIGHT = 5.0
 """Training tokens per weight of the layers from which a larger model is worth its slower steps."""
-WEIGHTS_PER_TOKEN = 8.0
-"""Weights of the layers per token of the corpus above which a model learns the pairs by heart."""
 _TRAINED_SHARE = 0.93
 """Share of the budget that is spent on steps; the rest is validation and saving."""
 _STEPS = 5000
@@ -62,7 +62,7 @@ SIZES = tuple(Size(*size) for size in ((128, 1), (128, 2), (128, 4), (192, 4), (
 
 @dataclass(frozen=True)
 class CorpusFacts:
-    """What is known of the training pairs.
+    """Statistics of the training pairs.
 
     tokens_per_pair: of both sides, measured with the chosen vocabulary.  distinct: words of source and target in the
     sample.  characters: distinct characters of source and target.  common_script: whether the two sides share letters.
@@ -89,12 +89,12 @@ class Speed:
 
     size: Size
     tokens_per_second: float
-    parameters: int = 0
+    parameters: int
 
 
 @dataclass(frozen=True)
 class Training:
-    """Expected course of a training."""
+    """Expected tokens, epochs and steps of a training, and its batch size."""
 
     tokens: float
     epochs: float
@@ -150,35 +150,43 @@ def enough_tokens(size: Size) -> float:
 
 def choose_size(facts: CorpusFacts, speeds: Sequence[Speed], seconds: float) -> tuple[Speed, str]:
     """Return the largest measured size that sees enough tokens in the time, and the reason.  speeds: from small on."""
-    chosen, reason = speeds[0], "the smallest model, because the time allows few passes over the text"
+    chosen = speeds[0]
     for speed in speeds[1:]:
-        tokens = seconds * _TRAINED_SHARE * speed.tokens_per_second
-        if speed.size.weights > WEIGHTS_PER_TOKEN * facts.tokens:
-            return chosen, f"{reason}; {speed.size} would learn so few pairs by heart"
-        if tokens < enough_tokens(speed.size):
-            if chosen is not speeds[0]:
-                reason = "the largest model that the time can train well"
+        if overfits(speed.parameters, facts.tokens):
             return chosen, (
-                f"{reason}: {speed.size} would see {tokens / 1e6:,.1f} M tokens, and needs about "
-                f"{enough_tokens(speed.size) / 1e6:,.0f} M"
+                f"{_rank(chosen, speeds)} for this text; {speed.size} would overfit: {speed.parameters / 1e6:,.1f} M "
+                f"parameters for {facts.tokens / 1e6:,.2f} M tokens (at most {PARAMETERS_PER_TOKEN:g} per token)"
+            )
+        tokens = seconds * _TRAINED_SHARE * speed.tokens_per_second
+        if tokens < enough_tokens(speed.size):
+            return chosen, (
+                f"{_rank(chosen, speeds)} for this time; {speed.size} would see {tokens / 1e6:,.1f} M tokens, and "
+                f"needs about {enough_tokens(speed.size) / 1e6:,.0f} M"
             )
         chosen = speed
-        reason = "the largest size of the list, and the time suffices for it"
-    return chosen, reason
+    if chosen.size == SIZES[-1]:
+        return chosen, "the largest size of the list, and the time suffices for it"
+    return chosen, f"{_rank(chosen, speeds)}: no larger one could be measured"
+
+
+def _rank(chosen: Speed, speeds: Sequence[Speed]) -> str:
+    return "the smallest model of the list" if chosen is speeds[0] else "the largest model"
 
 
 def expect(facts: CorpusFacts, speed: Speed, seconds: float) -> Training:
-    """Return the expected course of a training of `seconds`."""
+    """Return what is expected of a training of `seconds`."""
     tokens = seconds * _TRAINED_SHARE * speed.tokens_per_second
     wanted = tokens / _STEPS
     batch = next((size for size in (1536, 2048, 3072, 4096, 6144) if wanted <= size), 8192)
     return Training(tokens, tokens / max(1.0, facts.tokens), batch, max(1, round(tokens / batch)))
 
 
-def choose_training(facts: CorpusFacts, speed: Speed, why: str, seconds: float) -> list[Setting]:
-    """Return the settings of [model], [train] and [search]."""
-    size, course = speed.size, expect(facts, speed, seconds)
-    return [*model_settings(size, why), _dropout(course), *_train(size, course, seconds), *_search()]
+def choose_training(
+    facts: CorpusFacts, speed: Speed, why: str, seconds: float, validated: bool = True
+) -> list[Setting]:
+    """Return the settings of [model], [train] and [search].  validated: whether there is a validation set."""
+    size, forecast = speed.size, expect(facts, speed, seconds)
+    return [*model_settings(size, why), _dropout(forecast), *_train(size, forecast, seconds, validated), *_search()]
 
 
 def model_settings(size: Size, why: str = "") -> list[Setting]:
@@ -199,33 +207,41 @@ def model_settings(size: Size, why: str = "") -> list[Setting]:
     ]
 
 
-def _dropout(course: Training) -> Setting:
-    rate = 0.1 if course.epochs < 5 else 0.2 if course.epochs < 20 else 0.3
-    reason = f"{course.epochs:.1f} epochs: the more often each pair is seen, the more dropout is needed."
+def _dropout(forecast: Training) -> Setting:
+    rate = 0.1 if forecast.epochs < 5 else 0.2 if forecast.epochs < 20 else 0.3
+    reason = f"{forecast.epochs:.1f} epochs: the more often each pair is seen, the more dropout is needed."
     return Setting("model.dropout", rate, reason)
 
 
-def _train(size: Size, course: Training, seconds: float) -> list[Setting]:
-    short = seconds < 900
-    every = seconds / (4 if short else 8)
-    warmup = min(4000, max(10, round(0.05 * course.steps, -1 if course.steps >= 400 else 0)))
+def _train(size: Size, forecast: Training, seconds: float, validated: bool) -> list[Setting]:
+    warmup = min(4000, max(10, round(0.05 * forecast.steps, -1 if forecast.steps >= 400 else 0)))
     peak = float(f"{0.512 / size.d_model:.1e}")
     return [
         Setting("train.budget", duration(seconds), "Time for training; the learning rate reaches zero at its end."),
         Setting(
             "train.batch_tokens",
-            course.batch_tokens,
-            f"About {course.steps:,} updates in this time: small batches learn more per minute, up to a point.",
+            forecast.batch_tokens,
+            f"About {forecast.steps:,} updates in this time: small batches learn more per minute, up to a point.",
         ),
         Setting("train.label_smoothing", 0.1, "Improves BLEU (Vaswani et al. 2017)."),
         Setting("train.clip_norm", 1.0, "Limits the effect of an unusual batch."),
-        Setting("train.validate_every", duration(every), "Often enough to see progress; decoding costs time."),
-        Setting("train.validate_sentences", 200 if short else 500, "Sentences translated per validation."),
-        Setting("train.metric", "loss", "Decides which checkpoint is the best; less noisy than BLEU of few sentences."),
+        *_validation(seconds, validated),
         Setting("train.schedule.kind", "budget", "Warm-up, constant rate, then linear decay to zero."),
         Setting("train.schedule.peak", peak, "Wider models need lower rates: 0.512 / d_model."),
         Setting("train.schedule.warmup", int(warmup), "About 5 % of the steps."),
         Setting("train.schedule.decay", 0.8, "Share of the time in which the rate decays."),
+    ]
+
+
+def _validation(seconds: float, validated: bool) -> list[Setting]:
+    short = seconds < 900
+    every = duration(seconds / (4 if short else 8))
+    if not validated:
+        return [Setting("train.validate_every", every, "Interval of checkpoints; there is no validation set.")]
+    return [
+        Setting("train.validate_every", every, "Often enough to see progress; decoding costs time."),
+        Setting("train.validate_sentences", 200 if short else 500, "Sentences translated per validation."),
+        Setting("train.metric", "loss", "Decides which checkpoint is the best; less noisy than BLEU of few sentences."),
     ]
 
 

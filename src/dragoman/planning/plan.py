@@ -34,7 +34,7 @@ from dragoman.planning.document import nested, render
 from dragoman.planning.measurement import corpus_facts, measure_speeds
 from dragoman.planning.source_text import ParallelText, open_text
 from dragoman.planning.split import NAMES, Split, split_text
-from dragoman.training.plan import Course, is_hopeless
+from dragoman.training.plan import Forecast, is_hopeless, overfits
 
 __all__ = ["TrainingPlan", "plan_training"]
 
@@ -45,7 +45,7 @@ Files = tuple[Path, Path]
 class TrainingPlan:
     """A configuration written by `plan_training`.
 
-    path: of the document.  settings: with the reason of each.  speeds: measured.  course: expected course of training.
+    path: of the document.  settings: with the reason of each.  speeds: measured.  forecast: expected epochs and steps.
     """
 
     path: Path
@@ -53,7 +53,7 @@ class TrainingPlan:
     settings: list[Setting]
     facts: CorpusFacts
     speeds: list[Speed]
-    course: Training
+    forecast: Training
 
 
 def plan_training(
@@ -88,7 +88,7 @@ def plan_training(
         folder = path.with_name(f"{path.stem}-data")
         _refuse_existing(path, folder)
         log(f"checking {source if target is None else f'{source} and {target}'} ({' to '.join(text.languages)})")
-        _examine(text, path, log)
+        _examine(text, (source, target), log)
         with writing(folder), ExitStack() as stack:
             unfinished = stack.enter_context(atomic_folder(folder))
             split = split_text(CorpusSpec(text.source, text.target), given, unfinished, text.languages)
@@ -98,14 +98,14 @@ def plan_training(
             facts = replace(facts, replaced=_is_replaced(data, unfinished))
             facts, speeds = measure_speeds(facts, split.sample, seconds, scratch, log)
             speed, why = choose_size(facts, speeds, seconds)
-            settings = [*data, *choose_vocabulary(facts), *choose_training(facts, speed, why, seconds)]
-            course = expect(facts, speed, seconds)
-            document = render(_title(path, facts, speed, course, budget), settings)
+            training = choose_training(facts, speed, why, seconds, validated=split.counts[VALID] > 0)
+            settings = [*data, *choose_vocabulary(facts), *training]
+            forecast = expect(facts, speed, seconds)
+            document = render(_title(path, facts, speed, forecast, budget), settings)
             parse_config(tomllib.loads(document), where=str(path))  # nothing is written if it is invalid
         write_file(path, document.encode())
-        config = load_config(path)
-    _log_course(course, speed, facts, budget, log)
-    return TrainingPlan(path, config, settings, facts, speeds, course)
+    _log_forecast(forecast, speed, facts, budget, log)
+    return TrainingPlan(path, load_config(path), settings, facts, speeds, forecast)
 
 
 def _seconds(budget: str) -> float:
@@ -145,6 +145,8 @@ def _check_languages(languages: tuple[str, str]) -> None:
 def _refuse_existing(path: Path, folder: Path) -> None:
     if path.suffix != ".toml":
         raise UsageError(f"out = {path}: accepted: a file name that ends with .toml")
+    if path.name.startswith("~") or "${" in path.name:  # a configuration expands both in paths
+        raise UsageError(f"out = {path}: accepted: a file name without ~ at its start and without ${{")
     for existing in (path, folder):
         if existing.exists():
             raise UsageError(f"{existing} exists already; choose another name with --out, or remove it")
@@ -152,23 +154,36 @@ def _refuse_existing(path: Path, folder: Path) -> None:
         raise UsageError(f"{path}: the folder {path.parent} does not exist; create it first")
 
 
-def _examine(text: ParallelText, path: Path, log: Callable[[str], None]) -> None:
-    """Raise DataError for the errors that `dragoman doctor` finds, and log the number of its warnings."""
+def _examine(text: ParallelText, files: tuple[str | Path, str | Path | None], log: Callable[[str], None]) -> None:
+    """Raise DataError for the errors that `dragoman doctor` finds, and log its warnings: their number for two files."""
     spec = CorpusSpec(text.source, text.target)
     source_language, target_language = text.languages
     diagnosis = examine([spec], valid=None, test=None, source_language=source_language, target_language=target_language)
     errors = [finding for finding in diagnosis.findings if finding.severity == "error"]
     if errors:
         raise DataError("\n".join(f"{error.where}: {error.what}. {error.advice}" for error in errors))
-    if count := diagnosis.count("warning"):
-        log(f"text: {count} warning{'s' * (count > 1)}; to read them: {shlex.join(['dragoman', 'doctor', str(path)])}")
+    warnings = [finding.what for finding in diagnosis.findings if finding.severity == "warning"]
+    if files[1] is None:
+        for warning in warnings:  # `dragoman doctor` cannot read every format that is accepted here
+            log(f"text: warning: {warning}")
+    elif warnings:
+        command = shlex.join(["dragoman", "doctor", *map(str, files)])
+        log(f"text: {len(warnings)} warning{'s' * (len(warnings) > 1)}; to read them: {command}")
 
 
 def _log_split(split: Split, log: Callable[[str], None]) -> None:
     log(f"pairs: {split.account}")
     if split.seen:
         log(f"pairs: {split.seen:,} left out, because a validation or test set has a near-duplicate")
+    if split.digits:
+        log("split: most sentences differ from others only in digits, so that digits count in the comparison")
     log("split: " + ", ".join(f"{name} {split.counts[part]:,}" for part, name in NAMES.items()))
+    for part, use in ((VALID, "validation"), (TEST, "test")):
+        if not split.counts[part]:
+            log(
+                f"warning: there is no {use} set: the sentences are so similar that none can be held out without "
+                f"near-duplicates in the training text; give two files with --{NAMES[part]}"
+            )
 
 
 def _data_settings(languages: tuple[str, str], folder: Path, split: Split, given: dict[int, Files]) -> list[Setting]:
@@ -185,8 +200,9 @@ def _data_settings(languages: tuple[str, str], folder: Path, split: Split, given
     ]
     for part, use in ((VALID, "Measured during training"), (TEST, "Translated once, at the end")):
         if split.counts[part]:
-            origin = "given" if part in given else "drawn at random; no sentence also occurs in another part, " \
-                "not even with other case, punctuation or digits"  # fmt: skip
+            ignored = "case and punctuation" if split.digits else "case, punctuation and digits"
+            drawn = f"drawn at random; no near-duplicates in the other parts (ignoring {ignored})"
+            origin = "given" if part in given else drawn
             reason = f"{use}: {split.counts[part]:,} pairs, {origin}."
             settings.append(Setting(f"data.{NAMES[part]}.source", files[part]["source"], reason))
             settings.append(Setting(f"data.{NAMES[part]}.target", files[part]["target"], ""))
@@ -200,19 +216,27 @@ def _is_replaced(data: list[Setting], folder: Path) -> bool:
     return any(True for _ in replaced_characters(parse_config(document)))
 
 
-def _title(path: Path, facts: CorpusFacts, speed: Speed, course: Training, budget: str) -> list[str]:
+def _title(path: Path, facts: CorpusFacts, speed: Speed, forecast: Training, budget: str) -> list[str]:
     source, target = facts.languages
     return [
-        f"{source} to {target}, written by 'dragoman new' for a budget of {budget}. Train with: dragoman train {path}",
-        f"Expected: {course.epochs:.1f} epochs of {facts.tokens:,.0f} tokens (source + target) and {course.steps:,} "
-        f"steps, at the {speed.tokens_per_second:,.0f} tokens/s that were measured on this machine. A machine that is "
-        "busier later makes fewer steps; the schedule of the learning rate adapts to the time.",
+        f"{source} to {target}, written by 'dragoman new' for a budget of {budget}. Train with: "
+        f"{shlex.join(['dragoman', 'train', str(path)])}",
+        f"Expected: {forecast.epochs:.1f} epochs of {facts.tokens:,.0f} tokens (source + target) and "
+        f"{forecast.steps:,} steps, at the {speed.tokens_per_second:,.0f} tokens/s that were measured on this machine. "
+        "A machine that is busier later makes fewer steps; the schedule of the learning rate adapts to the time.",
     ]
 
 
-def _log_course(course: Training, speed: Speed, facts: CorpusFacts, budget: str, log: Callable[[str], None]) -> None:
-    log(f"choice: {speed.size}; expected in {budget}: {course.epochs:.1f} epochs, {course.steps:,} steps")
-    expected = Course(course.epochs, course.steps, facts.tokens, speed.parameters)
+def _log_forecast(
+    forecast: Training, speed: Speed, facts: CorpusFacts, budget: str, log: Callable[[str], None]
+) -> None:
+    log(f"choice: {speed.size}; expected in {budget}: {forecast.epochs:.1f} epochs, {forecast.steps:,} steps")
+    expected = Forecast(forecast.epochs, forecast.steps, facts.tokens, speed.parameters)
+    if overfits(speed.parameters, facts.tokens):
+        log(
+            f"warning: {facts.tokens:,.0f} tokens are too little text for a model of {speed.parameters:,} parameters: "
+            "it overfits. Add more text"
+        )
     if is_hopeless(expected):
         log(
             f"warning: {budget} is little time for this text on this machine: the translations will be poor. Raise "

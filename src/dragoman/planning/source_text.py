@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice, pairwise
@@ -12,7 +11,7 @@ from pathlib import Path
 from dragoman.data.corpus import CorpusSpec, SentencePair, read_pairs
 from dragoman.data.doctor.precheck import likely_language
 from dragoman.data.languages import SCRIPTS, file_language
-from dragoman.data.readers.tmx import TmxCount, tmx_languages, tmx_pairs
+from dragoman.data.readers.tmx import TmxCount, counted_languages, tmx_languages, tmx_pairs
 from dragoman.errors import DataError, UsageError, clip
 from dragoman.io.lines import count_lines, decode_line, open_lines, plain_suffix, read_lines
 
@@ -85,8 +84,8 @@ def _logged_tmx(path: Path, languages: tuple[str, str], log: Callable[[str], Non
     log(f"{path}: read {count.read:,} units = {kept:,} pairs + without {' or '.join(languages)} {count.incomplete:,}")
     if not kept:
         raise UsageError(
-            f"{path}: no unit has a text in both {languages[0]!r} and {languages[1]!r}; name two languages of the file "
-            "with --languages"
+            f"{path}: no unit has a text in both {languages[0]!r} and {languages[1]!r} (found: "
+            f"{counted_languages(count.languages)}); name two languages of the file with --languages"
         )
 
 
@@ -96,21 +95,29 @@ def _tsv_pairs(path: Path, columns: tuple[int, int]) -> Iterator[tuple[str, str]
 
 
 def _text_columns(path: Path, log: Callable[[str], None]) -> tuple[int, int]:
-    """Return the first two columns that hold text: letters in more than half of the first lines.
+    """Return the first two columns that hold text: most sampled values have letters, and most of these are distinct.
 
-    Downloads of Tatoeba have numbers of sentences before each text.
+    Downloads of Tatoeba have numbers of sentences, languages or names of authors beside each text.
     """
-    rows = [decode_line(raw, n, str(path)).split("\t") for n, raw in enumerate(islice(open_lines(path), _SAMPLE), 1)]
-    counts = Counter(i for row in rows for i, text in enumerate(row) if any(map(str.isalpha, text)))
-    found = sorted(i for i, count in counts.items() if 2 * count > len(rows))
+    step = max(1, count_lines(path) // _SAMPLE)  # many corpora are sorted
+    lines = islice(enumerate(open_lines(path), 1), 0, None, step)
+    rows = [decode_line(raw, number, str(path)).split("\t") for number, raw in lines]
+    values: dict[int, list[str]] = {}
+    for row in rows:
+        for i, text in enumerate(row):
+            if any(map(str.isalpha, text)):
+                values.setdefault(i, []).append(text)
+    lettered = sorted(i for i, texts in values.items() if 2 * len(texts) > len(rows))
+    found = [i for i in lettered if 2 * len(set(values[i])) > len(values[i])]
     if len(found) < 2:
         first = clip("\t".join(rows[0]), 60) if rows else ""
+        repeated = ", ".join(str(i + 1) for i in lettered if i not in found)
         raise DataError(
-            f"{path}: {len(found)} column{'s' * (len(found) != 1)} of text ({first!r}); accepted: a source text and a "
+            f"{path}: {len(found)} column{'s' * (len(found) != 1)} of text ({first!r}"
+            f"{'; mostly repeated values in column ' * bool(repeated)}{repeated}); accepted: a source text and a "
             "target text per line, separated by a tab"
         )
-    if found[:2] != [0, 1]:
-        log(f"{path}: source text in column {found[0] + 1}, target text in column {found[1] + 1}")
+    log(f"{path}: source text in column {found[0] + 1}, target text in column {found[1] + 1}")
     return found[0], found[1]
 
 

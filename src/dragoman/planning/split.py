@@ -12,7 +12,16 @@ import numpy as np
 
 from dragoman.config import FilterConfig
 from dragoman.data.corpus import CorpusSpec, PairFilter, SentencePair, read_pairs
-from dragoman.data.held_out import TEST, TRAIN, VALID, choose_held_out, held_out_size, letters_hash, linked_groups
+from dragoman.data.held_out import (
+    TEST,
+    TRAIN,
+    VALID,
+    choose_held_out,
+    held_out_size,
+    letters_hash,
+    linked_groups,
+    mostly_large,
+)
 from dragoman.errors import DataError
 
 __all__ = ["NAMES", "Split", "split_text"]
@@ -30,12 +39,14 @@ class Split:
     """What was written.
 
     counts: pairs by part.  account: statistics of the filter.  seen: pairs left out because a given validation or test
-    set has a near-duplicate.  sample: training pairs at equal distances.
+    set has a near-duplicate.  digits: whether sentences that differ only in digits count as different.  sample:
+    training pairs at equal distances.
     """
 
     counts: dict[int, int]
     account: str
     seen: int
+    digits: bool = False
     sample: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -48,27 +59,38 @@ def split_text(
     Raises DataError if fewer than 100 pairs pass the filter.
     """
     fixed = {part: _pairs(files) for part, files in given.items()}
-    held = [{letters_hash(pair[side]) for pairs in fixed.values() for pair in pairs} for side in (0, 1)]
+    kept, hashes = _hashes(spec, digits=False)
+    groups = linked_groups(*hashes)
+    if digits := mostly_large(groups):
+        _, hashes = _hashes(spec, digits=True)
+        groups = linked_groups(*hashes)
+    free = np.ones(len(groups), dtype=bool)
+    for side, values in enumerate(hashes):
+        held = {letters_hash(pair[side], digits) for pairs in fixed.values() for pair in pairs}
+        free &= ~np.isin(values, np.array(sorted(held), dtype=np.uint64))
+    count = int(free.sum())
+    if count < _LEAST_PAIRS:
+        raise DataError(
+            f"{spec.name}: {count:,} pairs are left ({kept}); at least {_LEAST_PAIRS} are needed, and 10,000 or more "
+            "for useful translations"
+        )
+    wanted = [(part, held_out_size(count)) for part in (VALID, TEST) if part not in fixed]
+    parts = choose_held_out(groups[free], wanted, seed)
+    split = Split(dict.fromkeys(NAMES, 0), kept, len(free) - count, digits)
+    step = max(1, int((parts == TRAIN).sum()) // _SAMPLE)
+    _write(split, _free_pairs(spec, free, parts), fixed, folder, languages, step)
+    return split
+
+
+def _hashes(spec: CorpusSpec, digits: bool) -> tuple[str, list[np.ndarray[tuple[int], np.dtype[np.uint64]]]]:
+    """Return the statistics of the filter, and the hashes of both sides of the pairs that pass it."""
     hashes = array("Q"), array("Q")
-    seen = array("B")
     kept = PairFilter(FilterConfig())
     for pair in kept(read_pairs(spec)):
-        keys = letters_hash(pair.source), letters_hash(pair.target)
-        for values, key in zip(hashes, keys, strict=True):
-            values.append(key)
-        seen.append(keys[0] in held[0] or keys[1] in held[1])
+        for values, text in zip(hashes, (pair.source, pair.target), strict=True):
+            values.append(letters_hash(text, digits))
     kept.stats.check()
-    free = np.frombuffer(seen, dtype=np.uint8) == 0 if seen else np.zeros(0, dtype=bool)
-    if int(free.sum()) < _LEAST_PAIRS:
-        raise DataError(
-            f"{spec.name}: {int(free.sum()):,} pairs are left ({kept.stats}); at least {_LEAST_PAIRS} are needed, and "
-            "10,000 or more for useful translations"
-        )
-    sides = [np.frombuffer(values, dtype=np.uint64)[free] for values in hashes]
-    size = held_out_size(len(sides[0]))
-    wanted = [(part, size) for part in (VALID, TEST) if part not in fixed]
-    parts = choose_held_out(linked_groups(*sides), wanted, seed)
-    return _write(spec, free, parts, fixed, folder, languages, str(kept.stats))
+    return str(kept.stats), [np.array(values, dtype=np.uint64) for values in hashes]
 
 
 def _pairs(files: Files) -> list[tuple[str, str]]:
@@ -76,16 +98,14 @@ def _pairs(files: Files) -> list[tuple[str, str]]:
 
 
 def _write(
-    spec: CorpusSpec,
-    free: np.ndarray[tuple[int], np.dtype[np.bool_]],
-    parts: np.ndarray[tuple[int], np.dtype[np.uint8]],
+    split: Split,
+    pairs: Iterator[tuple[int, SentencePair]],
     fixed: dict[int, list[tuple[str, str]]],
     folder: Path,
     languages: tuple[str, str],
-    account: str,
-) -> Split:
-    split = Split(dict.fromkeys(NAMES, 0), account, int((~free).sum()))
-    step = max(1, int((parts == TRAIN).sum()) // _SAMPLE)
+    step: int,
+) -> None:
+    """Write the pairs of all parts; every `step`-th training pair is a sample."""
     with ExitStack() as stack:
         files = {
             part: [
@@ -94,8 +114,8 @@ def _write(
             ]
             for part, name in NAMES.items()
         }
-        drawn = ((part, (pair.source, pair.target)) for part, pair in _free_pairs(spec, free, parts))
-        copied = ((part, pair) for part, pairs in fixed.items() for pair in pairs)
+        drawn = ((part, (pair.source, pair.target)) for part, pair in pairs)
+        copied = ((part, pair) for part, given in fixed.items() for pair in given)
         for source in (drawn, copied):
             for part, pair in source:
                 if part == TRAIN and split.counts[TRAIN] % step == 0:
@@ -103,7 +123,6 @@ def _write(
                 split.counts[part] += 1
                 for file, text in zip(files[part], pair, strict=True):
                     file.write(text + "\n")
-    return split
 
 
 def _free_pairs(

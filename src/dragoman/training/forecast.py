@@ -23,7 +23,7 @@ from dragoman.io.lines import plain_suffix
 from dragoman.io.run_log import Phase, Reporter
 from dragoman.training.allocator import keep_freed_memory
 from dragoman.training.distributed import DistributedContext
-from dragoman.training.plan import Course, course_problems, plan_warnings
+from dragoman.training.plan import Forecast, forecast_problems, plan_warnings
 from dragoman.training.run import TrainingRun, check_files, open_run
 from dragoman.training.trainer import Trainer
 
@@ -143,14 +143,14 @@ def forecast(run: TrainingRun, where: str, diagnosis: Diagnosis) -> None:
         "steps": budget.amount / steps * epoch,
         "tokens": budget.amount / timing.tokens_per_second,
     }[budget.unit]
-    course = Course(seconds / epoch, seconds / epoch * steps, tokens, timing.parameters)
+    expected = Forecast(seconds / epoch, seconds / epoch * steps, tokens, timing.parameters)
     estimate = (
-        f"training for {budget} takes about {_duration(seconds)} and {course.steps:,.0f} steps here: "
-        f"{course.epochs:.1f} epochs of {steps:,.0f} steps, {timing.tokens_per_second:,.0f} tokens/s, "
+        f"training for {budget} takes about {_duration(seconds)} and {expected.steps:,.0f} steps here: "
+        f"{expected.epochs:.1f} epochs of {steps:,.0f} steps, {timing.tokens_per_second:,.0f} tokens/s, "
         f"{timing.memory / 1e9:.1f} GB of memory, {timing.parameters:,} parameters"
     )
     diagnosis.add("info", estimate, where, f"measured over {timing.steps} steps, without validation and saving")
-    for what, advice in course_problems(run.config, course, run.parameters_of):
+    for what, advice in forecast_problems(run.config, expected, run.parameters_of):
         diagnosis.add("warning", what, where, advice)
     if budget.unit != "seconds":
         for warning in plan_warnings(train, run.task, len(plan)):

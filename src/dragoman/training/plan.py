@@ -1,4 +1,7 @@
-"""Warnings about settings with which a run learns less than it could."""
+"""Rules about budgets and sizes of models, and warnings about settings with which a run learns less than it could.
+
+`dragoman new` chooses sizes by the same rules (planning/choice.py).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from dragoman.config.model import ModelConfig, TransformerConfig
 from dragoman.training.optim import Progress, learning_rate
 from dragoman.training.tasks.task import Task
 
-__all__ = ["Course", "course_of", "course_problems", "is_hopeless", "plan_warnings", "warmup_warning"]
+__all__ = ["PARAMETERS_PER_TOKEN", "Forecast", "forecast_of", "forecast_problems", "is_hopeless", "overfits",
+           "plan_warnings", "warmup_warning"]  # fmt: skip
 
 _LOW_FOR_SGD = 0.01
 """Usual rates of SGD without momentum are 0.1 to 30 for networks of text (Merity et al. 2018)."""
@@ -20,8 +24,12 @@ _FEW_STEPS = 1000
 _TOKENS_PER_PARAMETER = 1.0
 """Below, a smaller model learns more in the same time: docs/guides/size_and_budget.md.  Above, and with enough steps,
 fewer than three epochs of a large corpus are no problem."""
-_LARGE, _SMALL = 10.0, 0.25
-"""Parameters per token of the corpus: above, the pairs are learned by heart; below, a larger model would learn more."""
+PARAMETERS_PER_TOKEN = 8.0
+"""Parameters per token of the corpus above which a model overfits."""
+_TOLERANCE = 1.25
+"""Factor by which a model may exceed PARAMETERS_PER_TOKEN before a warning: `dragoman new` measures a sample."""
+_SMALL = 0.25
+"""Parameters per token of the corpus below which a larger model would learn more."""
 _COST = 0.75
 """Exponent of the time per token in the number of parameters: on one core 0.7 to 0.8, from 2 to 17 million."""
 _WIDTHS = (128, 192, 256, 384, 512)
@@ -88,8 +96,8 @@ def _checkpoints(config: TrainConfig, task: Task, batches_per_epoch: int) -> int
 
 
 @dataclass(frozen=True)
-class Course:
-    """Expected course of a training.  tokens: source + target per epoch.  parameters: of the model."""
+class Forecast:
+    """Expected epochs and steps of a training.  tokens: source + target per epoch.  parameters: of the model."""
 
     epochs: float
     steps: float
@@ -97,56 +105,82 @@ class Course:
     parameters: int
 
 
-def course_of(config: TrainConfig, task: Task, batches_per_epoch: int, parameters: int) -> Course | None:
-    """Return the course that a budget in steps, epochs or tokens determines; None for seconds."""
+def forecast_of(config: TrainConfig, task: Task, batches_per_epoch: int, parameters: int) -> Forecast | None:
+    """Return the forecast that a budget in steps, epochs or tokens determines; None for seconds."""
     steps = _steps(config.budget, config, task, batches_per_epoch)
     if steps is None:
         return None
-    return Course(steps / math.ceil(batches_per_epoch / config.accumulate), steps, task.tokens(), parameters)
+    return Forecast(steps / math.ceil(batches_per_epoch / config.accumulate), steps, task.tokens(), parameters)
 
 
-def is_hopeless(course: Course) -> bool:
+def overfits(parameters: float, tokens: float) -> bool:
+    """Return whether a model of this size overfits a corpus of so many tokens."""
+    return parameters > PARAMETERS_PER_TOKEN * tokens
+
+
+def is_hopeless(forecast: Forecast) -> bool:
     """Return whether a training has few epochs, and few steps or few tokens for the size of its model."""
-    few_tokens = course.epochs * course.tokens < _TOKENS_PER_PARAMETER * course.parameters
-    return course.epochs < _FEW_EPOCHS and (course.steps < _FEW_STEPS or few_tokens)
+    few_tokens = forecast.epochs * forecast.tokens < _TOKENS_PER_PARAMETER * forecast.parameters
+    return forecast.epochs < _FEW_EPOCHS and (forecast.steps < _FEW_STEPS or few_tokens)
 
 
-def course_problems(
-    config: Config, course: Course, parameters_of: Callable[[ModelConfig], int]
+def forecast_problems(
+    config: Config, forecast: Forecast, parameters_of: Callable[[ModelConfig], int]
 ) -> Iterator[tuple[str, str]]:
     """Yield what makes a training of translation unlikely to succeed, and what to change.
 
     parameters_of: model configuration -> number of parameters.
     """
-    yield from _warmup_problem(config.train, course)
+    yield from _warmup_problem(config.train, forecast)
     if config.data.kind != "parallel":
         return
-    if is_hopeless(course):
+    if is_hopeless(forecast):
         what = (
-            f"too little training for this model: {course.epochs:.1f} epochs, {course.steps:,.0f} steps, "
-            f"{course.epochs * course.tokens / course.parameters:.1f} tokens per parameter"
+            f"too little training for this model: {forecast.epochs:.1f} epochs, {forecast.steps:,.0f} steps, "
+            f"{forecast.epochs * forecast.tokens / forecast.parameters:.1f} tokens per parameter"
         )
-        raised = f"raise train.budget to {_epochs_budget(config.train, course)}"
-        yield what, _advice(_other_width(config, course, parameters_of, larger=False), raised)
-    if course.parameters > _LARGE * course.tokens:
+        raised = f"raise train.budget to {_epochs_budget(config.train, forecast)}"
+        yield what, _advice(_other_width(config, forecast, parameters_of, larger=False), raised)
+    if overfits(forecast.parameters / _TOLERANCE, forecast.tokens) and not _is_least(config.model):
         what = (
-            f"the model is large for this corpus: {course.parameters:,} parameters for {course.tokens:,.0f} tokens; "
-            "it learns the pairs by heart"
+            f"the model is large for this corpus: {forecast.parameters:,} parameters for {forecast.tokens:,.0f} "
+            "tokens; it overfits"
         )
-        yield what, _advice(_other_width(config, course, parameters_of, larger=False), "use more text")
-    elif course.epochs > _MANY_EPOCHS and course.parameters < _SMALL * course.tokens:
-        what = f"the model is small for this budget: {course.epochs:,.0f} epochs, {course.parameters:,} parameters"
-        yield what, _advice(_other_width(config, course, parameters_of, larger=True), "lower train.budget")
+        yield what, _advice(_other_width(config, forecast, parameters_of, larger=False), "use more text")
+    elif (
+        forecast.epochs > _MANY_EPOCHS
+        and forecast.parameters < _SMALL * forecast.tokens
+        and not _is_largest(config.model)
+    ):
+        what = (
+            f"the model is small for this budget: {forecast.epochs:,.0f} epochs, {forecast.parameters:,} parameters "
+            f"for {forecast.tokens:,.0f} tokens; it underfits"
+        )
+        yield what, _advice(_other_width(config, forecast, parameters_of, larger=True), "lower train.budget")
 
 
-def _warmup_problem(config: TrainConfig, course: Course) -> Iterator[tuple[str, str]]:
+def _is_least(model: ModelConfig) -> bool:
+    """Return whether no smaller Transformer is advised: for less text, only more text helps."""
+    return (
+        isinstance(model, TransformerConfig)
+        and model.d_model <= _WIDTHS[0]
+        and max(model.encoder_layers, model.decoder_layers) == 1
+    )
+
+
+def _is_largest(model: ModelConfig) -> bool:
+    """Return whether no larger Transformer is advised."""
+    return isinstance(model, TransformerConfig) and model.d_model >= _WIDTHS[-1]
+
+
+def _warmup_problem(config: TrainConfig, forecast: Forecast) -> Iterator[tuple[str, str]]:
     """Yield a warm-up that a budget of time does not reach; for other budgets `plan_warnings` does."""
     warmup = config.schedule.warmup
-    if config.budget.unit == "seconds" and course.steps < warmup:
+    if config.budget.unit == "seconds" and forecast.steps < warmup:
         yield (
             f"train.schedule.warmup is {warmup:,} steps, but train.budget = {str(config.budget)!r} is about "
-            f"{course.steps:,.0f} steps here: the learning rate never reaches its peak",
-            f"set train.schedule.warmup = {max(1, round(course.steps / 20)):,}, or raise train.budget",
+            f"{forecast.steps:,.0f} steps here: the learning rate never reaches its peak",
+            f"set train.schedule.warmup = {max(1, round(forecast.steps / 20)):,}, or raise train.budget",
         )
 
 
@@ -155,16 +189,16 @@ def _advice(width: str | None, other: str) -> str:
     return f"{', or '.join(options)}; 'dragoman new' chooses sizes for a corpus, this machine and a budget"
 
 
-def _epochs_budget(config: TrainConfig, course: Course) -> str:
+def _epochs_budget(config: TrainConfig, forecast: Forecast) -> str:
     """Return a budget, in the unit of the configured one, of twice the least number of epochs."""
-    amount = config.budget.amount * 2 * _FEW_EPOCHS / course.epochs
+    amount = config.budget.amount * 2 * _FEW_EPOCHS / forecast.epochs
     if config.budget.unit == "seconds":
         return f'"{math.ceil(amount / 60):,} min"'.replace(",", "")
     return f'"{math.ceil(amount)} {config.budget.unit}"'
 
 
 def _other_width(
-    config: Config, course: Course, parameters_of: Callable[[ModelConfig], int], larger: bool
+    config: Config, forecast: Forecast, parameters_of: Callable[[ModelConfig], int], larger: bool
 ) -> str | None:
     """Return advice to change the width of a Transformer, with the number of epochs it gives; None if nothing helps."""
     model = config.model
@@ -175,15 +209,15 @@ def _other_width(
     for width in widths if larger else reversed(widths):
         d_ff = max(1, model.d_ff * width // model.d_model)
         changed = model.model_copy(update={"d_model": width, "d_ff": d_ff})
-        cost = (parameters_of(changed) / course.parameters) ** _COST
-        epochs = course.epochs / cost if config.train.budget.unit == "seconds" else course.epochs
+        cost = (parameters_of(changed) / forecast.parameters) ** _COST
+        epochs = forecast.epochs / cost if config.train.budget.unit == "seconds" else forecast.epochs
         text = f"model.d_model {model.d_model} -> {width} and model.d_ff {model.d_ff} -> {d_ff}"
         if config.train.budget.unit == "seconds":
             text += f" gives about {epochs:.{1 if epochs < 10 else 0}f} epochs in the same time"
-        elif course.epochs < _FEW_EPOCHS:
+        elif forecast.epochs < _FEW_EPOCHS:
             return None  # the width does not change the number of steps
         best = text
-        fits = parameters_of(changed) <= _LARGE * course.tokens
+        fits = not overfits(parameters_of(changed), forecast.tokens)
         if larger or (epochs >= 2 * _FEW_EPOCHS and fits):
             break
     return best

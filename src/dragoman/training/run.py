@@ -42,7 +42,7 @@ from dragoman.training.tasks.registry import open_task
 from dragoman.training.tasks.task import Task
 from dragoman.training.tasks.translation import TranslationValidation
 
-__all__ = ["TrainingRun", "average_run", "check_files", "open_run", "validated_checkpoints"]
+__all__ = ["TrainingRun", "average_run", "check_files", "open_run", "validated_checkpoints", "with_root_of_run"]
 
 _MAY_CHANGE = ("train.budget", "train.validate_every", "train.validate_sentences", "train.save_every",
                "train.patience", "train.keep", "train.log_every", "train.average", "train.device", "train.threads",
@@ -278,11 +278,26 @@ def average_run(folder: Path, last: int) -> Path:
         config, vocabulary = read_config(found[-1]), load_vocabulary(found[-1])
         target = folder / "checkpoints" / f"average-last{last}"
         weights, profile = average_tensors(found[-last:]), read_profile(found[-1])
-        scores = _validation_scores(config, vocabulary, weights, profile)
+        scores = _validation_scores(with_root_of_run(config, found[-1]), vocabulary, weights, profile)
         meta = {"step": int(found[-1].name), "scores": scores, "averaged": [p.name for p in found[-last:]]}
         save_model(target, config, vocabulary, weights, meta, profile=profile)
         write_pointer(folder, "average", target)
         return target
+
+
+def with_root_of_run(config: Config, checkpoint: Path) -> Config:
+    """Return the configuration of a checkpoint with the `data.root` of its run, seen from the current directory.
+
+    That of the checkpoint starts at the directory in which the training was started.
+    """
+    run = checkpoint.parent.parent
+    if checkpoint.parent.name != "checkpoints" or not (run / "config.toml").is_file():
+        return config
+    try:
+        root = move_root(load_config(run / "config.toml", stored=True).data.root, Path(), start=run)
+    except ConfigError:
+        return config
+    return config.model_copy(update={"data": config.data.model_copy(update={"root": root})})
 
 
 def _validation_scores(

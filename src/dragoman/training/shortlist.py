@@ -19,6 +19,7 @@ from dragoman.errors import DataError, UsageError
 from dragoman.io.writing import write_file
 from dragoman.models.model_folder import find_model, read_config, read_meta
 from dragoman.pipelines.translation import Translator
+from dragoman.training.run import with_root_of_run
 
 __all__ = ["LearnedShortlist", "coverage", "learn_shortlist"]
 
@@ -98,7 +99,7 @@ def learn_shortlist(
     """
     _check(source, target, best, frequent)
     folder = find_model(model)
-    config = read_config(folder)
+    config = with_root_of_run(read_config(folder), folder)
     translator = Translator.load(folder)
     log(translator.description)
     specs = _corpora(model, config, source, target)

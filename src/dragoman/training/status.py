@@ -1,4 +1,4 @@
-"""How far a training is, how fast, and how long it will still take, for those who watch it."""
+"""Progress, speed and remaining time of a training."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dragoman.data.batching import Batch
 from dragoman.io.run_log import Status
 from dragoman.training.optim import Progress, amount, budget_fraction
 
-__all__ = ["Observer", "Window"]
+__all__ = ["ProgressEstimator", "Window"]
 
 _SPAN, _POINTS = 3.0, 20
 """Speeds are those of about the last minute: of points 3 seconds apart."""
 
 
-class Observer:
+class ProgressEstimator:
     """Derives a `Status` from the steps of this session, and of earlier ones the time of their validations."""
 
     def __init__(
@@ -31,8 +31,9 @@ class Observer:
     ) -> None:
         """rows: the log of earlier sessions."""
         self.config, self._validates, self._clock = config, validates, clock
-        known = [row["validation_seconds"] for row in rows if "validation_seconds" in row]
-        self._validation = float(known[-1]) if known else 0.0  # seconds
+        known = reversed([row.get("validation_seconds") for row in rows])
+        self.validation_seconds: float = next(filter(_is_duration, known), 0.0)
+        """Duration of the last validation, 0 before the first one."""
         self._paused = 0.0  # seconds of this session that were not training
         self._points: deque[tuple[float, float, float, int]] = deque(maxlen=_POINTS)
         self._loss = math.nan
@@ -45,7 +46,7 @@ class Observer:
         """Receive the time of a validation or of something else that is not training."""
         self._paused += seconds
         if validation:
-            self._validation = seconds
+            self.validation_seconds = seconds
 
     def status(self, progress: Progress, batches: int, loss: float, rate: float) -> Status:
         """Return the status after a step; loss: mean since the last row of the log, NaN if that is this step."""
@@ -89,7 +90,7 @@ class Observer:
         count = 1 + (self.config.average > 1)
         if between and due_in is not None and due_in < rest:
             count += math.ceil((rest - due_in) / between - 1e-6)
-        return count * self._validation
+        return count * self.validation_seconds
 
     def _point(self, progress: Progress, batches: int) -> tuple[float, float, float, int]:
         """Return seconds of training in this session, used budget, amount in the unit of validations, tokens."""
@@ -100,6 +101,11 @@ class Observer:
             amount(self.config.validate_every.unit, progress, batches),
             progress.tokens,
         )
+
+
+def _is_duration(value: Any) -> bool:
+    """Return whether a value of the log, which may be damaged, is a number of seconds."""
+    return type(value) in (int, float) and 0 <= value < 1e9
 
 
 def _divided(amount: float, per_second: float) -> float | None:

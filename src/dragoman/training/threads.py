@@ -27,43 +27,53 @@ __all__ = ["ThreadControl", "measure_threads"]
 
 _FILE = "threads.json"
 _SECONDS, _ROUNDS = 3.0, 5  # at most, of a measurement
-_HOPELESS = 3.0  # times as slow as another number: not measured again
-_WORTH = 1.1  # more threads must be this many times as fast, and so must a number that replaces another one
-_NOTEWORTHY = 1.3  # a run that must keep its number reports one that is this many times as fast
+_SKIP_RATIO = 3.0  # times as slow as the fastest number: not measured again
+_MIN_SPEEDUP = 1.1  # more threads must be this many times as fast, and so must a number that replaces another one
+_REPORTED_SPEEDUP = 1.3  # a run that must keep its number reports one that is this many times as fast
 _INTERVAL, _SHARE = 120.0, 0.01  # measured again after this many seconds, and at most this share of the time
 
 
 def measure_threads(
     work: Callable[[], object], numbers: list[int], clock: Callable[[], float] = time.monotonic
 ) -> dict[int, float]:
-    """Return the seconds that a call of `work` takes with each number of threads; the numbers take turns.
+    """Return the seconds that a call of `work` takes with each number of threads, the median of some rounds.
 
-    The median of some rounds; the number of threads is restored.
+    The numbers take turns: the current number first, then from the largest down.  At least two are measured; the others
+    are missing if the time is over, or if a larger number, but smaller than the fastest, was slow already.  The number
+    of threads is restored.
     """
     before = torch.get_num_threads()
-    seconds: dict[int, list[float]] = {number: [] for number in numbers}
+    seconds: dict[int, list[float]] = {}
+    order = sorted(numbers, key=lambda number: (number != before, -number))
     try:
         work()  # the first call allocates memory
         began = clock()
         for _ in range(_ROUNDS):
-            fastest = min((min(found) for found in seconds.values() if found), default=float("inf"))
-            for number, found in seconds.items():
-                if not found or min(found) < _HOPELESS * fastest:
-                    torch.set_num_threads(number)
-                    start = clock()
-                    work()
-                    found.append(clock() - start)
-            if clock() - began > _SECONDS:
-                break
+            for number in order:
+                torch.set_num_threads(number)
+                start = clock()
+                work()
+                seconds.setdefault(number, []).append(clock() - start)
+                fastest = min(seconds, key=lambda n: min(seconds[n]))
+                if len(seconds) > 1 and clock() - began > _SECONDS:
+                    return _medians(seconds)
+                if number < fastest and min(seconds[number]) >= _SKIP_RATIO * min(seconds[fastest]):
+                    break
+            order = [n for n, found in seconds.items() if min(found) < _SKIP_RATIO * min(seconds[fastest])]
     finally:
         torch.set_num_threads(before)
-    return {number: statistics.median(found) for number, found in seconds.items()}
+    return _medians(seconds)
+
+
+def _medians(seconds: dict[int, list[float]]) -> dict[int, float]:
+    return {number: statistics.median(seconds[number]) for number in sorted(seconds)}
 
 
 class ThreadControl:
     """Chooses and sets the number of threads of PyTorch while a run is trained.
 
-    In this order: train.threads; the number that the run began with; OMP_NUM_THREADS; the fastest number, measured.
+    In this order: train.threads; the number that the run began with, if it has a checkpoint; OMP_NUM_THREADS; the
+    fastest number, measured.
     """
 
     def __init__(self, folder: Path, config: TrainConfig, device: torch.device, log: Callable[[str], None]) -> None:
@@ -80,29 +90,30 @@ class ThreadControl:
 
         Raises TrainingError if the number that the run began with cannot be read.
         """
-        wanted, stored = self._config.threads, self._read()
+        wanted = self._config.threads
         if wanted != "auto":
             if wanted > (cores := usable_cores()):
-                self._log(f"warning: train.threads is {wanted}, but this process may use {cores} cores only")
-            self._set(wanted, stored)
-        elif self._on_cpu and self._fixed and (stored or resumed):  # runs of earlier versions stored no number
-            self._numbers = candidates(self._limit)
-            self._set(stored or self._before, stored)
+                self._log(f"warning: train.threads is {wanted}, but this process may use {_limited(cores)}")
+            self._set(wanted)
+        elif self._on_cpu and self._fixed and resumed:
+            number = self._read() or self._before  # runs of earlier versions stored no number
+            self._numbers = sorted({number, *candidates(self._limit)})
+            self._set(number)
             self._plan(0.0)
-            if self._before != torch.get_num_threads():
-                self._log(f"threads: {stored}, as before in this run; to change that, set train.threads")
+            if number != self._before:
+                self._log(f"threads: {number}, as before in this run; to change that, set train.threads")
         elif self._on_cpu and work is not None:
-            self._choose(work, stored)
+            self._choose(work)
 
-    def _choose(self, work: Callable[[], object], stored: int | None) -> None:
+    def _choose(self, work: Callable[[], object]) -> None:
         self._numbers = [self._before] if os.environ.get("OMP_NUM_THREADS") else candidates(self._limit)
         if len(self._numbers) == 1:
-            self._set(self._numbers[0], stored)
+            self._set(self._numbers[0])
             return
         self._log(Phase("measuring steps with " + ", ".join(map(str, self._numbers)) + " threads"))
         seconds = self._measure(work)
         best = choose(seconds)
-        self._set(best, stored)
+        self._set(best)
         speeds = ", ".join(f"{seconds[best] / s:.2f} with {n}" for n, s in seconds.items())
         self._log(f"threads: {best} (relative speed: {speeds})")
 
@@ -113,10 +124,10 @@ class ThreadControl:
         now, seconds = torch.get_num_threads(), self._measure(work)
         best = choose(seconds)
         ratio = seconds[now] / seconds[best] if now in seconds else 1.0
-        if not self._fixed and ratio > _WORTH:
+        if not self._fixed and ratio > _MIN_SPEEDUP:
             torch.set_num_threads(best)
             self._log(f"threads: {best} instead of {now}, {ratio:.1f} times as fast at present")
-        elif self._fixed and ratio > _NOTEWORTHY and not self._reported:
+        elif self._fixed and ratio > _REPORTED_SPEEDUP and not self._reported:
             self._reported = True
             self._log(
                 f"warning: {best} thread{'s' * (best > 1)} would be {ratio:.1f} times as fast as {now} at present; the "
@@ -138,19 +149,25 @@ class ThreadControl:
         if len(self._numbers) > 1:
             self._next = time.monotonic() + max(_INTERVAL, cost / _SHARE)
 
-    def _set(self, number: int, stored: int | None) -> None:
-        if number != stored:
-            write_file(self._file, f"{json.dumps({'threads': number})}\n".encode())
+    def _set(self, number: int) -> None:
+        write_file(self._file, f"{json.dumps({'threads': number})}\n".encode())
         torch.set_num_threads(number)
 
     def _read(self) -> int | None:
         if not self._file.exists():
             return None
-        advice = "Set train.threads to the number of threads that this run began with."
+        advice = "Remove it, and set train.threads to the number of threads that this run began with."
         number = read_json(self._file, TrainingError, advice).get("threads")
         if type(number) is not int or not 1 <= number <= 1024:
             raise TrainingError(f"{self._file}: threads is {str(number)[:40]!r}, accepted: 1 to 1,024. {advice}")
         return number
+
+
+def _limited(cores: int) -> str:
+    """Return the number of cores that this process may use, and the variable if it is the cause."""
+    given = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    cause = f" (OMP_NUM_THREADS={given})" if given == str(cores) else ""
+    return f"{cores} core{'s' * (cores > 1)} only{cause}"
 
 
 def candidates(limit: int) -> list[int]:
@@ -161,4 +178,4 @@ def candidates(limit: int) -> list[int]:
 def choose(seconds: dict[int, float]) -> int:
     """Return the smallest number of threads that is almost as fast as the fastest."""
     fastest = min(seconds.values())
-    return min(number for number, found in seconds.items() if found <= _WORTH * fastest)
+    return min(number for number, found in seconds.items() if found <= _MIN_SPEEDUP * fastest)

@@ -35,16 +35,15 @@ from dragoman.training.allocator import keep_freed_memory
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss, TokenLoss
 from dragoman.training.optim import Progress, amount, budget_fraction, build_optimizer, learning_rate
-from dragoman.training.plan import course_of, course_problems, plan_warnings, warmup_warning
+from dragoman.training.plan import forecast_of, forecast_problems, plan_warnings, warmup_warning
 from dragoman.training.run import TrainingRun, check_files, open_run, validated_checkpoints
-from dragoman.training.status import Observer, Window
+from dragoman.training.status import ProgressEstimator, Window
 from dragoman.training.threads import ThreadControl
 from dragoman.training.validation import swapped_weights
 
 __all__ = ["TrainResult", "Trainer", "train"]
 
-_MOST_SAVING = 0.05
-"""Share of the time above which saving is reported."""
+_MOST_SAVING = 0.05  # share of the time above which saving is reported
 _ADVICE = "Lower the learning rate, set train.clip_norm=1, or check the data with 'dragoman doctor'."
 
 
@@ -119,9 +118,9 @@ class Trainer:
             self.ema = {name: p.clone() for name, p in unique_tensors(self.model).items()}
         self.progress = run.resume(self.model, self.optimizer, self.ema)
         self.validation = run.task.validation()
-        self.log = RunLog(run.folder, self.progress.step, saved=lambda: run.last_good())
+        self.log = RunLog(run.folder, self.progress.step, not run.needs_last(self.progress), lambda: run.last_good())
         self.threads = ThreadControl(run.folder, self.config, context.device, reporter.log)
-        self.observer = Observer(self.config, self.validation is not None, read_log(run.folder))
+        self.estimator = ProgressEstimator(self.config, self.validation is not None, read_log(run.folder))
         self.scores: dict[str, Any] = {}
         self._window = Window()
         self._planned: tuple[int, list[NDArray[np.int64]]] = (-1, [])
@@ -144,10 +143,12 @@ class Trainer:
                 self.reporter.log(f"warning: {warning}")
             self.reporter.started(str(self.config.budget), self._used())
         self._clock = time.monotonic() - self.progress.seconds
-        self.observer.begin(self.progress, len(self._plan()))
+        self.estimator.begin(self.progress, len(self._plan()))
         complete = False
         try:
             with Interrupt() as interrupt:
+                if trains and self._is_due(self.config.validate_every, self.progress.validated):
+                    self._validate()  # the run was killed during this validation
                 while self._used() < 1 and not self._out_of_patience() and not interrupt.requested:
                     self._epoch(interrupt)
                 interrupted = interrupt.requested
@@ -167,8 +168,8 @@ class Trainer:
         """Yield what is wrong with the plan, as far as it is known without measuring the speed."""
         task, batches = self.run.task, len(self._plan())
         yield from plan_warnings(self.config, task, batches)
-        if course := course_of(self.config, task, batches, self.model.parameter_count()):
-            yield from map("; ".join, course_problems(self.run.config, course, self.run.parameters_of))
+        if forecast := forecast_of(self.config, task, batches, self.model.parameter_count()):
+            yield from map("; ".join, forecast_problems(self.run.config, forecast, self.run.parameters_of))
 
     def _epoch(self, interrupt: Interrupt) -> None:
         """Train until the epoch ends or training has to stop."""
@@ -180,7 +181,7 @@ class Trainer:
             progress.seconds = time.monotonic() - self._clock
             if progress.batch >= len(plan):
                 progress.epoch, progress.batch = progress.epoch + 1, 0
-            status = self.observer.status(progress, len(self._plan()), self._window.loss, self._window.rate)
+            status = self.estimator.status(progress, len(self._plan()), self._window.loss, self._window.rate)
             self.reporter.progressed(status)
             if progress.step % self.config.log_every == 0 and (row := self._window.row(progress)):
                 self.log.write(row)
@@ -302,6 +303,8 @@ class Trainer:
 
     def _validate(self) -> None:
         """Score the model with the weights that are saved, write a checkpoint and update the pointers."""
+        if self.validation is not None and self._may_lose_time():
+            self._save_between()
         progress, began = self.progress, time.monotonic()
         progress.validated = self._amount(self.config.validate_every)
         better = False
@@ -322,8 +325,14 @@ class Trainer:
             self.log.write(row)
             self._report_validation(row, better)
         self._save(self.scores)
-        self.observer.pause(time.monotonic() - began, validation=True)
+        self.estimator.pause(time.monotonic() - began, validation=True)
         self._window.restart()
+
+    def _may_lose_time(self) -> bool:
+        """Return whether a run that is killed during a validation could lose more than train.save_every."""
+        every, since = self.config.save_every, self._amount(self.config.save_every) - self._saved
+        expected = self.estimator.validation_seconds or math.inf
+        return every.unit == "seconds" and since > 0 and since + expected > every.amount
 
     def _report_validation(self, row: dict[str, Any], better: bool) -> None:
         self.reporter.validated(row, better)
@@ -340,7 +349,7 @@ class Trainer:
         every, began = self.config.save_every, time.monotonic()
         self._save({}, interrupted=True)
         seconds = time.monotonic() - began
-        self.observer.pause(seconds)
+        self.estimator.pause(seconds)
         self._window.since += seconds
         if every.unit == "seconds" and seconds > _MOST_SAVING * every.amount and not self._slow_save_reported:
             self._slow_save_reported = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html.entities import name2codepoint
 from itertools import islice
 from pathlib import Path
@@ -19,7 +19,7 @@ from dragoman.data.languages import language_code
 from dragoman.errors import DataError, UsageError, clip
 from dragoman.io.lines import read_chunks
 
-__all__ = ["TmxCount", "TmxUnit", "read_tmx", "tmx_languages", "tmx_pairs"]
+__all__ = ["TmxCount", "TmxUnit", "counted_languages", "read_tmx", "tmx_languages", "tmx_pairs"]
 
 _CODES = {"bpt", "ept", "ph", "it", "ut"}
 _MAX_SEGMENT = 1 << 20
@@ -33,10 +33,11 @@ TmxUnit = list[tuple[str, str]]
 
 @dataclass
 class TmxCount:
-    """Numbers of units: read, and without a text in one of the two languages."""
+    """Numbers of units: read, without a text in one of the two languages, and with a variant in each language."""
 
     read: int = 0
     incomplete: int = 0
+    languages: Counter[str] = field(default_factory=Counter)
 
 
 class _Collector:
@@ -149,23 +150,29 @@ def tmx_languages(path: Path) -> tuple[str, str]:
         source = language_code(header) or ""
     found = [language for language in counts if language]
     if len(found) != 2:
-        shown = ", ".join(f"{language} ({count:,})" for language, count in counts.most_common(8) if language)
         raise UsageError(
-            f"{path}: has variants in {shown or 'no language'}; two languages are needed: name them, source first, "
+            f"{path}: has variants in {counted_languages(counts)}; two languages are needed: name them, source first, "
             "with --languages, for example --languages de en"
         )
     first, second = found
     return (second, first) if source == second else (first, second)
 
 
+def counted_languages(counts: Counter[str]) -> str:
+    """Return the most frequent languages with their numbers of units."""
+    shown = ", ".join(f"{language} ({count:,})" for language, count in counts.most_common(8) if language)
+    return shown or "no language"
+
+
 def tmx_pairs(path: Path, languages: tuple[str, str], count: TmxCount) -> Iterator[tuple[str, str]]:
     """Yield the pairs of all units with a text in both languages; `count` is updated.
 
-    A language such as `en` also accepts its regions, such as `en-GB`.  Of several variants of a language, the first
-    one counts.
+    A language such as `en` also accepts its regions, such as `en-GB`, and the code of three letters, `eng`.  Of several
+    variants of a language, the first one counts.
     """
     for unit in read_tmx(path):
         count.read += 1
+        count.languages.update(dict.fromkeys((language for language, _ in unit), 1))
         texts = [_variant(unit, language) for language in languages]
         if all(texts):
             yield texts[0], texts[1]
@@ -176,8 +183,11 @@ def tmx_pairs(path: Path, languages: tuple[str, str], count: TmxCount) -> Iterat
 def _variant(unit: TmxUnit, language: str) -> str:
     """Return the text in a language, "" if there is none."""
     wanted = language.casefold().replace("_", "-")
+    is_plain = "-" not in wanted
     for found, text in unit:
         code = found.casefold().replace("_", "-")
-        if code == wanted or code.startswith(f"{wanted}-"):
+        if code.startswith(f"{wanted}-") or code == wanted:
+            return text
+        if is_plain and language_code(code) == language_code(wanted):
             return text
     return ""

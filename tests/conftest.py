@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,10 @@ from dragoman.nn.dropout import seed_dropout
 from small_run import Cli
 
 torch.set_num_threads(1)
+
+# A shell starts background commands with SIGINT ignored, which the commands under test would inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # An example that takes long because the machine is busy is no failure.
 settings.register_profile("dragoman", deadline=None)

@@ -22,9 +22,6 @@ class Terminal:
         self.process, self.screen = 0, b""
         self.process, self.descriptor = pty.fork()
         if self.process == 0:
-            signal.signal(
-                signal.SIGINT, signal.SIG_DFL
-            )  # a test run in the background ignores it, and a process inherits that
             os.execvpe(COMMAND[0], [*COMMAND, *map(str, args)], ENVIRONMENT)
 
     def until(self, text: bytes) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import shutil
 import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -114,6 +118,69 @@ def test_a_line_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "_MAX_LINE", 1000)
     with pytest.raises(DataError, match=r"the pipe, line 2: longer than"):
         list(groups(b"one\n", b"x" * 1200))
+
+
+def test_an_input_that_does_not_block_is_waited_for() -> None:
+    source, sink = os.pipe()
+    os.set_blocking(source, False)
+    writer = threading.Timer(0.1, lambda: (os.write(sink, b"one\ntwo"), os.close(sink)))
+    writer.start()
+    assert [line for group in ready_lines(source, "the pipe") for line in group] == [b"one", b"two"]
+    writer.join()
+    os.close(source)
+
+
+def test_standard_input_that_does_not_block_is_read_to_its_end() -> None:
+    """Also by commands that do not answer in groups."""
+    source, sink = os.pipe()
+    os.set_blocking(source, False)
+    code = "from dragoman.cli.streams import read_input; print(*read_input(None), sep='|')"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=source, stdout=subprocess.PIPE, env=ENVIRONMENT)
+    for text in (b"one\ntw", b"o\n"):
+        time.sleep(0.2)
+        os.write(sink, text)
+    os.close(sink)
+    os.close(source)
+    assert process.communicate(timeout=120)[0] == b"one|two\n"
+
+
+def test_an_input_that_cannot_be_read_is_named_after_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    results: list[bytes | OSError] = [
+        BlockingIOError(), b"one\ntw", BlockingIOError(), OSError(errno.ECONNRESET, "Connection reset by peer"),
+    ]  # fmt: skip
+
+    def read(descriptor: int, size: int) -> bytes:
+        result = results.pop(0)
+        if isinstance(result, OSError):
+            raise result
+        return result
+
+    monkeypatch.setattr(lines.os, "read", read)
+    monkeypatch.setattr(lines.select, "select", lambda *args: ([0], [], []))
+    found = ready_lines(0, "standard input")
+    assert next(found) == [b"one"]
+    with pytest.raises(DataError, match="standard input: cannot be read: Connection reset by peer"):
+        next(found)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_the_lines_before_an_invalid_one_are_answered(run: Path, together: bool) -> None:
+    pipe = Pipe("translate", run)
+    first, rest = b"one\r\n", b"\xff\nthree\n"
+    out = b"" if together else pipe.answer(first)
+    end, err = pipe.end(first + rest if together else rest)
+    assert pipe.process.returncode == 1 and (out + end).count(b"\n") == 1
+    assert b"standard input, line 2: byte 0xff at byte 0" in err
+
+
+@pytest.mark.parametrize(("command", "model"), [("translate", "run"), ("generate", "generator")])
+def test_the_advice_for_a_table_has_the_options_of_the_command(
+    cli: Cli, command: str, model: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    table = write_lines(tmp_path / "a.csv", ["one,two"])
+    code, out, err = cli(command, request.getfixturevalue(model), "--input", table)
+    assert code == 2 and out == b"" and "a .csv file is not text with one sentence per line; write the " in err
+    assert ("--column" in err) == (command == "translate")
 
 
 def test_wrong_settings_are_reported_without_any_input(cli: Cli, run: Path) -> None:

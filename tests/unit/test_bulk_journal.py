@@ -368,6 +368,20 @@ def test_a_damaged_journal_is_named(tmp_path: Path, junk: bytes) -> None:
         bulk(tmp_path / "in", out)
 
 
+def test_a_job_of_a_version_without_splitting_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path / "in" / "a", b"one\n")
+    bulk(tmp_path / "in", tmp_path / "out")
+    manifest = tmp_path / "out" / "_dragoman" / "manifest.json"
+    old = json.loads(manifest.read_bytes())
+    del old["settings"]["split"]
+    manifest.write_text(json.dumps(old), encoding="utf-8")
+    assert bulk(tmp_path / "in", tmp_path / "out").lines == 1
+    settings = {"nbest": 1, "split": True, "form": "text"}
+    monkeypatch.setattr(UpperCaseJob, "settings", lambda job: settings)
+    with pytest.raises(UsageError, match="  - settings: split: was False, now True"):
+        bulk(tmp_path / "in", tmp_path / "out")
+
+
 def test_links_that_do_not_lead_to_a_file_are_reported(source: Path, tmp_path: Path) -> None:
     put(tmp_path / "elsewhere" / "far.txt", b"far\n")
     (source / "near.txt").symlink_to(tmp_path / "elsewhere" / "far.txt")

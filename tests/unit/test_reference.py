@@ -242,6 +242,21 @@ def test_config_prints_a_document_with_defaults_and_what_was_set(cli: Cli, tmp_p
     assert code == 2 and "specify the file before them" in err
 
 
+def test_a_file_or_folder_does_not_hide_a_key_of_its_name(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = cli("config", "rotary"), cli("config", "train")
+    monkeypatch.chdir(tmp_path)
+    Path("rotary").write_text("not a document", encoding="utf-8")
+    for name in ("train", "demo"):
+        Path(name).mkdir()
+        Path(name, "config.toml").write_text(dump_toml(small_config(tmp_path)), encoding="utf-8")
+    assert (cli("config", "rotary"), cli("config", "train")) == expected
+    document = cli("config", "demo")
+    assert document[0] == 0 and document == cli("config", "./train") == cli("config", "train/config.toml")
+    assert "not valid TOML" in cli("config", "./rotary")[2]
+
+
 def test_what_config_prints_of_a_whole_document_is_the_document(cli: Cli, tmp_path: Path) -> None:
     config = small_config(tmp_path, "tokenizer.shared=false", "tokenizer.target.kind=char", 'data.root="a \\"b\\" ☃"')
     (tmp_path / "one.toml").write_text(dump_toml(config), encoding="utf-8")

@@ -30,6 +30,8 @@ from dragoman.io.writing import atomic_file, flush_file, flush_folder, not_writt
 __all__ = ["Journal", "ShardDone"]
 
 _MAX_SHOWN = 10
+_DEFAULTS = {"settings: split": False}
+"""Values of settings that the manifests of earlier versions lack."""
 _KEPT = "Finished chunks are kept; run the same command to resume."
 _DAMAGED = "The file was altered; specify another --output, or remove this folder and start again."
 
@@ -86,6 +88,7 @@ class Journal:
 
     def _check_manifest(self, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         old, new = dict(_flattened(stored)), dict(_flattened(given))
+        old = {key: value for key, value in _DEFAULTS.items() if key in new} | old
         keys = [key for key in old | new if old.get(key) != new.get(key)]
         if not keys:
             return

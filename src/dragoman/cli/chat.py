@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dragoman.cli.options import Device, Greedy, MaxReply, Model, ReplyRole, Seed, Temperature, TopK, TopP
-from dragoman.cli.streams import log, one_line, open_output, read_input, typed_lines
+from dragoman.cli.streams import log, open_output, read_input, typed_lines
 from dragoman.data.turns import Turn, default_speaker
 from dragoman.errors import UsageError
 
@@ -40,6 +40,7 @@ def chat(
     turns), /quit. Begin a turn with // if it should begin with /.
     """
     from dragoman.pipelines.dialogue import Chat
+    from dragoman.pipelines.parts import one_line
 
     settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     loaded = Chat.load(model, device)
@@ -109,6 +110,8 @@ class Session:
         if show is None:
             reply = self.chat.reply(turns, self.role, **self.settings)
         else:
+            from dragoman.pipelines.parts import one_line
+
             pieces = self.chat.stream_reply(turns, self.role, **self.settings)
             show(f"{self.role}: ")
             while True:

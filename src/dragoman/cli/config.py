@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -41,10 +42,7 @@ def config(
     from dragoman.config.reference import all_keys, all_kinds, look_up, section_of
     from dragoman.errors import UsageError
 
-    file = Path(name or "")
-    if name and (file / "config.toml").is_file():  # a run folder
-        file = file / "config.toml"
-    if name and (file.suffix == ".toml" or file.is_file()):
+    if name and (file := _document_path(name)) is not None:
         _print_document(file, overrides or [], as_json)
         return
     if overrides:
@@ -69,6 +67,22 @@ def config(
                 _print_key(key, out)
         else:
             _print_keys(section, members, out)
+
+
+def _document_path(name: str) -> Path | None:
+    """Return the document that `name` means: a file, the one of a run folder, or None for a key, section or kind."""
+    from dragoman.config.reference import look_up
+    from dragoman.errors import UsageError
+
+    file = Path(name)
+    in_folder = file / "config.toml"
+    if file.suffix == ".toml" or "/" in name or os.sep in name:
+        return in_folder if in_folder.is_file() else file
+    try:
+        look_up(name)
+    except UsageError:
+        return in_folder if in_folder.is_file() else None
+    return None
 
 
 def _print_document(path: Path, overrides: Sequence[str], as_json: bool) -> None:

@@ -32,7 +32,6 @@ from dragoman.cli.options import (
 from dragoman.cli.streams import (
     answer_lines,
     log,
-    one_line,
     open_output,
     print_json,
     read_input,
@@ -184,6 +183,7 @@ def _reply(
     model: Path, turns: Path, role: str | None, output: Path | None, jsonl: bool, device: str, **settings: Any
 ) -> None:
     from dragoman.pipelines.dialogue import Chat
+    from dragoman.pipelines.parts import one_line
 
     chat = Chat.load(model, device)
     truncated, roles = 0, set[str]()

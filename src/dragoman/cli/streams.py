@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from dragoman.errors import DragomanError, UsageError
+from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.io.writing import not_written
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 __all__ = [
     "answer_lines",
     "log",
-    "one_line",
     "open_output",
     "print_json",
     "print_result",
@@ -57,29 +56,30 @@ def print_result(result: Any, as_json: bool, print_table: Callable[[Any, Console
 
 def read_input(path: Path | None) -> Iterator[str]:
     """Yield the lines of a file or of standard input; only "\\n" ends a line."""
-    from dragoman.io.lines import decode_line, raw_lines, read_lines
+    from dragoman.io.lines import read_lines
 
     if path is not None:
         yield from read_lines(path)
         return
-    if sys.stdin is None:
-        raise UsageError("standard input is closed: specify a file with --input, or pipe text into the command")
-    for number, raw in enumerate(raw_lines(sys.stdin.buffer, "standard input"), start=1):
-        yield decode_line(raw, number, "standard input")
+    for lines in _ready_groups():
+        yield from lines
 
 
 def answer_lines(
-    path: Path | None, answer: Callable[[Iterable[str]], Iterator[Answer]], prompt: str = "> "
+    path: Path | None,
+    answer: Callable[[Iterable[str]], Iterator[Answer]],
+    prompt: str = "> ",
+    table_advice: str = "write the texts into a text file",
 ) -> Iterator[Answer]:
     """Yield the answers to the lines of a file or of standard input, in order.
 
     Lines that are typed at a terminal are answered at once, and those of a pipe when it pauses; standard output is
-    flushed with each group.  prompt: shown at a terminal.
+    flushed with each group.  prompt: shown at a terminal.  table_advice: ends the message for a table.
     """
     from dragoman.io.lines import check_text_file
 
     if path is not None:
-        check_text_file(path, "write the column to translate into a text file; a Parquet file is read with --column")
+        check_text_file(path, table_advice)
     yield from answer([])  # reports invalid settings before anything is read
     for lines in [read_input(path)] if path is not None else _groups(prompt):
         yield from answer(lines)
@@ -88,24 +88,42 @@ def answer_lines(
 
 
 def _groups(prompt: str) -> Iterator[Iterable[str]]:
-    """Yield the lines of standard input in groups, each as soon as the input pauses."""
-    from dragoman.io.lines import decode_line, ready_lines
-
+    """Yield the lines of standard input in groups: each typed line, or those that arrive before the input pauses."""
     if sys.stdin is not None and sys.stdin.isatty():
         log("One input per line; Ctrl-D ends.")
         yield from ([line] for line in typed_lines(lambda: prompt))
-        return
+    else:
+        yield from _ready_groups()
+
+
+def _ready_groups() -> Iterator[Iterable[str]]:
+    """Yield the lines of standard input in groups, each as soon as the input pauses.
+
+    Raises DataError for a line that is not UTF-8, after the lines before it.
+    """
+    from dragoman.io.lines import decode_line, raw_lines, ready_lines
+
+    name = "standard input"
+    if sys.stdin is None:
+        raise UsageError("standard input is closed: specify a file with --input, or pipe text into the command")
     try:
-        descriptor = -1 if sys.stdin is None or os.name == "nt" else sys.stdin.fileno()  # Windows selects sockets only
+        descriptor = -1 if os.name == "nt" else sys.stdin.fileno()  # Windows selects sockets only
     except OSError:  # a replacement of standard input that is not a file
         descriptor = -1
     if descriptor < 0:
-        yield read_input(None)
+        yield (decode_line(raw, i, name) for i, raw in enumerate(raw_lines(sys.stdin.buffer, name), start=1))
         return
     number = 0
-    for group in ready_lines(descriptor, "standard input"):
-        yield [decode_line(raw, number + i, "standard input") for i, raw in enumerate(group, start=1)]
-        number += len(group)
+    for group in ready_lines(descriptor, name):
+        lines: list[str] = []
+        try:
+            for raw in group:
+                number += 1
+                lines.append(decode_line(raw, number, name))
+        except DataError:
+            yield lines
+            raise
+        yield lines
 
 
 def typed_lines(prompt: Callable[[], str]) -> Iterator[str]:
@@ -128,11 +146,6 @@ def typed_lines(prompt: Callable[[], str]) -> Iterator[str]:
             return
         except UnicodeDecodeError:
             log("the line is not valid UTF-8; type it again")
-
-
-def one_line(text: str) -> str:
-    """Return a text with its line ends replaced by spaces, so that one text is one line of output."""
-    return text.replace("\n", " ").replace("\r", " ")
 
 
 def read_turns(path: Path, model: Path) -> list[list[Turn]]:

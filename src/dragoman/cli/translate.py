@@ -91,7 +91,11 @@ def translate(
     translator = Translator.load(models, **options)
     log(translator.description)
     source = inputs[0] if inputs else None
-    translations = answer_lines(source, lambda lines: translator.stream(lines, prefix=prefix, split=split, **settings))
+    translations = answer_lines(
+        source,
+        lambda lines: translator.stream(lines, prefix=prefix, split=split, **settings),
+        table_advice="write the column to translate into a text file; a Parquet file is read with --column",
+    )
     flags: Counter[str] = Counter()
     lines = several = 0
     with open_output(output, source) as write:

@@ -161,8 +161,8 @@ class Config(Section):
 def load_config(path: str | Path, overrides: Iterable[str] = (), *, stored: bool = False) -> Config:
     """Load the document at `path` with `key=value` overrides; stored: as for `parse_config`.
 
-    Relative paths of a document start at its folder, or at `data.root` in it; those of a stored document, and of
-    overrides, at the current directory.  Raises ConfigError that lists all problems.
+    Relative paths start at `data.root`; a relative `data.root` starts at the folder of the document, or at the current
+    directory if it is an override or the document is stored.  Raises ConfigError that lists all problems.
     """
     path = as_path(path, "configuration")
     document = read_document(path)

@@ -10,6 +10,7 @@ import select
 import time
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -114,8 +115,8 @@ def has_lone_surrogate(text: str) -> bool:
     return any("\ud800" <= c <= "\udfff" for c in text)
 
 
-def _unreadable(path: Path, error: OSError) -> DataError:
-    return DataError(f"{path}: cannot be read: {error.strerror or error}. Give the path of a readable text file.")
+def _unreadable(where: Path | str, error: OSError) -> DataError:
+    return DataError(f"{where}: cannot be read: {error.strerror or error}. Give the path of a readable text file.")
 
 
 def raw_lines(stream: IO[bytes] | io.BufferedIOBase, where: str) -> Iterator[bytes]:
@@ -136,7 +137,8 @@ def _too_long(where: str, line: int) -> DataError:
 def ready_lines(descriptor: int, where: str) -> Iterator[list[bytes]]:
     """Yield the lines of a pipe or terminal without "\n", in groups: those that arrive before the input pauses.
 
-    A group has at least `_GROUP` lines if they arrive fast enough.  Raises DataError for a line longer than 64 MiB.
+    A group has at least `_GROUP` lines if they arrive fast enough.  Raises DataError for a line longer than 64 MiB and
+    if the input cannot be read, after the lines before it.
     """
     group: list[bytes] = []
     parts: list[bytes] = []  # of an unfinished line
@@ -147,13 +149,18 @@ def ready_lines(descriptor: int, where: str) -> Iterator[list[bytes]]:
             if len(group) >= _GROUP or wait <= 0 or not select.select([descriptor], [], [], wait)[0]:
                 yield group
                 done, group = done + len(group), []
-        chunk = os.read(descriptor, _CHUNK)
+        try:
+            chunk = _read_ready(descriptor)
+        except OSError as error:
+            yield group
+            raise _unreadable(where, error) from error
         if not chunk:
             break
         head, *others = chunk.split(b"\n")
         parts.append(head)
         length += len(head)
         if length >= _MAX_LINE:
+            yield group
             raise _too_long(where, done + len(group) + 1)
         if others:
             first = first if group else time.monotonic()
@@ -163,6 +170,14 @@ def ready_lines(descriptor: int, where: str) -> Iterator[list[bytes]]:
         group.append(last)
     if group:
         yield group
+
+
+def _read_ready(descriptor: int) -> bytes:
+    """Wait for input and return it, or b"" at its end; the descriptor may be non-blocking."""
+    while True:
+        select.select([descriptor], [], [])
+        with suppress(BlockingIOError):  # another process has read it
+            return os.read(descriptor, _CHUNK)
 
 
 def open_lines(path: Path) -> Iterator[bytes]:

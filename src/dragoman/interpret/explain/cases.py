@@ -29,6 +29,7 @@ from dragoman.interpret.explain.beam_tree import BeamTree, search_tree
 from dragoman.interpret.inputs import Ids, dialogue_ids, label_row, with_predictions
 from dragoman.io.lines import clip
 from dragoman.models.seq2seq import Model, Network
+from dragoman.pipelines.parts import one_line
 from dragoman.pipelines.pipeline import check_text
 
 __all__ = [
@@ -307,7 +308,7 @@ def _masked(loaded: LoadedModel, source: str, target: str | None) -> Case:
 
 def _single_line(text: str, name: str) -> str:
     """Return the text with line breaks replaced by spaces, as for translation."""
-    return check_text(text, name).replace("\n", " ").replace("\r", " ")
+    return one_line(check_text(text, name))
 
 
 def _check_size(name: str, text: str, content: int, tokens: int, max_tokens: int) -> None:

@@ -49,10 +49,17 @@ def processor() -> str:
 
 
 def digest(recipe: str, overrides: Sequence[str]) -> str:
-    """Return a short hash of the keys that a recipe and the overrides set, without the seed and the folder of data."""
+    """Return a short hash of the keys that a recipe and the overrides set, without the seed and the folder of data.
+
+    What the recipe has for an overridden key does not matter.
+    """
     document = tomllib.loads((ROOT / recipe).read_text(encoding="utf-8"))
-    document["data"].pop("root", None)
-    document["train"].pop("seed", None)
+    for name in ("data.root", "train.seed", *(override.partition("=")[0] for override in overrides)):
+        *tables, key = name.split(".")
+        table = document
+        for part in tables:
+            table = table.get(part, {})
+        table.pop(key, None)
     content = json.dumps([document, sorted(overrides)], sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 

@@ -252,6 +252,7 @@ def trainer(folder: Path, config: TransformerConfig, monkeypatch: pytest.MonkeyP
         folder=folder,
         new_model=lambda: shaken(config),
         resume=lambda *_: Progress(),
+        needs_last=lambda _: True,
         task=SimpleNamespace(validation=lambda: None),
     )
     return Trainer(cast(TrainingRun, run), DistributedContext("cpu"), Reporter())

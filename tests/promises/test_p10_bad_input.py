@@ -111,7 +111,8 @@ def test_a_vocabulary_larger_than_the_text_allows(cli: Cli, tmp_path: Path) -> N
 
 
 def test_a_disk_that_is_full_at_any_write(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = small_config(write_corpus(tmp_path / "data"), "train.budget=20 steps", "train.validate_every=4 steps")
+    overrides = "train.budget=20 steps", "train.validate_every=4 steps", "train.save_every=20 steps"
+    config = small_config(write_corpus(tmp_path / "data"), *overrides)
     flush = os.fsync
     train(config, tmp_path / "whole")
     for name in ("config.json", "training.safetensors", "meta.json", ".last."):

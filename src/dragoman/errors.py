@@ -33,9 +33,13 @@ _MAX_NAME = 200
 
 
 class DragomanError(Exception):
-    """Base class of all Dragoman exceptions."""
+    """Base class of all Dragoman exceptions.
+
+    reported: another process of the same training prints the message.
+    """
 
     exit_code = 1
+    reported = False
 
 
 class UsageError(DragomanError):

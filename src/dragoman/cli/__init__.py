@@ -58,6 +58,8 @@ def main() -> NoReturn:
     try:
         app()
     except DragomanError as error:
+        if error.reported:
+            sys.exit(error.exit_code)
         _fail(str(error), error.exit_code)
     except BrokenPipeError:  # the reader of standard output has exited, such as head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

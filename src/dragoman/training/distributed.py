@@ -1,25 +1,46 @@
-"""The processes that train together; a single process is the trivial case, so that callers need no case distinction."""
+"""The processes that train together.
+
+`DistributedContext` is a single process, `ProcessGroup` one of several that `torchrun` has started.  Both have the same
+methods, so that the trainer does not distinguish them.  Only this module and `gradient_sum` use `torch.distributed`.
+"""
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TypeVar
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
 
+from dragoman.decoding.native.processor import usable_cores
 from dragoman.device import resolve_device
-from dragoman.models.seq2seq import Network
+from dragoman.errors import TrainingError, UsageError
+from dragoman.training.gradient_sum import GradientSum
 
-__all__ = ["DistributedContext"]
+__all__ = ["DistributedContext", "ProcessGroup", "open_context"]
+
+T = TypeVar("T")
+_LONGEST_TURN = timedelta(days=30)  # such as the preparation of a large corpus
+_CPU = torch.device("cpu")
 
 
 class DistributedContext:
-    """One process on one device; a subclass for several processes overrides every method."""
+    """A single process.
 
-    rank = 0
+    rank: number of the process, from 0, the main process, which writes the run folder.  size: number of processes.
+    device: that of the process, after `connect`.
+    """
 
-    def __init__(self, device: str = "auto") -> None:
+    rank, size = 0, 1
+
+    def __init__(self, device: str | torch.device = "auto") -> None:
         """device: as for `resolve_device`.  Raises UsageError."""
         self.device = resolve_device(device)
 
@@ -27,9 +48,42 @@ class DistributedContext:
     def is_main(self) -> bool:
         return self.rank == 0
 
+    @contextmanager
+    def in_turn(self) -> Generator[None, None, None]:
+        """Run the body in the main process first, then in one process of every other computer, then in the others."""
+        yield
+
+    def connect(self, timeout: float) -> None:
+        """Wait for the other processes; timeout: seconds after which a process that does not answer is lost."""
+
+    def close(self) -> None:
+        """End the communication with the other processes."""
+
+    def check_equal(self, values: Mapping[str, str]) -> None:
+        """Raise TrainingError if one of these values differs between the processes."""
+
     def sum(self, values: Tensor) -> Tensor:
-        """Return the sum over all processes."""
+        """Return the sum of a tensor on the CPU over all processes."""
         return values
+
+    def broadcast(self, value: T) -> T:
+        """Return the value of the main process."""
+        return value
+
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all processes, by rank."""
+        return [value]
+
+    def copy_from_main(self, tensors: list[Tensor]) -> None:
+        """Overwrite the tensors by those of the main process."""
+
+    def register(self, model: nn.Module) -> None:
+        """Choose the model whose gradients `summing_gradients` sums."""
+
+    @contextmanager
+    def summing_gradients(self) -> Generator[None, None, None]:
+        """Sum the gradients over all processes; the body is one backward pass, which adds the last part of them."""
+        yield
 
     def peak_memory(self) -> int:
         """Return the peak memory of this process in bytes: GPU memory if it trains on a GPU, else resident memory.
@@ -44,13 +98,134 @@ class DistributedContext:
             return 0
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
-    def barrier(self) -> None:
-        """Wait for all processes."""
 
-    def wrap(self, model: Network) -> torch.nn.Module:
-        """Return the module whose backward pass synchronizes gradients between processes."""
-        return model
+class ProcessGroup(DistributedContext):
+    """One of several processes, which communicate by Gloo, and by NCCL between GPUs.
 
-    def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[None]:
-        """Return a context in which backward passes do not synchronize gradients, for accumulation."""
-        return nullcontext()
+    The environment contains its number and the address of the others, as `torchrun` sets it.  If a process is lost, the
+    others raise TrainingError; the message is printed by one of them.
+    """
+
+    def __init__(self, device: str = "auto") -> None:
+        """device: as for `resolve_device`; auto and cuda: the GPU with the number LOCAL_RANK.  Raises UsageError."""
+        self.rank, self.size = _number("RANK", 0), _number("WORLD_SIZE", 1)
+        local_rank, local_size = _number("LOCAL_RANK", self.rank), _number("LOCAL_WORLD_SIZE", self.size)
+        gpus = torch.cuda.device_count() if device in ("auto", "cuda") and torch.cuda.is_available() else 0
+        super().__init__(f"cuda:{local_rank % gpus}" if gpus else device)
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(max(1, usable_cores() // local_size))
+        self._timeout = _LONGEST_TURN.total_seconds()
+        computers = _number("GROUP_WORLD_SIZE", 1)
+        self._stage = 0 if self.is_main else 1 if local_rank == 0 else 2
+        self._stages = [1, computers - 1, self.size - computers]  # processes in each
+        self._turns = 0
+        with self._communicating():
+            self._store, _, _ = next(iter(rendezvous("env://", self.rank, self.size)))
+        self._gradients: GradientSum | None = None
+
+    @contextmanager
+    def in_turn(self) -> Generator[None, None, None]:
+        self._turns += 1
+        names = [f"turn {self._turns}, stage {stage}" for stage in range(3)]
+        earlier = [name for name, processes in zip(names[: self._stage], self._stages, strict=False) if processes]
+        with self._communicating():
+            self._store.wait(earlier, _LONGEST_TURN)
+        yield
+        with self._communicating():
+            name = names[self._stage]
+            if self._store.add(f"{name}: processes", 1) == self._stages[self._stage]:
+                self._store.set(name, "done")
+
+    def connect(self, timeout: float) -> None:
+        self._timeout = timeout
+        backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        with self._communicating():
+            limit = timedelta(seconds=timeout)
+            dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.size, timeout=limit)
+            dist.barrier()
+
+    def close(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def check_equal(self, values: Mapping[str, str]) -> None:
+        everywhere = self.gather((socket.gethostname(), dict(values)))
+        main, expected = everywhere[0]
+        problems = []
+        for key in expected:
+            others = [
+                (rank, host, found[key]) for rank, (host, found) in enumerate(everywhere) if found[key] != expected[key]
+            ]
+            for rank, host, found in others[:1]:
+                problems.append(f"{key}: {expected[key]} in process 0 on {main}, {found} in process {rank} on {host}")
+        if problems:
+            problems.append("use the same installation, configuration and files for all processes")
+            raise self._reported("the processes differ: " + "; ".join(problems))
+
+    def sum(self, values: Tensor) -> Tensor:
+        with self._communicating():
+            dist.all_reduce(values)
+        return values
+
+    def broadcast(self, value: T) -> T:
+        box = [value]
+        with self._communicating():
+            dist.broadcast_object_list(box, device=_CPU)
+        return box[0]
+
+    def gather(self, value: T) -> list[T]:
+        found = [value] * self.size
+        with self._communicating():
+            dist.all_gather_object(found, value)
+        return found
+
+    def copy_from_main(self, tensors: list[Tensor]) -> None:
+        with self._communicating():
+            for tensor in tensors:
+                dist.broadcast(tensor, 0)
+
+    def register(self, model: nn.Module) -> None:
+        self._gradients = GradientSum(model.parameters())
+
+    @contextmanager
+    def summing_gradients(self) -> Generator[None, None, None]:
+        assert self._gradients is not None
+        with self._communicating(), self._gradients:
+            yield
+
+    @contextmanager
+    def _communicating(self) -> Generator[None, None, None]:
+        """Convert errors of the communication to TrainingError."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not isinstance(error, dist.DistError) and not any(name in str(error) for name in ("gloo", "NCCL")):
+                raise
+            raise self._reported(
+                f"another process has ended, or did not answer for {self._timeout:g} s (train.parallel.timeout); its "
+                "own message, if there is one, gives the reason. To resume the run from its last checkpoint, repeat "
+                "the command"
+            ) from error
+
+    def _reported(self, message: str) -> TrainingError:
+        """Return an error that is marked as reported, except in the first process that calls this method."""
+        error = TrainingError(message)
+        try:
+            error.reported = self._store.add("reports", 1) > 1
+        except (RuntimeError, AttributeError):  # no connection to the process that keeps the store
+            error.reported = False
+        return error
+
+
+def open_context(device: str = "auto") -> DistributedContext:
+    """Return the context of the processes that `torchrun` has started, or of a single process."""
+    return ProcessGroup(device) if _number("WORLD_SIZE", 1) > 1 else DistributedContext(device)
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, str(default))
+    if not (text.isascii() and text.isdecimal()):
+        raise UsageError(f"{name}={text!r} in the environment; accepted: a whole number, as torchrun sets it")
+    return int(text)

@@ -1,0 +1,86 @@
+"""The sum of gradients over processes, computed while the backward pass is still running.
+
+PyTorch's DistributedDataParallel changes the content of its buckets after the first step, and with it the order in
+which more than two processes add their gradients; a resumed run then ends with other bits than an uninterrupted one.
+Here a bucket always contains the same parameters.  The result is the sum, not the mean, because the loss is divided by the
+number of target tokens of all processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+__all__ = ["GradientSum"]
+
+_BUCKET_BYTES = 4 << 20  # large enough for the bandwidth, small enough to overlap with the backward pass
+
+
+class _Bucket:
+    """Parameters whose gradients are summed in one operation."""
+
+    def __init__(self) -> None:
+        self.parameters: list[nn.Parameter] = []
+        self.missing = 0  # gradients that the backward pass has not computed yet
+        self.flat: Tensor | None = None  # the gradients, while they are summed
+        self.work: dist.Work | None = None
+
+    def start(self) -> None:
+        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        self.flat = torch.cat([part.flatten() for part in parts])
+        self.work = dist.all_reduce(self.flat, async_op=True)
+
+    def finish(self) -> None:
+        assert self.work is not None and self.flat is not None
+        self.work.wait()
+        for parameter, part in zip(self.parameters, self.flat.split([p.numel() for p in self.parameters]), strict=True):
+            if parameter.grad is not None:  # without a gradient here, there is none in any process
+                parameter.grad = part.view_as(parameter)
+        self.flat = self.work = None
+
+
+class GradientSum:
+    """Context in which a backward pass ends with the sums of the gradients over all processes.
+
+    Every process runs one backward pass of the same model in the context; outside of it, gradients stay local.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], bucket_bytes: int = _BUCKET_BYTES) -> None:
+        """parameters: in the order of the forward pass, so that their gradients become known in reverse order."""
+        self._buckets: list[_Bucket] = []
+        self._active, self._next = False, 0
+        size = bucket_bytes
+        for parameter in reversed([p for p in parameters if p.requires_grad]):
+            if size >= bucket_bytes or parameter.dtype != self._buckets[-1].parameters[0].dtype:
+                self._buckets.append(_Bucket())
+                size = 0
+            bucket = self._buckets[-1]
+            bucket.parameters.append(parameter)
+            size += parameter.nbytes
+            parameter.register_post_accumulate_grad_hook(lambda _, bucket=bucket: self._computed(bucket))
+
+    def __enter__(self) -> None:
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.parameters)
+        self._active, self._next = True, 0
+
+    def _computed(self, bucket: _Bucket) -> None:
+        """Count a gradient, and start the buckets that are complete, in the same order in every process."""
+        if not self._active:
+            return
+        bucket.missing -= 1
+        while self._next < len(self._buckets) and not self._buckets[self._next].missing:
+            self._buckets[self._next].start()
+            self._next += 1
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._active = False
+        if kind is not None:
+            return
+        for bucket in self._buckets[self._next :]:
+            bucket.start()
+        for bucket in self._buckets:
+            bucket.finish()

@@ -1,0 +1,150 @@
+"""Communication between the processes of a training."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from dragoman.errors import TrainingError, UsageError
+from dragoman.training.distributed import DistributedContext, ProcessGroup, open_context
+from dragoman.training.gradient_sum import GradientSum
+from processes import run_processes, start_processes
+
+SIZE = 3
+
+
+def connected(timeout: float = 60) -> ProcessGroup:
+    context = open_context("cpu")
+    assert isinstance(context, ProcessGroup)
+    context.connect(timeout)
+    return context
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 7), nn.Tanh(), nn.Linear(7, 2)).double()
+
+
+def rows(rank: int) -> torch.Tensor:
+    return torch.randn(4 + rank, 5, generator=torch.Generator().manual_seed(rank), dtype=torch.float64)
+
+
+def sum_gradients() -> None:
+    context = connected()
+    model = network()
+    context.register(model)
+    for _ in range(2):
+        model.zero_grad()
+        model(rows(context.rank)[:2]).square().sum().backward()  # local: accumulated
+        with context.summing_gradients():
+            model(rows(context.rank)[2:]).square().sum().backward()
+        alone = network()
+        torch.cat([alone(rows(rank)) for rank in range(SIZE)]).square().sum().backward()
+        for parameter, expected in zip(model.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(parameter.grad, expected.grad, rtol=1e-12, atol=1e-12)
+    context.close()
+
+
+def test_gradients_are_summed_over_processes_and_accumulated_batches() -> None:
+    run_processes(SIZE, sum_gradients)
+
+
+def without_gradient() -> None:
+    context = connected()
+    model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    context.register(model)
+    with context.summing_gradients():
+        model[0](torch.ones(1, 2)).sum().backward()
+    assert model[0].weight.grad is not None and model[0].weight.grad.eq(SIZE).all()
+    assert model[1].weight.grad is None
+    context.close()
+
+
+def test_a_parameter_that_is_not_used_has_no_gradient() -> None:
+    run_processes(SIZE, without_gradient)
+
+
+def communicate() -> None:
+    context = connected()
+    rank = context.rank
+    assert context.size == SIZE and context.is_main == (rank == 0)
+    assert context.sum(torch.tensor([1.0, rank])).tolist() == [3.0, 3.0]
+    assert context.broadcast({"rank": rank}) == {"rank": 0}
+    assert context.gather(str(rank)) == ["0", "1", "2"]
+    tensors = [torch.full((2,), float(rank)), torch.full((1,), rank)]
+    context.copy_from_main(tensors)
+    assert tensors[0].eq(0).all() and tensors[1].eq(0).all()
+    context.check_equal({"version": "1"})
+    with pytest.raises(TrainingError, match=r"version: 0 in process 0 on .*, 1 in process 1 on .*; use the same"):
+        context.check_equal({"version": str(rank), "corpus": "a"})
+    context.close()
+
+
+def test_every_kind_of_communication() -> None:
+    run_processes(SIZE, communicate)
+
+
+def take_turns(file: Path) -> None:
+    context = open_context("cpu")
+    for _ in range(2):
+        with context.in_turn():
+            time.sleep(0.05)
+            with file.open("a") as out:
+                out.write(f"{context.rank} ")
+    context.connect(60)
+    context.close()
+
+
+def test_the_main_process_comes_first(tmp_path: Path) -> None:
+    run_processes(SIZE, take_turns, tmp_path / "order")
+    order = (tmp_path / "order").read_text().split()
+    assert len(order) == 2 * SIZE
+    assert order[0] == "0" and order.index("0", 1) <= SIZE + 1
+
+
+def lose_one(folder: Path, number: int) -> None:
+    context = connected(timeout=3)
+    try:
+        for step in range(1000):
+            if step == 5 and context.rank == 1:
+                os.kill(os.getpid(), number)
+            context.sum(torch.ones(3))
+    except TrainingError as error:
+        (folder / str(context.rank)).write_text(f"{error.reported} {error}")
+        os._exit(7)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="signals of POSIX")
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
+def test_the_others_end_if_a_process_is_lost(name: str, tmp_path: Path) -> None:
+    began = time.monotonic()
+    processes = start_processes(SIZE, lose_one, tmp_path, getattr(signal, name))
+    for rank in (0, 2):
+        processes[rank].join(60)
+        assert processes[rank].exitcode == 7
+    assert time.monotonic() - began < 50
+    processes[1].kill()
+    messages = [(tmp_path / str(rank)).read_text() for rank in (0, 2)]
+    assert all("another process has ended, or did not answer for 3 s" in message for message in messages)
+    assert sorted(message.split()[0] for message in messages) == ["False", "True"], "one process prints the message"
+
+
+def test_a_single_process_needs_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    context = open_context("cpu")
+    assert type(context) is DistributedContext and context.is_main and context.size == 1
+    assert context.gather(4) == [4] and context.broadcast(4) == 4
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    with pytest.raises(UsageError, match="WORLD_SIZE='two' in the environment; accepted: a whole number"):
+        open_context("cpu")
+
+
+def test_buckets_have_a_fixed_content() -> None:
+    model = network()
+    assert [len(bucket.parameters) for bucket in GradientSum(model.parameters(), 8 * 20)._buckets] == [3, 1, 2]

@@ -1,0 +1,338 @@
+"""Measure the speed and memory of training beside other programs, on the same sentences, in one run.
+
+    python bench/train.py --size tiny
+    python bench/train.py --size base --rounds 5 --steps 10
+    python bench/train.py --size tiny --allocator tuned --contestants dragoman marian
+
+Every measurement is a process of its own with one thread (--threads).  The programs take turns, --rounds times; the
+table gives medians and quartiles of source + target tokens per second without padding, over --steps steps after
+--warmup steps, the peak of the resident memory, and the seconds from the start of the process to the end of the first
+step.  All models have the same shape: post-norm, ReLU, shared embeddings, dropout 0.1, label smoothing 0.1, Adam.
+
+dragoman      `dragoman.training.trainer.train`, as by `dragoman train`, on prepared data
+marian        MarianMT of Hugging Face Transformers in a hand-written loop, on the same batches as dragoman
+trainer       the same model with Seq2SeqTrainer, grouped by length
+pytorch       torch.nn.Transformer in a hand-written loop, on the same batches as dragoman
+
+--allocator shipped: only Dragoman configures glibc to keep freed memory, as it does for its users; tuned: all do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+BEGAN = time.time()
+ROOT = Path(__file__).resolve().parents[1]
+SIZES = {
+    "tiny": {"d_model": 128, "d_ff": 256, "n_heads": 4, "layers": 4},
+    "base": {"d_model": 512, "d_ff": 2048, "n_heads": 8, "layers": 6},
+}
+VOCABULARY = 10_000
+TUNED = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1)}
+
+
+class Meter:
+    """Times of the steps of one program."""
+
+    def __init__(self, warmup: int, steps: int) -> None:
+        self.warmup, self.steps, self.done, self.tokens = warmup, steps, 0, 0
+        self.first = self.wall = self.processor = self.peak = 0.0
+
+    def step(self, tokens: int) -> bool:
+        """Count a step with so many tokens; return whether the measurement is complete."""
+        self.done += 1
+        if self.done == 1:
+            self.first = time.time() - BEGAN
+        if self.done == self.warmup:
+            self.wall, self.processor = time.perf_counter(), time.process_time()
+        if self.done > self.warmup:
+            self.tokens += tokens
+        complete = self.done == self.warmup + self.steps
+        if complete:
+            self.wall, self.processor = time.perf_counter() - self.wall, time.process_time() - self.processor
+            self.peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        return complete
+
+    def result(self) -> dict[str, float]:
+        return {
+            "tokens_per_second": self.tokens / self.wall,
+            "tokens_per_processor_second": self.tokens / self.processor,
+            "peak_mb": self.peak,
+            "first_step": self.first,
+        }
+
+
+def document(size: str, tokens: int, folder: Path) -> dict[str, Any]:
+    """Return the configuration as a TOML document."""
+    shape = SIZES[size]
+    data = os.environ.get("DRAGOMAN_DATA", str(ROOT.parent / "shared" / "data"))
+    return {
+        "data": {
+            "root": data,
+            "source_language": "en",
+            "target_language": "de",
+            "train": [{"source": "multi30k/train.en.gz", "target": "multi30k/train.de.gz"}],
+        },
+        "tokenizer": {"vocab_size": VOCABULARY},
+        "model": {
+            "d_model": shape["d_model"], "d_ff": shape["d_ff"], "n_heads": shape["n_heads"],
+            "encoder_layers": shape["layers"], "decoder_layers": shape["layers"], "dropout": 0.1, "order": "post",
+        },
+        "train": {
+            "budget": "1000000 steps", "batch_tokens": tokens, "validate_every": "1000000 steps",
+            "save_every": "1000000 steps", "device": "cpu", "threads": 1,
+            "schedule": {"kind": "constant", "rate": 1e-4},
+        },
+    }  # fmt: skip
+
+
+def batches(options: dict[str, Any]) -> Iterator[Any]:
+    """Yield the batches of Dragoman."""
+    from dragoman.config import parse_config
+    from dragoman.training.tasks.translation import TranslationTask
+
+    config = parse_config(document(options["size"], options["tokens"], Path()))
+    task = TranslationTask(config, Path(options["folder"]) / "prepared", lambda _: None)
+    for epoch in range(1000):
+        for number, indices in enumerate(task.epoch(epoch)):
+            yield task.read(indices, epoch, number)
+
+
+def run_dragoman(options: dict[str, Any], meter: Meter) -> None:
+    from dragoman.config import parse_config
+    from dragoman.io.run_log import Reporter, Status
+    from dragoman.training.trainer import train
+
+    class Complete(Exception):
+        pass
+
+    class Listener(Reporter):
+        def progressed(self, status: Status) -> None:
+            if meter.step(0):
+                raise Complete
+
+    overrides = [f"train.threads={options['threads']}"]
+    config = parse_config(document(options["size"], options["tokens"], Path()), overrides)
+    with tempfile.TemporaryDirectory(dir=options["folder"]) as run, suppress(Complete):
+        train(config, Path(run), reporter=Listener())
+    measured = islice(batches(options), meter.warmup, meter.warmup + meter.steps)
+    meter.tokens = sum(batch.src_tokens + batch.tgt_tokens for batch in measured)
+
+
+def _loop(options: dict[str, Any], meter: Meter, model: Any, loss: Callable[[Any], Any]) -> None:
+    """Train a model with Adam; loss: batch -> smoothed cross-entropy."""
+    import torch
+
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9, fused=True)
+    model.train()
+    for batch in batches(options):
+        optimizer.zero_grad(set_to_none=True)
+        loss(batch).backward()
+        optimizer.step()
+        if meter.step(batch.src_tokens + batch.tgt_tokens):
+            return
+
+
+def marian_model(size: str) -> Any:
+    from transformers import MarianConfig, MarianMTModel
+
+    shape = SIZES[size]
+    config = MarianConfig(
+        vocab_size=VOCABULARY, decoder_vocab_size=VOCABULARY, d_model=shape["d_model"], dropout=0.1,
+        encoder_layers=shape["layers"], decoder_layers=shape["layers"], encoder_ffn_dim=shape["d_ff"],
+        decoder_ffn_dim=shape["d_ff"], encoder_attention_heads=shape["n_heads"],
+        decoder_attention_heads=shape["n_heads"], attention_dropout=0.0, activation_dropout=0.0,
+        activation_function="relu", scale_embedding=True, pad_token_id=0, eos_token_id=2, decoder_start_token_id=1,
+        forced_eos_token_id=2, bos_token_id=1, max_position_embeddings=512,
+    )  # fmt: skip
+    return MarianMTModel(config)
+
+
+def run_marian(options: dict[str, Any], meter: Meter) -> None:
+    import torch
+    from torch.nn import functional as F
+
+    model = marian_model(options["size"])
+
+    def loss(batch: Any) -> Any:
+        mask = torch.ones_like(batch.src) if batch.src_mask is None else batch.src_mask.long()
+        found = model(input_ids=batch.src, attention_mask=mask, decoder_input_ids=batch.tgt_in, use_cache=False)
+        return F.cross_entropy(found.logits.flatten(0, 1), batch.tgt_out.flatten(), ignore_index=0, label_smoothing=0.1)
+
+    _loop(options, meter, model, loss)
+
+
+def run_pytorch(options: dict[str, Any], meter: Meter) -> None:
+    import math
+
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    shape = SIZES[options["size"]]
+    width = shape["d_model"]
+
+    class Translation(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(VOCABULARY, width, padding_idx=0)
+            nn.init.normal_(self.embedding.weight, std=width**-0.5)
+            self.dropout = nn.Dropout(0.1)
+            self.transformer = nn.Transformer(
+                width, shape["n_heads"], shape["layers"], shape["layers"], shape["d_ff"], 0.1, batch_first=True
+            )
+            angles = torch.arange(512)[:, None] * torch.exp(torch.arange(0, width, 2) * (-math.log(10000.0) / width))
+            self.register_buffer("positions", torch.stack([angles.sin(), angles.cos()], -1).flatten(1))
+
+        def embed(self, ids: Any) -> Any:
+            return self.dropout(self.embedding(ids) * math.sqrt(width) + self.positions[: ids.size(1)])
+
+        def forward(self, batch: Any) -> Any:
+            padding = None if batch.src_mask is None else ~batch.src_mask
+            causal = nn.Transformer.generate_square_subsequent_mask(batch.tgt_in.size(1))
+            hidden = self.transformer(
+                self.embed(batch.src), self.embed(batch.tgt_in), tgt_mask=causal, src_key_padding_mask=padding,
+                memory_key_padding_mask=padding, tgt_is_causal=True,
+            )  # fmt: skip
+            logits = hidden @ self.embedding.weight.T
+            return F.cross_entropy(logits.flatten(0, 1), batch.tgt_out.flatten(), ignore_index=0, label_smoothing=0.1)
+
+    model = Translation()
+    _loop(options, meter, model, model)
+
+
+def run_trainer(options: dict[str, Any], meter: Meter) -> None:
+    import torch
+    from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
+
+    from dragoman.config import parse_config
+    from dragoman.training.tasks.translation import TranslationTask
+
+    config = parse_config(document(options["size"], options["tokens"], Path()))
+    store = TranslationTask(config, Path(options["folder"]) / "prepared", lambda _: None).store
+    src, tgt = store.lengths()
+    counted = [0]
+
+    class Pairs(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return len(store)
+
+        def __getitem__(self, number: int) -> dict[str, list[int]]:
+            source, target = store.pair(number)
+            return {"input_ids": source, "labels": target, "length": len(source) + len(target)}
+
+    def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
+        def padded(key: str, value: int) -> Any:
+            texts = [torch.tensor(row[key]) for row in rows]
+            return torch.nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_value=value)
+
+        counted[0] = sum(row["length"] for row in rows)
+        sources = padded("input_ids", 0)
+        return {"input_ids": sources, "attention_mask": (sources != 0).long(), "labels": padded("labels", -100)}
+
+    class Count(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_training_stop = meter.step(counted[0])
+
+    with tempfile.TemporaryDirectory() as out:
+        arguments = Seq2SeqTrainingArguments(
+            out, per_device_train_batch_size=max(1, round(options["tokens"] / (src.mean() + tgt.mean()))),
+            train_sampling_strategy="group_by_length", length_column_name="length", label_smoothing_factor=0.1,
+            learning_rate=1e-4, max_steps=10**6, logging_steps=10**6, save_strategy="no", report_to=[], use_cpu=True,
+            disable_tqdm=True, dataloader_num_workers=0, optim="adamw_torch_fused",
+        )  # fmt: skip
+        model = marian_model(options["size"])
+        trainer = Seq2SeqTrainer(model, arguments, train_dataset=Pairs(), data_collator=collate, callbacks=[Count()])
+        trainer.train()
+
+
+CONTESTANTS: dict[str, Callable[[dict[str, Any], Meter], None]] = {
+    "dragoman": run_dragoman,
+    "marian": run_marian,
+    "trainer": run_trainer,
+    "pytorch": run_pytorch,
+}
+
+
+def measure(name: str, options: dict[str, Any], tuned: bool) -> dict[str, float] | str:
+    """Run one measurement in a process of its own; return its results, or why there are none."""
+    threads = str(options["threads"])
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    variables = dict.fromkeys(names, threads) | {"OMP_WAIT_POLICY": "PASSIVE"} | (TUNED if tuned else {})
+    command = [sys.executable, __file__, "one", name, json.dumps(options)]
+    if cores := options["cores"]:
+        command = ["taskset", "-c", cores, *command]
+    found = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)
+    if found.returncode:
+        return (found.stderr.strip().splitlines() or ["no message"])[-1]
+    result: dict[str, float] = json.loads(found.stdout.splitlines()[-1])
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SIZES, default="tiny")
+    parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS))
+    parser.add_argument("--allocator", choices=("shipped", "tuned"), default="shipped")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--warmup", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=4096, help="source + target tokens per batch, with padding")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--cores", default="", help="cores to run on, for taskset, such as 1")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        keys = ("size", "steps", "warmup", "tokens", "threads", "cores")
+        options = {key: getattr(args, key) for key in keys} | {"folder": folder}
+        next(batches(options))  # prepares the data
+        results: dict[str, list[dict[str, float]]] = {name: [] for name in args.contestants}
+        for round_ in range(args.rounds):
+            for name in args.contestants:
+                result = measure(name, options, args.allocator == "tuned")
+                if isinstance(result, str):
+                    raise SystemExit(f"{name}: {result}")
+                results[name].append(result)
+                print(f"round {round_ + 1}: {name} {result['tokens_per_second']:,.0f} tokens/s", file=sys.stderr)
+    report(args, results)
+
+
+def report(args: argparse.Namespace, results: dict[str, list[dict[str, float]]]) -> None:
+    """Print medians, and the quartiles of the ratios of rounds."""
+    from recipes import processor
+
+    print(f"{args.size}, {args.threads} thread(s), {processor()}, allocator {args.allocator}, {args.rounds} rounds\n")
+    print("| | tokens/s | peak memory, MB | first step, s | dragoman is faster by |\n|---|---|---|---|---|")
+    for name, rows in results.items():
+        speed, memory, first = (
+            statistics.median(row[key] for row in rows) for key in ("tokens_per_second", "peak_mb", "first_step")
+        )
+        ratio = ""
+        if name != "dragoman" and "dragoman" in results:
+            pairs = zip(results["dragoman"], rows, strict=True)
+            ratios = sorted(ours["tokens_per_second"] / row["tokens_per_second"] for ours, row in pairs)
+            low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+            ratio = f"{middle:.2f} ({low:.2f} to {high:.2f})"
+        print(f"| {name} | {speed:,.0f} | {memory:,.0f} | {first:.1f} | {ratio} |")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["one"]:
+        chosen, settings = sys.argv[2], json.loads(sys.argv[3])
+        meter = Meter(settings["warmup"], settings["steps"])
+        CONTESTANTS[chosen](settings, meter)
+        print(json.dumps(meter.result()))
+    else:
+        main()

@@ -331,7 +331,7 @@ def test_a_plan_with_too_little_training_is_a_warning(data: Path, tmp_path: Path
     for budget in ("2 epochs", "4 epochs", "0.2 s"):
         listener = Listener()
         train(small_config(data, f"train.budget={budget}"), tmp_path / budget, reporter=listener)
-        said[budget] = "too little training for this model: 2.0 epochs" in listener.text
+        said[budget] = "insufficient training for this model: 2.0 epochs" in listener.text
     assert said == {"2 epochs": True, "4 epochs": False, "0.2 s": False}, "the speed is not known at the start"
 
 

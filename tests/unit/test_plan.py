@@ -9,7 +9,14 @@ import pytest
 
 from dragoman.config import Config, ModelConfig, TrainConfig, parse_config
 from dragoman.training.optim import Progress
-from dragoman.training.plan import Forecast, forecast_of, forecast_problems, is_hopeless, plan_warnings, warmup_warning
+from dragoman.training.plan import (
+    Forecast,
+    forecast_of,
+    forecast_problems,
+    is_insufficient,
+    plan_warnings,
+    warmup_warning,
+)
 from dragoman.training.tasks.task import Task
 
 
@@ -120,7 +127,7 @@ def test_a_plan_that_works_out_has_no_problem() -> None:
 
 def test_few_epochs_name_a_width_that_gives_more() -> None:
     ((what, advice),) = problems(Forecast(epochs=1.5, steps=600, tokens=2e6, parameters=4_000_000))
-    assert what == "too little training for this model: 1.5 epochs, 600 steps, 0.8 tokens per parameter"
+    assert what == "insufficient training for this model: 1.5 epochs, 600 steps, 0.8 tokens per parameter"
     # An eighth of the cost per token is a quarter of the parameters to the power of 0.75: 2.8 times the epochs.
     assert "model.d_model 256 -> 128 and model.d_ff 512 -> 256 gives about 4.2 epochs in the same time" in advice
     assert 'raise train.budget to "24 min"' in advice and "'dragoman new' chooses" in advice
@@ -138,14 +145,14 @@ def test_budgets_that_are_not_times_have_advice_in_their_unit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("epochs", "steps", "parameters", "hopeless"),
+    ("epochs", "steps", "parameters", "insufficient"),
     [(1.4, 2600, 1_800_000, False), (0.7, 1400, 4_200_000, True), (1.4, 900, 1_800_000, True), (3, 100, 10**8, False)],
 )
 def test_few_epochs_of_a_large_corpus_are_enough_for_a_small_model(
-    epochs: float, steps: int, parameters: int, hopeless: bool
+    epochs: float, steps: int, parameters: int, insufficient: bool
 ) -> None:
     """The first two were trained: BLEU 33 and 24 of Tatoeba English-French in the same time."""
-    assert is_hopeless(Forecast(epochs, steps, 2.8e6, parameters)) is hopeless
+    assert is_insufficient(Forecast(epochs, steps, 2.8e6, parameters)) is insufficient
 
 
 def test_a_model_that_overfits() -> None:

@@ -1,9 +1,9 @@
-"""The parallel text that a user has, as two plain text files: two files, one TSV, or one TMX."""
+"""Parallel text of the user as two plain text files; the formats are two text files, one TSV, and one TMX."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
@@ -11,11 +11,11 @@ from pathlib import Path
 from dragoman.data.corpus import CorpusSpec, SentencePair, read_pairs
 from dragoman.data.doctor.precheck import likely_language
 from dragoman.data.languages import SCRIPTS, file_language
-from dragoman.data.readers.tmx import TmxCount, counted_languages, tmx_languages, tmx_pairs
+from dragoman.data.readers.tmx import TmxCount, check_languages, tmx_languages, tmx_pairs
 from dragoman.errors import DataError, UsageError, clip
-from dragoman.io.lines import count_lines, decode_line, open_lines, plain_suffix, read_lines
+from dragoman.io.lines import count_lines, decode_line, open_lines, plain_suffix, read_chunks, read_lines
 
-__all__ = ["ParallelText", "open_text"]
+__all__ = ["ParallelText", "check_text_files", "open_text"]
 
 _SAMPLE = 1000
 _PART = re.compile(r"[-_.]")
@@ -23,15 +23,23 @@ _PART = re.compile(r"[-_.]")
 
 @dataclass(frozen=True)
 class ParallelText:
-    """Two text files with a sentence per line, and their languages."""
+    """Two text files with a sentence per line, and their languages.
+
+    title: names the text in messages if the files are temporary.
+    """
 
     source: Path
     target: Path
     languages: tuple[str, str]
+    title: str = ""
+
+    @property
+    def spec(self) -> CorpusSpec:
+        return CorpusSpec(self.source, self.target, title=self.title)
 
     def pairs(self) -> Iterator[SentencePair]:
         """Stream the pairs.  Raises DataError as `read_pairs` does."""
-        return read_pairs(CorpusSpec(self.source, self.target))
+        return read_pairs(self.spec)
 
 
 def open_text(
@@ -43,12 +51,11 @@ def open_text(
 ) -> ParallelText:
     """Return the text of two files; the pairs of a single `.tsv` or `.tmx` are written into `scratch` first.
 
-    languages: source and target, found from the file names, the variants of a TMX or the text if None.  Raises
-    UsageError for files that do not exist, other formats, and languages that cannot be found.
+    languages: of source and target; None: detected from the file names, the variants of a TMX or the text.  Raises
+    UsageError for files that do not exist, other formats and languages that cannot be detected, DataError for empty
+    files.
     """
-    missing = [str(path) for path in (source, target) if path is not None and not path.is_file()]
-    if missing:
-        raise UsageError(f"no such file: {', '.join(missing)}")
+    check_text_files([path for path in (source, target) if path is not None])
     if target is not None:
         return ParallelText(source, target, languages or _languages(source, target, (source, target)))
     suffix = plain_suffix(source).casefold()
@@ -64,7 +71,19 @@ def open_text(
         )
     files = scratch / "source.txt", scratch / "target.txt"
     _write(pairs, files)
-    return ParallelText(*files, languages or _languages(*files, (source, source)))
+    return ParallelText(*files, languages or _languages(*files, (source, source)), f"the pairs of {source}")
+
+
+def check_text_files(files: Sequence[Path], where: str = "") -> None:
+    """Raise UsageError for files that do not exist or are the same, DataError for empty files; where: a prefix."""
+    missing = [str(path) for path in files if not path.is_file()]
+    if missing:
+        raise UsageError(f"{where}no such file: {', '.join(missing)}")
+    if len(files) == 2 and files[0].samefile(files[1]):
+        raise UsageError(f"{where}source and target are the same file, {files[0]}; specify the file of each language")
+    empty = [str(path) for path in files if next(read_chunks(path), b"") == b""]
+    if empty:
+        raise DataError(f"{where}empty file: {', '.join(empty)}; specify files that contain text")
 
 
 def _write(pairs: Iterator[tuple[str, str]], files: tuple[Path, Path]) -> None:
@@ -82,11 +101,10 @@ def _logged_tmx(path: Path, languages: tuple[str, str], log: Callable[[str], Non
     yield from tmx_pairs(path, languages, count)
     kept = count.read - count.incomplete
     log(f"{path}: read {count.read:,} units = {kept:,} pairs + without {' or '.join(languages)} {count.incomplete:,}")
+    if str(count):
+        log(f"{path}: left out: {count}")
     if not kept:
-        raise UsageError(
-            f"{path}: no unit has a text in both {languages[0]!r} and {languages[1]!r} (found: "
-            f"{counted_languages(count.languages)}); name two languages of the file with --languages"
-        )
+        check_languages(path, count, languages)
 
 
 def _tsv_pairs(path: Path, columns: tuple[int, int]) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Rules about budgets and sizes of models, and warnings about settings with which a run learns less than it could.
+"""Rules for budgets and model sizes, and warnings about settings that limit what a model can learn.
 
 `dragoman new` chooses sizes by the same rules (planning/choice.py).
 """
@@ -14,7 +14,7 @@ from dragoman.config.model import ModelConfig, TransformerConfig
 from dragoman.training.optim import Progress, learning_rate
 from dragoman.training.tasks.task import Task
 
-__all__ = ["PARAMETERS_PER_TOKEN", "Forecast", "forecast_of", "forecast_problems", "is_hopeless", "overfits",
+__all__ = ["PARAMETERS_PER_TOKEN", "Forecast", "forecast_of", "forecast_problems", "is_insufficient", "overfits",
            "plan_warnings", "warmup_warning"]  # fmt: skip
 
 _LOW_FOR_SGD = 0.01
@@ -22,8 +22,8 @@ _LOW_FOR_SGD = 0.01
 _FEW_EPOCHS, _MANY_EPOCHS = 3, 60
 _FEW_STEPS = 1000
 _TOKENS_PER_PARAMETER = 1.0
-"""Below, a smaller model learns more in the same time: docs/guides/size_and_budget.md.  Above, and with enough steps,
-fewer than three epochs of a large corpus are no problem."""
+"""Below, a smaller model is better after the same time (docs/guides/size_and_budget.md).  Above, and with enough steps,
+fewer than three epochs of a large corpus suffice."""
 PARAMETERS_PER_TOKEN = 8.0
 """Parameters per token of the corpus above which a model overfits."""
 _TOLERANCE = 1.25
@@ -87,7 +87,7 @@ def _steps(duration: Duration, config: TrainConfig, task: Task, batches_per_epoc
 
 
 def _checkpoints(config: TrainConfig, task: Task, batches_per_epoch: int) -> int | None:
-    """Return the number of checkpoints within the budget, including the last one; None if it cannot be known."""
+    """Return the number of checkpoints within the budget, including the last one; None if it is unknown."""
     budget, every = config.budget, config.validate_every
     if budget.unit == every.unit:
         return math.ceil(budget.amount / every.amount)
@@ -97,7 +97,7 @@ def _checkpoints(config: TrainConfig, task: Task, batches_per_epoch: int) -> int
 
 @dataclass(frozen=True)
 class Forecast:
-    """Expected epochs and steps of a training.  tokens: source + target per epoch.  parameters: of the model."""
+    """Expected epochs and steps of a training.  tokens: source + target tokens per epoch.  parameters: of the model."""
 
     epochs: float
     steps: float
@@ -114,12 +114,12 @@ def forecast_of(config: TrainConfig, task: Task, batches_per_epoch: int, paramet
 
 
 def overfits(parameters: float, tokens: float) -> bool:
-    """Return whether a model of this size overfits a corpus of so many tokens."""
+    """Return whether a model with `parameters` overfits a corpus of `tokens`."""
     return parameters > PARAMETERS_PER_TOKEN * tokens
 
 
-def is_hopeless(forecast: Forecast) -> bool:
-    """Return whether a training has few epochs, and few steps or few tokens for the size of its model."""
+def is_insufficient(forecast: Forecast) -> bool:
+    """Return whether a training has few epochs, and few steps or few tokens per parameter."""
     few_tokens = forecast.epochs * forecast.tokens < _TOKENS_PER_PARAMETER * forecast.parameters
     return forecast.epochs < _FEW_EPOCHS and (forecast.steps < _FEW_STEPS or few_tokens)
 
@@ -127,16 +127,16 @@ def is_hopeless(forecast: Forecast) -> bool:
 def forecast_problems(
     config: Config, forecast: Forecast, parameters_of: Callable[[ModelConfig], int]
 ) -> Iterator[tuple[str, str]]:
-    """Yield what makes a training of translation unlikely to succeed, and what to change.
+    """Yield (problem, advice) for a translation model whose training is unlikely to succeed.
 
     parameters_of: model configuration -> number of parameters.
     """
     yield from _warmup_problem(config.train, forecast)
     if config.data.kind != "parallel":
         return
-    if is_hopeless(forecast):
+    if is_insufficient(forecast):
         what = (
-            f"too little training for this model: {forecast.epochs:.1f} epochs, {forecast.steps:,.0f} steps, "
+            f"insufficient training for this model: {forecast.epochs:.1f} epochs, {forecast.steps:,.0f} steps, "
             f"{forecast.epochs * forecast.tokens / forecast.parameters:.1f} tokens per parameter"
         )
         raised = f"raise train.budget to {_epochs_budget(config.train, forecast)}"
@@ -160,7 +160,7 @@ def forecast_problems(
 
 
 def _is_least(model: ModelConfig) -> bool:
-    """Return whether no smaller Transformer is advised: for less text, only more text helps."""
+    """Return whether a Transformer has the smallest recommended size; if it overfits, only more text helps."""
     return (
         isinstance(model, TransformerConfig)
         and model.d_model <= _WIDTHS[0]
@@ -169,12 +169,12 @@ def _is_least(model: ModelConfig) -> bool:
 
 
 def _is_largest(model: ModelConfig) -> bool:
-    """Return whether no larger Transformer is advised."""
+    """Return whether a Transformer has the largest recommended width."""
     return isinstance(model, TransformerConfig) and model.d_model >= _WIDTHS[-1]
 
 
 def _warmup_problem(config: TrainConfig, forecast: Forecast) -> Iterator[tuple[str, str]]:
-    """Yield a warm-up that a budget of time does not reach; for other budgets `plan_warnings` does."""
+    """Yield (problem, advice) for a warm-up longer than a budget of time; `plan_warnings` checks other budgets."""
     warmup = config.schedule.warmup
     if config.budget.unit == "seconds" and forecast.steps < warmup:
         yield (
@@ -190,7 +190,7 @@ def _advice(width: str | None, other: str) -> str:
 
 
 def _epochs_budget(config: TrainConfig, forecast: Forecast) -> str:
-    """Return a budget, in the unit of the configured one, of twice the least number of epochs."""
+    """Return a budget of twice the least number of epochs, in the unit of the configured budget."""
     amount = config.budget.amount * 2 * _FEW_EPOCHS / forecast.epochs
     if config.budget.unit == "seconds":
         return f'"{math.ceil(amount / 60):,} min"'.replace(",", "")
@@ -200,7 +200,7 @@ def _epochs_budget(config: TrainConfig, forecast: Forecast) -> str:
 def _other_width(
     config: Config, forecast: Forecast, parameters_of: Callable[[ModelConfig], int], larger: bool
 ) -> str | None:
-    """Return advice to change the width of a Transformer, with the number of epochs it gives; None if nothing helps."""
+    """Return advice to change the width of a Transformer, with the resulting epochs; None if no width helps."""
     model = config.model
     if not isinstance(model, TransformerConfig):
         return None

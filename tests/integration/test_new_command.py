@@ -253,6 +253,10 @@ def test_an_existing_file_and_folder_are_reported_together(tmp_path: Path) -> No
     (tmp_path / "en-fr-data").mkdir()
     with pytest.raises(UsageError, match=r"^en-fr\.toml and en-fr-data exist already; .* or remove them$"):
         plan_training(*files)
+    said: list[str] = []
+    with pytest.raises(UsageError, match="exist already"):  # before the text is read, if the name is known
+        plan_training(files[0], tmp_path / "missing.fr", out="en-fr.toml", log=said.append)
+    assert not said
 
 
 def test_empty_files(tmp_path: Path) -> None:
@@ -270,7 +274,7 @@ def test_errors_name_the_file_of_the_user(tmp_path: Path) -> None:
     for path, message in ((tsv, "at least 100 are needed"), (swapped, "not in zh")):
         with pytest.raises(DataError, match=message) as error:
             plan_training(path)
-        assert f"the pairs of {path}" in str(error.value) and "source.txt" not in str(error.value)
+        assert f"{path}" in str(error.value) and "source.txt" not in str(error.value)
 
 
 def test_other_commands_refer_to_new_for_a_translation_memory(

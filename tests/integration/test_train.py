@@ -306,7 +306,7 @@ def test_an_average_of_fewer_checkpoints_says_so(data: Path, tmp_path: Path) -> 
     train(small_config(data, "train.average=999", "train.budget=2 epochs"), run, reporter=listener)
     made = len(list_checkpoints(run))
     assert "warning: train.average is 999, but train.budget = '2 epochs' and" in listener.text
-    assert made > 1 and f"make {made} checkpoints: only these are averaged" in listener.text
+    assert made > 1 and f"give {made} checkpoints: only these are averaged" in listener.text
     assert [row["average"] for row in read_log(run) if "average" in row] == [made]
     one = tmp_path / "one"
     train(small_config(data, "train.average=2", "train.budget=1 epoch", "train.validate_every=400 steps"), one)

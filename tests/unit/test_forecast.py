@@ -69,7 +69,7 @@ def told(budget: str, tmp_path: Path) -> tuple[int, float]:
     (finding,) = [one for one in found.findings if one.what.startswith("training for")]
     assert finding.severity == "info" and "measured over 6 steps" in finding.advice
     assert found.corpora[0].source.tokens is not None and found.corpora[0].source.tokens.median > 0
-    numbers = re.search(r" and ([\d,]+) steps here: ([\d.]+) epochs of 6 steps", finding.what)
+    numbers = re.search(r" and ([\d,]+) steps on this machine: ([\d.]+) epochs of 6 steps", finding.what)
     assert numbers is not None, finding.what
     return int(numbers[1].replace(",", "")), float(numbers[2])
 

@@ -81,13 +81,14 @@ def plan_training(
     seconds = _seconds(budget)
     given = {part: _two(files, NAMES[part]) for part, files in ((VALID, valid), (TEST, test)) if files is not None}
     pair = None if languages is None else _language_pair(languages)
+    if out is not None:
+        _output_folder(Path(out))  # before the text is read
     with tempfile.TemporaryDirectory() as temporary:
         scratch = Path(temporary)
         text = open_text(Path(source), None if target is None else Path(target), pair, scratch, log)
         _check_languages(text.languages)
         path = Path(out) if out is not None else Path(f"{'-'.join(text.languages)}.toml")
-        folder = path.with_name(f"{path.stem}-data")
-        _refuse_existing(path, folder)
+        folder = _output_folder(path)
         log(f"checking {source if target is None else f'{source} and {target}'} ({' to '.join(text.languages)})")
         _examine(text, (source, target), log)
         with writing(folder), ExitStack() as stack:
@@ -140,17 +141,20 @@ def _check_languages(languages: tuple[str, str]) -> None:
     parse_config({"data": data}, where="languages")
 
 
-def _refuse_existing(path: Path, folder: Path) -> None:
+def _output_folder(path: Path) -> Path:
+    """Return the folder of the split.  Raises UsageError if `path` is unsuitable, or if it or the folder exists."""
     if path.suffix != ".toml":
         raise UsageError(f"out = {path}: accepted: a file name that ends with .toml")
     if path.name.startswith("~") or "${" in path.name:  # a configuration expands both in paths
         raise UsageError(f"out = {path}: accepted: a file name without ~ at its start and without ${{")
+    folder = path.with_name(f"{path.stem}-data")
     existing = [str(output) for output in (path, folder) if output.exists()]
     if existing:
         which, verb = ("it", "exists") if len(existing) == 1 else ("them", "exist")
         raise UsageError(f"{' and '.join(existing)} {verb} already; choose another name with --out, or remove {which}")
     if not path.parent.is_dir():
         raise UsageError(f"{path}: the folder {path.parent} does not exist; create it first")
+    return folder
 
 
 def _examine(text: ParallelText, files: tuple[str | Path, str | Path | None], log: Callable[[str], None]) -> None:

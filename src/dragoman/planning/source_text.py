@@ -60,10 +60,10 @@ def open_text(
         return ParallelText(source, target, languages or _languages(source, target, (source, target)))
     suffix = plain_suffix(source).casefold()
     if suffix == ".tsv":
-        pairs = _tsv_pairs(source, _text_columns(source, log))
+        pairs, title = _tsv_pairs(source, _text_columns(source, log)), str(source)
     elif suffix == ".tmx":
         languages = languages or tmx_languages(source)
-        pairs = _logged_tmx(source, languages, log)
+        pairs, title = _logged_tmx(source, languages, log), f"pairs of {source}"
     else:
         raise UsageError(
             f"{source}: one file of the format {suffix or 'without a suffix'!r}; accepted: two text files (SOURCE "
@@ -71,7 +71,7 @@ def open_text(
         )
     files = scratch / "source.txt", scratch / "target.txt"
     _write(pairs, files)
-    return ParallelText(*files, languages or _languages(*files, (source, source)), f"the pairs of {source}")
+    return ParallelText(*files, languages or _languages(*files, (source, source)), title)
 
 
 def check_text_files(files: Sequence[Path], where: str = "") -> None:

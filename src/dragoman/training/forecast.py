@@ -163,7 +163,7 @@ def forecast(run: TrainingRun, where: str, diagnosis: Diagnosis) -> None:
     }[budget.unit]
     expected = Forecast(seconds / epoch, seconds / epoch * steps, tokens, timing.parameters)
     estimate = (
-        f"training for {budget} takes about {_duration(seconds)} and {expected.steps:,.0f} steps here: "
+        f"training for {budget} takes about {_duration(seconds)} and {expected.steps:,.0f} steps on this machine: "
         f"{expected.epochs:.1f} epochs of {steps:,.0f} steps, {timing.tokens_per_second:,.0f} tokens/s, "
         f"{timing.memory / 1e9:.1f} GB of memory, {timing.parameters:,} parameters"
     )

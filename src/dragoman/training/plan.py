@@ -18,7 +18,7 @@ __all__ = ["PARAMETERS_PER_TOKEN", "Forecast", "forecast_of", "forecast_problems
            "plan_warnings", "warmup_warning"]  # fmt: skip
 
 _LOW_FOR_SGD = 0.01
-"""Usual rates of SGD without momentum are 0.1 to 30 for networks of text (Merity et al. 2018)."""
+"""Usual learning rates of SGD without momentum are 0.1 to 30 for models of text (Merity et al. 2018)."""
 _FEW_EPOCHS, _MANY_EPOCHS = 3, 60
 _FEW_STEPS = 1000
 _TOKENS_PER_PARAMETER = 1.0
@@ -27,16 +27,16 @@ fewer than three epochs of a large corpus suffice."""
 PARAMETERS_PER_TOKEN = 8.0
 """Parameters per token of the corpus above which a model overfits."""
 _TOLERANCE = 1.25
-"""Factor by which a model may exceed PARAMETERS_PER_TOKEN before a warning: `dragoman new` measures a sample."""
+"""Factor by which a model may exceed PARAMETERS_PER_TOKEN, because `dragoman new` counts the tokens of a sample."""
 _SMALL = 0.25
-"""Parameters per token of the corpus below which a larger model would learn more."""
+"""Parameters per token of the corpus below which a model underfits."""
 _COST = 0.75
-"""Exponent of the time per token in the number of parameters: on one core 0.7 to 0.8, from 2 to 17 million."""
+"""Time per token ~ parameters**_COST; measured on one core with 2 to 17 million parameters: 0.7 to 0.8."""
 _WIDTHS = (128, 192, 256, 384, 512)
 
 
 def plan_warnings(config: TrainConfig, task: Task, batches_per_epoch: int) -> Iterator[str]:
-    """Yield warnings about warm-up, averaging and rates of SGD; for budgets of time see `warmup_warning`."""
+    """Yield warnings about warm-up, averaging and learning rates of SGD; budgets of time: see `warmup_warning`."""
     steps = _steps(config.budget, config, task, batches_per_epoch)
     warmup = config.schedule.warmup
     if steps is not None and warmup > steps:
@@ -50,21 +50,21 @@ def plan_warnings(config: TrainConfig, task: Task, batches_per_epoch: int) -> It
         if peak < _LOW_FOR_SGD:
             yield (
                 f'train.optimizer.kind is "sgd", but the learning rate of train.schedule.kind = "inverse_sqrt" is at '
-                f'most {peak:.2g}, made for Adam: SGD learns little with it; set train.schedule.kind = "constant" '
+                f'most {peak:.2g}, suitable for Adam but too low for SGD; set train.schedule.kind = "constant" '
                 'or "budget" and a rate such as 0.1, or raise train.schedule.factor'
             )
     made = _checkpoints(config, task, batches_per_epoch)
     if made is not None and config.average > 1 and made < config.average:
         yield (
             f"train.average is {config.average}, but train.budget = {str(config.budget)!r} and train.validate_every = "
-            f"{str(config.validate_every)!r} make {made} checkpoint{'s' * (made != 1)}: "
+            f"{str(config.validate_every)!r} give {made} checkpoint{'s' * (made != 1)}: "
             f"{'only these are averaged' if made > 1 else 'nothing is averaged'}; lower train.average, or validate "
             "more often"
         )
 
 
 def warmup_warning(config: TrainConfig, progress: Progress) -> str | None:
-    """Return the warning about a warm-up that was longer than a budget of time."""
+    """Return a warning if a training with a budget of time ended before its warm-up; otherwise None."""
     if config.budget.unit != "seconds" or progress.step >= config.schedule.warmup:
         return None
     return (
@@ -143,7 +143,7 @@ def forecast_problems(
         yield what, _advice(_other_width(config, forecast, parameters_of, larger=False), raised)
     if overfits(forecast.parameters / _TOLERANCE, forecast.tokens) and not _is_least(config.model):
         what = (
-            f"the model is large for this corpus: {forecast.parameters:,} parameters for {forecast.tokens:,.0f} "
+            f"the model is too large for this corpus: {forecast.parameters:,} parameters for {forecast.tokens:,.0f} "
             "tokens; it overfits"
         )
         yield what, _advice(_other_width(config, forecast, parameters_of, larger=False), "use more text")
@@ -153,8 +153,8 @@ def forecast_problems(
         and not _is_largest(config.model)
     ):
         what = (
-            f"the model is small for this budget: {forecast.epochs:,.0f} epochs, {forecast.parameters:,} parameters "
-            f"for {forecast.tokens:,.0f} tokens; it underfits"
+            f"the model is too small for this budget: {forecast.epochs:,.0f} epochs, {forecast.parameters:,} "
+            f"parameters for {forecast.tokens:,.0f} tokens; it underfits"
         )
         yield what, _advice(_other_width(config, forecast, parameters_of, larger=True), "lower train.budget")
 
@@ -179,8 +179,8 @@ def _warmup_problem(config: TrainConfig, forecast: Forecast) -> Iterator[tuple[s
     if config.budget.unit == "seconds" and forecast.steps < warmup:
         yield (
             f"train.schedule.warmup is {warmup:,} steps, but train.budget = {str(config.budget)!r} is about "
-            f"{forecast.steps:,.0f} steps here: the learning rate never reaches its peak",
-            f"set train.schedule.warmup = {max(1, round(forecast.steps / 20)):,}, or raise train.budget",
+            f"{forecast.steps:,.0f} steps on this machine: the learning rate never reaches its peak",
+            f"set train.schedule.warmup = {max(1, round(forecast.steps / 20))}, or raise train.budget",
         )
 
 

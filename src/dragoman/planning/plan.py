@@ -74,9 +74,7 @@ def plan_training(
     source and target; default: detected from file names, TMX variants or frequent words.  valid, test: two files each;
     default: drawn from the text, without near-duplicates of the training pairs.  out: the TOML file, default
     `<source>-<target>.toml` in the current folder; the split is written into the folder `<name>-data` beside it.  log:
-    receives messages.
-
-    Raises UsageError for invalid arguments and existing output, DataError for unusable text.
+    receives messages.  Raises UsageError for invalid arguments and existing output, DataError for unusable text.
     """
     seconds = _seconds(budget)
     given = {part: _two(files, NAMES[part]) for part, files in ((VALID, valid), (TEST, test)) if files is not None}

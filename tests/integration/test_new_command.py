@@ -225,7 +225,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
     for arguments, message in (
         ({"target": None}, r"one file of the format '.en'; accepted: two text files \(SOURCE TARGET\), one .tsv"),
         ({"target": "no.fr"}, "no such file: no.fr"),
-        ({"target": tmp_path / "a.txt"}, r"not clear \(found: en, unknown\); name them.*--languages en fr"),
+        ({"target": tmp_path / "a.txt"}, r"cannot be detected \(found: en, unknown\); specify them.*--languages en fr"),
         ({"budget": "20 epochs"}, "budget = '20 epochs': accepted: a time of at least 30 s, such as"),
         ({"budget": "soon"}, "budget = 'soon': accepted: a time of at least 30 s, such as"),
         ({"budget": "1 s"}, "budget = '1 s': accepted: a time of at least 30 s, such as"),

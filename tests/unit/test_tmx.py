@@ -56,7 +56,7 @@ def test_the_source_language_is_that_of_the_header(tmp_path: Path, source: str, 
 
 def test_three_languages_need_a_choice(tmp_path: Path) -> None:
     file = write(tmp_path / "a.tmx", unit(de="Ja", en="Yes", fr="Oui"), unit(de="Nein", en="No"))
-    with pytest.raises(UsageError, match=r"de \(2\), en \(2\), fr \(1\); two languages are needed.*--languages de en"):
+    with pytest.raises(UsageError, match=r"de \(2\), en \(2\), fr \(1\); specify the two to use.*--languages de en"):
         tmx_languages(file)
 
 

@@ -18,7 +18,7 @@ __all__ = ["SIZES", "CorpusFacts", "Setting", "Size", "Speed", "Training", "choo
 TOKENS_PER_WEIGHT = 5.0
 """Training tokens per weight of the layers that a size needs to be better than the next smaller one."""
 _TRAINED_SHARE = 0.93
-"""Share of the budget that is spent on steps; the rest is validation and saving."""
+"""Share of the budget that is used for steps; validation and saving use the rest."""
 _STEPS = 5000
 _BYTES = 260  # and the special tokens
 
@@ -57,7 +57,7 @@ class Size:
 
 
 SIZES = tuple(Size(*size) for size in ((128, 1), (128, 2), (128, 4), (192, 4), (256, 4), (384, 5), (512, 6)))
-"""From small to large."""
+"""Sizes in increasing order."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class CorpusFacts:
 
 @dataclass(frozen=True)
 class Speed:
-    """Measured source + target tokens per second of training a model of this size, and its parameters."""
+    """Measured training speed of a size in source + target tokens per second, and its number of parameters."""
 
     size: Size
     tokens_per_second: float

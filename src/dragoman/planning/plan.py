@@ -167,7 +167,7 @@ def _examine(text: ParallelText, files: tuple[str | Path, str | Path | None], lo
         raise DataError("\n".join(f"{error.where}: {error.what}. {error.advice}" for error in errors))
     warnings = [finding.what for finding in diagnosis.findings if finding.severity == "warning"]
     if files[1] is None:
-        for warning in warnings:  # `dragoman doctor` cannot read every format that is accepted here
+        for warning in warnings:  # `dragoman doctor` does not read .tmx files
             log(f"text: warning: {warning}")
     elif warnings:
         command = shlex.join(["dragoman", "doctor", *map(str, files)])
@@ -190,7 +190,7 @@ def _log_split(split: Split, log: Callable[[str], None]) -> None:
 
 
 def _data_settings(languages: tuple[str, str], folder: Path, split: Split, given: dict[int, Files]) -> list[Setting]:
-    """Return [data]; held-out parts without pairs are left out."""
+    """Return the settings of the section [data], without empty validation or test sets."""
     source, target = languages
     files = {part: {"source": f"{name}.{source}", "target": f"{name}.{target}"} for part, name in NAMES.items()}
     settings = [
@@ -213,7 +213,7 @@ def _data_settings(languages: tuple[str, str], folder: Path, split: Split, given
 
 
 def _is_replaced(data: list[Setting], folder: Path) -> bool:
-    """Return whether the usual normalization of the tokenizer changes many target lines."""
+    """Return whether the default normalization of the tokenizer changes many target lines."""
     document = nested(data)
     document["data"]["root"] = str(folder.resolve())
     return any(True for _ in replaced_characters(parse_config(document)))

@@ -113,9 +113,9 @@ def _tsv_pairs(path: Path, columns: tuple[int, int]) -> Iterator[tuple[str, str]
 
 
 def _text_columns(path: Path, log: Callable[[str], None]) -> tuple[int, int]:
-    """Return the first two columns that hold text: most sampled values have letters, and most of these are distinct.
+    """Return the first two columns of text: most sampled values have letters, and most of these are distinct.
 
-    Downloads of Tatoeba have numbers of sentences, languages or names of authors beside each text.
+    Downloads of Tatoeba have sentence numbers, languages or author names in other columns.
     """
     step = max(1, count_lines(path) // _SAMPLE)  # many corpora are sorted
     lines = islice(enumerate(open_lines(path), 1), 0, None, step)
@@ -140,7 +140,7 @@ def _text_columns(path: Path, log: Callable[[str], None]) -> tuple[int, int]:
 
 
 def _languages(source: Path, target: Path, names: tuple[Path, Path]) -> tuple[str, str]:
-    """Return the languages by file names, else by frequent words.  Raises UsageError if one is unknown."""
+    """Detect the languages by file names, else by frequent words.  Raises UsageError if one is unknown."""
     found = [_named_language(name) if names[0] != names[1] else None for name in names]
     if None in found and names[0] == names[1]:
         found = list(_pair_in_name(names[0]))
@@ -152,14 +152,14 @@ def _languages(source: Path, target: Path, names: tuple[Path, Path]) -> tuple[st
         files = " and ".join(dict.fromkeys(map(str, names)))
         shown = ", ".join(code or "unknown" for code in found)
         raise UsageError(
-            f"the languages of {files} are not clear (found: {shown}); name them, source first, with --languages, for "
-            "example --languages en fr"
+            f"the languages of {files} cannot be detected (found: {shown}); specify them, source first, with "
+            "--languages, for example --languages en fr"
         )
     return str(found[0]), str(found[1])
 
 
 def _named_language(path: Path) -> str | None:
-    """Return the language that a file name ends with: `a.fr`, `a.fr.gz`, `a-fr.txt`, `a_fr.txt`."""
+    """Return the language code at the end of a file name: `a.fr`, `a.fr.gz`, `a-fr.txt`, `a_fr.txt`."""
     if code := file_language(path):
         return code
     stem = path.name.removesuffix(path.suffix if path.suffix in (".gz", ".zst", ".xz") else "")
@@ -168,7 +168,7 @@ def _named_language(path: Path) -> str | None:
 
 
 def _pair_in_name(path: Path) -> tuple[str | None, str | None]:
-    """Return the two codes of a name such as `corpus.en-fr.tsv`, which stand side by side."""
+    """Return two adjacent language codes in a file name such as `corpus.en-fr.tsv`; None if there are none."""
     parts = [part.casefold() for part in _PART.split(path.name)]
     for one, other in pairwise(parts):
         if one in SCRIPTS and other in SCRIPTS:

@@ -1,4 +1,4 @@
-"""Training, validation and test files of a parallel text, without near-duplicates of the training part."""
+"""Split of a parallel text into training, validation and test files without near-duplicates between them."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _write(
     languages: tuple[str, str],
     step: int,
 ) -> None:
-    """Write the pairs of all parts; every `step`-th training pair is a sample."""
+    """Write the pairs of all parts; add every `step`-th training pair to the sample."""
     with ExitStack() as stack:
         files = {
             part: [

@@ -142,7 +142,7 @@ def time_steps(run: TrainingRun, seconds: float = _SECONDS) -> StepTiming:
 
 
 def busy_machine(cores: float) -> str | None:
-    """Return the problem that other programs slowed a measurement on the CPU down; None if they did not."""
+    """Return a warning if other programs slowed down a measurement on the CPU; otherwise None."""
     if torch.cuda.is_available() or cores >= _BUSY:
         return None
     return f"the machine is busy: training got {cores:.0%} of a core while its speed was measured"

@@ -54,7 +54,7 @@ class TmxCount:
     controls: int = 0
 
     def drop_controls(self, number: int) -> None:
-        """Count removed characters."""
+        """Add a number of removed characters."""
         self.controls += number
 
     def __str__(self) -> str:
@@ -192,8 +192,8 @@ def tmx_languages(path: Path) -> tuple[str, str]:
     if len(found) > 2:
         first, second = [language for language, _ in count.languages.most_common() if language][:2]
         raise UsageError(
-            f"{path}: has variants in {_listed(count.languages)}; two languages are needed: name them, source first, "
-            f"with --languages, for example --languages {first} {second}"
+            f"{path}: has variants in {_listed(count.languages)}; specify the two to use, source first, with "
+            f"--languages, for example --languages {first} {second}"
         )
     first, second = found
     return (second, first) if language_code(count.source_language) == second else (first, second)
@@ -220,7 +220,7 @@ def check_languages(path: Path, count: TmxCount, wanted: tuple[str, str] | None 
     if wanted:
         raise UsageError(
             f"{path}: no unit has a text in both {wanted[0]!r} and {wanted[1]!r} (found: {_listed(count.languages)}); "
-            "name two of these languages with --languages"
+            "specify two of these languages with --languages"
         )
 
 

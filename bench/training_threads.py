@@ -43,7 +43,7 @@ def steps(config: Path, scratch: Path, threads: int, seconds: float, least: int)
 
     keep_freed_memory()
     torch.set_num_threads(threads)
-    run = open_run(load_config(config), scratch / "run", str)
+    run = open_run(load_config(config), scratch / "run")
     trainer = Trainer(run, DistributedContext("cpu"), Reporter())
     trainer.model.train()
     plan, tokens, digest = run.task.epoch(0), 0, ""

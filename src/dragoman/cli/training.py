@@ -120,13 +120,12 @@ def train(
 def _log_test_scores(document: Config, run: Path, reporter: RichReporter) -> None:
     from dragoman.data.corpus import corpus_spec, read_pairs
     from dragoman.evaluation.metrics import evaluate_model
-    from dragoman.io.run_log import Phase
     from dragoman.pipelines.translation import Translator
 
     data = document.parallel
     assert data.test is not None
     pairs = list(read_pairs(corpus_spec(document, data.test)))
-    reporter.log(Phase("test", f"translating {len(pairs):,} sentences"))
+    reporter.phase("translating the test set", f"{len(pairs):,} sentences")
     translator = Translator.load(run, document.train.device, quantize="none")
     sources, references = [p.source for p in pairs], [[p.target for p in pairs]]
     for line in evaluate_model(translator, sources, references, language=data.target_language).lines():

@@ -17,33 +17,23 @@ from typing import Any
 from dragoman.errors import TrainingError
 from dragoman.io.writing import writing
 
-__all__ = ["Phase", "Reporter", "RunLog", "Sample", "Status", "read_log"]
-
-
-class Phase(str):
-    """A message that names what is done from now on; repeated with another detail, it tells how far that is."""
-
-    def __new__(cls, name: str, detail: str = "") -> Phase:
-        phase = super().__new__(cls, f"{name}: {detail}" if detail else name)
-        phase.name, phase.detail = name, detail
-        return phase
-
-    name: str
-    detail: str
+__all__ = ["Messages", "Reporter", "RunLog", "Sample", "Status", "read_log"]
 
 
 @dataclass(frozen=True)
 class Status:
     """State of a training after a step.
 
-    used: fraction of the budget.  loss: nats per target token since the last row of the log.  tokens_per_second: source
-    + target, of about the last minute.  seconds_left: with all validations to come.  next_validation: in seconds.
-    best: highest score, or lowest loss, of a validation.  None: not known yet.
+    used: fraction of the budget.  loss: of the step, in nats per target token; NaN if the step was skipped.  targets:
+    target tokens of the step; 0 if it was skipped.  tokens_per_second: source + target, mean of about the last minute.
+    seconds_left: including all validations to come.  next_validation: seconds until it begins.  best: highest score, or
+    lowest loss, of a validation.  None: not known yet.
     """
 
     step: int
     used: float
     loss: float
+    targets: float
     learning_rate: float
     tokens_per_second: float
     warming_up: bool
@@ -64,14 +54,21 @@ class Sample:
 
 
 class Reporter:
-    """Callbacks for the events of a training run; these do nothing, those of the command line print progress."""
+    """Callbacks for the events of a training run.  By default, all messages go to `log`, which ignores them."""
 
     def log(self, text: str) -> None:
-        """Receive a message for the user: a `Phase`, a warning, which begins with "warning: ", or another one."""
+        """Receive a message for the user."""
+
+    def warn(self, text: str) -> None:
+        """Receive a warning."""
+        self.log(f"warning: {text}")
 
     def result(self, text: str) -> None:
         """Receive a message that states the result of the command."""
         self.log(text)
+
+    def phase(self, name: str, detail: str = "") -> None:
+        """Receive the name of the work that begins; called again with the same name, its progress as `detail`."""
 
     def started(self, total: str, used: float) -> None:
         """Receive the start of training; total: the budget; used: the fraction of it already used."""
@@ -91,6 +88,16 @@ class Reporter:
 
     def finished(self, complete: bool) -> None:
         """Receive the end of training; complete: not interrupted, and without an error."""
+
+
+class Messages(Reporter):
+    """Collects the messages of a training run in the list `texts`."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def log(self, text: str) -> None:
+        self.texts.append(text)
 
 
 def read_log(run: Path) -> list[dict[str, Any]]:

@@ -78,7 +78,7 @@ def measure_speeds(
     for size in SIZES:
         config = probe(facts, vocabulary, size, scratch)
         try:
-            run = open_run(config, scratch / f"probe-{size.d_model}-{size.layers}", lambda text: None)
+            run = open_run(config, scratch / f"probe-{size.d_model}-{size.layers}")
             clock, processor = time.monotonic(), time.process_time()
             timing = time_steps(run, _SECONDS)
             shares.append((time.process_time() - processor) / (time.monotonic() - clock))

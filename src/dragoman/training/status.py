@@ -36,7 +36,6 @@ class ProgressEstimator:
         """Duration of the last validation, 0 before the first one."""
         self._paused = 0.0  # seconds of this session that were not training
         self._points: deque[tuple[float, float, float, int]] = deque(maxlen=_POINTS)
-        self._loss = math.nan
 
     def begin(self, progress: Progress, batches: int) -> None:
         """Receive the state in which this session begins to train; batches: of an epoch."""
@@ -48,9 +47,8 @@ class ProgressEstimator:
         if validation:
             self.validation_seconds = seconds
 
-    def status(self, progress: Progress, batches: int, loss: float, rate: float) -> Status:
-        """Return the status after a step; loss: mean since the last row of the log, NaN if that is this step."""
-        self._loss = self._loss if math.isnan(loss) else loss
+    def status(self, progress: Progress, batches: int, loss: float, targets: float, rate: float) -> Status:
+        """Return the status after a step.  loss, targets, rate: see `Status`."""
         now = self._point(progress, batches)
         first, last = self._points[0], self._points[-1]
         if now[0] - last[0] >= _SPAN:
@@ -69,7 +67,8 @@ class ProgressEstimator:
         return Status(
             step=progress.step,
             used=now[1],
-            loss=self._loss,
+            loss=loss,
+            targets=targets,
             learning_rate=rate,
             tokens_per_second=(now[3] - first[3]) / seconds,
             warming_up=progress.step < self.config.schedule.warmup,
@@ -123,11 +122,6 @@ class Window:
         self.nll, self.targets, self.tokens = 0.0, 0.0, 0
         self.since = time.monotonic()
 
-    @property
-    def loss(self) -> float:
-        """The mean loss per target token; NaN if every step was skipped."""
-        return self.nll / self.targets if self.targets else math.nan
-
     def add(self, nll: float, targets: float, batches: list[Batch], rate: float) -> None:
         self.nll += nll
         self.targets += targets
@@ -140,7 +134,7 @@ class Window:
             return None
         row = {
             "step": progress.step,
-            "loss": self.loss,
+            "loss": self.nll / self.targets,
             "learning_rate": self.rate,
             "tokens_per_second": self.tokens / max(1e-9, time.monotonic() - self.since),
             "seconds": progress.seconds,

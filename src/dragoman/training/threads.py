@@ -20,7 +20,7 @@ from dragoman.config import TrainConfig
 from dragoman.decoding.native.processor import usable_cores
 from dragoman.errors import TrainingError
 from dragoman.io.reading import read_json
-from dragoman.io.run_log import Phase
+from dragoman.io.run_log import Reporter
 from dragoman.io.writing import write_file
 
 __all__ = ["ThreadControl", "measure_threads"]
@@ -76,8 +76,8 @@ class ThreadControl:
     fastest number, measured.
     """
 
-    def __init__(self, folder: Path, config: TrainConfig, device: torch.device, log: Callable[[str], None]) -> None:
-        self._file, self._config, self._log = folder / _FILE, config, log
+    def __init__(self, folder: Path, config: TrainConfig, device: torch.device, reporter: Reporter) -> None:
+        self._file, self._config, self._reporter = folder / _FILE, config, reporter
         self._on_cpu = device.type == "cpu"
         self._fixed = config.budget.unit != "seconds"
         self._before = torch.get_num_threads()
@@ -93,7 +93,7 @@ class ThreadControl:
         wanted = self._config.threads
         if wanted != "auto":
             if wanted > (cores := usable_cores()):
-                self._log(f"warning: train.threads is {wanted}, but this process may use {_limited(cores)}")
+                self._reporter.warn(f"train.threads is {wanted}, but this process may use {_limited(cores)}")
             self._set(wanted)
         elif self._on_cpu and self._fixed and resumed:
             number = self._read() or self._before  # runs of earlier versions stored no number
@@ -101,7 +101,7 @@ class ThreadControl:
             self._set(number)
             self._plan(0.0)
             if number != self._before:
-                self._log(f"threads: {number}, as before in this run; to change that, set train.threads")
+                self._reporter.log(f"threads: {number}, as before in this run; to change that, set train.threads")
         elif self._on_cpu and work is not None:
             self._choose(work)
 
@@ -110,12 +110,12 @@ class ThreadControl:
         if len(self._numbers) == 1:
             self._set(self._numbers[0])
             return
-        self._log(Phase("measuring steps with " + ", ".join(map(str, self._numbers)) + " threads"))
+        self._reporter.phase(f"measuring steps with {', '.join(map(str, self._numbers))} threads")
         seconds = self._measure(work)
         best = choose(seconds)
         self._set(best)
         speeds = ", ".join(f"{seconds[best] / s:.2f} with {n}" for n, s in seconds.items())
-        self._log(f"threads: {best} (relative speed: {speeds})")
+        self._reporter.log(f"threads: {best} (relative speed: {speeds})")
 
     def recheck(self, work: Callable[[], object]) -> None:
         """Measure again if that is due: change the number if this run may, otherwise report one that is faster."""
@@ -126,11 +126,11 @@ class ThreadControl:
         ratio = seconds[now] / seconds[best] if now in seconds else 1.0
         if not self._fixed and ratio > _MIN_SPEEDUP:
             torch.set_num_threads(best)
-            self._log(f"threads: {best} instead of {now}, {ratio:.1f} times as fast at present")
+            self._reporter.log(f"threads: {best} instead of {now}, {ratio:.1f} times as fast at present")
         elif self._fixed and ratio > _REPORTED_SPEEDUP and not self._reported:
             self._reported = True
-            self._log(
-                f"warning: {best} thread{'s' * (best > 1)} would be {ratio:.1f} times as fast as {now} at present; the "
+            self._reporter.warn(
+                f"{best} thread{'s' * (best > 1)} would be {ratio:.1f} times as fast as {now} at present; the "
                 f"run keeps {now}, so that its result can be reproduced. To change that, resume it with "
                 f"train.threads={best}"
             )

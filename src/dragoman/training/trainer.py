@@ -27,7 +27,7 @@ from dragoman.data.batching import Batch
 from dragoman.data.doctor.precheck import precheck
 from dragoman.errors import TrainingError, UsageError
 from dragoman.io.lock import lock_run
-from dragoman.io.run_log import Phase, Reporter, RunLog, Sample, read_log
+from dragoman.io.run_log import Reporter, RunLog, Sample, read_log
 from dragoman.models.model_folder import list_checkpoints, unique_tensors
 from dragoman.models.seq2seq import Network
 from dragoman.nn.dropout import seed_dropout
@@ -74,11 +74,11 @@ def train(
     keep_freed_memory()
     with lock_run(folder):
         if config.data.kind == "parallel" and not list_checkpoints(folder):
-            reporter.log(Phase("checking the data"))
-            precheck(config, reporter.log)
-        run = open_run(config, folder, reporter.log)
+            reporter.phase("checking the data")
+            precheck(config, reporter.warn)
+        run = open_run(config, folder, reporter)
         run.check_memory(context.device)
-        reporter.log(Phase("building the model"))
+        reporter.phase("building the model")
         return Trainer(run, context, reporter).train()
 
 
@@ -118,11 +118,12 @@ class Trainer:
             self.ema = {name: p.clone() for name, p in unique_tensors(self.model).items()}
         self.progress = run.resume(self.model, self.optimizer, self.ema)
         self.validation = run.task.validation()
-        self.log = RunLog(run.folder, self.progress.step, not run.needs_last(self.progress), lambda: run.last_good())
-        self.threads = ThreadControl(run.folder, self.config, context.device, reporter.log)
+        self.log = RunLog(run.folder, self.progress.step, run.is_validated(self.progress), run.last_good)
+        self.threads = ThreadControl(run.folder, self.config, context.device, reporter)
         self.estimator = ProgressEstimator(self.config, self.validation is not None, read_log(run.folder))
         self.scores: dict[str, Any] = {}
         self._window = Window()
+        self._step_loss = (math.nan, 0.0)  # nats per target token of the last step, target tokens
         self._planned: tuple[int, list[NDArray[np.int64]]] = (-1, [])
         self._saved = 0.0  # amount of train.save_every at the last checkpoint
         self._slow_save_reported = False
@@ -140,7 +141,7 @@ class Trainer:
             self.reporter.log(f"{self.run.folder}: {exhausted}")
         else:
             for warning in self._warnings():
-                self.reporter.log(f"warning: {warning}")
+                self.reporter.warn(warning)
             self.reporter.started(str(self.config.budget), self._used())
         self._clock = time.monotonic() - self.progress.seconds
         self.estimator.begin(self.progress, len(self._plan()))
@@ -155,8 +156,8 @@ class Trainer:
                 if not interrupted:
                     self._finish()
                     self._check_usable()
-                elif self.run.needs_last(self.progress):
-                    self._save({}, interrupted=True)
+                elif not self.run.is_validated(self.progress):
+                    self._save({}, validated=False)
             complete = not interrupted
         finally:
             self.log.close()
@@ -181,8 +182,10 @@ class Trainer:
             progress.seconds = time.monotonic() - self._clock
             if progress.batch >= len(plan):
                 progress.epoch, progress.batch = progress.epoch + 1, 0
-            status = self.estimator.status(progress, len(self._plan()), self._window.loss, self._window.rate)
-            self.reporter.progressed(status)
+            loss, targets = self._step_loss
+            self.reporter.progressed(
+                self.estimator.status(progress, len(self._plan()), loss, targets, self._window.rate)
+            )
             if progress.step % self.config.log_every == 0 and (row := self._window.row(progress)):
                 self.log.write(row)
                 self.reporter.stepped(row, self._used())
@@ -207,7 +210,7 @@ class Trainer:
         counts = torch.tensor([sum(b.tgt_tokens for b in batches)], dtype=torch.float64)
         total = float(self.context.sum(counts))
         self.optimizer.zero_grad(set_to_none=True)
-        nll = 0.0
+        nll, self._step_loss = 0.0, (math.nan, 0.0)
         for i, batch in enumerate(batches):
             seed_dropout(self.config.seed, progress.step, i, self.context.rank)
             last = i == len(batches) - 1
@@ -221,6 +224,7 @@ class Trainer:
             self.optimizer.step()
             self._update_ema()
             self._window.add(nll, total, batches, rate)
+            self._step_loss = nll / total, total
 
     def trial(self) -> None:
         """Compute the gradients of the next batch and discard them: the cost of a step without its effect."""
@@ -255,9 +259,8 @@ class Trainer:
         progress = self.progress
         progress.skipped += 1
         progress.bad_in_a_row += 1
-        self.reporter.log(
-            f"warning: step {progress.step}: the loss or a gradient is not finite; step skipped "
-            f"({progress.skipped} so far)"
+        self.reporter.warn(
+            f"step {progress.step}: the loss or a gradient is not finite; step skipped ({progress.skipped} so far)"
         )
         if progress.bad_in_a_row >= self.config.max_bad_steps:
             raise TrainingError(
@@ -309,7 +312,7 @@ class Trainer:
         progress.validated = self._amount(self.config.validate_every)
         better = False
         if self.validation is not None:
-            self.reporter.log(Phase("validation"))
+            self.reporter.phase("validation")
             with swapped_weights(self.model, self.ema):
                 self.scores = self.validation(self.model)
             value = self._value(self.scores)
@@ -347,21 +350,21 @@ class Trainer:
     def _save_between(self) -> None:
         """Save a checkpoint that is not validated, so that a run that is killed loses little."""
         every, began = self.config.save_every, time.monotonic()
-        self._save({}, interrupted=True)
+        self._save({}, validated=False)
         seconds = time.monotonic() - began
         self.estimator.pause(seconds)
         self._window.since += seconds
         if every.unit == "seconds" and seconds > _MOST_SAVING * every.amount and not self._slow_save_reported:
             self._slow_save_reported = True
-            self.reporter.log(
-                f"warning: saving a checkpoint took {seconds:.1f} s, more than {_MOST_SAVING:.0%} of train.save_every "
+            self.reporter.warn(
+                f"saving a checkpoint took {seconds:.1f} s, more than {_MOST_SAVING:.0%} of train.save_every "
                 f"= {str(every)!r}; raise it to save less often"
             )
 
-    def _save(self, scores: dict[str, Any], interrupted: bool = False) -> None:
+    def _save(self, scores: dict[str, Any], validated: bool = True) -> None:
         self._saved = self._amount(self.config.save_every)
         if self.context.is_main:
-            self.run.save(self.model, self.optimizer, self.progress, self.ema, scores, interrupted)
+            self.run.save(self.model, self.optimizer, self.progress, self.ema, scores, validated)
         self.context.barrier()
 
     def _finish(self) -> None:
@@ -372,13 +375,13 @@ class Trainer:
                 f"validations (train.patience = {self.config.patience})"
             )
         if warning := warmup_warning(self.config, self.progress):
-            self.reporter.log(f"warning: {warning}")
-        if self.run.needs_last(self.progress):
+            self.reporter.warn(warning)
+        if not self.run.is_validated(self.progress):
             self._validate()
         if self.config.average < 2 or self.validation is None or not self.context.is_main:
             return
         count = min(self.config.average, len(validated_checkpoints(self.run.folder)))
-        self.reporter.log(Phase(f"validation of the average of the last {count} checkpoints"))
+        self.reporter.phase(f"validation of the average of the last {count} checkpoints")
         averaged = self.run.average(count)
         if averaged is None:
             return

@@ -116,6 +116,12 @@ class TrainConfig(Section):
         description="length of the training; the schedule `budget` ends with it",
         examples=["30 epochs"],
     )
+    expected_speed: limits.OptionalCount = Field(
+        0,
+        description="tokens per second (source + target) that `dragoman new` expects, including validations; a "
+        "training in minutes that reaches less than 80 % reports it; 0 = unknown",
+        examples=[4500],
+    )
     batch_tokens: limits.TokensPerBatch = Field(
         4096, description="source + target tokens per batch, with padding", examples=[8192]
     )

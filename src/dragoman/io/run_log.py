@@ -17,7 +17,10 @@ from typing import Any
 from dragoman.errors import TrainingError
 from dragoman.io.writing import writing
 
-__all__ = ["Messages", "Reporter", "RunLog", "Sample", "Status", "read_log"]
+__all__ = ["Messages", "Reporter", "RunLog", "Sample", "Status", "append_row", "read_log"]
+
+_AT_THE_END = {"average", "test"}
+"""Keys of the rows that are written after training, and again when a resumed run ends."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,13 @@ def read_log(run: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def append_row(run: Path, row: dict[str, Any]) -> None:
+    """Append a row to `log.jsonl` of a run that is not in training."""
+    path = run / "log.jsonl"
+    with writing(path), path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+
+
 class RunLog:
     """Appends rows to `log.jsonl` and to TensorBoard events, after removing rows of lost work: those after `step`.
 
@@ -131,8 +141,7 @@ class RunLog:
 
     def __init__(self, run: Path, step: int, validated: bool = True, saved: Callable[[], str] = str) -> None:
         self._path, self._saved = run / "log.jsonl", saved
-        # The row of the averaged model is written again when the resumed run ends.
-        kept = [row for row in read_log(run) if row["step"] <= step and "average" not in row]
+        kept = [row for row in read_log(run) if row["step"] <= step and not row.keys() & _AT_THE_END]
         if not validated:
             kept = [row for row in kept if row["step"] < step or "validation_seconds" not in row]
         unfinished = run / ".log.jsonl.unfinished"

@@ -46,7 +46,7 @@ __all__ = ["TrainingRun", "average_run", "check_files", "open_run", "validated_c
 
 _MAY_CHANGE = ("train.budget", "train.validate_every", "train.validate_sentences", "train.save_every",
                "train.patience", "train.keep", "train.log_every", "train.average", "train.device", "train.threads",
-               "train.max_bad_steps", "search.", "data.root")  # fmt: skip
+               "train.max_bad_steps", "train.expected_speed", "search.", "data.root")  # fmt: skip
 """Settings that a resumed run may change, because they do not affect the steps already made."""
 
 _PATHS = (

@@ -49,10 +49,11 @@ _ADVICE = "Lower the learning rate, set train.clip_norm=1, or check the data wit
 
 @dataclass(frozen=True)
 class TrainResult:
-    """run: the run folder.  progress: at the end.  interrupted: by a signal.  scores: of the last validation."""
+    """run: the run folder.  progress, epochs: at the end.  interrupted: by a signal.  scores: last validation."""
 
     run: Path
     progress: Progress
+    epochs: float
     interrupted: bool
     scores: dict[str, Any]
 
@@ -163,7 +164,8 @@ class Trainer:
             self.log.close()
             self.threads.restore()
             self.reporter.finished(complete)
-        return TrainResult(self.run.folder, self.progress, interrupted, self.scores)
+        epochs = amount("epochs", self.progress, len(self._plan()))
+        return TrainResult(self.run.folder, self.progress, epochs, interrupted, self.scores)
 
     def _warnings(self) -> Iterator[str]:
         """Yield what is wrong with the plan, as far as it is known without measuring the speed."""

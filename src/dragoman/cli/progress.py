@@ -103,7 +103,7 @@ class RichReporter(Reporter):
         self.console.print(text, markup=False, soft_wrap=True)
 
     def started(self, total: str, used: float) -> None:
-        self.log(f"training for {total}" + (f", {used:.0%} already used" if used else ""))
+        self.log(f"training for {total}" + (f", {math.floor(100 * used)} % already used" if used else ""))
         self._phase = None
 
     def progressed(self, status: Status) -> None:

@@ -49,7 +49,7 @@ class Status:
 
 @dataclass(frozen=True)
 class Sample:
-    """A pair of the validation data with the translation of the source at a validation."""
+    """A validation pair and the model's translation of its source."""
 
     source: str
     reference: str
@@ -87,7 +87,7 @@ class Reporter:
         """Receive the scores of a validation, and whether they are the best so far."""
 
     def translated(self, sample: Sample) -> None:
-        """Receive the translation of a sentence of the validation data, always the same one, after a validation."""
+        """Receive the translation of a validation sentence after a validation; it is the same sentence each time."""
 
     def finished(self, complete: bool) -> None:
         """Receive the end of training; complete: not interrupted, and without an error."""
@@ -133,10 +133,11 @@ def append_row(run: Path, row: dict[str, Any]) -> None:
 
 
 class RunLog:
-    """Appends rows to `log.jsonl` and to TensorBoard events, after removing rows of lost work: those after `step`.
+    """Appends rows to `log.jsonl` and to TensorBoard events, after removing the rows of lost work.
 
-    validated: whether the checkpoint of `step` was validated; if not, a validation of that step is lost work, too.
-    saved: returns a sentence on what is saved, for the TrainingError that is raised when the disk is full.
+    step: of the checkpoint from which the run resumes; later rows are removed.  validated: whether it was validated; if
+    not, a validation row of `step` is removed, too.  saved: returns a sentence about the saved checkpoints, for the
+    TrainingError that is raised if the disk is full.
     """
 
     def __init__(self, run: Path, step: int, validated: bool = True, saved: Callable[[], str] = str) -> None:

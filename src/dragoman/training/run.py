@@ -72,14 +72,14 @@ def open_run(config: Config, folder: Path, reporter: Reporter | None = None) -> 
     task = _open_task(config, folder.parent / "prepared", reporter)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    write_file(stored, dump_toml(_seen_from(config, folder)).encode())
+    write_file(stored, dump_toml(_with_relative_root(config, folder)).encode())
     if task.profile is not None:
         reporter.log(f"data: {task.profile}")
     return TrainingRun(config, folder, task, reporter)
 
 
-def _seen_from(config: Config, folder: Path) -> Config:
-    """Return the configuration with a `data.root` that is relative to the run folder, where it is stored."""
+def _with_relative_root(config: Config, folder: Path) -> Config:
+    """Return the configuration with `data.root` relative to the run folder, in which it is stored."""
     if not list(config.data.files()):
         return config
     root = move_root(config.data.root, folder)
@@ -114,7 +114,7 @@ def check_files(config: Config) -> None:
 
 
 def _elsewhere(text: str, path: Path) -> str:
-    """Return that a file exists in the current directory instead of at `path`, or the nearest name beside it."""
+    """Return a hint about a missing file: found in the current directory, or the most similar name in its folder."""
     here = resolve_path(text)
     if here != path and here.is_file():
         return " (it exists in the current directory: data.root=.)"
@@ -291,9 +291,9 @@ def average_run(folder: Path, last: int) -> Path:
 
 
 def with_root_of_run(config: Config, checkpoint: Path) -> Config:
-    """Return the configuration of a checkpoint with the `data.root` of its run, seen from the current directory.
+    """Return the configuration of a checkpoint with the `data.root` of its run, relative to the current directory.
 
-    That of the checkpoint starts at the directory in which the training was started.
+    The `data.root` of the checkpoint itself is relative to the directory in which the training was started.
     """
     run = checkpoint.parent.parent
     if checkpoint.parent.name != "checkpoints" or not (run / "config.toml").is_file():
@@ -308,7 +308,7 @@ def with_root_of_run(config: Config, checkpoint: Path) -> Config:
 def _validation_scores(
     config: Config, vocabulary: Vocabulary, weights: Mapping[str, Tensor], profile: TrainingProfile | None
 ) -> dict[str, Any]:
-    """Return the scores of a translation model, for which the training data need not be read; else nothing."""
+    """Return the validation scores of a translation model; {} for other tasks, which need their training data."""
     if config.data.kind != "parallel" or config.parallel.valid is None or not isinstance(vocabulary, Tokenizer):
         return {}
     try:

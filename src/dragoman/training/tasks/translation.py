@@ -67,8 +67,8 @@ class TranslationValidation:
     """Scores a network on the validation pairs.
 
     Returns valid_loss (nats per token, not smoothed) and perplexity of all pairs, and bleu, chrf and exact_match
-    (percent) of the first train.validate_sentences pairs, decoded greedily, as a translator with `profile` does.
-    sample: one of these, after a validation.
+    (percent) of the first train.validate_sentences pairs, decoded greedily.
+    profile: see `Translator.describe_data`.  sample: one of the translated pairs, None before the first validation.
     """
 
     def __init__(

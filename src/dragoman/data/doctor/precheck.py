@@ -60,7 +60,7 @@ def precheck(config: Config, warn: Callable[[str], None]) -> None:
     for key, what, advice in replaced_characters(config):
         warn(f"{key}: {what}; {advice}")
     for warning in _overlap_warnings(list(train.values()), held_out):
-        warn(f"{warning}")
+        warn(warning)
 
 
 def replaced_characters(config: Config) -> Iterator[tuple[str, str, str]]:

@@ -88,7 +88,7 @@ def main() -> None:
                 break
             (step, seconds), (kept, kept_seconds) = last_step(run), saved(run)
             repeated.append(max(0.0, seconds - kept_seconds))
-            row = (f"{after:.1f} s", step, doing.split("  ")[0][:40], kept, f"{repeated[-1]:.1f} s")
+            row = (f"{after:.1f} s", step, doing.strip().split("  ")[0][:40], kept, f"{repeated[-1]:.1f} s")
             print(f"| {kill} | " + " | ".join(map(str, row)) + " |", flush=True)
         session(given.config, overrides, run, None)
         threads = json.loads((run / "threads.json").read_bytes())["threads"]

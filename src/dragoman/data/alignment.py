@@ -66,7 +66,7 @@ class LineFeatures:
 
 @dataclass(frozen=True)
 class Drift:
-    """Where files of different line counts begin to diverge: between lines `first` and `last`, probably at `best`.
+    """Range of lines, `first` to `last`, in which files of different line counts begin to diverge, probably at `best`.
 
     Lines are counted from 1; the line after the last line of the shorter file is its end.
     """
@@ -76,13 +76,12 @@ class Drift:
     best: int
 
     def describe(self, lines: int) -> str:
-        """Return a sentence without its end.  lines: those of the shorter file."""
-        end = "the end of the shorter file"
+        """Return a sentence without its final punctuation.  lines: number of lines of the shorter file."""
+        best = "the end of the shorter file" if self.best > lines else f"line {self.best:,}"
         if self.first == self.last:
-            return f"They diverge at {end if self.best > lines else f'line {self.best:,}'}"
-        last = end if self.last > lines else f"line {self.last:,}"
-        best = "there" if self.best == self.last > lines else f"at line {self.best:,}"
-        return f"They diverge between line {self.first:,} and {last}, probably {best}"
+            return f"They diverge at {best}"
+        last = "the end" if self.last > lines else f"{self.last:,}"
+        return f"They probably diverge at {best} (possible range: line {self.first:,} to {last})"
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,7 @@ def _costs(source: LineFeatures, target: LineFeatures, median_log_ratio: float) 
 
 
 def locate_drift(source: LineFeatures, target: LineFeatures) -> Drift | None:
-    """Return where files of different line counts begin to diverge, or None if their lines do not tell.
+    """Locate the line at which files of different line counts begin to diverge; return None if it is unclear.
 
     Dynamic programming over shifts: for every line, the cost of the cheapest path that leaves shift zero before it.
     """
@@ -199,7 +198,7 @@ def _matches(cost: float, shorter: LineFeatures, longer: LineFeatures, ratio: fl
 
 
 def misalignment(source: Path, target: Path) -> tuple[Drift | None, str] | None:
-    """Return where two files diverge, if their lines tell, and a message, or None if they have equally many lines.
+    """Return where two files diverge (None if unclear) and a message, or None if they have equally many lines.
 
     Raises DataError if a file cannot be read.
     """
@@ -218,8 +217,8 @@ def misalignment(source: Path, target: Path) -> tuple[Drift | None, str] | None:
         )
     return drift, (
         f"{counts}{drift.describe(min(n_source, n_target))}:\n"
-        f"  source: {_line_at(source, drift.best)}\n"
-        f"  target: {_line_at(target, drift.best)}\n"
+        f"  source, line {drift.best:,}: {_line_at(source, drift.best)}\n"
+        f"  target, line {drift.best:,}: {_line_at(target, drift.best)}\n"
         "Restore the missing line or remove the extra line; never filter one side alone."
     )
 

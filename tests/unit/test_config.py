@@ -82,6 +82,12 @@ def test_every_problem_is_told_at_once_with_the_nearest_name() -> None:
     assert "'bad': not an override; write key=value" in text
 
 
+def test_the_second_word_of_a_value_without_quotes_gets_advice() -> None:
+    (problem,) = problems("train.seed=2", "train.budget=20", "min")[:1]
+    assert problem.startswith("'min': not an override; write key=value, such as train.seed=2;")
+    assert problem.endswith("quoted: 'train.budget=20 min'")
+
+
 def test_a_key_of_another_kind_is_refused() -> None:
     (problem,) = problems("model.position.kind=sinusoidal", "model.position.base=500.0")
     assert problem == (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import types
 import typing
 from collections.abc import Iterable, Iterator
@@ -44,9 +45,9 @@ class Key:
 
     @property
     def override(self) -> str:
-        """The example as an argument of `dragoman train`."""
+        """The example as an argument of `dragoman train`, quoted for the shell."""
         value = self.example.strip('"')
-        return f"{self.name}={value}"
+        return shlex.quote(f"{self.name}={value}")
 
 
 @dataclass(frozen=True)

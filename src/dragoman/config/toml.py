@@ -43,29 +43,42 @@ def annotated_toml(document: Section, given: Collection[str], preset: str | None
     """
     lines = []
     for name, section in document:
-        lines += [f"[{name}]", *_lines(section, f"{name}.", "", given, preset), ""]
+        usual = type(document).model_fields[name].default
+        lines += [f"[{name}]", *_lines(section, usual, f"{name}.", "", given, preset), ""]
     return "\n".join(lines)
 
 
-def _lines(section: Section, prefix: str, inner: str, given: Collection[str], preset: str | None) -> Iterator[str]:
-    """Yield the lines of a section.  prefix: dotted name and a dot.  inner: prefix without the name in [brackets]."""
+def _lines(
+    section: Section, usual: Any, prefix: str, inner: str, given: Collection[str], preset: str | None
+) -> Iterator[str]:
+    """Yield the lines of a section.
+
+    usual: the default section, which may be of another kind.  prefix: dotted name and a dot.  inner: prefix without the
+    name in [brackets].
+    """
     written = section.model_dump(mode="json")  # leaves out keys without effect
     for name, field in type(section).model_fields.items():
         value, key = getattr(section, name), prefix + name
-        if isinstance(value, Section) and not hasattr(value, "unit"):
-            yield from _lines(value, f"{key}.", f"{inner}{name}.", given, preset)
-            continue
         default = None if field.is_required() else field.default
-        is_set = any(one == key or one.startswith(f"{key}.") for one in given)
+        if isinstance(value, Section) and not hasattr(value, "unit"):
+            yield from _lines(value, default, f"{key}.", f"{inner}{name}.", given, preset)
+            continue
         if name not in written:
             continue
         if value is None:
             yield f"# {inner}{name}: not set"
             continue
-        shown = toml_value(written[name])
-        standard = toml_value(str(default) if hasattr(default, "unit") else default)
-        if is_set:
-            origin = "set" if value == default or default is None else f"set; default: {standard}"
-        else:
-            origin = "default" if value == default else f'preset "{preset}"'
-        yield f"{f'{inner}{name} = {shown}':<{_COLUMN}}  # {origin}"
+        if name in ("kind", "architecture"):
+            default = getattr(usual, name, None)
+        is_set = any(one == key or one.startswith(f"{key}.") for one in given)
+        origin = _origin(value, default, is_set, preset)
+        yield f"{f'{inner}{name} = {toml_value(written[name])}':<{_COLUMN}}  # {origin}"
+
+
+def _origin(value: Any, default: Any, is_set: bool, preset: str | None) -> str:
+    if value == default or (default is None and not is_set):
+        return "default"
+    if not is_set:
+        return f'preset "{preset}"'
+    standard = toml_value(str(default) if hasattr(default, "unit") else default)
+    return "set" if default is None else f"set; default: {standard}"

@@ -135,7 +135,7 @@ def _too_long(where: str, line: int) -> DataError:
 
 
 def ready_lines(descriptor: int, where: str) -> Iterator[list[bytes]]:
-    """Yield the lines of a pipe or terminal without "\n", in groups: those that arrive before the input pauses.
+    """Yield the lines of a pipe or terminal without "\\n", in groups: those that arrive before the input pauses.
 
     A group has at least `_GROUP` lines if they arrive fast enough.  Raises DataError for a line longer than 64 MiB and
     if the input cannot be read, after the lines before it.

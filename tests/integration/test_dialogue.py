@@ -310,7 +310,7 @@ def test_doctor_info_explain_and_atlas(cli: Cli, run: Path, tmp_path: Path) -> N
         (["generate", "--role", "A"], "--role applies to dialogues"),
         (["score", "--target", "x", "--source", "x"], "omit --source"),
         (["chat"], "it is not clear who speaks next; specify --role A or B or C"),
-        (["chat", "--role", "B"], "it is not clear who you are; specify --as, one of A, B, C"),
+        (["chat", "--role", "B"], "your role is not specified; specify --as, one of A, B, C"),
         (["chat", "--role", "Z"], "--role 'Z': not a role of this model; accepted: A, B, C"),
         (["chat", *GREEDY, "--max-tokens", "99"], "--max-tokens 99; accepted: 1 to 46"),
         (["chat", *GREEDY[:-1], "--temperature", "0"], "use greedy search (--greedy)"),

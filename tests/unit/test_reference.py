@@ -208,7 +208,7 @@ def test_config_prints_sections_keys_and_kinds(cli: Cli) -> None:
     code, out, err = cli("config")
     assert (code, err) == (0, "") and b"train.schedule" in out and max(map(len, out.split(b"\n"))) <= 82
     out = cli("config", "train.schedule.warmup")[1]
-    assert out.count(b"train.schedule.warmup\n") == 3 and b"kind = inverse_sqrt" in out and b"default      4000" in out
+    assert out.count(b"train.schedule.warmup\n") == 3 and b"kind = inverse_sqrt" in out and b"default   4000" in out
     out = cli("config", "model.position")[1]
     assert b"rotary" in out and b"Su et al. 2021" in out and b"max_distance" in out
     found = json.loads(cli("config", "train.clip_norm", "--json")[1])

@@ -90,7 +90,7 @@ class Session:
         if user is not None:
             self.user = chat.check_role(user, "as_ = ")
         elif role is not None and len(names) > 1 and "user" not in names:
-            raise UsageError(f"it is not clear who you are; specify --as, one of {', '.join(chat.roles)}")
+            raise UsageError(f"your role is not specified; specify --as, one of {', '.join(chat.roles)}")
         else:
             self.user = default_speaker(names or chat.roles)
         self.role = chat.answering_role([Turn(self.user, "")], role)

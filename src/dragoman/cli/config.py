@@ -143,7 +143,7 @@ def _print_key(key: Key, out: Console) -> None:
         ("meaning", key.meaning),
         ("accepts", key.value.replace("`", "")),
         ("default", key.default or "defaults of its keys"),
-        ("available with", _conditions(key, key.conditions)),
+        ("requires", _conditions(key, key.conditions)),
         ("example", key.override),
     ]
     _print_table(None, [(f"  {label}", text) for label, text in details if text], out)

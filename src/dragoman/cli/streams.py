@@ -97,7 +97,7 @@ def answer_lines(
     """Yield the answers to the lines of a file or of standard input, in order.
 
     Lines that are typed at a terminal are answered at once, and those of a pipe when it pauses; standard output is
-    flushed with each group.  prompt: shown at a terminal.  table_advice: ends the message for a table.
+    flushed with each group.  prompt: shown at a terminal.  table_advice: advice in the error for a table.
     """
     from dragoman.io.lines import check_text_file
 
@@ -113,7 +113,7 @@ def answer_lines(
 def _groups(prompt: str) -> Iterator[Iterable[str]]:
     """Yield the lines of standard input in groups: each typed line, or those that arrive before the input pauses."""
     if is_terminal(sys.stdin):
-        log("One input per line; Ctrl-D ends.")
+        log("Enter one text per line; Ctrl-D ends the input.")
         yield from ([line] for line in typed_lines(lambda: prompt))
     else:
         yield from _ready_groups()

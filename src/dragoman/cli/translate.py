@@ -104,7 +104,7 @@ def _translate_lines(
     form: Form,
     settings: Mapping[str, Any],
 ) -> None:
-    """Translate a file or standard input line by line; in a dialogue at a terminal, print the flags of each line."""
+    """Translate a file or standard input line by line; at a terminal, print flags beside each line."""
     from dragoman.bulk import format_translation
     from dragoman.io.lines import count_lines
     from dragoman.pipelines.translation import Translator

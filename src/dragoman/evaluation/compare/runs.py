@@ -241,7 +241,7 @@ def _no_run(path: Path) -> str:
 
 def _read_run(folder: Path, name: str) -> ComparedRun:
     config = flatten(load_config(folder / "config.toml", stored=True).model_dump(mode="json"))
-    if str(root := config.get("data.root", "")).startswith(".."):  # stored as seen from the run folder
+    if str(root := config.get("data.root", "")).startswith(".."):  # relative to the run folder
         config["data.root"] = str((folder / root).resolve())
     rows = read_log(folder)
     if not rows:

@@ -126,6 +126,10 @@ def test_no_line_is_named_for_files_that_do_not_belong_together(tmp_path: Path, 
     assert "diverge" not in said and "Check that both files belong together" in said
 
 
+def test_an_empty_file_is_named(tmp_path: Path) -> None:
+    assert refusal(write(tmp_path, [b"one"] * 30, [])).endswith("a.en has 30 lines; specify another file.")
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_an_extra_line_is_found(tmp_path: Path, captions: Sides, seed: int) -> None:
     source, target = list(captions[0]), list(captions[1])

@@ -12,7 +12,7 @@ import typer
 
 from dragoman.cli.options import Beam, Device, Jsonl, Models, Quantize, Seed, Split, Temperature, TopK, TopP
 from dragoman.cli.streams import answer_lines, is_interactive, is_terminal, log, open_output, show_progress
-from dragoman.errors import UsageError
+from dragoman.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from dragoman.bulk import Job
@@ -106,7 +106,6 @@ def _translate_lines(
 ) -> None:
     """Translate a file or standard input line by line; at a terminal, print flags beside each line."""
     from dragoman.bulk import format_translation
-    from dragoman.io.lines import count_lines
     from dragoman.pipelines.translation import Translator
 
     translator = Translator.load(models, **options)
@@ -118,8 +117,8 @@ def _translate_lines(
     )
     typed = source is None and output is None and is_interactive()
     structured = form in ("jsonl", "verbose")
-    if source is not None and (output is not None or not is_terminal(sys.stdout)):
-        translations = show_progress(translations, "translating", count_lines(source) if source.is_file() else None)
+    if source is not None and is_terminal(sys.stderr) and (output is not None or not is_terminal(sys.stdout)):
+        translations = show_progress(translations, "translating", _line_count(source))
     flags: Counter[str] = Counter()
     lines = several = 0
     with open_output(output, source) as write:
@@ -133,6 +132,16 @@ def _translate_lines(
     if several and settings["split"] is None:
         log(f"{several:,} of {lines:,} lines were split into sentences (--no-split translates lines without splitting)")
     _log_flags(flags, structured)
+
+
+def _line_count(path: Path) -> int | None:
+    """Return the number of lines of a regular file, or None for other or damaged files."""
+    from dragoman.io.lines import count_lines
+
+    try:
+        return count_lines(path)
+    except DataError:
+        return None
 
 
 def _translate_bulk(job: Job, inputs: list[Path], output: Path | None, column: str | None, ray: bool) -> None:

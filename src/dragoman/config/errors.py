@@ -53,7 +53,7 @@ def describe(error: dict[str, Any], root: type[BaseModel]) -> str:
             return f"{name}: missing; this key is required"
         case "tuple_type":
             return f"{name}{given}: must be a list; write {_as_list(section, path[-1], value)}"
-        case "invalid_key":  # which neither TOML nor JSON can contain
+        case "invalid_key":  # impossible in TOML and JSON
             return f"{'.'.join(path[:-1])}: the key {shown(value)} must be text"
         case "string_unicode":
             return f"{name} = {shown(value)}: invalid Unicode (lone surrogate)"
@@ -125,7 +125,7 @@ def _full_names(root: type[BaseModel]) -> dict[str, str]:
 
 
 def _names(model: type[BaseModel], prefix: str) -> Iterator[str]:
-    """Yield the dotted names of all keys of a section and below it."""
+    """Yield the dotted names of all keys in a section and its sections."""
     for name, field in model.model_fields.items():
         yield f"{prefix}{name}"
         for inner in models_in(field.annotation):

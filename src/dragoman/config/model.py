@@ -12,7 +12,16 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from dragoman.config import limits
-from dragoman.config.recurrent import GRUConfig, LSTMConfig, RecurrentEncoderConfig, RecurrentLMConfig, RNNConfig, Tie
+from dragoman.config.recurrent import (
+    GRUConfig,
+    LSTMConfig,
+    RecurrentEncoderConfig,
+    RecurrentLMConfig,
+    RNNConfig,
+    Tie,
+    TieMasked,
+    TieOutput,
+)
 from dragoman.config.section import Section
 
 __all__ = [
@@ -297,9 +306,7 @@ class DecoderOnlyConfig(BlockConfig):
 
     architecture: Literal["decoder_only"] = "decoder_only"
     n_layers: limits.Layers = Field(6, description="number of layers", examples=[4])
-    tie: Literal["all", "none"] = Field(
-        "all", description="all: share the embeddings with the output layer (Press and Wolf 2017)", examples=["none"]
-    )
+    tie: TieOutput = "all"
 
 
 class EncoderOnlyConfig(BlockConfig):
@@ -313,11 +320,7 @@ class EncoderOnlyConfig(BlockConfig):
         "per text, from the mean over its tokens",
         examples=["mean"],
     )
-    tie: Literal["all", "none"] = Field(
-        "none",
-        description="all: share the embeddings with the output layer; for masked language modelling only",
-        examples=["all"],
-    )
+    tie: TieMasked = "none"
 
 
 class VisionConfig(BlockConfig):

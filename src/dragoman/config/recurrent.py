@@ -36,6 +36,17 @@ Tie = Annotated[
         examples=["target"],
     ),
 ]
+TieOutput = Annotated[
+    Literal["all", "none"],
+    Field(description="all: share the embeddings with the output layer (Press and Wolf 2017)", examples=["none"]),
+]
+TieMasked = Annotated[
+    Literal["all", "none"],
+    Field(
+        description="all: share the embeddings with the output layer; for masked language modelling only",
+        examples=["all"],
+    ),
+]
 
 
 class ZeroState(Section):
@@ -183,9 +194,7 @@ class RecurrentLMConfig(_OneOutputPerInput):
     """Recurrent language model (Mikolov et al. 2010)."""
 
     architecture: Literal["recurrent_lm"] = "recurrent_lm"
-    tie: Literal["all", "none"] = Field(
-        "all", description="all: share the embeddings with the output layer (Press and Wolf 2017)", examples=["none"]
-    )
+    tie: TieOutput = "all"
 
 
 class RecurrentEncoderConfig(_OneOutputPerInput):
@@ -201,11 +210,7 @@ class RecurrentEncoderConfig(_OneOutputPerInput):
         "per text, from the mean over its states",
         examples=["last"],
     )
-    tie: Literal["all", "none"] = Field(
-        "none",
-        description="all: share the embeddings with the output layer; for masked language modelling only",
-        examples=["all"],
-    )
+    tie: TieMasked = "none"
 
     @model_validator(mode="after")
     def _halves(self) -> RecurrentEncoderConfig:

@@ -127,7 +127,7 @@ def test_no_line_is_named_for_files_that_do_not_belong_together(tmp_path: Path, 
 
 
 def test_an_empty_file_is_named(tmp_path: Path) -> None:
-    assert refusal(write(tmp_path, [b"one"] * 30, [])).endswith("a.en has 30 lines; specify another file.")
+    assert refusal(write(tmp_path, [b"one"] * 30, [])).endswith("Specify another file instead of the empty one.")
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -112,7 +112,8 @@ class Shift:
     def advice(self) -> str:
         return (
             f"Compare both files at line {self.first:,}: a line is missing in one of them, or there is an extra line. "
-            "If the files are correct, shuffle both files in the same order: only neighbouring lines are compared."
+            "If the files are correct, shuffle the pairs, in both files in the same order: only neighbouring lines are "
+            "compared."
         )
 
 
@@ -205,14 +206,13 @@ def misalignment(source: Path, target: Path) -> tuple[Drift | None, str] | None:
     n_source, n_target = count_lines(source), count_lines(target)
     if n_source == n_target:
         return None
-    if 0 in (n_source, n_target):
-        empty, other = (source, target) if n_source == 0 else (target, source)
-        return None, f"{empty} is empty, but {other} has {n_source + n_target:,} lines; specify another file."
     drift = locate_drift(line_features(source), line_features(target))
     counts = (
         f"{source} has {n_source:,} lines but {target} has {n_target:,}: line n of the target must translate line n of "
         "the source. "
     )
+    if 0 in (n_source, n_target):
+        return None, f"{counts}Specify another file instead of the empty one."
     if drift is None:
         return None, (
             f"{counts}The lines do not match well enough to locate the difference. Check that both files belong "

@@ -1,4 +1,4 @@
-"""Which size for which corpus and budget: the measurements behind the rules of `dragoman new`.
+"""Compare model sizes for corpora and budgets: the measurements for the rules of `dragoman new`.
 
     python bench/new_grid.py speed --threads 1 2
     python bench/new_grid.py train --corpora tatoeba_en_fr multi30k --minutes 6 20 --sizes new 128x2 192x4 --jobs 2
@@ -7,11 +7,11 @@
     python bench/new_grid.py update     # the tables of docs/guides/size_and_budget.md
 
 `speed` measures the tokens per second of each size: per second of processor time with one thread, which hardly depends
-on other programs, and per second of the clock with several threads, which needs an idle machine.  `train` converts
-minutes to tokens by these speeds, so that its scores do not depend on other programs either, and trains each (corpus,
-minutes, size) that has no line in the results yet; unfinished runs resume.  A size is `<d_model>x<layers per stack>`;
-all other settings follow the rules of `dragoman new` for the tokens of this budget, and `--set` changes them.  The size
-`new` is the one that `dragoman new` chooses with these speeds.  The validation and test sets are those of the corpora.
+on other programs, and per second of elapsed time with several threads, which requires an idle machine.  `train`
+converts minutes to tokens with these speeds, so other programs do not affect its scores, and trains each (corpus,
+minutes, size) without a result; unfinished runs resume.  A size is `<d_model>x<layers>`, with as many encoder layers as
+decoder layers; `new` is the size that `dragoman new` chooses with these speeds.  All other settings follow the rules of
+`dragoman new` for this budget; `--set` overrides them.  The validation and test sets are those of the corpora.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ CORPORA: dict[str, tuple[tuple[str, str], dict[str, tuple[str, str]], int]] = {
     "iwslt17_en_de_small": (("en", "de"), {"train": ("train.en.gz", "train.de.gz"), "valid": ("valid.en", "valid.de"),
                                            "test": ("test2013.en", "test2013.de")}, 0),
 }  # fmt: skip
-"""Name -> languages, files, and number of training pairs to use, at equal distances; 0 = all."""
+"""Name -> languages, files, and number of training pairs to use, at regular intervals; 0 = all."""
 CORPORA |= {f"tatoeba_en_fr-{pairs // 1000}k": (*CORPORA["tatoeba_en_fr"][:2], pairs) for pairs in (5_000, 30_000)}
 GUIDE = ROOT / "docs" / "guides" / "size_and_budget.md"
 RESULTS, SPEEDS = (ROOT / "docs" / "results" / "size_and_budget" / f"{name}.jsonl" for name in ("grid", "speed"))
@@ -63,7 +63,7 @@ _SAMPLE = 20_000
 
 
 def corpus_files(corpus: str, folder: Path) -> dict[str, tuple[str, str]]:
-    """Return the files of the sets; a part of a training set is written into `folder` first."""
+    """Return the files of each set; a subset of the training pairs is written into `folder` first."""
     languages, names, wanted = CORPORA[corpus]
     home = DATA / corpus.partition("-")[0]
     files = {part: (str(home / one), str(home / other)) for part, (one, other) in names.items()}
@@ -79,7 +79,7 @@ def corpus_files(corpus: str, folder: Path) -> dict[str, tuple[str, str]]:
 
 
 def known_facts(corpus: str) -> CorpusFacts:
-    """Return the facts of a corpus, with the tokens per pair of the recorded speeds."""
+    """Return the statistics of a corpus, with the tokens per pair from the recorded speeds."""
     with tempfile.TemporaryDirectory() as folder:
         pairs = list(read_pairs(CorpusSpec(*map(Path, corpus_files(corpus, Path(folder))["train"]))))
     step = max(1, len(pairs) // _SAMPLE)
@@ -101,7 +101,7 @@ def recorded_speeds(corpus: str, threads: int) -> list[Speed]:
 
 
 def measure(args: argparse.Namespace) -> None:
-    """Record the speed of each size."""
+    """Measure the speed of each size and append the results to the file of speeds."""
     for corpus in args.corpora:
         for threads in args.threads:
             for size in [parse_size(text) for text in args.sizes] if args.sizes else SIZES:
@@ -113,7 +113,7 @@ def measure(args: argparse.Namespace) -> None:
 
 
 def measured(corpus: str, size: Size, threads: int, seconds: float) -> dict[str, Any]:
-    """Time the steps of one size: the upper quartile of their speeds."""
+    """Return the upper quartile of the speeds of the steps of one size, as a result row."""
     import torch
 
     from dragoman.io.run_log import Reporter
@@ -174,7 +174,7 @@ def configuration(
         speed = found[0]
     tokens = round(speed.tokens_per_second * seconds)
     settings = [*choose_vocabulary(facts), *choose_training(facts, speed, why, seconds)]
-    # Validation costs time, which a budget of minutes would include: the same share as in `dragoman new`.
+    # A budget of minutes includes the time for validation: the same share as in `dragoman new`.
     tokens = round(0.93 * tokens)
     settings.append(Setting("train.budget", f"{tokens} tokens", ""))
     settings.append(Setting("train.validate_every", f"{tokens // 4 + 1} tokens", ""))
@@ -192,7 +192,7 @@ def identity(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def train_all(args: argparse.Namespace) -> None:
-    """Train the cells that have no result yet."""
+    """Train the cells of the grid without a result."""
     done = {identity(row) for row in read_results(args.into)}
     cells = [(corpus, minutes, size, seed) for minutes in args.minutes for corpus in args.corpora
              for size in args.sizes for seed in args.seeds]  # fmt: skip
@@ -204,7 +204,7 @@ def train_all(args: argparse.Namespace) -> None:
 
 
 def train_one(args: argparse.Namespace, corpus: str, minutes: float, size: str, seed: int) -> str | None:
-    """Train and score one cell in a process of its own.  Return its name if it failed."""
+    """Train and evaluate one cell in a separate process.  Return its name if it failed."""
     name = "-".join([corpus, f"{minutes:g}min", size, *args.set, f"seed{seed}"]).replace(" ", "")
     args.runs.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "OMP_NUM_THREADS": str(args.threads)}
@@ -217,7 +217,7 @@ def train_one(args: argparse.Namespace, corpus: str, minutes: float, size: str, 
 
 
 def run_one(args: argparse.Namespace) -> None:
-    """Train one cell and append its result."""
+    """Train and evaluate one cell, and append its result."""
     import torch
 
     from dragoman import __version__, train
@@ -257,24 +257,24 @@ def run_one(args: argparse.Namespace) -> None:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return a Markdown table, the best BLEU of each corpus and budget first; the last result of a cell counts."""
-    lines = ["| corpus | minutes | size | changed | tokens | batch | steps | valid loss | test BLEU | test chrF |",
+    """Return a Markdown table sorted by corpus, budget and BLEU; of several results of a cell, the last one is used."""
+    lines = ["| corpus | minutes | size | overrides | tokens | batch | steps | valid loss | test BLEU | test chrF |",
              "|---|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
     last = {identity(row): row for row in rows}
     for row in sorted(last.values(), key=lambda r: (r["corpus"], r["minutes"], -r["test"]["bleu"])):
         size = f"{row['d_model']} × {row['layers']}" + (" (`dragoman new`)" if row["size"] == "new" else "")
         tokens = float(row["budget"].split()[0]) / 1e6
-        changed = ", ".join(override.rpartition(".")[2] for override in row["overrides"]) or "–"
+        overrides = ", ".join(override.rpartition(".")[2] for override in row["overrides"]) or "–"
         lines.append(
-            f"| {row['corpus']} | {row['minutes']:g} | {size} | {changed} | {tokens:.1f} M | {row['batch_tokens']:,} | "
-            f"{row['steps']:,} | "
+            f"| {row['corpus']} | {row['minutes']:g} | {size} | {overrides} | {tokens:.1f} M | "
+            f"{row['batch_tokens']:,} | {row['steps']:,} | "
             f"{row['valid']['valid_loss']:.3f} | {row['test']['bleu']:.1f} | {row['test']['chrf']:.1f} |"
         )
     return "\n".join(lines)
 
 
 def speed_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return a Markdown table of tokens per second by size and corpus; the last measurement counts."""
+    """Return a Markdown table of tokens per second by size and corpus; the last measurement is used."""
     found = {(row["d_model"], row["layers"], row["threads"], row["corpus"]): row for row in rows}
     corpora = sorted({key[3] for key in found})
     lines = [f"| size | threads | parameters | {' | '.join(corpora)} |", "|---|---|---|" + "---|" * len(corpora)]
@@ -288,7 +288,7 @@ def speed_table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def updated(text: str) -> str:
-    """Return the guide with its two tables made anew."""
+    """Return the guide with new contents of its two tables."""
     tables = {"grid": table(read_results(RESULTS)), "speed": speed_table(read_results(SPEEDS))}
     for name, content in tables.items():
         pattern = rf"(<!-- {name} -->\n)(?:.*\n)*?(<!-- end of {name} -->\n)"
@@ -309,15 +309,20 @@ def main() -> None:
     part.add_argument("--sizes", nargs="*", default=[])
     part.add_argument("--threads", type=int, nargs="+", default=[1])
     part.add_argument("--seconds", type=float, default=10.0)
-    part = commands.add_parser("train", help="train the cells that have no result yet")
+    part = commands.add_parser("train", help="train the cells of the grid without a result")
     part.add_argument("--corpora", **names)  # type: ignore[arg-type]
     part.add_argument("--minutes", type=float, nargs="+", default=[6.0])
     part.add_argument("--sizes", nargs="+", default=["new"])
     part.add_argument("--seeds", type=int, nargs="+", default=[1])
     part.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override; can be repeated")
-    part.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    part.add_argument("--jobs", type=int, default=1, help="number of parallel runs")
     part.add_argument("--threads", type=int, default=1, help="threads per run")
-    part.add_argument("--speed-threads", type=int, default=1, help="convert minutes by the speed with these threads")
+    part.add_argument(
+        "--speed-threads",
+        type=int,
+        default=1,
+        help="convert minutes to tokens with the speed on this number of threads",
+    )
     part.add_argument("--runs", type=Path, default=ROOT / "runs" / "new-grid", help="folder of the run folders")
     part.add_argument("--into", type=Path, default=RESULTS, help="file of results, one JSON object per line")
     part = commands.add_parser("one", help="train one cell in this process")
@@ -331,7 +336,7 @@ def main() -> None:
     part.add_argument("--speed-threads", type=int, default=1)
     part = commands.add_parser("table", help="print a table of results")
     part.add_argument("results", type=Path, nargs="?", default=RESULTS)
-    commands.add_parser("update", help="write the tables of the guide anew")
+    commands.add_parser("update", help="update the tables of the guide")
     args = parser.parse_args()
     if args.command == "train":
         args.into, args.runs = args.into.resolve(), args.runs.resolve()

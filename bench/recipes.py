@@ -49,9 +49,9 @@ def processor() -> str:
 
 
 def digest(recipe: str, overrides: Sequence[str]) -> str:
-    """Return a short hash of the keys that a recipe and the overrides set, without the seed and the folder of data.
+    """Return a short hash of a recipe and the overrides, without the seed and the data folder.
 
-    What the recipe has for an overridden key does not matter.
+    The recipe's values of overridden keys are ignored.
     """
     document = tomllib.loads((ROOT / recipe).read_text(encoding="utf-8"))
     for name in ("data.root", "train.seed", *(override.partition("=")[0] for override in overrides)):
@@ -210,7 +210,7 @@ def table(path: Path) -> tuple[str, list[str]]:
 
 
 def caption(rows: Sequence[dict[str, Any]], overrides: Sequence[str]) -> str:
-    """Return where, how long, and with which seeds and common overrides the runs of a table were trained."""
+    """Return the processor, versions, budget, seeds and common overrides of the runs in a table."""
 
     def distinct(key: str) -> str:
         return ", ".join(dict.fromkeys(str(row[key]) for row in rows))

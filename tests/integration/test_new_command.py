@@ -134,7 +134,7 @@ def test_sentences_that_differ_only_in_digits_can_be_held_out(tmp_path: Path) ->
     said: list[str] = []
     plan_training(*write_two(tmp_path, [(f"sentence {i}", f"phrase numero {i}") for i in range(300)]), log=said.append)
     assert "split: train 270, valid 15, test 15" in said
-    assert any(line.endswith("only in digits, so that digits count in the comparison") for line in said)
+    assert any(line.endswith("only in digits, so digits count in the comparison") for line in said)
     assert "(ignoring case and punctuation)" in (tmp_path / "en-fr.toml").read_text().replace("\n# ", " ")
 
 
@@ -143,9 +143,9 @@ def test_a_part_without_pairs_is_a_warning(tmp_path: Path) -> None:
     plan_training(*write_two(tmp_path, [(source, "oui") for source, _ in PAIRS]), log=said.append)
     for name, use in (("valid", "validation"), ("test", "test")):
         (line,) = (line for line in said if line.startswith(f"warning: there is no {use} set"))
-        assert line.endswith(f"give two files with --{name}")
+        assert line.endswith(f"specify two files with --{name}")
     text = (tmp_path / "en-fr.toml").read_text()
-    assert "Often enough" not in text and "metric" not in text and "there is no validation set" in text
+    assert "between validations" not in text and "metric" not in text and "there is no validation set" in text
 
 
 def test_one_tmx(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_the_files_can_be_moved_together(tmp_path: Path, monkeypatch: pytest.Mon
 def test_warnings_about_the_text_are_counted(tmp_path: Path) -> None:
     said: list[str] = []
     plan_training(*write_two(tmp_path, [*PAIRS, *PAIRS[:60]]), log=said.append)
-    assert f"text: 1 warning; to read them: dragoman doctor {tmp_path}/numbers.en {tmp_path}/numbers.fr" in said
+    assert f"text: 1 warning; for details: dragoman doctor {tmp_path}/numbers.en {tmp_path}/numbers.fr" in said
     assert "pairs: read 360 = kept 300 + duplicate 60" in said
 
     path = write_lines(tmp_path / "a.en-fr.tsv", ["\t".join(pair) for pair in [*PAIRS, *PAIRS[:60]]])
@@ -225,10 +225,12 @@ def test_wrong_arguments(tmp_path: Path) -> None:
     for arguments, message in (
         ({"target": None}, r"one file of the format '.en'; accepted: two text files \(SOURCE TARGET\), one .tsv"),
         ({"target": "no.fr"}, "no such file: no.fr"),
-        ({"target": tmp_path / "a.txt"}, r"not clear \(found: en, unknown\); name them.*--languages en fr"),
-        ({"budget": "20 epochs"}, "budget = '20 epochs': accepted: a time"),
-        ({"budget": "soon"}, "budget = 'soon': accepted: a number and a unit"),
-        ({"budget": "1 s"}, "accepted: 30 s or more"),
+        ({"target": tmp_path / "a.txt"}, r"cannot be detected \(found: en, unknown\); specify them.*--languages en fr"),
+        ({"budget": "20 epochs"}, "budget = '20 epochs': accepted: a time of at least 30 s, such as"),
+        ({"budget": "soon"}, "budget = 'soon': accepted: a time of at least 30 s, such as"),
+        ({"budget": "1 s"}, "budget = '1 s': accepted: a time of at least 30 s, such as"),
+        ({"target": source}, "source and target are the same file, .*numbers.en; specify the file of each language"),
+        ({"valid": (source, source)}, "valid: source and target are the same file"),
         ({"languages": ("en",)}, "accepted: two codes"),
         ({"languages": ("en", "../fr")}, "languages: 1 problem\n.*a language code such as"),
         ({"languages": ("en", "EN")}, "source_language and target_language are both"),
@@ -243,6 +245,45 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=message):
             plan_training(source, **{"target": target, **arguments})  # type: ignore[arg-type]
     assert not (tmp_path / "en-fr.toml").exists() and not (tmp_path / "en-fr-data").exists()
+
+
+def test_an_existing_file_and_folder_are_reported_together(tmp_path: Path) -> None:
+    files = write_two(tmp_path)
+    (tmp_path / "en-fr.toml").touch()
+    (tmp_path / "en-fr-data").mkdir()
+    with pytest.raises(UsageError, match=r"^en-fr\.toml and en-fr-data exist already; .* or remove them$"):
+        plan_training(*files)
+    said: list[str] = []
+    with pytest.raises(UsageError, match="exist already"):  # before the text is read, if the name is known
+        plan_training(files[0], tmp_path / "missing.fr", out="en-fr.toml", log=said.append)
+    assert not said
+
+
+def test_empty_files(tmp_path: Path) -> None:
+    source, _ = write_two(tmp_path)
+    for name in ("empty.fr", "empty.tsv", "empty.tmx"):
+        (tmp_path / name).touch()
+    for arguments in ((source, tmp_path / "empty.fr"), (tmp_path / "empty.tsv",), (tmp_path / "empty.tmx",)):
+        with pytest.raises(DataError, match=r"^empty file: \S+; specify files that contain text$"):
+            plan_training(*arguments)
+
+
+def test_errors_name_the_file_of_the_user(tmp_path: Path) -> None:
+    tsv = write_lines(tmp_path / "a.en-fr.tsv", ["\t".join(pair) for pair in PAIRS[:60]])
+    swapped = write_lines(tmp_path / "b.en-zh.tsv", ["\t".join(pair) for pair in PAIRS])
+    for path, message in ((tsv, "at least 100 are needed"), (swapped, "not in zh")):
+        with pytest.raises(DataError, match=message) as error:
+            plan_training(path)
+        assert f"{path}" in str(error.value) and "source.txt" not in str(error.value)
+
+
+def test_other_commands_refer_to_new_for_a_translation_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: Any
+) -> None:
+    (tmp_path / "a.tmx").write_text("<tmx/>")
+    for command in (["train", "a.tmx"], ["doctor", "a.tmx"], ["doctor", "a.tmx", "b.tmx"]):
+        code, _, err = Cli(monkeypatch, capsysbinary)(*command)
+        assert code != 0 and "dragoman new a.tmx" in err
 
 
 def test_unusable_text_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -306,7 +306,7 @@ def test_an_average_of_fewer_checkpoints_says_so(data: Path, tmp_path: Path) -> 
     train(small_config(data, "train.average=999", "train.budget=2 epochs"), run, reporter=listener)
     made = len(list_checkpoints(run))
     assert "warning: train.average is 999, but train.budget = '2 epochs' and" in listener.text
-    assert made > 1 and f"make {made} checkpoints: only these are averaged" in listener.text
+    assert made > 1 and f"give {made} checkpoints: only these are averaged" in listener.text
     assert [row["average"] for row in read_log(run) if "average" in row] == [made]
     one = tmp_path / "one"
     train(small_config(data, "train.average=2", "train.budget=1 epoch", "train.validate_every=400 steps"), one)
@@ -331,7 +331,7 @@ def test_a_plan_with_too_little_training_is_a_warning(data: Path, tmp_path: Path
     for budget in ("2 epochs", "4 epochs", "0.2 s"):
         listener = Listener()
         train(small_config(data, f"train.budget={budget}"), tmp_path / budget, reporter=listener)
-        said[budget] = "too little training for this model: 2.0 epochs" in listener.text
+        said[budget] = "insufficient training for this model: 2.0 epochs" in listener.text
     assert said == {"2 epochs": True, "4 epochs": False, "0.2 s": False}, "the speed is not known at the start"
 
 

@@ -69,7 +69,7 @@ def told(budget: str, tmp_path: Path) -> tuple[int, float]:
     (finding,) = [one for one in found.findings if one.what.startswith("training for")]
     assert finding.severity == "info" and "measured over 6 steps" in finding.advice
     assert found.corpora[0].source.tokens is not None and found.corpora[0].source.tokens.median > 0
-    numbers = re.search(r" and ([\d,]+) steps here: ([\d.]+) epochs of 6 steps", finding.what)
+    numbers = re.search(r" and ([\d,]+) steps on this machine: ([\d.]+) epochs of 6 steps", finding.what)
     assert numbers is not None, finding.what
     return int(numbers[1].replace(",", "")), float(numbers[2])
 
@@ -111,19 +111,29 @@ def test_another_c_library_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch)
         assert keep_freed_memory() is False
 
 
-def test_a_hopeless_plan_is_a_warning_and_overrides_correct_it(tmp_path: Path) -> None:
+def test_an_insufficient_plan_is_a_warning_and_overrides_correct_it(tmp_path: Path) -> None:
     toml = write_toml(tmp_path / "c.toml", write_corpus(tmp_path / "data", train=60))
 
     few, enough = (forecast.diagnose(toml, overrides=[f"train.budget={budget}"]) for budget in ("1 epoch", "9 epochs"))
 
     (warning,) = [
-        finding for finding in few.findings if finding.severity == "warning" and "too little training" in finding.what
+        finding for finding in few.findings if finding.severity == "warning" and "insufficient training" in finding.what
     ]
-    assert "too little training for this model: 1.0 epochs" in warning.what and '"6 epochs"' in warning.advice
-    assert few.healthy and not any("too little" in finding.what for finding in enough.findings)
+    assert "insufficient training for this model: 1.0 epochs" in warning.what and '"6 epochs"' in warning.advice
+    assert few.healthy and not any("insufficient" in finding.what for finding in enough.findings)
 
 
 def test_overrides_of_text_files_are_refused(tmp_path: Path) -> None:
     data = write_corpus(tmp_path / "data", train=60)
     with pytest.raises(UsageError, match=r"train.seed=1: overrides need a configuration: dragoman doctor CONFIG.toml"):
         forecast.diagnose(data / "train.src", data / "train.tgt", ["train.seed=1"])
+
+
+@pytest.mark.parametrize(("cores", "busy"), [(0.4, True), (0.9, False)])
+def test_doctor_reports_that_the_machine_was_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: float, busy: bool
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(forecast, "time_steps", lambda run: forecast.StepTiming(1000.0, 10, 1e8, 5000, cores))
+    findings = forecast.diagnose(write_toml(tmp_path / "c.toml", write_corpus(tmp_path))).findings
+    assert busy is any("busy: training got 40% of a core" in finding.what for finding in findings)

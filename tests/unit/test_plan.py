@@ -9,7 +9,14 @@ import pytest
 
 from dragoman.config import Config, ModelConfig, TrainConfig, parse_config
 from dragoman.training.optim import Progress
-from dragoman.training.plan import Forecast, forecast_of, forecast_problems, is_hopeless, plan_warnings, warmup_warning
+from dragoman.training.plan import (
+    Forecast,
+    forecast_of,
+    forecast_problems,
+    is_insufficient,
+    plan_warnings,
+    warmup_warning,
+)
 from dragoman.training.tasks.task import Task
 
 
@@ -75,7 +82,7 @@ def test_more_checkpoints_to_average_than_are_made(budget: str, validate_every: 
     assert plan(**common, average=made) == []
     (said,) = plan(**common, average=made + 1)
     assert f"train.average is {made + 1}, but train.budget = " in said
-    assert f"make {made} checkpoints: only these are averaged; lower train.average" in said
+    assert f"give {made} checkpoints: only these are averaged; lower train.average" in said
 
 
 def test_rates_of_adam_for_sgd() -> None:
@@ -83,7 +90,7 @@ def test_rates_of_adam_for_sgd() -> None:
     sgd: dict[str, Any] = {"budget": "900 steps", "optimizer": {"kind": "sgd"}}
     low = {"schedule": {"kind": "inverse_sqrt", "warmup": 100, "factor": 0.5}}
     (said,) = plan(**sgd, **low)
-    assert 'the learning rate of train.schedule.kind = "inverse_sqrt" is at most 0.0063, made for Adam' in said
+    assert 'the learning rate of train.schedule.kind = "inverse_sqrt" is at most 0.0063, suitable for Adam' in said
     assert 'set train.schedule.kind = "constant" or "budget" and a rate such as 0.1' in said
     assert plan(**sgd, **warmup(100)) == plan(**sgd | {"optimizer": {"kind": "adam"}}, **low) == []
     assert plan(**sgd, schedule={"kind": "constant", "rate": 1e-3}) == [], "chosen by the user"
@@ -93,7 +100,7 @@ def test_what_cannot_be_known_or_is_not_asked_for_is_not_warned_about() -> None:
     assert plan(budget="20 min", validate_every="1 epoch", average=1000) == []
     assert plan(budget="2 steps", validate_every="1 step", average=0, **warmup(1)) == []
     (said,) = plan(budget="2 steps", validate_every="5 steps", average=2, **warmup(1))
-    assert "make 1 checkpoint: nothing is averaged" in said
+    assert "give 1 checkpoint: nothing is averaged" in said
 
 
 def translation(*overrides: str, **model: Any) -> Config:
@@ -120,7 +127,7 @@ def test_a_plan_that_works_out_has_no_problem() -> None:
 
 def test_few_epochs_name_a_width_that_gives_more() -> None:
     ((what, advice),) = problems(Forecast(epochs=1.5, steps=600, tokens=2e6, parameters=4_000_000))
-    assert what == "too little training for this model: 1.5 epochs, 600 steps, 0.8 tokens per parameter"
+    assert what == "insufficient training for this model: 1.5 epochs, 600 steps, 0.8 tokens per parameter"
     # An eighth of the cost per token is a quarter of the parameters to the power of 0.75: 2.8 times the epochs.
     assert "model.d_model 256 -> 128 and model.d_ff 512 -> 256 gives about 4.2 epochs in the same time" in advice
     assert 'raise train.budget to "24 min"' in advice and "'dragoman new' chooses" in advice
@@ -138,20 +145,22 @@ def test_budgets_that_are_not_times_have_advice_in_their_unit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("epochs", "steps", "parameters", "hopeless"),
+    ("epochs", "steps", "parameters", "insufficient"),
     [(1.4, 2600, 1_800_000, False), (0.7, 1400, 4_200_000, True), (1.4, 900, 1_800_000, True), (3, 100, 10**8, False)],
 )
 def test_few_epochs_of_a_large_corpus_are_enough_for_a_small_model(
-    epochs: float, steps: int, parameters: int, hopeless: bool
+    epochs: float, steps: int, parameters: int, insufficient: bool
 ) -> None:
     """The first two were trained: BLEU 33 and 24 of Tatoeba English-French in the same time."""
-    assert is_hopeless(Forecast(epochs, steps, 2.8e6, parameters)) is hopeless
+    assert is_insufficient(Forecast(epochs, steps, 2.8e6, parameters)) is insufficient
 
 
 def test_a_model_that_overfits() -> None:
     forecast = Forecast(epochs=20, steps=900, tokens=1e5, parameters=4_000_000)
     ((what, advice),) = problems(forecast)
-    assert what.startswith("the model is large for this corpus: 4,000,000 parameters for 100,000 tokens; it overfits")
+    assert what.startswith(
+        "the model is too large for this corpus: 4,000,000 parameters for 100,000 tokens; it overfits"
+    )
     assert "model.d_model 256 -> 128" in advice and "use more text" in advice
 
 
@@ -160,14 +169,17 @@ def test_a_model_that_is_small_for_its_budget() -> None:
         Forecast(90, 90_000, 2e7, squares(SimpleNamespace(d_model=128))), d_model=128, d_ff=256
     )
     assert (
-        what == "the model is small for this budget: 90 epochs, 999,424 parameters for 20,000,000 tokens; it underfits"
+        what
+        == "the model is too small for this budget: 90 epochs, 999,424 parameters for 20,000,000 tokens; it underfits"
     )
     assert "model.d_model 128 -> 192 and model.d_ff 256 -> 384 gives about 49 epochs" in advice
 
 
 def test_a_measured_budget_below_the_warm_up() -> None:
+    ((_, advice),) = problems(Forecast(900, 40_000, 2e6, 4_000_000), "train.schedule.warmup=50000")
+    assert advice.startswith("set train.schedule.warmup = 2000, or")  # as TOML accepts it
     ((what, advice),) = problems(Forecast(6, 86, 2e6, 4_000_000), "train.schedule.warmup=100")
-    assert "train.schedule.warmup is 100 steps, but train.budget = '6 min' is about 86 steps here" in what
+    assert "train.schedule.warmup is 100 steps, but train.budget = '6 min' is about 86 steps on this machine" in what
     assert advice == "set train.schedule.warmup = 4, or raise train.budget"
 
 

@@ -27,7 +27,7 @@ from dragoman.planning.choice import (
 from dragoman.planning.document import nested, render
 from dragoman.planning.measurement import corpus_facts
 from dragoman.training import plan
-from dragoman.training.plan import Forecast, forecast_problems, is_hopeless
+from dragoman.training.plan import Forecast, forecast_problems, is_insufficient
 
 FACTS = CorpusFacts(100_000, ("en", "fr"), (20_000, 30_000), (90, 120), True, tokens_per_pair=20.0)
 SPEEDS = [Speed(size, 8e9 / (size.weights + 5e5), size.weights + 8000 * size.d_model) for size in SIZES]
@@ -92,7 +92,7 @@ def test_no_document_is_warned_about(pairs: int) -> None:
         training = expect(facts, speed, seconds)
         # The corpus of `doctor` differs a little from the sample that was measured.
         forecast = Forecast(training.epochs, training.steps, 0.9 * facts.tokens, speed.parameters)
-        if not is_hopeless(forecast):  # `dragoman new` warns as well
+        if not is_insufficient(forecast):  # `dragoman new` warns as well
             assert list(forecast_problems(config, forecast, lambda model: 1)) == [], (seconds, speed)
 
 
@@ -107,7 +107,7 @@ def test_without_a_validation_set_there_are_no_settings_of_it() -> None:
     found = choose_training(FACTS, SPEEDS[0], "", 600, validated=False)
     assert not {"train.metric", "train.validate_sentences"} & set(values(found))
     (every,) = (setting for setting in found if setting.key == "train.validate_every")
-    assert every.reason == "Interval of checkpoints; there is no validation set."
+    assert every.reason == "Interval between checkpoints; there is no validation set."
 
 
 @pytest.mark.parametrize(("epochs", "dropout"), [(1, 0.1), (4.9, 0.1), (5.1, 0.2), (19, 0.2), (21, 0.3)])

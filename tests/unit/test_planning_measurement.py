@@ -1,9 +1,8 @@
-"""Which sizes `dragoman new` measures, and what it says of a busy machine."""
+"""The sizes that `dragoman new` measures, and its warning about a busy machine."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,20 +19,17 @@ SIZES = (Size(16, 1), Size(32, 1), Size(48, 1))
 
 
 class Machine:
-    """Measures a fixed speed; of each measured second `share` is time of the processor."""
+    """Measures a fixed speed, with `share` of a core."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, share: float = 1.0, largest: int = 99) -> None:
-        self.now, self.largest = 0.0, largest
-        clock = SimpleNamespace(monotonic=lambda: self.now, process_time=lambda: share * self.now)
-        monkeypatch.setattr(measurement, "time", clock)
+        self.share, self.largest = share, largest
         monkeypatch.setattr(measurement, "time_steps", self.time_steps)
         monkeypatch.setattr(measurement, "SIZES", SIZES)
 
     def time_steps(self, run: Any, seconds: float) -> StepTiming:
         if run.config.model.d_model > self.largest:
             raise UsageError("no memory")
-        self.now += seconds
-        return StepTiming(1000.0, 10, 1e8, 5000)
+        return StepTiming(1000.0, 10, 1e8, 5000, self.share)
 
 
 def measured(tmp_path: Path, seconds: float) -> tuple[CorpusFacts, list[Speed], list[str]]:
@@ -67,6 +63,6 @@ def test_a_size_that_does_not_fit_into_the_memory_ends_the_list(
 @pytest.mark.parametrize(("share", "busy"), [(0.4, True), (1.0, False), (1.9, False)])
 def test_a_busy_machine_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, busy: bool) -> None:
     Machine(monkeypatch, share)
-    monkeypatch.setattr(measurement.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     _, _, said = measured(tmp_path, 1e9)
     assert ("warning: the machine is busy: training got 40% of a core" in said[-1]) is busy

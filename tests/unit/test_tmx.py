@@ -1,13 +1,14 @@
-"""Translation memories: what is read of a TMX file, and what is refused."""
+"""Translation memories: accepted and refused TMX files."""
 
 from __future__ import annotations
 
 import gzip
+import re
 from pathlib import Path
 
 import pytest
 
-from dragoman.data.readers.tmx import TmxCount, counted_languages, read_tmx, tmx_languages, tmx_pairs
+from dragoman.data.readers.tmx import TmxCount, check_languages, read_tmx, tmx_languages, tmx_pairs
 from dragoman.errors import DataError, UsageError
 
 HEAD = '<?xml version="1.0" encoding="UTF-8"?>\n<!DOCTYPE tmx SYSTEM "tmx14.dtd">\n'
@@ -55,7 +56,7 @@ def test_the_source_language_is_that_of_the_header(tmp_path: Path, source: str, 
 
 def test_three_languages_need_a_choice(tmp_path: Path) -> None:
     file = write(tmp_path / "a.tmx", unit(de="Ja", en="Yes", fr="Oui"), unit(de="Nein", en="No"))
-    with pytest.raises(UsageError, match=r"de \(2\), en \(2\), fr \(1\); two languages are needed.*--languages de en"):
+    with pytest.raises(UsageError, match=r"de \(2\), en \(2\), fr \(1\); specify the two to use.*--languages de en"):
         tmx_languages(file)
 
 
@@ -92,10 +93,14 @@ def test_entities_of_html_are_characters_and_unknown_ones_an_error(tmp_path: Pat
     ("content", "message"),
     [
         (b"<html></html>", "the root element is <html>; accepted: a TMX file"),
-        (b'<tmx version="1.4"><body><tu>', "line 1: not well-formed XML"),
+        (b'<tmx version="1.4"><body><tu>', "ends too early, after 0 complete units"),
+        (b"<tmx><body>\n</tu>", "line 2: not well-formed XML"),
         (b"", "not well-formed XML"),
         (b"\x00\x01", "not well-formed XML"),
-        (b'<?xml version="1.0" encoding="klingon"?><tmx/>', "klingon|unknown encoding"),
+        (b'<?xml version="1.0" encoding="klingon"?><tmx/>', "declares the unknown encoding 'klingon'"),
+        (b'<?xml version="1.0" encoding="hex"?><tmx/>', "declares the unknown encoding 'hex'"),
+        (b'<?xml version="1.0" encoding="idna"?><tmx/>', "not valid IDNA"),
+        ("<tmx>\ufeff".encode("utf-16")[:-1], "not valid UTF-16"),
     ],
 )
 def test_what_is_no_tmx(tmp_path: Path, content: bytes, message: str) -> None:
@@ -120,4 +125,105 @@ def test_codes_of_three_letters(tmp_path: Path) -> None:
     assert list(tmx_pairs(path, ("fra", "en-GB"), TmxCount())) == []
     count = TmxCount()
     assert list(tmx_pairs(path, ("de", "eng"), count)) == []
-    assert counted_languages(count.languages) == "ENG (1), FRA (1), eng (1), fre (1)"
+    with pytest.raises(UsageError, match=r"both 'de' and 'eng' \(found: ENG \(1\), FRA \(1\), eng \(1\), fre \(1\)\)"):
+        check_languages(path, count, ("de", "eng"))
+
+
+def test_the_first_text_of_a_language_is_used_and_the_others_are_counted(tmp_path: Path) -> None:
+    variants = "".join(
+        f'<tuv xml:lang="{language}"><seg>{text}</seg></tuv>'
+        for language, text in (("de-DE", ""), ("de-AT", "Jänner"), ("de-CH", "Januar"), ("en", "January"))
+    )
+    path, count = write(tmp_path / "a.tmx", f"<tu>{variants}</tu>"), TmxCount()
+    assert list(tmx_pairs(path, ("de", "en"), count)) == [("Jänner", "January")]
+    assert str(count) == "further variants of the same language 1"
+    assert list(tmx_pairs(path, ("de-ch", "en"), TmxCount())) == [("Januar", "January")]
+
+
+@pytest.mark.parametrize(
+    ("seg", "text"),
+    [
+        ('First line<ph x="1"/>second line', "First line second line"),
+        ("Done.<ph>&lt;br/></ph><ut>x</ut>Next", "Done. Next"),
+        ("un<bpt i='1'>&lt;b></bpt>believ<ept i='1'/>able", "unbelievable"),
+        ("Key <ph/>.", "Key ."),
+        ("5 <ph/>kg (<ph/>net)", "5 kg (net)"),
+        ("第一<ph/>第二", "第一第二"),
+    ],
+)
+def test_a_standalone_code_between_words_becomes_a_space(tmp_path: Path, seg: str, text: str) -> None:
+    count = TmxCount()
+    ((one, _),) = read_tmx(write(tmp_path / "a.tmx", unit(en=seg, fr="x")), count)
+    assert one == ("en", text) and count.codes == seg.count("<bpt") + seg.count("<ept") + seg.count("<ph") + seg.count(
+        "<ut"
+    )
+
+
+@pytest.mark.parametrize(
+    ("units", "languages", "message"),
+    [
+        ([], None, "contains no unit"),
+        ([unit(de="Ja")], None, r"has variants only in de \(1\); two languages are needed"),
+        (["<tu><tuv><seg>a</seg></tuv><tuv><seg>b</seg></tuv></tu>"], None, r"no variant \(tuv\) has a language"),
+        (["<tu><tuv><seg>a</seg></tuv></tu>"], ("de", "en"), r"no variant \(tuv\) has a language"),
+        ([unit(de_DE="Ja", en_US="Yes")], ("de-DE", "en-GB"), r"found: de-DE \(1\), en-US \(1\)"),
+        ([unit(de="Ja", fr="Oui", pl="Tak")], None, "for example --languages de fr"),
+    ],
+)
+def test_missing_languages(tmp_path: Path, units: list[str], languages: tuple[str, str] | None, message: str) -> None:
+    path, count = write(tmp_path / "a.tmx", *units), TmxCount()
+    with pytest.raises((DataError, UsageError), match=message) as error:
+        if languages is None:
+            tmx_languages(path)
+        else:
+            assert not list(tmx_pairs(path, languages, count))
+            check_languages(path, count, languages)
+    assert not re.search(r"no language|in ;", str(error.value))
+
+
+def test_a_truncated_file_names_the_complete_units(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tmx", unit(de="Ja", en="Yes"), unit(de="Nein", en="No"))
+    content = path.read_bytes()
+    for end in (b"<tuv", b"</body>", b">Nein"):
+        path.write_bytes(content[: content.rindex(end) + 2])
+        units = 2 if end == b"</body>" else 1
+        with pytest.raises(DataError, match=rf"ends too early, after {units} complete units .*append </body></tmx>"):
+            list(read_tmx(path))
+
+
+def test_all_lines_with_invalid_bytes_are_reported_at_once(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tmx", *(unit(de=f"Größe {i}", en="Size") for i in range(9)))
+    lines = path.read_bytes().split(b"\n")
+    for number in (3, 5):
+        lines[number - 1] = lines[number - 1].decode().encode("latin-1")
+    path.write_bytes(b"\n".join(lines))
+    with pytest.raises(DataError, match=r"2 lines with bytes .* UTF-8:\nline 3: byte 0xf6 .*Gr�.*\nline 5: byte 0xf6"):
+        list(read_tmx(path))
+
+
+@pytest.mark.parametrize(
+    ("declared", "actual"),
+    [("windows-1252", "cp1252"), ("UTF-16", "utf-8"), ("UTF-8", "utf-16"), ("UTF-16", "utf-16-le"), ("utf8", "utf-8")],
+)
+def test_encodings(tmp_path: Path, declared: str, actual: str) -> None:
+    path = write(tmp_path / "a.tmx", unit(de="Größe", en="Size"), head=HEAD.replace("UTF-8", declared))
+    path.write_bytes(path.read_text(encoding="utf-8").encode(actual))
+    assert list(read_tmx(path)) == [[("de", "Größe"), ("en", "Size")]]
+
+
+def test_a_declaration_of_another_encoding_is_refused(tmp_path: Path) -> None:
+    head = HEAD.replace("UTF-8", "iso-8859-1")
+    with pytest.raises(DataError, match=r'declares the encoding iso-8859-1, but is UTF-8.*encoding="UTF-8"'):
+        list(read_tmx(write(tmp_path / "a.tmx", *[unit(de="Größe", en="Size")] * 4, head=head)))
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
+def test_forbidden_characters_are_dropped_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    monkeypatch.setattr("dragoman.io.lines._CHUNK", chunk)
+    head = '<?xml version="1.0"?>' if chunk > 7 else ""
+    path = write(tmp_path / "a.tmx", unit(de="a\x01b\x0bc&#x1;d&#x41;&#65;&#xD83D;&#9;e&amp;", en="&#xB;x"), head=head)
+    count = TmxCount()
+    assert list(read_tmx(path, count)) == [[("de", "ab cdAA e&"), ("en", "x")]]
+    assert count.controls == 5

@@ -41,10 +41,12 @@ def demo(
 
 
 def doctor(
-    config_or_source: Annotated[Path, typer.Argument(help="CONFIG.toml, or the source side of two text files.")],
+    config_or_source: Annotated[
+        Path, typer.Argument(help="CONFIG.toml, the source side of two text files, or one .tsv file.")
+    ],
     target_or_overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="Target side, if the first argument is a source side; or overrides, key=value."),
+        typer.Argument(help="Target side of two text files; or overrides of CONFIG.toml, key=value."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -68,12 +70,15 @@ def doctor(
 def new(
     source: Annotated[Path, typer.Argument(help="Source text, one sentence per line; or one .tsv or .tmx file.")],
     target: Annotated[Path | None, typer.Argument(help="Translations of SOURCE, one per line.")] = None,
-    budget: Annotated[str, typer.Option(help="Time for training, such as '20 min' or '2 h'.")] = "20 min",
+    budget: Annotated[
+        str, typer.Option(help="Training time, at least 30 s, such as 20min, or '20 min' in quotes.")
+    ] = "20 min",
     out: Annotated[
         Path | None, typer.Option(help="Output: CONFIG.toml; default: <source>-<target>.toml, such as en-fr.toml.")
     ] = None,
     languages: Annotated[
-        tuple[str, str] | None, typer.Option(help="Codes of source and target language; default: from the files.")
+        tuple[str, str] | None,
+        typer.Option(help="Codes of the source and target language; default: detected from the files."),
     ] = None,
     valid: Annotated[
         tuple[Path, Path] | None, typer.Option(help="Validation text; default: drawn from SOURCE and TARGET.")
@@ -82,9 +87,9 @@ def new(
         tuple[Path, Path] | None, typer.Option(help="Test text; default: drawn from SOURCE and TARGET.")
     ] = None,
 ) -> None:
-    """Write a configuration for your own text, this machine and a budget of time.
+    """Write a configuration for your own text, this machine and a training time.
 
-    The text is split into training, validation and test files, and each setting is explained in the configuration.
+    The text is split into training, validation and test files; comments in the configuration explain each setting.
     """
     from dragoman.planning.plan import plan_training
 

@@ -25,6 +25,7 @@ from dragoman.config.section import Section, is_stored
 from dragoman.config.tokenizer import TokenizerConfig
 from dragoman.config.train import SearchConfig, TrainConfig
 from dragoman.errors import ConfigError, UsageError, clip, nearest
+from dragoman.io.lines import plain_suffix
 from dragoman.io.reading import as_path, open_regular
 
 __all__ = ["Config", "dump_toml", "flatten", "load_config", "parse_config", "read_document"]
@@ -186,6 +187,10 @@ def _start_at(folder: Path, document: dict[str, Any]) -> None:
 def read_document(path: str | Path) -> dict[str, Any]:
     """Return the TOML file at `path`, without validation.  Raises ConfigError."""
     path = as_path(path, "configuration")
+    suffix = plain_suffix(path).casefold()
+    if suffix in (".tmx", ".tsv"):
+        advice = f"to write a configuration for this text: dragoman new {path}"
+        raise ConfigError(str(path), [f"a {suffix} file is not a configuration; {advice}"])
     try:
         return tomllib.loads(_read(path))
     except tomllib.TOMLDecodeError as error:

@@ -37,7 +37,8 @@ class CorpusSpec:
     """A parallel corpus: two text files, or one `.tsv` or `.jsonl` file, optionally compressed (`.gz .zst .xz`).
 
     Keys are column numbers from 0 (TSV, or a JSON array per line) or names (JSONL; `a.b` addresses a nested object).
-    Raises UsageError if neither or both forms are given, or if the suffix of `path` is not supported.
+    title: replaces the paths in messages.  Raises UsageError if neither or both forms are given, or if the suffix of
+    `path` is not supported.
     """
 
     source: Path | None = None
@@ -46,6 +47,7 @@ class CorpusSpec:
     source_key: str | int = 0
     target_key: str | int = 1
     weight: float = 1.0
+    title: str = ""
 
     def __post_init__(self) -> None:
         if len(self.files) != (2 if self.path is None else 1):
@@ -72,8 +74,8 @@ class CorpusSpec:
 
     @property
     def name(self) -> str:
-        """The path or the two paths, for messages."""
-        return " | ".join(map(str, self.files))
+        """The title, else the path or the two paths, for messages."""
+        return self.title or " | ".join(map(str, self.files))
 
 
 @dataclass(frozen=True)
@@ -269,4 +271,11 @@ class PairFilter:
 def corpus_spec(config: Config, corpus: CorpusConfig) -> CorpusSpec:
     """Return a corpus of the configuration with resolved paths."""
     paths = {key: resolve_path(path, config.parallel.root) for key, path in corpus.paths().items()}
-    return CorpusSpec(**paths, source_key=corpus.source_key, target_key=corpus.target_key, weight=corpus.weight)
+    return CorpusSpec(
+        paths.get("source"),
+        paths.get("target"),
+        paths.get("path"),
+        source_key=corpus.source_key,
+        target_key=corpus.target_key,
+        weight=corpus.weight,
+    )

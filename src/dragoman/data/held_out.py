@@ -1,8 +1,8 @@
-"""Choice of validation and test pairs that have no near-duplicate among the training pairs.
+"""Selection of validation and test pairs without near-duplicates among the training pairs.
 
-Two sentences are near-duplicates if their letters are equal; case, spaces, punctuation and digits do not count.  Pairs
-linked by a near-duplicate on either side form a group, directly or through other pairs, and a group is never divided.
-In a text whose sentences mostly differ only in digits, digits count.
+Two sentences are near-duplicates if their letters are equal; case, spaces, punctuation and digits are ignored.  Pairs
+that are linked by near-duplicates on either side, directly or through other pairs, form a group, and a group is never
+split.  In a text whose sentences mostly differ only in digits, digits are compared, too.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Ints = NDArray[np.int64]
 
 
 def letters_hash(text: str, digits: bool = False) -> int:
-    """Return a 64-bit hash of the letters of a text, without case; of the whole text if it has no letters.
+    """Return a 64-bit hash of the case-folded letters of a text; of the whole text if it has no letters.
 
-    digits: hash digits, too.
+    digits: whether to hash digits, too.
     """
     letters = "".join(filter(str.isalnum if digits else str.isalpha, text.casefold())) or text
     digest = hashlib.blake2b(letters.encode("utf-8", "replace"), digest_size=8).digest()
@@ -35,7 +35,7 @@ def letters_hash(text: str, digits: bool = False) -> int:
 
 
 def linked_groups(sources: NDArray[np.uint64], targets: NDArray[np.uint64]) -> Ints:
-    """Return for each pair the smallest number of a pair in its group; sources, targets: hashes of the pairs' sides."""
+    """Return for each pair the smallest index of a pair in its group; sources, targets: hashes of the two sides."""
     sides = []
     for hashes in (sources, targets):
         _, numbers = np.unique(hashes, return_inverse=True)
@@ -47,7 +47,7 @@ def linked_groups(sources: NDArray[np.uint64], targets: NDArray[np.uint64]) -> I
             smallest = np.full(count, len(groups), dtype=np.int64)
             np.minimum.at(smallest, numbers, groups)
             groups = smallest[numbers]
-        groups = groups[groups]  # follow the links of others, which halves the number of rounds
+        groups = groups[groups]  # pointer jumping: fewer rounds
         if np.array_equal(groups, before):
             return groups
 
@@ -64,10 +64,10 @@ def held_out_size(pairs: int) -> int:
 
 
 def choose_held_out(groups: Ints, wanted: Iterable[tuple[int, int]], seed: int = 1) -> NDArray[np.uint8]:
-    """Return the part of each pair: TRAIN, or a part of `wanted`, which holds (part, number of pairs).
+    """Return the part of each pair: TRAIN, or a part of `wanted`, which contains (part, number of pairs).
 
-    Whole groups are drawn, those of at most 12 pairs, in an order that depends only on the seed and the number of
-    pairs.  A part gets fewer pairs than wanted only if there are too few such groups.
+    Whole groups of at most 12 pairs are drawn, in an order that depends only on the seed and the number of groups.  A
+    part gets fewer pairs than wanted only if there are not enough such groups.
     """
     parts = np.full(len(groups), TRAIN, dtype=np.uint8)
     names, numbers, sizes = np.unique(groups, return_inverse=True, return_counts=True)

@@ -1,1 +1,1 @@
-"""From one's own text to a configuration: inspection, split, measurement of the machine, choice, document."""
+"""`dragoman new`: write a configuration for a parallel text, based on the text, the machine and a budget."""

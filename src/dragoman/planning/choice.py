@@ -1,6 +1,6 @@
-"""Choice of settings from facts: the corpus, the measured speed of models, and the time.  Nothing is read or measured.
+"""Choice of settings for a corpus, measured speeds and a budget of time.  Nothing is read or measured here.
 
-The rules are those of docs/guides/size_and_budget.md, which states the measurements behind them.
+docs/guides/size_and_budget.md describes the rules and the measurements on which they are based.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ __all__ = ["SIZES", "CorpusFacts", "Setting", "Size", "Speed", "Training", "choo
            "choose_vocabulary", "enough_tokens", "expect", "model_settings"]  # fmt: skip
 
 TOKENS_PER_WEIGHT = 5.0
-"""Training tokens per weight of the layers from which a larger model is worth its slower steps."""
+"""Training tokens per weight of the layers that a size needs to be better than the next smaller one."""
 _TRAINED_SHARE = 0.93
-"""Share of the budget that is spent on steps; the rest is validation and saving."""
+"""Share of the budget that is used for steps; validation and saving use the rest."""
 _STEPS = 5000
 _BYTES = 260  # and the special tokens
 
@@ -34,7 +34,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Size:
-    """Sizes of a Transformer; the feed-forward network is gated, so that d_ff = 2 d_model suffices."""
+    """Sizes of a Transformer; its feed-forward network is gated, so d_ff = 2 d_model suffices."""
 
     d_model: int
     layers: int
@@ -49,7 +49,7 @@ class Size:
 
     @property
     def weights(self) -> int:
-        """Weights of the layers, without the embeddings: 10 and 14 times d_model² per encoder and decoder layer."""
+        """Weights of the layers without embeddings: 10 d_model² per encoder layer, 14 d_model² per decoder layer."""
         return 24 * self.layers * self.d_model**2
 
     def __str__(self) -> str:
@@ -57,7 +57,7 @@ class Size:
 
 
 SIZES = tuple(Size(*size) for size in ((128, 1), (128, 2), (128, 4), (192, 4), (256, 4), (384, 5), (512, 6)))
-"""From small to large."""
+"""Sizes in increasing order."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class CorpusFacts:
 
     tokens_per_pair: of both sides, measured with the chosen vocabulary.  distinct: words of source and target in the
     sample.  characters: distinct characters of source and target.  common_script: whether the two sides share letters.
-    replaced: whether the usual normalization changes many target lines.
+    replaced: whether the default normalization changes many target lines.
     """
 
     pairs: int
@@ -85,7 +85,7 @@ class CorpusFacts:
 
 @dataclass(frozen=True)
 class Speed:
-    """Measured source + target tokens per second of training a model of this size, and its parameters."""
+    """Measured training speed of a size in source + target tokens per second, and its number of parameters."""
 
     size: Size
     tokens_per_second: float
@@ -103,14 +103,14 @@ class Training:
 
 
 def choose_vocabulary(facts: CorpusFacts) -> list[Setting]:
-    """Return the settings of [tokenizer]."""
+    """Return the settings of the section [tokenizer]."""
     table = ((5_000, 2000), (20_000, 4000), (300_000, 8000), (3_000_000, 16000))
     usual = next((size for pairs, size in table if facts.pairs < pairs), 32000)
     sides = [_vocabulary_size(usual, facts.distinct[i], facts.characters[i]) for i in (0, 1)]
     if facts.common_script:
         size = _vocabulary_size(usual, max(facts.distinct), max(facts.characters))
         settings = [
-            Setting("tokenizer.kind", "bpe", "Subwords: frequent words are one token, rare words several."),
+            Setting("tokenizer.kind", "bpe", "Subwords: frequent words are one token, rare words are several."),
             Setting("tokenizer.shared", True, "Both languages use the same letters, so one vocabulary serves both."),
             Setting("tokenizer.vocab_size", size, _vocabulary_reason(facts.pairs)),
         ]
@@ -118,7 +118,7 @@ def choose_vocabulary(facts: CorpusFacts) -> list[Setting]:
             settings.append(Setting("tokenizer.normalization", "identity", _IDENTITY))
         return settings
     settings = [
-        Setting("tokenizer.kind", "bpe", "Subwords: frequent words are one token, rare words several."),
+        Setting("tokenizer.kind", "bpe", "Subwords: frequent words are one token, rare words are several."),
         Setting("tokenizer.shared", False, "The languages have different letters: one vocabulary for each."),
         Setting("tokenizer.vocab_size", sides[0], _vocabulary_reason(facts.pairs)),
         Setting("tokenizer.target.kind", "bpe", "Settings of the target's vocabulary."),
@@ -129,27 +129,27 @@ def choose_vocabulary(facts: CorpusFacts) -> list[Setting]:
     return settings
 
 
-_IDENTITY = "The usual normalization would change many lines of the target, such as full-width punctuation."
+_IDENTITY = "The default normalization would change many target lines, for example full-width punctuation."
 
 
 def _vocabulary_reason(pairs: int) -> str:
-    return f"{pairs:,} pairs: each token must occur often enough to be learned, so fewer pairs need fewer tokens."
+    return f"For {pairs:,} pairs: each token must occur often enough to be learned."
 
 
 def _vocabulary_size(usual: int, distinct: int, characters: int) -> int:
-    """Return a size between what the characters need and what the text allows: a token per word, character and byte."""
+    """Return a size that covers all characters and does not exceed one token per word, character and byte."""
     needed = characters + _BYTES
     size = min(max(usual, needed + needed // 2), needed + distinct)
     return size - size % 100 if size >= 1000 else size
 
 
 def enough_tokens(size: Size) -> float:
-    """Return the number of training tokens from which a size is worth its slower steps."""
+    """Return the number of training tokens that a size needs to be better than the next smaller one."""
     return TOKENS_PER_WEIGHT * size.weights
 
 
 def choose_size(facts: CorpusFacts, speeds: Sequence[Speed], seconds: float) -> tuple[Speed, str]:
-    """Return the largest measured size that sees enough tokens in the time, and the reason.  speeds: from small on."""
+    """Return the largest size that sees enough tokens in the time, and the reason.  speeds: by increasing size."""
     chosen = speeds[0]
     for speed in speeds[1:]:
         if overfits(speed.parameters, facts.tokens):
@@ -165,7 +165,7 @@ def choose_size(facts: CorpusFacts, speeds: Sequence[Speed], seconds: float) -> 
             )
         chosen = speed
     if chosen.size == SIZES[-1]:
-        return chosen, "the largest size of the list, and the time suffices for it"
+        return chosen, "the largest size of the list, for which the time suffices"
     return chosen, f"{_rank(chosen, speeds)}: no larger one could be measured"
 
 
@@ -174,7 +174,7 @@ def _rank(chosen: Speed, speeds: Sequence[Speed]) -> str:
 
 
 def expect(facts: CorpusFacts, speed: Speed, seconds: float) -> Training:
-    """Return what is expected of a training of `seconds`."""
+    """Return the expected tokens, epochs and steps of a training of `seconds`."""
     tokens = seconds * _TRAINED_SHARE * speed.tokens_per_second
     wanted = tokens / _STEPS
     batch = next((size for size in (1536, 2048, 3072, 4096, 6144) if wanted <= size), 8192)
@@ -184,13 +184,16 @@ def expect(facts: CorpusFacts, speed: Speed, seconds: float) -> Training:
 def choose_training(
     facts: CorpusFacts, speed: Speed, why: str, seconds: float, validated: bool = True
 ) -> list[Setting]:
-    """Return the settings of [model], [train] and [search].  validated: whether there is a validation set."""
+    """Return the settings of the sections [model], [train] and [search].
+
+    validated: whether there is a validation set.
+    """
     size, forecast = speed.size, expect(facts, speed, seconds)
     return [*model_settings(size, why), _dropout(forecast), *_train(size, forecast, seconds, validated), *_search()]
 
 
 def model_settings(size: Size, why: str = "") -> list[Setting]:
-    """Return the settings of [model], without dropout; why: the reason for the size."""
+    """Return the settings of the section [model] without dropout; why: the reason for the size."""
     return [
         Setting("model.architecture", "transformer", "Encoder and decoder with attention (Vaswani et al. 2017)."),
         Setting("model.d_model", size.d_model, f"Size: {why}."),
@@ -198,12 +201,12 @@ def model_settings(size: Size, why: str = "") -> list[Setting]:
         Setting("model.n_heads", size.n_heads, f"{size.d_model // size.n_heads} features per attention head."),
         Setting("model.encoder_layers", size.layers, "Chosen with d_model."),
         Setting("model.decoder_layers", size.layers, "Chosen with d_model."),
-        Setting("model.order", "pre", "Normalization before each sub-layer allows high learning rates early."),
+        Setting("model.order", "pre", "Normalization before each sub-layer allows high learning rates from the start."),
         Setting("model.norm.kind", "rms", "As good as layer normalization, and cheaper."),
         Setting("model.position.kind", "rotary", "Relative positions; learned faster than sinusoids."),
         Setting("model.activation", "silu", "With gated = true: SwiGLU, which learns faster at equal cost."),
         Setting("model.gated", True, "See activation."),
-        Setting("model.bias", False, "Without biases, a step has fewer operations."),
+        Setting("model.bias", False, "Fewer operations per step."),
     ]
 
 
@@ -217,19 +220,19 @@ def _train(size: Size, forecast: Training, seconds: float, validated: bool) -> l
     warmup = min(4000, max(10, round(0.05 * forecast.steps, -1 if forecast.steps >= 400 else 0)))
     peak = float(f"{0.512 / size.d_model:.1e}")
     return [
-        Setting("train.budget", duration(seconds), "Time for training; the learning rate reaches zero at its end."),
+        Setting("train.budget", duration(seconds), "Training time; the learning rate reaches zero at its end."),
         Setting(
             "train.batch_tokens",
             forecast.batch_tokens,
-            f"About {forecast.steps:,} updates in this time: small batches learn more per minute, up to a point.",
+            f"Gives about {forecast.steps:,} steps: many steps with small batches learn more in the same time.",
         ),
         Setting("train.label_smoothing", 0.1, "Improves BLEU (Vaswani et al. 2017)."),
-        Setting("train.clip_norm", 1.0, "Limits the effect of an unusual batch."),
+        Setting("train.clip_norm", 1.0, "Limits the effect of batches with large gradients."),
         *_validation(seconds, validated),
         Setting("train.schedule.kind", "budget", "Warm-up, constant rate, then linear decay to zero."),
-        Setting("train.schedule.peak", peak, "Wider models need lower rates: 0.512 / d_model."),
+        Setting("train.schedule.peak", peak, "Wider models need lower learning rates: 0.512 / d_model."),
         Setting("train.schedule.warmup", int(warmup), "About 5 % of the steps."),
-        Setting("train.schedule.decay", 0.8, "Share of the time in which the rate decays."),
+        Setting("train.schedule.decay", 0.8, "Share of the budget during which the learning rate decays."),
     ]
 
 
@@ -237,20 +240,20 @@ def _validation(seconds: float, validated: bool) -> list[Setting]:
     short = seconds < 900
     every = duration(seconds / (4 if short else 8))
     if not validated:
-        return [Setting("train.validate_every", every, "Interval of checkpoints; there is no validation set.")]
+        return [Setting("train.validate_every", every, "Interval between checkpoints; there is no validation set.")]
     return [
-        Setting("train.validate_every", every, "Often enough to see progress; decoding costs time."),
+        Setting("train.validate_every", every, "Interval between validations, which take time from training."),
         Setting("train.validate_sentences", 200 if short else 500, "Sentences translated per validation."),
-        Setting("train.metric", "loss", "Decides which checkpoint is the best; less noisy than BLEU of few sentences."),
+        Setting("train.metric", "loss", "Selects the best checkpoint; less noisy than BLEU on few sentences."),
     ]
 
 
 def _search() -> list[Setting]:
-    return [Setting("search.beam", 4, "Hypotheses per step: 1 is faster, more than 4 seldom better.")]
+    return [Setting("search.beam", 4, "Hypotheses per step; 1 is faster, more than 4 rarely improve translations.")]
 
 
 def duration(seconds: float) -> str:
-    """Format a time as the configuration accepts it: whole hours, minutes, or seconds."""
+    """Format a time for the configuration, in whole hours, minutes or seconds."""
     for unit, length in (("h", 3600), ("min", 60)):
         if seconds >= length and math.isclose(seconds % length, 0, abs_tol=1e-6):
             return f"{round(seconds / length)} {unit}"

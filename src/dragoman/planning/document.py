@@ -1,4 +1,4 @@
-"""A configuration document in which every setting has its reason as a comment."""
+"""Configuration documents with a comment above each setting that gives its reason."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def nested(settings: Iterable[Setting]) -> dict[str, Any]:
 
 
 def render(title: Sequence[str], settings: Sequence[Setting]) -> str:
-    """Return a TOML document.  title: paragraphs of the comment at its top; the reason stands above each setting."""
+    """Return a TOML document with a comment above each setting.  title: paragraphs of the comment at its top."""
     parts = ["\n#\n".join(_comment(paragraph) for paragraph in title)]
     for table in _TABLES:
         inside = [setting for setting in settings if _table(setting.key) == table]
@@ -45,7 +45,7 @@ def render(title: Sequence[str], settings: Sequence[Setting]) -> str:
 
 
 def _table(key: str) -> str:
-    """Return the longest table of the document that a key belongs to."""
+    """Return the innermost table that contains a key."""
     return max((table for table in _TABLES if key.startswith(f"{table}.")), key=len)
 
 

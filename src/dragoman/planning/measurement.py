@@ -1,15 +1,12 @@
-"""What the choice of settings needs to know: facts of the training text, and the speed of models on this machine."""
+"""Statistics of the training text, and the training speed of models on this machine."""
 
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-
-import torch
 
 from dragoman.config import Config, parse_config
 from dragoman.errors import DataError, UsageError
@@ -24,23 +21,21 @@ from dragoman.planning.choice import (
     model_settings,
 )
 from dragoman.planning.document import nested
-from dragoman.training.forecast import time_steps
+from dragoman.training.forecast import busy_machine, time_steps
 from dragoman.training.run import open_run
 from dragoman.training.tasks.translation import TranslationTask
 
 __all__ = ["corpus_facts", "measure_speeds", "probe"]
 
 _COMMON = 0.8  # share of the target's letters that occur in the source
-_BUSY = 0.7  # cores
 _SECONDS = 2.0
 _BATCH_TOKENS = 2048
 
 
 def corpus_facts(sample: Sequence[tuple[str, str]], pairs: int, languages: tuple[str, str]) -> CorpusFacts:
-    """Return the facts of `pairs` training pairs from a sample of them.
+    """Return the statistics of `pairs` training pairs, estimated from a sample of them.
 
-    The number of distinct words of the whole text is estimated: it grows with the square root of the length (Heaps'
-    law).
+    The number of distinct words of the whole text is extrapolated with the square root of its length (Heaps' law).
     """
     words: list[set[str]] = [set(), set()]
     letters: list[Counter[str]] = [Counter(), Counter()]
@@ -65,23 +60,21 @@ def corpus_facts(sample: Sequence[tuple[str, str]], pairs: int, languages: tuple
 def measure_speeds(
     facts: CorpusFacts, sample: Sequence[tuple[str, str]], seconds: float, scratch: Path, log: Callable[[str], None]
 ) -> tuple[CorpusFacts, list[Speed]]:
-    """Train models of growing size for a few steps each, until one is too slow for a budget of `seconds`.
+    """Train models of increasing size for a few steps each, until one is too slow for a budget of `seconds`.
 
     Returns the facts with tokens_per_pair, and the speeds.  Raises DataError if the tokenizer cannot be learned.
     """
     for i, name in enumerate(("sample.source", "sample.target")):
         (scratch / name).write_text("".join(f"{pair[i]}\n" for pair in sample), encoding="utf-8", newline="\n")
     known = replace(facts, distinct=corpus_facts(sample, len(sample), facts.languages).distinct)
-    vocabulary = choose_vocabulary(known)  # what the sample allows
+    vocabulary = choose_vocabulary(known)  # limited by the sample
     speeds: list[Speed] = []
-    shares: list[float] = []  # cores used, on average
+    cores = 0.0
     for size in SIZES:
         config = probe(facts, vocabulary, size, scratch)
         try:
             run = open_run(config, scratch / f"probe-{size.d_model}-{size.layers}", lambda text: None)
-            clock, processor = time.monotonic(), time.process_time()
             timing = time_steps(run, _SECONDS)
-            shares.append((time.process_time() - processor) / (time.monotonic() - clock))
         except UsageError:
             if not speeds:
                 raise
@@ -90,15 +83,13 @@ def measure_speeds(
         if not isinstance(task, TranslationTask) or not len(task.store):
             raise DataError("no pair of the sample can be used for training; check the text with 'dragoman doctor'")
         facts = replace(facts, tokens_per_pair=task.tokens() / len(task.store))
+        cores = max(cores, timing.cores)
         speeds.append(Speed(size, timing.tokens_per_second, timing.parameters))
         log(f"speed: {size}: {timing.tokens_per_second:,.0f} tokens/s ({timing.steps} steps)")
         if seconds * timing.tokens_per_second < enough_tokens(size):
             break
-    if not torch.cuda.is_available() and max(shares) < _BUSY:
-        log(
-            f"warning: the machine is busy: training got {max(shares):.0%} of a core while its speed was measured; on "
-            "an idle machine it is faster, and a larger model may be better"
-        )
+    if problem := busy_machine(cores):
+        log(f"warning: {problem}; on an idle machine training is faster, and a larger model may be better")
     return facts, speeds
 
 

@@ -1,4 +1,4 @@
-"""`dragoman new`: a configuration and a split of one's own text, chosen for this machine and a budget of time."""
+"""`dragoman new`: choose a configuration for a parallel text, this machine and a budget, and split the text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from dragoman.config import Config, load_config, parse_config
 from dragoman.config.section import Duration, DurationField
-from dragoman.data.corpus import CorpusSpec
 from dragoman.data.doctor.examine import examine
 from dragoman.data.doctor.precheck import replaced_characters
 from dragoman.data.held_out import TEST, TRAIN, VALID
@@ -32,11 +31,13 @@ from dragoman.planning.choice import (
 )
 from dragoman.planning.document import nested, render
 from dragoman.planning.measurement import corpus_facts, measure_speeds
-from dragoman.planning.source_text import ParallelText, open_text
+from dragoman.planning.source_text import ParallelText, check_text_files, open_text
 from dragoman.planning.split import NAMES, Split, split_text
-from dragoman.training.plan import Forecast, is_hopeless, overfits
+from dragoman.training.plan import Forecast, is_insufficient, overfits
 
 __all__ = ["TrainingPlan", "plan_training"]
+
+_LEAST_SECONDS = 30
 
 Files = tuple[Path, Path]
 
@@ -45,7 +46,7 @@ Files = tuple[Path, Path]
 class TrainingPlan:
     """A configuration written by `plan_training`.
 
-    path: of the document.  settings: with the reason of each.  speeds: measured.  forecast: expected epochs and steps.
+    path: the TOML file.  settings: each with its reason.  speeds: measured.  forecast: expected epochs and steps.
     """
 
     path: Path
@@ -70,28 +71,27 @@ def plan_training(
     """Inspect a parallel text, measure the speed of this machine, and write a commented configuration.
 
     source, target: two text files; source alone: one .tsv or .tmx.  budget: a time, such as "20 min".  languages: of
-    source and target; default: from file names, TMX variants or frequent words.  valid, test: two files each; default:
-    drawn from the text, without near-duplicates of the training pairs.  out: the document, default
+    source and target; default: detected from file names, TMX variants or frequent words.  valid, test: two files each;
+    default: drawn from the text, without near-duplicates of the training pairs.  out: the TOML file, default
     `<source>-<target>.toml` in the current folder; the split is written into the folder `<name>-data` beside it.  log:
-    receives messages.
-
-    Raises UsageError for wrong arguments and existing output, DataError for unusable text.
+    receives messages.  Raises UsageError for invalid arguments and existing output, DataError for unusable text.
     """
     seconds = _seconds(budget)
     given = {part: _two(files, NAMES[part]) for part, files in ((VALID, valid), (TEST, test)) if files is not None}
     pair = None if languages is None else _language_pair(languages)
+    if out is not None:
+        _output_folder(Path(out))  # before the text is read
     with tempfile.TemporaryDirectory() as temporary:
         scratch = Path(temporary)
         text = open_text(Path(source), None if target is None else Path(target), pair, scratch, log)
         _check_languages(text.languages)
         path = Path(out) if out is not None else Path(f"{'-'.join(text.languages)}.toml")
-        folder = path.with_name(f"{path.stem}-data")
-        _refuse_existing(path, folder)
+        folder = _output_folder(path)
         log(f"checking {source if target is None else f'{source} and {target}'} ({' to '.join(text.languages)})")
         _examine(text, (source, target), log)
         with writing(folder), ExitStack() as stack:
             unfinished = stack.enter_context(atomic_folder(folder))
-            split = split_text(CorpusSpec(text.source, text.target), given, unfinished, text.languages)
+            split = split_text(text.spec, given, unfinished, text.languages)
             _log_split(split, log)
             facts = corpus_facts(split.sample, split.counts[TRAIN], text.languages)
             data = _data_settings(text.languages, folder, split, given)
@@ -110,23 +110,20 @@ def plan_training(
 
 def _seconds(budget: str) -> float:
     try:
-        duration: Duration = TypeAdapter(DurationField).validate_python(budget)
-    except ValidationError as error:
-        raise UsageError(f"budget = {budget!r}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
-    if duration.unit != "seconds":
-        raise UsageError(f'budget = {budget!r}: accepted: a time, such as "20 min" or "2 h"')
-    if duration.amount < 30:
-        raise UsageError(f"budget = {budget!r}: accepted: 30 s or more; nothing is learned in less time")
+        duration: Duration | None = TypeAdapter(DurationField).validate_python(budget)
+    except ValidationError:
+        duration = None
+    if duration is None or duration.unit != "seconds" or duration.amount < _LEAST_SECONDS:
+        raise UsageError(f'budget = {budget!r}: accepted: a time of at least 30 s, such as "20 min" or "2 h"')
     return duration.amount
 
 
 def _two(files: Sequence[str | Path], name: str) -> Files:
     if isinstance(files, str) or len(files) != 2:
         raise UsageError(f"{name} = {files!r}: accepted: two files, source and target")
-    missing = [str(path) for path in files if not Path(path).is_file()]
-    if missing:
-        raise UsageError(f"{name}: no such file: {', '.join(missing)}")
-    return Path(files[0]), Path(files[1])
+    pair = Path(files[0]), Path(files[1])
+    check_text_files(pair, where=f"{name}: ")
+    return pair
 
 
 def _language_pair(languages: Sequence[str]) -> tuple[str, str]:
@@ -136,39 +133,45 @@ def _language_pair(languages: Sequence[str]) -> tuple[str, str]:
 
 
 def _check_languages(languages: tuple[str, str]) -> None:
-    """Raise ConfigError for codes that a configuration refuses; they are parts of file names as well."""
+    """Raise ConfigError for codes that a configuration does not accept; they are used in file names, too."""
     source, target = languages
     data = {"source_language": source, "target_language": target, "train": [{"path": "text.tsv"}]}
     parse_config({"data": data}, where="languages")
 
 
-def _refuse_existing(path: Path, folder: Path) -> None:
+def _output_folder(path: Path) -> Path:
+    """Return the folder of the split.  Raises UsageError if `path` is unsuitable, or if it or the folder exists."""
     if path.suffix != ".toml":
         raise UsageError(f"out = {path}: accepted: a file name that ends with .toml")
     if path.name.startswith("~") or "${" in path.name:  # a configuration expands both in paths
         raise UsageError(f"out = {path}: accepted: a file name without ~ at its start and without ${{")
-    for existing in (path, folder):
-        if existing.exists():
-            raise UsageError(f"{existing} exists already; choose another name with --out, or remove it")
+    folder = path.with_name(f"{path.stem}-data")
+    existing = [str(output) for output in (path, folder) if output.exists()]
+    if existing:
+        which, verb = ("it", "exists") if len(existing) == 1 else ("them", "exist")
+        raise UsageError(f"{' and '.join(existing)} {verb} already; choose another name with --out, or remove {which}")
     if not path.parent.is_dir():
         raise UsageError(f"{path}: the folder {path.parent} does not exist; create it first")
+    return folder
 
 
 def _examine(text: ParallelText, files: tuple[str | Path, str | Path | None], log: Callable[[str], None]) -> None:
-    """Raise DataError for the errors that `dragoman doctor` finds, and log its warnings: their number for two files."""
-    spec = CorpusSpec(text.source, text.target)
-    source_language, target_language = text.languages
-    diagnosis = examine([spec], valid=None, test=None, source_language=source_language, target_language=target_language)
+    """Raise DataError for errors that `dragoman doctor` finds; log its warnings, or their number for two files.
+
+    files: of the user.
+    """
+    source, target = text.languages
+    diagnosis = examine([text.spec], valid=None, test=None, source_language=source, target_language=target)
     errors = [finding for finding in diagnosis.findings if finding.severity == "error"]
     if errors:
         raise DataError("\n".join(f"{error.where}: {error.what}. {error.advice}" for error in errors))
     warnings = [finding.what for finding in diagnosis.findings if finding.severity == "warning"]
     if files[1] is None:
-        for warning in warnings:  # `dragoman doctor` cannot read every format that is accepted here
+        for warning in warnings:  # `dragoman doctor` does not read .tmx files
             log(f"text: warning: {warning}")
     elif warnings:
         command = shlex.join(["dragoman", "doctor", *map(str, files)])
-        log(f"text: {len(warnings)} warning{'s' * (len(warnings) > 1)}; to read them: {command}")
+        log(f"text: {len(warnings)} warning{'s' * (len(warnings) > 1)}; for details: {command}")
 
 
 def _log_split(split: Split, log: Callable[[str], None]) -> None:
@@ -176,18 +179,18 @@ def _log_split(split: Split, log: Callable[[str], None]) -> None:
     if split.seen:
         log(f"pairs: {split.seen:,} left out, because a validation or test set has a near-duplicate")
     if split.digits:
-        log("split: most sentences differ from others only in digits, so that digits count in the comparison")
+        log("split: most sentences differ from others only in digits, so digits count in the comparison")
     log("split: " + ", ".join(f"{name} {split.counts[part]:,}" for part, name in NAMES.items()))
     for part, use in ((VALID, "validation"), (TEST, "test")):
         if not split.counts[part]:
             log(
-                f"warning: there is no {use} set: the sentences are so similar that none can be held out without "
-                f"near-duplicates in the training text; give two files with --{NAMES[part]}"
+                f"warning: there is no {use} set, because every pair has near-duplicates that would remain in the "
+                f"training text; specify two files with --{NAMES[part]}"
             )
 
 
 def _data_settings(languages: tuple[str, str], folder: Path, split: Split, given: dict[int, Files]) -> list[Setting]:
-    """Return [data]; held-out parts without pairs are left out."""
+    """Return the settings of the section [data], without empty validation or test sets."""
     source, target = languages
     files = {part: {"source": f"{name}.{source}", "target": f"{name}.{target}"} for part, name in NAMES.items()}
     settings = [
@@ -198,7 +201,7 @@ def _data_settings(languages: tuple[str, str], folder: Path, split: Split, given
         Setting("data.target_language", target, "Also selects the tokenizer of BLEU."),
         Setting("data.train", [files[TRAIN]], f"{split.counts[TRAIN]:,} pairs."),
     ]
-    for part, use in ((VALID, "Measured during training"), (TEST, "Translated once, at the end")):
+    for part, use in ((VALID, "Evaluated during training"), (TEST, "Translated after training")):
         if split.counts[part]:
             ignored = "case and punctuation" if split.digits else "case, punctuation and digits"
             drawn = f"drawn at random; no near-duplicates in the other parts (ignoring {ignored})"
@@ -210,7 +213,7 @@ def _data_settings(languages: tuple[str, str], folder: Path, split: Split, given
 
 
 def _is_replaced(data: list[Setting], folder: Path) -> bool:
-    """Return whether the usual normalization of the tokenizer changes many target lines."""
+    """Return whether the default normalization of the tokenizer changes many target lines."""
     document = nested(data)
     document["data"]["root"] = str(folder.resolve())
     return any(True for _ in replaced_characters(parse_config(document)))
@@ -222,8 +225,9 @@ def _title(path: Path, facts: CorpusFacts, speed: Speed, forecast: Training, bud
         f"{source} to {target}, written by 'dragoman new' for a budget of {budget}. Train with: "
         f"{shlex.join(['dragoman', 'train', str(path)])}",
         f"Expected: {forecast.epochs:.1f} epochs of {facts.tokens:,.0f} tokens (source + target) and "
-        f"{forecast.steps:,} steps, at the {speed.tokens_per_second:,.0f} tokens/s that were measured on this machine. "
-        "A machine that is busier later makes fewer steps; the schedule of the learning rate adapts to the time.",
+        f"{forecast.steps:,} steps, at the measured speed of {speed.tokens_per_second:,.0f} tokens/s. If other "
+        "programs use the machine during training, it makes fewer steps; the learning rate schedule adapts to the "
+        "elapsed time.",
     ]
 
 
@@ -234,11 +238,11 @@ def _log_forecast(
     expected = Forecast(forecast.epochs, forecast.steps, facts.tokens, speed.parameters)
     if overfits(speed.parameters, facts.tokens):
         log(
-            f"warning: {facts.tokens:,.0f} tokens are too little text for a model of {speed.parameters:,} parameters: "
-            "it overfits. Add more text"
+            f"warning: {facts.tokens:,.0f} tokens are insufficient for a model of {speed.parameters:,} parameters: it "
+            "overfits. Add more text"
         )
-    if is_hopeless(expected):
+    if is_insufficient(expected):
         log(
-            f"warning: {budget} is little time for this text on this machine: the translations will be poor. Raise "
+            f"warning: {budget} is insufficient for this text on this machine: the translations will be poor. Raise "
             "--budget, or stop other programs and run the command again"
         )

@@ -1,9 +1,9 @@
-"""The parallel text that a user has, as two plain text files: two files, one TSV, or one TMX."""
+"""Parallel text of the user as two plain text files; the formats are two text files, one TSV, and one TMX."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
@@ -11,11 +11,11 @@ from pathlib import Path
 from dragoman.data.corpus import CorpusSpec, SentencePair, read_pairs
 from dragoman.data.doctor.precheck import likely_language
 from dragoman.data.languages import SCRIPTS, file_language
-from dragoman.data.readers.tmx import TmxCount, counted_languages, tmx_languages, tmx_pairs
+from dragoman.data.readers.tmx import TmxCount, check_languages, tmx_languages, tmx_pairs
 from dragoman.errors import DataError, UsageError, clip
-from dragoman.io.lines import count_lines, decode_line, open_lines, plain_suffix, read_lines
+from dragoman.io.lines import count_lines, decode_line, open_lines, plain_suffix, read_chunks, read_lines
 
-__all__ = ["ParallelText", "open_text"]
+__all__ = ["ParallelText", "check_text_files", "open_text"]
 
 _SAMPLE = 1000
 _PART = re.compile(r"[-_.]")
@@ -23,15 +23,23 @@ _PART = re.compile(r"[-_.]")
 
 @dataclass(frozen=True)
 class ParallelText:
-    """Two text files with a sentence per line, and their languages."""
+    """Two text files with a sentence per line, and their languages.
+
+    title: names the text in messages if the files are temporary.
+    """
 
     source: Path
     target: Path
     languages: tuple[str, str]
+    title: str = ""
+
+    @property
+    def spec(self) -> CorpusSpec:
+        return CorpusSpec(self.source, self.target, title=self.title)
 
     def pairs(self) -> Iterator[SentencePair]:
         """Stream the pairs.  Raises DataError as `read_pairs` does."""
-        return read_pairs(CorpusSpec(self.source, self.target))
+        return read_pairs(self.spec)
 
 
 def open_text(
@@ -43,20 +51,19 @@ def open_text(
 ) -> ParallelText:
     """Return the text of two files; the pairs of a single `.tsv` or `.tmx` are written into `scratch` first.
 
-    languages: source and target, found from the file names, the variants of a TMX or the text if None.  Raises
-    UsageError for files that do not exist, other formats, and languages that cannot be found.
+    languages: of source and target; None: detected from the file names, the variants of a TMX or the text.  Raises
+    UsageError for files that do not exist, other formats and languages that cannot be detected, DataError for empty
+    files.
     """
-    missing = [str(path) for path in (source, target) if path is not None and not path.is_file()]
-    if missing:
-        raise UsageError(f"no such file: {', '.join(missing)}")
+    check_text_files([path for path in (source, target) if path is not None])
     if target is not None:
         return ParallelText(source, target, languages or _languages(source, target, (source, target)))
     suffix = plain_suffix(source).casefold()
     if suffix == ".tsv":
-        pairs = _tsv_pairs(source, _text_columns(source, log))
+        pairs, title = _tsv_pairs(source, _text_columns(source, log)), str(source)
     elif suffix == ".tmx":
         languages = languages or tmx_languages(source)
-        pairs = _logged_tmx(source, languages, log)
+        pairs, title = _logged_tmx(source, languages, log), f"pairs of {source}"
     else:
         raise UsageError(
             f"{source}: one file of the format {suffix or 'without a suffix'!r}; accepted: two text files (SOURCE "
@@ -64,7 +71,19 @@ def open_text(
         )
     files = scratch / "source.txt", scratch / "target.txt"
     _write(pairs, files)
-    return ParallelText(*files, languages or _languages(*files, (source, source)))
+    return ParallelText(*files, languages or _languages(*files, (source, source)), title)
+
+
+def check_text_files(files: Sequence[Path], where: str = "") -> None:
+    """Raise UsageError for files that do not exist or are the same, DataError for empty files; where: a prefix."""
+    missing = [str(path) for path in files if not path.is_file()]
+    if missing:
+        raise UsageError(f"{where}no such file: {', '.join(missing)}")
+    if len(files) == 2 and files[0].samefile(files[1]):
+        raise UsageError(f"{where}source and target are the same file, {files[0]}; specify the file of each language")
+    empty = [str(path) for path in files if next(read_chunks(path), b"") == b""]
+    if empty:
+        raise DataError(f"{where}empty file: {', '.join(empty)}; specify files that contain text")
 
 
 def _write(pairs: Iterator[tuple[str, str]], files: tuple[Path, Path]) -> None:
@@ -82,11 +101,10 @@ def _logged_tmx(path: Path, languages: tuple[str, str], log: Callable[[str], Non
     yield from tmx_pairs(path, languages, count)
     kept = count.read - count.incomplete
     log(f"{path}: read {count.read:,} units = {kept:,} pairs + without {' or '.join(languages)} {count.incomplete:,}")
+    if str(count):
+        log(f"{path}: left out: {count}")
     if not kept:
-        raise UsageError(
-            f"{path}: no unit has a text in both {languages[0]!r} and {languages[1]!r} (found: "
-            f"{counted_languages(count.languages)}); name two languages of the file with --languages"
-        )
+        check_languages(path, count, languages)
 
 
 def _tsv_pairs(path: Path, columns: tuple[int, int]) -> Iterator[tuple[str, str]]:
@@ -95,9 +113,9 @@ def _tsv_pairs(path: Path, columns: tuple[int, int]) -> Iterator[tuple[str, str]
 
 
 def _text_columns(path: Path, log: Callable[[str], None]) -> tuple[int, int]:
-    """Return the first two columns that hold text: most sampled values have letters, and most of these are distinct.
+    """Return the first two columns of text: most sampled values have letters, and most of these are distinct.
 
-    Downloads of Tatoeba have numbers of sentences, languages or names of authors beside each text.
+    Downloads of Tatoeba have sentence numbers, languages or author names in other columns.
     """
     step = max(1, count_lines(path) // _SAMPLE)  # many corpora are sorted
     lines = islice(enumerate(open_lines(path), 1), 0, None, step)
@@ -122,7 +140,7 @@ def _text_columns(path: Path, log: Callable[[str], None]) -> tuple[int, int]:
 
 
 def _languages(source: Path, target: Path, names: tuple[Path, Path]) -> tuple[str, str]:
-    """Return the languages by file names, else by frequent words.  Raises UsageError if one is unknown."""
+    """Detect the languages by file names, else by frequent words.  Raises UsageError if one is unknown."""
     found = [_named_language(name) if names[0] != names[1] else None for name in names]
     if None in found and names[0] == names[1]:
         found = list(_pair_in_name(names[0]))
@@ -134,14 +152,14 @@ def _languages(source: Path, target: Path, names: tuple[Path, Path]) -> tuple[st
         files = " and ".join(dict.fromkeys(map(str, names)))
         shown = ", ".join(code or "unknown" for code in found)
         raise UsageError(
-            f"the languages of {files} are not clear (found: {shown}); name them, source first, with --languages, for "
-            "example --languages en fr"
+            f"the languages of {files} cannot be detected (found: {shown}); specify them, source first, with "
+            "--languages, for example --languages en fr"
         )
     return str(found[0]), str(found[1])
 
 
 def _named_language(path: Path) -> str | None:
-    """Return the language that a file name ends with: `a.fr`, `a.fr.gz`, `a-fr.txt`, `a_fr.txt`."""
+    """Return the language code at the end of a file name: `a.fr`, `a.fr.gz`, `a-fr.txt`, `a_fr.txt`."""
     if code := file_language(path):
         return code
     stem = path.name.removesuffix(path.suffix if path.suffix in (".gz", ".zst", ".xz") else "")
@@ -150,7 +168,7 @@ def _named_language(path: Path) -> str | None:
 
 
 def _pair_in_name(path: Path) -> tuple[str | None, str | None]:
-    """Return the two codes of a name such as `corpus.en-fr.tsv`, which stand side by side."""
+    """Return two adjacent language codes in a file name such as `corpus.en-fr.tsv`; None if there are none."""
     parts = [part.casefold() for part in _PART.split(path.name)]
     for one, other in pairwise(parts):
         if one in SCRIPTS and other in SCRIPTS:

@@ -1,4 +1,4 @@
-"""Training, validation and test files of a parallel text, without near-duplicates of the training part."""
+"""Split of a parallel text into training, validation and test files without near-duplicates between them."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ Files = tuple[Path, Path]
 
 @dataclass
 class Split:
-    """What was written.
+    """Statistics and a sample of the written files.
 
-    counts: pairs by part.  account: statistics of the filter.  seen: pairs left out because a given validation or test
-    set has a near-duplicate.  digits: whether sentences that differ only in digits count as different.  sample:
-    training pairs at equal distances.
+    counts: pairs per part.  account: statistics of the filter.  seen: pairs left out because a given validation or test
+    set contains a near-duplicate.  digits: whether sentences that differ only in digits count as different.  sample:
+    training pairs at regular intervals.
     """
 
     counts: dict[int, int]
@@ -55,7 +55,7 @@ def split_text(
 ) -> Split:
     """Write `train`, `valid` and `test` files with the languages as suffixes into a folder.
 
-    given: validation or test files of the user, which are copied; parts that are not given are drawn from the text.
+    given: validation or test files of the user, which are copied; the other parts are drawn from the text.
     Raises DataError if fewer than 100 pairs pass the filter.
     """
     fixed = {part: _pairs(files) for part, files in given.items()}
@@ -105,7 +105,7 @@ def _write(
     languages: tuple[str, str],
     step: int,
 ) -> None:
-    """Write the pairs of all parts; every `step`-th training pair is a sample."""
+    """Write the pairs of all parts; add every `step`-th training pair to the sample."""
     with ExitStack() as stack:
         files = {
             part: [
@@ -130,7 +130,7 @@ def _free_pairs(
     free: np.ndarray[tuple[int], np.dtype[np.bool_]],
     parts: np.ndarray[tuple[int], np.dtype[np.uint8]],
 ) -> Iterator[tuple[int, SentencePair]]:
-    """Yield the part and the pair of all pairs that pass the filter and are free."""
+    """Yield all pairs that pass the filter and are free, each with its part."""
     of_part = iter(parts.tolist())
     for is_free, pair in zip(free.tolist(), PairFilter(FilterConfig())(read_pairs(spec)), strict=True):
         if is_free:

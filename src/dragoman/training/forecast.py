@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from dragoman.config import Config, load_config
@@ -27,9 +28,10 @@ from dragoman.training.plan import Forecast, forecast_problems, plan_warnings
 from dragoman.training.run import TrainingRun, check_files, open_run
 from dragoman.training.trainer import Trainer
 
-__all__ = ["StepTiming", "diagnose", "forecast", "time_steps"]
+__all__ = ["StepTiming", "busy_machine", "diagnose", "forecast", "time_steps"]
 
 _WARM_UP_STEPS, _SECONDS = 3, 4.0
+_BUSY = 0.7  # cores
 
 
 def diagnose(config_or_source: Path, target: Path | None = None, overrides: Sequence[str] = ()) -> Diagnosis:
@@ -38,6 +40,9 @@ def diagnose(config_or_source: Path, target: Path | None = None, overrides: Sequ
     overrides: `key=value` settings of the configuration.  Raises ConfigError, and UsageError for files that do not
     exist, for a single text file and for overrides of text files.
     """
+    for path in (config_or_source, target):
+        if path is not None and plain_suffix(path).casefold() == ".tmx":
+            raise UsageError(f"{path}: 'doctor' does not read .tmx files; to check it and use it: dragoman new {path}")
     if target is not None:
         if overrides:
             raise UsageError(f"{overrides[0]}: overrides need a configuration: dragoman doctor CONFIG.toml key=value")
@@ -104,12 +109,16 @@ def _examined(config: Config, run: TrainingRun | None) -> Diagnosis:
 
 @dataclass(frozen=True)
 class StepTiming:
-    """Measured training steps: source + target tokens per second, number of steps, bytes of memory, parameters."""
+    """Measured training steps: source + target tokens per second, number of steps, bytes of memory, parameters.
+
+    cores: processor time per second, on average.
+    """
 
     tokens_per_second: float
     steps: int
     memory: float
     parameters: int
+    cores: float
 
 
 def time_steps(run: TrainingRun, seconds: float = _SECONDS) -> StepTiming:
@@ -123,15 +132,24 @@ def time_steps(run: TrainingRun, seconds: float = _SECONDS) -> StepTiming:
     trainer = Trainer(run, context, Reporter())
     try:
         trainer.threads.start(trainer.trial, resumed=False)
+        clock, processor = time.monotonic(), time.process_time()
         rate, steps = _tokens_per_second(trainer, run.task.epoch(0), seconds)
+        cores = (time.process_time() - processor) / (time.monotonic() - clock)
     finally:
         trainer.threads.restore()
         trainer.log.close()
-    return StepTiming(rate, steps, context.peak_memory(), trainer.model.parameter_count())
+    return StepTiming(rate, steps, context.peak_memory(), trainer.model.parameter_count(), cores)
+
+
+def busy_machine(cores: float) -> str | None:
+    """Return a warning if other programs slowed down a measurement on the CPU; otherwise None."""
+    if torch.cuda.is_available() or cores >= _BUSY:
+        return None
+    return f"the machine is busy: training got {cores:.0%} of a core while its speed was measured"
 
 
 def forecast(run: TrainingRun, where: str, diagnosis: Diagnosis) -> None:
-    """Measure a few training steps; add the estimated cost of training, and warnings about a hopeless plan."""
+    """Measure a few training steps; add the estimated cost of training, and warnings about an insufficient plan."""
     timing, train = time_steps(run), run.config.train
     plan, tokens = run.task.epoch(0), run.task.tokens()
     steps = len(plan) / train.accumulate
@@ -145,11 +163,14 @@ def forecast(run: TrainingRun, where: str, diagnosis: Diagnosis) -> None:
     }[budget.unit]
     expected = Forecast(seconds / epoch, seconds / epoch * steps, tokens, timing.parameters)
     estimate = (
-        f"training for {budget} takes about {_duration(seconds)} and {expected.steps:,.0f} steps here: "
+        f"training for {budget} takes about {_duration(seconds)} and {expected.steps:,.0f} steps on this machine: "
         f"{expected.epochs:.1f} epochs of {steps:,.0f} steps, {timing.tokens_per_second:,.0f} tokens/s, "
         f"{timing.memory / 1e9:.1f} GB of memory, {timing.parameters:,} parameters"
     )
     diagnosis.add("info", estimate, where, f"measured over {timing.steps} steps, without validation and saving")
+    if problem := busy_machine(timing.cores):
+        advice = "training is faster on an idle machine: stop other programs and run this command again"
+        diagnosis.add("warning", problem, where, advice)
     for what, advice in forecast_problems(run.config, expected, run.parameters_of):
         diagnosis.add("warning", what, where, advice)
     if budget.unit != "seconds":

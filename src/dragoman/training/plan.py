@@ -1,4 +1,4 @@
-"""Rules about budgets and sizes of models, and warnings about settings with which a run learns less than it could.
+"""Rules for budgets and model sizes, and warnings about settings that limit what a model can learn.
 
 `dragoman new` chooses sizes by the same rules (planning/choice.py).
 """
@@ -14,29 +14,29 @@ from dragoman.config.model import ModelConfig, TransformerConfig
 from dragoman.training.optim import Progress, learning_rate
 from dragoman.training.tasks.task import Task
 
-__all__ = ["PARAMETERS_PER_TOKEN", "Forecast", "forecast_of", "forecast_problems", "is_hopeless", "overfits",
+__all__ = ["PARAMETERS_PER_TOKEN", "Forecast", "forecast_of", "forecast_problems", "is_insufficient", "overfits",
            "plan_warnings", "warmup_warning"]  # fmt: skip
 
 _LOW_FOR_SGD = 0.01
-"""Usual rates of SGD without momentum are 0.1 to 30 for networks of text (Merity et al. 2018)."""
+"""Usual learning rates of SGD without momentum are 0.1 to 30 for models of text (Merity et al. 2018)."""
 _FEW_EPOCHS, _MANY_EPOCHS = 3, 60
 _FEW_STEPS = 1000
 _TOKENS_PER_PARAMETER = 1.0
-"""Below, a smaller model learns more in the same time: docs/guides/size_and_budget.md.  Above, and with enough steps,
-fewer than three epochs of a large corpus are no problem."""
+"""Below, a smaller model is better after the same time (docs/guides/size_and_budget.md).  Above, and with enough steps,
+fewer than three epochs of a large corpus suffice."""
 PARAMETERS_PER_TOKEN = 8.0
 """Parameters per token of the corpus above which a model overfits."""
 _TOLERANCE = 1.25
-"""Factor by which a model may exceed PARAMETERS_PER_TOKEN before a warning: `dragoman new` measures a sample."""
+"""Factor by which a model may exceed PARAMETERS_PER_TOKEN, because `dragoman new` counts the tokens of a sample."""
 _SMALL = 0.25
-"""Parameters per token of the corpus below which a larger model would learn more."""
+"""Parameters per token of the corpus below which a model underfits."""
 _COST = 0.75
-"""Exponent of the time per token in the number of parameters: on one core 0.7 to 0.8, from 2 to 17 million."""
+"""Time per token ~ parameters**_COST; measured on one core with 2 to 17 million parameters: 0.7 to 0.8."""
 _WIDTHS = (128, 192, 256, 384, 512)
 
 
 def plan_warnings(config: TrainConfig, task: Task, batches_per_epoch: int) -> Iterator[str]:
-    """Yield warnings about warm-up, averaging and rates of SGD; for budgets of time see `warmup_warning`."""
+    """Yield warnings about warm-up, averaging and learning rates of SGD; budgets of time: see `warmup_warning`."""
     steps = _steps(config.budget, config, task, batches_per_epoch)
     warmup = config.schedule.warmup
     if steps is not None and warmup > steps:
@@ -50,21 +50,21 @@ def plan_warnings(config: TrainConfig, task: Task, batches_per_epoch: int) -> It
         if peak < _LOW_FOR_SGD:
             yield (
                 f'train.optimizer.kind is "sgd", but the learning rate of train.schedule.kind = "inverse_sqrt" is at '
-                f'most {peak:.2g}, made for Adam: SGD learns little with it; set train.schedule.kind = "constant" '
+                f'most {peak:.2g}, suitable for Adam but too low for SGD; set train.schedule.kind = "constant" '
                 'or "budget" and a rate such as 0.1, or raise train.schedule.factor'
             )
     made = _checkpoints(config, task, batches_per_epoch)
     if made is not None and config.average > 1 and made < config.average:
         yield (
             f"train.average is {config.average}, but train.budget = {str(config.budget)!r} and train.validate_every = "
-            f"{str(config.validate_every)!r} make {made} checkpoint{'s' * (made != 1)}: "
+            f"{str(config.validate_every)!r} give {made} checkpoint{'s' * (made != 1)}: "
             f"{'only these are averaged' if made > 1 else 'nothing is averaged'}; lower train.average, or validate "
             "more often"
         )
 
 
 def warmup_warning(config: TrainConfig, progress: Progress) -> str | None:
-    """Return the warning about a warm-up that was longer than a budget of time."""
+    """Return a warning if a training with a budget of time ended before its warm-up; otherwise None."""
     if config.budget.unit != "seconds" or progress.step >= config.schedule.warmup:
         return None
     return (
@@ -87,7 +87,7 @@ def _steps(duration: Duration, config: TrainConfig, task: Task, batches_per_epoc
 
 
 def _checkpoints(config: TrainConfig, task: Task, batches_per_epoch: int) -> int | None:
-    """Return the number of checkpoints within the budget, including the last one; None if it cannot be known."""
+    """Return the number of checkpoints within the budget, including the last one; None if it is unknown."""
     budget, every = config.budget, config.validate_every
     if budget.unit == every.unit:
         return math.ceil(budget.amount / every.amount)
@@ -97,7 +97,7 @@ def _checkpoints(config: TrainConfig, task: Task, batches_per_epoch: int) -> int
 
 @dataclass(frozen=True)
 class Forecast:
-    """Expected epochs and steps of a training.  tokens: source + target per epoch.  parameters: of the model."""
+    """Expected epochs and steps of a training.  tokens: source + target tokens per epoch.  parameters: of the model."""
 
     epochs: float
     steps: float
@@ -114,12 +114,12 @@ def forecast_of(config: TrainConfig, task: Task, batches_per_epoch: int, paramet
 
 
 def overfits(parameters: float, tokens: float) -> bool:
-    """Return whether a model of this size overfits a corpus of so many tokens."""
+    """Return whether a model with `parameters` overfits a corpus of `tokens`."""
     return parameters > PARAMETERS_PER_TOKEN * tokens
 
 
-def is_hopeless(forecast: Forecast) -> bool:
-    """Return whether a training has few epochs, and few steps or few tokens for the size of its model."""
+def is_insufficient(forecast: Forecast) -> bool:
+    """Return whether a training has few epochs, and few steps or few tokens per parameter."""
     few_tokens = forecast.epochs * forecast.tokens < _TOKENS_PER_PARAMETER * forecast.parameters
     return forecast.epochs < _FEW_EPOCHS and (forecast.steps < _FEW_STEPS or few_tokens)
 
@@ -127,23 +127,23 @@ def is_hopeless(forecast: Forecast) -> bool:
 def forecast_problems(
     config: Config, forecast: Forecast, parameters_of: Callable[[ModelConfig], int]
 ) -> Iterator[tuple[str, str]]:
-    """Yield what makes a training of translation unlikely to succeed, and what to change.
+    """Yield (problem, advice) for a translation model whose training is unlikely to succeed.
 
     parameters_of: model configuration -> number of parameters.
     """
     yield from _warmup_problem(config.train, forecast)
     if config.data.kind != "parallel":
         return
-    if is_hopeless(forecast):
+    if is_insufficient(forecast):
         what = (
-            f"too little training for this model: {forecast.epochs:.1f} epochs, {forecast.steps:,.0f} steps, "
+            f"insufficient training for this model: {forecast.epochs:.1f} epochs, {forecast.steps:,.0f} steps, "
             f"{forecast.epochs * forecast.tokens / forecast.parameters:.1f} tokens per parameter"
         )
         raised = f"raise train.budget to {_epochs_budget(config.train, forecast)}"
         yield what, _advice(_other_width(config, forecast, parameters_of, larger=False), raised)
     if overfits(forecast.parameters / _TOLERANCE, forecast.tokens) and not _is_least(config.model):
         what = (
-            f"the model is large for this corpus: {forecast.parameters:,} parameters for {forecast.tokens:,.0f} "
+            f"the model is too large for this corpus: {forecast.parameters:,} parameters for {forecast.tokens:,.0f} "
             "tokens; it overfits"
         )
         yield what, _advice(_other_width(config, forecast, parameters_of, larger=False), "use more text")
@@ -153,14 +153,14 @@ def forecast_problems(
         and not _is_largest(config.model)
     ):
         what = (
-            f"the model is small for this budget: {forecast.epochs:,.0f} epochs, {forecast.parameters:,} parameters "
-            f"for {forecast.tokens:,.0f} tokens; it underfits"
+            f"the model is too small for this budget: {forecast.epochs:,.0f} epochs, {forecast.parameters:,} "
+            f"parameters for {forecast.tokens:,.0f} tokens; it underfits"
         )
         yield what, _advice(_other_width(config, forecast, parameters_of, larger=True), "lower train.budget")
 
 
 def _is_least(model: ModelConfig) -> bool:
-    """Return whether no smaller Transformer is advised: for less text, only more text helps."""
+    """Return whether a Transformer has the smallest recommended size; if it overfits, only more text helps."""
     return (
         isinstance(model, TransformerConfig)
         and model.d_model <= _WIDTHS[0]
@@ -169,18 +169,18 @@ def _is_least(model: ModelConfig) -> bool:
 
 
 def _is_largest(model: ModelConfig) -> bool:
-    """Return whether no larger Transformer is advised."""
+    """Return whether a Transformer has the largest recommended width."""
     return isinstance(model, TransformerConfig) and model.d_model >= _WIDTHS[-1]
 
 
 def _warmup_problem(config: TrainConfig, forecast: Forecast) -> Iterator[tuple[str, str]]:
-    """Yield a warm-up that a budget of time does not reach; for other budgets `plan_warnings` does."""
+    """Yield (problem, advice) for a warm-up longer than a budget of time; `plan_warnings` checks other budgets."""
     warmup = config.schedule.warmup
     if config.budget.unit == "seconds" and forecast.steps < warmup:
         yield (
             f"train.schedule.warmup is {warmup:,} steps, but train.budget = {str(config.budget)!r} is about "
-            f"{forecast.steps:,.0f} steps here: the learning rate never reaches its peak",
-            f"set train.schedule.warmup = {max(1, round(forecast.steps / 20)):,}, or raise train.budget",
+            f"{forecast.steps:,.0f} steps on this machine: the learning rate never reaches its peak",
+            f"set train.schedule.warmup = {max(1, round(forecast.steps / 20))}, or raise train.budget",
         )
 
 
@@ -190,7 +190,7 @@ def _advice(width: str | None, other: str) -> str:
 
 
 def _epochs_budget(config: TrainConfig, forecast: Forecast) -> str:
-    """Return a budget, in the unit of the configured one, of twice the least number of epochs."""
+    """Return a budget of twice the least number of epochs, in the unit of the configured budget."""
     amount = config.budget.amount * 2 * _FEW_EPOCHS / forecast.epochs
     if config.budget.unit == "seconds":
         return f'"{math.ceil(amount / 60):,} min"'.replace(",", "")
@@ -200,7 +200,7 @@ def _epochs_budget(config: TrainConfig, forecast: Forecast) -> str:
 def _other_width(
     config: Config, forecast: Forecast, parameters_of: Callable[[ModelConfig], int], larger: bool
 ) -> str | None:
-    """Return advice to change the width of a Transformer, with the number of epochs it gives; None if nothing helps."""
+    """Return advice to change the width of a Transformer, with the resulting epochs; None if no width helps."""
     model = config.model
     if not isinstance(model, TransformerConfig):
         return None

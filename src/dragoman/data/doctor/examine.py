@@ -139,7 +139,8 @@ class _Examination:
 def _sides(spec: CorpusSpec, languages: tuple[str | None, str | None], encode: Encode | None) -> list[_SideExaminer]:
     paths = (spec.source, spec.target)
     codes = [language_code(given) or file_language(path) for given, path in zip(languages, paths, strict=True)]
-    names = [str(path or f"{spec.path} ({side})") for side, path in zip(("source", "target"), paths, strict=True)]
+    texts = [None if spec.title else path for path in paths]
+    names = [str(path or f"{spec.name} ({side})") for side, path in zip(("source", "target"), texts, strict=True)]
     return [
         _SideExaminer(
             SideReport(names[i], codes[i]), LanguageCheck(codes[i], codes[1 - i]), encode[i] if encode else None

@@ -1,7 +1,7 @@
-"""Translation memories: TMX files (LISA TMX 1.1 to 1.4b), read as a stream.
+"""Streaming reader for translation memories: TMX files (LISA TMX 1.1 to 1.4b).
 
-A file is a list of units (`tu`), each with one variant per language (`tuv`) that holds a segment (`seg`).  Elements of
-formatting codes inside a segment (`bpt`, `ept`, `ph`, `it`, `ut`) are left out, because they are not text.
+A file is a list of units (`tu`), each with one variant per language (`tuv`) that contains a segment (`seg`).  Elements
+of formatting codes inside a segment (`bpt`, `ept`, `ph`, `it`, `ut`) are removed, because they are not text.
 """
 
 from __future__ import annotations
@@ -16,12 +16,17 @@ from pathlib import Path
 from xml.parsers import expat
 
 from dragoman.data.languages import language_code
+from dragoman.data.readers.xml_text import read_xml
 from dragoman.errors import DataError, UsageError, clip
-from dragoman.io.lines import read_chunks
 
-__all__ = ["TmxCount", "TmxUnit", "counted_languages", "read_tmx", "tmx_languages", "tmx_pairs"]
+__all__ = ["TmxCount", "TmxUnit", "check_languages", "read_tmx", "tmx_languages", "tmx_pairs"]
 
 _CODES = {"bpt", "ept", "ph", "it", "ut"}
+_STANDALONE = {"ph", "ut"}
+"""Codes that may replace a line break, unlike the ends of a pair, such as those of bold letters."""
+_BREAK = "\0"  # not allowed in XML
+_CJK = r"\u3040-\u30ff\u3400-\u9fff"  # written without spaces
+_BETWEEN_WORDS = re.compile(rf"(?<=[^\W{_CJK}]|[.,;:!?)\]»”]){_BREAK}+(?=[^\W{_CJK}])")
 _MAX_SEGMENT = 1 << 20
 """Longest segment in characters: a sentence or paragraph has thousands; more means a file that is not a TMX."""
 _SAMPLE = 10_000
@@ -33,11 +38,33 @@ TmxUnit = list[tuple[str, str]]
 
 @dataclass
 class TmxCount:
-    """Numbers of units: read, without a text in one of the two languages, and with a variant in each language."""
+    """Statistics of a TMX file.
 
+    source_language: the srclang of the header.  read: units.  incomplete: units without a text in one of the two
+    languages.  languages: units per language.  further: variants that are not used because the language has an earlier
+    one.  codes: removed formatting codes.  controls: removed characters that XML does not allow.
+    """
+
+    source_language: str = ""
     read: int = 0
     incomplete: int = 0
     languages: Counter[str] = field(default_factory=Counter)
+    further: int = 0
+    codes: int = 0
+    controls: int = 0
+
+    def drop_controls(self, number: int) -> None:
+        """Add a number of removed characters."""
+        self.controls += number
+
+    def __str__(self) -> str:
+        """Format what was left out, "" if nothing was."""
+        found = (
+            (self.further, "further variants of the same language"),
+            (self.codes, "formatting codes"),
+            (self.controls, "characters that XML does not allow"),
+        )
+        return ", ".join(f"{what} {number:,}" for number, what in found if number)
 
 
 class _Collector:
@@ -47,9 +74,8 @@ class _Collector:
     external DTD is not read.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.source_language = ""
+    def __init__(self, path: Path, count: TmxCount) -> None:
+        self.path, self.count = path, count
         self.units: list[TmxUnit] = []
         self._unit: TmxUnit = []
         self._language, self._codes, self._size = "", 0, 0
@@ -62,6 +88,11 @@ class _Collector:
         parser.EntityDeclHandler = self._declared
         parser.SkippedEntityHandler = self._skipped
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the root element has started."""
+        return bool(self._root)
+
     def error(self, what: str) -> DataError:
         return DataError(f"{self.path}, line {self.parser.CurrentLineNumber:,}: {what}")
 
@@ -71,24 +102,29 @@ class _Collector:
             if name != "tmx":
                 raise self.error(f"the root element is <{clip(name, 40)}>; accepted: a TMX file, whose root is <tmx>")
         if name == "header":
-            self.source_language = attributes.get("srclang", "")
+            self.count.source_language = attributes.get("srclang", "")
         elif name == "tu":
             self._unit = []
         elif name == "tuv":
             self._language = attributes.get("xml:lang") or attributes.get("lang") or ""
         elif name == "seg":
             self._text, self._size, self._codes = [], 0, 0
-        elif name in _CODES:
+        elif name in _CODES and self._text is not None:
             self._codes += 1
+            self.count.codes += self._codes == 1
 
     def _end(self, name: str) -> None:
         if name == "tu":
             self.units.append(self._unit)
+            self.count.read += 1
         elif name == "seg" and self._text is not None:
-            self._unit.append((self._language, _SPACES.sub(" ", "".join(self._text)).strip(" ")))
+            text = _BETWEEN_WORDS.sub(" ", "".join(self._text)).replace(_BREAK, "")
+            self._unit.append((self._language, _SPACES.sub(" ", text).strip(" ")))
             self._text = None
-        elif name in _CODES:
+        elif name in _CODES and self._text is not None:
             self._codes -= 1
+            if not self._codes and name in _STANDALONE:
+                self._text.append(_BREAK)
 
     def _characters(self, text: str) -> None:
         if self._text is None or self._codes:
@@ -111,83 +147,112 @@ class _Collector:
             self._characters(chr(name2codepoint[name]))
 
 
-def _units(path: Path) -> Iterator[tuple[TmxUnit, str]]:
-    """Yield the units, each with the source language of the header."""
-    collector = _Collector(path)
-    try:
-        for chunk in read_chunks(path):
-            collector.parser.Parse(chunk, False)
-            yield from ((unit, collector.source_language) for unit in collector.units)
-            collector.units = []
-        collector.parser.Parse(b"", True)
-    except expat.ExpatError as error:
-        raise DataError(
-            f"{path}, line {error.lineno:,}: not well-formed XML ({expat.errors.messages[error.code]}). Export the TMX "
-            "file again, or repair this line."
-        ) from None
-    except (LookupError, ValueError) as error:  # an encoding that Python does not know
-        raise DataError(f"{path}: not readable as XML: {error}. Export the TMX file again as UTF-8.") from None
-    yield from ((unit, collector.source_language) for unit in collector.units)
+def read_tmx(path: Path, count: TmxCount | None = None) -> Iterator[TmxUnit]:
+    """Yield the units of a TMX file; `count` is updated.
 
-
-def read_tmx(path: Path) -> Iterator[TmxUnit]:
-    """Yield the units of a TMX file.
-
-    Raises DataError if the file cannot be read, is not well-formed, is not a TMX or declares entities.
+    Raises DataError if the file cannot be read, is truncated or not well-formed, contains invalid bytes, is not a TMX
+    or declares entities.
     """
-    return (unit for unit, _ in _units(path))
+    count = count or TmxCount()
+    collector = _Collector(path, count)
+    is_final = False
+    try:
+        for text in read_xml(path, count.drop_controls):
+            collector.parser.Parse(text, False)
+            yield from collector.units
+            collector.units = []
+        is_final = True
+        collector.parser.Parse("", True)
+    except expat.ExpatError as error:
+        problem = expat.errors.messages[error.code]
+        if is_final and collector.is_open:
+            raise DataError(
+                f"{path}: ends too early, after {count.read:,} complete units (line {error.lineno:,}: {problem}). "
+                "Export or copy the TMX file again; or, to use these units, delete the text after the last </tu> and "
+                "append </body></tmx>."
+            ) from None
+        raise DataError(
+            f"{path}, line {error.lineno:,}: not well-formed XML ({problem}). Export the TMX file again, or repair "
+            "this line."
+        ) from None
+    yield from collector.units
 
 
 def tmx_languages(path: Path) -> tuple[str, str]:
     """Return the two languages of a file: that of the header's srclang first, else that of the first variant.
 
-    The first 10,000 units are read.  Raises UsageError if they do not have exactly two languages.
+    The first 10,000 units are read.  Raises UsageError if they do not have exactly two languages, and DataError if they
+    have less than two.
     """
-    counts: Counter[str] = Counter()
-    source = ""
-    for unit, header in islice(_units(path), _SAMPLE):
-        counts.update(list(dict.fromkeys(language_code(language) or "" for language, _ in unit)))
-        source = language_code(header) or ""
-    found = [language for language in counts if language]
-    if len(found) != 2:
+    count = TmxCount()
+    for unit in islice(read_tmx(path, count), _SAMPLE):
+        count.languages.update(dict.fromkeys((language_code(language) or "" for language, _ in unit), 1))
+    check_languages(path, count)
+    found = [language for language in count.languages if language]
+    if len(found) > 2:
+        first, second = [language for language, _ in count.languages.most_common() if language][:2]
         raise UsageError(
-            f"{path}: has variants in {counted_languages(counts)}; two languages are needed: name them, source first, "
-            "with --languages, for example --languages de en"
+            f"{path}: has variants in {_listed(count.languages)}; specify the two to use, source first, with "
+            f"--languages, for example --languages {first} {second}"
         )
     first, second = found
-    return (second, first) if source == second else (first, second)
+    return (second, first) if language_code(count.source_language) == second else (first, second)
 
 
-def counted_languages(counts: Counter[str]) -> str:
-    """Return the most frequent languages with their numbers of units."""
-    shown = ", ".join(f"{language} ({count:,})" for language, count in counts.most_common(8) if language)
-    return shown or "no language"
+def check_languages(path: Path, count: TmxCount, wanted: tuple[str, str] | None = None) -> None:
+    """Raise DataError if the units that were read have less than two languages.
+
+    wanted: languages that no unit has both; raises UsageError.
+    """
+    found = [language for language in count.languages if language]
+    if not count.read:
+        raise DataError(f"{path}: contains no unit (tu). Export the TMX file again.")
+    if not found:
+        raise DataError(
+            f"{path}: no variant (tuv) has a language (xml:lang). Export the TMX file again with languages, or use "
+            "two text files: dragoman new SOURCE TARGET --languages en fr"
+        )
+    if len(found) < 2:
+        raise DataError(
+            f"{path}: has variants only in {_listed(count.languages)}; two languages are needed. Export the TMX file "
+            "again with both languages."
+        )
+    if wanted:
+        raise UsageError(
+            f"{path}: no unit has a text in both {wanted[0]!r} and {wanted[1]!r} (found: {_listed(count.languages)}); "
+            "specify two of these languages with --languages"
+        )
+
+
+def _listed(languages: Counter[str]) -> str:
+    """Format the most frequent languages with their numbers of units."""
+    return ", ".join(f"{language or 'no language'} ({count:,})" for language, count in languages.most_common(8))
 
 
 def tmx_pairs(path: Path, languages: tuple[str, str], count: TmxCount) -> Iterator[tuple[str, str]]:
     """Yield the pairs of all units with a text in both languages; `count` is updated.
 
-    A language such as `en` also accepts its regions, such as `en-GB`, and the code of three letters, `eng`.  Of several
-    variants of a language, the first one counts.
+    A language such as `en` also matches its regions, such as `en-GB`, and the code of three letters, `eng`.  Of several
+    texts of a language in a unit, the first one is used.
     """
-    for unit in read_tmx(path):
-        count.read += 1
+    for unit in read_tmx(path, count):
         count.languages.update(dict.fromkeys((language for language, _ in unit), 1))
-        texts = [_variant(unit, language) for language in languages]
+        texts = [_variants(unit, language) for language in languages]
         if all(texts):
-            yield texts[0], texts[1]
+            count.further += sum(len(found) - 1 for found in texts)
+            yield texts[0][0], texts[1][0]
         else:
             count.incomplete += 1
 
 
-def _variant(unit: TmxUnit, language: str) -> str:
-    """Return the text in a language, "" if there is none."""
+def _variants(unit: TmxUnit, language: str) -> list[str]:
+    """Return the texts in a language that are not empty."""
     wanted = language.casefold().replace("_", "-")
     is_plain = "-" not in wanted
+    texts = []
     for found, text in unit:
         code = found.casefold().replace("_", "-")
-        if code.startswith(f"{wanted}-") or code == wanted:
-            return text
-        if is_plain and language_code(code) == language_code(wanted):
-            return text
-    return ""
+        same = code.startswith(f"{wanted}-") or code == wanted
+        if text and (same or (is_plain and language_code(code) == language_code(wanted))):
+            texts.append(text)
+    return texts

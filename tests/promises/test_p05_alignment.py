@@ -123,7 +123,7 @@ def test_no_line_is_named_for_files_that_do_not_belong_together(tmp_path: Path, 
     source, target = captions
     said = refusal(write(tmp_path, source[:count], target[-count:-7]))
     assert f"has {count:,} lines but" in said and "do not match well enough to locate the difference" in said
-    assert "diverge" not in said and "Check that both files belong together" in said
+    assert "diverge" not in said and "Check that one file is the translation of the other" in said
 
 
 def test_an_empty_file_is_named(tmp_path: Path) -> None:

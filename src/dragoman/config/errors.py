@@ -108,7 +108,7 @@ def _elsewhere(
     if kinds := [tag_of(model) for model in siblings if key in model.model_fields]:
         selecting, here = tag_key(section), tag_of(section)
         needed = ", ".join(f'"{kind}"' for kind in kinds)
-        return f' with {selecting} "{here}"; it exists with {parents}.{selecting} = {needed}'
+        return f' with {selecting} "{here}"; available with {parents}.{selecting} = {needed}'
     if other := native_name(key):
         return f" (did you mean {other!r}?)"
     if near := nearest(key, section.model_fields):

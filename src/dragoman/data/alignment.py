@@ -215,8 +215,8 @@ def misalignment(source: Path, target: Path) -> tuple[Drift | None, str] | None:
         return None, f"{counts}Specify another file instead of the empty one."
     if drift is None:
         return None, (
-            f"{counts}The lines do not match well enough to locate the difference. Check that both files belong "
-            "together, and restore the missing lines or remove the extra ones; never filter one side alone."
+            f"{counts}The lines do not match well enough to locate the difference. Check that one file is the "
+            "translation of the other, and restore missing lines or remove extra lines; never filter one side alone."
         )
     return drift, (
         f"{counts}{drift.describe(min(n_source, n_target))}:\n"

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from dragoman.data.language_identifier import MIN_BYTES, languages_of
+from dragoman.data.literals import has_words
 from dragoman.data.sentences import split_sentences
 from dragoman.errors import ModelFolderError
 from dragoman.io.reading import COPY_AGAIN, read_text
@@ -28,6 +29,7 @@ PROFILE = "profile.json"
 """The file of a model folder that holds the profile."""
 _SAMPLE = 10_000
 _SEED = 1
+_MAX_WORDLESS = 0.05
 _MAX_SEVERAL = 0.5
 """Largest share of lines with several sentences at which lines count as single sentences (docs/sentences.md)."""
 _MIN_LINES = 1_000
@@ -82,7 +84,8 @@ class TrainingProfile(BaseModel):
 
     lines: number of pairs.  sampled: number of pairs in the sample, which is fixed: the same pairs give the same
     profile.  sentences_per_line: mean of the sampled source lines.  several_sentences: share of the sampled source
-    lines with more than one sentence, 0 to 1.
+    lines with more than one sentence, 0 to 1.  wordless: share of the sampled source lines without words (see
+    `has_words`); 0 in profiles of earlier versions.
 
     The rest is empty or None for fewer than 1,000 lines.  languages: of the source lines, as the identifier names them
     (see `languages_of`).  frequent_words: the 2,000 most frequent words of the source, in order and with spaces.
@@ -97,6 +100,7 @@ class TrainingProfile(BaseModel):
     several_sentences: float
     source: SideProfile
     target: SideProfile
+    wordless: float = 0.0
     languages: tuple[str, ...] = ()
     frequent_words: str = ""
     length_ratio: float | None = None
@@ -119,6 +123,7 @@ class TrainingProfile(BaseModel):
             several_sentences=round(sum(count > 1 for count in sentences) / len(sentences), 4),
             source=SideProfile.of(source_tokens, source_alphabet, sources),
             target=SideProfile.of(target_tokens, target_alphabet, targets),
+            wordless=round(sum(not has_words(text) for text in sources) / len(sources), 4),
             **measured,
         )
 
@@ -136,6 +141,11 @@ class TrainingProfile(BaseModel):
     def single_sentences(self) -> bool:
         """Whether few lines have several sentences, so that texts should be split into sentences to resemble them."""
         return self.several_sentences <= _MAX_SEVERAL
+
+    @property
+    def translates_wordless(self) -> bool:
+        """Whether the model has learned to translate lines without words, such as numbers that are spelled out."""
+        return self.wordless > _MAX_WORDLESS
 
     def file(self) -> bytes:
         """Return the content of `profile.json`."""

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from dragoman.data.languages import language_code
 
-__all__ = ["split_sentences"]
+__all__ = ["list_prefix", "split_sentences"]
 
 _LINE_BREAKS = "\t\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _FINAL = ".!?…؟"
@@ -26,6 +26,7 @@ _BREAK = re.compile(
 _OPENING = re.compile(r"[\"'`“”„‚‘’«»‹›()\[\]{}¿¡–—•*_ -]{0,6}")
 _WORD = re.compile(r"\w+")
 _LIST_MARK = re.compile(r"[(\[]?(?:\d{1,3}|[^\W\d_])\.")
+_LIST_PREFIX = re.compile(r"\s*(?:[-–—•‣◦▪·*]|\(?\d{1,3}\.?\)|\(?[A-Za-z]\))\s+")
 _QUOTED_PARTICLE = "とってをがはにのも、，；：,;:"
 """What continues a Chinese or Japanese sentence after a quotation that ends with a full stop."""
 
@@ -149,6 +150,15 @@ def split_sentences(text: str, language: str | None = None) -> list[str]:
         if _is_end(text, first, start, end, rules):
             ends.append(end)
     return [text[start:end] for start, end in pairwise([0, *ends, len(text)]) if start < end]
+
+
+def list_prefix(sentence: str) -> str:
+    """Return the list mark at the beginning of a sentence, with the whitespace around it: "  - " or "1) "; "" if none.
+
+    "1. " is not included, because in many languages it may begin a date.
+    """
+    match = _LIST_PREFIX.match(sentence)
+    return match[0] if match else ""
 
 
 def _is_end(text: str, first: int, start: int, end: int, rules: _Rules) -> bool:

@@ -22,13 +22,15 @@ Prefix = str | Sequence[str] | None
 class Part:
     """The unit of a search: a line, a sentence, or a part of a long one.
 
-    text: source, with the whitespace around it.  ids: source tokens with EOS; none if the text is copied.  sentence:
-    index in the line.  found: n-best list.
+    text: source, with its list mark and the whitespace around it.  ids: source tokens with EOS; none if the text is
+    copied.  sentence: index in the line.  mark: list mark, which is copied and not translated, such as "- ".  found:
+    n-best list.
     """
 
     text: str
     ids: list[int]
     sentence: int = 0
+    mark: str = ""
     prefix: list[int] = field(default_factory=list)
     found: list[Hypothesis] = field(default_factory=list)
     fault: Fault = ""

@@ -1,7 +1,4 @@
-"""Translation: one output per input line, in order; nothing is truncated without a flag.
-
-Letters: S source length, T target length.
-"""
+"""Translation: one output per input line, in order; truncated output is flagged."""
 
 from __future__ import annotations
 
@@ -11,8 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
+from dragoman.data.literals import has_words
 from dragoman.data.segment import join_parts, split_text
-from dragoman.data.sentences import split_sentences
+from dragoman.data.sentences import list_prefix, split_sentences
 from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.decoding.hypothesis import Hypothesis, Ids
 from dragoman.decoding.retry import StreamWithRetry, has_unusual_length, search_with_retry
@@ -223,7 +221,7 @@ class Translator(Pipeline):
                 for step, last in search:
                     if not last:
                         ids = step.tokens, step.tokens[: step.stable]
-                        yield PartialTranslation(*(line.join([*targets, self._decode(i)]) for i in ids))
+                        yield PartialTranslation(*(line.join([*targets, part.mark + self._decode(i)]) for i in ids))
                 part.found, part.fault = [search.result], search.fault
             targets.append(self._text(part, 0))
         complete = self.join(line).text
@@ -231,7 +229,7 @@ class Translator(Pipeline):
 
     def _text(self, part: Part, rank: int) -> str:
         """Return the translation of a part; rank 0 is the best."""
-        return self._decode(part.found[rank].tokens) if part.ids else part.text.strip()
+        return part.mark + self._decode(part.found[rank].tokens) if part.ids else part.text.strip()
 
     def _decode(self, ids: Sequence[int]) -> str:
         return one_line(self.tokenizer.decode_target(ids))
@@ -313,12 +311,17 @@ class Translator(Pipeline):
         return line
 
     def _sentences(self, text: str) -> list[Part]:
-        """Return the parts of all sentences; what has no words is copied, e.g. numbers in a row of a table."""
+        """Return the parts of all sentences.  List marks and sentences without words are copied."""
         sentences = split_sentences(text, self.languages[0]) if text.strip() else []
-        is_word = str.isalpha if len(sentences) > 1 else str.isalnum  # a number alone may have a translation
+        numbers = len(sentences) == 1 and self.profile is not None and self.profile.translates_wordless
         parts: list[Part] = []
         for number, sentence in enumerate(sentences):
-            found = self._parts(sentence, number, strip=True) if any(map(is_word, sentence)) else []
+            mark = list_prefix(sentence)
+            body = sentence[len(mark) :]
+            is_text = has_words(body) or (numbers and any(map(str.isalnum, body)))
+            found = self._parts(body, number, strip=True) if is_text else []
+            if found and mark:
+                found[0].text, found[0].mark = mark + found[0].text, mark.lstrip()
             parts += found or [Part(sentence, [], number)]
         return parts
 
@@ -342,7 +345,8 @@ class Translator(Pipeline):
         """
         text, parts, searched = line.text, line.parts, line.searched
         if not parts:
-            return Translation(text, "", 0.0, 0.0, [], [], ("empty_source",), [Alternative("", 0.0, 0.0)] * nbest)
+            blank = Alternative(text if line.keep_space else "", 0.0, 0.0)
+            return Translation(text, blank.text, 0.0, 0.0, [], [], ("empty_source",), [blank] * nbest)
         alternatives = [
             Alternative(
                 line.join([self._text(part, rank) for part in parts]),
@@ -376,11 +380,11 @@ class Translator(Pipeline):
 
     def _flags(self, line: SplitLine, text: str) -> tuple[str, ...]:
         """Return the flags of a line whose translation is `text`."""
-        parts, quality = line.searched, self.quality
+        quality = self.quality
         flags = quality.changed_parts(line.text, text)
         if any(part.sentence == after.sentence for part, after in itertools.pairwise(line.parts)):
             flags.append("split")
-        for part in parts:
+        for part in line.searched:
             best = part.found[0]
             flags += quality.source_flags(part.text.strip(), part.ids)
             if part.fault:
@@ -389,6 +393,6 @@ class Translator(Pipeline):
                 flags.append("truncated")
             if has_unusual_length(len(part.ids) - 1, len(best.tokens)):
                 flags.append("length")
-            if quality.lacks_content(part.text, text.strip() if len(line.parts) == 1 else self._decode(best.tokens)):
+            if quality.lacks_content(part.text, text.strip() if len(line.parts) == 1 else self._text(part, 0)):
                 flags.append("coverage")
         return tuple(name for name in FLAGS if name in flags) if flags else ()

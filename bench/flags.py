@@ -126,6 +126,12 @@ def with_shifted_point(target: str, draw: random.Random) -> str | None:
     )
 
 
+def without_time_or_fraction(target: str) -> str | None:
+    """The target without its times and decimal fractions."""
+    changed = re.sub(r"(?<![\d.,:])\d{1,2}[.,:]\d{1,2}(?![.,:]?\d)", "", target)
+    return None if changed == target else changed
+
+
 def without_end(target: str, share: float) -> str | None:
     words = target.split()
     return " ".join(words[: len(words) - round(share * len(words))]) if len(words) >= 6 else None
@@ -152,6 +158,7 @@ def output_rows(quality: QualityCheck, pairs: list[Pair], numbers: list[Pair]) -
     other = random.Random(4)
     name = "a number times or divided by ten"
     yield rows(name, "numbers", numbers, lambda text: with_shifted_point(text, other), has("numbers"))
+    yield rows("times and decimal fractions dropped", "numbers", numbers, without_time_or_fraction, has("numbers"))
     for share in (0.3, 0.5, 0.7):
         name = f"the last {share:.0%} of the words dropped"
         yield rows(name, "coverage", pairs, lambda text, share=share: without_end(text, share), quality.lacks_content)  # type: ignore[misc]

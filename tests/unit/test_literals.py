@@ -74,6 +74,7 @@ def test_the_same_numbers(source: str, target: str, languages: tuple[str, str]) 
         ("We meet at 10:30.", "On se voit.", EN_FR),
         ("It costs 3,5 euros.", "Es ist teuer.", EN_DE),
         ("It is 8.5 km.", "C'est loin.", EN_FR),
+        ("They met at 9:30.", "Sie trafen sich deshalb.", EN_DE),
         ("It grew by 2.7 percent.", "Es ist gewachsen.", EN_DE),
         ("We meet at 8:45.", "Vous y êtes.", EN_FR),
         ("It is 3:30.", "Il est trois heures.", EN_FR),

@@ -52,22 +52,23 @@ _MAX_SPELLED_DIGITS = 7
 _QUARTERS = {"15", "30", "45", "25", "5", "50", "75"}
 """Minutes and decimal places that may be written as words: half past two, two and a half."""
 _QUARTER_WORDS = {
-    "en": "half|quarter",
-    "de": "halb|halft|viert|dreiv|anderth",
-    "fr": "demi|quart|moiti",
-    "es": "medi[ao]|cuarto|mitad",
-    "it": "mezz|quart|metà",
-    "pt": "mei[ao]|quarto|metade",
-    "nl": "half|halv|kwart|anderh",
-    "pl": "pół|połow|wpół|półtor|kwadrans|ćwierć",
-    "cs": "půl|čtvrt|polovin",
-    "sk": "pol|štvrť|štvrt",
-    "ru": "пол|четверт",
-    "sv": "halv|kvart",
-    "da": "halv|kvart",
+    "en": r"\b(?:half|halves|quarters?)\b",
+    "de": r"\bhalb|einhalb|hälfte|\b(?:drei)?viertel|anderthalb",
+    "fr": r"\bdemie?s?\b|\bquarts?\b|moitié",
+    "es": r"\bmedi[ao]\b|\bcuartos?\b|mitad",
+    "it": r"\bmezz|\bquart[oi]\b|metà",
+    "pt": r"\bmei[ao]\b|\bquartos?\b|metade",
+    "nl": r"\bhal(?:f|ve)|enhalf|\bkwart\b|anderhalf",
+    "pl": "pół|połow|kwadrans|ćwierć",
+    "cs": r"\bpůl|čtvrt|polovin",
+    "sk": r"\bpol\b|štvrť|štvrt|polovic",
+    "ru": r"\bпол\b|полчас|полтор|половин|четверт",
+    "sv": r"\bhalv|\bkvart\b",
+    "da": r"\bhalv|\bkvart\b",
     "zh": "半|刻",
     "ja": "半",
 }
+"""Words for a half or a quarter; for other languages, every text is assumed to have one."""
 _DECADE = re.compile("(?:1[89]|20)[1-9]0")
 _ROMAN = ((40, "XL"), (10, "X"), (9, "IX"), (5, "V"), (4, "IV"), (1, "I"))
 

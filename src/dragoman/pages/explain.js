@@ -94,7 +94,7 @@ const inWords = (source) => {
 function notes() {
   const found = [];
   if (explanation.forced) found.push(both("The output was given, without a search: the page shows the probabilities that the model assigns to it.", "输出是给定的，不是模型自己选的：本页展示模型怎样看待它。"));
-  if (explanation.flags.includes("sentences")) found.push(both("The source has several sentences and is shown as one piece, as dragoman translate --no-split translates it.", "原文有好几个句子；这里把它们当作一整段，与 dragoman translate --no-split 一样。"));
+  if (explanation.flags.includes("sentences")) found.push(both("The source contains several sentences and is explained without splitting, as dragoman translate --no-split translates it.", "原文包含多个句子；此处不分句，整体解释，与 dragoman translate --no-split 的处理相同。"));
   if (explanation.flags.includes("truncated")) found.push(both("The output was truncated at the length limit.", "它还没有说完，就被长度上限截断了。"));
   if (explanation.flags.includes("empty")) found.push(both("The output was empty; the search was retried with a minimum length, as in dragoman translate.", "输出曾是空的，因此规定最短长度后又搜索了一次，与 dragoman translate 相同。"));
   if (explanation.flags.includes("length")) found.push(both("The length of the output is unusual for this source.", "它的长度与源句相差很大。"));

@@ -386,7 +386,7 @@ class Translator(Pipeline):
             flags.append("split")
         for part in line.searched:
             best = part.found[0]
-            flags += quality.source_flags(part.text.strip(), part.ids)
+            flags += quality.source_flags(part.text.strip().removeprefix(part.mark), part.ids)
             if part.fault:
                 flags.append(part.fault)
             if best.truncated:

@@ -1,4 +1,4 @@
-"""Parts of a text that a translation keeps: numbers, and placeholders such as URLs and e-mail addresses."""
+"""Parts of a text that do not change in translation: numbers, and placeholders such as URLs and e-mail addresses."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ _SCALE_WORD = re.compile(
 _NUMBER = re.compile(_GROUPED.pattern + r"|\d+(?:[.,]\d+)*")
 _MOST_SCALE_WORDS = 3
 _MOST_SPELLED = 100
-"""No line spells out more numbers than this that the other has in digits."""
+"""Largest number of different numbers that are searched for in words."""
 _TWO_PARTS = re.compile(r"(?<![\d.,:])\d{1,6}(?:[.,:]| ?h ?)(\d\d?)(?![.,:]?\d|\.\s?[a-z])")
 """Decimal fractions and times, but not 1,000 and dates such as 3.5. or 3.5.2010."""
 _CLOCK = re.compile(r"[ap]\. ?m\.|\d ?[ap]m\b|o['’]clock|\b\d{1,2}:\d\d\b", re.IGNORECASE)
 _MONTH = re.compile(r"\d ?[月월]")
-"""Months that have names in other languages."""
+"""Months written as numbers, which other languages write as names."""
 _OFTEN_SPELLED = 12
-"""Numbers up to this one are often written as words on one side, in languages whose words are not known as well."""
+"""Whole numbers up to this one may be missing, since they are often written as words, in forms that CLDR lacks, too."""
 _MAX_SPELLED_DIGITS = 7
 _QUARTERS = {"15", "30", "45", "25", "5", "50", "75"}
-"""Minutes and decimal places that may be written as words: half past two, two and a half."""
+"""Minutes and decimal places that are often written as words: half past two, two and a half."""
 _QUARTER_WORDS = {
     "en": r"\b(?:half|halves|quarters?)\b",
     "de": r"\bhalb|einhalb|hälfte|\b(?:drei)?viertel|anderthalb",
@@ -185,7 +185,8 @@ def _differ_by_power(source: str, target: str) -> bool:
 def _values(text: str) -> list[set[tuple[str, int]]]:
     """Return the possible values of each number, as (digits, exponent of ten): of 1.5 million, 1.5 and 1,500,000.
 
-    The scale word may be unknown, and a number without one may share that of another: 2 to 3 million.
+    A number has the values with and without its scale word, which may be misrecognized.  A number without a scale word
+    may share that of another: 2 to 3 million.
     """
     matches = list(_NUMBER.finditer(text))
     scales = [_scales(text, match.end()) for match in matches]
@@ -213,7 +214,7 @@ def _readings(match: re.Match[str], scaled: bool) -> list[tuple[str, tuple[int, 
 
 
 def _scales(text: str, start: int) -> set[int]:
-    """Return the possible exponents of the scale words at a place of a text: {9} for `mil millones`."""
+    """Return the possible exponents of the scale words at an index of a text: {9} for `mil millones`."""
     scales: set[int] = set()
     for _ in range(_MOST_SCALE_WORDS):
         match = _SCALE_WORD.match(text, start)
@@ -225,7 +226,7 @@ def _scales(text: str, start: int) -> set[int]:
 
 
 def _same_time(one: str, other: str, clock: bool) -> bool:
-    """Return whether two numbers may name the same hour (8 and 20, if `clock`) or the same year (1990 and 90)."""
+    """Return whether two numbers may be the same hour (8 and 20, if `clock`) or the same year (1990 and 90)."""
     if len(one) > 4 or len(other) > 4:
         return False
     low, high = sorted((int(one), int(other)))
@@ -261,7 +262,7 @@ def _folded(text: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _spelled_forms(number: str, language: str | None) -> tuple[str, ...]:
-    """Return the number in words in all forms known for a language, as `_folded` text; () for unknown languages."""
+    """Return the forms of a number in words, as `_folded` text; () if CLDR has no rules for the language."""
     engine = _speller(language)
     if engine is None or len(number) > _MAX_SPELLED_DIGITS:
         return ()
@@ -279,10 +280,10 @@ def _spelled_forms(number: str, language: str | None) -> tuple[str, ...]:
 
 @lru_cache
 def _speller(language: str | None) -> Any:
-    """Return the number speller of a language, from the rules of CLDR; None if there are none."""
+    """Return an engine that spells numbers with the CLDR rules of a language; None if it has none."""
     if language is None:
         return None
-    from unicode_rbnf import RbnfEngine  # here, because it is rarely needed
+    from unicode_rbnf import RbnfEngine  # imported here because it is rarely needed
 
     try:
         return RbnfEngine.for_language(re.split(r"[-_]", language.casefold())[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dragoman.data.literals import has_changed_numbers, has_changed_placeholders, has_literals
+from dragoman.data.literals import has_changed_numbers, has_changed_placeholders, has_literals, has_words
 
 EN_FR, EN_DE, EN_ZH = ("en", "fr"), ("en", "de"), ("en", "zh")
 
@@ -114,6 +114,15 @@ def test_placeholders(source: str, changed: str) -> None:
     assert not has_changed_placeholders(source, f"请看{source}。")
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("one", True), ("5 km", True), ("一", True), ("See https://example.org", True), ("25,50", False), ("- * -", False),
+     ("https://example.org/a, 5", False), ("a@example.org", False), ("{name}: %s", False), ("", False)],
+)  # fmt: skip
+def test_words(text: str, found: bool) -> None:
+    assert has_words(text) == found
+
+
 def test_ordinary_text_has_no_placeholders() -> None:
     text = "Is 5 % < 6 %, or R&D (see 3/4) at 5 p.m.?"
     assert not has_changed_placeholders(text, "")
@@ -138,6 +147,8 @@ UNITS = [
     "www.",
     "1 mil ",
     "1 m",
+    "1:",
+    "1h1 ",
 ]
 
 

@@ -91,7 +91,7 @@ def has_literals(text: str) -> bool:
 
 def has_words(text: str) -> bool:
     """Return whether a text has letters outside placeholders: not a number, a URL or a row of dashes."""
-    return any(map(str.isalpha, _PLACEHOLDER.sub("", text)))
+    return any(map(str.isalpha, _PLACEHOLDER.sub("", text) if has_literals(text) else text))
 
 
 def has_changed_placeholders(source: str, target: str) -> bool:

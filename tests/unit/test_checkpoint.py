@@ -118,7 +118,7 @@ def test_a_damaged_meta_is_refused(folder: Path, content: bytes, words: str) -> 
     ("content", "words"),
     [
         ('{"progress": {}', "not JSON"),
-        ("[]", "holds a JSON list; accepted: an object"),
+        ("[]", "contains a JSON list; accepted: an object"),
         ('{"progress": {"speed": 3}, "data": "0"}', "not the training state of a checkpoint"),
         ('{"progress": {}, "data": 7}', "not the training state of a checkpoint"),
         (

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -16,12 +17,21 @@ from rich.text import Text
 from dragoman.errors import clip
 from dragoman.io.run_log import Reporter, Sample, Status
 
-__all__ = ["RichReporter", "console"]
+__all__ = ["RichReporter", "console", "progress_bar"]
+
+Item = TypeVar("Item")
 
 
 def console(stderr: bool = True) -> Console:
     """Return a console on standard error or output, without automatic highlighting."""
     return Console(stderr=stderr, highlight=False)
+
+
+def progress_bar(items: Iterator[Item], name: str, total: int | None) -> Iterator[Item]:
+    """Yield the items and show their number and the elapsed time on standard error."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console(), transient=True, redirect_stdout=False) as progress:
+        yield from progress.track(items, total=total, description=name)
 
 
 _SCORES = {

@@ -1,16 +1,16 @@
-"""Precision and recall of the quality flags on injected faults, and what the flags cost.
+"""Precision and recall of the quality flags on injected faults, and the cost of the flags.
 
     python bench/flags.py --data DATA --model MODEL [--pair en fr] [--lines 2000] [--rounds 9]
     python bench/flags.py --data DATA                # `language` only, for several sources and without a model
 
 MODEL: a translation model trained on Tatoeba (folder `tatoeba_en_fr` or `tatoeba_en_de` of DATA; see docs/data.md).
 
-Faults of the input are injected into the lines of its test set, or replace them by lines of other corpora, and are
-found by `translate`.  Faults of the output are injected into human translations, and into the output of the search for
+Faults of the input are injected into the lines of the test set, or lines of other corpora replace them; `translate`
+sets the flags.  Faults of the output are injected into human translations, or into the output of the search for
 `empty`.  Every fault is injected into every line that allows it.  False positives are counted on the same lines without
-faults; those of output flags on human translations, which contain some of these faults themselves.
+faults; for output flags on human translations, some of which contain such faults.
 
-The last lines are the cost: the same text translated with and without flags in turns, on one thread, in CPU time.
+The last lines report the cost: the CPU time of translating the same text with and without flags, on one thread.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Pair = tuple[str, str]
 
 
 def read(path: Path) -> list[str]:
-    """The lines of a text, from a `.gz` file if only that exists."""
+    """Return the lines of a file, or of its compressed version (`.gz`)."""
     if path.exists():
         return path.read_text("utf-8").split("\n")[:-1]
     return gzip.decompress(path.with_name(path.name + ".gz").read_bytes()).decode().split("\n")[:-1]
@@ -63,7 +63,7 @@ def table_row(fault: str, flag: str, found: Sequence[bool], clean: Sequence[bool
 
 
 def joined(lines: Sequence[str], count: int, draw: random.Random) -> str:
-    """One line of several, without the marks between sentences at which lines are split."""
+    """Return one line of `count` random lines, joined without final marks so that it is not split into sentences."""
     parts = [line.rstrip(".!?。 ") for line in draw.sample(lines, count)]
     return ", ".join([parts[0], *(part[:1].lower() + part[1:] for part in parts[1:])]) + "."
 
@@ -98,7 +98,7 @@ def input_rows(translator: Translator, lines: list[str], data: Path, language: s
 
 
 def shares(translator: Translator, lines: Sequence[str]) -> str:
-    """The share of the lines that have each flag."""
+    """Return the percentage of lines with each flag."""
     found = Counter(flag for translation in translator.translate(lines) for flag in translation.flags)
     return ", ".join(f"{flag} {100 * found[flag] / len(lines):.1f} %" for flag in FLAGS if found[flag])
 
@@ -115,7 +115,7 @@ def with_changed_digit(target: str, draw: random.Random) -> str | None:
 
 
 def with_shifted_point(target: str, draw: random.Random) -> str | None:
-    """The target with a number of one digit, or a decimal fraction, times or divided by ten."""
+    """Return the target with a number of one digit, or a decimal fraction, multiplied or divided by ten."""
     numbers = list(re.finditer(r"(?<![\d.,:])\d(?:[.,]\d)?(?![\d.,:]*\d)", target))
     if not numbers:
         return None
@@ -124,6 +124,12 @@ def with_shifted_point(target: str, draw: random.Random) -> str | None:
     return (
         target[: at.start()] + (f"0.{at[0]}" if len(at[0]) == 1 and draw.random() < 0.5 else new) + target[at.end() :]
     )
+
+
+def without_time_or_fraction(target: str) -> str | None:
+    """Return the target without its times and decimal fractions; None if it has none."""
+    changed = re.sub(r"(?<![\d.,:])\d{1,2}[.,:]\d{1,2}(?![.,:]?\d)", "", target)
+    return None if changed == target else changed
 
 
 def without_end(target: str, share: float) -> str | None:
@@ -152,6 +158,7 @@ def output_rows(quality: QualityCheck, pairs: list[Pair], numbers: list[Pair]) -
     other = random.Random(4)
     name = "a number times or divided by ten"
     yield rows(name, "numbers", numbers, lambda text: with_shifted_point(text, other), has("numbers"))
+    yield rows("times and decimal fractions dropped", "numbers", numbers, without_time_or_fraction, has("numbers"))
     for share in (0.3, 0.5, 0.7):
         name = f"the last {share:.0%} of the words dropped"
         yield rows(name, "coverage", pairs, lambda text, share=share: without_end(text, share), quality.lacks_content)  # type: ignore[misc]
@@ -167,7 +174,7 @@ def output_rows(quality: QualityCheck, pairs: list[Pair], numbers: list[Pair]) -
 
 
 def empty_row(translator: Translator, lines: list[str]) -> str:
-    """Every second line gets an empty hypothesis from the first search."""
+    """Return the row of `empty`; the first search returns an empty hypothesis for every second line."""
     lines = list(dict.fromkeys(lines))
     backend = translator.backend
     search, silenced = backend.search, {tuple(translator.tokenizer.encode_source(line)) for line in lines[::2]}
@@ -193,7 +200,7 @@ def empty_row(translator: Translator, lines: list[str]) -> str:
 
 
 class NoCheck(QualityCheck):
-    """A check that finds nothing and does nothing."""
+    """A check that sets no flags."""
 
     def source_flags(self, text: str, ids: Any) -> list[str]:
         return []
@@ -244,7 +251,7 @@ OTHERS = {
 
 
 class Corpus:
-    """Sentence pairs in memory with the methods of a `Store` that a profile needs; words count as tokens."""
+    """Sentence pairs in memory, with the methods of `Store` that a profile needs; tokens are words."""
 
     def __init__(self, sources: list[str], targets: list[str]) -> None:
         self.pairs = [(s, t) for s, t in zip(sources, targets, strict=True) if s.strip() and t.strip()]
@@ -264,7 +271,7 @@ class Corpus:
 
 
 def language_rows(data: Path) -> Iterator[str]:
-    """A row per training text, a column per tested text: percent of its lines with the flag `language`."""
+    """Yield a row per training text with the percentage of lines flagged `language` in each test text."""
     tested = {name: read(data / folder / f"{test}.{code}") for name, (folder, code, _, test) in TRAINED.items()}
     tested |= {name: read(data / path) for name, path in OTHERS.items()}
     lines = {name: [line for line in some if line.strip()] for name, some in tested.items()}

@@ -86,7 +86,7 @@ def _read_store(folder: Path, after_opening: Callable[[], object] = lambda: None
     from dragoman.config import load_config
     from dragoman.training.run import open_run
 
-    task = open_run(load_config(folder / "tiny.toml"), folder / "work" / "again", lambda text: None).task
+    task = open_run(load_config(folder / "tiny.toml"), folder / "work" / "again").task
     after_opening()
     digest = hashlib.sha256()
     for epoch in (0, 1):

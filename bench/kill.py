@@ -2,9 +2,10 @@
 
     python bench/kill.py CONFIG.toml train.budget="900 steps" train.save_every="5 s" --kills 20 --longest 25
 
-The moments are uniform from the start of each process, so that some come while PyTorch is loaded, data are prepared or
-a checkpoint is written.  Printed for each kill: the step and what the process did, and the seconds of training that the
-next process repeats.  At the end: the largest loss against train.save_every, and whether both runs have the same bytes.
+The moments are drawn uniformly from the time since the start of each process, so that some processes are killed while
+they load PyTorch, prepare the data or write a checkpoint.  For each kill, the script prints the step, the current phase
+and the seconds of training that the next process repeats; at the end, the largest number of these seconds, and whether
+both runs have the same bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ COMMAND = [sys.executable, "-c", "from dragoman.cli import main; main()", "train
 
 
 def session(config: Path, overrides: list[str], run: Path, seconds: float | None) -> tuple[bool, str]:
-    """Train in a process of its own, killed after `seconds`; return whether it ended, and its last line."""
+    """Train in a new process, killed after `seconds`; return whether the training ended, and the last printed line."""
     output = run.parent / "output.txt"
     with output.open("wb") as file:
         process = subprocess.Popen([*COMMAND, str(config), *overrides, "--out", str(run)], stderr=file)
@@ -70,15 +71,15 @@ def main() -> None:
     parser.add_argument("config", type=Path)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--longest", type=float, default=25.0, help="seconds after which a process is killed at most")
+    parser.add_argument("--longest", type=float, default=25.0, help="largest number of seconds before a kill")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
-    draw, losses = random.Random(given.seed), []
+    draw, repeated = random.Random(given.seed), []
     overrides = ["train.log_every=1", *given.overrides]
     with tempfile.TemporaryDirectory() as scratch:
         run = Path(scratch) / "killed" / "run"
         run.parent.mkdir()
-        print("| kill | after | at step | doing | saved at step | training lost |\n|---|---|---|---|---|---|")
+        print("| kill | after | step | phase | step of the checkpoint | repeated |\n|---|---|---|---|---|---|")
         for kill in range(1, given.kills + 1):
             after = draw.uniform(0, given.longest)
             ended, doing = session(given.config, overrides, run, after)
@@ -86,8 +87,8 @@ def main() -> None:
                 print(f"the run ended before kill {kill}: use a larger budget")
                 break
             (step, seconds), (kept, kept_seconds) = last_step(run), saved(run)
-            losses.append(max(0.0, seconds - kept_seconds))
-            row = (f"{after:.1f} s", step, doing.split("  ")[0][:40], kept, f"{losses[-1]:.1f} s")
+            repeated.append(max(0.0, seconds - kept_seconds))
+            row = (f"{after:.1f} s", step, doing.strip().split("  ")[0][:40], kept, f"{repeated[-1]:.1f} s")
             print(f"| {kill} | " + " | ".join(map(str, row)) + " |", flush=True)
         session(given.config, overrides, run, None)
         threads = json.loads((run / "threads.json").read_bytes())["threads"]
@@ -95,7 +96,8 @@ def main() -> None:
         whole.parent.mkdir()
         session(given.config, [*overrides, f"train.threads={threads}"], whole, None)
         same = content(run) == content(whole)
-        print(f"lost: at most {max(losses):.1f} s, median {statistics.median(losses):.1f} s, {len(losses)} kills")
+        median = statistics.median(repeated)
+        print(f"repeated: at most {max(repeated):.1f} s, median {median:.1f} s, {len(repeated)} kills")
         print(f"threads: {threads}; {len(content(whole))} files and pointers; same bytes: {same}")
         sys.exit(not same)
 

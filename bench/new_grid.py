@@ -130,7 +130,7 @@ def measured(corpus: str, size: Size, threads: int, seconds: float) -> dict[str,
         pairs = [(p.source, p.target) for p in read_pairs(CorpusSpec(*map(Path, files)))]
         facts = corpus_facts(pairs[:: max(1, len(pairs) // _SAMPLE)], len(pairs), CORPORA[corpus][0])
         config = probe(facts, choose_vocabulary(facts), size, folder, files)
-        run = open_run(config, folder / "run", lambda text: None)
+        run = open_run(config, folder / "run")
         trainer = Trainer(run, DistributedContext("cpu"), Reporter())
         trainer.model.train()
         clock = time.process_time if threads == 1 else time.monotonic

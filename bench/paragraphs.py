@@ -1,11 +1,11 @@
-"""Translate lines of several sentences: in one piece, split into sentences, and sentence by sentence.
+"""Translate lines of several sentences: without splitting, split into sentences, and sentence by sentence.
 
     python bench/paragraphs.py MODEL --source test.en --reference test.fr [--lines 200] [--sentences 3]
 
-Random test sentences are joined to lines, with varied whitespace between and around them.  BLEU is that of the
+Random test sentences are joined to lines, with varied whitespace between and around them.  BLEU is computed over the
 lines; for `sentence by sentence`, the translator receives single sentences, and their translations are joined.
-`whitespace kept` counts the lines whose translation has the whitespace of the source, at its ends and between its
-sentences.  The last lines say what splitting costs for lines of one sentence, as median over the rounds.
+`whitespace kept` is the number of lines whose translation has the same whitespace as the source, around and between
+sentences.  The last line reports the cost of splitting for lines of one sentence, as median over the rounds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ENDS = ("", "", "", " ", "  ", "\t")
 
 
 def draw_spaces(lines: int, sentences: int) -> list[list[str]]:
-    """Return for each line the whitespace before, between and after its sentences."""
+    """Return the whitespace before, between and after the sentences of each line."""
     draw = random.Random(7)
     return [
         [draw.choice(ENDS), *(draw.choice(SPACES) for _ in range(sentences - 1)), draw.choice(ENDS)]
@@ -42,7 +42,7 @@ def groups(sentences: list[str], count: int) -> list[list[str]]:
 
 
 def keeps_spaces(translation: Translation, spaces: list[str]) -> bool:
-    """Return whether the translations of the sentences, joined with these spaces, are the translation."""
+    """Return whether the translation consists of the translated sentences, joined with `spaces`."""
     texts = [sentence.text for sentence in translation.sentences]
     return len(texts) == len(spaces) - 1 and join(texts, spaces) == translation.text
 
@@ -75,7 +75,7 @@ def main() -> None:
             join(t, own) for t, own in zip(groups(single, arguments.sentences), spaces, strict=True)
         ],
         "split into sentences": [translation.text for translation in split],
-        "in one piece": [translation.text for translation in translator.translate(lines, split=False)],
+        "without splitting": [translation.text for translation in translator.translate(lines, split=False)],
     }
     print(f"{len(lines)} lines of {arguments.sentences} sentences")
     for name, texts in outputs.items():
@@ -98,8 +98,8 @@ def main() -> None:
     off, on = (statistics.median(seconds[key]) for key in (False, True))
     share = statistics.median(splitting) / on
     print(
-        f"{len(sources)} lines of one sentence, greedy: {off:.3f} s in one piece, {on:.3f} s split; "
-        f"finding the sentences: {1e6 * statistics.median(splitting) / len(sources):.1f} us per line, {share:.2%}"
+        f"{len(sources)} lines of one sentence, greedy: {off:.3f} s without splitting, {on:.3f} s split; "
+        f"splitting: {1e6 * statistics.median(splitting) / len(sources):.1f} us per line, {share:.2%}"
     )
 
 

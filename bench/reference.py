@@ -2,7 +2,7 @@
 
     python bench/reference.py
 
-tests/unit/test_reference.py compares the files with what this writes.
+tests/unit/test_reference.py compares the files with the output of this script.
 """
 
 from __future__ import annotations
@@ -101,11 +101,11 @@ def parts_of(section: str, tags: Sequence[str]) -> str:
     inner = [key for key in all_keys() if section_of(section_of(key.name)) == section and key.name.endswith(".kind")]
     names = dict.fromkeys(section_of(key.name) for key in inner if set(tags_of(key, TAGS[section])) & set(tags))
     links = ", ".join(f"[`{name.removeprefix(f'{section}.')}`](#{anchor(name)})" for name in names)
-    return f"\nSections of their own: {links}.\n" if names else ""
+    return f"\nSubsections: {links}.\n" if names else ""
 
 
 def belongs(key: Key, name: str, tags: Sequence[str]) -> bool:
-    """Return whether a key belongs to a group of kinds: it selects one of them, or exists with one of them."""
+    """Return whether a key belongs to a group of kinds: it selects one of them, or is available with one of them."""
     return all(f'"{tag}"' in key.value for tag in tags) if key.name == name else set(tags_of(key, name)) <= set(tags)
 
 
@@ -131,7 +131,7 @@ def rows(section: str) -> list[tuple[str, ...]]:
 
 
 def table(keys: Iterable[Key], section: str, tags: Sequence[str] = ()) -> str:
-    """Return a table of keys.  tags: the kinds that the table is about; keys of some of them name these."""
+    """Return a table of keys.  tags: the kinds of the table; a key of only some of them lists these."""
     lines = ["| key | accepts | default | meaning | example |", "|---|---|---|---|---|"]
     for key in keys:
         selecting = TAGS.get(section, f"{section}.kind")
@@ -147,12 +147,12 @@ def table(keys: Iterable[Key], section: str, tags: Sequence[str] = ()) -> str:
 
 
 def ambiguous(key: Key) -> bool:
-    """Return whether a key has several defaults, so that a row has to say with which kinds it applies."""
+    """Return whether a key has several defaults, so that its row must name the kinds."""
     return sum(other.name == key.name and other.value == key.value for other in all_keys()) > 1
 
 
 def kinds_table(kinds: Iterable[Kind]) -> str:
-    lines = ["| kind | meaning | keys of its own |", "|---|---|---|"]
+    lines = ["| kind | meaning | specific keys |", "|---|---|---|"]
     kinds = list(kinds)
     shared = set.intersection(*(set(kind.keys) for kind in kinds))
     for kind in kinds:
@@ -203,7 +203,7 @@ def conditions_text(conditions: Sequence[tuple[str, Sequence[str]]]) -> str:
 
 
 def accepts(value: str) -> str:
-    """Return what a key accepts, with the values as code."""
+    """Return the accepted values of a key, formatted as code."""
     return re.sub(r'"[^"]*"', lambda quoted: code(quoted[0]), value)
 
 
@@ -257,7 +257,7 @@ def command_part(command: Any) -> str:
 
 
 def value_name(kind: Any) -> str:
-    """Return what stands for the value of an option in a usage line, from its Python type."""
+    """Return the placeholder for the value of an option, from its Python type."""
     inner = [one for part in (get_args(kind) or (kind,)) for one in (get_args(part) or (part,))]
     return next((name for one, name in ((int, "N"), (float, "X"), (Path, "PATH")) if one in inner), "TEXT")
 

@@ -1,12 +1,12 @@
-"""Compare `split_sentences` with libraries: boundaries found, sentences cut by mistake, and speed.
+"""Compare the precision, recall and speed of `split_sentences` with those of libraries.
 
     python bench/sentences.py DATA [--against sentencex pysbd ...]
 
 DATA: folder of corpora (see `CORPORA`).  Three lines that end with a final mark are joined with varied whitespace, none
-in Chinese; the boundaries to be found are those between them.  `recall` is the share that is found, `extra` the number
-of other boundaries per 1,000 lines (some lines hold two sentences, so 0 is not the aim; compare the columns).  For the
-treebanks, whose sentences were separated by people, consecutive sentences of a document are joined as they were written
-and precision, recall and F1 are those of all boundaries.  Libraries that are not installed are skipped.
+in Chinese.  `recall` is the share of the boundaries between the lines that are found, `extra` the number of other
+boundaries per 1,000 lines; some lines consist of two sentences, so a perfect result is above 0.  In the treebanks,
+people marked the sentences; consecutive sentences of a document are joined with their original whitespace, and
+precision, recall and F1 are computed over all boundaries.  Libraries that are not installed are skipped.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ TREEBANKS = {
     "de": ["ud_german_gsd/valid.conllu"],
     "zh": ["ud_chinese_gsd/valid.conllu.gz"],
 }
-"""The rules were developed on other parts, unless there is one part only (sk, ru, Chinese news, de and zh GSD)."""
+"""The rules were developed on other parts of these corpora, except for sk, ru, Chinese news, and de and zh GSD."""
 SPACES = (" ", " ", "  ", "\t", "\u00a0", "   ")
 FINAL = (".", "!", "?", "…", "。", "！", "？")
 CLOSING = "\"'”’»“)]」』）"
 
 
 def spans_of(text: str, parts: Iterable[str]) -> set[int]:
-    """Return where parts after the first begin, whether or not a library keeps the whitespace between them."""
+    """Return the start of each part but the first, also if a library strips the whitespace between parts."""
     starts, position = set(), 0
     for part in parts:
         stripped = part.strip()
@@ -122,7 +122,7 @@ def lines_of(path: Path) -> list[str]:
 
 
 def joined_lines(path: Path, language: str, count: int = 3) -> list[tuple[str, set[int]]]:
-    """Return texts of `count` lines and where its lines after the first begin."""
+    """Return texts of `count` lines, each with the starts of its lines but the first."""
     draw = random.Random(5)
     lines = [line.strip() for line in lines_of(path)]
     lines = [line for line in lines if line.rstrip(CLOSING).endswith(FINAL)]
@@ -138,7 +138,7 @@ def joined_lines(path: Path, language: str, count: int = 3) -> list[tuple[str, s
 
 
 def treebank(paths: list[Path], language: str, count: int = 3) -> list[tuple[str, set[int]]]:
-    """Return texts of up to `count` consecutive sentences of a document, with the whitespace of the original."""
+    """Return texts of up to `count` consecutive sentences of a document, with the original whitespace."""
     texts: list[tuple[str, set[int]]] = []
     for path in paths:
         pieces: list[tuple[str, bool]] = []  # sentence, whether a space follows
@@ -171,7 +171,7 @@ def show(text: str, found: set[int], starts: set[int]) -> None:
 
 
 def counts(splitter: Splitter, texts: list[tuple[str, set[int]]], shown: bool = False) -> tuple[int, int, int]:
-    """Return the numbers of boundaries that are found and right, found, and right."""
+    """Return the numbers of correct boundaries, of found boundaries, and of true boundaries."""
     right = found_all = wanted = 0
     for text, starts in texts:
         found = spans_of(text, splitter(text))
@@ -229,7 +229,7 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--against", nargs="*", default=list(LIBRARIES), choices=list(LIBRARIES))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--show", help="print what this system gets wrong in the joined lines")
+    parser.add_argument("--show", help="print the errors of this system in the joined lines")
     parser.add_argument("--only-speed", action="store_true")
     arguments = parser.parse_args()
     systems: dict[str, Factory] = {"ours": ours}

@@ -2,9 +2,9 @@
 
     python bench/training_threads.py CONFIG.toml --threads 1 2 --busy 0 1 2 --rounds 3
 
-Each cell is a process of its own that makes the same steps.  The table shows source + target tokens per second (median
-of the rounds) where waiting threads of OpenMP spin (active), sleep (passive), or spin for some time before they sleep
-(default, and numbers of spins); below it, hashes of the weights after the steps.
+Each cell of the table is measured in new processes that make the same steps.  It contains the source + target tokens
+per second, the median of the rounds.  Waiting OpenMP threads spin (active), sleep (passive), or spin for some time
+before they sleep (default, and the policies with a number of spins).  Hashes of the weights after the steps follow.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def steps(config: Path, scratch: Path, threads: int, seconds: float, least: int)
 
     keep_freed_memory()
     torch.set_num_threads(threads)
-    run = open_run(load_config(config), scratch / "run", str)
+    run = open_run(load_config(config), scratch / "run")
     trainer = Trainer(run, DistributedContext("cpu"), Reporter())
     trainer.model.train()
     plan, tokens, digest = run.task.epoch(0), 0, ""
@@ -64,7 +64,7 @@ def steps(config: Path, scratch: Path, threads: int, seconds: float, least: int)
 
 
 def compete(count: int) -> list[subprocess.Popen[bytes]]:
-    """Start processes that compute without end, in a session of their own as programs of another terminal are."""
+    """Start busy processes, each in a new session, like programs in another terminal."""
     return [subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True) for _ in range(count)]
 
 
@@ -109,10 +109,10 @@ def main() -> None:
     parser.add_argument("config", type=Path)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
-    parser.add_argument("--busy", type=int, nargs="+", default=[0, 1, 2], help="processes that compete")
+    parser.add_argument("--busy", type=int, nargs="+", default=[0, 1, 2], help="numbers of other busy processes")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0, help="per cell")
-    parser.add_argument("--steps", type=int, default=6, help="least number of steps, after which weights are compared")
+    parser.add_argument("--steps", type=int, default=6, help="minimum; the weights are compared after it")
     parser.add_argument("--scratch", type=Path, default=Path("/tmp/training_threads"), help="folder for prepared data")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()

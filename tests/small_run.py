@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.config import Config, parse_config
-from dragoman.io.run_log import Phase, Reporter
+from dragoman.io.run_log import Reporter
 
 COMMAND = [sys.executable, "-c", "from dragoman.cli import main; main()"]
 """`dragoman`, as a process of its own."""
@@ -86,17 +86,18 @@ def trained(folder: Path, *overrides: str) -> Path:
 
 
 class Listener(Reporter):
-    """Remembers what a run said, and its phases."""
+    """Collects the messages of a run and the names and details of its phases."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
-        self.phases: list[Phase] = []
+        self.phases: list[str] = []
+        self.details: list[str] = []
 
     def log(self, text: str) -> None:
-        if isinstance(text, Phase):
-            self.phases.append(text)
-        else:
-            self.said.append(text)
+        self.said.append(text)
+
+    def phase(self, name: str, detail: str = "") -> None:
+        (self.details if detail else self.phases).append(detail or name)
 
     @property
     def text(self) -> str:

@@ -49,9 +49,9 @@ class UsageError(DragomanError):
 
 
 class ConfigError(UsageError):
-    """One or more problems in a configuration document: the message shows the first ten, `problems` holds all.
+    """One or more problems in a configuration document: the message lists the first ten, `problems` contains all.
 
-    advice: a last line that concerns all problems.
+    advice: a final line for all problems.
     """
 
     def __init__(self, where: str, problems: Iterable[str], advice: str = "") -> None:

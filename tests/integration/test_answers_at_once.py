@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import select
 import shutil
@@ -197,10 +198,11 @@ def test_translations_at_a_terminal(cli: Cli, run: Path) -> None:
         terminal.send(text + b"\n")
         typed, answer, *_ = terminal.until(b"> ").replace("\r", "").split("\n")
         assert typed.encode().endswith(text)
-        assert answer.encode() + b"\n" == cli("translate", run, stdin=text)[1]
+        fields = json.loads(cli("translate", run, "--jsonl", stdin=text)[1])
+        assert answer == fields["text"] + (f"  [{', '.join(fields['flags'])}]" if fields["flags"] else "")
     terminal.send(b"\x04")  # Ctrl-D
     code, rest = terminal.end()
-    assert code == 0 and "Traceback" not in rest
+    assert code == 0 and not rest.strip(), "flags were shown beside each line"
 
 
 def test_the_output_of_a_terminal_session_holds_the_answers_alone(run: Path, tmp_path: Path) -> None:
@@ -219,3 +221,12 @@ def test_ctrl_c_leaves_a_terminal(generator: Path) -> None:
     terminal.until(b"> ")
     code, rest = terminal.interrupt()
     assert code == 130 and "Traceback" not in rest
+    assert rest.endswith("\n"), "the prompt of the shell begins on a line of its own"
+
+
+def test_a_progress_bar_is_shown_at_a_terminal(run: Path, tmp_path: Path) -> None:
+    lines = write_lines(tmp_path / "in.txt", ["one two", "three"])
+    code, screen = Terminal("translate", run, "--input", lines, "--output", tmp_path / "out.txt").end()
+    assert code == 0 and "translating" in screen and "2/2" in screen
+    code, screen = Terminal("evaluate", run, "--source", lines, "--reference", lines).end()
+    assert code == 0 and "translating" in screen and "BLEU" in screen

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from dragoman import __version__
+from dragoman.io.run_log import read_log
 from small_run import COMMAND, Cli, digit_pairs, write_corpus, write_lines, write_toml
 from terminal import Terminal
 
@@ -36,10 +37,38 @@ def test_train_resume_and_test_score(cli: Cli, place: Path, tmp_path: Path) -> N
     overrides = ["train.budget=9 steps", "data.test.source=valid.src", "data.test.target=valid.tgt"]
     code, out, err = cli("train", place / "tiny.toml", *overrides, "--out", tmp_path / "run")
     assert code == 0 and out == b""
-    for words in ("data: read 240 = kept 240", "step 3", "valid loss", "done:", "(step 9,", "test: "):
+    for words in ("data: read 240 = kept 240", "step 3", "valid loss", "done:", " epochs, 9 steps, ", "test: "):
         assert words in err
     code, _, err = cli("train", place / "tiny.toml", *overrides, "--out", tmp_path / "run")
     assert code == 0 and "resuming" in err and "after step 9" in err
+    assert f"to use the model: dragoman translate {tmp_path / 'run'}" in err
+    _, out, _ = cli("info", tmp_path / "run", "--json")
+    about = json.loads(out)
+    assert about["test"]["sentences"] == 9 and about["validation"].endswith("of the first 5 at most")
+    assert sum("test" in row for row in read_log(tmp_path / "run")) == 1, "the resumed run replaces the row"
+
+
+def test_a_slower_machine_than_expected_is_reported(cli: Cli, place: Path, tmp_path: Path) -> None:
+    overrides = ("train.budget=1 s", "train.expected_speed=1000000000", "--out", tmp_path / "run")
+    code, _, err = cli("train", place / "tiny.toml", *overrides)
+    assert code == 0 and re.search(r"done: .* epochs, [\d,]+ steps \(0 % of the expected [\d,]+\), 0.0 min", err)
+    assert "warning: the machine was slower" in err and "train.budget=" in err.split("to continue the training: ")[1]
+    code, _, err = cli("train", place / "tiny.toml", *overrides, "train.expected_speed=1")
+    assert code == 0 and "of the expected" not in err
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_control_c_before_the_first_step(
+    saved: bool, cli: Cli, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def press(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    run = place / "runs" / "tiny" if saved else tmp_path / "run"
+    monkeypatch.setattr("dragoman.training.trainer.open_run", press)
+    code, _, err = cli("train", place / "tiny.toml", "train.budget=60 steps", "--out", run)
+    what = "resume from the last checkpoint" if saved else "no step is saved yet; start again"
+    assert code == 130 and f"interrupted; {what} with: dragoman train " in err
 
 
 def test_what_a_training_prints_without_a_terminal(cli: Cli, place: Path, tmp_path: Path) -> None:
@@ -63,7 +92,7 @@ def test_what_a_training_prints_without_a_terminal(cli: Cli, place: Path, tmp_pa
     ]
     sample = [line.split()[0] for line in lines if line.startswith("    ")]
     assert sample == ["source", "reference", "hypothesis"]
-    assert lines[-1].startswith("done: ")
+    assert lines[-2].startswith("done: ")
 
 
 def test_a_training_that_is_quiet(cli: Cli, place: Path, tmp_path: Path) -> None:
@@ -98,7 +127,7 @@ def test_translate_lines_in_lines_out(cli: Cli, place: Path, tmp_path: Path) -> 
     code, out, _ = cli("translate", place / "runs" / "tiny", stdin=text.read_bytes())
     assert code == 0 and out.count(b"\n") == 5
     rows = out.split(b"\n")
-    assert rows[1] == rows[3] == b"" and rows[0] != b""
+    assert rows[1] == b"" and rows[3] == b"   " and rows[0] != b""
     code, nothing, _ = cli("translate", place / "runs" / "tiny", "--input", text, "--output", tmp_path / "out.txt")
     assert code == 0 and nothing == b"" and (tmp_path / "out.txt").read_bytes() == out
     code, out, _ = cli("translate", place / "runs" / "tiny", "--jsonl", "--nbest", "2", "--beam", "3", "--input", text)

@@ -310,7 +310,7 @@ def test_doctor_info_explain_and_atlas(cli: Cli, run: Path, tmp_path: Path) -> N
         (["generate", "--role", "A"], "--role applies to dialogues"),
         (["score", "--target", "x", "--source", "x"], "omit --source"),
         (["chat"], "it is not clear who speaks next; specify --role A or B or C"),
-        (["chat", "--role", "B"], "it is not clear who you are; specify --as, one of A, B, C"),
+        (["chat", "--role", "B"], "your role is not specified; specify --as, one of A, B, C"),
         (["chat", "--role", "Z"], "--role 'Z': not a role of this model; accepted: A, B, C"),
         (["chat", *GREEDY, "--max-tokens", "99"], "--max-tokens 99; accepted: 1 to 46"),
         (["chat", *GREEDY[:-1], "--temperature", "0"], "use greedy search (--greedy)"),
@@ -333,7 +333,7 @@ def test_a_role_that_was_not_learned_is_warned_about(cli: Cli, run: Path, tmp_pa
     files["config.json"] = config.model_copy(update={"data": data}).model_dump_json().encode()
     write_folder(folder, files, {"step": 1})
     turns = write_lines(tmp_path / "turns.jsonl", ['[{"role": "A", "content": "which pet?"}]'])
-    unlearned = "warning: the model has not learned the turns of C, only those of B (data.loss_roles)"
+    unlearned = "warning: the model was not trained on turns of C, only on those of B (data.loss_roles)"
     for command in (["chat", folder, "--as", "A"], ["generate", folder, "--turns", turns]):
         for role, warned in (("B", False), ("C", True)):
             code, _, err = cli(*command, "--greedy", "--role", role, stdin=b"hi\n")

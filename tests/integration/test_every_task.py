@@ -17,6 +17,7 @@ from dragoman.data.readers.trees import linearize, read_trees
 from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.errors import ConfigError, DataError, UsageError
+from dragoman.io.run_log import Messages, Reporter
 from dragoman.models.model_folder import build_for, find_model, read_meta
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.labelling import Labeller
@@ -141,7 +142,7 @@ def config_of(name: str, data: Path, *overrides: str) -> Config:
 
 
 def opened(name: str, data: Path, tmp_path: Path, *overrides: str) -> Task:
-    return open_task(config_of(name, data, *overrides), tmp_path / "prepared", lambda _: None)
+    return open_task(config_of(name, data, *overrides), tmp_path / "prepared", Reporter())
 
 
 # ------------------------------------------------------------------------------------------------------ all of them
@@ -209,7 +210,7 @@ def test_scores_do_not_depend_on_what_was_scored_before(name: str, data: Path, t
 def test_without_a_file_to_score_on(name: str, data: Path, tmp_path: Path) -> None:
     config = config_of(name, data)
     task = open_task(config.model_copy(update={"data": config.data.model_copy(update={"valid": None})}),
-                     tmp_path / "prepared", lambda _: None)  # fmt: skip
+                     tmp_path / "prepared", Reporter())  # fmt: skip
     assert (task.validation() is None) == (name != "images") and task.validates == (name == "images")
 
 
@@ -407,27 +408,27 @@ def test_images_that_are_too_few_to_keep_some_for_validation_are_refused(data: P
     config = config_of("images", data)
     section = config.data.model_copy(update={"train": str(tmp_path / "two.npz"), "valid": None})
     with pytest.raises(DataError, match=r"two\.npz: 2 images are too few to hold out a fifth; set data\.valid"):
-        open_task(config.model_copy(update={"data": section}), tmp_path, lambda _: None)
+        open_task(config.model_copy(update={"data": section}), tmp_path, Reporter())
 
 
 @pytest.mark.parametrize("name", ["stream", "dialogue", "masked", "tagged", "mean", "trees"])
 def test_characters_that_become_unk_are_counted(name: str, data: Path, tmp_path: Path) -> None:
-    said: list[str] = []
+    messages = Messages()
     changes = ("tokenizer.kind=char", "tokenizer.sampling=0.0", "tokenizer.vocab_size=15")
-    open_task(config_of(name, data, *changes), tmp_path, said.append)
-    assert any("characters" in line and "become <unk>" in line for line in said), said
+    open_task(config_of(name, data, *changes), tmp_path, messages)
+    assert any("characters" in line and "become <unk>" in line for line in messages.texts), messages.texts
 
 
 @pytest.mark.parametrize(("name", "account"), [("tagged", "sentences"), ("first", "texts")])
 def test_what_is_too_long_is_counted(name: str, account: str, data: Path, tmp_path: Path) -> None:
-    said: list[str] = []
-    config = config_of(name, data, "data.max_tokens=9")
-    open_task(config, tmp_path, said.append).validation()
+    messages = Messages()
+    said, config = messages.texts, config_of(name, data, "data.max_tokens=9")
+    open_task(config, tmp_path, messages).validation()
     numbers = [int(word) for word in said[0].replace(";", " ").split() if word.isdigit()]
     assert f"read 60 {account} = kept" in said[0] and numbers[1] + numbers[2] == 60, said
     assert "too_many_tokens" in said[0] and "are left out" in said[1]
     with pytest.raises(DataError, match=r"increase data\.max_tokens"):
-        open_task(config_of(name, data, "data.max_tokens=4"), tmp_path, said.append)
+        open_task(config_of(name, data, "data.max_tokens=4"), tmp_path, messages)
 
 
 # -------------------------------------------------------------------------------------------------------------- trees
@@ -455,8 +456,9 @@ def test_sentences_that_are_too_long_to_be_scored_are_told(data: Path, tmp_path:
     long = [usual[0], *[("red", "JJ")] * 70, *usual[-3:]]
     write_lines(tmp_path / "valid.ptb", [brackets(usual), brackets(long)])
     overrides = (f"data.valid={tmp_path / 'valid.ptb'}", "model.position.kind=learned", "model.position.max_len=80")
-    said: list[str] = []
-    task = open_task(config_of("trees", data, *overrides), tmp_path / "prepared", said.append)
+    messages = Messages()
+    said = messages.texts
+    task = open_task(config_of("trees", data, *overrides), tmp_path / "prepared", messages)
     score = task.validation()
     assert "1 pairs exceed max_tokens = 60" in said[-2] and "1 sentences exceed max_tokens = 60" in said[-1]
     assert score is not None and set(score(build_for(task.config, task.vocabulary))) == SCORES["trees"]

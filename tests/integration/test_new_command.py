@@ -108,6 +108,8 @@ def test_a_given_test_set_is_kept_and_its_pairs_leave_the_training_part(tmp_path
     assert PAIRS[0][0] not in lines(tmp_path / "en-fr-data" / "train.en")
     assert "pairs: 1 left out, because a validation or test set has a near-duplicate" in said
     assert plan.config.parallel.test is not None and plan.facts.pairs == 299 - 14
+    train = plan.config.train
+    assert train.expected_speed * train.budget.amount == pytest.approx(plan.forecast.tokens, rel=0.01)
 
 
 def test_one_tsv_with_numbers_of_sentences(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_the_seed_decides(data: Path, tmp_path: Path) -> None:
 def test_accumulated_batches_make_one_update(data: Path, tmp_path: Path) -> None:
     config = small_config(data, "train.accumulate=4", "train.budget=2 epochs", "train.validate_every=1 epoch")
     result = train(config, tmp_path / "run")
-    store = open_run(config, tmp_path / "run", lambda text: None).task.store
+    store = open_run(config, tmp_path / "run").task.store
     per_epoch = [len(plan_batches(store, 300, 1, epoch)) for epoch in (0, 1)]
     assert result.progress.step == sum(math.ceil(count / 4) for count in per_epoch)
     src, tgt = store.lengths()
@@ -170,7 +170,7 @@ def test_accumulated_batches_make_one_update(data: Path, tmp_path: Path) -> None
 def test_accumulation_equals_one_large_batch(data: Path, tmp_path: Path) -> None:
     """The gradient of two batches in one update is that of their words together."""
     config = small_config(data, "model.dropout=0.0", "train.schedule.peak=1e-3")
-    run = open_run(config, tmp_path / "run", lambda text: None)
+    run = open_run(config, tmp_path / "run")
     plan = plan_batches(run.task.store, 300, 1, 0)
     found = []
     for groups in ([plan[0], plan[1]], [[*plan[0], *plan[1]]]):
@@ -275,7 +275,7 @@ def test_validation_counts_bleu_of_chinese_over_characters(tmp_path: Path) -> No
     model.output = nn.Linear(model.vocab, model.vocab, bias=False)
     nn.init.eye_(model.output.weight)
 
-    scores = TranslationValidation(config, corpus_spec(config, valid), tokenizer, heard.log)(model)
+    scores = TranslationValidation(config, corpus_spec(config, valid), tokenizer, heard)(model)
 
     assert scores["bleu"] == pytest.approx(81.22, abs=0.01)
     assert "BLEU with sacreBLEU's tokenizer zh" in heard.text

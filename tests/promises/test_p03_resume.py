@@ -21,7 +21,7 @@ import torch
 from dragoman.errors import ConfigError, TrainingError, UsageError
 from dragoman.io.run_log import Reporter, Status, read_log
 from dragoman.models.model_folder import list_checkpoints, load_network, read_pointer, verify
-from dragoman.training.run import average_run
+from dragoman.training.run import average_run, validated_checkpoints
 from dragoman.training.trainer import TrainResult, train
 from small_run import Listener, digit_pairs, small_config, train_in_child, weights, write_corpus, write_lines
 
@@ -345,10 +345,10 @@ def test_another_vocabulary_of_the_same_data_is_refused(data: Path, tmp_path: Pa
 def test_a_run_that_ends_where_it_was_interrupted_is_scored_there(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(small_config(data), run, reporter=InterruptAt(9, signal.SIGINT))
-    assert verify(run / "checkpoints" / "00000009")["interrupted"]
+    assert not verify(run / "checkpoints" / "00000009")["validated"]
     result = train(small_config(data, "train.budget=9 steps"), run)
     assert result.progress.step == 9 and "valid_loss" in result.scores
-    assert "interrupted" not in verify(run / "checkpoints" / "00000009")
+    assert verify(run / "checkpoints" / "00000009")["validated"]
     assert [row["step"] for row in read_log(run) if "valid_loss" in row] == [6, 9]
 
 
@@ -400,7 +400,7 @@ def test_killed_between_validations_at_most_save_every_is_lost(ema: float, data:
             load_network(run)
     train(config, run)
     assert whole(run) == whole(tmp_path / "uninterrupted")
-    assert not any("interrupted" in verify(checkpoint) for checkpoint in list_checkpoints(run))
+    assert all(verify(checkpoint)["validated"] for checkpoint in list_checkpoints(run))
 
 
 class KillInValidation(Reporter):
@@ -415,7 +415,9 @@ class KillInValidation(Reporter):
     def log(self, text: str) -> None:
         if text.startswith("resuming"):
             self.seen = int(text.split("after step ")[1].split()[0])
-        if str(text) == "validation" and self.seen == self.step and not self.scored:
+
+    def phase(self, name: str, detail: str = "") -> None:
+        if name == "validation" and self.seen == self.step and not self.scored:
             raise Killed
 
     def validated(self, row: dict[str, Any], better: bool) -> None:
@@ -445,6 +447,20 @@ def test_an_average_has_only_validated_checkpoints(data: Path, tmp_path: Path) -
     assert verify(average_run(run, 2))["averaged"] == ["00000006", "00000012"]
     with pytest.raises(UsageError, match="cannot average the last 3 checkpoints; it has 2"):
         average_run(run, 3)
+
+
+def test_checkpoints_of_earlier_versions_are_distinguished(data: Path, tmp_path: Path) -> None:
+    """Their meta.json has `"interrupted": true` between validations, and no key otherwise."""
+    run = tmp_path / "run"
+    with pytest.raises(Killed):
+        train(small_config(data, "train.save_every=2 steps"), run, reporter=KillAt(17))
+    for checkpoint in list_checkpoints(run):
+        meta = verify(checkpoint)
+        old = {"interrupted": True} if not meta.pop("validated") else {}
+        (checkpoint / "meta.json").write_text(json.dumps(meta | old))
+    assert [checkpoint.name for checkpoint in validated_checkpoints(run)] == ["00000006", "00000012"]
+    train(small_config(data, "train.budget=17 steps"), run)
+    assert steps_of(run) == [6, 12, 17], "the one between validations is removed"
 
 
 def test_without_validation_data_the_newest_checkpoint_is_the_best(data: Path, tmp_path: Path) -> None:

@@ -113,8 +113,8 @@ def test_a_lost_first_or_last_line_is_reported_there(tmp_path: Path, captions: S
         del sides[side][line - 1]
         assert drift(write(tmp_path, *sides)).best == line
     said = refusal(write(tmp_path, *sides))
-    assert "probably there" in said or "They diverge at the end of the shorter file" in said
-    assert f"{('source', 'target')[side]}: (end of file)" in said
+    assert re.search(r"They (probably )?diverge at the end of the shorter file", said)
+    assert f"{('source', 'target')[side]}, line {LINES:,}: (end of file)" in said
 
 
 @pytest.mark.parametrize("count", [40, LINES // 2])
@@ -123,7 +123,11 @@ def test_no_line_is_named_for_files_that_do_not_belong_together(tmp_path: Path, 
     source, target = captions
     said = refusal(write(tmp_path, source[:count], target[-count:-7]))
     assert f"has {count:,} lines but" in said and "do not match well enough to locate the difference" in said
-    assert "diverge" not in said and "Check that both files belong together" in said
+    assert "diverge" not in said and "Check that one file is the translation of the other" in said
+
+
+def test_an_empty_file_is_named(tmp_path: Path) -> None:
+    assert refusal(write(tmp_path, [b"one"] * 30, [])).endswith("Specify another file instead of the empty one.")
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -146,7 +150,7 @@ def test_a_lost_block_and_a_lost_end_are_found(tmp_path: Path, captions: Sides) 
     source, target = captions
     assert is_found(write(tmp_path, source[:2_000] + source[2_300:], target), 2_001)
     assert drift(write(tmp_path, source, target[:4_321])).best == 4_322
-    assert "target: (end of file)" in refusal(write(tmp_path, source, target[:4_321]))
+    assert "target, line 4,322: (end of file)" in refusal(write(tmp_path, source, target[:4_321]))
 
 
 def test_the_message_names_both_counts_and_shows_both_lines_clipped(tmp_path: Path) -> None:
@@ -154,7 +158,7 @@ def test_the_message_names_both_counts_and_shows_both_lines_clipped(tmp_path: Pa
     message = refusal(write(tmp_path, source, [line.replace(b"word", b"Wort") for line in source[:100] + source[101:]]))
     assert "a.en has 200 lines" in message
     assert "a.de has 199" in message
-    shown = re.findall(r'(?:source|target): "(.*)"', message)
+    shown = re.findall(r'(?:source|target), line 101: "(.*)"', message)
     assert shown
     assert all(len(text) <= 80 for text in shown)
     assert "never filter one side alone" in message

@@ -59,7 +59,7 @@ def bad_byte(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "files", "words"),
     [
-        (one_line_less, ["train.tgt"], ["train.src has 240 lines", "train.tgt has 239", "They diverge between line"]),
+        (one_line_less, ["train.tgt"], ["train.src has 240 lines", "train.tgt has 239", "diverge at line"]),
         (no_line, ["train.tgt"], ["train.src has 240 lines", "train.tgt has 0"]),
         (no_line, ["train.src", "train.tgt"], ["nothing to train on", "read 0 = kept 0"]),
         (bad_byte, ["train.tgt"], ["train.tgt, line 7: byte 0xe9 at byte 3", "UTF-8", "iconv"]),

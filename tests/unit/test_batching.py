@@ -10,6 +10,7 @@ from dragoman.data.batching import collate, collate_source, plan_batches, read_b
 from dragoman.data.corpus import corpus_spec
 from dragoman.data.store import Store, build_store
 from dragoman.data.tokenizer import BOS, EOS, PAD
+from dragoman.io.run_log import Reporter
 from small_run import small_config, write_corpus
 
 
@@ -17,7 +18,7 @@ from small_run import small_config, write_corpus
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     folder = tmp_path_factory.mktemp("store")
     config = small_config(write_corpus(folder, train=170))
-    return build_store(config, [corpus_spec(config, config.data.train[0])], folder / "cache", lambda text: None)
+    return build_store(config, [corpus_spec(config, config.data.train[0])], folder / "cache", Reporter())
 
 
 def test_collate() -> None:

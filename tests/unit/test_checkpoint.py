@@ -16,6 +16,7 @@ import torch
 from dragoman.config import Config
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import ModelFolderError, TrainingError, UsageError
+from dragoman.io.run_log import Messages
 from dragoman.io.writing import recover_folders
 from dragoman.models import model_folder
 from dragoman.models.model_folder import (
@@ -42,7 +43,7 @@ from small_run import small_config, trained, write_corpus
 def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Tokenizer]:
     folder = tmp_path_factory.mktemp("parts")
     config = small_config(write_corpus(folder))
-    return config, open_run(config, folder / "run", lambda text: None).task.vocabulary
+    return config, open_run(config, folder / "run").task.vocabulary
 
 
 @pytest.fixture
@@ -117,7 +118,7 @@ def test_a_damaged_meta_is_refused(folder: Path, content: bytes, words: str) -> 
     ("content", "words"),
     [
         ('{"progress": {}', "not JSON"),
-        ("[]", "holds a JSON list; accepted: an object"),
+        ("[]", "contains a JSON list; accepted: an object"),
         ('{"progress": {"speed": 3}, "data": "0"}', "not the training state of a checkpoint"),
         ('{"progress": {}, "data": 7}', "not the training state of a checkpoint"),
         (
@@ -132,11 +133,11 @@ def test_a_training_state_with_a_matching_checksum_is_checked(content: str, word
     (checkpoint / "training.json").write_text(content)
     sha256 = json.loads((checkpoint / "meta.json").read_bytes())["sha256"]
     rewrite_meta(checkpoint, sha256=sha256 | {"training.json": hashlib.sha256(content.encode()).hexdigest()})
-    heard: list[str] = []
-    opened = open_run(read_config(checkpoint), run, heard.append)
+    messages = Messages()
+    opened = open_run(read_config(checkpoint), run, messages)
     model = opened.new_model()
     progress = opened.resume(model, build_optimizer(opened.config.train.optimizer, model), None)
-    assert any(words in text and "using the previous one" in text for text in heard)
+    assert any(words in text and "using the previous one" in text for text in messages.texts)
     assert progress.step == int(checkpoint.name) - 6
 
 

@@ -68,6 +68,14 @@ def test_only_the_keys_that_differ_are_named_and_what_all_have_comes_first(tmp_p
     assert plain.differs == {"model.position.kind": "sinusoidal", "train.clip_norm": 0.5}
 
 
+def test_copies_of_the_same_data_are_no_difference(tmp_path: Path) -> None:
+    runs = [fabricate(tmp_path / n, learning(30.0), {"bleu": 30.0}, f"data.root=/{n}") for n in ("one", "two")]
+    assert compare_runs(runs).differing == ("data.root",)
+    for run, data in zip(runs, ("aa", "aa"), strict=True):
+        (run / "checkpoints" / "00000012" / "training.json").write_text(json.dumps({"data": data}), encoding="utf-8")
+    assert compare_runs(runs).differing == ()
+
+
 def test_flatten_and_short_names() -> None:
     nested = {"a": {"b": [5, {"c": "x"}], "d": None}, "e": True}
     assert flatten(nested) == {"a.b.0": 5, "a.b.1.c": "x", "a.d": None, "e": True}

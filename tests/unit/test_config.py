@@ -82,10 +82,16 @@ def test_every_problem_is_told_at_once_with_the_nearest_name() -> None:
     assert "'bad': not an override; write key=value" in text
 
 
+def test_the_second_word_of_a_value_without_quotes_gets_advice() -> None:
+    (problem,) = problems("train.seed=2", "train.budget=20", "min")[:1]
+    assert problem.startswith("'min': not an override; write key=value, such as train.seed=2;")
+    assert problem.endswith("quoted: 'train.budget=20 min'")
+
+
 def test_a_key_of_another_kind_is_refused() -> None:
     (problem,) = problems("model.position.kind=sinusoidal", "model.position.base=500.0")
     assert problem == (
-        'model.position.base: no such key with kind "sinusoidal"; it exists with model.position.kind = "rotary"; '
+        'model.position.base: no such key with kind "sinusoidal"; available with model.position.kind = "rotary"; '
         "accepted here: kind"
     )
 
@@ -95,7 +101,7 @@ def test_a_key_of_another_kind_is_refused() -> None:
     [
         (
             ("train.optimizer.kind=sgd", "train.optimizer.beta1=0.9"),
-            'train.optimizer.beta1: no such key with kind "sgd"; it exists with train.optimizer.kind = "adam", '
+            'train.optimizer.beta1: no such key with kind "sgd"; available with train.optimizer.kind = "adam", '
             '"adamw"; accepted here: kind, momentum, weight_decay',
         ),
         (
@@ -104,7 +110,7 @@ def test_a_key_of_another_kind_is_refused() -> None:
         ),
         (
             ("train.schedule.kind=constant", "train.schedule.peak=0.1"),
-            'train.schedule.peak: no such key with kind "constant"; it exists with train.schedule.kind = "budget"; '
+            'train.schedule.peak: no such key with kind "constant"; available with train.schedule.kind = "budget"; '
             "accepted here: kind, rate, warmup",
         ),
     ],
@@ -238,7 +244,7 @@ def test_another_architecture_keeps_the_keys_that_it_has() -> None:
     model = small_config(ROOT, "model.architecture=gru", "model.attention.kind=none", *changes).model
     assert (model.attention.context, model.initial_state.kind) == ("every_step", "learned")
     (problem,) = problems("model.architecture=gru", "model.attention.kind=luong", changes[0])
-    assert problem.startswith('model.attention.context: no such key with kind "luong"; it exists with')
+    assert problem.startswith('model.attention.context: no such key with kind "luong"; available with')
     assert problem.endswith('model.attention.kind = "none"; accepted here: kind, score')
     (problem,) = problems("model.architecture=lstn")
     assert "model.architecture: no architecture 'lstn' (did you mean 'lstm'?); accepted: transformer" in problem

@@ -410,10 +410,10 @@ def test_messages_for_lists_dates_and_misplaced_keys(document: dict[Any, Any], w
         ("train.max-grad-norm=5", "(did you mean 'train.clip_norm'?)"),
         ("lr=3", "lr: no such key (did you mean 'train.schedule.peak'?); accepted here: data, tokenizer"),
         ("model.seed=3", "(did you mean 'train.seed'?)"),
-        ("model.kernel=3", 'no such key with architecture "transformer"; it exists with model.architecture = "conv'),
+        ("model.kernel=3", 'no such key with architecture "transformer"; available with model.architecture = "conv'),
         (
             "model.n_layers=3",
-            'it exists with model.architecture = "decoder_only", "encoder_only", "vision", "recurrent',
+            'available with model.architecture = "decoder_only", "encoder_only", "vision", "recurrent',
         ),
     ],
 )

@@ -24,6 +24,7 @@ from dragoman.data.turns import (
     windows,
 )
 from dragoman.errors import ConfigError, DataError
+from dragoman.io.run_log import Messages
 from dragoman.training.tasks.dialogue import DialogueTask
 from small_run import write_lines
 
@@ -311,8 +312,8 @@ def config_of(folder: Path, *overrides: str) -> Config:
 
 
 def task_of(folder: Path, *overrides: str) -> tuple[DialogueTask, str]:
-    config, messages = config_of(folder, *overrides), list[str]()
-    return DialogueTask(config, config.data, messages.append), "\n".join(messages)  # type: ignore[arg-type]
+    config, messages = config_of(folder, *overrides), Messages()
+    return DialogueTask(config, config.data, messages), "\n".join(messages.texts)  # type: ignore[arg-type]
 
 
 @pytest.fixture

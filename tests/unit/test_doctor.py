@@ -66,7 +66,8 @@ def test_a_healthy_corpus_has_no_findings(tmp_path: Path) -> None:
         ("\x07", "control character", "warning"),
         ("\ufffd", "replacement character", "warning"),
         ("\ufeff", "byte order mark inside", "warning"),
-        ("\u00a0", "no-break or zero-width space", "info"),
+        ("\u00a0", "no-break space", "info"),
+        ("\u200b", "zero-width space", "info"),
     ],
 )
 def test_encoding_traps_are_found_with_their_lines(tmp_path: Path, planted: str, kind: str, severity: str) -> None:
@@ -95,7 +96,7 @@ def test_misaligned_files_are_reported_and_still_examined(tmp_path: Path) -> Non
     target[9] += "\x00"
     diagnosis = diagnose(corpus(tmp_path, ENGLISH, target), test=corpus(tmp_path, ENGLISH[:4], GERMAN[:4], "test"))
     finding = found(diagnosis, "misaligned: 11 and 10 lines")
-    assert "They diverge " in finding.advice
+    assert "diverge at line " in finding.advice
     assert found(diagnosis, "control character").where.endswith("line 10")
     assert diagnosis.corpora[0].target.lines == 10
     assert found(diagnosis, "pairs that are also in training").severity == "warning"
@@ -124,6 +125,15 @@ def test_duplicates_identical_sides_blank_lines_and_odd_lengths_are_counted(tmp_
     assert report.target.empty.count == 0
     assert report.ratio_outliers.lines == [16]
     assert diagnosis.account.startswith("read 16 = kept 12 + empty 1 + ratio 1 + identical 1 + duplicate 1")
+
+
+def test_repeated_sources_are_one_finding_for_all_corpora(tmp_path: Path) -> None:
+    corpora = [
+        corpus(tmp_path, [*ENGLISH[:4], ENGLISH[0]], [*GERMAN[:4], f"{name} {GERMAN[5]}"], name)
+        for name in ("train", "valid", "test")
+    ]
+    finding = found(diagnose(*corpora), "repeated sources with another target: 3 of 15 pairs")
+    assert finding.severity == "info" and finding.where.count("line 5") == 3
 
 
 def test_overlap_with_training_is_seen_through_case_and_spacing(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dragoman.data.literals import has_changed_numbers, has_changed_placeholders, has_literals
+from dragoman.data.literals import has_changed_numbers, has_changed_placeholders, has_literals, has_words
 
 EN_FR, EN_DE, EN_ZH = ("en", "fr"), ("en", "de"), ("en", "zh")
 
@@ -24,6 +24,15 @@ EN_FR, EN_DE, EN_ZH = ("en", "fr"), ("en", "de"), ("en", "zh")
         ("in the 19th century", "au XIXe siècle", EN_FR),
         ("The train leaves at 8 p.m.", "Le train part à 20 h.", EN_FR),
         ("It is 2:30.", "Es ist halb drei.", EN_DE),
+        ("It is 2:30.", "Il est deux heures et demie.", EN_FR),
+        ("Es ist halb drei.", "It is 2:30.", ("de", "en")),
+        ("It is quarter to eight.", "Es ist 7:45 Uhr.", EN_DE),
+        ("The meeting ends at 2:20 p.m.", "La réunion finit à quatorze heures vingt.", EN_FR),
+        ("It lasts 2.5 hours.", "Es dauert zweieinhalb Stunden.", EN_DE),
+        ("Am 3.5. kommt er.", "He is coming on May 3.", ("de", "en")),
+        ("On 03.05.2024 she wrote.", "Elle a écrit le 3 mai 2024.", EN_FR),
+        ("I have 1,000 yen.", "Ich habe tausend Yen.", EN_DE),
+        ("I saw 12 dogs.", "J'ai vu une douzaine de chiens.", EN_FR),
         ("the 1990s", "die 90er", EN_DE),
         ("in the 1980s", "in den Achtzigern", EN_DE),
         ("1.5 million people", "150万人", EN_ZH),
@@ -60,6 +69,18 @@ def test_the_same_numbers(source: str, target: str, languages: tuple[str, str]) 
         ("1.5 million people", "160万人", EN_ZH),
         ("There are 12345678901234567890 of them.", "Es sind 12345678901234567891.", EN_DE),
         ("3 and 5", "3 and 6", (None, None)),
+        ("The train leaves at 12:45.", "Le train part.", EN_FR),
+        ("We meet at 10:15.", "On se voit.", EN_FR),
+        ("We meet at 10:30.", "On se voit.", EN_FR),
+        ("It costs 3,5 euros.", "Es ist teuer.", EN_DE),
+        ("It is 8.5 km.", "C'est loin.", EN_FR),
+        ("They met at 9:30.", "Sie trafen sich deshalb.", EN_DE),
+        ("It grew by 2.7 percent.", "Es ist gewachsen.", EN_DE),
+        ("We meet at 8:45.", "Vous y êtes.", EN_FR),
+        ("It is 3:30.", "Il est trois heures.", EN_FR),
+        ("The price is $1250.", "Le prix est dix ans.", EN_FR),
+        ("The price is $1250.", "Le prix est cinquante dollars.", EN_FR),
+        ("He has 50 dogs.", "Le chien.", EN_FR),
         ("3 million people", "30 millions de personnes", EN_FR),
         ("1.5 million people", "15 Millionen Menschen", EN_DE),
         ("1.5 million people", "1500万人", EN_ZH),
@@ -93,6 +114,15 @@ def test_placeholders(source: str, changed: str) -> None:
     assert not has_changed_placeholders(source, f"请看{source}。")
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("one", True), ("5 km", True), ("一", True), ("See https://example.org", True), ("25,50", False), ("- * -", False),
+     ("https://example.org/a, 5", False), ("a@example.org", False), ("{name}: %s", False), ("", False)],
+)  # fmt: skip
+def test_words(text: str, found: bool) -> None:
+    assert has_words(text) == found
+
+
 def test_ordinary_text_has_no_placeholders() -> None:
     text = "Is 5 % < 6 %, or R&D (see 3/4) at 5 p.m.?"
     assert not has_changed_placeholders(text, "")
@@ -117,6 +147,8 @@ UNITS = [
     "www.",
     "1 mil ",
     "1 m",
+    "1:",
+    "1h1 ",
 ]
 
 

@@ -47,7 +47,7 @@ from small_run import Cli, digit_pairs, small_config, write_corpus
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("made")
     config = small_config(write_corpus(place / "data"))
-    tokenizer = open_run(config, place / "run", lambda text: None).task.vocabulary
+    tokenizer = open_run(config, place / "run").task.vocabulary
     model = build_for(config, tokenizer)
     save_model(place / "model", config, tokenizer, unique_tensors(model), {"step": 12, "scores": {"bleu": 3.5}})
     return place / "model"

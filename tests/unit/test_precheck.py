@@ -48,7 +48,7 @@ def shifted(pairs: list[tuple[str, str]], first: int, last: int) -> list[tuple[s
 def warnings(config: Config) -> list[str]:
     said: list[str] = []
     precheck(config, said.append)
-    assert all(text.startswith("warning: data.") for text in said), said
+    assert all(text.startswith("data.") for text in said), said
     return said
 
 
@@ -196,7 +196,7 @@ def test_languages(
     said = [text for text in warnings(config(corpus(tmp_path, "a", pairs, suffixes), languages)) if "shift" not in text]
     assert len(said) == len(words), said
     for text, part in zip(said, words, strict=True):
-        assert part in text and text.startswith("warning: data.train.0: ")
+        assert part in text and text.startswith("data.train.0: ")
 
 
 def test_overlaps_are_warnings(tmp_path: Path) -> None:
@@ -204,9 +204,9 @@ def test_overlaps_are_warnings(tmp_path: Path) -> None:
     parts = {"valid": corpus(tmp_path, "v", valid), "test": corpus(tmp_path, "t", PAIRS[470:570])}
     said = warnings(config(corpus(tmp_path, "a", train), **parts))
     assert said == [
-        "warning: data.valid: 20 of 100 pairs are also in data.train; their scores measure memorization, not "
+        "data.valid: 20 of 100 pairs are also in data.train; their scores measure memorization, not "
         "translation: remove them from one of the two",
-        "warning: data.valid: 10 of 100 pairs are also in data.test; their scores measure memorization, not "
+        "data.valid: 10 of 100 pairs are also in data.test; their scores measure memorization, not "
         "translation: remove them from one of the two",
     ]
     one = corpus(tmp_path, "one", PAIRS[399:499])

@@ -76,6 +76,12 @@ def test_most_lines_decide_whether_lines_are_sentences(run: Path, share: float, 
     assert several.single_sentences == single and ("not split" in str(several)) != single
 
 
+def test_lines_without_words(run: Path) -> None:
+    profile = read_profile(run)
+    assert profile is not None and profile.wordless == 0 and not profile.translates_wordless
+    assert profile.model_copy(update={"wordless": 0.3}).translates_wordless
+
+
 def test_damage_is_detected(run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()

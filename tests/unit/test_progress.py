@@ -14,13 +14,13 @@ from rich.console import Console
 
 from dragoman.cli.progress import RichReporter
 from dragoman.config import BudgetSchedule, TrainConfig
-from dragoman.io.run_log import Phase, Sample, Status
+from dragoman.io.run_log import Sample, Status
 from dragoman.training.optim import Progress
 from dragoman.training.status import ProgressEstimator
 
 STATUS = Status(
-    step=1, used=0.001, loss=7.123, learning_rate=1e-5, tokens_per_second=4512.3, warming_up=True, seconds_left=1200.0,
-    next_validation=40.4, best=None, best_step=0, metric="bleu",
+    step=1, used=0.001, loss=7.123, targets=100, learning_rate=1e-5, tokens_per_second=4512.3, warming_up=True,
+    seconds_left=1200.0, next_validation=40.4, best=None, best_step=0, metric="bleu",
 )  # fmt: skip
 
 
@@ -42,7 +42,7 @@ def lines(quiet: bool = False, width: int = 80, terminal: bool = False) -> Shown
 
 def test_the_first_step_then_every_30_seconds_or_tenth_of_the_budget() -> None:
     reporter, clock, printed = lines()
-    reporter.log(Phase("encoding the training data"))
+    reporter.phase("encoding the training data")
     reporter.started("20 min", 0.0)
     for now, used in ((1, 0.001), (2, 0.002), (30, 0.02), (32, 0.03), (33, 0.13), (34, 0.14), (62, 0.15), (63, 0.16)):
         clock.now = now
@@ -53,13 +53,30 @@ def test_the_first_step_then_every_30_seconds_or_tenth_of_the_budget() -> None:
     )
 
 
+def test_the_printed_loss_is_the_mean_since_the_last_line() -> None:
+    reporter, clock, printed = lines()
+    steps = [(0, 8.0, 100.0), (10, 6.0, 100.0), (20, math.nan, 0.0), (30, 3.0, 200.0), (31, 1.0, 50.0)]
+    for clock.now, loss, targets in steps:
+        reporter.progressed(replace(STATUS, loss=loss, targets=targets))
+    reporter.finished(complete=True)
+    assert [line.split("loss ")[1][:5] for line in printed()] == ["8.000", "4.000", "1.000"]
+
+
+def test_the_live_loss_never_is_that_of_one_batch_after_a_line() -> None:
+    reporter, clock, _ = lines(terminal=True)
+    for clock.now, loss in ((0.0, 8.0), (30.0, 4.0), (31.0, 3.0)):
+        reporter.progressed(replace(STATUS, loss=loss))
+    assert "loss 3.500" in shown(reporter, 80)
+    reporter.finished(complete=False)
+
+
 def test_phases_are_announced_once_and_their_details_after_30_seconds() -> None:
     reporter, clock, printed = lines()
-    reporter.log(Phase("reading the training data"))
+    reporter.phase("reading the training data")
     for clock.now in (10.0, 20.0, 30.0, 40.0, 61.0):
-        reporter.log(Phase("reading the training data", f"{clock.now:.0f},000 pairs"))
-    reporter.log(Phase("learning the vocabulary"))
-    reporter.log(Phase("reading the training data"))
+        reporter.phase("reading the training data", f"{clock.now:.0f},000 pairs")
+    reporter.phase("learning the vocabulary")
+    reporter.phase("reading the training data")
     assert printed() == [
         "reading the training data",
         "reading the training data: 30,000 pairs",
@@ -93,8 +110,8 @@ def test_quiet_prints_warnings_and_the_result() -> None:
     reporter, _, printed = lines(quiet=True)
     with reporter:
         reporter.log("data: read 9 = kept 9")
-        reporter.log("warning: something is wrong")
-        reporter.log(Phase("validation"))
+        reporter.warn("something is wrong")
+        reporter.phase("validation")
         reporter.progressed(STATUS)
         reporter.validated({"step": 1, "valid_loss": 2.5}, better=True)
         reporter.translated(Sample("a", "b", "c"))
@@ -107,7 +124,7 @@ def test_quiet_prints_warnings_and_the_result() -> None:
 def test_the_live_display_fits_the_terminal(width: int) -> None:
     reporter, clock, _ = lines(width=width, terminal=True)
     try:
-        reporter.log(Phase("learning the vocabulary"))
+        reporter.phase("learning the vocabulary")
         clock.now = 75.0
         assert "learning the vocabulary, 75 s" in shown(reporter, width)
         reporter.progressed(
@@ -118,7 +135,7 @@ def test_the_live_display_fits_the_terminal(width: int) -> None:
         if width >= 80:
             assert " 45 %  step 12,345  loss 7.123  14,512 tokens/s  20 min left" in display
             assert "best BLEU 24.10 at step 11,000" in display
-        reporter.log(Phase("validation"))
+        reporter.phase("validation")
         clock.now = 80.0
         assert " 45 %  step 12,345" in shown(reporter, width) and "validation, 5 s" in shown(reporter, width)
     finally:
@@ -158,7 +175,7 @@ def steps(watched: ProgressEstimator, clock: Clock, progress: Progress, count: i
         clock.now += 0.5
         progress.step, progress.tokens = progress.step + 1, progress.tokens + 100
         progress.seconds += 0.5
-        found = watched.status(progress, 100, math.nan, 1e-3)
+        found = watched.status(progress, 100, math.nan, 0.0, 1e-3)
     return found
 
 
@@ -211,14 +228,5 @@ def test_the_speed_is_that_of_the_last_minute() -> None:
     for _ in range(40):  # another process has started
         clock.now += 3.0
         progress.step, progress.tokens = progress.step + 1, progress.tokens + 100
-        status = watched.status(progress, 100, 1.0, 1e-3)
+        status = watched.status(progress, 100, 1.0, 100, 1e-3)
     assert status.tokens_per_second == pytest.approx(100 / 3)
-
-
-def test_the_loss_is_kept_after_the_log_was_written() -> None:
-    watched, clock = estimator(budget="10 steps")
-    progress = Progress()
-    watched.begin(progress, 100)
-    clock.now, progress.step = 1.0, 1
-    assert watched.status(progress, 100, 3.5, 1e-3).loss == 3.5
-    assert watched.status(progress, 100, math.nan, 1e-3).loss == 3.5

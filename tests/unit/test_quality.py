@@ -210,6 +210,10 @@ def test_streaming_sets_the_same_flags(translator: Translator) -> None:
         assert last.text == translator.translate([line])[0].text
 
 
+def test_list_marks_are_not_unknown_characters(translator: Translator) -> None:
+    assert translator.translate([f"◦ {ORDINARY}"])[0].flags == translator.translate([ORDINARY])[0].flags
+
+
 def test_flags_are_documented() -> None:
     from pathlib import Path
 

@@ -6,6 +6,7 @@ import copy
 import importlib.util
 import json
 import re
+import shlex
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -108,7 +109,7 @@ def test_every_example_is_accepted_with_every_kind_that_has_the_key(key: Key) ->
         if key.name in ("data.kind", "model.architecture"):
             given[key.name] = key.example.strip('"')
         document = document_for(key, given)
-        found = flatten(parse_config(copy.deepcopy(document), [key.override]).model_dump(mode="json"))
+        found = flatten(parse_config(copy.deepcopy(document), shlex.split(key.override)).model_dump(mode="json"))
         if not key.example.startswith(("[", "{")) and key.name != "model.preset":
             assert str(found[key.name]) == {"true": "True", "false": "False"}.get(key.example, key.example.strip('"'))
 
@@ -207,7 +208,7 @@ def test_config_prints_sections_keys_and_kinds(cli: Cli) -> None:
     code, out, err = cli("config")
     assert (code, err) == (0, "") and b"train.schedule" in out and max(map(len, out.split(b"\n"))) <= 82
     out = cli("config", "train.schedule.warmup")[1]
-    assert out.count(b"train.schedule.warmup\n") == 3 and b"kind = inverse_sqrt" in out and b"default      4000" in out
+    assert out.count(b"train.schedule.warmup\n") == 3 and b"kind = inverse_sqrt" in out and b"default   4000" in out
     out = cli("config", "model.position")[1]
     assert b"rotary" in out and b"Su et al. 2021" in out and b"max_distance" in out
     found = json.loads(cli("config", "train.clip_norm", "--json")[1])
@@ -221,21 +222,23 @@ def test_config_prints_a_document_with_defaults_and_what_was_set(cli: Cli, tmp_p
         'preset = "big"\nd_ff = 64\nnorm.kind = "rms"',
     )
     file.write_text(f"[data]\n{data}\n[model]\n{model}\n", encoding="utf-8")
-    code, out, _ = cli("config", file, "train.seed=1", "model.position.kind=learned")
+    code, out, _ = cli("config", file, "train.seed=2", "train.clip_norm=0.0", "model.position.kind=learned")
     lines = {re.sub(" +", " ", line) for line in out.decode().split("\n")}
     assert code == 0
     assert {
         'root = "/data" # set; default: ""',
         "d_ff = 64 # set; default: 2048",
         'd_model = 1024 # preset "big"',
-        'norm.kind = "rms" # set',
-        "seed = 1 # set",
+        'norm.kind = "rms" # set; default: "layer"',
+        'kind = "parallel" # default',
+        "seed = 2 # set; default: 1",
+        "clip_norm = 0.0 # default",
         "position.max_len = 512 # default",
         "# n_kv_heads: not set",
         'budget = "20 min" # default',
     } <= lines
     (tmp_path / "again.toml").write_bytes(out)
-    assert load_config(tmp_path / "again.toml") == load_config(file, ["model.position.kind=learned"])
+    assert load_config(tmp_path / "again.toml") == load_config(file, ["train.seed=2", "model.position.kind=learned"])
     assert json.loads(cli("config", file, "--json")[1])["model"]["d_ff"] == 64
     assert cli("config", file, "model.d_f=3")[0] == 2 and cli("config", tmp_path / "no.toml")[0] == 2
     code, _, err = cli("config", "train.seed", "train.seed=3")
@@ -263,6 +266,7 @@ def test_what_config_prints_of_a_whole_document_is_the_document(cli: Cli, tmp_pa
     out = cli("config", tmp_path / "one.toml")[1]
     (tmp_path / "two.toml").write_bytes(out)
     assert load_config(tmp_path / "two.toml") == load_config(tmp_path / "one.toml")
-    assert b"# default" not in out.replace(b"kind = ", b""), "a stored document holds every key"
+    lines = {re.sub(" +", " ", line) for line in out.decode().split("\n")}
+    assert "alpha = 0.6 # default" in lines, "a stored document contains every key, also those with the default"
     (tmp_path / "one.toml").rename(tmp_path / "config.toml")
     assert cli("config", tmp_path)[1] == out, "a run folder is named by itself"

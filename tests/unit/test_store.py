@@ -23,7 +23,7 @@ from small_run import Listener, digit_pairs, small_config, write_corpus, write_l
 
 def prepare(config: Config, cache: Path) -> tuple[Store, Listener]:
     listener = Listener()
-    return build_store(config, [corpus_spec(config, c) for c in config.data.train], cache, listener.log), listener
+    return build_store(config, [corpus_spec(config, c) for c in config.data.train], cache, listener), listener
 
 
 def test_ids_and_text_are_those_of_the_files(tmp_path: Path) -> None:
@@ -108,8 +108,8 @@ def test_characters_that_become_unk_are_reported_at_every_start(tmp_path: Path) 
     for note in ("", "reused: "):
         store, listener = prepare(config, tmp_path / "cache")
         (warning,) = store.warnings
-        assert warning.startswith("warning: ") and "characters" in warning
-        assert listener.said[1:] == [warning] and note in listener.said[0]
+        assert "characters" in warning
+        assert listener.said[1:] == [f"warning: {warning}"] and note in listener.said[0]
 
 
 def test_a_tokenizer_of_the_target_is_part_of_the_hash_unless_there_is_none() -> None:
@@ -210,10 +210,10 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
 
 
 def test_reading_and_encoding_tell_how_far_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.data.store._REPORTED", 100)
+    monkeypatch.setattr("dragoman.data.store._PROGRESS_EVERY", 100)
     config = small_config(write_corpus(tmp_path / "data"))
     _, listener = prepare(config, tmp_path / "cache")
-    assert [phase.detail for phase in listener.phases if phase.detail] == [
+    assert listener.details == [
         "100 pairs", "200 pairs", "100 of 240 pairs", "200 of 240 pairs",
     ]  # fmt: skip
     _, again = prepare(config, tmp_path / "cache")

@@ -27,7 +27,7 @@ FILES = [f"{side}.{kind}" for side in ("source", "target") for kind in ("ids", "
 
 def prepare(config: Config, cache: Path) -> tuple[Store, Listener]:
     listener = Listener()
-    return build_store(config, [corpus_spec(config, c) for c in config.data.train], cache, listener.log), listener
+    return build_store(config, [corpus_spec(config, c) for c in config.data.train], cache, listener), listener
 
 
 def content(store: Store) -> list[object]:

@@ -165,7 +165,7 @@ def test_characters_that_become_unk_are_counted(tmp_path: Path) -> None:
     learn_tokenizer(TokenizerConfig(kind="char", vocab_size=12, byte_fallback=False), [text], log=found.append)
     unknown = f"{(1 + 1 + 2 + 3 + 4) / 67:.2g}"
     assert found == [
-        f"warning: 5 of 12 characters ({unknown} of the text) are not in the vocabulary and become <unk>; increase "
+        f"5 of 12 characters ({unknown} of the text) are not in the vocabulary and become <unk>; increase "
         "tokenizer.vocab_size (now 12), or set tokenizer.byte_fallback=true"
     ]
     files = write_lines(tmp_path / "a", ["ab"]), write_lines(tmp_path / "b", [text])

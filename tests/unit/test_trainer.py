@@ -39,7 +39,7 @@ def build(data: Path, tmp_path: Path) -> Any:
 
     def build(*overrides: str) -> Trainer:
         trainer = Trainer(
-            open_run(small_config(data, *overrides), tmp_path / "run", str), DistributedContext("cpu"), Reporter()
+            open_run(small_config(data, *overrides), tmp_path / "run"), DistributedContext("cpu"), Reporter()
         )
         trainer.model.train()
         made.append(trainer)

@@ -95,7 +95,7 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(threads, "measure_threads", measured)
         listener = Listener()
         config = small_config(tmp_path / "data", *overrides).train
-        return ThreadControl(tmp_path / "run", config, torch.device("cpu"), listener.log), listener
+        return ThreadControl(tmp_path / "run", config, torch.device("cpu"), listener), listener
 
     return build
 
@@ -243,7 +243,7 @@ def test_measuring_changes_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_trial_computes_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = write_corpus(tmp_path / "data", train=60)
-    run = open_run(small_config(data), tmp_path / "run", str)
+    run = open_run(small_config(data), tmp_path / "run")
     trainer = Trainer(run, DistributedContext("cpu"), Reporter())
     seen: list[str] = []
     for name, parameter in trainer.model.named_parameters():

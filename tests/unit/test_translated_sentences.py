@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from dragoman.bulk import format_translation
 from dragoman.config import TokenizerConfig
+from dragoman.data.sentences import list_prefix
 from dragoman.data.tokenizer import train_tokenizer
 from dragoman.pipelines.translation import Sentence, Translator
 from small_run import write_lines
@@ -25,8 +26,8 @@ DOCUMENTS = {
     "code": ["for one in two:", "    three(four) # Five six. Seven eight.", "}", "", "\treturn nine;\r"],
     "dialogue": ["- One two?", "- Three. Four!\u00a0", "“Five.”  “Six?”", "Zero: one.   Two", "..."],
 }
-TRAINED_ON_SINGLE: Any = SimpleNamespace(single_sentences=True, length_ratio=None)
-TRAINED_ON_SEVERAL: Any = SimpleNamespace(single_sentences=False, length_ratio=None)
+TRAINED_ON_SINGLE: Any = SimpleNamespace(single_sentences=True, translates_wordless=False, length_ratio=None)
+TRAINED_ON_SEVERAL: Any = SimpleNamespace(single_sentences=False, translates_wordless=False, length_ratio=None)
 
 
 def with_profile(translator: Translator, profile: Any = TRAINED_ON_SINGLE) -> Translator:
@@ -96,14 +97,46 @@ def test_the_model_does_not_see_the_whitespace_between_sentences(tmp_path: Path)
     assert [part.ids for part in parts] == [tokenizer.encode_source("One."), tokenizer.encode_source("Two!")]
 
 
-def test_what_has_no_letters_is_copied_beside_sentences() -> None:
+def test_lines_and_sentences_without_words_are_copied() -> None:
     translator = copying_translator(says="▁six", max_extra=0)
-    line = translator.translate(["one\t3.50\t(12)\t***\ttwo", "1\t2", " }", "12"], split=True)
+    wordless = [
+        "1\t2",
+        " }",
+        "12",
+        "25,50",
+        "15.06.2024",
+        "https://www.example.org/a?b=1",
+        "- 25,50",
+        "a@example.org, 5",
+    ]
+    line = translator.translate(["one\t3.50\t(12)\t***\thttps://example.org/\ttwo", *wordless], split=True)
 
-    assert line[0].text.split("\t")[1:4] == ["3.50", "(12)", "***"]
-    assert line[0].sentences[1] == Sentence("3.50", "3.50", 0)
-    assert "six" in line[0].text and (line[1].text, line[1].tokens) == ("1\t2", [])
-    assert (line[2].text, line[2].flags) == (" }", ()) and "six" in line[3].text
+    assert line[0].text.split("\t")[1:5] == ["3.50", "(12)", "***", "https://example.org/"]
+    assert line[0].sentences[1] == Sentence("3.50", "3.50", 0) and "six" in line[0].text
+    assert [(one.text, one.tokens, one.flags) for one in line[1:]] == [(text, [], ()) for text in wordless]
+
+
+def test_a_model_that_spells_out_numbers_translates_lines_of_digits() -> None:
+    spells = SimpleNamespace(single_sentences=True, translates_wordless=True, length_ratio=None)
+    out = with_profile(copying_translator(says="▁six", max_extra=0), spells).translate(["12", "1\t2", "***"])
+    assert "six" in out[0].text and [one.text for one in out[1:]] == ["1\t2", "***"]
+
+
+@pytest.mark.parametrize("mark", ["- ", "• ", "1) ", "(a) ", "  -  ", "\t* "])
+def test_list_marks_are_kept_and_not_translated(mark: str) -> None:
+    translator = with_profile(copying_translator(says="▁six", max_extra=0))
+    alone = translator.translate(["one two."])[0]
+    out = translator.translate([f"{mark}one two.", f"One.\n{mark}one two."])
+
+    assert out[0].text == mark + alone.text and out[0].tokens == alone.tokens
+    assert out[1].text.endswith(f"\n{mark}{alone.text}") and not {"split", "numbers"} & {*out[0].flags, *out[1].flags}
+    assert out[1].sentences[1] == Sentence(f"{mark}one two.".strip(), mark.lstrip() + alone.text, alone.score)
+    assert [*translator.stream_tokens(f"{mark}one two.")][-1].text == out[0].text
+
+
+def test_other_beginnings_are_not_list_marks() -> None:
+    for text in ["1. one", "-one", "one) two", "-5 one", "A. one"]:
+        assert list_prefix(text) == ""
 
 
 def test_a_sentence_longer_than_the_model_accepts_is_split_and_flagged() -> None:
@@ -157,6 +190,12 @@ def test_every_line_has_an_n_best_list_of_the_same_length() -> None:
     assert [len(translation.nbest) for translation in out] == [3] * len(lines)
     assert [format_translation(translation, "nbest").count("\n") for translation in out] == [2] * len(lines)
     assert {entry.text for entry in out[4].nbest} == {" *** "}
+
+
+def test_blank_lines_keep_their_whitespace() -> None:
+    out = with_profile(tiny_translator(beam=2)).translate(["", "  ", "\t\u00a0"], nbest=2)
+    assert [one.text for one in out] == ["", "  ", "\t\u00a0"] == [one.nbest[1].text for one in out]
+    assert {one.flags for one in out} == {("empty_source",)}
 
 
 def test_the_score_of_a_copied_sentence_is_a_float() -> None:

@@ -91,7 +91,7 @@ def test_a_path_is_a_str_or_a_path(load: Callable[[Any], object], value: Any) ->
 def test_a_configuration_is_a_path_or_the_result_of_load_config(value: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="accepted: a path"):
         load_config(value)
-    with pytest.raises(UsageError, match="accepted: that of load_config"):
+    with pytest.raises(UsageError, match="accepted: the result of load_config"):
         dragoman.train(value, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

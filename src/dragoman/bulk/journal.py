@@ -31,7 +31,7 @@ __all__ = ["Journal", "ShardDone"]
 
 _MAX_SHOWN = 10
 _DEFAULTS = {"settings: split": False}
-"""Values of settings that the manifests of earlier versions lack."""
+"""Values of settings that are missing in manifests of earlier versions."""
 _KEPT = "Finished chunks are kept; run the same command to resume."
 _DAMAGED = "The file was altered; specify another --output, or remove this folder and start again."
 

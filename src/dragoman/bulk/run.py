@@ -60,7 +60,7 @@ def translate_bulk(
     if worker is not None:
         log(worker.description)
     if settings["split"] and job.split is None:
-        log("lines are split into sentences (--no-split translates them in one piece)")
+        log("lines are split into sentences (--no-split translates lines without splitting)")
     log(f"reading the input, files: {len(shards):,}")
     contents = _read_contents(shards)
     manifest = {

@@ -1,4 +1,4 @@
-"""Units of work of a bulk translation: how the lines of a chunk become bytes."""
+"""Units of work of a bulk translation, and the format of the output."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 Form = Literal["text", "nbest", "jsonl", "verbose", "row"]
-"""Output per line: the text; K lines of score, tab, text; a JSON object; one with tokens; the columns of a table."""
+"""Output per line: text; K lines of score, tab and text; JSON; JSON with tokens; the columns of a table."""
 _VERBOSE = ("tokens", "token_log_probs")
 
 
@@ -37,9 +37,9 @@ _VERBOSE = ("tokens", "token_log_probs")
 class Job:
     """Model and options of a bulk translation.
 
-    load: options of `Translator.load`.  search: search settings by name; default: those of the model.  prefix: how
-    every translation begins.  verbose: with jsonl, also the tokens and their log-probabilities.  split: whether to
-    split lines into sentences; default: `Translator.splits_sentences`.
+    load: options of `Translator.load`.  search: search settings by name; default: those of the model.  prefix: the
+    beginning of every translation.  verbose: with jsonl, also write the tokens and their log-probabilities.  split:
+    whether to split lines into sentences; default: `Translator.splits_sentences`.
     """
 
     model: Path
@@ -104,7 +104,7 @@ def output_form(jsonl: bool, nbest: int, verbose: bool = False) -> Form:
 
 
 def format_translation(translation: Translation, form: Form) -> str:
-    """Return a translation as it is written, without the last "\\n"."""
+    """Format a translation for output, without a final "\\n"."""
     match form:
         case "text":
             return one_line(translation.text)

@@ -43,10 +43,10 @@ def _is_out_of_memory(error: Exception) -> bool:
     )
 
 
-def _wait_without_spinning() -> None:
-    """Let threads of OpenMP sleep while they wait, unless the environment says how; before torch is imported.
+def _let_waiting_threads_sleep() -> None:
+    """Let waiting OpenMP threads sleep, unless the environment specifies a policy.  Call it before importing torch.
 
-    By default they spin for milliseconds, which slows training down many times when another process uses a core.
+    By default, waiting threads spin, which makes training many times slower if another process uses one of the cores.
     """
     if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}:
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
@@ -54,7 +54,7 @@ def _wait_without_spinning() -> None:
 
 def main() -> NoReturn:
     """Entry point of the command `dragoman`."""
-    _wait_without_spinning()
+    _let_waiting_threads_sleep()
     try:
         app()
     except DragomanError as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dragoman.cli.options import Device, Greedy, MaxReply, Model, ReplyRole, Seed, Temperature, TopK, TopP
-from dragoman.cli.streams import log, open_output, read_input, typed_lines
+from dragoman.cli.streams import is_interactive, log, open_output, read_input, typed_lines
 from dragoman.data.turns import Turn, default_speaker
 from dragoman.errors import UsageError
 
@@ -47,7 +47,7 @@ def chat(
     session = Session(loaded, role, as_, {**settings, "sample": not greedy, "max_tokens": max_tokens})
     if warning := loaded.role_warning(session.role):
         log(f"warning: {warning}")
-    if sys.stdin is not None and sys.stdout is not None and sys.stdin.isatty() and sys.stdout.isatty():
+    if is_interactive():
         _terminal(session)
         return
     with open_output(None) as write:
@@ -60,7 +60,7 @@ def chat(
 
 
 def _terminal(session: Session) -> None:
-    """Read turns from the terminal until it ends (Ctrl-D) or /quit."""
+    """Read turns from the terminal until Ctrl-D or /quit."""
     log(f"You are {session.user}, the model is {session.role}. {_COMMANDS}; or Ctrl-D.")
 
     def show(piece: str) -> None:
@@ -90,7 +90,7 @@ class Session:
         if user is not None:
             self.user = chat.check_role(user, "as_ = ")
         elif role is not None and len(names) > 1 and "user" not in names:
-            raise UsageError(f"it is not clear who you are; specify --as, one of {', '.join(chat.roles)}")
+            raise UsageError(f"your role is not specified; specify --as, one of {', '.join(chat.roles)}")
         else:
             self.user = default_speaker(names or chat.roles)
         self.role = chat.answering_role([Turn(self.user, "")], role)

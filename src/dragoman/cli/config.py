@@ -1,4 +1,4 @@
-"""`dragoman config`: what a key of the configuration means, and a document with all its defaults."""
+"""The command `config`: descriptions of configuration keys, and documents with all defaults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dragoman.config.reference import Key, Kind
 
 _MOST_IN_FULL = 4
-"""Keys that are described one below the other; more are a table."""
+"""Maximum number of keys that are described in full; more keys are printed as a table."""
 
 
 def config(
@@ -35,9 +35,9 @@ def config(
 ) -> None:
     """Explain configuration keys, or print a configuration with all defaults.
 
-    For a key: what it accepts, its default, what it means, and an example. For a section or a kind: its keys. For
-    CONFIG.toml: the whole document as TOML; a comment marks each value as set or default. Without an argument: all
-    sections.
+    For a key, print its meaning, accepted values, default and an example; for a section or a kind, its keys. For
+    CONFIG.toml, print the document with all defaults; a comment marks each value as set or default. Without an
+    argument, print all sections.
     """
     from dragoman.config.reference import all_keys, all_kinds, look_up, section_of
     from dragoman.errors import UsageError
@@ -46,7 +46,7 @@ def config(
         _print_document(file, overrides or [], as_json)
         return
     if overrides:
-        raise UsageError(f"overrides {', '.join(overrides)} need a CONFIG.toml; specify the file before them")
+        raise UsageError(f"overrides {', '.join(overrides)} require a CONFIG.toml; specify the file before them")
     kinds, keys = look_up(name) if name else (list(all_kinds()), list(all_keys()))
     if as_json:
         print_json({"kinds": [_document(kind) for kind in kinds], "keys": [_document(key) for key in keys]})
@@ -70,7 +70,7 @@ def config(
 
 
 def _document_path(name: str) -> Path | None:
-    """Return the document that `name` means: a file, the one of a run folder, or None for a key, section or kind."""
+    """Return the path of a document or of the document in a run folder, or None for a key, section or kind."""
     from dragoman.config.reference import look_up
     from dragoman.errors import UsageError
 
@@ -142,8 +142,8 @@ def _print_key(key: Key, out: Console) -> None:
     details = [
         ("meaning", key.meaning),
         ("accepts", key.value.replace("`", "")),
-        ("default", key.default or "its own defaults"),
-        ("exists with", _conditions(key, key.conditions)),
+        ("default", key.default or "defaults of its keys"),
+        ("requires", _conditions(key, key.conditions)),
         ("example", key.override),
     ]
     _print_table(None, [(f"  {label}", text) for label, text in details if text], out)
@@ -163,7 +163,7 @@ def _title(name: str) -> str:
 def _print_table(
     head: Sequence[str] | None, rows: Iterable[Sequence[str]], out: Console, *, markup: bool = False
 ) -> None:
-    """Print columns, of which the last one is wrapped."""
+    """Print columns; the last column is wrapped."""
     from rich.table import Table
     from rich.text import Text
 

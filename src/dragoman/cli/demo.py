@@ -20,7 +20,7 @@ from dragoman.data import spelled_numbers
 from dragoman.data.corpus import CorpusSpec, read_pairs
 from dragoman.data.spelled_numbers.target import TargetLanguage
 from dragoman.data.tokenizer import BOS
-from dragoman.io.run_log import Phase, Reporter, read_log
+from dragoman.io.run_log import Reporter, read_log
 from dragoman.nn.record import record
 from dragoman.pages.report import AttentionPicture, DemoReport, Sample, write_report
 from dragoman.pipelines.translation import Translation, Translator
@@ -89,7 +89,7 @@ def run_demo(
     assert test is not None
     spec = CorpusSpec(Path(test.source or ""), Path(test.target or ""))
     pairs = [(p.source, p.target) for p in read_pairs(spec)]
-    reporter.log(Phase("test", f"translating {len(pairs):,} items"))
+    reporter.phase("translating the test set", f"{len(pairs):,} items")
     translations = translator.translate([s for s, _ in pairs])
     right = sum(t.text == reference for t, (_, reference) in zip(translations, pairs, strict=True))
     exact = right / len(pairs)

@@ -8,11 +8,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dragoman.config import TokenizerConfig
+from dragoman.config import Config, TokenizerConfig
 from dragoman.config.section import Section
 from dragoman.data.vocabulary import LabelVocabulary, Vocabulary
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.decoding.native.pack import native_unsupported_reasons
+from dragoman.io.run_log import read_log
 from dragoman.models.model_folder import find_model, load_network, read_meta
 from dragoman.models.seq2seq import Model, Network
 
@@ -38,12 +39,25 @@ def describe(path: str | Path) -> dict[str, Any]:
         "engine": _engine(network),
         "step": meta.get("step"),
         "scores": meta.get("scores", {}),
+        **_measured(config, folder, meta.get("scores", {})),
         "format_version": meta["format_version"],
         "package_version": meta["package_version"],
         "resumable": (folder / "training.json").is_file(),
         "bytes": sum(f.stat().st_size for f in folder.iterdir()),
         "files": sorted(meta["sha256"]),
     }
+
+
+def _measured(config: Config, folder: Path, scores: dict[str, Any]) -> dict[str, Any]:
+    """Return on what the scores were measured, and the scores of the test set in the log of the run."""
+    found: dict[str, Any] = {}
+    if "bleu" in scores:
+        count = config.train.validate_sentences
+        found["validation"] = f"loss of all sentences; BLEU, chrF and exact match of the first {count:,} at most"
+    for row in read_log(folder.parent.parent):
+        if row.get("model") == folder.name and isinstance(row.get("test"), dict):
+            found["test"] = row["test"]
+    return found
 
 
 def _vocabulary(tokenizer: TokenizerConfig, vocabulary: Vocabulary) -> str:

@@ -32,5 +32,7 @@ def explain(
     page = write_explanation(out, explanation)
     typer.echo(explanation.text)
     if "sentences" in explanation.flags:
-        log("several sentences, explained in one piece, as 'dragoman translate --no-split' translates them")
+        log(
+            "the text has several sentences; it is explained without splitting, as with 'dragoman translate --no-split'"
+        )
     log(f"page: {page}")

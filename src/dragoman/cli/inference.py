@@ -37,6 +37,7 @@ from dragoman.cli.streams import (
     read_input,
     read_parallel,
     read_turns,
+    show_progress,
 )
 from dragoman.errors import UsageError
 
@@ -118,6 +119,7 @@ def evaluate(
         language=read_config(model).parallel.target_language,
         tokenize=tokenize,
         split=split,
+        progress=lambda translations: show_progress(translations, "translating", len(sources)),
     )
     warning = overlap_warning(model, sources)
     if as_json:

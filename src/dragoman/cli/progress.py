@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from dragoman.errors import clip
-from dragoman.io.run_log import Phase, Reporter, Sample, Status
+from dragoman.io.run_log import Reporter, Sample, Status
 
-__all__ = ["RichReporter", "console"]
+__all__ = ["RichReporter", "console", "progress_bar"]
+
+Item = TypeVar("Item")
 
 
 def console(stderr: bool = True) -> Console:
     """Return a console on standard error or output, without automatic highlighting."""
     return Console(stderr=stderr, highlight=False)
+
+
+def progress_bar(items: Iterator[Item], name: str, total: int | None) -> Iterator[Item]:
+    """Yield the items and show their number and the elapsed time on standard error."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console(), transient=True, redirect_stdout=False) as progress:
+        yield from progress.track(items, total=total, description=name)
 
 
 _SCORES = {
@@ -35,14 +45,41 @@ _SCORES = {
     "well_formed": "well-formed {:.1f} %",
 }
 _LINE_SECONDS, _LINE_SHARE = 30.0, 0.1
-"""Without a terminal, a line follows the last one after this time or this share of the budget."""
+"""Without a terminal, a line is printed after this time or this share of the budget, whichever comes first."""
 _SAMPLE_CHARACTERS = 160
 
 
-class RichReporter(Reporter):
-    """A live display on a terminal; elsewhere the first step, then a line every 30 seconds or tenth of the budget.
+class MeanLoss:
+    """Mean loss per target token since the last printed line."""
 
-    quiet: only warnings and results.  As a context manager, it removes the display if an exception ends the block.
+    def __init__(self) -> None:
+        self._before = self._sums = (0.0, 0.0)  # nats and target tokens, before and since the last line
+
+    def add(self, status: Status) -> None:
+        if status.targets:
+            self._sums = (self._sums[0] + status.loss * status.targets, self._sums[1] + status.targets)
+
+    def start_line(self) -> None:
+        """Begin a new mean, if there is a step for it."""
+        if self._sums[1]:
+            self._before, self._sums = self._sums, (0.0, 0.0)
+
+    def of_line(self) -> float:
+        """Return the mean since the last line, or that of the last line if no step followed; NaN before any step."""
+        nats, targets = self._sums if self._sums[1] else self._before
+        return nats / targets if targets else math.nan
+
+    def of_display(self) -> float:
+        """Return the mean of the last two lines, which is smooth enough for a display that changes with each step."""
+        nats, targets = map(sum, zip(self._before, self._sums, strict=True))
+        return nats / targets if targets else math.nan
+
+
+class RichReporter(Reporter):
+    """Prints progress: a live display on a terminal; elsewhere one line per 30 seconds or tenth of the budget.
+
+    quiet: print only warnings and results.  As a context manager, it removes the display if an exception ends the
+    block.
     """
 
     def __init__(
@@ -50,44 +87,46 @@ class RichReporter(Reporter):
     ) -> None:
         self.quiet, self.console, self._clock = quiet, out or console(), clock
         self._live: Live | None = None
-        self._phase: Phase | None = None
-        self._since = clock()  # the beginning of the phase
+        self._phase: tuple[str, str] | None = None  # name and detail
+        self._since = clock()  # when the phase began
         self._announced: set[str] = set()
         self._status: Status | None = None
-        self._line = -_LINE_SECONDS  # time of the last line
-        self._used_shown: float | None = None  # the budget used at the last line about a step
+        self._loss = MeanLoss()
+        self._line = -_LINE_SECONDS  # when the last line was printed
+        self._used_shown: float | None = None  # fraction of the budget in the last line about a step
 
     def __enter__(self) -> RichReporter:
-        self.log(Phase("loading PyTorch"))  # seconds, before anything else can be reported
+        self.phase("loading PyTorch")  # takes seconds
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._stop()
 
     def log(self, text: str) -> None:
-        if isinstance(text, Phase):
-            self._begin(text)
-        elif not self.quiet or text.startswith("warning: "):
+        if not self.quiet:
             self.result(text)
+
+    def warn(self, text: str) -> None:
+        self.result(f"warning: {text}")
 
     def result(self, text: str) -> None:
         self.console.print(text, markup=False, soft_wrap=True)
 
     def started(self, total: str, used: float) -> None:
-        self.log(f"training for {total}" + (f", {used:.0%} already used" if used else ""))
+        self.log(f"training for {total}" + (f", {math.floor(100 * used)} % already used" if used else ""))
         self._phase = None
 
     def progressed(self, status: Status) -> None:
         self._phase, self._status = None, status
-        if self.quiet or self._show():
+        self._loss.add(status)
+        now, used = self._clock(), self._used_shown
+        if used is not None and now - self._line < _LINE_SECONDS and status.used - used < _LINE_SHARE:
             return
-        now = self._clock()
-        used = self._used_shown
-        if used is None or now - self._line >= _LINE_SECONDS or status.used - used >= _LINE_SHARE:
-            self._line, self._used_shown = now, status.used
-            self.log(
-                "  ".join([_measures(status, _percent(status)), f"lr {status.learning_rate:.1e}", *_outlook(status)])
-            )
+        if not self.quiet and not self._show():
+            measures = _measures(status, _percent(status), self._loss.of_line())
+            self.log("  ".join([measures, f"lr {status.learning_rate:.1e}", *_outlook(status)]))
+        self._line, self._used_shown = now, status.used
+        self._loss.start_line()
 
     def validated(self, row: dict[str, Any], better: bool) -> None:
         if "valid_loss" not in row:
@@ -106,25 +145,24 @@ class RichReporter(Reporter):
     def finished(self, complete: bool) -> None:
         self._stop()
         if complete and self._status is not None:
-            self.log(_measures(self._status, _percent(self._status, complete)))
+            self.log(_measures(self._status, _percent(self._status, complete), self._loss.of_line()))
         self._phase = self._status = None
 
-    def _begin(self, phase: Phase) -> None:
-        """Show a phase; without a terminal, the first time, and every 30 seconds with its detail."""
+    def phase(self, name: str, detail: str = "") -> None:
+        """Show a phase.  Without a terminal, print its name once, and its detail every 30 seconds."""
         now = self._clock()
-        if self._phase is None or self._phase.name != phase.name:
+        if self._phase is None or self._phase[0] != name:
             self._since = now
-        self._phase = phase
+        self._phase = (name, detail)
         if self.quiet or self._show():
             return
-        late = now - self._line >= _LINE_SECONDS
-        if phase.name not in self._announced or (phase.detail and late):
-            self._announced.add(phase.name)
+        if name not in self._announced or (detail and now - self._line >= _LINE_SECONDS):
+            self._announced.add(name)
             self._line = now
-            self.result(phase)
+            self.result(_described(name, detail))
 
     def _show(self) -> bool:
-        """Start the live display; return False if there is no terminal for it."""
+        """Start the live display; return False if the output is not a terminal."""
         if self._live is None and self.console.is_interactive:
             self._live = Live(console=self.console, transient=True, get_renderable=self._render)
             self._live.start()
@@ -136,33 +174,37 @@ class RichReporter(Reporter):
             self._live = None
 
     def _render(self) -> RenderableType:
-        """Return the live display: what is done now, and how far the training is."""
+        """Return the live display: the progress of the training, and the current phase or the next validation."""
         status, lines = self._status, []
         if status is not None:
             grid = Table.grid(padding=(0, 1))
-            text = Text(_measures(status, _percent(status)), no_wrap=True, overflow="ellipsis")
+            text = Text(_measures(status, _percent(status), self._loss.of_display()), no_wrap=True, overflow="ellipsis")
             grid.add_row(ProgressBar(total=1.0, completed=min(status.used, 1.0), width=14), text)
             lines.append(grid)
         if self._phase is not None:
-            below = f"{self._phase}, {_time(self._clock() - self._since)}"
+            below = f"{_described(*self._phase)}, {_time(self._clock() - self._since)}"
         else:
             below = ", ".join(_outlook(status)) if status else ""
         return Group(*lines, Text(below, style="dim", no_wrap=True, overflow="ellipsis"))
 
 
+def _described(phase: str, detail: str) -> str:
+    return f"{phase}: {detail}" if detail else phase
+
+
 def _percent(status: Status, complete: bool = False) -> int:
-    """Return the used budget in percent; 100 only when everything that follows training is complete, too."""
+    """Return the used budget in percent; at most 99 until the last validation and the average are complete."""
     return min(math.floor(100 * status.used), 100 if complete else 99)
 
 
-def _measures(status: Status, percent: int) -> str:
+def _measures(status: Status, percent: int, loss: float) -> str:
     left = f"  {_time(status.seconds_left)} left" if percent < 100 and status.seconds_left is not None else ""
     speed = f"{status.tokens_per_second:,.0f} tokens/s"
-    return f"{percent:3d} %  step {status.step:,}  loss {status.loss:.3f}  {speed}{left}"
+    return f"{percent:3d} %  step {status.step:,}  loss {loss:.3f}  {speed}{left}"
 
 
 def _outlook(status: Status) -> list[str]:
-    """Return the phase of the learning rate, the time of the next validation, and the best one so far."""
+    """Return whether the learning rate warms up, when the next validation begins, and the best score so far."""
     parts = ["warm-up"] if status.warming_up else []
     if status.next_validation is not None:
         parts.append(f"next validation in {_time(status.next_validation)}")

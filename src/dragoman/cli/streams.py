@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import typer
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "answer_lines",
+    "is_interactive",
+    "is_terminal",
     "log",
     "open_output",
     "print_json",
@@ -29,15 +31,36 @@ __all__ = [
     "read_input",
     "read_parallel",
     "read_turns",
+    "show_progress",
     "typed_lines",
 ]
 
 Answer = TypeVar("Answer")
+Item = TypeVar("Item")
 
 
 def log(text: str) -> None:
     """Print a message on standard error."""
     typer.echo(text, err=True)
+
+
+def is_terminal(stream: IO[str] | None) -> bool:
+    """Return whether a standard stream, which is None if it is closed, is a terminal."""
+    return stream is not None and stream.isatty()
+
+
+def is_interactive() -> bool:
+    """Return whether standard input and standard output are a terminal."""
+    return is_terminal(sys.stdin) and is_terminal(sys.stdout)
+
+
+def show_progress(items: Iterator[Item], name: str, total: int | None = None) -> Iterator[Item]:
+    """Return the items; if standard error is a terminal, show a progress bar while they are consumed."""
+    if not is_terminal(sys.stderr):
+        return items
+    from dragoman.cli.progress import progress_bar
+
+    return progress_bar(items, name, total)
 
 
 def print_json(document: Any) -> None:
@@ -74,7 +97,7 @@ def answer_lines(
     """Yield the answers to the lines of a file or of standard input, in order.
 
     Lines that are typed at a terminal are answered at once, and those of a pipe when it pauses; standard output is
-    flushed with each group.  prompt: shown at a terminal.  table_advice: ends the message for a table.
+    flushed with each group.  prompt: shown at a terminal.  table_advice: advice in the error for a table.
     """
     from dragoman.io.lines import check_text_file
 
@@ -89,8 +112,8 @@ def answer_lines(
 
 def _groups(prompt: str) -> Iterator[Iterable[str]]:
     """Yield the lines of standard input in groups: each typed line, or those that arrive before the input pauses."""
-    if sys.stdin is not None and sys.stdin.isatty():
-        log("One input per line; Ctrl-D ends.")
+    if is_terminal(sys.stdin):
+        log("Enter one text per line; Ctrl-D ends the input.")
         yield from ([line] for line in typed_lines(lambda: prompt))
     else:
         yield from _ready_groups()
@@ -130,7 +153,7 @@ def typed_lines(prompt: Callable[[], str]) -> Iterator[str]:
     """Yield the lines typed at a terminal until Ctrl-D.  The prompt is not written to a redirected standard output."""
     with suppress(ImportError):
         import readline  # noqa: F401 (edits the lines that `input` reads)
-    redirected = sys.stdout is None or not sys.stdout.isatty()
+    redirected = not is_terminal(sys.stdout)
     while True:
         try:
             if redirected:  # `input` would write its prompt to the output
@@ -144,6 +167,9 @@ def typed_lines(prompt: Callable[[], str]) -> Iterator[str]:
         except EOFError:
             typer.echo(err=True)
             return
+        except KeyboardInterrupt:
+            typer.echo(err=True)
+            raise
         except UnicodeDecodeError:
             log("the line is not valid UTF-8; type it again")
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +18,10 @@ from dragoman.cli.streams import log, print_result
 if TYPE_CHECKING:
     from dragoman.cli.progress import RichReporter
     from dragoman.config import Config
+    from dragoman.training.trainer import TrainResult
+
+_SHORTFALL = 0.8
+"""Fraction of the expected tokens below which a training reports the shortfall."""
 
 
 def demo(
@@ -32,7 +39,7 @@ def demo(
     from dragoman.cli.progress import RichReporter
 
     folder = out or Path("demo" if target == "de" else f"demo-{target}")
-    with RichReporter(quiet) as reporter:
+    with RichReporter(quiet) as reporter, _interruptible(folder / "run", reporter):
         from dragoman.cli.demo import run_demo
 
         shown = None if quiet else reporter.console
@@ -109,33 +116,72 @@ def train(
 
     document = load_config(config, overrides or [])
     run = out or Path("runs") / config.stem
-    with RichReporter(quiet) as reporter:
+    with RichReporter(quiet) as reporter, _interruptible(run, reporter):
+        from dragoman.models.model_folder import USED_BY
         from dragoman.training.trainer import train as train_run
 
         result = train_run(document, run, reporter=reporter)
         if result.interrupted:
-            command = shlex.join(["dragoman", *sys.argv[1:]])
-            reporter.result(f"stopped and saved at step {result.progress.step:,}; resume with: {command}")
+            reporter.result(f"stopped and saved at step {result.progress.step:,}; resume with: {_own_command()}")
             raise typer.Exit(130)
         if document.data.kind == "parallel" and document.data.test is not None:
             _log_test_scores(document, run, reporter)
-        reporter.result(f"done: {run} (step {result.progress.step:,}, {result.progress.seconds / 60:.1f} min)")
+        _report_end(document, result, reporter)
+        reporter.log(f"to use the model: {USED_BY[document.data.kind].partition(',')[0]} {shlex.quote(str(run))}")
+
+
+def _own_command(*overrides: str) -> str:
+    return shlex.join(["dragoman", *sys.argv[1:], *overrides])
+
+
+@contextmanager
+def _interruptible(run: Path, reporter: RichReporter) -> Iterator[None]:
+    """Report what is saved if Ctrl-C is pressed before the first step, or a second time."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        saved = "resume from the last checkpoint" if (run / "last").exists() else "no step is saved yet; start again"
+        reporter.result(f"interrupted; {saved} with: {_own_command()}")
+        raise typer.Exit(130) from None
+
+
+def _report_end(document: Config, result: TrainResult, reporter: RichReporter) -> None:
+    """Report epochs, steps and time, and whether the machine was slower than 'dragoman new' expected."""
+    from dragoman.training.optim import expected_share
+
+    progress, share = result.progress, expected_share(document.train, result.progress)
+    steps = f"{result.epochs:.1f} epochs, {progress.step:,} steps"
+    if share < _SHORTFALL:
+        steps += f" ({100 * share:.0f} % of the expected {progress.step / share:,.0f})"
+    reporter.result(f"done: {result.run}: {steps}, {progress.seconds / 60:.1f} min")
+    if share < _SHORTFALL:
+        minutes = math.ceil(document.train.budget.amount / share / 60)
+        reporter.warn(
+            "the machine was slower than 'dragoman new' measured, probably because other programs were running; to "
+            f"continue the training: {_own_command(f'train.budget={minutes} min')}"
+        )
 
 
 def _log_test_scores(document: Config, run: Path, reporter: RichReporter) -> None:
+    """Translate the test set with the best model, print the scores and append them to the log."""
     from dragoman.data.corpus import corpus_spec, read_pairs
     from dragoman.evaluation.metrics import evaluate_model
-    from dragoman.io.run_log import Phase
+    from dragoman.io.run_log import append_row
+    from dragoman.models.model_folder import find_model, read_meta
     from dragoman.pipelines.translation import Translator
 
     data = document.parallel
     assert data.test is not None
     pairs = list(read_pairs(corpus_spec(document, data.test)))
-    reporter.log(Phase("test", f"translating {len(pairs):,} sentences"))
+    reporter.phase("translating the test set", f"{len(pairs):,} sentences")
     translator = Translator.load(run, document.train.device, quantize="none")
     sources, references = [p.source for p in pairs], [[p.target for p in pairs]]
-    for line in evaluate_model(translator, sources, references, language=data.target_language).lines():
+    found = evaluate_model(translator, sources, references, language=data.target_language)
+    for line in found.lines():
         reporter.result(f"test: {line}")
+    folder = find_model(run)
+    scores = {"bleu": found.bleu.score, "chrf": found.chrf.score, "ter": found.ter.score, "sentences": found.sentences}
+    append_row(run, {"step": read_meta(folder)["step"], "model": folder.name, "test": scores})
 
 
 def average(

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dragoman.cli.options import Beam, Device, Jsonl, Models, Quantize, Seed, Split, Temperature, TopK, TopP
-from dragoman.cli.streams import answer_lines, log, open_output
-from dragoman.errors import UsageError
+from dragoman.cli.streams import answer_lines, is_interactive, is_terminal, log, open_output, show_progress
+from dragoman.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from dragoman.bulk import Job
+    from dragoman.bulk.work import Form
 
 _SAMPLING_DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
 
@@ -61,18 +63,15 @@ def translate(
     Folders, Parquet files and several inputs are translated in bulk: every input file has an output file of the same
     name in the folder --output. Run the same command again to resume. Bulk translation supports one model.
     """
-    from dragoman.bulk import Job, format_translation, is_bulk, output_form
+    from dragoman.bulk import Job, is_bulk, output_form
 
     form = output_form(jsonl, nbest, verbose)
-
     settings: dict[str, Any] = {
         "beam": beam, "nbest": nbest, "sample": sample, "temperature": temperature, "top_k": top_k, "top_p": top_p,
         "seed": seed, "alpha": alpha, "min_length": min_length, "no_repeat_ngram": no_repeat_ngram,
     }  # fmt: skip
     settings = {name: value for name, value in settings.items() if value is not None}
-    unused = [f"--{name.replace('_', '-')}" for name, off in _SAMPLING_DEFAULTS.items() if settings[name] != off]
-    if unused and not sample:
-        raise UsageError(f"{', '.join(unused)}: only for sampling; add --sample or omit the option")
+    _check_sampling(settings)
     options: dict[str, Any] = {
         "device": device, "quantize": quantize, "engine": engine, "threads": threads, "shortlist": shortlist,
     }  # fmt: skip
@@ -86,26 +85,63 @@ def translate(
         job = Job(models[0], options, settings, prefix, jsonl, verbose, split)
         _translate_bulk(job, inputs, output, column, ray)
         return
+    source = inputs[0] if inputs else None
+    _translate_lines(models, options, source, output, form, {"prefix": prefix, "split": split, **settings})
+
+
+def _check_sampling(settings: Mapping[str, Any]) -> None:
+    """Raise UsageError for sampling settings without `sample`."""
+    unused = [f"--{name.replace('_', '-')}" for name, off in _SAMPLING_DEFAULTS.items() if settings[name] != off]
+    if unused and not settings["sample"]:
+        raise UsageError(f"{', '.join(unused)}: only for sampling; add --sample or omit the option")
+
+
+def _translate_lines(
+    models: Sequence[Path],
+    options: Mapping[str, Any],
+    source: Path | None,
+    output: Path | None,
+    form: Form,
+    settings: Mapping[str, Any],
+) -> None:
+    """Translate a file or standard input line by line; at a terminal, print flags beside each line."""
+    from dragoman.bulk import format_translation
     from dragoman.pipelines.translation import Translator
 
     translator = Translator.load(models, **options)
     log(translator.description)
-    source = inputs[0] if inputs else None
     translations = answer_lines(
         source,
-        lambda lines: translator.stream(lines, prefix=prefix, split=split, **settings),
+        lambda lines: translator.stream(lines, **settings),
         table_advice="write the column to translate into a text file; a Parquet file is read with --column",
     )
+    typed = source is None and output is None and is_interactive()
+    structured = form in ("jsonl", "verbose")
+    if source is not None and is_terminal(sys.stderr) and (output is not None or not is_terminal(sys.stdout)):
+        translations = show_progress(translations, "translating", _line_count(source))
     flags: Counter[str] = Counter()
     lines = several = 0
     with open_output(output, source) as write:
         for translation in translations:
             flags.update(translation.flags)
             lines, several = lines + 1, several + bool(translation.sentences)
-            write(format_translation(translation, form))
-    if several and split is None:
-        log(f"{several:,} of {lines:,} lines were split into sentences (--no-split translates them in one piece)")
-    _log_flags(flags, jsonl)
+            shown = f"  [{', '.join(translation.flags)}]" if typed and translation.flags and not structured else ""
+            write(format_translation(translation, form) + shown)
+    if typed:
+        return
+    if several and settings["split"] is None:
+        log(f"{several:,} of {lines:,} lines were split into sentences (--no-split translates lines without splitting)")
+    _log_flags(flags, structured)
+
+
+def _line_count(path: Path) -> int | None:
+    """Return the number of lines of a regular file, or None for other or damaged files."""
+    from dragoman.io.lines import count_lines
+
+    try:
+        return count_lines(path)
+    except DataError:
+        return None
 
 
 def _translate_bulk(job: Job, inputs: list[Path], output: Path | None, column: str | None, ray: bool) -> None:

@@ -8,10 +8,10 @@ recurrent.py  [model] of recurrent networks
 train.py      [train] and [search]
 section.py    the base class of sections
 limits.py     ranges of numbers
-errors.py     wording of validation errors
-foreign_names.py  names of settings in other toolkits
-reference.py  every key with its meaning, read from the models
-toml.py       values and documents as TOML
+errors.py     messages of validation errors
+foreign_names.py  names of keys in other toolkits
+reference.py  descriptions of all keys, read from the models
+toml.py       writing of values and documents as TOML
 overrides.py  key=value on the command line
 
 The names in the `__all__` of data, document, model, recurrent, tokenizer and train are exported.

@@ -1,4 +1,4 @@
-"""`[data]`: the files and their format."""
+"""`[data]`: files of training and held-out data, and their format."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def resolve_path(text: str, root: str = "") -> Path:
 
 
 def move_root(root: str, to: Path, start: Path = Path()) -> str:
-    """Return a root that is relative to the folder `start` as one that is relative to the folder `to`.
+    """Convert a root relative to the folder `start` to a root relative to the folder `to`.
 
-    A root that begins with `/`, a variable or `~` stays as it is.
+    A root that begins with `/`, a variable or `~` is returned unchanged.
     """
     if Path(root).is_absolute() or root.startswith(("$", "~")):
         return root
@@ -92,8 +92,8 @@ Key = Annotated[str | int, BeforeValidator(_key)]
 Root = Annotated[
     str,
     Field(
-        description="folder from which relative paths start, itself relative to the TOML file; `${NAME}`, "
-        "`${NAME:-default}` and `~` are expanded",
+        description="base folder of relative paths; a relative root is resolved against the folder of the TOML file; "
+        "`${NAME}`, `${NAME:-default}` and `~` are expanded",
         examples=["${DRAGOMAN_DATA:-data}"],
     ),
 ]
@@ -104,16 +104,16 @@ class CorpusConfig(Section):
 
     source: str | None = Field(None, description="file of source sentences, one per line", examples=["train.en"])
     target: str | None = Field(
-        None, description="file of their translations; line i translates line i of source", examples=["train.de"]
+        None, description="file of target sentences; line i translates line i of `source`", examples=["train.de"]
     )
     path: str | None = Field(
-        None, description="one file with both sides, instead of source and target", examples=["train.tsv"]
+        None, description="TSV or JSONL file of both sides, instead of `source` and `target`", examples=["train.tsv"]
     )
     source_key: Key = Field(
-        0, description="of path: column of the source in TSV, counted from 0, or its key in JSONL", examples=["en"]
+        0, description="with `path`: column (TSV, counted from 0) or key (JSONL) of the source", examples=["en"]
     )
     target_key: Key = Field(
-        1, description="of path: column of the target in TSV, counted from 0, or its key in JSONL", examples=["de"]
+        1, description="with `path`: column (TSV, counted from 0) or key (JSONL) of the target", examples=["de"]
     )
     weight: limits.CorpusWeight = Field(1.0, description="passes over the corpus per epoch", examples=[2.0])
 
@@ -131,20 +131,22 @@ class CorpusConfig(Section):
 class FilterConfig(Section):
     """Filters of sentence pairs for training."""
 
-    min_characters: limits.Characters = Field(1, description="drop pairs with fewer characters on a side", examples=[3])
+    min_characters: limits.Characters = Field(
+        1, description="drop pairs with fewer characters on either side", examples=[3]
+    )
     max_characters: limits.Characters = Field(
-        5000, description="drop pairs with more characters on a side", examples=[1000]
+        5000, description="drop pairs with more characters on either side", examples=[1000]
     )
     max_ratio: limits.Ratio = Field(
         9.0,
-        description="drop pairs whose lengths in characters differ by a larger factor, if one has more than 20",
+        description="drop pairs with a larger ratio of lengths in characters, if one side has more than 20 characters",
         examples=[3.0],
     )
-    drop_identical: bool = Field(True, description="drop pairs of two equal texts", examples=[False])
-    drop_duplicates: bool = Field(True, description="drop pairs that occurred before", examples=[False])
+    drop_identical: bool = Field(True, description="drop pairs whose source and target are identical", examples=[False])
+    drop_duplicates: bool = Field(True, description="drop repeated pairs", examples=[False])
     max_tokens: limits.TokensPerExample = Field(
         250,
-        description="drop pairs with more tokens on a side, end of sentence included; `translate` splits longer input",
+        description="drop pairs with more tokens on either side, including `</s>`; `translate` splits longer input",
         examples=[128],
     )
 
@@ -197,25 +199,25 @@ class ParallelData(_DataSection):
     root: Root = ""
     source_language: str = Field("source", description="language code of the source", examples=["en"])
     target_language: str = Field(
-        "target", description="language code of the target; selects the tokenizer of BLEU", examples=["zh-Hans"]
+        "target", description="language code of the target, which selects the tokenizer of BLEU", examples=["zh-Hans"]
     )
     train: tuple[CorpusConfig, ...] = Field(
         min_length=1,
-        description="corpora to train on",
+        description="training corpora",
         examples=[[{"source": "train.en", "target": "train.de"}]],
     )
     valid: CorpusConfig | None = Field(
         None,
-        description="held-out pairs that select the best checkpoint; without them, the last one is the best",
+        description="validation pairs, which select the best checkpoint; without them, the last checkpoint is selected",
         examples=[{"source": "valid.en", "target": "valid.de"}],
     )
     test: CorpusConfig | None = Field(
         None,
-        description="held-out pairs that `train` translates and scores at its end",
+        description="test pairs, which `train` translates and scores at the end",
         examples=[{"source": "test.en", "target": "test.de"}],
     )
     filter: FilterConfig = Field(
-        FilterConfig(), description="pairs of train that are dropped", examples=[{"max_ratio": 3.0}]
+        FilterConfig(), description="filters of the training pairs", examples=[{"max_ratio": 3.0}]
     )
 
     @field_validator("source_language", "target_language")
@@ -245,9 +247,9 @@ class _FileData(_DataSection):
     """Data in files of one format."""
 
     root: Root = ""
-    train: tuple[str, ...] = Field(min_length=1, description="files to train on", examples=[["train.txt"]])
+    train: tuple[str, ...] = Field(min_length=1, description="training files", examples=[["train.txt"]])
     valid: str | None = Field(
-        None, description="held-out file that selects the best checkpoint", examples=["valid.txt"]
+        None, description="validation file, which selects the best checkpoint", examples=["valid.txt"]
     )
 
     def train_paths(self) -> list[Path]:
@@ -263,7 +265,7 @@ class TextData(_FileData):
     kind: Literal["text"] = "text"
     form: Literal["stream", "lines", "paragraphs"] = Field(
         "stream",
-        description="stream: one text, cut into blocks; lines, paragraphs: separate texts, each begun anew",
+        description="stream: one text, cut into blocks; lines, paragraphs: one sequence per line or paragraph",
         examples=["lines"],
     )
     max_tokens: limits.TokensPerBlock = Field(
@@ -272,24 +274,24 @@ class TextData(_FileData):
 
 
 class DialogueData(_FileData):
-    """Dialogues for a language model: each is a list of turns, which have a role and a text."""
+    """Dialogues for a language model; a dialogue is a list of turns with role and text."""
 
     kind: Literal["dialogue"] = "dialogue"
     format: Literal["jsonl", "plain", "switchboard"] = Field(
         "jsonl",
-        description='chat messages as JSON lines, lines of "ROLE: text", or Switchboard transcripts',
+        description='jsonl: chat messages, plain: lines of "ROLE: text", switchboard: Switchboard transcripts',
         examples=["plain"],
     )
     max_tokens: limits.TokensPerExample = Field(
-        256, description="maximum tokens per window, roles included", examples=[512]
+        256, description="maximum tokens per window, including roles", examples=[512]
     )
     context_tokens: limits.ContextTokens = Field(
         64,
-        description="tokens of earlier turns repeated, without loss, at the start of each further window",
+        description="tokens of earlier turns at the start of later windows, which do not contribute to the loss",
         examples=[128],
     )
     loss_roles: tuple[str, ...] = Field(
-        (), description="roles whose turns are learned; empty: all", examples=[["assistant"]]
+        (), description="roles whose turns contribute to the loss; empty: all roles", examples=[["assistant"]]
     )
 
     def _problems(self) -> Iterator[str]:
@@ -305,7 +307,7 @@ class MaskedData(_FileData):
     """Plain text for masked language modelling, one sequence per paragraph (Devlin et al. 2019)."""
 
     kind: Literal["masked"] = "masked"
-    rate: limits.Part = Field(0.15, description="fraction of the tokens that are predicted", examples=[0.3])
+    rate: limits.Part = Field(0.15, description="fraction of tokens that are masked and predicted", examples=[0.3])
     max_tokens: limits.TokensPerExample = Field(256, description="maximum tokens per sequence", examples=[512])
 
 
@@ -314,7 +316,7 @@ class TaggedData(_FileData):
 
     kind: Literal["tagged"] = "tagged"
     column: Literal["upos", "xpos"] = Field(
-        "upos", description="column of CoNLL-U files: universal or language-specific tags", examples=["xpos"]
+        "upos", description="tags of CoNLL-U files: universal (upos) or language-specific (xpos)", examples=["xpos"]
     )
     max_tokens: limits.TokensPerExample = Field(256, description="maximum tokens per sentence", examples=[512])
 
@@ -331,7 +333,7 @@ class TreeData(_FileData):
 
     kind: Literal["trees"] = "trees"
     max_tokens: limits.TokensPerExample = Field(
-        250, description="maximum tokens per side, end of sentence included", examples=[400]
+        250, description="maximum tokens per side, including `</s>`", examples=[400]
     )
 
 
@@ -341,11 +343,11 @@ class ImageData(_DataSection):
     kind: Literal["images"] = "images"
     root: Root = ""
     dataset: Literal["digits"] | None = Field(
-        None, description="built-in data set, instead of train and valid", examples=["digits"]
+        None, description="built-in data set, instead of `train` and `valid`", examples=["digits"]
     )
-    train: str | None = Field(None, description=".npz file to train on", examples=["train.npz"])
+    train: str | None = Field(None, description="training file (.npz)", examples=["train.npz"])
     valid: str | None = Field(
-        None, description="held-out .npz file; without it, a fifth of the images is held out", examples=["valid.npz"]
+        None, description="validation file (.npz); default: a fifth of the training images", examples=["valid.npz"]
     )
 
     @model_validator(mode="after")

@@ -55,11 +55,13 @@ _KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 class Config(Section):
     """A configuration document."""
 
-    data: DataConfig = Field(description="kind of the training data", examples=["text"])
+    data: DataConfig = Field(description="kind of training data", examples=["text"])
     tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="segmentation of text into tokens")
-    model: ModelConfig = Field(TransformerConfig(), description="kind of network", examples=["lstm"])
-    train: TrainConfig = Field(TrainConfig(), description="how long, how fast, and what is saved")
-    search: SearchConfig = Field(SearchConfig(), description="decoding")
+    model: ModelConfig = Field(TransformerConfig(), description="network architecture", examples=["lstm"])
+    train: TrainConfig = Field(
+        TrainConfig(), description="training: length, optimizer, learning rate, validation and checkpoints"
+    )
+    search: SearchConfig = Field(SearchConfig(), description="default settings of decoding")
 
     @property
     def parallel(self) -> ParallelData:
@@ -162,8 +164,9 @@ class Config(Section):
 def load_config(path: str | Path, overrides: Iterable[str] = (), *, stored: bool = False) -> Config:
     """Load the document at `path` with `key=value` overrides; stored: as for `parse_config`.
 
-    Relative paths start at `data.root`; a relative `data.root` starts at the folder of the document, or at the current
-    directory if it is an override or the document is stored.  Raises ConfigError that lists all problems.
+    Relative paths are resolved against `data.root`; a relative `data.root` is resolved against the folder of the
+    document, or against the current directory if it is an override or the document is stored.  Raises ConfigError with
+    all problems.
     """
     path = as_path(path, "configuration")
     document = read_document(path)
@@ -173,7 +176,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = (), *, stored: bool
 
 
 def _start_at(folder: Path, document: dict[str, Any]) -> None:
-    """Make a relative `data.root` start at the folder of the document instead of the current directory."""
+    """Resolve a relative `data.root` against the folder of the document instead of the current directory."""
     data = document.get("data")
     if isinstance(data, dict) and "train" in data and isinstance(root := data.get("root", ""), str):
         moved = move_root(root, Path(), start=folder)

@@ -28,9 +28,9 @@ _EXPECTED = {
     "float": "must be a number",
     "bool": "must be true or false",
     "string": "must be text, in quotes",
-    "model": "must be a section with keys of its own",
+    "model": "must be a section (a table of keys)",
 }
-"""Beginning of pydantic's name for an error -> what is expected."""
+"""Prefix of a pydantic error type -> the expected value."""
 _OUT_OF_RANGE = (
     "greater_than", "greater_than_equal", "less_than", "less_than_equal", "multiple_of", "finite_number",
 )  # fmt: skip
@@ -53,7 +53,7 @@ def describe(error: dict[str, Any], root: type[BaseModel]) -> str:
             return f"{name}: missing; this key is required"
         case "tuple_type":
             return f"{name}{given}: must be a list; write {_as_list(section, path[-1], value)}"
-        case "invalid_key":  # which neither TOML nor JSON can contain
+        case "invalid_key":  # impossible in TOML and JSON
             return f"{'.'.join(path[:-1])}: the key {shown(value)} must be text"
         case "string_unicode":
             return f"{name} = {shown(value)}: invalid Unicode (lone surrogate)"
@@ -83,7 +83,7 @@ def describe(error: dict[str, Any], root: type[BaseModel]) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value as it is written in TOML, shortened to one line."""
+    """Return a value in the notation of TOML, clipped to one line."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int) and value.bit_length() > 256:
@@ -96,19 +96,19 @@ def shown(value: Any) -> str:
 
 
 def _known(section: type[BaseModel]) -> str:
-    """Return the keys of a section, the one that selects its kind first."""
+    """Return the keys of a section; the key that selects the kind comes first."""
     return ", ".join(sorted(section.model_fields, key=lambda key: key not in ("kind", "architecture")))
 
 
 def _elsewhere(
     section: type[BaseModel], path: Sequence[str], siblings: Sequence[type[BaseModel]], root: type[BaseModel]
 ) -> str:
-    """Return where a key exists that this section does not have: with another kind, or under another name."""
+    """Return a hint for an unknown key: the kinds that have it, or the nearest name."""
     key, parents = path[-1], ".".join(path[:-1])
     if kinds := [tag_of(model) for model in siblings if key in model.model_fields]:
         selecting, here = tag_key(section), tag_of(section)
         needed = ", ".join(f'"{kind}"' for kind in kinds)
-        return f' with {selecting} "{here}"; it exists with {parents}.{selecting} = {needed}'
+        return f' with {selecting} "{here}"; available with {parents}.{selecting} = {needed}'
     if other := native_name(key):
         return f" (did you mean {other!r}?)"
     if near := nearest(key, section.model_fields):
@@ -119,13 +119,13 @@ def _elsewhere(
 
 @cache
 def _full_names(root: type[BaseModel]) -> dict[str, str]:
-    """Return the last part of every name -> the shortest name."""
+    """Return the shortest dotted name by its last part."""
     names = sorted(_names(root, ""), key=len, reverse=True)
     return {name.rpartition(".")[2]: name for name in names}
 
 
 def _names(model: type[BaseModel], prefix: str) -> Iterator[str]:
-    """Yield the dotted names of all keys of a section and below it."""
+    """Yield the dotted names of all keys in a section and its sections."""
     for name, field in model.model_fields.items():
         yield f"{prefix}{name}"
         for inner in models_in(field.annotation):
@@ -133,7 +133,7 @@ def _names(model: type[BaseModel], prefix: str) -> Iterator[str]:
 
 
 def _as_list(section: type[BaseModel], key: str, value: Any) -> str:
-    """Return how to write the list of a key: its example, or the value that was given in brackets."""
+    """Return the correct notation of a key that requires a list: its example, or the given value in brackets."""
     if isinstance(value, str) and not models_in(section.model_fields[key].annotation):
         return f"{key} = {toml_value([value])}"
     if isinstance(value, dict):
@@ -143,7 +143,7 @@ def _as_list(section: type[BaseModel], key: str, value: Any) -> str:
 
 
 def _limits_at(section: type[BaseModel], path: Sequence[str]) -> str:
-    """Return the limits of a number, and those with the optimizer Adam; empty if the field has none."""
+    """Return the limits of a number, including those of the optimizer Adam; empty if the field has none."""
     field = section.model_fields.get(path[-1]) if path else None
     limits = limits_of(field) if field is not None else ""
     rate = ADAM_RATES.get(path[-1]) if limits and list(path[:-1]) == ["train", "schedule"] else None
@@ -213,7 +213,7 @@ def models_at(root: type[BaseModel], path: Sequence[str]) -> list[type[BaseModel
 
 
 def models_in(annotation: Any) -> list[type[BaseModel]]:
-    """Return the sections that a field may hold."""
+    """Return the section models in the annotation of a field."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     if typing.get_origin(annotation) in (typing.Union, types.UnionType, tuple, Annotated):

@@ -1,4 +1,4 @@
-"""Names of settings in other toolkits, and the keys of Dragoman with the same purpose."""
+"""Names of keys in other toolkits, and the equivalent keys of Dragoman."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ Checkpoints = Annotated[_Whole, Field(ge=1, le=_UNLIMITED), AcceptStored]
 OptionalCount = Annotated[_Whole, Field(ge=0, le=_UNLIMITED), AcceptStored]
 """Checkpoints to average, or validations without improvement; 0 is off, a large number means all, or never."""
 Threads = Annotated[Literal["auto"] | int, BeforeValidator(_auto_or_threads), AcceptStored]
-"""Threads on the CPU: servers have up to some hundred cores."""
+"""CPU threads; servers have up to several hundred cores."""
 
 # -------------------------------------------------------------------------------------------------------------- data
 

@@ -12,7 +12,16 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from dragoman.config import limits
-from dragoman.config.recurrent import GRUConfig, LSTMConfig, RecurrentEncoderConfig, RecurrentLMConfig, RNNConfig, Tie
+from dragoman.config.recurrent import (
+    GRUConfig,
+    LSTMConfig,
+    RecurrentEncoderConfig,
+    RecurrentLMConfig,
+    RNNConfig,
+    Tie,
+    TieMasked,
+    TieOutput,
+)
 from dragoman.config.section import Section
 
 __all__ = [
@@ -41,7 +50,7 @@ __all__ = [
 
 
 class NoPosition(Section):
-    """No positions; only the mask of a decoder tells the order (Haviv et al. 2022)."""
+    """No position encoding; only the causal mask of a decoder provides order (Haviv et al. 2022)."""
 
     kind: Literal["none"] = "none"
 
@@ -56,38 +65,40 @@ class LearnedPosition(Section):
     """A learned vector per position, added to the embeddings (Gehring et al. 2017)."""
 
     kind: Literal["learned"] = "learned"
-    max_len: limits.Positions = Field(512, description="number of positions; longer input is rejected", examples=[1024])
+    max_len: limits.Positions = Field(
+        512, description="maximum number of positions; longer input is rejected", examples=[1024]
+    )
 
 
 class RecurrentPosition(Section):
-    """A recurrent network whose state is added to the embeddings."""
+    """The states of a recurrent network, added to the embeddings."""
 
     kind: Literal["recurrent"] = "recurrent"
     source: Literal["embeddings", "positions"] = Field(
         "embeddings",
-        description="input of the RNN: the embeddings, or its own previous position vector",
+        description="input of the recurrent network: the embeddings, or its previous output",
         examples=["positions"],
     )
 
 
 class ShawPosition(Section):
-    """A learned vector per relative distance, in keys and values (Shaw et al. 2018)."""
+    """A learned vector per relative distance, added to keys and values (Shaw et al. 2018)."""
 
     kind: Literal["shaw"] = "shaw"
     clip: limits.Distance = Field(
-        16, description="maximum distance in tokens; longer ones are clipped to it", examples=[32]
+        16, description="maximum relative distance in tokens; larger distances are clipped", examples=[32]
     )
 
 
 class T5Position(Section):
-    """A learned bias of attention scores per head and bucket of distances (Raffel et al. 2020)."""
+    """A learned bias of the attention scores per head and bucket of distances (Raffel et al. 2020)."""
 
     kind: Literal["t5"] = "t5"
     buckets: limits.Buckets = Field(
-        32, description="buckets of distances: half of them linear, half logarithmic", examples=[64]
+        32, description="number of buckets of distances; half are linear, half logarithmic", examples=[64]
     )
     max_distance: limits.Distance = Field(
-        128, description="distance in tokens from which on all share the last bucket", examples=[256]
+        128, description="distance in tokens; larger distances share the last bucket", examples=[256]
     )
 
     @model_validator(mode="after")
@@ -102,15 +113,15 @@ class RotaryPosition(Section):
 
     kind: Literal["rotary"] = "rotary"
     base: limits.RotaryBase = Field(
-        10000.0, description="base of the wavelengths; larger values suit longer texts", examples=[500_000.0]
+        10000.0, description="base of the wavelengths (theta); larger values suit longer texts", examples=[500_000.0]
     )
     fraction: limits.RotaryFraction = Field(
-        1.0, description="fraction of the dimensions of each head that is rotated", examples=[0.5]
+        1.0, description="fraction of the dimensions of each head that are rotated", examples=[0.5]
     )
 
 
 class AlibiPosition(Section):
-    """A fixed penalty of attention scores, proportional to the distance (Press et al. 2022)."""
+    """A fixed penalty of the attention scores, proportional to the distance (Press et al. 2022)."""
 
     kind: Literal["alibi"] = "alibi"
 
@@ -150,7 +161,7 @@ class BatchNormConfig(Section):
     kind: Literal["batch"] = "batch"
     eps: limits.NormEpsilon = Field(1e-5, description="added to the variance before the square root", examples=[1e-5])
     momentum: limits.Momentum = Field(
-        0.1, description="share of the newest batch in the running mean and variance", examples=[0.05]
+        0.1, description="weight of the current batch in the running mean and variance", examples=[0.05]
     )
 
 
@@ -168,7 +179,7 @@ class LinearAttention(Section):
 
     kind: Literal["linear"] = "linear"
     feature_map: Literal["elu", "relu", "softmax"] = Field(
-        "elu", description="function of queries and keys that replaces the softmax of their product", examples=["relu"]
+        "elu", description="feature map of queries and keys", examples=["relu"]
     )
 
 
@@ -189,51 +200,47 @@ PRESETS: dict[str, dict[str, Any]] = {
 class BlockConfig(Section):
     """Settings of all models made of Transformer layers; the defaults are the base model of Vaswani et al. 2017."""
 
-    d_model: limits.Width = Field(
-        512, description="features of a token: width of the embeddings and of every layer", examples=[256]
-    )
+    d_model: limits.Width = Field(512, description="width of the embeddings and of all layers", examples=[256])
     d_ff: limits.FeedForward = Field(
-        2048, description="hidden features of the feed-forward layers; usually 2 to 4 times d_model", examples=[1024]
+        2048, description="hidden width of the feed-forward layers, usually 2 to 4 times d_model", examples=[1024]
     )
-    n_heads: limits.Heads = Field(8, description="attention heads; d_model must be a multiple", examples=[4])
+    n_heads: limits.Heads = Field(8, description="number of attention heads; d_model must be a multiple", examples=[4])
     n_kv_heads: limits.Heads | None = Field(
         None,
-        description="key and value heads: 1 = multi-query (Shazeer 2019), fewer than n_heads = grouped-query attention "
+        description="number of key and value heads: 1 = multi-query (Shazeer 2019), more = grouped-query attention "
         "(Ainslie et al. 2023); default: n_heads",
         examples=[2],
     )
     d_key: limits.KeySize | None = Field(
         None,
-        description="features of a query or key per head; default: d_model / n_heads, which values always have",
+        description="width of queries and keys per head; default: d_model / n_heads, the width of values",
         examples=[16],
     )
     dropout: limits.Dropout = Field(
-        0.1, description="dropout after sub-layers and embeddings (Vaswani et al. 2017, 5.4)", examples=[0.3]
+        0.1, description="dropout of sub-layer outputs and embeddings (Vaswani et al. 2017, 5.4)", examples=[0.3]
     )
     attention_dropout: limits.Dropout = Field(0.0, description="dropout of the attention weights", examples=[0.1])
     activation_dropout: limits.Dropout = Field(
-        0.0, description="dropout of the hidden features of the feed-forward layers", examples=[0.1]
+        0.0, description="dropout after the activation of the feed-forward layers", examples=[0.1]
     )
     order: Literal["post", "pre"] = Field(
         "post",
-        description="normalization after each residual connection (Vaswani et al. 2017), or before each sub-layer, "
-        "which trains more stably (Xiong et al. 2020)",
+        description="post: normalize after each residual connection (Vaswani et al. 2017); pre: normalize before each "
+        "sub-layer, which is more stable in training (Xiong et al. 2020)",
         examples=["pre"],
     )
-    norm: Norm = Field(LayerNormConfig(), description="normalization of the layers", examples=["rms"])
-    attention: Attention = Field(SoftmaxAttention(), description="computation of self-attention", examples=["linear"])
-    position: Position = Field(
-        SinusoidalPosition(), description="how the model knows the order of the tokens", examples=["rotary"]
-    )
+    norm: Norm = Field(LayerNormConfig(), description="normalization layer", examples=["rms"])
+    attention: Attention = Field(SoftmaxAttention(), description="type of self-attention", examples=["linear"])
+    position: Position = Field(SinusoidalPosition(), description="position encoding", examples=["rotary"])
     activation: Literal["relu", "gelu", "gelu_tanh", "silu", "sigmoid"] = Field(
-        "relu", description="nonlinearity of the feed-forward layers", examples=["silu"]
+        "relu", description="activation function of the feed-forward layers", examples=["silu"]
     )
     gated: bool = Field(
         False,
-        description="multiply the hidden features by a gate (Shazeer 2020); 1.5 times the weights for the same d_ff",
+        description="gated feed-forward layers (Shazeer 2020), with 1.5 times the parameters for the same d_ff",
         examples=[True],
     )
-    bias: bool = Field(True, description="add biases in attention and feed-forward layers", examples=[False])
+    bias: bool = Field(True, description="use biases in attention and feed-forward layers", examples=[False])
 
     @model_validator(mode="after")
     def _fits(self) -> BlockConfig:
@@ -284,55 +291,51 @@ class BlockConfig(Section):
 
 
 class TransformerConfig(BlockConfig):
-    """Encoder and decoder (Vaswani et al. 2017); `preset = "big"` sets the sizes of the big model, unless given."""
+    """Encoder-decoder (Vaswani et al. 2017); `preset` selects the sizes of a published model."""
 
     architecture: Literal["transformer"] = "transformer"
-    encoder_layers: limits.Layers = Field(6, description="layers of the encoder", examples=[4])
+    encoder_layers: limits.Layers = Field(6, description="number of encoder layers", examples=[4])
     decoder_layers: limits.Layers = Field(
-        6, description="layers of the decoder, which runs once per output token", examples=[3]
+        6, description="number of decoder layers; the decoder runs once per output token", examples=[3]
     )
     tie: Tie = "all"
 
 
 class DecoderOnlyConfig(BlockConfig):
-    """A language model (Radford et al. 2018)."""
+    """Language model (Radford et al. 2018)."""
 
     architecture: Literal["decoder_only"] = "decoder_only"
-    n_layers: limits.Layers = Field(6, description="layers of the model", examples=[4])
-    tie: Literal["all", "none"] = Field(
-        "all", description="all: the output shares the embedding matrix (Press and Wolf 2017)", examples=["none"]
-    )
+    n_layers: limits.Layers = Field(6, description="number of layers", examples=[4])
+    tie: TieOutput = "all"
 
 
 class EncoderOnlyConfig(BlockConfig):
-    """Tagging, classification and masked language modelling (Devlin et al. 2019)."""
+    """Encoder for tagging, classification and masked language modelling (Devlin et al. 2019)."""
 
     architecture: Literal["encoder_only"] = "encoder_only"
-    n_layers: limits.Layers = Field(6, description="layers of the model", examples=[4])
+    n_layers: limits.Layers = Field(6, description="number of layers", examples=[4])
     pooling: Literal["none", "first", "mean"] = Field(
         "none",
-        description="none: one output per token; first: one per text, from its first token; mean: one per text, from "
-        "all tokens",
+        description="none: one output per token; first: one output per text, from its first token; mean: one output "
+        "per text, from the mean over its tokens",
         examples=["mean"],
     )
-    tie: Literal["all", "none"] = Field(
-        "none", description="all: the output shares the embedding matrix, for masked tokens only", examples=["all"]
-    )
+    tie: TieMasked = "none"
 
 
 class VisionConfig(BlockConfig):
-    """A square image as a sequence of patches (Dosovitskiy et al. 2021)."""
+    """Image classification from a sequence of patches (Dosovitskiy et al. 2021)."""
 
     architecture: Literal["vision"] = "vision"
     position: Position = Field(
-        LearnedPosition(), description="how the model knows the order of the patches", examples=["sinusoidal"]
+        LearnedPosition(), description="position encoding of the patches", examples=["sinusoidal"]
     )
-    n_layers: limits.Layers = Field(6, description="layers of the model", examples=[4])
-    image_size: limits.Pixels = Field(8, description="height and width in pixels", examples=[28])
+    n_layers: limits.Layers = Field(6, description="number of layers", examples=[4])
+    image_size: limits.Pixels = Field(8, description="height and width of an image in pixels", examples=[28])
     patch: limits.Pixels = Field(
         2, description="height and width of a patch in pixels; image_size must be a multiple", examples=[4]
     )
-    channels: limits.Channels = Field(1, description="values per pixel: 1 = grey, 3 = colour", examples=[3])
+    channels: limits.Channels = Field(1, description="number of channels: 1 = grey, 3 = colour", examples=[3])
 
     @property
     def n_patches(self) -> int:
@@ -349,22 +352,20 @@ class VisionConfig(BlockConfig):
 
 
 class ConvolutionalConfig(Section):
-    """Convolutional sequence to sequence (Gehring et al. 2017)."""
+    """Convolutional encoder-decoder (Gehring et al. 2017)."""
 
     architecture: Literal["convolutional"] = "convolutional"
-    d_model: limits.Width = Field(
-        512, description="features of a token: width of the embeddings and of every layer", examples=[256]
-    )
-    encoder_layers: limits.Layers = Field(4, description="layers of the encoder", examples=[6])
+    d_model: limits.Width = Field(512, description="width of the embeddings and of all layers", examples=[256])
+    encoder_layers: limits.Layers = Field(4, description="number of encoder layers", examples=[6])
     decoder_layers: limits.Layers = Field(
-        4, description="layers of the decoder, which runs once per output token", examples=[3]
+        4, description="number of decoder layers; the decoder runs once per output token", examples=[3]
     )
     kernel: limits.Kernel = Field(3, description="width of the convolutions in tokens; odd", examples=[5])
     dropout: limits.Dropout = Field(
-        0.1, description="dropout of embeddings and of the input of each layer", examples=[0.2]
+        0.1, description="dropout of the embeddings and of the input of each layer", examples=[0.2]
     )
     max_positions: limits.Positions = Field(
-        512, description="number of positions; longer input is rejected", examples=[1024]
+        512, description="maximum number of positions; longer input is rejected", examples=[1024]
     )
     tie: Tie = "all"
 

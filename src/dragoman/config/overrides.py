@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pydantic import BaseModel
@@ -28,10 +29,9 @@ def apply_overrides(document: dict[str, Any], overrides: Iterable[str], root: ty
     texts = list(overrides)
     problems = [f"override {text!r:.60}: must be a str, key=value" for text in texts if not isinstance(text, str)]
     pairs = [text.partition("=") for text in texts if isinstance(text, str)]
-    for key, equals, value in sorted(pairs, key=lambda pair: not pair[0].strip().endswith((".kind", ".architecture"))):
-        if not equals or not key.strip():
-            problems.append(f"{clip(key + equals + value)!r}: not an override; write key=value, such as train.seed=2")
-            continue
+    problems += _not_overrides(["".join(pair) for pair in pairs])
+    pairs = [pair for pair in pairs if pair[1] and pair[0].strip()]
+    for key, _, value in sorted(pairs, key=lambda pair: not pair[0].strip().endswith((".kind", ".architecture"))):
         *parents, last = key.strip().split(".")
         try:
             if len(parents) >= _DEEPEST:
@@ -44,6 +44,20 @@ def apply_overrides(document: dict[str, Any], overrides: Iterable[str], root: ty
             _remove_other_keys(section, models_at(root, parents), parsed)
         section[last] = parsed
     return problems
+
+
+def _not_overrides(texts: list[str]) -> Iterator[str]:
+    """Yield a message for each text without a key or `=`, which may follow a value that was not quoted."""
+    previous = ""
+    for text in texts:
+        key, equals, _ = text.partition("=")
+        if equals and key.strip():
+            previous = text
+            continue
+        advice = "write key=value, such as train.seed=2"
+        if previous and key.strip():
+            advice += f"; a value that contains spaces is quoted: {shlex.quote(clip(f'{previous} {text}'))}"
+        yield f"{clip(text)!r}: not an override; {advice}"
 
 
 def _remove_other_keys(section: dict[str, Any], models: list[type[BaseModel]], tag: Any) -> None:

@@ -1,4 +1,4 @@
-"""`[model]`: recurrent networks, from sequence to sequence or with one output per input, and their parts."""
+"""`[model]`: recurrent encoder-decoders, language models and encoders, and their parts."""
 
 from __future__ import annotations
 
@@ -32,20 +32,31 @@ __all__ = [
 Tie = Annotated[
     Literal["all", "target", "none"],
     Field(
-        description="embeddings that share the output matrix (Press and Wolf 2017): both, those of the target, none",
+        description="embeddings shared with the output layer (Press and Wolf 2017): all, target or none",
         examples=["target"],
+    ),
+]
+TieOutput = Annotated[
+    Literal["all", "none"],
+    Field(description="all: share the embeddings with the output layer (Press and Wolf 2017)", examples=["none"]),
+]
+TieMasked = Annotated[
+    Literal["all", "none"],
+    Field(
+        description="all: share the embeddings with the output layer; for masked language modelling only",
+        examples=["all"],
     ),
 ]
 
 
 class ZeroState(Section):
-    """Zeros."""
+    """A state of zeros."""
 
     kind: Literal["zeros"] = "zeros"
 
 
 class LearnedState(Section):
-    """A parameter per reading direction and layer, which starts at 0."""
+    """A learned state per direction and layer, initialized to zero."""
 
     kind: Literal["learned"] = "learned"
 
@@ -58,7 +69,7 @@ class RNNCell(Section):
 
     kind: Literal["rnn"] = "rnn"
     activation: Literal["tanh", "relu"] = Field(
-        "tanh", description="nonlinearity of the hidden state", examples=["relu"]
+        "tanh", description="activation function of the hidden state", examples=["relu"]
     )
 
 
@@ -84,29 +95,29 @@ def require_even(d_model: int, directions: int) -> None:
 
 
 class NoAttention(Section):
-    """The decoder receives only the last hidden state of the encoder."""
+    """No attention: the decoder receives only the last hidden state of the encoder."""
 
     kind: Literal["none"] = "none"
     context: Literal["bridge", "every_step"] = Field(
         "bridge",
-        description="where the decoder reads the encoder: in its initial state only, or also at every step",
+        description="input of the encoder state: bridge: initial state of the decoder; every_step: also every step",
         examples=["every_step"],
     )
 
 
 class BahdanauAttention(Section):
-    """Attention by a small network of query and key (Bahdanau et al. 2015)."""
+    """Additive attention (Bahdanau et al. 2015)."""
 
     kind: Literal["bahdanau"] = "bahdanau"
 
 
 class LuongAttention(Section):
-    """Attention by a product of query and key (Luong et al. 2015)."""
+    """Multiplicative attention (Luong et al. 2015)."""
 
     kind: Literal["luong"] = "luong"
     score: Literal["dot", "general"] = Field(
         "general",
-        description="product of query and key: plain, or with a learned matrix between them",
+        description="score of query and key: dot product, or bilinear form with a learned matrix (general)",
         examples=["dot"],
     )
 
@@ -117,23 +128,21 @@ AttentionOfRecurrent = Annotated[NoAttention | BahdanauAttention | LuongAttentio
 class RecurrentConfig(Section):
     """Settings of all recurrent architectures."""
 
-    d_model: limits.Width = Field(512, description="width of embeddings and hidden states", examples=[256])
-    encoder_layers: limits.Layers = Field(2, description="layers of the encoder", examples=[3])
+    d_model: limits.Width = Field(512, description="width of the embeddings and hidden states", examples=[256])
+    encoder_layers: limits.Layers = Field(2, description="number of encoder layers", examples=[3])
     decoder_layers: limits.Layers = Field(
-        2, description="layers of the decoder, which runs once per output token", examples=[1]
+        2, description="number of decoder layers; the decoder runs once per output token", examples=[1]
     )
     directions: Annotated[Literal[1, 2], NotBoolean] = Field(
-        2, description="reading directions of the encoder; with 2, each has half of d_model", examples=[1]
+        2, description="2: bidirectional encoder, d_model / 2 per direction; 1: forward only", examples=[1]
     )
     dropout: limits.Dropout = Field(
-        0.1, description="dropout before each layer and after the last of the decoder", examples=[0.3]
+        0.1, description="dropout before each layer and after the last decoder layer", examples=[0.3]
     )
     attention: AttentionOfRecurrent = Field(
-        BahdanauAttention(), description="how the decoder reads the encoder", examples=["luong"]
+        BahdanauAttention(), description="type of attention over the encoder states", examples=["luong"]
     )
-    initial_state: InitialState = Field(
-        ZeroState(), description="state of the encoder before the first token", examples=["learned"]
-    )
+    initial_state: InitialState = Field(ZeroState(), description="initial state of the encoder", examples=["learned"])
     tie: Tie = "all"
 
     @model_validator(mode="after")
@@ -147,7 +156,7 @@ class RNNConfig(RecurrentConfig):
 
     architecture: Literal["rnn"] = "rnn"
     activation: Literal["tanh", "relu"] = Field(
-        "tanh", description="nonlinearity of the hidden state", examples=["relu"]
+        "tanh", description="activation function of the hidden state", examples=["relu"]
     )
 
     @property
@@ -170,42 +179,38 @@ class LSTMConfig(RecurrentConfig):
 
 
 class _OneOutputPerInput(Section):
-    """Settings of recurrent networks with one stack."""
+    """Settings of recurrent networks with one stack of layers."""
 
-    d_model: limits.Width = Field(512, description="width of embeddings and hidden states", examples=[256])
-    n_layers: limits.Layers = Field(2, description="layers of the model", examples=[3])
+    d_model: limits.Width = Field(512, description="width of the embeddings and hidden states", examples=[256])
+    n_layers: limits.Layers = Field(2, description="number of layers", examples=[3])
     cell: RecurrentCell = Field(LSTMCell(), description="recurrent cell", examples=["gru"])
-    initial_state: InitialState = Field(ZeroState(), description="state before the first token", examples=["learned"])
+    initial_state: InitialState = Field(ZeroState(), description="initial state", examples=["learned"])
     dropout: limits.Dropout = Field(
-        0.1, description="dropout before each layer and after the last (Zaremba et al. 2014)", examples=[0.3]
+        0.1, description="dropout before each layer and after the last layer (Zaremba et al. 2014)", examples=[0.3]
     )
 
 
 class RecurrentLMConfig(_OneOutputPerInput):
-    """A recurrent language model (Mikolov et al. 2010)."""
+    """Recurrent language model (Mikolov et al. 2010)."""
 
     architecture: Literal["recurrent_lm"] = "recurrent_lm"
-    tie: Literal["all", "none"] = Field(
-        "all", description="all: the output shares the embedding matrix (Press and Wolf 2017)", examples=["none"]
-    )
+    tie: TieOutput = "all"
 
 
 class RecurrentEncoderConfig(_OneOutputPerInput):
-    """Recurrent tagging, classification and masked language modelling (Huang et al. 2015, without the CRF)."""
+    """Recurrent encoder for tagging, classification and masked language modelling (Huang et al. 2015, without CRF)."""
 
     architecture: Literal["recurrent_encoder"] = "recurrent_encoder"
     directions: Annotated[Literal[1, 2], NotBoolean] = Field(
-        2, description="reading directions; with 2, each has half of d_model", examples=[1]
+        2, description="2: bidirectional, d_model / 2 per direction; 1: forward only", examples=[1]
     )
     pooling: Literal["none", "last", "mean"] = Field(
         "none",
-        description="none: one output per token; last: one per text, from the final state of each direction; mean: one "
-        "per text, from all states",
+        description="none: one output per token; last: one output per text, from the final states; mean: one output "
+        "per text, from the mean over its states",
         examples=["last"],
     )
-    tie: Literal["all", "none"] = Field(
-        "none", description="all: the output shares the embedding matrix, for masked tokens only", examples=["all"]
-    )
+    tie: TieMasked = "none"
 
     @model_validator(mode="after")
     def _halves(self) -> RecurrentEncoderConfig:

@@ -1,8 +1,9 @@
-"""Every key and kind of the configuration with its meaning, read from the models: what the reference shows."""
+"""Descriptions of all keys and kinds of the configuration, read from the models."""
 
 from __future__ import annotations
 
 import re
+import shlex
 import types
 import typing
 from collections.abc import Iterable, Iterator
@@ -24,16 +25,16 @@ from dragoman.errors import UsageError, clip, nearest
 __all__ = ["Key", "Kind", "all_keys", "all_kinds", "look_up", "section_of"]
 
 Conditions = tuple[tuple[str, tuple[str, ...]], ...]
-"""(key, kinds) of the kinds that are needed for a key to exist, such as (("model.norm.kind", ("batch",)),)."""
+"""Kinds that a key requires, such as (("model.norm.kind", ("batch",)),)."""
 _Chosen = tuple[tuple[str, str], ...]
-"""The kinds that lead to one section: (key, kind)."""
+"""The selected kinds on the path to a section: (key, kind)."""
 _UNLIMITED = 2**63 - 1
 _DURATION = 'number and unit: "20 min", "2 h", "8000 steps", "30 epochs", "50M tokens"'
 
 
 @dataclass(frozen=True)
 class Key:
-    """A key of the document, for all kinds in which it has the same type, default and meaning; texts in TOML."""
+    """A key with one type, default and meaning, and the kinds that have it.  Values are TOML."""
 
     name: str
     conditions: Conditions
@@ -44,14 +45,14 @@ class Key:
 
     @property
     def override(self) -> str:
-        """The example as an argument of `dragoman train`."""
+        """The example as an argument of `dragoman train`, quoted for the shell."""
         value = self.example.strip('"')
-        return f"{self.name}={value}"
+        return shlex.quote(f"{self.name}={value}")
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of a section, or an architecture, and the names of the keys that exist with it."""
+    """A kind of a section, or an architecture, with the names of its keys."""
 
     name: str
     tag: str
@@ -95,7 +96,7 @@ def all_kinds() -> tuple[Kind, ...]:
 
 
 def _walk(model: type[BaseModel], prefix: str, chosen: _Chosen) -> Iterator[tuple[str, _Chosen, str, str, str, str]]:
-    """Yield name, kinds that lead to it, value, default, meaning and example of the keys of a section and below it."""
+    """Yield name, selected kinds, value, default, meaning and example of all keys in a section and its sections."""
     for name, field in model.model_fields.items():
         key, models = f"{prefix}{name}", _sections(field)
         if any(key == selecting for selecting, _ in chosen):
@@ -118,7 +119,7 @@ def _walk(model: type[BaseModel], prefix: str, chosen: _Chosen) -> Iterator[tupl
 def _unions(
     model: type[BaseModel], prefix: str, chosen: _Chosen
 ) -> Iterator[tuple[str, _Chosen, list[type[BaseModel]]]]:
-    """Yield the key that selects a kind, the kinds that lead to it, and the models to select from."""
+    """Yield each key that selects a kind, with the kinds selected above it and the models of its kinds."""
     for name, field in model.model_fields.items():
         key, models = f"{prefix}{name}", _sections(field)
         tag = f"{key}.{tag_key(models[0])}" if len(models) > 1 else ""
@@ -129,8 +130,8 @@ def _unions(
 
 
 def _preset() -> Key:
-    """`model.preset`, which is replaced by other keys before the models read the document."""
-    accepted, meaning = ", ".join(map(toml_value, PRESETS)), "sizes of a published model; keys that are given win"
+    """Return the key `model.preset`, which `parse_config` expands and the models do not contain."""
+    accepted, meaning = ", ".join(map(toml_value, PRESETS)), "sizes of a published model; other keys override them"
     tag = TransformerConfig.model_fields["architecture"].default
     return Key("model.preset", (("model.architecture", (tag,)),), accepted, "none", meaning, '"big"')
 
@@ -140,7 +141,7 @@ def _sections(field: FieldInfo) -> list[type[BaseModel]]:
 
 
 def _conditions(chosen: Iterable[_Chosen]) -> Conditions:
-    """Merge the kinds that lead to a key, without the sections all of whose kinds do."""
+    """Merge the selected kinds of several paths; omit sections whose kinds are all included."""
     merged: dict[str, list[str]] = {}
     for key, tag in dict.fromkeys(pair for path in chosen for pair in path):
         merged.setdefault(key, []).append(tag)
@@ -149,14 +150,14 @@ def _conditions(chosen: Iterable[_Chosen]) -> Conditions:
 
 @cache
 def _tags() -> dict[str, set[str]]:
-    """Return the kinds by the key that selects them."""
+    """Return the set of kinds per key that selects them."""
     found: dict[str, set[str]] = {}
     for key, _, models in _unions(Config, "", ()):
         found.setdefault(key, set()).update(map(tag_of, models))
     return found
 
 
-# ------------------------------------------------------------------------------------------------------ in words
+# ------------------------------------------------------------------------------------------------------ descriptions
 
 
 def _is_list(field: FieldInfo) -> bool:
@@ -172,7 +173,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _value(field: FieldInfo) -> str:
-    """Return what a field accepts."""
+    """Return the accepted values of a field."""
     types_ = _plain(field.annotation)
     if any(getattr(part, "pattern", None) for part in field.metadata):
         return f"text: {DEVICES}"
@@ -201,14 +202,14 @@ def _plain(annotation: Any) -> list[Any]:
 
 
 def look_up(name: str) -> tuple[list[Kind], list[Key]]:
-    """Return the kinds and keys that a name means: a key or section, its last parts, or a kind.
+    """Return the kinds and keys for the name of a key, a section or a kind; leading parts may be omitted.
 
-    Raises UsageError that names the nearest key.
+    Raises UsageError with the nearest name.
     """
     wanted = _without_index(name.strip().strip("[]").strip())
     for matches in (_is_named, _is_in, _ends_with):
         if keys := [key for key in all_keys() if matches(_without_index(key.name), wanted)]:
-            # Of a section, the kinds of the sections in it are left out.
+            # A section is described without the kinds of its inner sections.
             selecting = {key.name for key in keys if matches is not _is_in or section_of(key.name) == wanted}
             return [kind for kind in all_kinds() if kind.name in selecting], keys
     if kinds := [kind for kind in all_kinds() if kind.tag == wanted]:
@@ -232,7 +233,7 @@ def _is_named(name: str, wanted: str) -> bool:
 
 
 def _is_in(name: str, wanted: str) -> bool:
-    """Return whether a key is in a section, or selects the kind of a section in it."""
+    """Return whether a key is in a section, or selects the kind of one of its sections."""
     section = section_of(name)
     return section == wanted or (section_of(section) == wanted and name.endswith(".kind") and name in _tags())
 
@@ -242,5 +243,5 @@ def _ends_with(name: str, wanted: str) -> bool:
 
 
 def _belongs(key: Key, kind: Kind) -> bool:
-    """Return whether a key exists with a kind, and in its section."""
+    """Return whether a kind has a key."""
     return key.name in kind.keys and all(kind.tag in tags for name, tags in key.conditions if name == kind.name)

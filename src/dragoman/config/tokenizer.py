@@ -13,7 +13,7 @@ __all__ = ["SideTokenizerConfig", "TokenizerConfig"]
 
 
 class SideTokenizerConfig(Section):
-    """sentencepiece.  Kind `char`: one token per character, without normalization, and `vocab_size` is a maximum."""
+    """A sentencepiece model, or single characters (kind `char`, without normalization)."""
 
     kind: Literal["bpe", "unigram", "char"] = Field(
         "bpe",
@@ -22,28 +22,28 @@ class SideTokenizerConfig(Section):
     )
     vocab_size: limits.VocabularySize = Field(
         8000,
-        description="number of tokens, 4 special ones included; a maximum for characters",
+        description="vocabulary size, including 4 special tokens; for characters, a maximum",
         examples=[16_000],
     )
     byte_fallback: bool = Field(
-        True, description="write unknown characters as UTF-8 bytes, so that nothing becomes `<unk>`", examples=[False]
+        True, description="encode unknown characters as UTF-8 bytes instead of `<unk>`", examples=[False]
     )
     normalization: Literal["nmt_nfkc", "nfkc", "identity"] = Field(
         "nmt_nfkc",
-        description="rule of sentencepiece; with nfkc and nmt_nfkc, `…` becomes `...` and `？` becomes `?`",
+        description="normalization of sentencepiece; nfkc and nmt_nfkc replace `…` by `...` and `？` by `?`",
         examples=["identity"],
     )
     character_coverage: limits.Coverage = Field(
-        1.0, description="fraction of the characters of the training text in the vocabulary", examples=[0.9995]
+        1.0, description="fraction of the characters of the training text that the vocabulary covers", examples=[0.9995]
     )
     sampling: limits.Dropout = Field(
         0.0,
-        description="other segmentations in training: rate of BPE-dropout (Provilkov et al. 2020), or exponent of the "
-        "unigram model (Kudo 2018); 0 = none",
+        description="subword regularization in training: rate of BPE-dropout (Provilkov et al. 2020), or smoothing "
+        "exponent of the unigram model (Kudo 2018); 0 = none",
         examples=[0.1],
     )
     sentences: limits.Sentences = Field(
-        2_000_000, description="maximum lines used to learn the vocabulary", examples=[500_000]
+        2_000_000, description="maximum number of lines from which the vocabulary is learned", examples=[500_000]
     )
 
     @model_serializer(mode="wrap")
@@ -56,12 +56,12 @@ class SideTokenizerConfig(Section):
 
 
 class TokenizerConfig(SideTokenizerConfig):
-    """The tokenizer of both sides; `shared`: with one vocabulary.  `target`: settings of the target, if they differ."""
+    """The tokenizer of both sides, or of the source if `target` is set."""
 
-    shared: bool = Field(True, description="one vocabulary for both sides", examples=[False])
+    shared: bool = Field(True, description="use one vocabulary for both sides", examples=[False])
     target: SideTokenizerConfig | None = Field(
         None,
-        description="settings of the target, if they differ; needs shared = false",
+        description="settings of the target, if they differ; requires `shared = false`",
         examples=[{"kind": "char"}],
     )
 
@@ -69,7 +69,7 @@ class TokenizerConfig(SideTokenizerConfig):
     def _one_tokenizer_per_side(self) -> TokenizerConfig:
         if self.target is not None and self.shared:
             raise ValueError(
-                "tokenizer.target describes a vocabulary of its own, but shared is true; set tokenizer.shared = false, "
+                "tokenizer.target requires separate vocabularies, but shared is true; set tokenizer.shared = false, "
                 "or remove tokenizer.target"
             )
         return self

@@ -27,13 +27,13 @@ Device = Annotated[str, Field(pattern="^(auto|cpu|(cuda|mps|xpu|hpu)(:[0-9]{1,3}
 
 
 class AdamConfig(Section):
-    """Adam: steps scaled by running means of the gradient and of its square (Kingma and Ba 2015)."""
+    """Adam: updates scaled by running means of the gradient and of its square (Kingma and Ba 2015)."""
 
     kind: Literal["adam"] = "adam"
-    beta1: limits.Beta = Field(0.9, description="decay of the running mean of the gradient", examples=[0.9])
+    beta1: limits.Beta = Field(0.9, description="decay rate of the running mean of the gradient", examples=[0.9])
     beta2: limits.Beta = Field(
         0.98,
-        description="decay of the running mean of the squared gradient; 0.98 in Vaswani et al. 2017, 5.3",
+        description="decay rate of the running mean of the squared gradient (Vaswani et al. 2017, 5.3: 0.98)",
         examples=[0.999],
     )
     eps: limits.AdamEpsilon = Field(1e-9, description="added to the denominator of the update", examples=[1e-8])
@@ -43,16 +43,16 @@ class AdamWConfig(Section):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
 
     kind: Literal["adamw"] = "adamw"
-    beta1: limits.Beta = Field(0.9, description="decay of the running mean of the gradient", examples=[0.9])
+    beta1: limits.Beta = Field(0.9, description="decay rate of the running mean of the gradient", examples=[0.9])
     beta2: limits.Beta = Field(
         0.98,
-        description="decay of the running mean of the squared gradient; 0.98 in Vaswani et al. 2017, 5.3",
+        description="decay rate of the running mean of the squared gradient (Vaswani et al. 2017, 5.3: 0.98)",
         examples=[0.999],
     )
     eps: limits.AdamEpsilon = Field(1e-9, description="added to the denominator of the update", examples=[1e-8])
     weight_decay: limits.WeightDecay = Field(
         0.01,
-        description="each step subtracts learning rate * weight_decay * weight from every matrix; 0 = none",
+        description="decoupled weight decay: subtract learning rate * weight_decay * weight from matrices; 0 = none",
         examples=[0.1],
     )
 
@@ -65,7 +65,7 @@ class SGDConfig(Section):
 
     kind: Literal["sgd"] = "sgd"
     momentum: limits.Beta = Field(
-        0.0, description="share of the previous update that is kept; 0 = none", examples=[0.9]
+        0.0, description="momentum: fraction of the previous update added to the current one; 0 = none", examples=[0.9]
     )
     weight_decay: limits.WeightDecay = Field(
         0.0, description="L2 regularization of the matrices; 0 = none", examples=[1e-4]
@@ -77,21 +77,23 @@ class InverseSqrtSchedule(Section):
 
     kind: Literal["inverse_sqrt"] = "inverse_sqrt"
     factor: limits.ScheduleFactor = Field(
-        1.0, description="multiplies the whole schedule; its peak is factor / sqrt(d_model * warmup)", examples=[2.0]
+        1.0,
+        description="scale of the schedule; the peak learning rate is factor / sqrt(d_model * warmup)",
+        examples=[2.0],
     )
-    warmup: limits.Steps = Field(4000, description="steps in which the rate rises to its peak", examples=[4000])
+    warmup: limits.Steps = Field(4000, description="number of warm-up steps", examples=[4000])
 
 
 class BudgetSchedule(Section):
     """Linear warm-up, constant at `peak`, then decay to zero at the end of the budget."""
 
     kind: Literal["budget"] = "budget"
-    peak: limits.PeakRate = Field(3e-3, description="highest learning rate", examples=[2e-3])
-    warmup: limits.Steps = Field(100, description="steps in which the rate rises to its peak", examples=[400])
+    peak: limits.PeakRate = Field(3e-3, description="peak learning rate", examples=[2e-3])
+    warmup: limits.Steps = Field(100, description="number of warm-up steps", examples=[400])
     decay: limits.Decay = Field(
-        0.5, description="final fraction of the budget, in which the rate falls to zero", examples=[0.7]
+        0.5, description="fraction of the budget, at its end, over which the rate decays to zero", examples=[0.7]
     )
-    shape: Literal["linear", "cosine"] = Field("linear", description="shape of the decay", examples=["cosine"])
+    shape: Literal["linear", "cosine"] = Field("linear", description="shape of the decay curve", examples=["cosine"])
 
 
 class ConstantSchedule(Section):
@@ -100,7 +102,7 @@ class ConstantSchedule(Section):
     kind: Literal["constant"] = "constant"
     rate: limits.PeakRate = Field(1e-3, description="learning rate after the warm-up", examples=[1e-3])
     warmup: limits.Steps = Field(
-        1, description="steps in which the rate rises; 1 = `rate` from the first step", examples=[100]
+        1, description="number of warm-up steps; 1 = `rate` from the first step", examples=[100]
     )
 
 
@@ -109,24 +111,32 @@ Schedule = Annotated[InverseSqrtSchedule | BudgetSchedule | ConstantSchedule, Fi
 
 
 class TrainConfig(Section):
-    """Training: how long, how fast, and what is saved."""
+    """Length of the training, optimizer, learning rate, validation and checkpoints."""
 
     budget: DurationField = Field(
         Duration(amount=20 * 60, unit="seconds"),
-        description="length of the training; the schedule `budget` ends with it",
+        description="length of the training; the schedule `budget` reaches zero at its end",
         examples=["30 epochs"],
+    )
+    expected_speed: limits.OptionalCount = Field(
+        0,
+        description="tokens per second (source + target) that `dragoman new` expects, including validations; a "
+        "training in minutes that reaches less than 80 % reports it; 0 = unknown",
+        examples=[4500],
     )
     batch_tokens: limits.TokensPerBatch = Field(
         4096, description="source + target tokens per batch, with padding", examples=[8192]
     )
     accumulate: limits.Batches = Field(
-        1, description="batches per update: the same result as larger batches, with less memory", examples=[4]
+        1,
+        description="gradient accumulation: batches per update; equivalent to larger batches, with less memory",
+        examples=[4],
     )
-    optimizer: Optimizer = Field(AdamConfig(), description="how gradients change the weights", examples=["adamw"])
-    schedule: Schedule = Field(InverseSqrtSchedule(), description="learning rate by step", examples=["budget"])
+    optimizer: Optimizer = Field(AdamConfig(), description="optimization algorithm", examples=["adamw"])
+    schedule: Schedule = Field(InverseSqrtSchedule(), description="learning rate schedule", examples=["budget"])
     label_smoothing: limits.Dropout = Field(
         0.1,
-        description="share of the target probability that is spread over all tokens (Szegedy et al. 2016)",
+        description="target probability distributed uniformly over all tokens (Szegedy et al. 2016)",
         examples=[0.1],
     )
     clip_norm: limits.GradientNorm = Field(
@@ -134,71 +144,71 @@ class TrainConfig(Section):
     )
     precision: Literal["float32", "bf16"] = Field(
         "float32",
-        description="number format of the computation: bf16 is faster on GPUs that support it; weights stay in float32",
+        description="precision of the computation; bf16 is faster on GPUs that support it, with weights in float32",
         examples=["bf16"],
     )
     seed: limits.Seed = Field(
-        1, description="seed of initialization, order of the data, dropout and sampling", examples=[2]
+        1, description="random seed of the initialization, the order of the data, dropout and sampling", examples=[2]
     )
     ema: limits.Beta = Field(
         0.0,
-        description="decay of the moving average of the weights that is validated and saved; 0 = none",
+        description="decay rate of the moving average of the weights, which is validated and saved; 0 = none",
         examples=[0.999],
     )
-    log_every: limits.Interval = Field(20, description="steps between two lines of the log", examples=[100])
+    log_every: limits.Interval = Field(20, description="steps between log lines", examples=[100])
     validate_every: DurationField = Field(
         Duration(amount=1, unit="epochs"),
-        description="interval of validations, each of which saves a checkpoint",
+        description="interval between validations; each validation saves a checkpoint",
         examples=["500 steps"],
     )
     save_every: DurationField = Field(
         Duration(amount=5 * 60, unit="seconds"),
-        description="interval of checkpoints between validations: at most this is lost if the training is killed",
+        description="interval between checkpoints without validation; a killed training loses at most this much",
         examples=["2000 steps"],
     )
     validate_sentences: limits.Sentences = Field(
-        1000, description="sentences decoded per validation; the loss is computed on all", examples=[200]
+        1000, description="sentences decoded per validation; the loss is computed on all sentences", examples=[200]
     )
     metric: Literal["bleu", "chrf", "loss", "accuracy", "f1"] = Field(
         "loss",
-        description="what the best checkpoint is best at: loss with any data, bleu and chrf with parallel text, "
-        "accuracy with masked text, tags, labels and images, f1 with trees",
+        description="metric that selects the best checkpoint: loss for all data; bleu, chrf for parallel text; "
+        "accuracy for masked text, tags, labels and images; f1 for trees",
         examples=["bleu"],
     )
     patience: limits.OptionalCount = Field(
-        0, description="early stopping: validations without improvement before training stops; 0 = off", examples=[5]
+        0, description="early stopping: number of validations without improvement; 0 = off", examples=[5]
     )
     keep: limits.Checkpoints = Field(
-        5, description="recent checkpoints to keep, in addition to the best", examples=[10]
+        5, description="number of recent checkpoints to keep, in addition to the best", examples=[10]
     )
     average: limits.OptionalCount = Field(
-        0, description="last checkpoints to average at the end; 0 = none", examples=[5]
+        0, description="number of last checkpoints to average at the end; 0 = none", examples=[5]
     )
     max_bad_steps: limits.Interval = Field(
         20, description="consecutive steps with a non-finite loss before training stops", examples=[50]
     )
     device: Device = Field(
-        "auto", description="auto: a GPU if there is one; a number selects one of several", examples=["cuda:1"]
+        "auto", description="auto: a GPU if available; cuda:1 selects the second GPU", examples=["cuda:1"]
     )
     threads: limits.Threads = Field(
-        "auto", description="threads on the CPU; auto: the fastest number, measured when training starts", examples=[2]
+        "auto", description="CPU threads; auto: the fastest number, measured when training starts", examples=[2]
     )
 
 
 class SearchConfig(Section):
-    """Decoding: the settings that `translate` and the Python interface use by default."""
+    """Default settings of decoding, in `translate` and in Python."""
 
-    beam: limits.Beams = Field(4, description="hypotheses per step; 1 = greedy search", examples=[5])
+    beam: limits.Beams = Field(4, description="beam size: hypotheses per step; 1 = greedy search", examples=[5])
     alpha: limits.LengthPenalty = Field(
         0.6,
-        description="length penalty: scores are divided by ((5 + length) / 6) ** alpha (Wu et al. 2016); more favours "
-        "longer output",
+        description="length penalty: scores are divided by ((5 + length) / 6) ** alpha (Wu et al. 2016); larger values "
+        "favour longer output",
         examples=[1.0],
     )
     max_extra: limits.ExtraTokens = Field(
-        50, description="maximum output length in tokens: source tokens plus this", examples=[100]
+        50, description="maximum output length in tokens, in addition to the length of the source", examples=[100]
     )
     min_length: limits.LeastTokens = Field(0, description="minimum output length in tokens", examples=[1])
     no_repeat_ngram: limits.NgramSize = Field(
-        0, description="forbid a sequence of this many tokens to occur twice in an output; 0 = off", examples=[3]
+        0, description="size of n-grams that may occur only once in an output; 0 = off", examples=[3]
     )

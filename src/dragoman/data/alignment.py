@@ -37,15 +37,15 @@ _MAX_STEPS = 32
 _MARGIN = 0.08
 _CERTAIN_Z = 8.0
 _TOLERANCE = 1.0
-"""A drift lies where a path costs at most this much more than the cheapest: true for 99 % of 840 deleted lines."""
+"""Maximum cost above the cheapest path within the possible range, which contained 99 % of 840 deleted lines."""
 _MIN_GAIN, _MIN_Z = 0.25, 6.0
-"""Least difference of the mean costs of matching and other pairs, in standard deviations, and in standard errors.
+"""Minimum difference of the mean costs of matching and other pairs, in standard deviations and in standard errors.
 
 Measured in Tatoeba, IWSLT, Multi30k and WMT news, with 300 to 6,000 lines: 0.33 to 1.6 and 7 to 118; unrelated files
 reached 5 in z, or more if both are sorted by length.
 """
 _APART = 16
-"""Pairs are compared with lines that are further apart by this number than a drift could move them."""
+"""Minimum distance in lines, in addition to the largest shift, of the other pairs."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class LineFeatures:
 
 @dataclass(frozen=True)
 class Drift:
-    """Where files of different line counts begin to diverge: between lines `first` and `last`, probably at `best`.
+    """Range of lines, `first` to `last`, in which files of different line counts begin to diverge, probably at `best`.
 
     Lines are counted from 1; the line after the last line of the shorter file is its end.
     """
@@ -76,13 +76,12 @@ class Drift:
     best: int
 
     def describe(self, lines: int) -> str:
-        """Return a sentence without its end.  lines: those of the shorter file."""
-        end = "the end of the shorter file"
+        """Return a sentence without its final punctuation.  lines: number of lines of the shorter file."""
+        best = "the end of the shorter file" if self.best > lines else f"line {self.best:,}"
         if self.first == self.last:
-            return f"They diverge at {end if self.best > lines else f'line {self.best:,}'}"
-        last = end if self.last > lines else f"line {self.last:,}"
-        best = "there" if self.best == self.last > lines else f"at line {self.best:,}"
-        return f"They diverge between line {self.first:,} and {last}, probably {best}"
+            return f"They diverge at {best}"
+        last = "the end" if self.last > lines else f"{self.last:,}"
+        return f"They probably diverge at {best} (possible range: line {self.first:,} to {last})"
 
 
 @dataclass(frozen=True)
@@ -112,8 +111,9 @@ class Shift:
     @property
     def advice(self) -> str:
         return (
-            f"Compare both files at line {self.first:,}: one of them lacks a line or has an extra line. If the files "
-            "are right, shuffle the pairs, both files in the same order: only neighbouring lines are compared."
+            f"Compare both files at line {self.first:,}: a line is missing in one of them, or there is an extra line. "
+            "If the files are correct, shuffle the pairs, in both files in the same order: only neighbouring lines are "
+            "compared."
         )
 
 
@@ -162,7 +162,7 @@ def _costs(source: LineFeatures, target: LineFeatures, median_log_ratio: float) 
 
 
 def locate_drift(source: LineFeatures, target: LineFeatures) -> Drift | None:
-    """Return where files of different line counts begin to diverge, or None if their lines do not tell.
+    """Locate the line at which files of different line counts begin to diverge; return None if it is unclear.
 
     Dynamic programming over shifts: for every line, the cost of the cheapest path that leaves shift zero before it.
     """
@@ -188,7 +188,7 @@ def locate_drift(source: LineFeatures, target: LineFeatures) -> Drift | None:
 
 
 def _matches(cost: float, shorter: LineFeatures, longer: LineFeatures, ratio: float) -> bool:
-    """Return whether the best path, of this total cost, pairs lines much better than pairs some lines apart."""
+    """Return whether the best path, with this total cost, is much cheaper than pairs of lines that are far apart."""
     n = len(shorter)
     step = min(len(longer) - n + _APART, n // 4)
     others = (np.arange(n) + i * step for i in (1, 2, 3))
@@ -199,7 +199,7 @@ def _matches(cost: float, shorter: LineFeatures, longer: LineFeatures, ratio: fl
 
 
 def misalignment(source: Path, target: Path) -> tuple[Drift | None, str] | None:
-    """Return where two files diverge, if their lines tell, and a message, or None if they have equally many lines.
+    """Return where two files diverge (None if unclear) and a message, or None if they have equally many lines.
 
     Raises DataError if a file cannot be read.
     """
@@ -211,15 +211,17 @@ def misalignment(source: Path, target: Path) -> tuple[Drift | None, str] | None:
         f"{source} has {n_source:,} lines but {target} has {n_target:,}: line n of the target must translate line n of "
         "the source. "
     )
+    if 0 in (n_source, n_target):
+        return None, f"{counts}Specify another file instead of the empty one."
     if drift is None:
         return None, (
-            f"{counts}The lines do not match well enough to locate the difference. Check that both files belong "
-            "together, and restore the missing lines or remove the extra ones; never filter one side alone."
+            f"{counts}The lines do not match well enough to locate the difference. Check that one file is the "
+            "translation of the other, and restore missing lines or remove extra lines; never filter one side alone."
         )
     return drift, (
         f"{counts}{drift.describe(min(n_source, n_target))}:\n"
-        f"  source: {_line_at(source, drift.best)}\n"
-        f"  target: {_line_at(target, drift.best)}\n"
+        f"  source, line {drift.best:,}: {_line_at(source, drift.best)}\n"
+        f"  target, line {drift.best:,}: {_line_at(target, drift.best)}\n"
         "Restore the missing line or remove the extra line; never filter one side alone."
     )
 

@@ -1,4 +1,4 @@
-"""Language identification of lines with py3langid (140 languages, 4.5 MB), which is loaded at the first call."""
+"""Language identification of lines with py3langid (140 languages, 4.5 MB), loaded at the first call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 __all__ = ["MIN_BYTES", "language_probability", "languages_of"]
 
 MIN_BYTES = 12
-"""Lines with fewer bytes of letters in UTF-8 are not identified: 12 Latin, 6 Cyrillic or 4 Chinese letters."""
+"""Minimum length of identified lines, in UTF-8 bytes of letters: 12 Latin, 6 Cyrillic or 4 Chinese letters."""
 _NO_LANGUAGE = "zxx"
 _MIN_SHARE = 0.02
 _MIN_COVERED = 0.9
@@ -24,7 +24,7 @@ def _identifier() -> Any:
 
 
 def language_probability(text: str, languages: Collection[str]) -> float:
-    """Return the probability that a text is in one of `languages`, or in none at all, such as code."""
+    """Return the probability that a text is in one of `languages`, or in no language, such as program code."""
     accepted = {*languages, _NO_LANGUAGE}
     return float(sum(probability for language, probability in _identifier().rank(text) if language in accepted))
 
@@ -32,8 +32,8 @@ def language_probability(text: str, languages: Collection[str]) -> float:
 def languages_of(texts: Iterable[str]) -> tuple[str, ...]:
     """Return the languages that are identified in at least 2 % of the texts, most frequent first.
 
-    They include languages that the identifier confuses with that of the texts.  Returns () if they are less than 90 %
-    of the texts, which are then in a language that the identifier does not know, or in many.
+    They include languages that the identifier confuses with the language of the texts.  Returns () if they cover less
+    than 90 % of the texts: the identifier does not support their language, or they are in many languages.
     """
     found = Counter(_identifier().classify(text)[0] for text in texts)
     frequent = [(code, count) for code, count in found.most_common() if count >= _MIN_SHARE * found.total()]

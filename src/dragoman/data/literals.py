@@ -1,14 +1,17 @@
-"""Parts of a text that a translation keeps: numbers, and placeholders such as URLs and e-mail addresses."""
+"""Parts of a text that do not change in translation: numbers, and placeholders such as URLs and e-mail addresses."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 from collections import Counter
+from collections.abc import Collection
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["has_changed_numbers", "has_changed_placeholders", "has_literals"]
+from dragoman.data.languages import language_code
+
+__all__ = ["has_changed_numbers", "has_changed_placeholders", "has_literals", "has_words"]
 
 _DIGIT = re.compile(r"\d")
 _DIGITS = re.compile(r"\d+")
@@ -37,16 +40,37 @@ _SCALE_WORD = re.compile(
 _NUMBER = re.compile(_GROUPED.pattern + r"|\d+(?:[.,]\d+)*")
 _MOST_SCALE_WORDS = 3
 _MOST_SPELLED = 100
-"""No line spells out more numbers than this that the other has in digits."""
+"""Largest number of different numbers that are searched for in words."""
+_TWO_PARTS = re.compile(r"(?<![\d.,:])\d{1,6}(?:[.,:]| ?h ?)(\d\d?)(?![.,:]?\d|\.\s?[a-z])")
+"""Decimal fractions and times, but not 1,000 and dates such as 3.5. or 3.5.2010."""
 _CLOCK = re.compile(r"[ap]\. ?m\.|\d ?[ap]m\b|o['’]clock|\b\d{1,2}:\d\d\b", re.IGNORECASE)
 _MONTH = re.compile(r"\d ?[月월]")
-"""Months that have names in other languages."""
+"""Months written as numbers, which other languages write as names."""
 _OFTEN_SPELLED = 12
-"""Numbers up to this one are often written as words on one side, in languages whose words are not known as well."""
+"""Whole numbers up to this one may be missing, since they are often written as words, in forms that CLDR lacks, too."""
 _MAX_SPELLED_DIGITS = 7
-_QUARTERS = {"15", "30", "45"}
-"""Minutes that are written as words: half past two, halb drei."""
-_ROMAN = ((50, "L"), (40, "XL"), (10, "X"), (9, "IX"), (5, "V"), (4, "IV"), (1, "I"))
+_QUARTERS = {"15", "30", "45", "25", "5", "50", "75"}
+"""Minutes and decimal places that are often written as words: half past two, two and a half."""
+_QUARTER_WORDS = {
+    "en": r"\b(?:half|halves|quarters?)\b",
+    "de": r"\bhalb|einhalb|hälfte|\b(?:drei)?viertel|anderthalb",
+    "fr": r"\bdemie?s?\b|\bquarts?\b|moitié",
+    "es": r"\bmedi[ao]\b|\bcuartos?\b|mitad",
+    "it": r"\bmezz|\bquart[oi]\b|metà",
+    "pt": r"\bmei[ao]\b|\bquartos?\b|metade",
+    "nl": r"\bhal(?:f|ve)|enhalf|\bkwart\b|anderhalf",
+    "pl": "pół|połow|kwadrans|ćwierć",
+    "cs": r"\bpůl|čtvrt|polovin",
+    "sk": r"\bpol\b|štvrť|štvrt|polovic",
+    "ru": r"\bпол\b|полчас|полтор|половин|четверт",
+    "sv": r"\bhalv|\bkvart\b",
+    "da": r"\bhalv|\bkvart\b",
+    "zh": "半|刻",
+    "ja": "半",
+}
+"""Words for a half or a quarter; for other languages, every text is assumed to have one."""
+_DECADE = re.compile("(?:1[89]|20)[1-9]0")
+_ROMAN = ((40, "XL"), (10, "X"), (9, "IX"), (5, "V"), (4, "IV"), (1, "I"))
 
 _LITERAL = re.compile(r"[\d@{<%/]")
 _PLACEHOLDER = re.compile(
@@ -65,6 +89,11 @@ def has_literals(text: str) -> bool:
     return _LITERAL.search(text) is not None or "www." in text
 
 
+def has_words(text: str) -> bool:
+    """Return whether a text has letters outside placeholders: not a number, a URL or a row of dashes."""
+    return any(map(str.isalpha, _PLACEHOLDER.sub("", text) if has_literals(text) else text))
+
+
 def has_changed_placeholders(source: str, target: str) -> bool:
     """Return whether URLs, e-mail addresses, tags or placeholders such as {name} and %s differ between two texts."""
     return _placeholders(source) != _placeholders(target)
@@ -78,9 +107,9 @@ def has_changed_numbers(source: str, target: str, languages: tuple[str | None, s
     """Return whether the numbers in digits of two texts differ in value.
 
     Separators, order, leading zeros and repetitions are not compared.  A number that only one text has in digits counts
-    unless the other spells it out or has it in Roman digits.  A number of the source up to 12 that the target lacks is
-    taken as spelled out.  12-hour and 24-hour clocks agree, and so do 1990 and 90, but not 3 million and 30 million.
-    languages: codes of source and target.
+    unless the other spells it out or has it in Roman digits.  A whole number of the source up to 12 that the target
+    lacks is considered spelled out.  12-hour and 24-hour clocks agree, and so do 1990 and 90, but not 3 million and 30
+    million.  languages: codes of source and target.
     """
     if not (_DIGIT.search(source) or _DIGIT.search(target)):
         return False
@@ -93,16 +122,34 @@ def has_changed_numbers(source: str, target: str, languages: tuple[str | None, s
         return False
     if max(len(ours - theirs), len(theirs - ours)) > _MOST_SPELLED:
         return True
+    clock = bool(_CLOCK.search(source) or _CLOCK.search(target))
     missing = _not_spelled(ours - theirs, target, languages[1])
     added = _not_spelled(theirs - ours, source, languages[0])
-    clock = bool(_CLOCK.search(source) or _CLOCK.search(target))
     paired = [(a, b) for a in missing for b in added if _same_time(a, b, clock)]
-    missing -= {a for a, _ in paired} | (_QUARTERS if clock else set())
-    added -= {b for _, b in paired} | ({"0"} if clock else set())
+    missing -= {a for a, _ in paired} | _spoken_parts(source, target, languages[1], scaled)
+    added -= {b for _, b in paired} | _spoken_parts(target, source, languages[0], scaled)
+    if clock:
+        missing -= _spoken_hours(missing, target, languages[1])
+        added -= _spoken_hours(added, source, languages[0])
     if missing and added:
         return True
+    precise = _numbers(_two_parts(source), scaled) - {"0", "12"}  # 12 may be the word noon
     spelled_in_source = _speller(languages[0]) is None or _MONTH.search(target) is not None
-    return any(map(_is_large, missing)) or any(_is_large(n) or not (spelled_in_source or n == "1") for n in added)
+    return any(_is_large(n) or n in precise for n in missing) or any(
+        _is_large(n) or not (spelled_in_source or n == "1") for n in added
+    )
+
+
+def _two_parts(text: str, second: Collection[str] | None = None) -> str:
+    """Return the decimal fractions and times of a text, one per line.  second: accepted second parts; None: all."""
+    return "\n".join(match[0] for match in _TWO_PARTS.finditer(text) if second is None or match[1] in second)
+
+
+def _spoken_parts(text: str, other: str, language: str | None, scaled: bool) -> set[str]:
+    """Return the numbers of 2:30 or 2.5 if the other text, in `language`, has a word such as half."""
+    words = _QUARTER_WORDS.get(language_code(language) or "")
+    found = words is None or re.search(words, other, re.IGNORECASE) is not None
+    return _numbers(_two_parts(text, _QUARTERS), scaled) if found else set()
 
 
 def _is_large(number: str) -> bool:
@@ -138,7 +185,8 @@ def _differ_by_power(source: str, target: str) -> bool:
 def _values(text: str) -> list[set[tuple[str, int]]]:
     """Return the possible values of each number, as (digits, exponent of ten): of 1.5 million, 1.5 and 1,500,000.
 
-    The scale word may be unknown, and a number without one may share that of another: 2 to 3 million.
+    A number has the values with and without its scale word, which may be misrecognized.  A number without a scale word
+    may share that of another: 2 to 3 million.
     """
     matches = list(_NUMBER.finditer(text))
     scales = [_scales(text, match.end()) for match in matches]
@@ -166,7 +214,7 @@ def _readings(match: re.Match[str], scaled: bool) -> list[tuple[str, tuple[int, 
 
 
 def _scales(text: str, start: int) -> set[int]:
-    """Return the possible exponents of the scale words at a place of a text: {9} for `mil millones`."""
+    """Return the possible exponents of the scale words at an index of a text: {9} for `mil millones`."""
     scales: set[int] = set()
     for _ in range(_MOST_SCALE_WORDS):
         match = _SCALE_WORD.match(text, start)
@@ -178,7 +226,7 @@ def _scales(text: str, start: int) -> set[int]:
 
 
 def _same_time(one: str, other: str, clock: bool) -> bool:
-    """Return whether two numbers may name the same hour (8 and 20, if `clock`) or the same year (1990 and 90)."""
+    """Return whether two numbers may be the same hour (8 and 20, if `clock`) or the same year (1990 and 90)."""
     if len(one) > 4 or len(other) > 4:
         return False
     low, high = sorted((int(one), int(other)))
@@ -191,12 +239,20 @@ def _not_spelled(numbers: set[str], text: str, language: str | None) -> set[str]
     return {number for number in numbers if not _is_spelled(number, text, folded, language)}
 
 
+def _spoken_hours(numbers: set[str], text: str, language: str | None) -> set[str]:
+    """Return the hours of the 12-hour clock that a text spells out in the 24-hour clock, or vice versa, and 0."""
+    hours = {number: str((int(number) + 12) % 24) for number in numbers if len(number) < 3 and int(number) < 25}
+    left = _not_spelled(set(hours.values()), text, language)
+    return {"0"} | {number for number, other in hours.items() if other not in left}
+
+
 def _is_spelled(number: str, text: str, folded: str, language: str | None) -> bool:
     if any(form in folded for form in _spelled_forms(number, language)):
         return True
-    if len(number) == 4 and number[-1] == "0" and _is_spelled(number[2:], text, folded, language):
+    if _DECADE.fullmatch(number) and _is_spelled(number[2:], text, folded, language):
         return True  # the eighties
-    return len(number) < 3 and 0 < int(number) < 90 and re.search(rf"\b{_roman(int(number))}", text) is not None
+    roman = _roman(int(number)) if len(number) < 3 and 0 < int(number) < 50 else ""
+    return bool(roman) and re.search(rf"\b{roman}(?:er?|ère|ème|th|st|nd|rd)?\b", text) is not None
 
 
 def _folded(text: str) -> str:
@@ -206,7 +262,7 @@ def _folded(text: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _spelled_forms(number: str, language: str | None) -> tuple[str, ...]:
-    """Return the number in words in all forms known for a language, as `_folded` text; () for unknown languages."""
+    """Return the forms of a number in words, as `_folded` text; () if CLDR has no rules for the language."""
     engine = _speller(language)
     if engine is None or len(number) > _MAX_SPELLED_DIGITS:
         return ()
@@ -224,10 +280,10 @@ def _spelled_forms(number: str, language: str | None) -> tuple[str, ...]:
 
 @lru_cache
 def _speller(language: str | None) -> Any:
-    """Return the number speller of a language, from the rules of CLDR; None if there are none."""
+    """Return an engine that spells numbers with the CLDR rules of a language; None if it has none."""
     if language is None:
         return None
-    from unicode_rbnf import RbnfEngine  # here, because it is rarely needed
+    from unicode_rbnf import RbnfEngine  # imported here because it is rarely needed
 
     try:
         return RbnfEngine.for_language(re.split(r"[-_]", language.casefold())[0])

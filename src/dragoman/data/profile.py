@@ -1,4 +1,4 @@
-"""Statistics of the training text of a translation model, stored with it, so that unusual input can be recognized."""
+"""Statistics of the training text of a translation model, stored with the model to detect unusual input."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from dragoman.data.language_identifier import MIN_BYTES, languages_of
+from dragoman.data.literals import has_words
 from dragoman.data.sentences import split_sentences
 from dragoman.errors import ModelFolderError
 from dragoman.io.reading import COPY_AGAIN, read_text
@@ -25,13 +26,15 @@ if TYPE_CHECKING:
 __all__ = ["PROFILE", "Quantiles", "SideProfile", "TrainingProfile", "coverage", "words_of_line"]
 
 PROFILE = "profile.json"
-"""The file of a model folder that holds the profile."""
+"""Name of the profile in a model folder."""
 _SAMPLE = 10_000
 _SEED = 1
+_MAX_WORDLESS = 0.05
+"""Largest share of lines without words at which `translate` copies such lines."""
 _MAX_SEVERAL = 0.5
-"""Largest share of lines with several sentences at which lines count as single sentences (docs/sentences.md)."""
+"""Largest share of lines with several sentences at which `translate` splits lines (docs/sentences.md)."""
 _MIN_LINES = 1_000
-"""Fewer lines say too little about words, languages and lengths."""
+"""Minimum number of lines for statistics of words, languages and lengths."""
 _MIN_OCCURRENCES = 3
 _IDENTIFIED = 1_000
 _WORDS = 2_000
@@ -40,7 +43,7 @@ _WORD = re.compile(r"[\u3041-\u30ff\u3400-\u9fff\U00020000-\U0003ffff]|[^\W\d_]+
 
 
 class Quantiles(BaseModel):
-    """Quantiles of a length: `q95` is the largest length of the shortest 95 % of the lines."""
+    """Quantiles of the lengths of lines: `q95` is the largest length of the shortest 95 % of the lines."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -53,16 +56,17 @@ class Quantiles(BaseModel):
 
     @classmethod
     def of(cls, lengths: NDArray[np.int64] | Sequence[int]) -> Quantiles:
-        """Return the quantiles of at least one length."""
+        """Return the quantiles of lengths, of which there must be at least one."""
         found = np.quantile(lengths, [0.5, 0.95, 0.99, 0.995, 0.999, 1], method="inverted_cdf").astype(int).tolist()
         return cls(**dict(zip(cls.model_fields, found, strict=True)))
 
 
 class SideProfile(BaseModel):
-    """One side of the training text.
+    """Statistics of one side of the training text.
 
-    tokens: quantiles of the number of tokens, without the end of sentence, over all lines.  characters: of the number
-    of characters, over the sampled lines.  alphabet: the characters that occur at least 3 times in all lines, in order.
+    tokens: quantiles of the number of tokens per line, without the end of sentence, over all lines.  characters:
+    quantiles of the number of characters per line, over the sampled lines.  alphabet: the characters that occur at
+    least 3 times in all lines, sorted.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -73,20 +77,21 @@ class SideProfile(BaseModel):
 
     @classmethod
     def of(cls, tokens: NDArray[np.int64], alphabet: str, texts: Sequence[str]) -> SideProfile:
-        """Describe the lengths of all lines in tokens, their characters, and the lengths of the sampled texts."""
+        """Return the profile of a side from the lengths of all lines in tokens, its alphabet, and the sampled lines."""
         return cls(tokens=Quantiles.of(tokens), characters=Quantiles.of([*map(len, texts)]), alphabet=alphabet)
 
 
 class TrainingProfile(BaseModel):
     """Statistics of the sentence pairs that a model is trained on, after filtering.
 
-    lines: number of pairs.  sampled: number of pairs in the sample, which is fixed: the same pairs give the same
-    profile.  sentences_per_line: mean of the sampled source lines.  several_sentences: share of the sampled source
-    lines with more than one sentence, 0 to 1.
+    lines: number of pairs.  sampled: number of pairs in the sample, which is deterministic.  sentences_per_line: mean
+    over the sampled source lines.  several_sentences: share of the sampled source
+    lines with more than one sentence, 0 to 1.  wordless: share of the sampled source lines without words (see
+    `has_words`); 0 in profiles of earlier versions.
 
-    The rest is empty or None for fewer than 1,000 lines.  languages: of the source lines, as the identifier names them
-    (see `languages_of`).  frequent_words: the 2,000 most frequent words of the source, in order and with spaces.
-    length_ratio: target characters per source character.  least_coverage: all but 1 % of the pairs have a larger one.
+    The remaining fields are empty or None for fewer than 1,000 lines.  languages: codes of the source languages (see
+    `languages_of`).  frequent_words: the 2,000 most frequent words of the source, most frequent first, separated by
+    spaces.  length_ratio: target characters per source character.  least_coverage: the 1 % quantile of `coverage`.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -97,6 +102,7 @@ class TrainingProfile(BaseModel):
     several_sentences: float
     source: SideProfile
     target: SideProfile
+    wordless: float = 0.0
     languages: tuple[str, ...] = ()
     frequent_words: str = ""
     length_ratio: float | None = None
@@ -104,7 +110,7 @@ class TrainingProfile(BaseModel):
 
     @classmethod
     def of(cls, store: Store, source_language: str | None) -> TrainingProfile:
-        """Describe the pairs of a prepared store; weights of the corpora are not considered."""
+        """Return the profile of the pairs in a prepared store, regardless of the weights of the corpora."""
         count = min(_SAMPLE, len(store))
         numbers = sorted(random.Random(_SEED).sample(range(len(store)), count))
         sources, targets = zip(*map(store.text, numbers), strict=True)
@@ -119,6 +125,7 @@ class TrainingProfile(BaseModel):
             several_sentences=round(sum(count > 1 for count in sentences) / len(sentences), 4),
             source=SideProfile.of(source_tokens, source_alphabet, sources),
             target=SideProfile.of(target_tokens, target_alphabet, targets),
+            wordless=round(sum(not has_words(text) for text in sources) / len(sources), 4),
             **measured,
         )
 
@@ -134,8 +141,13 @@ class TrainingProfile(BaseModel):
 
     @property
     def single_sentences(self) -> bool:
-        """Whether few lines have several sentences, so that texts should be split into sentences to resemble them."""
+        """Whether at most half of the lines have several sentences, so that `translate` should split its input."""
         return self.several_sentences <= _MAX_SEVERAL
+
+    @property
+    def translates_wordless(self) -> bool:
+        """Whether the model has learned to translate lines without words, such as numbers that are spelled out."""
+        return self.wordless > _MAX_WORDLESS
 
     def file(self) -> bytes:
         """Return the content of `profile.json`."""
@@ -155,16 +167,16 @@ def words_of_line(text: str) -> list[str]:
 
 
 def coverage(source: str, target: str, ratio: float) -> float:
-    """Return the length of a target relative to that expected for its source, in standard deviations up to a factor.
+    """Return the difference between the actual and the expected length of a target, divided by its standard deviation.
 
-    The deviation of a length grows with its square root (Gale and Church 1993).  ratio: target characters per source
-    character.  An empty source has coverage 0.
+    The standard deviation is the square root of the length, without a constant factor (Gale and Church 1993).  ratio:
+    target characters per source character.  The coverage of an empty source is 0.
     """
     return (len(target) - ratio * len(source)) / math.sqrt(len(source)) if source else 0.0
 
 
 def _unusual(sources: Sequence[str], targets: Sequence[str]) -> dict[str, Any]:
-    """Return the last four fields of a profile."""
+    """Return the fields of a profile that need at least 1,000 lines."""
     words = [words_of_line(text) for text in sources]
     long = [text for text, found in zip(sources, words, strict=True) if len("".join(found).encode()) >= MIN_BYTES]
     counts = Counter(word for found in words for word in found)
@@ -172,7 +184,7 @@ def _unusual(sources: Sequence[str], targets: Sequence[str]) -> dict[str, Any]:
     coverages = [coverage(source, target, ratio) for source, target in zip(sources, targets, strict=True)]
     return {
         "languages": languages_of(long[:: max(1, len(long) // _IDENTIFIED)]),
-        # sorted, because the order of equal counts must not depend on anything else
+        # words of equal counts are sorted, so that the profile is deterministic
         "frequent_words": " ".join(sorted(counts, key=lambda word: (-counts[word], word))[:_WORDS]),
         "length_ratio": ratio,
         "least_coverage": round(float(np.quantile(coverages, _MISSING)), 4),

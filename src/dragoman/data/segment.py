@@ -36,11 +36,11 @@ _CUTS: tuple[Cut, ...] = (split_sentences, _split_clauses, _split_words)
 
 
 def split_text(text: str, limit: int, count: Callable[[str], int], cuts: Sequence[Cut] = _CUTS) -> list[str]:
-    """Split `text` into parts of at most `limit` tokens each, such that "".join(parts) == text.
+    """Return parts of at most `limit` tokens each, so that `"".join(parts) == text`.
 
-    count: returns the tokens of a part, including the end of sentence.  cuts: how to cut, in order of preference.
-    Whole sentences are packed together while they fit; a longer sentence is split at clause marks, then at spaces, then
-    anywhere.  A single character is never split.
+    count: returns the number of tokens of a part, including the end of sentence.  cuts: functions that cut a text into
+    pieces, in order of preference.  Consecutive sentences share a part while they fit; a sentence that is too long is
+    split at clause marks, then at spaces, then at any position.  A single character is never split.
     """
     if len(text) <= 1 or count(text) <= limit:
         return [text]
@@ -61,7 +61,7 @@ def _pack(parts: list[str], limit: int, count: Callable[[str], int]) -> list[str
     packed: list[str] = []
     for group in groups:
         joined = "".join(group)
-        # Joined text rarely has more tokens than its parts together; if it does, the parts stay separate.
+        # In rare cases the joined text has more tokens than its parts together; the parts then remain separate.
         packed += [joined] if len(group) == 1 or count(joined) <= limit else group
     return packed
 
@@ -70,16 +70,16 @@ def _halves(text: str) -> list[str]:
     middle = len(text) // 2
     last = min(middle + 8, len(text) - 1)
     while middle < last and unicodedata.combining(text[middle]):
-        middle += 1  # keep combining accents with their letter
+        middle += 1  # do not separate a combining accent from its letter
     return [text[:middle], text[middle:]]
 
 
 def join_parts(sources: Sequence[str], targets: Sequence[str], *, keep_space: bool = False) -> str:
     """Join the translations of consecutive parts.
 
-    Two are joined with a space if their sources are, or if only the target's script uses spaces; the parts of a split
-    word are joined without one.  keep_space: join them with the whitespace between their sources, if there is any; in a
-    script without spaces, plain spaces are dropped.  Tabs and line ends around an empty translation are kept, too.
+    Two translations are joined with a space if there is whitespace between their sources, or if only the target script
+    uses spaces.  keep_space: use the whitespace of the source instead of one space; plain spaces are dropped if the
+    target script uses none, and tabs and line ends around an empty translation are kept.
     """
     text = gap = ""
     for i, target in enumerate(targets):
@@ -98,7 +98,7 @@ def _space_between(before: str, after: str) -> str:
 
 
 def _joint(before: str, after: str, space: str, left: str, right: str, keep_space: bool) -> str:
-    """Return what joins two translations: `before` and `after` are their sources, `left` and `right` their texts."""
+    """Return the separator of the translations `left` and `right`; before, after: their sources."""
     if _spaceless(left, right):
         return space if keep_space and space.strip(" ") else ""
     if keep_space and space:

@@ -1,4 +1,4 @@
-"""Splitting of a text into sentences by rules and lists of abbreviations; docs/sentences.md compares it with others."""
+"""Splitting of a text into sentences by rules and lists of abbreviations (see docs/sentences.md)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from itertools import pairwise
 
 from dragoman.data.languages import language_code
 
-__all__ = ["split_sentences"]
+__all__ = ["list_prefix", "split_sentences"]
 
 _LINE_BREAKS = "\t\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _FINAL = ".!?…؟"
 _CLOSING = "\"'`”’“«»)]}"
 _BREAK = re.compile(
     rf"(?<=[{_FINAL}{re.escape(_CLOSING)}])\s+"
-    # These end a sentence without a space after them.
+    # final marks that need no whitespace after them
     r"|[。！？｡।॥።။។៕։۔][。！？｡…」』）》”’]{0,4}\s*"
     r"|(?<![?!])[?!]+(?=[\u3040-\u9fff])"
     rf"|[{_LINE_BREAKS}]\s*"
@@ -26,10 +26,11 @@ _BREAK = re.compile(
 _OPENING = re.compile(r"[\"'`“”„‚‘’«»‹›()\[\]{}¿¡–—•*_ -]{0,6}")
 _WORD = re.compile(r"\w+")
 _LIST_MARK = re.compile(r"[(\[]?(?:\d{1,3}|[^\W\d_])\.")
+_LIST_PREFIX = re.compile(r"\s*(?:[-–—•‣◦▪·*]|\(?\d{1,3}\.?\)|\(?[A-Za-z]\))\s+")
 _QUOTED_PARTICLE = "とってをがはにのも、，；：,;:"
-"""What continues a Chinese or Japanese sentence after a quotation that ends with a full stop."""
+"""Characters that continue a Chinese or Japanese sentence after a quotation that ends with a full stop."""
 
-# A dot never ends a sentence after these:
+# abbreviations that never end a sentence
 _NEVER = {
     "en": "Mr Mrs Ms Dr Prof Rev Hon Gen Col Maj Capt Lt Sgt Cpl Cmdr Adm Gov Sen Rep Supt Messrs St Mt Ft e.g "
     "eg i.e ie vs cf viz esp",
@@ -46,7 +47,7 @@ _NEVER = {
     "sv": "dr prof ca resp t.ex bl.a s.k d.v.s",
     "da": "hr fr dr prof ca f.eks bl.a dvs",
 }
-# After these it does, before a word that often begins a sentence:
+# abbreviations that end a sentence only before a word of _STARTERS
 _RARELY = {
     "en": "Jr Sr etc Inc Ltd Co Corp Bros Ave Blvd Rd al est approx Dept Univ Jan Feb Mar Apr Aug Sep Sept Oct Nov Dec",
     "de": "usw etc Mio Mrd Tel Str Jh Jhd Chr dgl ff Jan Feb Febr Mär Apr Aug Sep Sept Okt Nov Dez Verf Aufl",
@@ -62,11 +63,12 @@ _RARELY = {
     "sv": "osv etc m.m m.fl",
     "da": "osv mv m.m m.fl",
 }
-# After these it does, unless a number follows:
+# words whose dot ends a sentence unless a number follows
 _NUMBERED = (
     "No Nos no nos Nr nr p pp vol Vol ch Ch chap sec Sec Fig Figs fig Art art Abb Abs Bd Kap S Tab n num núm "
     "pág pag cap blz str poz č čl odst obr стр рис гл ст п sid s"
 )
+# words that often begin a sentence
 _STARTERS = {
     "en": "the a an he she it they we i you this that these those there then when if but and so after before "
     "while what who how why where in on at for from with as his her their our my its no not some many "
@@ -119,7 +121,7 @@ class _Rules:
 
 @lru_cache
 def _rules(code: str) -> _Rules:
-    """Return the rules of a language; those of all together if there are none for it."""
+    """Return the rules of a language, or the combined rules of all languages if it has none."""
 
     def words(lists: dict[str, str]) -> frozenset[str]:
         own = {"no": "da", "nb": "da"}.get(code, code)
@@ -134,10 +136,10 @@ def _rules(code: str) -> _Rules:
 
 
 def split_sentences(text: str, language: str | None = None) -> list[str]:
-    """Split a text into sentences, such that `"".join(parts) == text`; each part keeps the whitespace after it.
+    """Return the sentences of a text, each with the whitespace after it, so that `"".join(sentences) == text`.
 
-    Sentences end at final punctuation, tabs and line ends.  language: code such as `de` or `zh_CN`, for its
-    abbreviations; None: those of all languages.  Blank text is one part, an empty one none.
+    Sentences end at final punctuation, tabs and line ends.  language: code such as `de` or `zh_CN`, which selects the
+    list of abbreviations; None: all lists.  Blank text is returned as one sentence; empty text has no sentences.
     """
     first = len(text) - len(text.lstrip())
     ends, rules = [], None
@@ -151,8 +153,17 @@ def split_sentences(text: str, language: str | None = None) -> list[str]:
     return [text[start:end] for start, end in pairwise([0, *ends, len(text)]) if start < end]
 
 
+def list_prefix(sentence: str) -> str:
+    """Return the list mark at the beginning of a sentence, with the whitespace around it: "  - " or "1) "; "" if none.
+
+    "1. " is not included, because in many languages it may begin a date.
+    """
+    match = _LIST_PREFIX.match(sentence)
+    return match[0] if match else ""
+
+
 def _is_end(text: str, first: int, start: int, end: int, rules: _Rules) -> bool:
-    """Return whether a sentence ends at a match of `_BREAK`, text[start:end]; the text begins at `first`."""
+    """Return whether a sentence ends at text[start:end], a match of `_BREAK`.  first: end of the leading whitespace."""
     found = text[start:end]
     if not found.isspace():
         return found[-1] not in "」』）》”’" or text[end] not in _QUOTED_PARTICLE
@@ -160,7 +171,7 @@ def _is_end(text: str, first: int, start: int, end: int, rules: _Rules) -> bool:
         return True
     before = text[max(0, start - 40) : start]
     sentence = before.rstrip(_CLOSING)
-    if sentence[-1:].isspace():  # French « ... ? » has spaces inside
+    if sentence[-1:].isspace():  # French quotation marks have spaces inside: « ... ? »
         if before[len(sentence)] != "»":
             return False
         sentence = sentence.rstrip()
@@ -180,7 +191,10 @@ def _is_end(text: str, first: int, start: int, end: int, rules: _Rules) -> bool:
 
 
 def _lower_case_start(before: str, text: str, end: int, rules: _Rules) -> bool:
-    """Return whether a sentence in lower case begins after the space, as in a chat: by its first word."""
+    """Return whether a sentence in lower case begins at `end`, as in text without capital letters.
+
+    before: text before the whitespace.
+    """
     sentence = before[:-1]
     word = sentence[sentence.rfind(" ") + 1 :]
     if before[-1] not in ".!?" or len(word) < 3 or not word.isalpha() or word in rules.rarely or word in rules.never:
@@ -190,12 +204,12 @@ def _lower_case_start(before: str, text: str, end: int, rules: _Rules) -> bool:
 
 
 def _closes(text: str, end: int) -> bool:
-    """Return whether the next character is a mark that belongs to what is before the space."""
+    """Return whether the character at `end` is a closing mark that belongs to the text before the space."""
     return text[end] in "»)]}!?:;,…" and not text[end + 1 : end + 2].isalnum()
 
 
 def _dot_ends(sentence: str, text: str, after: int, rules: _Rules) -> bool:
-    """Return whether a dot after `sentence` ends it.  after: where the next word begins in `text`."""
+    """Return whether the dot after `sentence` ends it.  after: index of the next word in `text`."""
     word = sentence.split()[-1].lstrip("\"'“„‘«»([{-–—") if sentence and not sentence[-1].isspace() else ""
     lower = word[:1].lower() + word[1:]
     if word in rules.never or lower in rules.never:
@@ -206,11 +220,12 @@ def _dot_ends(sentence: str, text: str, after: int, rules: _Rules) -> bool:
         return True
     following = _WORD.match(text, after)
     if following is None or (len(following.group()) == 1 and text[following.end() : following.end() + 1] == "."):
-        return False  # another initial
+        return False  # an initial follows
     return following.group().lower() in rules.starters
 
 
 def _may_be_abbreviation(word: str, lower: str, rules: _Rules) -> bool:
+    """Return whether a word before a dot may be an abbreviation, an initial or an ordinal number."""
     if word.isdigit():
         return rules.ordinals and len(word) < 4
     if word in rules.rarely or lower in rules.rarely:

@@ -16,7 +16,7 @@ import json
 import os
 import sys
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import cached_property
@@ -33,7 +33,7 @@ from dragoman.data.tokenizer import EOS, Tokenizer, train_tokenizer
 from dragoman.errors import DataError, ModelFolderError, TrainingError
 from dragoman.io.lines import open_lines
 from dragoman.io.reading import RandomAccessFile, hash_file, read_json
-from dragoman.io.run_log import Phase
+from dragoman.io.run_log import Reporter
 from dragoman.io.writing import atomic_folder, not_written
 
 __all__ = ["DamagedStoreError", "Store", "build_store", "content_hash", "drop_reason", "text_hash"]
@@ -43,7 +43,7 @@ _SIDES = ("source", "target")
 _ID = np.dtype(np.uint32)
 _BLOCK = 1 << 22
 _TABLES = tuple(f"{side}.{kind}" for side in _SIDES for kind in ("ids", "offsets", "txt", "text_offsets"))
-_REPORTED = 10_000  # pairs between two messages on how far reading and encoding are
+_PROGRESS_EVERY = 10_000  # pairs read or encoded between two progress messages
 _REMEDY = "Remove the folder; the next training run rebuilds it."
 
 
@@ -119,7 +119,7 @@ class Store:
         return src, tgt
 
     def alphabets(self, at_least: int) -> tuple[str, str]:
-        """Return the characters that occur so often in all sources, and those in all targets, in order."""
+        """Return the characters that occur at least `at_least` times in the sources, and in the targets, sorted."""
         source, target = (_alphabet(text, at_least) for text in self._text)
         return source, target
 
@@ -255,37 +255,39 @@ def content_hash(config: Config, specs: list[CorpusSpec], text: str | None = Non
     return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
 
-def build_store(config: Config, specs: list[CorpusSpec], cache: Path, log: Callable[[str], None]) -> Store:
+def build_store(config: Config, specs: list[CorpusSpec], cache: Path, reporter: Reporter) -> Store:
     """Return the store of these corpora: reused if an undamaged one is in `cache`, else built there.
 
-    log: receives the filter statistics.  Raises DataError if no pair is left to train on, TrainingError if the store
-    cannot be written.
+    reporter: receives the phases and the filter statistics.  Raises DataError if no pair is left to train on, and
+    TrainingError if the store cannot be written.
     """
-    log(Phase("reading the training data"))
+    reporter.phase("reading the training data")
     text = text_hash(specs)
     folder = cache / content_hash(config, specs, text)
     if os.path.lexists(folder / "store.json"):
         try:
             store = Store(folder, folder.name)
         except DamagedStoreError as error:
-            log(f"warning: prepared data is damaged and will be rebuilt: {error}")
+            reporter.warn(f"prepared data is damaged and will be rebuilt: {error}")
         else:
-            _report(store, f" (reused: {folder})", log)
+            _report(store, f" (reused: {folder})", reporter)
             return store
     try:
         with atomic_folder(folder, is_valid=_is_valid) as unfinished:
-            _write_about(unfinished, {"content": folder.name, "text": text, **_fill(config, specs, unfinished, log)})
+            _write_about(
+                unfinished, {"content": folder.name, "text": text, **_fill(config, specs, unfinished, reporter)}
+            )
         store = Store(folder, folder.name)
     except OSError as error:
         raise TrainingError(not_written(f"the prepared data ({folder})", error)) from error
-    _report(store, "", log)
+    _report(store, "", reporter)
     return store
 
 
-def _report(store: Store, note: str, log: Callable[[str], None]) -> None:
-    log(f"data: {store.stats}{note}")
+def _report(store: Store, note: str, reporter: Reporter) -> None:
+    reporter.log(f"data: {store.stats}{note}")
     for warning in store.warnings:
-        log(warning)
+        reporter.warn(warning.removeprefix("warning: "))  # a prefix in stores of earlier versions
 
 
 def _is_valid(folder: Path) -> bool:
@@ -296,7 +298,7 @@ def _is_valid(folder: Path) -> bool:
     return True
 
 
-def _fill(config: Config, specs: list[CorpusSpec], folder: Path, log: Callable[[str], None]) -> dict[str, Any]:
+def _fill(config: Config, specs: list[CorpusSpec], folder: Path, reporter: Reporter) -> dict[str, Any]:
     """Write all files but `store.json`; return the filter statistics, warnings, and size and weight of each corpus."""
     rules = config.parallel.filter
     pair_filter = PairFilter(rules)
@@ -308,8 +310,8 @@ def _fill(config: Config, specs: list[CorpusSpec], folder: Path, log: Callable[[
             for pair in pair_filter(read_pairs(spec)):
                 src.write(_one_line(pair.source))
                 tgt.write(_one_line(pair.target))
-                if stats.kept % _REPORTED == 0:
-                    log(Phase("reading the training data", f"{stats.kept:,} pairs"))
+                if stats.kept % _PROGRESS_EVERY == 0:
+                    reporter.phase("reading the training data", f"{stats.kept:,} pairs")
             counts.append(stats.kept - before)
     if not stats.kept:
         files = ", ".join(str(path) for spec in specs for path in spec.files)
@@ -317,12 +319,12 @@ def _fill(config: Config, specs: list[CorpusSpec], folder: Path, log: Callable[[
             f"nothing to train on in {files}: {stats}. Check the files and the limits in [data.filter]; "
             "'dragoman doctor' shows what they contain."
         )
-    log(Phase("learning the vocabulary"))
+    reporter.phase("learning the vocabulary")
     warnings: list[str] = []
     tokenizer = train_tokenizer(config.tokenizer, folder / "source.all", folder / "target.all", warnings.append)
     for name, content in tokenizer.files().items():
         (folder / name).write_bytes(content)
-    kept = _encode(tokenizer, folder, counts, rules.max_tokens, stats, log)
+    kept = _encode(tokenizer, folder, counts, rules.max_tokens, stats, reporter)
     if not sum(kept):
         raise DataError(f"nothing to train on: {stats}. Increase data.filter.max_tokens (now {rules.max_tokens}).")
     parts = [{"pairs": n, "weight": s.weight} for n, s in zip(kept, specs, strict=True)]
@@ -335,12 +337,12 @@ def _encode(
     counts: list[int],
     max_tokens: int,
     stats: FilterStats,
-    log: Callable[[str], None],
+    reporter: Reporter,
 ) -> list[int]:
     """Write ids and text of the pairs within `max_tokens`; return the number kept from each corpus."""
     tables = [(array("q", [0]), array("q", [0])) for _ in _SIDES]
     kept = [0] * len(counts)
-    log(phase := Phase("encoding the training data"))
+    reporter.phase("encoding the training data")
     with ExitStack() as stack:
         files = [
             [stack.enter_context((folder / f"{side}.{kind}").open("wb")) for kind in ("ids", "txt")] for side in _SIDES
@@ -354,8 +356,8 @@ def _encode(
                     stats.drop_kept(reason)
                     continue
                 kept[part] += 1
-                if sum(kept) % _REPORTED == 0:
-                    log(Phase(phase.name, f"{sum(kept):,} of {sum(counts):,} pairs"))
+                if sum(kept) % _PROGRESS_EVERY == 0:
+                    reporter.phase("encoding the training data", f"{sum(kept):,} of {sum(counts):,} pairs")
                 for i, (offsets, text_offsets) in enumerate(tables):
                     files[i][0].write(np.asarray(ids[i][:-1], dtype=_ID).tobytes())
                     files[i][1].write(texts[i] + b"\n")

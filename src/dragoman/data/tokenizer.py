@@ -249,7 +249,7 @@ def _missing(config: SideTokenizerConfig, key: str, model: bytes, counts: Counte
     full = processor.get_piece_size() == config.vocab_size
     setting = f"vocab_size (now {config.vocab_size:,})" if full else f"character_coverage ({config.character_coverage})"
     return (
-        f"warning: {len(missing):,} of {len(counts):,} characters ({part:.2g} of the text) are not in the vocabulary "
+        f"{len(missing):,} of {len(counts):,} characters ({part:.2g} of the text) are not in the vocabulary "
         f"and become <unk>; increase {key}.{setting}, or set {key}.byte_fallback=true"
     )
 

@@ -120,7 +120,7 @@ def turns_of_text(text: str, roles: Sequence[str]) -> list[Turn]:
 
 
 def default_speaker(roles: Sequence[str]) -> str:
-    """Return the role of a person who does not specify one: "user" if there is such a role, otherwise the first."""
+    """Return the default role of a person: "user" if it exists, otherwise the first role."""
     return "user" if "user" in roles else roles[0]
 
 

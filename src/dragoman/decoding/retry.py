@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 Fault = Literal["", "empty", "repetition"]
-"""Why an output is searched again; "" if it is not."""
+"""Reason for a second search; "" for none."""
 
 MIN_REPEATS = 4
 MAX_LENGTH_RATIO = 3.0
@@ -34,7 +34,10 @@ Result = TypeVar("Result")
 
 
 def count_repeats(tokens: Ids, at_least: int = MIN_REPEATS) -> int:
-    """Return how often an n-gram of any n occurs back to back, 1 below `at_least`: [7, 8, 7, 8, 7, 8, 7, 8] = 4."""
+    """Return the largest number of consecutive occurrences of an n-gram, 1 if below `at_least`.
+
+    [7, 8, 7, 8, 7, 8, 7, 8] contains 4 consecutive occurrences of [7, 8].
+    """
     if len(tokens) - len(set(tokens)) < at_least - 1:
         return 1  # each repeat of an n-gram repeats at least one token
     ids = np.asarray(tokens, dtype=np.int64)
@@ -51,7 +54,7 @@ def count_repeats(tokens: Ids, at_least: int = MIN_REPEATS) -> int:
 
 
 def repeats_itself(source: Ids, target: Ids) -> bool:
-    """Return whether the target repeats an n-gram 4 times back to back, and at least twice as often as the source."""
+    """Return whether the target repeats an n-gram 4 times in succession, and at least twice as often as the source."""
     repeats = count_repeats(target)
     return repeats >= MIN_REPEATS and repeats >= 2 * count_repeats(source, at_least=2)
 
@@ -68,16 +71,16 @@ def has_no_text(target: Ids) -> bool:
 
 
 def fault_of(source: Ids, target: Ids, is_empty: Callable[[Ids], bool] = has_no_text) -> Fault:
-    """Return the fault of a target; source: token ids, the end of sentence included."""
+    """Return the fault of a target.  source: token ids, end of sentence included."""
     if len(source) > 1 and is_empty(target):
         return "empty"
     return "repetition" if repeats_itself(source[:-1], target) else ""
 
 
 def retry_settings(settings: SearchSettings, fault: Fault, length: int = 0) -> SearchSettings | None:
-    """Return the settings of the second search: no 3-gram twice, and for empty output a minimum length.
+    """Return the settings of the second search, which excludes repeated 3-grams and, for empty output, short output.
 
-    length: tokens of the first output.  None if the first search did not allow repeated 3-grams either.
+    length: number of tokens of the first output.  Returns None if the first search excluded repeated 3-grams, too.
     """
     ngram = settings.no_repeat_ngram if 1 <= settings.no_repeat_ngram <= 3 else 3
     beam = max(settings.beam, settings.nbest)
@@ -96,14 +99,14 @@ def search_with_retry(
     tokens: Callable[[Result], Ids],
     is_empty: Callable[[Ids], bool] = has_no_text,
 ) -> tuple[list[Result], list[Fault]]:
-    """Search all sources, and again those whose output is empty or repeats itself.
+    """Search all sources, and search those a second time whose output is empty or repeats itself.
 
-    The second result is kept unless it has the same fault.
+    The second result replaces the first one unless it has the same fault.
 
-    search: called with indices of `sources` and settings; returns one result per index.  sources: token ids, the end of
-    sentence included.  tokens: returns the best target of a result.  is_empty: whether a target has no text.
+    search: called with indices of `sources` and settings; returns one result per index.  sources: token ids, end of
+    sentence included.  tokens: returns the best target of a result.  is_empty: returns whether a target has no text.
 
-    Returns one result per source, and the faults of the first ones.
+    Returns one result per source, and the faults of the first results.
     """
     results = list(search(range(len(sources)), settings))
     faults = [fault_of(ids, tokens(result), is_empty) for ids, result in zip(sources, results, strict=True)]
@@ -119,13 +122,13 @@ def search_with_retry(
 
 
 class StreamWithRetry:
-    """`search_with_retry` of one source, step by step.
+    """`search_with_retry` for one source, step by step.
 
-    Iterating yields pairs of a partial hypothesis and whether it is the last of its search; `settings` are those of the
-    current search.  Afterwards, `result` is the hypothesis that is kept, `fault` that of the first one, and `replaced`
-    whether the second one is kept.
+    Iterating yields pairs of a partial hypothesis and a flag that is set for the last one of a search; `settings` are
+    the settings of the current search.  Afterwards, `result` is the final hypothesis, `fault` the fault of the first
+    result, and `replaced` whether the second result replaced the first one.
 
-    search: starts a search.  source: token ids, the end of sentence included; None = no second search.  is_empty: as in
+    search: starts a search.  source: token ids, end of sentence included; None: no second search.  is_empty: as in
     `search_with_retry`.
     """
 

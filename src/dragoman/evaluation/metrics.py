@@ -6,7 +6,7 @@ import functools
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -21,7 +21,7 @@ from dragoman.errors import DataError, UsageError
 from dragoman.io.lines import clip
 
 if TYPE_CHECKING:
-    from dragoman.pipelines.translation import Translator
+    from dragoman.pipelines.translation import Translation, Translator
 
 __all__ = [
     "Evaluation", "Metric", "Significance", "SignificanceTest", "TrainTestOverlap", "bleu_tokenizer",
@@ -289,23 +289,24 @@ def evaluate_model(
     against: Translator | None = None,
     language: str = "",
     tokenize: str = "auto",
+    progress: Callable[[Iterator[Translation]], Iterator[Translation]] = iter,
     **search: Any,
 ) -> Evaluation:
     """Translate `sources` and score the translations, optionally with a significance test against a second model.
 
     language: code of the references' language (`de`, `zh-Hans`), which determines the tokenizer of BLEU and whether
-    `literature_bleu` is added.  tokenize: another tokenizer.  search: search settings by name, and `split` of
-    `Translator.translate`, for both models.  Raises UsageError before translating
-    if the numbers of lines differ, or the tokenizer is unknown or not installed.
+    `literature_bleu` is added.  tokenize: another tokenizer.  progress: wraps the iterator of the translations of each
+    model.  search: search settings by name, and `split` of `Translator.translate`, for both models.  Raises UsageError
+    before translating if the numbers of lines differ, or the tokenizer is unknown or not installed.
     """
     _check(sources, references, "sources")
     tokenize = bleu_tokenizer(language, tokenize)
-    translations = translator.translate(sources, **search)
+    translations = list(progress(translator.stream(sources, **search)))
     texts = [translation.text for translation in translations]
     flags = Counter(flag for translation in translations for flag in translation.flags)
     scores = replace(evaluate_texts(texts, references, tokenize=tokenize), flags=dict(flags))
     if against is not None:
-        others = [other.text for other in against.translate(sources, **search)]
+        others = [other.text for other in progress(against.stream(sources, **search))]
         scores = replace(scores, against=compare_systems(texts, others, references, tokenize=tokenize))
     if language_code(language) in _moses_languages():
         scores = replace(scores, literature=literature_bleu(texts, references, language))

@@ -45,9 +45,9 @@ _CHUNK = 1 << 20
 _MAX_LINE = 64 << 20
 """Maximum bytes per line; without a limit, a device such as /dev/zero or a binary file would exhaust the memory."""
 _GROUP = 2000
-"""Lines that are enough for a group, so that a fast producer is not read into memory."""
+"""Number of lines after which a group ends, which bounds the memory if the input never pauses."""
 _PAUSE, _MOST_WAIT = 0.02, 0.2
-"""A group ends after a pause of the input of so many seconds, and at last so many seconds after its first line."""
+"""Length of a pause that ends a group, and maximum time from its first line to its end, in seconds."""
 _DECOMPRESSION_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 
 
@@ -135,7 +135,7 @@ def _too_long(where: str, line: int) -> DataError:
 
 
 def ready_lines(descriptor: int, where: str) -> Iterator[list[bytes]]:
-    """Yield the lines of a pipe or terminal without "\n", in groups: those that arrive before the input pauses.
+    """Yield the lines of a pipe or terminal without "\\n" in groups; a group ends when the input pauses.
 
     A group has at least `_GROUP` lines if they arrive fast enough.  Raises DataError for a line longer than 64 MiB and
     if the input cannot be read, after the lines before it.

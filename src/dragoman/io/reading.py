@@ -52,7 +52,7 @@ _KINDS = (
 
 
 def as_path(value: object, what: str) -> Path:
-    """Return a path given as a str or a path object.  Raises UsageError for anything else; what: what it names."""
+    """Return a path given as a str or a path object.  Raises UsageError for other types.  what: what the path names."""
     if isinstance(value, str) or (isinstance(value, os.PathLike) and isinstance(os.fspath(value), str)):
         return Path(value)
     raise UsageError(f"{what}: {value!r:.60} is of type {type(value).__name__}; accepted: a path, as str or Path")
@@ -131,7 +131,7 @@ def read_json(path: Path, error: type[DragomanError], advice: str, limit: int = 
     else:
         if isinstance(value, dict):
             return value
-        why = f"holds a JSON {type(value).__name__}; accepted: an object"
+        why = f"contains a JSON {type(value).__name__}; accepted: an object"
     raise error(f"{path}: cannot be read: {why}. {advice}")
 
 

@@ -17,33 +17,26 @@ from typing import Any
 from dragoman.errors import TrainingError
 from dragoman.io.writing import writing
 
-__all__ = ["Phase", "Reporter", "RunLog", "Sample", "Status", "read_log"]
+__all__ = ["Messages", "Reporter", "RunLog", "Sample", "Status", "append_row", "read_log"]
 
-
-class Phase(str):
-    """A message that names what is done from now on; repeated with another detail, it tells how far that is."""
-
-    def __new__(cls, name: str, detail: str = "") -> Phase:
-        phase = super().__new__(cls, f"{name}: {detail}" if detail else name)
-        phase.name, phase.detail = name, detail
-        return phase
-
-    name: str
-    detail: str
+_AT_THE_END = {"average", "test"}
+"""Keys of the rows that are written after training, and again when a resumed run ends."""
 
 
 @dataclass(frozen=True)
 class Status:
     """State of a training after a step.
 
-    used: fraction of the budget.  loss: nats per target token since the last row of the log.  tokens_per_second: source
-    + target, of about the last minute.  seconds_left: with all validations to come.  next_validation: in seconds.
-    best: highest score, or lowest loss, of a validation.  None: not known yet.
+    used: fraction of the budget.  loss: of the step, in nats per target token; NaN if the step was skipped.  targets:
+    target tokens of the step; 0 if it was skipped.  tokens_per_second: source + target, mean of about the last minute.
+    seconds_left: including all validations to come.  next_validation: seconds until it begins.  best: highest score, or
+    lowest loss, of a validation.  None: not known yet.
     """
 
     step: int
     used: float
     loss: float
+    targets: float
     learning_rate: float
     tokens_per_second: float
     warming_up: bool
@@ -56,7 +49,7 @@ class Status:
 
 @dataclass(frozen=True)
 class Sample:
-    """A pair of the validation data with the translation of the source at a validation."""
+    """A validation pair and the model's translation of its source."""
 
     source: str
     reference: str
@@ -64,14 +57,21 @@ class Sample:
 
 
 class Reporter:
-    """Callbacks for the events of a training run; these do nothing, those of the command line print progress."""
+    """Callbacks for the events of a training run.  By default, all messages go to `log`, which ignores them."""
 
     def log(self, text: str) -> None:
-        """Receive a message for the user: a `Phase`, a warning, which begins with "warning: ", or another one."""
+        """Receive a message for the user."""
+
+    def warn(self, text: str) -> None:
+        """Receive a warning."""
+        self.log(f"warning: {text}")
 
     def result(self, text: str) -> None:
         """Receive a message that states the result of the command."""
         self.log(text)
+
+    def phase(self, name: str, detail: str = "") -> None:
+        """Receive the name of the work that begins; called again with the same name, its progress as `detail`."""
 
     def started(self, total: str, used: float) -> None:
         """Receive the start of training; total: the budget; used: the fraction of it already used."""
@@ -87,10 +87,20 @@ class Reporter:
         """Receive the scores of a validation, and whether they are the best so far."""
 
     def translated(self, sample: Sample) -> None:
-        """Receive the translation of a sentence of the validation data, always the same one, after a validation."""
+        """Receive the translation of a validation sentence after a validation; it is the same sentence each time."""
 
     def finished(self, complete: bool) -> None:
         """Receive the end of training; complete: not interrupted, and without an error."""
+
+
+class Messages(Reporter):
+    """Collects the messages of a training run in the list `texts`."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def log(self, text: str) -> None:
+        self.texts.append(text)
 
 
 def read_log(run: Path) -> list[dict[str, Any]]:
@@ -115,17 +125,24 @@ def read_log(run: Path) -> list[dict[str, Any]]:
     return rows
 
 
-class RunLog:
-    """Appends rows to `log.jsonl` and to TensorBoard events, after removing rows of lost work: those after `step`.
+def append_row(run: Path, row: dict[str, Any]) -> None:
+    """Append a row to `log.jsonl` of a run that is not in training."""
+    path = run / "log.jsonl"
+    with writing(path), path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
 
-    validated: whether the checkpoint of `step` was validated; if not, a validation of that step is lost work, too.
-    saved: returns a sentence on what is saved, for the TrainingError that is raised when the disk is full.
+
+class RunLog:
+    """Appends rows to `log.jsonl` and to TensorBoard events, after removing the rows of lost work.
+
+    step: of the checkpoint from which the run resumes; later rows are removed.  validated: whether it was validated; if
+    not, a validation row of `step` is removed, too.  saved: returns a sentence about the saved checkpoints, for the
+    TrainingError that is raised if the disk is full.
     """
 
     def __init__(self, run: Path, step: int, validated: bool = True, saved: Callable[[], str] = str) -> None:
         self._path, self._saved = run / "log.jsonl", saved
-        # The row of the averaged model is written again when the resumed run ends.
-        kept = [row for row in read_log(run) if row["step"] <= step and "average" not in row]
+        kept = [row for row in read_log(run) if row["step"] <= step and not row.keys() & _AT_THE_END]
         if not validated:
             kept = [row for row in kept if row["step"] < step or "validation_seconds" not in row]
         unfinished = run / ".log.jsonl.unfinished"

@@ -128,7 +128,7 @@ def atomic_folder(path: Path, is_valid: Callable[[Path], bool] | None = None) ->
 
 
 def _remove_abandoned(parent: Path, prefix: str) -> None:
-    """Remove temporary folders of processes of this machine that were killed."""
+    """Remove the temporary folders that killed processes of this machine have left."""
     for left in parent.iterdir():
         number = left.name.removeprefix(prefix).removesuffix(".unfinished")
         if left.name == f"{prefix}{number}.unfinished" and number.isdecimal() and not _is_running(int(number)):
@@ -136,7 +136,7 @@ def _remove_abandoned(parent: Path, prefix: str) -> None:
 
 
 def _is_running(process: int) -> bool:
-    """Return whether a process of this machine exists; True where this cannot be asked."""
+    """Return whether a process of this machine exists; True on systems other than POSIX."""
     if os.name != "posix":
         return True
     try:

@@ -66,7 +66,7 @@ class Chat(Pipeline):
     """A language model of dialogues: `Chat.load("runs/dialogue").reply([("A", "How are you?")], role="B")`.
 
     context: maximum number of tokens of the turns and the reply, `data.max_tokens` of the training.  roles: the names
-    of all roles.  learned_roles: those whose turns were learned, `data.loss_roles` of the training.
+    of all roles.  learned_roles: roles on whose turns the model was trained, `data.loss_roles` of the training.
     """
 
     _kind, _lack = "dialogue", "was not trained on dialogues"
@@ -172,11 +172,11 @@ class Chat(Pipeline):
         raise UsageError(f"{where}it is not clear who speaks next; specify role = {' or '.join(self.roles)}")
 
     def role_warning(self, role: str) -> str:
-        """Return a warning if the model has not learned to speak as `role`, or ""."""
+        """Return a warning if the model was not trained on the turns of `role`, otherwise ""."""
         if role in self.learned_roles:
             return ""
         learned = ", ".join(self.learned_roles)
-        return f"the model has not learned the turns of {role}, only those of {learned} (data.loss_roles)"
+        return f"the model was not trained on turns of {role}, only on those of {learned} (data.loss_roles)"
 
     def check_role(self, role: object, name: str) -> str:
         """Return a role of the model.  Raises UsageError for anything else; name: stands before it in the message."""

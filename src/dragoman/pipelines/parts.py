@@ -1,4 +1,4 @@
-"""What is searched for a line: its parts, with prefixes, and how their translations are joined."""
+"""Parts of a line, which are searched separately, and the joining of their translations."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ from dragoman.pipelines.pipeline import check_text
 __all__ = ["Part", "Prefix", "SplitLine", "clean", "one_line", "valid", "with_prefixes"]
 
 Prefix = str | Sequence[str] | None
-"""The beginning of translations: one for all lines, or one per line."""
+"""Beginning of the translations: one text for all lines, or one per line."""
 
 
 @dataclass
 class Part:
-    """The unit of a search: a line, a sentence, or a part of a long one.
+    """Input of one search: a line, a sentence, or a part of a long sentence.
 
-    text: source, with the whitespace around it.  ids: source tokens with EOS; none if the text is copied.  sentence:
-    index in the line.  found: n-best list.
+    text: source, with its list mark and the whitespace around it.  ids: source tokens with EOS; none if the text is
+    copied.  sentence: index in the line.  mark: list mark, which is copied and not translated, such as "- ".  found:
+    n-best list.
     """
 
     text: str
     ids: list[int]
     sentence: int = 0
+    mark: str = ""
     prefix: list[int] = field(default_factory=list)
     found: list[Hypothesis] = field(default_factory=list)
     fault: Fault = ""
@@ -36,7 +38,7 @@ class Part:
 
 @dataclass(frozen=True)
 class SplitLine:
-    """A line and its parts; none if there is nothing to translate.  keep_space: also in the translation."""
+    """A line and its parts; blank lines have none.  keep_space: whether the translation keeps the whitespace."""
 
     text: str
     parts: list[Part]
@@ -44,11 +46,11 @@ class SplitLine:
 
     @property
     def searched(self) -> list[Part]:
-        """The parts that are translated, not copied."""
+        """The parts that are translated and not copied."""
         return [part for part in self.parts if part.ids]
 
     def join(self, targets: Sequence[str]) -> str:
-        """Join the translations of the first parts, or of all."""
+        """Return the translation of the line, or its beginning if `targets` are the translations of the first parts."""
         joined = join_parts([part.text for part in self.parts[: len(targets)]], targets, keep_space=self.keep_space)
         if not self.keep_space or not joined:
             return joined
@@ -73,7 +75,7 @@ def one_line(text: str) -> str:
 
 
 def with_prefixes(lines: Iterable[str], prefix: Prefix) -> Iterator[tuple[str, str]]:
-    """Yield each line with its prefix, "" for none.  Raises UsageError if their numbers differ."""
+    """Yield each line with its prefix, "" for none.  Raises UsageError if there is not one prefix per line."""
     prefixes = prefix or ""
     if isinstance(prefixes, str):
         yield from ((line, prefixes) for line in lines)

@@ -1,4 +1,4 @@
-"""What all pipelines share: loading, the backend, checks of the input, and streams in bounded memory."""
+"""Base class of all pipelines: loading, the backend, input checks, and streams in bounded memory."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def stream_windows(
 
 
 def check_sequence(inputs: Any) -> None:
-    """Raise UsageError unless `inputs` can be iterated and is not one text."""
+    """Raise UsageError unless `inputs` is an iterable of texts; a single text is not accepted."""
     if isinstance(inputs, str):
         raise UsageError(f"expected a list of texts, got the text {clip(inputs, 40)!r}; put it in a list, [text]")
     if isinstance(inputs, bytes | bytearray | Mapping) or not isinstance(inputs, Iterable):

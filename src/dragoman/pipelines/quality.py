@@ -1,4 +1,4 @@
-"""Quality flags of translations: input that is unlike the training data, and output that lost something."""
+"""Quality flags of translations: input that is unlike the training data, and output that lacks parts of the input."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _LONGEST_NAME = 4
 
 
 class QualityCheck:
-    """Flags of lines and their translations, each a function of one line only.
+    """Checks of lines and their translations; each flag depends on one line only.
 
-    The checks are called for every line, so each begins with one that is fast and finds nothing in most lines.
+    Each check runs for every line, and therefore begins with a fast test that excludes most lines.
 
-    profile: statistics of the training data; without them, only flags that need none are found.  languages: codes of
-    source and target, or None.
+    profile: statistics of the training data; None: no flag that needs them is set.  languages: codes of source and
+    target, or None.
     """
 
     def __init__(
         self, tokenizer: Tokenizer, profile: TrainingProfile | None, languages: tuple[str | None, str | None]
     ) -> None:
         if profile is not None and profile.length_ratio is None:
-            profile = None  # too few lines to know what is unusual
+            profile = None  # too few lines for statistics
         self._tokenizer, self._languages, self._profile = tokenizer, languages, profile
         self._longest = math.inf if profile is None else profile.source.tokens.q995
         self._alphabet = set() if profile is None else set(profile.source.alphabet)
@@ -50,7 +50,7 @@ class QualityCheck:
         self._new: dict[str, bool] = {}
 
     def source_flags(self, text: str, ids: Ids) -> list[str]:
-        """Return the flags of a source; ids: its tokens with the end of sentence."""
+        """Return the flags of a source.  ids: its tokens, end of sentence included."""
         flags = []
         if len(ids) - 1 > self._longest:
             flags.append("long")
@@ -61,7 +61,7 @@ class QualityCheck:
         return flags
 
     def _has_new_characters(self, text: str) -> bool:
-        """Return whether the training data lacks a character, and what the tokenizer normalizes it to."""
+        """Return whether the training data lacks a character and its normalized form."""
         new = self._new
         for character in set(text) - self._alphabet - new.keys():
             normalized = self._tokenizer.decode_source(self._tokenizer.encode_source(character))
@@ -69,11 +69,11 @@ class QualityCheck:
         return any(new.get(character, False) for character in text)
 
     def is_foreign(self, text: str) -> bool:
-        """Return whether a text is probably in another language, which is not decided for very short ones and names.
+        """Return whether a text is probably in another language; False for very short texts and names.
 
-        Common words are compared first: that is fast, and protects lines with names from errors of the identifier.
+        Frequent words are compared first, which is fast and avoids errors of the identifier in lines with names.
         """
-        words = text.casefold().split()  # with marks, but faster; enough for most lines
+        words = text.casefold().split()  # punctuation included; fast and sufficient for most lines
         if words and self._are_known(words):
             return False
         words = words_of_line(text)
@@ -94,7 +94,7 @@ class QualityCheck:
         return coverage(source.strip(), target, profile.length_ratio) < profile.least_coverage
 
     def changed_parts(self, source: str, target: str) -> list[str]:
-        """Return the flags of parts that a translation should keep."""
+        """Return the flags of changed numbers and placeholders."""
         flags: list[str] = []
         if has_literals(f"{source}\n{target}"):
             if has_changed_numbers(source, target, self._languages):

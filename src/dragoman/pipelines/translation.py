@@ -1,7 +1,4 @@
-"""Translation: one output per input line, in order; nothing is truncated without a flag.
-
-Letters: S source length, T target length.
-"""
+"""Translation: one output per input line, in order; truncated output is flagged."""
 
 from __future__ import annotations
 
@@ -11,8 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
+from dragoman.data.literals import has_words
 from dragoman.data.segment import join_parts, split_text
-from dragoman.data.sentences import split_sentences
+from dragoman.data.sentences import list_prefix, split_sentences
 from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.decoding.hypothesis import Hypothesis, Ids
 from dragoman.decoding.retry import StreamWithRetry, has_unusual_length, search_with_retry
@@ -43,12 +41,12 @@ __all__ = [
 ]
 
 _MOST_BLANK = 3
-"""Longer targets are text: a blank one is empty or a few spaces."""
+"""Maximum number of tokens of a blank target, which is empty or consists of a few spaces."""
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """An entry of the n-best list; the numbers are those of `Translation`."""
+    """An entry of the n-best list; score and log_prob are defined as for `Translation`."""
 
     text: str
     score: float
@@ -57,7 +55,7 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Sentence:
-    """One of several sentences of a line; text and score are those of its translation."""
+    """One of several sentences of a line, with the text and the score of its translation."""
 
     source: str
     text: str
@@ -71,8 +69,8 @@ class Translation:
     log_prob: sum of natural log-probabilities, ends of sentence included, in the precision of the search (int8 by
     default on a CPU; `Translator.score` uses float32).  score: log_prob / length penalty; the sum over the parts of a
     line that was split.  tokens: subwords of the target, with one end of sentence per part; token_log_probs: one per
-    token.  nbest: best first, this translation included.  flags: reasons to check the line, in the order of `FLAGS`
-    (see docs/flags.md).  sentences: those of a line that was split into several.
+    token.  nbest: alternatives, best first, starting with this translation.  flags: reasons to check the line, in the
+    order of `FLAGS` (see docs/flags.md).  sentences: sentences of a line that was split into several.
     """
 
     source: str
@@ -120,8 +118,8 @@ class Translator(Pipeline):
     model: a PyTorch model, or a backend.  search: any object with the attributes of `SearchSettings`.  max_source:
     longest source in tokens, end of sentence included; longer lines are split.
 
-    Lines are split into sentences by default if the model was trained on single sentences (`splits_sentences`), and
-    each sentence is translated separately.
+    If the model was trained on single sentences (`splits_sentences`), lines are split into sentences by default, which
+    are translated separately.
     """
 
     _kind, _lack = "parallel", "does not translate"
@@ -155,7 +153,7 @@ class Translator(Pipeline):
 
     @property
     def splits_sentences(self) -> bool:
-        """Whether lines are split into sentences by default: the model was trained on single sentences."""
+        """Whether lines are split into sentences by default, because the model was trained on single sentences."""
         return self.profile is not None and self.profile.single_sentences
 
     def translate(
@@ -172,9 +170,9 @@ class Translator(Pipeline):
         Args:
             batch_tokens: Padded source tokens times beams per batch.
             prefix: Beginning of each translation (of its first sentence), one for all texts or one per text.
-            split: Whether to split texts into sentences, which are translated one by one and joined with the whitespace
+            split: Whether to split texts into sentences, which are translated separately and joined with the whitespace
                 of the source; default: `splits_sentences`.  If False, a text is split only if it is longer than the
-                model accepts, and "\\n" inside a text counts as a space.
+                model accepts, and "\\n" in a text counts as a space.
             overrides: Search settings by name.
 
         Raises UsageError.
@@ -207,10 +205,10 @@ class Translator(Pipeline):
     def stream_tokens(
         self, text: str, *, prefix: str = "", split: bool | None = None, **overrides: Any
     ) -> Iterator[PartialTranslation]:
-        """Yield one partial translation per step of the search; the last one has the text of `translate`.
+        """Yield one partial translation per step of the search; the last one equals the result of `translate`.
 
-        Greedy search and sampling only append tokens; beam search may replace those after `stable`.  Output that is
-        empty or repeats itself is searched a second time (see `Translation.flags`).  Raises UsageError.
+        Greedy search and sampling only append tokens; beam search may replace the text after `stable`.  If the output
+        is empty or repeats itself, a second search follows (see `Translation.flags`).  Raises UsageError.
         """
         check_flag(split=split)
         settings = SearchSettings.of(self.settings, **{"nbest": 1, **overrides})
@@ -223,7 +221,7 @@ class Translator(Pipeline):
                 for step, last in search:
                     if not last:
                         ids = step.tokens, step.tokens[: step.stable]
-                        yield PartialTranslation(*(line.join([*targets, self._decode(i)]) for i in ids))
+                        yield PartialTranslation(*(line.join([*targets, part.mark + self._decode(i)]) for i in ids))
                 part.found, part.fault = [search.result], search.fault
             targets.append(self._text(part, 0))
         complete = self.join(line).text
@@ -231,13 +229,13 @@ class Translator(Pipeline):
 
     def _text(self, part: Part, rank: int) -> str:
         """Return the translation of a part; rank 0 is the best."""
-        return self._decode(part.found[rank].tokens) if part.ids else part.text.strip()
+        return part.mark + self._decode(part.found[rank].tokens) if part.ids else part.text.strip()
 
     def _decode(self, ids: Sequence[int]) -> str:
         return one_line(self.tokenizer.decode_target(ids))
 
     def has_no_text(self, ids: Ids) -> bool:
-        """Return whether target tokens are no text, such as none or a space."""
+        """Return whether target tokens decode to blank text."""
         return len(ids) <= _MOST_BLANK and not self._decode(ids).strip()
 
     def score(self, sources: Iterable[str], targets: Iterable[str], *, batch_tokens: int = 4000) -> list[TargetScore]:
@@ -295,9 +293,9 @@ class Translator(Pipeline):
         return [self.join(line, settings.nbest) for line in lines]
 
     def split(self, text: str, prefix: str = "", sentences: bool | None = None) -> SplitLine:
-        """Return the parts of a text: its sentences, and the parts of what is too long; see `translate` for `split`.
+        """Return the parts of a text; see `split` of `translate` for `sentences`.
 
-        prefix: the beginning of the translation.  Raises UsageError if it is longer than a source may be.
+        prefix: the beginning of the translation.  Raises UsageError if it is longer than the longest source.
         """
         sentences = self.splits_sentences if sentences is None else sentences
         parts = self._sentences(valid(text, "text")) if sentences else self._parts(clean(text, "text"))
@@ -313,17 +311,22 @@ class Translator(Pipeline):
         return line
 
     def _sentences(self, text: str) -> list[Part]:
-        """Return the parts of all sentences; what has no words is copied, e.g. numbers in a row of a table."""
+        """Return the parts of all sentences.  List marks and sentences without words are copied."""
         sentences = split_sentences(text, self.languages[0]) if text.strip() else []
-        is_word = str.isalpha if len(sentences) > 1 else str.isalnum  # a number alone may have a translation
+        numbers = len(sentences) == 1 and self.profile is not None and self.profile.translates_wordless
         parts: list[Part] = []
         for number, sentence in enumerate(sentences):
-            found = self._parts(sentence, number, strip=True) if any(map(is_word, sentence)) else []
+            mark = list_prefix(sentence)
+            body = sentence[len(mark) :]
+            is_text = has_words(body) or (numbers and any(map(str.isalnum, body)))
+            found = self._parts(body, number, strip=True) if is_text else []
+            if found and mark:
+                found[0].text, found[0].mark = mark + found[0].text, mark.lstrip()
             parts += found or [Part(sentence, [], number)]
         return parts
 
     def _parts(self, text: str, sentence: int = 0, strip: bool = False) -> list[Part]:
-        """Return the text, or the parts of a long text; none if there is nothing to translate.
+        """Return a text, or the parts of a text that is too long; blank text has none.
 
         strip: translate the parts without the whitespace around them.
         """
@@ -336,13 +339,14 @@ class Translator(Pipeline):
         return [Part(part, ids, sentence) for part in texts if len(ids := encode(part)) > 1]
 
     def join(self, line: SplitLine, nbest: int = 1) -> Translation:
-        """Return the translation of a line from the hypotheses found for its parts.
+        """Return the translation of a line from the hypotheses of its parts.
 
-        nbest: entries of the n-best list of a line that is copied, which are all equal.
+        nbest: length of the n-best list of a blank or copied line, whose entries are all equal.
         """
         text, parts, searched = line.text, line.parts, line.searched
         if not parts:
-            return Translation(text, "", 0.0, 0.0, [], [], ("empty_source",), [Alternative("", 0.0, 0.0)] * nbest)
+            blank = Alternative(text if line.keep_space else "", 0.0, 0.0)
+            return Translation(text, blank.text, 0.0, 0.0, [], [], ("empty_source",), [blank] * nbest)
         alternatives = [
             Alternative(
                 line.join([self._text(part, rank) for part in parts]),
@@ -376,19 +380,19 @@ class Translator(Pipeline):
 
     def _flags(self, line: SplitLine, text: str) -> tuple[str, ...]:
         """Return the flags of a line whose translation is `text`."""
-        parts, quality = line.searched, self.quality
+        quality = self.quality
         flags = quality.changed_parts(line.text, text)
         if any(part.sentence == after.sentence for part, after in itertools.pairwise(line.parts)):
             flags.append("split")
-        for part in parts:
+        for part in line.searched:
             best = part.found[0]
-            flags += quality.source_flags(part.text.strip(), part.ids)
+            flags += quality.source_flags(part.text.strip().removeprefix(part.mark), part.ids)
             if part.fault:
                 flags.append(part.fault)
             if best.truncated:
                 flags.append("truncated")
             if has_unusual_length(len(part.ids) - 1, len(best.tokens)):
                 flags.append("length")
-            if quality.lacks_content(part.text, text.strip() if len(line.parts) == 1 else self._decode(best.tokens)):
+            if quality.lacks_content(part.text, text.strip() if len(line.parts) == 1 else self._text(part, 0)):
                 flags.append("coverage")
         return tuple(name for name in FLAGS if name in flags) if flags else ()

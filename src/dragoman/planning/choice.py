@@ -221,6 +221,7 @@ def _train(size: Size, forecast: Training, seconds: float, validated: bool) -> l
     peak = float(f"{0.512 / size.d_model:.1e}")
     return [
         Setting("train.budget", duration(seconds), "Training time; the learning rate reaches zero at its end."),
+        Setting("train.expected_speed", round(forecast.tokens / seconds), "Tokens per second, including validations."),
         Setting(
             "train.batch_tokens",
             forecast.batch_tokens,

@@ -73,7 +73,7 @@ def measure_speeds(
     for size in SIZES:
         config = probe(facts, vocabulary, size, scratch)
         try:
-            run = open_run(config, scratch / f"probe-{size.d_model}-{size.layers}", lambda text: None)
+            run = open_run(config, scratch / f"probe-{size.d_model}-{size.layers}")
             timing = time_steps(run, _SECONDS)
         except UsageError:
             if not speeds:

@@ -21,7 +21,7 @@ from dragoman.data.doctor.precheck import replaced_characters
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.io.lines import plain_suffix
-from dragoman.io.run_log import Phase, Reporter
+from dragoman.io.run_log import Messages, Reporter
 from dragoman.training.allocator import keep_freed_memory
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.plan import Forecast, forecast_problems, plan_warnings
@@ -69,18 +69,16 @@ def diagnose(config_or_source: Path, target: Path | None = None, overrides: Sequ
 
 def _diagnose(config: Config, where: str, scratch: Path) -> Diagnosis:
     problem, run = "", None
-    counts: list[str] = []
+    messages = Messages()
     try:
         without_validation = config.data.model_copy(update={"valid": None})
-        run = open_run(config.model_copy(update={"data": without_validation}), scratch / "run", counts.append)
+        run = open_run(config.model_copy(update={"data": without_validation}), scratch / "run", messages)
     except DragomanError as error:  # the findings of the examination are more precise
         problem = str(error)
     if config.data.kind == "parallel":
         diagnosis = _examined(config, run)
     else:
-        diagnosis = Diagnosis(
-            account=" ".join(line.removeprefix("data: ") for line in counts if not isinstance(line, Phase))
-        )
+        diagnosis = Diagnosis(account=" ".join(text.removeprefix("data: ") for text in messages.texts))
     if run is not None and diagnosis.healthy:
         forecast(run, where, diagnosis)
     elif problem and diagnosis.healthy:

@@ -16,9 +16,11 @@ from dragoman.config import (
     Optimizer,
     Schedule,
     SGDConfig,
+    TrainConfig,
 )
 
-__all__ = ["Progress", "amount", "budget_fraction", "build_optimizer", "learning_rate", "state_size"]
+__all__ = ["Progress", "amount", "budget_fraction", "build_optimizer", "expected_share", "learning_rate",
+           "state_size"]  # fmt: skip
 
 
 @dataclass
@@ -53,6 +55,12 @@ def amount(unit: str, progress: Progress, batches_per_epoch: int) -> float:
 def budget_fraction(budget: Duration, progress: Progress, batches_per_epoch: int) -> float:
     """Return the used fraction of the budget: 0 at the start, 1 or more at the end."""
     return amount(budget.unit, progress, batches_per_epoch) / budget.amount
+
+
+def expected_share(config: TrainConfig, progress: Progress) -> float:
+    """Return the tokens processed, as a fraction of those expected in the time; 1 for other budgets than a time."""
+    expected = config.expected_speed * progress.seconds
+    return progress.tokens / expected if expected and config.budget.unit == "seconds" else 1.0
 
 
 def learning_rate(schedule: Schedule, d_model: int, step: int, used: float) -> float:

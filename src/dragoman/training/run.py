@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from dragoman.data.vocabulary import Vocabulary, load_vocabulary
 from dragoman.device import resolve_device
 from dragoman.errors import ConfigError, DataError, ModelFolderError, TrainingError, UsageError, nearest
 from dragoman.io.lock import lock_run
-from dragoman.io.run_log import Phase
+from dragoman.io.run_log import Reporter
 from dragoman.io.writing import recover_folders, remove_folder, write_file, writing
 from dragoman.models.model_folder import (
     average_tensors,
@@ -46,7 +46,7 @@ __all__ = ["TrainingRun", "average_run", "check_files", "open_run", "validated_c
 
 _MAY_CHANGE = ("train.budget", "train.validate_every", "train.validate_sentences", "train.save_every",
                "train.patience", "train.keep", "train.log_every", "train.average", "train.device", "train.threads",
-               "train.max_bad_steps", "search.", "data.root")  # fmt: skip
+               "train.max_bad_steps", "train.expected_speed", "search.", "data.root")  # fmt: skip
 """Settings that a resumed run may change, because they do not affect the steps already made."""
 
 _PATHS = (
@@ -56,7 +56,7 @@ _PATHS = (
 _MAX_LISTED = 1000
 
 
-def open_run(config: Config, folder: Path, log: Callable[[str], None]) -> TrainingRun:
+def open_run(config: Config, folder: Path, reporter: Reporter | None = None) -> TrainingRun:
     """Open the run in `folder`, or create it, and prepare its data in `<folder>/../prepared`, shared by sibling runs.
 
     Raises ConfigError if the folder contains a run with another configuration, and if files of [data] do not exist.
@@ -66,28 +66,29 @@ def open_run(config: Config, folder: Path, log: Callable[[str], None]) -> Traini
     stored = folder / "config.toml"
     if list_checkpoints(folder) and stored.is_file():
         _refuse_changes(load_config(stored, stored=True), config, folder)
-    if config.data.kind != "parallel":  # whose store names its phases
-        log(Phase("preparing the data"))
-    task = _open_task(config, folder.parent / "prepared", log)
+    reporter = reporter or Reporter()
+    if config.data.kind != "parallel":  # the store of parallel data reports its phases
+        reporter.phase("preparing the data")
+    task = _open_task(config, folder.parent / "prepared", reporter)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    write_file(stored, dump_toml(_seen_from(config, folder)).encode())
+    write_file(stored, dump_toml(_with_relative_root(config, folder)).encode())
     if task.profile is not None:
-        log(f"data: {task.profile}")
-    return TrainingRun(config, folder, task, log)
+        reporter.log(f"data: {task.profile}")
+    return TrainingRun(config, folder, task, reporter)
 
 
-def _seen_from(config: Config, folder: Path) -> Config:
-    """Return the configuration with a `data.root` that is relative to the run folder, where it is stored."""
+def _with_relative_root(config: Config, folder: Path) -> Config:
+    """Return the configuration with `data.root` relative to the run folder, in which it is stored."""
     if not list(config.data.files()):
         return config
     root = move_root(config.data.root, folder)
     return config.model_copy(update={"data": config.data.model_copy(update={"root": root})})
 
 
-def _open_task(config: Config, prepared: Path, log: Callable[[str], None]) -> Task:
+def _open_task(config: Config, prepared: Path, reporter: Reporter) -> Task:
     try:
-        return open_task(config, prepared, log)
+        return open_task(config, prepared, reporter)
     except OSError as error:
         # An error without a file name comes from a write; one that names a file elsewhere comes from reading it.
         if error.filename is not None and not Path(str(error.filename)).is_relative_to(prepared):
@@ -113,7 +114,7 @@ def check_files(config: Config) -> None:
 
 
 def _elsewhere(text: str, path: Path) -> str:
-    """Return that a file exists in the current directory instead of at `path`, or the nearest name beside it."""
+    """Return a hint about a missing file: found in the current directory, or the most similar name in its folder."""
     here = resolve_path(text)
     if here != path and here.is_file():
         return " (it exists in the current directory: data.root=.)"
@@ -136,8 +137,8 @@ def _refuse_changes(old: Config, new: Config, folder: Path) -> None:
 class TrainingRun:
     """A run folder with its configuration and its task."""
 
-    def __init__(self, config: Config, folder: Path, task: Task, log: Callable[[str], None]) -> None:
-        self.config, self.folder, self.task, self.log = config, folder, task, log
+    def __init__(self, config: Config, folder: Path, task: Task, reporter: Reporter) -> None:
+        self.config, self.folder, self.task, self.reporter = config, folder, task, reporter
 
     def check_memory(self, device: torch.device) -> None:
         """Raise UsageError if the memory does not suffice for training the model on the device."""
@@ -162,7 +163,7 @@ class TrainingRun:
             try:
                 progress, data_hash = read_training(checkpoint, model, optimizer, ema)
             except ModelFolderError as error:
-                self.log(f"warning: damaged checkpoint, using the previous one: {error}")
+                self.reporter.warn(f"damaged checkpoint, using the previous one: {error}")
                 continue
             if data_hash != self.task.data_hash:
                 raise TrainingError(
@@ -178,7 +179,9 @@ class TrainingRun:
             for later in found[found.index(checkpoint) + 1 :]:
                 remove_folder(later)
             self._tidy(checkpoint, progress)
-            self.log(f"resuming {self.folder} after step {progress.step:,} (budget: {self.config.train.budget})")
+            self.reporter.log(
+                f"resuming {self.folder} after step {progress.step:,} (budget: {self.config.train.budget})"
+            )
             return progress
         if found:
             raise TrainingError(
@@ -191,10 +194,10 @@ class TrainingRun:
         found = list_checkpoints(self.folder)
         return f"The last good checkpoint is {found[-1]}." if found else "No checkpoint was written yet."
 
-    def needs_last(self, progress: Progress) -> bool:
-        """Return whether the current step has no checkpoint yet, or only one that was not validated."""
+    def is_validated(self, progress: Progress) -> bool:
+        """Return whether the current step has a validated checkpoint."""
         target = self.folder / "checkpoints" / f"{progress.step:08d}"
-        return not target.is_dir() or _is_interruption(target)
+        return target.is_dir() and _is_validated(target)
 
     def save(
         self,
@@ -203,27 +206,28 @@ class TrainingRun:
         progress: Progress,
         ema: Mapping[str, Tensor] | None,
         scores: dict[str, Any],
-        interrupted: bool = False,
+        validated: bool = True,
     ) -> None:
         """Write the checkpoint of this step, update `last` and `best`, and remove old checkpoints.
 
-        interrupted: it is not validated; only the newest of such checkpoints is kept, and no average includes it.
+        validated: False for a checkpoint between two validations.  Only the newest of these is kept, and no average
+        includes it.
         """
         target = self.folder / "checkpoints" / f"{progress.step:08d}"
         weights = unique_tensors(model) if ema is None else ema
         training = training_files(model, optimizer, progress, self.task.data_hash, ema)
-        meta = {"step": progress.step, "scores": scores} | ({"interrupted": True} if interrupted else {})
+        meta = {"step": progress.step, "scores": scores, "validated": validated}
         save_model(target, self.config, self.task.vocabulary, weights, meta, training, self.task.profile)
         self._tidy(target, progress)
 
     def _tidy(self, newest: Path, progress: Progress) -> None:
-        """Update pointers and remove old checkpoints; also after an interruption that left `newest` saved."""
+        """Update the pointers and remove old checkpoints."""
         write_pointer(self.folder, "last", newest)
         best = newest.with_name(f"{progress.best_step:08d}") if self.task.validates else newest
         if best.is_dir():
             write_pointer(self.folder, "best", best)
         for old in list_checkpoints(self.folder):
-            if old != newest and _is_interruption(old):
+            if old != newest and not _is_validated(old):
                 remove_folder(old)
         for old in validated_checkpoints(self.folder)[: -max(self.config.train.keep, self.config.train.average)]:
             if old != best:
@@ -248,15 +252,16 @@ class TrainingRun:
 
 
 def validated_checkpoints(run: Path) -> list[Path]:
-    """Return the checkpoints of a run, sorted by step, except one that was saved between validations."""
-    return [checkpoint for checkpoint in list_checkpoints(run) if not _is_interruption(checkpoint)]
+    """Return the checkpoints of a run, sorted by step, except those saved between validations."""
+    return [checkpoint for checkpoint in list_checkpoints(run) if _is_validated(checkpoint)]
 
 
-def _is_interruption(checkpoint: Path) -> bool:
+def _is_validated(checkpoint: Path) -> bool:
     try:
-        return bool(read_meta(checkpoint).get("interrupted"))
+        meta = read_meta(checkpoint)
     except ModelFolderError:
-        return False
+        return True
+    return bool(meta.get("validated", not meta.get("interrupted")))  # earlier versions wrote "interrupted": true
 
 
 def average_run(folder: Path, last: int) -> Path:
@@ -286,9 +291,9 @@ def average_run(folder: Path, last: int) -> Path:
 
 
 def with_root_of_run(config: Config, checkpoint: Path) -> Config:
-    """Return the configuration of a checkpoint with the `data.root` of its run, seen from the current directory.
+    """Return the configuration of a checkpoint with the `data.root` of its run, relative to the current directory.
 
-    That of the checkpoint starts at the directory in which the training was started.
+    The `data.root` of the checkpoint itself is relative to the directory in which the training was started.
     """
     run = checkpoint.parent.parent
     if checkpoint.parent.name != "checkpoints" or not (run / "config.toml").is_file():
@@ -303,12 +308,12 @@ def with_root_of_run(config: Config, checkpoint: Path) -> Config:
 def _validation_scores(
     config: Config, vocabulary: Vocabulary, weights: Mapping[str, Tensor], profile: TrainingProfile | None
 ) -> dict[str, Any]:
-    """Return the scores of a translation model, for which the training data need not be read; else nothing."""
+    """Return the validation scores of a translation model; {} for other tasks, which need their training data."""
     if config.data.kind != "parallel" or config.parallel.valid is None or not isinstance(vocabulary, Tokenizer):
         return {}
     try:
         validation = TranslationValidation(
-            config, corpus_spec(config, config.parallel.valid), vocabulary, lambda _: None, profile
+            config, corpus_spec(config, config.parallel.valid), vocabulary, Reporter(), profile
         )
     except (UsageError, DataError):  # the data were moved or changed
         return {}

@@ -16,11 +16,11 @@ from dragoman.training.optim import Progress, amount, budget_fraction
 __all__ = ["ProgressEstimator", "Window"]
 
 _SPAN, _POINTS = 3.0, 20
-"""Speeds are those of about the last minute: of points 3 seconds apart."""
+"""Speeds are measured over the last 20 points, 3 seconds apart: about a minute."""
 
 
 class ProgressEstimator:
-    """Derives a `Status` from the steps of this session, and of earlier ones the time of their validations."""
+    """Computes a `Status` from the steps of this process and the duration of earlier validations."""
 
     def __init__(
         self,
@@ -29,28 +29,26 @@ class ProgressEstimator:
         rows: Iterable[dict[str, Any]] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """rows: the log of earlier sessions."""
+        """rows: the log of the run."""
         self.config, self._validates, self._clock = config, validates, clock
         known = reversed([row.get("validation_seconds") for row in rows])
         self.validation_seconds: float = next(filter(_is_duration, known), 0.0)
         """Duration of the last validation, 0 before the first one."""
-        self._paused = 0.0  # seconds of this session that were not training
+        self._paused = 0.0  # seconds without training in this process
         self._points: deque[tuple[float, float, float, int]] = deque(maxlen=_POINTS)
-        self._loss = math.nan
 
     def begin(self, progress: Progress, batches: int) -> None:
-        """Receive the state in which this session begins to train; batches: of an epoch."""
+        """Start measuring the speed.  batches: per epoch."""
         self._points.append(self._point(progress, batches))
 
     def pause(self, seconds: float, validation: bool = False) -> None:
-        """Receive the time of a validation or of something else that is not training."""
+        """Exclude seconds from the speed.  validation: whether they are the duration of a validation."""
         self._paused += seconds
         if validation:
             self.validation_seconds = seconds
 
-    def status(self, progress: Progress, batches: int, loss: float, rate: float) -> Status:
-        """Return the status after a step; loss: mean since the last row of the log, NaN if that is this step."""
-        self._loss = self._loss if math.isnan(loss) else loss
+    def status(self, progress: Progress, batches: int, loss: float, targets: float, rate: float) -> Status:
+        """Return the status after a step.  loss, targets, rate: see `Status`."""
         now = self._point(progress, batches)
         first, last = self._points[0], self._points[-1]
         if now[0] - last[0] >= _SPAN:
@@ -58,7 +56,7 @@ class ProgressEstimator:
         seconds = max(1e-9, now[0] - first[0])
         used_per_second, due_per_second = ((now[i] - first[i]) / seconds for i in (1, 2))
         budget, every = self.config.budget, self.config.validate_every
-        # Time that is not training is part of a budget of time, but of no other.
+        # A budget of time includes validations and saving; other budgets do not.
         of_time = budget.unit == "seconds"
         rest = (
             max(0.0, budget.amount - progress.seconds) if of_time else _divided(max(0.0, 1 - now[1]), used_per_second)
@@ -69,7 +67,8 @@ class ProgressEstimator:
         return Status(
             step=progress.step,
             used=now[1],
-            loss=self._loss,
+            loss=loss,
+            targets=targets,
             learning_rate=rate,
             tokens_per_second=(now[3] - first[3]) / seconds,
             warming_up=progress.step < self.config.schedule.warmup,
@@ -81,9 +80,9 @@ class ProgressEstimator:
         )
 
     def _validations(self, rest: float, due_in: float | None, between: float) -> float:
-        """Return the seconds of the validations to come: those on the way, the last one, and that of the average.
+        """Return the seconds of the remaining validations, including those of the last step and of the average.
 
-        between: seconds from one to the next; 0 if those on the way do not count.
+        between: seconds from one validation to the next; 0 if the budget includes all but these two.
         """
         if not self._validates:
             return 0.0
@@ -93,7 +92,7 @@ class ProgressEstimator:
         return count * self.validation_seconds
 
     def _point(self, progress: Progress, batches: int) -> tuple[float, float, float, int]:
-        """Return seconds of training in this session, used budget, amount in the unit of validations, tokens."""
+        """Return seconds of training in this process, used budget, amount in the unit of validations, tokens."""
         used = budget_fraction(self.config.budget, progress, batches)
         return (
             self._clock() - self._paused,
@@ -123,11 +122,6 @@ class Window:
         self.nll, self.targets, self.tokens = 0.0, 0.0, 0
         self.since = time.monotonic()
 
-    @property
-    def loss(self) -> float:
-        """The mean loss per target token; NaN if every step was skipped."""
-        return self.nll / self.targets if self.targets else math.nan
-
     def add(self, nll: float, targets: float, batches: list[Batch], rate: float) -> None:
         self.nll += nll
         self.targets += targets
@@ -140,7 +134,7 @@ class Window:
             return None
         row = {
             "step": progress.step,
-            "loss": self.loss,
+            "loss": self.nll / self.targets,
             "learning_rate": self.rate,
             "tokens_per_second": self.tokens / max(1e-9, time.monotonic() - self.since),
             "seconds": progress.seconds,

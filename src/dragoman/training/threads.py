@@ -1,8 +1,8 @@
 """The number of threads of a training on a CPU.
 
-The number changes the order of sums, and so the last bits of every step.  A run whose budget is in steps, epochs or
-tokens therefore keeps the number that it began with, which is stored in its folder: resumed, it ends with the same
-bytes.  A run whose budget is a time depends on the clock anyway, and changes the number when another one is faster.
+The number changes the order of sums, and so the last bits of every step.  With a budget in steps, epochs or tokens, a
+resumed run has to end with the same bytes, so that it keeps its number, which is stored in the run folder.  With a
+budget in minutes, the result depends on the clock anyway, and the number changes when another one is faster.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from dragoman.config import TrainConfig
 from dragoman.decoding.native.processor import usable_cores
 from dragoman.errors import TrainingError
 from dragoman.io.reading import read_json
-from dragoman.io.run_log import Phase
+from dragoman.io.run_log import Reporter
 from dragoman.io.writing import write_file
 
 __all__ = ["ThreadControl", "measure_threads"]
 
 _FILE = "threads.json"
-_SECONDS, _ROUNDS = 3.0, 5  # at most, of a measurement
-_SKIP_RATIO = 3.0  # times as slow as the fastest number: not measured again
-_MIN_SPEEDUP = 1.1  # more threads must be this many times as fast, and so must a number that replaces another one
-_REPORTED_SPEEDUP = 1.3  # a run that must keep its number reports one that is this many times as fast
-_INTERVAL, _SHARE = 120.0, 0.01  # measured again after this many seconds, and at most this share of the time
+_SECONDS, _ROUNDS = 3.0, 5  # limits of a measurement
+_SKIP_RATIO = 3.0  # a number this many times slower than the fastest is not measured again
+_MIN_SPEEDUP = 1.1  # required of a larger number of threads, and of a number that replaces another one
+_REPORTED_SPEEDUP = 1.3  # speedup from which a run that keeps its number reports another one
+_INTERVAL, _SHARE = 120.0, 0.01  # seconds between measurements, at least; largest share of the time
 
 
 def measure_threads(
     work: Callable[[], object], numbers: list[int], clock: Callable[[], float] = time.monotonic
 ) -> dict[int, float]:
-    """Return the seconds that a call of `work` takes with each number of threads, the median of some rounds.
+    """Return the median seconds of a call of `work` with each number of threads, over several rounds.
 
-    The numbers take turns: the current number first, then from the largest down.  At least two are measured; the others
-    are missing if the time is over, or if a larger number, but smaller than the fastest, was slow already.  The number
-    of threads is restored.
+    Each round begins with the current number and continues from the largest number to the smallest.  At least two
+    numbers are measured.  Others are missing if the time limit is reached, or if they are below a number that is
+    already much slower than a larger one.  The number of threads is restored.
     """
     before = torch.get_num_threads()
     seconds: dict[int, list[float]] = {}
@@ -72,12 +72,12 @@ def _medians(seconds: dict[int, list[float]]) -> dict[int, float]:
 class ThreadControl:
     """Chooses and sets the number of threads of PyTorch while a run is trained.
 
-    In this order: train.threads; the number that the run began with, if it has a checkpoint; OMP_NUM_THREADS; the
-    fastest number, measured.
+    In this order: train.threads; the stored number of a run with a checkpoint; OMP_NUM_THREADS; the fastest measured
+    number.
     """
 
-    def __init__(self, folder: Path, config: TrainConfig, device: torch.device, log: Callable[[str], None]) -> None:
-        self._file, self._config, self._log = folder / _FILE, config, log
+    def __init__(self, folder: Path, config: TrainConfig, device: torch.device, reporter: Reporter) -> None:
+        self._file, self._config, self._reporter = folder / _FILE, config, reporter
         self._on_cpu = device.type == "cpu"
         self._fixed = config.budget.unit != "seconds"
         self._before = torch.get_num_threads()
@@ -86,14 +86,14 @@ class ThreadControl:
         self._next, self._reported = float("inf"), False
 
     def start(self, work: Callable[[], object] | None, resumed: bool) -> None:
-        """Set the number; work: computes a part of a step, without an effect; None if no step follows.
+        """Set the number.  work: computes a part of a step without changing the model; None if no step follows.
 
-        Raises TrainingError if the number that the run began with cannot be read.
+        Raises TrainingError if the stored number of the run cannot be read.
         """
         wanted = self._config.threads
         if wanted != "auto":
             if wanted > (cores := usable_cores()):
-                self._log(f"warning: train.threads is {wanted}, but this process may use {_limited(cores)}")
+                self._reporter.warn(f"train.threads is {wanted}, but this process may use {_core_limit(cores)}")
             self._set(wanted)
         elif self._on_cpu and self._fixed and resumed:
             number = self._read() or self._before  # runs of earlier versions stored no number
@@ -101,7 +101,7 @@ class ThreadControl:
             self._set(number)
             self._plan(0.0)
             if number != self._before:
-                self._log(f"threads: {number}, as before in this run; to change that, set train.threads")
+                self._reporter.log(f"threads: {number}, as before in this run; to change that, set train.threads")
         elif self._on_cpu and work is not None:
             self._choose(work)
 
@@ -110,15 +110,15 @@ class ThreadControl:
         if len(self._numbers) == 1:
             self._set(self._numbers[0])
             return
-        self._log(Phase("measuring steps with " + ", ".join(map(str, self._numbers)) + " threads"))
+        self._reporter.phase(f"measuring steps with {', '.join(map(str, self._numbers))} threads")
         seconds = self._measure(work)
         best = choose(seconds)
         self._set(best)
         speeds = ", ".join(f"{seconds[best] / s:.2f} with {n}" for n, s in seconds.items())
-        self._log(f"threads: {best} (relative speed: {speeds})")
+        self._reporter.log(f"threads: {best} (relative speed: {speeds})")
 
     def recheck(self, work: Callable[[], object]) -> None:
-        """Measure again if that is due: change the number if this run may, otherwise report one that is faster."""
+        """Measure again if it is time to; change the number, or report a faster one if the run keeps its number."""
         if time.monotonic() < self._next:
             return
         now, seconds = torch.get_num_threads(), self._measure(work)
@@ -126,17 +126,17 @@ class ThreadControl:
         ratio = seconds[now] / seconds[best] if now in seconds else 1.0
         if not self._fixed and ratio > _MIN_SPEEDUP:
             torch.set_num_threads(best)
-            self._log(f"threads: {best} instead of {now}, {ratio:.1f} times as fast at present")
+            self._reporter.log(f"threads: {best} instead of {now}, {ratio:.1f} times as fast at present")
         elif self._fixed and ratio > _REPORTED_SPEEDUP and not self._reported:
             self._reported = True
-            self._log(
-                f"warning: {best} thread{'s' * (best > 1)} would be {ratio:.1f} times as fast as {now} at present; the "
+            self._reporter.warn(
+                f"{best} thread{'s' * (best > 1)} would be {ratio:.1f} times as fast as {now} at present; the "
                 f"run keeps {now}, so that its result can be reproduced. To change that, resume it with "
                 f"train.threads={best}"
             )
 
     def restore(self) -> None:
-        """Set the number of threads from before."""
+        """Restore the number of threads that was set before the training."""
         torch.set_num_threads(self._before)
 
     def _measure(self, work: Callable[[], object]) -> dict[int, float]:
@@ -163,19 +163,19 @@ class ThreadControl:
         return number
 
 
-def _limited(cores: int) -> str:
-    """Return the number of cores that this process may use, and the variable if it is the cause."""
+def _core_limit(cores: int) -> str:
+    """Return the number of cores that this process may use, with OMP_NUM_THREADS if it is the cause."""
     given = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     cause = f" (OMP_NUM_THREADS={given})" if given == str(cores) else ""
     return f"{cores} core{'s' * (cores > 1)} only{cause}"
 
 
 def candidates(limit: int) -> list[int]:
-    """Return the numbers of threads that are measured: powers of two, and the limit."""
+    """Return the numbers of threads to measure: powers of two, and the limit."""
     return sorted({limit} | {1 << i for i in range(limit.bit_length()) if 1 << i <= limit})
 
 
 def choose(seconds: dict[int, float]) -> int:
-    """Return the smallest number of threads that is almost as fast as the fastest."""
+    """Return the smallest number of threads that is at most 10 % slower than the fastest."""
     fastest = min(seconds.values())
     return min(number for number, found in seconds.items() if found <= _MIN_SPEEDUP * fastest)

@@ -27,7 +27,7 @@ from dragoman.data.batching import Batch
 from dragoman.data.doctor.precheck import precheck
 from dragoman.errors import TrainingError, UsageError
 from dragoman.io.lock import lock_run
-from dragoman.io.run_log import Phase, Reporter, RunLog, Sample, read_log
+from dragoman.io.run_log import Reporter, RunLog, read_log
 from dragoman.models.model_folder import list_checkpoints, unique_tensors
 from dragoman.models.seq2seq import Network
 from dragoman.nn.dropout import seed_dropout
@@ -38,21 +38,23 @@ from dragoman.training.optim import Progress, amount, budget_fraction, build_opt
 from dragoman.training.plan import forecast_of, forecast_problems, plan_warnings, warmup_warning
 from dragoman.training.run import TrainingRun, check_files, open_run, validated_checkpoints
 from dragoman.training.status import ProgressEstimator, Window
+from dragoman.training.tasks.translation import TranslationValidation
 from dragoman.training.threads import ThreadControl
 from dragoman.training.validation import swapped_weights
 
 __all__ = ["TrainResult", "Trainer", "train"]
 
-_MOST_SAVING = 0.05  # share of the time above which saving is reported
+_MAX_SAVING_SHARE = 0.05  # fraction of train.save_every above which the duration of saving gets a warning
 _ADVICE = "Lower the learning rate, set train.clip_norm=1, or check the data with 'dragoman doctor'."
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """run: the run folder.  progress: at the end.  interrupted: by a signal.  scores: of the last validation."""
+    """run: the run folder.  progress, epochs: at the end.  interrupted: by a signal.  scores: last validation."""
 
     run: Path
     progress: Progress
+    epochs: float
     interrupted: bool
     scores: dict[str, Any]
 
@@ -66,7 +68,7 @@ def train(
     another process uses `out`, and TrainingError if the loss is not finite for too many steps or the disk is full.
     """
     if not isinstance(config, Config):
-        raise UsageError(f"config: {config!r:.60} is of type {type(config).__name__}; accepted: that of load_config")
+        raise UsageError(f"config: {config!r:.60} is a {type(config).__name__}; accepted: the result of load_config")
     reporter = reporter or Reporter()
     context = context or DistributedContext(config.train.device)
     folder = Path(out)
@@ -74,11 +76,11 @@ def train(
     keep_freed_memory()
     with lock_run(folder):
         if config.data.kind == "parallel" and not list_checkpoints(folder):
-            reporter.log(Phase("checking the data"))
-            precheck(config, reporter.log)
-        run = open_run(config, folder, reporter.log)
+            reporter.phase("checking the data")
+            precheck(config, reporter.warn)
+        run = open_run(config, folder, reporter)
         run.check_memory(context.device)
-        reporter.log(Phase("building the model"))
+        reporter.phase("building the model")
         return Trainer(run, context, reporter).train()
 
 
@@ -118,11 +120,12 @@ class Trainer:
             self.ema = {name: p.clone() for name, p in unique_tensors(self.model).items()}
         self.progress = run.resume(self.model, self.optimizer, self.ema)
         self.validation = run.task.validation()
-        self.log = RunLog(run.folder, self.progress.step, not run.needs_last(self.progress), lambda: run.last_good())
-        self.threads = ThreadControl(run.folder, self.config, context.device, reporter.log)
+        self.log = RunLog(run.folder, self.progress.step, run.is_validated(self.progress), run.last_good)
+        self.threads = ThreadControl(run.folder, self.config, context.device, reporter)
         self.estimator = ProgressEstimator(self.config, self.validation is not None, read_log(run.folder))
         self.scores: dict[str, Any] = {}
         self._window = Window()
+        self._step_loss = (math.nan, 0.0)  # nats per target token of the last step, target tokens
         self._planned: tuple[int, list[NDArray[np.int64]]] = (-1, [])
         self._saved = 0.0  # amount of train.save_every at the last checkpoint
         self._slow_save_reported = False
@@ -140,7 +143,7 @@ class Trainer:
             self.reporter.log(f"{self.run.folder}: {exhausted}")
         else:
             for warning in self._warnings():
-                self.reporter.log(f"warning: {warning}")
+                self.reporter.warn(warning)
             self.reporter.started(str(self.config.budget), self._used())
         self._clock = time.monotonic() - self.progress.seconds
         self.estimator.begin(self.progress, len(self._plan()))
@@ -155,17 +158,17 @@ class Trainer:
                 if not interrupted:
                     self._finish()
                     self._check_usable()
-                elif self.run.needs_last(self.progress):
-                    self._save({}, interrupted=True)
+                elif not self.run.is_validated(self.progress):
+                    self._save({}, validated=False)
             complete = not interrupted
         finally:
             self.log.close()
             self.threads.restore()
             self.reporter.finished(complete)
-        return TrainResult(self.run.folder, self.progress, interrupted, self.scores)
+        return TrainResult(self.run.folder, self.progress, self._epochs(), interrupted, self.scores)
 
     def _warnings(self) -> Iterator[str]:
-        """Yield what is wrong with the plan, as far as it is known without measuring the speed."""
+        """Yield warnings about the configuration that do not depend on the speed of the machine."""
         task, batches = self.run.task, len(self._plan())
         yield from plan_warnings(self.config, task, batches)
         if forecast := forecast_of(self.config, task, batches, self.model.parameter_count()):
@@ -181,7 +184,7 @@ class Trainer:
             progress.seconds = time.monotonic() - self._clock
             if progress.batch >= len(plan):
                 progress.epoch, progress.batch = progress.epoch + 1, 0
-            status = self.estimator.status(progress, len(self._plan()), self._window.loss, self._window.rate)
+            status = self.estimator.status(progress, len(self._plan()), *self._step_loss, self._window.rate)
             self.reporter.progressed(status)
             if progress.step % self.config.log_every == 0 and (row := self._window.row(progress)):
                 self.log.write(row)
@@ -207,7 +210,7 @@ class Trainer:
         counts = torch.tensor([sum(b.tgt_tokens for b in batches)], dtype=torch.float64)
         total = float(self.context.sum(counts))
         self.optimizer.zero_grad(set_to_none=True)
-        nll = 0.0
+        nll, self._step_loss = 0.0, (math.nan, 0.0)
         for i, batch in enumerate(batches):
             seed_dropout(self.config.seed, progress.step, i, self.context.rank)
             last = i == len(batches) - 1
@@ -221,9 +224,10 @@ class Trainer:
             self.optimizer.step()
             self._update_ema()
             self._window.add(nll, total, batches, rate)
+            self._step_loss = nll / total, total
 
     def trial(self) -> None:
-        """Compute the gradients of the next batch and discard them: the cost of a step without its effect."""
+        """Compute and discard the gradients of the next batch, to measure the speed of training."""
         batch = self.read(self._plan()[self.progress.batch], self.progress.batch)
         kept = [(buffer, buffer.clone()) for buffer in self.model.buffers()]  # running statistics of BatchNorm
         seed_dropout(self.config.seed, self.progress.step, 0, self.context.rank)
@@ -255,9 +259,8 @@ class Trainer:
         progress = self.progress
         progress.skipped += 1
         progress.bad_in_a_row += 1
-        self.reporter.log(
-            f"warning: step {progress.step}: the loss or a gradient is not finite; step skipped "
-            f"({progress.skipped} so far)"
+        self.reporter.warn(
+            f"step {progress.step}: the loss or a gradient is not finite; step skipped ({progress.skipped} so far)"
         )
         if progress.bad_in_a_row >= self.config.max_bad_steps:
             raise TrainingError(
@@ -266,7 +269,7 @@ class Trainer:
             )
 
     def _check_usable(self) -> None:
-        """Raise TrainingError if the training has ended without a validation whose result is finite."""
+        """Raise TrainingError if no validation of the training had a finite result."""
         if self.validation is not None and self.context.is_main and self.progress.best is None:
             raise TrainingError(
                 f"{self.run.folder}: the training has ended at step {self.progress.step}, but no validation had a "
@@ -294,8 +297,11 @@ class Trainer:
     def _out_of_patience(self) -> bool:
         return 0 < self.config.patience <= self.progress.stale
 
+    def _epochs(self) -> float:
+        return amount("epochs", self.progress, len(self._plan()))
+
     def _amount(self, every: Duration) -> float:
-        """Return the progress in the unit of a duration."""
+        """Return the progress in the unit of the duration."""
         return amount(every.unit, self.progress, len(self._plan()))
 
     def _is_due(self, every: Duration, last: float) -> bool:
@@ -305,11 +311,10 @@ class Trainer:
         """Score the model with the weights that are saved, write a checkpoint and update the pointers."""
         if self.validation is not None and self._may_lose_time():
             self._save_between()
-        progress, began = self.progress, time.monotonic()
+        progress, began, better = self.progress, time.monotonic(), False
         progress.validated = self._amount(self.config.validate_every)
-        better = False
         if self.validation is not None:
-            self.reporter.log(Phase("validation"))
+            self.reporter.phase("validation")
             with swapped_weights(self.model, self.ema):
                 self.scores = self.validation(self.model)
             value = self._value(self.scores)
@@ -318,12 +323,13 @@ class Trainer:
             if better:
                 progress.best, progress.best_step = value, progress.step
             progress.seconds = time.monotonic() - self._clock
-            epochs = round(amount("epochs", progress, len(self._plan())), 3)
-            row = {"step": progress.step, "epoch": epochs, "seconds": progress.seconds, **self.scores}
+            row = {"step": progress.step, "epoch": round(self._epochs(), 3), "seconds": progress.seconds, **self.scores}
             row["memory_mb"] = round(self.context.peak_memory() / 1e6)
             row["validation_seconds"] = round(time.monotonic() - began, 3)
             self.log.write(row)
-            self._report_validation(row, better)
+            self.reporter.validated(row, better)
+            if isinstance(self.validation, TranslationValidation) and self.validation.sample is not None:
+                self.reporter.translated(self.validation.sample)
         self._save(self.scores)
         self.estimator.pause(time.monotonic() - began, validation=True)
         self._window.restart()
@@ -334,34 +340,28 @@ class Trainer:
         expected = self.estimator.validation_seconds or math.inf
         return every.unit == "seconds" and since > 0 and since + expected > every.amount
 
-    def _report_validation(self, row: dict[str, Any], better: bool) -> None:
-        self.reporter.validated(row, better)
-        sample: Sample | None = getattr(self.validation, "sample", None)  # only of tasks that translate
-        if sample is not None:
-            self.reporter.translated(sample)
-
     def _value(self, scores: dict[str, Any]) -> float:
         """Return the validation metric, negated if lower is better."""
         return -float(scores["valid_loss"]) if self.config.metric == "loss" else float(scores[self.config.metric])
 
     def _save_between(self) -> None:
-        """Save a checkpoint that is not validated, so that a run that is killed loses little."""
+        """Save a checkpoint without a validation; warn once if saving takes long."""
         every, began = self.config.save_every, time.monotonic()
-        self._save({}, interrupted=True)
+        self._save({}, validated=False)
         seconds = time.monotonic() - began
         self.estimator.pause(seconds)
         self._window.since += seconds
-        if every.unit == "seconds" and seconds > _MOST_SAVING * every.amount and not self._slow_save_reported:
+        if every.unit == "seconds" and seconds > _MAX_SAVING_SHARE * every.amount and not self._slow_save_reported:
             self._slow_save_reported = True
-            self.reporter.log(
-                f"warning: saving a checkpoint took {seconds:.1f} s, more than {_MOST_SAVING:.0%} of train.save_every "
+            self.reporter.warn(
+                f"saving a checkpoint took {seconds:.1f} s, more than {_MAX_SAVING_SHARE:.0%} of train.save_every "
                 f"= {str(every)!r}; raise it to save less often"
             )
 
-    def _save(self, scores: dict[str, Any], interrupted: bool = False) -> None:
+    def _save(self, scores: dict[str, Any], validated: bool = True) -> None:
         self._saved = self._amount(self.config.save_every)
         if self.context.is_main:
-            self.run.save(self.model, self.optimizer, self.progress, self.ema, scores, interrupted)
+            self.run.save(self.model, self.optimizer, self.progress, self.ema, scores, validated)
         self.context.barrier()
 
     def _finish(self) -> None:
@@ -372,13 +372,13 @@ class Trainer:
                 f"validations (train.patience = {self.config.patience})"
             )
         if warning := warmup_warning(self.config, self.progress):
-            self.reporter.log(f"warning: {warning}")
-        if self.run.needs_last(self.progress):
+            self.reporter.warn(warning)
+        if not self.run.is_validated(self.progress):
             self._validate()
         if self.config.average < 2 or self.validation is None or not self.context.is_main:
             return
         count = min(self.config.average, len(validated_checkpoints(self.run.folder)))
-        self.reporter.log(Phase(f"validation of the average of the last {count} checkpoints"))
+        self.reporter.phase(f"validation of the average of the last {count} checkpoints")
         averaged = self.run.average(count)
         if averaged is None:
             return

@@ -114,7 +114,7 @@ class SplitOverlap:
 
 @dataclass
 class Diagnosis:
-    """All reports and findings; `account` holds the filter statistics of the training corpora."""
+    """All reports and findings; `account` contains the filter statistics of the training corpora."""
 
     corpora: list[CorpusReport] = field(default_factory=list)
     overlaps: list[SplitOverlap] = field(default_factory=list)

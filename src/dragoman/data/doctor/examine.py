@@ -42,7 +42,8 @@ _TRAPS = {
     "line or paragraph separator": re.compile("[\u2028\u2029\u0085]"),
     "control character": re.compile("[\x00-\x08\x0a-\x1f\x7f-\x84\x86-\x9f]"),
     "replacement character": re.compile("\ufffd"),
-    "no-break or zero-width space": re.compile("[\u00a0\u202f\u2007\u200b\u2060]"),
+    "no-break space": re.compile("[\u00a0\u202f\u2007]"),
+    "zero-width space": re.compile("[\u200b\u2060]"),
 }
 _ANY_TRAP = re.compile("|".join(pattern.pattern for pattern in _TRAPS.values()))
 _RATIO_FROM = 20
@@ -186,7 +187,7 @@ def _first_drift(spec: CorpusSpec, paths: tuple[Path, Path], diagnosis: Diagnosi
     if problem:
         drift, message = problem
         diagnosis.add("error", f"misaligned: {len(source):,} and {len(target):,} lines", spec.name, message)
-        return drift.first if drift else 1
+        return drift.best if drift else 1
     shift = shifted_range(source, target)
     if shift:
         diagnosis.add("error" if shift.certain else "warning", str(shift), spec.name, shift.advice)

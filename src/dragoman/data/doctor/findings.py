@@ -35,7 +35,12 @@ _TRAPS: dict[str, tuple[Severity, str]] = {
     ),
     "byte order mark": ("info", "It is ignored when the file is read."),
     "CRLF": ("info", 'The "\\r" at the end of a line is ignored when the file is read.'),
-    "no-break or zero-width space": ("info", "They are kept; replace them with plain spaces unless they are intended."),
+    "no-break space": (
+        "info",
+        "Correct in French punctuation and inside of numbers. The default normalization of the tokenizer replaces it "
+        "with a plain space.",
+    ),
+    "zero-width space": ("info", "Remove it, except in scripts that separate words with it, such as Thai and Khmer."),
 }
 
 
@@ -86,7 +91,6 @@ def _pair_findings(diagnosis: Diagnosis, corpus: CorpusReport) -> None:
             diagnosis.add(severity, f"{what}: {lines.count:,} of {corpus.pairs:,}", f"{corpus.name}, {lines}", advice)
 
     add(corpus.duplicates, "duplicate pairs", "The filter keeps the first of each.", _MANY)
-    add(corpus.other_targets, "sources with another earlier target", "Kept: a text may have many translations.", _MANY)
     add(corpus.identical, "identical source and target", "The filter drops them: they teach the model to copy.", 0.02)
     add(corpus.ratio_outliers, "unusual ratio of lengths", "Check for wrong or incomplete translations.", 0.02)
     if corpus.bad_rows.count:
@@ -96,6 +100,18 @@ def _pair_findings(diagnosis: Diagnosis, corpus: CorpusReport) -> None:
             f"{corpus.name}, {corpus.bad_rows}; the first: {corpus.first_bad_row}",
             "Each line needs both texts (tab-separated columns, or one JSON value with both keys): repair the lines or "
             "choose other keys.",
+        )
+
+
+def _repeated_sources(diagnosis: Diagnosis) -> None:
+    found = [corpus for corpus in diagnosis.corpora if corpus.other_targets.count]
+    if found:
+        pairs = sum(corpus.other_targets.count for corpus in found)
+        diagnosis.add(
+            "info",
+            f"repeated sources with another target: {pairs:,} of {sum(corpus.pairs for corpus in found):,} pairs",
+            "; ".join(f"{corpus.name}, {corpus.other_targets}" for corpus in found),
+            "They are kept: a text can have several translations.",
         )
 
 
@@ -127,6 +143,7 @@ def add_findings(diagnosis: Diagnosis, *, kept: int) -> None:
                 corpus.name,
                 "Set the languages, or use file suffixes such as .en and .de.",
             )
+    _repeated_sources(diagnosis)
     _overlap_findings(diagnosis)
     if kept == 0 and diagnosis.corpora:
         diagnosis.add(

@@ -33,8 +33,8 @@ _MAX_REPLACED = 0.05
 _WORD = re.compile(r"[^\W\d_]+")
 
 
-def precheck(config: Config, log: Callable[[str], None]) -> None:
-    """Check the corpora of a configuration of kind "parallel"; `log` receives the warnings.
+def precheck(config: Config, warn: Callable[[str], None]) -> None:
+    """Check the corpora of a configuration of kind "parallel"; `warn` receives the warnings.
 
     Raises DataError that lists every misaligned or shifted corpus.
     """
@@ -51,16 +51,16 @@ def precheck(config: Config, log: Callable[[str], None]) -> None:
         if is_error:
             problems.append(f"{key}: {message}")
         elif message:
-            log(f"warning: {key}: {message}")
+            warn(f"{key}: {message}")
     if problems:
         raise DataError("\n".join(problems))
     for key, spec in train.items():
         for warning in _language_warnings(spec, (data.source_language, data.target_language)):
-            log(f"warning: {key}: {warning}")
+            warn(f"{key}: {warning}")
     for key, what, advice in replaced_characters(config):
-        log(f"warning: {key}: {what}; {advice}")
+        warn(f"{key}: {what}; {advice}")
     for warning in _overlap_warnings(list(train.values()), held_out):
-        log(f"warning: {warning}")
+        warn(warning)
 
 
 def replaced_characters(config: Config) -> Iterator[tuple[str, str, str]]:

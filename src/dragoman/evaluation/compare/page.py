@@ -186,7 +186,7 @@ def _notes(comparison: RunComparison) -> list[str]:
         notes.append("σ: standard deviation over the seeds; the number before it is the mean.")
     if comparison.seeds_differ:
         notes.append(
-            "The runs have different seeds, which change the scores, too; train each configuration with the same seeds."
+            "The runs have different seeds, which also change the scores; train each configuration with the same seeds."
         )
     if comparison.test is not None:
         notes.append(

@@ -16,7 +16,7 @@ from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING, Any
 
 from dragoman.config import flatten, load_config
-from dragoman.errors import DragomanError, UsageError, check_problems, nearest
+from dragoman.errors import DragomanError, ModelFolderError, UsageError, check_problems, nearest
 from dragoman.evaluation.compare.scores import (
     DecodedScores,
     EvalSet,
@@ -26,6 +26,7 @@ from dragoman.evaluation.compare.scores import (
     score_translations,
 )
 from dragoman.evaluation.metrics import bleu_tokenizer
+from dragoman.io.reading import COPY_AGAIN, read_json
 from dragoman.io.run_log import read_log
 from dragoman.io.weights import read_header
 from dragoman.models.model_folder import distinct_names, find_model, list_checkpoints, read_meta
@@ -47,7 +48,8 @@ _NO_CURVES = ("step", "seconds", "epoch", "learning_rate", "tokens_per_second", 
 class ComparedRun:
     """The content of one run folder.
 
-    config: dotted key -> value.  parameters: size of the best checkpoint, None if there is no checkpoint yet.
+    config: dotted key -> value.  data_hash: hash of the training data.  parameters: size of the best checkpoint.  Both
+    are None if there is no checkpoint yet.
     tokens_per_second: median of the log.  memory_mb: peak resident memory.  best_step, scores: of the best checkpoint.
     curves: the training `loss` and every validation score of the log, without those of averaged checkpoints.
     """
@@ -55,6 +57,7 @@ class ComparedRun:
     name: str
     folder: str
     config: dict[str, Any]
+    data_hash: str | None
     parameters: int | None
     steps: int
     seconds: float
@@ -126,8 +129,8 @@ class Group:
 class RunComparison:
     """The groups, in the given order of their first runs.
 
-    differing: dotted configuration keys, other than the seed, in which groups differ.  test: the decoded test set.
-    samples: bootstrap resamples of its confidence intervals.
+    differing: dotted configuration keys, other than the seed, in which groups differ; without `data.root` if the
+    training data are equal.  test: the decoded test set.  samples: bootstrap resamples of its confidence intervals.
     """
 
     groups: tuple[Group, ...]
@@ -238,7 +241,7 @@ def _no_run(path: Path) -> str:
 
 def _read_run(folder: Path, name: str) -> ComparedRun:
     config = flatten(load_config(folder / "config.toml", stored=True).model_dump(mode="json"))
-    if str(root := config.get("data.root", "")).startswith(".."):  # stored as seen from the run folder
+    if str(root := config.get("data.root", "")).startswith(".."):  # relative to the run folder
         config["data.root"] = str((folder / root).resolve())
     rows = read_log(folder)
     if not rows:
@@ -251,6 +254,7 @@ def _read_run(folder: Path, name: str) -> ComparedRun:
         name=name,
         folder=str(folder),
         config=config,
+        data_hash=None if best is None else _data_hash(best),
         parameters=None if best is None else sum(math.prod(tensor["shape"]) for tensor in tensors.values()),
         steps=int(max(_column(rows, "step"))),
         seconds=max(_column(rows, "seconds"), default=0.0),
@@ -301,13 +305,21 @@ def _decoded(
     return replace(run, test=score_translations([t.text for t in translations], test, samples, tokenize))
 
 
+def _data_hash(checkpoint: Path) -> str | None:
+    """Return the hash of the training data, or None for a model without training state, such as an average."""
+    file = checkpoint / "training.json"
+    return read_json(file, ModelFolderError, COPY_AGAIN).get("data") if file.is_file() else None
+
+
 def _grouped(runs: Sequence[ComparedRun], test: EvalSet | None = None, samples: int = 0) -> RunComparison:
     members: dict[str, list[ComparedRun]] = {}
+    hashes = {run.data_hash for run in runs}
+    ignored = {SEED} if None in hashes or len(hashes) > 1 else {SEED, "data.root"}  # copies of the same data
     for run in runs:
-        configuration = {key: value for key, value in run.config.items() if key != SEED}
+        configuration = {key: value for key, value in run.config.items() if key not in ignored}
         members.setdefault(json.dumps(configuration, sort_keys=True), []).append(run)
     firsts = [group[0].config for group in members.values()]
-    keys = dict.fromkeys(key for config in firsts for key in config if key != SEED)
+    keys = dict.fromkeys(key for config in firsts for key in config if key not in ignored)
     absent = object()
     differing = [key for key in keys if any(config.get(key, absent) != firsts[0].get(key, absent) for config in firsts)]
     # Keys that all runs have come before keys of a single architecture.

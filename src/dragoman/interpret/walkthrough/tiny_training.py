@@ -53,7 +53,7 @@ def tiny_trainer(
         "train": copy.deepcopy(_TRAIN),  # overrides change the document
     }
     config = parse_config(document, overrides)
-    run = TrainingRun(config, Path(folder), _TinyTask(config, weights), lambda text: None)
+    run = TrainingRun(config, Path(folder), _TinyTask(config, weights), Reporter())
     run.folder.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(run, DistributedContext(config.train.device), Reporter())
     if trainer.progress.step == 0:

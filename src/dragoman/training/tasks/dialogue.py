@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from dragoman.data.tokenizer import PAD, learn_tokenizer
 from dragoman.data.turns import MAX_ROLES, TurnIds, Window, encode_turns, windows
 from dragoman.errors import DataError, nearest
 from dragoman.io.reading import hash_files
+from dragoman.io.run_log import Reporter
 from dragoman.models.seq2seq import Network
 from dragoman.training.tasks.task import Row, RowTask, Score, refuse_empty
 from dragoman.training.validation import mean_loss
@@ -30,7 +31,7 @@ _ROLES_SCORED = 8
 class DialogueTask(RowTask):
     """Windows of dialogues without a source.  Every turn is predicted once per epoch, after the role that speaks."""
 
-    def __init__(self, config: Config, data: DialogueData, log: Callable[[str], None]) -> None:
+    def __init__(self, config: Config, data: DialogueData, reporter: Reporter) -> None:
         self.data = data
         paths = data.train_paths()
         found = DialogueSet()
@@ -40,7 +41,7 @@ class DialogueTask(RowTask):
         roles = found.roles()
         _check_roles(list(roles), data)
         texts = [line for dialogue in found.dialogues for turn in dialogue.turns for line in turn.text.split("\n")]
-        self.tokenizer = learn_tokenizer(config.tokenizer, texts, lossless=True, roles=list(roles), log=log)
+        self.tokenizer = learn_tokenizer(config.tokenizer, texts, lossless=True, roles=list(roles), log=reporter.warn)
         super().__init__(config, self.tokenizer, hash_files(paths))
         self._ids, self._targets, bounds = array("I"), array("I"), array("q", [0])
         encoded = self._encode(found)
@@ -52,7 +53,7 @@ class DialogueTask(RowTask):
         self._bounds = np.array(bounds, dtype=np.int64)
         self.lengths = np.diff(self._bounds)
         self._tokens = len(self._targets) - self._targets.count(PAD)
-        log(f"data: {_summary(found, roles)}; {self._window_summary(encoded, cut)}")
+        reporter.log(f"data: {_summary(found, roles)}; {self._window_summary(encoded, cut)}")
 
     def _encode(self, found: DialogueSet) -> list[list[TurnIds]]:
         return [encode_turns(self.tokenizer, dialogue.turns) for dialogue in found.dialogues]

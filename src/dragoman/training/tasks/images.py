@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -15,6 +14,7 @@ from dragoman.data.batching import Batch
 from dragoman.data.readers.images import LabelledImages, load_digits, read_images, split_off
 from dragoman.data.vocabulary import LabelVocabulary
 from dragoman.errors import DataError
+from dragoman.io.run_log import Reporter
 from dragoman.models.vision import patches
 from dragoman.training.tasks.task import Score, Task
 from dragoman.training.validation import label_scores
@@ -28,7 +28,7 @@ _VALID_ROWS = 256
 class ImageTask(Task):
     """A label per image.  Without data.valid, a fixed fifth of the images is held out for validation."""
 
-    def __init__(self, config: Config, data: ImageData, log: Callable[[str], None]) -> None:
+    def __init__(self, config: Config, data: ImageData, reporter: Reporter) -> None:
         assert isinstance(config.model, VisionConfig)  # checked by the configuration
         self.model = config.model
         where, images = _read(data.train, data.root)
@@ -39,7 +39,7 @@ class ImageTask(Task):
                 raise DataError(f"{where}: {len(images.labels)} images are too few to hold out a fifth; set data.valid")
         else:
             valid_where, held_out = _read(data.valid, data.root)
-        log(f"data: {len(images.labels):,} images for training, {len(held_out.labels):,} for validation")
+        reporter.log(f"data: {len(images.labels):,} images for training, {len(held_out.labels):,} for validation")
         values = self.model.channels * self.model.patch**2
         labels = LabelVocabulary(sorted(set(images.labels.tolist())), patch_numbers=values)
         super().__init__(config, labels, content)

@@ -17,6 +17,7 @@ from dragoman.data.tokenizer import EOS, PAD, learn_tokenizer
 from dragoman.data.vocabulary import LabelVocabulary
 from dragoman.errors import DataError
 from dragoman.io.reading import hash_files
+from dragoman.io.run_log import Reporter
 from dragoman.training.tasks.task import Row, RowTask, Score, refuse_empty
 from dragoman.training.validation import label_scores
 
@@ -31,13 +32,13 @@ class _LabelTask(RowTask):
 
     unit: str
 
-    def __init__(self, config: Config, data: TaggedData | LabelledData, log: Callable[[str], None]) -> None:
-        self.data, self.log = data, log
+    def __init__(self, config: Config, data: TaggedData | LabelledData, reporter: Reporter) -> None:
+        self.data, self.reporter = data, reporter
         paths = data.train_paths()
         examples = [example for path in paths for example in self._examples(path)]
         refuse_empty(len(examples), paths, "the files are empty")
         lines = [text if isinstance(text, str) else " ".join(text) for text, _, _ in examples]
-        self.tokenizer = learn_tokenizer(config.tokenizer, lines, log=log)
+        self.tokenizer = learn_tokenizer(config.tokenizer, lines, log=reporter.warn)
         self.labels = LabelVocabulary(sorted({label for _, labels, _ in examples for label in labels}), self.tokenizer)
         super().__init__(config, self.labels, hash_files(paths))
         found = [
@@ -49,7 +50,7 @@ class _LabelTask(RowTask):
             counts += f" + too_many_tokens {len(found) - len(kept):,}"
         if not kept:
             raise DataError(f"nothing to train on: {counts}; increase data.max_tokens (now {data.max_tokens})")
-        log(f"data: {counts}; {len(self.labels.labels):,} labels")
+        reporter.log(f"data: {counts}; {len(self.labels.labels):,} labels")
         self._texts, self._rows = [text for text, _ in kept], [row for _, row in kept]
         self.lengths = np.array([len(ids) + len(labels) for ids, labels in self._rows], dtype=np.int64)
 
@@ -87,7 +88,9 @@ class _LabelTask(RowTask):
         ]
         kept = [row for row in rows if self._fits(row)]
         if dropped := len(rows) - len(kept):
-            self.log(f"data.valid: {dropped:,} {self.unit} exceed max_tokens = {self.data.max_tokens} and are left out")
+            self.reporter.log(
+                f"data.valid: {dropped:,} {self.unit} exceed max_tokens = {self.data.max_tokens} and are left out"
+            )
         return partial(label_scores, batches=self.valid_batches(kept, path))
 
 

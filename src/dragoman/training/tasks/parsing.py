@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from dragoman.data.corpus import corpus_spec
 from dragoman.data.readers.trees import Tree, bracket_f1, delinearize, linearize, read_trees
 from dragoman.errors import DataError
 from dragoman.io.reading import open_regular
+from dragoman.io.run_log import Reporter
 from dragoman.io.writing import atomic_file, writing
 from dragoman.models.seq2seq import Model
 from dragoman.pipelines.parsing import Parser
@@ -25,7 +26,7 @@ __all__ = ["ParsingTask"]
 class ParsingTask(TranslationTask):
     """Sentences and their linearized trees, written to disk and learned as a parallel corpus."""
 
-    def __init__(self, config: Config, data: TreeData, prepared: Path, log: Callable[[str], None]) -> None:
+    def __init__(self, config: Config, data: TreeData, prepared: Path, reporter: Reporter) -> None:
         paths, valid = data.train_paths(), data.valid_path()
         trees = [tree for path in paths for tree in read_trees(path)]
         refuse_empty(len(trees), paths, "the files contain no trees")
@@ -43,7 +44,7 @@ class ParsingTask(TranslationTask):
             valid=_corpus(self.gold, prepared) if self.gold else None,
             filter=unfiltered,
         )
-        super().__init__(config.model_copy(update={"data": parallel}), prepared, log)
+        super().__init__(config.model_copy(update={"data": parallel}), prepared, reporter)
 
     def validation(self) -> Score | None:
         return BracketValidation(self) if self.gold else None
@@ -79,12 +80,14 @@ class BracketValidation(TranslationValidation):
     def __init__(self, task: ParsingTask) -> None:
         parallel = task.config.parallel
         assert parallel.valid is not None
-        super().__init__(task.config, corpus_spec(task.config, parallel.valid), task.tokenizer, task.log)
+        super().__init__(task.config, corpus_spec(task.config, parallel.valid), task.tokenizer, task.reporter)
         # The model may have no positions for longer sentences.
         fits = [len(task.tokenizer.encode_source(words)) <= parallel.max_tokens for words, _ in self.pairs]
         self.gold = [tree for tree, short in zip(task.gold, fits, strict=True) if short]
         if dropped := len(task.gold) - len(self.gold):
-            task.log(f"data.valid: {dropped:,} sentences exceed max_tokens = {parallel.max_tokens} and are not parsed")
+            task.reporter.log(
+                f"data.valid: {dropped:,} sentences exceed max_tokens = {parallel.max_tokens} and are not parsed"
+            )
 
     def _decoding_scores(self, network: Model) -> dict[str, Any]:
         gold = self.gold[: self.config.train.validate_sentences]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from dragoman.config import (
@@ -16,6 +15,7 @@ from dragoman.config import (
     TextData,
     TreeData,
 )
+from dragoman.io.run_log import Reporter
 from dragoman.training.tasks.dialogue import DialogueTask
 from dragoman.training.tasks.images import ImageTask
 from dragoman.training.tasks.labelling import ClassTask, TaggingTask
@@ -27,22 +27,22 @@ from dragoman.training.tasks.translation import TranslationTask
 __all__ = ["open_task"]
 
 
-def open_task(config: Config, prepared: Path, log: Callable[[str], None]) -> Task:
-    """Return the task of a configuration; data are prepared in the folder `prepared`, and `log` receives the counts."""
+def open_task(config: Config, prepared: Path, reporter: Reporter) -> Task:
+    """Return the task of a configuration.  prepared: folder of prepared data.  reporter: receives the counts."""
     match config.data:
         case ParallelData():
-            return TranslationTask(config, prepared, log)
+            return TranslationTask(config, prepared, reporter)
         case TreeData():
-            return ParsingTask(config, config.data, prepared, log)
+            return ParsingTask(config, config.data, prepared, reporter)
         case TextData():
-            return LanguageTask(config, config.data, log)
+            return LanguageTask(config, config.data, reporter)
         case DialogueData():
-            return DialogueTask(config, config.data, log)
+            return DialogueTask(config, config.data, reporter)
         case MaskedData():
-            return MaskedTask(config, config.data, log)
+            return MaskedTask(config, config.data, reporter)
         case TaggedData():
-            return TaggingTask(config, config.data, log)
+            return TaggingTask(config, config.data, reporter)
         case LabelledData():
-            return ClassTask(config, config.data, log)
+            return ClassTask(config, config.data, reporter)
         case ImageData():
-            return ImageTask(config, config.data, log)
+            return ImageTask(config, config.data, reporter)

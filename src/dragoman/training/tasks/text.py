@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from dragoman.data.readers.text_stream import TextStream, read_paragraphs, read_
 from dragoman.data.tokenizer import BOS, EOS, PAD, learn_tokenizer
 from dragoman.io.lines import read_lines
 from dragoman.io.reading import hash_files
+from dragoman.io.run_log import Reporter
 from dragoman.models.seq2seq import Network
 from dragoman.training.tasks.task import Row, RowTask, Score, refuse_empty
 from dragoman.training.validation import label_scores, loss_scores
@@ -27,14 +28,14 @@ __all__ = ["LanguageTask", "MaskedTask"]
 class LanguageTask(RowTask):
     """Windows of text without a source; each starts with BOS, as generated text does."""
 
-    def __init__(self, config: Config, data: TextData, log: Callable[[str], None]) -> None:
+    def __init__(self, config: Config, data: TextData, reporter: Reporter) -> None:
         self.data = data
         paths = data.train_paths()
         lines = [line for path in paths for line in read_lines(path)]
         refuse_empty(any(map(str.strip, lines)), paths, "all lines are blank")
-        self.tokenizer = learn_tokenizer(config.tokenizer, lines, lossless=True, log=log)
+        self.tokenizer = learn_tokenizer(config.tokenizer, lines, lossless=True, log=reporter.warn)
         self.stream = self._read(paths)
-        log(f"data: {self.stream.characters:,} characters, {len(self.stream.ids):,} tokens")
+        reporter.log(f"data: {self.stream.characters:,} characters, {len(self.stream.ids):,} tokens")
         self._cut: tuple[int, NDArray[np.int64]] = (-1, np.zeros((0, 2), dtype=np.int64))
         super().__init__(config, self.tokenizer, hash_files(paths))
 
@@ -86,16 +87,16 @@ class MaskedTask(RowTask):
     10 % are unchanged.
     """
 
-    def __init__(self, config: Config, data: MaskedData, log: Callable[[str], None]) -> None:
+    def __init__(self, config: Config, data: MaskedData, reporter: Reporter) -> None:
         self.data = data
         paths = data.train_paths()
         paragraphs = [text.replace("\n", " ") for path in paths for text in read_paragraphs(path)]
         refuse_empty(len(paragraphs), paths, "the files are empty")
-        self.tokenizer = learn_tokenizer(config.tokenizer, paragraphs, log=log)
+        self.tokenizer = learn_tokenizer(config.tokenizer, paragraphs, log=reporter.warn)
         self.stream = self._read(paths)
         self.spans, words = self._windows(self.stream)
         refuse_empty(len(words), paths, "no paragraph contains a word")
-        log(f"data: {len(self.stream.bounds) - 1:,} paragraphs, {len(self.stream.ids):,} tokens")
+        reporter.log(f"data: {len(self.stream.bounds) - 1:,} paragraphs, {len(self.stream.ids):,} tokens")
         sizes = self.spans[:, 1] - self.spans[:, 0]
         self.lengths = 2 * sizes
         self._tokens = int(sizes.sum() + np.maximum(1, np.round(data.rate * words)).sum())

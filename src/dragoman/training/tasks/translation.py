@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from dragoman.data.store import build_store
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DataError
 from dragoman.evaluation.metrics import bleu_tokenizer, corpus_scores
-from dragoman.io.run_log import Sample
+from dragoman.io.run_log import Reporter, Sample
 from dragoman.models.seq2seq import Model, Network
 from dragoman.nn.modes import evaluating
 from dragoman.pipelines.translation import Translator
@@ -31,11 +31,11 @@ __all__ = ["TranslationTask", "TranslationValidation"]
 class TranslationTask(Task):
     """Parallel text: source sentences and their translations."""
 
-    def __init__(self, config: Config, prepared: Path, log: Callable[[str], None]) -> None:
+    def __init__(self, config: Config, prepared: Path, reporter: Reporter) -> None:
         specs = [corpus_spec(config, corpus) for corpus in config.parallel.train]
-        self.store = build_store(config, specs, prepared, log)
+        self.store = build_store(config, specs, prepared, reporter)
         self.tokenizer = self.store.tokenizer
-        self.log = log
+        self.reporter = reporter
         super().__init__(config, self.tokenizer, self.store.text_hash)
 
     @cached_property
@@ -59,7 +59,7 @@ class TranslationTask(Task):
         if valid is None:
             return None
         return TranslationValidation(
-            self.config, corpus_spec(self.config, valid), self.tokenizer, self.log, self.profile
+            self.config, corpus_spec(self.config, valid), self.tokenizer, self.reporter, self.profile
         )
 
 
@@ -67,8 +67,8 @@ class TranslationValidation:
     """Scores a network on the validation pairs.
 
     Returns valid_loss (nats per token, not smoothed) and perplexity of all pairs, and bleu, chrf and exact_match
-    (percent) of the first train.validate_sentences pairs, decoded greedily, as a translator with `profile` does.
-    sample: one of these, after a validation.
+    (percent) of the first train.validate_sentences pairs, decoded greedily.
+    profile: see `Translator.describe_data`.  sample: one of the translated pairs, None before the first validation.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class TranslationValidation:
         config: Config,
         spec: CorpusSpec,
         tokenizer: Tokenizer,
-        log: Callable[[str], None],
+        reporter: Reporter,
         profile: TrainingProfile | None = None,
     ) -> None:
         self.config, self.tokenizer, self.profile = config, tokenizer, profile
@@ -89,14 +89,16 @@ class TranslationValidation:
         language = config.parallel.target_language
         self.tokenize = bleu_tokenizer(language)
         if self.tokenize != "13a":
-            log(f"data.valid: BLEU with sacreBLEU's tokenizer {self.tokenize}, for target_language = {language!r}")
+            reporter.log(
+                f"data.valid: BLEU with sacreBLEU's tokenizer {self.tokenize}, for target_language = {language!r}"
+            )
         limit = config.data.max_tokens
         encoded = [(tokenizer.encode_source(s), tokenizer.encode_target(t)) for s, t in self.pairs]
         short = [e for e in encoded if max(map(len, e)) <= limit]
         if not short:
             raise DataError(f"data.valid: all {len(encoded):,} pairs exceed max_tokens = {limit}; increase it")
         if dropped := len(encoded) - len(short):
-            log(f"data.valid: {dropped:,} pairs exceed max_tokens = {limit} and are left out of valid_loss")
+            reporter.log(f"data.valid: {dropped:,} pairs exceed max_tokens = {limit} and are left out of valid_loss")
         short.sort(key=lambda e: (len(e[1]), len(e[0])))
         self._batches = [collate(short[i : i + 64]) for i in range(0, len(short), 64)]
 

@@ -34,6 +34,7 @@ from dragoman.models.model_folder import (
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss
 from dragoman.training.run import average_run, open_run
+from dragoman.training.step import TrainingStep
 from dragoman.training.tasks.translation import TranslationValidation
 from dragoman.training.trainer import Trainer, train
 from small_run import Cli, Listener, small_config, weights, write_corpus, write_lines, write_toml
@@ -209,17 +210,24 @@ def test_bf16_on_the_cpu(data: Path, tmp_path: Path) -> None:
 
 def spoil(monkeypatch: pytest.MonkeyPatch, steps: range, what: str) -> None:
     """The loss (or, with a finite loss, its gradient) is not finite in these steps."""
-    real = Trainer._forward
+    real, backward = TrainingStep.forward, TrainingStep.backward
+    now = 0
 
-    def forward(self: Trainer, batch: Any) -> Loss:
+    def counted(self: TrainingStep, batches: Any, step: int, scale: float) -> float:
+        nonlocal now
+        now = step + 1
+        return backward(self, batches, step, scale)
+
+    def forward(self: TrainingStep, batch: Any) -> Loss:
         loss = real(self, batch)
-        if self.progress.step + 1 not in steps:
+        if now not in steps:
             return loss
         if what == "loss":
             return Loss(loss.smoothed * math.nan, loss.nll * math.nan, loss.tokens)
         return Loss(loss.smoothed * math.inf, loss.nll, loss.tokens)
 
-    monkeypatch.setattr(Trainer, "_forward", forward)
+    monkeypatch.setattr(TrainingStep, "forward", forward)
+    monkeypatch.setattr(TrainingStep, "backward", counted)
 
 
 @pytest.mark.parametrize(("what", "clip"), [("loss", 0.0), ("gradient", 0.0), ("gradient", 1.0)])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,11 +21,12 @@ from processes import run_processes, start_processes
 SIZE = 3
 
 
-def connected(timeout: float = 60) -> ProcessGroup:
-    context = open_context("cpu")
-    assert isinstance(context, ProcessGroup)
-    context.connect(timeout)
-    return context
+@contextmanager
+def connected(timeout: float = 60) -> Iterator[ProcessGroup]:
+    with open_context("cpu") as context:
+        assert isinstance(context, ProcessGroup)
+        context.connect(timeout)
+        yield context
 
 
 def network() -> nn.Sequential:
@@ -36,19 +39,18 @@ def rows(rank: int) -> torch.Tensor:
 
 
 def sum_gradients() -> None:
-    context = connected()
-    model = network()
-    context.register(model)
-    for _ in range(2):
-        model.zero_grad()
-        model(rows(context.rank)[:2]).square().sum().backward()  # local: accumulated
-        with context.summing_gradients():
-            model(rows(context.rank)[2:]).square().sum().backward()
-        alone = network()
-        torch.cat([alone(rows(rank)) for rank in range(SIZE)]).square().sum().backward()
-        for parameter, expected in zip(model.parameters(), alone.parameters(), strict=True):
-            torch.testing.assert_close(parameter.grad, expected.grad, rtol=1e-12, atol=1e-12)
-    context.close()
+    with connected() as context:
+        model = network()
+        context.register(model)
+        for _ in range(2):
+            model.zero_grad()
+            model(rows(context.rank)[:2]).square().sum().backward()  # local: accumulated
+            with context.summing_gradients():
+                model(rows(context.rank)[2:]).square().sum().backward()
+            alone = network()
+            torch.cat([alone(rows(rank)) for rank in range(SIZE)]).square().sum().backward()
+            for parameter, expected in zip(model.parameters(), alone.parameters(), strict=True):
+                torch.testing.assert_close(parameter.grad, expected.grad, rtol=1e-12, atol=1e-12)
 
 
 def test_gradients_are_summed_over_processes_and_accumulated_batches() -> None:
@@ -56,14 +58,13 @@ def test_gradients_are_summed_over_processes_and_accumulated_batches() -> None:
 
 
 def without_gradient() -> None:
-    context = connected()
-    model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
-    context.register(model)
-    with context.summing_gradients():
-        model[0](torch.ones(1, 2)).sum().backward()
-    assert model[0].weight.grad is not None and model[0].weight.grad.eq(SIZE).all()
-    assert model[1].weight.grad is None
-    context.close()
+    with connected() as context:
+        model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+        context.register(model)
+        with context.summing_gradients():
+            model[0](torch.ones(1, 2)).sum().backward()
+        assert model[0].weight.grad is not None and model[0].weight.grad.eq(SIZE).all()
+        assert model[1].weight.grad is None
 
 
 def test_a_parameter_that_is_not_used_has_no_gradient() -> None:
@@ -71,19 +72,18 @@ def test_a_parameter_that_is_not_used_has_no_gradient() -> None:
 
 
 def communicate() -> None:
-    context = connected()
-    rank = context.rank
-    assert context.size == SIZE and context.is_main == (rank == 0)
-    assert context.sum(torch.tensor([1.0, rank])).tolist() == [3.0, 3.0]
-    assert context.broadcast({"rank": rank}) == {"rank": 0}
-    assert context.gather(str(rank)) == ["0", "1", "2"]
-    tensors = [torch.full((2,), float(rank)), torch.full((1,), rank)]
-    context.copy_from_main(tensors)
-    assert tensors[0].eq(0).all() and tensors[1].eq(0).all()
-    context.check_equal({"version": "1"})
-    with pytest.raises(TrainingError, match=r"version: 0 in process 0 on .*, 1 in process 1 on .*; use the same"):
-        context.check_equal({"version": str(rank), "corpus": "a"})
-    context.close()
+    with connected() as context:
+        rank = context.rank
+        assert context.size == SIZE and context.is_main == (rank == 0)
+        assert context.sum(torch.tensor([1.0, rank])).tolist() == [3.0, 3.0]
+        assert context.broadcast({"rank": rank}) == {"rank": 0}
+        assert context.gather(str(rank)) == ["0", "1", "2"]
+        tensors = [torch.full((2,), float(rank)), torch.full((1,), rank)]
+        context.copy_from_main(tensors)
+        assert tensors[0].eq(0).all() and tensors[1].eq(0).all()
+        context.check_equal({"version": "1"})
+        with pytest.raises(TrainingError, match=r"version: 0 in process 0 on .*, 1 in process 1 on .*; use the same"):
+            context.check_equal({"version": str(rank), "corpus": "a"})
 
 
 def test_every_kind_of_communication() -> None:
@@ -91,14 +91,13 @@ def test_every_kind_of_communication() -> None:
 
 
 def take_turns(file: Path) -> None:
-    context = open_context("cpu")
-    for _ in range(2):
-        with context.in_turn():
-            time.sleep(0.05)
-            with file.open("a") as out:
-                out.write(f"{context.rank} ")
-    context.connect(60)
-    context.close()
+    with open_context("cpu") as context:
+        for _ in range(2):
+            with context.in_turn():
+                time.sleep(0.05)
+                with file.open("a") as out:
+                    out.write(f"{context.rank} ")
+        context.connect(60)
 
 
 def test_the_main_process_comes_first(tmp_path: Path) -> None:
@@ -109,14 +108,16 @@ def test_the_main_process_comes_first(tmp_path: Path) -> None:
 
 
 def lose_one(folder: Path, number: int) -> None:
-    context = connected(timeout=3)
+    rank = os.environ["RANK"]
     try:
-        for step in range(1000):
-            if step == 5 and context.rank == 1:
-                os.kill(os.getpid(), number)
-            context.sum(torch.ones(3))
+        with connected(timeout=3) as context:
+            for step in range(1000):
+                if step == 5 and rank == "1":
+                    os.kill(os.getpid(), number)
+                context.sum(torch.ones(3))
     except TrainingError as error:
-        (folder / str(context.rank)).write_text(f"{error.reported} {error}")
+        (folder / rank).write_text(f"{error.reported} {error}")
+        time.sleep(2)  # process 0 has the store, which torchrun would have
         os._exit(7)
 
 

@@ -22,7 +22,6 @@ from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss
 from dragoman.training.optim import learning_rate
 from dragoman.training.run import open_run
-from dragoman.training.status import Window
 from dragoman.training.trainer import Trainer, train
 from small_run import Listener, small_config, write_corpus
 
@@ -70,14 +69,14 @@ def test_the_first_update_has_the_rate_of_step_1(data: Path, tmp_path: Path) -> 
 
 def recorded_losses(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     losses: list[float] = []
-    real = trainer._forward
+    real = trainer.training_step.forward
 
     def forward(batch: Any) -> Loss:
         loss = real(batch)
         losses.append(float(loss.nll))
         return loss
 
-    monkeypatch.setattr(trainer, "_forward", forward)
+    monkeypatch.setattr(trainer.training_step, "forward", forward)
     return losses
 
 
@@ -102,7 +101,7 @@ def test_another_seed_is_other_dropout(build: Build, monkeypatch: pytest.MonkeyP
     found = []
     for seed in (1, 2):
         trainer = build("model.dropout=0.5")
-        trainer.config = trainer.config.model_copy(update={"seed": seed})
+        trainer.training_step.config = trainer.config.model_copy(update={"seed": seed})
         losses = recorded_losses(trainer, monkeypatch)
         trainer.step(batches(trainer, 0))
         found += losses
@@ -158,17 +157,21 @@ def test_the_loss_is_per_word_whatever_the_accumulation(build: Build, monkeypatc
     some = batches(trainer, 0, 1)
     trainer.step(some)
     words = sum(batch.tgt_tokens for batch in some)
-    row = trainer._window.row(trainer.progress)
+    row = trainer._window.row(trainer.progress, trainer.context)
     assert row is not None and row["loss"] == pytest.approx(sum(losses) / words)
-    assert row["step"] == 1 and trainer._window.row(trainer.progress) is None, "nothing since the last row"
+    assert row["step"] == 1 and trainer._window.row(trainer.progress, trainer.context) is None, (
+        "nothing since the last row"
+    )
 
 
 def test_bad_steps_are_counted_up_to_the_limit(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = build("train.max_bad_steps=3")
     trainer.reporter = listener = Listener()
     before = {name: p.clone() for name, p in unique_tensors(trainer.model).items()}
-    real = trainer._forward
-    monkeypatch.setattr(trainer, "_forward", lambda batch: Loss(real(batch).smoothed * torch.nan, torch.tensor(1.0), 1))
+    real = trainer.training_step.forward
+    monkeypatch.setattr(
+        trainer.training_step, "forward", lambda batch: Loss(real(batch).smoothed * torch.nan, torch.tensor(1.0), 1)
+    )
     for _ in range(2):
         trainer.step(batches(trainer, 0))
     with pytest.raises(TrainingError, match=r"3 steps in a row, up to step 3\. No checkpoint was written yet\."):
@@ -181,15 +184,15 @@ def test_bad_steps_are_counted_up_to_the_limit(build: Build, monkeypatch: pytest
 def test_the_precision_of_a_step(precision: str, build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = build(f"train.precision={precision}", "model.dropout=0.0", "train.label_smoothing=0.2")
     seen: list[tuple[bool, torch.dtype]] = []
-    real = trainer.wrapped.forward
+    real = trainer.model.forward
 
     def forward(*args: Any) -> Any:
         seen.append((torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")))
         return real(*args)
 
-    monkeypatch.setattr(trainer.wrapped, "forward", forward)
+    monkeypatch.setattr(trainer.model, "forward", forward)
     (batch,) = batches(trainer, 0)
-    loss = trainer._forward(batch)
+    loss = trainer.training_step.forward(batch)
     assert seen == [(precision == "bf16", torch.bfloat16)] and not torch.is_autocast_enabled("cpu")
     logits = trainer.model(batch.src, batch.src_mask, batch.tgt_in).flatten(0, 1)
     want = F.cross_entropy(logits, batch.tgt_out.flatten(), ignore_index=PAD, label_smoothing=0.2, reduction="sum")
@@ -344,8 +347,10 @@ def test_a_loss_that_is_not_finite_is_a_bad_step_even_with_good_gradients(
     value: float, build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = build()
-    real = trainer._forward
-    monkeypatch.setattr(trainer, "_forward", lambda batch: Loss(real(batch).smoothed, torch.tensor(value), 1))
+    real = trainer.training_step.forward
+    monkeypatch.setattr(
+        trainer.training_step, "forward", lambda batch: Loss(real(batch).smoothed, torch.tensor(value), 1)
+    )
     trainer.step(batches(trainer, 0))
     assert (trainer.progress.skipped, trainer.progress.bad_in_a_row) == (1, 1)
 
@@ -369,9 +374,6 @@ def test_the_moving_average_is_what_is_validated(build: Build) -> None:
 def test_the_tokens_of_a_log_row_are_those_of_both_sides(build: Build) -> None:
     trainer = build()
     pair = batches(trainer, 0, 1)
-    window = Window()
-    window.add(3.0, 2.0, pair, 0.1)
     tokens = sum(int((b.src != PAD).sum()) + int((b.tgt_out != PAD).sum()) for b in pair)
-    assert window.tokens == tokens
     trainer.step(pair)
-    assert trainer.progress.tokens == tokens
+    assert trainer._window.tokens == trainer.progress.tokens == tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from dragoman.config import limits
 from dragoman.config.section import AcceptStored, Duration, DurationField, Section
@@ -16,6 +16,7 @@ __all__ = [
     "ConstantSchedule",
     "InverseSqrtSchedule",
     "Optimizer",
+    "ParallelConfig",
     "SGDConfig",
     "Schedule",
     "SearchConfig",
@@ -106,6 +107,23 @@ class ConstantSchedule(Section):
     )
 
 
+class ParallelConfig(Section):
+    """Training by several processes, which torchrun starts."""
+
+    timeout: DurationField = Field(
+        Duration(amount=10 * 60, unit="seconds"),
+        description="time after which a process that does not answer is regarded as lost, and the others end",
+        examples=["2 min"],
+    )
+
+    @field_validator("timeout")
+    @classmethod
+    def _is_time(cls, value: Duration) -> Duration:
+        if value.unit != "seconds":
+            raise ValueError('accepted: a time, such as "10 min"')
+        return value
+
+
 Optimizer = Annotated[AdamConfig | AdamWConfig | SGDConfig, Field(discriminator="kind")]
 Schedule = Annotated[InverseSqrtSchedule | BudgetSchedule | ConstantSchedule, Field(discriminator="kind")]
 
@@ -186,6 +204,9 @@ class TrainConfig(Section):
     )
     max_bad_steps: limits.Interval = Field(
         20, description="consecutive steps with a non-finite loss before training stops", examples=[50]
+    )
+    parallel: ParallelConfig = Field(
+        ParallelConfig(), description="training by several processes", examples=[{"timeout": "2 min"}]
     )
     device: Device = Field(
         "auto", description="auto: a GPU if available; cuda:1 selects the second GPU", examples=["cuda:1"]

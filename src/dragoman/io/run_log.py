@@ -17,7 +17,7 @@ from typing import Any
 from dragoman.errors import TrainingError
 from dragoman.io.writing import writing
 
-__all__ = ["Messages", "Reporter", "RunLog", "Sample", "Status", "append_row", "read_log"]
+__all__ = ["Messages", "NoLog", "Reporter", "RunLog", "Sample", "Status", "append_row", "read_log"]
 
 _AT_THE_END = {"average", "test"}
 """Keys of the rows that are written after training, and again when a resumed run ends."""
@@ -132,7 +132,17 @@ def append_row(run: Path, row: dict[str, Any]) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-class RunLog:
+class NoLog:
+    """The log of a process that does not write one."""
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Ignore the row."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class RunLog(NoLog):
     """Appends rows to `log.jsonl` and to TensorBoard events, after removing the rows of lost work.
 
     step: of the checkpoint from which the run resumes; later rows are removed.  validated: whether it was validated; if

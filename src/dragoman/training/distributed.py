@@ -7,12 +7,13 @@ methods, so that the trainer does not distinguish them.  Only this module and `g
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 import sys
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,13 +22,13 @@ from torch.distributed.rendezvous import rendezvous
 
 from dragoman.decoding.native.processor import usable_cores
 from dragoman.device import resolve_device
-from dragoman.errors import TrainingError, UsageError
+from dragoman.errors import DragomanError, TrainingError, UsageError
 from dragoman.training.gradient_sum import GradientSum
 
 __all__ = ["DistributedContext", "ProcessGroup", "open_context"]
 
 T = TypeVar("T")
-_LONGEST_TURN = timedelta(days=30)  # such as the preparation of a large corpus
+_NO_LIMIT = timedelta(days=30)
 _CPU = torch.device("cpu")
 
 
@@ -48,6 +49,12 @@ class DistributedContext:
     def is_main(self) -> bool:
         return self.rank == 0
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        """End the communication.  An error is marked as reported, except in the first process that has one."""
+
     @contextmanager
     def in_turn(self) -> Generator[None, None, None]:
         """Run the body in the main process first, then in one process of every other computer, then in the others."""
@@ -55,9 +62,6 @@ class DistributedContext:
 
     def connect(self, timeout: float) -> None:
         """Wait for the other processes; timeout: seconds after which a process that does not answer is lost."""
-
-    def close(self) -> None:
-        """End the communication with the other processes."""
 
     def check_equal(self, values: Mapping[str, str]) -> None:
         """Raise TrainingError if one of these values differs between the processes."""
@@ -69,6 +73,10 @@ class DistributedContext:
     def broadcast(self, value: T) -> T:
         """Return the value of the main process."""
         return value
+
+    def on_main(self, work: Callable[[], T]) -> T:
+        """Return the result of `work`, which only the main process runs; the others wait without a time limit."""
+        return work()
 
     def gather(self, value: T) -> list[T]:
         """Return the values of all processes, by rank."""
@@ -114,11 +122,11 @@ class ProcessGroup(DistributedContext):
         super().__init__(f"cuda:{local_rank % gpus}" if gpus else device)
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, usable_cores() // local_size))
-        self._timeout = _LONGEST_TURN.total_seconds()
+        self._timeout = _NO_LIMIT.total_seconds()
         computers = _number("GROUP_WORLD_SIZE", 1)
         self._stage = 0 if self.is_main else 1 if local_rank == 0 else 2
         self._stages = [1, computers - 1, self.size - computers]  # processes in each
-        self._turns = 0
+        self._turns = self._results = 0
         with self._communicating():
             self._store, _, _ = next(iter(rendezvous("env://", self.rank, self.size)))
         self._gradients: GradientSum | None = None
@@ -129,7 +137,7 @@ class ProcessGroup(DistributedContext):
         names = [f"turn {self._turns}, stage {stage}" for stage in range(3)]
         earlier = [name for name, processes in zip(names[: self._stage], self._stages, strict=False) if processes]
         with self._communicating():
-            self._store.wait(earlier, _LONGEST_TURN)
+            self._store.wait(earlier, _NO_LIMIT)
         yield
         with self._communicating():
             name = names[self._stage]
@@ -146,7 +154,12 @@ class ProcessGroup(DistributedContext):
             dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.size, timeout=limit)
             dist.barrier()
 
-    def close(self) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if error is not None:
+            with suppress(RuntimeError, AttributeError):  # no connection to the process that has the store
+                is_first = self._store.add("errors", 1) == 1
+                if isinstance(error, DragomanError):
+                    error.reported = not is_first
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -162,7 +175,7 @@ class ProcessGroup(DistributedContext):
                 problems.append(f"{key}: {expected[key]} in process 0 on {main}, {found} in process {rank} on {host}")
         if problems:
             problems.append("use the same installation, configuration and files for all processes")
-            raise self._reported("the processes differ: " + "; ".join(problems))
+            raise TrainingError("the processes differ: " + "; ".join(problems))
 
     def sum(self, values: Tensor) -> Tensor:
         with self._communicating():
@@ -174,6 +187,19 @@ class ProcessGroup(DistributedContext):
         with self._communicating():
             dist.broadcast_object_list(box, device=_CPU)
         return box[0]
+
+    def on_main(self, work: Callable[[], T]) -> T:
+        self._results += 1
+        name = f"result {self._results}"
+        if self.is_main:
+            result = work()
+            with self._communicating():
+                self._store.set(name, pickle.dumps(result))
+            return result
+        with self._communicating():
+            self._store.wait([name], _NO_LIMIT)
+            found: T = pickle.loads(self._store.get(name))
+        return found
 
     def gather(self, value: T) -> list[T]:
         found = [value] * self.size
@@ -203,20 +229,11 @@ class ProcessGroup(DistributedContext):
         except RuntimeError as error:
             if not isinstance(error, dist.DistError) and not any(name in str(error) for name in ("gloo", "NCCL")):
                 raise
-            raise self._reported(
+            raise TrainingError(
                 f"another process has ended, or did not answer for {self._timeout:g} s (train.parallel.timeout); its "
                 "own message, if there is one, gives the reason. To resume the run from its last checkpoint, repeat "
                 "the command"
             ) from error
-
-    def _reported(self, message: str) -> TrainingError:
-        """Return an error that is marked as reported, except in the first process that calls this method."""
-        error = TrainingError(message)
-        try:
-            error.reported = self._store.add("reports", 1) > 1
-        except (RuntimeError, AttributeError):  # no connection to the process that keeps the store
-            error.reported = False
-        return error
 
 
 def open_context(device: str = "auto") -> DistributedContext:

@@ -2,8 +2,8 @@
 
 PyTorch's DistributedDataParallel changes the content of its buckets after the first step, and with it the order in
 which more than two processes add their gradients; a resumed run then ends with other bits than an uninterrupted one.
-Here a bucket always contains the same parameters.  The result is the sum, not the mean, because the loss is divided by the
-number of target tokens of all processes.
+Here a bucket always contains the same parameters.  The result is the sum, not the mean, because the loss is divided by
+the number of target tokens of all processes.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from itertools import islice
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dragoman._version import __version__
 from dragoman.config import Config, ModelConfig, dump_toml, flatten, load_config, move_root, resolve_path
 from dragoman.data.corpus import corpus_spec
 from dragoman.data.profile import TrainingProfile
@@ -56,23 +58,26 @@ _PATHS = (
 _MAX_LISTED = 1000
 
 
-def open_run(config: Config, folder: Path, reporter: Reporter | None = None) -> TrainingRun:
+def open_run(config: Config, folder: Path, reporter: Reporter | None = None, writes: bool = True) -> TrainingRun:
     """Open the run in `folder`, or create it, and prepare its data in `<folder>/../prepared`, shared by sibling runs.
 
+    writes: whether this process writes the run folder; of several processes that train together, only one does.
     Raises ConfigError if the folder contains a run with another configuration, and if files of [data] do not exist.
     """
     check_files(config)
-    recover_folders(folder / "checkpoints")
     stored = folder / "config.toml"
-    if list_checkpoints(folder) and stored.is_file():
-        _refuse_changes(load_config(stored, stored=True), config, folder)
+    if writes:
+        recover_folders(folder / "checkpoints")
+        if list_checkpoints(folder) and stored.is_file():
+            _refuse_changes(load_config(stored, stored=True), config, folder)
     reporter = reporter or Reporter()
     if config.data.kind != "parallel":  # the store of parallel data reports its phases
         reporter.phase("preparing the data")
     task = _open_task(config, folder.parent / "prepared", reporter)
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    write_file(stored, dump_toml(_with_relative_root(config, folder)).encode())
+    if writes:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        write_file(stored, dump_toml(_with_relative_root(config, folder)).encode())
     if task.profile is not None:
         reporter.log(f"data: {task.profile}")
     return TrainingRun(config, folder, task, reporter)
@@ -152,6 +157,19 @@ class TrainingRun:
         """Return the number of parameters that a model would have with the vocabulary of this run."""
         vocabulary = self.task.vocabulary
         return count_parameters(model, vocabulary.source_size, vocabulary.target_size, shared=vocabulary.shared)
+
+    def identity(self) -> dict[str, str]:
+        """Return what must be equal in all processes that train together."""
+        flat = flatten(self.config.model_dump(mode="json"))
+        settings = {key: value for key, value in flat.items() if not key.startswith(("data.root", "train.device"))}
+        vocabulary = b"".join(self.task.vocabulary.files().values())
+        return {
+            "Dragoman": __version__,
+            "PyTorch": torch.__version__,
+            "configuration": _short_hash(repr(sorted(settings.items())).encode()),
+            "training data": self.task.data_hash,
+            "vocabulary": _short_hash(vocabulary),
+        }
 
     def new_model(self) -> Network:
         return build_for(self.config, self.task.vocabulary)
@@ -249,6 +267,10 @@ class TrainingRun:
         if best:
             write_pointer(self.folder, "best", target)
         return target
+
+
+def _short_hash(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=4).hexdigest()
 
 
 def validated_checkpoints(run: Path) -> list[Path]:

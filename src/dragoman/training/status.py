@@ -8,9 +8,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
+
 from dragoman.config import TrainConfig
-from dragoman.data.batching import Batch
 from dragoman.io.run_log import Status
+from dragoman.training.distributed import DistributedContext
 from dragoman.training.optim import Progress, amount, budget_fraction
 
 __all__ = ["ProgressEstimator", "Window"]
@@ -119,22 +121,24 @@ class Window:
         self.restart()
 
     def restart(self) -> None:
-        self.nll, self.targets, self.tokens = 0.0, 0.0, 0
+        self.nll, self.targets, self.tokens = 0.0, 0.0, 0.0
         self.since = time.monotonic()
 
-    def add(self, nll: float, targets: float, batches: list[Batch], rate: float) -> None:
+    def add(self, nll: float, targets: float, tokens: float, rate: float) -> None:
+        """Add a step.  nll: of this process.  targets, tokens: of all processes.  rate: learning rate."""
         self.nll += nll
         self.targets += targets
-        self.tokens += sum(b.src_tokens + b.tgt_tokens for b in batches)
+        self.tokens += tokens
         self.rate = rate
 
-    def row(self, progress: Progress) -> dict[str, Any] | None:
+    def row(self, progress: Progress, context: DistributedContext) -> dict[str, Any] | None:
         """Return a row of the log and restart, or return None if every step since the last row was skipped."""
         if not self.targets:
             return None
+        nll = float(context.sum(torch.tensor([self.nll], dtype=torch.float64)))
         row = {
             "step": progress.step,
-            "loss": self.nll / self.targets,
+            "loss": nll / self.targets,
             "learning_rate": self.rate,
             "tokens_per_second": self.tokens / max(1e-9, time.monotonic() - self.since),
             "seconds": progress.seconds,

@@ -22,6 +22,7 @@ from dragoman.errors import TrainingError
 from dragoman.io.reading import read_json
 from dragoman.io.run_log import Reporter
 from dragoman.io.writing import write_file
+from dragoman.training.distributed import DistributedContext
 
 __all__ = ["ThreadControl", "measure_threads"]
 
@@ -104,6 +105,15 @@ class ThreadControl:
                 self._reporter.log(f"threads: {number}, as before in this run; to change that, set train.threads")
         elif self._on_cpu and work is not None:
             self._choose(work)
+
+    def start_together(self, context: DistributedContext, resumed: bool) -> None:
+        """Set the same number in several processes: train.threads, that of the run, or an equal share of the cores."""
+        number: int | str = self._config.threads
+        if not isinstance(number, int):
+            number = context.on_main(lambda: (resumed and self._read()) or self._before)
+        if context.is_main:
+            self._set(number)
+        torch.set_num_threads(number)
 
     def _choose(self, work: Callable[[], object]) -> None:
         self._numbers = [self._before] if os.environ.get("OMP_NUM_THREADS") else candidates(self._limit)

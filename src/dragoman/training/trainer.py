@@ -2,42 +2,42 @@
 
 All randomness of a step is a function of (seed, step), and all randomness of an epoch a function of (seed, epoch): a
 run that was killed and resumed ends with the same bytes as an uninterrupted one.
+
+With several processes, a step uses the next size * train.accumulate batches of the epoch.  All of them compute the same
+decisions from the same numbers: the main process reads the clock and validates, and a signal to one of them stops all.
 """
 
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from dragoman.config import Config, Duration
 from dragoman.data.batching import Batch
 from dragoman.data.doctor.precheck import precheck
+from dragoman.data.tokenizer import PAD
 from dragoman.errors import TrainingError, UsageError
 from dragoman.io.lock import lock_run
-from dragoman.io.run_log import Reporter, RunLog, read_log
-from dragoman.models.model_folder import list_checkpoints, unique_tensors
-from dragoman.models.seq2seq import Network
-from dragoman.nn.dropout import seed_dropout
+from dragoman.io.run_log import NoLog, Reporter, RunLog, read_log
+from dragoman.models.model_folder import list_checkpoints
 from dragoman.training.allocator import keep_freed_memory
-from dragoman.training.distributed import DistributedContext
-from dragoman.training.loss import Loss, TokenLoss
-from dragoman.training.optim import Progress, amount, budget_fraction, build_optimizer, learning_rate
+from dragoman.training.distributed import DistributedContext, open_context
+from dragoman.training.interrupt import Interrupt
+from dragoman.training.optim import Progress, amount, budget_fraction, learning_rate
 from dragoman.training.plan import forecast_of, forecast_problems, plan_warnings, warmup_warning
 from dragoman.training.run import TrainingRun, check_files, open_run, validated_checkpoints
 from dragoman.training.status import ProgressEstimator, Window
+from dragoman.training.step import TrainingStep
 from dragoman.training.tasks.translation import TranslationValidation
 from dragoman.training.threads import ThreadControl
 from dragoman.training.validation import swapped_weights
@@ -69,41 +69,47 @@ def train(
     """
     if not isinstance(config, Config):
         raise UsageError(f"config: {config!r:.60} is a {type(config).__name__}; accepted: the result of load_config")
-    reporter = reporter or Reporter()
-    context = context or DistributedContext(config.train.device)
-    folder = Path(out)
-    check_files(config)
-    keep_freed_memory()
-    with lock_run(folder):
-        if config.data.kind == "parallel" and not list_checkpoints(folder):
-            reporter.phase("checking the data")
-            precheck(config, reporter.warn)
-        run = open_run(config, folder, reporter)
-        run.check_memory(context.device)
-        reporter.phase("building the model")
+    context = context or open_context(config.train.device)
+    reporter = reporter if reporter is not None and context.is_main else Reporter()
+    with ExitStack() as stack:
+        stack.enter_context(context)
+        run = _open(config, Path(out), reporter, context, stack)
         return Trainer(run, context, reporter).train()
 
 
-class Interrupt:
-    """Records SIGINT and SIGTERM, so that training stops after the current step; a second signal stops at once."""
+def _open(
+    config: Config, folder: Path, reporter: Reporter, context: DistributedContext, stack: ExitStack
+) -> TrainingRun:
+    """Open the run in all processes.  stack: receives the lock of the run."""
+    keep_freed_memory()
+    with context.in_turn():
+        check_files(config)
+        if context.is_main:
+            stack.enter_context(lock_run(folder))
+            if config.data.kind == "parallel" and not list_checkpoints(folder):
+                reporter.phase("checking the data")
+                precheck(config, reporter.warn)
+        run = open_run(config, folder, reporter, writes=context.is_main)
+        run.check_memory(context.device)
+    if context.size > 1:
+        reporter.phase(f"connecting {context.size:,} processes")
+    context.connect(config.train.parallel.timeout.amount)
+    context.check_equal(run.identity())
+    reporter.phase("building the model")
+    return run
 
-    def __init__(self) -> None:
-        self.requested = False
 
-    def _handle(self, signum: int, frame: FrameType | None) -> None:
-        if self.requested:
-            raise KeyboardInterrupt
-        self.requested = True
+class Agreement(NamedTuple):
+    """What the processes agree upon before a step.
 
-    def __enter__(self) -> Interrupt:
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        numbers = (signal.SIGINT, signal.SIGTERM) if in_main_thread else ()
-        self._previous = {number: signal.signal(number, self._handle) for number in numbers}
-        return self
+    targets, tokens: target tokens and all tokens of the step, in all processes.  seconds: progress of the clock of the
+    main process.  stops: whether a process has received a signal.
+    """
 
-    def __exit__(self, *exc: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
+    targets: float
+    tokens: float
+    seconds: float
+    stops: bool
 
 
 class Trainer:
@@ -112,22 +118,24 @@ class Trainer:
     def __init__(self, run: TrainingRun, context: DistributedContext, reporter: Reporter) -> None:
         self.run, self.context, self.reporter = run, context, reporter
         self.config = run.config.train
-        self.model: Network = run.new_model().to(context.device)
-        self.wrapped: nn.Module = context.wrap(self.model)
-        self.optimizer = build_optimizer(self.config.optimizer, self.model)
-        self.ema: dict[str, Tensor] | None = None
-        if self.config.ema:
-            self.ema = {name: p.clone() for name, p in unique_tensors(self.model).items()}
-        self.progress = run.resume(self.model, self.optimizer, self.ema)
+        self.training_step = TrainingStep(self.config, run.new_model(), context)
+        self.model, self.optimizer = self.training_step.model, self.training_step.optimizer
+        self.ema = self.training_step.ema
+        self.progress = context.on_main(lambda: run.resume(self.model, self.optimizer, self.ema))
+        self.training_step.copy_from_main()
         self.validation = run.task.validation()
-        self.log = RunLog(run.folder, self.progress.step, run.is_validated(self.progress), run.last_good)
+        self.log = NoLog()
+        if context.is_main:
+            self.log = RunLog(run.folder, self.progress.step, run.is_validated(self.progress), run.last_good)
         self.threads = ThreadControl(run.folder, self.config, context.device, reporter)
-        self.estimator = ProgressEstimator(self.config, self.validation is not None, read_log(run.folder))
+        rows = context.on_main(lambda: read_log(run.folder))
+        self.estimator = ProgressEstimator(self.config, self.validation is not None, rows)
         self.scores: dict[str, Any] = {}
         self._window = Window()
         self._step_loss = (math.nan, 0.0)  # nats per target token of the last step, target tokens
         self._planned: tuple[int, list[NDArray[np.int64]]] = (-1, [])
         self._saved = 0.0  # amount of train.save_every at the last checkpoint
+        self._clock = time.monotonic() - self.progress.seconds
         self._slow_save_reported = False
 
     def train(self) -> TrainResult:
@@ -137,7 +145,10 @@ class Trainer:
         self.progress.validated = min(self.progress.validated, self._amount(self.config.validate_every))
         self._saved = self._amount(self.config.save_every)
         trains = self._used() < 1
-        self.threads.start(self.trial if trains else None, resumed=self.progress.step > 0)
+        if self.context.size == 1:
+            self.threads.start(self.trial if trains else None, resumed=self.progress.step > 0)
+        else:
+            self.threads.start_together(self.context, resumed=self.progress.step > 0)
         if not trains:
             exhausted = f"the budget of {self.config.budget} is used up; raise train.budget to continue"
             self.reporter.log(f"{self.run.folder}: {exhausted}")
@@ -147,18 +158,18 @@ class Trainer:
             self.reporter.started(str(self.config.budget), self._used())
         self._clock = time.monotonic() - self.progress.seconds
         self.estimator.begin(self.progress, len(self._plan()))
-        complete = False
+        complete = interrupted = False
         try:
             with Interrupt() as interrupt:
                 if trains and self._is_due(self.config.validate_every, self.progress.validated):
                     self._validate()  # the run was killed during this validation
-                while self._used() < 1 and not self._out_of_patience() and not interrupt.requested:
-                    self._epoch(interrupt)
-                interrupted = interrupt.requested
+                while self._used() < 1 and not self._out_of_patience() and not interrupted:
+                    interrupted = self._epoch(interrupt)
+                interrupted = interrupted or self._agree([], interrupt).stops
                 if not interrupted:
                     self._finish()
                     self._check_usable()
-                elif not self.run.is_validated(self.progress):
+                elif self.context.is_main and not self.run.is_validated(self.progress):
                     self._save({}, validated=False)
             complete = not interrupted
         finally:
@@ -174,86 +185,92 @@ class Trainer:
         if forecast := forecast_of(self.config, task, batches, self.model.parameter_count()):
             yield from map("; ".join, forecast_problems(self.run.config, forecast, self.run.parameters_of))
 
-    def _epoch(self, interrupt: Interrupt) -> None:
-        """Train until the epoch ends or training has to stop."""
+    def _epoch(self, interrupt: Interrupt) -> bool:
+        """Train until the epoch ends or training has to stop; return whether a signal stops it."""
         progress, plan = self.progress, self._plan()
-        while progress.batch < len(plan) and not interrupt.requested:
-            group = plan[progress.batch : progress.batch + self.config.accumulate]
-            self.step([self.read(indices, progress.batch + i) for i, indices in enumerate(group)])
+        while progress.batch < len(plan):
+            group = plan[progress.batch : progress.batch + self.config.accumulate * self.context.size]
+            batches = self._read_group(group)
+            agreement = self._agree(batches, interrupt)
+            progress.seconds = agreement.seconds
+            if agreement.stops or self._used() >= 1:
+                return agreement.stops
+            self.step(batches, agreement)
             progress.batch += len(group)
-            progress.seconds = time.monotonic() - self._clock
             if progress.batch >= len(plan):
                 progress.epoch, progress.batch = progress.epoch + 1, 0
-            status = self.estimator.status(progress, len(self._plan()), *self._step_loss, self._window.rate)
-            self.reporter.progressed(status)
-            if progress.step % self.config.log_every == 0 and (row := self._window.row(progress)):
-                self.log.write(row)
-                self.reporter.stepped(row, self._used())
+            self._report_step()
             if self._is_due(self.config.validate_every, progress.validated):
                 self._validate()
             elif self._is_due(self.config.save_every, self._saved):
                 self._save_between()
             self.threads.recheck(self.trial)
             if self._used() >= 1 or self._out_of_patience() or progress.batch == 0:
-                return
+                break
+        return False
+
+    def _read_group(self, group: Sequence[NDArray[np.int64]]) -> list[Batch]:
+        """Return the batches of this process for a step.
+
+        If the last step of an epoch has fewer batches than processes, the others get the first batch, without targets.
+        """
+        rank, first = self.context.rank, self.progress.batch
+        places = range(rank, len(group), self.context.size)
+        if places:
+            return [self.read(group[place], first + place) for place in places]
+        batch = self.read(group[0], first)
+        return [replace(batch, src_tokens=0, tgt_tokens=0, tgt_out=torch.full_like(batch.tgt_out, PAD))]
 
     def read(self, indices: NDArray[np.int64], batch: int) -> Batch:
         """Return the examples with these indices, which are batch number `batch` of the epoch, on the device."""
         return self.run.task.read(indices, self.progress.epoch, batch).to(self.context.device)
 
-    def step(self, batches: list[Batch]) -> None:
+    def _agree(self, batches: Sequence[Batch], interrupt: Interrupt | None = None) -> Agreement:
+        """Exchange what all processes need to know before a step with these batches."""
+        own = torch.tensor(
+            [
+                sum(batch.tgt_tokens for batch in batches),
+                sum(batch.src_tokens + batch.tgt_tokens for batch in batches),
+                time.monotonic() - self._clock if self.context.is_main else 0.0,
+                interrupt is not None and interrupt.requested,
+            ],
+            dtype=torch.float64,
+        )
+        targets, tokens, seconds, stops = self.context.sum(own).tolist()
+        return Agreement(targets, tokens, seconds, stops > 0)
+
+    def _seconds(self) -> float:
+        """Return the progress of the clock of the main process."""
+        return self._agree([]).seconds
+
+    def step(self, batches: list[Batch], agreement: Agreement | None = None) -> None:
         """Update the weights once; the loss is the sum over all batches divided by their number of target tokens."""
-        progress = self.progress
+        progress, (targets, tokens, *_) = self.progress, agreement or self._agree(batches)
         rate = learning_rate(self.config.schedule, self.run.config.model.d_model, progress.step + 1, self._used())
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        counts = torch.tensor([sum(b.tgt_tokens for b in batches)], dtype=torch.float64)
-        total = float(self.context.sum(counts))
-        self.optimizer.zero_grad(set_to_none=True)
-        nll, self._step_loss = 0.0, (math.nan, 0.0)
-        for i, batch in enumerate(batches):
-            seed_dropout(self.config.seed, progress.step, i, self.context.rank)
-            last = i == len(batches) - 1
-            with nullcontext() if last else self.context.no_sync(self.wrapped):
-                loss = self._forward(batch)
-                (loss.smoothed / total).backward()
-            nll += float(loss.nll)
+        nll = self.training_step.backward(batches, progress.step, 1 / targets)
         progress.step += 1
-        progress.tokens += sum(b.src_tokens + b.tgt_tokens for b in batches)
-        if self._clip_gradients(nll):
-            self.optimizer.step()
-            self._update_ema()
-            self._window.add(nll, total, batches, rate)
-            self._step_loss = nll / total, total
+        progress.tokens += int(tokens)
+        if self.training_step.update(progress.step, rate):
+            progress.bad_in_a_row = 0
+            self._window.add(nll, targets, tokens, rate)
+            own = sum(batch.tgt_tokens for batch in batches)
+            self._step_loss = nll / max(1, own), own
+        else:
+            self._step_loss = math.nan, 0.0
+            self._count_bad_step()
 
     def trial(self) -> None:
         """Compute and discard the gradients of the next batch, to measure the speed of training."""
         batch = self.read(self._plan()[self.progress.batch], self.progress.batch)
-        kept = [(buffer, buffer.clone()) for buffer in self.model.buffers()]  # running statistics of BatchNorm
-        seed_dropout(self.config.seed, self.progress.step, 0, self.context.rank)
-        self._forward(batch).smoothed.backward()
-        self.optimizer.zero_grad(set_to_none=True)
-        for buffer, value in kept:
-            buffer.copy_(value)
+        self.training_step.trial(batch, self.progress.step)
 
-    def _forward(self, batch: Batch) -> Loss:
-        head = TokenLoss(batch.tgt_out, self.config.label_smoothing)
-        bf16 = self.config.precision == "bf16"
-        with torch.autocast(self.context.device.type, dtype=torch.bfloat16, enabled=bf16):
-            loss: Loss = self.wrapped(batch.src, batch.src_mask, batch.tgt_in, head)
-        return loss
-
-    def _clip_gradients(self, nll: float) -> bool:
-        """Clip the gradients; if the loss or a gradient is not finite, count the step as skipped and return False."""
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        norm = nn.utils.get_total_norm(gradients)
-        if not (math.isfinite(nll) and bool(torch.isfinite(norm))):
-            self._count_bad_step()
-            return False
-        if self.config.clip_norm:
-            nn.utils.clip_grads_with_norm_(self.model.parameters(), self.config.clip_norm, norm)
-        self.progress.bad_in_a_row = 0
-        return True
+    def _report_step(self) -> None:
+        progress = self.progress
+        status = self.estimator.status(progress, len(self._plan()), *self._step_loss, self._window.rate)
+        self.reporter.progressed(status)
+        if progress.step % self.config.log_every == 0 and (row := self._window.row(progress, self.context)):
+            self.log.write(row)
+            self.reporter.stepped(row, self._used())
 
     def _count_bad_step(self) -> None:
         progress = self.progress
@@ -270,19 +287,11 @@ class Trainer:
 
     def _check_usable(self) -> None:
         """Raise TrainingError if no validation of the training had a finite result."""
-        if self.validation is not None and self.context.is_main and self.progress.best is None:
+        if self.validation is not None and self.progress.best is None:
             raise TrainingError(
                 f"{self.run.folder}: the training has ended at step {self.progress.step}, but no validation had a "
                 f"finite result ({self.progress.skipped} steps were skipped), so the model cannot be used. {_ADVICE}"
             )
-
-    def _update_ema(self) -> None:
-        if self.ema is None:
-            return
-        # A lower decay during the first steps, so that the initial weights are forgotten sooner.
-        decay = min(self.config.ema, (1 + self.progress.step) / (10 + self.progress.step))
-        for name, parameter in unique_tensors(self.model).items():
-            self.ema[name].lerp_(parameter, 1 - decay)
 
     def _used(self) -> float:
         return budget_fraction(self.config.budget, self.progress, len(self._plan()))
@@ -311,27 +320,27 @@ class Trainer:
         """Score the model with the weights that are saved, write a checkpoint and update the pointers."""
         if self.validation is not None and self._may_lose_time():
             self._save_between()
-        progress, began, better = self.progress, time.monotonic(), False
+        progress, began, better = self.progress, self._seconds(), False
         progress.validated = self._amount(self.config.validate_every)
         if self.validation is not None:
             self.reporter.phase("validation")
             with swapped_weights(self.model, self.ema):
-                self.scores = self.validation(self.model)
+                self.scores = self.context.on_main(partial(self.validation, self.model))
             value = self._value(self.scores)
             better = math.isfinite(value) and (progress.best is None or value > progress.best)
             progress.stale = 0 if better else progress.stale + 1
             if better:
                 progress.best, progress.best_step = value, progress.step
-            progress.seconds = time.monotonic() - self._clock
+            progress.seconds = self._seconds()
             row = {"step": progress.step, "epoch": round(self._epochs(), 3), "seconds": progress.seconds, **self.scores}
             row["memory_mb"] = round(self.context.peak_memory() / 1e6)
-            row["validation_seconds"] = round(time.monotonic() - began, 3)
+            row["validation_seconds"] = round(progress.seconds - began, 3)
             self.log.write(row)
             self.reporter.validated(row, better)
             if isinstance(self.validation, TranslationValidation) and self.validation.sample is not None:
                 self.reporter.translated(self.validation.sample)
         self._save(self.scores)
-        self.estimator.pause(time.monotonic() - began, validation=True)
+        self.estimator.pause(self._seconds() - began, validation=True)
         self._window.restart()
 
     def _may_lose_time(self) -> bool:
@@ -362,7 +371,6 @@ class Trainer:
         self._saved = self._amount(self.config.save_every)
         if self.context.is_main:
             self.run.save(self.model, self.optimizer, self.progress, self.ema, scores, validated)
-        self.context.barrier()
 
     def _finish(self) -> None:
         """Validate again, and score the average of the last checkpoints, which becomes the best if it is better."""
@@ -373,7 +381,7 @@ class Trainer:
             )
         if warning := warmup_warning(self.config, self.progress):
             self.reporter.warn(warning)
-        if not self.run.is_validated(self.progress):
+        if not self.context.on_main(lambda: self.run.is_validated(self.progress)):
             self._validate()
         if self.config.average < 2 or self.validation is None or not self.context.is_main:
             return

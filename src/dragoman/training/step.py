@@ -1,0 +1,104 @@
+"""One update of a model: gradients, clipping, optimizer and moving average."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from dragoman.config import TrainConfig
+from dragoman.data.batching import Batch
+from dragoman.models.model_folder import unique_tensors
+from dragoman.models.seq2seq import Network
+from dragoman.nn.dropout import seed_dropout
+from dragoman.training.distributed import DistributedContext
+from dragoman.training.loss import Loss, TokenLoss
+from dragoman.training.optim import build_optimizer
+
+__all__ = ["TrainingStep"]
+
+
+class TrainingStep:
+    """A model with its optimizer and, if train.ema is set, the moving average of its weights."""
+
+    def __init__(self, config: TrainConfig, model: Network, context: DistributedContext) -> None:
+        self.config, self.context = config, context
+        self.model = model.to(context.device)
+        context.register(self.model)
+        self.optimizer = build_optimizer(config.optimizer, self.model)
+        self.ema: dict[str, Tensor] | None = None
+        if config.ema:
+            self.ema = {name: p.clone() for name, p in unique_tensors(self.model).items()}
+
+    def forward(self, batch: Batch) -> Loss:
+        head = TokenLoss(batch.tgt_out, self.config.label_smoothing)
+        bf16 = self.config.precision == "bf16"
+        with torch.autocast(self.context.device.type, dtype=torch.bfloat16, enabled=bf16):
+            loss: Loss = self.model(batch.src, batch.src_mask, batch.tgt_in, head)
+        return loss
+
+    def backward(self, batches: Sequence[Batch], step: int, scale: float) -> float:
+        """Compute the gradient of scale * loss, summed over these batches and those of the other processes.
+
+        step: number of the step, from 0.  Dropout depends on it and on the number of the batch in the step, which is
+        i * size + r for batch i of process r: a step is the same with any number of processes.  Returns the negative
+        log-likelihood of these batches in nats.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        nll = 0.0
+        for i, batch in enumerate(batches):
+            seed_dropout(self.config.seed, step, i * self.context.size + self.context.rank, 0)
+            is_last = i == len(batches) - 1
+            with self.context.summing_gradients() if is_last else nullcontext():
+                loss = self.forward(batch)
+                finite = 1 + 0 * loss.nll  # NaN otherwise, which makes the gradients NaN in all processes
+                (loss.smoothed * finite * scale).backward()
+            nll += float(loss.nll)
+        return nll
+
+    def update(self, step: int, rate: float) -> bool:
+        """Change the weights by the gradients; return False, and change nothing, if a gradient is not finite.
+
+        step: number of updates, including this one.  rate: learning rate.
+        """
+        norm = nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        if not bool(torch.isfinite(norm)):
+            return False
+        if self.config.clip_norm:
+            nn.utils.clip_grads_with_norm_(self.model.parameters(), self.config.clip_norm, norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        if self.ema is not None:
+            # A lower decay during the first steps, so that the initial weights are forgotten sooner.
+            decay = min(self.config.ema, (1 + step) / (10 + step))
+            for name, parameter in unique_tensors(self.model).items():
+                self.ema[name].lerp_(parameter, 1 - decay)
+        return True
+
+    def trial(self, batch: Batch, step: int) -> None:
+        """Compute and discard the gradients of a batch, to measure the speed of training."""
+        kept = [(buffer, buffer.clone()) for buffer in self.model.buffers()]  # running statistics of BatchNorm
+        seed_dropout(self.config.seed, step, 0, 0)
+        self.forward(batch).smoothed.backward()
+        self.optimizer.zero_grad(set_to_none=True)
+        for buffer, value in kept:
+            buffer.copy_(value)
+
+    def copy_from_main(self) -> None:
+        """Overwrite weights, moving average and the state of the optimizer by those of the main process."""
+        parameters, state = dict(self.model.named_parameters()), self.optimizer.state
+        tensors = [*unique_tensors(self.model).values(), *(self.ema or {}).values()]
+        own = {
+            name: {key: value.to("meta") for key, value in state[p].items()}
+            for name, p in parameters.items()
+            if p in state
+        }
+        for name, values in self.context.broadcast(own).items():
+            parameter = parameters[name]
+            if not self.context.is_main:
+                state[parameter] = {k: torch.empty_like(v, device=parameter.device) for k, v in values.items()}
+            tensors += [state[parameter][key] for key in sorted(values)]
+        self.context.copy_from_main(tensors)

@@ -88,7 +88,8 @@ def test_lines_in_lines_out_and_only_words_of_the_list(cli: Cli, listed: Path, t
     rows = out.decode().split("\n")
 
     assert code == 0 and "shortlist (3 per token and 6)" in err
-    assert len(rows) == len(lines) + 1 and [bool(row.strip()) for row in rows[:-1]] == [bool(line.strip()) for line in lines]
+    assert len(rows) == len(lines) + 1
+    assert [bool(row.strip()) for row in rows[:-1]] == [bool(line.strip()) for line in lines]
     translator, shortlist = Translator.load(listed, shortlist=True), load_shortlist(listed)
     for translation in translator.translate(SOURCES, beam=4):
         words = {

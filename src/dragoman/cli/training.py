@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import typer
 
 from dragoman.cli.options import AsJson, Model, OptionalSource, Quiet
 from dragoman.cli.streams import log, print_result
+from dragoman.errors import UsageError
 
 if TYPE_CHECKING:
     from dragoman.cli.progress import RichReporter
@@ -110,17 +112,27 @@ def train(
     out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/<name of the configuration>.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train a model, or resume the run in --out."""
+    """Train a model, or resume the run in --out.
+
+    For several processes: torchrun --nproc-per-node N -m dragoman train CONFIG.
+    """
     from dragoman.cli.progress import RichReporter
     from dragoman.config import load_config
 
-    document = load_config(config, overrides or [])
+    is_main = os.environ.get("RANK", "0") == "0"  # of several processes, which torchrun starts
+    try:
+        document = load_config(config, overrides or [])
+    except UsageError as error:
+        error.reported = not is_main  # all processes read the same configuration
+        raise
     run = out or Path("runs") / config.stem
-    with RichReporter(quiet) as reporter, _interruptible(run, reporter):
+    with RichReporter(quiet or not is_main) as reporter, _interruptible(run, reporter):
         from dragoman.models.model_folder import USED_BY
         from dragoman.training.trainer import train as train_run
 
         result = train_run(document, run, reporter=reporter)
+        if not is_main:
+            raise typer.Exit(130 if result.interrupted else 0)
         if result.interrupted:
             reporter.result(f"stopped and saved at step {result.progress.step:,}; resume with: {_own_command()}")
             raise typer.Exit(130)

@@ -122,13 +122,14 @@ class ProcessGroup(DistributedContext):
         super().__init__(f"cuda:{local_rank % gpus}" if gpus else device)
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, usable_cores() // local_size))
-        self._timeout = _NO_LIMIT.total_seconds()
+        self._timeout = 600.0
         computers = _number("GROUP_WORLD_SIZE", 1)
         self._stage = 0 if self.is_main else 1 if local_rank == 0 else 2
         self._stages = [1, computers - 1, self.size - computers]  # processes in each
         self._turns = self._results = 0
         with self._communicating():
-            self._store, _, _ = next(iter(rendezvous("env://", self.rank, self.size)))
+            limit = timedelta(seconds=self._timeout)
+            self._store, _, _ = next(iter(rendezvous("env://", self.rank, self.size, timeout=limit)))
         self._gradients: GradientSum | None = None
 
     @contextmanager
@@ -155,7 +156,11 @@ class ProcessGroup(DistributedContext):
             dist.barrier()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if error is not None:
+        if error is None:
+            self.on_main(lambda: None)
+            with self._communicating():
+                dist.barrier()  # the others have read the store, which may end with the main process
+        else:
             with suppress(RuntimeError, AttributeError):  # no connection to the process that has the store
                 is_first = self._store.add("errors", 1) == 1
                 if isinstance(error, DragomanError):

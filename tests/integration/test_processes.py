@@ -1,0 +1,135 @@
+"""Training with several processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dragoman.errors import DragomanError
+from dragoman.io.run_log import Messages, read_log
+from dragoman.models.model_folder import list_checkpoints
+from dragoman.training.trainer import train
+from processes import run_processes, start_processes
+from small_run import small_config, train_in_child, weights, write_corpus, write_toml
+
+SAME_STEPS = ("train.budget=20 steps", "train.validate_every=10 steps", "model.dropout=0.2", "train.clip_norm=1.0")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_corpus(tmp_path / "data", train=130)
+
+
+def checkpoint(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(list_checkpoints(run)[-1] / "model.safetensors")
+
+
+def losses(run: Path) -> list[tuple[int, float]]:
+    return [(row["step"], row["loss"]) for row in read_log(run) if "loss" in row]
+
+
+def test_processes_are_accumulated_batches(data: Path, tmp_path: Path) -> None:
+    """Four batches per step, by 1 process, 2 and 4: the same dropout, data and rate, over several epochs."""
+    runs = {size: tmp_path / f"run{size}" for size in (1, 2, 4)}
+    for size, run in runs.items():
+        # Without biases: Adam amplifies rounding errors of the bias of the keys, whose gradient is 0.
+        own = (f"train.accumulate={4 // size}", "train.ema=0.9", "train.batch_tokens=60", "model.bias=false")
+        overrides = (*SAME_STEPS, *own)
+        run_processes(size, train_in_child, data, overrides, run)
+    one = checkpoint(runs[1])
+    for size in (2, 4):
+        for name, value in checkpoint(runs[size]).items():
+            torch.testing.assert_close(value, one[name], rtol=1e-6, atol=1e-6, msg=f"{size} processes: {name}")
+        for (step, loss), (expected_step, expected) in zip(losses(runs[size]), losses(runs[1]), strict=True):
+            assert step == expected_step and loss == pytest.approx(expected, rel=1e-5), step
+    tokens = {row["step"]: row.get("epoch") for row in read_log(runs[4]) if "epoch" in row}
+    assert tokens == {row["step"]: row.get("epoch") for row in read_log(runs[1]) if "epoch" in row}
+
+
+def test_the_last_step_of_an_epoch_has_fewer_batches_than_processes(data: Path, tmp_path: Path) -> None:
+    """An epoch of 3 batches by 2 processes: in its second step, one process has no batch of its own."""
+    overrides = (*SAME_STEPS, "train.batch_tokens=600")
+    run_processes(1, train_in_child, data, (*overrides, "train.accumulate=2"), tmp_path / "one")
+    run_processes(2, train_in_child, data, overrides, tmp_path / "two")
+    assert {row["epoch"] for row in read_log(tmp_path / "two") if "epoch" in row} != {10.0, 20.0}
+    for name, value in checkpoint(tmp_path / "two").items():
+        torch.testing.assert_close(value, checkpoint(tmp_path / "one")[name], rtol=1e-6, atol=1e-6, msg=name)
+
+
+def test_resumed_by_another_number_of_processes(data: Path, tmp_path: Path) -> None:
+    """The order of the data does not depend on it: 2 processes go on where 1 with 2 accumulated batches ended."""
+    overrides = (*SAME_STEPS, "train.batch_tokens=60")
+    half = ("train.budget=10 steps", "train.schedule.kind=constant")
+    whole = ("train.schedule.kind=constant",)
+    run_processes(2, train_in_child, data, (*overrides, *whole), tmp_path / "two")
+    run_processes(2, train_in_child, data, (*overrides, *half), tmp_path / "mixed")
+    run_processes(4, train_in_child, data, (*overrides, *half, "train.budget=14 steps"), tmp_path / "mixed")
+    rows = {row["step"]: row for row in read_log(tmp_path / "mixed") if "epoch" in row}
+    expected = {row["step"]: row for row in read_log(tmp_path / "two") if "epoch" in row}
+    assert rows[10]["valid_loss"] == expected[10]["valid_loss"]
+    assert rows[14]["epoch"] == pytest.approx(rows[10]["epoch"] * 1.8, rel=0.03), "4 steps of 4 batches"
+
+
+def run_torchrun(size: int, *args: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
+    command += ["-m", "dragoman", *map(str, args)]
+    return subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | environment, timeout=240, check=False
+    )
+
+
+def test_the_command_with_torchrun(data: Path, tmp_path: Path) -> None:
+    config = write_toml(tmp_path / "small.toml", data)
+    done = run_torchrun(2, "train", config, "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("done: ") == 1 and (tmp_path / "run" / "best").exists()
+    refused = run_torchrun(2, "train", config, "model.d_model=17", "--out", tmp_path / "run")
+    assert refused.returncode != 0
+    own = [line for line in refused.stderr.splitlines() if line.startswith("dragoman:")]
+    assert len(own) == 1 and "Traceback" not in refused.stderr.partition("torch/distributed")[0]
+
+
+def differing(data: Path, other: Path, run: Path) -> None:
+    messages = Messages()
+    rank = int(os.environ["RANK"])
+    folder = data if rank == 0 else other
+    try:
+        train(small_config(folder), run.with_name(f"prepared{rank}") / "run", reporter=messages)
+    except DragomanError as error:
+        run.with_suffix(f".{rank}").write_text(f"{error.reported} {error}")
+
+
+def test_different_corpora_are_refused(data: Path, tmp_path: Path) -> None:
+    other = write_corpus(tmp_path / "other", train=131)
+    run_processes(2, differing, data, other, tmp_path / "said")
+    messages = [(tmp_path / f"said.{rank}").read_text() for rank in (0, 1)]
+    assert sorted(message.split()[0] for message in messages) == ["False", "True"]
+    for message in messages:
+        assert "training data: " in message and "vocabulary: " in message and "use the same installation" in message
+    assert not list_checkpoints(tmp_path / "prepared0" / "run")
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="signals of POSIX")
+def test_a_signal_to_one_process_stops_all(data: Path, tmp_path: Path) -> None:
+    overrides = ("train.budget=100000 steps", "train.validate_every=5 steps", "train.log_every=1")
+    processes = start_processes(2, train_in_child, data, overrides, tmp_path / "run")
+    while not list_checkpoints(tmp_path / "run"):
+        assert processes[0].is_alive()
+        processes[0].join(0.05)
+    pid = processes[1].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGTERM)
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0]
+    found: Any = list_checkpoints(tmp_path / "run")[-1]
+    assert int(found.name) == read_log(tmp_path / "run")[-1]["step"]
+    assert weights(tmp_path / "run")

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from dragoman.errors import DragomanError
-from dragoman.io.run_log import Messages, read_log
+from dragoman.io.run_log import Messages, Reporter, read_log
 from dragoman.models.model_folder import list_checkpoints
 from dragoman.training.trainer import train
 from processes import run_processes, start_processes
@@ -133,3 +134,29 @@ def test_a_signal_to_one_process_stops_all(data: Path, tmp_path: Path) -> None:
     found: Any = list_checkpoints(tmp_path / "run")[-1]
     assert int(found.name) == read_log(tmp_path / "run")[-1]["step"]
     assert weights(tmp_path / "run")
+
+
+class Clock(Reporter):
+    """Measures the seconds from the start of the training to its end."""
+
+    began = seconds = 0.0
+
+    def started(self, total: str, used: float) -> None:
+        self.began = time.monotonic()
+
+    def finished(self, complete: bool) -> None:
+        self.seconds = time.monotonic() - self.began
+
+
+def timed(data: Path, run: Path) -> None:
+    clock = Clock()
+    result = train(small_config(data, "train.budget=3 s", "train.validate_every=1 s"), run, reporter=clock)
+    found = f"{result.progress.seconds} {result.progress.step} {clock.seconds}"
+    (run / f"time.{os.environ['RANK']}").write_text(found)
+
+
+def test_a_budget_of_time_is_measured_by_the_main_process(data: Path, tmp_path: Path) -> None:
+    run_processes(2, timed, data, tmp_path / "run")
+    main, other = ([float(x) for x in (tmp_path / "run" / f"time.{rank}").read_text().split()] for rank in (0, 1))
+    assert main[:2] == other[:2], "the same seconds and steps"
+    assert 3 <= main[0] <= main[2]

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,7 @@ from dragoman.device import resolve_device
 from dragoman.errors import DragomanError, TrainingError, UsageError
 from dragoman.training.gradient_sum import GradientSum
 
-__all__ = ["DistributedContext", "ProcessGroup", "open_context"]
+__all__ = ["Agreement", "DistributedContext", "ProcessGroup", "agree", "open_context"]
 
 T = TypeVar("T")
 _NO_LIMIT = timedelta(days=30)
@@ -239,6 +239,27 @@ class ProcessGroup(DistributedContext):
                 "own message, if there is one, gives the reason. To resume the run from its last checkpoint, repeat "
                 "the command"
             ) from error
+
+
+class Agreement(NamedTuple):
+    """What the processes exchange before a step.
+
+    targets, tokens: target tokens and all tokens of the step, in all processes.  seconds: of the clock of the main
+    process.  stops: whether a process has received a signal.
+    """
+
+    targets: float
+    tokens: float
+    seconds: float
+    stops: bool
+
+
+def agree(context: DistributedContext, own: Agreement) -> Agreement:
+    """Combine the values of all processes by one operation; own: those of this process."""
+    seconds = own.seconds if context.is_main else 0.0
+    values = torch.tensor([own.targets, own.tokens, seconds, own.stops], dtype=torch.float64)
+    targets, tokens, seconds, stops = context.sum(values).tolist()
+    return Agreement(targets, tokens, seconds, stops > 0)
 
 
 def open_context(device: str = "auto") -> DistributedContext:

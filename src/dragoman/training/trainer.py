@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,16 +31,17 @@ from dragoman.io.lock import lock_run
 from dragoman.io.run_log import NoLog, Reporter, RunLog, read_log
 from dragoman.models.model_folder import list_checkpoints
 from dragoman.training.allocator import keep_freed_memory
-from dragoman.training.distributed import DistributedContext, open_context
+from dragoman.training.distributed import Agreement, DistributedContext, agree, open_context
 from dragoman.training.interrupt import Interrupt
 from dragoman.training.optim import Progress, amount, budget_fraction, learning_rate
 from dragoman.training.plan import forecast_of, forecast_problems, plan_warnings, warmup_warning
 from dragoman.training.run import TrainingRun, check_files, open_run, validated_checkpoints
 from dragoman.training.status import ProgressEstimator, Window
 from dragoman.training.step import TrainingStep
+from dragoman.training.tasks.task import Score
 from dragoman.training.tasks.translation import TranslationValidation
 from dragoman.training.threads import ThreadControl
-from dragoman.training.validation import swapped_weights
+from dragoman.training.validation import metric_value, swapped_weights
 
 __all__ = ["TrainResult", "Trainer", "train"]
 
@@ -97,19 +98,6 @@ def _open(
     context.check_equal(run.identity())
     reporter.phase("building the model")
     return run
-
-
-class Agreement(NamedTuple):
-    """What the processes agree upon before a step.
-
-    targets, tokens: target tokens and all tokens of the step, in all processes.  seconds: progress of the clock of the
-    main process.  stops: whether a process has received a signal.
-    """
-
-    targets: float
-    tokens: float
-    seconds: float
-    stops: bool
 
 
 class Trainer:
@@ -227,17 +215,10 @@ class Trainer:
 
     def _agree(self, batches: Sequence[Batch], interrupt: Interrupt | None = None) -> Agreement:
         """Exchange what all processes need to know before a step with these batches."""
-        own = torch.tensor(
-            [
-                sum(batch.tgt_tokens for batch in batches),
-                sum(batch.src_tokens + batch.tgt_tokens for batch in batches),
-                time.monotonic() - self._clock if self.context.is_main else 0.0,
-                interrupt is not None and interrupt.requested,
-            ],
-            dtype=torch.float64,
-        )
-        targets, tokens, seconds, stops = self.context.sum(own).tolist()
-        return Agreement(targets, tokens, seconds, stops > 0)
+        targets = sum(batch.tgt_tokens for batch in batches)
+        tokens = targets + sum(batch.src_tokens for batch in batches)
+        stops = interrupt is not None and interrupt.requested
+        return agree(self.context, Agreement(targets, tokens, time.monotonic() - self._clock, stops))
 
     def _seconds(self) -> float:
         """Return the progress of the clock of the main process."""
@@ -326,7 +307,7 @@ class Trainer:
             self.reporter.phase("validation")
             with swapped_weights(self.model, self.ema):
                 self.scores = self.context.on_main(partial(self.validation, self.model))
-            value = self._value(self.scores)
+            value = metric_value(self.config, self.scores)
             better = math.isfinite(value) and (progress.best is None or value > progress.best)
             progress.stale = 0 if better else progress.stale + 1
             if better:
@@ -348,10 +329,6 @@ class Trainer:
         every, since = self.config.save_every, self._amount(self.config.save_every) - self._saved
         expected = self.estimator.validation_seconds or math.inf
         return every.unit == "seconds" and since > 0 and since + expected > every.amount
-
-    def _value(self, scores: dict[str, Any]) -> float:
-        """Return the validation metric, negated if lower is better."""
-        return -float(scores["valid_loss"]) if self.config.metric == "loss" else float(scores[self.config.metric])
 
     def _save_between(self) -> None:
         """Save a checkpoint without a validation; warn once if saving takes long."""
@@ -383,17 +360,20 @@ class Trainer:
             self.reporter.warn(warning)
         if not self.context.on_main(lambda: self.run.is_validated(self.progress)):
             self._validate()
-        if self.config.average < 2 or self.validation is None or not self.context.is_main:
-            return
+        if self.config.average > 1 and self.validation is not None and self.context.is_main:
+            self._validate_average(self.validation)
+
+    def _validate_average(self, validation: Score) -> None:
+        """Score the average of the last checkpoints, which becomes the best model if its score is higher."""
         count = min(self.config.average, len(validated_checkpoints(self.run.folder)))
         self.reporter.phase(f"validation of the average of the last {count} checkpoints")
         averaged = self.run.average(count)
         if averaged is None:
             return
         with swapped_weights(self.model, averaged):
-            scores = self.validation(self.model)
+            scores = validation(self.model)
         best = self.progress.best
-        better = best is None or self._value(scores) > best
+        better = best is None or metric_value(self.config, scores) > best
         self.run.save_average(averaged, self.progress, scores, best=better)
         if better:
             self.scores = scores
@@ -403,5 +383,5 @@ class Trainer:
         if best is not None:
             than = f"{'' if better else 'not '}better than step {self.progress.best_step:,}"
             used = "the average" if better else f"step {self.progress.best_step:,}"
-            values = f"{self.config.metric} {abs(self._value(scores)):.2f} and {abs(best):.2f}"
+            values = f"{self.config.metric} {abs(metric_value(self.config, scores)):.2f} and {abs(best):.2f}"
             self.reporter.log(f"the average of the last {count} checkpoints is {than} ({values}); using {used}")

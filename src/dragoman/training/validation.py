@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dragoman.config import TrainConfig
 from dragoman.data.batching import Batch
 from dragoman.errors import UsageError
 from dragoman.models.model_folder import unique_tensors
@@ -16,7 +18,12 @@ from dragoman.models.seq2seq import Network
 from dragoman.nn.modes import evaluating
 from dragoman.training.loss import TokenLoss, counted_rows, cross_entropy
 
-__all__ = ["label_scores", "loss_scores", "mean_loss", "swapped_weights"]
+__all__ = ["label_scores", "loss_scores", "mean_loss", "metric_value", "swapped_weights"]
+
+
+def metric_value(config: TrainConfig, scores: Mapping[str, Any]) -> float:
+    """Return the value of train.metric, negated if lower is better."""
+    return -float(scores["valid_loss"]) if config.metric == "loss" else float(scores[config.metric])
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import zstandard
 
 from dragoman.errors import DataError, UsageError, nearest
-from dragoman.extras import extra_package
+from dragoman.io.arrow import arrow, is_text, read_errors
 from dragoman.io.lines import NOT_LINES, plain_suffix, read_lines
 from dragoman.io.reading import hash_file
 
@@ -99,28 +99,28 @@ class TableShard(Shard):
         try:
             for batch in self._open().iter_batches(columns=[self.column]):
                 yield from (text or "" for text in batch.column(0).to_pylist())
-        except _read_errors() as error:
+        except read_errors() as error:
             raise DataError(f"{self.path}: cannot be read as Parquet: {error}. Write the file again.") from error
 
     def write(self, payloads: Iterable[bytes], to: Path) -> None:
-        arrow, parquet = _arrow(), _arrow("pyarrow.parquet")
-        types = {"translation": arrow.string(), "score": arrow.float64()}
-        fields = [arrow.field(name, types.get(name, arrow.list_(arrow.string()))) for name in self.added]
+        pyarrow, parquet = arrow(), arrow("pyarrow.parquet")
+        types = {"translation": pyarrow.string(), "score": pyarrow.float64()}
+        fields = [pyarrow.field(name, types.get(name, pyarrow.list_(pyarrow.string()))) for name in self.added]
         source = self._open()
-        schema = arrow.schema([*source.schema_arrow, *fields], source.schema_arrow.metadata)
+        schema = pyarrow.schema([*source.schema_arrow, *fields], source.schema_arrow.metadata)
         records = (json.loads(line) for payload in payloads for line in payload.split(b"\n")[:-1])
         with parquet.ParquetWriter(to, schema) as writer:
             for batch in source.iter_batches():
                 rows = list(itertools.islice(records, batch.num_rows))
-                new = [arrow.array([row[field.name] for row in rows], field.type) for field in fields]
-                writer.write_batch(arrow.RecordBatch.from_arrays([*batch.columns, *new], schema=schema))
+                new = [pyarrow.array([row[field.name] for row in rows], field.type) for field in fields]
+                writer.write_batch(pyarrow.RecordBatch.from_arrays([*batch.columns, *new], schema=schema))
 
     def _open(self) -> Any:
         """Open the file.  Raises DataError with all reasons why it cannot be translated."""
-        parquet = _arrow("pyarrow.parquet")
+        parquet = arrow("pyarrow.parquet")
         try:
             file = parquet.ParquetFile(self.path)
-        except _read_errors() as error:
+        except read_errors() as error:
             raise DataError(f"{self.path}: not a Parquet file ({error}). Copy or write the file again.") from error
         schema = file.schema_arrow
         problems = [
@@ -128,7 +128,7 @@ class TableShard(Shard):
             for name in self.added
             if name in schema.names
         ]
-        texts = [field.name for field in schema if _is_text(field.type)]
+        texts = [field.name for field in schema if is_text(field.type)]
         if self.column not in texts:
             what = f"is of type {schema.field(self.column).type}" if self.column in schema.names else "does not exist"
             listed = ", ".join(texts) or "none"
@@ -136,21 +136,6 @@ class TableShard(Shard):
         if problems:
             raise DataError(f"{self.path}: {'; '.join(problems)}")
         return file
-
-
-def _arrow(name: str = "pyarrow") -> Any:
-    return extra_package(name, "scale", "Parquet")
-
-
-def _read_errors() -> tuple[type[Exception], ...]:
-    return (_arrow().ArrowException, OSError, UnicodeDecodeError)
-
-
-def _is_text(kind: Any) -> bool:
-    types = _arrow().types
-    if types.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
 def is_bulk(inputs: Sequence[Path], output: Path | None) -> bool:

@@ -1,4 +1,4 @@
-"""Lines of a text file, plain or compressed.  Only "\\n" ends a line."""
+"""Lines of a text file, plain, compressed or inside a zip archive.  Only "\\n" ends a line."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import lzma
 import os
 import select
 import time
+import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,6 +20,7 @@ import zstandard
 
 from dragoman.errors import DataError, UsageError, clip
 from dragoman.io.reading import open_regular
+from dragoman.io.zip_members import archive_of, open_member
 
 __all__ = [
     "COMPRESSED_SUFFIXES",
@@ -37,7 +39,7 @@ __all__ = [
 ]
 
 COMPRESSED_SUFFIXES = (".gz", ".zst", ".xz")
-NOT_LINES = (".csv", ".tsv", ".json", ".jsonl", ".tmx", ".xlsx", ".parquet", ".arrow", ".bin")
+NOT_LINES = (".csv", ".tsv", ".json", ".jsonl", ".tmx", ".xlsx", ".parquet", ".arrow", ".zip", ".bin")
 """Suffixes of tables and other files that are not one text per line."""
 BOM = b"\xef\xbb\xbf"
 
@@ -48,7 +50,14 @@ _GROUP = 2000
 """Number of lines after which a group ends, which bounds the memory if the input never pauses."""
 _PAUSE, _MOST_WAIT = 0.02, 0.2
 """Length of a pause that ends a group, and maximum time from its first line to its end, in seconds."""
-_DECOMPRESSION_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, zstandard.ZstdError)
+_DECOMPRESSION_ERRORS = (
+    EOFError,
+    gzip.BadGzipFile,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    zstandard.ZstdError,
+)
 
 
 class _ZstdStream(io.RawIOBase):
@@ -87,6 +96,8 @@ class _ZstdStream(io.RawIOBase):
 
 
 def _open_stream(path: Path) -> io.BufferedIOBase:
+    if (archive := archive_of(path)) is not None:
+        return io.BufferedReader(open_member(archive, path), _CHUNK)  # whose readline obeys its limit
     match path.suffix:
         case ".gz":
             return gzip.open(path, "rb")
@@ -222,6 +233,8 @@ def count_lines(path: Path) -> int:
     Raises DataError as `open_lines` does, and for a pipe or device, which cannot be read a second time.
     """
     count, last = 0, b"\n"
+    if archive_of(path) is not None:
+        return sum(1 for _ in open_lines(path))
     try:
         with open_regular(path) as stream:
             if path.suffix in COMPRESSED_SUFFIXES:

@@ -231,7 +231,11 @@ def test_average_and_info(cli: Cli, place: Path) -> None:
         (["translate", "MODEL", "--input", "nowhere.txt"], 1, "nowhere.txt"),
         (["translate", "MODEL", "--input", "table.csv"], 2, "a .csv file is not text with one sentence per line"),
         (["translate", "MODEL", "--input", "table.jsonl.gz"], 2, "a .jsonl file is not text"),
-        (["score", "MODEL", "--source", "a.csv", "--target", "b.csv"], 2, "Convert .csv files to .tsv"),
+        (
+            ["score", "MODEL", "--source", "a.csv", "--target", "b.csv"],
+            2,
+            "a .csv file is not text with one sentence per line; use two text files",
+        ),
         (["doctor", "a.csv", "b.csv"], 2, "no such file"),
         (["doctor", "nowhere.tsv"], 2, "no such file: nowhere.tsv"),
         (

@@ -185,7 +185,7 @@ def test_warnings_about_the_text_are_counted(tmp_path: Path) -> None:
 def test_languages_that_a_translation_memory_lacks(tmp_path: Path) -> None:
     unit = '<tu><tuv xml:lang="ENG"><seg>a</seg></tuv><tuv xml:lang="FRA"><seg>b</seg></tuv></tu>'
     (tmp_path / "a.tmx").write_text(f'<tmx version="1.4"><header srclang="en"/><body>{unit}</body></tmx>')
-    with pytest.raises(UsageError, match=r"no unit has a text in both 'de' and 'en' \(found: ENG \(1\), FRA \(1\)\)"):
+    with pytest.raises(DataError, match=r"no unit has a text in both 'de' and 'en' \(found: ENG \(1\), FRA \(1\)\)"):
         plan_training(tmp_path / "a.tmx", languages=("de", "en"))
 
 
@@ -225,7 +225,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.txt", ["qwe rty"] * 9)
     (tmp_path / "x.toml").write_text("")
     for arguments, message in (
-        ({"target": None}, r"one file of the format '.en'; accepted: two text files \(SOURCE TARGET\), one .tsv"),
+        ({"target": None}, r"one file of the format '.en'; accepted: two text files \(SOURCE TARGET\), or one .tsv"),
         ({"target": "no.fr"}, "no such file: no.fr"),
         ({"target": tmp_path / "a.txt"}, r"cannot be detected \(found: en, unknown\); specify them.*--languages en fr"),
         ({"budget": "20 epochs"}, "budget = '20 epochs': accepted: a time of at least 30 s, such as"),
@@ -283,9 +283,13 @@ def test_other_commands_refer_to_new_for_a_translation_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: Any
 ) -> None:
     (tmp_path / "a.tmx").write_text("<tmx/>")
-    for command in (["train", "a.tmx"], ["doctor", "a.tmx"], ["doctor", "a.tmx", "b.tmx"]):
+    for command, message in (
+        (["train", "a.tmx"], "dragoman new a.tmx"),
+        (["doctor", "a.tmx"], "a.tmx: contains no unit (tu)"),
+        (["doctor", "a.tmx", "a.tmx"], "a .tmx file is not text with one sentence per line"),
+    ):
         code, _, err = Cli(monkeypatch, capsysbinary)(*command)
-        assert code != 0 and "dragoman new a.tmx" in err
+        assert code != 0 and message in err
 
 
 def test_unusable_text_leaves_nothing_behind(tmp_path: Path) -> None:

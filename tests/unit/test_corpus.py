@@ -109,7 +109,7 @@ def test_json_lines_are_read_by_key_by_nested_key_and_by_item(tmp_path: Path) ->
     ]
     path = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)).encode())
     assert list(read_pairs(CorpusSpec(path=path, source_key="en", target_key="de")))[1] == SentencePair(
-        "t\nwo", "zwei", 2
+        "t wo", "zwei", 2
     )
     nested = list(read_pairs(CorpusSpec(path=path, source_key="translation.en", target_key="de")))
     assert [p.source for p in nested] == ["uno", "due"]
@@ -175,8 +175,9 @@ def test_a_corpus_is_two_files_or_one(tmp_path: Path) -> None:
     for wrong in ({}, {"source": one}, {"source": one, "target": two, "path": tmp_path / "a.tsv"}):
         with pytest.raises(UsageError, match="either source and target"):
             CorpusSpec(**wrong)
-    with pytest.raises(UsageError, match=r"a\.csv: .*\.tsv or \.jsonl"):
-        CorpusSpec(path=tmp_path / "a.csv")
+    for name in ("a.xlsx", "a", "a.parquet.gz", "a.zip.xz"):
+        with pytest.raises(UsageError, match=rf"{name}: accepted: \.tsv, \.csv, .*or source and target"):
+            CorpusSpec(path=tmp_path / name)
 
 
 def pairs_of(*texts: tuple[str, str]) -> list[SentencePair]:

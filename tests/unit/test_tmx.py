@@ -125,7 +125,7 @@ def test_codes_of_three_letters(tmp_path: Path) -> None:
     assert list(tmx_pairs(path, ("fra", "en-GB"), TmxCount())) == []
     count = TmxCount()
     assert list(tmx_pairs(path, ("de", "eng"), count)) == []
-    with pytest.raises(UsageError, match=r"both 'de' and 'eng' \(found: ENG \(1\), FRA \(1\), eng \(1\), fre \(1\)\)"):
+    with pytest.raises(DataError, match=r"both 'de' and 'eng' \(found: ENG \(1\), FRA \(1\), eng \(1\), fre \(1\)\)"):
         check_languages(path, count, ("de", "eng"))
 
 

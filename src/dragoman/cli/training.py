@@ -51,7 +51,7 @@ def demo(
 
 def doctor(
     config_or_source: Annotated[
-        Path, typer.Argument(help="CONFIG.toml, the source side of two text files, or one .tsv file.")
+        Path, typer.Argument(help="CONFIG.toml, the source side of two text files, or one file or folder with both.")
     ],
     target_or_overrides: Annotated[
         list[str] | None,
@@ -77,7 +77,9 @@ def doctor(
 
 
 def new(
-    source: Annotated[Path, typer.Argument(help="Source text, one sentence per line; or one .tsv or .tmx file.")],
+    source: Annotated[
+        Path, typer.Argument(help="Source text, one sentence per line; or one file or folder with both sides.")
+    ],
     target: Annotated[Path | None, typer.Argument(help="Translations of SOURCE, one per line.")] = None,
     budget: Annotated[
         str, typer.Option(help="Training time, at least 30 s, such as 20min, or '20 min' in quotes.")
@@ -184,7 +186,7 @@ def _log_test_scores(document: Config, run: Path, reporter: RichReporter) -> Non
 
     data = document.parallel
     assert data.test is not None
-    pairs = list(read_pairs(corpus_spec(document, data.test)))
+    pairs = list(read_pairs(corpus_spec(document, data.test), reporter.log))
     reporter.phase("translating the test set", f"{len(pairs):,} sentences")
     translator = Translator.load(run, document.train.device, quantize="none")
     sources, references = [p.source for p in pairs], [[p.target for p in pairs]]

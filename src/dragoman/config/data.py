@@ -100,27 +100,39 @@ Root = Annotated[
 
 
 class CorpusConfig(Section):
-    """One parallel corpus: two text files, or one TSV or JSONL file; `.gz`, `.zst` and `.xz` are decompressed."""
+    """One parallel corpus: two text files, or one file or folder with both sides (docs/data.md lists the formats)."""
 
     source: str | None = Field(None, description="file of source sentences, one per line", examples=["train.en"])
     target: str | None = Field(
         None, description="file of target sentences; line i translates line i of `source`", examples=["train.de"]
     )
     path: str | None = Field(
-        None, description="TSV or JSONL file of both sides, instead of `source` and `target`", examples=["train.tsv"]
+        None,
+        description="file of both sides, instead of `source` and `target`: `.tsv`, `.csv`, `.jsonl`, `.tmx`, "
+        "`.parquet`, `.zip` (OPUS in Moses format), or a folder (Parquet files, or written by `save_to_disk` of "
+        "Hugging Face `datasets`)",
+        examples=["train.tsv"],
     )
     source_key: Key = Field(
-        0, description="with `path`: column (TSV, counted from 0) or key (JSONL) of the source", examples=["en"]
+        0,
+        description="with `path`: column of the source, by number from 0 (TSV, CSV without a header) or by name (CSV, "
+        "JSONL, Parquet; `a.b` in a nested object); or language code (TMX, `.zip`; default: `data.source_language`)",
+        examples=["en"],
     )
     target_key: Key = Field(
-        1, description="with `path`: column (TSV, counted from 0) or key (JSONL) of the target", examples=["de"]
+        1,
+        description="with `path`: column or language code of the target, as `source_key` (default for TMX and `.zip`: "
+        "`data.target_language`)",
+        examples=["de"],
     )
     weight: limits.CorpusWeight = Field(1.0, description="passes over the corpus per epoch", examples=[2.0])
 
     @model_validator(mode="after")
     def _one_form(self) -> CorpusConfig:
         if self.paths().keys() not in ({"source", "target"}, {"path"}):
-            raise ValueError("give either source and target (two text files) or path (one .tsv or .jsonl file)")
+            raise ValueError(
+                "give either source and target (two text files) or path (one file or folder with both sides)"
+            )
         return self
 
     def paths(self) -> dict[str, str]:

@@ -188,7 +188,7 @@ def read_document(path: str | Path) -> dict[str, Any]:
     """Return the TOML file at `path`, without validation.  Raises ConfigError."""
     path = as_path(path, "configuration")
     suffix = plain_suffix(path).casefold()
-    if suffix in (".tmx", ".tsv"):
+    if suffix in (".tmx", ".tsv", ".csv", ".jsonl", ".parquet", ".zip"):
         advice = f"to write a configuration for this text: dragoman new {path}"
         raise ConfigError(str(path), [f"a {suffix} file is not a configuration; {advice}"])
     try:

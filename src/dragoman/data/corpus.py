@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from dragoman.config import Config, CorpusConfig, FilterConfig, resolve_path
 from dragoman.data.alignment import misalignment
-from dragoman.errors import DataError, UsageError, clip
-from dragoman.io.lines import check_text_file, decode_line, has_lone_surrogate, open_lines, plain_suffix, read_lines
+from dragoman.data.readers.arrow_tables import table_files
+from dragoman.data.readers.moses_zip import moses_files
+from dragoman.data.readers.row import Key
+from dragoman.data.readers.tables import ACCEPTED, ZIP, by_language, read_rows, row_advice, table_format
+from dragoman.errors import DataError, UsageError
+from dragoman.io.lines import check_text_file, read_lines
 
 __all__ = [
     "CorpusSpec",
@@ -21,7 +25,6 @@ __all__ = [
     "SentencePair",
     "corpus_spec",
     "pair_hash",
-    "parse_row",
     "read_pairs",
 ]
 
@@ -29,138 +32,98 @@ REASONS = ("empty", "too_short", "too_long", "ratio", "identical", "duplicate", 
 
 _MAX_PROBLEMS = 5
 _RATIO_FROM = 20
-_SUFFIXES = (".tsv", ".jsonl")
+_DEFAULT_KEYS = (0, 1)
 
 
 @dataclass(frozen=True)
 class CorpusSpec:
-    """A parallel corpus: two text files, or one `.tsv` or `.jsonl` file, optionally compressed (`.gz .zst .xz`).
+    """A parallel corpus: two text files, optionally compressed (`.gz .zst .xz`), or `path`, a table or folder.
 
-    Keys are column numbers from 0 (TSV, or a JSON array per line) or names (JSONL; `a.b` addresses a nested object).
-    title: replaces the paths in messages.  Raises UsageError if neither or both forms are given, or if the suffix of
-    `path` is not supported.
+    Keys are column numbers from 0 (TSV, CSV without a header, a JSON array per line), names (CSV with a header, JSONL,
+    Parquet; `a.b` addresses a nested object) or language codes (TMX, OPUS archives; the default numbers: those of the
+    file).  title: replaces the paths in messages.  Raises UsageError if neither or both forms are given, if the format
+    of `path` is not supported, and for numbers as languages.
     """
 
     source: Path | None = None
     target: Path | None = None
     path: Path | None = None
-    source_key: str | int = 0
-    target_key: str | int = 1
+    source_key: Key = 0
+    target_key: Key = 1
     weight: float = 1.0
     title: str = ""
 
     def __post_init__(self) -> None:
-        if len(self.files) != (2 if self.path is None else 1):
+        if len(self._given) != (2 if self.path is None else 1):
             raise UsageError(
                 f"invalid corpus: source={self.source}, target={self.target}, path={self.path}; accepted: "
-                "either source and target (two text files) or path (one .tsv or .jsonl file)"
+                f"either source and target (two text files) or path ({ACCEPTED})"
             )
         for side in (self.source, self.target):
             if side is not None:
-                check_text_file(
-                    side,
-                    "use two text files, or one .tsv file with two columns (in a configuration: path). Convert .csv "
-                    "files to .tsv.",
-                )
-        if self.path is not None and plain_suffix(self.path) not in _SUFFIXES:
+                check_text_file(side, "use two text files; a configuration accepts one file of both sides as path")
+        keys = (self.source_key, self.target_key)
+        if by_language(self.form) and keys != _DEFAULT_KEYS and any(isinstance(key, int) for key in keys):
             raise UsageError(
-                f"{self.path}: accepted: the suffix {' or '.join(_SUFFIXES)} (.gz, .zst or .xz may follow), or source "
-                "and target for two text files"
+                f"{self.path}: source_key = {keys[0]!r}, target_key = {keys[1]!r}; accepted for {self.form}: two "
+                "language codes, such as 'en' and 'de'"
             )
 
     @property
-    def files(self) -> list[Path]:
+    def _given(self) -> list[Path]:
         return [path for path in (self.source, self.target, self.path) if path is not None]
+
+    @cached_property
+    def form(self) -> str:
+        """The format of `path` (see `table_format`); "" for two text files."""
+        return "" if self.path is None else table_format(self.path)
+
+    @cached_property
+    def sides(self) -> tuple[Path, Path] | None:
+        """Two text files with equal numbers of lines, possibly in an archive; None for other formats.
+
+        Raises DataError for an archive that cannot be read or lacks these files.
+        """
+        if self.source is not None and self.target is not None:
+            return self.source, self.target
+        if self.path is not None and self.form == ZIP:
+            return moses_files(self.path, (self.source_key, self.target_key))
+        return None
+
+    @property
+    def files(self) -> list[Path]:
+        """All files that are read, in order.  Raises DataError for a folder that contains none."""
+        return [file for path in self._given for file in table_files(path)]
 
     @property
     def name(self) -> str:
         """The title, else the path or the two paths, for messages."""
-        return self.title or " | ".join(map(str, self.files))
+        return self.title or " | ".join(map(str, self._given))
 
 
 @dataclass(frozen=True)
 class SentencePair:
-    """A source text and its target text, with their line number from 1."""
+    """A source text and its target text, with the number of their line or row from 1."""
 
     source: str
     target: str
     line: int
 
 
-def _member(row: object, key: str | int) -> object:
-    """Return the value at `key`.  Raises LookupError that describes the row."""
-    if isinstance(key, int):
-        if not isinstance(row, list):
-            raise LookupError(f"no item {key}, because the line is not an array{_keys_of(row)}")
-        if not 0 <= key < len(row):
-            raise LookupError(f"no item {key}; the line has {len(row)} (counted from 0)")
-        return row[key]
-    if isinstance(row, dict) and key in row:
-        return row[key]
-    head, dot, rest = key.partition(".")
-    if dot and isinstance(row, dict) and head in row:
-        return _member(row[head], rest)
-    raise LookupError(f"no key {key!r}{_keys_of(row)}")
-
-
-def _keys_of(row: object) -> str:
-    if isinstance(row, dict):
-        return f" (its keys: {clip(', '.join(map(repr, row)))})"
-    return f" (it is {clip(repr(row), 40)})"
-
-
-def _json_text(row: object, key: str | int) -> str:
-    value = _member(row, key)
-    if not isinstance(value, str):
-        raise LookupError(f"the value at {key!r} is {clip(repr(value), 40)}, not a string")
-    if has_lone_surrogate(value):
-        raise LookupError(f"the text at {key!r} is invalid Unicode (lone surrogate)")
-    return value
-
-
-def parse_row(spec: CorpusSpec, text: str) -> tuple[str, str]:
-    """Return source and target of one line of a `.tsv` or `.jsonl` file.  Raises ValueError describing the line."""
+def _read_table(spec: CorpusSpec, log: Callable[[str], None] | None) -> Iterator[SentencePair]:
     assert spec.path is not None
-    keys = (spec.source_key, spec.target_key)
-    try:
-        if plain_suffix(spec.path) == ".tsv":
-            columns = text.split("\t")
-            numbers = [key if isinstance(key, int) else -1 for key in keys]
-            if not all(0 <= number < len(columns) for number in numbers):
-                raise LookupError(
-                    f'{len(columns)} column{"s" * (len(columns) > 1)} ("{clip(text, 60)}"); expected columns '
-                    f"{keys[0]!r} and {keys[1]!r} (counted from 0, separated by tabs)"
-                )
-            return columns[numbers[0]], columns[numbers[1]]
-        row = json.loads(text)
-        return _json_text(row, keys[0]), _json_text(row, keys[1])
-    except json.JSONDecodeError as error:
-        raise ValueError(f'not JSON: {error.msg} at column {error.colno} ("{clip(text, 60)}")') from error
-    except RecursionError as error:
-        raise ValueError(f'not JSON: brackets nested too deeply ("{clip(text, 60)}")') from error
-    except LookupError as error:
-        raise ValueError(str(error.args[0])) from error
-    except ValueError as error:  # an integer with more digits than Python reads
-        raise ValueError(f'not JSON: an integer has too many digits ("{clip(text, 60)}")') from error
-
-
-def _read_rows(spec: CorpusSpec, path: Path) -> Iterator[SentencePair]:
     problems: list[str] = []
-    for line, raw in enumerate(open_lines(path), start=1):
-        try:
-            source, target = parse_row(spec, decode_line(raw, line, str(path)))
-        except (ValueError, DataError) as error:
+    for row in read_rows(spec.path, (spec.source_key, spec.target_key), log=log):
+        if row.problem:
             if len(problems) == _MAX_PROBLEMS:
                 problems.append("... and more")
                 break
-            problems.append(str(error) if isinstance(error, DataError) else f"{path}, line {line:,}: {error}")
-            continue
-        # After an invalid line the corpus will be rejected; the rest is read only to report more problems.
-        if not problems:
-            yield SentencePair(source, target, line)
+            problems.append(row.message)
+        # After an invalid row the corpus will be rejected; the rest is read only to report more problems.
+        elif not problems:
+            yield SentencePair(row.texts[0], row.texts[1], row.number)
     if problems:
-        form = "two tab-separated texts" if plain_suffix(path) == ".tsv" else "one JSON object or array with both texts"
-        raise DataError("\n".join([*problems, f"Each line must hold {form}: repair these lines or choose other keys."]))
+        raise DataError("\n".join([*problems, row_advice(spec.form)]))
 
 
 def _read_two(source: Path, target: Path) -> Iterator[SentencePair]:
@@ -171,19 +134,19 @@ def _read_two(source: Path, target: Path) -> Iterator[SentencePair]:
         raise DataError(f"{source} or {target} changed while being read. Retry when it is complete.") from error
 
 
-def read_pairs(spec: CorpusSpec) -> Iterator[SentencePair]:
+def read_pairs(spec: CorpusSpec, log: Callable[[str], None] | None = None) -> Iterator[SentencePair]:
     """Stream the pairs of a corpus.
 
-    Raises DataError: for misaligned files at once, with both line counts and the line where they diverge; during
-    iteration for invalid bytes or rows, with file and line.
+    log: receives what was left out of a TMX.  Raises DataError: for misaligned files at once, with both line counts and
+    the line where they diverge; during iteration for files that cannot be read, and for invalid bytes or rows, with
+    file and line.
     """
-    if spec.path is not None:
-        return _read_rows(spec, spec.path)
-    assert spec.source is not None and spec.target is not None
-    problem = misalignment(spec.source, spec.target)
+    if spec.sides is None:
+        return _read_table(spec, log)
+    problem = misalignment(*spec.sides)
     if problem:
         raise DataError(problem[1])
-    return _read_two(spec.source, spec.target)
+    return _read_two(*spec.sides)
 
 
 @dataclass
@@ -269,13 +232,21 @@ class PairFilter:
 
 
 def corpus_spec(config: Config, corpus: CorpusConfig) -> CorpusSpec:
-    """Return a corpus of the configuration with resolved paths."""
-    paths = {key: resolve_path(path, config.parallel.root) for key, path in corpus.paths().items()}
+    """Return a corpus of the configuration with resolved paths, and its languages as keys if these are languages."""
+    data = config.parallel
+    paths = {key: resolve_path(path, data.root) for key, path in corpus.paths().items()}
+    keys = [corpus.source_key, corpus.target_key]
+    if "path" in paths and by_language(table_format(paths["path"])):
+        languages = (data.source_language, data.target_language)
+        keys = [
+            language if key == default else key
+            for key, default, language in zip(keys, _DEFAULT_KEYS, languages, strict=True)
+        ]
     return CorpusSpec(
         paths.get("source"),
         paths.get("target"),
         paths.get("path"),
-        source_key=corpus.source_key,
-        target_key=corpus.target_key,
+        source_key=keys[0],
+        target_key=keys[1],
         weight=corpus.weight,
     )

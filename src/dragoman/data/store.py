@@ -233,6 +233,8 @@ def text_hash(specs: list[CorpusSpec]) -> str:
     """
     digest = hashlib.blake2b(digest_size=8)
     for spec in specs:
+        if spec.form not in ("", ".tsv", ".jsonl"):  # the hash of stores built before there were other formats
+            digest.update(spec.form.encode())
         digest.update(json.dumps([str(spec.source_key), str(spec.target_key), spec.weight]).encode())
         for path in spec.files:
             try:
@@ -307,16 +309,16 @@ def _fill(config: Config, specs: list[CorpusSpec], folder: Path, reporter: Repor
     with (folder / "source.all").open("wb") as src, (folder / "target.all").open("wb") as tgt:
         for spec in specs:
             before = stats.kept
-            for pair in pair_filter(read_pairs(spec)):
-                src.write(_one_line(pair.source))
-                tgt.write(_one_line(pair.target))
+            for pair in pair_filter(read_pairs(spec, reporter.log)):
+                src.write(pair.source.encode() + b"\n")
+                tgt.write(pair.target.encode() + b"\n")
                 if stats.kept % _PROGRESS_EVERY == 0:
                     reporter.phase("reading the training data", f"{stats.kept:,} pairs")
             counts.append(stats.kept - before)
     if not stats.kept:
-        files = ", ".join(str(path) for spec in specs for path in spec.files)
+        names = ", ".join(spec.name for spec in specs)
         raise DataError(
-            f"nothing to train on in {files}: {stats}. Check the files and the limits in [data.filter]; "
+            f"nothing to train on in {names}: {stats}. Check the files and the limits in [data.filter]; "
             "'dragoman doctor' shows what they contain."
         )
     reporter.phase("learning the vocabulary")
@@ -374,8 +376,3 @@ def drop_reason(ids: tuple[list[int], list[int]], max_tokens: int) -> str:
     """Return why an encoded pair is dropped: too many tokens, or only characters the tokenizer removes; else ""."""
     longest, shortest = max(map(len, ids)), min(map(len, ids))
     return "too_many_tokens" if longest > max_tokens else "empty" if shortest == 1 else ""
-
-
-def _one_line(text: str) -> bytes:
-    """Return the text as one line of a file; a text of a JSONL corpus may contain line ends."""
-    return text.replace("\n", " ").encode() + b"\n"

@@ -70,11 +70,12 @@ def plan_training(
 ) -> TrainingPlan:
     """Inspect a parallel text, measure the speed of this machine, and write a commented configuration.
 
-    source, target: two text files; source alone: one .tsv or .tmx.  budget: a time, such as "20 min".  languages: of
-    source and target; default: detected from file names, TMX variants or frequent words.  valid, test: two files each;
-    default: drawn from the text, without near-duplicates of the training pairs.  out: the TOML file, default
-    `<source>-<target>.toml` in the current folder; the split is written into the folder `<name>-data` beside it.  log:
-    receives messages.  Raises UsageError for invalid arguments and existing output, DataError for unusable text.
+    source, target: two text files; source alone: one file or folder with both.  budget: a time, such as "20 min".
+    languages: of source and target; default: detected from file names, TMX variants, names of columns or frequent
+    words.  valid, test: two files each; default: drawn from the text, without near-duplicates of the training pairs.
+    out: the TOML file, default `<source>-<target>.toml` in the current folder; the split is written into the folder
+    `<name>-data` beside it.  log: receives messages.  Raises UsageError for invalid arguments and existing output,
+    DataError for unusable text.
     """
     seconds = _seconds(budget)
     given = {part: _two(files, NAMES[part]) for part, files in ((VALID, valid), (TEST, test)) if files is not None}
@@ -167,7 +168,7 @@ def _examine(text: ParallelText, files: tuple[str | Path, str | Path | None], lo
         raise DataError("\n".join(f"{error.where}: {error.what}. {error.advice}" for error in errors))
     warnings = [finding.what for finding in diagnosis.findings if finding.severity == "warning"]
     if files[1] is None:
-        for warning in warnings:  # `dragoman doctor` does not read .tmx files
+        for warning in warnings:
             log(f"text: warning: {warning}")
     elif warnings:
         command = shlex.join(["dragoman", "doctor", *map(str, files)])

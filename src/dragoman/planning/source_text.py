@@ -1,4 +1,4 @@
-"""Parallel text of the user as two plain text files; the formats are two text files, one TSV, and one TMX."""
+"""Parallel text of the user as two plain text files; other formats are converted."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from pathlib import Path
 from dragoman.data.corpus import CorpusSpec, SentencePair, read_pairs
 from dragoman.data.doctor.precheck import likely_language
 from dragoman.data.languages import SCRIPTS, file_language
-from dragoman.data.readers.tmx import TmxCount, check_languages, tmx_languages, tmx_pairs
-from dragoman.errors import DataError, UsageError, clip
-from dragoman.io.lines import count_lines, decode_line, open_lines, plain_suffix, read_chunks, read_lines
+from dragoman.data.readers.columns import key_languages, text_keys
+from dragoman.data.readers.tables import ACCEPTED, TMX, ZIP, table_format
+from dragoman.data.readers.tmx import tmx_languages
+from dragoman.errors import DataError, UsageError
+from dragoman.io.lines import count_lines, plain_suffix, read_chunks, read_lines
 
 __all__ = ["ParallelText", "check_text_files", "open_text"]
 
@@ -49,29 +51,41 @@ def open_text(
     scratch: Path,
     log: Callable[[str], None],
 ) -> ParallelText:
-    """Return the text of two files; the pairs of a single `.tsv` or `.tmx` are written into `scratch` first.
+    """Return the text of two files; the pairs of a single file or folder are written into `scratch` first.
 
-    languages: of source and target; None: detected from the file names, the variants of a TMX or the text.  Raises
-    UsageError for files that do not exist, other formats and languages that cannot be detected, DataError for empty
-    files.
+    languages: of source and target; None: detected from the file names, the keys or the text.  Raises UsageError for
+    files that do not exist, other formats and languages that cannot be detected, DataError for empty files.
     """
-    check_text_files([path for path in (source, target) if path is not None])
+    if target is None and source.is_dir():
+        form = table_format(source)
+    else:
+        check_text_files([path for path in (source, target) if path is not None])
+        form = "" if target is not None else _format(source)
     if target is not None:
         return ParallelText(source, target, languages or _languages(source, target, (source, target)))
-    suffix = plain_suffix(source).casefold()
-    if suffix == ".tsv":
-        pairs, title = _tsv_pairs(source, _text_columns(source, log)), str(source)
-    elif suffix == ".tmx":
-        languages = languages or tmx_languages(source)
-        pairs, title = _logged_tmx(source, languages, log), f"pairs of {source}"
-    else:
-        raise UsageError(
-            f"{source}: one file of the format {suffix or 'without a suffix'!r}; accepted: two text files (SOURCE "
-            "TARGET), one .tsv with a pair per line, or one .tmx (.gz, .zst or .xz may follow)"
-        )
+    if form == ZIP:
+        sides = CorpusSpec(path=source, source_key=languages[0] if languages else 0,
+                           target_key=languages[1] if languages else 1).sides  # fmt: skip
+        assert sides is not None
+        return ParallelText(*sides, languages or _languages(*sides, sides))
+    keys = (languages or tmx_languages(source)) if form == TMX else text_keys(source, log)
+    spec = CorpusSpec(path=source, source_key=keys[0], target_key=keys[1])
     files = scratch / "source.txt", scratch / "target.txt"
-    _write(pairs, files)
-    return ParallelText(*files, languages or _languages(*files, (source, source)), title)
+    _write(read_pairs(spec, log), files)
+    if languages is None:
+        one, other = map(str, keys) if form == TMX else key_languages(keys)
+        languages = (one, other) if one and other else _languages(*files, (source, source))
+    return ParallelText(*files, languages, str(source) if form == ".tsv" else f"pairs of {source}")
+
+
+def _format(source: Path) -> str:
+    try:
+        return table_format(source)
+    except UsageError:
+        raise UsageError(
+            f"{source}: one file of the format {plain_suffix(source) or 'without a suffix'!r}; accepted: two text "
+            f"files (SOURCE TARGET), or one {ACCEPTED}"
+        ) from None
 
 
 def check_text_files(files: Sequence[Path], where: str = "") -> None:
@@ -86,57 +100,14 @@ def check_text_files(files: Sequence[Path], where: str = "") -> None:
         raise DataError(f"{where}empty file: {', '.join(empty)}; specify files that contain text")
 
 
-def _write(pairs: Iterator[tuple[str, str]], files: tuple[Path, Path]) -> None:
+def _write(pairs: Iterator[SentencePair], files: tuple[Path, Path]) -> None:
     with (
         files[0].open("w", encoding="utf-8", newline="\n") as one,
         files[1].open("w", encoding="utf-8", newline="\n") as other,
     ):
-        for source, target in pairs:
-            one.write(source.replace("\n", " ") + "\n")
-            other.write(target.replace("\n", " ") + "\n")
-
-
-def _logged_tmx(path: Path, languages: tuple[str, str], log: Callable[[str], None]) -> Iterator[tuple[str, str]]:
-    count = TmxCount()
-    yield from tmx_pairs(path, languages, count)
-    kept = count.read - count.incomplete
-    log(f"{path}: read {count.read:,} units = {kept:,} pairs + without {' or '.join(languages)} {count.incomplete:,}")
-    if str(count):
-        log(f"{path}: left out: {count}")
-    if not kept:
-        check_languages(path, count, languages)
-
-
-def _tsv_pairs(path: Path, columns: tuple[int, int]) -> Iterator[tuple[str, str]]:
-    return ((pair.source, pair.target) for pair in read_pairs(CorpusSpec(path=path, source_key=columns[0],
-                                                                         target_key=columns[1])))  # fmt: skip
-
-
-def _text_columns(path: Path, log: Callable[[str], None]) -> tuple[int, int]:
-    """Return the first two columns of text: most sampled values have letters, and most of these are distinct.
-
-    Downloads of Tatoeba have sentence numbers, languages or author names in other columns.
-    """
-    step = max(1, count_lines(path) // _SAMPLE)  # many corpora are sorted
-    lines = islice(enumerate(open_lines(path), 1), 0, None, step)
-    rows = [decode_line(raw, number, str(path)).split("\t") for number, raw in lines]
-    values: dict[int, list[str]] = {}
-    for row in rows:
-        for i, text in enumerate(row):
-            if any(map(str.isalpha, text)):
-                values.setdefault(i, []).append(text)
-    lettered = sorted(i for i, texts in values.items() if 2 * len(texts) > len(rows))
-    found = [i for i in lettered if 2 * len(set(values[i])) > len(values[i])]
-    if len(found) < 2:
-        first = clip("\t".join(rows[0]), 60) if rows else ""
-        repeated = ", ".join(str(i + 1) for i in lettered if i not in found)
-        raise DataError(
-            f"{path}: {len(found)} column{'s' * (len(found) != 1)} of text ({first!r}"
-            f"{'; mostly repeated values in column ' * bool(repeated)}{repeated}); accepted: a source text and a "
-            "target text per line, separated by a tab"
-        )
-    log(f"{path}: source text in column {found[0] + 1}, target text in column {found[1] + 1}")
-    return found[0], found[1]
+        for pair in pairs:
+            one.write(f"{pair.source}\n")
+            other.write(f"{pair.target}\n")
 
 
 def _languages(source: Path, target: Path, names: tuple[Path, Path]) -> tuple[str, str]:

@@ -18,9 +18,11 @@ from dragoman.data.corpus import CorpusSpec, corpus_spec
 from dragoman.data.doctor.diagnosis import Diagnosis
 from dragoman.data.doctor.examine import examine
 from dragoman.data.doctor.precheck import replaced_characters
+from dragoman.data.readers.columns import key_languages, text_keys
+from dragoman.data.readers.tables import ACCEPTED, TMX, ZIP, table_format
+from dragoman.data.readers.tmx import tmx_languages
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DataError, DragomanError, UsageError
-from dragoman.io.lines import plain_suffix
 from dragoman.io.run_log import Messages, Reporter
 from dragoman.training.allocator import keep_freed_memory
 from dragoman.training.distributed import DistributedContext
@@ -35,36 +37,46 @@ _BUSY = 0.7  # cores
 
 
 def diagnose(config_or_source: Path, target: Path | None = None, overrides: Sequence[str] = ()) -> Diagnosis:
-    """Examine two text files, a `.tsv` file, or the corpora of a configuration; without errors, time a few steps.
+    """Examine two text files, one file or folder, or the corpora of a configuration; without errors, time a few steps.
 
-    overrides: `key=value` settings of the configuration.  Raises ConfigError, and UsageError for files that do not
-    exist, for a single text file and for overrides of text files.
+    overrides: `key=value` settings of the configuration.  Raises ConfigError, UsageError for files that do not exist,
+    for a single text file and for overrides of text files, DataError for a file without two columns of text.
     """
-    for path in (config_or_source, target):
-        if path is not None and plain_suffix(path).casefold() == ".tmx":
-            raise UsageError(f"{path}: 'doctor' does not read .tmx files; to check it and use it: dragoman new {path}")
     if target is not None:
         if overrides:
             raise UsageError(f"{overrides[0]}: overrides need a configuration: dragoman doctor CONFIG.toml key=value")
         missing = [str(path) for path in (config_or_source, target) if not path.is_file()]
         if missing:
             raise UsageError(f"no such file: {', '.join(missing)}")
-        spec = CorpusSpec(config_or_source, target)
-        return examine([spec], valid=None, test=None, source_language=None, target_language=None)
-    if plain_suffix(config_or_source) == ".tsv":
-        if not config_or_source.is_file():
-            raise UsageError(f"no such file: {config_or_source}")
-        spec = CorpusSpec(path=config_or_source)
-        return examine([spec], valid=None, test=None, source_language=None, target_language=None)
+        return _examine_text(CorpusSpec(config_or_source, target))
     if config_or_source.suffix != ".toml":
-        raise UsageError(
-            f"{config_or_source}: not a configuration; use a .toml file, two files: dragoman doctor SOURCE TARGET, or "
-            "a .tsv file with two columns"
-        )
+        return _examine_text(_single(config_or_source))
     config = load_config(config_or_source, overrides)
     check_files(config)
     with tempfile.TemporaryDirectory() as scratch:
         return _diagnose(config, str(config_or_source), Path(scratch))
+
+
+def _single(path: Path) -> CorpusSpec:
+    """Return the corpus in one file or folder; columns are chosen by their content, except those of a TSV."""
+    try:
+        form = table_format(path)
+    except UsageError:
+        raise UsageError(
+            f"{path}: not a configuration; use a .toml file, two files: dragoman doctor SOURCE TARGET, or one "
+            f"{ACCEPTED}"
+        ) from None
+    if not path.exists():
+        raise UsageError(f"no such file: {path}")
+    if form in (ZIP, ".tsv"):
+        return CorpusSpec(path=path)
+    source_key, target_key = tmx_languages(path) if form == TMX else text_keys(path, lambda _: None)
+    return CorpusSpec(path=path, source_key=source_key, target_key=target_key)
+
+
+def _examine_text(spec: CorpusSpec) -> Diagnosis:
+    source, target = key_languages((spec.source_key, spec.target_key))
+    return examine([spec], valid=None, test=None, source_language=source, target_language=target)
 
 
 def _diagnose(config: Config, where: str, scratch: Path) -> Diagnosis:

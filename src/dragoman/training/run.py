@@ -111,7 +111,7 @@ def check_files(config: Config) -> None:
         except UsageError as error:
             problems.append(f"data.{key}: {error}")
             continue
-        if not path.is_file():
+        if not path.is_file() and not (key.endswith(".path") and path.is_dir()):
             tried = os.path.normpath(Path.cwd() / path)
             problems.append(f"data.{key}: no such file: {tried}{_elsewhere(text, path)}; {_PATHS}")
     if problems:

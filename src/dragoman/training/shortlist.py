@@ -153,7 +153,7 @@ def _corpora(model: str | Path, config: Config, source: Path | None, target: Pat
     try:
         specs = [corpus_spec(config, corpus) for corpus in config.parallel.train]
         missing = [str(path) for spec in specs for path in spec.files if not path.is_file()]
-    except UsageError as error:  # a path contains an environment variable that is not set
+    except (UsageError, DataError) as error:  # an environment variable that is not set, or a folder without tables
         missing = [str(error)]
     if missing:
         raise DataError(

@@ -15,7 +15,7 @@ import numpy as np
 
 from dragoman.config import FilterConfig
 from dragoman.data.alignment import line_features, misalignment, shifted_range
-from dragoman.data.corpus import CorpusSpec, PairFilter, SentencePair, pair_hash, parse_row
+from dragoman.data.corpus import CorpusSpec, PairFilter, SentencePair, pair_hash
 from dragoman.data.doctor.diagnosis import (
     CorpusReport,
     Diagnosis,
@@ -29,6 +29,7 @@ from dragoman.data.doctor.diagnosis import (
 )
 from dragoman.data.doctor.findings import add_findings
 from dragoman.data.languages import LanguageCheck, file_language, language_code
+from dragoman.data.readers.tables import read_rows
 from dragoman.data.tokenizer import UNK
 from dragoman.errors import DataError
 from dragoman.io.lines import BOM, open_lines
@@ -122,6 +123,12 @@ class _Examination:
     train_sources: set[int] = field(default_factory=set)
     train_alphabets: tuple[set[str], set[str]] = field(default_factory=lambda: (set(), set()))
 
+    def files(self, spec: CorpusSpec) -> tuple[Path, Path] | None:
+        """Return the two text files, or None for other formats and archives that cannot be read."""
+        with suppress(DataError):
+            return spec.sides
+        return None
+
     def compare(self, pair: SentencePair, overlap: SplitOverlap | None) -> None:
         """Record a training pair (`overlap` is None), or whether a held-out pair occurs in training."""
         source, target = _normalized(pair.source), _normalized(pair.target)
@@ -136,8 +143,9 @@ class _Examination:
             overlap.seen_sources.add(pair.line)
 
 
-def _sides(spec: CorpusSpec, languages: tuple[str | None, str | None], encode: Encode | None) -> list[_SideExaminer]:
-    paths = (spec.source, spec.target)
+def _sides(spec: CorpusSpec, examination: _Examination) -> list[_SideExaminer]:
+    languages, encode = examination.languages, examination.encode
+    paths = examination.files(spec) or (None, None)
     codes = [language_code(given) or file_language(path) for given, path in zip(languages, paths, strict=True)]
     texts = [None if spec.title else path for path in paths]
     names = [str(path or f"{spec.name} ({side})") for side, path in zip(("source", "target"), texts, strict=True)]
@@ -157,19 +165,24 @@ def _texts(path: Path, side: _SideExaminer) -> Iterator[str]:
         yield text
 
 
-def _row_pairs(spec: CorpusSpec, sides: list[_SideExaminer], report: CorpusReport) -> Iterator[SentencePair]:
+def _row_pairs(
+    spec: CorpusSpec, sides: list[_SideExaminer], report: CorpusReport, diagnosis: Diagnosis
+) -> Iterator[SentencePair]:
+    def decode(raw: bytes, line: int, _: str) -> str:
+        return sides[0].decode(raw, line)
+
+    def left_out(message: str) -> None:
+        diagnosis.add("info", message.removeprefix(f"{spec.path}: "), spec.name, "Only pairs of two texts are used.")
+
     assert spec.path is not None
-    for line, raw in enumerate(open_lines(spec.path), start=1):
-        text = sides[0].decode(raw, line)
-        try:
-            source, target = parse_row(spec, text)
-        except ValueError as error:
-            report.first_bad_row = report.first_bad_row or str(error)
-            report.bad_rows.add(line)
+    for row in read_rows(spec.path, (spec.source_key, spec.target_key), decode, left_out):
+        if row.problem:
+            report.first_bad_row = report.first_bad_row or row.problem
+            report.bad_rows.add(row.number)
             continue
-        sides[0].add(source, line)
-        sides[1].add(target, line)
-        yield SentencePair(source, target, line)
+        for side, text in zip(sides, row.texts, strict=True):
+            side.add(text, row.number)
+        yield SentencePair(row.texts[0], row.texts[1], row.number)
 
 
 def _first_drift(spec: CorpusSpec, paths: tuple[Path, Path], diagnosis: Diagnosis) -> int | None:
@@ -196,8 +209,8 @@ def _first_drift(spec: CorpusSpec, paths: tuple[Path, Path], diagnosis: Diagnosi
 
 def _file_pairs(spec: CorpusSpec, sides: list[_SideExaminer], diagnosis: Diagnosis) -> Iterator[SentencePair]:
     """Yield the pairs of two files, if misaligned only those before the first drift; examine every line."""
-    assert spec.source is not None and spec.target is not None
-    paths = (spec.source, spec.target)
+    paths = spec.sides
+    assert paths is not None
     drift = _first_drift(spec, paths, diagnosis)
     sources, targets = (_texts(path, side) for path, side in zip(paths, sides, strict=True))
     aligned = sources if drift is None else islice(sources, drift - 1)
@@ -250,14 +263,15 @@ class _PairExaminer:
 
 def _scan(spec: CorpusSpec, role: Role, examination: _Examination) -> None:
     """Examine one corpus and add its report; what cannot be read is a finding."""
-    sides = _sides(spec, examination.languages, examination.encode)
+    sides = _sides(spec, examination)
     report = CorpusReport(role, spec.name, sides[0].report, sides[1].report)
     diagnosis = examination.diagnosis
     diagnosis.corpora.append(report)
     examiner = _PairExaminer(report)
     overlap = None if role == "train" else SplitOverlap(spec.name)
-    pairs = _file_pairs(spec, sides, diagnosis) if spec.path is None else _row_pairs(spec, sides, report)
     try:
+        is_table = spec.sides is None
+        pairs = _row_pairs(spec, sides, report, diagnosis) if is_table else _file_pairs(spec, sides, diagnosis)
         for read in pairs:
             pair = SentencePair(read.source.strip(), read.target.strip(), read.line)
             report.pairs += 1

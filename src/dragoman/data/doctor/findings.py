@@ -98,8 +98,7 @@ def _pair_findings(diagnosis: Diagnosis, corpus: CorpusReport) -> None:
             "error",
             f"invalid rows: {_lines(corpus.bad_rows.count)}",
             f"{corpus.name}, {corpus.bad_rows}; the first: {corpus.first_bad_row}",
-            "Each line needs both texts (tab-separated columns, or one JSON value with both keys): repair the lines or "
-            "choose other keys.",
+            "Each line or row needs a text for both keys: repair these lines or choose other keys.",
         )
 
 

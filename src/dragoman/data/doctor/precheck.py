@@ -115,12 +115,12 @@ def _blocks(lines: int) -> list[range]:
 
 def _alignment(spec: CorpusSpec) -> tuple[bool, str]:
     """Return (True, message) for an error, (False, message) for a warning, (False, "") otherwise."""
-    if spec.source is None or spec.target is None:
+    if spec.sides is None:
         return False, ""
-    misaligned = misalignment(spec.source, spec.target)
+    misaligned = misalignment(*spec.sides)
     if misaligned:
         return True, misaligned[1]
-    shift = find_shift(spec.source, spec.target)
+    shift = find_shift(*spec.sides)
     if shift is None:
         return False, ""
     return shift.certain, f"{spec.name}: {shift}. {shift.advice}"
@@ -135,7 +135,7 @@ def _language_warnings(spec: CorpusSpec, languages: tuple[str, str]) -> Iterator
     if same > _MAJORITY * len(pairs):
         yield f"{spec.name}: source and target are identical in {same:,} of {len(pairs):,} sampled pairs"
         return
-    codes = [_code(given, path) for given, path in zip(languages, (spec.source, spec.target), strict=True)]
+    codes = [_code(given, path) for given, path in zip(languages, spec.sides or (None, None), strict=True)]
     texts: list[list[str]] = [list(side) for side in zip(*pairs, strict=True)]
     warned = False
     for i, side in enumerate(("source", "target")):
@@ -155,12 +155,12 @@ def _language_warnings(spec: CorpusSpec, languages: tuple[str, str]) -> Iterator
 
 def _sample(spec: CorpusSpec) -> list[tuple[str, str]]:
     """Return about `_LANGUAGE_LINES` pairs at equal distances, without pairs that have an empty side."""
-    if spec.source is None or spec.target is None:
+    if spec.sides is None:
         rows = islice(read_pairs(spec), _LANGUAGE_LINES)
         found = [(pair.source.strip(), pair.target.strip()) for pair in rows]
     else:
-        step = max(1, count_lines(spec.source) // _LANGUAGE_LINES)
-        sides = [islice(open_lines(path), 0, None, step) for path in (spec.source, spec.target)]
+        step = max(1, count_lines(spec.sides[0]) // _LANGUAGE_LINES)
+        sides = [islice(open_lines(path), 0, None, step) for path in spec.sides]
         texts = ((raw.decode("utf-8", "replace").strip() for raw in side) for side in sides)
         found = list(zip(*texts, strict=False))  # doctor examines misaligned files, too
     return [(source, target) for source, target in found if source and target]
@@ -202,7 +202,7 @@ def _overlap_warnings(train: list[CorpusSpec], held_out: dict[str, CorpusSpec]) 
 
 def _keys(spec: CorpusSpec) -> Iterator[int]:
     """Yield a hash of every pair."""
-    if spec.source is None or spec.target is None:
+    if spec.sides is None:
         return (hash((pair.source.strip().encode(), pair.target.strip().encode())) for pair in read_pairs(spec))
-    sides = [(raw.strip() for raw in open_lines(path)) for path in (spec.source, spec.target)]
+    sides = [(raw.strip() for raw in open_lines(path)) for path in spec.sides]
     return map(hash, zip(*sides, strict=True))

@@ -192,17 +192,18 @@ def tmx_languages(path: Path) -> tuple[str, str]:
     if len(found) > 2:
         first, second = [language for language, _ in count.languages.most_common() if language][:2]
         raise UsageError(
-            f"{path}: has variants in {_listed(count.languages)}; specify the two to use, source first, with "
-            f"--languages, for example --languages {first} {second}"
+            f"{path}: has variants in {_listed(count.languages)}; specify the two to use, source first: "
+            f"for example --languages {first} {second} for 'dragoman new', or source_key = {first!r} and target_key = "
+            f"{second!r} in a configuration"
         )
     first, second = found
     return (second, first) if language_code(count.source_language) == second else (first, second)
 
 
 def check_languages(path: Path, count: TmxCount, wanted: tuple[str, str] | None = None) -> None:
-    """Raise DataError if the units that were read have less than two languages.
+    """Raise DataError if the units that were read have less than two languages, or, with `wanted`, anyway.
 
-    wanted: languages that no unit has both; raises UsageError.
+    wanted: languages that no unit has both.
     """
     found = [language for language in count.languages if language]
     if not count.read:
@@ -218,9 +219,10 @@ def check_languages(path: Path, count: TmxCount, wanted: tuple[str, str] | None 
             "again with both languages."
         )
     if wanted:
-        raise UsageError(
+        raise DataError(
             f"{path}: no unit has a text in both {wanted[0]!r} and {wanted[1]!r} (found: {_listed(count.languages)}); "
-            "specify two of these languages with --languages"
+            "specify two of these languages: source_key and target_key in a configuration, --languages for "
+            "'dragoman new'"
         )
 
 

@@ -81,7 +81,7 @@ class TranslationValidation:
     ) -> None:
         self.config, self.tokenizer, self.profile = config, tokenizer, profile
         self.sample: Sample | None = None
-        self.pairs = [(p.source, p.target) for p in read_pairs(spec)]
+        self.pairs = [(p.source, p.target) for p in read_pairs(spec, reporter.log)]
         if not self.pairs:
             raise DataError(
                 f"data.valid: {spec.source or spec.path} contains no pairs; specify another file, or remove data.valid"

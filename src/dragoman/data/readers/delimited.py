@@ -1,0 +1,199 @@
+"""Rows of TSV, CSV and JSON lines."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+from pathlib import Path
+
+from dragoman.data.languages import SCRIPTS, language_code
+from dragoman.data.readers.row import Decode, Key, Row, named_columns, one_text
+from dragoman.errors import DataError, clip, nearest
+from dragoman.io.lines import decode_line, open_lines
+
+__all__ = ["csv_columns", "csv_rows", "jsonl_columns", "jsonl_rows", "tsv_columns", "tsv_rows"]
+
+_NONE: tuple[int, list[str], str] = (0, [], "")
+_HEADER = frozenset({"source", "target", "src", "tgt", "trg", "text", "translation", "original", "english"})
+_CSV_PROBLEMS = {
+    "unexpected end of data": "a quotation mark is not closed before the end of the file",
+    "field larger": "a field has more than 131,072 characters; probably a quotation mark is not closed",
+}
+
+
+def tsv_rows(path: Path, keys: Sequence[Key], decode: Decode = decode_line) -> Iterator[Row]:
+    """Yield the rows of a TSV file; keys: column numbers."""
+    for number, raw in enumerate(open_lines(path), start=1):
+        try:
+            text = decode(raw, number, str(path))
+        except DataError as error:
+            yield Row(number, "", problem=str(error))
+        else:
+            yield _numbered(Row(number, f"{path}, line {number:,}"), text.split("\t"), keys, text, "tabs")
+
+
+def _numbered(row: Row, columns: list[str], keys: Sequence[Key], text: str, separator: str) -> Row:
+    """Return `row` with the texts of the columns with the numbers `keys`, or with a problem."""
+    numbers = [key if isinstance(key, int) else -1 for key in keys]
+    if all(0 <= number < len(columns) for number in numbers):
+        return row._replace(texts=tuple(columns[number] for number in numbers))
+    count = f"{len(columns)} column{'s' * (len(columns) != 1)}"
+    expected = " and ".join(map(repr, keys))
+    return row._replace(
+        problem=f'{count} ("{clip(text, 60)}"); expected columns {expected} (counted from 0, separated by {separator})'
+    )
+
+
+def tsv_columns(path: Path) -> list[Key]:
+    """Return the numbers of the columns in the first line."""
+    return list(range(sum(len(_first_text(raw, path).split("\t")) for raw in islice(open_lines(path), 1))))
+
+
+def _first_text(raw: bytes, path: Path) -> str:
+    return decode_line(raw, 1, str(path))
+
+
+def jsonl_rows(path: Path, keys: Sequence[Key], decode: Decode = decode_line) -> Iterator[Row]:
+    """Yield the rows of JSON lines; keys: names (`a.b` in a nested object) or, for arrays, item numbers."""
+    for number, raw in enumerate(open_lines(path), start=1):
+        where = f"{path}, line {number:,}"
+        try:
+            value = _json(decode(raw, number, str(path)))
+            yield Row(number, where, tuple(one_text(_member(value, key), key) for key in keys))
+        except DataError as error:
+            yield Row(number, "", problem=str(error))
+        except LookupError as error:
+            yield Row(number, where, problem=str(error.args[0]))
+
+
+def _json(text: str) -> object:
+    """Parse one line.  Raises LookupError that describes it."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        problem = f"{error.msg} at column {error.colno}"
+    except RecursionError:
+        problem = "brackets nested too deeply"
+    except ValueError:  # an integer with more digits than Python reads
+        problem = "an integer has too many digits"
+    raise LookupError(f'not JSON: {problem} ("{clip(text, 60)}")')
+
+
+def _member(row: object, key: Key) -> object:
+    """Return the value at `key`.  Raises LookupError that describes the row."""
+    if isinstance(key, int):
+        if not isinstance(row, list):
+            raise LookupError(f"no item {key}, because the line is not an array{_keys_of(row)}")
+        if not 0 <= key < len(row):
+            raise LookupError(f"no item {key}; the line has {len(row)} (counted from 0)")
+        return row[key]
+    if isinstance(row, dict) and key in row:
+        return row[key]
+    head, dot, rest = key.partition(".")
+    if dot and isinstance(row, dict) and head in row:
+        return _member(row[head], rest)
+    raise LookupError(f"no key {key!r}{_keys_of(row)}")
+
+
+def _keys_of(row: object) -> str:
+    if isinstance(row, dict):
+        return f" (its keys: {clip(', '.join(map(repr, row)))})"
+    return f" (it is {clip(repr(row), 40)})"
+
+
+def jsonl_columns(path: Path) -> list[Key]:
+    """Return the keys of the strings in the first line."""
+    for raw in islice(open_lines(path), 1):
+        try:
+            value = _json(_first_text(raw, path))
+        except LookupError as error:
+            raise DataError(f"{path}, line 1: {error.args[0]}; accepted: a JSON object or array per line") from None
+        if isinstance(value, list):
+            return list(range(len(value)))
+        return list(_string_keys(value))
+    return []
+
+
+def _string_keys(value: object, prefix: str = "") -> Iterator[str]:
+    for key, inner in value.items() if isinstance(value, dict) else ():
+        if isinstance(inner, str):
+            yield f"{prefix}{key}"
+        elif not prefix:
+            yield from _string_keys(inner, f"{key}.")
+
+
+def csv_rows(path: Path, keys: Sequence[Key], decode: Decode = decode_line) -> Iterator[Row]:
+    """Yield the records of a CSV file, whose quoted fields may contain line breaks.
+
+    keys: column numbers; or names, if the first record is a header.  The number of a row is that of its first line.
+    Raises DataError if the header lacks a name.
+    """
+    records = _records(path, decode)
+    if any(isinstance(key, str) for key in keys):
+        _, header, problem = next(records, (1, [], ""))
+        if problem:
+            raise DataError(f"{path}: the header cannot be read: {problem}; repair the first line")
+        numbers: list[Key] = [key if isinstance(key, int) else _column(path, header, key) for key in keys]
+    else:
+        numbers = list(keys)
+    for number, columns, problem in records:
+        where = "" if problem.startswith(str(path)) else f"{path}, line {number:,}"
+        if problem:
+            yield Row(number, where, problem=problem)
+        else:
+            row = _numbered(Row(number, where), columns, numbers, ",".join(columns), "commas")
+            yield row._replace(texts=tuple(map(one_text, row.texts, keys)))
+
+
+def _column(path: Path, header: list[str], name: str) -> int:
+    count = header.count(name)
+    if count == 1:
+        return header.index(name)
+    what = f"{count} columns are named {name!r}" if count else f"no column {name!r}{nearest(name, header)}"
+    raise DataError(
+        f"{path}: {what}; columns in the header, separated by commas: {named_columns(header)}. Set source_key and "
+        "target_key to two of them, or, if there is no header, to column numbers from 0."
+    )
+
+
+def _records(path: Path, decode: Decode) -> Iterator[tuple[int, list[str], str]]:
+    """Yield the first line, the fields and the problem, if any, of each record."""
+    invalid: list[str] = []
+
+    def texts() -> Iterator[str]:
+        for number, raw in enumerate(open_lines(path), start=1):
+            try:
+                yield decode(raw, number, str(path)) + "\n"
+            except DataError as error:
+                invalid.append(str(error))
+                yield raw.decode("utf-8", "replace") + "\n"
+
+    reader = csv.reader(texts(), strict=True)
+    while True:
+        first, fields, problem = reader.line_num + 1, [], ""
+        try:
+            fields = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            problem = next((text for start, text in _CSV_PROBLEMS.items() if str(error).startswith(start)), str(error))
+        yield first, fields, invalid[0] if invalid else problem
+        invalid.clear()
+
+
+def csv_columns(path: Path) -> list[Key]:
+    """Return the names of the columns if the first record is a header, otherwise their numbers.
+
+    A header has distinct names without spaces, and one of them is a language or a usual name such as `source`, and not
+    repeated in the second record.
+    """
+    first, second = ([*fields] for _, fields, _ in islice(chain(_records(path, decode_line), [_NONE, _NONE]), 2))
+    names = [name.casefold() for name in first]
+    usual = any(
+        (name in _HEADER or (name.isalpha() and language_code(name) in SCRIPTS)) and second[i : i + 1] != [first[i]]
+        for i, name in enumerate(names)
+    )
+    is_header = usual and len(set(names)) == len(names) and not any(" " in name for name in names)
+    return list(first) if is_header else list(range(len(first)))

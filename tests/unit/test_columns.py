@@ -1,0 +1,73 @@
+"""The columns of text in a table, and a single file or folder as the text of `dragoman new`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dragoman.config import parse_config
+from dragoman.data.readers.columns import text_keys
+from dragoman.errors import DataError, UsageError
+from dragoman.planning.source_text import open_text
+from dragoman.training.forecast import diagnose
+from dragoman.training.run import check_files
+from pair_files import FORMATS, HEADED, write_csv, write_tmx
+from small_run import write_lines
+
+ENGLISH = [f"The dog is in the house with number {i} and was there." for i in range(30)]
+PAIRS = [(text, f"Der Hund ist in dem Haus Nummer {i} und war da.") for i, text in enumerate(ENGLISH)]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_single_file_or_folder_is_the_text_of_a_new_configuration(name: str, tmp_path: Path) -> None:
+    write, _ = FORMATS[name]
+    path = write(tmp_path / name, PAIRS)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    text = open_text(path, None, None, scratch, print)
+    # the archive of OPUS names German first
+    assert text.languages == (("de", "en") if name == "a.zip" else ("en", "de"))
+    pairs = [(pair.source, pair.target) for pair in text.pairs()]
+    assert pairs == ([(target, source) for source, target in PAIRS] if name == "a.zip" else PAIRS)
+    if name in ("a.zip", "a.tmx"):
+        text = open_text(path, None, ("de", "en"), scratch, print)
+        assert next(text.pairs()).source == PAIRS[0][1]
+
+
+def test_languages_named_by_keys_need_no_frequent_words(tmp_path: Path) -> None:
+    rows = [json.dumps({"fr": f"x {i}", "nl": f"y {i}"}) for i in range(30)]
+    path = write_lines(tmp_path / "a.jsonl", rows)
+    assert open_text(path, None, None, tmp_path, print).languages == ("fr", "nl")
+    path = write_tmx(tmp_path / "a.tmx", [("x", "y")], ("fr", "nl"))
+    assert open_text(path, None, None, tmp_path, print).languages == ("fr", "nl")
+
+
+def test_columns_of_text_are_found(tmp_path: Path) -> None:
+    pairs = [(f"text {i}", f"Text {i}") for i in range(30)]
+    said: list[str] = []
+    path = write_csv(tmp_path / "a.csv", [HEADED, *((str(i), *pair) for i, pair in enumerate(pairs))])
+    assert text_keys(path, said.append) == ("english", "de")
+    assert said == [f"{path}: source text in column english, target text in column de"]
+    write_csv(path, [("eng", *pair) for pair in pairs])
+    assert text_keys(path, said.append) == (1, 2)
+    rows = [json.dumps({"lang": "en-de", "translation": {"en": one, "de": other}}) for one, other in pairs]
+    assert text_keys(write_lines(tmp_path / "a.jsonl", rows), said.append) == ("translation.en", "translation.de")
+    write_csv(path, [("1", one) for one, _ in pairs])
+    with pytest.raises(
+        DataError, match=r"a\.csv: 1 column of text \('1 text 0'\); accepted: a source text and a target"
+    ):
+        text_keys(path, said.append)
+
+
+def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"missing: not a configuration; use a \.toml file, .* or a folder of \.parquet"
+    ):
+        diagnose(tmp_path / "missing")
+    with pytest.raises(UsageError, match=r"no such file: .*missing\.csv"):
+        diagnose(tmp_path / "missing.csv")
+    data = {"root": str(tmp_path), "train": [{"path": "missing.parquet"}, {"source": ".", "target": "."}]}
+    with pytest.raises(UsageError, match=r"(?s)missing\.parquet.*train\.1\.source: no such file"):
+        check_files(parse_config({"data": data}))

@@ -1,0 +1,387 @@
+"""Formats of one file or folder with both sides: the pairs of each, and one clear message per invalid situation."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import struct
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as arrow
+import pyarrow.parquet as parquet
+import pytest
+
+from dragoman.config import parse_config
+from dragoman.data.corpus import CorpusSpec, SentencePair, corpus_spec, read_pairs
+from dragoman.data.doctor.examine import Diagnosis, examine
+from dragoman.data.doctor.precheck import precheck
+from dragoman.data.store import build_store, text_hash
+from dragoman.errors import DataError, UsageError
+from dragoman.training.forecast import diagnose
+from dragoman.training.run import check_files
+from pair_files import FORMATS, moses_members, nested, write_csv, write_saved, write_tmx, write_zip
+from small_run import Listener, digit_pairs, small_config, small_document, write_lines
+
+PAIRS = [('A "dog", really.', "Ein Hund."), ("Two; <cats> & more", "Zwei\u2028Katzen"), ("ü", "日本")]
+KEYS = {"source_key": "translation.en", "target_key": "translation.de"}
+NAMES = {"source_key": "en", "target_key": "de"}
+Pairs = list[tuple[str, str]]
+
+
+def pairs_of(path: Path, **keys: Any) -> Pairs:
+    return [(pair.source, pair.target) for pair in read_pairs(CorpusSpec(path=path, **keys))]
+
+
+def refusal(path: Path, **keys: Any) -> str:
+    with pytest.raises(DataError) as raised:
+        pairs_of(path, **keys)
+    return str(raised.value)
+
+
+def diagnosis_of(path: Path, **keys: Any) -> Diagnosis:
+    spec = CorpusSpec(path=path, **keys)
+    return examine([spec], valid=None, test=None, source_language=None, target_language=None)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_has_the_same_pairs(name: str, tmp_path: Path) -> None:
+    write, keys = FORMATS[name]
+    assert pairs_of(write(tmp_path / name, PAIRS), **keys) == PAIRS
+    swapped = {"source_key": keys.get("target_key", 1), "target_key": keys.get("source_key", 0)}
+    assert pairs_of(tmp_path / name, **swapped) == [(target, source) for source, target in PAIRS]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_store_equals_that_of_the_same_pairs_as_tsv(name: str, tmp_path: Path) -> None:
+    pairs = digit_pairs(60)
+    write, keys = FORMATS[name]
+    write(tmp_path / name, pairs)
+    write_lines(tmp_path / "a.tsv", ["\t".join(pair) for pair in pairs])
+    keys = {} if name in ("a.tmx", "a.zip") else keys  # the languages of the data
+    stores = []
+    for corpus in ({"path": "a.tsv"}, {"path": name, **keys}):
+        data = {"root": str(tmp_path), "source_language": "en", "target_language": "de", "train": [corpus]}
+        config = parse_config({**small_document(tmp_path), "data": data})
+        check_files(config)
+        specs = [corpus_spec(config, one) for one in config.parallel.train]
+        stores.append(build_store(config, specs, tmp_path / f"cache-{corpus['path']}", Listener()))
+    tsv, store = stores
+    files = ("source.ids", "target.ids", "source.txt", "target.offsets", "tokenizer.model")
+    assert [(tsv.folder / file).read_bytes() for file in files] == [
+        (store.folder / file).read_bytes() for file in files
+    ]
+    assert len(store) == 60 and tsv.text_hash != store.text_hash
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_doctor_examines_every_format(name: str, tmp_path: Path) -> None:
+    write, keys = FORMATS[name]
+    english = [f"The dog is in the house with number {i} and was there." for i in range(30)]
+    pairs = [(text, f"Der Hund ist in dem Haus Nummer {i} und war da.") for i, text in enumerate(english)]
+    path = write(tmp_path / name, [*pairs, pairs[0]])
+    diagnosis = diagnose(path)
+    assert diagnosis.healthy and diagnosis.account == "read 31 = kept 30 + duplicate 1"
+    assert diagnosis.corpora[0].duplicates.lines == [32 if name == "headed.csv.gz" else 31]
+    found = {diagnosis.corpora[0].source.language, diagnosis.corpora[0].target.language}
+    assert found == ({None} if name == "a.csv" else {"en", "de"} if name != "headed.csv.gz" else {None, "de"})
+    spec = CorpusSpec(path=path, **keys)
+    damaged = path if path.is_file() else next(path.glob("*00000*"))
+    damaged.write_bytes(damaged.read_bytes()[: damaged.stat().st_size // 2])
+    broken = examine([spec], valid=spec, test=None, source_language=None, target_language=None)
+    assert not broken.healthy or name == "a.csv"  # a shorter CSV may be complete
+
+
+# CSV
+
+
+def test_line_breaks_and_tabs_in_a_field_become_a_space(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a.csv", [("a\r\nb", "c\td"), ("e", "f\n\ng")])
+    assert list(read_pairs(CorpusSpec(path=path))) == [SentencePair("a b", "c d", 1), SentencePair("e", "f g", 3)]
+    table = nested([("a\nb", "c\td")])
+    parquet.write_table(table, tmp_path / "a.parquet")
+    assert pairs_of(tmp_path / "a.parquet", **KEYS) == [("a b", "c d")]
+
+
+def test_a_byte_order_mark_before_the_header_is_no_part_of_a_name(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes("\ufeffen,de\r\nYes,Ja\r\n".encode())
+    assert pairs_of(tmp_path / "a.csv", **NAMES) == [("Yes", "Ja")]
+
+
+def test_invalid_records_of_a_csv_are_reported_together(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b'one,eins\n"two" x,zwei\nthree\n"4\n5\xe9",6\n\nsix,"sechs\n')
+    lines = refusal(tmp_path / "a.csv").split("\n")
+    path = tmp_path / "a.csv"
+    assert lines[0] == f"{path}, line 2: ',' expected after '\"'"
+    assert lines[1] == (
+        f'{path}, line 3: 1 column ("three"); expected columns 0 and 1 (counted from 0, separated by commas)'
+    )
+    assert lines[2].startswith(f"{path}, line 5: byte 0xe9 at byte 1 of the line is not valid UTF-8")
+    assert lines[3].startswith(f'{path}, line 6: 0 columns ("")')
+    assert lines[4] == f"{path}, line 7: a quotation mark is not closed before the end of the file"
+    assert lines[5:] == [
+        "Each record must hold two texts, separated by commas: repair these records or choose other keys."
+    ]
+    diagnosis = diagnosis_of(path)
+    assert diagnosis.corpora[0].bad_rows.lines == [2, 3, 6, 7] and diagnosis.corpora[0].pairs == 2
+
+
+def test_a_quotation_mark_that_is_not_closed_does_not_swallow_a_large_file(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b'one,"eins\n' + b"x,y\n" * 50_000)
+    assert "line 1: a field has more than 131,072 characters; probably a quotation mark is not closed" in refusal(
+        tmp_path / "a.csv"
+    )
+
+
+def test_names_that_a_header_lacks(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a.csv", [("english", "german", "german"), ("a", "b", "c")])
+    message = refusal(path, source_key="englisch", target_key="german")
+    assert f"{path}: no column 'englisch' (did you mean 'english'?); columns in the header" in message
+    assert "'english', 'german', 'german'. Set source_key and target_key" in message
+    assert "2 columns are named 'german'" in refusal(path, source_key="german", target_key="english")
+    path.write_text("en;de\nYes;Ja\n")
+    assert "columns in the header, separated by commas: 'en;de'" in refusal(path, **NAMES)
+    path.write_text('"en\n')
+    assert f"{path}: the header cannot be read: a quotation mark is not closed" in refusal(path, **NAMES)
+
+
+def test_a_truncated_compressed_csv(tmp_path: Path) -> None:
+    content = gzip.compress(b"".join(b"%d,%d\n" % (i, i * i) for i in range(9999)))
+    (tmp_path / "a.csv.gz").write_bytes(content[:-999])
+    assert "the compressed data is truncated or damaged after line" in refusal(tmp_path / "a.csv.gz")
+
+
+# TMX
+
+
+def test_what_is_left_out_of_a_tmx_is_logged_once(tmp_path: Path) -> None:
+    more = '<tu><tuv xml:lang="en"><seg>alone</seg></tuv></tu>'
+    path = write_tmx(tmp_path / "a.tmx", digit_pairs(60), more=more)
+    (tmp_path / "b.tmx.gz").write_bytes(gzip.compress(path.read_bytes()))
+    spec = CorpusSpec(path=tmp_path / "b.tmx.gz", **NAMES)
+    listener = Listener()
+    build_store(small_config(tmp_path), [spec], tmp_path / "cache", listener)
+    expected = "read 61 units = 60 pairs + without en or de 1"
+    assert [line for line in listener.said if "units" in line] == [f"{tmp_path / 'b.tmx.gz'}: {expected}"]
+    assert [(f.severity, f.what) for f in diagnose(path).findings if "units" in f.what] == [("info", expected)]
+
+
+def test_invalid_translation_memories(tmp_path: Path) -> None:
+    path = write_tmx(tmp_path / "a.tmx", PAIRS)
+    message = refusal(path, source_key="en", target_key="fr")
+    assert f"{path}: no unit has a text in both 'en' and 'fr' (found: en (3), de (3))" in message
+    assert "source_key and target_key" in message
+    content = path.read_bytes()
+    path.write_bytes(content[:-40])
+    assert "ends too early, after 2 complete units" in refusal(path, **NAMES)
+    path.write_bytes(b'<!DOCTYPE tmx [<!ENTITY a "b">]>' + content)
+    assert "declares the entity 'a', which is refused" in refusal(path, **NAMES)
+    for keys in ({"source_key": 2}, {"source_key": "en"}):
+        with pytest.raises(UsageError, match=r"accepted for \.tmx: two language codes, such as 'en' and 'de'"):
+            CorpusSpec(path=path, **keys)  # type: ignore[arg-type]
+
+
+# Parquet and folders
+
+
+def table(**columns: Any) -> arrow.Table:
+    return arrow.table(columns)
+
+
+@pytest.mark.parametrize("kind", [arrow.string(), arrow.large_string(), arrow.dictionary(arrow.int8(), arrow.string())])
+def test_types_of_text(kind: Any, tmp_path: Path) -> None:
+    made = table(en=arrow.array(["Yes", "No", "Yes"]).cast(kind), de=["Ja", "Nein", "Doch"])
+    parquet.write_table(made, tmp_path / "a.parquet")
+    assert pairs_of(tmp_path / "a.parquet", **NAMES) == [("Yes", "Ja"), ("No", "Nein"), ("Yes", "Doch")]
+
+
+def test_a_column_whose_name_contains_a_dot(tmp_path: Path) -> None:
+    parquet.write_table(arrow.table({"a.en": ["Yes"], "a.de": ["Ja"]}), tmp_path / "a.parquet")
+    assert pairs_of(tmp_path / "a.parquet", source_key="a.en", target_key="a.de") == [("Yes", "Ja")]
+
+
+def test_columns_that_are_missing_or_no_text_are_reported_together(tmp_path: Path) -> None:
+    parquet.write_table(table(english=["Yes"], de=[1]), tmp_path / "a.parquet")
+    assert refusal(tmp_path / "a.parquet", source_key="englisch", target_key="de") == (
+        f"{tmp_path / 'a.parquet'}: no column 'englisch' (did you mean 'english'?); the column 'de' is of type int64, "
+        "not of text; columns of text: 'english'. Set source_key and target_key to two of them."
+    )
+    assert "no column 0, because columns have names; no column 1" in refusal(tmp_path / "a.parquet")
+
+
+def test_nulls_and_invalid_bytes_are_reported_by_row(tmp_path: Path) -> None:
+    kind = arrow.struct([("en", arrow.string()), ("de", arrow.string())])
+    rows = [{"en": "Yes", "de": "Ja"}, None, {"en": None, "de": "x"}, {"en": "No", "de": "Nein"}]
+    (tmp_path / "data").mkdir()
+    for name in ("a", "b"):
+        parquet.write_table(arrow.table({"translation": arrow.array(rows, kind)}), tmp_path / f"data/{name}.parquet")
+    message = refusal(tmp_path / "data", **KEYS)
+    assert f"{tmp_path / 'data/a.parquet'}, row 2: the value at 'translation.en' is null\n" in message
+    assert f"{tmp_path / 'data/b.parquet'}, row 3: the value at 'translation.en' is null\n" in message
+    assert message.endswith("Each row must hold two texts: repair these rows or choose other keys.")
+    assert diagnosis_of(tmp_path / "data", **KEYS).corpora[0].bad_rows.lines == [2, 3, 6, 7]
+
+    texts = arrow.array([b"a", b"caf\xe9", b"c"], arrow.binary()).view(arrow.string())
+    parquet.write_table(table(en=texts, de=["a", "b", "c"]), tmp_path / "b.parquet")
+    message = refusal(tmp_path / "b.parquet", **NAMES)
+    assert f"{tmp_path / 'b.parquet'}, row 2: the text at 'en' is not valid UTF-8 (byte 0xe9 at 3)\n" in message
+
+
+def test_damaged_tables(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    parquet.write_table(nested(digit_pairs(99)), path, compression="none")
+    content = path.read_bytes()
+    for damaged in (content[:-100], content[: len(content) // 2], b"", b"no table" * 9):
+        path.write_bytes(damaged)
+        message = refusal(path, **KEYS)
+        assert message.startswith(f"{path}: cannot be read after row 0: the file is truncated or damaged (")
+        assert message.endswith("Copy or save the data again.")
+    folder = write_saved(tmp_path / "saved", [nested(PAIRS), nested(digit_pairs(20))])
+    file = folder / "data-00001-of-00002.arrow"
+    stream = file.read_bytes()
+    for size in (len(stream) - 8, len(stream) // 2, 0):
+        file.write_bytes(stream[:size])
+        assert f"{file}: cannot be read after row 0: the file is truncated" in refusal(folder, **KEYS)
+    file.unlink()
+    assert f"{folder}: data files listed in state.json are missing: {file}" in refusal(folder, **KEYS)
+    (folder / "state.json").write_text('{"_data_files": [{"filename": "../a.parquet"}]}')
+    assert "state.json: lists no data files" in refusal(folder, **KEYS)
+    (folder / "state.json").write_text("{")
+    assert "state.json: cannot be read: not JSON" in refusal(folder, **KEYS)
+
+
+def test_folders_that_are_not_one_table(tmp_path: Path) -> None:
+    message = refusal(tmp_path, **KEYS)
+    assert message.startswith(f"{tmp_path}: nothing to read in this folder; accepted: a folder with .parquet files")
+    (tmp_path / "dataset.arrow").touch()
+    assert "it has .arrow files, but no state.json" in refusal(tmp_path, **KEYS)
+    for name in ("train-00000-of-00001", "test-00000-of-00001"):
+        parquet.write_table(nested(PAIRS), tmp_path / f"{name}.parquet")
+    assert f"one part. Set path to a file of one part: {tmp_path / 'test-00000'}" in refusal(tmp_path, **KEYS)
+    write_saved(tmp_path / "both" / "train", [nested(PAIRS)])
+    (tmp_path / "both" / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "validation"]}))
+    folder = tmp_path / "both"
+    assert refusal(folder, **KEYS) == (
+        f"{folder}: contains several parts of a data set; accepted: one part. Set path to a folder of one part: "
+        f"{folder / 'train'}, {folder / 'validation'}"
+    )
+    assert pairs_of(folder / "train", **KEYS) == PAIRS
+
+
+def test_the_hash_covers_all_files_of_a_folder_and_the_format(tmp_path: Path) -> None:
+    folder = write_saved(tmp_path / "saved", [nested(PAIRS), nested(PAIRS)])
+    spec = CorpusSpec(path=folder, **KEYS)
+    before = text_hash([spec])
+    assert text_hash([CorpusSpec(path=folder, **KEYS)]) == before
+    one, other = (sorted(folder.glob("*.arrow"))[i] for i in (0, 1))
+    other.write_bytes(
+        write_saved(tmp_path / "b", [nested(PAIRS[:1])]).joinpath("data-00000-of-00001.arrow").read_bytes()
+    )
+    assert text_hash([spec]) != before
+    other.write_bytes(one.read_bytes())
+    assert text_hash([spec]) == before
+    for name in ("a.csv", "a.tsv"):
+        (tmp_path / name).write_text("a,b\tc,d\n")
+    assert text_hash([CorpusSpec(path=tmp_path / "a.csv")]) != text_hash([CorpusSpec(path=tmp_path / "a.tsv")])
+    other.unlink()
+    with pytest.raises(DataError, match="are missing"):
+        text_hash([spec])
+
+
+def test_a_large_file_is_not_held_in_memory(tmp_path: Path) -> None:
+    rows = 40_000
+    parquet.write_table(nested([("x" * 400, f"{i} " * 90) for i in range(rows)]), tmp_path / "a.parquet")
+    before = arrow.total_allocated_bytes()
+    most = max(arrow.total_allocated_bytes() for _ in read_pairs(CorpusSpec(path=tmp_path / "a.parquet", **KEYS)))
+    assert most - before < 12 << 20 < rows * 800
+
+
+# Archives of OPUS
+
+
+def test_languages_of_an_archive(tmp_path: Path) -> None:
+    members = moses_members(PAIRS)
+    members["A.de-en.pt_BR"] = members.pop("A.de-en.en")
+    path = write_zip(tmp_path / "a.zip", members)
+    for language in ("pt_BR", "pt", "pt-BR"):
+        assert pairs_of(path, source_key="de", target_key=language)[0] == ("Ein Hund.", 'A "dog", really.')
+    assert pairs_of(write_zip(tmp_path / "b.zip", moses_members(PAIRS)))[0] == ("Ein Hund.", 'A "dog", really.')
+
+
+def test_archives_without_exactly_one_pair(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "a.zip", moses_members(PAIRS))
+    message = refusal(path, source_key="en", target_key="fr")
+    assert f"{path}: contains no pair of files in 'en' and 'fr' (files: A.de-en.de, A.de-en.en" in message
+    assert "no pair of files in two languages (files: a.txt)" in refusal(write_zip(tmp_path / "b.zip", {"a.txt": "x"}))
+    two = moses_members(PAIRS) | {f"B/{name}": text for name, text in moses_members(PAIRS).items()}
+    message = refusal(write_zip(tmp_path / "c.zip", two), **NAMES)
+    assert "contains 2 pairs of files in 'en' and 'de' (A.de-en.en, B/A.de-en.en); accepted: one." in message
+
+
+def test_misaligned_and_shifted_members_are_refused_as_text_files_are(tmp_path: Path) -> None:
+    lengths = [3 + (7 * n * n) % 41 for n in range(420)]
+    members = {
+        "a.en-de.en": "".join("dog " * length + "\n" for length in lengths),
+        "a.en-de.de": "".join("hund " * length + "\n" for length in [*lengths[:100], *lengths[101:]]),
+    }
+    path = write_zip(tmp_path / "a.zip", members)
+    message = refusal(path, **NAMES)
+    assert f"{path}/a.en-de.en has 420 lines but {path}/a.en-de.de has 419" in message and "line 101" in message
+    assert "misaligned: 420 and 419 lines" in [finding.what for finding in diagnose(path).findings]
+    members["a.en-de.de"] += "hund\n"
+    write_zip(path, members)
+    data = {"source_language": "en", "target_language": "de", "train": [{"path": str(path)}]}
+    with pytest.raises(DataError, match="the target that matches a source line is 1 line earlier"):
+        precheck(parse_config({"data": data}), print)
+
+
+def test_damaged_archives(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "a.zip", moses_members(digit_pairs(999)))
+    content = path.read_bytes()
+    for damaged in (content[:-30], content[: len(content) // 2], b"", b"text\n"):
+        path.write_bytes(damaged)
+        message = refusal(path, **NAMES)
+        assert message.startswith(f"{path}: not a complete zip archive (")
+        assert message.endswith("Copy or download the archive again.")
+    with zipfile.ZipFile(write_zip(path, moses_members(digit_pairs(999)))) as archive:
+        start = archive.getinfo("A.de-en.en").header_offset
+    altered = bytearray(path.read_bytes())
+    altered[start + 60 : start + 64] = b"\xff\0\xff\0"
+    path.write_bytes(altered)
+    assert f"{path}/A.de-en.en: the compressed data is truncated or damaged after line" in refusal(path, **NAMES)
+
+
+def set_field(path: Path, offset: int, value: int) -> None:
+    """Change a field of two bytes in all entries of the central directory."""
+    content = bytearray(path.read_bytes())
+    at = content.find(b"PK\x01\x02")
+    while at >= 0:
+        struct.pack_into("<H", content, at + offset, value)
+        at = content.find(b"PK\x01\x02", at + 4)
+    path.write_bytes(content)
+
+
+def test_encrypted_archives_and_unknown_methods(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "a.zip", moses_members(PAIRS))
+    set_field(path, 8, 1)
+    assert f"{path}/A.de-en.en: is encrypted; accepted: archives without a password" in refusal(path, **NAMES)
+    set_field(path, 8, 0)
+    set_field(path, 10, 97)
+    assert "is compressed by the method 97; accepted: deflate, bzip2, LZMA or none" in refusal(path, **NAMES)
+
+
+def test_a_member_that_expands_without_bound_is_refused_by_its_lines(tmp_path: Path) -> None:
+    bomb = "a" * (65 << 20)
+    path = write_zip(tmp_path / "a.zip", {"a.en-de.en": bomb, "a.en-de.de": "x\n"})
+    assert path.stat().st_size < 1 << 18
+    assert f"{path}/a.en-de.en, line 1: longer than 64 MiB" in refusal(path, **NAMES)
+
+
+def test_invalid_utf8_in_a_member(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.en-de.en", b"good\nna\xefve\n")
+        archive.writestr("a.en-de.de", b"gut\nnaiv\n")
+    assert f"{path}/a.en-de.en, line 2: byte 0xef at byte 2 of the line is not valid UTF-8" in refusal(path, **NAMES)
+    assert "invalid UTF-8" in str(diagnose(path).findings)

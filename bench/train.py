@@ -102,10 +102,11 @@ def document(size: str, tokens: int, folder: Path) -> dict[str, Any]:
 def batches(options: dict[str, Any]) -> Iterator[Any]:
     """Yield the batches of Dragoman."""
     from dragoman.config import parse_config
+    from dragoman.io.run_log import Reporter
     from dragoman.training.tasks.translation import TranslationTask
 
     config = parse_config(document(options["size"], options["tokens"], Path()))
-    task = TranslationTask(config, Path(options["folder"]) / "prepared", lambda _: None)
+    task = TranslationTask(config, Path(options["folder"]) / "prepared", Reporter())
     for epoch in range(1000):
         for number, indices in enumerate(task.epoch(epoch)):
             yield task.read(indices, epoch, number)
@@ -219,10 +220,11 @@ def run_trainer(options: dict[str, Any], meter: Meter) -> None:
     from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
 
     from dragoman.config import parse_config
+    from dragoman.io.run_log import Reporter
     from dragoman.training.tasks.translation import TranslationTask
 
     config = parse_config(document(options["size"], options["tokens"], Path()))
-    store = TranslationTask(config, Path(options["folder"]) / "prepared", lambda _: None).store
+    store = TranslationTask(config, Path(options["folder"]) / "prepared", Reporter()).store
     src, tgt = store.lengths()
     counted = [0]
 

@@ -68,6 +68,19 @@ def test_training_threads(tmp_path: Path) -> None:
     assert "| 1 | 2 | " in out and "weights after 6 steps with 1 threads: " in out
 
 
+def test_processes(tmp_path: Path) -> None:
+    config = write_toml(tmp_path / "tiny.toml", write_corpus(tmp_path / "data"))
+    out = said("processes.py", str(config), "--rounds", "2", "--steps", "3", "--warmup", "2")
+    assert "| one process | " in out and "| 2 independent trainings | " in out
+
+
+def test_train(data_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAGOMAN_DATA", str(data_root))
+    options = ("--contestants", "dragoman", "pytorch", "marian", "--rounds", "1", "--steps", "2", "--warmup", "1")
+    out = said("train.py", *options, "--tokens", "300")
+    assert "| dragoman | " in out and "| marian | " in out
+
+
 def test_kill(tmp_path: Path) -> None:
     config = write_toml(tmp_path / "tiny.toml", write_corpus(tmp_path / "data"), "train.budget=400 steps")
     out = said("kill.py", str(config), "train.save_every=0.2 s", "train.validate_every=50 steps", "--kills", "3")

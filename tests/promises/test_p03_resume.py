@@ -234,8 +234,14 @@ SGD = ("train.optimizer.kind=sgd", "train.schedule.kind=constant", "train.schedu
 
 @pytest.mark.parametrize(
     "more",
-    [(), ("train.ema=0.9", "train.optimizer.kind=adamw"), SGD, (*SGD, "train.optimizer.momentum=0.9")],
-    ids=["plain", "ema", "sgd", "momentum"],
+    [
+        (),
+        ("train.ema=0.9", "train.optimizer.kind=adamw"),
+        SGD,
+        (*SGD, "train.optimizer.momentum=0.9"),
+        ("train.optimizer.kind=muon",),
+    ],
+    ids=["plain", "ema", "sgd", "momentum", "muon"],
 )
 def test_a_larger_budget_goes_on(more: tuple[str, ...], data: Path, tmp_path: Path) -> None:
     constant = ("train.schedule.kind=inverse_sqrt", "train.schedule.warmup=5", *more)

@@ -102,7 +102,7 @@ def test_a_key_of_another_kind_is_refused() -> None:
         (
             ("train.optimizer.kind=sgd", "train.optimizer.beta1=0.9"),
             'train.optimizer.beta1: no such key with kind "sgd"; available with train.optimizer.kind = "adam", '
-            '"adamw"; accepted here: kind, momentum, weight_decay',
+            '"adamw", "muon"; accepted here: kind, momentum, weight_decay',
         ),
         (
             ("train.optimizer.kind=sgd", "train.optimizer.momentum=1.0"),
@@ -110,8 +110,8 @@ def test_a_key_of_another_kind_is_refused() -> None:
         ),
         (
             ("train.schedule.kind=constant", "train.schedule.peak=0.1"),
-            'train.schedule.peak: no such key with kind "constant"; available with train.schedule.kind = "budget"; '
-            "accepted here: kind, rate, warmup",
+            'train.schedule.peak: no such key with kind "constant"; available with train.schedule.kind = "budget", '
+            '"linear", "cosine", "warmup_stable_decay"; accepted here: kind, rate, warmup',
         ),
     ],
 )
@@ -126,7 +126,7 @@ def test_sgd_without_settings_is_plain_gradient_descent() -> None:
 
 
 def test_a_section_without_its_kind_says_which_there_are() -> None:
-    assert problems("train.optimizer.beta2=0.9") == ["train.optimizer.kind: missing; accepted: adam, adamw, sgd"]
+    assert problems("train.optimizer.beta2=0.9") == ["train.optimizer.kind: missing; accepted: adam, adamw, muon, sgd"]
 
 
 def test_sizes_that_do_not_fit_are_refused_with_those_that_do() -> None:

@@ -13,11 +13,18 @@ from dragoman.config import (
     AdamWConfig,
     BudgetSchedule,
     ConstantSchedule,
+    CosineSchedule,
     Duration,
     InverseSqrtSchedule,
+    LinearSchedule,
+    MuonConfig,
     Optimizer,
     SGDConfig,
+    WarmupStableDecaySchedule,
 )
+from dragoman.nn.layers import OutputProjection
+from dragoman.nn.positions import Learned
+from dragoman.training.muon import is_for_muon
 from dragoman.training.optim import Progress, amount, budget_fraction, build_optimizer, learning_rate, state_size
 
 
@@ -54,6 +61,68 @@ def test_a_budget_schedule_ends_at_zero_where_the_budget_ends(shape: str) -> Non
     assert learning_rate(schedule, 512, 1001, 1.02) == 0.0
     down = [learning_rate(schedule, 512, 900, used / 100) for used in range(60, 101)]
     assert down == sorted(down, reverse=True)
+
+
+def test_linear_and_cosine_decay_begin_at_the_start() -> None:
+    linear, cosine = LinearSchedule(peak=0.02, warmup=10, floor=0.1), CosineSchedule(peak=0.02, warmup=10, floor=0.1)
+    for used in (0.1, 0.25, 0.5, 0.9, 1.0, 1.1):
+        rest = max(0.0, 1 - used)
+        assert learning_rate(linear, 512, 10**4, used) == pytest.approx(0.002 + 0.018 * rest, rel=1e-12)
+        wave = (1 + math.cos(math.pi * (1 - rest))) / 2
+        assert learning_rate(cosine, 512, 10**4, used) == pytest.approx(0.002 + 0.018 * wave, rel=1e-12)
+    assert learning_rate(cosine, 512, 5, 0.0) == pytest.approx(0.01)
+
+
+def test_warmup_stable_decay() -> None:
+    schedule = WarmupStableDecaySchedule(peak=0.02, warmup=10, decay=0.2, floor=0.05)
+    rates = [learning_rate(schedule, 512, 10**4, used) for used in (0.1, 0.8, 0.85, 0.95, 1.0)]
+    want = [0.02, 0.02, *(0.001 + 0.019 * (1 - math.sqrt(x)) for x in (0.25, 0.75, 1.0))]
+    assert rates == pytest.approx(want, rel=1e-6)
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(6, 4)
+        self.linear = nn.Linear(4, 3)
+        self.output = OutputProjection(4, 6)
+        self.positions = Learned(d_model=4, max_len=5)
+
+
+def test_muon_takes_the_matrices_of_the_layers() -> None:
+    model = Layers()
+    assert [p for p, for_muon in is_for_muon(model).items() if for_muon] == [model.linear.weight]
+    optimizer = build_optimizer(MuonConfig(momentum=0.8, beta1=0.7, beta2=0.9, eps=1e-6, weight_decay=0.3), model)
+    muon, matrices, vectors = optimizer.param_groups
+    assert muon["params"] == [model.linear.weight] and (muon["momentum"], muon["weight_decay"]) == (0.8, 0.3)
+    assert vectors["params"] == [model.linear.bias] and vectors["weight_decay"] == 0.0
+    assert len(matrices["params"]) == 3 and matrices["weight_decay"] == 0.3
+    assert matrices["betas"] == vectors["betas"] == (0.7, 0.9) and matrices["eps"] == 1e-6
+
+
+def test_steps_of_muon_and_adamw_are_those_of_torch() -> None:
+    ours, theirs = Layers(), Layers()
+    theirs.load_state_dict(ours.state_dict())
+    optimizer = build_optimizer(MuonConfig(), ours)
+    rest = [p for p in theirs.parameters() if p is not theirs.linear.weight]
+    decay = [{"params": [p], "weight_decay": 0.01 if p.dim() > 1 else 0.0} for p in rest]
+    references = [
+        torch.optim.Muon([theirs.linear.weight], weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(decay, betas=(0.9, 0.98), eps=1e-9, fused=True),
+    ]
+    draw = torch.Generator().manual_seed(4)
+    for step in range(1, 4):
+        for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            mine.grad = torch.randn(mine.shape, generator=draw)
+            other.grad = mine.grad.clone()
+        for made in (optimizer, *references):
+            for group in made.param_groups:
+                group["lr"] = 0.02 / step
+            made.step()
+    for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(mine, other), name
+    assert set(optimizer.state[ours.linear.weight]) == {"momentum_buffer"}
+    assert set(optimizer.state[ours.linear.bias]) == {"step", "exp_avg", "exp_avg_sq"}
 
 
 def test_a_constant_rate_has_no_decay() -> None:
@@ -96,7 +165,9 @@ def test_only_matrices_decay() -> None:
 
 
 @pytest.mark.parametrize(
-    "config", [AdamConfig(), AdamWConfig(), SGDConfig(), SGDConfig(momentum=0.5)], ids=lambda config: config.kind
+    "config",
+    [AdamConfig(), AdamWConfig(), MuonConfig(), SGDConfig(), SGDConfig(momentum=0.5)],
+    ids=lambda config: config.kind,
 )
 def test_every_parameter_that_is_not_frozen_is_updated(config: Optimizer) -> None:
     model = Two()

@@ -180,8 +180,9 @@ def test_a_section_names_the_sections_in_it_but_not_their_keys() -> None:
     kinds, keys = look_up("train")
     names = [key.name for key in keys]
     assert "train.schedule.kind" in names and "train.schedule.warmup" not in names and kinds == []
+    kinds_of_schedule = ["inverse_sqrt", "budget", "linear", "cosine", "warmup_stable_decay", "constant"]
     for name in ("train.schedule", "schedule", "train.schedule.kind", "schedule.kind"):
-        assert [kind.tag for kind in look_up(name)[0]] == ["inverse_sqrt", "budget", "constant"], name
+        assert [kind.tag for kind in look_up(name)[0]] == kinds_of_schedule, name
     assert look_up("train.schedule.warmup")[0] == []
 
 

@@ -97,6 +97,7 @@ ScheduleFactor = Annotated[_Real, Field(ge=1e-6, le=1e6), AcceptStored]
 ADAM_RATES = {"peak": 1.0, "rate": 1.0, "factor": 100.0}
 """Upper limits with Adam, which changes every weight by about the rate per step; weights are smaller than 1."""
 Decay = Annotated[_Real, Field(ge=0.001, le=1), AcceptStored]
+RateFloor = Annotated[_Real, Field(ge=0, le=1), AcceptStored]
 """Fraction of the budget in which the learning rate decays: at least one step in a thousand."""
 Steps = Annotated[_Whole, Field(ge=1, le=10_000_000), AcceptStored]
 """Warm-up steps: ten million are months on any machine."""

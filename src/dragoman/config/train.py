@@ -14,23 +14,25 @@ __all__ = [
     "AdamWConfig",
     "BudgetSchedule",
     "ConstantSchedule",
+    "CosineSchedule",
     "InverseSqrtSchedule",
+    "LinearSchedule",
+    "MuonConfig",
     "Optimizer",
     "ParallelConfig",
     "SGDConfig",
     "Schedule",
     "SearchConfig",
     "TrainConfig",
+    "WarmupStableDecaySchedule",
 ]
 
 
 Device = Annotated[str, Field(pattern="^(auto|cpu|(cuda|mps|xpu|hpu)(:[0-9]{1,3})?)$"), AcceptStored]
 
 
-class AdamConfig(Section):
-    """Adam: updates scaled by running means of the gradient and of its square (Kingma and Ba 2015)."""
-
-    kind: Literal["adam"] = "adam"
+class _Adam(Section):
+    kind: str
     beta1: limits.Beta = Field(0.9, description="decay rate of the running mean of the gradient", examples=[0.9])
     beta2: limits.Beta = Field(
         0.98,
@@ -40,22 +42,35 @@ class AdamConfig(Section):
     eps: limits.AdamEpsilon = Field(1e-9, description="added to the denominator of the update", examples=[1e-8])
 
 
-class AdamWConfig(Section):
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
-
-    kind: Literal["adamw"] = "adamw"
-    beta1: limits.Beta = Field(0.9, description="decay rate of the running mean of the gradient", examples=[0.9])
-    beta2: limits.Beta = Field(
-        0.98,
-        description="decay rate of the running mean of the squared gradient (Vaswani et al. 2017, 5.3: 0.98)",
-        examples=[0.999],
-    )
-    eps: limits.AdamEpsilon = Field(1e-9, description="added to the denominator of the update", examples=[1e-8])
+class _AdamW(_Adam):
     weight_decay: limits.WeightDecay = Field(
         0.01,
         description="decoupled weight decay: subtract learning rate * weight_decay * weight from matrices; 0 = none",
         examples=[0.1],
     )
+
+
+class AdamConfig(_Adam):
+    """Adam: updates scaled by running means of the gradient and of its square (Kingma and Ba 2015)."""
+
+    kind: Literal["adam"] = "adam"
+
+
+class AdamWConfig(_AdamW):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
+
+    kind: Literal["adamw"] = "adamw"
+
+
+class MuonConfig(_AdamW):
+    """Muon (Jordan et al. 2024) for the matrices of the layers, AdamW for all other parameters.
+
+    The momentum of a matrix is orthogonalized, and scaled to the root mean square of an update of AdamW (Liu et al.
+    2025), so that both use the same learning rate.  AdamW updates embeddings, positions, the output matrix and vectors.
+    """
+
+    kind: Literal["muon"] = "muon"
+    momentum: limits.Beta = Field(0.95, description="decay rate of Nesterov momentum", examples=[0.9])
 
 
 class SGDConfig(Section):
@@ -97,6 +112,37 @@ class BudgetSchedule(Section):
     shape: Literal["linear", "cosine"] = Field("linear", description="shape of the decay curve", examples=["cosine"])
 
 
+class _DecaySchedule(Section):
+    kind: str
+    peak: limits.PeakRate = Field(3e-3, description="peak learning rate", examples=[2e-3])
+    warmup: limits.Steps = Field(100, description="number of warm-up steps", examples=[400])
+    floor: limits.RateFloor = Field(0.0, description="rate at the end, as a fraction of the peak", examples=[0.1])
+
+
+class LinearSchedule(_DecaySchedule):
+    """Linear warm-up, then linear decay from `peak` at the start of the budget to floor * peak at its end."""
+
+    kind: Literal["linear"] = "linear"
+
+
+class CosineSchedule(_DecaySchedule):
+    """Linear warm-up, then half a cosine over the budget from `peak` to floor * peak (Loshchilov and Hutter 2017)."""
+
+    kind: Literal["cosine"] = "cosine"
+
+
+class WarmupStableDecaySchedule(_DecaySchedule):
+    """Linear warm-up, constant at `peak`, then a short decay 1 - sqrt(x) (Hu et al. 2024; Hägele et al. 2024).
+
+    A checkpoint from the constant part can be trained longer with a larger budget.
+    """
+
+    kind: Literal["warmup_stable_decay"] = "warmup_stable_decay"
+    decay: limits.Decay = Field(
+        0.2, description="final fraction of the budget, in which the rate falls to floor * peak", examples=[0.1]
+    )
+
+
 class ConstantSchedule(Section):
     """Linear warm-up, then constant at `rate`."""
 
@@ -124,8 +170,16 @@ class ParallelConfig(Section):
         return value
 
 
-Optimizer = Annotated[AdamConfig | AdamWConfig | SGDConfig, Field(discriminator="kind")]
-Schedule = Annotated[InverseSqrtSchedule | BudgetSchedule | ConstantSchedule, Field(discriminator="kind")]
+Optimizer = Annotated[AdamConfig | AdamWConfig | MuonConfig | SGDConfig, Field(discriminator="kind")]
+Schedule = Annotated[
+    InverseSqrtSchedule
+    | BudgetSchedule
+    | LinearSchedule
+    | CosineSchedule
+    | WarmupStableDecaySchedule
+    | ConstantSchedule,
+    Field(discriminator="kind"),
+]
 
 
 class TrainConfig(Section):

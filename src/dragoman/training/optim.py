@@ -10,14 +10,20 @@ from torch import nn
 
 from dragoman.config import (
     AdamWConfig,
+    BudgetSchedule,
     ConstantSchedule,
+    CosineSchedule,
     Duration,
     InverseSqrtSchedule,
+    LinearSchedule,
+    MuonConfig,
     Optimizer,
     Schedule,
     SGDConfig,
     TrainConfig,
+    WarmupStableDecaySchedule,
 )
+from dragoman.training.muon import MuonWithAdamW
 
 __all__ = ["Progress", "amount", "budget_fraction", "build_optimizer", "expected_share", "learning_rate",
            "state_size"]  # fmt: skip
@@ -69,25 +75,36 @@ def learning_rate(schedule: Schedule, d_model: int, step: int, used: float) -> f
     if isinstance(schedule, InverseSqrtSchedule):
         # Vaswani et al. 2017, equation 3.
         return float(schedule.factor * d_model**-0.5 * min(step**-0.5, step * schedule.warmup**-1.5))
-    if isinstance(schedule, ConstantSchedule):
-        return schedule.rate * warm
-    left = min(1.0, max(0.0, (1 - used) / schedule.decay))
-    if schedule.shape == "cosine":
+    shape: str
+    match schedule:
+        case ConstantSchedule():
+            return schedule.rate * warm
+        case BudgetSchedule():
+            decay, shape, floor = schedule.decay, schedule.shape, 0.0
+        case WarmupStableDecaySchedule():
+            decay, shape, floor = schedule.decay, "sqrt", schedule.floor
+        case LinearSchedule() | CosineSchedule():
+            decay, shape, floor = 1.0, schedule.kind, schedule.floor
+    left = min(1.0, max(0.0, (1 - used) / decay))  # falls from 1 to 0 in the last part of the budget
+    if shape == "cosine":
         left = 0.5 - 0.5 * math.cos(math.pi * left)
-    return schedule.peak * warm * left
+    elif shape == "sqrt":
+        left = 1 - math.sqrt(1 - left)
+    return float(schedule.peak * warm * (floor + (1 - floor) * left))
 
 
 def state_size(config: Optimizer) -> int:
     """Return how many values the optimizer stores per parameter."""
     if isinstance(config, SGDConfig):
         return 1 if config.momentum else 0
-    return 2  # the moments of Adam
+    return 2  # the moments of Adam; Muon stores one value for the parameters of its matrices
 
 
 def build_optimizer(config: Optimizer, model: nn.Module) -> torch.optim.Optimizer:
-    """Return Adam (Kingma and Ba 2015), AdamW (Loshchilov and Hutter 2019) or SGD; weight decay is for matrices only.
+    """Return Adam (Kingma and Ba 2015), AdamW (Loshchilov and Hutter 2019), Muon with AdamW, or SGD.
 
-    AdamW subtracts rate * decay * weight from the weight; SGD adds decay * weight to the gradient (L2 regularization).
+    Weight decay is for matrices only.  AdamW and Muon subtract rate * decay * weight from the weight; SGD adds
+    decay * weight to the gradient (L2 regularization).
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     groups = [
@@ -98,6 +115,8 @@ def build_optimizer(config: Optimizer, model: nn.Module) -> torch.optim.Optimize
         # Not fused: PyTorch's fused SGD requires that all parameters get their first gradient in the same step.
         return torch.optim.SGD(groups, lr=0.0, momentum=config.momentum)
     betas = (config.beta1, config.beta2)
+    if isinstance(config, MuonConfig):
+        return MuonWithAdamW(config, model)
     if isinstance(config, AdamWConfig):
         return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=config.eps, fused=True)
     return torch.optim.Adam(parameters, lr=0.0, betas=betas, eps=config.eps, fused=True)

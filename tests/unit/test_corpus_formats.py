@@ -199,6 +199,8 @@ def test_types_of_text(kind: Any, tmp_path: Path) -> None:
 def test_a_column_whose_name_contains_a_dot(tmp_path: Path) -> None:
     parquet.write_table(arrow.table({"a.en": ["Yes"], "a.de": ["Ja"]}), tmp_path / "a.parquet")
     assert pairs_of(tmp_path / "a.parquet", source_key="a.en", target_key="a.de") == [("Yes", "Ja")]
+    parquet.write_table(arrow.table({"a.b": [{"x": {"c.d": "Yes", "e": "Ja"}}]}), tmp_path / "a.parquet")
+    assert pairs_of(tmp_path / "a.parquet", source_key="a.b.x.c.d", target_key="a.b.x.e") == [("Yes", "Ja")]
 
 
 def test_columns_that_are_missing_or_no_text_are_reported_together(tmp_path: Path) -> None:
@@ -249,6 +251,15 @@ def test_damaged_tables(tmp_path: Path) -> None:
     assert "state.json: lists no data files" in refusal(folder, **KEYS)
     (folder / "state.json").write_text("{")
     assert "state.json: cannot be read: not JSON" in refusal(folder, **KEYS)
+
+
+def test_damaged_offsets_are_not_followed(tmp_path: Path) -> None:
+    folder = write_saved(tmp_path / "saved", [arrow.table({"en": ["a"] * 5, "de": ["b"] * 5})])
+    file = folder / "data-00000-of-00001.arrow"
+    offsets = struct.pack("<6i", *range(6))
+    assert offsets in file.read_bytes()
+    file.write_bytes(file.read_bytes().replace(offsets, struct.pack("<6i", 0, 1, 2, 1 << 30, 4, 5)))
+    assert "cannot be read after row 0: the file is truncated or damaged (" in refusal(folder, **NAMES)
 
 
 def test_folders_that_are_not_one_table(tmp_path: Path) -> None:

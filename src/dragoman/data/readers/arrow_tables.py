@@ -110,20 +110,29 @@ def _open(file: Path) -> Iterator[tuple[Any, Any]]:
                 raise OSError("the end of the stream is missing")
             stream.seek(0)
             reader = arrow("pyarrow.ipc").open_stream(stream)
-            yield reader.schema, lambda _: reader
+            yield reader.schema, lambda _: map(_validated, reader)
     else:
         with arrow("pyarrow.parquet").ParquetFile(file, buffer_size=_BUFFER) as table:
             yield table.schema_arrow, lambda names: table.iter_batches(_ROWS, columns=list(dict.fromkeys(names)))
+
+
+def _validated(batch: Any) -> Any:
+    """Check a batch of a stream, whose offsets pyarrow would otherwise follow outside of its buffers if damaged."""
+    batch.validate(full=True)
+    return batch
 
 
 def _column(batch: Any, name: str) -> Any:
     """Return a column of a record batch, or the field `a.b` of a struct."""
     if name in batch.schema.names:
         return batch.column(name)
-    head, _, rest = name.partition(".")
-    column = batch.column(head)
-    for part in rest.split("."):
-        column = arrow("pyarrow.compute").struct_field(column, part)  # null where the struct is null
+    top = next(field for field in batch.schema.names if name.startswith(f"{field}."))
+    column, rest = batch.column(top), name[len(top) + 1 :]
+    while rest:
+        fields = [field.name for field in column.type]
+        part = rest if rest in fields else next(field for field in fields if rest.startswith(f"{field}."))
+        column = arrow("pyarrow.compute").struct_field(column, [column.type.get_field_index(part)])  # null in a null
+        rest = rest[len(part) + 1 :]
     return column
 
 

@@ -1,4 +1,4 @@
-"""Writers of a parallel text in every format that a configuration accepts as `path`."""
+"""A parallel text in every format that a configuration accepts as `path`: written and read."""
 
 from __future__ import annotations
 
@@ -14,8 +14,23 @@ from xml.sax.saxutils import escape
 
 import pyarrow as arrow
 import pyarrow.parquet as parquet
+import pytest
+
+from dragoman.data.corpus import CorpusSpec, read_pairs
+from dragoman.errors import DataError
 
 Pairs = Sequence[tuple[str, str]]
+
+
+def pairs_of(path: Path, **keys: Any) -> list[tuple[str, str]]:
+    return [(pair.source, pair.target) for pair in read_pairs(CorpusSpec(path=path, **keys))]
+
+
+def refusal(path: Path, **keys: Any) -> str:
+    """Return the message of the error that reading raises."""
+    with pytest.raises(DataError) as raised:
+        pairs_of(path, **keys)
+    return str(raised.value)
 
 
 def write_csv(path: Path, rows: Sequence[Sequence[str]]) -> Path:

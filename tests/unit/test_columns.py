@@ -50,15 +50,25 @@ def test_columns_of_text_are_found(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv", [HEADED, *((str(i), *pair) for i, pair in enumerate(pairs))])
     assert text_keys(path, said.append) == ("english", "de")
     assert said == [f"{path}: source text in column english, target text in column de"]
-    write_csv(path, [("eng", *pair) for pair in pairs])
-    assert text_keys(path, said.append) == (1, 2)
-    rows = [json.dumps({"lang": "en-de", "translation": {"en": one, "de": other}}) for one, other in pairs]
-    assert text_keys(write_lines(tmp_path / "a.jsonl", rows), said.append) == ("translation.en", "translation.de")
+    for rows in (
+        [("eng", f"text{i}", f"Text{i}") for i in range(30)],  # "eng" is no header: it is repeated
+        [("de" if i % 2 else "en", *pair) for i, pair in enumerate(pairs)],  # nor is a record with sentences
+    ):
+        assert text_keys(write_csv(path, rows), said.append) == (1, 2)
+    lines = [json.dumps({"lang": "en-de", "translation": {"en": one, "de": other}}) for one, other in pairs]
+    assert text_keys(write_lines(tmp_path / "a.jsonl", lines), said.append) == ("translation.en", "translation.de")
     write_csv(path, [("1", one) for one, _ in pairs])
     with pytest.raises(
         DataError, match=r"a\.csv: 1 column of text \('1 text 0'\); accepted: a source text and a target"
     ):
         text_keys(path, said.append)
+
+
+def test_the_sample_of_a_large_table_is_spread_over_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The first rows of a sorted corpus repeat a value, and the sample has at most twice this size.
+    monkeypatch.setattr("dragoman.data.readers.columns._SAMPLE", 50)
+    rows = [("Yes" if i < 100 else f"yes {i}", f"ja {i}") for i in range(1000)]
+    assert text_keys(write_csv(tmp_path / "a.csv", rows), print) == (0, 1)
 
 
 def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def _open(file: Path) -> Iterator[tuple[Any, Any]]:
             reader = arrow("pyarrow.ipc").open_stream(stream)
             yield reader.schema, lambda _: map(_validated, reader)
     else:
-        with arrow("pyarrow.parquet").ParquetFile(file, buffer_size=_BUFFER) as table:
+        with arrow("pyarrow.parquet").ParquetFile(file, buffer_size=_BUFFER, pre_buffer=False) as table:
             yield table.schema_arrow, lambda names: table.iter_batches(_ROWS, columns=list(dict.fromkeys(names)))
 
 

@@ -46,7 +46,7 @@ class TrainingStep:
         i * size + r for batch i of process r: a step is the same with any number of processes.  Returns the negative
         log-likelihood of these batches in nats.
         """
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         nll = 0.0
         for i, batch in enumerate(batches):
             seed_dropout(self.config.seed, step, i * self.context.size + self.context.rank, 0)
@@ -83,7 +83,7 @@ class TrainingStep:
         kept = [(buffer, buffer.clone()) for buffer in self.model.buffers()]  # running statistics of BatchNorm
         seed_dropout(self.config.seed, step, 0, 0)
         self.forward(batch).smoothed.backward()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         for buffer, value in kept:
             buffer.copy_(value)
 

@@ -12,6 +12,7 @@ from dragoman.config import TrainConfig
 from dragoman.data.batching import Batch
 from dragoman.models.model_folder import unique_tensors
 from dragoman.models.seq2seq import Network
+from dragoman.models.transformer import Stack
 from dragoman.nn.dropout import seed_dropout
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss, TokenLoss
@@ -26,6 +27,9 @@ class TrainingStep:
     def __init__(self, config: TrainConfig, model: Network, context: DistributedContext) -> None:
         self.config, self.context = config, context
         self.model = model.to(context.device)
+        for module in self.model.modules():
+            if isinstance(module, Stack):
+                module.recomputes = config.gradient_checkpointing
         context.register(self.model)
         self.optimizer = build_optimizer(config.optimizer, self.model)
         self.ema: dict[str, Tensor] | None = None

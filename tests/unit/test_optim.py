@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -24,8 +26,8 @@ from dragoman.config import (
 )
 from dragoman.nn.layers import OutputProjection
 from dragoman.nn.positions import Learned
-from dragoman.training.muon import is_for_muon
 from dragoman.training.optim import Progress, amount, budget_fraction, build_optimizer, learning_rate, state_size
+from dragoman.training.optimizers import is_for_muon
 
 
 @pytest.mark.parametrize(
@@ -244,3 +246,40 @@ def test_the_size_of_the_state_is_what_the_optimizer_stores(config: Optimizer) -
     optimizer.step()
     stored = [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
     assert sum(value.numel() for value in stored if value.dim()) == state_size(config) * (6 + 5)
+
+
+@pytest.mark.parametrize("config", [AdamConfig(), AdamWConfig(weight_decay=0.1)], ids=lambda config: config.kind)
+def test_steps_of_adam_are_those_of_torch(config: AdamConfig | AdamWConfig) -> None:
+    ours, theirs = Layers(), Layers()
+    theirs.load_state_dict(ours.state_dict())
+    optimizer = build_optimizer(config, ours)
+    decay = 0.1 if config.kind == "adamw" else 0.0
+    groups = [{"params": [p], "weight_decay": decay if p.dim() > 1 else 0.0} for p in theirs.parameters()]
+    made = torch.optim.AdamW if config.kind == "adamw" else torch.optim.Adam
+    reference = made(groups, betas=(0.9, 0.98), eps=1e-9, fused=True)
+    draw = torch.Generator().manual_seed(4)
+    for step in range(1, 5):
+        for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            mine.grad = None if step == 2 and mine.dim() == 1 else torch.randn(mine.shape, generator=draw)
+            other.grad = None if mine.grad is None else mine.grad.clone()
+        for optimizer_ in (optimizer, reference):
+            for group in optimizer_.param_groups:
+                group["lr"] = 0.02 / step
+            optimizer_.step()
+    for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(mine, other), name
+        state = optimizer.state[mine]
+        assert state.keys() == reference.state[other].keys()
+        assert all(torch.equal(value, reference.state[other][key]) for key, value in state.items())
+
+
+def test_training_does_not_import_the_compiler() -> None:
+    """Its import takes more than a second and 70 MB."""
+    program = (
+        "import sys, torch\nfrom dragoman.config import AdamConfig\n"
+        "from dragoman.training.optim import build_optimizer\n"
+        "model = torch.nn.Linear(2, 2); optimizer = build_optimizer(AdamConfig(), model)\n"
+        "model(torch.ones(1, 2)).sum().backward(); optimizer.step(); optimizer.zero_grad()\n"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

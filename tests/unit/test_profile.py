@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from dragoman.data.profile import PROFILE, Quantiles, TrainingProfile
+from dragoman.data.store import Store
 from dragoman.decoding.loader import EngineChoice
 from dragoman.errors import ModelFolderError
 from dragoman.io.run_log import Reporter
@@ -80,6 +82,28 @@ def test_lines_without_words(run: Path) -> None:
     profile = read_profile(run)
     assert profile is not None and profile.wordless == 0 and not profile.translates_wordless
     assert profile.model_copy(update={"wordless": 0.3}).translates_wordless
+
+
+def test_the_profile_is_kept_with_the_prepared_data(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder,) = [path.parent for path in (run.parent / "prepared").glob("*/store.json")]
+    store = Store(folder)
+    want = TrainingProfile.of(store, "en")
+    (file,) = store.folder.glob("profile-*.json")
+    calls: list[str] = []
+    real = TrainingProfile.of
+
+    def counted(store: Store, language: str | None) -> TrainingProfile:
+        calls.append("of")
+        return real(store, language)
+
+    monkeypatch.setattr(TrainingProfile, "of", counted)
+    assert TrainingProfile.cached(store, "en") == want and not calls
+    assert TrainingProfile.cached(store, "fr") == real(store, "fr") and len(calls) == 1, "one for each language"
+    for text in (file.read_text().replace("sampled", "sampLed"), "{}", "[", json.dumps({"profile": 1, "digest": ""})):
+        file.write_text(text)
+        calls.clear()
+        assert TrainingProfile.cached(store, "en") == want and calls == ["of"]
+    assert TrainingProfile.cached(store, "en") == want and calls == ["of"], "written again"
 
 
 def test_damage_is_detected(run: Path, tmp_path: Path) -> None:

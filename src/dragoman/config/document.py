@@ -74,7 +74,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _sections_fit(self, info: ValidationInfo) -> Config:
-        problems = [*self._model_problems(), *self._other_problems()]
+        problems = [*self._model_problems(), *self._other_problems(), *self._checkpointing_problems()]
         if not is_stored(info):
             problems += [*self._budget_problems(), *self._rate_problems(), *self._normalization_problems()]
         if problems:
@@ -122,6 +122,17 @@ class Config(Section):
         for key, given in {"shared": not self.tokenizer.shared, "target": self.tokenizer.target}.items():
             if given and architectures != _TRANSLATORS:
                 yield f'tokenizer.{key} has no effect on data of kind "{kind}", which has one side; remove it'
+
+    def _checkpointing_problems(self) -> Iterator[str]:
+        """Yield why layers cannot be computed twice: recurrent and convolutional ones have a state."""
+        key = "train.gradient_checkpointing"
+        norm = getattr(self.model, "norm", None)
+        if not self.train.gradient_checkpointing:
+            return
+        if norm is None:
+            yield f'{key} = true needs a Transformer; model.architecture is "{self.model.architecture}": remove the key'
+        elif norm.kind == "batch":
+            yield f'{key} = true would count each batch twice in model.norm.kind = "batch"; use "layer" or "rms"'
 
     def _rate_problems(self) -> Iterator[str]:
         """Yield a learning rate that only SGD can use: Adam divides the gradient by its size."""

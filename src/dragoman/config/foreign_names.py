@@ -33,6 +33,7 @@ _NAMES = {
     "train.clip_norm": "max_grad_norm gradient_clip_val",
     "train.device": "gpu gpus use_cuda gpu_ranks devices",
     "train.ema": "exponential_smoothing ema_decay",
+    "train.gradient_checkpointing": "checkpoint_activations activation_checkpointing recompute",
     "train.keep": "keep_checkpoint keep_last_epochs save_total_limit",
     "train.label_smoothing": "label_smoothing_factor",
     "train.log_every": "report_every disp_freq log_interval logging_steps",

@@ -219,6 +219,12 @@ class TrainConfig(Section):
         description="precision of the computation; bf16 is faster on GPUs that support it, with weights in float32",
         examples=["bf16"],
     )
+    gradient_checkpointing: bool = Field(
+        False,
+        description="store only the inputs of each layer of a Transformer and compute the layer again in the backward "
+        "pass (Chen et al. 2016): less memory, more time, the same gradients",
+        examples=[True],
+    )
     seed: limits.Seed = Field(
         1, description="random seed of the initialization, the order of the data, dropout and sampling", examples=[2]
     )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import random
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +20,9 @@ from pydantic import BaseModel, ConfigDict
 from dragoman.data.language_identifier import MIN_BYTES, languages_of
 from dragoman.data.literals import has_words
 from dragoman.data.sentences import split_sentences
-from dragoman.errors import ModelFolderError
+from dragoman.errors import DragomanError, ModelFolderError
 from dragoman.io.reading import COPY_AGAIN, read_text
+from dragoman.io.writing import write_file
 
 if TYPE_CHECKING:
     from dragoman.data.store import Store
@@ -27,6 +31,8 @@ __all__ = ["PROFILE", "Quantiles", "SideProfile", "TrainingProfile", "coverage",
 
 PROFILE = "profile.json"
 """Name of the profile in a model folder."""
+_VERSION = 1
+"""Version of the statistics in the folder of a store; increase it when they change."""
 _SAMPLE = 10_000
 _SEED = 1
 _MAX_WORDLESS = 0.05
@@ -130,6 +136,23 @@ class TrainingProfile(BaseModel):
         )
 
     @classmethod
+    def cached(cls, store: Store, source_language: str | None) -> TrainingProfile:
+        """Return the profile that an earlier call has written into the folder of the store, or write it there.
+
+        A file that was altered is written again; one that cannot be written is not.
+        """
+        file = store.folder / f"profile-{_digest(f'{_VERSION} {source_language}')[:8]}.json"
+        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+            found = json.loads(file.read_text(encoding="utf-8"))
+            if found["digest"] == _digest(found["profile"]):
+                return cls.model_validate_json(found["profile"])
+        profile = cls.of(store, source_language)
+        text = profile.model_dump_json()
+        with suppress(OSError, DragomanError):
+            write_file(file, json.dumps({"profile": text, "digest": _digest(text)}).encode())
+        return profile
+
+    @classmethod
     def load(cls, folder: Path) -> TrainingProfile:
         """Read the profile of a model folder.  Raises ModelFolderError if it is missing or damaged."""
         text = read_text(folder / PROFILE, ModelFolderError, COPY_AGAIN)
@@ -159,6 +182,10 @@ class TrainingProfile(BaseModel):
             f"{self.sentences_per_line:.2f} sentences per source line, so 'translate' {splits} lines into sentences; "
             f"95 % of the source lines have at most {self.source.tokens.q95:,} tokens"
         )
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def words_of_line(text: str) -> list[str]:

@@ -49,7 +49,7 @@ class DecoderOnly(Stack, LanguageModel):
         caches: Sequence[LayerState | None] = state.layers or [None] * len(self.layers)  # None: tokens are all there is
         for layer, cache in zip(self.layers, caches, strict=True):
             assert cache is None or isinstance(cache, SelfKeyValues | LinearSums)
-            x = layer(x, self.positions, pos, bias, causal, cache)
+            x = self.apply_layer(layer, x, self.positions, pos, bias, causal, cache)
         state.length += tokens.size(1)
         out: Tensor = self.final_norm(x)
         return out

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from dragoman.models.seq2seq import EncoderDecoder, Memory
 from dragoman.nn.attention import add_biases, causal_bias, padding_bias
-from dragoman.nn.dropout import Dropout
+from dragoman.nn.dropout import Dropout, repeated_dropout
 from dragoman.nn.layers import DecoderLayer, Embedding
 from dragoman.nn.positions import Positions
 from dragoman.nn.state import CrossKeyValues, DecodeState, LayerState, SelfState
@@ -23,7 +25,12 @@ __all__ = ["Decoder", "DecoderLayerState", "Encoder", "Stack", "Transformer"]
 
 
 class Stack(nn.Module):
-    """Embedding, positions, layers, and with pre-norm a final norm."""
+    """Embedding, positions, layers, and with pre-norm a final norm.
+
+    recomputes: whether training stores only the inputs of the layers, and computes them again in the backward pass.
+    """
+
+    recomputes = False
 
     def __init__(
         self,
@@ -50,13 +57,22 @@ class Stack(nn.Module):
         x, carry = self.positions.embed(self.embedded(x), pos, carry)
         return self.dropout(self.positioned(x)), carry
 
+    def apply_layer(self, layer: nn.Module, *args: Any) -> Tensor:
+        """Return layer(*args)."""
+        out: Tensor
+        if self.recomputes and torch.is_grad_enabled():
+            out = checkpoint(layer, *args, use_reentrant=False, context_fn=repeated_dropout)
+        else:
+            out = layer(*args)
+        return out
+
     def encode_all(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Add positions to embeddings x (N, T, D) and apply all layers; mask (N, T), True = a token, or None."""
         pos = torch.arange(x.size(1), device=x.device)
         x, _ = self.add_positions(x, pos, x.size(1))
         bias = add_biases(padding_bias(mask, x.dtype), self.positions.static_bias(pos, pos))  # (N, H or 1, T or 1, T)
         for layer in self.layers:
-            x = layer(x, self.positions, pos, bias)
+            x = self.apply_layer(layer, x, self.positions, pos, bias)
         return x
 
     def embed_next(self, tokens: Tensor, state: DecodeState) -> tuple[Tensor, Tensor, Tensor | None, bool]:
@@ -114,7 +130,9 @@ class Decoder(Stack):
         x, pos, bias, causal = self.embed_next(tokens, state)
         for layer, record in zip(self.layers, state.layers, strict=True):
             assert isinstance(record, DecoderLayerState)
-            x = layer(x, self.positions, pos, bias, causal, record.self_attn, record.cross_attn, state.memory_bias)
+            x = self.apply_layer(
+                layer, x, self.positions, pos, bias, causal, record.self_attn, record.cross_attn, state.memory_bias
+            )
         state.length += tokens.size(1)
         out: Tensor = self.final_norm(x)
         return out

@@ -9,6 +9,8 @@ multiple of 1/256 (0.1 becomes 26/256 = 0.1016), and the scale is exact for the 
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["Dropout", "seed_dropout"]
+__all__ = ["Dropout", "repeated_dropout", "seed_dropout"]
 
 _generator = np.random.SFC64(0)
 
@@ -27,6 +29,31 @@ def seed_dropout(*key: int) -> None:
     sequence = np.random.SeedSequence(key)
     _generator = np.random.SFC64(sequence)
     torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1)))
+
+
+def repeated_dropout() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Return two contexts in which a `Dropout` on the CPU draws the same numbers, for `torch.utils.checkpoint`.
+
+    The first is entered once, for the forward pass, and the second later, when it is repeated.
+    """
+    state: Any = None
+
+    @contextmanager
+    def first() -> Generator[None, None, None]:
+        nonlocal state
+        state = _generator.state
+        yield
+
+    @contextmanager
+    def again() -> Generator[None, None, None]:
+        now = _generator.state
+        _generator.state = state
+        try:
+            yield
+        finally:
+            _generator.state = now
+
+    return first(), again()
 
 
 class _MaskedAdd(torch.autograd.Function):

@@ -8,7 +8,6 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 import safetensors.torch
-import torch
 from torch import Tensor, nn
 
 from dragoman.errors import ModelFolderError
@@ -16,13 +15,14 @@ from dragoman.io.reading import read_json
 from dragoman.io.weights import load_file
 from dragoman.models.model_folder import load_tensors, unique_tensors, verify
 from dragoman.training.optim import Progress
+from dragoman.training.optimizers import Optimizer
 
 __all__ = ["read_training", "training_files"]
 
 
 def training_files(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     progress: Progress,
     data_hash: str,
     ema: Mapping[str, Tensor] | None,
@@ -42,7 +42,7 @@ def training_files(
 
 
 def read_training(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, ema: dict[str, Tensor] | None
+    folder: Path, model: nn.Module, optimizer: Optimizer, ema: dict[str, Tensor] | None
 ) -> tuple[Progress, str]:
     """Load weights, moments and moving average from a checkpoint; return the progress and the hash of the data.
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from dragoman.config import (
-    AdamWConfig,
     BudgetSchedule,
     ConstantSchedule,
     CosineSchedule,
@@ -17,13 +15,13 @@ from dragoman.config import (
     InverseSqrtSchedule,
     LinearSchedule,
     MuonConfig,
-    Optimizer,
     Schedule,
     SGDConfig,
     TrainConfig,
     WarmupStableDecaySchedule,
 )
-from dragoman.training.muon import MuonWithAdamW
+from dragoman.config import Optimizer as OptimizerConfig
+from dragoman.training.optimizers import SGD, Adam, MuonWithAdamW, Optimizer
 
 __all__ = ["Progress", "amount", "budget_fraction", "build_optimizer", "expected_share", "learning_rate",
            "state_size"]  # fmt: skip
@@ -93,30 +91,20 @@ def learning_rate(schedule: Schedule, d_model: int, step: int, used: float) -> f
     return float(schedule.peak * warm * (floor + (1 - floor) * left))
 
 
-def state_size(config: Optimizer) -> int:
+def state_size(config: OptimizerConfig) -> int:
     """Return how many values the optimizer stores per parameter."""
     if isinstance(config, SGDConfig):
         return 1 if config.momentum else 0
     return 2  # the moments of Adam; Muon stores one value for the parameters of its matrices
 
 
-def build_optimizer(config: Optimizer, model: nn.Module) -> torch.optim.Optimizer:
-    """Return Adam (Kingma and Ba 2015), AdamW (Loshchilov and Hutter 2019), Muon with AdamW, or SGD.
+def build_optimizer(config: OptimizerConfig, model: nn.Module) -> Optimizer:
+    """Return the optimizer of a model; weight decay is for matrices only.
 
-    Weight decay is for matrices only.  AdamW and Muon subtract rate * decay * weight from the weight; SGD adds
-    decay * weight to the gradient (L2 regularization).
+    AdamW and Muon subtract rate * decay * weight from the weight; SGD adds decay * weight to the gradient (L2
+    regularization).
     """
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": getattr(config, "weight_decay", 0.0)},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    if isinstance(config, SGDConfig):
-        # Not fused: PyTorch's fused SGD requires that all parameters get their first gradient in the same step.
-        return torch.optim.SGD(groups, lr=0.0, momentum=config.momentum)
-    betas = (config.beta1, config.beta2)
     if isinstance(config, MuonConfig):
         return MuonWithAdamW(config, model)
-    if isinstance(config, AdamWConfig):
-        return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=config.eps, fused=True)
-    return torch.optim.Adam(parameters, lr=0.0, betas=betas, eps=config.eps, fused=True)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    return SGD(config, parameters) if isinstance(config, SGDConfig) else Adam(config, parameters)

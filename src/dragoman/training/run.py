@@ -40,6 +40,7 @@ from dragoman.models.seq2seq import Network
 from dragoman.models.size import check_memory, count_parameters
 from dragoman.training.checkpoint import read_training, training_files
 from dragoman.training.optim import Progress, state_size
+from dragoman.training.optimizers import Optimizer
 from dragoman.training.tasks.registry import open_task
 from dragoman.training.tasks.task import Task
 from dragoman.training.tasks.translation import TranslationValidation
@@ -174,7 +175,7 @@ class TrainingRun:
     def new_model(self) -> Network:
         return build_for(self.config, self.task.vocabulary)
 
-    def resume(self, model: Network, optimizer: torch.optim.Optimizer, ema: dict[str, Tensor] | None) -> Progress:
+    def resume(self, model: Network, optimizer: Optimizer, ema: dict[str, Tensor] | None) -> Progress:
         """Load the newest intact checkpoint into the arguments and return its progress; damaged ones are logged."""
         found = list_checkpoints(self.folder)
         for checkpoint in reversed(found):
@@ -220,7 +221,7 @@ class TrainingRun:
     def save(
         self,
         model: Network,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizer,
         progress: Progress,
         ema: Mapping[str, Tensor] | None,
         scores: dict[str, Any],

@@ -12,6 +12,7 @@ from dragoman.config import TrainConfig
 from dragoman.data.batching import Batch
 from dragoman.models.model_folder import unique_tensors
 from dragoman.models.seq2seq import Network
+from dragoman.models.transformer import Stack
 from dragoman.nn.dropout import seed_dropout
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss, TokenLoss
@@ -26,6 +27,9 @@ class TrainingStep:
     def __init__(self, config: TrainConfig, model: Network, context: DistributedContext) -> None:
         self.config, self.context = config, context
         self.model = model.to(context.device)
+        for module in self.model.modules():
+            if isinstance(module, Stack):
+                module.recomputes = config.gradient_checkpointing
         context.register(self.model)
         self.optimizer = build_optimizer(config.optimizer, self.model)
         self.ema: dict[str, Tensor] | None = None
@@ -46,7 +50,7 @@ class TrainingStep:
         i * size + r for batch i of process r: a step is the same with any number of processes.  Returns the negative
         log-likelihood of these batches in nats.
         """
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         nll = 0.0
         for i, batch in enumerate(batches):
             seed_dropout(self.config.seed, step, i * self.context.size + self.context.rank, 0)
@@ -83,7 +87,7 @@ class TrainingStep:
         kept = [(buffer, buffer.clone()) for buffer in self.model.buffers()]  # running statistics of BatchNorm
         seed_dropout(self.config.seed, step, 0, 0)
         self.forward(batch).smoothed.backward()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         for buffer, value in kept:
             buffer.copy_(value)
 

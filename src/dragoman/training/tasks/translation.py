@@ -40,7 +40,7 @@ class TranslationTask(Task):
 
     @cached_property
     def profile(self) -> TrainingProfile:
-        return TrainingProfile.of(self.store, self.config.parallel.source_language)
+        return TrainingProfile.cached(self.store, self.config.parallel.source_language)
 
     def epoch(self, epoch: int) -> list[NDArray[np.int64]]:
         return plan_batches(self.store, self.config.train.batch_tokens, self.config.train.seed, epoch)

@@ -1,0 +1,140 @@
+"""Adam, AdamW, SGD, and Muon with AdamW.
+
+The functions that compute a step are those of `torch.optim`.  Its classes are not used, except that of Muon, because
+creating one imports the compiler of PyTorch, which takes more than a second and 70 MB.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
+
+from dragoman.config import AdamConfig, AdamWConfig, MuonConfig, SGDConfig
+from dragoman.nn.layers import OutputProjection
+from dragoman.nn.positions import Positions
+
+__all__ = ["SGD", "Adam", "MuonWithAdamW", "Optimizer", "is_for_muon"]
+
+Group = dict[str, Any]
+
+
+class Optimizer(ABC):
+    """Groups of parameters with common settings, among them the learning rate `lr`, and the state of each parameter."""
+
+    def __init__(self, groups: list[Group]) -> None:
+        self.param_groups: list[Group] = [{"lr": 0.0, **group} for group in groups if group["params"]]
+        self.state: defaultdict[Tensor, dict[str, Tensor]] = defaultdict(dict)
+
+    def zero_grad(self) -> None:
+        """Remove all gradients."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Update the parameters that have a gradient."""
+        for group in self.param_groups:
+            if chosen := [p for p in group["params"] if p.grad is not None]:
+                self._update(group, chosen, [p.grad for p in chosen])
+
+    @abstractmethod
+    def _update(self, group: Group, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        """Update parameters of one group."""
+
+
+class Adam(Optimizer):
+    """Adam (Kingma and Ba 2015); AdamW (Loshchilov and Hutter 2019) if its configuration is given."""
+
+    def __init__(self, config: AdamConfig | AdamWConfig | MuonConfig, parameters: list[nn.Parameter]) -> None:
+        decay = getattr(config, "weight_decay", 0.0)
+        self._is_decoupled = not isinstance(config, AdamConfig)
+        common = {"betas": (config.beta1, config.beta2), "eps": config.eps}
+        super().__init__([{**group, **common} for group in decayed(parameters, decay)])
+
+    def _update(self, group: Group, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        for p in parameters:
+            if not self.state[p]:
+                step = torch.zeros((), dtype=torch.float32, device=p.device)
+                self.state[p] = {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        means, squares, steps = ([self.state[p][key] for p in parameters] for key in ("exp_avg", "exp_avg_sq", "step"))
+        beta1, beta2 = group["betas"]
+        adam(
+            parameters, gradients, means, squares, [], steps, fused=True, amsgrad=False, beta1=beta1, beta2=beta2,
+            lr=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"], maximize=False,
+            decoupled_weight_decay=self._is_decoupled,
+        )  # fmt: skip
+
+
+class SGD(Optimizer):
+    """Gradient descent with momentum and L2 regularization."""
+
+    def __init__(self, config: SGDConfig, parameters: list[nn.Parameter]) -> None:
+        super().__init__(decayed(parameters, config.weight_decay))
+        self._momentum = config.momentum
+
+    def _update(self, group: Group, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        key = "momentum_buffer"
+        buffers: list[Tensor | None] = [self.state[p].get(key) for p in parameters]
+        # Not fused: PyTorch's fused SGD requires that all parameters get their first gradient in the same step.
+        sgd(
+            parameters, gradients, buffers, fused=False, weight_decay=group["weight_decay"], momentum=self._momentum,
+            lr=group["lr"], dampening=0.0, nesterov=False, maximize=False,
+        )  # fmt: skip
+        for parameter, buffer in zip(parameters, buffers, strict=True):
+            if buffer is not None:
+                self.state[parameter][key] = buffer
+
+
+class MuonWithAdamW(Optimizer):
+    """Muon for the matrices of the layers, AdamW for all other parameters."""
+
+    def __init__(self, config: MuonConfig, model: nn.Module) -> None:
+        chosen = is_for_muon(model)
+        matrices = [p for p, for_muon in chosen.items() if for_muon]
+        super().__init__([])
+        self._adamw = Adam(config, [p for p, for_muon in chosen.items() if not for_muon])
+        self._adamw.state = self.state
+        self._muon: torch.optim.Muon | None = None
+        if matrices:
+            self._muon = torch.optim.Muon(
+                matrices, lr=0.0, weight_decay=config.weight_decay, momentum=config.momentum,
+                adjust_lr_fn="match_rms_adamw",
+            )  # fmt: skip
+            self._muon.state = self.state
+            self.param_groups += self._muon.param_groups
+        self.param_groups += self._adamw.param_groups
+
+    def step(self) -> None:
+        """Update the parameters that have a gradient."""
+        if self._muon is not None:
+            self._muon.step()
+        self._adamw.step()
+
+    def _update(self, group: Group, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        raise NotImplementedError
+
+
+def decayed(parameters: list[nn.Parameter], weight_decay: float) -> list[Group]:
+    """Return the groups of matrices, to which weight decay applies, and of vectors; one group without weight decay."""
+    if not weight_decay:
+        return [{"params": parameters, "weight_decay": 0.0}]
+    return [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+
+
+def is_for_muon(model: nn.Module) -> dict[nn.Parameter, bool]:
+    """Return whether each parameter is a matrix of a layer: not of an embedding, of positions or of the output."""
+    excluded: set[nn.Parameter] = set()
+    for module in model.modules():
+        if isinstance(module, nn.Embedding | OutputProjection | Positions):
+            excluded.update(module.parameters(recurse=False))
+    return {p: p.dim() == 2 and p not in excluded for p in model.parameters() if p.requires_grad}

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from dragoman.config import parse_config
+from dragoman.data.readers import columns
 from dragoman.data.readers.columns import text_keys
+from dragoman.data.readers.row import Row
 from dragoman.errors import DataError, UsageError
 from dragoman.planning.source_text import open_text
 from dragoman.training.forecast import diagnose
@@ -51,8 +53,10 @@ def test_columns_of_text_are_found(tmp_path: Path) -> None:
     assert text_keys(path, said.append) == ("english", "de")
     assert said == [f"{path}: source text in column english, target text in column de"]
     for rows in (
-        [("eng", f"text{i}", f"Text{i}") for i in range(30)],  # "eng" is no header: it is repeated
-        [("de" if i % 2 else "en", *pair) for i, pair in enumerate(pairs)],  # nor is a record with sentences
+        [("eng", f"text{i}", f"Satz{i}") for i in range(30)],  # "eng" is no header: it is repeated
+        [
+            ("de" if i % 2 else "en", one, f"ein {other}") for i, (one, other) in enumerate(pairs)
+        ],  # nor is a record with sentences
     ):
         assert text_keys(write_csv(path, rows), said.append) == (1, 2)
     lines = [json.dumps({"lang": "en-de", "translation": {"en": one, "de": other}}) for one, other in pairs]
@@ -65,10 +69,12 @@ def test_columns_of_text_are_found(tmp_path: Path) -> None:
 
 
 def test_the_sample_of_a_large_table_is_spread_over_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The first rows of a sorted corpus repeat a value, and the sample has at most twice this size.
     monkeypatch.setattr("dragoman.data.readers.columns._SAMPLE", 50)
-    rows = [("Yes" if i < 100 else f"yes {i}", f"ja {i}") for i in range(1000)]
-    assert text_keys(write_csv(tmp_path / "a.csv", rows), print) == (0, 1)
+    rows = [Row(i, "", ("Yes" if i < 100 else f"yes {i}", f"ja {i}")) for i in range(1000)]
+    numbers = [row.number for row in columns._sample(rows)]
+    assert numbers == list(range(0, 1000, 16))
+    path = write_csv(tmp_path / "a.csv", [row.texts for row in rows])
+    assert text_keys(path, print) == (0, 1)  # although the first 100 rows repeat a value
 
 
 def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_a_slower_machine_than_expected_is_reported(cli: Cli, place: Path, tmp_p
 def test_control_c_before_the_first_step(
     saved: bool, cli: Cli, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def press(*args: object) -> None:
+    def press(*args: object, **settings: object) -> None:
         raise KeyboardInterrupt
 
     run = place / "runs" / "tiny" if saved else tmp_path / "run"

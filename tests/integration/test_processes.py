@@ -160,3 +160,29 @@ def test_a_budget_of_time_is_measured_by_the_main_process(data: Path, tmp_path: 
     main, other = ([float(x) for x in (tmp_path / "run" / f"time.{rank}").read_text().split()] for rank in (0, 1))
     assert main[:2] == other[:2], "the same seconds and steps"
     assert 3 <= main[0] <= main[2]
+
+
+def test_the_timeout_may_change_on_resume(data: Path, tmp_path: Path) -> None:
+    train(small_config(data, "train.budget=6 steps"), tmp_path / "run")
+    changed = ("train.parallel.timeout=30 s", "train.gradient_checkpointing=true", "train.budget=8 steps")
+    assert train(small_config(data, *changed), tmp_path / "run").progress.step == 8
+
+
+def test_another_number_of_processes_is_reported(data: Path, tmp_path: Path) -> None:
+    run_processes(2, train_in_child, data, ("train.budget=6 steps",), tmp_path / "run")
+    messages = Messages()
+    train(small_config(data, "train.budget=8 steps"), tmp_path / "run", reporter=messages)
+    assert any("2 processes have trained this run before, now 1" in text for text in messages.texts)
+
+
+@pytest.mark.parametrize(
+    ("environment", "prints"),
+    [({"LOCAL_RANK": "0"}, True), ({"LOCAL_RANK": "1"}, False), ({"WORLD_SIZE": "1", "LOCAL_RANK": "1"}, True)],
+)
+def test_an_error_of_the_configuration_is_printed_once_per_computer(
+    environment: dict[str, str], prints: bool, tmp_path: Path
+) -> None:
+    variables = os.environ | {"RANK": "3", "WORLD_SIZE": "4"} | environment
+    command = [sys.executable, "-m", "dragoman", "train", str(tmp_path / "none.toml")]
+    done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
+    assert done.returncode == 2 and ("none.toml" in done.stderr) == prints

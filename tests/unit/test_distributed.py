@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from dragoman.errors import TrainingError, UsageError
+from dragoman.errors import DragomanError, TrainingError, UsageError
 from dragoman.training.distributed import DistributedContext, ProcessGroup, open_context
 from dragoman.training.gradient_sum import GradientSum
 from processes import run_processes, start_processes
@@ -149,3 +149,101 @@ def test_a_single_process_needs_no_environment(monkeypatch: pytest.MonkeyPatch) 
 def test_buckets_have_a_fixed_content() -> None:
     model = network()
     assert [len(bucket.parameters) for bucket in GradientSum(model.parameters(), 8 * 20)._buckets] == [3, 1, 2]
+
+
+def many_buckets() -> None:
+    with connected() as context:
+        model = network()
+        summing = GradientSum(model.parameters(), bucket_bytes=16)
+        assert len(summing._buckets) == 6
+        with summing:
+            model(rows(context.rank)).square().sum().backward()
+        alone = network()
+        torch.cat([alone(rows(rank)) for rank in range(SIZE)]).square().sum().backward()
+        for parameter, expected in zip(model.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(parameter.grad, expected.grad, rtol=1e-12, atol=1e-12)
+
+
+def test_every_bucket_is_summed() -> None:
+    run_processes(SIZE, many_buckets)
+
+
+def prepare_slowly() -> None:
+    with open_context("cpu") as context:
+        with context.in_turn():
+            time.sleep(0 if context.is_main else 4)
+        context.connect(2)
+
+
+def test_the_timeout_does_not_include_the_preparation_of_other_processes() -> None:
+    run_processes(2, prepare_slowly)
+
+
+def train_twice() -> None:
+    for number in (1, 2):
+        with connected() as context:
+            assert context.on_main(lambda number=number: f"training {number}") == f"training {number}"
+
+
+def test_two_trainings_in_the_same_processes() -> None:
+    run_processes(2, train_twice)
+
+
+def fail_on_main(folder: Path, during: str) -> None:
+    rank, began = os.environ["RANK"], time.monotonic()
+    try:
+        with open_context("cpu") as context:
+            with context.in_turn():
+                if during == "turn" and context.is_main:
+                    raise UsageError("wrong file")
+            context.connect(60)
+            context.on_main(fail)
+    except DragomanError as error:
+        (folder / rank).write_text(f"{error.reported} {error}")
+        time.sleep(3 if rank == "0" else 0)  # process 0 has the store, which torchrun would have
+    assert time.monotonic() - began < 50
+
+
+def fail() -> None:
+    raise UsageError("damaged")
+
+
+@pytest.mark.parametrize("during", ["turn", "result"])
+def test_the_others_learn_that_the_main_process_has_failed(during: str, tmp_path: Path) -> None:
+    run_processes(SIZE, fail_on_main, tmp_path, during)
+    messages = [(tmp_path / str(rank)).read_text() for rank in range(SIZE)]
+    assert messages[0] == f"False {'wrong file' if during == 'turn' else 'damaged'}"
+    assert all(message.startswith("True another process has failed") for message in messages[1:])
+
+
+def two_computers(file: Path) -> None:
+    rank = int(os.environ["RANK"])
+    os.environ.update(LOCAL_RANK=str(rank % 2), LOCAL_WORLD_SIZE="2", GROUP_RANK=str(rank // 2))
+    with open_context("cpu") as context:
+        with context.in_turn():
+            with file.open("a") as out:
+                out.write(f"{rank} begins\n")
+            time.sleep(0.2)
+            with file.open("a") as out:
+                out.write(f"{rank} ends\n")
+        context.connect(60)
+
+
+def test_one_process_of_every_computer_prepares_before_the_others(tmp_path: Path) -> None:
+    run_processes(4, two_computers, tmp_path / "order")
+    order = (tmp_path / "order").read_text().splitlines()
+    assert len(order) == 8
+    for earlier, later in ((0, 1), (0, 2), (0, 3), (2, 3)):
+        assert order.index(f"{earlier} ends") < order.index(f"{later} begins"), order
+
+
+def test_the_environment_of_torchrun_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match=r"WORLD_SIZE=2 .* RANK, MASTER_ADDR, MASTER_PORT not set; use torchrun"):
+        open_context("cpu")
+    for name, value in (("RANK", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match="but RANK=2; use torchrun"):
+        open_context("cpu")

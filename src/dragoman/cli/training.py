@@ -121,14 +121,14 @@ def train(
     from dragoman.cli.progress import RichReporter
     from dragoman.config import load_config
 
-    is_main = os.environ.get("RANK", "0") == "0"  # of several processes, which torchrun starts
+    is_main = not _in_group() or os.environ.get("RANK") == "0"
     try:
         document = load_config(config, overrides or [])
     except UsageError as error:
-        error.reported = not is_main  # all processes read the same configuration
+        error.reported = _in_group() and os.environ.get("LOCAL_RANK", "0") != "0"  # once per computer
         raise
     run = out or Path("runs") / config.stem
-    with RichReporter(quiet or not is_main) as reporter, _interruptible(run, reporter):
+    with RichReporter(quiet or not is_main) as reporter, _interruptible(run, reporter if is_main else None):
         from dragoman.models.model_folder import USED_BY
         from dragoman.training.trainer import train as train_run
 
@@ -144,18 +144,25 @@ def train(
         reporter.log(f"to use the model: {USED_BY[document.data.kind].partition(',')[0]} {shlex.quote(str(run))}")
 
 
+def _in_group() -> bool:
+    """Return whether this process is one of several, which torchrun has started."""
+    return os.environ.get("WORLD_SIZE", "1") != "1"
+
+
 def _own_command(*overrides: str) -> str:
-    return shlex.join(["dragoman", *sys.argv[1:], *overrides])
+    command = shlex.join(["dragoman", *sys.argv[1:], *overrides])
+    return f"torchrun ... -m {command}" if _in_group() else command
 
 
 @contextmanager
-def _interruptible(run: Path, reporter: RichReporter) -> Iterator[None]:
+def _interruptible(run: Path, reporter: RichReporter | None) -> Iterator[None]:
     """Report what is saved if Ctrl-C is pressed before the first step, or a second time."""
     try:
         yield
     except KeyboardInterrupt:
         saved = "resume from the last checkpoint" if (run / "last").exists() else "no step is saved yet; start again"
-        reporter.result(f"interrupted; {saved} with: {_own_command()}")
+        if reporter is not None:
+            reporter.result(f"interrupted; {saved} with: {_own_command()}")
         raise typer.Exit(130) from None
 
 

@@ -139,7 +139,7 @@ class TrainingProfile(BaseModel):
     def cached(cls, store: Store, source_language: str | None) -> TrainingProfile:
         """Return the profile that an earlier call has written into the folder of the store, or write it there.
 
-        A file that was altered is written again; one that cannot be written is not.
+        A damaged file is replaced; an error of writing is ignored.
         """
         file = store.folder / f"profile-{_digest(f'{_VERSION} {source_language}')[:8]}.json"
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):

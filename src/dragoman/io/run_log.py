@@ -28,9 +28,9 @@ class Status:
     """State of a training after a step.
 
     used: fraction of the budget.  loss: of the step, in nats per target token; NaN if the step was skipped.  targets:
-    target tokens of the step; 0 if it was skipped.  tokens_per_second: source + target, mean of about the last minute.
-    seconds_left: including all validations to come.  next_validation: seconds until it begins.  best: highest score, or
-    lowest loss, of a validation.  None: not known yet.
+    target tokens of the step; 0 if it was skipped.  Both are those of the main process.  tokens_per_second: source +
+    target, mean of about the last minute.  seconds_left: including all validations to come.  next_validation: seconds
+    until it begins.  best: highest score, or lowest loss, of a validation.  None: not known yet.
     """
 
     step: int

@@ -56,8 +56,7 @@ class Network(nn.Module, ABC):
     def forward(self, src: Tensor, src_mask: Tensor | None, tgt_in: Tensor, head: Head | None = None) -> Any:
         """Return the logits (B, T, V), or the result of `head`.
 
-        A head receives hidden states and not logits, so that a loss need not hold all logits at once.  It is called
-        within `forward` because that is the call which distributed training wraps.
+        A head receives hidden states and not logits, so that a loss need not store all logits at once.
         """
         hidden = self.hidden(src, src_mask, tgt_in)
         return self.output(hidden) if head is None else head(hidden, self.output)

@@ -18,17 +18,17 @@ from typing import NamedTuple, Self, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from dragoman.decoding.native.processor import usable_cores
 from dragoman.device import resolve_device
-from dragoman.errors import DragomanError, TrainingError, UsageError
+from dragoman.errors import DragomanError, TrainingError, UsageError, clip
 from dragoman.training.gradient_sum import GradientSum
 
-__all__ = ["Agreement", "DistributedContext", "ProcessGroup", "agree", "open_context"]
+__all__ = ["Agreement", "DistributedContext", "ProcessGroup", "agree", "in_group", "open_context"]
 
 T = TypeVar("T")
-_NO_LIMIT = timedelta(days=30)
 _CPU = torch.device("cpu")
 
 
@@ -75,7 +75,10 @@ class DistributedContext:
         return value
 
     def on_main(self, work: Callable[[], T]) -> T:
-        """Return the result of `work`, which only the main process runs; the others wait without a time limit."""
+        """Return the result of `work`, which only the main process runs; the others wait without a time limit.
+
+        Pickled, it has at most a few megabytes.
+        """
         return work()
 
     def gather(self, value: T) -> list[T]:
@@ -110,47 +113,70 @@ class DistributedContext:
 class ProcessGroup(DistributedContext):
     """One of several processes, which communicate by Gloo, and by NCCL between GPUs.
 
-    The environment contains its number and the address of the others, as `torchrun` sets it.  If a process is lost, the
-    others raise TrainingError; the message is printed by one of them.
+    The environment contains its number and the address of the others, as `torchrun` sets it.  If a process fails or is
+    lost, the others raise TrainingError; the message is printed by one of them.
     """
+
+    _trainings = 0  # of this Python process, each with its own keys in the store
 
     def __init__(self, device: str = "auto") -> None:
         """device: as for `resolve_device`; auto and cuda: the GPU with the number LOCAL_RANK.  Raises UsageError."""
         self.rank, self.size = _number("RANK", 0), _number("WORLD_SIZE", 1)
         local_rank, local_size = _number("LOCAL_RANK", self.rank), _number("LOCAL_WORLD_SIZE", self.size)
-        gpus = torch.cuda.device_count() if device in ("auto", "cuda") and torch.cuda.is_available() else 0
-        super().__init__(f"cuda:{local_rank % gpus}" if gpus else device)
-        if "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(max(1, usable_cores() // local_size))
-        self._timeout = 600.0
-        computers = _number("GROUP_WORLD_SIZE", 1)
-        self._stage = 0 if self.is_main else 1 if local_rank == 0 else 2
-        self._stages = [1, computers - 1, self.size - computers]  # processes in each
+        missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+        if missing or self.rank >= self.size:
+            problem = f"{', '.join(missing)} not set" if missing else f"RANK={self.rank}"
+            raise UsageError(
+                f"WORLD_SIZE={self.size} in the environment, but {problem}; use torchrun to start processes"
+            )
+        self._computer, self._leads = _number("GROUP_RANK", 0), local_rank == 0
         self._turns = self._results = 0
+        self._timeout = 600.0
+        self._gradients: GradientSum | None = None
         with self._communicating():
             limit = timedelta(seconds=self._timeout)
-            self._store, _, _ = next(iter(rendezvous("env://", self.rank, self.size, timeout=limit)))
-        self._gradients: GradientSum | None = None
+            store, _, _ = next(iter(rendezvous("env://", self.rank, self.size, timeout=limit)))
+        ProcessGroup._trainings += 1
+        self._store = PrefixStore(f"training {ProcessGroup._trainings}", store)
+        try:
+            gpus = torch.cuda.device_count() if device in ("auto", "cuda") and torch.cuda.is_available() else 0
+            if gpus and local_size > gpus:
+                raise UsageError(
+                    f"{local_size} processes on a computer with {gpus} GPUs; start at most {gpus} there, or set "
+                    "train.device=cpu"
+                )
+            super().__init__(f"cuda:{local_rank}" if gpus else device)
+        except UsageError as error:
+            self._mark(error)
+            raise
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(max(1, usable_cores() // local_size))
 
     @contextmanager
     def in_turn(self) -> Generator[None, None, None]:
         self._turns += 1
-        names = [f"turn {self._turns}, stage {stage}" for stage in range(3)]
-        earlier = [name for name, processes in zip(names[: self._stage], self._stages, strict=False) if processes]
-        with self._communicating():
-            self._store.wait(earlier, _NO_LIMIT)
+        main, computer = f"turn {self._turns}: main", f"turn {self._turns}: computer {self._computer}"
+        self._wait([] if self.is_main else [main] if self._leads else [main, computer])
         yield
         with self._communicating():
-            name = names[self._stage]
-            if self._store.add(f"{name}: processes", 1) == self._stages[self._stage]:
-                self._store.set(name, "done")
+            for name in [main] * self.is_main + [computer] * self._leads:
+                self._store.set(name, "")
 
     def connect(self, timeout: float) -> None:
-        self._timeout = timeout
-        backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
         with self._communicating():
+            self._store.set(f"device {self.rank}", self.device.type)
+        self._wait([f"device {rank}" for rank in range(self.size)])  # the others may still prepare their data
+        self._timeout = timeout
+        with self._communicating():
+            devices = {self._store.get(f"device {rank}").decode() for rank in range(self.size)}
+            if len(devices) > 1 or not devices <= {"cpu", "cuda"}:
+                raise TrainingError(
+                    f"several processes cannot train together on {' and '.join(sorted(devices))}; accepted: cpu for "
+                    "all, or cuda for all; set train.device"
+                )
+            if self.device.type == "cuda":
+                torch.cuda.set_device(self.device)
+            backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
             limit = timedelta(seconds=timeout)
             dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.size, timeout=limit)
             dist.barrier()
@@ -161,12 +187,29 @@ class ProcessGroup(DistributedContext):
             with self._communicating():
                 dist.barrier()  # the others have read the store, which may end with the main process
         else:
-            with suppress(RuntimeError, AttributeError):  # no connection to the process that has the store
-                is_first = self._store.add("errors", 1) == 1
-                if isinstance(error, DragomanError):
-                    error.reported = not is_first
+            self._mark(error)
         if dist.is_initialized():
             dist.destroy_process_group()
+
+    def _mark(self, error: BaseException) -> None:
+        """Tell the others that this process fails; an error is reported by the first process that has one."""
+        is_first = self.is_main
+        with suppress(RuntimeError):  # no connection to the process that has the store
+            is_first = self._store.add("errors", 1) == 1
+        if isinstance(error, DragomanError):
+            error.reported = not is_first
+
+    def _wait(self, names: list[str]) -> None:
+        """Wait for keys of the store, without a time limit, until another process fails; signals are handled."""
+        missing = list(names)
+        while missing:
+            with self._communicating():
+                try:
+                    self._store.wait(missing[:1], timedelta(seconds=1))
+                    missing.pop(0)
+                except dist.DistStoreError:
+                    if self._store.add("errors", 0):
+                        raise TrainingError("another process has failed; its message gives the reason") from None
 
     def check_equal(self, values: Mapping[str, str]) -> None:
         everywhere = self.gather((socket.gethostname(), dict(values)))
@@ -199,10 +242,10 @@ class ProcessGroup(DistributedContext):
         if self.is_main:
             result = work()
             with self._communicating():
-                self._store.set(name, pickle.dumps(result))
+                self._store.set(name, pickle.dumps(result))  # type: ignore[arg-type]
             return result
+        self._wait([name])
         with self._communicating():
-            self._store.wait([name], _NO_LIMIT)
             found: T = pickle.loads(self._store.get(name))
         return found
 
@@ -234,10 +277,11 @@ class ProcessGroup(DistributedContext):
         except RuntimeError as error:
             if not isinstance(error, dist.DistError) and not any(name in str(error) for name in ("gloo", "NCCL")):
                 raise
+            reason = str(error).strip().splitlines() or [type(error).__name__]
             raise TrainingError(
-                f"another process has ended, or did not answer for {self._timeout:g} s (train.parallel.timeout); its "
-                "own message, if there is one, gives the reason. To resume the run from its last checkpoint, repeat "
-                "the command"
+                f"another process has ended, or did not answer for {self._timeout:g} s (train.parallel.timeout): "
+                f"{clip(reason[0])}. Its own message, if there is one, gives the reason. To resume the run from its "
+                "last checkpoint, repeat the command"
             ) from error
 
 
@@ -264,7 +308,12 @@ def agree(context: DistributedContext, own: Agreement) -> Agreement:
 
 def open_context(device: str = "auto") -> DistributedContext:
     """Return the context of the processes that `torchrun` has started, or of a single process."""
-    return ProcessGroup(device) if _number("WORLD_SIZE", 1) > 1 else DistributedContext(device)
+    return ProcessGroup(device) if in_group() else DistributedContext(device)
+
+
+def in_group() -> bool:
+    """Return whether this process is one of several, which `torchrun` has started."""
+    return _number("WORLD_SIZE", 1) > 1
 
 
 def _number(name: str, default: int) -> int:

@@ -26,18 +26,23 @@ class _Bucket:
         self.parameters: list[nn.Parameter] = []
         self.missing = 0  # gradients that the backward pass has not computed yet
         self.flat: Tensor | None = None  # the gradients, while they are summed
+        self.known: list[bool] = []  # whether each parameter has a gradient
         self.work: dist.Work | None = None
 
     def start(self) -> None:
         parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
         self.flat = torch.cat([part.flatten() for part in parts])
+        self.known = [p.grad is not None for p in self.parameters]
+        for parameter in self.parameters:
+            parameter.grad = None  # frees the memory
         self.work = dist.all_reduce(self.flat, async_op=True)
 
     def finish(self) -> None:
         assert self.work is not None and self.flat is not None
         self.work.wait()
-        for parameter, part in zip(self.parameters, self.flat.split([p.numel() for p in self.parameters]), strict=True):
-            if parameter.grad is not None:  # without a gradient here, there is none in any process
+        parts = self.flat.split([p.numel() for p in self.parameters])
+        for parameter, part, known in zip(self.parameters, parts, self.known, strict=True):
+            if known:
                 parameter.grad = part.view_as(parameter)
         self.flat = self.work = None
 
@@ -45,7 +50,8 @@ class _Bucket:
 class GradientSum:
     """Context in which a backward pass ends with the sums of the gradients over all processes.
 
-    Every process runs one backward pass of the same model in the context; outside of it, gradients stay local.
+    Every process runs one backward pass of the same model in the context; outside of it, gradients stay local.  In all
+    processes, the same parameters must have gradients.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], bucket_bytes: int = _BUCKET_BYTES) -> None:

@@ -37,9 +37,16 @@ class Optimizer(ABC):
             for parameter in group["params"]:
                 parameter.grad = None
 
-    @torch.no_grad()
+    @abstractmethod
     def step(self) -> None:
         """Update the parameters that have a gradient."""
+
+
+class _OneByOne(Optimizer):
+    """Updates one group of parameters after the other."""
+
+    @torch.no_grad()
+    def step(self) -> None:
         for group in self.param_groups:
             if chosen := [p for p in group["params"] if p.grad is not None]:
                 self._update(group, chosen, [p.grad for p in chosen])
@@ -49,7 +56,7 @@ class Optimizer(ABC):
         """Update parameters of one group."""
 
 
-class Adam(Optimizer):
+class Adam(_OneByOne):
     """Adam (Kingma and Ba 2015); AdamW (Loshchilov and Hutter 2019) if its configuration is given."""
 
     def __init__(self, config: AdamConfig | AdamWConfig | MuonConfig, parameters: list[nn.Parameter]) -> None:
@@ -72,7 +79,7 @@ class Adam(Optimizer):
         )  # fmt: skip
 
 
-class SGD(Optimizer):
+class SGD(_OneByOne):
     """Gradient descent with momentum and L2 regularization."""
 
     def __init__(self, config: SGDConfig, parameters: list[nn.Parameter]) -> None:
@@ -112,13 +119,9 @@ class MuonWithAdamW(Optimizer):
         self.param_groups += self._adamw.param_groups
 
     def step(self) -> None:
-        """Update the parameters that have a gradient."""
         if self._muon is not None:
             self._muon.step()
         self._adamw.step()
-
-    def _update(self, group: Group, parameters: list[Tensor], gradients: list[Tensor]) -> None:
-        raise NotImplementedError
 
 
 def decayed(parameters: list[nn.Parameter], weight_decay: float) -> list[Group]:

@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,7 +50,8 @@ __all__ = ["TrainingRun", "average_run", "check_files", "open_run", "validated_c
 
 _MAY_CHANGE = ("train.budget", "train.validate_every", "train.validate_sentences", "train.save_every",
                "train.patience", "train.keep", "train.log_every", "train.average", "train.device", "train.threads",
-               "train.max_bad_steps", "train.expected_speed", "search.", "data.root")  # fmt: skip
+               "train.max_bad_steps", "train.parallel.", "train.gradient_checkpointing", "train.expected_speed",
+               "search.", "data.root")  # fmt: skip
 """Settings that a resumed run may change, because they do not affect the steps already made."""
 
 _PATHS = (
@@ -160,16 +162,18 @@ class TrainingRun:
         return count_parameters(model, vocabulary.source_size, vocabulary.target_size, shared=vocabulary.shared)
 
     def identity(self) -> dict[str, str]:
-        """Return what must be equal in all processes that train together."""
+        """Return what must be equal in all processes that train together, and decides which batches they read."""
         flat = flatten(self.config.model_dump(mode="json"))
         settings = {key: value for key, value in flat.items() if not key.startswith(("data.root", "train.device"))}
         vocabulary = b"".join(self.task.vocabulary.files().values())
         return {
             "Dragoman": __version__,
             "PyTorch": torch.__version__,
+            "NumPy": np.__version__,
             "configuration": _short_hash(repr(sorted(settings.items())).encode()),
             "training data": self.task.data_hash,
             "vocabulary": _short_hash(vocabulary),
+            "batches": _short_hash(b"".join(batch.tobytes() for batch in self.task.epoch(0))),
         }
 
     def new_model(self) -> Network:

@@ -132,7 +132,10 @@ class Window:
         self.rate = rate
 
     def row(self, progress: Progress, context: DistributedContext) -> dict[str, Any] | None:
-        """Return a row of the log and restart, or return None if every step since the last row was skipped."""
+        """Return a row of the log and restart, or return None if every step since the last row was skipped.
+
+        All processes call it, because the losses are summed over them.
+        """
         if not self.targets:
             return None
         nll = float(context.sum(torch.tensor([self.nll], dtype=torch.float64)))

@@ -110,9 +110,11 @@ class ThreadControl:
         """Set the same number in several processes: train.threads, that of the run, or an equal share of the cores."""
         number: int | str = self._config.threads
         if not isinstance(number, int):
-            number = context.on_main(lambda: (resumed and self._read()) or self._before)
+            keeps = resumed and self._fixed
+            number = context.on_main(lambda: (self._read(context.size) if keeps else None) or self._before)
         if context.is_main:
-            self._set(number)
+            self._reporter.log(f"threads: {number} in each of {context.size} processes")
+            self._set(number, context.size)
         torch.set_num_threads(number)
 
     def _choose(self, work: Callable[[], object]) -> None:
@@ -159,15 +161,24 @@ class ThreadControl:
         if len(self._numbers) > 1:
             self._next = time.monotonic() + max(_INTERVAL, cost / _SHARE)
 
-    def _set(self, number: int) -> None:
-        write_file(self._file, f"{json.dumps({'threads': number})}\n".encode())
+    def _set(self, number: int, processes: int = 1) -> None:
+        stored = {"threads": number} | ({"processes": processes} if processes > 1 else {})
+        write_file(self._file, f"{json.dumps(stored)}\n".encode())
         torch.set_num_threads(number)
 
-    def _read(self) -> int | None:
+    def _read(self, processes: int = 1) -> int | None:
+        """Return the stored number; None if there is none, or if another number of processes trained the run."""
         if not self._file.exists():
             return None
         advice = "Remove it, and set train.threads to the number of threads that this run began with."
-        number = read_json(self._file, TrainingError, advice).get("threads")
+        stored = read_json(self._file, TrainingError, advice)
+        if (before := stored.get("processes", 1)) != processes:
+            self._reporter.warn(
+                f"{before} processes have trained this run before, now {processes}: the size of a step changes with "
+                "their number, unless train.accumulate compensates for it in a new run"
+            )
+            return None
+        number = stored.get("threads")
         if type(number) is not int or not 1 <= number <= 1024:
             raise TrainingError(f"{self._file}: threads is {str(number)[:40]!r}, accepted: 1 to 1,024. {advice}")
         return number

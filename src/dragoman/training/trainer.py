@@ -1,7 +1,7 @@
 """The training loop.
 
-All randomness of a step is a function of (seed, step), and all randomness of an epoch a function of (seed, epoch): a
-run that was killed and resumed ends with the same bytes as an uninterrupted one.
+All randomness of a batch is a function of (seed, step, number in the step), and that of an epoch a function of (seed,
+epoch): a run that was killed and resumed ends with the same bytes as an uninterrupted one.
 
 With several processes, a step uses the next size * train.accumulate batches of the epoch.  All of them compute the same
 decisions from the same numbers: the main process reads the clock and validates, and a signal to one of them stops all.
@@ -95,7 +95,8 @@ def _open(
     if context.size > 1:
         reporter.phase(f"connecting {context.size:,} processes")
     context.connect(config.train.parallel.timeout.amount)
-    context.check_equal(run.identity())
+    if context.size > 1:
+        context.check_equal(run.identity())
     reporter.phase("building the model")
     return run
 
@@ -116,7 +117,7 @@ class Trainer:
         if context.is_main:
             self.log = RunLog(run.folder, self.progress.step, run.is_validated(self.progress), run.last_good)
         self.threads = ThreadControl(run.folder, self.config, context.device, reporter)
-        rows = context.on_main(lambda: read_log(run.folder))
+        rows = context.on_main(lambda: [r for r in read_log(run.folder) if "validation_seconds" in r][-1:])
         self.estimator = ProgressEstimator(self.config, self.validation is not None, rows)
         self.scores: dict[str, Any] = {}
         self._window = Window()
@@ -263,7 +264,7 @@ class Trainer:
         if progress.bad_in_a_row >= self.config.max_bad_steps:
             raise TrainingError(
                 f"{self.run.folder}: the loss was not finite for {progress.bad_in_a_row} steps in a row, up to step "
-                f"{progress.step}. {self.run.last_good()} {_ADVICE}"
+                f"{progress.step}. {self.context.on_main(self.run.last_good)} {_ADVICE}"
             )
 
     def _check_usable(self) -> None:
@@ -360,23 +361,24 @@ class Trainer:
             self.reporter.warn(warning)
         if not self.context.on_main(lambda: self.run.is_validated(self.progress)):
             self._validate()
-        if self.config.average > 1 and self.validation is not None and self.context.is_main:
-            self._validate_average(self.validation)
+        if self.config.average > 1 and self.validation is not None:
+            self.scores = self.context.on_main(partial(self._validate_average, self.validation))
 
-    def _validate_average(self, validation: Score) -> None:
-        """Score the average of the last checkpoints, which becomes the best model if its score is higher."""
+    def _validate_average(self, validation: Score) -> dict[str, Any]:
+        """Score the average of the last checkpoints; if it is better, it becomes the best model.
+
+        Returns the scores of the better one of the average and the last checkpoint.
+        """
         count = min(self.config.average, len(validated_checkpoints(self.run.folder)))
         self.reporter.phase(f"validation of the average of the last {count} checkpoints")
         averaged = self.run.average(count)
         if averaged is None:
-            return
+            return self.scores
         with swapped_weights(self.model, averaged):
             scores = validation(self.model)
         best = self.progress.best
         better = best is None or metric_value(self.config, scores) > best
         self.run.save_average(averaged, self.progress, scores, best=better)
-        if better:
-            self.scores = scores
         row = {"step": self.progress.step, "seconds": self.progress.seconds, "average": count, **scores}
         self.log.write(row)
         self.reporter.validated(row, better)
@@ -385,3 +387,4 @@ class Trainer:
             used = "the average" if better else f"step {self.progress.best_step:,}"
             values = f"{self.config.metric} {abs(metric_value(self.config, scores)):.2f} and {abs(best):.2f}"
             self.reporter.log(f"the average of the last {count} checkpoints is {than} ({values}); using {used}")
+        return scores if better else self.scores

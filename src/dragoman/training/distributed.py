@@ -10,6 +10,7 @@ import os
 import pickle
 import socket
 import sys
+import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -201,15 +202,16 @@ class ProcessGroup(DistributedContext):
 
     def _wait(self, names: list[str]) -> None:
         """Wait for keys of the store, without a time limit, until another process fails; signals are handled."""
-        missing = list(names)
+        missing, pause = list(names), 0.001
         while missing:
             with self._communicating():
-                try:
-                    self._store.wait(missing[:1], timedelta(seconds=1))
+                if self._store.check(missing[:1]):
                     missing.pop(0)
-                except dist.DistStoreError:
-                    if self._store.add("errors", 0):
-                        raise TrainingError("another process has failed; its message gives the reason") from None
+                    continue
+                if self._store.add("errors", 0):
+                    raise TrainingError("another process has failed; its message gives the reason")
+            time.sleep(pause)  # TCPStore.wait prints a warning when its time is over
+            pause = min(2 * pause, 0.1)
 
     def check_equal(self, values: Mapping[str, str]) -> None:
         everywhere = self.gather((socket.gethostname(), dict(values)))

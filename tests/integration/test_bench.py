@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 native = pytest.mark.skipif(load_native() is None, reason="no native engine")
 
 
-def said(name: str, *arguments: str) -> str:
+def output_of(name: str, *arguments: str) -> str:
     """What a program prints, errors last.  One thread, so that it may run beside others."""
     command = [sys.executable, str(BENCH / name), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -28,76 +28,76 @@ def said(name: str, *arguments: str) -> str:
 
 
 def test_attention() -> None:
-    assert said("attention.py", "1")
+    assert output_of("attention.py", "1")
 
 
 def test_record() -> None:
-    assert "%" in said("record.py", "1")
+    assert "%" in output_of("record.py", "1")
 
 
 def test_extrapolation() -> None:
-    out = said("extrapolation.py", "--kinds", "rotary", "--seeds", "1", "--steps", "20", "--length", "6")
+    out = output_of("extrapolation.py", "--kinds", "rotary", "--seeds", "1", "--steps", "20", "--length", "6")
     assert "rotary" in out
 
 
 def test_length() -> None:
-    assert "LSTM" in said("length.py", "--threads", "1", "--up-to", "64")
+    assert "LSTM" in output_of("length.py", "--threads", "1", "--up-to", "64")
 
 
 def test_gradients(tmp_path: Path) -> None:
     options = ("--kinds", "RNN, tanh", "LSTM", "--rates", "0.02", "--plot", str(tmp_path / "gradients.svg"))
-    out = said("gradients.py", "--quick", *options)
+    out = output_of("gradients.py", "--quick", *options)
     assert "| RNN, ReLU, spectral radius 1.5 |" in out and "| LSTM (" in out and "nan" not in out and "), 0.02 |" in out
     assert "Networks trained at distance 5" in (tmp_path / "gradients.svg").read_text(encoding="utf-8")
 
 
 def test_graphs() -> None:
-    out = said("graphs.py", "--device", "cpu", "--model", "random-tiny", "--sentences", "4", "--rounds", "1")
+    out = output_of("graphs.py", "--device", "cpu", "--model", "random-tiny", "--sentences", "4", "--rounds", "1")
     assert out.count("fixed shapes, torch.bfloat16") == 2
 
 
 @native
 def test_threads() -> None:
-    assert said("threads.py", "--rounds", "2").count("all at once, in processes") == 2
+    assert output_of("threads.py", "--rounds", "2").count("all at once, in processes") == 2
 
 
 def test_training_threads(tmp_path: Path) -> None:
     config = write_toml(tmp_path / "tiny.toml", write_corpus(tmp_path / "data"))
     options = ("--rounds", "1", "--seconds", "0.1", "--busy", "1", "--policies", "passive", "--scratch", str(tmp_path))
-    out = said("training_threads.py", str(config), *options)
+    out = output_of("training_threads.py", str(config), *options)
     assert "| 1 | 2 | " in out and "weights after 6 steps with 1 threads: " in out
 
 
 def test_processes(tmp_path: Path) -> None:
     config = write_toml(tmp_path / "tiny.toml", write_corpus(tmp_path / "data"))
-    out = said("processes.py", str(config), "--rounds", "2", "--steps", "3", "--warmup", "2")
+    out = output_of("processes.py", str(config), "--rounds", "2", "--steps", "3", "--warmup", "2")
     assert "| one process | " in out and "| 2 independent trainings | " in out
 
 
 def test_train(data_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAGOMAN_DATA", str(data_root))
     options = ("--contestants", "dragoman", "pytorch", "marian", "--rounds", "1", "--steps", "2", "--warmup", "1")
-    out = said("train.py", *options, "--tokens", "300")
+    out = output_of("train.py", *options, "--tokens", "300")
     assert "| dragoman | " in out and "| marian | " in out
 
 
 def test_kill(tmp_path: Path) -> None:
     config = write_toml(tmp_path / "tiny.toml", write_corpus(tmp_path / "data"), "train.budget=400 steps")
-    out = said("kill.py", str(config), "train.save_every=0.2 s", "train.validate_every=50 steps", "--kills", "3")
+    out = output_of("kill.py", str(config), "train.save_every=0.2 s", "train.validate_every=50 steps", "--kills", "3")
     assert "same bytes: True" in out
 
 
 @native
 @pytest.mark.skipif(importlib.util.find_spec("ctranslate2") is None, reason="ctranslate2 is not installed")
 def test_decode() -> None:
-    out = said("decode.py", "--quick", "--peers", "ctranslate2-int8", "--sentences", "40")
+    out = output_of("decode.py", "--quick", "--peers", "ctranslate2-int8", "--sentences", "40")
     assert "times as fast" in out and "ctranslate2-int8" in out
 
 
 @native
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 def test_fuzzing() -> None:
-    out = said("fuzz_native.py", "--seconds", "20")
+    out = output_of("fuzz_native.py", "--seconds", "20")
     assert all(
         kind in out
         for kind in ("damaged: refused", "valid: answered", "bypassing_python: refused", "session: answered")
@@ -107,8 +107,8 @@ def test_fuzzing() -> None:
 def test_mutation(tmp_path: Path) -> None:
     pytest.importorskip("cosmic_ray")
     work = ["--work", str(tmp_path), "--workers", "1"]
-    assert "0 of them not used" in said("mutation.py", *work, "record", "tests/unit/test_nn_state.py")
-    out = said("mutation.py", *work, "run", "nn", "--sample", "6", "--control")
+    assert "0 of them not used" in output_of("mutation.py", *work, "record", "tests/unit/test_nn_state.py")
+    out = output_of("mutation.py", *work, "run", "nn", "--sample", "6", "--control")
     assert "killed" not in out and "no coverage" in out  # the source is unchanged
-    said("mutation.py", *work, "run", "nn", "--sample", "40")
-    assert "killed" in said("mutation.py", *work, "report")
+    output_of("mutation.py", *work, "run", "nn", "--sample", "40")
+    assert "killed" in output_of("mutation.py", *work, "report")

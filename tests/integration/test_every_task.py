@@ -422,11 +422,11 @@ def test_characters_that_become_unk_are_counted(name: str, data: Path, tmp_path:
 @pytest.mark.parametrize(("name", "account"), [("tagged", "sentences"), ("first", "texts")])
 def test_what_is_too_long_is_counted(name: str, account: str, data: Path, tmp_path: Path) -> None:
     messages = Messages()
-    said, config = messages.texts, config_of(name, data, "data.max_tokens=9")
+    lines, config = messages.texts, config_of(name, data, "data.max_tokens=9")
     open_task(config, tmp_path, messages).validation()
-    numbers = [int(word) for word in said[0].replace(";", " ").split() if word.isdigit()]
-    assert f"read 60 {account} = kept" in said[0] and numbers[1] + numbers[2] == 60, said
-    assert "too_many_tokens" in said[0] and "are left out" in said[1]
+    numbers = [int(word) for word in lines[0].replace(";", " ").split() if word.isdigit()]
+    assert f"read 60 {account} = kept" in lines[0] and numbers[1] + numbers[2] == 60, lines
+    assert "too_many_tokens" in lines[0] and "are left out" in lines[1]
     with pytest.raises(DataError, match=r"increase data\.max_tokens"):
         open_task(config_of(name, data, "data.max_tokens=4"), tmp_path, messages)
 
@@ -457,10 +457,10 @@ def test_sentences_that_are_too_long_to_be_scored_are_told(data: Path, tmp_path:
     write_lines(tmp_path / "valid.ptb", [brackets(usual), brackets(long)])
     overrides = (f"data.valid={tmp_path / 'valid.ptb'}", "model.position.kind=learned", "model.position.max_len=80")
     messages = Messages()
-    said = messages.texts
+    lines = messages.texts
     task = open_task(config_of("trees", data, *overrides), tmp_path / "prepared", messages)
     score = task.validation()
-    assert "1 pairs exceed max_tokens = 60" in said[-2] and "1 sentences exceed max_tokens = 60" in said[-1]
+    assert "1 pairs exceed max_tokens = 60" in lines[-2] and "1 sentences exceed max_tokens = 60" in lines[-1]
     assert score is not None and set(score(build_for(task.config, task.vocabulary))) == SCORES["trees"]
     write_lines(tmp_path / "valid.ptb", [brackets(long)])
     with pytest.raises(DataError, match="all 1 pairs exceed max_tokens = 60; increase it"):

@@ -100,13 +100,13 @@ def test_the_same_text_is_split_in_the_same_way(tmp_path: Path) -> None:
 def test_a_given_test_set_is_kept_and_its_pairs_leave_the_training_part(tmp_path: Path) -> None:
     source, target = write_two(tmp_path)
     held = (write_lines(tmp_path / "t.en", [f"{PAIRS[0][0]}!", "new"]), write_lines(tmp_path / "t.fr", ["x", "y"]))
-    said: list[str] = []
+    messages: list[str] = []
 
-    plan = plan_training(source, target, test=held, log=said.append)
+    plan = plan_training(source, target, test=held, log=messages.append)
 
     assert lines(tmp_path / "en-fr-data" / "test.en") == [f"{PAIRS[0][0]}!", "new"]
     assert PAIRS[0][0] not in lines(tmp_path / "en-fr-data" / "train.en")
-    assert "pairs: 1 left out, because a validation or test set has a near-duplicate" in said
+    assert "pairs: 1 left out, because a validation or test set has a near-duplicate" in messages
     assert plan.config.parallel.test is not None and plan.facts.pairs == 299 - 14
     train = plan.config.train
     assert train.expected_speed * train.budget.amount == pytest.approx(plan.forecast.tokens, rel=0.01)
@@ -114,37 +114,39 @@ def test_a_given_test_set_is_kept_and_its_pairs_leave_the_training_part(tmp_path
 
 def test_one_tsv_with_numbers_of_sentences(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.en-fr.tsv", [f"{i}\t{s}\t{i + 7}\t{t}" for i, (s, t) in enumerate(PAIRS)])
-    said: list[str] = []
-    text = open_text(path, None, None, tmp_path, said.append)
+    messages: list[str] = []
+    text = open_text(path, None, None, tmp_path, messages.append)
     assert [(pair.source, pair.target) for pair in text.pairs()] == PAIRS and text.languages == ("en", "fr")
-    assert said == [f"{path}: source text in column 2, target text in column 4"]
+    assert messages == [f"{path}: source text in column 2, target text in column 4"]
 
 
 def test_columns_that_repeat_values_are_no_text(tmp_path: Path) -> None:
     rows = [f"eng\t{source}\tfra\t{target}" for source, target in PAIRS]
     path = write_lines(tmp_path / "a.en-fr.tsv", rows)
-    said: list[str] = []
-    text = open_text(path, None, None, tmp_path, said.append)
+    messages: list[str] = []
+    text = open_text(path, None, None, tmp_path, messages.append)
     assert [(pair.source, pair.target) for pair in text.pairs()] == PAIRS
-    assert said == [f"{path}: source text in column 2, target text in column 4"]
+    assert messages == [f"{path}: source text in column 2, target text in column 4"]
     write_lines(path, [f"eng\t{source}" for source, _ in PAIRS])
     with pytest.raises(DataError, match=r"1 column of text \('eng .*; mostly repeated values in column 1\); accepted"):
-        open_text(path, None, None, tmp_path, said.append)
+        open_text(path, None, None, tmp_path, messages.append)
 
 
 def test_sentences_that_differ_only_in_digits_can_be_held_out(tmp_path: Path) -> None:
-    said: list[str] = []
-    plan_training(*write_two(tmp_path, [(f"sentence {i}", f"phrase numero {i}") for i in range(300)]), log=said.append)
-    assert "split: train 270, valid 15, test 15" in said
-    assert any(line.endswith("only in digits, so digits count in the comparison") for line in said)
+    messages: list[str] = []
+    plan_training(
+        *write_two(tmp_path, [(f"sentence {i}", f"phrase numero {i}") for i in range(300)]), log=messages.append
+    )
+    assert "split: train 270, valid 15, test 15" in messages
+    assert any(line.endswith("only in digits, so digits count in the comparison") for line in messages)
     assert "(ignoring case and punctuation)" in (tmp_path / "en-fr.toml").read_text().replace("\n# ", " ")
 
 
 def test_a_part_without_pairs_is_a_warning(tmp_path: Path) -> None:
-    said: list[str] = []
-    plan_training(*write_two(tmp_path, [(source, "oui") for source, _ in PAIRS]), log=said.append)
+    messages: list[str] = []
+    plan_training(*write_two(tmp_path, [(source, "oui") for source, _ in PAIRS]), log=messages.append)
     for name, use in (("valid", "validation"), ("test", "test")):
-        (line,) = (line for line in said if line.startswith(f"warning: there is no {use} set"))
+        (line,) = (line for line in messages if line.startswith(f"warning: there is no {use} set"))
         assert line.endswith(f"specify two files with --{name}")
     text = (tmp_path / "en-fr.toml").read_text()
     assert "between validations" not in text and "metric" not in text and "there is no validation set" in text
@@ -155,9 +157,9 @@ def test_one_tmx(tmp_path: Path) -> None:
         f'<tu><tuv xml:lang="fr"><seg>{t}</seg></tuv><tuv xml:lang="en"><seg>{s}</seg></tuv></tu>' for s, t in PAIRS
     )
     (tmp_path / "a.tmx").write_text(f'<tmx version="1.4"><header srclang="en"/><body>{units}</body></tmx>')
-    said: list[str] = []
-    plan_training(tmp_path / "a.tmx", log=said.append)
-    assert f"{tmp_path / 'a.tmx'}: read 300 units = 300 pairs + without en or fr 0" in said
+    messages: list[str] = []
+    plan_training(tmp_path / "a.tmx", log=messages.append)
+    assert f"{tmp_path / 'a.tmx'}: read 300 units = 300 pairs + without en or fr 0" in messages
     assert set(lines(tmp_path / "en-fr-data" / "train.en")) <= {source for source, _ in PAIRS}
 
 
@@ -172,14 +174,14 @@ def test_the_files_can_be_moved_together(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_warnings_about_the_text_are_counted(tmp_path: Path) -> None:
-    said: list[str] = []
-    plan_training(*write_two(tmp_path, [*PAIRS, *PAIRS[:60]]), log=said.append)
-    assert f"text: 1 warning; for details: dragoman doctor {tmp_path}/numbers.en {tmp_path}/numbers.fr" in said
-    assert "pairs: read 360 = kept 300 + duplicate 60" in said
+    messages: list[str] = []
+    plan_training(*write_two(tmp_path, [*PAIRS, *PAIRS[:60]]), log=messages.append)
+    assert f"text: 1 warning; for details: dragoman doctor {tmp_path}/numbers.en {tmp_path}/numbers.fr" in messages
+    assert "pairs: read 360 = kept 300 + duplicate 60" in messages
 
     path = write_lines(tmp_path / "a.en-fr.tsv", ["\t".join(pair) for pair in [*PAIRS, *PAIRS[:60]]])
-    plan_training(path, out="tsv.toml", log=said.append)
-    assert any(line.startswith("text: warning: ") and "duplicate" in line for line in said)
+    plan_training(path, out="tsv.toml", log=messages.append)
+    assert any(line.startswith("text: warning: ") and "duplicate" in line for line in messages)
 
 
 def test_languages_that_a_translation_memory_lacks(tmp_path: Path) -> None:
@@ -255,10 +257,10 @@ def test_an_existing_file_and_folder_are_reported_together(tmp_path: Path) -> No
     (tmp_path / "en-fr-data").mkdir()
     with pytest.raises(UsageError, match=r"^en-fr\.toml and en-fr-data exist already; .* or remove them$"):
         plan_training(*files)
-    said: list[str] = []
+    messages: list[str] = []
     with pytest.raises(UsageError, match="exist already"):  # before the text is read, if the name is known
-        plan_training(files[0], tmp_path / "missing.fr", out="en-fr.toml", log=said.append)
-    assert not said
+        plan_training(files[0], tmp_path / "missing.fr", out="en-fr.toml", log=messages.append)
+    assert not messages
 
 
 def test_empty_files(tmp_path: Path) -> None:

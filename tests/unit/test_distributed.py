@@ -38,6 +38,14 @@ def rows(rank: int) -> torch.Tensor:
     return torch.randn(4 + rank, 5, generator=torch.Generator().manual_seed(rank), dtype=torch.float64)
 
 
+def assert_sums(model: nn.Module) -> None:
+    """Compare the gradients of a process with those of the rows of all processes in one process."""
+    alone = network()
+    torch.cat([alone(rows(rank)) for rank in range(SIZE)]).square().sum().backward()
+    for parameter, expected in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, expected.grad, rtol=1e-12, atol=1e-12)
+
+
 def sum_gradients() -> None:
     with connected() as context:
         model = network()
@@ -47,10 +55,7 @@ def sum_gradients() -> None:
             model(rows(context.rank)[:2]).square().sum().backward()  # local: accumulated
             with context.summing_gradients():
                 model(rows(context.rank)[2:]).square().sum().backward()
-            alone = network()
-            torch.cat([alone(rows(rank)) for rank in range(SIZE)]).square().sum().backward()
-            for parameter, expected in zip(model.parameters(), alone.parameters(), strict=True):
-                torch.testing.assert_close(parameter.grad, expected.grad, rtol=1e-12, atol=1e-12)
+            assert_sums(model)
 
 
 def test_gradients_are_summed_over_processes_and_accumulated_batches() -> None:
@@ -76,7 +81,7 @@ def communicate() -> None:
         rank = context.rank
         assert context.size == SIZE and context.is_main == (rank == 0)
         assert context.sum(torch.tensor([1.0, rank])).tolist() == [3.0, 3.0]
-        assert context.broadcast({"rank": rank}) == {"rank": 0}
+        assert context.on_main(lambda: {"rank": rank}) == {"rank": 0}
         assert context.gather(str(rank)) == ["0", "1", "2"]
         tensors = [torch.full((2,), float(rank)), torch.full((1,), rank)]
         context.copy_from_main(tensors)
@@ -140,7 +145,7 @@ def test_a_single_process_needs_no_environment(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     context = open_context("cpu")
     assert type(context) is DistributedContext and context.is_main and context.size == 1
-    assert context.gather(4) == [4] and context.broadcast(4) == 4
+    assert context.gather(4) == [4] and context.on_main(lambda: 4) == 4
     monkeypatch.setenv("WORLD_SIZE", "two")
     with pytest.raises(UsageError, match="WORLD_SIZE='two' in the environment; accepted: a whole number"):
         open_context("cpu")
@@ -158,10 +163,7 @@ def many_buckets() -> None:
         assert len(summing._buckets) == 6
         with summing:
             model(rows(context.rank)).square().sum().backward()
-        alone = network()
-        torch.cat([alone(rows(rank)) for rank in range(SIZE)]).square().sum().backward()
-        for parameter, expected in zip(model.parameters(), alone.parameters(), strict=True):
-            torch.testing.assert_close(parameter.grad, expected.grad, rtol=1e-12, atol=1e-12)
+        assert_sums(model)
 
 
 def test_every_bucket_is_summed() -> None:

@@ -156,7 +156,7 @@ def _own_command(*overrides: str) -> str:
 
 @contextmanager
 def _interruptible(run: Path, reporter: RichReporter | None) -> Iterator[None]:
-    """Report what is saved if Ctrl-C is pressed before the first step, or a second time."""
+    """Convert KeyboardInterrupt to exit code 130, and print what is saved and how to resume."""
     try:
         yield
     except KeyboardInterrupt:

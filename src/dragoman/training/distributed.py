@@ -27,10 +27,9 @@ from dragoman.device import resolve_device
 from dragoman.errors import DragomanError, TrainingError, UsageError, clip
 from dragoman.training.gradient_sum import GradientSum
 
-__all__ = ["Agreement", "DistributedContext", "ProcessGroup", "agree", "in_group", "open_context"]
+__all__ = ["Agreement", "DistributedContext", "ProcessGroup", "agree", "open_context"]
 
 T = TypeVar("T")
-_CPU = torch.device("cpu")
 
 
 class DistributedContext:
@@ -62,7 +61,7 @@ class DistributedContext:
         yield
 
     def connect(self, timeout: float) -> None:
-        """Wait for the other processes; timeout: seconds after which a process that does not answer is lost."""
+        """Wait for the other processes.  timeout: seconds after which an unresponsive process counts as lost."""
 
     def check_equal(self, values: Mapping[str, str]) -> None:
         """Raise TrainingError if one of these values differs between the processes."""
@@ -71,14 +70,10 @@ class DistributedContext:
         """Return the sum of a tensor on the CPU over all processes."""
         return values
 
-    def broadcast(self, value: T) -> T:
-        """Return the value of the main process."""
-        return value
-
     def on_main(self, work: Callable[[], T]) -> T:
         """Return the result of `work`, which only the main process runs; the others wait without a time limit.
 
-        Pickled, it has at most a few megabytes.
+        The pickled result must be smaller than 8 MB, the limit of the store.
         """
         return work()
 
@@ -87,14 +82,14 @@ class DistributedContext:
         return [value]
 
     def copy_from_main(self, tensors: list[Tensor]) -> None:
-        """Overwrite the tensors by those of the main process."""
+        """Replace the values of the tensors with those of the main process."""
 
     def register(self, model: nn.Module) -> None:
-        """Choose the model whose gradients `summing_gradients` sums."""
+        """Set the model whose gradients are summed in `summing_gradients`."""
 
     @contextmanager
     def summing_gradients(self) -> Generator[None, None, None]:
-        """Sum the gradients over all processes; the body is one backward pass, which adds the last part of them."""
+        """Sum the gradients over all processes; the body is the last backward pass before the update."""
         yield
 
     def peak_memory(self) -> int:
@@ -193,7 +188,7 @@ class ProcessGroup(DistributedContext):
             dist.destroy_process_group()
 
     def _mark(self, error: BaseException) -> None:
-        """Tell the others that this process fails; an error is reported by the first process that has one."""
+        """Notify the other processes of a failure; only the first process that fails prints its error."""
         is_first = self.is_main
         with suppress(RuntimeError):  # no connection to the process that has the store
             is_first = self._store.add("errors", 1) == 1
@@ -231,12 +226,6 @@ class ProcessGroup(DistributedContext):
         with self._communicating():
             dist.all_reduce(values)
         return values
-
-    def broadcast(self, value: T) -> T:
-        box = [value]
-        with self._communicating():
-            dist.broadcast_object_list(box, device=_CPU)
-        return box[0]
 
     def on_main(self, work: Callable[[], T]) -> T:
         self._results += 1
@@ -310,12 +299,7 @@ def agree(context: DistributedContext, own: Agreement) -> Agreement:
 
 def open_context(device: str = "auto") -> DistributedContext:
     """Return the context of the processes that `torchrun` has started, or of a single process."""
-    return ProcessGroup(device) if in_group() else DistributedContext(device)
-
-
-def in_group() -> bool:
-    """Return whether this process is one of several, which `torchrun` has started."""
-    return _number("WORLD_SIZE", 1) > 1
+    return ProcessGroup(device) if _number("WORLD_SIZE", 1) > 1 else DistributedContext(device)
 
 
 def _number(name: str, default: int) -> int:

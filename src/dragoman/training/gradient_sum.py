@@ -26,13 +26,13 @@ class _Bucket:
         self.parameters: list[nn.Parameter] = []
         self.missing = 0  # gradients that the backward pass has not computed yet
         self.flat: Tensor | None = None  # the gradients, while they are summed
-        self.known: list[bool] = []  # whether each parameter has a gradient
+        self.has_gradient: list[bool] = []  # of each parameter
         self.work: dist.Work | None = None
 
     def start(self) -> None:
         parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
         self.flat = torch.cat([part.flatten() for part in parts])
-        self.known = [p.grad is not None for p in self.parameters]
+        self.has_gradient = [p.grad is not None for p in self.parameters]
         for parameter in self.parameters:
             parameter.grad = None  # frees the memory
         self.work = dist.all_reduce(self.flat, async_op=True)
@@ -41,8 +41,8 @@ class _Bucket:
         assert self.work is not None and self.flat is not None
         self.work.wait()
         parts = self.flat.split([p.numel() for p in self.parameters])
-        for parameter, part, known in zip(self.parameters, parts, self.known, strict=True):
-            if known:
+        for parameter, part, has_gradient in zip(self.parameters, parts, self.has_gradient, strict=True):
+            if has_gradient:
                 parameter.grad = part.view_as(parameter)
         self.flat = self.work = None
 

@@ -42,7 +42,7 @@ class Optimizer(ABC):
         """Update the parameters that have a gradient."""
 
 
-class _OneByOne(Optimizer):
+class _GroupwiseOptimizer(Optimizer):
     """Updates one group of parameters after the other."""
 
     @torch.no_grad()
@@ -56,8 +56,8 @@ class _OneByOne(Optimizer):
         """Update parameters of one group."""
 
 
-class Adam(_OneByOne):
-    """Adam (Kingma and Ba 2015); AdamW (Loshchilov and Hutter 2019) if its configuration is given."""
+class Adam(_GroupwiseOptimizer):
+    """Adam (Kingma and Ba 2015); AdamW (Loshchilov and Hutter 2019) for a configuration of AdamW or Muon."""
 
     def __init__(self, config: AdamConfig | AdamWConfig | MuonConfig, parameters: list[nn.Parameter]) -> None:
         decay = getattr(config, "weight_decay", 0.0)
@@ -79,7 +79,7 @@ class Adam(_OneByOne):
         )  # fmt: skip
 
 
-class SGD(_OneByOne):
+class SGD(_GroupwiseOptimizer):
     """Gradient descent with momentum and L2 regularization."""
 
     def __init__(self, config: SGDConfig, parameters: list[nn.Parameter]) -> None:

@@ -53,11 +53,11 @@ class TrainingStep:
         self.optimizer.zero_grad()
         nll = 0.0
         for i, batch in enumerate(batches):
-            seed_dropout(self.config.seed, step, i * self.context.size + self.context.rank, 0)
+            seed_dropout(self.config.seed, step, i * self.context.size + self.context.rank)
             is_last = i == len(batches) - 1
             with self.context.summing_gradients() if is_last else nullcontext():
                 loss = self.forward(batch)
-                finite = 1 + 0 * loss.nll  # NaN otherwise, which makes the gradients NaN in all processes
+                finite = 1 + 0 * loss.nll  # NaN if the loss is not finite: then all processes skip the step
                 (loss.smoothed * finite * scale).backward()
             nll += float(loss.nll)
         return nll
@@ -85,14 +85,14 @@ class TrainingStep:
     def trial(self, batch: Batch, step: int) -> None:
         """Compute and discard the gradients of a batch, to measure the speed of training."""
         kept = [(buffer, buffer.clone()) for buffer in self.model.buffers()]  # running statistics of BatchNorm
-        seed_dropout(self.config.seed, step, 0, 0)
+        seed_dropout(self.config.seed, step, 0)
         self.forward(batch).smoothed.backward()
         self.optimizer.zero_grad()
         for buffer, value in kept:
             buffer.copy_(value)
 
     def copy_from_main(self) -> None:
-        """Overwrite weights, moving average and the state of the optimizer by those of the main process."""
+        """Copy weights, moving average and optimizer state from the main process."""
         parameters, state = dict(self.model.named_parameters()), self.optimizer.state
         tensors = [*unique_tensors(self.model).values(), *(self.ema or {}).values()]
         own = {
@@ -100,7 +100,7 @@ class TrainingStep:
             for name, p in parameters.items()
             if p in state
         }
-        for name, values in self.context.broadcast(own).items():
+        for name, values in self.context.on_main(lambda: own).items():
             parameter = parameters[name]
             if not self.context.is_main:
                 state[parameter] = {k: torch.empty_like(v, device=parameter.device) for k, v in values.items()}

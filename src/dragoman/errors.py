@@ -25,11 +25,13 @@ __all__ = [
     "UsageError",
     "check_problems",
     "clip",
+    "is_out_of_memory",
     "nearest",
 ]
 
 _MAX_SHOWN = 10
 _MAX_NAME = 200
+_OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 class DragomanError(Exception):
@@ -94,3 +96,12 @@ def clip(text: str, limit: int = 80) -> str:
     """Return `text` as one printable line of at most `limit` characters, for a message."""
     shown = "".join(c if c.isprintable() else " " for c in text[:limit])
     return shown if len(text) <= limit else shown[: limit - 1] + "…"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether Python, a GPU, or PyTorch on the CPU has run out of memory."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or (isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in _OUT_OF_MEMORY))
+    )

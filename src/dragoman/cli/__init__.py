@@ -14,7 +14,7 @@ import typer
 
 from dragoman.cli import atlas, chat, compare, config, explain, inference, serve, training, translate, vectors
 from dragoman.cli.options import Command, app
-from dragoman.errors import DragomanError
+from dragoman.errors import DragomanError, is_out_of_memory
 from dragoman.io.writing import not_written, reason_of
 
 __all__ = ["app", "main"]
@@ -32,15 +32,6 @@ for command in (
 def _fail(message: str, code: int = 1) -> NoReturn:
     typer.echo(f"dragoman: {message}", err=True)
     sys.exit(code)
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Return whether Python, a GPU, or PyTorch on the CPU has run out of memory."""
-    return (
-        isinstance(error, MemoryError)
-        or type(error).__name__ == "OutOfMemoryError"
-        or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
-    )
 
 
 def _let_waiting_threads_sleep() -> None:
@@ -71,7 +62,7 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         _fail("interrupted", 130)
     except Exception as error:
-        if _is_out_of_memory(error):
+        if is_out_of_memory(error):
             _fail(
                 "out of memory; for training, reduce train.batch_tokens (train.accumulate compensates for it) or the "
                 "sizes of the model; for inference, use a smaller beam, fewer samples or shorter texts"

@@ -214,9 +214,10 @@ class TrainConfig(Section):
     clip_norm: limits.GradientNorm = Field(
         0.0, description="maximum norm of the gradient (Pascanu et al. 2013); 0 = no clipping", examples=[1.0]
     )
-    precision: Literal["float32", "bf16"] = Field(
+    precision: Literal["float32", "bf16", "fp16"] = Field(
         "float32",
-        description="precision of the computation; bf16 is faster on GPUs that support it, with weights in float32",
+        description="precision of the computation, with weights in float32: bf16 is faster on GPUs that support it; "
+        "fp16, with dynamic loss scaling, on older GPUs",
         examples=["bf16"],
     )
     gradient_checkpointing: bool = Field(

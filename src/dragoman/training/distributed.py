@@ -280,21 +280,24 @@ class Agreement(NamedTuple):
     """What the processes exchange before a step.
 
     targets, tokens: target tokens and all tokens of the step, in all processes.  seconds: of the clock of the main
-    process.  stops: whether a process has received a signal.
+    process.  stops: whether a process has received a signal.  split, skipped: batches that did not fit into the memory,
+    and pairs that did not fit by themselves, in the previous step.
     """
 
     targets: float
     tokens: float
     seconds: float
     stops: bool
+    split: float = 0.0
+    skipped: float = 0.0
 
 
 def agree(context: DistributedContext, own: Agreement) -> Agreement:
     """Combine the values of all processes by one operation; own: those of this process."""
     seconds = own.seconds if context.is_main else 0.0
-    values = torch.tensor([own.targets, own.tokens, seconds, own.stops], dtype=torch.float64)
-    targets, tokens, seconds, stops = context.sum(values).tolist()
-    return Agreement(targets, tokens, seconds, stops > 0)
+    values = torch.tensor([*own._replace(seconds=seconds)], dtype=torch.float64)
+    found = Agreement(*context.sum(values).tolist())
+    return found._replace(stops=found.stops > 0)
 
 
 def open_context(device: str = "auto") -> DistributedContext:

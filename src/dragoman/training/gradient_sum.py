@@ -51,13 +51,15 @@ class GradientSum:
     """Context in which a backward pass ends with the sums of the gradients over all processes.
 
     Every process runs one backward pass of the same model in the context; outside of it, gradients stay local.  In all
-    processes, the same parameters must have gradients.
+    processes, the same parameters must have gradients.  If the pass fails, the context can be entered again, without a
+    pass, when the gradients have been computed outside of it: it continues with the sums that had not begun.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], bucket_bytes: int = _BUCKET_BYTES) -> None:
         """parameters: in the order of the forward pass, so that their gradients become known in reverse order."""
         self._buckets: list[_Bucket] = []
         self._active, self._next = False, 0
+        self._failed = False
         size = bucket_bytes
         for parameter in reversed([p for p in parameters if p.requires_grad]):
             if size >= bucket_bytes or parameter.dtype != self._buckets[-1].parameters[0].dtype:
@@ -71,7 +73,7 @@ class GradientSum:
     def __enter__(self) -> None:
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
-        self._active, self._next = True, 0
+        self._active, self._next = True, self._next if self._failed else 0
 
     def _computed(self, bucket: _Bucket) -> None:
         """Count a gradient, and start the buckets that are complete, in the same order in every process."""
@@ -83,8 +85,8 @@ class GradientSum:
             self._next += 1
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._active = False
-        if kind is not None:
+        self._active, self._failed = False, kind is not None
+        if self._failed:
             return
         for bucket in self._buckets[self._next :]:
             bucket.start()

@@ -34,6 +34,9 @@ class Progress:
     step: updates, including skipped ones.  epoch, batch: position in the data.  tokens: source + target tokens without
     padding.  seconds: training, validation and saving, over all sessions.  stale: validations since the best one.
     skipped, bad_in_a_row: steps with a loss or gradient that is not finite.  validated: amount at the last validation.
+    overflows: steps skipped because a gradient exceeded the range of float16, not included in `skipped`.  loss_scale,
+    scale_steps: state of `LossScale`; 0 before the first step, and in other precisions.  split_batches, skipped_pairs:
+    batches that did not fit into the memory, and pairs or rows that did not fit by themselves, in all processes.
     """
 
     step: int = 0
@@ -47,6 +50,11 @@ class Progress:
     skipped: int = 0
     bad_in_a_row: int = 0
     validated: float = 0.0
+    overflows: int = 0
+    loss_scale: float = 0.0
+    scale_steps: int = 0
+    split_batches: int = 0
+    skipped_pairs: int = 0
 
 
 def amount(unit: str, progress: Progress, batches_per_epoch: int) -> float:

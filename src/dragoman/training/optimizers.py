@@ -25,7 +25,14 @@ Group = dict[str, Any]
 
 
 class Optimizer(ABC):
-    """Groups of parameters with common settings, among them the learning rate `lr`, and the state of each parameter."""
+    """Groups of parameters with common settings, among them the learning rate `lr`, and the state of each parameter.
+
+    can_skip: whether `found_inf` has an effect.  found_inf: a tensor on the device; where it is 1, `step` changes
+    nothing, without a transfer to the host; None means 0.
+    """
+
+    can_skip = False
+    found_inf: Tensor | None = None
 
     def __init__(self, groups: list[Group]) -> None:
         self.param_groups: list[Group] = [{"lr": 0.0, **group} for group in groups if group["params"]]
@@ -59,6 +66,8 @@ class _GroupwiseOptimizer(Optimizer):
 class Adam(_GroupwiseOptimizer):
     """Adam (Kingma and Ba 2015); AdamW (Loshchilov and Hutter 2019) for a configuration of AdamW or Muon."""
 
+    can_skip = True
+
     def __init__(self, config: AdamConfig | AdamWConfig | MuonConfig, parameters: list[nn.Parameter]) -> None:
         decay = getattr(config, "weight_decay", 0.0)
         self._is_decoupled = not isinstance(config, AdamConfig)
@@ -75,7 +84,7 @@ class Adam(_GroupwiseOptimizer):
         adam(
             parameters, gradients, means, squares, [], steps, fused=True, amsgrad=False, beta1=beta1, beta2=beta2,
             lr=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"], maximize=False,
-            decoupled_weight_decay=self._is_decoupled,
+            decoupled_weight_decay=self._is_decoupled, found_inf=self.found_inf,
         )  # fmt: skip
 
 

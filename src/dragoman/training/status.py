@@ -121,14 +121,18 @@ class Window:
         self.restart()
 
     def restart(self) -> None:
-        self.nll, self.targets, self.tokens = 0.0, 0.0, 0.0
+        self.nll, self.targets, self.tokens, self.lost = 0.0, 0.0, 0.0, 0.0
         self.since = time.monotonic()
 
-    def add(self, nll: float, targets: float, tokens: float, rate: float) -> None:
-        """Add a step.  nll: of this process.  targets, tokens: of all processes.  rate: learning rate."""
+    def add(self, nll: float, targets: float, tokens: float, rate: float, lost: float = 0.0) -> None:
+        """Add a step.  nll: of this process.  targets, tokens: of all processes.  rate: learning rate.
+
+        lost: targets of this process that did not fit into the memory and are not part of nll.
+        """
         self.nll += nll
         self.targets += targets
         self.tokens += tokens
+        self.lost += lost
         self.rate = rate
 
     def row(self, progress: Progress, context: DistributedContext) -> dict[str, Any] | None:
@@ -138,10 +142,10 @@ class Window:
         """
         if not self.targets:
             return None
-        nll = float(context.sum(torch.tensor([self.nll], dtype=torch.float64)))
+        nll, lost = context.sum(torch.tensor([self.nll, self.lost], dtype=torch.float64)).tolist()
         row = {
             "step": progress.step,
-            "loss": nll / self.targets,
+            "loss": nll / max(1.0, self.targets - lost),
             "learning_rate": self.rate,
             "tokens_per_second": self.tokens / max(1e-9, time.monotonic() - self.since),
             "seconds": progress.seconds,

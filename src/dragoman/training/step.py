@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -14,15 +13,24 @@ from dragoman.models.model_folder import unique_tensors
 from dragoman.models.seq2seq import Network
 from dragoman.models.transformer import Stack
 from dragoman.nn.dropout import seed_dropout
+from dragoman.nn.layers import BatchNorm
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss, TokenLoss
+from dragoman.training.loss_scaling import LossScale
+from dragoman.training.memory import Gradients, Part, accumulate
 from dragoman.training.optim import build_optimizer
 
 __all__ = ["TrainingStep"]
 
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
 
 class TrainingStep:
-    """A model with its optimizer and, if train.ema is set, the moving average of its weights."""
+    """A model with its optimizer and, if train.ema is set, the moving average of its weights.
+
+    loss_scale: for float16 only.  reads: whether every step waits for the device and reads its result; otherwise, the
+    results are tensors, and a step with a gradient that is not finite is skipped on the device.
+    """
 
     def __init__(self, config: TrainConfig, model: Network, context: DistributedContext) -> None:
         self.config, self.context = config, context
@@ -35,61 +43,88 @@ class TrainingStep:
         self.ema: dict[str, Tensor] | None = None
         if config.ema:
             self.ema = {name: p.clone() for name, p in unique_tensors(self.model).items()}
+        self.loss_scale = LossScale(context.device) if config.precision == "fp16" else None
+        self.reads = context.device.type != "cuda" or not self.optimizer.can_skip
 
     def forward(self, batch: Batch) -> Loss:
         head = TokenLoss(batch.tgt_out, self.config.label_smoothing)
-        bf16 = self.config.precision == "bf16"
-        with torch.autocast(self.context.device.type, dtype=torch.bfloat16, enabled=bf16):
+        dtype = _AUTOCAST.get(self.config.precision)
+        with torch.autocast(self.context.device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
             loss: Loss = self.model(batch.src, batch.src_mask, batch.tgt_in, head)
         return loss
 
-    def backward(self, batches: Sequence[Batch], step: int, scale: float) -> float:
+    def backward(self, batches: Sequence[Batch], step: int, scale: float) -> Gradients:
         """Compute the gradient of scale * loss, summed over these batches and those of the other processes.
 
         step: number of the step, from 0.  Dropout depends on it and on the number of the batch in the step, which is
-        i * size + r for batch i of process r: a step is the same with any number of processes.  Returns the negative
-        log-likelihood of these batches in nats.
+        i * size + r for batch i of process r: a step is the same with any number of processes.  In float16, the
+        gradient is multiplied by the loss scale, too.  If no row of the batches fits into the memory, the gradient is
+        NaN, so that all processes skip the step.
         """
         self.optimizer.zero_grad()
-        nll = 0.0
-        for i, batch in enumerate(batches):
-            seed_dropout(self.config.seed, step, i * self.context.size + self.context.rank)
-            is_last = i == len(batches) - 1
-            with self.context.summing_gradients() if is_last else nullcontext():
-                loss = self.forward(batch)
-                finite = 1 + 0 * loss.nll  # NaN if the loss is not finite: then all processes skip the step
-                (loss.smoothed * finite * scale).backward()
-            nll += float(loss.nll)
-        return nll
+        statistics = self._statistics()
 
-    def update(self, step: int, rate: float) -> bool:
+        def compute(part: Part) -> float | Tensor:
+            seed_dropout(self.config.seed, step, part.number * self.context.size + self.context.rank, *part.key)
+            loss = self.forward(part.batch)
+            finite = 1 + 0 * loss.nll  # NaN if the loss is not finite: then all processes skip the step
+            factor = scale if self.loss_scale is None else scale * self.loss_scale.scale
+            (loss.smoothed * finite * factor).backward()
+            return float(loss.nll) if self.reads else loss.nll.double()
+
+        def restart() -> None:
+            self.optimizer.zero_grad()
+            _restore(statistics)
+
+        def fill() -> None:
+            for parameter in self.model.parameters():
+                parameter.grad = torch.full_like(parameter, torch.nan)
+
+        return accumulate(batches, compute, restart, fill, self.context.summing_gradients)
+
+    def update(self, step: int, rate: float) -> bool | Tensor:
         """Change the weights by the gradients; return False, and change nothing, if a gradient is not finite.
 
         step: number of updates, including this one.  rate: learning rate.
         """
-        norm = nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
-        if not bool(torch.isfinite(norm)):
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        if self.loss_scale is not None:
+            self.loss_scale.unscale(gradients)
+        norm = nn.utils.get_total_norm(gradients)
+        finite = torch.isfinite(norm)
+        if self.loss_scale is not None:
+            self.loss_scale.update(finite)
+        if self.reads and not bool(finite):
             return False
         if self.config.clip_norm:
             nn.utils.clip_grads_with_norm_(self.model.parameters(), self.config.clip_norm, norm)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+        if not self.reads:
+            self.optimizer.found_inf = 1 - finite.float()
         self.optimizer.step()
         if self.ema is not None:
             # A lower decay during the first steps, so that the initial weights are forgotten sooner.
             decay = min(self.config.ema, (1 + step) / (10 + step))
+            weight = 1 - decay if self.reads else (1 - decay) * finite.float()
             for name, parameter in unique_tensors(self.model).items():
-                self.ema[name].lerp_(parameter, 1 - decay)
-        return True
+                self.ema[name].lerp_(parameter, weight)
+        return True if self.reads else finite
 
     def trial(self, batch: Batch, step: int) -> None:
-        """Compute and discard the gradients of a batch, to measure the speed of training."""
-        kept = [(buffer, buffer.clone()) for buffer in self.model.buffers()]  # running statistics of BatchNorm
+        """Compute and discard the gradients of a batch, to measure the speed and memory of training."""
+        kept = self._statistics()
         seed_dropout(self.config.seed, step, 0)
-        self.forward(batch).smoothed.backward()
-        self.optimizer.zero_grad()
-        for buffer, value in kept:
-            buffer.copy_(value)
+        try:
+            self.forward(batch).smoothed.backward()
+        finally:
+            self.optimizer.zero_grad()
+            _restore(kept)
+
+    def _statistics(self) -> list[tuple[Tensor, Tensor]]:
+        """Return the running statistics of batch normalization, and copies of them."""
+        norms = [module for module in self.model.modules() if isinstance(module, BatchNorm)]
+        return [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
 
     def copy_from_main(self) -> None:
         """Copy weights, moving average and optimizer state from the main process."""
@@ -106,3 +141,8 @@ class TrainingStep:
                 state[parameter] = {k: torch.empty_like(v, device=parameter.device) for k, v in values.items()}
             tensors += [state[parameter][key] for key in sorted(values)]
         self.context.copy_from_main(tensors)
+
+
+def _restore(kept: Sequence[tuple[Tensor, Tensor]]) -> None:
+    for buffer, value in kept:
+        buffer.copy_(value)

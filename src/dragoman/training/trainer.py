@@ -33,7 +33,9 @@ from dragoman.models.model_folder import list_checkpoints
 from dragoman.training.allocator import keep_freed_memory
 from dragoman.training.distributed import Agreement, DistributedContext, agree, open_context
 from dragoman.training.interrupt import Interrupt
+from dragoman.training.memory import Gradients
 from dragoman.training.optim import Progress, amount, budget_fraction, learning_rate
+from dragoman.training.outcomes import Outcome, Outcomes
 from dragoman.training.plan import forecast_of, forecast_problems, plan_warnings, warmup_warning
 from dragoman.training.run import TrainingRun, check_files, open_run, validated_checkpoints
 from dragoman.training.status import ProgressEstimator, Window
@@ -112,6 +114,8 @@ class Trainer:
         self.ema = self.training_step.ema
         self.progress = context.on_main(lambda: run.resume(self.model, self.optimizer, self.ema))
         self.training_step.copy_from_main()
+        if self.training_step.loss_scale is not None:
+            self.training_step.loss_scale.load(self.progress.loss_scale, self.progress.scale_steps)
         self.validation = run.task.validation()
         self.log = NoLog()
         if context.is_main:
@@ -121,7 +125,10 @@ class Trainer:
         self.estimator = ProgressEstimator(self.config, self.validation is not None, rows)
         self.scores: dict[str, Any] = {}
         self._window = Window()
-        self._step_loss = (math.nan, 0.0)  # nats per target token of the last step, target tokens
+        self._outcomes = Outcomes(
+            self.config, self.progress, self._window, lambda text: self.reporter.warn(text), self._failure
+        )
+        self._last_gradients = Gradients()  # not yet counted in all processes
         self._planned: tuple[int, list[NDArray[np.int64]]] = (-1, [])
         self._saved = 0.0  # amount of train.save_every at the last checkpoint
         self._clock = time.monotonic() - self.progress.seconds
@@ -219,7 +226,11 @@ class Trainer:
         targets = sum(batch.tgt_tokens for batch in batches)
         tokens = targets + sum(batch.src_tokens for batch in batches)
         stops = interrupt is not None and interrupt.requested
-        return agree(self.context, Agreement(targets, tokens, time.monotonic() - self._clock, stops))
+        last, self._last_gradients = self._last_gradients, Gradients()
+        own = Agreement(targets, tokens, time.monotonic() - self._clock, stops, last.split, len(last.skipped))
+        agreement = agree(self.context, own)
+        self._outcomes.count_memory(int(agreement.split), int(agreement.skipped))
+        return agreement
 
     def _seconds(self) -> float:
         """Return the progress of the clock of the main process."""
@@ -229,17 +240,16 @@ class Trainer:
         """Update the weights once; the loss is the sum over all batches divided by their number of target tokens."""
         progress, (targets, tokens, *_) = self.progress, agreement or self._agree(batches)
         rate = learning_rate(self.config.schedule, self.run.config.model.d_model, progress.step + 1, self._used())
-        nll = self.training_step.backward(batches, progress.step, 1 / targets)
+        step, scale = self.training_step, self.training_step.loss_scale
+        self._last_gradients = gradients = step.backward(batches, progress.step, 1 / targets)
         progress.step += 1
         progress.tokens += int(tokens)
-        if self.training_step.update(progress.step, rate):
-            progress.bad_in_a_row = 0
-            self._window.add(nll, targets, tokens, rate)
-            own = sum(batch.tgt_tokens for batch in batches)
-            self._step_loss = nll / max(1, own), own
-        else:
-            self._step_loss = math.nan, 0.0
-            self._count_bad_step()
+        updated = step.update(progress.step, rate)
+        own = sum(batch.tgt_tokens for batch in batches)
+        scales = None if scale is None else (scale.before, scale.scale, scale.steps)
+        self._outcomes.add(Outcome(progress.step, gradients, updated, targets, tokens, own, rate, scales))
+        if step.reads:
+            self._outcomes.read()
 
     def trial(self) -> None:
         """Compute and discard the gradients of the next batch, to measure the speed of training."""
@@ -248,24 +258,20 @@ class Trainer:
 
     def _report_step(self) -> None:
         progress = self.progress
-        status = self.estimator.status(progress, len(self._plan()), *self._step_loss, self._window.rate)
+        is_logged = progress.step % self.config.log_every == 0
+        if not (self.training_step.reads or is_logged or self._outcomes.is_due()):
+            return
+        self._outcomes.read()
+        status = self.estimator.status(progress, len(self._plan()), *self._outcomes.loss, self._window.rate)
         self.reporter.progressed(status)
-        if progress.step % self.config.log_every == 0 and (row := self._window.row(progress, self.context)):
+        if is_logged and (row := self._window.row(progress, self.context)):
+            row |= self._outcomes.counts()
             self.log.write(row)
             self.reporter.stepped(row, self._used())
 
-    def _count_bad_step(self) -> None:
-        progress = self.progress
-        progress.skipped += 1
-        progress.bad_in_a_row += 1
-        self.reporter.warn(
-            f"step {progress.step}: the loss or a gradient is not finite; step skipped ({progress.skipped} so far)"
-        )
-        if progress.bad_in_a_row >= self.config.max_bad_steps:
-            raise TrainingError(
-                f"{self.run.folder}: the loss was not finite for {progress.bad_in_a_row} steps in a row, up to step "
-                f"{progress.step}. {self.context.on_main(self.run.last_good)} {_ADVICE}"
-            )
+    def _failure(self, what: str) -> TrainingError:
+        """Return the error after too many bad steps in a row."""
+        return TrainingError(f"{self.run.folder}: {what} {self.context.on_main(self.run.last_good)} {_ADVICE}")
 
     def _check_usable(self) -> None:
         """Raise TrainingError if no validation of the training had a finite result."""
@@ -302,6 +308,7 @@ class Trainer:
         """Score the model with the weights that are saved, write a checkpoint and update the pointers."""
         if self.validation is not None and self._may_lose_time():
             self._save_between()
+        self._outcomes.read()
         progress, began, better = self.progress, self._seconds(), False
         progress.validated = self._amount(self.config.validate_every)
         if self.validation is not None:
@@ -347,6 +354,7 @@ class Trainer:
 
     def _save(self, scores: dict[str, Any], validated: bool = True) -> None:
         self._saved = self._amount(self.config.save_every)
+        self._outcomes.read()
         if self.context.is_main:
             self.run.save(self.model, self.optimizer, self.progress, self.ema, scores, validated)
 

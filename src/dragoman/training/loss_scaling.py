@@ -1,0 +1,48 @@
+"""Dynamic loss scaling for float16 (Micikevicius et al. 2018).
+
+Gradients below about 6e-8 are 0 in float16, so the loss is multiplied by a scale before the backward pass, and the
+gradients are divided by it.  The scale is halved if a gradient overflows, and doubled after 2,000 steps without an
+overflow, as by `torch.amp.GradScaler`; here it never leaves the device, and its state is part of `Progress`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["LossScale"]
+
+INITIAL, LARGEST = 2.0**16, 2.0**24
+_INTERVAL = 2000
+
+
+class LossScale:
+    """A power of two from 1 to 2**24.
+
+    scale: the factor of the loss.  steps: those since it was changed.  before: the scale of the last step.  They are
+    replaced in each update, never changed in place, so that a reference keeps its value.
+    """
+
+    def __init__(self, device: torch.device, interval: int = _INTERVAL) -> None:
+        self._interval = interval
+        self.scale = self.before = torch.tensor(INITIAL, device=device)
+        self.steps = torch.tensor(0.0, device=device)
+
+    def load(self, scale: float, steps: int) -> None:
+        """Continue from the state of a checkpoint; a scale of 0 stands for a run that has not begun."""
+        if scale:
+            self.scale, self.steps = torch.full_like(self.scale, scale), torch.full_like(self.steps, steps)
+
+    def unscale(self, gradients: list[Tensor]) -> None:
+        """Divide the gradients by the scale, in place; exact, because it is a power of two."""
+        if gradients:
+            torch._foreach_mul_(gradients, 1 / self.scale)
+
+    def update(self, finite: Tensor) -> None:
+        """Choose the scale of the next step.  finite: whether all gradients are finite, a boolean."""
+        steps = torch.where(finite, self.steps + 1, 0.0)
+        grows = steps >= self._interval
+        factor = torch.where(finite, torch.where(grows, 2.0, 1.0), 0.5)
+        self.before = self.scale
+        self.scale = (self.scale * factor).clamp(1.0, LARGEST)
+        self.steps = torch.where(grows, 0.0, steps)

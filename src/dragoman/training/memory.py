@@ -1,0 +1,150 @@
+"""Gradients of batches that may not fit into the memory.
+
+If a pass runs out of memory, the gradients of the step are computed again from the beginning, with the batch split into
+halves, and so on.  Nothing is set aside for this case, so that a step without it costs nothing.  The loss of a step is
+a sum over its target tokens, divided once, so that the parts of a batch have the same gradients as the whole, except
+for dropout, which draws other random numbers, and batch normalization, whose statistics are those of a part.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from dragoman.data.batching import Batch
+from dragoman.data.tokenizer import PAD
+from dragoman.errors import is_out_of_memory
+
+__all__ = ["Gradients", "Part", "accumulate", "rows_of", "split_parts"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Consecutive rows of a batch.
+
+    number: of the batch in the step.  key: () for a whole batch, otherwise the first row and the number of rows.
+    """
+
+    batch: Batch
+    number: int
+    key: tuple[int, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Tokens with padding."""
+        return len(self.batch.tgt_out) * (self.batch.src.size(1) + self.batch.tgt_out.size(1))
+
+
+@dataclass
+class Gradients:
+    """Result of the backward passes of a step in one process.
+
+    nll: negative log-likelihood in nats, a tensor if it has not been read from the device.  split: batches that had to
+    be split.  skipped: the batches of one row that did not fit; their target tokens are `lost`.
+    """
+
+    nll: float | Tensor = 0.0
+    split: int = 0
+    skipped: tuple[Batch, ...] = ()
+
+    @property
+    def lost(self) -> int:
+        return sum(batch.tgt_tokens for batch in self.skipped)
+
+
+def accumulate(
+    batches: Sequence[Batch],
+    compute: Callable[[Part], float | Tensor],
+    restart: Callable[[], None],
+    fill: Callable[[], None],
+    last: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Gradients:
+    """Compute the gradients of a step; split the batches that do not fit into the memory.
+
+    compute: adds the gradient of a part and returns its NLL.  restart: removes all gradients.  fill: sets
+    gradients that mark the step as bad, if no row fits.  last: context of the
+    last pass, in which several processes sum their gradients.  If that pass fails in one process, the others wait for
+    those sums that it has not begun; it computes its gradients again without communication and enters the context
+    once more, which begins the remaining sums.  So every process takes part in every sum once.
+    """
+    parts = [Part(batch, i) for i, batch in enumerate(batches)]
+    skipped: list[Batch] = []
+    is_split = False
+    while True:
+        nll, failed = _attempt(parts, compute, nullcontext if is_split else last)
+        if failed is None:
+            break
+        is_split = True
+        restart()
+        _free_memory()
+        if len(failed.batch.tgt_out) == 1:
+            skipped.append(failed.batch)
+        parts = split_parts(parts, failed)
+    if is_split:
+        if not parts:
+            fill()
+        with last():
+            pass
+    split = {part.number for part in parts if part.key}
+    return Gradients(nll, len(split), tuple(skipped))
+
+
+def _attempt(
+    parts: Sequence[Part],
+    compute: Callable[[Part], float | Tensor],
+    last: Callable[[], AbstractContextManager[None]],
+) -> tuple[float | Tensor, Part | None]:
+    """Compute all parts; return the sum of their NLL and None, or the part that does not fit."""
+    nll: float | Tensor = 0.0
+    for part in parts:
+        try:
+            with last() if part is parts[-1] else nullcontext():
+                nll = nll + compute(part)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            # The error refers to the frames of the pass, and so to its activations, until this handler ends.
+        else:
+            continue
+        return nll, part
+    return nll, None
+
+
+def _free_memory() -> None:
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def split_parts(parts: Sequence[Part], failed: Part) -> list[Part]:
+    """Return the parts without `failed` if it is a single row; otherwise, halve all that are at least as large.
+
+    So the number of attempts grows with the logarithm of the number of rows.
+    """
+    found: list[Part] = []
+    for part in parts:
+        rows = len(part.batch.tgt_out)
+        if rows == 1 or part.size < failed.size:
+            if part is not failed:
+                found.append(part)
+            continue
+        first, half = part.key[0] if part.key else 0, (rows + 1) // 2
+        for begin, end in ((0, half), (half, rows)):
+            found.append(Part(rows_of(part.batch, begin, end), part.number, (first + begin, end - begin)))
+    return found
+
+
+def rows_of(batch: Batch, begin: int, end: int) -> Batch:
+    """Return consecutive rows of a batch, with the same padding."""
+    part = slice(begin, end)
+    src, tgt_out = batch.src[part], batch.tgt_out[part]
+    mask = None if batch.src_mask is None else batch.src_mask[part]
+    # Both counts are derived from the tensors; sources without ids, such as images, have no padding.
+    src_tokens = min(batch.src_tokens, src.size(0) * src.size(1) if mask is None else int(mask.sum()))
+    counts = {"src_tokens": src_tokens, "tgt_tokens": int((tgt_out != PAD).sum())}
+    return replace(batch, src=src, src_mask=mask, tgt_in=batch.tgt_in[part], tgt_out=tgt_out, **counts)

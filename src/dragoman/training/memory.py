@@ -122,16 +122,17 @@ def _free_memory() -> None:
 
 
 def split_parts(parts: Sequence[Part], failed: Part) -> list[Part]:
-    """Return the parts without `failed` if it is a single row; otherwise, halve all that are at least as large.
+    """Return the parts without `failed` if it is a single row; otherwise, halve all that are larger than half of it.
 
     So the number of attempts grows with the logarithm of the number of rows.
     """
     found: list[Part] = []
     for part in parts:
         rows = len(part.batch.tgt_out)
-        if rows == 1 or part.size < failed.size:
-            if part is not failed:
-                found.append(part)
+        if part is failed and rows == 1:
+            continue
+        if rows == 1 or 2 * part.size <= failed.size or len(failed.batch.tgt_out) == 1:
+            found.append(part)
             continue
         first, half = part.key[0] if part.key else 0, (rows + 1) // 2
         for begin, end in ((0, half), (half, rows)):

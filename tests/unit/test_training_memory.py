@@ -1,0 +1,363 @@
+"""Batches that do not fit into the memory: split, computed again, counted."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dragoman.data.batching import Batch, collate
+from dragoman.data.tokenizer import PAD
+from dragoman.errors import TrainingError
+from dragoman.io.run_log import Reporter, read_log
+from dragoman.models.model_folder import unique_tensors
+from dragoman.nn.layers import BatchNorm
+from dragoman.training.distributed import DistributedContext
+from dragoman.training.gradient_sum import GradientSum
+from dragoman.training.memory import Part, accumulate, rows_of, split_parts
+from dragoman.training.run import open_run
+from dragoman.training.step import TrainingStep
+from dragoman.training.trainer import Trainer, train
+from processes import needs_gloo, run_processes
+from small_run import Listener, small_config, weights, write_corpus
+
+CLOSE = {"rtol": 1e-6, "atol": 1e-6}
+PLAIN = ("model.dropout=0.0", "train.batch_tokens=300")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_corpus(tmp_path / "data", train=60)
+
+
+def build(data: Path, run: Path, *overrides: str) -> Trainer:
+    trainer = Trainer(open_run(small_config(data, *PLAIN, *overrides), run), DistributedContext("cpu"), Reporter())
+    trainer.model.train()
+    trainer.log.close()
+    return trainer
+
+
+@pytest.fixture
+def trainer(data: Path, tmp_path: Path) -> Trainer:
+    return build(data, tmp_path / "run", "train.accumulate=3")
+
+
+def batches(trainer: Trainer, count: int = 3) -> list[Batch]:
+    return [trainer.read(trainer._plan()[i], i) for i in range(count)]
+
+
+def gradients(trainer: Trainer) -> dict[str, Tensor | None]:
+    return {name: None if p.grad is None else p.grad.clone() for name, p in trainer.model.named_parameters()}
+
+
+def fail_in_forward(
+    monkeypatch: pytest.MonkeyPatch, step: TrainingStep, fails: Callable[[Batch], bool], error: Exception | None = None
+) -> list[int]:
+    """Let `forward` raise for some batches; returns the list of their numbers of rows."""
+    rows: list[int] = []
+    real = step.forward
+
+    def forward(batch: Batch) -> Any:
+        if fails(batch):
+            rows.append(len(batch.tgt_out))
+            raise error or torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+        return real(batch)
+
+    monkeypatch.setattr(step, "forward", forward)
+    return rows
+
+
+ERRORS = [
+    torch.OutOfMemoryError("CUDA out of memory."),
+    MemoryError(),
+    RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_the_gradient_is_that_of_the_whole_batches(
+    error: Exception, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = batches(trainer)
+    whole = trainer.training_step.backward(some, 0, 0.01)
+    expected = gradients(trainer)
+    smallest = min(Part(batch, 0).size for batch in some)
+    failed = fail_in_forward(monkeypatch, trainer.training_step, lambda b: Part(b, 0).size > smallest / 3, error)
+    found = trainer.training_step.backward(some, 0, 0.01)
+    assert found.split == 3 and not found.skipped
+    assert found.nll == pytest.approx(whole.nll, rel=1e-6)
+    torch.testing.assert_close(gradients(trainer), expected, **CLOSE)
+    assert 2 <= len(failed) <= 4, "a failure splits all batches of the step that are large, not each one separately"
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_backward_pass_that_fails_halfway_leaves_nothing(failing: int, trainer: Trainer) -> None:
+    """The gradients of earlier batches are neither lost nor doubled."""
+    some, parameters = batches(trainer), list(trainer.model.parameters())
+    trainer.training_step.backward(some, 0, 0.01)
+    expected = gradients(trainer)
+    passes = 0
+
+    def fail(parameter: Tensor) -> None:
+        nonlocal passes
+        passes += 1
+        if passes == failing + 1:
+            assert sum(p.grad is not None for p in parameters) > 3
+            raise torch.OutOfMemoryError("out of memory")
+
+    handle = parameters[len(parameters) // 2].register_post_accumulate_grad_hook(fail)
+    found = trainer.training_step.backward(some, 0, 0.01)
+    handle.remove()
+    assert found.split >= 1 and passes >= 5
+    torch.testing.assert_close(gradients(trainer), expected, **CLOSE)
+
+
+def test_other_errors_are_not_caught(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_in_forward(monkeypatch, trainer.training_step, lambda _: True, RuntimeError("shape mismatch"))
+    with pytest.raises(RuntimeError, match="shape mismatch"):
+        trainer.training_step.backward(batches(trainer), 0, 0.01)
+
+
+def longest(batch: Batch) -> int:
+    return int((batch.tgt_out != PAD).sum(1).max())
+
+
+def test_a_pair_that_does_not_fit_is_skipped_with_its_lengths(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer.reporter = listener = Listener()
+    short, long = [([4, 5, 2], [4, 2])] * 3, ([4] * 20 + [2], [5] * 16 + [2])
+    alone = trainer.training_step.backward([collate(short)], 0, 0.1)
+    expected = gradients(trainer)
+    fail_in_forward(monkeypatch, trainer.training_step, lambda batch: longest(batch) > 10)
+    trainer.step([collate([*short[:2], long, *short[2:]])])
+    trainer._agree([])
+    assert (trainer.progress.split_batches, trainer.progress.skipped_pairs, trainer.progress.skipped) == (1, 1, 0)
+    assert "step 1: out of memory for a single pair of 21 source and 17 target tokens; pair skipped" in listener.text
+    row = trainer._window.row(trainer.progress, trainer.context)
+    assert row is not None and row["loss"] == pytest.approx(alone.nll / 6), "the loss is that of the pairs that fit"
+    found = trainer.training_step.backward([collate([*short[:2], long, *short[2:]])], 0, 0.1)
+    torch.testing.assert_close(gradients(trainer), gradients(trainer))
+    assert found.lost == 17 and set(expected) == set(gradients(trainer))
+
+
+def test_the_gradient_of_the_pairs_that_fit_remains(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    short, long = [([4, 5, 2], [4, 2])] * 3, ([4] * 20 + [2], [5] * 16 + [2])
+    trainer.training_step.backward([collate(short)], 0, 0.1)
+    expected = gradients(trainer)
+    fail_in_forward(monkeypatch, trainer.training_step, lambda batch: longest(batch) > 10)
+    trainer.training_step.backward([collate([short[0], long, *short[1:]])], 0, 0.1)
+    torch.testing.assert_close(gradients(trainer), expected, **CLOSE)
+
+
+def test_if_nothing_fits_the_steps_are_bad(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = build(data, tmp_path / "run", "train.max_bad_steps=2")
+    before = {name: p.clone() for name, p in unique_tensors(trainer.model).items()}
+    fail_in_forward(monkeypatch, trainer.training_step, lambda _: True)
+    batch = rows_of(batches(trainer)[0], 0, 2)
+    trainer.step([batch])
+    with pytest.raises(TrainingError, match="2 steps in a row"):
+        trainer.step([batch])
+    assert all(torch.equal(p, before[name]) for name, p in unique_tensors(trainer.model).items())
+
+
+def test_running_statistics_count_each_row_once(data: Path, tmp_path: Path) -> None:
+    """Those of a failed pass are removed; those of the parts remain."""
+    norm = ("model.norm.kind=batch", "train.budget=12 steps")
+    failing, direct = (build(data, tmp_path / name, *norm) for name in ("failing", "direct"))
+    batch = batches(failing)[0]
+    half = (len(batch.tgt_out) + 1) // 2
+    direct.training_step.backward([rows_of(batch, 0, half), rows_of(batch, half, len(batch.tgt_out))], 0, 0.1)
+    passes: list[Tensor] = []
+
+    def fail(parameter: Tensor) -> None:
+        passes.append(parameter)
+        if len(passes) == 1:
+            raise torch.OutOfMemoryError("out of memory")
+
+    next(failing.model.parameters()).register_post_accumulate_grad_hook(fail)
+    assert failing.training_step.backward([batch], 0, 0.1).split == 1
+    norms = [[m for m in t.model.modules() if isinstance(m, BatchNorm)] for t in (failing, direct)]
+    for ours, theirs in zip(*norms, strict=True):
+        torch.testing.assert_close(ours.running_mean, theirs.running_mean, rtol=0, atol=0)
+        torch.testing.assert_close(ours.running_var, theirs.running_var, rtol=0, atol=0)
+    assert norms[0] and norms[0][0].running_mean.any()
+
+
+def test_splitting_halves_all_parts_that_are_larger_than_half() -> None:
+    def part(rows: int, length: int, number: int) -> Part:
+        ids = torch.ones(rows, length, dtype=torch.int64)
+        return Part(Batch(ids, None, ids, ids, ids.numel(), ids.numel()), number)
+
+    parts = [part(5, 4, 0), part(2, 4, 1), part(1, 40, 2), part(6, 4, 3)]
+    found = split_parts(parts, parts[0])
+    assert [(p.number, p.key, len(p.batch.tgt_out)) for p in found] == [
+        (0, (0, 3), 3), (0, (3, 2), 2), (1, (), 2), (2, (), 1), (3, (0, 3), 3), (3, (3, 3), 3),
+    ]  # fmt: skip
+    again = split_parts(found, found[5])
+    assert [p.key for p in again if p.number == 3] == [(0, 2), (2, 1), (3, 2), (5, 1)] and len(again) == 11
+    assert split_parts(parts, parts[2]) == [parts[0], parts[1], parts[3]]
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_rows_of_a_batch(masked: bool) -> None:
+    pairs = [([4, 5, 6, 2], [7, 2]), ([8, 9, 2], [5, 5, 2]), ([6, 2], [9, 2])] if masked else [([4, 2], [5, 2])] * 3
+    batch = collate(pairs)
+    for begin, end in ((0, 1), (1, 3), (0, 3)):
+        want, found = collate(pairs[begin:end]), rows_of(batch, begin, end)
+        assert (found.src_tokens, found.tgt_tokens) == (want.src_tokens, want.tgt_tokens)
+        assert torch.equal(found.tgt_in, batch.tgt_in[begin:end])
+    assert dataclasses.replace(batch) == batch
+
+
+def test_a_language_model_and_images_have_other_counts() -> None:
+    ids = torch.ones(4, 3, dtype=torch.int64)
+    text = rows_of(Batch(ids.new_zeros(4, 0), None, ids, ids, 0, 12), 1, 3)
+    assert (text.src_tokens, text.tgt_tokens) == (0, 6)
+    images = rows_of(Batch(torch.rand(4, 9, 16), None, ids.new_zeros(4, 0), ids[:, :1], 36, 4), 0, 1)
+    assert (images.src_tokens, images.tgt_tokens, images.src.shape) == (9, 1, (1, 9, 16))
+
+
+def test_a_training_counts_and_continues(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every fifth call fails; the counts are in the log, in the checkpoint and in the result."""
+    calls, real = 0, TrainingStep.forward
+
+    def forward(self: TrainingStep, batch: Batch) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls % 5 == 0 and len(batch.tgt_out) > 1:
+            raise torch.OutOfMemoryError("out of memory")
+        return real(self, batch)
+
+    expected = train(small_config(data, *PLAIN), tmp_path / "whole")
+    monkeypatch.setattr(TrainingStep, "forward", forward)
+    reporter = Listener()
+    result = train(small_config(data, *PLAIN), tmp_path / "run", reporter=reporter)
+    count = result.progress.split_batches
+    assert result.progress.step == 24 and count >= 4 and result.progress.skipped == 0
+    assert reporter.text.count("out of memory: a batch was split") == 1
+    rows = [row["split_batches"] for row in read_log(tmp_path / "run") if "split_batches" in row]
+    assert rows == sorted(rows) and 0 < rows[-1] <= count
+    assert result.scores["valid_loss"] == pytest.approx(expected.scores["valid_loss"], rel=1e-4)
+
+
+def sums_with_failure(failing: int, place: int) -> None:
+    """Every parameter has its own sum; in process `failing`, the pass fails before sum number `place`."""
+    from test_distributed import connected, network
+
+    with connected() as context:
+        model = network()
+        context._gradients = GradientSum(model.parameters(), bucket_bytes=1)
+        own = torch.randn(8, 5, generator=torch.Generator().manual_seed(context.rank), dtype=torch.float64)
+        ids = torch.arange(8)[:, None] + 4
+        batch = Batch(ids, None, ids, ids, 8, 8)
+        failures = 1
+
+        def compute(part: Part) -> float:
+            nonlocal failures
+            if context.rank == failing and failures and part.number == 1 and place < 0:
+                failures = 0
+                raise torch.OutOfMemoryError("out of memory")
+            loss = model(own[part.batch.src[:, 0] - 4]).square().sum()
+            loss.backward()
+            return float(loss)
+
+        def fail(_: Tensor) -> None:
+            nonlocal failures
+            if context.rank == failing and failures and gradient_sum._active:
+                failures = 0
+                raise torch.OutOfMemoryError("out of memory")
+
+        gradient_sum = context._gradients
+        if place >= 0:
+            list(reversed(list(model.parameters())))[place].register_post_accumulate_grad_hook(fail)
+        for repetition in range(2):  # the next step begins from nothing
+            found = accumulate(
+                [rows_of(batch, 0, 4), rows_of(batch, 4, 8)], compute, model.zero_grad, lambda: None,
+                context.summing_gradients,
+            )  # fmt: skip
+            assert bool(found.split) == (context.rank == failing and repetition == 0)
+            alone = network()
+            everything = [
+                torch.randn(8, 5, generator=torch.Generator().manual_seed(r), dtype=torch.float64) for r in (0, 1)
+            ]
+            alone(torch.cat(everything)).square().sum().backward()
+            for parameter, expected in zip(model.parameters(), alone.parameters(), strict=True):
+                torch.testing.assert_close(parameter.grad, expected.grad, rtol=1e-12, atol=1e-12)
+            model.zero_grad()
+
+
+@needs_gloo
+@pytest.mark.parametrize(("failing", "place"), [(0, 3), (1, -1), (1, 0), (1, 5)])
+def test_one_of_two_processes_fails_and_every_sum_happens_once(failing: int, place: int) -> None:
+    run_processes(2, sums_with_failure, failing, place)
+
+
+def train_with_failures(data: Path, run: Path) -> None:
+    import os
+
+    calls, real = 0, TrainingStep.forward
+
+    def forward(self: TrainingStep, batch: Batch) -> Any:
+        nonlocal calls
+        calls += 1
+        if os.environ["RANK"] == "1" and calls % 4 == 0 and len(batch.tgt_out) > 1:
+            raise torch.OutOfMemoryError("out of memory")
+        return real(self, batch)
+
+    TrainingStep.forward = forward  # type: ignore[method-assign]
+    result = train(small_config(data, *PLAIN, "train.accumulate=2", "train.log_every=1"), run)
+    assert result.progress.split_batches >= 4 and result.progress.step == 24
+
+
+@needs_gloo
+def test_a_training_by_two_processes_one_of_which_runs_out_of_memory(data: Path, tmp_path: Path) -> None:
+    train(small_config(data, *PLAIN, "train.accumulate=4"), tmp_path / "one")
+    run_processes(2, train_with_failures, data, tmp_path / "two", OMP_NUM_THREADS="1")
+    one, two = (weights(tmp_path / name) for name in ("one", "two"))
+    assert two and read_log(tmp_path / "two")[-1]["step"] == 24
+    rows = [row for row in read_log(tmp_path / "two") if "split_batches" in row]
+    assert rows and max(row["split_batches"] for row in rows) >= 4
+    losses = [[row["valid_loss"] for row in read_log(tmp_path / n) if "valid_loss" in row] for n in ("one", "two")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4) and len(one) == len(two)
+
+
+def with_little_memory(data: Path, run: Path) -> None:
+    """Compute the gradient of a large batch twice: with enough memory, and with 40 MB."""
+    import resource
+
+    trainer = build(data, run)
+    trainer.model.double()
+    first = batches(trainer, 1)[0]
+    rows = torch.arange(6000) % len(first.tgt_out)
+    mask = None if first.src_mask is None else first.src_mask[rows]
+    src, tgt_out = first.src[rows], first.tgt_out[rows]
+    large = Batch(src, mask, first.tgt_in[rows], tgt_out, src.numel(), int((tgt_out != PAD).sum()))
+    trainer.training_step.backward([first], 0, 1e-4)
+    status = Path("/proc/self/statm").read_text()
+    limit = int(status.split()[0]) * resource.getpagesize() + (40 << 20)
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    found = trainer.training_step.backward([large], 0, 1e-4)
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+    split = gradients(trainer)
+    assert found.split == 1 and not found.skipped
+    whole = trainer.training_step.backward([large], 0, 1e-4)
+    assert not whole.split
+    assert found.nll == pytest.approx(whole.nll, rel=1e-9)
+    torch.testing.assert_close(split, gradients(trainer), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of the address space")
+def test_memory_really_runs_out(data: Path, tmp_path: Path) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=with_little_memory, args=(data, tmp_path / "run"))
+    process.start()
+    process.join(120)
+    assert process.exitcode == 0

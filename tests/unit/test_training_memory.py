@@ -135,7 +135,6 @@ def test_a_pair_that_does_not_fit_is_skipped_with_its_lengths(
     trainer.reporter = listener = Listener()
     short, long = [([4, 5, 2], [4, 2])] * 3, ([4] * 20 + [2], [5] * 16 + [2])
     alone = trainer.training_step.backward([collate(short)], 0, 0.1)
-    expected = gradients(trainer)
     fail_in_forward(monkeypatch, trainer.training_step, lambda batch: longest(batch) > 10)
     trainer.step([collate([*short[:2], long, *short[2:]])])
     trainer._agree([])
@@ -143,9 +142,6 @@ def test_a_pair_that_does_not_fit_is_skipped_with_its_lengths(
     assert "step 1: out of memory for a single pair of 21 source and 17 target tokens; pair skipped" in listener.text
     row = trainer._window.row(trainer.progress, trainer.context)
     assert row is not None and row["loss"] == pytest.approx(alone.nll / 6), "the loss is that of the pairs that fit"
-    found = trainer.training_step.backward([collate([*short[:2], long, *short[2:]])], 0, 0.1)
-    torch.testing.assert_close(gradients(trainer), gradients(trainer))
-    assert found.lost == 17 and set(expected) == set(gradients(trainer))
 
 
 def test_the_gradient_of_the_pairs_that_fit_remains(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +149,7 @@ def test_the_gradient_of_the_pairs_that_fit_remains(trainer: Trainer, monkeypatc
     trainer.training_step.backward([collate(short)], 0, 0.1)
     expected = gradients(trainer)
     fail_in_forward(monkeypatch, trainer.training_step, lambda batch: longest(batch) > 10)
-    trainer.training_step.backward([collate([short[0], long, *short[1:]])], 0, 0.1)
+    assert trainer.training_step.backward([collate([short[0], long, *short[1:]])], 0, 0.1).lost == 17
     torch.testing.assert_close(gradients(trainer), expected, **CLOSE)
 
 

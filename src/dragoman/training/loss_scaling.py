@@ -13,7 +13,7 @@ from torch import Tensor
 __all__ = ["LossScale"]
 
 INITIAL, LARGEST = 2.0**16, 2.0**24
-_INTERVAL = 2000
+INTERVAL = 2000
 
 
 class LossScale:
@@ -23,8 +23,7 @@ class LossScale:
     replaced in each update, never changed in place, so that a reference keeps its value.
     """
 
-    def __init__(self, device: torch.device, interval: int = _INTERVAL) -> None:
-        self._interval = interval
+    def __init__(self, device: torch.device) -> None:
         self.scale = self.before = torch.tensor(INITIAL, device=device)
         self.steps = torch.tensor(0.0, device=device)
 
@@ -41,7 +40,7 @@ class LossScale:
     def update(self, finite: Tensor) -> None:
         """Choose the scale of the next step.  finite: whether all gradients are finite, a boolean."""
         steps = torch.where(finite, self.steps + 1, 0.0)
-        grows = steps >= self._interval
+        grows = steps >= INTERVAL
         factor = torch.where(finite, torch.where(grows, 2.0, 1.0), 0.5)
         self.before = self.scale
         self.scale = (self.scale * factor).clamp(1.0, LARGEST)

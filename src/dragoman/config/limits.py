@@ -40,6 +40,12 @@ def _auto_or_threads(value: object) -> object:
     raise PydanticCustomError("limit", 'accepted: "auto", or 1 to 1,024')
 
 
+def _auto_or_tokens(value: object) -> object:
+    if value == "auto" or (type(value) is int and 16 <= value <= 16_777_216):
+        return value
+    raise PydanticCustomError("limit", 'accepted: "auto", or 16 to 16,777,216')
+
+
 # ------------------------------------------------------------------------------------------------------------- shapes
 
 Width = Annotated[_Whole, Field(ge=1, le=65_536)]
@@ -105,7 +111,7 @@ Interval = Annotated[_Whole, Field(ge=1, le=_UNLIMITED), AcceptStored]
 """Steps between two log lines, or bad steps in a row before stopping; a large number means never."""
 Batches = Annotated[_Whole, Field(ge=1, le=65_536), AcceptStored]
 """Batches per update: 65,536 batches of 4,096 tokens are more than the largest batches in use."""
-TokensPerBatch = Annotated[_Whole, Field(ge=16, le=16_777_216), AcceptStored]
+TokensPerBatch = Annotated[Literal["auto"] | int, BeforeValidator(_auto_or_tokens), AcceptStored]
 """Tokens per batch: with 2**24, even the logits of the smallest vocabulary need hundreds of megabytes."""
 GradientNorm = Annotated[_Real, Field(ge=0, le=1e6), AfterValidator(_zero_or_normal), AcceptStored]
 """Gradient norm: 0 disables clipping; below 1e-6 gradients vanish, above 1e6 nothing is clipped."""

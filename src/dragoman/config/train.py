@@ -197,7 +197,10 @@ class TrainConfig(Section):
         examples=[4500],
     )
     batch_tokens: limits.TokensPerBatch = Field(
-        4096, description="source + target tokens per batch, with padding", examples=[8192]
+        4096,
+        description="source + target tokens per batch, with padding; auto: the largest number that fits into the "
+        "memory, up to the fastest, chosen when a run begins",
+        examples=[8192],
     )
     accumulate: limits.Batches = Field(
         1,

@@ -36,10 +36,10 @@ class DistributedContext:
     """A single process.
 
     rank: number of the process, from 0, the main process, which writes the run folder.  size: number of processes.
-    device: that of the process, after `connect`.
+    local_size: number of processes on this computer.  device: that of the process, after `connect`.
     """
 
-    rank, size = 0, 1
+    rank, size, local_size = 0, 1, 1
 
     def __init__(self, device: str | torch.device = "auto") -> None:
         """device: as for `resolve_device`.  Raises UsageError."""
@@ -119,6 +119,7 @@ class ProcessGroup(DistributedContext):
         """device: as for `resolve_device`; auto and cuda: the GPU with the number LOCAL_RANK.  Raises UsageError."""
         self.rank, self.size = _number("RANK", 0), _number("WORLD_SIZE", 1)
         local_rank, local_size = _number("LOCAL_RANK", self.rank), _number("LOCAL_WORLD_SIZE", self.size)
+        self.local_size = local_size
         missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
         if missing or self.rank >= self.size:
             problem = f"{', '.join(missing)} not set" if missing else f"RANK={self.rank}"

@@ -69,8 +69,11 @@ class Outcomes:
         self._read_at = -math.inf
         self.loss = (math.nan, 0.0)
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: Outcome, at_once: bool = True) -> None:
+        """Add a step.  at_once: whether it is read now."""
         self._waiting.append(outcome)
+        if at_once:
+            self.read()
 
     def counts(self) -> dict[str, int]:
         """Return the counts of a run that are not 0, for a row of the log."""

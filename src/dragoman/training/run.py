@@ -156,6 +156,11 @@ class TrainingRun:
         copies = 2 + state_size(train.optimizer) + bool(train.ema)  # weights, gradients, optimizer, moving average
         check_memory(*sizes, shared=vocabulary.shared, copies=copies, device=device)
 
+    def use_batch_tokens(self, number: int) -> None:
+        """Replace train.batch_tokens = "auto" by a number."""
+        train = self.config.train.model_copy(update={"batch_tokens": number})
+        self.config = self.task.config = self.config.model_copy(update={"train": train})
+
     def parameters_of(self, model: ModelConfig) -> int:
         """Return the number of parameters that a model would have with the vocabulary of this run."""
         vocabulary = self.task.vocabulary

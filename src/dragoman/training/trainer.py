@@ -31,6 +31,7 @@ from dragoman.io.lock import lock_run
 from dragoman.io.run_log import NoLog, Reporter, RunLog, read_log
 from dragoman.models.model_folder import list_checkpoints
 from dragoman.training.allocator import keep_freed_memory
+from dragoman.training.batch_size import resolve_batch_tokens
 from dragoman.training.distributed import Agreement, DistributedContext, agree, open_context
 from dragoman.training.interrupt import Interrupt
 from dragoman.training.memory import Gradients
@@ -116,6 +117,8 @@ class Trainer:
         self.training_step.copy_from_main()
         if self.training_step.loss_scale is not None:
             self.training_step.loss_scale.load(self.progress.loss_scale, self.progress.scale_steps)
+        resolve_batch_tokens(run, self.training_step, context, reporter)
+        self.config = run.config.train
         self.validation = run.task.validation()
         self.log = NoLog()
         if context.is_main:
@@ -125,9 +128,7 @@ class Trainer:
         self.estimator = ProgressEstimator(self.config, self.validation is not None, rows)
         self.scores: dict[str, Any] = {}
         self._window = Window()
-        self._outcomes = Outcomes(
-            self.config, self.progress, self._window, lambda text: self.reporter.warn(text), self._failure
-        )
+        self._outcomes = Outcomes(self.config, self.progress, self._window, self._warn, self._failure)
         self._last_gradients = Gradients()  # not yet counted in all processes
         self._planned: tuple[int, list[NDArray[np.int64]]] = (-1, [])
         self._saved = 0.0  # amount of train.save_every at the last checkpoint
@@ -247,9 +248,7 @@ class Trainer:
         updated = step.update(progress.step, rate)
         own = sum(batch.tgt_tokens for batch in batches)
         scales = None if scale is None else (scale.before, scale.scale, scale.steps)
-        self._outcomes.add(Outcome(progress.step, gradients, updated, targets, tokens, own, rate, scales))
-        if step.reads:
-            self._outcomes.read()
+        self._outcomes.add(Outcome(progress.step, gradients, updated, targets, tokens, own, rate, scales), step.reads)
 
     def trial(self) -> None:
         """Compute and discard the gradients of the next batch, to measure the speed of training."""
@@ -268,6 +267,9 @@ class Trainer:
             row |= self._outcomes.counts()
             self.log.write(row)
             self.reporter.stepped(row, self._used())
+
+    def _warn(self, text: str) -> None:
+        self.reporter.warn(text)
 
     def _failure(self, what: str) -> TrainingError:
         """Return the error after too many bad steps in a row."""

@@ -27,6 +27,7 @@ Row = tuple[list[int], list[int]]
 """Source ids and target ids: one label per source token, or one per text; PAD where no label counts."""
 
 _VALID_ROWS = 64
+_PROVISIONAL_TOKENS = 1024
 
 
 class Task(ABC):
@@ -44,6 +45,12 @@ class Task(ABC):
     def profile(self) -> TrainingProfile | None:
         """Statistics of the training data, stored in the model folder; None for tasks without a profile."""
         return None
+
+    @property
+    def batch_tokens(self) -> int:
+        """Source + target tokens per batch; a provisional number until "auto" is replaced."""
+        tokens = self.config.train.batch_tokens
+        return _PROVISIONAL_TOKENS if tokens == "auto" else tokens
 
     @abstractmethod
     def epoch(self, epoch: int) -> list[NDArray[np.int64]]:
@@ -64,7 +71,7 @@ class Task(ABC):
     def _buckets(self, lengths: NDArray[np.int64], epoch: int) -> list[NDArray[np.int64]]:
         """Plan an epoch of batches of similar length; lengths: source + target tokens per example."""
         rng = np.random.default_rng((self.config.train.seed, epoch, 1))
-        return plan_buckets(lengths, self.config.train.batch_tokens, rng)
+        return plan_buckets(lengths, self.batch_tokens, rng)
 
 
 class RowTask(Task):

@@ -43,7 +43,7 @@ class TranslationTask(Task):
         return TrainingProfile.cached(self.store, self.config.parallel.source_language)
 
     def epoch(self, epoch: int) -> list[NDArray[np.int64]]:
-        return plan_batches(self.store, self.config.train.batch_tokens, self.config.train.seed, epoch)
+        return plan_batches(self.store, self.batch_tokens, self.config.train.seed, epoch)
 
     def read(self, indices: NDArray[np.int64], epoch: int, batch: int) -> Batch:
         seed = (self.config.train.seed * 1_000_003 + epoch) * 1_000_003 + batch

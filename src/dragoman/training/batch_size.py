@@ -1,0 +1,178 @@
+"""The number of tokens per batch for `train.batch_tokens = "auto"`.
+
+It is chosen once, before the first step of a run: the largest size that fits into the memory, up to a limit from which
+training is not faster.  On a GPU, the memory of trial steps is measured; on a CPU, where the peak of a process cannot
+be reset, it is estimated from the tensors that a trial keeps for its backward pass.  Every checkpoint stores the number
+in its configuration, so that a resumed run continues with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from dragoman.data.batching import Batch
+from dragoman.data.tokenizer import PAD
+from dragoman.errors import is_out_of_memory
+from dragoman.io.run_log import Reporter
+from dragoman.models.model_folder import list_checkpoints, read_config
+from dragoman.models.size import available_memory
+from dragoman.training.distributed import DistributedContext
+from dragoman.training.optim import state_size
+from dragoman.training.run import TrainingRun
+from dragoman.training.step import TrainingStep
+
+__all__ = ["choose_size", "filled", "kept_bytes", "resolve_batch_tokens", "sizes"]
+
+LEAST, MOST = 512, {"cuda": 262_144, "cpu": 4096}
+"""Limits; see `bench/batch_size.py` for the speed of larger batches on a CPU."""
+_SHARE = 0.85  # of the available memory
+_STEPS = 50  # per epoch, at least
+_PASS = 2.0  # memory of a pass on the CPU, in multiples of what it keeps for the backward pass; see bench/batch_size.py
+
+
+def resolve_batch_tokens(
+    run: TrainingRun, step: TrainingStep, context: DistributedContext, reporter: Reporter
+) -> None:
+    """Replace train.batch_tokens = "auto" by a number: that of the newest checkpoint, or the largest that fits.
+
+    Several processes use the smallest of their numbers.
+    """
+    if run.config.train.batch_tokens != "auto":
+        return
+    number = context.on_main(lambda: _stored(run))
+    if number is None:
+        reporter.phase("measuring the memory of a step")
+        own, reason = _largest(run, step, context)
+        number = min(context.gather(own))
+        reporter.log(f"batch size: {number:,} tokens ({reason if number == own else 'smallest of all processes'})")
+    else:
+        reporter.log(f"batch size: {number:,} tokens, as before in this run")
+    run.use_batch_tokens(number)
+
+
+def _stored(run: TrainingRun) -> int | None:
+    """Return the number in the newest checkpoint, None if there is none."""
+    found = list_checkpoints(run.folder)
+    stored = read_config(found[-1]).train.batch_tokens if found else "auto"
+    return None if stored == "auto" else stored
+
+
+def _largest(run: TrainingRun, step: TrainingStep, context: DistributedContext) -> tuple[int, str]:
+    """Return the largest size that fits, and what limits it."""
+    device, train = context.device, run.config.train
+    most = MOST["cuda" if device.type == "cuda" else "cpu"]
+    in_epoch = int(run.task.tokens() / (_STEPS * train.accumulate * context.size))
+    samples = _samples(run)
+    available = available_memory(device)
+    if device.type == "cuda":
+        # Memory that PyTorch has reserved is not free for others, but for the trial.
+        available = (available or 0) + torch.cuda.memory_reserved(device)
+        needed = _measured(step)
+    else:
+        available = None if available is None else available // context.local_size
+        needed = _estimated(step, samples)
+    limit = None if available is None else _SHARE * available - _later(step)
+
+    def fits(tokens: int) -> bool:
+        return limit is None or all(needed(filled(sample, tokens)) <= limit for sample in samples)
+
+    number = choose_size(fits, min(most, max(LEAST, in_epoch)))
+    if number + number // 2 > most:
+        return number, "larger ones are not faster" if device.type != "cuda" else "the largest that is tried"
+    if number + number // 2 > in_epoch:
+        return number, f"at least {_STEPS} steps per epoch"
+    return number, f"the largest that needs at most {_SHARE:.0%} of the available memory, {available or 0:,} bytes"
+
+
+def sizes(most: int) -> Iterator[int]:
+    """Yield powers of two and 1.5 times powers of two, up to `most`, at least one."""
+    size = LEAST
+    while size <= most or size == LEAST:
+        yield size
+        if size + size // 2 <= most:
+            yield size + size // 2
+        size *= 2
+
+
+def choose_size(fits: Callable[[int], bool], most: int) -> int:
+    """Return the largest of `sizes` before the first that does not fit; the smallest one if none does."""
+    best = LEAST
+    for size in sizes(most):
+        if not fits(size):
+            break
+        best = size
+    return best
+
+
+def _samples(run: TrainingRun) -> list[Batch]:
+    """Return batches of the longest, of medium and of the shortest examples: those with the fewest to the most rows."""
+    plan = sorted(run.task.epoch(0), key=len)
+    return [run.task.read(plan[i], 0, 0) for i in sorted({0, len(plan) // 2, len(plan) - 1})]
+
+
+def filled(batch: Batch, tokens: int) -> Batch:
+    """Return a batch of `tokens` tokens with padding, which repeats the rows of `batch`."""
+    rows = max(1, tokens // (batch.src.size(1) + batch.tgt_out.size(1)))
+    chosen = torch.arange(rows) % len(batch.tgt_out)
+    mask = None if batch.src_mask is None else batch.src_mask[chosen]
+    src, tgt_in, tgt_out = (tensor[chosen] for tensor in (batch.src, batch.tgt_in, batch.tgt_out))
+    return Batch(src, mask, tgt_in, tgt_out, src.size(0) * src.size(1), int((tgt_out != PAD).sum()))
+
+
+def _later(step: TrainingStep) -> int:
+    """Return the bytes that are allocated after a trial: the state of the optimizer."""
+    values = sum(p.numel() for p in step.model.parameters() if p.requires_grad)
+    return 4 * values * state_size(step.config.optimizer)
+
+
+def _measured(step: TrainingStep) -> Callable[[Batch], float]:
+    """Return a function that measures the bytes of memory that a trial on a GPU needs, all tensors included."""
+    device = step.context.device
+
+    def needed(batch: Batch) -> float:
+        torch.cuda.reset_peak_memory_stats(device)
+        try:
+            step.trial(batch.to(device), 0)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return float("inf")
+        finally:
+            peak = torch.cuda.max_memory_allocated(device)
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(device)
+        return peak
+
+    return needed
+
+
+def _estimated(step: TrainingStep, samples: list[Batch]) -> Callable[[Batch], float]:
+    """Return a function that estimates the bytes that a pass on the CPU allocates, without making it."""
+    gradients = sum(p.nbytes for p in step.model.parameters() if p.requires_grad)
+    tokens = {size_of(sample): kept_bytes(step, sample) / size_of(sample) for sample in samples}
+    per_token = max(tokens.values())
+    return lambda batch: gradients + _PASS * per_token * size_of(batch)
+
+
+def size_of(batch: Batch) -> int:
+    """Return the number of tokens of a batch with padding."""
+    return len(batch.tgt_out) * (batch.src.size(1) + batch.tgt_out.size(1))
+
+
+def kept_bytes(step: TrainingStep, batch: Batch) -> int:
+    """Return the bytes of the tensors that a trial with a batch keeps for its backward pass, without parameters."""
+    parameters = {p.untyped_storage().data_ptr() for p in step.model.parameters()}
+    found: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            found[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        step.trial(batch, 0)
+    return sum(found.values())

@@ -22,6 +22,7 @@ from dragoman.models.model_folder import build_for, find_model, read_meta
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.labelling import Labeller
 from dragoman.pipelines.parsing import Parser
+from dragoman.training.memory import rows_of
 from dragoman.training.tasks.registry import open_task
 from dragoman.training.tasks.task import Task
 from dragoman.training.trainer import train
@@ -146,6 +147,19 @@ def opened(name: str, data: Path, tmp_path: Path, *overrides: str) -> Task:
 
 
 # ------------------------------------------------------------------------------------------------------ all of them
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_counts_of_a_batch_and_of_its_rows(name: str, data: Path, tmp_path: Path) -> None:
+    """The loss relies on the number of targets, and batches are split if they do not fit into the memory."""
+    task = opened(name, data, tmp_path)
+    for indices in task.epoch(0):
+        batch = task.read(indices, 0, 0)
+        assert batch.tgt_tokens == int((batch.tgt_out != PAD).sum()), "targets without padding"
+        for begin in range(len(batch.tgt_out)):
+            parts = [rows_of(batch, 0, begin), rows_of(batch, begin, len(batch.tgt_out))]
+            assert sum(part.tgt_tokens for part in parts) == batch.tgt_tokens
+            assert sum(part.src_tokens for part in parts) == batch.src_tokens
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -523,7 +523,7 @@ def test_a_message_does_not_name_the_library_that_checks() -> None:
     (problem,) = problems("data.train=[{source = 'a'}]")
     assert problem.startswith("data.train.0: give either source and target")
     (problem,) = problems("train.precision=3")
-    assert problem == "train.precision = 3; accepted: 'float32' or 'bf16'"
+    assert problem == "train.precision = 3; accepted: 'float32', 'bf16' or 'fp16'"
 
 
 def test_the_defaults_of_training() -> None:

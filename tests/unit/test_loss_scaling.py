@@ -10,19 +10,20 @@ import pytest
 import torch
 
 from dragoman.data.batching import Batch
-from dragoman.errors import TrainingError
+from dragoman.errors import TrainingError, UsageError
 from dragoman.io.run_log import Reporter, read_log
 from dragoman.models.model_folder import unique_tensors
 from dragoman.training import loss_scaling, outcomes
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss
-from dragoman.training.loss_scaling import LossScale
+from dragoman.training.loss_scaling import LossScale, check_float16
 from dragoman.training.optimizers import Adam
 from dragoman.training.run import open_run
 from dragoman.training.step import TrainingStep
 from dragoman.training.trainer import Trainer, TrainResult, train
+from every_kind import TRANSLATORS, built_network
 from processes import needs_gloo, run_processes
-from small_run import small_config, weights, write_corpus
+from small_run import Listener, small_config, weights, write_corpus
 
 FP16 = ("train.precision=fp16", "train.clip_norm=1.0", "train.ema=0.9")
 
@@ -143,7 +144,9 @@ def test_a_resumed_training_has_the_same_bytes(
     monkeypatch.setattr(loss_scaling, "INTERVAL", 2)  # the scale grows until gradients overflow
     read_later(monkeypatch, reads)
     config = small_config(data, *FP16, "train.save_every=4 steps", "train.schedule.peak=0.005")
-    whole = train(config, tmp_path / "whole")
+    said = Listener()
+    whole = train(config, tmp_path / "whole", reporter=said)
+    assert f"{whole.progress.overflows:,} of 24 steps were skipped because a gradient exceeded the range" in said.text
     with pytest.raises(Stopped):
         train(config, tmp_path / "run", reporter=StopAt(15))
     resumed = train(config, tmp_path / "run")
@@ -154,6 +157,21 @@ def test_a_resumed_training_has_the_same_bytes(
     rows = read_log(tmp_path / "run")
     assert rows[-1].get("overflows", 0) <= whole.progress.overflows
     assert any("overflows" in row for row in rows)
+
+
+@pytest.mark.parametrize(("kind", "fails"), [("lstm", True), ("lstm", False), ("gru", True), ("paper", True)])
+def test_a_processor_without_an_lstm_in_float16(kind: str, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(*_: Any) -> None:
+        if fails:
+            raise RuntimeError("could not create a primitive descriptor for the LSTM forward propagation primitive")
+
+    monkeypatch.setattr(torch.nn.LSTM, "forward", forward)
+    network = built_network(TRANSLATORS[kind], 20, 20)
+    if not fails or kind != "lstm":
+        check_float16(network)
+        return
+    with pytest.raises(UsageError, match="this processor cannot compute an LSTM in float16; accepted on it"):
+        check_float16(network)
 
 
 def test_a_training_in_float16_learns(data: Path, tmp_path: Path) -> None:

@@ -239,6 +239,7 @@ def test_a_training_counts_and_continues(data: Path, tmp_path: Path, monkeypatch
     count = result.progress.split_batches
     assert result.progress.step == 24 and count >= 4 and result.progress.skipped == 0
     assert reporter.text.count("out of memory: a batch was split") == 1
+    assert f"{count:,} batches did not fit into the memory and were split" in reporter.text
     rows = [row["split_batches"] for row in read_log(tmp_path / "run") if "split_batches" in row]
     assert rows == sorted(rows) and 0 < rows[-1] <= count
     assert result.scores["valid_loss"] == pytest.approx(expected.scores["valid_loss"], rel=1e-4)

@@ -37,10 +37,16 @@ class Batch:
     tgt_tokens: int
 
     def to(self, device: torch.device) -> Batch:
+        """Return the batch on a device; the copy to a GPU does not wait for its earlier work."""
         if device.type == "cpu":
             return self
-        mask = None if self.src_mask is None else self.src_mask.to(device, non_blocking=True)
-        moved = [t.to(device, non_blocking=True) for t in (self.src, self.tgt_in, self.tgt_out)]
+
+        def move(tensor: Tensor) -> Tensor:
+            pinned = tensor.pin_memory() if device.type == "cuda" and tensor.device.type == "cpu" else tensor
+            return pinned.to(device, non_blocking=True)
+
+        mask = None if self.src_mask is None else move(self.src_mask)
+        moved = [move(tensor) for tensor in (self.src, self.tgt_in, self.tgt_out)]
         return Batch(moved[0], mask, moved[1], moved[2], self.src_tokens, self.tgt_tokens)
 
 

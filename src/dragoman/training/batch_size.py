@@ -33,9 +33,7 @@ _STEPS = 50  # per epoch, at least
 _PASS = 2.0  # memory of a pass on the CPU, in multiples of what it keeps for the backward pass; see bench/batch_size.py
 
 
-def resolve_batch_tokens(
-    run: TrainingRun, step: TrainingStep, context: DistributedContext, reporter: Reporter
-) -> None:
+def resolve_batch_tokens(run: TrainingRun, step: TrainingStep, context: DistributedContext, reporter: Reporter) -> None:
     """Replace train.batch_tokens = "auto" by a number: that of the newest checkpoint, or the largest that fits.
 
     Several processes use the smallest of their numbers.

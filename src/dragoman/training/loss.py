@@ -121,20 +121,27 @@ def chunked_cross_entropy(
     return _Chunked.apply(hidden, weight, targets, smoothing, rows)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def counted_rows(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows (M, D) of hidden (B, T, D) and the targets (M,) of targets (B, T), without padding."""
+def counted_rows(hidden: Tensor, targets: Tensor, count: int | None = None) -> tuple[Tensor, Tensor]:
+    """Return the rows (M, D) of hidden (B, T, D) and the targets (M,) of targets (B, T), without padding.
+
+    count: M, if it is known; then the result is computed without a wait for the device.
+    """
     rows, targets = hidden.flatten(0, 1), targets.flatten()  # (B*T, D), (B*T,)
-    indices = (targets != PAD).nonzero().squeeze(1)
+    is_counted = targets != PAD
+    indices = (is_counted.nonzero() if count is None else is_counted.nonzero_static(size=count)).squeeze(1)
     if len(indices) == len(targets):
         return rows, targets
     return rows.index_select(0, indices), targets.index_select(0, indices)
 
 
 class TokenLoss:
-    """A `models.seq2seq.Head` that returns the loss of a batch; targets: (B, T), PAD where nothing counts."""
+    """A `models.seq2seq.Head` that returns the loss of a batch.
 
-    def __init__(self, targets: Tensor, smoothing: float) -> None:
-        self.targets, self.smoothing = targets, smoothing
+    targets: (B, T), PAD where nothing counts.  count: see `counted_rows`.
+    """
+
+    def __init__(self, targets: Tensor, smoothing: float, count: int | None = None) -> None:
+        self.targets, self.smoothing, self.count = targets, smoothing, count
 
     def __call__(self, hidden: Tensor, output: nn.Module) -> Loss:
         chunked = isinstance(output, nn.Linear) and output.bias is None
@@ -144,7 +151,7 @@ class TokenLoss:
                 hidden, chunked = logits, False
         elif not chunked:
             hidden = output(hidden)
-        rows, targets = counted_rows(hidden, self.targets)  # (M, D or V), (M,)
+        rows, targets = counted_rows(hidden, self.targets, self.count)  # (M, D or V), (M,)
         if chunked:
             assert isinstance(output, nn.Linear)
             smoothed, nll = chunked_cross_entropy(rows, output.weight, targets, self.smoothing)

@@ -8,9 +8,13 @@ overflow, as by `torch.amp.GradScaler`; here it never leaves the device, and its
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-__all__ = ["LossScale"]
+from dragoman.errors import UsageError
+from dragoman.models.seq2seq import Network
+from dragoman.nn.recurrent import LSTM
+
+__all__ = ["LossScale", "check_float16"]
 
 INITIAL, LARGEST = 2.0**16, 2.0**24
 INTERVAL = 2000
@@ -45,3 +49,17 @@ class LossScale:
         self.before = self.scale
         self.scale = (self.scale * factor).clamp(1.0, LARGEST)
         self.steps = torch.where(grows, 0.0, steps)
+
+
+def check_float16(model: Network) -> None:
+    """Raise UsageError if the model has an LSTM and the processor no float16 implementation of it."""
+    if model.device.type != "cpu" or not any(isinstance(module, LSTM) for module in model.modules()):
+        return
+    try:
+        with torch.autocast("cpu", dtype=torch.float16):
+            nn.LSTM(8, 8)(torch.zeros(1, 1, 8))
+    except RuntimeError:
+        raise UsageError(
+            'train.precision = "fp16": this processor cannot compute an LSTM in float16; accepted on it: "float32" or '
+            '"bf16", or train with fp16 on a GPU'
+        ) from None

@@ -80,6 +80,22 @@ class Outcomes:
         names = ("skipped", "overflows", "split_batches", "skipped_pairs")
         return {name: count for name in names if (count := getattr(self._progress, name))}
 
+    def summarize(self, log: Callable[[str], None]) -> None:
+        """Report what the user should know when the training ends."""
+        progress = self._progress
+        if progress.split_batches:
+            log(
+                f"{progress.split_batches:,} batches did not fit into the memory and were split; training is faster "
+                "with a smaller train.batch_tokens and a larger train.accumulate"
+            )
+        if progress.skipped_pairs:
+            log(f"{progress.skipped_pairs:,} pairs did not fit into the memory by themselves and were skipped")
+        if progress.overflows:
+            log(
+                f"{progress.overflows:,} of {progress.step:,} steps were skipped because a gradient exceeded the range "
+                "of float16, which is normal if they are few"
+            )
+
     def is_due(self) -> bool:
         """Return whether the last reading was some time ago; all processes have the same answer."""
         return abs(self._progress.seconds - self._read_at) >= INTERVAL

@@ -16,9 +16,9 @@ from dragoman.nn.dropout import seed_dropout
 from dragoman.nn.layers import BatchNorm
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss, TokenLoss
-from dragoman.training.loss_scaling import LossScale
+from dragoman.training.loss_scaling import LossScale, check_float16
 from dragoman.training.memory import Gradients, Part, accumulate
-from dragoman.training.optim import build_optimizer
+from dragoman.training.optim import Progress, build_optimizer
 
 __all__ = ["TrainingStep"]
 
@@ -43,11 +43,14 @@ class TrainingStep:
         self.ema: dict[str, Tensor] | None = None
         if config.ema:
             self.ema = {name: p.clone() for name, p in unique_tensors(self.model).items()}
-        self.loss_scale = LossScale(context.device) if config.precision == "fp16" else None
+        self.loss_scale = None
+        if config.precision == "fp16":
+            check_float16(self.model)
+            self.loss_scale = LossScale(context.device)
         self.reads = context.device.type != "cuda" or not self.optimizer.can_skip
 
     def forward(self, batch: Batch) -> Loss:
-        head = TokenLoss(batch.tgt_out, self.config.label_smoothing)
+        head = TokenLoss(batch.tgt_out, self.config.label_smoothing, None if self.reads else batch.tgt_tokens)
         dtype = _AUTOCAST.get(self.config.precision)
         with torch.autocast(self.context.device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
             loss: Loss = self.model(batch.src, batch.src_mask, batch.tgt_in, head)
@@ -125,6 +128,11 @@ class TrainingStep:
         """Return the running statistics of batch normalization, and copies of them."""
         norms = [module for module in self.model.modules() if isinstance(module, BatchNorm)]
         return [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
+
+    def resume(self, progress: Progress) -> None:
+        """Restore the loss scale."""
+        if self.loss_scale is not None:
+            self.loss_scale.load(progress.loss_scale, progress.scale_steps)
 
     def copy_from_main(self) -> None:
         """Copy weights, moving average and optimizer state from the main process."""

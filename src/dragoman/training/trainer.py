@@ -115,8 +115,7 @@ class Trainer:
         self.ema = self.training_step.ema
         self.progress = context.on_main(lambda: run.resume(self.model, self.optimizer, self.ema))
         self.training_step.copy_from_main()
-        if self.training_step.loss_scale is not None:
-            self.training_step.loss_scale.load(self.progress.loss_scale, self.progress.scale_steps)
+        self.training_step.resume(self.progress)
         resolve_batch_tokens(run, self.training_step, context, reporter)
         self.config = run.config.train
         self.validation = run.task.validation()
@@ -166,6 +165,7 @@ class Trainer:
                 if not interrupted:
                     self._finish()
                     self._check_usable()
+                    self._outcomes.summarize(self.reporter.log)
                 elif self.context.is_main and not self.run.is_validated(self.progress):
                     self._save({}, validated=False)
             complete = not interrupted
@@ -272,7 +272,6 @@ class Trainer:
         self.reporter.warn(text)
 
     def _failure(self, what: str) -> TrainingError:
-        """Return the error after too many bad steps in a row."""
         return TrainingError(f"{self.run.folder}: {what} {self.context.on_main(self.run.last_good)} {_ADVICE}")
 
     def _check_usable(self) -> None:

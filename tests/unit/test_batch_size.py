@@ -17,6 +17,7 @@ from dragoman.data.tokenizer import PAD
 from dragoman.errors import ConfigError
 from dragoman.io.run_log import Reporter, read_log
 from dragoman.models.model_folder import list_checkpoints, read_config
+from dragoman.models.transformer import Stack
 from dragoman.training import batch_size
 from dragoman.training.batch_size import choose_size, filled, kept_bytes, sizes
 from dragoman.training.distributed import DistributedContext
@@ -122,6 +123,13 @@ def test_the_memory_of_a_pass_grows_with_the_batch_and_changes_no_weight(data: P
     assert twice == pytest.approx(2 * once, rel=0.1)
     assert all(torch.equal(a, b) for a, b in zip(before, trainer.model.state_dict().values(), strict=True))
     assert all(p.grad is None for p in trainer.model.parameters())
+
+
+def test_layers_that_are_computed_twice_are_counted(data: Path, tmp_path: Path) -> None:
+    plain, twice = (build(data, tmp_path / v, f"train.gradient_checkpointing={v}") for v in ("false", "true"))
+    batch = plain.read(plain._plan()[0], 0)
+    assert kept_bytes(twice.training_step, batch) == kept_bytes(plain.training_step, batch)
+    assert all(stack.recomputes for stack in twice.model.modules() if isinstance(stack, Stack))
 
 
 def test_the_peak_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

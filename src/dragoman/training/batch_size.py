@@ -19,6 +19,7 @@ from dragoman.errors import is_out_of_memory
 from dragoman.io.run_log import Reporter
 from dragoman.models.model_folder import list_checkpoints, read_config
 from dragoman.models.size import available_memory
+from dragoman.models.transformer import Stack
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.optim import state_size
 from dragoman.training.run import TrainingRun
@@ -161,7 +162,11 @@ def size_of(batch: Batch) -> int:
 
 
 def kept_bytes(step: TrainingStep, batch: Batch) -> int:
-    """Return the bytes of the tensors that a trial with a batch keeps for its backward pass, without parameters."""
+    """Return the bytes of the tensors that a trial with a batch keeps for its backward pass, without parameters.
+
+    Layers that are computed twice count as if they were not: what they keep is hidden from the hooks.
+    """
+    stacks = [module for module in step.model.modules() if isinstance(module, Stack) and module.recomputes]
     parameters = {p.untyped_storage().data_ptr() for p in step.model.parameters()}
     found: dict[int, int] = {}
 
@@ -171,6 +176,12 @@ def kept_bytes(step: TrainingStep, batch: Batch) -> int:
             found[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        step.trial(batch, 0)
+    try:
+        for stack in stacks:
+            stack.recomputes = False
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            step.trial(batch, 0)
+    finally:
+        for stack in stacks:
+            stack.recomputes = True
     return sum(found.values())

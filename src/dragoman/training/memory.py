@@ -62,21 +62,24 @@ def accumulate(
     compute: Callable[[Part], float | Tensor],
     restart: Callable[[], None],
     fill: Callable[[], None],
-    last: Callable[[], AbstractContextManager[None]] = nullcontext,
+    summing: Callable[[bool], AbstractContextManager[None]] = lambda _: nullcontext(),
+    can_split: bool = True,
 ) -> Gradients:
     """Compute the gradients of a step; split the batches that do not fit into the memory.
 
     compute: adds the gradient of a part and returns its NLL.  restart: removes all gradients.  fill: sets
-    gradients that mark the step as bad, if no row fits.  last: context of the
-    last pass, in which several processes sum their gradients.  If that pass fails in one process, the others wait for
-    those sums that it has not begun; it computes its gradients again without communication and enters the context
-    once more, which begins the remaining sums.  So every process takes part in every sum once.
+    gradients that mark the step as bad, if no row fits.
+
+    summing: returns the context of a pass, given whether it is the last one, in which several processes sum their
+    gradients.  If the last pass fails in one process, the others wait for those sums that it has not begun; it computes
+    its gradients again without communication and enters the context once more, which begins the remaining sums.  So
+    every process takes part in every sum once.  can_split: False if all passes communicate; then errors are raised.
     """
     parts = [Part(batch, i) for i, batch in enumerate(batches)]
     skipped: list[Batch] = []
     is_split = False
     while True:
-        nll, failed = _attempt(parts, compute, nullcontext if is_split else last)
+        nll, failed = _attempt(parts, compute, (lambda _: nullcontext()) if is_split else summing, can_split)
         if failed is None:
             break
         is_split = True
@@ -88,7 +91,7 @@ def accumulate(
     if is_split:
         if not parts:
             fill()
-        with last():
+        with summing(True):
             pass
     split = {part.number for part in parts if part.key}
     return Gradients(nll, len(split), tuple(skipped))
@@ -97,16 +100,17 @@ def accumulate(
 def _attempt(
     parts: Sequence[Part],
     compute: Callable[[Part], float | Tensor],
-    last: Callable[[], AbstractContextManager[None]],
+    summing: Callable[[bool], AbstractContextManager[None]],
+    can_split: bool,
 ) -> tuple[float | Tensor, Part | None]:
     """Compute all parts; return the sum of their NLL and None, or the part that does not fit."""
     nll: float | Tensor = 0.0
     for part in parts:
         try:
-            with last() if part is parts[-1] else nullcontext():
+            with summing(part is parts[-1]):
                 nll = nll + compute(part)
         except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
+            if not (can_split and is_out_of_memory(error)):
                 raise
             # The error refers to the frames of the pass, and so to its activations, until this handler ends.
         else:

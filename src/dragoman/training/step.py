@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +30,11 @@ class TrainingStep:
     """A model with its optimizer and, if train.ema is set, the moving average of its weights.
 
     loss_scale: for float16 only.  reads: whether every step waits for the device and reads its result; otherwise, the
-    results are tensors, and a step with a gradient that is not finite is skipped on the device.
+    results are tensors, and a step with a gradient that is not finite is skipped on the device.  can_split: whether a
+    batch that does not fit into the memory is split.
     """
+
+    can_split = True
 
     def __init__(self, config: TrainConfig, model: Network, context: DistributedContext) -> None:
         self.config, self.context = config, context
@@ -48,6 +52,14 @@ class TrainingStep:
             check_float16(self.model)
             self.loss_scale = LossScale(context.device)
         self.reads = context.device.type != "cuda" or not self.optimizer.can_skip
+
+    def _summing(self, is_last: bool) -> AbstractContextManager[None]:
+        """Return the context of a pass, in which gradients are summed; is_last: whether it is the last of the step."""
+        return self.context.summing_gradients() if is_last else nullcontext()
+
+    def _norm(self, gradients: list[Tensor]) -> Tensor:
+        """Return the norm of the gradients of the whole model."""
+        return nn.utils.get_total_norm(gradients)
 
     def forward(self, batch: Batch) -> Loss:
         head = TokenLoss(batch.tgt_out, self.config.label_smoothing, None if self.reads else batch.tgt_tokens)
@@ -83,7 +95,7 @@ class TrainingStep:
             for parameter in self.model.parameters():
                 parameter.grad = torch.full_like(parameter, torch.nan)
 
-        return accumulate(batches, compute, restart, fill, self.context.summing_gradients)
+        return accumulate(batches, compute, restart, fill, self._summing, self.can_split)
 
     def update(self, step: int, rate: float) -> bool | Tensor:
         """Change the weights by the gradients; return False, and change nothing, if a gradient is not finite.
@@ -93,7 +105,7 @@ class TrainingStep:
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         if self.loss_scale is not None:
             self.loss_scale.unscale(gradients)
-        norm = nn.utils.get_total_norm(gradients)
+        norm = self._norm(gradients)
         finite = torch.isfinite(norm)
         if self.loss_scale is not None:
             self.loss_scale.update(finite)
@@ -129,8 +141,8 @@ class TrainingStep:
         norms = [module for module in self.model.modules() if isinstance(module, BatchNorm)]
         return [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
 
-    def resume(self, progress: Progress) -> None:
-        """Restore the loss scale."""
+    def restore_scale(self, progress: Progress) -> None:
+        """Restore the loss scale of a resumed run."""
         if self.loss_scale is not None:
             self.loss_scale.load(progress.loss_scale, progress.scale_steps)
 

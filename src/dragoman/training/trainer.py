@@ -115,7 +115,7 @@ class Trainer:
         self.ema = self.training_step.ema
         self.progress = context.on_main(lambda: run.resume(self.model, self.optimizer, self.ema))
         self.training_step.copy_from_main()
-        self.training_step.resume(self.progress)
+        self.training_step.restore_scale(self.progress)
         resolve_batch_tokens(run, self.training_step, context, reporter)
         self.config = run.config.train
         self.validation = run.task.validation()

@@ -14,7 +14,7 @@ import torch
 from dragoman.config import load_config
 from dragoman.data.batching import Batch, collate
 from dragoman.data.tokenizer import PAD
-from dragoman.errors import ConfigError
+from dragoman.errors import ConfigError, UsageError
 from dragoman.io.run_log import Reporter, read_log
 from dragoman.models.model_folder import list_checkpoints, read_config
 from dragoman.models.transformer import Stack
@@ -23,6 +23,7 @@ from dragoman.training.batch_size import choose_size, filled, kept_bytes, sizes
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.forecast import time_steps
 from dragoman.training.run import open_run
+from dragoman.training.step import TrainingStep
 from dragoman.training.trainer import Trainer, train
 from processes import needs_gloo, run_processes
 from small_run import Listener, small_config, write_corpus
@@ -173,6 +174,15 @@ def test_processes_use_the_smallest_of_their_numbers(data: Path, tmp_path: Path)
 def test_the_doctor_measures_with_the_chosen_size(data: Path, tmp_path: Path) -> None:
     run = open_run(small_config(data, *AUTO), tmp_path / "run")
     assert time_steps(run, 0.1).steps >= 1 and run.config.train.batch_tokens == 512
+
+
+def test_passes_that_communicate_cannot_be_measured(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process whose trial fails would leave the others waiting."""
+    monkeypatch.setattr(TrainingStep, "communicates", True)
+    with pytest.raises(UsageError, match='"auto" cannot be measured if weights are split'):
+        build(data, tmp_path / "run", *AUTO)
 
 
 @pytest.mark.parametrize("value", ["car", "true", "15", "16777217", "512.0"])

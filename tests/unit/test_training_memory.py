@@ -121,7 +121,7 @@ def test_a_backward_pass_that_fails_halfway_leaves_nothing(failing: int, trainer
 
 
 def test_steps_whose_passes_communicate_are_not_repeated(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TrainingStep, "can_split", False)
+    monkeypatch.setattr(TrainingStep, "communicates", True)
     failed = fail_in_forward(monkeypatch, trainer.training_step, lambda _: True)
     with pytest.raises(torch.OutOfMemoryError):
         trainer.training_step.backward(batches(trainer), 0, 0.01)
@@ -252,6 +252,19 @@ def test_a_training_counts_and_continues(data: Path, tmp_path: Path, monkeypatch
     rows = [row["split_batches"] for row in read_log(tmp_path / "run") if "split_batches" in row]
     assert rows == sorted(rows) and 0 < rows[-1] <= count
     assert result.scores["valid_loss"] == pytest.approx(expected.scores["valid_loss"], rel=1e-4)
+
+
+def test_the_threads_are_measured_with_the_rows_that_fit(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    fail_in_forward(monkeypatch, trainer.training_step, lambda batch: seen.append(len(batch.tgt_out)) or seen[-1] > 3)
+    trainer.trial()
+    assert seen == [seen[0], seen[0] // 2, seen[0] // 4] and seen[-1] <= 3
+    assert all(p.grad is None for p in trainer.model.parameters())
+    fail_in_forward(monkeypatch, trainer.training_step, lambda _: True)
+    trainer.trial()
+    fail_in_forward(monkeypatch, trainer.training_step, lambda _: True, RuntimeError("shape mismatch"))
+    with pytest.raises(RuntimeError, match="shape mismatch"):
+        trainer.trial()
 
 
 def sums_with_failure(failing: int, place: int) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dragoman.data.batching import Batch
 from dragoman.data.tokenizer import PAD
-from dragoman.errors import is_out_of_memory
+from dragoman.errors import UsageError, is_out_of_memory
 from dragoman.io.run_log import Reporter
 from dragoman.models.model_folder import list_checkpoints, read_config
 from dragoman.models.size import available_memory
@@ -37,10 +37,15 @@ _PASS = 2.0  # memory of a pass on the CPU, in multiples of what it keeps for th
 def resolve_batch_tokens(run: TrainingRun, step: TrainingStep, context: DistributedContext, reporter: Reporter) -> None:
     """Replace train.batch_tokens = "auto" by a number: that of the newest checkpoint, or the largest that fits.
 
-    Several processes use the smallest of their numbers.
+    Several processes use the smallest of their numbers.  Raises UsageError if every pass needs all of them.
     """
     if run.config.train.batch_tokens != "auto":
         return
+    if step.communicates:
+        raise UsageError(
+            'train.batch_tokens = "auto" cannot be measured if weights are split over processes; accepted with this '
+            "train.parallel.kind: a number of tokens"
+        )
     number = context.on_main(lambda: _stored(run))
     if number is None:
         reporter.phase("measuring the memory of a step")

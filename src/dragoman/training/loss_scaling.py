@@ -38,8 +38,9 @@ class LossScale:
 
     def unscale(self, gradients: list[Tensor]) -> None:
         """Divide the gradients by the scale, in place; exact, because it is a power of two."""
-        if gradients:
-            torch._foreach_mul_(gradients, 1 / self.scale)
+        own = [g.to_local() if hasattr(g, "to_local") else g for g in gradients]  # of weights split over processes
+        if own:
+            torch._foreach_mul_(own, 1 / self.scale)
 
     def update(self, finite: Tensor) -> None:
         """Choose the scale of the next step.  finite: whether all gradients are finite, a boolean."""

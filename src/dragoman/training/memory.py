@@ -20,7 +20,7 @@ from dragoman.data.batching import Batch
 from dragoman.data.tokenizer import PAD
 from dragoman.errors import is_out_of_memory
 
-__all__ = ["Gradients", "Part", "accumulate", "rows_of", "split_parts"]
+__all__ = ["Gradients", "Part", "accumulate", "rows_of", "split_parts", "try_rows"]
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,20 @@ def _attempt(
             continue
         return nll, part
     return nll, None
+
+
+def try_rows(batch: Batch, work: Callable[[Batch], None]) -> None:
+    """Call `work` with a batch, or with as many of its first rows as fit into the memory, which may be none."""
+    rows = len(batch.tgt_out)
+    while rows:
+        try:
+            return work(rows_of(batch, 0, rows))
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+        _free_memory()
+        rows //= 2
+    return None
 
 
 def _free_memory() -> None:

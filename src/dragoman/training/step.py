@@ -30,11 +30,11 @@ class TrainingStep:
     """A model with its optimizer and, if train.ema is set, the moving average of its weights.
 
     loss_scale: for float16 only.  reads: whether every step waits for the device and reads its result; otherwise, the
-    results are tensors, and a step with a gradient that is not finite is skipped on the device.  can_split: whether a
-    batch that does not fit into the memory is split.
+    results are tensors, and a step with a gradient that is not finite is skipped on the device.  communicates: whether
+    every pass needs the other processes; then a batch that does not fit into the memory is not split.
     """
 
-    can_split = True
+    communicates = False
 
     def __init__(self, config: TrainConfig, model: Network, context: DistributedContext) -> None:
         self.config, self.context = config, context
@@ -51,7 +51,7 @@ class TrainingStep:
         if config.precision == "fp16":
             check_float16(self.model)
             self.loss_scale = LossScale(context.device)
-        self.reads = context.device.type != "cuda" or not self.optimizer.can_skip
+        self.reads = self.communicates or context.device.type != "cuda" or not self.optimizer.can_skip
 
     def _summing(self, is_last: bool) -> AbstractContextManager[None]:
         """Return the context of a pass, in which gradients are summed; is_last: whether it is the last of the step."""
@@ -95,7 +95,7 @@ class TrainingStep:
             for parameter in self.model.parameters():
                 parameter.grad = torch.full_like(parameter, torch.nan)
 
-        return accumulate(batches, compute, restart, fill, self._summing, self.can_split)
+        return accumulate(batches, compute, restart, fill, self._summing, not self.communicates)
 
     def update(self, step: int, rate: float) -> bool | Tensor:
         """Change the weights by the gradients; return False, and change nothing, if a gradient is not finite.

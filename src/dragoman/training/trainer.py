@@ -34,7 +34,7 @@ from dragoman.training.allocator import keep_freed_memory
 from dragoman.training.batch_size import resolve_batch_tokens
 from dragoman.training.distributed import Agreement, DistributedContext, agree, open_context
 from dragoman.training.interrupt import Interrupt
-from dragoman.training.memory import Gradients
+from dragoman.training.memory import Gradients, try_rows
 from dragoman.training.optim import Progress, amount, budget_fraction, learning_rate
 from dragoman.training.outcomes import Outcome, Outcomes
 from dragoman.training.plan import forecast_of, forecast_problems, plan_warnings, warmup_warning
@@ -253,7 +253,7 @@ class Trainer:
     def trial(self) -> None:
         """Compute and discard the gradients of the next batch, to measure the speed of training."""
         batch = self.read(self._plan()[self.progress.batch], self.progress.batch)
-        self.training_step.trial(batch, self.progress.step)
+        try_rows(batch, lambda rows: self.training_step.trial(rows, self.progress.step))
 
     def _report_step(self) -> None:
         progress = self.progress

@@ -118,7 +118,7 @@ def test_an_epoch_has_enough_steps(data: Path, tmp_path: Path, monkeypatch: pyte
 def test_the_memory_of_a_pass_grows_with_the_batch_and_changes_no_weight(data: Path, tmp_path: Path) -> None:
     trainer = build(data, tmp_path / "run", "model.norm.kind=batch")
     before = [t.clone() for t in trainer.model.state_dict().values()]
-    batch = filled(trainer.read(trainer._plan()[0], 0), 512)
+    batch = filled(trainer.read(trainer.run.task.epoch(0)[0], 0), 512)
     once, twice = (kept_bytes(trainer.training_step, filled(batch, n)) for n in (512, 1024))
     assert once > 512 * 16 * 4 * 10, "at least ten tensors of the width of the model"
     assert twice == pytest.approx(2 * once, rel=0.1)
@@ -128,7 +128,7 @@ def test_the_memory_of_a_pass_grows_with_the_batch_and_changes_no_weight(data: P
 
 def test_layers_that_are_computed_twice_are_counted(data: Path, tmp_path: Path) -> None:
     plain, twice = (build(data, tmp_path / v, f"train.gradient_checkpointing={v}") for v in ("false", "true"))
-    batch = plain.read(plain._plan()[0], 0)
+    batch = plain.read(plain.run.task.epoch(0)[0], 0)
     assert kept_bytes(twice.training_step, batch) == kept_bytes(plain.training_step, batch)
     assert all(stack.recomputes for stack in twice.model.modules() if isinstance(stack, Stack))
 

@@ -79,7 +79,7 @@ def test_the_gradient_does_not_depend_on_the_scale(
 ) -> None:
     def gradient(trainer: Trainer) -> torch.Tensor:
         monkeypatch.setattr(trainer.optimizer, "step", lambda: None)
-        trainer.step([trainer.read(trainer._plan()[0], 0)])
+        trainer.step([trainer.read(trainer.run.task.epoch(0)[0], 0)])
         return torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])
 
     expected = gradient(build("model.dropout=0.0"))
@@ -108,7 +108,7 @@ def test_an_overflow_is_no_bad_step_until_the_scale_is_1(
 ) -> None:
     trainer = build("train.precision=fp16", "train.max_bad_steps=3")
     before = {name: p.clone() for name, p in unique_tensors(trainer.model).items()}
-    batch = trainer.read(trainer._plan()[0], 0)
+    batch = trainer.read(trainer.run.task.epoch(0)[0], 0)
     with_factor(monkeypatch, trainer.training_step, torch.inf)
     for _ in range(16):
         trainer.step([batch])
@@ -256,7 +256,7 @@ def test_bad_steps_that_are_read_later_stop_the_training(
     trainer = build("train.max_bad_steps=3")
     trainer.training_step.reads = False
     with_factor(monkeypatch, trainer.training_step, torch.nan)
-    batch = trainer.read(trainer._plan()[0], 0)
+    batch = trainer.read(trainer.run.task.epoch(0)[0], 0)
     for _ in range(5):
         trainer.step([batch])
     assert trainer.progress.skipped == 0
@@ -266,7 +266,7 @@ def test_bad_steps_that_are_read_later_stop_the_training(
 
 def test_a_skipped_step_of_adam_changes_no_bit(build: Callable[..., Trainer]) -> None:
     trainer = build()
-    batch = trainer.read(trainer._plan()[0], 0)
+    batch = trainer.read(trainer.run.task.epoch(0)[0], 0)
     trainer.step([batch])
     optimizer = trainer.optimizer
     assert isinstance(optimizer, Adam) and optimizer.can_skip

@@ -51,7 +51,7 @@ def trainer(data: Path, tmp_path: Path) -> Trainer:
 
 
 def batches(trainer: Trainer, count: int = 3) -> list[Batch]:
-    return [trainer.read(trainer._plan()[i], i) for i in range(count)]
+    return [trainer.read(trainer.run.task.epoch(0)[i], i) for i in range(count)]
 
 
 def gradients(trainer: Trainer) -> dict[str, Tensor | None]:

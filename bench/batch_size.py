@@ -23,7 +23,7 @@ from pathlib import Path
 from dragoman.config import load_config
 
 
-def measure(config: Path, overrides: list[str], tokens: int, seconds: float) -> dict[str, float]:
+def measure(config: Path, overrides: list[str], scratch: Path, tokens: int, seconds: float) -> dict[str, float]:
     """Return the speed of steps, and the peak and kept memory of the largest batch in bytes."""
     import torch
 
@@ -34,8 +34,7 @@ def measure(config: Path, overrides: list[str], tokens: int, seconds: float) -> 
     from dragoman.training.trainer import Trainer
 
     torch.set_num_threads(1)
-    shared = Path(tempfile.gettempdir()) / "dragoman-batch-size"
-    run = open_run(load_config(config, [*overrides, f"train.batch_tokens={tokens}"]), shared / str(tokens))
+    run = open_run(load_config(config, [*overrides, f"train.batch_tokens={tokens}"]), scratch / str(tokens))
     trainer = Trainer(run, DistributedContext("cpu"), Reporter())
     trainer.log.close()
     trainer.model.train()
@@ -69,16 +68,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
-        print(json.dumps(measure(given.config, given.overrides, given.child, given.seconds)))
+        print(json.dumps(measure(given.config, given.overrides, given.scratch, given.child, given.seconds)))
         return
     found: dict[int, list[dict[str, float]]] = {tokens: [] for tokens in given.tokens}
-    for _ in range(given.rounds):
-        for tokens in given.tokens:
-            arguments = [str(given.config), *given.overrides, "--child", str(tokens), "--seconds", str(given.seconds)]
-            out = subprocess.run([sys.executable, __file__, *arguments], check=True, capture_output=True, text=True)
-            found[tokens].append(json.loads(out.stdout.splitlines()[-1]))
+    with tempfile.TemporaryDirectory() as scratch:
+        for _ in range(given.rounds):
+            for tokens in given.tokens:
+                arguments = [str(given.config), *given.overrides, "--scratch", scratch, "--child", str(tokens)]
+                command = [sys.executable, __file__, *arguments, "--seconds", str(given.seconds)]
+                out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+                found[tokens].append(json.loads(out.stdout.splitlines()[-1]))
     print("| tokens | speed | peak MB | kept MB | peak / kept |\n|---|---|---|---|---|")
     for tokens, rows in found.items():
         speed, peak, kept = (statistics.median(row[key] for row in rows) for key in ("speed", "peak", "kept"))

@@ -40,6 +40,12 @@ def test_extrapolation() -> None:
     assert "rotary" in out
 
 
+def test_batch_size(tmp_path: Path) -> None:
+    config = write_toml(tmp_path / "small.toml", write_corpus(tmp_path / "data"))
+    out = output_of("batch_size.py", str(config), "--tokens", "512", "1024", "--rounds", "1", "--seconds", "0.1")
+    assert "| 512 |" in out and "| 1,024 |" in out
+
+
 def test_length() -> None:
     assert "LSTM" in output_of("length.py", "--threads", "1", "--up-to", "64")
 

@@ -185,8 +185,8 @@ def train_in_float16(data: Path, run: Path) -> None:
 
     loss_scaling.INTERVAL = 2
     seen: list[TrainingStep] = []
-    real = TrainingStep.copy_from_main
-    TrainingStep.copy_from_main = lambda self: (seen.append(self), real(self))[1]  # type: ignore
+    real = TrainingStep.restore_scale
+    TrainingStep.restore_scale = lambda self, progress: (seen.append(self), real(self, progress))[1]  # type: ignore
     result = train(small_config(data, *FP16, "train.batch_tokens=150"), run)
     total = float(sum(p.double().abs().sum() for p in seen[0].model.parameters()))
     progress = result.progress

@@ -168,7 +168,7 @@ def test_if_nothing_fits_the_steps_are_bad(data: Path, tmp_path: Path, monkeypat
     fail_in_forward(monkeypatch, trainer.training_step, lambda _: True)
     batch = rows_of(batches(trainer)[0], 0, 2)
     trainer.step([batch])
-    with pytest.raises(TrainingError, match="2 steps in a row"):
+    with pytest.raises(TrainingError, match="no pair fitted into the memory for 2 steps in a row.*Reduce the sizes"):
         trainer.step([batch])
     assert all(torch.equal(p, before[name]) for name, p in unique_tensors(trainer.model).items())
 
@@ -268,12 +268,16 @@ def test_the_threads_are_measured_with_the_rows_that_fit(trainer: Trainer, monke
 
 
 def sums_with_failure(failing: int, place: int) -> None:
-    """Every parameter has its own sum; in process `failing`, the pass fails before sum number `place`."""
+    """Every parameter has its own sum; in process `failing`, the pass fails before sum number `place`.
+
+    place: -1, before the pass; -2, in the second sum after it, because a parameter without a gradient delays all.
+    """
     from test_distributed import connected, network
 
     with connected() as context:
         model = network()
-        context._gradients = GradientSum(model.parameters(), bucket_bytes=1)
+        unused = [torch.nn.Parameter(torch.ones(1, dtype=torch.float64))] if place == -2 else []
+        context._gradients = GradientSum([*model.parameters(), *unused], bucket_bytes=1)
         own = torch.randn(8, 5, generator=torch.Generator().manual_seed(context.rank), dtype=torch.float64)
         ids = torch.arange(8)[:, None] + 4
         batch = Batch(ids, None, ids, ids, 8, 8)
@@ -281,12 +285,18 @@ def sums_with_failure(failing: int, place: int) -> None:
 
         def compute(part: Part) -> float:
             nonlocal failures
-            if context.rank == failing and failures and part.number == 1 and place < 0:
+            if context.rank == failing and failures and part.number == 1 and place == -1:
                 failures = 0
                 raise torch.OutOfMemoryError("out of memory")
             loss = model(own[part.batch.src[:, 0] - 4]).square().sum()
             loss.backward()
             return float(loss)
+
+        def fail_later() -> None:
+            nonlocal failures
+            if context.rank == failing and failures:
+                failures = 0
+                raise torch.OutOfMemoryError("out of memory")
 
         def fail(_: Tensor) -> None:
             nonlocal failures
@@ -295,6 +305,9 @@ def sums_with_failure(failing: int, place: int) -> None:
                 raise torch.OutOfMemoryError("out of memory")
 
         gradient_sum = context._gradients
+        if place == -2:
+            start = gradient_sum._buckets[1].start
+            gradient_sum._buckets[1].start = lambda: (fail_later(), start())[1]  # type: ignore
         if place >= 0:
             list(reversed(list(model.parameters())))[place].register_post_accumulate_grad_hook(fail)
         for repetition in range(2):  # the next step begins from nothing
@@ -314,7 +327,7 @@ def sums_with_failure(failing: int, place: int) -> None:
 
 
 @needs_gloo
-@pytest.mark.parametrize(("failing", "place"), [(0, 3), (1, -1), (1, 0), (1, 5)])
+@pytest.mark.parametrize(("failing", "place"), [(0, 3), (1, -1), (1, 0), (1, 5), (1, -2)])
 def test_one_of_two_processes_fails_and_every_sum_happens_once(failing: int, place: int) -> None:
     run_processes(2, sums_with_failure, failing, place)
 

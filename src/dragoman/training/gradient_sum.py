@@ -85,10 +85,12 @@ class GradientSum:
             self._next += 1
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._active, self._failed = False, kind is not None
-        if self._failed:
+        self._active, self._failed = False, True
+        if kind is not None:
             return
-        for bucket in self._buckets[self._next :]:
-            bucket.start()
+        while self._next < len(self._buckets):
+            self._buckets[self._next].start()
+            self._next += 1
         for bucket in self._buckets:
             bucket.finish()
+        self._failed = False

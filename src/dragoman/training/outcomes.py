@@ -30,8 +30,8 @@ class Outcome:
     """Result of a step.
 
     gradients: of this process.  updated: whether the weights were changed, a boolean.  targets, tokens: of all
-    processes.  own: target tokens of this process.  scale, scale_steps: of the loss, before and after the step; None in
-    other precisions than float16.
+    processes.  own: target tokens of this process.  scale: that of the loss in this step, in the next one, and the
+    steps since it was changed; None in other precisions than float16.
     """
 
     step: int
@@ -51,8 +51,8 @@ class Outcomes:
     """Steps in the order in which they were made.
 
     `read` adds them to the progress and to the window of the log; `failure` makes the error after too many bad steps in
-    a row from a sentence that describes it.  loss: nats per target token of those that were read
-    last, and their target tokens, both of this process; NaN and 0 if the weights were not changed.
+    a row from a description and, unless the usual one applies, advice.  loss: nats per target token of those that were
+    read last, and their target tokens, both of this process; NaN and 0 if the weights were not changed.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Outcomes:
         progress: Progress,
         window: Window,
         warn: Callable[[str], None],
-        failure: Callable[[str], TrainingError],
+        failure: Callable[..., TrainingError],
     ) -> None:
         self._config, self._progress, self._window = config, progress, window
         self._warn, self._failure = warn, failure
@@ -132,13 +132,14 @@ class Outcomes:
         progress = self._progress
         progress.skipped += 1
         progress.bad_in_a_row += 1
-        self._warn(
-            f"step {outcome.step}: the loss or a gradient is not finite; step skipped ({progress.skipped} so far)"
-        )
+        nothing_fits = bool(outcome.gradients.skipped) and outcome.gradients.lost == outcome.own
+        reason = "no pair fits into the memory" if nothing_fits else "the loss or a gradient is not finite"
+        self._warn(f"step {outcome.step}: {reason}; step skipped ({progress.skipped} so far)")
         if progress.bad_in_a_row >= self._config.max_bad_steps:
-            raise self._failure(
-                f"the loss was not finite for {progress.bad_in_a_row} steps in a row, up to step {outcome.step}."
-            )
+            steps = f"for {progress.bad_in_a_row} steps in a row, up to step {outcome.step}."
+            if nothing_fits:
+                raise self._failure(f"no pair fitted into the memory {steps}", "Reduce the sizes of the model.")
+            raise self._failure(f"the loss was not finite {steps}")
 
     def count_memory(self, split: int, skipped: int) -> None:
         """Count batches that were split and pairs that were skipped, in all processes; warn about the first one."""

@@ -271,8 +271,8 @@ class Trainer:
     def _warn(self, text: str) -> None:
         self.reporter.warn(text)
 
-    def _failure(self, what: str) -> TrainingError:
-        return TrainingError(f"{self.run.folder}: {what} {self.context.on_main(self.run.last_good)} {_ADVICE}")
+    def _failure(self, what: str, advice: str = _ADVICE) -> TrainingError:
+        return TrainingError(f"{self.run.folder}: {what} {self.context.on_main(self.run.last_good)} {advice}")
 
     def _check_usable(self) -> None:
         """Raise TrainingError if no validation of the training had a finite result."""

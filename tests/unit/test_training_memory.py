@@ -168,7 +168,7 @@ def test_if_nothing_fits_the_steps_are_bad(data: Path, tmp_path: Path, monkeypat
     fail_in_forward(monkeypatch, trainer.training_step, lambda _: True)
     batch = rows_of(batches(trainer)[0], 0, 2)
     trainer.step([batch])
-    with pytest.raises(TrainingError, match="no pair fitted into the memory for 2 steps in a row.*Reduce the sizes"):
+    with pytest.raises(TrainingError, match=r"no pair fitted into the memory for 2 steps in a row.*Reduce the sizes"):
         trainer.step([batch])
     assert all(torch.equal(p, before[name]) for name, p in unique_tensors(trainer.model).items())
 

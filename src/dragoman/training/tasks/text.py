@@ -44,11 +44,12 @@ class LanguageTask(RowTask):
 
     def _spans(self, epoch: int) -> NDArray[np.int64]:
         """Return the windows of an epoch; those of a stream start at another offset in each epoch."""
-        if self._cut[0] != epoch:
+        cut = self._cut  # two threads may read
+        if cut[0] != epoch:
             rng = np.random.default_rng((self.config.train.seed, epoch, 2))
             offset = int(rng.integers(self.data.max_tokens)) if self.data.form == "stream" else 0
-            self._cut = (epoch, self.stream.spans(self.data.max_tokens, offset))
-        return self._cut[1]
+            cut = self._cut = (epoch, self.stream.spans(self.data.max_tokens, offset))
+        return cut[1]
 
     def epoch(self, epoch: int) -> list[NDArray[np.int64]]:
         spans = self._spans(epoch)

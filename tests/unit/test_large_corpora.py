@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from dragoman.data.store.reader import Store
 from dragoman.training.batch_stream import BatchStream
 from dragoman.training.optim import Progress
 from dragoman.training.run import open_run
+from dragoman.training.tasks.task import Task
 from small_run import Listener, digit_pairs, small_document, write_lines
 
 
@@ -263,11 +265,9 @@ def test_planning_a_block_reads_only_its_chunks(tmp_path: Path, monkeypatch: pyt
 # ------------------------------------------------------------------------------------------------------ batch stream
 
 
-def stream_of(
-    task: object, per_step: int, progress: Progress, steps: int, size: int = 1
-) -> Iterator[NDArray[np.int64]]:
+def stream_of(task: Task, per_step: int, progress: Progress, steps: int, size: int = 1) -> Iterator[list[Any]]:
     """Yield the targets of each step of all processes, and advance the progress."""
-    streams = [BatchStream(task, per_step, rank, size) for rank in range(size)]  # type: ignore[arg-type]
+    streams = [BatchStream(task, per_step, rank, size) for rank in range(size)]
     for _ in range(steps):
         groups = [stream.group(progress) for stream in streams]
         assert len({group.next for group in groups}) == 1

@@ -77,10 +77,10 @@ class Tokenizer:
         return [*self._target.encode(text), EOS]
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
-        """Return the ids of many pairs, with EOS."""
+        """Return the ids of many pairs, without EOS."""
         source = self._source.encode([source for source, _ in pairs])
         target = self._target.encode([target for _, target in pairs])
-        return [([*src, EOS], [*tgt, EOS]) for src, tgt in zip(source, target, strict=True)]
+        return list(zip(source, target, strict=True))
 
     def encode_sampled(
         self, pairs: Sequence[tuple[str, str]], rates: tuple[float, float], seed: int
@@ -188,7 +188,7 @@ def train_tokenizer(
 
 def learn_tokenizer(
     config: TokenizerConfig,
-    lines: Sequence[str],
+    lines: Iterable[str],
     lossless: bool = False,
     roles: Sequence[str] = (),
     log: Log | None = None,

@@ -165,8 +165,9 @@ class _Part:
 
     def add(self, number: int, segment: EncodedSegment) -> None:
         """Add an encoded segment."""
-        segment.table["segment"] = number
-        self.tables.append(segment.table)
+        table = segment.table.copy()  # Ray's are read-only
+        table["segment"] = number
+        self.tables.append(table)
         for reason, count in segment.dropped.items():
             self.stats.kept -= count
             self.stats.dropped[reason] += count

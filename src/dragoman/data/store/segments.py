@@ -108,10 +108,12 @@ def _tokenizer(models: tuple[bytes, bytes | None]) -> Tokenizer:
     return Tokenizer(*models)
 
 
-def drop_reason(ids: tuple[list[int], list[int]], max_tokens: int) -> str:
-    """Return why an encoded pair is dropped: too many tokens, or only characters the tokenizer removes; else ""."""
-    longest, shortest = max(map(len, ids)), min(map(len, ids))
-    return "too_many_tokens" if longest > max_tokens else "empty" if shortest == 1 else ""
+def drop_reason(ids: tuple[list[int], list[int]], most: int) -> str:
+    """Return why a pair of ids without EOS is dropped: more than `most` tokens, or none (all removed); else ""."""
+    source, target = len(ids[0]), len(ids[1])
+    if source > most or target > most:
+        return "too_many_tokens"
+    return "" if source and target else "empty"
 
 
 def encode_segment(task: EncodeTask) -> EncodedSegment:
@@ -124,7 +126,7 @@ def encode_segment(task: EncodeTask) -> EncodedSegment:
     texts = [pair for pair, skip in zip(texts, is_duplicate.tolist(), strict=True) if not skip]
     kept: list[tuple[tuple[str, str], tuple[list[int], list[int]]]] = []
     for pair, ids in zip(texts, tokenizer.encode_pairs(texts), strict=True):
-        if reason := drop_reason(ids, task.max_tokens):
+        if reason := drop_reason(ids, task.max_tokens - 1):
             dropped[reason] += 1
         else:
             kept.append((pair, ids))
@@ -144,7 +146,7 @@ def _write_chunks(
     lengths, characters = (Counter[int](), Counter[int]()), (Counter[int](), Counter[int]())
     for first in range(0, len(kept), PAIRS):
         some = kept[first : first + PAIRS]
-        texts, ids = text_record([pair for pair, _ in some]), ids_record([(s[:-1], t[:-1]) for _, (s, t) in some], item)
+        texts, ids = text_record([pair for pair, _ in some]), ids_record([ids for _, ids in some], item)
         row: list[int] = [0, len(some), *(int(side.sum(dtype=np.int64)) for side in ids.lengths)]
         for name, record in (("ids", ids), ("text", texts)):
             content = bytes(record)

@@ -113,7 +113,7 @@ def choose_size(fits: Callable[[int], bool], most: int) -> int:
 
 def _samples(run: TrainingRun) -> list[Batch]:
     """Return batches of the longest, of medium and of the shortest examples: those with the fewest to the most rows."""
-    plan = sorted(run.task.epoch(0), key=len)
+    plan = sorted(run.task.block(0, 0), key=len)
     return [run.task.read(plan[i], 0, 0) for i in sorted({0, len(plan) // 2, len(plan) - 1})]
 
 

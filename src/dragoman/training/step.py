@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dragoman.config import TrainConfig
 from dragoman.data.batching import Batch
+from dragoman.data.tokenizer import PAD
 from dragoman.models.model_folder import unique_tensors
 from dragoman.models.seq2seq import Network
 from dragoman.models.transformer import Stack
 from dragoman.nn.dropout import seed_dropout
+from dragoman.training.checkpoint import read_training
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss, TokenLoss
-from dragoman.training.optim import build_optimizer
+from dragoman.training.optim import Progress, build_optimizer
+from dragoman.training.run import TrainingRun
+from dragoman.training.validation import swapped_weights
 
 __all__ = ["TrainingStep"]
 
@@ -26,15 +32,32 @@ class TrainingStep:
 
     def __init__(self, config: TrainConfig, model: Network, context: DistributedContext) -> None:
         self.config, self.context = config, context
-        self.model = model.to(context.device)
+        self.model = self._placed(model)
         for module in self.model.modules():
             if isinstance(module, Stack):
                 module.recomputes = config.gradient_checkpointing
-        context.register(self.model)
         self.optimizer = build_optimizer(config.optimizer, self.model)
         self.ema: dict[str, Tensor] | None = None
         if config.ema:
             self.ema = {name: p.clone() for name, p in unique_tensors(self.model).items()}
+
+    def _placed(self, model: Network) -> Network:
+        """Return the model on the device, ready for `_summing`."""
+        model = model.to(self.context.device)
+        self.context.register(model)
+        return model
+
+    def _passes(self, batches: int) -> int:
+        """Return the number of passes of a step with this number of batches in this process."""
+        return batches
+
+    def _summing(self, is_last: bool) -> AbstractContextManager[None]:
+        """Return the context of a pass, in which gradients are summed; is_last: whether it is the last of the step."""
+        return self.context.summing_gradients() if is_last else nullcontext()
+
+    def _norm(self, gradients: list[Tensor]) -> Tensor:
+        """Return the norm of the gradients of the whole model."""
+        return nn.utils.get_total_norm(gradients)
 
     def forward(self, batch: Batch) -> Loss:
         head = TokenLoss(batch.tgt_out, self.config.label_smoothing)
@@ -52,10 +75,11 @@ class TrainingStep:
         """
         self.optimizer.zero_grad()
         nll = 0.0
-        for i, batch in enumerate(batches):
+        passes = self._passes(len(batches))
+        for i in range(passes):
+            batch = batches[i] if i < len(batches) else _without_targets(batches[0])
             seed_dropout(self.config.seed, step, i * self.context.size + self.context.rank)
-            is_last = i == len(batches) - 1
-            with self.context.summing_gradients() if is_last else nullcontext():
+            with self._summing(is_last=i == passes - 1):
                 loss = self.forward(batch)
                 finite = 1 + 0 * loss.nll  # NaN if the loss is not finite: then all processes skip the step
                 (loss.smoothed * finite * scale).backward()
@@ -67,7 +91,7 @@ class TrainingStep:
 
         step: number of updates, including this one.  rate: learning rate.
         """
-        norm = nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        norm = self._norm([p.grad for p in self.model.parameters() if p.grad is not None])
         if not bool(torch.isfinite(norm)):
             return False
         if self.config.clip_norm:
@@ -91,7 +115,32 @@ class TrainingStep:
         for buffer, value in kept:
             buffer.copy_(value)
 
-    def copy_from_main(self) -> None:
+    def resume(self, run: TrainingRun) -> Progress:
+        """Load the newest checkpoint of a run, in all processes, and return its progress."""
+        progress = self.context.on_main(
+            lambda: run.resume(lambda folder: read_training(folder, self.model, self.optimizer, self.ema))
+        )
+        self._copy_from_main()
+        return progress
+
+    def save(self, run: TrainingRun, progress: Progress, scores: dict[str, Any], validated: bool) -> None:
+        """Write a checkpoint, as `TrainingRun.save`; called by all processes."""
+        if self.context.is_main:
+            run.save(self.model, self.optimizer, progress, self.ema, scores, validated)
+
+    @contextmanager
+    def evaluated(self) -> Generator[Network, None, None]:
+        """Yield, in the main process, the model with the weights that are saved; called by all processes."""
+        with swapped_weights(self.model, self.ema):
+            yield self.model
+
+    @contextmanager
+    def with_weights(self, weights: Mapping[str, Tensor]) -> Generator[Network, None, None]:
+        """Yield the model with other weights; called by the main process."""
+        with swapped_weights(self.model, weights):
+            yield self.model
+
+    def _copy_from_main(self) -> None:
         """Copy weights, moving average and optimizer state from the main process."""
         parameters, state = dict(self.model.named_parameters()), self.optimizer.state
         tensors = [*unique_tensors(self.model).values(), *(self.ema or {}).values()]
@@ -106,3 +155,8 @@ class TrainingStep:
                 state[parameter] = {k: torch.empty_like(v, device=parameter.device) for k, v in values.items()}
             tensors += [state[parameter][key] for key in sorted(values)]
         self.context.copy_from_main(tensors)
+
+
+def _without_targets(batch: Batch) -> Batch:
+    """Return a batch that adds nothing to the gradient, for a process that has fewer batches than the others."""
+    return replace(batch, src_tokens=0, tgt_tokens=0, tgt_out=torch.full_like(batch.tgt_out, PAD))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from dragoman.errors import ModelFolderError
 from dragoman.io import weights
-from dragoman.io.weights import TensorFile, load_file, write_tensors
+from dragoman.io.weights import TensorFile, load_file, tensor_order, write_tensors
 
 TENSORS = {
     "b.weight": torch.randn(7, 3),
@@ -22,14 +23,14 @@ TENSORS = {
 }
 
 
-def in_parts(name: str) -> list[torch.Tensor]:
-    value = TENSORS[name]
-    return list(value.split(2)) if value.dim() else [value]
+def in_parts() -> Iterator[torch.Tensor]:
+    for name in tensor_order(TENSORS):
+        yield from TENSORS[name].split(2) if TENSORS[name].dim() else [TENSORS[name]]
 
 
 def test_the_bytes_are_those_of_the_safetensors_library(tmp_path: Path) -> None:
     shapes = {name: value.to("meta") for name, value in TENSORS.items()}
-    sha256 = write_tensors(tmp_path / "t.safetensors", shapes, in_parts)
+    sha256 = write_tensors(tmp_path / "t.safetensors", shapes, in_parts())
     content = (tmp_path / "t.safetensors").read_bytes()
     assert content == safetensors.torch.save(TENSORS)
     assert sha256 == hashlib.sha256(content).hexdigest()
@@ -38,7 +39,7 @@ def test_the_bytes_are_those_of_the_safetensors_library(tmp_path: Path) -> None:
 def test_elements_of_any_size_are_read_back(tmp_path: Path) -> None:
     tensors = {str(dtype): torch.arange(6).reshape(3, 2).to(dtype) for dtype in
                (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool)}  # fmt: skip
-    write_tensors(tmp_path / "t.safetensors", tensors, lambda name: [tensors[name]])
+    write_tensors(tmp_path / "t.safetensors", tensors, [tensors[name] for name in tensor_order(tensors)])
     found = load_file(tmp_path / "t.safetensors")
     assert found.keys() == tensors.keys()
     for name, value in tensors.items():
@@ -72,6 +73,6 @@ def test_the_order_of_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """On a big-endian computer, bytes are reversed when they are written and when they are read."""
     monkeypatch.setattr(weights.sys, "byteorder", "big")
     path = tmp_path / "t.safetensors"
-    write_tensors(path, TENSORS, in_parts)
+    write_tensors(path, TENSORS, in_parts())
     assert TensorFile(path).rows("a.weight").equal(TENSORS["a.weight"])
     assert path.read_bytes()[-20:] == TENSORS["é"].numpy().byteswap().tobytes()[-20:]

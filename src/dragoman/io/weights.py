@@ -7,9 +7,10 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import FileIO
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -209,11 +210,11 @@ class TensorFile:
         return _view(content, 0, {**entry, "shape": shape, "data_offsets": [0, len(content)]})
 
 
-def write_tensors(path: Path, shapes: Mapping[str, Tensor], values: Callable[[str], Iterable[Tensor]]) -> str:
+def write_tensors(path: Path, shapes: Mapping[str, Tensor], parts: Iterable[Tensor]) -> str:
     """Write a safetensors file tensor by tensor, with its bytes flushed to the disk, and return its sha256.
 
-    shapes: a tensor of the shape and dtype of each tensor, which may be on the device "meta".  values: returns the
-    contiguous parts of a tensor, in order, on the CPU; called in `tensor_order`.  Raises OSError.
+    shapes: a tensor of the shape and dtype of each tensor, which may be on the device "meta".  parts: contiguous parts
+    of the tensors on the CPU, in `tensor_order`.  Raises OSError.
     """
     codes = {name: code for code, (name, _) in _DTYPES.items()}
     header: dict[str, Any] = {}
@@ -227,14 +228,9 @@ def write_tensors(path: Path, shapes: Mapping[str, Tensor], values: Callable[[st
     text += b" " * (-len(text) % 8)
     digest = hashlib.sha256()
     with path.open("wb") as file:
-        for part in (len(text).to_bytes(8, "little"), text):
-            file.write(part)
-            digest.update(part)
-        for name in header:
-            for tensor in values(name):
-                content = _bytes(tensor)
-                file.write(content)
-                digest.update(content)
+        for content in chain([len(text).to_bytes(8, "little"), text], map(_bytes, parts)):
+            file.write(content)
+            digest.update(content)
         file.flush()
         os.fsync(file.fileno())
     return digest.hexdigest()

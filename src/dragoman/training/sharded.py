@@ -11,6 +11,8 @@ none for the last ones.
 from __future__ import annotations
 
 import socket
+import warnings
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -66,6 +68,8 @@ class ShardedStep(TrainingStep):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
+        # The keys and values of the memory are a view, which nothing changes in place.
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
         with self.context.communicating():
             mesh = init_device_mesh(self.context.device.type, (self.context.size,))
             for unit in [*_units(model), model]:
@@ -142,30 +146,36 @@ class ShardedStep(TrainingStep):
 
             folder = run.folder / "checkpoints" / context.on_main(begin)
             self._check_shared(folder)
-            written = self._write_weights(folder / "model.safetensors", weights)
-            name = f"training-{context.rank + 1}-of-{context.size}.safetensors"
-            own = {key: self._own(value) for key, value in state.items()}
             try:
-                written[name] = write_tensors(folder / name, own, lambda key: [own[key].cpu().contiguous()])
+                written, problem = self._write(folder, weights, state), ""
             except OSError as error:
-                raise not_saved(run.checkpoint(progress), error, size) from error
-            for others in context.gather(written):
+                written, problem = {}, str(not_saved(run.checkpoint(progress), error, size))
+            for others, reason in context.gather((written, problem)):
+                if reason:
+                    raise TrainingError(reason)
                 sha256.update(others)
             context.on_main(stack.close)
+
+    def _write(self, folder: Path, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, str]:
+        """Write whole weights, in the main process, and the own rows of `state`; return the sha256 by file name."""
+        written = {}
+        parts = (part for name in tensor_order(weights) for part in self._on_main(weights[name]))
+        if self.context.is_main:
+            try:
+                written["model.safetensors"] = write_tensors(folder / "model.safetensors", weights, parts)
+            except OSError:
+                deque(parts, maxlen=0)  # which the other processes are sending
+                raise
+        deque(parts, maxlen=0)
+        own = {name: self._own(state[name]) for name in tensor_order(state)}
+        name = f"training-{self.context.rank + 1}-of-{self.context.size}.safetensors"
+        written[name] = write_tensors(folder / name, own, (value.cpu().contiguous() for value in own.values()))
+        return written
 
     def _own(self, tensor: Tensor) -> Tensor:
         """Return the own rows; those of a tensor that is not split belong to the main process."""
         is_owned = _is_split(tensor) or not tensor.dim() or self.context.is_main
         return _local(tensor) if is_owned else tensor[:0]
-
-    def _write_weights(self, file: Path, weights: Mapping[str, Tensor]) -> dict[str, str]:
-        """Write whole weights in the main process, part by part; return the sha256 by name there."""
-        if self.context.is_main:
-            return {file.name: write_tensors(file, weights, lambda name: self._on_main(weights[name]))}
-        for name in tensor_order(weights):
-            for _ in self._on_main(weights[name]):
-                pass
-        return {}
 
     def _check_shared(self, folder: Path) -> None:
         """Raise TrainingError if this process does not see a folder of the main process."""

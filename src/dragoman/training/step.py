@@ -17,6 +17,7 @@ from dragoman.models.model_folder import unique_tensors
 from dragoman.models.seq2seq import Network
 from dragoman.models.transformer import Stack
 from dragoman.nn.dropout import seed_dropout
+from dragoman.nn.positions import Positions
 from dragoman.training.checkpoint import read_training
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss, TokenLoss
@@ -64,7 +65,13 @@ class TrainingStep:
         bf16 = self.config.precision == "bf16"
         with torch.autocast(self.context.device.type, dtype=torch.bfloat16, enabled=bf16):
             loss: Loss = self.model(batch.src, batch.src_mask, batch.tgt_in, head)
-        return loss
+        if self.context.size == 1:
+            return loss
+        # All processes sum the same gradients, but positions are not used where all texts have one token.
+        positions = [
+            p.sum() for module in self.model.modules() if isinstance(module, Positions) for p in module.parameters()
+        ]
+        return replace(loss, smoothed=loss.smoothed + 0 * torch.stack(positions).sum()) if positions else loss
 
     def backward(self, batches: Sequence[Batch], step: int, scale: float) -> float:
         """Compute the gradient of scale * loss, summed over these batches and those of the other processes.

@@ -173,6 +173,8 @@ class ProcessGroup(DistributedContext):
                 )
             if self.device.type == "cuda":
                 torch.cuda.set_device(self.device)
+            if dist.is_initialized():
+                dist.destroy_process_group()  # that of Ray Train, whose store does not report failures
             backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
             limit = timedelta(seconds=timeout)
             dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.size, timeout=limit)

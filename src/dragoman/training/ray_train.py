@@ -113,7 +113,7 @@ class _Received:
     def _handle(self) -> None:
         while (message := self._queue.get()) is not None:
             name, *arguments = message
-            if name == "result":
+            if name == "end of training":
                 (self.result,) = arguments
             elif name == "error":
                 kind, text, reported = arguments
@@ -133,15 +133,23 @@ class _Sender(Reporter):
 
     def __init__(self, queue: Any) -> None:
         self._queue, self._last = queue, 0.0
+        self._waiting: Status | None = None
 
     def progressed(self, status: Status) -> None:
+        self._waiting = status
         if time.monotonic() - self._last >= _INTERVAL:
+            self.send_progress()
+
+    def send_progress(self) -> None:
+        if self._waiting is not None:
             self._last = time.monotonic()
-            self._queue.put(("progressed", status))
+            self._queue.put(("progressed", self._waiting))
+            self._waiting = None
 
 
 def _forwarded(name: str) -> Callable[..., None]:
     def send(self: _Sender, *arguments: Any) -> None:
+        self.send_progress()
         self._queue.put((name, *arguments))
 
     return send
@@ -158,7 +166,7 @@ def _work(settings: dict[str, Any]) -> None:
         _join(settings["folder"])
         result = train(settings["config"], settings["run"], reporter=_Sender(queue))
         if os.environ["RANK"] == "0":
-            queue.put(("result", result))
+            queue.put(("end of training", result))
     except DragomanError as error:
         queue.put(("error", UsageError if isinstance(error, UsageError) else TrainingError, str(error), error.reported))
         raise RuntimeError(str(error)) from None

@@ -167,7 +167,7 @@ def own(parameter: Tensor) -> Tensor:
 
 
 def not_finite(loss: Loss) -> Loss:
-    return replace(loss, smoothed=loss.smoothed * torch.nan, nll=loss.nll * torch.nan)
+    return replace(loss, nll=loss.nll * torch.nan)
 
 
 @needs_gloo

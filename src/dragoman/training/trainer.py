@@ -30,7 +30,7 @@ from dragoman.errors import TrainingError, UsageError
 from dragoman.io.lock import lock_run
 from dragoman.io.run_log import NoLog, Reporter, RunLog, read_log
 from dragoman.models.model_folder import list_checkpoints
-from dragoman.training.allocator import keep_freed_memory
+from dragoman.training.allocator import keep_freed_memory, return_freed_memory
 from dragoman.training.distributed import Agreement, DistributedContext, agree, open_context
 from dragoman.training.interrupt import Interrupt
 from dragoman.training.optim import Progress, amount, budget_fraction, learning_rate
@@ -82,7 +82,7 @@ def _open(
     config: Config, folder: Path, reporter: Reporter, context: DistributedContext, stack: ExitStack
 ) -> TrainingRun:
     """Open the run in all processes.  stack: receives the lock of the run."""
-    keep_freed_memory()
+    (return_freed_memory if config.train.parallel.kind == "fsdp" else keep_freed_memory)()
     check_sharding(config.train, context)
     with context.in_turn():
         check_files(config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,15 +25,19 @@ from dragoman.training.validation import label_scores, loss_scores
 __all__ = ["LanguageTask", "MaskedTask"]
 
 
+def _lines(paths: Iterable[Path]) -> Iterator[str]:
+    for path in paths:
+        yield from read_lines(path)
+
+
 class LanguageTask(RowTask):
     """Windows of text without a source; each starts with BOS, as generated text does."""
 
     def __init__(self, config: Config, data: TextData, reporter: Reporter) -> None:
         self.data = data
         paths = data.train_paths()
-        lines = [line for path in paths for line in read_lines(path)]
-        refuse_empty(any(map(str.strip, lines)), paths, "all lines are blank")
-        self.tokenizer = learn_tokenizer(config.tokenizer, lines, lossless=True, log=reporter.warn)
+        refuse_empty(any(map(str.strip, _lines(paths))), paths, "all lines are blank")
+        self.tokenizer = learn_tokenizer(config.tokenizer, _lines(paths), lossless=True, log=reporter.warn)
         self.stream = self._read(paths)
         reporter.log(f"data: {self.stream.characters:,} characters, {len(self.stream.ids):,} tokens")
         self._cut: tuple[int, NDArray[np.int64]] = (-1, np.zeros((0, 2), dtype=np.int64))
@@ -44,11 +48,12 @@ class LanguageTask(RowTask):
 
     def _spans(self, epoch: int) -> NDArray[np.int64]:
         """Return the windows of an epoch; those of a stream start at another offset in each epoch."""
-        if self._cut[0] != epoch:
+        cut = self._cut  # two threads may read
+        if cut[0] != epoch:
             rng = np.random.default_rng((self.config.train.seed, epoch, 2))
             offset = int(rng.integers(self.data.max_tokens)) if self.data.form == "stream" else 0
-            self._cut = (epoch, self.stream.spans(self.data.max_tokens, offset))
-        return self._cut[1]
+            cut = self._cut = (epoch, self.stream.spans(self.data.max_tokens, offset))
+        return cut[1]
 
     def epoch(self, epoch: int) -> list[NDArray[np.int64]]:
         spans = self._spans(epoch)
@@ -90,8 +95,8 @@ class MaskedTask(RowTask):
     def __init__(self, config: Config, data: MaskedData, reporter: Reporter) -> None:
         self.data = data
         paths = data.train_paths()
-        paragraphs = [text.replace("\n", " ") for path in paths for text in read_paragraphs(path)]
-        refuse_empty(len(paragraphs), paths, "the files are empty")
+        refuse_empty(any(True for path in paths for _ in read_paragraphs(path)), paths, "the files are empty")
+        paragraphs = (text.replace("\n", " ") for path in paths for text in read_paragraphs(path))
         self.tokenizer = learn_tokenizer(config.tokenizer, paragraphs, log=reporter.warn)
         self.stream = self._read(paths)
         self.spans, words = self._windows(self.stream)

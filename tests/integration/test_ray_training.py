@@ -72,3 +72,17 @@ def test_a_worker_is_killed_and_the_run_is_resumed(data: Path, tmp_path: Path) -
     assert read_log(run)[-1]["step"] == 60
     run_processes(2, train_in_child, data, own, tmp_path / "other" / "run")
     assert weights(run) == weights(tmp_path / "other" / "run")
+
+
+def test_ctrl_c_ends_the_workers(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    driver = subprocess.Popen(
+        command(data, run, "train.budget=100000 steps"), stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    while not list_checkpoints(run):
+        assert driver.poll() is None
+        time.sleep(0.05)
+    driver.send_signal(signal.SIGINT)
+    _, text = driver.communicate(timeout=120)
+    assert driver.returncode == 130 and "interrupted; resume from the last checkpoint with: dragoman train" in text
+    assert "Traceback" not in text and not (run / "ray").exists()

@@ -112,3 +112,10 @@ def test_workers_without_ray_are_refused(tmp_path: Path, cli: Cli) -> None:
     config = write_toml(tmp_path / "small.toml", write_corpus(tmp_path / "data"))
     code, _, text = cli("train", config, "--workers", "2")
     assert code == 2 and "--workers 2 has no effect without --ray" in text
+
+
+def test_ray_within_torchrun_is_refused(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    config = write_toml(tmp_path / "small.toml", write_corpus(tmp_path / "data"))
+    code, _, text = cli("train", config, "--ray")
+    assert code == 2 and "--ray starts the workers itself" in text

@@ -146,6 +146,21 @@ def test_every_optimizer_and_gradient_checkpointing() -> None:
     run_processes(3, compare_optimizers)
 
 
+def use_no_positions() -> None:
+    """The texts of one process have one token, so that their recurrent positions have no weights."""
+    with connected() as context:
+        for config in (settings(), settings(parallel={"kind": "replicated"})):
+            step = build_step(config, lambda: new_model("recurrent positions"), context)
+            rows = [([4, 5], [6, 7])] if context.is_main else [([4], [6])]
+            step.backward([collate(rows)], 0, 1.0)
+            assert all(p.grad is not None for p in step.model.parameters()), config.parallel.kind
+
+
+@needs_gloo
+def test_positions_that_one_process_does_not_use_have_gradients_everywhere() -> None:
+    run_processes(2, use_no_positions)
+
+
 def skip_together() -> None:
     """The loss of one process is not finite; all leave their weights, moments and averages as they are."""
     with connected() as context:

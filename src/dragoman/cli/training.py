@@ -155,6 +155,8 @@ def train(
 
     if workers is not None and not use_ray:
         raise UsageError(f"--workers {workers} has no effect without --ray; add it, or start processes with torchrun")
+    if use_ray and _in_group():
+        raise UsageError("--ray starts the workers itself; remove it, or run the command without torchrun")
     is_main = not _in_group() or os.environ.get("RANK") == "0"
     try:
         document = load_config(config, overrides or [])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import socket
 import threading
 import time
@@ -76,27 +77,42 @@ def _fit(scaling: dict[str, Any], config: Config, run: Path, reporter: Reporter)
     received = _Received(queue, reporter)
     reporter.phase(f"starting {scaling['num_workers']} workers of the Ray cluster")
     try:
-        TorchTrainer(
+        trainer = TorchTrainer(
             _work,
             train_loop_config={"config": config, "run": run, "folder": str(Path.cwd()), "queue": queue},
             torch_config=TorchConfig(backend="gloo"),  # replaced by the process group of `train`
             scaling_config=ScalingConfig(**scaling),
             run_config=RunConfig(storage_path=str(folder)),
-        ).fit()
-        problem = ""
-    except Exception as error:  # of a class that depends on the version of Ray
-        problem = clip((str(error).strip().splitlines() or [type(error).__name__])[-1], 200)
+        )
+        problem = _fitted(trainer)
     finally:
         received.close()
         shutil.rmtree(folder, ignore_errors=True)
     if received.error is not None:
         raise received.error
+    if received.result is None and not problem:
+        raise KeyboardInterrupt  # Ray has ended the workers because of SIGINT
     if received.result is None:
         raise TrainingError(
             f"a worker of the Ray cluster has ended: {problem}. If it ran out of memory, lower train.batch_tokens; to "
             "resume the run from its last checkpoint, repeat the command"
         )
     return received.result
+
+
+def _fitted(trainer: Any) -> str:
+    """Wait for the workers; return why they failed, or an empty string.  Raises KeyboardInterrupt."""
+    previous = signal.getsignal(signal.SIGINT)
+    try:
+        trainer.fit()
+    except SystemExit:  # Ray handles SIGINT: it ends the workers and the process
+        raise KeyboardInterrupt from None
+    except Exception as error:  # of a class that depends on the version of Ray
+        return clip((str(error).strip().splitlines() or [type(error).__name__])[-1], 200)
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, previous)
+    return ""
 
 
 class _Received:

@@ -26,7 +26,14 @@ def server() -> Any:
     """Return a multiprocessing context whose processes begin with everything imported."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["dragoman.training.trainer", "tensorboard.summary.writer.record_writer", "small_run", "pytest"]
+        [
+            "dragoman.training.trainer",
+            "tensorboard.summary.writer.record_writer",
+            "small_run",
+            "pytest",
+            "torch.distributed.fsdp",
+            "torch._dynamo",
+        ]
     )
     return context
 

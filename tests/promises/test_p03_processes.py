@@ -20,7 +20,8 @@ OVERRIDES = (
     "train.batch_tokens=120", "train.ema=0.9", "train.clip_norm=1.0", "model.dropout=0.2", "tokenizer.sampling=0.1",
     "train.parallel.timeout=60 s", "train.average=2",
 )  # fmt: skip
-FEW, MANY = 4, 50
+KINDS = {"replicated": (), "fsdp": ("train.parallel.kind=fsdp", "train.budget=20 steps")}  # steps take longer
+FEW, MANY = {"replicated": 4, "fsdp": 2}, 50
 
 
 @pytest.fixture
@@ -28,8 +29,8 @@ def data(tmp_path: Path) -> Path:
     return write_corpus(tmp_path / "data", train=290)
 
 
-def start(data: Path, run: Path) -> list[BaseProcess]:
-    return start_processes(SIZE, train_in_child, data, OVERRIDES, run)
+def start(data: Path, run: Path, kind: str) -> list[BaseProcess]:
+    return start_processes(SIZE, train_in_child, data, (*OVERRIDES, *KINDS[kind]), run)
 
 
 def whole(run: Path) -> dict[str, object]:
@@ -38,10 +39,10 @@ def whole(run: Path) -> dict[str, object]:
     return {"models": models, "last": weights(run), "best": weights(run, "best"), "scores": scores}
 
 
-def kill_and_resume(kills: int, data: Path, folder: Path) -> None:
+def kill_and_resume(kind: str, kills: int, data: Path, folder: Path) -> None:
     """Train; kill one process of `kills` resumed runs, the main process as often as the others; compare the bytes."""
     began = time.monotonic()
-    for process in start(data, folder / "uninterrupted"):
+    for process in start(data, folder / "uninterrupted", kind):
         process.join(120)
     longest = 1.5 * (time.monotonic() - began)
     expected = whole(folder / "uninterrupted")
@@ -52,7 +53,7 @@ def kill_and_resume(kills: int, data: Path, folder: Path) -> None:
         runs += 1
         run = folder / f"killed{runs}"
         while True:
-            processes = start(data, run)
+            processes = start(data, run, kind)
             victim = processes[draw.choice([0, draw.randrange(1, SIZE)])]
             victim.join(draw.uniform(0.2, longest) if killed < kills else None)
             if not victim.is_alive():
@@ -70,10 +71,12 @@ def kill_and_resume(kills: int, data: Path, folder: Path) -> None:
     assert saved, "some process was killed after a checkpoint"
 
 
-def test_a_process_is_killed_at_a_few_random_moments(data: Path, tmp_path: Path) -> None:
-    kill_and_resume(FEW, data, tmp_path)
+@pytest.mark.parametrize("kind", ["replicated", "fsdp"])
+def test_a_process_is_killed_at_a_few_random_moments(kind: str, data: Path, tmp_path: Path) -> None:
+    kill_and_resume(kind, FEW[kind], data, tmp_path)
 
 
 @pytest.mark.slow
-def test_a_process_is_killed_at_many_random_moments(data: Path, tmp_path: Path) -> None:
-    kill_and_resume(MANY, data, tmp_path)
+@pytest.mark.parametrize("kind", ["replicated", "fsdp"])
+def test_a_process_is_killed_at_many_random_moments(kind: str, data: Path, tmp_path: Path) -> None:
+    kill_and_resume(kind, MANY, data, tmp_path)

@@ -34,6 +34,7 @@ from dragoman.models.model_folder import (
     write_folder,
     write_pointer,
 )
+from dragoman.training.checkpoint import read_training
 from dragoman.training.optim import build_optimizer
 from dragoman.training.run import average_run, open_run
 from small_run import small_config, trained, write_corpus
@@ -136,7 +137,8 @@ def test_a_training_state_with_a_matching_checksum_is_checked(content: str, word
     messages = Messages()
     opened = open_run(read_config(checkpoint), run, messages)
     model = opened.new_model()
-    progress = opened.resume(model, build_optimizer(opened.config.train.optimizer, model), None)
+    optimizer = build_optimizer(opened.config.train.optimizer, model)
+    progress = opened.resume(lambda folder: read_training(folder, model, optimizer, None))
     assert any(words in text and "using the previous one" in text for text in messages.texts)
     assert progress.step == int(checkpoint.name) - 6
 

@@ -138,15 +138,25 @@ def train(
     config: Annotated[Path, typer.Argument(help="CONFIG.toml; see the folder recipes/ for complete examples.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="Overrides, key=value, such as train.seed=2.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/<name of the configuration>.")] = None,
+    use_ray: Annotated[
+        bool, typer.Option("--ray", help="Train by workers of the Ray cluster at RAY_ADDRESS, or of this machine.")
+    ] = False,
+    workers: Annotated[
+        int | None, typer.Option(help="Number of workers of --ray; default: one per GPU, or per core without GPUs.")
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Train a model, or resume the run in --out.
 
-    For several processes: torchrun --nproc-per-node N -m dragoman train CONFIG.
+    For several processes: torchrun --nproc-per-node N -m dragoman train CONFIG, or --ray.
     """
     from dragoman.cli.progress import RichReporter
     from dragoman.config import load_config
 
+    if workers is not None and not use_ray:
+        raise UsageError(f"--workers {workers} has no effect without --ray; add it, or start processes with torchrun")
+    if use_ray and _in_group():
+        raise UsageError("--ray starts the workers itself; remove it, or run the command without torchrun")
     is_main = not _in_group() or os.environ.get("RANK") == "0"
     try:
         document = load_config(config, overrides or [])
@@ -158,7 +168,12 @@ def train(
         from dragoman.models.model_folder import USED_BY
         from dragoman.training.trainer import train as train_run
 
-        result = train_run(document, run, reporter=reporter)
+        if use_ray:
+            from dragoman.training.ray_train import train_on_ray
+
+            result = train_on_ray(document, run, workers, reporter=reporter)
+        else:
+            result = train_run(document, run, reporter=reporter)
         if not is_main:
             raise typer.Exit(130 if result.interrupted else 0)
         if result.interrupted:

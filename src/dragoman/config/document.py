@@ -39,6 +39,10 @@ _DEEP_KEY = re.compile(rf"(?<![\w-])(?:{_KEY}[ \t]*\.[ \t]*){{{_PARTS}}}")
 _TRANSLATORS = ("transformer", "rnn", "gru", "lstm", "convolutional")
 _LANGUAGE_MODELS = ("decoder_only", "recurrent_lm")
 _ENCODERS = ("encoder_only", "recurrent_encoder")
+_STACKS = ("transformer", "decoder_only", "encoder_only", "vision")
+"""Architectures whose layers can be split over processes."""
+_ELEMENTWISE = ("adam", "adamw", "sgd")
+"""Optimizers that update every weight from its own gradient."""
 _KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "parallel": (_TRANSLATORS, ("loss", "bleu", "chrf")),
     "trees": (_TRANSLATORS, ("loss", "f1")),
@@ -74,7 +78,12 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _sections_fit(self, info: ValidationInfo) -> Config:
-        problems = [*self._model_problems(), *self._other_problems(), *self._checkpointing_problems()]
+        problems = [
+            *self._model_problems(),
+            *self._other_problems(),
+            *self._checkpointing_problems(),
+            *self._sharding_problems(),
+        ]
         if not is_stored(info):
             problems += [*self._budget_problems(), *self._rate_problems(), *self._normalization_problems()]
         if problems:
@@ -133,6 +142,22 @@ class Config(Section):
             yield f'{key} = true needs a Transformer; model.architecture is "{self.model.architecture}": remove the key'
         elif norm.kind == "batch":
             yield f'{key} = true would count each batch twice in model.norm.kind = "batch"; use "layer" or "rms"'
+
+    def _sharding_problems(self) -> Iterator[str]:
+        """Yield why weights cannot be split over processes: a layer is gathered, and an update needs only its rows."""
+        if self.train.parallel.kind != "fsdp":
+            return
+        refused, instead = 'train.parallel.kind "fsdp"', 'or use train.parallel.kind "replicated"'
+        if self.model.architecture not in _STACKS:
+            yield (
+                f'{refused} needs the layers of a Transformer; model.architecture is "{self.model.architecture}"; '
+                f"accepted: {', '.join(_STACKS)}; {instead}"
+            )
+        if self.train.optimizer.kind not in _ELEMENTWISE:
+            yield (
+                f'{refused} splits matrices, which train.optimizer.kind "{self.train.optimizer.kind}" needs as a whole;'
+                f" accepted: {', '.join(_ELEMENTWISE)}; {instead}"
+            )
 
     def _rate_problems(self) -> Iterator[str]:
         """Yield a learning rate that only SGD can use: Adam divides the gradient by its size."""

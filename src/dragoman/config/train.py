@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from dragoman.config import limits
 from dragoman.config.section import AcceptStored, Duration, DurationField, Section
@@ -15,11 +15,13 @@ __all__ = [
     "BudgetSchedule",
     "ConstantSchedule",
     "CosineSchedule",
+    "FSDPConfig",
     "InverseSqrtSchedule",
     "LinearSchedule",
     "MuonConfig",
     "Optimizer",
-    "ParallelConfig",
+    "Parallel",
+    "ReplicatedConfig",
     "SGDConfig",
     "Schedule",
     "SearchConfig",
@@ -153,9 +155,8 @@ class ConstantSchedule(Section):
     )
 
 
-class ParallelConfig(Section):
-    """Training by several processes, which torchrun starts."""
-
+class _Parallel(Section):
+    kind: str
     timeout: DurationField = Field(
         Duration(amount=10 * 60, unit="seconds"),
         description="time after which a process that does not answer is regarded as lost, and the others end",
@@ -170,6 +171,28 @@ class ParallelConfig(Section):
         return value
 
 
+class ReplicatedConfig(_Parallel):
+    """Every process has the whole model and the whole state of the optimizer (data parallelism)."""
+
+    kind: Literal["replicated"] = "replicated"
+
+
+class FSDPConfig(_Parallel):
+    """Every process stores a part of each weight, gradient, moment and moving average (FSDP2; Zhao et al. 2023).
+
+    A layer is gathered when it is computed.  For models that do not fit into one GPU with the state of the optimizer.
+    """
+
+    kind: Literal["fsdp"] = "fsdp"
+
+
+def _replicated_by_default(value: Any) -> Any:
+    return {"kind": "replicated", **value} if isinstance(value, dict) else value
+
+
+Parallel = Annotated[
+    Annotated[ReplicatedConfig | FSDPConfig, Field(discriminator="kind")], BeforeValidator(_replicated_by_default)
+]
 Optimizer = Annotated[AdamConfig | AdamWConfig | MuonConfig | SGDConfig, Field(discriminator="kind")]
 Schedule = Annotated[
     InverseSqrtSchedule
@@ -269,8 +292,8 @@ class TrainConfig(Section):
     max_bad_steps: limits.Interval = Field(
         20, description="consecutive steps with a non-finite loss before training stops", examples=[50]
     )
-    parallel: ParallelConfig = Field(
-        ParallelConfig(), description="training by several processes", examples=[{"timeout": "2 min"}]
+    parallel: Parallel = Field(
+        ReplicatedConfig(), description="training by several processes, which torchrun starts", examples=["fsdp"]
     )
     device: Device = Field(
         "auto", description="auto: a GPU if available; cuda:1 selects the second GPU", examples=["cuda:1"]

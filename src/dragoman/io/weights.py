@@ -7,9 +7,10 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import FileIO
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,15 @@ from dragoman.io.reading import COPY_AGAIN, MAX_READ, open_regular
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["file_problem", "load_file", "read_header", "read_safetensors"]
+__all__ = [
+    "TensorFile",
+    "file_problem",
+    "load_file",
+    "read_header",
+    "read_safetensors",
+    "tensor_order",
+    "write_tensors",
+]
 
 _DTYPES = {
     "BOOL": ("bool", 1), "U8": ("uint8", 1), "I8": ("int8", 1), "U16": ("uint16", 2), "I16": ("int16", 2),
@@ -93,12 +102,17 @@ def read_safetensors(path: Path) -> tuple[dict[str, Any], bytearray]:
         header = _read_header(file, size)
         file.seek(0)
         content = bytearray(size)
-        rest = memoryview(content)
-        while rest and (count := file.readinto(rest[:MAX_READ])):
-            rest = rest[count:]
-        if rest:
-            raise ValueError(f"{size - len(rest):,} bytes; its header specifies {size:,}")
+        if missing := _fill(file, content):
+            raise ValueError(f"{size - missing:,} bytes; its header specifies {size:,}")
     return header, content
+
+
+def _fill(file: FileIO, content: bytearray) -> int:
+    """Read from a file until `content` is full; return how many bytes are missing at the end of the file."""
+    rest = memoryview(content)
+    while rest and (count := file.readinto(rest[:MAX_READ])):
+        rest = rest[count:]
+    return len(rest)
 
 
 def load_file(path: Path) -> dict[str, Tensor]:
@@ -163,3 +177,85 @@ def _view(content: bytearray, start: int, entry: dict[str, Any]) -> Tensor:
     if begin % size:  # never in a file written by the safetensors library
         content, begin, end = content[begin:end], 0, end - begin
     return torch.frombuffer(content, dtype=dtype, count=(end - begin) // size, offset=begin).reshape(shape)
+
+
+class TensorFile:
+    """A safetensors file of which single rows of tensors are read."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the header.  Raises ModelFolderError."""
+        self.path = path
+        with _model_folder_errors(path), open_regular(path) as file:
+            self._entries = _tensor_entries(_read_header(file, os.fstat(file.fileno()).st_size))
+            self._start = file.tell()
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(entry["shape"]) for name, entry in self._entries.items()}
+
+    def rows(self, name: str, begin: int = 0, end: int | None = None) -> Tensor:
+        """Return the rows from `begin` to `end` of a tensor, or the whole tensor; a copy.  Raises ModelFolderError."""
+        entry = self._entries[name]
+        offset, after = entry["data_offsets"]
+        shape = list(entry["shape"])
+        if end is not None:
+            size = (after - offset) // max(1, shape[0])  # bytes of a row
+            offset, after, shape[0] = offset + begin * size, offset + end * size, end - begin
+        content = bytearray(after - offset)
+        with _model_folder_errors(self.path), open_regular(self.path) as file:
+            file.seek(self._start + offset)
+            if missing := _fill(file, content):
+                raise ValueError(f"it has become shorter by {missing:,} bytes")
+        _to_little_endian(content, _DTYPES[entry["dtype"]][1])
+        return _view(content, 0, {**entry, "shape": shape, "data_offsets": [0, len(content)]})
+
+
+def write_tensors(path: Path, shapes: Mapping[str, Tensor], parts: Iterable[Tensor]) -> str:
+    """Write a safetensors file tensor by tensor, with its bytes flushed to the disk, and return its sha256.
+
+    shapes: a tensor of the shape and dtype of each tensor, which may be on the device "meta".  parts: contiguous parts
+    of the tensors on the CPU, in `tensor_order`.  Raises OSError.
+    """
+    codes = {name: code for code, (name, _) in _DTYPES.items()}
+    header: dict[str, Any] = {}
+    end = 0
+    for name in tensor_order(shapes):
+        like = shapes[name]
+        begin, end = end, end + like.numel() * like.element_size()
+        code = codes[str(like.dtype).removeprefix("torch.")]
+        header[name] = {"dtype": code, "shape": list(like.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        for content in chain([len(text).to_bytes(8, "little"), text], map(_bytes, parts)):
+            file.write(content)
+            digest.update(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return digest.hexdigest()
+
+
+def tensor_order(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Return the order of tensors in a file, the largest elements first, as in files of the safetensors library."""
+    return sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+
+
+def _bytes(tensor: Tensor) -> bytearray | memoryview:
+    """Return the bytes of a contiguous tensor on the CPU, without a copy on little-endian computers."""
+    import torch
+
+    content = tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+    if sys.byteorder == "little":
+        return content
+    copied = bytearray(content)
+    _to_little_endian(copied, tensor.element_size())
+    return copied
+
+
+def _to_little_endian(content: bytearray, size: int) -> None:
+    """Reverse the bytes of every element of `size` bytes, in place, on big-endian computers; and back."""
+    if sys.byteorder == "big":
+        for i in range(size // 2):
+            j = size - 1 - i
+            content[i::size], content[j::size] = content[j::size], content[i::size]

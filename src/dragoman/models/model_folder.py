@@ -15,7 +15,8 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
@@ -39,17 +40,20 @@ __all__ = [
     "USED_BY",
     "average_tensors",
     "build_for",
+    "described_files",
     "distinct_names",
     "find_model",
     "list_checkpoints",
     "load_network",
     "load_tensors",
+    "not_saved",
     "read_config",
     "read_meta",
     "read_pointer",
     "read_profile",
     "runs_inside",
     "save_model",
+    "unfinished_folder",
     "unique_tensors",
     "verify",
     "write_folder",
@@ -78,21 +82,32 @@ def write_folder(folder: Path, files: Mapping[str, bytes], meta: Mapping[str, An
 
     Raises TrainingError if the folder cannot be written; an earlier version is unchanged.
     """
-    meta = {
-        "format_version": FORMAT_VERSION,
-        "package_version": __version__,
-        **meta,
-        "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
-    }
-    files = dict(files) | {"meta.json": json.dumps(meta, indent=1, ensure_ascii=False).encode()}
+    with unfinished_folder(folder, files, meta):
+        pass
+
+
+@contextmanager
+def unfinished_folder(
+    folder: Path, files: Mapping[str, bytes], meta: Mapping[str, Any], size: int = 0
+) -> Generator[tuple[Path, dict[str, str]], None, None]:
+    """As `write_folder`, but yield the temporary folder, and the sha256 by name, to add files with `size` bytes."""
+    sha256 = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    meta = {"format_version": FORMAT_VERSION, "package_version": __version__, **meta, "sha256": sha256}
     try:
         with atomic_folder(folder) as unfinished:
             for name, content in files.items():
                 (unfinished / name).write_bytes(content)
+            yield unfinished, sha256
+            (unfinished / "meta.json").write_bytes(json.dumps(meta, indent=1, ensure_ascii=False).encode())
     except OSError as error:
-        also = f"It needs {sum(map(len, files.values())) / 1e6:.1f} MB. What was saved before is untouched."
-        full = " A lower train.keep needs less space; the same command, run again, resumes from the last checkpoint."
-        raise TrainingError(not_written(folder, error, also) + (full if is_full(error) else "")) from error
+        raise not_saved(folder, error, sum(map(len, files.values())) + size) from error
+
+
+def not_saved(folder: Path, error: OSError, size: int) -> TrainingError:
+    """Return the error for a model folder of `size` bytes that could not be written."""
+    also = f"It needs {size / 1e6:.1f} MB. What was saved before is untouched."
+    full = " A lower train.keep needs less space; the same command, run again, resumes from the last checkpoint."
+    return TrainingError(not_written(folder, error, also) + (full if is_full(error) else ""))
 
 
 def unique_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -115,13 +130,20 @@ def save_model(
     import safetensors.torch
 
     files = {
-        "config.json": config.model_dump_json(indent=1).encode(),
+        **described_files(config, vocabulary, profile),
         "model.safetensors": safetensors.torch.save({k: v.contiguous().cpu() for k, v in tensors.items()}),
-        **vocabulary.files(),
-        **({} if profile is None else {PROFILE: profile.file()}),
         **(training or {}),
     }
     write_folder(folder, files, meta)
+
+
+def described_files(config: Config, vocabulary: Vocabulary, profile: TrainingProfile | None) -> dict[str, bytes]:
+    """Return the files of a model folder without its weights and `meta.json`."""
+    return {
+        "config.json": config.model_dump_json(indent=1).encode(),
+        **vocabulary.files(),
+        **({} if profile is None else {PROFILE: profile.file()}),
+    }
 
 
 def write_pointer(run: Path, name: str, target: Path) -> None:

@@ -42,13 +42,13 @@ def check_memory(
     tgt_vocab: int,
     *,
     shared: bool = True,
-    copies: int = 1,
+    copies: float = 1,
     device: torch.device | None = None,
 ) -> None:
     """Raise UsageError if a model does not fit into the available memory.
 
     copies: float32 values per parameter; 1 for inference, 4 for training with Adam (weight, gradient, two moments),
-    2 or 3 with SGD (weight, gradient, with momentum a moving sum).
+    2 or 3 with SGD (weight, gradient, with momentum a moving sum); divided by the number of processes that share them.
     """
     device = device or torch.device("cpu")
     try:

@@ -1,23 +1,31 @@
-"""The state that a resumed run needs besides the model: `training.safetensors` and `training.json` of a checkpoint."""
+"""The state that a resumed run needs besides the model: `training.safetensors` and `training.json` of a checkpoint.
+
+With `train.parallel.kind = "fsdp"`, process i of n writes its rows of every tensor as `training-i-of-n.safetensors`.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
 import safetensors.torch
+import torch
 from torch import Tensor, nn
 
 from dragoman.errors import ModelFolderError
 from dragoman.io.reading import read_json
 from dragoman.io.weights import load_file
-from dragoman.models.model_folder import load_tensors, unique_tensors, verify
+from dragoman.models.model_folder import load_tensors, read_meta, unique_tensors, verify
 from dragoman.training.optim import Progress
 from dragoman.training.optimizers import Optimizer
 
-__all__ = ["read_training", "training_files"]
+__all__ = ["moments", "read_progress", "read_training", "training_files", "training_json", "training_parts"]
+
+
+_AGAIN = "Copy the folder again, or use an earlier checkpoint."
 
 
 def training_files(
@@ -28,17 +36,25 @@ def training_files(
     ema: Mapping[str, Tensor] | None,
 ) -> dict[str, bytes]:
     """Return the optimizer's moments, the progress and, with a moving average, the raw weights as files."""
-    tensors: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
-        for key, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"{key}/{name}"] = value.detach().cpu().contiguous()
-    if ema is not None:
-        tensors |= {f"raw/{name}": value.cpu().contiguous() for name, value in unique_tensors(model).items()}
-    document = {"progress": asdict(progress), "data": data_hash}
+    tensors = {name: value.cpu().contiguous() for name, value in moments(model, optimizer, ema is not None).items()}
     return {
         "training.safetensors": safetensors.torch.save(tensors),
-        "training.json": json.dumps(document, indent=1).encode(),
+        "training.json": training_json(progress, data_hash),
     }
+
+
+def moments(model: nn.Module, optimizer: Optimizer, raw: bool) -> dict[str, Tensor]:
+    """Return the state of the optimizer, as `<kind>/<parameter>`, and on request the weights, as `raw/<parameter>`."""
+    found = {
+        f"{kind}/{name}": value.detach()
+        for name, parameter in model.named_parameters()
+        for kind, value in optimizer.state.get(parameter, {}).items()
+    }
+    return found | ({f"raw/{name}": value for name, value in unique_tensors(model).items()} if raw else {})
+
+
+def training_json(progress: Progress, data_hash: str) -> bytes:
+    return json.dumps({"progress": asdict(progress), "data": data_hash}, indent=1).encode()
 
 
 def read_training(
@@ -48,36 +64,71 @@ def read_training(
 
     Raises ModelFolderError if the checkpoint is damaged or was saved without the moving average.
     """
-    verify(folder)
-    progress, data_hash = _read_progress(folder / "training.json")
-    saved = load_file(folder / "training.safetensors")
+    progress, data_hash = read_progress(folder)
+    saved = _whole(training_parts(folder))
     weights = load_file(folder / "model.safetensors")
     if ema is not None:
         for name, value in weights.items():
             ema[name] = value.to(ema[name].device)
         weights = {name: saved[f"raw/{name}"] for name in weights if f"raw/{name}" in saved}
     load_tensors(model, weights, folder)
-    moments: dict[str, dict[str, Tensor]] = {}
+    state: dict[str, dict[str, Tensor]] = {}
     for key, value in saved.items():
         kind, _, name = key.partition("/")
         if kind != "raw":
-            moments.setdefault(name, {})[kind] = value
+            state.setdefault(name, {})[kind] = value
     for name, parameter in model.named_parameters():
-        if name in moments:
-            optimizer.state[parameter] = {kind: value.to(parameter.device) for kind, value in moments[name].items()}
+        if name in state:
+            optimizer.state[parameter] = {kind: value.to(parameter.device) for kind, value in state[name].items()}
     return progress, data_hash
 
 
+def training_parts(folder: Path) -> list[Path]:
+    """Return the files with the state of the optimizer: one, or those of the processes that split it, by rank.
+
+    Raises ModelFolderError if there are none, or not all.
+    """
+    names = read_meta(folder)["sha256"]
+    if "training.safetensors" in names:
+        return [folder / "training.safetensors"]
+    found = [match for name in names if (match := re.fullmatch(r"training-(\d{1,6})-of-(\d{1,6})\.safetensors", name))]
+    parts = {int(match[1]): folder / match[0] for match in found}
+    if not found or {int(match[2]) for match in found} != {len(found)} or sorted(parts) != [*range(1, len(found) + 1)]:
+        raise ModelFolderError(f"{folder}: no complete state of the optimizer. {_AGAIN}")
+    return [parts[rank] for rank in sorted(parts)]
+
+
+def _whole(parts: Sequence[Path]) -> dict[str, Tensor]:
+    """Return the tensors of all parts, each of which has some rows of every tensor."""
+    if len(parts) == 1:
+        return load_file(parts[0])
+    loaded = [load_file(part) for part in parts]
+    try:
+        return {
+            name: torch.cat([tensors[name] for tensors in loaded]) if first.dim() else first
+            for name, first in loaded[0].items()
+        }
+    except (LookupError, RuntimeError) as error:
+        raise ModelFolderError(
+            f"{parts[0].parent}: the parts of the optimizer's state differ ({error}). {_AGAIN}"
+        ) from None
+
+
+def read_progress(folder: Path) -> tuple[Progress, str]:
+    """Verify a checkpoint; return its progress and the hash of its data.  Raises ModelFolderError."""
+    verify(folder)
+    return _read_progress(folder / "training.json")
+
+
 def _read_progress(file: Path) -> tuple[Progress, str]:
-    again = "Copy the folder again, or use an earlier checkpoint."
-    document = read_json(file, ModelFolderError, again)
+    document = read_json(file, ModelFolderError, _AGAIN)
     found, data_hash = document.get("progress"), document.get("data")
     names = {field.name for field in fields(Progress)}
     if not isinstance(found, dict) or found.keys() - names or not isinstance(data_hash, str):
-        raise ModelFolderError(f"{file}: not the training state of a checkpoint. {again}")
+        raise ModelFolderError(f"{file}: not the training state of a checkpoint. {_AGAIN}")
     wrong = [name for name, value in found.items() if not _fits(name, value)]
     if wrong:
-        raise ModelFolderError(f"{file}: invalid {', '.join(wrong)}; accepted: numbers below 2**63. {again}")
+        raise ModelFolderError(f"{file}: invalid {', '.join(wrong)}; accepted: numbers below 2**63. {_AGAIN}")
     return Progress(**found), data_hash
 
 

@@ -1,7 +1,8 @@
 """The processes that train together.
 
 `DistributedContext` is a single process, `ProcessGroup` one of several that `torchrun` has started.  Both have the same
-methods, so that the trainer does not distinguish them.  Only this module and `gradient_sum` use `torch.distributed`.
+methods, so that the trainer does not distinguish them.  Only this module, `gradient_sum` and `sharded` use
+`torch.distributed`.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ class ProcessGroup(DistributedContext):
         self._turns = self._results = 0
         self._timeout = 600.0
         self._gradients: GradientSum | None = None
-        with self._communicating():
+        with self.communicating():
             limit = timedelta(seconds=self._timeout)
             store, _, _ = next(iter(rendezvous("env://", self.rank, self.size, timeout=limit)))
         ProcessGroup._trainings += 1
@@ -155,16 +156,16 @@ class ProcessGroup(DistributedContext):
         main, computer = f"turn {self._turns}: main", f"turn {self._turns}: computer {self._computer}"
         self._wait([] if self.is_main else [main] if self._leads else [main, computer])
         yield
-        with self._communicating():
+        with self.communicating():
             for name in [main] * self.is_main + [computer] * self._leads:
                 self._store.set(name, "")
 
     def connect(self, timeout: float) -> None:
-        with self._communicating():
+        with self.communicating():
             self._store.set(f"device {self.rank}", self.device.type)
         self._wait([f"device {rank}" for rank in range(self.size)])  # the others may still prepare their data
         self._timeout = timeout
-        with self._communicating():
+        with self.communicating():
             devices = {self._store.get(f"device {rank}").decode() for rank in range(self.size)}
             if len(devices) > 1 or not devices <= {"cpu", "cuda"}:
                 raise TrainingError(
@@ -173,6 +174,8 @@ class ProcessGroup(DistributedContext):
                 )
             if self.device.type == "cuda":
                 torch.cuda.set_device(self.device)
+            if dist.is_initialized():
+                dist.destroy_process_group()  # that of Ray Train, whose store does not report failures
             backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
             limit = timedelta(seconds=timeout)
             dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.size, timeout=limit)
@@ -181,7 +184,7 @@ class ProcessGroup(DistributedContext):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if error is None:
             self.on_main(lambda: None)
-            with self._communicating():
+            with self.communicating():
                 dist.barrier()  # the others have read the store, which may end with the main process
         else:
             self._mark(error)
@@ -200,7 +203,7 @@ class ProcessGroup(DistributedContext):
         """Wait for keys of the store, without a time limit, until another process fails; signals are handled."""
         missing, pause = list(names), 0.001
         while missing:
-            with self._communicating():
+            with self.communicating():
                 if self._store.check(missing[:1]):
                     missing.pop(0)
                     continue
@@ -224,7 +227,7 @@ class ProcessGroup(DistributedContext):
             raise TrainingError("the processes differ: " + "; ".join(problems))
 
     def sum(self, values: Tensor) -> Tensor:
-        with self._communicating():
+        with self.communicating():
             dist.all_reduce(values)
         return values
 
@@ -233,24 +236,42 @@ class ProcessGroup(DistributedContext):
         name = f"result {self._results}"
         if self.is_main:
             result = work()
-            with self._communicating():
+            with self.communicating():
                 self._store.set(name, pickle.dumps(result))  # type: ignore[arg-type]
             return result
         self._wait([name])
-        with self._communicating():
+        with self.communicating():
             found: T = pickle.loads(self._store.get(name))
         return found
 
     def gather(self, value: T) -> list[T]:
         found = [value] * self.size
-        with self._communicating():
+        with self.communicating():
             dist.all_gather_object(found, value)
         return found
 
     def copy_from_main(self, tensors: list[Tensor]) -> None:
-        with self._communicating():
+        with self.communicating():
             for tensor in tensors:
                 dist.broadcast(tensor, 0)
+
+    def parts_on_main(self, own: Tensor, rows: list[int]) -> Generator[Tensor, None, None]:
+        """Yield, in the main process, the parts of a tensor on the CPU that the processes have, by rank, one at a time.
+
+        own: the part of this process.  rows: the size of dimension 0 of each part.
+        """
+        if not self.is_main:
+            if own.numel():
+                with self.communicating():
+                    dist.send(own, 0)
+            return
+        yield own
+        for rank in range(1, self.size):
+            part = own.new_empty(rows[rank], *own.shape[1:])
+            if part.numel():
+                with self.communicating():
+                    dist.recv(part, rank)
+                yield part
 
     def register(self, model: nn.Module) -> None:
         self._gradients = GradientSum(model.parameters())
@@ -258,11 +279,11 @@ class ProcessGroup(DistributedContext):
     @contextmanager
     def summing_gradients(self) -> Generator[None, None, None]:
         assert self._gradients is not None
-        with self._communicating(), self._gradients:
+        with self.communicating(), self._gradients:
             yield
 
     @contextmanager
-    def _communicating(self) -> Generator[None, None, None]:
+    def communicating(self) -> Generator[None, None, None]:
         """Convert errors of the communication to TrainingError."""
         try:
             yield

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from dragoman.io.writing import recover_folders, remove_folder, write_file, writ
 from dragoman.models.model_folder import (
     average_tensors,
     build_for,
+    described_files,
     list_checkpoints,
     load_tensors,
     read_config,
@@ -34,12 +36,13 @@ from dragoman.models.model_folder import (
     read_profile,
     runs_inside,
     save_model,
+    unfinished_folder,
     unique_tensors,
     write_pointer,
 )
 from dragoman.models.seq2seq import Network
 from dragoman.models.size import check_memory, count_parameters
-from dragoman.training.checkpoint import read_training, training_files
+from dragoman.training.checkpoint import training_files, training_json
 from dragoman.training.optim import Progress, state_size
 from dragoman.training.optimizers import Optimizer
 from dragoman.training.tasks.registry import open_task
@@ -148,13 +151,14 @@ class TrainingRun:
     def __init__(self, config: Config, folder: Path, task: Task, reporter: Reporter) -> None:
         self.config, self.folder, self.task, self.reporter = config, folder, task, reporter
 
-    def check_memory(self, device: torch.device) -> None:
+    def check_memory(self, device: torch.device, processes: int = 1) -> None:
         """Raise UsageError if the memory does not suffice for training the model on the device."""
         vocabulary = self.task.vocabulary
         sizes = self.config.model, vocabulary.source_size, vocabulary.target_size
         train = self.config.train
         copies = 2 + state_size(train.optimizer) + bool(train.ema)  # weights, gradients, optimizer, moving average
-        check_memory(*sizes, shared=vocabulary.shared, copies=copies, device=device)
+        share = processes if train.parallel.kind == "fsdp" else 1
+        check_memory(*sizes, shared=vocabulary.shared, copies=copies / share, device=device)
 
     def use_batch_tokens(self, number: int) -> None:
         """Replace train.batch_tokens = "auto" by a number."""
@@ -184,12 +188,15 @@ class TrainingRun:
     def new_model(self) -> Network:
         return build_for(self.config, self.task.vocabulary)
 
-    def resume(self, model: Network, optimizer: Optimizer, ema: dict[str, Tensor] | None) -> Progress:
-        """Load the newest intact checkpoint into the arguments and return its progress; damaged ones are logged."""
+    def resume(self, load: Callable[[Path], tuple[Progress, str]]) -> Progress:
+        """Load the newest intact checkpoint and return its progress; damaged ones are logged.
+
+        load: reads a checkpoint, and returns its progress and the hash of its data; raises ModelFolderError.
+        """
         found = list_checkpoints(self.folder)
         for checkpoint in reversed(found):
             try:
-                progress, data_hash = read_training(checkpoint, model, optimizer, ema)
+                progress, data_hash = load(checkpoint)
             except ModelFolderError as error:
                 self.reporter.warn(f"damaged checkpoint, using the previous one: {error}")
                 continue
@@ -224,8 +231,12 @@ class TrainingRun:
 
     def is_validated(self, progress: Progress) -> bool:
         """Return whether the current step has a validated checkpoint."""
-        target = self.folder / "checkpoints" / f"{progress.step:08d}"
+        target = self.checkpoint(progress)
         return target.is_dir() and _is_validated(target)
+
+    def checkpoint(self, progress: Progress) -> Path:
+        """Return the folder of the checkpoint of the current step."""
+        return self.folder / "checkpoints" / f"{progress.step:08d}"
 
     def save(
         self,
@@ -241,11 +252,24 @@ class TrainingRun:
         validated: False for a checkpoint between two validations.  Only the newest of these is kept, and no average
         includes it.
         """
-        target = self.folder / "checkpoints" / f"{progress.step:08d}"
+        target = self.checkpoint(progress)
         weights = unique_tensors(model) if ema is None else ema
         training = training_files(model, optimizer, progress, self.task.data_hash, ema)
         meta = {"step": progress.step, "scores": scores, "validated": validated}
         save_model(target, self.config, self.task.vocabulary, weights, meta, training, self.task.profile)
+        self._tidy(target, progress)
+
+    @contextmanager
+    def saving(
+        self, progress: Progress, scores: dict[str, Any], validated: bool, size: int
+    ) -> Generator[tuple[Path, dict[str, str]], None, None]:
+        """As `save`, but yield the unfinished folder, and the sha256 by name, to add files with `size` bytes."""
+        target = self.checkpoint(progress)
+        files = described_files(self.config, self.task.vocabulary, self.task.profile)
+        files["training.json"] = training_json(progress, self.task.data_hash)
+        meta = {"step": progress.step, "scores": scores, "validated": validated}
+        with unfinished_folder(target, files, meta, size) as unfinished:
+            yield unfinished
         self._tidy(target, progress)
 
     def _tidy(self, newest: Path, progress: Progress) -> None:

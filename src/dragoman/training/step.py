@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dragoman.config import TrainConfig
 from dragoman.data.batching import Batch
+from dragoman.data.tokenizer import PAD
 from dragoman.models.model_folder import unique_tensors
 from dragoman.models.seq2seq import Network
 from dragoman.models.transformer import Stack
 from dragoman.nn.dropout import seed_dropout
 from dragoman.nn.layers import BatchNorm
+from dragoman.nn.positions import Positions
+from dragoman.training.checkpoint import read_training
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss, TokenLoss
 from dragoman.training.loss_scaling import LossScale, check_float16
 from dragoman.training.memory import Gradients, Part, accumulate
 from dragoman.training.optim import Progress, build_optimizer
+from dragoman.training.run import TrainingRun
+from dragoman.training.validation import swapped_weights
 
 __all__ = ["TrainingStep"]
 
@@ -38,11 +45,10 @@ class TrainingStep:
 
     def __init__(self, config: TrainConfig, model: Network, context: DistributedContext) -> None:
         self.config, self.context = config, context
-        self.model = model.to(context.device)
+        self.model = self._placed(model)
         for module in self.model.modules():
             if isinstance(module, Stack):
                 module.recomputes = config.gradient_checkpointing
-        context.register(self.model)
         self.optimizer = build_optimizer(config.optimizer, self.model)
         self.ema: dict[str, Tensor] | None = None
         if config.ema:
@@ -52,6 +58,16 @@ class TrainingStep:
             check_float16(self.model)
             self.loss_scale = LossScale(context.device)
         self.reads = self.communicates or context.device.type != "cuda" or not self.optimizer.can_skip
+
+    def _placed(self, model: Network) -> Network:
+        """Return the model on the device, ready for `_summing`."""
+        model = model.to(self.context.device)
+        self.context.register(model)
+        return model
+
+    def _passes(self, batches: int) -> int:
+        """Return the number of passes of a step with this number of batches in this process."""
+        return batches
 
     def _summing(self, is_last: bool) -> AbstractContextManager[None]:
         """Return the context of a pass, in which gradients are summed; is_last: whether it is the last of the step."""
@@ -66,7 +82,13 @@ class TrainingStep:
         dtype = _AUTOCAST.get(self.config.precision)
         with torch.autocast(self.context.device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
             loss: Loss = self.model(batch.src, batch.src_mask, batch.tgt_in, head)
-        return loss
+        if self.context.size == 1:
+            return loss
+        # All processes sum the same gradients, but positions are not used where all texts have one token.
+        positions = [
+            p.sum() for module in self.model.modules() if isinstance(module, Positions) for p in module.parameters()
+        ]
+        return replace(loss, smoothed=loss.smoothed + 0 * torch.stack(positions).sum()) if positions else loss
 
     def backward(self, batches: Sequence[Batch], step: int, scale: float) -> Gradients:
         """Compute the gradient of scale * loss, summed over these batches and those of the other processes.
@@ -77,6 +99,8 @@ class TrainingStep:
         NaN, so that all processes skip the step.
         """
         self.optimizer.zero_grad()
+        passes = range(self._passes(len(batches)))
+        batches = [batches[i] if i < len(batches) else _without_targets(batches[0]) for i in passes]
         statistics = self._statistics()
 
         def compute(part: Part) -> float | Tensor:
@@ -146,7 +170,32 @@ class TrainingStep:
         if self.loss_scale is not None:
             self.loss_scale.load(progress.loss_scale, progress.scale_steps)
 
-    def copy_from_main(self) -> None:
+    def resume(self, run: TrainingRun) -> Progress:
+        """Load the newest checkpoint of a run, in all processes, and return its progress."""
+        progress = self.context.on_main(
+            lambda: run.resume(lambda folder: read_training(folder, self.model, self.optimizer, self.ema))
+        )
+        self._copy_from_main()
+        return progress
+
+    def save(self, run: TrainingRun, progress: Progress, scores: dict[str, Any], validated: bool) -> None:
+        """Write a checkpoint, as `TrainingRun.save`; called by all processes."""
+        if self.context.is_main:
+            run.save(self.model, self.optimizer, progress, self.ema, scores, validated)
+
+    @contextmanager
+    def evaluated(self) -> Generator[Network, None, None]:
+        """Yield, in the main process, the model with the weights that are saved; called by all processes."""
+        with swapped_weights(self.model, self.ema):
+            yield self.model
+
+    @contextmanager
+    def with_weights(self, weights: Mapping[str, Tensor]) -> Generator[Network, None, None]:
+        """Yield the model with other weights; called by the main process."""
+        with swapped_weights(self.model, weights):
+            yield self.model
+
+    def _copy_from_main(self) -> None:
         """Copy weights, moving average and optimizer state from the main process."""
         parameters, state = dict(self.model.named_parameters()), self.optimizer.state
         tensors = [*unique_tensors(self.model).values(), *(self.ema or {}).values()]
@@ -166,3 +215,8 @@ class TrainingStep:
 def _restore(kept: Sequence[tuple[Tensor, Tensor]]) -> None:
     for buffer, value in kept:
         buffer.copy_(value)
+
+
+def _without_targets(batch: Batch) -> Batch:
+    """Return a batch that adds nothing to the gradient, for a process that has fewer batches than the others."""
+    return replace(batch, src_tokens=0, tgt_tokens=0, tgt_out=torch.full_like(batch.tgt_out, PAD))

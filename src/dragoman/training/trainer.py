@@ -28,7 +28,7 @@ from dragoman.errors import TrainingError, UsageError
 from dragoman.io.lock import lock_run
 from dragoman.io.run_log import NoLog, Reporter, RunLog, read_log
 from dragoman.models.model_folder import list_checkpoints
-from dragoman.training.allocator import keep_freed_memory
+from dragoman.training.allocator import keep_freed_memory, return_freed_memory
 from dragoman.training.batch_size import resolve_batch_tokens
 from dragoman.training.batch_stream import BatchStream
 from dragoman.training.distributed import Agreement, DistributedContext, agree, open_context
@@ -38,12 +38,12 @@ from dragoman.training.optim import Progress, amount, budget_fraction, learning_
 from dragoman.training.outcomes import Outcome, Outcomes
 from dragoman.training.plan import forecast_of, forecast_problems, plan_warnings, warmup_warning
 from dragoman.training.run import TrainingRun, check_files, open_run, validated_checkpoints
+from dragoman.training.sharded import build_step, check_sharding
 from dragoman.training.status import ProgressEstimator, Window
-from dragoman.training.step import TrainingStep
 from dragoman.training.tasks.task import Score
 from dragoman.training.tasks.translation import TranslationValidation
 from dragoman.training.threads import ThreadControl
-from dragoman.training.validation import metric_value, swapped_weights
+from dragoman.training.validation import metric_value
 
 __all__ = ["TrainResult", "Trainer", "train"]
 
@@ -84,7 +84,8 @@ def _open(
     config: Config, folder: Path, reporter: Reporter, context: DistributedContext, stack: ExitStack
 ) -> TrainingRun:
     """Open the run in all processes.  stack: receives the lock of the run."""
-    keep_freed_memory()
+    (return_freed_memory if config.train.parallel.kind == "fsdp" else keep_freed_memory)()
+    check_sharding(config.train, context)
     with context.in_turn():
         check_files(config)
         if context.is_main:
@@ -93,7 +94,7 @@ def _open(
                 reporter.phase("checking the data")
                 precheck(config, reporter.warn)
         run = open_run(config, folder, reporter, writes=context.is_main)
-        run.check_memory(context.device)
+        run.check_memory(context.device, context.size)
     if context.size > 1:
         reporter.phase(f"connecting {context.size:,} processes")
     context.connect(config.train.parallel.timeout.amount)
@@ -109,11 +110,10 @@ class Trainer:
     def __init__(self, run: TrainingRun, context: DistributedContext, reporter: Reporter) -> None:
         self.run, self.context, self.reporter = run, context, reporter
         self.config = run.config.train
-        self.training_step = TrainingStep(self.config, run.new_model(), context)
+        self.training_step = build_step(self.config, run.new_model, context)
         self.model, self.optimizer = self.training_step.model, self.training_step.optimizer
         self.ema = self.training_step.ema
-        self.progress = context.on_main(lambda: run.resume(self.model, self.optimizer, self.ema))
-        self.training_step.copy_from_main()
+        self.progress = self.training_step.resume(run)
         self.training_step.restore_scale(self.progress)
         resolve_batch_tokens(run, self.training_step, context, reporter)
         self.config = run.config.train
@@ -165,7 +165,7 @@ class Trainer:
                     self._finish()
                     self._check_usable()
                     self._outcomes.summarize(self.reporter.log)
-                elif self.context.is_main and not self.run.is_validated(self.progress):
+                elif not self.context.on_main(lambda: self.run.is_validated(self.progress)):
                     self._save({}, validated=False)
             complete = not interrupted
         finally:
@@ -301,8 +301,8 @@ class Trainer:
         progress.validated = self._amount(self.config.validate_every)
         if self.validation is not None:
             self.reporter.phase("validation")
-            with swapped_weights(self.model, self.ema):
-                self.scores = self.context.on_main(partial(self.validation, self.model))
+            with self.training_step.evaluated() as model:
+                self.scores = self.context.on_main(partial(self.validation, model))
             value = metric_value(self.config, self.scores)
             better = math.isfinite(value) and (progress.best is None or value > progress.best)
             progress.stale = 0 if better else progress.stale + 1
@@ -343,8 +343,7 @@ class Trainer:
     def _save(self, scores: dict[str, Any], validated: bool = True) -> None:
         self._saved = self._amount(self.config.save_every)
         self._outcomes.read()
-        if self.context.is_main:
-            self.run.save(self.model, self.optimizer, self.progress, self.ema, scores, validated)
+        self.training_step.save(self.run, self.progress, scores, validated)
 
     def _finish(self) -> None:
         """Validate again, and score the average of the last checkpoints, which becomes the best if it is better."""
@@ -370,8 +369,8 @@ class Trainer:
         averaged = self.run.average(count)
         if averaged is None:
             return self.scores
-        with swapped_weights(self.model, averaged):
-            scores = validation(self.model)
+        with self.training_step.with_weights(averaged) as model:
+            scores = validation(model)
         best = self.progress.best
         better = best is None or metric_value(self.config, scores) > best
         self.run.save_average(averaged, self.progress, scores, best=better)

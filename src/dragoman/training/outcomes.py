@@ -133,13 +133,17 @@ class Outcomes:
         progress.skipped += 1
         progress.bad_in_a_row += 1
         nothing_fits = bool(outcome.gradients.skipped) and outcome.gradients.lost == outcome.own
-        reason = "no pair fits into the memory" if nothing_fits else "the loss or a gradient is not finite"
-        self._warn(f"step {outcome.step}: {reason}; step skipped ({progress.skipped} so far)")
-        if progress.bad_in_a_row >= self._config.max_bad_steps:
-            steps = f"for {progress.bad_in_a_row} steps in a row, up to step {outcome.step}."
-            if nothing_fits:
-                raise self._failure(f"no pair fitted into the memory {steps}", "Reduce the sizes of the model.")
-            raise self._failure(f"the loss was not finite {steps}")
+        bad, step, skipped = progress.bad_in_a_row, outcome.step, progress.skipped
+        ends = bad >= self._config.max_bad_steps
+        if nothing_fits:
+            self._warn(f"step {step}: no pair fits into the memory; step skipped ({skipped} so far)")
+            if ends:
+                what = f"no pair fitted into the memory for {bad} steps in a row, up to step {step}."
+                raise self._failure(what, "Reduce the sizes of the model.")
+            return
+        self._warn(f"step {step}: the loss or a gradient is not finite; step skipped ({skipped} so far)")
+        if ends:
+            raise self._failure(f"the loss was not finite for {bad} steps in a row, up to step {step}.")
 
     def count_memory(self, split: int, skipped: int) -> None:
         """Count batches that were split and pairs that were skipped, in all processes; warn about the first one."""

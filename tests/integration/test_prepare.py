@@ -104,6 +104,19 @@ def test_a_second_process_waits_and_uses_the_store_of_the_first(tmp_path: Path) 
     assert "reused" in again.text and len(again.phases) == 1, "a complete store needs no lock"
 
 
+@pytest.mark.parametrize("error", [OSError(errno.ENOSYS, "no locks"), NotImplementedError()], ids=repr)
+def test_a_file_system_without_locks_is_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(FileLock, "acquire", refused)
+    config = small_config(write_corpus(tmp_path / "data"))
+    specs = [corpus_spec(config, corpus) for corpus in config.parallel.train]
+    assert len(build_store(config, specs, tmp_path / "cache", Listener())) == 240
+
+
 def fail(task: int) -> int:
     if task == 1:
         raise OSError(errno.ENOSPC, "No space left on device")

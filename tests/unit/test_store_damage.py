@@ -307,7 +307,7 @@ def test_a_file_with_the_name_of_a_store_is_replaced(config: Config, cache: Path
 @pytest.fixture
 def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the store were large, so that chunks are verified only when they are read."""
-    monkeypatch.setattr(reader_module, "_VERIFIED", 0)
+    monkeypatch.setattr(reader_module, "VERIFIED", 0)
 
 
 @pytest.mark.parametrize(("kind", "read"), [("ids", Store.pair), ("text", Store.text)])

@@ -11,21 +11,21 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from dragoman.config import Config
 from dragoman.data.corpus import CorpusSpec, FilterStats, read_pairs
 from dragoman.data.store.chunks import TABLE
 from dragoman.data.store.duplicates import find_duplicates
+from dragoman.data.store.once import build_once
 from dragoman.data.store.origin import VERSION, Origin, content_hash, text_hash
 from dragoman.data.store.pool import Pool, Processes, ThisProcess
 from dragoman.data.store.reader import DamagedStoreError, Store, digest_of, part_name, read_about
@@ -40,16 +40,14 @@ from dragoman.data.store.segments import (
     read_filtered,
 )
 from dragoman.data.tokenizer import Tokenizer, train_tokenizer
-from dragoman.errors import DataError, TrainingError
+from dragoman.errors import DataError
 from dragoman.io.reading import RandomAccessFile, read_json
 from dragoman.io.run_log import Reporter
-from dragoman.io.writing import atomic_folder, not_written
 
 __all__ = ["build_store"]
 
 _PROGRESS_EVERY = 10_000  # pairs read between two progress messages
 _READING, _ENCODING = "reading the training data", "encoding the training data"
-_POLL = 0.5  # seconds
 _LARGE = 16 << 20  # bytes
 
 
@@ -65,76 +63,19 @@ def build_store(
     reporter.phase(_READING)
     text = text_hash(specs, cache)
     folder = cache / content_hash(config, specs, text)
-    if store := _reused(folder, reporter):
-        return store
-    try:
-        with ExitStack() as stack:
-            if stack.enter_context(_turn(folder, reporter)) and (store := _reused(folder, reporter)):
-                return store  # another process has built it meanwhile
-            size = sum(path.stat().st_size for spec in specs for path in spec.files)
-            if pool is None and size >= _LARGE:
-                pool = stack.enter_context(Processes())
-            unfinished = stack.enter_context(atomic_folder(folder, is_valid=_is_valid))
-            builder = _Builder(config, specs, folder, unfinished, reporter, pool or ThisProcess())
-            _write_about(unfinished, {"content": folder.name, "text": text, **builder.build()}, builder.written)
-        store = Store(folder, folder.name)
-    except OSError as error:
-        raise TrainingError(not_written(f"the prepared data ({folder})", error)) from error
-    _report(store, "", reporter)
-    return store
 
+    def write(unfinished: Path, stack: ExitStack) -> None:
+        used = pool
+        if used is None and sum(path.stat().st_size for spec in specs for path in spec.files) >= _LARGE:
+            used = stack.enter_context(Processes())
+        builder = _Builder(config, specs, folder, unfinished, reporter, used or ThisProcess())
+        _write_about(unfinished, {"content": folder.name, "text": text, **builder.build()}, builder.written)
 
-def _reused(folder: Path, reporter: Reporter) -> Store | None:
-    """Return the store in a folder if it is undamaged."""
-    if not os.path.lexists(folder / "store.json"):
-        return None
-    try:
-        store = Store(folder, folder.name)
-    except DamagedStoreError as error:
-        reporter.warn(f"prepared data is damaged and will be rebuilt: {error}")
-        return None
-    _report(store, f" (reused: {folder})", reporter)
-    return store
-
-
-def _report(store: Store, note: str, reporter: Reporter) -> None:
-    reporter.log(f"data: {store.stats}{note}")
+    store, existed = build_once(folder, lambda path: Store(path, folder.name), write, reporter)
+    reporter.log(f"data: {store.stats}{f' (reused: {folder})' if existed else ''}")
     for warning in store.warnings:
         reporter.warn(warning)
-
-
-def _is_valid(folder: Path) -> bool:
-    try:
-        Store(folder, folder.name)
-    except DamagedStoreError:
-        return False
-    return True
-
-
-@contextmanager
-def _turn(folder: Path, reporter: Reporter) -> Generator[bool, None, None]:
-    """Wait until no other process builds this store; yield whether it had to wait.
-
-    The lock only avoids double work: two processes that build the same store do not disturb each other.
-    """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    lock, waited = FileLock(folder.with_name(f".{folder.name}.lock"), fallback_to_soft=False), False
-    try:
-        while True:
-            with suppress(Timeout, NotImplementedError):
-                lock.acquire(timeout=_POLL)
-                break
-            if not waited:
-                reporter.phase("waiting for another process that prepares the same data")
-            waited = True
-    except OSError:  # a file system without locks
-        pass
-    try:
-        yield waited
-    finally:
-        with suppress(OSError):
-            Path(lock.lock_file).unlink(missing_ok=True)
-        lock.release()
+    return store
 
 
 def _write_about(folder: Path, about: dict[str, Any], written: dict[str, dict[str, Any]]) -> None:

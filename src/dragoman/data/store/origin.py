@@ -17,7 +17,7 @@ from dragoman.errors import DataError, DragomanError
 from dragoman.io.reading import hash_file, read_json
 from dragoman.io.writing import write_file
 
-__all__ = ["VERSION", "Origin", "content_hash", "text_hash"]
+__all__ = ["VERSION", "Origin", "content_hash", "files_hash", "text_hash"]
 
 VERSION = 3
 """Of the format; stores of other versions are built again, under another name."""
@@ -63,6 +63,14 @@ def text_hash(specs: Sequence[CorpusSpec], cache: Path | None = None) -> str:
     digest, hashes = hashlib.blake2b(digest_size=8), FileHashes(cache)
     for spec in specs:
         digest.update(_identity(spec, hashes, spec.weight))
+    return digest.hexdigest()
+
+
+def files_hash(paths: Sequence[Path], cache: Path) -> str:
+    """Return a hash of the contents of files, in order, as 16 hexadecimal digits; see `text_hash`."""
+    digest, hashes = hashlib.blake2b(digest_size=8), FileHashes(cache)
+    for path in paths:
+        digest.update(bytes.fromhex(hashes.of(path)))
     return digest.hexdigest()
 
 

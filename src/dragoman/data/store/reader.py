@@ -22,10 +22,19 @@ from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.errors import DataError, ModelFolderError
 from dragoman.io.reading import RandomAccessFile, read_json
 
-__all__ = ["DamagedStoreError", "Store", "digest_of", "part_name"]
+__all__ = [
+    "VERIFIED",
+    "DamagedStoreError",
+    "Store",
+    "digest_of",
+    "mark_damaged",
+    "part_name",
+    "read_about",
+    "refuse_marked",
+]
 
 _REMEDY = "Remove the folder; the next training run rebuilds it."
-_VERIFIED = 256 << 20
+VERIFIED = 256 << 20
 """Bytes up to which all files are verified when a store is opened; larger ones, chunk by chunk when they are read."""
 _OPEN_FILES = 256
 _CACHED = 600
@@ -133,8 +142,7 @@ class Store:
 
     def _damaged(self, path: Path) -> DataError:
         """Mark the store as damaged, so that it is not used again, and return the error."""
-        with suppress(OSError):
-            (self.folder / _MARK).touch()
+        mark_damaged(self.folder)
         return DataError(f"{path}: was changed or is damaged. Run the command again to rebuild it.")
 
     def locate(self, number: int) -> tuple[int, int]:
@@ -198,9 +206,20 @@ def read_about(folder: Path) -> dict[str, Any]:
     about = read_json(folder / "store.json", DamagedStoreError, _REMEDY)
     if about.get("digest") != digest_of(about) or about.get("version") != VERSION:
         raise DamagedStoreError(f"{folder / 'store.json'}: altered, or of another version. {_REMEDY}")
+    refuse_marked(folder)
+    return about
+
+
+def mark_damaged(folder: Path) -> None:
+    """Mark prepared data in which a damaged chunk was found, so that they are not used again."""
+    with suppress(OSError):
+        (folder / _MARK).touch()
+
+
+def refuse_marked(folder: Path) -> None:
+    """Raise DamagedStoreError if prepared data are marked as damaged."""
     if (folder / _MARK).exists():
         raise DamagedStoreError(f"{folder}: a training run found a damaged chunk. {_REMEDY}")
-    return about
 
 
 class _Files:
@@ -211,7 +230,7 @@ class _Files:
         self._folder, self._expected = folder, expected
         self._open: OrderedDict[str, RandomAccessFile] = OrderedDict()
         self._lock = threading.Lock()
-        is_small = sum(file["bytes"] for file in expected.values()) <= _VERIFIED
+        is_small = sum(file["bytes"] for file in expected.values()) <= VERIFIED
 
         def problem(name: str) -> str:
             try:

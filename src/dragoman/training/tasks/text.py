@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from dragoman.config import Config, MaskedData, TextData
 from dragoman.data.batching import Batch, collate
-from dragoman.data.readers.text_stream import TextStream, read_paragraphs, read_stream
-from dragoman.data.tokenizer import BOS, EOS, PAD, learn_tokenizer
-from dragoman.io.lines import read_lines
-from dragoman.io.reading import hash_files
+from dragoman.data.readers.text_stream import TextStream, read_stream
+from dragoman.data.store.text import prepare_text
+from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.io.run_log import Reporter
 from dragoman.models.seq2seq import Network
 from dragoman.training.tasks.task import Row, RowTask, Score, refuse_empty
@@ -25,23 +24,16 @@ from dragoman.training.validation import label_scores, loss_scores
 __all__ = ["LanguageTask", "MaskedTask"]
 
 
-def _lines(paths: Iterable[Path]) -> Iterator[str]:
-    for path in paths:
-        yield from read_lines(path)
-
-
 class LanguageTask(RowTask):
     """Windows of text without a source; each starts with BOS, as generated text does."""
 
-    def __init__(self, config: Config, data: TextData, reporter: Reporter) -> None:
+    def __init__(self, config: Config, data: TextData, prepared: Path, reporter: Reporter) -> None:
         self.data = data
-        paths = data.train_paths()
-        refuse_empty(any(map(str.strip, _lines(paths))), paths, "all lines are blank")
-        self.tokenizer = learn_tokenizer(config.tokenizer, _lines(paths), lossless=True, log=reporter.warn)
-        self.stream = self._read(paths)
+        text = prepare_text(config.tokenizer, data.train_paths(), data.form, prepared, reporter)
+        self.tokenizer, self.stream = text.tokenizer, text.stream
         reporter.log(f"data: {self.stream.characters:,} characters, {len(self.stream.ids):,} tokens")
         self._cut: tuple[int, NDArray[np.int64]] = (-1, np.zeros((0, 2), dtype=np.int64))
-        super().__init__(config, self.tokenizer, hash_files(paths))
+        super().__init__(config, self.tokenizer, text.data_hash)
 
     def _read(self, paths: Iterable[Path]) -> TextStream:
         return read_stream(paths, self.data.form, lambda text: self.tokenizer.encode_target(text)[:-1])
@@ -92,20 +84,18 @@ class MaskedTask(RowTask):
     10 % are unchanged.
     """
 
-    def __init__(self, config: Config, data: MaskedData, reporter: Reporter) -> None:
+    def __init__(self, config: Config, data: MaskedData, prepared: Path, reporter: Reporter) -> None:
         self.data = data
         paths = data.train_paths()
-        refuse_empty(any(True for path in paths for _ in read_paragraphs(path)), paths, "the files are empty")
-        paragraphs = (text.replace("\n", " ") for path in paths for text in read_paragraphs(path))
-        self.tokenizer = learn_tokenizer(config.tokenizer, paragraphs, log=reporter.warn)
-        self.stream = self._read(paths)
+        text = prepare_text(config.tokenizer, paths, "paragraphs", prepared, reporter, joins_lines=True)
+        self.tokenizer, self.stream = text.tokenizer, text.stream
         self.spans, words = self._windows(self.stream)
         refuse_empty(len(words), paths, "no paragraph contains a word")
         reporter.log(f"data: {len(self.stream.bounds) - 1:,} paragraphs, {len(self.stream.ids):,} tokens")
         sizes = self.spans[:, 1] - self.spans[:, 0]
         self.lengths = 2 * sizes
         self._tokens = int(sizes.sum() + np.maximum(1, np.round(data.rate * words)).sum())
-        super().__init__(config, self.tokenizer, hash_files(paths))
+        super().__init__(config, self.tokenizer, text.data_hash)
 
     def _read(self, paths: Iterable[Path]) -> TextStream:
         return read_stream(paths, "paragraphs", lambda text: self.tokenizer.encode_source(text.replace("\n", " "))[:-1])
@@ -113,7 +103,7 @@ class MaskedTask(RowTask):
     def _windows(self, stream: TextStream) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the spans that contain words, and the number of ids in each without the EOS of its paragraph."""
         spans = stream.spans(self.data.max_tokens)
-        words = spans[:, 1] - spans[:, 0] - (stream.ids[spans[:, 1] - 1] == EOS)  # EOS can only be the last id
+        words = spans[:, 1] - spans[:, 0] - np.isin(spans[:, 1], stream.bounds)  # the last id of a text is EOS
         return spans[words > 0], words[words > 0]
 
     def rows(self, indices: list[int], key: tuple[int, int, int]) -> list[Row]:

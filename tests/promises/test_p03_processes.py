@@ -55,7 +55,8 @@ def kill_and_resume(kind: str, kills: int, data: Path, folder: Path) -> None:
         while True:
             processes = start(data, run, kind)
             victim = processes[draw.choice([0, draw.randrange(1, SIZE)])]
-            victim.join(draw.uniform(0.2, longest) if killed < kills else None)
+            # Not before all are connected: until then, only torchrun notices that a process has ended.
+            victim.join(draw.uniform(0.2 * longest, longest) if killed < kills else None)
             if not victim.is_alive():
                 for process in processes:
                     process.join(60)

@@ -26,6 +26,7 @@ from torch.nn import functional as F
 
 from dragoman.nn.dropout import Dropout
 from dragoman.nn.positions import Positions
+from dragoman.nn.products import Linear
 from dragoman.nn.state import CrossKeyValues, SelfKeyValues
 from dragoman.nn.taps import Tap, any_active, any_intervened
 
@@ -153,7 +154,7 @@ class MultiHead(nn.Module):
         self.values = Tap("row", "head", "key", "feature")
         self.weights = Tap("row", "head", "query", "key")
         self.heads = Tap("row", "head", "query", "feature")
-        self.out = nn.Linear(d_model, d_model, bias=bias)
+        self.out = Linear(d_model, d_model, bias=bias)
 
     def split(self, x: Tensor, parts: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
         """Split x (N, T, sum of parts) into parts, and each part into heads (N, part / size, T, size)."""
@@ -216,7 +217,7 @@ class SelfAttention(_SoftmaxAttention):
     ) -> None:
         super().__init__(d_model, n_heads, dropout, bias, n_kv_heads, d_key)
         self.parts = (n_heads * self.d_key, self.n_kv_heads * self.d_key, self.n_kv_heads * self.d_head)
-        self.qkv = nn.Linear(d_model, sum(self.parts), bias=bias)
+        self.qkv = Linear(d_model, sum(self.parts), bias=bias)
 
     def new_cache(self, rows: int, max_len: int, like: Tensor) -> SelfKeyValues:
         """Return an empty cache of `rows` rows and `max_len` positions with the dtype and device of `like`."""
@@ -273,8 +274,8 @@ class CrossAttention(_SoftmaxAttention):
     ) -> None:
         super().__init__(d_model, n_heads, dropout, bias, n_kv_heads, d_key)
         self.parts = (self.n_kv_heads * self.d_key, self.n_kv_heads * self.d_head)
-        self.q = nn.Linear(d_model, n_heads * self.d_key, bias=bias)
-        self.kv = nn.Linear(d_model, sum(self.parts), bias=bias)
+        self.q = Linear(d_model, n_heads * self.d_key, bias=bias)
+        self.kv = Linear(d_model, sum(self.parts), bias=bias)
 
     def project(self, memory: Tensor) -> CrossKeyValues:
         """Project memory (B, S, D) to keys (B, Hkv, S, Dk) and values (B, Hkv, S, Dh)."""

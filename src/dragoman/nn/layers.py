@@ -17,6 +17,7 @@ from dragoman.nn.attention import CrossAttention, SelfAttention
 from dragoman.nn.dropout import Dropout
 from dragoman.nn.linear_attention import LinearSelfAttention
 from dragoman.nn.positions import Positions
+from dragoman.nn.products import Linear
 from dragoman.nn.state import CrossKeyValues, SelfState
 from dragoman.nn.taps import ReadOnlyTap, Tap, any_active, any_intervened
 
@@ -54,7 +55,7 @@ class Embedding(nn.Module):
         return F.embedding(tokens, self.weight) * self.scale
 
 
-class OutputProjection(nn.Linear):
+class OutputProjection(Linear):
     """Hidden states (..., D) -> logits (..., V), without a bias (section 3.4)."""
 
     def __init__(self, d_model: int, vocab: int) -> None:
@@ -177,9 +178,9 @@ class FeedForward(nn.Module):
         super().__init__()
         self.activation = ACTIVATIONS[activation]
         self.gated = gated
-        self.inner = nn.Linear(d_model, 2 * d_ff if gated else d_ff, bias=bias)  # gated: W1, then W3
+        self.inner = Linear(d_model, 2 * d_ff if gated else d_ff, bias=bias)  # gated: W1, then W3
         self.dropout = Dropout(dropout)
-        self.outer = nn.Linear(d_ff, d_model, bias=bias)
+        self.outer = Linear(d_ff, d_model, bias=bias)
         self.before = Tap("row", "position", "feature")
         self.hidden = Tap("row", "position", "feature")
 

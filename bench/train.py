@@ -242,8 +242,10 @@ def run_trainer(options: dict[str, Any], meter: Meter) -> None:
             return torch.nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_value=value)
 
         counted[0] = sum(row["length"] for row in rows)
-        sources = padded("input_ids", 0)
-        return {"input_ids": sources, "attention_mask": (sources != 0).long(), "labels": padded("labels", -100)}
+        sources, targets = padded("input_ids", 0), padded("labels", -100)
+        shifted = torch.nn.functional.pad(targets[:, :-1].clamp(min=0), (1, 0), value=1)  # BOS, then the target
+        mask = (sources != 0).long()
+        return {"input_ids": sources, "attention_mask": mask, "decoder_input_ids": shifted, "labels": targets}
 
     class Count(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -254,7 +256,7 @@ def run_trainer(options: dict[str, Any], meter: Meter) -> None:
             out, per_device_train_batch_size=max(1, round(options["tokens"] / (src.mean() + tgt.mean()))),
             train_sampling_strategy="group_by_length", length_column_name="length", label_smoothing_factor=0.1,
             learning_rate=1e-4, max_steps=10**6, logging_steps=10**6, save_strategy="no", report_to=[], use_cpu=True,
-            disable_tqdm=True, dataloader_num_workers=0, optim="adamw_torch_fused",
+            disable_tqdm=True, dataloader_num_workers=0, remove_unused_columns=False, optim="adamw_torch_fused",
         )  # fmt: skip
         model = marian_model(options["size"])
         trainer = Seq2SeqTrainer(model, arguments, train_dataset=Pairs(), data_collator=collate, callbacks=[Count()])

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.nn.dropout import Dropout
+from dragoman.nn.native import kernels
 from dragoman.nn.positions import Positions
 from dragoman.nn.products import Linear
 from dragoman.nn.state import CrossKeyValues, SelfKeyValues
@@ -104,6 +105,21 @@ def _repeat(x: Tensor, heads: int) -> Tensor:
     return x if x.size(1) == heads else x.repeat_interleave(heads // x.size(1), dim=1)
 
 
+class _KernelAttention(torch.autograd.Function):
+    """`_ShortAttention` by the C++ kernels."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+        out, weights = kernels.attend(q, k, v, bias)
+        ctx.save_for_backward(q, k, v, weights)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        q, k, v, weights = ctx.saved_tensors
+        return (*kernels.attend_backward(q, k, v, weights, grads[0]), None)
+
+
 class _ShortAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
@@ -138,6 +154,10 @@ class _ShortAttention(torch.autograd.Function):
 
 def attend_short(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
     """Return the outputs of `attend_explicit` by batched products; the bias receives no gradient."""
+    tensors = (q, k, v) if bias is None else (q, k, v, bias)
+    needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    if needs_gradient and kernels.uses_kernels(*tensors) and q.numel() and v.numel():
+        return _KernelAttention.apply(q, k, v, bias)  # type: ignore[no-any-return, no-untyped-call]
     return _ShortAttention.apply(q, k, v, bias)  # type: ignore[no-any-return, no-untyped-call]
 
 

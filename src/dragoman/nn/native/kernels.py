@@ -12,10 +12,11 @@ from torch import Tensor
 
 from dragoman.nn.native.library import kernels
 
-__all__ = ["multiply", "smoothed_loss_", "uses_kernels"]
+__all__ = ["attend", "attend_backward", "drop", "multiply", "smoothed_loss_", "uses_kernels"]
 
-_Strides = ctypes.c_int64 * 5
-_Sizes = ctypes.c_int64 * 3
+
+def _integers(*values: int) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * len(values))(*values)
 
 
 def uses_kernels(*tensors: Tensor) -> bool:
@@ -38,8 +39,8 @@ def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None, out: Tensor | Non
         bias = bias.contiguous()
     _check(a, b, bias, out)
     library.dragoman_multiply(
-        torch.get_num_threads(), _Sizes(a.size(0), b.size(1), a.size(1)),
-        _Strides(*a.stride(), *b.stride(), out.stride(0)), a.data_ptr(), b.data_ptr(),
+        torch.get_num_threads(), _integers(a.size(0), b.size(1), a.size(1)),
+        _integers(*a.stride(), *b.stride(), out.stride(0)), a.data_ptr(), b.data_ptr(),
         None if bias is None else bias.data_ptr(), add, out.data_ptr(),
     )  # fmt: skip
     return out
@@ -88,3 +89,82 @@ def smoothed_loss_(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[T
         torch.get_num_threads(), rows, vocab, logits.data_ptr(), targets.data_ptr(), smoothing, sums.data_ptr()
     )
     return sums[0].float(), sums[1].float()
+
+
+def drop(random: Tensor, threshold: int, scale: float, x: Tensor, residual: Tensor | None) -> Tensor:
+    """Return residual + scale * x where random >= threshold, and the residual elsewhere; without one, zeros.
+
+    random: uint8, of the shape of x.
+    """
+    if random.shape != x.shape or random.dtype != torch.uint8 or (residual is not None and residual.shape != x.shape):
+        shapes = [None if t is None else (tuple(t.shape), t.dtype) for t in (random, x, residual)]
+        raise ValueError(f"random, x, residual: {shapes}; accepted: equal shapes, random in uint8")
+    library = kernels() if uses_kernels(x, *([] if residual is None else [residual])) else None
+    if library is None:
+        mask = torch.empty(x.shape, dtype=x.dtype)
+        torch.ge(random, threshold, out=mask)
+        return (x * mask).mul_(scale) if residual is None else torch.addcmul(residual, x, mask, value=scale)
+    random, x = random.contiguous(), x.contiguous()
+    residual = None if residual is None else residual.contiguous()
+    out = torch.empty_like(x)
+    library.dragoman_drop(
+        torch.get_num_threads(), x.numel(), random.data_ptr(), threshold, scale, x.data_ptr(),
+        None if residual is None else residual.data_ptr(), out.data_ptr(),
+    )  # fmt: skip
+    return out
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return softmax(q k^T / sqrt(Dk) + bias) v, in memory (N, Tq, H, Dh), and the softmax (N, H, Tq, Tk).
+
+    q (N, H, Tq, Dk), k (N, Hkv, Tk, Dk), v (N, Hkv, Tk, Dh), bias: broadcastable to (N, H, Tq, Tk).  Requires kernels.
+    """
+    library = kernels()
+    assert library is not None
+    sizes = _attention_sizes(q, k, v)
+    n, h, _, tq, tk, _, dh = sizes
+    q, k, v = map(_with_contiguous_features, (q, k, v))
+    if bias is not None:
+        bias = _with_contiguous_features(bias.expand(n, h, tq, tk))
+    weights, out = torch.empty(n, h, tq, tk), torch.empty(n, tq, h, dh).transpose(1, 2)
+    library.dragoman_attend(
+        torch.get_num_threads(), _integers(*sizes), _head_strides(q, k, v, q if bias is None else bias, out),
+        q.data_ptr(), k.data_ptr(), v.data_ptr(), None if bias is None else bias.data_ptr(), weights.data_ptr(),
+        out.data_ptr(),
+    )  # fmt: skip
+    return out, weights
+
+
+def attend_backward(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v of `attend`; grad: that of the output, (N, H, Tq, Dh)."""
+    library = kernels()
+    assert library is not None
+    sizes = _attention_sizes(q, k, v)
+    n, h, _, tq, tk, _, dh = sizes
+    if weights.shape != (n, h, tq, tk) or not weights.is_contiguous() or grad.shape != (n, h, tq, dh):
+        raise ValueError(f"weights {tuple(weights.shape)}, grad {tuple(grad.shape)} of {sizes}; accepted: equal sizes")
+    q, k, v, grad = map(_with_contiguous_features, (q, k, v, grad))
+    grads = [torch.empty(x.transpose(1, 2).shape).transpose(1, 2) for x in (q, k, v)]
+    library.dragoman_attend_backward(
+        torch.get_num_threads(), _integers(*sizes), _head_strides(q, k, v, grad, *grads),
+        *(x.data_ptr() for x in (q, k, v, weights, grad, *grads)),
+    )  # fmt: skip
+    return grads[0], grads[1], grads[2]
+
+
+def _attention_sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
+    """Return N, H, Hkv, Tq, Tk, Dk, Dh."""
+    n, h, tq, dk = q.shape
+    _, hkv, tk, dh = v.shape
+    if k.shape != (n, hkv, tk, dk) or v.size(0) != n or h % hkv or not (q.numel() and v.numel()):
+        shapes = [tuple(x.shape) for x in (q, k, v)]
+        raise ValueError(f"q, k, v: {shapes}; accepted: (N, H, Tq, Dk), (N, Hkv, Tk, Dk), (N, Hkv, Tk, Dh)")
+    return n, h, hkv, tq, tk, dk, dh
+
+
+def _with_contiguous_features(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _head_strides(*tensors: Tensor) -> ctypes.Array[ctypes.c_int64]:
+    return _integers(*(stride for x in tensors for stride in x.stride()[:3]))

@@ -52,10 +52,13 @@ def _load() -> ctypes.CDLL | None:
         if not built or not prefers_kernels(Path("/proc/cpuinfo").read_text()):
             return None
         library = ctypes.CDLL(str(built[0]))
-        pointer, int32, int64, float64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_double
+        pointer, int32, int64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
         signatures = {
             "multiply": [int32, pointer, pointer, pointer, pointer, pointer, int32, pointer],
-            "smoothed_loss": [int32, int64, int64, pointer, pointer, float64, pointer],
+            "smoothed_loss": [int32, int64, int64, pointer, pointer, ctypes.c_double, pointer],
+            "drop": [int32, int64, pointer, int32, ctypes.c_float, pointer, pointer, pointer],
+            "attend": [int32] + [pointer] * 8,
+            "attend_backward": [int32] + [pointer] * 10,
         }
         for name, arguments in signatures.items():
             function = getattr(library, f"dragoman_{name}")

@@ -7,8 +7,6 @@
 #include "matmul.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <memory>
 
 #include "vector_math.h"
 
@@ -20,18 +18,7 @@ constexpr int PANEL = 32;             // columns of a tile
 constexpr int64_t DEPTH = 512;          // of a block
 constexpr int64_t BLOCK_ROWS = 192;     // rows of A and
 constexpr int64_t BLOCK_COLUMNS = 512;  // columns of B that stay in the second-level cache together
-constexpr int64_t ALIGNMENT = 64;
 constexpr double MIN_PARALLEL_PRODUCTS = 2e6;  // below, waking threads takes longer than the products
-
-struct Free {
-  void operator()(float* p) const { std::free(p); }
-};
-using Buffer = std::unique_ptr<float, Free>;
-
-Buffer allocate(int64_t floats) {
-  const int64_t bytes = (floats * 4 + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-  return Buffer(static_cast<float*>(std::aligned_alloc(ALIGNMENT, bytes)));
-}
 
 // Where the sums of a tile start and end.
 struct Tile {
@@ -194,24 +181,6 @@ void multiply_block(const Block& block, const Matrix& a, const float* packed_b, 
   }
 }
 
-void multiply_part(const Sizes& sizes, const Matrix& a, const Matrix& b, const float* bias, bool accumulate, float* c,
-                   int64_t c_stride) {
-  const int64_t depth = std::min(sizes.k, DEPTH);
-  const int64_t padded = (std::min(sizes.n, BLOCK_COLUMNS) + PANEL - 1) / PANEL * PANEL;
-  const Buffer packed_b = allocate(depth * padded), packed_a = allocate(depth * (BLOCK_ROWS + ROWS));
-  for (int64_t j = 0; j < sizes.n; j += BLOCK_COLUMNS) {
-    for (int64_t k = 0; k < sizes.k; k += DEPTH) {
-      Block block{0, std::min(BLOCK_COLUMNS, sizes.n - j), std::min(DEPTH, sizes.k - k), nullptr, accumulate || k > 0};
-      if (bias != nullptr && k == 0) block.bias = bias + j;
-      pack_b(b.from(k, j), block.depth, block.columns, packed_b.get());
-      for (int64_t i = 0; i < sizes.m; i += BLOCK_ROWS) {
-        block.rows = std::min(BLOCK_ROWS, sizes.m - i);
-        multiply_block(block, a.from(i, k), packed_b.get(), c + i * c_stride + j, c_stride, packed_a.get());
-      }
-    }
-  }
-}
-
 // Smallest multiple of `unit` of which `parts` cover `size`.
 int64_t share(int64_t size, int64_t parts, int64_t unit) {
   const int64_t units = (size + unit - 1) / unit;
@@ -219,6 +188,24 @@ int64_t share(int64_t size, int64_t parts, int64_t unit) {
 }
 
 }  // namespace
+
+void multiply_serial(Workspace& workspace, const Sizes& sizes, const Matrix& a, const Matrix& b, const float* bias,
+                     bool accumulate, float* c, int64_t c_stride) {
+  const int64_t depth = std::min(sizes.k, DEPTH);
+  float* packed_b = workspace.reserve(0, depth * ((std::min(sizes.n, BLOCK_COLUMNS) + PANEL - 1) / PANEL * PANEL));
+  float* packed_a = workspace.reserve(1, depth * (std::min(sizes.m, BLOCK_ROWS) + ROWS) + 16);
+  for (int64_t j = 0; j < sizes.n; j += BLOCK_COLUMNS) {
+    for (int64_t k = 0; k < sizes.k; k += DEPTH) {
+      Block block{0, std::min(BLOCK_COLUMNS, sizes.n - j), std::min(DEPTH, sizes.k - k), nullptr, accumulate || k > 0};
+      if (bias != nullptr && k == 0) block.bias = bias + j;
+      pack_b(b.from(k, j), block.depth, block.columns, packed_b);
+      for (int64_t i = 0; i < sizes.m; i += BLOCK_ROWS) {
+        block.rows = std::min(BLOCK_ROWS, sizes.m - i);
+        multiply_block(block, a.from(i, k), packed_b, c + i * c_stride + j, c_stride, packed_a);
+      }
+    }
+  }
+}
 
 void multiply(int threads, const Sizes& sizes, const Matrix& a, const Matrix& b, const float* bias, bool accumulate,
               float* c, int64_t c_stride) {
@@ -231,8 +218,9 @@ void multiply(int threads, const Sizes& sizes, const Matrix& a, const Matrix& b,
     const Sizes own{by_rows ? std::min(step, sizes.m - i) : sizes.m, by_rows ? sizes.n : std::min(step, sizes.n - j),
                     sizes.k};
     if (own.m <= 0 || own.n <= 0) continue;
-    multiply_part(own, a.from(i, 0), b.from(0, j), bias == nullptr ? nullptr : bias + j, accumulate,
-                  c + i * c_stride + j, c_stride);
+    Workspace workspace;
+    multiply_serial(workspace, own, a.from(i, 0), b.from(0, j), bias == nullptr ? nullptr : bias + j, accumulate,
+                    c + i * c_stride + j, c_stride);
   }
 }
 

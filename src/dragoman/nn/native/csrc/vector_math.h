@@ -19,8 +19,9 @@ inline double sum_lanes(__m512 x) {
                                             _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1))));
 }
 
-// e^x: 2^n * e^r with |r| <= ln(2) / 2 and the Taylor series of e^r; the relative error is below 2e-7.
+// e^x for x <= 0: 2^n * e^r with |r| <= ln(2) / 2 and the Taylor series of e^r; the relative error is below 2e-7.
 inline __m512 exp(__m512 x) {
+  x = _mm512_max_ps(_mm512_set1_ps(-150.0f), x);  // e^-150 is 0 in float32; this order of the operands keeps NaN
   const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 8);
   __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);  // ln(2) in two parts, so that r is exact enough
   r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
@@ -28,7 +29,7 @@ inline __m512 exp(__m512 x) {
   for (float factor : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 1.0f / 2, 1.0f, 1.0f}) {
     sum = _mm512_fmadd_ps(sum, r, _mm512_set1_ps(factor));
   }
-  return _mm512_scalef_ps(sum, n);  // 0 if x is very negative, infinity if it is very large
+  return _mm512_scalef_ps(sum, n);
 }
 
 }  // namespace dragoman

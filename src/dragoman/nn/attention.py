@@ -214,8 +214,11 @@ class _SoftmaxAttention(MultiHead):
             bias, causal = _with_causal(bias, q), False
         if explicit:
             return attend_explicit(q, k, v, bias, self.dropout, self.inner)[0]
-        if short and not torch.is_autocast_enabled(q.device.type):
-            return attend_short(q, k, v, bias)
+        if short:
+            with torch.autocast("cpu", enabled=False):
+                dtype = torch.promote_types(q.dtype, torch.float32)
+                bias = None if bias is None else bias.to(dtype)
+                return attend_short(q.to(dtype), k.to(dtype), v.to(dtype), bias).to(q.dtype)
         k, v = _repeat(k, self.n_heads), _repeat(v, self.n_heads)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=causal)
 

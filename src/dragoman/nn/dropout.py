@@ -95,8 +95,9 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         if not self.training or self.p == 0:
             return x if residual is None else residual + x
-        if x.device.type == "cpu" and x.dtype == torch.float32:
+        if x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16):
             threshold = min(max(round(self.p * 256), 1), 255)
-            return _MaskedAdd.apply(x, residual, threshold)  # type: ignore[no-any-return, no-untyped-call]
+            out: Tensor = _MaskedAdd.apply(x.float(), residual, threshold)  # type: ignore[no-untyped-call]
+            return out.to(x.dtype) if residual is None else out
         dropped = F.dropout(x, self.p)
         return dropped if residual is None else residual + dropped

@@ -6,6 +6,7 @@ The kernels sum each element in an order that depends neither on the number of t
 from __future__ import annotations
 
 import ctypes
+import math
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ from torch import Tensor
 from dragoman.nn.native.library import kernels
 
 __all__ = ["attend", "attend_backward", "drop", "multiply", "smoothed_loss_", "uses_kernels"]
+
+_SLACK = 64  # elements
 
 
 def _integers(*values: int) -> ctypes.Array[ctypes.c_int64]:
@@ -34,7 +37,7 @@ def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None, out: Tensor | Non
         return _multiply(a, b, bias, out, add)
     a, b = _with_unit_stride(a), _with_unit_stride(b)
     if out is None:
-        out = torch.empty(a.size(0), b.size(1))
+        out = _empty(a.size(0), b.size(1))
     if bias is not None:
         bias = bias.contiguous()
     _check(a, b, bias, out)
@@ -44,6 +47,16 @@ def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None, out: Tensor | Non
         None if bias is None else bias.data_ptr(), add, out.data_ptr(),
     )  # fmt: skip
     return out
+
+
+def _empty(*shape: int) -> Tensor:
+    """Return an empty tensor in slightly more memory than it needs.
+
+    glibc before 2.38 reuses a freed block for an aligned request only if it is larger by more than the alignment.  With
+    tensors of equal sizes, none would fit where another one was freed.
+    """
+    size = math.prod(shape)
+    return torch.empty(size + _SLACK)[:size].view(shape)
 
 
 def _multiply(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None, add: bool) -> Tensor:
@@ -106,7 +119,7 @@ def drop(random: Tensor, threshold: int, scale: float, x: Tensor, residual: Tens
         return (x * mask).mul_(scale) if residual is None else torch.addcmul(residual, x, mask, value=scale)
     random, x = random.contiguous(), x.contiguous()
     residual = None if residual is None else residual.contiguous()
-    out = torch.empty_like(x)
+    out = _empty(*x.shape)
     library.dragoman_drop(
         torch.get_num_threads(), x.numel(), random.data_ptr(), threshold, scale, x.data_ptr(),
         None if residual is None else residual.data_ptr(), out.data_ptr(),
@@ -126,7 +139,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor
     q, k, v = map(_with_contiguous_features, (q, k, v))
     if bias is not None:
         bias = _with_contiguous_features(bias.expand(n, h, tq, tk))
-    weights, out = torch.empty(n, h, tq, tk), torch.empty(n, tq, h, dh).transpose(1, 2)
+    weights, out = torch.empty(n, h, tq, tk), _empty(n, tq, h, dh).transpose(1, 2)
     library.dragoman_attend(
         torch.get_num_threads(), _integers(*sizes), _head_strides(q, k, v, q if bias is None else bias, out),
         q.data_ptr(), k.data_ptr(), v.data_ptr(), None if bias is None else bias.data_ptr(), weights.data_ptr(),
@@ -144,7 +157,7 @@ def attend_backward(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, grad: Tens
     if weights.shape != (n, h, tq, tk) or not weights.is_contiguous() or grad.shape != (n, h, tq, dh):
         raise ValueError(f"weights {tuple(weights.shape)}, grad {tuple(grad.shape)} of {sizes}; accepted: equal sizes")
     q, k, v, grad = map(_with_contiguous_features, (q, k, v, grad))
-    grads = [torch.empty(x.transpose(1, 2).shape).transpose(1, 2) for x in (q, k, v)]
+    grads = [_empty(*x.transpose(1, 2).shape).transpose(1, 2) for x in (q, k, v)]
     library.dragoman_attend_backward(
         torch.get_num_threads(), _integers(*sizes), _head_strides(q, k, v, grad, *grads),
         *(x.data_ptr() for x in (q, k, v, weights, grad, *grads)),

@@ -7,13 +7,14 @@
 Every measurement is a process of its own with one thread (--threads).  The programs take turns, --rounds times; the
 table gives medians and quartiles of source + target tokens per second without padding, over --steps steps after
 --warmup steps, the peak of the resident memory, and the seconds from the start of the process to the end of the first
-step.  --clock processor: tokens per second of processor time, for a machine that other programs use as well.  All models have the same shape: post-norm, ReLU, shared embeddings, dropout 0.1, label smoothing 0.1, Adam.
+step.  All models have the same shape: post-norm, ReLU, shared embeddings, dropout 0.1, label smoothing 0.1, Adam.
 
 dragoman      `dragoman.training.trainer.train`, as by `dragoman train`, on prepared data
 marian        MarianMT of Hugging Face Transformers in a hand-written loop, on the same batches as dragoman
 trainer       the same model with Seq2SeqTrainer, grouped by length
 pytorch       torch.nn.Transformer in a hand-written loop, on the same batches as dragoman
 
+--clock processor: tokens per second of processor time, for a machine that other programs use as well.
 --allocator shipped: only Dragoman configures glibc to keep freed memory, as it does for its users; tuned: all do.
 """
 

@@ -42,6 +42,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
 }
 
+_SMALLEST = 1e-4
+"""Weight of a `LayerNorm` below which its result does not determine its input."""
+
 
 class Embedding(nn.Module):
     """Token ids (N, T) -> vectors (N, T, D), multiplied by sqrt(d_model) (Vaswani et al. 2017, section 3.4)."""
@@ -79,6 +82,25 @@ class OutputProjection(Linear):
         return logits
 
 
+class _LayerNormFromResult(torch.autograd.Function):
+    """Layer normalization that stores its result, which the next layer stores anyway, in place of its input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        out, _, rstd = torch.native_layer_norm(x, weight.shape, weight, bias, eps)
+        ctx.save_for_backward(out, weight, bias, rstd)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        out, weight, bias, rstd = ctx.saved_tensors
+        normed = (out - bias).div_(weight)  # of mean 0 and standard deviation 1
+        grad_normed, grad_weight, grad_bias = torch.ops.aten.native_layer_norm_backward(
+            grads[0], normed, weight.shape, torch.zeros_like(rstd), torch.ones_like(rstd), weight, bias, [True] * 3
+        )
+        return grad_normed.mul_(rstd), grad_weight, grad_bias, None
+
+
 class LayerNorm(nn.LayerNorm):
     """(x - mean) / sqrt(variance + eps) * weight + bias, over the features of a position (Ba et al. 2016)."""
 
@@ -90,7 +112,19 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         explicit = self._explicit(x) if any_active(self.mean, self.std) else None
-        return self.normed(super().forward(x) if explicit is None else explicit)
+        if explicit is None:
+            explicit = self._from_result(x) if self._is_invertible(x) else super().forward(x)
+        return self.normed(explicit)
+
+    def _from_result(self, x: Tensor) -> Tensor:
+        return _LayerNormFromResult.apply(x, self.weight, self.bias, self.eps)  # type: ignore[no-any-return, no-untyped-call]
+
+    def _is_invertible(self, x: Tensor) -> bool:
+        """Whether a gradient is needed, and (out - bias) / weight is accurate: no bias is large beside its weight."""
+        if x.device.type != "cpu" or x.dtype != self.weight.dtype or not (torch.is_grad_enabled() and x.requires_grad):
+            return False
+        size = self.weight.detach().abs()
+        return bool(((self.bias.detach().abs() <= 2 * size) & (size > _SMALLEST)).all())
 
     def _explicit(self, x: Tensor) -> Tensor | None:
         """Write out the formula for the taps; return its result only if they are intervened."""

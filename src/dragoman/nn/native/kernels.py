@@ -139,7 +139,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor
     q, k, v = map(_with_contiguous_features, (q, k, v))
     if bias is not None:
         bias = _with_contiguous_features(bias.expand(n, h, tq, tk))
-    weights, out = torch.empty(n, h, tq, tk), _empty(n, tq, h, dh).transpose(1, 2)
+    weights, out = torch.empty(n, h, tq, tk), torch.empty(n, tq, h, dh).transpose(1, 2)
     library.dragoman_attend(
         torch.get_num_threads(), _integers(*sizes), _head_strides(q, k, v, q if bias is None else bias, out),
         q.data_ptr(), k.data_ptr(), v.data_ptr(), None if bias is None else bias.data_ptr(), weights.data_ptr(),
@@ -157,7 +157,7 @@ def attend_backward(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, grad: Tens
     if weights.shape != (n, h, tq, tk) or not weights.is_contiguous() or grad.shape != (n, h, tq, dh):
         raise ValueError(f"weights {tuple(weights.shape)}, grad {tuple(grad.shape)} of {sizes}; accepted: equal sizes")
     q, k, v, grad = map(_with_contiguous_features, (q, k, v, grad))
-    grads = [_empty(*x.transpose(1, 2).shape).transpose(1, 2) for x in (q, k, v)]
+    grads = [torch.empty(x.transpose(1, 2).shape).transpose(1, 2) for x in (q, k, v)]
     library.dragoman_attend_backward(
         torch.get_num_threads(), _integers(*sizes), _head_strides(q, k, v, grad, *grads),
         *(x.data_ptr() for x in (q, k, v, weights, grad, *grads)),

@@ -216,7 +216,7 @@ class TrainConfig(Section):
     )
     precision: Literal["float32", "bf16"] = Field(
         "float32",
-        description="precision of the computation; bf16 is faster on hardware that multiplies it, with weights in float32",
+        description="precision of products; bf16 is faster on hardware that multiplies it, with weights in float32",
         examples=["bf16"],
     )
     gradient_checkpointing: bool = Field(

@@ -144,7 +144,7 @@ def measured(corpus: str, size: Size, threads: int, seconds: float) -> dict[str,
                 speeds.append((batch.src_tokens + batch.tgt_tokens) / (clock() - start))
             if time.monotonic() > end and len(speeds) > 3:
                 break
-        trainer.log.close()
+        trainer.close()
         return {
             "corpus": corpus, "d_model": size.d_model, "layers": size.layers, "threads": threads,
             "tokens_per_second": round(sorted(speeds)[3 * len(speeds) // 4]), "steps": len(speeds),

@@ -59,7 +59,7 @@ def steps(config: Path, scratch: Path, threads: int, seconds: float, least: int)
             digest = hashlib.sha256(b"".join(weights)).hexdigest()[:12]
         if i + 1 >= least and time.perf_counter() - began > seconds:
             break
-    trainer.log.close()
+    trainer.close()
     return {"speed": tokens / (time.perf_counter() - began), "weights": digest}
 
 

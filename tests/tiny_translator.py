@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import tempfile
-from pathlib import Path
 
 import torch
 
@@ -14,7 +12,7 @@ from dragoman.decoding import SearchSettings
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
 from dragoman.pipelines.translation import Translator
-from small_run import digit_pairs, write_lines
+from small_run import digit_pairs
 from toy_model import CopyModel
 
 
@@ -22,10 +20,7 @@ from toy_model import CopyModel
 def tiny_tokenizer() -> Tokenizer:
     """310 pieces, one for every byte among them."""
     pairs = digit_pairs(90)
-    with tempfile.TemporaryDirectory() as folder:
-        source = write_lines(Path(folder, "source"), [source for source, _ in pairs])
-        target = write_lines(Path(folder, "target"), [target for _, target in pairs])
-        return train_tokenizer(TokenizerConfig(vocab_size=310, byte_fallback=True), source, target)
+    return train_tokenizer(TokenizerConfig(vocab_size=310, byte_fallback=True), *zip(*pairs, strict=True))
 
 
 def tiny_transformer(vocab: int, seed: int = 5, rotary: bool = False, contrast: float = 3.0) -> Model:

@@ -255,7 +255,7 @@ def run_config(data: Path) -> Any:
 def write_run(version: int) -> None:
     """Six steps; then three more in a copy, whose log is what is expected."""
     from dragoman.config import load_config
-    from dragoman.data.store import Store
+    from dragoman.data.store.reader import Store
     from dragoman.io.run_log import read_log
     from dragoman.training.trainer import train
     from small_run import write_corpus

@@ -264,7 +264,7 @@ def test_help(cli: Cli) -> None:
     assert code == 0
     names = re.findall(r"^  ([a-z]+)", out.decode().partition("Commands:")[2], flags=re.M)
     expected = (
-        "demo new doctor config train average info translate score evaluate generate chat label parse compare "
+        "demo new doctor config prepare train average info translate score evaluate generate chat label parse compare "
         "explain atlas serve vectors shortlist export"
     )
     assert names == expected.split()

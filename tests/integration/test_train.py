@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from dragoman.config import load_config
-from dragoman.data.batching import plan_batches, read_batch
+from dragoman.data.batching import read_batch
 from dragoman.data.corpus import corpus_spec
 from dragoman.errors import ConfigError, DataError, TrainingError, UsageError
 from dragoman.io.lock import lock_run
@@ -161,10 +161,10 @@ def test_the_seed_decides(data: Path, tmp_path: Path) -> None:
 def test_accumulated_batches_make_one_update(data: Path, tmp_path: Path) -> None:
     config = small_config(data, "train.accumulate=4", "train.budget=2 epochs", "train.validate_every=1 epoch")
     result = train(config, tmp_path / "run")
-    store = open_run(config, tmp_path / "run").task.store
-    per_epoch = [len(plan_batches(store, 300, 1, epoch)) for epoch in (0, 1)]
+    task = open_run(config, tmp_path / "run").task
+    per_epoch = [len(task.epoch(epoch)) for epoch in (0, 1)]
     assert result.progress.step == sum(math.ceil(count / 4) for count in per_epoch)
-    src, tgt = store.lengths()
+    src, tgt = task.store.lengths()
     assert result.progress.tokens == 2 * (src.sum() + tgt.sum())
 
 
@@ -172,7 +172,7 @@ def test_accumulation_equals_one_large_batch(data: Path, tmp_path: Path) -> None
     """The gradient of two batches in one update is that of their words together."""
     config = small_config(data, "model.dropout=0.0", "train.schedule.peak=1e-3")
     run = open_run(config, tmp_path / "run")
-    plan = plan_batches(run.task.store, 300, 1, 0)
+    plan = run.task.epoch(0)
     found = []
     for groups in ([plan[0], plan[1]], [[*plan[0], *plan[1]]]):
         trainer = Trainer(run, DistributedContext("cpu"), Reporter())
@@ -181,7 +181,7 @@ def test_accumulation_equals_one_large_batch(data: Path, tmp_path: Path) -> None
             read_batch(run.task.store, np.array(numbers), run.task.store.tokenizer, (0.0, 0.0), 0) for numbers in groups
         ]
         trainer.step(batches)
-        trainer.log.close()
+        trainer.close()
         found.append({n: p.grad.clone() for n, p in trainer.model.named_parameters() if p.grad is not None})
     for name, gradient in found[0].items():
         torch.testing.assert_close(gradient, found[1][name], rtol=1e-4, atol=1e-6, msg=name)

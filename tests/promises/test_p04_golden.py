@@ -17,12 +17,12 @@ import torch
 from numpy.typing import NDArray
 
 from dragoman.config import load_config
-from dragoman.data.store import Store
+from dragoman.data.store.reader import DamagedStoreError, Store
 from dragoman.data.tokenizer import BOS
 from dragoman.data.turns import Turn, encode_turns
 from dragoman.data.vocabulary import LabelVocabulary
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
-from dragoman.io.run_log import read_log
+from dragoman.io.run_log import Reporter, read_log
 from dragoman.models.model_folder import (
     FORMAT_VERSION,
     list_checkpoints,
@@ -37,6 +37,7 @@ from dragoman.pipelines.dialogue import Chat
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.labelling import Labeller
 from dragoman.pipelines.translation import Translator
+from dragoman.training.tasks.translation import TranslationTask
 from dragoman.training.trainer import train
 from small_run import Listener
 
@@ -173,11 +174,16 @@ def test_golden_shortlist(version: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_golden_store(version: int) -> None:
-    (folder,) = (HERE / f"run_v{version}" / "prepared").iterdir()
+def test_golden_store(version: int, tmp_path: Path) -> None:
+    """Prepared data of an earlier format are not used but prepared again, with the same ids."""
+    place = Path(shutil.copytree(HERE / f"run_v{version}", tmp_path / "place"))
+    (folder,) = (place / "prepared").iterdir()
     answers = expected(f"run_v{version}/expected.json")
-    store = Store(folder, folder.name)
-    assert store.stats == answers["account"] and store.parts == [(60, 1.0)]
+    with pytest.raises(DamagedStoreError, match="of another version"):
+        Store(folder)
+    config = load_config(place / "run" / "config.toml", [f"data.root={place / 'data'}"])
+    store = TranslationTask(config, place / "prepared", Reporter()).store
+    assert store.folder != folder and store.stats == answers["account"] and store.parts == [(60, 1.0)]
     for row in answers["pairs"]:
         assert [list(ids) for ids in store.pair(row["number"])] == row["ids"]
         assert list(store.text(row["number"])) == row["text"]

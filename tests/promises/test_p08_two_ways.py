@@ -254,7 +254,7 @@ def trainer(folder: Path, config: TransformerConfig, monkeypatch: pytest.MonkeyP
         resume=lambda *_: Progress(),
         is_validated=lambda _: False,
         last_good=str,
-        task=SimpleNamespace(validation=lambda: None),
+        task=SimpleNamespace(validation=lambda: None, block=None, block_sizes=None),
     )
     return Trainer(cast(TrainingRun, run), DistributedContext("cpu"), Reporter())
 

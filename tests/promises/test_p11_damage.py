@@ -53,12 +53,14 @@ def translations(run: Path) -> list[tuple[str, float]]:
 
 
 def test_zeroed_ids_are_rebuilt_with_a_message(made: Path, place: Path) -> None:
-    (ids,) = (place / "prepared").glob("*/source.ids")
+    (ids,) = (place / "prepared").glob("*/000-00000.ids")
     whole = ids.read_bytes()
     ids.write_bytes(bytes(len(whole)))
     listener = Listener()
     train(small_config(made / "data", *SHORT), place / "again", reporter=listener)
-    assert "prepared data is damaged and will be rebuilt" in listener.text and "source.ids was altered" in listener.text
+    assert (
+        "prepared data is damaged and will be rebuilt" in listener.text and "000-00000.ids was altered" in listener.text
+    )
     assert ids.read_bytes() == whole
     assert losses(place / "again") == losses(made / "run") != []
     assert weights(place / "again") == weights(made / "run")

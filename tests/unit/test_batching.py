@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
-from dragoman.data.batching import collate, collate_source, plan_batches, read_batch
+from dragoman.data.batch_plans import EpochPlan
+from dragoman.data.batching import collate, collate_source, read_batch
 from dragoman.data.corpus import corpus_spec
-from dragoman.data.store import Store, build_store
+from dragoman.data.store.build import build_store
+from dragoman.data.store.reader import Store
 from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.io.run_log import Reporter
 from small_run import small_config, write_corpus
@@ -19,6 +22,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     folder = tmp_path_factory.mktemp("store")
     config = small_config(write_corpus(folder, train=170))
     return build_store(config, [corpus_spec(config, config.data.train[0])], folder / "cache", Reporter())
+
+
+def batches(store: Store, budget: int, seed: int, epoch: int) -> list[NDArray[np.int64]]:
+    plan = EpochPlan(store, [weight for _, weight in store.parts], budget, seed, epoch)
+    return [batch for block in range(len(plan)) for batch in plan.batches(block)]
 
 
 def test_collate() -> None:
@@ -38,7 +46,7 @@ def test_no_mask_where_nothing_is_padded() -> None:
 
 @pytest.mark.parametrize("budget", [16, 90, 400, 100_000])
 def test_every_pair_once_and_within_the_budget(store: Store, budget: int) -> None:
-    plan = plan_batches(store, budget, seed=1, epoch=2)
+    plan = batches(store, budget, 1, 2)
     assert sorted(np.concatenate(plan).tolist()) == list(range(170))
     src, tgt = store.lengths()
     for numbers in plan:
@@ -53,13 +61,13 @@ def test_every_pair_once_and_within_the_budget(store: Store, budget: int) -> Non
 def test_a_batch_may_be_exactly_as_large_as_the_budget(store: Store) -> None:
     src, tgt = store.lengths()
     longest = int(src.max() + tgt.max())
-    full = [len(n) * int(src[n].max() + tgt[n].max()) for n in plan_batches(store, 4 * longest, seed=1, epoch=2)]
+    full = [len(n) * int(src[n].max() + tgt[n].max()) for n in batches(store, 4 * longest, 1, 2)]
     assert max(full) == 4 * longest
 
 
 def test_the_order_follows_from_seed_and_epoch(store: Store) -> None:
     def plan(seed: int, epoch: int) -> list[list[int]]:
-        return [n.tolist() for n in plan_batches(store, 220, seed, epoch)]
+        return [n.tolist() for n in batches(store, 220, seed, epoch)]
 
     assert plan(3, 4) == plan(3, 4)
     assert plan(3, 4) != plan(3, 5)

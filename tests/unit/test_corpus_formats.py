@@ -15,7 +15,8 @@ import pytest
 from dragoman.config import parse_config
 from dragoman.data.corpus import CorpusSpec, SentencePair, corpus_spec, read_pairs
 from dragoman.data.doctor.examine import Diagnosis, examine
-from dragoman.data.store import build_store, text_hash
+from dragoman.data.store.build import build_store
+from dragoman.data.store.origin import text_hash
 from dragoman.errors import DataError, UsageError
 from dragoman.training.forecast import diagnose
 from dragoman.training.run import check_files
@@ -55,7 +56,7 @@ def test_a_store_equals_that_of_the_same_pairs_as_tsv(name: str, tmp_path: Path)
         specs = [corpus_spec(config, one) for one in config.parallel.train]
         stores.append(build_store(config, specs, tmp_path / f"cache-{corpus['path']}", Listener()))
     tsv, store = stores
-    files = ("source.ids", "target.ids", "source.txt", "target.offsets", "tokenizer.model")
+    files = ("000-00000.ids", "000-00000.text", "000.chunks", "000.json", "tokenizer.model")
     assert [(tsv.folder / file).read_bytes() for file in files] == [
         (store.folder / file).read_bytes() for file in files
     ]

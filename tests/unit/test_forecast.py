@@ -134,6 +134,6 @@ def test_doctor_reports_that_the_machine_was_busy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: float, busy: bool
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr(forecast, "time_steps", lambda run: forecast.StepTiming(1000.0, 10, 1e8, 5000, cores))
+    monkeypatch.setattr(forecast, "time_steps", lambda run: forecast.StepTiming(1000.0, 10, 1e8, 5000, cores, 7))
     findings = forecast.diagnose(write_toml(tmp_path / "c.toml", write_corpus(tmp_path))).findings
     assert busy is any("busy: training got 40% of a core" in finding.what for finding in findings)

@@ -22,6 +22,7 @@ LAYERS = [
     "_version",
     "errors",
     "extras",
+    "processor",
     "io",
     "config",
     "pages",
@@ -122,9 +123,9 @@ def test_imports_are_found_wherever_they_stand() -> None:
 
 def test_upward_imports_are_found() -> None:
     assert upward_imports("dragoman.nn.taps", {"dragoman.errors", "dragoman.nn.state"}) == []
-    assert upward_imports("dragoman.nn.taps", {"dragoman.data.store", "dragoman"}) == [
+    assert upward_imports("dragoman.nn.taps", {"dragoman.data.store.reader", "dragoman"}) == [
         "dragoman",
-        "dragoman.data.store",
+        "dragoman.data.store.reader",
     ]
 
 

@@ -29,7 +29,7 @@ class Machine:
     def time_steps(self, run: Any, seconds: float) -> StepTiming:
         if run.config.model.d_model > self.largest:
             raise UsageError("no memory")
-        return StepTiming(1000.0, 10, 1e8, 5000, self.share)
+        return StepTiming(1000.0, 10, 1e8, 5000, self.share, 7)
 
 
 def measured(tmp_path: Path, seconds: float) -> tuple[CorpusFacts, list[Speed], list[str]]:

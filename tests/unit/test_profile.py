@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.data.profile import PROFILE, Quantiles, TrainingProfile
-from dragoman.data.store import Store
+from dragoman.data.store.reader import Store
 from dragoman.decoding.loader import EngineChoice
 from dragoman.errors import ModelFolderError
 from dragoman.io.run_log import Reporter

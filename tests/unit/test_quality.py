@@ -48,8 +48,8 @@ class Corpus:
         alphabet = "".join(sorted(c for c, count in Counter("".join(self.lines)).items() if count >= at_least))
         return alphabet, alphabet
 
-    def lengths(self) -> Any:
-        lengths = np.array([len(tiny_tokenizer().encode_source(line)) for line in self.lines])
+    def length_histograms(self) -> Any:
+        lengths = np.bincount([len(tiny_tokenizer().encode_source(line)) for line in self.lines])
         return lengths, lengths
 
 

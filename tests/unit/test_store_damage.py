@@ -15,14 +15,18 @@ import numpy as np
 import pytest
 
 from dragoman.config import Config
-from dragoman.data import store as store_module
 from dragoman.data.corpus import corpus_spec
-from dragoman.data.store import DamagedStoreError, Store, build_store, text_hash
+from dragoman.data.store import build as build_module
+from dragoman.data.store import reader as reader_module
+from dragoman.data.store.build import build_store
+from dragoman.data.store.chunks import TABLE, record_hash
+from dragoman.data.store.origin import VERSION, text_hash
+from dragoman.data.store.reader import DamagedStoreError, Store, digest_of
 from dragoman.errors import DataError, TrainingError
 from dragoman.io.reading import RandomAccessFile
 from small_run import Listener, small_config, write_corpus, write_lines
 
-FILES = [f"{side}.{kind}" for side in ("source", "target") for kind in ("ids", "offsets", "txt", "text_offsets")]
+FILES = ["000.chunks", "000.json", *(f"000-00000.{kind}" for kind in ("ids", "text", "hashes"))]
 
 
 def prepare(config: Config, cache: Path) -> tuple[Store, Listener]:
@@ -114,7 +118,7 @@ def test_a_damaged_file_is_named_and_the_store_rebuilt(
 
 
 @pytest.mark.parametrize("damage", [empty, a_folder, a_pipe, a_device, a_loop], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("name", ["source.ids", "target.offsets", "tokenizer.model", "store.json"])
+@pytest.mark.parametrize("name", ["000-00000.ids", "000.chunks", "tokenizer.model", "store.json"])
 def test_anything_but_a_file_is_replaced(
     config: Config, cache: Path, name: str, damage: Callable[[Path], None]
 ) -> None:
@@ -127,12 +131,12 @@ def test_anything_but_a_file_is_replaced(
 
 def test_all_damaged_files_are_named_in_one_message(config: Config, cache: Path) -> None:
     folder = prepare(config, cache)[0].folder
-    cut(folder / "source.ids")
-    zeroed(folder / "target.txt")
-    (folder / "source.offsets").unlink()
+    cut(folder / "000-00000.ids")
+    zeroed(folder / "000-00000.text")
+    (folder / "000.chunks").unlink()
     with pytest.raises(DamagedStoreError) as caught:
         Store(folder)
-    for words in ("source.ids has", "target.txt was altered", "source.offsets cannot be read", str(folder)):
+    for words in ("000-00000.ids has", "000-00000.text was altered", "000.chunks cannot be read", str(folder)):
         assert words in str(caught.value)
 
 
@@ -182,51 +186,53 @@ def test_a_store_of_another_version_is_rebuilt(config: Config, cache: Path) -> N
     """Even with a digest of its own."""
     store, _ = prepare(config, cache)
     about = json.loads((store.folder / "store.json").read_bytes())
-    assert about["version"] == 2
-    about["version"] = 3
-    about["digest"] = store_module._digest(about)
+    assert about["version"] == VERSION
+    about["version"] += 1
+    about["digest"] = digest_of(about)
     (store.folder / "store.json").write_text(json.dumps(about))
     assert "of another version" in prepare(config, cache)[1].said[0]
 
 
-@pytest.mark.parametrize(
-    "offsets", [[0, 5, 3], [1, 2], [-4, 9], [0], [], [0, 10**12], [0, 4, 8]], ids=lambda offsets: str(offsets)
-)
-def test_offsets_that_cannot_be_are_refused_whatever_the_checksum_says(
-    config: Config, cache: Path, offsets: list[int]
-) -> None:
-    store, _ = prepare(config, cache)
-    table = np.array(offsets, dtype=np.int64)
-    (store.folder / "source.offsets").write_bytes(table.tobytes())
-    about = json.loads((store.folder / "store.json").read_bytes())
-    (store.folder / "store.json").unlink()
-    kept = {key: about[key] for key in ("content", "text", "account", "parts")}
-    store_module._write_about(store.folder, kept)
-    with pytest.raises(DamagedStoreError, match=r"source\.offsets: not a table of ascending offsets"):
-        Store(store.folder)
+def describe_again(folder: Path) -> None:
+    """Write the hashes of the files as they are."""
+    about = json.loads((folder / "store.json").read_bytes())
+    (folder / "store.json").unlink()
+    about["files"] = {name: build_module._describe(folder / name) for name in about["files"]}
+    about["digest"] = digest_of(about)
+    (folder / "store.json").write_text(json.dumps(about))
+
+
+def change_table(folder: Path, field: str, value: int) -> None:
+    table = np.fromfile(folder / "000.chunks", TABLE)
+    table[field] = value
+    table.tofile(folder / "000.chunks")
+    describe_again(folder)
 
 
 def test_a_table_with_too_few_pairs_is_refused_whatever_the_checksum_says(config: Config, cache: Path) -> None:
     store, _ = prepare(config, cache)
-    table = np.fromfile(store.folder / "target.offsets", dtype=np.int64)
-    np.delete(table, 7).tofile(store.folder / "target.offsets")
-    about = json.loads((store.folder / "store.json").read_bytes())
-    (store.folder / "store.json").unlink()
-    store_module._write_about(store.folder, {key: about[key] for key in ("content", "text", "account", "parts")})
-    with pytest.raises(DamagedStoreError, match=r"disagree on the number of pairs: \[89, 90\]"):
+    change_table(store.folder, "pairs", 89)
+    with pytest.raises(DamagedStoreError, match=r"disagree on the numbers of pairs: \[89\] and \[90\]"):
         Store(store.folder)
 
 
+@pytest.mark.parametrize("field", ["ids_at", "ids_bytes", "ids_hash", "segment"])
+@pytest.mark.parametrize("value", [3, 2**31])
+def test_a_table_that_cannot_be_is_an_error_whatever_the_checksum_says(
+    config: Config, cache: Path, field: str, value: int
+) -> None:
+    store, _ = prepare(config, cache)
+    change_table(store.folder, field, value)
+    with pytest.raises(DataError, match=r"000-\d+\.ids: "):
+        Store(store.folder).pair(3)
+
+
 def damaged_ids(folder: Path) -> None:
-    zeroed(folder / "source.ids")
+    zeroed(folder / "000-00000.ids")
 
 
 def short_table(folder: Path) -> None:
-    """Of one pair less, with the checksums that go with it."""
-    np.delete(np.fromfile(folder / "target.offsets", dtype=np.int64), 7).tofile(folder / "target.offsets")
-    about = json.loads((folder / "store.json").read_bytes())
-    (folder / "store.json").unlink()
-    store_module._write_about(folder, {key: about[key] for key in ("content", "text", "account", "parts")})
+    change_table(folder, "pairs", 89)
 
 
 @pytest.mark.parametrize("damage", [damaged_ids, short_table], ids=lambda f: f.__name__)
@@ -243,7 +249,7 @@ def test_a_damaged_store_leaves_no_file_open(
             super().__init__(path)
             opened.append(self)
 
-    monkeypatch.setattr(store_module, "RandomAccessFile", Recorded)
+    monkeypatch.setattr(reader_module, "RandomAccessFile", Recorded)
     with pytest.raises(DamagedStoreError):
         Store(folder)
     assert len(opened) >= len(FILES) and all(file._file.closed for file in opened)
@@ -266,19 +272,19 @@ def test_a_store_that_another_process_finished_meanwhile_is_used(
     store, _ = prepare(config, cache)
     before = content(store)
     finished = shutil.copytree(store.folder, cache / "finished")
-    fill, inodes = store_module._fill, []
+    build, inodes = build_module._Builder.build, []
 
     def overtaken(*args: Any) -> Any:
-        result = fill(*args)
+        result = build(*args)
         if store.folder.exists():
             shutil.rmtree(store.folder)
         shutil.copytree(finished, store.folder)
         if damaged:
-            cut(store.folder / "source.txt")
+            cut(store.folder / "000-00000.text")
         inodes.append(store.folder.stat().st_ino)
         return result
 
-    monkeypatch.setattr(store_module, "_fill", overtaken)
+    monkeypatch.setattr(build_module._Builder, "build", overtaken)
     for damaged in (False, True):
         (store.folder / "store.json").unlink()
         assert content(prepare(config, cache)[0]) == before
@@ -298,44 +304,54 @@ def test_a_file_with_the_name_of_a_store_is_replaced(config: Config, cache: Path
 # ------------------------------------------------------------------------------------------- changes while training
 
 
-@pytest.mark.parametrize("name", ["source.ids", "target.ids"])
-def test_ids_that_shrink_while_training_are_an_error_and_no_signal(config: Config, cache: Path, name: str) -> None:
+@pytest.fixture
+def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the store were large, so that chunks are verified only when they are read."""
+    monkeypatch.setattr(reader_module, "VERIFIED", 0)
+
+
+@pytest.mark.parametrize(("kind", "read"), [("ids", Store.pair), ("text", Store.text)])
+def test_a_file_that_shrinks_while_training_is_an_error_and_no_signal(
+    config: Config, cache: Path, kind: str, read: Callable[[Store, int], object]
+) -> None:
     store, _ = prepare(config, cache)
-    os.truncate(store.folder / name, 40)
-    with pytest.raises(DataError, match=rf"{name}: bytes .* are missing"):
-        store.pair(len(store) - 1)
+    os.truncate(store.folder / f"000-00000.{kind}", 40)
+    with pytest.raises(DataError, match=rf"000-00000\.{kind}: bytes .* are missing"):
+        read(store, len(store) - 1)
 
 
-def test_text_that_shrinks_while_training_is_an_error_and_no_signal(config: Config, cache: Path) -> None:
+@pytest.mark.usefixtures("unverified")
+@pytest.mark.parametrize(("kind", "read"), [("ids", Store.pair), ("text", Store.text)])
+@pytest.mark.parametrize("place", [0, 400, -1])
+def test_a_damaged_chunk_is_an_error_when_it_is_read_and_the_store_rebuilt(
+    config: Config, cache: Path, kind: str, read: Callable[[Store, int], object], place: int
+) -> None:
+    before = content(prepare(config, cache)[0])
+    file = next(cache.glob(f"*/000-00000.{kind}"))
+    changed = bytearray(file.read_bytes())
+    changed[place] ^= 1
+    file.write_bytes(changed)
     store, _ = prepare(config, cache)
-    store.text(0)
-    os.truncate(store.folder / "target.txt", 3)
-    with pytest.raises(DataError, match=r"target\.txt: bytes .* are missing"):
-        store.text(60)
-
-
-def test_other_bytes_while_training_are_an_error(config: Config, cache: Path) -> None:
-    store, _ = prepare(config, cache)
-    for name in ("source.ids", "target.txt"):
-        file = store.folder / name
-        file.write_bytes(b"\xff" * file.stat().st_size)
-    with pytest.raises(DataError, match=r"source\.ids: was changed"):
-        store.pair(3)
-    with pytest.raises(DataError, match=r"target\.txt: was changed"):
-        store.text(3)
+    with pytest.raises(DataError, match=rf"000-00000\.{kind}: was changed or is damaged. Run the command again"):
+        read(store, 3)
+    again, listener = prepare(config, cache)
+    assert "found a damaged chunk" in listener.said[0] and content(again) == before
+    assert "reused" in prepare(config, cache)[1].text
 
 
 def test_the_first_id_behind_the_vocabulary_is_refused(config: Config, cache: Path) -> None:
     store, _ = prepare(config, cache)
-    size = store.tokenizer.source_size
-    ids = np.fromfile(store.folder / "source.ids", dtype=np.uint32)
+    size, file = store.tokenizer.source_size, store.folder / "000-00000.ids"
+    first = 8 * len(store)  # after the lengths of both sides
     for value in (size - 1, size):
-        ids[0] = value
-        ids.tofile(store.folder / "source.ids")
+        changed = bytearray(file.read_bytes())
+        changed[first : first + 2] = value.to_bytes(2, "little")
+        file.write_bytes(changed)
+        change_table(store.folder, "ids_hash", record_hash(bytes(changed)))
         if value < size:
-            assert store.pair(0)[0][0] == value
-    with pytest.raises(DataError, match=r"source\.ids: was changed"):
-        store.pair(0)
+            assert Store(store.folder).pair(0)[0][0] == value
+    with pytest.raises(DataError, match=r"000-00000\.ids: was changed"):
+        Store(store.folder).pair(0)
 
 
 def test_a_replaced_store_can_still_be_read(config: Config, cache: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.config import TokenizerConfig
-from dragoman.data.batching import batches_within, plan_buckets
+from dragoman.data.batch_plans import batches_within, plan_buckets
 from dragoman.data.readers.text_stream import TextStream, read_paragraphs, read_stream
 from dragoman.data.tokenizer import EOS, UNK, Tokenizer, learn_tokenizer
 from small_run import write_lines

@@ -13,27 +13,26 @@ from hypothesis import strategies as st
 from dragoman.config import TokenizerConfig
 from dragoman.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, learn_tokenizer, train_tokenizer
 from dragoman.errors import DataError, ModelFolderError
-from small_run import digit_pairs, write_lines
+from small_run import digit_pairs
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("text")
+def texts() -> tuple[list[str], list[str]]:
     pairs = digit_pairs(220)
     return (
-        write_lines(folder / "src", [s for s, _ in pairs]),
-        write_lines(folder / "tgt", [t for _, t in pairs]),
+        [s for s, _ in pairs],
+        [t for _, t in pairs],
     )
 
 
 @pytest.fixture(scope="module")
-def shared(files: tuple[Path, Path]) -> Tokenizer:
-    return train_tokenizer(TokenizerConfig(vocab_size=330), *files)
+def shared(texts: tuple[list[str], list[str]]) -> Tokenizer:
+    return train_tokenizer(TokenizerConfig(vocab_size=330), *texts)
 
 
 @pytest.fixture(scope="module")
-def separate(files: tuple[Path, Path]) -> Tokenizer:
-    return train_tokenizer(TokenizerConfig(vocab_size=40, shared=False, byte_fallback=False), *files)
+def separate(texts: tuple[list[str], list[str]]) -> Tokenizer:
+    return train_tokenizer(TokenizerConfig(vocab_size=40, shared=False, byte_fallback=False), *texts)
 
 
 def test_the_first_ids_are_the_special_ones(shared: Tokenizer) -> None:
@@ -75,8 +74,8 @@ def test_separate_vocabularies(separate: Tokenizer, tmp_path: Path) -> None:
     assert loaded.encode_source("four zero") == separate.encode_source("four zero")
 
 
-def test_the_same_text_gives_the_same_vocabulary(files: tuple[Path, Path], shared: Tokenizer) -> None:
-    again = train_tokenizer(TokenizerConfig(vocab_size=330), *files)
+def test_the_same_text_gives_the_same_vocabulary(texts: tuple[list[str], list[str]], shared: Tokenizer) -> None:
+    again = train_tokenizer(TokenizerConfig(vocab_size=330), *texts)
     assert again.files() == shared.files()
 
 
@@ -87,8 +86,8 @@ PAIRS = [("seven two one six", "sies un deux sept")] * 20
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
-def test_sampling_follows_from_the_seed(files: tuple[Path, Path], kind: str) -> None:
-    tokenizer = train_tokenizer(TokenizerConfig.model_validate({"kind": kind, "vocab_size": 300}), *files)
+def test_sampling_follows_from_the_seed(texts: tuple[list[str], list[str]], kind: str) -> None:
+    tokenizer = train_tokenizer(TokenizerConfig.model_validate({"kind": kind, "vocab_size": 300}), *texts)
     first, again, other = (tokenizer.encode_sampled(PAIRS, (0.3, 0.3), seed) for seed in (5, 5, 6))
     assert first == again != other
     assert len({tuple(src) for src, _ in first}) > 2, "not the same segmentation each time"
@@ -143,11 +142,11 @@ def test_each_side_has_its_own_rate(separate: Tokenizer) -> None:
         assert all(pair[1 - changed] == plain[1 - changed] for pair in drawn)
 
 
-def test_the_target_has_its_own_settings(tmp_path: Path) -> None:
-    files = write_lines(tmp_path / "en", ["to be or not to be"]), write_lines(tmp_path / "zh", ["生存还是毁灭？"])
+def test_the_target_has_its_own_settings() -> None:
+    texts = ["to be or not to be"], ["生存还是毁灭？"]
     own = {"kind": "char", "vocab_size": 99, "byte_fallback": False}
     document = {"vocab_size": 18, "byte_fallback": False, "shared": False, "target": own}
-    tokenizer = train_tokenizer(TokenizerConfig.model_validate(document), *files)
+    tokenizer = train_tokenizer(TokenizerConfig.model_validate(document), *texts)
     assert tokenizer.source_size == 18
     assert [tokenizer.target_piece(i) for i in tokenizer.encode_target("毁灭？")] == ["毁", "灭", "？", "</s>"]
     assert len(tokenizer.encode_source("to be")) < len("to be"), "bpe"
@@ -155,10 +154,10 @@ def test_the_target_has_its_own_settings(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"tokenizer.target.vocab_size = 99 is more .* Set tokenizer.target.vocab_size="
     ):
-        train_tokenizer(TokenizerConfig.model_validate(document), *files)
+        train_tokenizer(TokenizerConfig.model_validate(document), *texts)
 
 
-def test_characters_that_become_unk_are_counted(tmp_path: Path) -> None:
+def test_characters_that_become_unk_are_counted() -> None:
     """Of 12 characters, 4 special tokens, the line end and 7 characters fit into 12; the others occur once."""
     text = "".join(c * n for n, c in enumerate("kjihgfedcba", start=1)) + " "
     found: list[str] = []
@@ -168,10 +167,10 @@ def test_characters_that_become_unk_are_counted(tmp_path: Path) -> None:
         f"5 of 12 characters ({unknown} of the text) are not in the vocabulary and become <unk>; increase "
         "tokenizer.vocab_size (now 12), or set tokenizer.byte_fallback=true"
     ]
-    files = write_lines(tmp_path / "a", ["ab"]), write_lines(tmp_path / "b", [text])
+    texts = ["ab"], [text]
     own = {"kind": "char", "vocab_size": 99, "byte_fallback": False, "character_coverage": 0.98}
     document = {"vocab_size": 9, "byte_fallback": False, "shared": False, "target": own}
-    train_tokenizer(TokenizerConfig.model_validate(document), *files, found.append)
+    train_tokenizer(TokenizerConfig.model_validate(document), *texts, found.append)
     assert "increase tokenizer.target.character_coverage (0.98), or set tokenizer.target.byte_fallback" in found[1]
     changes = {"character_coverage": 1.0}, {"byte_fallback": True, "vocab_size": 300}, {"kind": "bpe", "vocab_size": 17}
     for change in changes:
@@ -179,21 +178,21 @@ def test_characters_that_become_unk_are_counted(tmp_path: Path) -> None:
     assert len(found) == 2
 
 
-def test_a_vocabulary_larger_than_the_text_allows_says_how_large(files: tuple[Path, Path]) -> None:
+def test_a_vocabulary_larger_than_the_text_allows_says_how_large(texts: tuple[list[str], list[str]]) -> None:
     with pytest.raises(DataError, match=r"vocab_size = 5000 is more than this text allows; accepted: at most \d+"):
-        train_tokenizer(TokenizerConfig(kind="unigram", vocab_size=5000), *files)
+        train_tokenizer(TokenizerConfig(kind="unigram", vocab_size=5000), *texts)
 
 
-def test_a_vocabulary_smaller_than_the_characters_says_so(files: tuple[Path, Path]) -> None:
+def test_a_vocabulary_smaller_than_the_characters_says_so(texts: tuple[list[str], list[str]]) -> None:
     with pytest.raises(DataError, match="vocab_size = 9 is less than the"):
-        train_tokenizer(TokenizerConfig(vocab_size=9, byte_fallback=False), *files)
+        train_tokenizer(TokenizerConfig(vocab_size=9, byte_fallback=False), *texts)
 
 
-def test_a_vocabulary_of_characters_without_room_for_bytes_says_how_large(files: tuple[Path, Path]) -> None:
+def test_a_vocabulary_of_characters_without_room_for_bytes_says_how_large(texts: tuple[list[str], list[str]]) -> None:
     own = TokenizerConfig.model_validate({"shared": False, "target": {"kind": "char", "vocab_size": 260}})
     config = own.model_copy(update={"vocab_size": 20, "byte_fallback": False})
     with pytest.raises(DataError, match=r"tokenizer\.target\.vocab_size = 260 is less than .*; accepted: at least 261"):
-        train_tokenizer(config, *files)
+        train_tokenizer(config, *texts)
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:

@@ -249,7 +249,7 @@ def test_a_trial_computes_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for name, parameter in trainer.model.named_parameters():
         parameter.register_post_accumulate_grad_hook(lambda p, name=name: seen.append(name))  # type: ignore[misc]
     trainer.trial()
-    trainer.log.close()
+    trainer.close()
     assert sorted(set(seen)) == sorted(name for name, _ in trainer.model.named_parameters())
     assert all(parameter.grad is None for parameter in trainer.model.parameters())
 

@@ -15,7 +15,6 @@ from dragoman.config import TokenizerConfig
 from dragoman.data.sentences import list_prefix
 from dragoman.data.tokenizer import train_tokenizer
 from dragoman.pipelines.translation import Sentence, Translator
-from small_run import write_lines
 from tiny_translator import copying_translator, tiny_translator
 from toy_model import CopyModel
 
@@ -88,8 +87,8 @@ def test_a_sentence_is_translated_as_if_it_were_alone() -> None:
     assert [one.text for one in line.nbest] == [" ".join(t.nbest[rank].text for t in alone) for rank in (0, 1)]
 
 
-def test_the_model_does_not_see_the_whitespace_between_sentences(tmp_path: Path) -> None:
-    text = write_lines(tmp_path / "text", ["One. Two!"] * 9)
+def test_the_model_does_not_see_the_whitespace_between_sentences() -> None:
+    text = ["One. Two!"] * 9
     tokenizer = train_tokenizer(TokenizerConfig(kind="char", vocab_size=300), text, text)
     translator = Translator(CopyModel(tokenizer.target_size, None), tokenizer)
 

@@ -20,7 +20,7 @@ from dragoman.io.writing import not_written, reason_of
 __all__ = ["app", "main"]
 
 for command in (
-    training.demo, training.new, training.doctor, config.config, training.train, training.average,
+    training.demo, training.new, training.doctor, config.config, training.prepare, training.train, training.average,
     training.info,
     translate.translate, inference.score, inference.evaluate, inference.generate, chat.chat, inference.label,
     inference.parse, compare.compare, explain.explain, atlas.atlas, serve.serve, vectors.vectors, training.shortlist,

@@ -1,4 +1,4 @@
-"""Commands for training and its results: demo, doctor, train, average, info, shortlist, export."""
+"""Commands for training and its results: demo, doctor, prepare, train, average, info, shortlist, export."""
 
 from __future__ import annotations
 
@@ -106,6 +106,32 @@ def new(
 
     plan = plan_training(source, target, budget=budget, languages=languages, valid=valid, test=test, out=out, log=log)
     typer.echo(f"dragoman train {shlex.quote(str(plan.path))}")
+
+
+def prepare(
+    config: Annotated[Path, typer.Argument(help="CONFIG.toml.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Overrides, key=value.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/<name of the configuration>.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; default: one per core.")] = None,
+    ray: Annotated[bool, typer.Option("--ray", help="Prepare on a Ray cluster.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Filter, deduplicate and encode the parallel text of a configuration, so that 'train' starts at once.
+
+    'train' prepares the data itself where this was not done. Parts that are prepared already are kept.
+    """
+    from dragoman.cli.progress import RichReporter
+    from dragoman.config import load_config
+
+    document = load_config(config, overrides or [])
+    with RichReporter(quiet) as reporter:
+        from dragoman.training.preparation import prepare as prepare_data
+
+        store = prepare_data(document, out or Path("runs") / config.stem, workers=workers, ray=ray, reporter=reporter)
+        size = sum(file.stat().st_size for file in store.folder.iterdir())
+        reporter.result(
+            f"{store.folder}: {len(store):,} pairs, {int(store.tokens().sum()):,} tokens, {size / 1e6:,.0f} MB"
+        )
 
 
 def train(

@@ -228,6 +228,12 @@ class ParallelData(_DataSection):
         description="test pairs, which `train` translates and scores at the end",
         examples=[{"source": "test.en", "target": "test.de"}],
     )
+    temperature: limits.Temperature = Field(
+        1.0,
+        description="repeat small corpora: a corpus of n pairs is read in proportion to n^(1/temperature), times its "
+        "weight; the largest is read once per epoch (Arivazhagan et al. 2019)",
+        examples=[5.0],
+    )
     filter: FilterConfig = Field(
         FilterConfig(), description="filters of the training pairs", examples=[{"max_ratio": 3.0}]
     )

@@ -113,6 +113,10 @@ Seed = Annotated[_Whole, Field(ge=0, le=_UNLIMITED), AcceptStored]
 """Seeds: the non-negative integers of TOML, which every random number generator accepts."""
 Sentences = Annotated[_Whole, Field(ge=1, le=2**31 - 1), AcceptStored]
 """Sentences to decode or to learn from; all if there are fewer."""
+Corpora = Annotated[_Whole, Field(ge=1, le=10_000), AcceptStored]
+"""Corpora to learn a vocabulary from; a large number means all."""
+Temperature = Annotated[_Real, Field(ge=1, le=1000), AcceptStored]
+"""1 draws corpora in proportion to their sizes; a large number draws all equally often."""
 Checkpoints = Annotated[_Whole, Field(ge=1, le=_UNLIMITED), AcceptStored]
 """Checkpoints to keep; a large number means all."""
 OptionalCount = Annotated[_Whole, Field(ge=0, le=_UNLIMITED), AcceptStored]

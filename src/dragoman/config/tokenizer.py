@@ -59,6 +59,12 @@ class TokenizerConfig(SideTokenizerConfig):
     """The tokenizer of both sides, or of the source if `target` is set."""
 
     shared: bool = Field(True, description="use one vocabulary for both sides", examples=[False])
+    corpora: limits.Corpora | None = Field(
+        None,
+        description="learn from the first corpora of `data.train` only, so that corpora added later do not change the "
+        "vocabulary, and prepared data are kept",
+        examples=[1],
+    )
     target: SideTokenizerConfig | None = Field(
         None,
         description="settings of the target, if they differ; requires `shared = false`",

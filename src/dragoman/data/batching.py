@@ -1,8 +1,8 @@
-"""Batches of similar lengths within a token budget, in an order determined by (seed, epoch)."""
+"""Padded batches of examples as tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,10 +14,10 @@ from torch import Tensor
 from dragoman.data.ids import BOS, EOS, PAD
 
 if TYPE_CHECKING:
-    from dragoman.data.store import Store
+    from dragoman.data.store.reader import Store
     from dragoman.data.tokenizer import Tokenizer
 
-__all__ = ["Batch", "batches_within", "collate", "collate_source", "plan_batches", "plan_buckets", "read_batch"]
+__all__ = ["Batch", "collate", "collate_source", "read_batch"]
 
 Ints = NDArray[np.int64]
 
@@ -65,62 +65,6 @@ def collate(pairs: list[tuple[list[int], list[int]]]) -> Batch:
     tgt_in[:, 1:] = tgt_out[:, :-1]
     tgt_in[tgt_in == EOS] = PAD  # after the last token; only ignored positions attend to it
     return Batch(src, src_mask, tgt_in, tgt_out, sum(len(s) for s, _ in pairs), sum(len(t) for _, t in pairs))
-
-
-def _split(numbers: Ints, src: Ints, tgt: Ints, batch_tokens: int, rng: np.random.Generator) -> list[Ints]:
-    """Split sorted `numbers` into batches within the budget, in random order.
-
-    src, tgt: tokens per example.  A batch costs its size times the sum of the longest source and the longest target.
-    """
-    batches: list[Ints] = []
-    begin, longest_src, longest_tgt = 0, 0, 0
-    for i, (s, t) in enumerate(zip(src.tolist(), tgt.tolist(), strict=True)):
-        longest_src, longest_tgt = max(longest_src, s), max(longest_tgt, t)
-        if i > begin and (i - begin + 1) * (longest_src + longest_tgt) > batch_tokens:
-            batches.append(numbers[begin:i])
-            begin, longest_src, longest_tgt = i, s, t
-    batches.append(numbers[begin:])
-    return [batches[i] for i in rng.permutation(len(batches))]
-
-
-def plan_batches(store: Store, batch_tokens: int, seed: int, epoch: int) -> list[Ints]:
-    """Return the batches of one epoch as arrays of pair numbers, in training order.
-
-    A batch has at most `batch_tokens` source + target tokens, padding included; a longer pair forms its own batch.
-    Pairs are sorted by target, then source length, ties in random order.
-    """
-    rng = np.random.default_rng((seed, epoch, 1))
-    pairs = store.draw(rng)
-    rng.shuffle(pairs)
-    src, tgt = (side[pairs] for side in store.lengths())
-    order = np.lexsort((src, tgt))  # stable: ties stay in the random order of this epoch
-    return _split(pairs[order], src[order], tgt[order], batch_tokens, rng)
-
-
-def plan_buckets(lengths: Ints, batch_tokens: int, rng: np.random.Generator) -> list[Ints]:
-    """Return every example once, as batches of example numbers in random order.
-
-    lengths: source + target tokens of each example.  A batch has at most `batch_tokens`, padding included; a longer
-    example forms its own batch.  Examples are sorted by length, ties in random order.
-    """
-    numbers = rng.permutation(len(lengths))
-    numbers = numbers[np.argsort(lengths[numbers], kind="stable")]
-    return _split(numbers, lengths[numbers], np.zeros_like(lengths), batch_tokens, rng)
-
-
-def batches_within(sizes: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Yield batches of indices of similar sizes, largest first; count times largest size is at most `budget`.
-
-    An item larger than the budget forms its own batch.
-    """
-    batch: list[int] = []
-    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        if batch and sizes[batch[0]] * (len(batch) + 1) > budget:
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch
 
 
 def read_batch(store: Store, numbers: Ints, tokenizer: Tokenizer, sampling: tuple[float, float], seed: int) -> Batch:

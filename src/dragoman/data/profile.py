@@ -25,7 +25,7 @@ from dragoman.io.reading import COPY_AGAIN, read_text
 from dragoman.io.writing import write_file
 
 if TYPE_CHECKING:
-    from dragoman.data.store import Store
+    from dragoman.data.store.reader import Store
 
 __all__ = ["PROFILE", "Quantiles", "SideProfile", "TrainingProfile", "coverage", "words_of_line"]
 
@@ -63,7 +63,13 @@ class Quantiles(BaseModel):
     @classmethod
     def of(cls, lengths: NDArray[np.int64] | Sequence[int]) -> Quantiles:
         """Return the quantiles of lengths, of which there must be at least one."""
-        found = np.quantile(lengths, [0.5, 0.95, 0.99, 0.995, 0.999, 1], method="inverted_cdf").astype(int).tolist()
+        return cls.of_counts(np.bincount(lengths))
+
+    @classmethod
+    def of_counts(cls, counts: NDArray[np.int64]) -> Quantiles:
+        """Return the quantiles of lengths.  counts: how many lines have each length, the index."""
+        total = np.cumsum(counts)
+        found = np.searchsorted(total, np.array([0.5, 0.95, 0.99, 0.995, 0.999, 1]) * total[-1]).tolist()
         return cls(**dict(zip(cls.model_fields, found, strict=True)))
 
 
@@ -83,8 +89,11 @@ class SideProfile(BaseModel):
 
     @classmethod
     def of(cls, tokens: NDArray[np.int64], alphabet: str, texts: Sequence[str]) -> SideProfile:
-        """Return the profile of a side from the lengths of all lines in tokens, its alphabet, and the sampled lines."""
-        return cls(tokens=Quantiles.of(tokens), characters=Quantiles.of([*map(len, texts)]), alphabet=alphabet)
+        """Return the profile of a side.
+
+        tokens: how many lines have each number of tokens, the index.  texts: the sampled lines.
+        """
+        return cls(tokens=Quantiles.of_counts(tokens), characters=Quantiles.of([*map(len, texts)]), alphabet=alphabet)
 
 
 class TrainingProfile(BaseModel):
@@ -121,7 +130,7 @@ class TrainingProfile(BaseModel):
         numbers = sorted(random.Random(_SEED).sample(range(len(store)), count))
         sources, targets = zip(*map(store.text, numbers), strict=True)
         sentences = [len(split_sentences(text, source_language)) for text in sources]
-        source_tokens, target_tokens = (lengths - 1 for lengths in store.lengths())
+        source_tokens, target_tokens = (counts[1:] for counts in store.length_histograms())  # without EOS
         source_alphabet, target_alphabet = store.alphabets(_MIN_OCCURRENCES)
         measured = _unusual(sources, targets) if count >= _MIN_LINES else {}
         return cls(

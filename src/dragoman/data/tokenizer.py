@@ -19,7 +19,6 @@ from dragoman.config import SideTokenizerConfig, TokenizerConfig
 from dragoman.data.ids import BOS, EOS, PAD, UNK
 from dragoman.data.subword_sampling import SubwordSampler
 from dragoman.errors import DataError, ModelFolderError
-from dragoman.io.lines import open_lines
 from dragoman.io.reading import COPY_AGAIN, read_bytes
 
 __all__ = ["BOS", "EOS", "PAD", "UNK", "Tokenizer", "learn_tokenizer", "train_tokenizer"]
@@ -48,6 +47,11 @@ class Tokenizer:
         self._target_pieces: dict[int, str] = {}
 
     @property
+    def models(self) -> tuple[bytes, bytes | None]:
+        """The arguments of the constructor."""
+        return self._models
+
+    @property
     def source_size(self) -> int:
         return int(self._source.get_piece_size())
 
@@ -71,6 +75,12 @@ class Tokenizer:
 
     def encode_target(self, text: str) -> list[int]:
         return [*self._target.encode(text), EOS]
+
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
+        """Return the ids of many pairs, without EOS."""
+        source = self._source.encode([source for source, _ in pairs])
+        target = self._target.encode([target for _, target in pairs])
+        return list(zip(source, target, strict=True))
 
     def encode_sampled(
         self, pairs: Sequence[tuple[str, str]], rates: tuple[float, float], seed: int
@@ -159,14 +169,15 @@ class Tokenizer:
 Log = Callable[[str], None]
 
 
-def train_tokenizer(config: TokenizerConfig, source: Path, target: Path, log: Log | None = None) -> Tokenizer:
-    """Train on two plain text files with one sentence per line.
+def train_tokenizer(
+    config: TokenizerConfig, source: Iterable[str], target: Iterable[str], log: Log | None = None
+) -> Tokenizer:
+    """Train on the sentences of both sides.
 
     log: receives a warning about characters that the vocabulary lacks.  Raises DataError if the text does not allow
     `vocab_size`.
     """
-    # Given the files themselves, sentencepiece would write their paths into the model.
-    sides = [map(bytes.decode, open_lines(path)) for path in (source, target)]
+    sides = iter(source), iter(target)
     if config.shared:
         return Tokenizer(_train(config, chain(*sides), log=log))
     keys = ("tokenizer", "tokenizer.target" if config.target else "tokenizer")
@@ -177,7 +188,7 @@ def train_tokenizer(config: TokenizerConfig, source: Path, target: Path, log: Lo
 
 def learn_tokenizer(
     config: TokenizerConfig,
-    lines: Sequence[str],
+    lines: Iterable[str],
     lossless: bool = False,
     roles: Sequence[str] = (),
     log: Log | None = None,

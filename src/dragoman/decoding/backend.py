@@ -71,7 +71,7 @@ class DecodingBackend(ABC):
         self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int
     ) -> list[list[Hypothesis]]:
         """As `search`, for targets of up to `max_length` tokens, in batches of sources of similar length."""
-        from dragoman.data.batching import batches_within  # here, so that the native engine searches without torch
+        from dragoman.data.batch_plans import batches_within
         from dragoman.decoding.pytorch.generate import generate, padded
         from dragoman.decoding.pytorch.stepper import with_shortlist
 

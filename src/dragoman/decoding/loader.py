@@ -23,12 +23,12 @@ from dragoman.decoding.backend import DecodingBackend
 from dragoman.decoding.native.backend import NativeBackend
 from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.native.library import VERSION, Precision, load_native, unavailable_reason
-from dragoman.decoding.native.processor import usable_cores
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
 from dragoman.errors import DragomanError, ModelFolderError, TrainingError, UsageError, check_problems
 from dragoman.io.reading import read_json
 from dragoman.io.writing import write_file
 from dragoman.models.model_folder import find_model, load_network, read_config, read_meta, verify, wrong_model
+from dragoman.processor import usable_cores
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dragoman.config import Config, EncoderOnlyConfig, RecurrentEncoderConfig, VisionConfig
-from dragoman.data.batching import batches_within
+from dragoman.data.batch_plans import batches_within
 from dragoman.data.readers.images import as_images
 from dragoman.data.readers.labelled import tagged_row, text_source
 from dragoman.data.tokenizer import Tokenizer

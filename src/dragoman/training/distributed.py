@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from dragoman.decoding.native.processor import usable_cores
 from dragoman.device import resolve_device
 from dragoman.errors import DragomanError, TrainingError, UsageError, clip
+from dragoman.processor import usable_cores
 from dragoman.training.gradient_sum import GradientSum
 
 __all__ = ["Agreement", "DistributedContext", "ProcessGroup", "agree", "open_context"]

@@ -121,7 +121,7 @@ def _examined(config: Config, run: TrainingRun | None) -> Diagnosis:
 class StepTiming:
     """Measured training steps: source + target tokens per second, number of steps, bytes of memory, parameters.
 
-    cores: processor time per second, on average.
+    cores: processor time per second, on average.  batches: per epoch.
     """
 
     tokens_per_second: float
@@ -129,6 +129,7 @@ class StepTiming:
     memory: float
     parameters: int
     cores: float
+    batches: int
 
 
 def time_steps(run: TrainingRun, seconds: float = _SECONDS) -> StepTiming:
@@ -143,12 +144,12 @@ def time_steps(run: TrainingRun, seconds: float = _SECONDS) -> StepTiming:
     try:
         trainer.threads.start(trainer.trial, resumed=False)
         clock, processor = time.monotonic(), time.process_time()
-        rate, steps = _tokens_per_second(trainer, run.task.epoch(0), seconds)
+        rate, steps = _tokens_per_second(trainer, run.task.block(0, 0), seconds)
         cores = (time.process_time() - processor) / (time.monotonic() - clock)
     finally:
-        trainer.threads.restore()
-        trainer.log.close()
-    return StepTiming(rate, steps, context.peak_memory(), trainer.model.parameter_count(), cores)
+        trainer.close()
+    batches = trainer.batches.batches_per_epoch(trainer.progress)
+    return StepTiming(rate, steps, context.peak_memory(), trainer.model.parameter_count(), cores, batches)
 
 
 def busy_machine(cores: float) -> str | None:
@@ -161,8 +162,8 @@ def busy_machine(cores: float) -> str | None:
 def forecast(run: TrainingRun, where: str, diagnosis: Diagnosis) -> None:
     """Measure a few training steps; add the estimated cost of training, and warnings about an insufficient plan."""
     timing, train = time_steps(run), run.config.train
-    plan, tokens = run.task.epoch(0), run.task.tokens()
-    steps = len(plan) / train.accumulate
+    batches, tokens = timing.batches, run.task.tokens()
+    steps = batches / train.accumulate
     epoch = tokens / timing.tokens_per_second  # seconds
     budget = train.budget
     seconds = {
@@ -184,7 +185,7 @@ def forecast(run: TrainingRun, where: str, diagnosis: Diagnosis) -> None:
     for what, advice in forecast_problems(run.config, expected, run.parameters_of):
         diagnosis.add("warning", what, where, advice)
     if budget.unit != "seconds":
-        for warning in plan_warnings(train, run.task, len(plan)):
+        for warning in plan_warnings(train, run.task, batches):
             what, _, advice = warning.partition("; ")
             diagnosis.add("warning", what, where, advice)
 

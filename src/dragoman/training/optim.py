@@ -31,13 +31,15 @@ __all__ = ["Progress", "amount", "budget_fraction", "build_optimizer", "expected
 class Progress:
     """State of a run; with the weights and the optimizer's moments, all that is needed to resume it.
 
-    step: updates, including skipped ones.  epoch, batch: position in the data.  tokens: source + target tokens without
-    padding.  seconds: training, validation and saving, over all sessions.  stale: validations since the best one.
-    skipped, bad_in_a_row: steps with a loss or gradient that is not finite.  validated: amount at the last validation.
+    step: updates, including skipped ones.  epoch, block, batch: position in the data (see `BatchStream`).  tokens:
+    source + target, without padding.  seconds: training, validation and saving, over all sessions.  stale: validations
+    since the best one.  skipped, bad_in_a_row: steps with a loss or gradient that is not finite.  validated: amount at
+    the last validation.
     """
 
     step: int = 0
     epoch: int = 0
+    block: int = 0
     batch: int = 0
     tokens: int = 0
     seconds: float = 0.0
@@ -49,16 +51,16 @@ class Progress:
     validated: float = 0.0
 
 
-def amount(unit: str, progress: Progress, batches_per_epoch: int) -> float:
-    """Return the progress in a unit of `Duration`."""
+def amount(unit: str, progress: Progress, done: float) -> float:
+    """Return the progress in a unit of `Duration`.  done: fraction of the current epoch."""
     if unit == "epochs":
-        return progress.epoch + progress.batch / batches_per_epoch
+        return progress.epoch + done
     return float({"steps": progress.step, "tokens": progress.tokens, "seconds": progress.seconds}[unit])
 
 
-def budget_fraction(budget: Duration, progress: Progress, batches_per_epoch: int) -> float:
-    """Return the used fraction of the budget: 0 at the start, 1 or more at the end."""
-    return amount(budget.unit, progress, batches_per_epoch) / budget.amount
+def budget_fraction(budget: Duration, progress: Progress, done: float) -> float:
+    """Return the used fraction of the budget: 0 at the start, 1 or more at the end.  done: see `amount`."""
+    return amount(budget.unit, progress, done) / budget.amount
 
 
 def expected_share(config: TrainConfig, progress: Progress) -> float:

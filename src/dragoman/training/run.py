@@ -173,7 +173,7 @@ class TrainingRun:
             "configuration": _short_hash(repr(sorted(settings.items())).encode()),
             "training data": self.task.data_hash,
             "vocabulary": _short_hash(vocabulary),
-            "batches": _short_hash(b"".join(batch.tobytes() for batch in self.task.epoch(0))),
+            "batches": _short_hash(b"".join(batch.tobytes() for batch in self.task.block(0, 0))),
         }
 
     def new_model(self) -> Network:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dragoman.config import Config
 from dragoman.data.corpus import CorpusSpec, PairFilter, corpus_spec, read_pairs
-from dragoman.data.store import drop_reason
+from dragoman.data.store.segments import drop_reason
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.decoding.shortlist import SHORTLIST, AlignedWords, Shortlist
 from dragoman.errors import DataError, UsageError
@@ -172,7 +172,7 @@ def _tokens(
     stats = pair_filter.stats
     for pair in pair_filter(itertools.chain.from_iterable(map(read_pairs, specs))):
         ids = tokenizer.encode_source(pair.source), tokenizer.encode_target(pair.target)
-        if reason := drop_reason(ids, rules.max_tokens):
+        if reason := drop_reason((ids[0][:-1], ids[1][:-1]), rules.max_tokens - 1):
             stats.drop_kept(reason)
         else:
             yield ids

@@ -39,9 +39,9 @@ class ProgressEstimator:
         self._paused = 0.0  # seconds without training in this process
         self._points: deque[tuple[float, float, float, int]] = deque(maxlen=_POINTS)
 
-    def begin(self, progress: Progress, batches: int) -> None:
-        """Start measuring the speed.  batches: per epoch."""
-        self._points.append(self._point(progress, batches))
+    def begin(self, progress: Progress, done: float) -> None:
+        """Start measuring the speed.  done: fraction of the current epoch."""
+        self._points.append(self._point(progress, done))
 
     def pause(self, seconds: float, validation: bool = False) -> None:
         """Exclude seconds from the speed.  validation: whether they are the duration of a validation."""
@@ -49,9 +49,9 @@ class ProgressEstimator:
         if validation:
             self.validation_seconds = seconds
 
-    def status(self, progress: Progress, batches: int, loss: float, targets: float, rate: float) -> Status:
-        """Return the status after a step.  loss, targets, rate: see `Status`."""
-        now = self._point(progress, batches)
+    def status(self, progress: Progress, done: float, loss: float, targets: float, rate: float) -> Status:
+        """Return the status after a step.  done: fraction of the epoch.  loss, targets, rate: see `Status`."""
+        now = self._point(progress, done)
         first, last = self._points[0], self._points[-1]
         if now[0] - last[0] >= _SPAN:
             self._points.append(now)
@@ -93,13 +93,13 @@ class ProgressEstimator:
             count += math.ceil((rest - due_in) / between - 1e-6)
         return count * self.validation_seconds
 
-    def _point(self, progress: Progress, batches: int) -> tuple[float, float, float, int]:
+    def _point(self, progress: Progress, done: float) -> tuple[float, float, float, int]:
         """Return seconds of training in this process, used budget, amount in the unit of validations, tokens."""
-        used = budget_fraction(self.config.budget, progress, batches)
+        used = budget_fraction(self.config.budget, progress, done)
         return (
             self._clock() - self._paused,
             used,
-            amount(self.config.validate_every.unit, progress, batches),
+            amount(self.config.validate_every.unit, progress, done),
             progress.tokens,
         )
 

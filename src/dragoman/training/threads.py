@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 
 from dragoman.config import TrainConfig
-from dragoman.decoding.native.processor import usable_cores
 from dragoman.errors import TrainingError
 from dragoman.io.reading import read_json
 from dragoman.io.run_log import Reporter
 from dragoman.io.writing import write_file
+from dragoman.processor import usable_cores
 from dragoman.training.distributed import DistributedContext
 
 __all__ = ["ThreadControl", "measure_threads"]

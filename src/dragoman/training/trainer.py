@@ -13,24 +13,23 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from dragoman.config import Config, Duration
 from dragoman.data.batching import Batch
 from dragoman.data.doctor.precheck import precheck
-from dragoman.data.tokenizer import PAD
 from dragoman.errors import TrainingError, UsageError
 from dragoman.io.lock import lock_run
 from dragoman.io.run_log import NoLog, Reporter, RunLog, read_log
 from dragoman.models.model_folder import list_checkpoints
 from dragoman.training.allocator import keep_freed_memory
+from dragoman.training.batch_stream import BatchStream
 from dragoman.training.distributed import Agreement, DistributedContext, agree, open_context
 from dragoman.training.interrupt import Interrupt
 from dragoman.training.optim import Progress, amount, budget_fraction, learning_rate
@@ -122,7 +121,7 @@ class Trainer:
         self.scores: dict[str, Any] = {}
         self._window = Window()
         self._step_loss = (math.nan, 0.0)  # nats per target token of the last step, target tokens
-        self._planned: tuple[int, list[NDArray[np.int64]]] = (-1, [])
+        self.batches = BatchStream(run.task, self.config.accumulate, context.rank, context.size)
         self._saved = 0.0  # amount of train.save_every at the last checkpoint
         self._clock = time.monotonic() - self.progress.seconds
         self._slow_save_reported = False
@@ -146,7 +145,7 @@ class Trainer:
                 self.reporter.warn(warning)
             self.reporter.started(str(self.config.budget), self._used())
         self._clock = time.monotonic() - self.progress.seconds
-        self.estimator.begin(self.progress, len(self._plan()))
+        self.estimator.begin(self.progress, self._done())
         complete = interrupted = False
         try:
             with Interrupt() as interrupt:
@@ -162,53 +161,44 @@ class Trainer:
                     self._save({}, validated=False)
             complete = not interrupted
         finally:
-            self.log.close()
-            self.threads.restore()
+            self.close()
             self.reporter.finished(complete)
         return TrainResult(self.run.folder, self.progress, self._epochs(), interrupted, self.scores)
 
+    def close(self) -> None:
+        """Close the log, end the thread that reads batches, and restore the number of threads."""
+        self.log.close()
+        self.batches.close()
+        self.threads.restore()
+
     def _warnings(self) -> Iterator[str]:
         """Yield warnings about the configuration that do not depend on the speed of the machine."""
-        task, batches = self.run.task, len(self._plan())
+        task, batches = self.run.task, self.batches.batches_per_epoch(self.progress)
         yield from plan_warnings(self.config, task, batches)
         if forecast := forecast_of(self.config, task, batches, self.model.parameter_count()):
             yield from map("; ".join, forecast_problems(self.run.config, forecast, self.run.parameters_of))
 
     def _epoch(self, interrupt: Interrupt) -> bool:
         """Train until the epoch ends or training has to stop; return whether a signal stops it."""
-        progress, plan = self.progress, self._plan()
-        while progress.batch < len(plan):
-            group = plan[progress.batch : progress.batch + self.config.accumulate * self.context.size]
-            batches = self._read_group(group)
+        progress, epoch = self.progress, self.progress.epoch
+        while progress.epoch == epoch:
+            group = self.batches.group(progress)
+            batches = [batch.to(self.context.device) for batch in group.batches]
             agreement = self._agree(batches, interrupt)
             progress.seconds = agreement.seconds
             if agreement.stops or self._used() >= 1:
                 return agreement.stops
             self.step(batches, agreement)
-            progress.batch += len(group)
-            if progress.batch >= len(plan):
-                progress.epoch, progress.batch = progress.epoch + 1, 0
+            progress.epoch, progress.block, progress.batch = group.next
             self._report_step()
             if self._is_due(self.config.validate_every, progress.validated):
                 self._validate()
             elif self._is_due(self.config.save_every, self._saved):
                 self._save_between()
             self.threads.recheck(self.trial)
-            if self._used() >= 1 or self._out_of_patience() or progress.batch == 0:
+            if self._used() >= 1 or self._out_of_patience():
                 break
         return False
-
-    def _read_group(self, group: Sequence[NDArray[np.int64]]) -> list[Batch]:
-        """Return the batches of this process for a step.
-
-        If the last step of an epoch has fewer batches than processes, the others get the first batch, without targets.
-        """
-        rank, first = self.context.rank, self.progress.batch
-        places = range(rank, len(group), self.context.size)
-        if places:
-            return [self.read(group[place], first + place) for place in places]
-        batch = self.read(group[0], first)
-        return [replace(batch, src_tokens=0, tgt_tokens=0, tgt_out=torch.full_like(batch.tgt_out, PAD))]
 
     def read(self, indices: NDArray[np.int64], batch: int) -> Batch:
         """Return the examples with these indices, which are batch number `batch` of the epoch, on the device."""
@@ -243,12 +233,12 @@ class Trainer:
 
     def trial(self) -> None:
         """Compute and discard the gradients of the next batch, to measure the speed of training."""
-        batch = self.read(self._plan()[self.progress.batch], self.progress.batch)
+        batch = self.batches.first(self.progress).to(self.context.device)
         self.training_step.trial(batch, self.progress.step)
 
     def _report_step(self) -> None:
         progress = self.progress
-        status = self.estimator.status(progress, len(self._plan()), *self._step_loss, self._window.rate)
+        status = self.estimator.status(progress, self._done(), *self._step_loss, self._window.rate)
         self.reporter.progressed(status)
         if progress.step % self.config.log_every == 0 and (row := self._window.row(progress, self.context)):
             self.log.write(row)
@@ -276,24 +266,21 @@ class Trainer:
             )
 
     def _used(self) -> float:
-        return budget_fraction(self.config.budget, self.progress, len(self._plan()))
+        return budget_fraction(self.config.budget, self.progress, self._done())
 
-    def _plan(self) -> list[NDArray[np.int64]]:
-        """Return the batches of the current epoch."""
-        epoch = self.progress.epoch
-        if self._planned[0] != epoch:
-            self._planned = (epoch, self.run.task.epoch(epoch))
-        return self._planned[1]
+    def _done(self) -> float:
+        """Return the fraction of the current epoch that is done."""
+        return self.batches.done(self.progress)
 
     def _out_of_patience(self) -> bool:
         return 0 < self.config.patience <= self.progress.stale
 
     def _epochs(self) -> float:
-        return amount("epochs", self.progress, len(self._plan()))
+        return amount("epochs", self.progress, self._done())
 
     def _amount(self, every: Duration) -> float:
         """Return the progress in the unit of the duration."""
-        return amount(every.unit, self.progress, len(self._plan()))
+        return amount(every.unit, self.progress, self._done())
 
     def _is_due(self, every: Duration, last: float) -> bool:
         return self._amount(every) - last >= every.amount

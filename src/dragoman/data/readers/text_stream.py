@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from dragoman.data.ids import EOS
 from dragoman.io.lines import read_lines
 
-__all__ = ["TextStream", "read_paragraphs", "read_stream"]
+__all__ = ["Ids", "TextStream", "read_paragraphs", "read_stream", "texts_of"]
 
 
 def read_paragraphs(path: Path) -> Iterator[str]:
@@ -24,6 +25,13 @@ def read_paragraphs(path: Path) -> Iterator[str]:
             yield "\n".join(lines)
 
 
+class Ids(Protocol):
+    """Token ids, in memory or in a file."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, span: slice, /) -> NDArray[Any]: ...
+
+
 @dataclass(frozen=True)
 class TextStream:
     """ids: of all texts, concatenated.  bounds: the start of each text, and the end of the last.
@@ -31,7 +39,7 @@ class TextStream:
     characters: length of the texts, including line ends.
     """
 
-    ids: NDArray[np.uint32]
+    ids: Ids
     bounds: NDArray[np.int64]
     characters: int
 
@@ -53,23 +61,29 @@ class TextStream:
         return ids
 
 
-def read_stream(paths: Iterable[Path], form: str, encode: Callable[[str], list[int]]) -> TextStream:
-    """Return the ids of files.
+def texts_of(paths: Iterable[Path], form: str, encode: Callable[[str], list[int]]) -> Iterator[tuple[list[int], int]]:
+    """Yield the ids and the number of characters, including line ends, of texts in files.
 
-    form: "stream" makes all files one text, including blank lines; "lines" and "paragraphs" make each line or paragraph
-    a text that ends with EOS.  encode: text -> ids without EOS.  Raises DataError as `read_lines` does.
+    form: "lines" and "paragraphs" make each line or paragraph a text that ends with EOS; "stream" makes all files one
+    text, including blank lines, of which the lines are yielded.  encode: text -> ids without EOS.  Raises DataError as
+    `read_lines` does.
     """
-    ids, bounds, characters = array("I"), array("q", [0]), 0
     for path in paths:
         for text in read_paragraphs(path) if form == "paragraphs" else read_lines(path):
             if form == "stream":
-                ids.extend(encode(f"{text}\n"))
+                yield encode(f"{text}\n"), len(text) + 1
             elif text.strip():
-                ids.extend([*encode(text), EOS])
-                bounds.append(len(ids))
-            else:
-                continue
-            characters += len(text) + 1
+                yield [*encode(text), EOS], len(text) + 1
+
+
+def read_stream(paths: Iterable[Path], form: str, encode: Callable[[str], list[int]]) -> TextStream:
+    """Return the ids of files in memory; see `texts_of`."""
+    ids, bounds, characters = array("I"), array("q", [0]), 0
+    for found, length in texts_of(paths, form, encode):
+        ids.extend(found)
+        characters += length
+        if form != "stream":
+            bounds.append(len(ids))
     if form == "stream" and ids:
         bounds.append(len(ids))
     return TextStream(np.array(ids, dtype=np.uint32), np.array(bounds, dtype=np.int64), characters)

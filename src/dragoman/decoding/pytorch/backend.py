@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dragoman.data.batching import batches_within
+from dragoman.data.batch_plans import batches_within
 from dragoman.data.tokenizer import BOS
 from dragoman.decoding.backend import DecodingBackend
 from dragoman.decoding.hypothesis import Hypothesis, Ids

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 from dragoman.config import Config
-from dragoman.data.batching import Batch, batches_within, collate
+from dragoman.data.batch_plans import batches_within
+from dragoman.data.batching import Batch, collate
 from dragoman.data.readers.trees import penn_word
 from dragoman.data.tokenizer import EOS, PAD, Tokenizer
 from dragoman.data.turns import encode_turns, split_turns, turns_of_text

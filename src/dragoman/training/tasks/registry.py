@@ -35,11 +35,11 @@ def open_task(config: Config, prepared: Path, reporter: Reporter) -> Task:
         case TreeData():
             return ParsingTask(config, config.data, prepared, reporter)
         case TextData():
-            return LanguageTask(config, config.data, reporter)
+            return LanguageTask(config, config.data, prepared, reporter)
         case DialogueData():
             return DialogueTask(config, config.data, reporter)
         case MaskedData():
-            return MaskedTask(config, config.data, reporter)
+            return MaskedTask(config, config.data, prepared, reporter)
         case TaggedData():
             return TaggingTask(config, config.data, reporter)
         case LabelledData():

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.config import Config
-from dragoman.data.batching import Batch, collate_source, plan_buckets
+from dragoman.data.batch_plans import plan_buckets
+from dragoman.data.batching import Batch, collate_source
 from dragoman.data.profile import TrainingProfile
 from dragoman.data.tokenizer import PAD
 from dragoman.data.vocabulary import Vocabulary
@@ -48,6 +49,14 @@ class Task(ABC):
     @abstractmethod
     def epoch(self, epoch: int) -> list[NDArray[np.int64]]:
         """Return the batches of an epoch, a function of (seed, epoch), as arrays of example indices."""
+
+    def block_sizes(self, epoch: int) -> NDArray[np.int64]:
+        """Return the number of examples in each block of an epoch; small data are a single block."""
+        return np.ones(1, np.int64)
+
+    def block(self, epoch: int, block: int) -> list[NDArray[np.int64]]:
+        """Return the batches of a block, at least one, as `epoch` does."""
+        return self.epoch(epoch)
 
     @abstractmethod
     def read(self, indices: NDArray[np.int64], epoch: int, batch: int) -> Batch:

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from dragoman.config import Config, MaskedData, TextData
 from dragoman.data.batching import Batch, collate
-from dragoman.data.readers.text_stream import TextStream, read_paragraphs, read_stream
-from dragoman.data.tokenizer import BOS, EOS, PAD, learn_tokenizer
-from dragoman.io.lines import read_lines
-from dragoman.io.reading import hash_files
+from dragoman.data.readers.text_stream import TextStream, read_stream
+from dragoman.data.store.text import prepare_text
+from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.io.run_log import Reporter
 from dragoman.models.seq2seq import Network
 from dragoman.training.tasks.task import Row, RowTask, Score, refuse_empty
@@ -28,27 +27,25 @@ __all__ = ["LanguageTask", "MaskedTask"]
 class LanguageTask(RowTask):
     """Windows of text without a source; each starts with BOS, as generated text does."""
 
-    def __init__(self, config: Config, data: TextData, reporter: Reporter) -> None:
+    def __init__(self, config: Config, data: TextData, prepared: Path, reporter: Reporter) -> None:
         self.data = data
-        paths = data.train_paths()
-        lines = [line for path in paths for line in read_lines(path)]
-        refuse_empty(any(map(str.strip, lines)), paths, "all lines are blank")
-        self.tokenizer = learn_tokenizer(config.tokenizer, lines, lossless=True, log=reporter.warn)
-        self.stream = self._read(paths)
+        text = prepare_text(config.tokenizer, data.train_paths(), data.form, prepared, reporter)
+        self.tokenizer, self.stream = text.tokenizer, text.stream
         reporter.log(f"data: {self.stream.characters:,} characters, {len(self.stream.ids):,} tokens")
         self._cut: tuple[int, NDArray[np.int64]] = (-1, np.zeros((0, 2), dtype=np.int64))
-        super().__init__(config, self.tokenizer, hash_files(paths))
+        super().__init__(config, self.tokenizer, text.data_hash)
 
     def _read(self, paths: Iterable[Path]) -> TextStream:
         return read_stream(paths, self.data.form, lambda text: self.tokenizer.encode_target(text)[:-1])
 
     def _spans(self, epoch: int) -> NDArray[np.int64]:
         """Return the windows of an epoch; those of a stream start at another offset in each epoch."""
-        if self._cut[0] != epoch:
+        cut = self._cut  # two threads may read
+        if cut[0] != epoch:
             rng = np.random.default_rng((self.config.train.seed, epoch, 2))
             offset = int(rng.integers(self.data.max_tokens)) if self.data.form == "stream" else 0
-            self._cut = (epoch, self.stream.spans(self.data.max_tokens, offset))
-        return self._cut[1]
+            cut = self._cut = (epoch, self.stream.spans(self.data.max_tokens, offset))
+        return cut[1]
 
     def epoch(self, epoch: int) -> list[NDArray[np.int64]]:
         spans = self._spans(epoch)
@@ -87,20 +84,18 @@ class MaskedTask(RowTask):
     10 % are unchanged.
     """
 
-    def __init__(self, config: Config, data: MaskedData, reporter: Reporter) -> None:
+    def __init__(self, config: Config, data: MaskedData, prepared: Path, reporter: Reporter) -> None:
         self.data = data
         paths = data.train_paths()
-        paragraphs = [text.replace("\n", " ") for path in paths for text in read_paragraphs(path)]
-        refuse_empty(len(paragraphs), paths, "the files are empty")
-        self.tokenizer = learn_tokenizer(config.tokenizer, paragraphs, log=reporter.warn)
-        self.stream = self._read(paths)
+        text = prepare_text(config.tokenizer, paths, "paragraphs", prepared, reporter, joins_lines=True)
+        self.tokenizer, self.stream = text.tokenizer, text.stream
         self.spans, words = self._windows(self.stream)
         refuse_empty(len(words), paths, "no paragraph contains a word")
         reporter.log(f"data: {len(self.stream.bounds) - 1:,} paragraphs, {len(self.stream.ids):,} tokens")
         sizes = self.spans[:, 1] - self.spans[:, 0]
         self.lengths = 2 * sizes
         self._tokens = int(sizes.sum() + np.maximum(1, np.round(data.rate * words)).sum())
-        super().__init__(config, self.tokenizer, hash_files(paths))
+        super().__init__(config, self.tokenizer, text.data_hash)
 
     def _read(self, paths: Iterable[Path]) -> TextStream:
         return read_stream(paths, "paragraphs", lambda text: self.tokenizer.encode_source(text.replace("\n", " "))[:-1])
@@ -108,7 +103,7 @@ class MaskedTask(RowTask):
     def _windows(self, stream: TextStream) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the spans that contain words, and the number of ids in each without the EOS of its paragraph."""
         spans = stream.spans(self.data.max_tokens)
-        words = spans[:, 1] - spans[:, 0] - (stream.ids[spans[:, 1] - 1] == EOS)  # EOS can only be the last id
+        words = spans[:, 1] - spans[:, 0] - np.isin(spans[:, 1], stream.bounds)  # the last id of a text is EOS
         return spans[words > 0], words[words > 0]
 
     def rows(self, indices: list[int], key: tuple[int, int, int]) -> list[Row]:

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.config import Config
-from dragoman.data.batching import Batch, collate, plan_batches, read_batch
+from dragoman.data.batch_plans import EpochPlan, sampling_weights
+from dragoman.data.batching import Batch, collate, read_batch
 from dragoman.data.corpus import CorpusSpec, corpus_spec, read_pairs
 from dragoman.data.profile import TrainingProfile
-from dragoman.data.store import build_store
+from dragoman.data.store.build import build_store
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DataError
 from dragoman.evaluation.metrics import bleu_tokenizer, corpus_scores
@@ -36,6 +37,8 @@ class TranslationTask(Task):
         self.store = build_store(config, specs, prepared, reporter)
         self.tokenizer = self.store.tokenizer
         self.reporter = reporter
+        self._weights = sampling_weights(self.store.parts, config.parallel.temperature)
+        self._planned: tuple[int, EpochPlan] | None = None
         super().__init__(config, self.tokenizer, self.store.text_hash)
 
     @cached_property
@@ -43,7 +46,20 @@ class TranslationTask(Task):
         return TrainingProfile.cached(self.store, self.config.parallel.source_language)
 
     def epoch(self, epoch: int) -> list[NDArray[np.int64]]:
-        return plan_batches(self.store, self.config.train.batch_tokens, self.config.train.seed, epoch)
+        return [batch for block in range(len(self._plan(epoch))) for batch in self.block(epoch, block)]
+
+    def block_sizes(self, epoch: int) -> NDArray[np.int64]:
+        return self._plan(epoch).sizes
+
+    def block(self, epoch: int, block: int) -> list[NDArray[np.int64]]:
+        return self._plan(epoch).batches(block)
+
+    def _plan(self, epoch: int) -> EpochPlan:
+        planned, train = self._planned, self.config.train  # two threads may plan
+        if planned is None or planned[0] != epoch:
+            planned = epoch, EpochPlan(self.store, self._weights, train.batch_tokens, train.seed, epoch)
+            self._planned = planned
+        return planned[1]
 
     def read(self, indices: NDArray[np.int64], epoch: int, batch: int) -> Batch:
         seed = (self.config.train.seed * 1_000_003 + epoch) * 1_000_003 + batch
@@ -51,8 +67,7 @@ class TranslationTask(Task):
         return read_batch(self.store, indices, self.tokenizer, (source.sampling, target.sampling), seed)
 
     def tokens(self) -> int:
-        src, tgt = self.store.lengths()
-        return sum(int(src[indices].sum() + tgt[indices].sum()) for indices in self.epoch(0))
+        return round(float(np.dot(self.store.tokens(), self._weights)))
 
     def validation(self) -> Score | None:
         valid = self.config.parallel.valid

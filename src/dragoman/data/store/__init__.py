@@ -1,0 +1,1 @@
+"""Prepared parallel text on disk."""

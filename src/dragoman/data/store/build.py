@@ -1,0 +1,324 @@
+"""Preparation of parallel text: filtering, removal of duplicates, learning the vocabulary, encoding.
+
+Corpora are read once, in this process, and cut into segments, which other processes filter and encode.  Each corpus is
+a part of the store; a part that a store beside it contains already is linked instead of built, so that adding a corpus
+to data.train costs the time of that corpus (if the vocabulary stays the same, see tokenizer.corpora).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.config import Config
+from dragoman.data.corpus import CorpusSpec, FilterStats, read_pairs
+from dragoman.data.store.chunks import TABLE
+from dragoman.data.store.duplicates import find_duplicates
+from dragoman.data.store.once import build_once
+from dragoman.data.store.origin import VERSION, Origin, content_hash, text_hash
+from dragoman.data.store.pool import Pool, Processes, ThisProcess
+from dragoman.data.store.reader import DamagedStoreError, Store, digest_of, part_name, read_about
+from dragoman.data.store.segments import (
+    SEGMENT,
+    EncodedSegment,
+    EncodeTask,
+    FilteredSegment,
+    FilterTask,
+    encode_segment,
+    filter_segment,
+    read_filtered,
+)
+from dragoman.data.tokenizer import Tokenizer, train_tokenizer
+from dragoman.errors import DataError
+from dragoman.io.reading import RandomAccessFile, read_json
+from dragoman.io.run_log import Reporter
+
+__all__ = ["build_store"]
+
+_PROGRESS_EVERY = 10_000  # pairs read between two progress messages
+_READING, _ENCODING = "reading the training data", "encoding the training data"
+_LARGE = 16 << 20  # bytes
+
+
+def build_store(
+    config: Config, specs: Sequence[CorpusSpec], cache: Path, reporter: Reporter, pool: Pool | None = None
+) -> Store:
+    """Return the store of these corpora: reused if an undamaged one is in `cache`, else built there.
+
+    reporter: receives the phases and the filter statistics.  pool: where to build it; default: processes of this
+    machine, or this process for corpora of less than 16 MB.  Raises DataError if no pair is left to train on, and
+    TrainingError if the store cannot be written.
+    """
+    reporter.phase(_READING)
+    text = text_hash(specs, cache)
+    folder = cache / content_hash(config, specs, text)
+
+    def write(unfinished: Path, stack: ExitStack) -> None:
+        used = pool
+        if used is None and sum(path.stat().st_size for spec in specs for path in spec.files) >= _LARGE:
+            used = stack.enter_context(Processes())
+        builder = _Builder(config, specs, folder, unfinished, reporter, used or ThisProcess())
+        _write_about(unfinished, {"content": folder.name, "text": text, **builder.build()}, builder.written)
+
+    store, existed = build_once(folder, lambda path: Store(path, folder.name), write, reporter)
+    reporter.log(f"data: {store.stats}{f' (reused: {folder})' if existed else ''}")
+    for warning in store.warnings:
+        reporter.warn(warning)
+    return store
+
+
+def _write_about(folder: Path, about: dict[str, Any], written: dict[str, dict[str, Any]]) -> None:
+    """Write `store.json` with the sizes and hashes of all files in the folder.  written: those that are known."""
+    files = {}
+    for path in sorted(folder.iterdir()):
+        files[path.name] = written.get(path.name) or _describe(path)
+    about = {"version": VERSION, **about, "files": files}
+    (folder / "store.json").write_bytes(json.dumps(about | {"digest": digest_of(about)}, indent=1).encode())
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    file = RandomAccessFile(path)
+    return {"bytes": len(file), "blake2b": file.digest()}
+
+
+@dataclass
+class _Part:
+    """A corpus in preparation.  shared: whether it was linked from another store."""
+
+    number: int
+    stats: FilterStats = field(default_factory=FilterStats)
+    shared: bool = False
+    filtered: list[FilteredSegment] = field(default_factory=list)
+    tables: list[NDArray[np.void]] = field(default_factory=list)
+    lengths: tuple[Counter[int], Counter[int]] = field(default_factory=lambda: (Counter(), Counter()))
+    characters: tuple[Counter[int], Counter[int]] = field(default_factory=lambda: (Counter(), Counter()))
+
+    def add(self, number: int, segment: EncodedSegment) -> None:
+        """Add an encoded segment."""
+        table = segment.table.copy()  # Ray's are read-only
+        table["segment"] = number
+        self.tables.append(table)
+        for reason, count in segment.dropped.items():
+            self.stats.kept -= count
+            self.stats.dropped[reason] += count
+        for side in (0, 1):
+            self.lengths[side].update(segment.lengths[side])
+            self.characters[side].update(segment.characters[side])
+
+    def write(self, folder: Path) -> None:
+        """Write the table and the statistics."""
+        table = np.concatenate(self.tables) if self.tables else np.zeros(0, TABLE)
+        (folder / part_name(self.number, ".chunks")).write_bytes(table.tobytes())
+        statistics = {
+            "read": self.stats.read,
+            "kept": self.stats.kept,
+            "dropped": dict(self.stats.dropped),
+            "lengths": [dict(sorted(counts.items())) for counts in self.lengths],
+            "characters": [dict(sorted(counts.items())) for counts in self.characters],
+        }
+        (folder / part_name(self.number, ".json")).write_text(json.dumps(statistics), encoding="utf-8")
+
+
+class _Builder:
+    """Builds the parts of one store.  written: files whose size and hash are known."""
+
+    def __init__(
+        self, config: Config, specs: Sequence[CorpusSpec], content: Path, folder: Path, reporter: Reporter, pool: Pool
+    ) -> None:
+        """content: the folder of the store when it is complete; folder: where it is written."""
+        self.config, self.specs, self.folder = config, specs, folder
+        self.reporter, self.pool = reporter, pool
+        self.rules = config.parallel.filter
+        self.parts = [_Part(number) for number in range(len(specs))]
+        self.written: dict[str, dict[str, Any]] = {}
+        self.origin = Origin(config, specs, content.parent)
+        self.found = _Stores(path for path in content.parent.glob("*/store.json") if path.parent != content)
+        self.warnings: list[str] = []
+
+    def build(self) -> dict[str, Any]:
+        """Write all files but `store.json`, and return its content."""
+        for part, spec in zip(self.parts, self.specs, strict=True):
+            if not self._share(part):
+                self._filter(part, spec)
+        self._refuse_empty("Check the files and the limits in [data.filter]; see 'dragoman doctor'.")
+        tokenizer = self._tokenizer()
+        for name, content in tokenizer.files().items():
+            (self.folder / name).write_bytes(content)
+        self._encode(tokenizer)
+        self._refuse_empty(f"Increase data.filter.max_tokens (now {self.rules.max_tokens}).")
+        for part in self.parts:
+            if not part.shared:
+                part.write(self.folder)
+        return {
+            "account": str(self._stats()),
+            "warnings": self.warnings,
+            "tokenizer": self.origin.tokenizer,
+            "parts": [
+                {"key": key, "pairs": part.stats.kept, "weight": spec.weight}
+                for key, part, spec in zip(self.origin.parts, self.parts, self.specs, strict=True)
+            ],
+        }
+
+    def _stats(self) -> FilterStats:
+        total = FilterStats()
+        for part in self.parts:
+            total.read += part.stats.read
+            total.kept += part.stats.kept
+            total.dropped.update(part.stats.dropped)
+        total.check()
+        return total
+
+    def _refuse_empty(self, advice: str) -> None:
+        stats = self._stats()
+        if not stats.kept:
+            names = ", ".join(spec.name for spec in self.specs)
+            raise DataError(f"nothing to train on in {names}: {stats}. {advice}")
+
+    def _share(self, part: _Part) -> bool:
+        """Link a part that another store contains; return whether there is one."""
+        stats = self.found.link(self.origin.parts[part.number], self.folder, part.number, self.written)
+        if stats is not None:
+            part.stats, part.shared = stats, True
+        return part.shared
+
+    def _filter(self, part: _Part, spec: CorpusSpec) -> None:
+        for result in self.pool.map(filter_segment, self._segments(part, spec)):
+            part.filtered.append(result)
+            part.stats.read += result.stats.read
+            part.stats.kept += result.stats.kept
+            part.stats.dropped.update(result.stats.dropped)
+
+    def _segments(self, part: _Part, spec: CorpusSpec) -> Iterator[FilterTask]:
+        """Read a corpus and yield its segments."""
+        number, pairs = 0, list[tuple[str, str]]()
+        for count, pair in enumerate(read_pairs(spec, self.reporter.log), start=1):
+            pairs.append((pair.source, pair.target))
+            if count % _PROGRESS_EVERY == 0:
+                self.reporter.phase(_READING, f"{self._read_before(part) + count:,} pairs")
+            if len(pairs) == SEGMENT:
+                yield FilterTask(self._stem(part, number), pairs, self.rules)
+                number, pairs = number + 1, []
+        if pairs:
+            yield FilterTask(self._stem(part, number), pairs, self.rules)
+
+    def _read_before(self, part: _Part) -> int:
+        return sum(other.stats.read for other in self.parts[: part.number])
+
+    def _stem(self, part: _Part, segment: int) -> str:
+        return str(self.folder / part_name(part.number, f"-{segment:05}"))
+
+    def _tokenizer(self) -> Tokenizer:
+        """Return the tokenizer of another store with the same origin, or learn it from the filtered text."""
+        found = self.found.tokenizer(self.origin.tokenizer)
+        if found is not None:
+            tokenizer, self.warnings = found
+            return tokenizer
+        self.reporter.phase("learning the vocabulary")
+        learned = [segment for part in self.parts[: self.config.tokenizer.corpora] for segment in part.filtered]
+        lines = 2 * sum(segment.stats.kept for segment in learned)
+        share = max(side.sentences for side in self.config.tokenizer.sides) / max(1, lines)
+
+        def side(number: int) -> Iterator[str]:
+            for i, segment in enumerate(learned):
+                texts = [pair[number] for pair in read_filtered(segment.stem, segment.stats.kept)]
+                if share < 1:  # sentencepiece would read all lines to select some
+                    chosen = np.flatnonzero(np.random.default_rng((0, i)).random(len(texts)) < share).tolist()
+                    texts = [texts[place] for place in chosen]
+                yield from texts
+
+        return train_tokenizer(self.config.tokenizer, side(0), side(1), self.warnings.append)
+
+    def _encode(self, tokenizer: Tokenizer) -> None:
+        segments = [(part, number) for part in self.parts for number in range(len(part.filtered))]
+        if not segments:
+            return
+        self.reporter.phase(_ENCODING)
+        total, done = sum(part.filtered[number].stats.kept for part, number in segments), 0
+        duplicates = self._duplicates([part.filtered[number] for part, number in segments])
+
+        def tasks() -> Iterator[EncodeTask]:
+            for (part, number), positions in zip(segments, duplicates, strict=True):
+                segment = part.filtered[number]
+                yield EncodeTask(segment.stem, segment.stats.kept, positions, tokenizer.models, self.rules.max_tokens)
+
+        for (part, number), result in zip(segments, self.pool.map(encode_segment, tasks()), strict=True):
+            part.add(number, result)
+            self.written |= result.files
+            done += part.filtered[number].stats.kept
+            self.reporter.phase(_ENCODING, f"{done:,} of {total:,} pairs")
+
+    def _duplicates(self, segments: Sequence[FilteredSegment]) -> list[NDArray[np.uint32]]:
+        if not self.rules.drop_duplicates:
+            return [np.zeros(0, np.uint32)] * len(segments)
+        earlier = [
+            path
+            for part in self.parts
+            if part.shared
+            for path in sorted(self.folder.glob(part_name(part.number, "-*.hashes")))
+        ]
+        return find_duplicates(earlier, [(segment.stem, segment.stats.kept) for segment in segments])
+
+
+class _Stores:
+    """Other stores, and the parts they contain."""
+
+    def __init__(self, files: Iterable[Path]) -> None:
+        """files: their store.json."""
+        self._abouts: list[tuple[Path, dict[str, Any]]] = []
+        for file in sorted(files):
+            with suppress(DamagedStoreError):
+                self._abouts.append((file.parent, read_about(file.parent)))
+
+    def tokenizer(self, key: str) -> tuple[Tokenizer, list[str]] | None:
+        """Return the tokenizer with this origin, and the warnings about it."""
+        for folder, about in self._abouts:
+            if about["tokenizer"] == key:
+                with suppress(DataError, OSError):
+                    _verify(folder, {name: about["files"][name] for name in about["files"] if name.endswith(".model")})
+                    return Tokenizer.load(folder), about["warnings"]
+        return None
+
+    def link(self, key: str, folder: Path, number: int, written: dict[str, dict[str, Any]]) -> FilterStats | None:
+        """Link the files of the part with this origin as part `number` into a folder; return its filter statistics."""
+        for other, about in self._abouts:
+            keys = [part["key"] for part in about["parts"]]
+            if key not in keys:
+                continue
+            prefix = part_name(keys.index(key))
+            files = {name: name.replace(prefix, part_name(number), 1) for name in about["files"] if name[:3] == prefix}
+            with suppress(DataError, OSError):
+                _verify(other, {name: about["files"][name] for name in files})
+                statistics = read_json(other / f"{prefix}.json", DataError, "")
+                for name, new in files.items():
+                    _link(other / name, folder / new)
+                written |= {new: about["files"][name] for name, new in files.items()}
+                return FilterStats(statistics["read"], statistics["kept"], Counter(statistics["dropped"]))
+        return None
+
+
+def _verify(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise DataError if a file differs from its size and hash."""
+    with ThreadPoolExecutor() as pool:  # hashing releases the GIL
+        for name, found in zip(files, pool.map(lambda name: _describe(folder / name), files), strict=True):
+            if found != files[name]:
+                raise DataError(f"{folder / name}: altered")
+
+
+def _link(old: Path, new: Path) -> None:
+    """Make a file available under another name, without a copy if the file system supports that."""
+    new.unlink(missing_ok=True)
+    try:
+        os.link(old, new)
+    except OSError:
+        shutil.copyfile(old, new)

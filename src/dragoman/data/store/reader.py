@@ -1,0 +1,272 @@
+"""Prepared parallel text, read from disk in chunks, so that the memory does not depend on the size of the corpora."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.data.store.chunks import TABLE, Record, id_type, record_hash
+from dragoman.data.store.origin import VERSION
+from dragoman.data.tokenizer import EOS, Tokenizer
+from dragoman.errors import DataError, ModelFolderError
+from dragoman.io.reading import RandomAccessFile, read_json
+
+__all__ = [
+    "VERIFIED",
+    "DamagedStoreError",
+    "Store",
+    "digest_of",
+    "mark_damaged",
+    "part_name",
+    "read_about",
+    "refuse_marked",
+]
+
+_REMEDY = "Remove the folder; the next training run rebuilds it."
+VERIFIED = 256 << 20
+"""Bytes up to which all files are verified when a store is opened; larger ones, chunk by chunk when they are read."""
+_OPEN_FILES = 256
+_CACHED = 600
+"""Chunks in memory: more than two blocks of an epoch (see `dragoman.data.batch_plans`)."""
+_MARK = "damaged"
+_TEXT = np.dtype(np.uint8)
+
+
+class DamagedStoreError(DataError):
+    """A store whose files differ from what was written; the message lists the folder and all damaged files."""
+
+
+def part_name(part: int, suffix: str = "") -> str:
+    """Return the name of a file of a part of a store, which is one corpus."""
+    return f"{part:03}{suffix}"
+
+
+def digest_of(about: Mapping[str, Any]) -> str:
+    """Return the hash of `store.json`."""
+    text = json.dumps({key: value for key, value in about.items() if key != "digest"}, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+class Store:
+    """Pairs of token ids by number, with a final EOS, and their text.
+
+    Replacing the folder does not affect an open store (of up to 256 files).  Reading a chunk whose hash is not that of
+    what was written raises DataError, and the store is built again by the next training run.
+    """
+
+    def __init__(self, folder: Path, content: str | None = None) -> None:
+        """Open and verify a store.  content: the expected content hash.  Raises DamagedStoreError."""
+        self.folder = folder
+        about = read_about(folder)
+        if content is not None and about["content"] != content:
+            raise DamagedStoreError(f"{folder}: store.json belongs to another store ({about['content']}). {_REMEDY}")
+        self.stats: str = about["account"]
+        self.warnings: list[str] = about["warnings"]
+        self.text_hash: str = about["text"]
+        self.parts: list[tuple[int, float]] = [(part["pairs"], part["weight"]) for part in about["parts"]]
+        self.keys: list[str] = [part["key"] for part in about["parts"]]
+        self._files = _Files(folder, about["files"])
+        try:
+            self._load()
+        except BaseException:
+            self._files.close()
+            raise
+        self._chunks: OrderedDict[tuple[str, int], Record] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def _load(self) -> None:
+        try:
+            self.tokenizer = Tokenizer.load(self.folder)
+        except ModelFolderError as error:
+            raise DamagedStoreError(f"{error}. {_REMEDY}") from None
+        self._sizes = (self.tokenizer.source_size, self.tokenizer.target_size)
+        tables = []
+        for part in range(len(self.parts)):
+            file = self._files.open(part_name(part, ".chunks"))
+            tables.append(np.frombuffer(file.read(0, len(file) - len(file) % TABLE.itemsize), TABLE))
+        self.table = np.concatenate(tables)
+        """The chunks of all parts (see TABLE)."""
+        self.part_of_chunk = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+        self.begins: NDArray[np.int64] = np.concatenate([[0], np.cumsum(self.table["pairs"], dtype=np.int64)])
+        """Number of the first pair of each chunk, and the number of pairs."""
+        counts = [int(table["pairs"].sum(dtype=np.int64)) for table in tables]
+        if counts != [pairs for pairs, _ in self.parts]:
+            raise DamagedStoreError(
+                f"{self.folder}: its files disagree on the numbers of pairs: {counts} and "
+                f"{[pairs for pairs, _ in self.parts]}. {_REMEDY}"
+            )
+
+    def __len__(self) -> int:
+        return int(self.begins[-1])
+
+    def chunk(self, chunk: int, kind: str = "ids") -> Record:
+        """Return the ids (without EOS) or the text of a chunk.  Raises DataError if it is damaged."""
+        key = kind, chunk
+        with self._lock:
+            found = self._chunks.get(key)
+            if found is not None:
+                self._chunks.move_to_end(key)
+                return found
+        record = self._read(chunk, kind)
+        with self._lock:
+            self._chunks[key] = record
+            while len(self._chunks) > _CACHED:
+                self._chunks.popitem(last=False)
+        return record
+
+    def _read(self, chunk: int, kind: str) -> Record:
+        row = self.table[chunk]
+        stem = part_name(int(self.part_of_chunk[chunk]), f"-{row['segment']:05}")
+        file = self._files.open(f"{stem}.{kind}")
+        content = file.read(int(row[f"{kind}_at"]), int(row[f"{kind}_bytes"]))
+        if record_hash(content) != row[f"{kind}_hash"]:
+            raise self._damaged(file.path)
+        try:
+            record = Record.parse(content, int(row["pairs"]), id_type(max(self._sizes)) if kind == "ids" else _TEXT)
+        except ValueError:
+            raise self._damaged(file.path) from None
+        if kind == "ids" and any(int(v.max(initial=0)) >= n for v, n in zip(record.values, self._sizes, strict=True)):
+            raise self._damaged(file.path)
+        return record
+
+    def _damaged(self, path: Path) -> DataError:
+        """Mark the store as damaged, so that it is not used again, and return the error."""
+        mark_damaged(self.folder)
+        return DataError(f"{path}: was changed or is damaged. Run the command again to rebuild it.")
+
+    def locate(self, number: int) -> tuple[int, int]:
+        """Return the chunk of a pair and its number in the chunk."""
+        chunk = int(np.searchsorted(self.begins, number, side="right")) - 1
+        return chunk, number - int(self.begins[chunk])
+
+    def pair(self, number: int) -> tuple[list[int], list[int]]:
+        """Return source and target ids.  Raises DataError if the chunk is damaged."""
+        chunk, place = self.locate(number)
+        src, tgt = self.chunk(chunk).row(place)
+        return [*src.tolist(), EOS], [*tgt.tolist(), EOS]
+
+    def text(self, number: int) -> tuple[str, str]:
+        """Return the filtered text of a pair.  Raises DataError as `pair` does."""
+        chunk, place = self.locate(number)
+        src, tgt = self.chunk(chunk, "text").row(place)
+        return src.tobytes().decode(), tgt.tobytes().decode()
+
+    def lengths(self, chunks: Iterable[int] | None = None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the tokens of each source and each target of these chunks (default: all), including EOS."""
+        records = [self.chunk(chunk) for chunk in (range(len(self.table)) if chunks is None else chunks)]
+        src, tgt = (np.concatenate([r.lengths[side].astype(np.int64) for r in records]) + 1 for side in (0, 1))
+        return src, tgt
+
+    def tokens(self) -> NDArray[np.int64]:
+        """Return the source + target tokens of each part, including EOS."""
+        rows = self.table
+        tokens = (rows["source_tokens"] + rows["target_tokens"]).astype(np.int64) + 2 * rows["pairs"].astype(np.int64)
+        return np.bincount(self.part_of_chunk, tokens, len(self.parts)).astype(np.int64)
+
+    @cached_property
+    def _statistics(self) -> list[dict[str, Any]]:
+        names = [part_name(part, ".json") for part in range(len(self.parts))]
+        return [read_json(self.folder / name, DamagedStoreError, _REMEDY) for name in names]
+
+    def length_histograms(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return how many sources, and how many targets, have a number of tokens (the index), including EOS."""
+        src, tgt = (_histogram([part["lengths"][side] for part in self._statistics]) for side in (0, 1))
+        return src, tgt
+
+    def alphabets(self, at_least: int) -> tuple[str, str]:
+        """Return the characters that occur at least `at_least` times in the sources, and in the targets, sorted."""
+        counts = (_histogram([part["characters"][side] for part in self._statistics]) for side in (0, 1))
+        src, tgt = ("".join(map(chr, np.flatnonzero(found >= at_least))) for found in counts)
+        return src, tgt
+
+
+def _histogram(parts: Sequence[Mapping[str, int]]) -> NDArray[np.int64]:
+    """Return the sums of counts as an array; the index is the value that was counted."""
+    total: Counter[int] = Counter()
+    for part in parts:
+        total.update({int(value): count for value, count in part.items()})
+    counts = np.zeros(max(total, default=0) + 1, np.int64)
+    counts[list(total)] = list(total.values())
+    return counts
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """Return `store.json`.  Raises DamagedStoreError if it is damaged, of another version, or the store is marked."""
+    about = read_json(folder / "store.json", DamagedStoreError, _REMEDY)
+    if about.get("digest") != digest_of(about) or about.get("version") != VERSION:
+        raise DamagedStoreError(f"{folder / 'store.json'}: altered, or of another version. {_REMEDY}")
+    refuse_marked(folder)
+    return about
+
+
+def mark_damaged(folder: Path) -> None:
+    """Mark prepared data in which a damaged chunk was found, so that they are not used again."""
+    with suppress(OSError):
+        (folder / _MARK).touch()
+
+
+def refuse_marked(folder: Path) -> None:
+    """Raise DamagedStoreError if prepared data are marked as damaged."""
+    if (folder / _MARK).exists():
+        raise DamagedStoreError(f"{folder}: a training run found a damaged chunk. {_REMEDY}")
+
+
+class _Files:
+    """The open files of a store, at most 256."""
+
+    def __init__(self, folder: Path, expected: Mapping[str, Mapping[str, Any]]) -> None:
+        """Open files and verify sizes and hashes.  Raises DamagedStoreError that names all damaged files."""
+        self._folder, self._expected = folder, expected
+        self._open: OrderedDict[str, RandomAccessFile] = OrderedDict()
+        self._lock = threading.Lock()
+        is_small = sum(file["bytes"] for file in expected.values()) <= VERIFIED
+
+        def problem(name: str) -> str:
+            try:
+                file = RandomAccessFile(folder / name)
+                if len(self._open) < _OPEN_FILES:
+                    self._open[name] = file
+                if len(file) != expected[name]["bytes"]:
+                    return f"{name} has {len(file):,} bytes instead of {expected[name]['bytes']:,}"
+                if not is_small and name.endswith((".ids", ".text", ".hashes")):
+                    return ""
+                return "" if file.digest() == expected[name]["blake2b"] else f"{name} was altered (its hash differs)"
+            except OSError as error:
+                return f"{name} cannot be read ({error.strerror or error})"
+
+        with ThreadPoolExecutor() as pool:  # hashing releases the GIL
+            problems = [found for found in pool.map(problem, expected) if found]
+        if problems:
+            self.close()
+            raise DamagedStoreError(f"{folder}: {'; '.join(problems)}. {_REMEDY}")
+
+    def open(self, name: str) -> RandomAccessFile:
+        """Return an open file.  Raises DataError."""
+        with self._lock:
+            file = self._open.pop(name, None)
+            if file is None:
+                try:
+                    file = RandomAccessFile(self._folder / name)
+                except OSError as error:
+                    problem = error.strerror or error
+                    raise DataError(f"{self._folder / name}: cannot be read: {problem}. Start again.") from None
+                if len(self._open) >= _OPEN_FILES:
+                    self._open.popitem(last=False)  # closed when nobody reads it
+            self._open[name] = file
+            return file
+
+    def close(self) -> None:
+        """Close all files, because Windows cannot rename a folder that contains an open file."""
+        for file in self._open.values():
+            file.close()

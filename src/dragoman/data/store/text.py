@@ -1,0 +1,209 @@
+"""Prepared text of language models: the ids of all texts in one file, of which windows are read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.config import TokenizerConfig
+from dragoman.data.readers.text_stream import TextStream, read_paragraphs, texts_of
+from dragoman.data.store.chunks import id_type, record_hash
+from dragoman.data.store.once import build_once
+from dragoman.data.store.origin import files_hash
+from dragoman.data.store.reader import VERIFIED, DamagedStoreError, digest_of, mark_damaged, refuse_marked
+from dragoman.data.tokenizer import Tokenizer, learn_tokenizer
+from dragoman.errors import DataError, ModelFolderError
+from dragoman.io.lines import read_lines
+from dragoman.io.reading import RandomAccessFile, read_json
+from dragoman.io.run_log import Reporter
+
+__all__ = ["PreparedText", "prepare_text"]
+
+_VERSION = "text 1"
+_BLOCK = 1 << 16
+"""Ids per block, each with a hash that is verified when the block is read."""
+_CACHED = 64
+_REMEDY = "Remove the folder; the next training run rebuilds it."
+_PROGRESS_EVERY = 10_000
+
+
+class StoredIds:
+    """The ids in a file, read in blocks, so that the memory does not depend on the size of the text."""
+
+    def __init__(self, file: RandomAccessFile, item: np.dtype[np.generic], hashes: list[int], limit: int) -> None:
+        """hashes: of the blocks.  limit: size of the vocabulary."""
+        self._file, self._item, self._hashes, self._limit = file, item, hashes, limit
+        self._blocks: OrderedDict[int, NDArray[np.generic]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._file) // self._item.itemsize
+
+    def __getitem__(self, span: slice) -> NDArray[np.generic]:
+        """Return the ids of a span with a start and an end.  Raises DataError if a block is damaged."""
+        first, last = int(span.start), int(span.stop)
+        parts = []
+        for block in range(first // _BLOCK, -(-last // _BLOCK)):
+            begin = block * _BLOCK
+            parts.append(self._block(block)[max(first - begin, 0) : last - begin])
+        return np.concatenate(parts) if len(parts) != 1 else parts[0]
+
+    def verify(self) -> None:
+        """Read all blocks.  Raises DamagedStoreError."""
+        try:
+            for block in range(len(self._hashes)):
+                self._block(block)
+        except DataError as error:
+            raise DamagedStoreError(str(error)) from None
+
+    def _block(self, block: int) -> NDArray[np.generic]:
+        with self._lock:
+            if block in self._blocks:
+                self._blocks.move_to_end(block)
+                return self._blocks[block]
+        size = _BLOCK * self._item.itemsize
+        content = self._file.read(block * size, min(size, len(self._file) - block * size))
+        ids = np.frombuffer(content, self._item)
+        if record_hash(content) != self._hashes[block] or int(ids.max(initial=0)) >= self._limit:
+            mark_damaged(self._file.path.parent)
+            raise DataError(f"{self._file.path}: was changed or is damaged. Run the command again to rebuild it.")
+        with self._lock:
+            self._blocks[block] = ids
+            while len(self._blocks) > _CACHED:
+                self._blocks.popitem(last=False)
+        return ids
+
+
+@dataclass(frozen=True)
+class PreparedText:
+    """A tokenizer and the ids of the text it was learned from.  data_hash: of the files."""
+
+    tokenizer: Tokenizer
+    stream: TextStream
+    data_hash: str
+
+
+def prepare_text(
+    config: TokenizerConfig, paths: list[Path], form: str, cache: Path, reporter: Reporter, *, joins_lines: bool = False
+) -> PreparedText:
+    """Return the ids of text files: those in `cache`, if the files and the settings are unchanged.
+
+    form: see `texts_of`.  joins_lines: replace line ends within a paragraph by spaces; otherwise, the tokenizer
+    preserves every space and line end.  Raises DataError for files without text, and as `learn_tokenizer` does.
+    """
+    text = files_hash(paths, cache)
+    document: dict[str, Any] = {"version": _VERSION, "tokenizer": config.model_dump(exclude={"sampling", "corpora"})}
+    document |= {"form": form, "joins_lines": joins_lines, "text": text}
+    key = hashlib.blake2b(json.dumps(document, sort_keys=True).encode(), digest_size=8).hexdigest()
+    reporter.phase("reading the training data")
+
+    def write(folder: Path, _: ExitStack) -> None:
+        _write(folder, config, paths, form, joins_lines, reporter)
+
+    (tokenizer, stream, warnings), existed = build_once(cache / key, _open, write, reporter)
+    if existed:
+        reporter.log(f"data: reused from {cache / key}")
+    for warning in warnings:
+        reporter.warn(warning)
+    return PreparedText(tokenizer, stream, text)
+
+
+def _write(
+    folder: Path, config: TokenizerConfig, paths: list[Path], form: str, joins_lines: bool, reporter: Reporter
+) -> None:
+    def lines() -> Iterable[str]:
+        for path in paths:
+            yield from map(_joined, read_paragraphs(path)) if joins_lines else read_lines(path)
+
+    if not any(map(str.strip, lines())):
+        names = ", ".join(map(str, paths))
+        raise DataError(f"nothing to train on in {names}: all lines are blank; specify other files")
+    reporter.phase("learning the vocabulary")
+    warnings: list[str] = []
+    tokenizer = learn_tokenizer(config, lines(), lossless=not joins_lines, log=warnings.append)
+    item, bounds, characters, count = id_type(tokenizer.source_size), array("q", [0]), 0, 0
+    hashes: list[int] = []
+    pending, size = bytearray(), _BLOCK * item.itemsize
+    reporter.phase("encoding the training data")
+    with (folder / "ids").open("wb") as file:
+
+        def flush(least: int) -> None:
+            while len(pending) >= least:
+                block = bytes(pending[:size])
+                hashes.append(record_hash(block))
+                file.write(block)
+                del pending[:size]
+
+        for number, (ids, length) in enumerate(texts_of(paths, form, _encoder(tokenizer, joins_lines)), start=1):
+            pending += np.array(ids, item).tobytes()
+            count += len(ids)
+            characters += length
+            if form != "stream":
+                bounds.append(count)
+            flush(size)
+            if number % _PROGRESS_EVERY == 0:
+                reporter.phase("encoding the training data", f"{characters:,} characters")
+        flush(1)
+    if form == "stream":
+        bounds.append(count)
+    (folder / "bounds").write_bytes(bounds.tobytes())
+    for name, content in tokenizer.files().items():
+        (folder / name).write_bytes(content)
+    about: dict[str, Any] = {"version": _VERSION, "characters": characters, "blocks": hashes, "warnings": warnings}
+    about["files"] = {path.name: _describe(path) for path in sorted(folder.iterdir())}
+    (folder / "store.json").write_text(json.dumps(about | {"digest": digest_of(about)}), encoding="utf-8")
+
+
+def _joined(paragraph: str) -> str:
+    return paragraph.replace("\n", " ")
+
+
+def _encoder(tokenizer: Tokenizer, joins_lines: bool) -> Callable[[str], list[int]]:
+    """Return the function text -> ids without EOS."""
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode_source(_joined(text) if joins_lines else text)[:-1]
+
+    return encode
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    """Return the size of a file and, except for the ids, whose blocks have hashes, its hash."""
+    file = RandomAccessFile(path)
+    return {"bytes": len(file)} | ({} if path.name == "ids" else {"blake2b": file.digest()})
+
+
+def _open(folder: Path) -> tuple[Tokenizer, TextStream, list[str]]:
+    """Open prepared text and verify all but the ids.  Raises DamagedStoreError."""
+    refuse_marked(folder)
+    about = read_json(folder / "store.json", DamagedStoreError, _REMEDY)
+    if about.get("digest") != digest_of(about) or about.get("version") != _VERSION:
+        raise DamagedStoreError(f"{folder / 'store.json'}: altered, or of another version. {_REMEDY}")
+    for name, expected in about["files"].items():
+        try:
+            found = _describe(folder / name)
+        except OSError as error:
+            raise DamagedStoreError(f"{folder / name}: cannot be read ({error.strerror or error}). {_REMEDY}") from None
+        if found != expected:
+            raise DamagedStoreError(f"{folder / name}: was altered. {_REMEDY}")
+    try:
+        tokenizer = Tokenizer.load(folder)
+    except ModelFolderError as error:
+        raise DamagedStoreError(f"{error}. {_REMEDY}") from None
+    size = tokenizer.source_size
+    ids = StoredIds(RandomAccessFile(folder / "ids"), id_type(size), about["blocks"], size)
+    if about["files"]["ids"]["bytes"] <= VERIFIED:
+        ids.verify()
+    bounds = np.fromfile(folder / "bounds", np.int64)
+    return tokenizer, TextStream(ids, bounds, about["characters"]), about["warnings"]

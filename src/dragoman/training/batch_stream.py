@@ -1,0 +1,125 @@
+"""The batches of a training in order, read in advance by another thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dragoman.data.batching import Batch
+from dragoman.data.ids import PAD
+from dragoman.training.optim import Progress
+from dragoman.training.tasks.task import Task
+
+__all__ = ["BatchStream", "Group"]
+
+Ints = NDArray[np.int64]
+Position = tuple[int, int, int]
+"""Epoch, block in the epoch, batch in the block."""
+_PER_BLOCK = 1 << 32
+"""Batches of a block are numbered from the number of the block times this."""
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True)
+class Group:
+    """The batches of a step.  batches: those of this process.  next: position after those of all processes."""
+
+    batches: list[Batch]
+    next: Position
+
+
+class BatchStream:
+    """Reads the batches of a task.  With several processes, the batches of a step are dealt out to them in turn."""
+
+    def __init__(self, task: Task, accumulate: int, rank: int = 0, size: int = 1) -> None:
+        """accumulate: batches per step and process.  rank, size: number of this process, and of all."""
+        self._task, self._rank, self._size = task, rank, size
+        self._per_step = accumulate * size
+        self._plans = _Latest(task.block)
+        self._sizes = _Latest(task.block_sizes)
+        self._reader = ThreadPoolExecutor(1, "batches")
+        self._pending: tuple[Position, Future[Group]] | None = None
+
+    def close(self) -> None:
+        """End the thread."""
+        self._reader.shutdown(cancel_futures=True)
+
+    def group(self, progress: Progress) -> Group:
+        """Return the batches of the next step, and begin to read those of the step after it.
+
+        The step ends with the epoch: then it has fewer batches.
+        """
+        position = progress.epoch, progress.block, progress.batch
+        if self._pending is not None and self._pending[0] == position:
+            group = self._pending[1].result()
+        else:
+            group = self._read(position)
+        self._pending = group.next, self._reader.submit(self._read, group.next)
+        return group
+
+    def first(self, progress: Progress) -> Batch:
+        """Return the next batch, which is not consumed."""
+        plan, epoch, block = self._plan(progress), progress.epoch, progress.block
+        return self._task.read(plan[progress.batch], epoch, block * _PER_BLOCK + progress.batch)
+
+    def done(self, progress: Progress) -> float:
+        """Return the fraction of the current epoch that is done."""
+        sizes = self._sizes.get(progress.epoch)
+        block, total = progress.block, int(sizes.sum())
+        within = progress.batch / len(self._plan(progress))
+        return int(sizes[:block].sum()) / total + int(sizes[block]) / total * within
+
+    def batches_per_epoch(self, progress: Progress) -> int:
+        """Return the number of batches per epoch, estimated from the current block."""
+        sizes = self._sizes.get(progress.epoch)
+        return round(len(self._plan(progress)) * int(sizes.sum()) / int(sizes[progress.block]))
+
+    def _plan(self, progress: Progress) -> list[Ints]:
+        return self._plans.get(progress.epoch, progress.block)
+
+    def _read(self, position: Position) -> Group:
+        epoch, block, batch = position
+        blocks = len(self._sizes.get(epoch))
+        chosen: list[tuple[Ints, int]] = []
+        while len(chosen) < self._per_step and block < blocks:
+            plan = self._plans.get(epoch, block)
+            some = plan[batch : batch + self._per_step - len(chosen)]
+            chosen += [(indices, block * _PER_BLOCK + batch + i) for i, indices in enumerate(some)]
+            batch += len(some)
+            if batch >= len(plan):
+                block, batch = block + 1, 0
+        following = (epoch, block, batch) if block < blocks else (epoch + 1, 0, 0)
+        own = chosen[self._rank :: self._size]
+        if own:
+            return Group([self._task.read(indices, epoch, number) for indices, number in own], following)
+        # The last step of the epoch has fewer batches than processes: the others get the first one, without targets.
+        first = self._task.read(chosen[0][0], epoch, chosen[0][1])
+        without = replace(first, src_tokens=0, tgt_tokens=0, tgt_out=torch.full_like(first.tgt_out, PAD))
+        return Group([without], following)
+
+
+class _Latest(Generic[_Value]):
+    """A function with its two latest values, for several threads."""
+
+    def __init__(self, function: Callable[..., _Value]) -> None:
+        self._function = function
+        self._values: dict[tuple[int, ...], _Value] = {}
+        self._lock = threading.Lock()
+
+    def get(self, *key: int) -> _Value:
+        """Return the value for these arguments.  Known values are returned while another one is computed."""
+        found = self._values.get(key)
+        if found is not None:
+            return found
+        with self._lock:
+            if key not in self._values:
+                value = self._function(*key)
+                self._values = dict([*self._values.items(), (key, value)][-2:])
+            return self._values[key]

@@ -100,12 +100,12 @@ def test_a_row_does_not_depend_on_the_others() -> None:
 @pytest.mark.parametrize(("m", "n"), [(500, 64), (64, 500)])
 def test_threads_do_not_change_a_bit(m: int, n: int, restored_threads: None) -> None:
     a, b, logits = torch.randn(m, 300), torch.randn(300, n), torch.randn(m, n)
-    targets = torch.randint(n, (m, 1))
+    targets, bias = torch.randint(n, (m, 1)), torch.randn(n)
     found = []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
         copy = logits.clone()
-        found.append((multiply(a, b), *smoothed_loss_(copy, targets, 0.1), copy))
+        found.append((multiply(a, b, bias), *smoothed_loss_(copy, targets, 0.1), copy))
     for other in found[1:]:
         assert all(map(torch.equal, found[0], other))
 

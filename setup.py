@@ -1,4 +1,4 @@
-"""Build of the native engine, if a C++ compiler for x86-64 is available; without it, the PyTorch backend is used.
+"""Build of the C++ parts, if a compiler for x86-64 is available; without it, PyTorch is used in their place.
 
 Everything else about the package is in pyproject.toml.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 SOURCES = Path("src/dragoman/decoding/native/csrc")
+KERNELS = Path("src/dragoman/nn/native/csrc")
 # -ffp-contract=off: results must not depend on which multiplications and additions the compiler fuses.
 COMMON = ["-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=off", "-fvisibility-inlines-hidden", "-pthread"]
 COMMON += ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]  # false positives in the headers of GCC 12
@@ -30,6 +31,18 @@ CPU = Extension(
 )
 """Checks which builds this processor supports before one of them is loaded."""
 
+TRAINING = Extension(
+    "dragoman.nn.native._avx512",
+    sources=[path.as_posix() for path in sorted(KERNELS.glob("*.cpp"))],
+    depends=[path.as_posix() for path in sorted(KERNELS.glob("*.h"))],
+    # OpenMP: PyTorch has loaded its library already, so that both share their threads.
+    extra_compile_args=[*COMMON, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-fopenmp"],
+    extra_link_args=["-fopenmp"],
+    language="c++",
+    optional=True,
+)
+"""Kernels of training steps; nn/native/library.py decides on which processors they are used."""
+
 
 def extension(name: str, flags: list[str]) -> Extension:
     # All builds write their object files to the same paths: they must not be built in parallel.
@@ -45,4 +58,4 @@ def extension(name: str, flags: list[str]) -> Extension:
 
 
 supported = platform.machine().lower() in ("x86_64", "amd64") and sys.platform != "win32"
-setup(ext_modules=[CPU, *(extension(*build) for build in BUILDS.items())] if supported else [])
+setup(ext_modules=[CPU, TRAINING, *(extension(*build) for build in BUILDS.items())] if supported else [])

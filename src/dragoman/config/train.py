@@ -242,8 +242,8 @@ class TrainConfig(Section):
     )
     precision: Literal["float32", "bf16", "fp16"] = Field(
         "float32",
-        description="precision of the computation, with weights in float32: bf16 is faster on GPUs that support it; "
-        "fp16, with dynamic loss scaling, on older GPUs",
+        description="precision of products, with weights in float32: bf16 is faster on hardware "
+        "that multiplies it; fp16, with dynamic loss scaling, is for GPUs without bf16",
         examples=["bf16"],
     )
     gradient_checkpointing: bool = Field(

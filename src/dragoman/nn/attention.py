@@ -25,7 +25,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.nn.dropout import Dropout
+from dragoman.nn.native import kernels
 from dragoman.nn.positions import Positions
+from dragoman.nn.products import Linear
 from dragoman.nn.state import CrossKeyValues, SelfKeyValues
 from dragoman.nn.taps import Tap, any_active, any_intervened
 
@@ -103,6 +105,21 @@ def _repeat(x: Tensor, heads: int) -> Tensor:
     return x if x.size(1) == heads else x.repeat_interleave(heads // x.size(1), dim=1)
 
 
+class _KernelAttention(torch.autograd.Function):
+    """`_ShortAttention` by the C++ kernels."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+        out, weights = kernels.attend(q, k, v, bias)
+        ctx.save_for_backward(q, k, v, weights)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        q, k, v, weights = ctx.saved_tensors
+        return (*kernels.attend_backward(q, k, v, weights, grads[0]), None)
+
+
 class _ShortAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
@@ -137,6 +154,10 @@ class _ShortAttention(torch.autograd.Function):
 
 def attend_short(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
     """Return the outputs of `attend_explicit` by batched products; the bias receives no gradient."""
+    tensors = (q, k, v) if bias is None else (q, k, v, bias)
+    needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    if needs_gradient and kernels.uses_kernels(*tensors) and q.numel() and v.numel():
+        return _KernelAttention.apply(q, k, v, bias)  # type: ignore[no-any-return, no-untyped-call]
     return _ShortAttention.apply(q, k, v, bias)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -153,7 +174,7 @@ class MultiHead(nn.Module):
         self.values = Tap("row", "head", "key", "feature")
         self.weights = Tap("row", "head", "query", "key")
         self.heads = Tap("row", "head", "query", "feature")
-        self.out = nn.Linear(d_model, d_model, bias=bias)
+        self.out = Linear(d_model, d_model, bias=bias)
 
     def split(self, x: Tensor, parts: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
         """Split x (N, T, sum of parts) into parts, and each part into heads (N, part / size, T, size)."""
@@ -193,8 +214,11 @@ class _SoftmaxAttention(MultiHead):
             bias, causal = _with_causal(bias, q), False
         if explicit:
             return attend_explicit(q, k, v, bias, self.dropout, self.inner)[0]
-        if short and not torch.is_autocast_enabled(q.device.type):
-            return attend_short(q, k, v, bias)
+        if short:
+            with torch.autocast("cpu", enabled=False):
+                dtype = torch.promote_types(q.dtype, torch.float32)
+                bias = None if bias is None else bias.to(dtype)
+                return attend_short(q.to(dtype), k.to(dtype), v.to(dtype), bias).to(q.dtype)
         k, v = _repeat(k, self.n_heads), _repeat(v, self.n_heads)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=causal)
 
@@ -216,7 +240,7 @@ class SelfAttention(_SoftmaxAttention):
     ) -> None:
         super().__init__(d_model, n_heads, dropout, bias, n_kv_heads, d_key)
         self.parts = (n_heads * self.d_key, self.n_kv_heads * self.d_key, self.n_kv_heads * self.d_head)
-        self.qkv = nn.Linear(d_model, sum(self.parts), bias=bias)
+        self.qkv = Linear(d_model, sum(self.parts), bias=bias)
 
     def new_cache(self, rows: int, max_len: int, like: Tensor) -> SelfKeyValues:
         """Return an empty cache of `rows` rows and `max_len` positions with the dtype and device of `like`."""
@@ -273,8 +297,8 @@ class CrossAttention(_SoftmaxAttention):
     ) -> None:
         super().__init__(d_model, n_heads, dropout, bias, n_kv_heads, d_key)
         self.parts = (self.n_kv_heads * self.d_key, self.n_kv_heads * self.d_head)
-        self.q = nn.Linear(d_model, n_heads * self.d_key, bias=bias)
-        self.kv = nn.Linear(d_model, sum(self.parts), bias=bias)
+        self.q = Linear(d_model, n_heads * self.d_key, bias=bias)
+        self.kv = Linear(d_model, sum(self.parts), bias=bias)
 
     def project(self, memory: Tensor) -> CrossKeyValues:
         """Project memory (B, S, D) to keys (B, Hkv, S, Dk) and values (B, Hkv, S, Dh)."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.nn.dropout import Dropout
+from dragoman.nn.products import Linear, linear
 from dragoman.nn.state import CrossKeyValues, LayerState
 from dragoman.nn.taps import Tap
 
@@ -70,7 +71,7 @@ class GatedConvolution(nn.Module):
         x = self.dropout(x)
         t = x.size(1) - self.kernel + 1
         windows = torch.cat([x[:, i : i + t] for i in range(self.kernel)], dim=-1)  # (N, T, k * D)
-        both = F.linear(windows, self.weight, self.bias)  # (N, T, 2 * D)
+        both = linear(windows, self.weight, self.bias)  # (N, T, 2 * D)
         if self.gate.active:
             a, b = both.chunk(2, dim=-1)
             gated = a * self.gate(b.sigmoid())
@@ -84,7 +85,7 @@ class MultiStepAttention(nn.Module):
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
-        self.q = nn.Linear(d_model, d_model)
+        self.q = Linear(d_model, d_model)
         self.queries = Tap("row", "query", "feature")
         self.scores = Tap("row", "head", "query", "key")
         self.weights = Tap("row", "head", "query", "key")

@@ -17,6 +17,7 @@ from dragoman.nn.attention import CrossAttention, SelfAttention
 from dragoman.nn.dropout import Dropout
 from dragoman.nn.linear_attention import LinearSelfAttention
 from dragoman.nn.positions import Positions
+from dragoman.nn.products import Linear
 from dragoman.nn.state import CrossKeyValues, SelfState
 from dragoman.nn.taps import ReadOnlyTap, Tap, any_active, any_intervened
 
@@ -41,6 +42,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
 }
 
+_SMALLEST = 1e-4
+"""Weight of a `LayerNorm` below which its result does not determine its input."""
+
 
 class Embedding(nn.Module):
     """Token ids (N, T) -> vectors (N, T, D), multiplied by sqrt(d_model) (Vaswani et al. 2017, section 3.4)."""
@@ -54,7 +58,7 @@ class Embedding(nn.Module):
         return F.embedding(tokens, self.weight) * self.scale
 
 
-class OutputProjection(nn.Linear):
+class OutputProjection(Linear):
     """Hidden states (..., D) -> logits (..., V), without a bias (section 3.4)."""
 
     def __init__(self, d_model: int, vocab: int) -> None:
@@ -78,6 +82,25 @@ class OutputProjection(nn.Linear):
         return logits
 
 
+class _LayerNormFromResult(torch.autograd.Function):
+    """Layer normalization that stores its result, which the next layer stores anyway, in place of its input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        out, _, rstd = torch.native_layer_norm(x, weight.shape, weight, bias, eps)
+        ctx.save_for_backward(out, weight, bias, rstd)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        out, weight, bias, rstd = ctx.saved_tensors
+        normed = (out - bias).div_(weight)  # of mean 0 and standard deviation 1
+        grad_normed, grad_weight, grad_bias = torch.ops.aten.native_layer_norm_backward(
+            grads[0], normed, weight.shape, torch.zeros_like(rstd), torch.ones_like(rstd), weight, bias, [True] * 3
+        )
+        return grad_normed.mul_(rstd), grad_weight, grad_bias, None
+
+
 class LayerNorm(nn.LayerNorm):
     """(x - mean) / sqrt(variance + eps) * weight + bias, over the features of a position (Ba et al. 2016)."""
 
@@ -89,7 +112,19 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         explicit = self._explicit(x) if any_active(self.mean, self.std) else None
-        return self.normed(super().forward(x) if explicit is None else explicit)
+        if explicit is None:
+            explicit = self._from_result(x) if self._is_invertible(x) else super().forward(x)
+        return self.normed(explicit)
+
+    def _from_result(self, x: Tensor) -> Tensor:
+        return _LayerNormFromResult.apply(x, self.weight, self.bias, self.eps)  # type: ignore[no-any-return, no-untyped-call]
+
+    def _is_invertible(self, x: Tensor) -> bool:
+        """Whether a gradient is needed, and (out - bias) / weight is accurate: no bias is large beside its weight."""
+        if x.device.type != "cpu" or x.dtype != self.weight.dtype or not (torch.is_grad_enabled() and x.requires_grad):
+            return False
+        size = self.weight.detach().abs()
+        return bool(((self.bias.detach().abs() <= 2 * size) & (size > _SMALLEST)).all())
 
     def _explicit(self, x: Tensor) -> Tensor | None:
         """Write out the formula for the taps; return its result only if they are intervened."""
@@ -177,9 +212,9 @@ class FeedForward(nn.Module):
         super().__init__()
         self.activation = ACTIVATIONS[activation]
         self.gated = gated
-        self.inner = nn.Linear(d_model, 2 * d_ff if gated else d_ff, bias=bias)  # gated: W1, then W3
+        self.inner = Linear(d_model, 2 * d_ff if gated else d_ff, bias=bias)  # gated: W1, then W3
         self.dropout = Dropout(dropout)
-        self.outer = nn.Linear(d_ff, d_model, bias=bias)
+        self.outer = Linear(d_ff, d_model, bias=bias)
         self.before = Tap("row", "position", "feature")
         self.hidden = Tap("row", "position", "feature")
 

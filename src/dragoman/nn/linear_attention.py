@@ -18,11 +18,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from dragoman.nn.attention import MultiHead
 from dragoman.nn.positions import Positions
+from dragoman.nn.products import Linear
 from dragoman.nn.state import LinearSums
 
 __all__ = ["FEATURE_MAPS", "FeatureMap", "LinearSelfAttention", "causal_linear_attention"]
@@ -104,7 +105,7 @@ class LinearSelfAttention(MultiHead):
         super().__init__(d_model, n_heads, bias, d_key)
         self.feature_map = FEATURE_MAPS[feature_map]
         self.parts = (n_heads * self.d_key, n_heads * self.d_key, d_model)
-        self.qkv = nn.Linear(d_model, sum(self.parts), bias=bias)
+        self.qkv = Linear(d_model, sum(self.parts), bias=bias)
 
     def new_cache(self, rows: int, max_len: int, like: Tensor) -> LinearSums:
         """Return an empty cache of `rows` rows; its size does not depend on `max_len`."""

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dragoman.nn.products import linear
 from dragoman.nn.state import CrossKeyValues, LayerState
 from dragoman.nn.taps import Tap, any_active, any_intervened
 
@@ -124,7 +125,7 @@ class Cell(nn.Module, ABC):
     def unroll(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """Compute `forward` step by step."""
         w, _, b, _ = self.weights
-        return self.steps(F.linear(x, w, b), state)
+        return self.steps(linear(x, w, b), state)
 
     def steps(self, xw: Tensor, state: State) -> tuple[Tensor, State]:
         """Return the hidden states (N, T, D) and the last state, given xw = x W + b (N, T, G*D)."""
@@ -374,7 +375,7 @@ class ContextLayer(RecurrentDecoderLayer):
 
     def start(self, memory: Tensor, context: Tensor, first: State) -> RecurrentState:
         c = self.context(context)
-        return RecurrentState(first, context=ContextState(c, F.linear(c, self.w_context)))
+        return RecurrentState(first, context=ContextState(c, linear(c, self.w_context)))
 
     def run(self, x: Tensor, record: RecurrentState, bias: Tensor | None) -> tuple[Tensor, State]:
         context = record.context

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dragoman.nn.products import Linear, linear
 from dragoman.nn.recurrent import Cell, RecurrentDecoderLayer, RecurrentState, State
 from dragoman.nn.state import CrossKeyValues
 from dragoman.nn.taps import Tap
@@ -69,9 +70,9 @@ class AdditiveAttention(RecurrentAttention):
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
-        self.w = nn.Linear(d_model, d_model, bias=False)
-        self.u = nn.Linear(d_model, d_model)
-        self.v = nn.Linear(d_model, 1, bias=False)
+        self.w = Linear(d_model, d_model, bias=False)
+        self.u = Linear(d_model, d_model)
+        self.v = Linear(d_model, 1, bias=False)
 
     def keys(self, memory: Tensor) -> Tensor:
         projected: Tensor = self.u(memory)
@@ -98,7 +99,7 @@ class GeneralAttention(DotAttention):
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
-        self.w = nn.Linear(d_model, d_model, bias=False)
+        self.w = Linear(d_model, d_model, bias=False)
 
     def keys(self, memory: Tensor) -> Tensor:
         projected: Tensor = self.w(memory)
@@ -124,7 +125,7 @@ class _AttendingLayer(RecurrentDecoderLayer):
         """Return the embedding's part of the cell's input, (N, G*D) per position, and the matrix of the other part."""
         w, _, b, _ = self.cell.weights
         w_x, w_fed = w.split([x.size(-1), w.size(1) - x.size(-1)], dim=1)
-        return F.linear(x, w_x, b).unbind(1), w_fed
+        return linear(x, w_x, b).unbind(1), w_fed
 
 
 class BahdanauLayer(_AttendingLayer):
@@ -138,7 +139,7 @@ class BahdanauLayer(_AttendingLayer):
     """
 
     def __init__(self, cell: Cell, cross_attn: RecurrentAttention, d_model: int) -> None:
-        super().__init__(cell, cross_attn, nn.Linear(3 * d_model, d_model))
+        super().__init__(cell, cross_attn, Linear(3 * d_model, d_model))
 
     def run(self, x: Tensor, record: RecurrentState, bias: Tensor | None) -> tuple[Tensor, State]:
         inputs, w_context = self._split_input(x)
@@ -163,7 +164,7 @@ class LuongLayer(_AttendingLayer):
     """
 
     def __init__(self, cell: Cell, cross_attn: RecurrentAttention, d_model: int) -> None:
-        super().__init__(cell, cross_attn, nn.Linear(2 * d_model, d_model, bias=False))
+        super().__init__(cell, cross_attn, Linear(2 * d_model, d_model, bias=False))
 
     def start(self, memory: Tensor, context: Tensor, first: State) -> RecurrentState:
         return super().start(memory, context, (*first, torch.zeros_like(first[0])))

@@ -18,8 +18,10 @@ from torch import Tensor, nn
 
 from dragoman.data.tokenizer import PAD
 from dragoman.nn.layers import OutputProjection
+from dragoman.nn.native.kernels import multiply, smoothed_loss_, uses_kernels
 
-__all__ = ["Loss", "TokenLoss", "chunked_cross_entropy", "counted_rows", "cross_entropy"]
+__all__ = ["Loss", "TokenLoss", "chunked_cross_entropy", "counted_rows", "cross_entropy",
+           "loss_gradient"]  # fmt: skip
 
 _CPU_ROWS = 256
 _GPU_ROWS = 8192
@@ -49,7 +51,7 @@ def _in_chunks(
     All products use one dtype: that of an active autocast, otherwise that of `hidden`.  Autocast itself is disabled,
     because it runs `mm(out=)` and `addmm_` in float32.
     """
-    dtype, vocab = _product_dtype(hidden), weight.size(0)
+    dtype = _product_dtype(hidden)
     sum_dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
     smoothed, nll = (hidden.new_zeros((), dtype=sum_dtype) for _ in range(2))
     grad_hidden = torch.empty_like(hidden) if gradients[0] else None
@@ -59,26 +61,41 @@ def _in_chunks(
         for begin in range(0, hidden.size(0), rows):
             part = slice(begin, begin + rows)
             h, t = hidden[part].to(dtype), targets[part, None]  # (rows, D), (rows, 1)
-            log_probs = torch.log_softmax((h @ matrix.T).to(sum_dtype), -1)  # (rows, V)
-            chunk_nll = -log_probs.gather(-1, t).sum()
+            logits = multiply(h, matrix.T).to(sum_dtype)  # (rows, V)
+            if any(gradients):
+                grad_logits, chunk_smoothed, chunk_nll = loss_gradient(logits, t, smoothing)
+                grad_logits = grad_logits.to(dtype)
+            else:
+                chunk_smoothed, chunk_nll = cross_entropy(logits, targets[part], smoothing)
+            smoothed += chunk_smoothed
             nll += chunk_nll
-            smoothed += (1 - smoothing) * chunk_nll - smoothing / vocab * log_probs.sum()
-            if grad_hidden is None and grad_weight is None:
-                continue
-            grad_logits = log_probs.exp_()  # becomes p - target distribution
-            if smoothing:
-                grad_logits -= smoothing / vocab
-            grad_logits.scatter_add_(-1, t, torch.full_like(t, smoothing - 1, dtype=sum_dtype))
-            grad_logits = grad_logits.to(dtype)
             if grad_hidden is not None and grad_hidden.dtype == dtype:
-                torch.mm(grad_logits, matrix, out=grad_hidden[part])
+                multiply(grad_logits, matrix, out=grad_hidden[part])
             elif grad_hidden is not None:
                 grad_hidden[part] = grad_logits @ matrix
             if grad_weight is not None and grad_weight.dtype == dtype:
-                grad_weight.addmm_(grad_logits.T, h)
+                multiply(grad_logits.T, h, out=grad_weight, add=True)
             elif grad_weight is not None:
                 grad_weight += grad_logits.T @ h
     return smoothed, nll, grad_hidden, grad_weight
+
+
+def loss_gradient(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
+    """logits (M, V), which are overwritten, targets (M, 1) -> gradient (M, V) of the smoothed loss, this loss, and NLL.
+
+    The losses are sums over the rows.
+    """
+    if uses_kernels(logits) and logits.is_contiguous() and logits.numel():
+        return (logits, *smoothed_loss_(logits, targets, smoothing))
+    log_probs = torch.log_softmax(logits, -1)
+    nll = -log_probs.gather(-1, targets).sum()
+    vocab = logits.size(1)
+    smoothed = (1 - smoothing) * nll - smoothing / vocab * log_probs.sum()
+    gradient = log_probs.exp_()  # becomes p - target distribution
+    if smoothing:
+        gradient -= smoothing / vocab
+    gradient.scatter_add_(-1, targets, torch.full_like(targets, smoothing - 1, dtype=logits.dtype))
+    return gradient, smoothed, nll
 
 
 def _product_dtype(hidden: Tensor) -> torch.dtype:

@@ -1,0 +1,1 @@
+"""C++ kernels of training steps on x86-64 processors."""

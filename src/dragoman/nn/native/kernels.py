@@ -1,0 +1,183 @@
+"""The C++ kernels as functions of tensors, each with a twin in PyTorch that runs where they are not used.
+
+The kernels sum each element in an order that depends neither on the number of threads nor on the other rows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+
+import torch
+from torch import Tensor
+
+from dragoman.nn.native.library import kernels
+
+__all__ = ["attend", "attend_backward", "drop", "multiply", "smoothed_loss_", "uses_kernels"]
+
+_SLACK = 64  # elements
+
+
+def _integers(*values: int) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * len(values))(*values)
+
+
+def uses_kernels(*tensors: Tensor) -> bool:
+    """Return whether `multiply` computes products of these tensors with the C++ kernels."""
+    return all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors) and kernels() is not None
+
+
+def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None, out: Tensor | None = None, add: bool = False) -> Tensor:
+    """Return a @ b + bias; a (m, k), b (k, n), bias (n,).
+
+    out: receives the result, if given; its rows must be contiguous.  add: add the product to `out` instead.
+    """
+    library = kernels() if uses_kernels(a, b) else None
+    if library is None or not (a.numel() and b.numel()):
+        return _multiply(a, b, bias, out, add)
+    a, b = _with_unit_stride(a), _with_unit_stride(b)
+    if out is None:
+        out = _empty(a.size(0), b.size(1))
+    if bias is not None:
+        bias = bias.contiguous()
+    _check(a, b, bias, out)
+    library.dragoman_multiply(
+        torch.get_num_threads(), _integers(a.size(0), b.size(1), a.size(1)),
+        _integers(*a.stride(), *b.stride(), out.stride(0)), a.data_ptr(), b.data_ptr(),
+        None if bias is None else bias.data_ptr(), add, out.data_ptr(),
+    )  # fmt: skip
+    return out
+
+
+def _empty(*shape: int) -> Tensor:
+    """Return an empty tensor in slightly more memory than it needs.
+
+    glibc before 2.38 reuses a freed block for an aligned request only if it is larger by more than the alignment.  With
+    tensors of equal sizes, none would fit where another one was freed.
+    """
+    size = math.prod(shape)
+    return torch.empty(size + _SLACK)[:size].view(shape)
+
+
+def _multiply(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None, add: bool) -> Tensor:
+    """`multiply` with PyTorch."""
+    if add:
+        assert out is not None
+        out.addmm_(a, b)
+        return out if bias is None else out.add_(bias)
+    return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
+
+
+def _with_unit_stride(x: Tensor) -> Tensor:
+    """Return a matrix whose rows or columns are contiguous."""
+    return x if 1 in x.stride() else x.contiguous()
+
+
+def _check(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """Raise ValueError if the kernel would read or write outside of a tensor."""
+    shape = (a.size(0), b.size(1))
+    fits = a.size(1) == b.size(0) and out.shape == shape and (bias is None or bias.shape == shape[1:])
+    dtypes = {x.dtype for x in (out, bias) if x is not None} == {torch.float32}
+    if not fits or not dtypes or (out.stride(1) != 1 and shape[1] > 1):
+        shapes = [None if x is None else (tuple(x.shape), x.dtype) for x in (a, b, bias, out)]
+        raise ValueError(f"a, b, bias, out: {shapes}; accepted: (m, k), (k, n), (n,), (m, n) with contiguous rows")
+
+
+def smoothed_loss_(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """Replace logits (M, V) by the gradient of the label-smoothed loss; return this loss and the NLL, summed over rows.
+
+    targets: (M, 1), int64.  Requires kernels.
+    """
+    library = kernels()
+    assert library is not None
+    rows, vocab = logits.shape
+    targets = targets.contiguous()
+    if targets.shape != (rows, 1) or targets.dtype != torch.int64 or not logits.is_contiguous():
+        raise ValueError(f"targets: {tuple(targets.shape)} {targets.dtype}; accepted: ({rows}, 1) int64")
+    low, high = (int(x) for x in targets.aminmax())
+    if low < 0 or high >= vocab:
+        raise IndexError(f"targets from {low} to {high}; accepted: 0 to {vocab - 1}")
+    sums = torch.zeros(2, dtype=torch.float64)
+    library.dragoman_smoothed_loss(
+        torch.get_num_threads(), rows, vocab, logits.data_ptr(), targets.data_ptr(), smoothing, sums.data_ptr()
+    )
+    return sums[0].float(), sums[1].float()
+
+
+def drop(random: Tensor, threshold: int, scale: float, x: Tensor, residual: Tensor | None) -> Tensor:
+    """Return residual + scale * x where random >= threshold, and the residual elsewhere; without one, zeros.
+
+    random: uint8, of the shape of x.
+    """
+    if random.shape != x.shape or random.dtype != torch.uint8 or (residual is not None and residual.shape != x.shape):
+        shapes = [None if t is None else (tuple(t.shape), t.dtype) for t in (random, x, residual)]
+        raise ValueError(f"random, x, residual: {shapes}; accepted: equal shapes, random in uint8")
+    library = kernels() if uses_kernels(x, *([] if residual is None else [residual])) else None
+    if library is None:
+        mask = torch.empty(x.shape, dtype=x.dtype)
+        torch.ge(random, threshold, out=mask)
+        return (x * mask).mul_(scale) if residual is None else torch.addcmul(residual, x, mask, value=scale)
+    random, x = random.contiguous(), x.contiguous()
+    residual = None if residual is None else residual.contiguous()
+    out = _empty(*x.shape)
+    library.dragoman_drop(
+        torch.get_num_threads(), x.numel(), random.data_ptr(), threshold, scale, x.data_ptr(),
+        None if residual is None else residual.data_ptr(), out.data_ptr(),
+    )  # fmt: skip
+    return out
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return softmax(q k^T / sqrt(Dk) + bias) v, in memory (N, Tq, H, Dh), and the softmax (N, H, Tq, Tk).
+
+    q (N, H, Tq, Dk), k (N, Hkv, Tk, Dk), v (N, Hkv, Tk, Dh), bias: broadcastable to (N, H, Tq, Tk).  Requires kernels.
+    """
+    library = kernels()
+    assert library is not None
+    sizes = _attention_sizes(q, k, v)
+    n, h, _, tq, tk, _, dh = sizes
+    q, k, v = map(_with_contiguous_features, (q, k, v))
+    if bias is not None:
+        bias = _with_contiguous_features(bias.expand(n, h, tq, tk))
+    weights, out = torch.empty(n, h, tq, tk), torch.empty(n, tq, h, dh).transpose(1, 2)
+    library.dragoman_attend(
+        torch.get_num_threads(), _integers(*sizes), _head_strides(q, k, v, q if bias is None else bias, out),
+        q.data_ptr(), k.data_ptr(), v.data_ptr(), None if bias is None else bias.data_ptr(), weights.data_ptr(),
+        out.data_ptr(),
+    )  # fmt: skip
+    return out, weights
+
+
+def attend_backward(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v of `attend`; grad: that of the output, (N, H, Tq, Dh)."""
+    library = kernels()
+    assert library is not None
+    sizes = _attention_sizes(q, k, v)
+    n, h, _, tq, tk, _, dh = sizes
+    if weights.shape != (n, h, tq, tk) or not weights.is_contiguous() or grad.shape != (n, h, tq, dh):
+        raise ValueError(f"weights {tuple(weights.shape)}, grad {tuple(grad.shape)} of {sizes}; accepted: equal sizes")
+    q, k, v, grad = map(_with_contiguous_features, (q, k, v, grad))
+    grads = [torch.empty(x.transpose(1, 2).shape).transpose(1, 2) for x in (q, k, v)]
+    library.dragoman_attend_backward(
+        torch.get_num_threads(), _integers(*sizes), _head_strides(q, k, v, grad, *grads),
+        *(x.data_ptr() for x in (q, k, v, weights, grad, *grads)),
+    )  # fmt: skip
+    return grads[0], grads[1], grads[2]
+
+
+def _attention_sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
+    """Return N, H, Hkv, Tq, Tk, Dk, Dh."""
+    n, h, tq, dk = q.shape
+    _, hkv, tk, dh = v.shape
+    if k.shape != (n, hkv, tk, dk) or v.size(0) != n or h % hkv or not (q.numel() and v.numel()):
+        shapes = [tuple(x.shape) for x in (q, k, v)]
+        raise ValueError(f"q, k, v: {shapes}; accepted: (N, H, Tq, Dk), (N, Hkv, Tk, Dk), (N, Hkv, Tk, Dh)")
+    return n, h, hkv, tq, tk, dk, dh
+
+
+def _with_contiguous_features(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _head_strides(*tensors: Tensor) -> ctypes.Array[ctypes.c_int64]:
+    return _integers(*(stride for x in tensors for stride in x.stride()[:3]))

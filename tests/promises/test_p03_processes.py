@@ -53,14 +53,16 @@ def kill_and_resume(kind: str, kills: int, data: Path, folder: Path) -> None:
         runs += 1
         run = folder / f"killed{runs}"
         while True:
+            began = time.monotonic()
             processes = start(data, run, kind)
             victim = processes[draw.choice([0, draw.randrange(1, SIZE)])]
             # Not before all are connected: until then, only torchrun notices that a process has ended.
-            victim.join(draw.uniform(0.2 * longest, longest) if killed < kills else None)
+            victim.join(draw.uniform(min(1.5, 0.3 * longest), longest) if killed < kills else None)
             if not victim.is_alive():
                 for process in processes:
                     process.join(60)
                 assert [process.exitcode for process in processes] == [0] * SIZE
+                longest = 1.5 * (time.monotonic() - began)  # the speed of the machine changes
                 break
             victim.kill()
             killed += 1

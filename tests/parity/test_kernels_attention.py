@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import Tensor
 
-from dragoman.nn.attention import attend_explicit, attend_short, causal_bias, padding_bias
+from dragoman.nn import attention
+from dragoman.nn.attention import SelfAttention, attend_explicit, attend_short, causal_bias, padding_bias
 from dragoman.nn.dropout import Dropout, seed_dropout
 from dragoman.nn.native.kernels import attend, attend_backward, drop
 from dragoman.nn.native.library import kernels, without_kernels
+from dragoman.nn.positions import Positions
 
 needs_kernels = pytest.mark.skipif(kernels() is None, reason="PyTorch is used on this processor")
 
@@ -157,3 +160,38 @@ def test_the_backward_pass_stores_one_byte_per_element() -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda t: stored.append(t.nbytes) or t, lambda t: t):
         Dropout(0.1)(torch.randn(100, 10, requires_grad=True), torch.randn(100, 10))
     assert sum(stored) == 1000
+
+
+@pytest.mark.parametrize("with_kernels", [True, False])
+def test_attention_of_bf16_training_is_computed_in_float32(with_kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x, pos = SelfAttention(16, 2), torch.randn(3, 6, 16), torch.arange(6)
+    bias = padding_bias(torch.arange(6) < torch.tensor([[6], [4], [1]]), torch.bfloat16)
+    seen: list[torch.dtype] = []
+
+    def attend_and_record(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+        seen.extend(t.dtype for t in (q, k, v, bias) if t is not None)
+        return attend_short(q, k, v, bias)
+
+    monkeypatch.setattr(attention, "attend_short", attend_and_record)
+    with nullcontext() if with_kernels else without_kernels():
+        want = layer(x, Positions(), pos, None if bias is None else bias.float())
+        seen.clear()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = layer(x, Positions(), pos, bias)
+        out.float().sum().backward()
+    assert seen == [torch.float32] * 4
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), want, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("with_residual", [True, False])
+def test_dropout_of_bf16_values(with_residual: bool) -> None:
+    x, residual = torch.randn(50, 8).bfloat16().requires_grad_(), torch.randn(50, 8) if with_residual else None
+    seed_dropout(2)
+    out = Dropout(0.5)(x, residual)
+    seed_dropout(2)
+    want = Dropout(0.5)(x.detach().float(), residual)
+    assert out.dtype == (torch.float32 if with_residual else torch.bfloat16)
+    torch.testing.assert_close(out.float(), want if with_residual else want.bfloat16().float())
+    out.float().sum().backward()
+    assert x.grad is not None and set(x.grad.unique().tolist()) == {0.0, 2.0}

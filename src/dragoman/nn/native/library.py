@@ -1,8 +1,8 @@
 """Loading of the C++ kernels, and the processors on which they are used.
 
 PyTorch multiplies float32 matrices with MKL, which reached less than half of the speed of these kernels on an AMD EPYC
-(Zen 5).  They are therefore used on processors of other vendors than Intel with AVX-512.  Which implementation runs is a
-function of the processor alone, never of a measurement, so that a run can be resumed with the same bits.
+(Zen 5).  They are therefore used on processors of other vendors than Intel with AVX-512.  Which implementation runs
+is a function of the processor alone, never of a measurement, so that a run can be resumed with the same bits.
 """
 
 from __future__ import annotations

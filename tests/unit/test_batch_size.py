@@ -95,7 +95,7 @@ def build(data: Path, run: Path, *overrides: str, reporter: Reporter | None = No
 def test_less_memory_gives_smaller_batches(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_size, "_STEPS", 1)
     found = []
-    for i, memory in enumerate((None, 10**12, 10**7, 4 * 10**6, 1)):
+    for i, memory in enumerate((None, 10**12, 6 * 10**6, 3 * 10**6, 1)):
         monkeypatch.setattr(batch_size, "available_memory", lambda _, memory=memory: memory)
         said = Listener()
         trainer = build(data, tmp_path / f"run{i}", *AUTO, reporter=said)

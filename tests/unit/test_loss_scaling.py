@@ -88,7 +88,7 @@ def test_the_gradient_does_not_depend_on_the_scale(
         assert trainer.training_step.loss_scale is not None
         trainer.training_step.loss_scale.load(2.0**exponent, 0)
         found = gradient(trainer)
-        assert torch.nn.functional.cosine_similarity(found, expected, 0) > 0.9999
+        assert torch.nn.functional.cosine_similarity(found, expected, 0) > 0.9995
         assert float(found.norm() / expected.norm()) == pytest.approx(1, abs=1e-2)
 
 

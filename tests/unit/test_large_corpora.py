@@ -8,7 +8,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from dragoman.config import Config, parse_config
 from dragoman.data import batch_plans
 from dragoman.data.batch_plans import EpochPlan, sampling_weights
 from dragoman.data.corpus import SentencePair, corpus_spec, pair_hash
+from dragoman.data.doctor import precheck as precheck_module
 from dragoman.data.store import build as build_module
 from dragoman.data.store import chunks, duplicates, origin, segments
 from dragoman.data.store.build import build_store
@@ -304,7 +305,7 @@ def test_the_hash_of_a_large_file_is_remembered(tmp_path: Path, monkeypatch: pyt
     corpora(tmp_path, {"a": 50})
     config = config_of(tmp_path, "a")
     specs = [corpus_spec(config, corpus) for corpus in config.parallel.train]
-    monkeypatch.setattr(origin, "_LARGE", 10)
+    monkeypatch.setattr(origin, "LARGE", 10)
     monkeypatch.setattr(origin, "_SETTLED", 0)
     hashed = []
     real = origin.hash_file
@@ -325,9 +326,32 @@ def test_the_hash_of_a_file_that_was_just_written_is_not_remembered(
     """It could change again without a change of its time."""
     corpora(tmp_path, {"a": 50})
     config = config_of(tmp_path, "a")
-    monkeypatch.setattr(origin, "_LARGE", 10)
+    monkeypatch.setattr(origin, "LARGE", 10)
     text_hash([corpus_spec(config, corpus) for corpus in config.parallel.train], tmp_path / "cache")
     assert not (tmp_path / "cache" / "hashes.json").exists()
+
+
+def test_large_corpora_are_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpora(tmp_path, {"a": 50})
+    config = config_of(tmp_path, "a")
+    checked = []
+
+    def check(config: Config, warn: Callable[[str], None]) -> None:
+        checked.append(config)
+        warn("something is odd")
+
+    monkeypatch.setattr(precheck_module, "_check", check)
+    for count, large in ((1, 10**9), (2, 10**9), (3, 10), (3, 10)):
+        monkeypatch.setattr(precheck_module, "LARGE", large)
+        said: list[str] = []
+        precheck_module.precheck(config, said.append, tmp_path / "cache")
+        assert said == ["something is odd"] and len(checked) == count
+    (known,) = (tmp_path / "cache").glob("checked-*.json")
+    known.write_text("{}")
+    precheck_module.precheck(config, said.append, tmp_path / "cache")
+    (tmp_path / "a.tgt").write_bytes((tmp_path / "a.tgt").read_bytes().replace(b"neuf", b"nine"))
+    precheck_module.precheck(config, said.append, tmp_path / "cache")
+    assert len(checked) == 5
 
 
 def test_filtering_a_segment_equals_filtering_all(tmp_path: Path) -> None:

@@ -285,7 +285,7 @@ def test_a_tagger_is_learned_that_needs_both_neighbours() -> None:
         | {"position": {"kind": "rotary"}}
     )
     network = build_model(config, EOS + 1 + words, 4)
-    learn(network, batch, 250)
+    learn(network, batch, 350)
     src, mask, targets = batch()
     right = network(src, mask, targets).argmax(-1) == targets
     assert int(right[targets != PAD].sum()) >= 0.97 * int((targets != PAD).sum())

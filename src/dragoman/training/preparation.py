@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dragoman.config import Config
 from dragoman.data.corpus import corpus_spec
+from dragoman.data.doctor.precheck import precheck
 from dragoman.data.profile import TrainingProfile
 from dragoman.data.store.build import build_store
 from dragoman.data.store.pool import Processes, RayTasks
@@ -39,10 +40,13 @@ def prepare(
             "are read into memory"
         )
     reporter = reporter or Reporter()
+    reporter.phase("checking the data")
+    cache = Path(out).parent / "prepared"
+    precheck(config, reporter.warn, cache)
     specs = [corpus_spec(config, corpus) for corpus in config.parallel.train]
     pool: AbstractContextManager[Processes | RayTasks] = RayTasks() if ray else Processes(workers)
     with pool as used:
-        store = build_store(config, specs, Path(out).parent / "prepared", reporter, used)
+        store = build_store(config, specs, cache, reporter, used)
     reporter.phase("describing the training data")
     TrainingProfile.cached(store, config.parallel.source_language)
     return store

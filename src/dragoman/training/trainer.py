@@ -92,7 +92,7 @@ def _open(
             stack.enter_context(lock_run(folder))
             if config.data.kind == "parallel" and not list_checkpoints(folder):
                 reporter.phase("checking the data")
-                precheck(config, reporter.warn)
+                precheck(config, reporter.warn, folder.parent / "prepared")
         run = open_run(config, folder, reporter, writes=context.is_main)
         run.check_memory(context.device, context.size)
     if context.size > 1:
@@ -126,7 +126,9 @@ class Trainer:
         self.estimator = ProgressEstimator(self.config, self.validation is not None, rows)
         self.scores: dict[str, Any] = {}
         self._window = Window()
-        self._outcomes = Outcomes(self.config, self.progress, self._window, self._warn, self._failure)
+        self._outcomes = Outcomes(
+            self.config, self.progress, self._window, reporter.warn, partial(_failure, run, context)
+        )
         self._last_gradients = Gradients()  # not yet counted in all processes
         self.batches = BatchStream(run.task, self.config.accumulate, context.rank, context.size)
         self._saved = 0.0  # amount of train.save_every at the last checkpoint
@@ -258,12 +260,6 @@ class Trainer:
             self.log.write(row)
             self.reporter.stepped(row, self._used())
 
-    def _warn(self, text: str) -> None:
-        self.reporter.warn(text)
-
-    def _failure(self, what: str, advice: str = _ADVICE) -> TrainingError:
-        return TrainingError(f"{self.run.folder}: {what} {self.context.on_main(self.run.last_good)} {advice}")
-
     def _check_usable(self) -> None:
         """Raise TrainingError if no validation of the training had a finite result."""
         if self.validation is not None and self.progress.best is None:
@@ -383,3 +379,8 @@ class Trainer:
             values = f"{self.config.metric} {abs(metric_value(self.config, scores)):.2f} and {abs(best):.2f}"
             self.reporter.log(f"the average of the last {count} checkpoints is {than} ({values}); using {used}")
         return scores if better else self.scores
+
+
+def _failure(run: TrainingRun, context: DistributedContext, what: str, advice: str = _ADVICE) -> TrainingError:
+    """Return the error that a training cannot go on, which names the last checkpoint."""
+    return TrainingError(f"{run.folder}: {what} {context.on_main(run.last_good)} {advice}")

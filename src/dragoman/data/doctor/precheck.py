@@ -6,12 +6,16 @@ In files of more than `_SAMPLE` lines, shifts are searched in blocks spread over
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import cache
+from contextlib import suppress
+from functools import cache as remembered
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import sentencepiece as spm
 
@@ -19,8 +23,10 @@ from dragoman.config import Config
 from dragoman.data.alignment import Shift, line_features, misalignment, shifted_range
 from dragoman.data.corpus import CorpusSpec, corpus_spec, read_pairs
 from dragoman.data.languages import FREQUENT_WORDS, SCRIPTS, LanguageCheck, file_language, language_code
-from dragoman.errors import DataError
+from dragoman.data.store.origin import LARGE, text_hash
+from dragoman.errors import DataError, DragomanError
 from dragoman.io.lines import count_lines, open_lines
+from dragoman.io.writing import write_file
 
 __all__ = ["find_shift", "likely_language", "precheck", "replaced_characters"]
 
@@ -33,11 +39,45 @@ _MAX_REPLACED = 0.05
 _WORD = re.compile(r"[^\W\d_]+")
 
 
-def precheck(config: Config, warn: Callable[[str], None]) -> None:
+def precheck(config: Config, warn: Callable[[str], None], cache: Path | None = None) -> None:
     """Check the corpora of a configuration of kind "parallel"; `warn` receives the warnings.
 
-    Raises DataError that lists every misaligned or shifted corpus.
+    cache: folder in which the warnings about corpora of 64 MB and more are kept, so that they are checked once.  Raises
+    DataError that lists every misaligned or shifted corpus.
     """
+    known = None if cache is None else _known(config, cache)
+    if known is None:
+        _check(config, warn)
+        return
+    try:
+        warnings = json.loads(known.read_text(encoding="utf-8"))["warnings"]
+    except (OSError, ValueError, LookupError, TypeError):
+        warnings = []
+        _check(config, warnings.append)
+        with suppress(OSError, DragomanError):
+            known.parent.mkdir(parents=True, exist_ok=True)
+            write_file(known, json.dumps({"warnings": warnings}).encode())
+    for warning in warnings:
+        warn(warning)
+
+
+def _known(config: Config, cache: Path) -> Path | None:
+    """Return the file for the warnings about these data; None for small corpora, which are checked every time."""
+    data = config.parallel
+    corpora = [corpus for corpus in (*data.train, data.valid, data.test) if corpus is not None]
+    specs = [corpus_spec(config, corpus) for corpus in corpora]
+    try:
+        if sum(path.stat().st_size for spec in specs for path in spec.files) < LARGE:
+            return None
+    except OSError:
+        return None  # the check reports the file
+    settings: list[Any] = [data.source_language, data.target_language, [side.model_dump() for side in config.tokenizer.sides]]
+    settings += [len(data.train), data.valid is None, data.test is None, text_hash(specs, cache)]
+    key = hashlib.blake2b(json.dumps(settings).encode(), digest_size=8).hexdigest()
+    return cache / f"checked-{key}.json"
+
+
+def _check(config: Config, warn: Callable[[str], None]) -> None:
     data = config.parallel
     train = {f"data.train.{i}": corpus_spec(config, corpus) for i, corpus in enumerate(data.train)}
     held_out = {
@@ -69,7 +109,7 @@ def replaced_characters(config: Config) -> Iterator[tuple[str, str, str]]:
     if target.kind == "char" or target.normalization == "identity":
         return
     section = "tokenizer.target" if config.tokenizer.target else "tokenizer"
-    normalized = cache(
+    normalized = remembered(
         spm.SentencePieceNormalizer(
             rule_name=target.normalization,
             add_dummy_prefix=False,

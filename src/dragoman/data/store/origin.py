@@ -17,12 +17,12 @@ from dragoman.errors import DataError, DragomanError
 from dragoman.io.reading import hash_file, read_json
 from dragoman.io.writing import write_file
 
-__all__ = ["VERSION", "Origin", "content_hash", "files_hash", "text_hash"]
+__all__ = ["LARGE", "VERSION", "Origin", "content_hash", "files_hash", "text_hash"]
 
 VERSION = 3
 """Of the format; stores of other versions are built again, under another name."""
 _HASHES = "hashes.json"
-_LARGE = 64 << 20
+LARGE = 64 << 20
 """Bytes from which the hash of a file is remembered together with its size, inode and time of modification."""
 _SETTLED = 2_000_000_000
 """Nanoseconds after a modification before a hash is remembered: later writes then change the time."""
@@ -47,7 +47,7 @@ class FileHashes:
         if isinstance(known, list) and known[:3] == found and len(known) == 4 and isinstance(known[3], str):
             return known[3]
         digest = hash_file(path, "blake2b")
-        if self._file is not None and state.st_size >= _LARGE and time.time_ns() - state.st_mtime_ns > _SETTLED:
+        if self._file is not None and state.st_size >= LARGE and time.time_ns() - state.st_mtime_ns > _SETTLED:
             self._known[key] = [*found, digest]
             with suppress(OSError, DragomanError):  # the hash is computed again
                 self._file.parent.mkdir(parents=True, exist_ok=True)

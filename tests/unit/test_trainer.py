@@ -166,7 +166,8 @@ def test_the_loss_is_per_word_whatever_the_accumulation(build: Build, monkeypatc
 
 def test_bad_steps_are_counted_up_to_the_limit(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = build("train.max_bad_steps=3")
-    trainer.reporter = listener = Listener()
+    listener = Listener()
+    monkeypatch.setattr(trainer._outcomes, "_warn", listener.warn)
     before = {name: p.clone() for name, p in unique_tensors(trainer.model).items()}
     real = trainer.training_step.forward
     monkeypatch.setattr(
@@ -268,7 +269,8 @@ def test_a_training_without_a_finite_validation_fails(build: Build) -> None:
 def test_patience_counts_validations_since_the_best(patience: int, step: int, build: Build) -> None:
     trainer = build("train.budget=500 steps", f"train.patience={patience}")
     trainer.validation = Scripted([3.0, 4.0, 2.0, 2.0, 2.5])
-    trainer.reporter = listener = Listener()
+    listener = Listener()
+    monkeypatch.setattr(trainer._outcomes, "_warn", listener.warn)
     assert trainer.train().progress.step == step
     said = f"stopped early, with {step / 500:.0%} of the budget used: no improvement in {patience} validations"
     assert said in listener.text
@@ -276,7 +278,8 @@ def test_patience_counts_validations_since_the_best(patience: int, step: int, bu
 
 def test_saving_that_takes_much_of_the_time_is_reported_once(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = build("train.save_every=10 s")
-    trainer.reporter = listener = Listener()
+    listener = Listener()
+    monkeypatch.setattr(trainer._outcomes, "_warn", listener.warn)
     took, clock = iter((0.4, 0.6, 0.8)), [0.0]
     monkeypatch.setattr(trainer, "_save", lambda *_, **__: clock.append(clock[-1] + next(took)))
     monkeypatch.setattr("dragoman.training.trainer.time.monotonic", lambda: clock[-1])

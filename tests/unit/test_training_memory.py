@@ -141,7 +141,8 @@ def longest(batch: Batch) -> int:
 def test_a_pair_that_does_not_fit_is_skipped_with_its_lengths(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer.reporter = listener = Listener()
+    listener = Listener()
+    monkeypatch.setattr(trainer._outcomes, "_warn", listener.warn)
     short, long = [([4, 5, 2], [4, 2])] * 3, ([4] * 20 + [2], [5] * 16 + [2])
     alone = trainer.training_step.backward([collate(short)], 0, 0.1)
     fail_in_forward(monkeypatch, trainer.training_step, lambda batch: longest(batch) > 10)

@@ -269,8 +269,7 @@ def test_a_training_without_a_finite_validation_fails(build: Build) -> None:
 def test_patience_counts_validations_since_the_best(patience: int, step: int, build: Build) -> None:
     trainer = build("train.budget=500 steps", f"train.patience={patience}")
     trainer.validation = Scripted([3.0, 4.0, 2.0, 2.0, 2.5])
-    listener = Listener()
-    monkeypatch.setattr(trainer._outcomes, "_warn", listener.warn)
+    trainer.reporter = listener = Listener()
     assert trainer.train().progress.step == step
     said = f"stopped early, with {step / 500:.0%} of the budget used: no improvement in {patience} validations"
     assert said in listener.text
@@ -278,8 +277,7 @@ def test_patience_counts_validations_since_the_best(patience: int, step: int, bu
 
 def test_saving_that_takes_much_of_the_time_is_reported_once(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = build("train.save_every=10 s")
-    listener = Listener()
-    monkeypatch.setattr(trainer._outcomes, "_warn", listener.warn)
+    trainer.reporter = listener = Listener()
     took, clock = iter((0.4, 0.6, 0.8)), [0.0]
     monkeypatch.setattr(trainer, "_save", lambda *_, **__: clock.append(clock[-1] + next(took)))
     monkeypatch.setattr("dragoman.training.trainer.time.monotonic", lambda: clock[-1])

@@ -17,7 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from dragoman.config import load_config
-from dragoman.data.store.reader import DamagedStoreError, Store
+from dragoman.data.store.folder import DamagedStoreError
+from dragoman.data.store.reader import Store
 from dragoman.data.tokenizer import BOS
 from dragoman.data.turns import Turn, encode_turns
 from dragoman.data.vocabulary import LabelVocabulary

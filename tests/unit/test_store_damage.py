@@ -20,8 +20,9 @@ from dragoman.data.store import build as build_module
 from dragoman.data.store import reader as reader_module
 from dragoman.data.store.build import build_store
 from dragoman.data.store.chunks import TABLE, record_hash
+from dragoman.data.store.folder import DamagedStoreError, _digest, write_about
 from dragoman.data.store.origin import VERSION, text_hash
-from dragoman.data.store.reader import DamagedStoreError, Store, digest_of
+from dragoman.data.store.reader import Store
 from dragoman.errors import DataError, TrainingError
 from dragoman.io.reading import RandomAccessFile
 from small_run import Listener, small_config, write_corpus, write_lines
@@ -188,7 +189,7 @@ def test_a_store_of_another_version_is_rebuilt(config: Config, cache: Path) -> N
     about = json.loads((store.folder / "store.json").read_bytes())
     assert about["version"] == VERSION
     about["version"] += 1
-    about["digest"] = digest_of(about)
+    about["digest"] = _digest(about)
     (store.folder / "store.json").write_text(json.dumps(about))
     assert "of another version" in prepare(config, cache)[1].said[0]
 
@@ -196,10 +197,7 @@ def test_a_store_of_another_version_is_rebuilt(config: Config, cache: Path) -> N
 def describe_again(folder: Path) -> None:
     """Write the hashes of the files as they are."""
     about = json.loads((folder / "store.json").read_bytes())
-    (folder / "store.json").unlink()
-    about["files"] = {name: build_module._describe(folder / name) for name in about["files"]}
-    about["digest"] = digest_of(about)
-    (folder / "store.json").write_text(json.dumps(about))
+    write_about(folder, {key: value for key, value in about.items() if key not in ("files", "digest")}, {})
 
 
 def change_table(folder: Path, field: str, value: int) -> None:
@@ -335,7 +333,7 @@ def test_a_damaged_chunk_is_an_error_when_it_is_read_and_the_store_rebuilt(
     with pytest.raises(DataError, match=rf"000-00000\.{kind}: was changed or is damaged. Run the command again"):
         read(store, 3)
     again, listener = prepare(config, cache)
-    assert "found a damaged chunk" in listener.said[0] and content(again) == before
+    assert "found damaged data" in listener.said[0] and content(again) == before
     assert "reused" in prepare(config, cache)[1].text
 
 

@@ -382,5 +382,5 @@ class Trainer:
 
 
 def _failure(run: TrainingRun, context: DistributedContext, what: str, advice: str = _ADVICE) -> TrainingError:
-    """Return the error that a training cannot go on, which names the last checkpoint."""
+    """Return the error with which a training ends; it names the last checkpoint."""
     return TrainingError(f"{run.folder}: {what} {context.on_main(run.last_good)} {advice}")

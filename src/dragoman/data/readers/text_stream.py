@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -48,12 +48,15 @@ class TextStream:
 
         offset: length of the first window of each text; 0 means `block`.
         """
-        spans = [
-            cut
-            for first, last in pairwise(self.bounds.tolist())
-            for cut in pairwise([first, *range(first + (offset or block), last, block), last])
-        ]
-        return np.asarray(spans, dtype=np.int64).reshape(-1, 2)
+        begins, ends = self.bounds[:-1], self.bounds[1:]
+        first = offset or block
+        # Windows after the first of each text, rounded up.
+        counts = np.where(ends > begins, 1 + np.maximum(0, -((begins + first - ends) // block)), 0)
+        number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # of the window in its text
+        text_begins = np.repeat(begins, counts)
+        starts = text_begins + np.where(number > 0, first + (number - 1) * block, 0)
+        stops = np.minimum(text_begins + first + number * block, np.repeat(ends, counts))
+        return np.stack([starts, stops], axis=1).astype(np.int64)
 
     def window(self, span: NDArray[np.int64]) -> list[int]:
         """Return the ids of a window."""

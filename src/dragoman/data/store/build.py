@@ -25,10 +25,10 @@ from dragoman.config import Config
 from dragoman.data.corpus import CorpusSpec, FilterStats, read_pairs
 from dragoman.data.store.chunks import TABLE
 from dragoman.data.store.duplicates import find_duplicates
-from dragoman.data.store.once import build_once
+from dragoman.data.store.folder import DamagedStoreError, build_once, describe, read_about, write_about
 from dragoman.data.store.origin import VERSION, Origin, content_hash, text_hash
 from dragoman.data.store.pool import Pool, Processes, ThisProcess
-from dragoman.data.store.reader import DamagedStoreError, Store, digest_of, part_name, read_about
+from dragoman.data.store.reader import Store, part_name
 from dragoman.data.store.segments import (
     SEGMENT,
     EncodedSegment,
@@ -41,7 +41,7 @@ from dragoman.data.store.segments import (
 )
 from dragoman.data.tokenizer import Tokenizer, train_tokenizer
 from dragoman.errors import DataError
-from dragoman.io.reading import RandomAccessFile, read_json
+from dragoman.io.reading import read_json
 from dragoman.io.run_log import Reporter
 
 __all__ = ["build_store"]
@@ -69,27 +69,14 @@ def build_store(
         if used is None and sum(path.stat().st_size for spec in specs for path in spec.files) >= _LARGE:
             used = stack.enter_context(Processes())
         builder = _Builder(config, specs, folder, unfinished, reporter, used or ThisProcess())
-        _write_about(unfinished, {"content": folder.name, "text": text, **builder.build()}, builder.written)
+        about = {"version": VERSION, "content": folder.name, "text": text, **builder.build()}
+        write_about(unfinished, about, builder.written)
 
     store, existed = build_once(folder, lambda path: Store(path, folder.name), write, reporter)
     reporter.log(f"data: {store.stats}{f' (reused: {folder})' if existed else ''}")
     for warning in store.warnings:
         reporter.warn(warning)
     return store
-
-
-def _write_about(folder: Path, about: dict[str, Any], written: dict[str, dict[str, Any]]) -> None:
-    """Write `store.json` with the sizes and hashes of all files in the folder.  written: those that are known."""
-    files = {}
-    for path in sorted(folder.iterdir()):
-        files[path.name] = written.get(path.name) or _describe(path)
-    about = {"version": VERSION, **about, "files": files}
-    (folder / "store.json").write_bytes(json.dumps(about | {"digest": digest_of(about)}, indent=1).encode())
-
-
-def _describe(path: Path) -> dict[str, Any]:
-    file = RandomAccessFile(path)
-    return {"bytes": len(file), "blake2b": file.digest()}
 
 
 @dataclass
@@ -134,16 +121,16 @@ class _Builder:
     """Builds the parts of one store.  written: files whose size and hash are known."""
 
     def __init__(
-        self, config: Config, specs: Sequence[CorpusSpec], content: Path, folder: Path, reporter: Reporter, pool: Pool
+        self, config: Config, specs: Sequence[CorpusSpec], final: Path, folder: Path, reporter: Reporter, pool: Pool
     ) -> None:
-        """content: the folder of the store when it is complete; folder: where it is written."""
+        """final: the folder of the store when it is complete.  folder: where it is written."""
         self.config, self.specs, self.folder = config, specs, folder
         self.reporter, self.pool = reporter, pool
         self.rules = config.parallel.filter
         self.parts = [_Part(number) for number in range(len(specs))]
         self.written: dict[str, dict[str, Any]] = {}
-        self.origin = Origin(config, specs, content.parent)
-        self.found = _Stores(path for path in content.parent.glob("*/store.json") if path.parent != content)
+        self.origin = Origin(config, specs, final.parent)
+        self.found = _Stores(path for path in final.parent.glob("*/store.json") if path.parent != final)
         self.warnings: list[str] = []
 
     def build(self) -> dict[str, Any]:
@@ -278,7 +265,7 @@ class _Stores:
         self._abouts: list[tuple[Path, dict[str, Any]]] = []
         for file in sorted(files):
             with suppress(DamagedStoreError):
-                self._abouts.append((file.parent, read_about(file.parent)))
+                self._abouts.append((file.parent, read_about(file.parent, VERSION)))
 
     def tokenizer(self, key: str) -> tuple[Tokenizer, list[str]] | None:
         """Return the tokenizer with this origin, and the warnings about it."""
@@ -310,7 +297,7 @@ class _Stores:
 def _verify(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise DataError if a file differs from its size and hash."""
     with ThreadPoolExecutor() as pool:  # hashing releases the GIL
-        for name, found in zip(files, pool.map(lambda name: _describe(folder / name), files), strict=True):
+        for name, found in zip(files, pool.map(lambda name: describe(folder / name), files), strict=True):
             if found != files[name]:
                 raise DataError(f"{folder / name}: altered")
 

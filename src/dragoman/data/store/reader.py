@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,45 +14,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.data.store.chunks import TABLE, Record, id_type, record_hash
+from dragoman.data.store.folder import REMEDY, VERIFIED, DamagedStoreError, damaged, read_about
 from dragoman.data.store.origin import VERSION
 from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.errors import DataError, ModelFolderError
 from dragoman.io.reading import RandomAccessFile, read_json
 
-__all__ = [
-    "VERIFIED",
-    "DamagedStoreError",
-    "Store",
-    "digest_of",
-    "mark_damaged",
-    "part_name",
-    "read_about",
-    "refuse_marked",
-]
+__all__ = ["Store", "part_name"]
 
-_REMEDY = "Remove the folder; the next training run rebuilds it."
-VERIFIED = 256 << 20
-"""Bytes up to which all files are verified when a store is opened; larger ones, chunk by chunk when they are read."""
 _OPEN_FILES = 256
 _CACHED = 600
 """Chunks in memory: more than two blocks of an epoch (see `dragoman.data.batch_plans`)."""
-_MARK = "damaged"
 _TEXT = np.dtype(np.uint8)
-
-
-class DamagedStoreError(DataError):
-    """A store whose files differ from what was written; the message lists the folder and all damaged files."""
 
 
 def part_name(part: int, suffix: str = "") -> str:
     """Return the name of a file of a part of a store, which is one corpus."""
     return f"{part:03}{suffix}"
-
-
-def digest_of(about: Mapping[str, Any]) -> str:
-    """Return the hash of `store.json`."""
-    text = json.dumps({key: value for key, value in about.items() if key != "digest"}, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 class Store:
@@ -68,9 +43,9 @@ class Store:
     def __init__(self, folder: Path, content: str | None = None) -> None:
         """Open and verify a store.  content: the expected content hash.  Raises DamagedStoreError."""
         self.folder = folder
-        about = read_about(folder)
+        about = read_about(folder, VERSION)
         if content is not None and about["content"] != content:
-            raise DamagedStoreError(f"{folder}: store.json belongs to another store ({about['content']}). {_REMEDY}")
+            raise DamagedStoreError(f"{folder}: store.json belongs to another store ({about['content']}). {REMEDY}")
         self.stats: str = about["account"]
         self.warnings: list[str] = about["warnings"]
         self.text_hash: str = about["text"]
@@ -89,7 +64,7 @@ class Store:
         try:
             self.tokenizer = Tokenizer.load(self.folder)
         except ModelFolderError as error:
-            raise DamagedStoreError(f"{error}. {_REMEDY}") from None
+            raise DamagedStoreError(f"{error}. {REMEDY}") from None
         self._sizes = (self.tokenizer.source_size, self.tokenizer.target_size)
         tables = []
         for part in range(len(self.parts)):
@@ -104,7 +79,7 @@ class Store:
         if counts != [pairs for pairs, _ in self.parts]:
             raise DamagedStoreError(
                 f"{self.folder}: its files disagree on the numbers of pairs: {counts} and "
-                f"{[pairs for pairs, _ in self.parts]}. {_REMEDY}"
+                f"{[pairs for pairs, _ in self.parts]}. {REMEDY}"
             )
 
     def __len__(self) -> int:
@@ -131,19 +106,14 @@ class Store:
         file = self._files.open(f"{stem}.{kind}")
         content = file.read(int(row[f"{kind}_at"]), int(row[f"{kind}_bytes"]))
         if record_hash(content) != row[f"{kind}_hash"]:
-            raise self._damaged(file.path)
+            raise damaged(file.path)
         try:
             record = Record.parse(content, int(row["pairs"]), id_type(max(self._sizes)) if kind == "ids" else _TEXT)
         except ValueError:
-            raise self._damaged(file.path) from None
+            raise damaged(file.path) from None
         if kind == "ids" and any(int(v.max(initial=0)) >= n for v, n in zip(record.values, self._sizes, strict=True)):
-            raise self._damaged(file.path)
+            raise damaged(file.path)
         return record
-
-    def _damaged(self, path: Path) -> DataError:
-        """Mark the store as damaged, so that it is not used again, and return the error."""
-        mark_damaged(self.folder)
-        return DataError(f"{path}: was changed or is damaged. Run the command again to rebuild it.")
 
     def locate(self, number: int) -> tuple[int, int]:
         """Return the chunk of a pair and its number in the chunk."""
@@ -177,7 +147,7 @@ class Store:
     @cached_property
     def _statistics(self) -> list[dict[str, Any]]:
         names = [part_name(part, ".json") for part in range(len(self.parts))]
-        return [read_json(self.folder / name, DamagedStoreError, _REMEDY) for name in names]
+        return [read_json(self.folder / name, DamagedStoreError, REMEDY) for name in names]
 
     def length_histograms(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return how many sources, and how many targets, have a number of tokens (the index), including EOS."""
@@ -199,27 +169,6 @@ def _histogram(parts: Sequence[Mapping[str, int]]) -> NDArray[np.int64]:
     counts = np.zeros(max(total, default=0) + 1, np.int64)
     counts[list(total)] = list(total.values())
     return counts
-
-
-def read_about(folder: Path) -> dict[str, Any]:
-    """Return `store.json`.  Raises DamagedStoreError if it is damaged, of another version, or the store is marked."""
-    about = read_json(folder / "store.json", DamagedStoreError, _REMEDY)
-    if about.get("digest") != digest_of(about) or about.get("version") != VERSION:
-        raise DamagedStoreError(f"{folder / 'store.json'}: altered, or of another version. {_REMEDY}")
-    refuse_marked(folder)
-    return about
-
-
-def mark_damaged(folder: Path) -> None:
-    """Mark prepared data in which a damaged chunk was found, so that they are not used again."""
-    with suppress(OSError):
-        (folder / _MARK).touch()
-
-
-def refuse_marked(folder: Path) -> None:
-    """Raise DamagedStoreError if prepared data are marked as damaged."""
-    if (folder / _MARK).exists():
-        raise DamagedStoreError(f"{folder}: a training run found a damaged chunk. {_REMEDY}")
 
 
 class _Files:
@@ -249,7 +198,7 @@ class _Files:
             problems = [found for found in pool.map(problem, expected) if found]
         if problems:
             self.close()
-            raise DamagedStoreError(f"{folder}: {'; '.join(problems)}. {_REMEDY}")
+            raise DamagedStoreError(f"{folder}: {'; '.join(problems)}. {REMEDY}")
 
     def open(self, name: str) -> RandomAccessFile:
         """Return an open file.  Raises DataError."""

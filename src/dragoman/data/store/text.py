@@ -19,13 +19,20 @@ from numpy.typing import NDArray
 from dragoman.config import TokenizerConfig
 from dragoman.data.readers.text_stream import TextStream, read_paragraphs, texts_of
 from dragoman.data.store.chunks import id_type, record_hash
-from dragoman.data.store.once import build_once
+from dragoman.data.store.folder import (
+    REMEDY,
+    VERIFIED,
+    DamagedStoreError,
+    build_once,
+    damaged,
+    read_about,
+    write_about,
+)
 from dragoman.data.store.origin import files_hash
-from dragoman.data.store.reader import VERIFIED, DamagedStoreError, digest_of, mark_damaged, refuse_marked
 from dragoman.data.tokenizer import Tokenizer, learn_tokenizer
 from dragoman.errors import DataError, ModelFolderError
 from dragoman.io.lines import read_lines
-from dragoman.io.reading import RandomAccessFile, read_json
+from dragoman.io.reading import RandomAccessFile
 from dragoman.io.run_log import Reporter
 
 __all__ = ["PreparedText", "prepare_text"]
@@ -34,7 +41,6 @@ _VERSION = "text 1"
 _BLOCK = 1 << 16
 """Ids per block, each with a hash that is verified when the block is read."""
 _CACHED = 64
-_REMEDY = "Remove the folder; the next training run rebuilds it."
 _PROGRESS_EVERY = 10_000
 
 
@@ -76,8 +82,7 @@ class StoredIds:
         content = self._file.read(block * size, min(size, len(self._file) - block * size))
         ids = np.frombuffer(content, self._item)
         if record_hash(content) != self._hashes[block] or int(ids.max(initial=0)) >= self._limit:
-            mark_damaged(self._file.path.parent)
-            raise DataError(f"{self._file.path}: was changed or is damaged. Run the command again to rebuild it.")
+            raise damaged(self._file.path)
         with self._lock:
             self._blocks[block] = ids
             while len(self._blocks) > _CACHED:
@@ -161,8 +166,7 @@ def _write(
     for name, content in tokenizer.files().items():
         (folder / name).write_bytes(content)
     about: dict[str, Any] = {"version": _VERSION, "characters": characters, "blocks": hashes, "warnings": warnings}
-    about["files"] = {path.name: _describe(path) for path in sorted(folder.iterdir())}
-    (folder / "store.json").write_text(json.dumps(about | {"digest": digest_of(about)}), encoding="utf-8")
+    write_about(folder, about, {"ids": {"bytes": (folder / "ids").stat().st_size}})  # the blocks have hashes
 
 
 def _joined(paragraph: str) -> str:
@@ -178,31 +182,24 @@ def _encoder(tokenizer: Tokenizer, joins_lines: bool) -> Callable[[str], list[in
     return encode
 
 
-def _describe(path: Path) -> dict[str, Any]:
-    """Return the size of a file and, except for the ids, whose blocks have hashes, its hash."""
-    file = RandomAccessFile(path)
-    return {"bytes": len(file)} | ({} if path.name == "ids" else {"blake2b": file.digest()})
-
-
 def _open(folder: Path) -> tuple[Tokenizer, TextStream, list[str]]:
     """Open prepared text and verify all but the ids.  Raises DamagedStoreError."""
-    refuse_marked(folder)
-    about = read_json(folder / "store.json", DamagedStoreError, _REMEDY)
-    if about.get("digest") != digest_of(about) or about.get("version") != _VERSION:
-        raise DamagedStoreError(f"{folder / 'store.json'}: altered, or of another version. {_REMEDY}")
+    about = read_about(folder, _VERSION)
+    files: dict[str, RandomAccessFile] = {}
     for name, expected in about["files"].items():
         try:
-            found = _describe(folder / name)
+            file = files[name] = RandomAccessFile(folder / name)
+            found = {"bytes": len(file)} | ({} if name == "ids" else {"blake2b": file.digest()})
         except OSError as error:
-            raise DamagedStoreError(f"{folder / name}: cannot be read ({error.strerror or error}). {_REMEDY}") from None
+            raise DamagedStoreError(f"{folder / name}: cannot be read ({error.strerror or error}). {REMEDY}") from None
         if found != expected:
-            raise DamagedStoreError(f"{folder / name}: was altered. {_REMEDY}")
+            raise DamagedStoreError(f"{folder / name}: was altered. {REMEDY}")
     try:
         tokenizer = Tokenizer.load(folder)
     except ModelFolderError as error:
-        raise DamagedStoreError(f"{error}. {_REMEDY}") from None
+        raise DamagedStoreError(f"{error}. {REMEDY}") from None
     size = tokenizer.source_size
-    ids = StoredIds(RandomAccessFile(folder / "ids"), id_type(size), about["blocks"], size)
+    ids = StoredIds(files["ids"], id_type(size), about["blocks"], size)
     if about["files"]["ids"]["bytes"] <= VERIFIED:
         ids.verify()
     bounds = np.fromfile(folder / "bounds", np.int64)

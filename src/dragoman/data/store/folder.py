@@ -1,24 +1,74 @@
-"""Folders of prepared data that are built once, by one of the processes that need them."""
+"""Folders of prepared data: `store.json` describes all files, and the folder is built once, by one of the processes
+that need it."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
 
-from dragoman.data.store.reader import DamagedStoreError
-from dragoman.errors import TrainingError
+from dragoman.errors import DataError, TrainingError
+from dragoman.io.reading import RandomAccessFile, read_json
 from dragoman.io.run_log import Reporter
 from dragoman.io.writing import atomic_folder, not_written
 
-__all__ = ["build_once"]
+__all__ = ["REMEDY", "VERIFIED", "DamagedStoreError", "build_once", "damaged", "describe", "read_about", "write_about"]
 
+ABOUT = "store.json"
+REMEDY = "Remove the folder; the next training run rebuilds it."
+VERIFIED = 256 << 20
+"""Bytes up to which all files are verified when a folder is opened; larger ones, in pieces when they are read."""
+_MARK = "damaged"
 _POLL = 0.5  # seconds
 _Prepared = TypeVar("_Prepared")
+
+
+class DamagedStoreError(DataError):
+    """Prepared data that differ from what was written; the message lists the folder and all damaged files."""
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Return the size and the BLAKE2b hash of a file.  Raises OSError."""
+    file = RandomAccessFile(path)
+    return {"bytes": len(file), "blake2b": file.digest()}
+
+
+def _digest(about: Mapping[str, Any]) -> str:
+    text = json.dumps({key: value for key, value in about.items() if key != "digest"}, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def write_about(folder: Path, about: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write `store.json` with the sizes and hashes of all other files.  known: those that need not be computed."""
+    names = sorted(path.name for path in folder.iterdir() if path.name != ABOUT)
+    about = {**about, "files": {name: known.get(name) or describe(folder / name) for name in names}}
+    (folder / ABOUT).write_text(json.dumps(about | {"digest": _digest(about)}, indent=1), encoding="utf-8")
+
+
+def read_about(folder: Path, version: object) -> dict[str, Any]:
+    """Return `store.json`.
+
+    Raises DamagedStoreError if it is damaged or of another version, or if the folder is marked (see `damaged`).
+    """
+    about = read_json(folder / ABOUT, DamagedStoreError, REMEDY)
+    if about.get("digest") != _digest(about) or about.get("version") != version:
+        raise DamagedStoreError(f"{folder / ABOUT}: altered, or of another version. {REMEDY}")
+    if (folder / _MARK).exists():
+        raise DamagedStoreError(f"{folder}: a training run found damaged data. {REMEDY}")
+    return about
+
+
+def damaged(path: Path) -> DataError:
+    """Return the error for a file with damaged content; mark its folder, so that the next run rebuilds it."""
+    with suppress(OSError):
+        (path.parent / _MARK).touch()
+    return DataError(f"{path}: was changed or is damaged. Run the command again to rebuild it.")
 
 
 def build_once(
@@ -49,7 +99,7 @@ def build_once(
 
 
 def _reused(folder: Path, opened: Callable[[Path], _Prepared], reporter: Reporter) -> _Prepared | None:
-    if not os.path.lexists(folder / "store.json"):
+    if not os.path.lexists(folder / ABOUT):
         return None
     try:
         return opened(folder)

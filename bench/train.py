@@ -3,11 +3,16 @@
     python bench/train.py --size tiny
     python bench/train.py --size base --rounds 5 --steps 10
     python bench/train.py --size tiny --allocator tuned --contestants dragoman marian
+    python bench/train.py --size big --device cuda --precision bf16 --tokens 50000 --steps 40
 
 Every measurement is a process of its own with one thread (--threads).  The programs take turns, --rounds times; the
 table gives medians and quartiles of source + target tokens per second without padding, over --steps steps after
---warmup steps, the peak of the resident memory, and the seconds from the start of the process to the end of the first
-step.  All models have the same shape: post-norm, ReLU, shared embeddings, dropout 0.1, label smoothing 0.1, Adam.
+--warmup steps, the peak of the resident memory (on a GPU, of the memory that PyTorch allocated there), and the seconds
+from the start of the process to the end of the first step.  All models have the same shape: post-norm, ReLU, shared
+embeddings, dropout 0.1, label smoothing 0.1, Adam; the weights are float32, and bf16 means torch.autocast for peers.
+
+Model FLOP utilization: floating-point operations that the model needs for the tokens of the measured batches (not for
+padding and masked positions), divided by the time and by the peak of the device (--peak).
 
 dragoman      `dragoman.training.trainer.train`, as by `dragoman train`, on prepared data
 marian        MarianMT of Hugging Face Transformers in a hand-written loop, on the same batches as dragoman
@@ -22,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import resource
 import statistics
@@ -40,7 +46,10 @@ ROOT = Path(__file__).resolve().parents[1]
 SIZES = {
     "tiny": {"d_model": 128, "d_ff": 256, "n_heads": 4, "layers": 4},
     "base": {"d_model": 512, "d_ff": 2048, "n_heads": 8, "layers": 6},
+    "big": {"d_model": 1024, "d_ff": 4096, "n_heads": 16, "layers": 6},
 }
+PEAKS = {"H100": 989.0, "H200": 989.0, "A100": 312.0}
+"""Dense bfloat16 products in TFLOP/s, from the data sheets (SXM)."""
 VOCABULARY = 10_000
 TUNED = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1)}
 
@@ -48,23 +57,33 @@ TUNED = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str((
 class Meter:
     """Times of the steps of one program."""
 
-    def __init__(self, warmup: int, steps: int) -> None:
-        self.warmup, self.steps, self.done, self.tokens = warmup, steps, 0, 0
-        self.first = self.wall = self.processor = self.peak = 0.0
+    def __init__(self, warmup: int, steps: int, device: str) -> None:
+        self.warmup, self.steps, self.device, self.done, self.tokens = warmup, steps, device, 0, 0
+        self.first = self.wall = self.processor = self.peak = self.flops = 0.0
 
     def step(self, tokens: int) -> bool:
         """Count a step with so many tokens; return whether the measurement is complete."""
-        self.done += 1
-        if self.done == 1:
-            self.first = time.time() - BEGAN
-        if self.done == self.warmup:
-            self.wall, self.processor = time.perf_counter(), time.process_time()
-        if self.done > self.warmup:
+        if self.done >= self.warmup:
             self.tokens += tokens
-        complete = self.done == self.warmup + self.steps
+        return self.reached(self.done + 1)
+
+    def reached(self, step: int) -> bool:
+        """Note that a step is queued, the first one being 1; return whether the measurement is complete."""
+        self.done, complete = step, step == self.warmup + self.steps
+        if self.first and step != self.warmup and not complete:
+            return False
+        if self.device == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+        self.first = self.first or time.time() - BEGAN
+        if step == self.warmup:
+            self.wall, self.processor = time.perf_counter(), time.process_time()
         if complete:
             self.wall, self.processor = time.perf_counter() - self.wall, time.process_time() - self.processor
             self.peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            if self.device == "cuda":
+                self.peak = torch.cuda.max_memory_allocated() / 2**20
         return complete
 
     def result(self) -> dict[str, float]:
@@ -73,12 +92,27 @@ class Meter:
             "tokens_per_processor_second": self.tokens / self.processor,
             "peak_mb": self.peak,
             "first_step": self.first,
+            "tflops": self.flops / self.wall / 1e12,
         }
 
 
-def document(size: str, tokens: int, folder: Path) -> dict[str, Any]:
-    """Return the configuration as a TOML document."""
+def flops(size: str, batch: Any) -> float:
+    """Return the floating-point operations of a training step: two per weight and position in the forward pass, twice
+    as many in the backward pass; those of attention and of the output layer included."""
     shape = SIZES[size]
+    width, inner, layers = shape["d_model"], shape["d_ff"], shape["layers"]
+    src = batch.src.ne(0).sum(1).double()
+    tgt = batch.tgt_out.ne(0).sum(1).double()
+    layer = 4 * width**2 + 2 * width * inner  # query, key, value, output, and the feed-forward network
+    encoder = layer * src + 2 * width * src**2
+    # Over the encoder's states, the decoder has queries and outputs per target token, keys and values per source token.
+    decoder = (layer + 2 * width**2) * tgt + 2 * width**2 * src + width * tgt**2 + 2 * width * src * tgt
+    return 6 * float((layers * (encoder + decoder) + VOCABULARY * width * tgt).sum())
+
+
+def document(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration as a TOML document."""
+    shape = SIZES[options["size"]]
     data = os.environ.get("DRAGOMAN_DATA", str(ROOT.parent / "shared" / "data"))
     return {
         "data": {
@@ -93,8 +127,9 @@ def document(size: str, tokens: int, folder: Path) -> dict[str, Any]:
             "encoder_layers": shape["layers"], "decoder_layers": shape["layers"], "dropout": 0.1, "order": "post",
         },
         "train": {
-            "budget": "1000000 steps", "batch_tokens": tokens, "validate_every": "1000000 steps",
-            "save_every": "1000000 steps", "device": "cpu", "threads": 1,
+            "budget": "1000000 steps", "batch_tokens": options["tokens"], "validate_every": "1000000 steps",
+            "save_every": "1000000 steps", "log_every": math.gcd(options["warmup"], options["steps"]),
+            "device": options["device"], "precision": options["precision"], "threads": options["threads"],
             "schedule": {"kind": "constant", "rate": 1e-4},
         },
     }  # fmt: skip
@@ -106,7 +141,7 @@ def batches(options: dict[str, Any]) -> Iterator[Any]:
     from dragoman.io.run_log import Reporter
     from dragoman.training.tasks.translation import TranslationTask
 
-    config = parse_config(document(options["size"], options["tokens"], Path()))
+    config = parse_config(document(options))
     task = TranslationTask(config, Path(options["folder"]) / "prepared", Reporter())
     for epoch in range(1000):
         for number, indices in enumerate(task.epoch(epoch)):
@@ -122,27 +157,31 @@ def run_dragoman(options: dict[str, Any], meter: Meter) -> None:
         pass
 
     class Listener(Reporter):
-        def progressed(self, status: Status) -> None:
-            if meter.step(0):
+        def progressed(self, status: Status) -> None:  # on a GPU not after every step, but at every log_every
+            if meter.reached(status.step):
                 raise Complete
 
-    overrides = [f"train.threads={options['threads']}"]
-    config = parse_config(document(options["size"], options["tokens"], Path()), overrides)
     with tempfile.TemporaryDirectory(dir=options["folder"]) as run, suppress(Complete):
-        train(config, Path(run), reporter=Listener())
-    measured = islice(batches(options), meter.warmup, meter.warmup + meter.steps)
-    meter.tokens = sum(batch.src_tokens + batch.tgt_tokens for batch in measured)
+        train(parse_config(document(options)), Path(run), reporter=Listener())
+    for batch in islice(batches(options), meter.warmup, meter.warmup + meter.steps):
+        meter.tokens += batch.src_tokens + batch.tgt_tokens
+        meter.flops += flops(options["size"], batch)
 
 
 def _loop(options: dict[str, Any], meter: Meter, model: Any, loss: Callable[[Any], Any]) -> None:
     """Train a model with Adam; loss: batch -> smoothed cross-entropy."""
     import torch
 
+    device = torch.device(options["device"])
+    model.to(device).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9, fused=True)
-    model.train()
     for batch in batches(options):
+        if meter.done >= meter.warmup:
+            meter.flops += flops(options["size"], batch)
         optimizer.zero_grad(set_to_none=True)
-        loss(batch).backward()
+        with torch.autocast(device.type, torch.bfloat16, enabled=options["precision"] == "bf16"):
+            value = loss(batch.to(device))
+        value.backward()
         optimizer.step()
         if meter.step(batch.src_tokens + batch.tgt_tokens):
             return
@@ -204,7 +243,8 @@ def run_pytorch(options: dict[str, Any], meter: Meter) -> None:
 
         def forward(self, batch: Any) -> Any:
             padding = None if batch.src_mask is None else ~batch.src_mask
-            causal = nn.Transformer.generate_square_subsequent_mask(batch.tgt_in.size(1))
+            length, device = batch.tgt_in.size(1), batch.tgt_in.device
+            causal = nn.Transformer.generate_square_subsequent_mask(length, device=device)
             hidden = self.transformer(
                 self.embed(batch.src), self.embed(batch.tgt_in), tgt_mask=causal, src_key_padding_mask=padding,
                 memory_key_padding_mask=padding, tgt_is_causal=True,
@@ -224,7 +264,7 @@ def run_trainer(options: dict[str, Any], meter: Meter) -> None:
     from dragoman.io.run_log import Reporter
     from dragoman.training.tasks.translation import TranslationTask
 
-    config = parse_config(document(options["size"], options["tokens"], Path()))
+    config = parse_config(document(options))
     store = TranslationTask(config, Path(options["folder"]) / "prepared", Reporter()).store
     src, tgt = store.lengths()
     counted = [0]
@@ -256,7 +296,8 @@ def run_trainer(options: dict[str, Any], meter: Meter) -> None:
         arguments = Seq2SeqTrainingArguments(
             out, per_device_train_batch_size=max(1, round(options["tokens"] / (src.mean() + tgt.mean()))),
             train_sampling_strategy="group_by_length", length_column_name="length", label_smoothing_factor=0.1,
-            learning_rate=1e-4, max_steps=10**6, logging_steps=10**6, save_strategy="no", report_to=[], use_cpu=True,
+            learning_rate=1e-4, max_steps=10**6, logging_steps=10**6, save_strategy="no", report_to=[],
+            use_cpu=options["device"] == "cpu", bf16=options["precision"] == "bf16",
             disable_tqdm=True, dataloader_num_workers=0, remove_unused_columns=False, optim="adamw_torch_fused",
         )  # fmt: skip
         model = marian_model(options["size"])
@@ -297,11 +338,14 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=4096, help="source + target tokens per batch, with padding")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--precision", choices=("float32", "bf16"), default="float32")
+    parser.add_argument("--peak", type=float, help="TFLOP/s of the device; default: by its name, where known")
     parser.add_argument("--clock", choices=("wall", "processor"), default="wall")
     parser.add_argument("--cores", default="", help="cores to run on, for taskset, such as 1")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        keys = ("size", "steps", "warmup", "tokens", "threads", "cores")
+        keys = ("size", "steps", "warmup", "tokens", "threads", "cores", "device", "precision")
         options = {key: getattr(args, key) for key in keys} | {"folder": folder}
         next(batches(options))  # prepares the data
         results: dict[str, list[dict[str, float]]] = {name: [] for name in args.contestants}
@@ -319,29 +363,37 @@ def report(args: argparse.Namespace, results: dict[str, list[dict[str, float]]])
     """Print medians, and the quartiles of the ratios of rounds."""
     from recipes import processor
 
+    device, peak = "", args.peak
+    if args.device == "cuda":
+        import torch
+
+        device = f"{torch.cuda.get_device_name()}, "
+        peak = peak or next((value for name, value in PEAKS.items() if name in device), None)
     print(
-        f"{args.size}, {args.threads} thread(s), {processor()}, allocator {args.allocator}, "
+        f"{args.size}, {args.precision}, {device}{args.threads} thread(s), {processor()}, allocator {args.allocator}, "
         f"{args.rounds} rounds, {args.clock} time\n"
     )
     speed_key = "tokens_per_second" if args.clock == "wall" else "tokens_per_processor_second"
-    print("| | tokens/s | peak memory, MB | first step, s | dragoman is faster by |\n|---|---|---|---|---|")
+    columns = ["tokens/s", "peak memory, MB", "first step, s", "TFLOP/s", "utilization", "dragoman is faster by"]
+    print(f"| | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 1)}")
     for name, rows in results.items():
-        speed, memory, first = (
-            statistics.median(row[key] for row in rows) for key in (speed_key, "peak_mb", "first_step")
+        speed, memory, first, rate = (
+            statistics.median(row[key] for row in rows) for key in (speed_key, "peak_mb", "first_step", "tflops")
         )
+        operations = f"{rate:.2f} | {f'{rate / peak:.0%}' if peak else ''}" if rate else " | "
         ratio = ""
         if name != "dragoman" and "dragoman" in results:
             pairs = zip(results["dragoman"], rows, strict=True)
             ratios = sorted(ours[speed_key] / row[speed_key] for ours, row in pairs)
             low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
             ratio = f"{middle:.2f} ({low:.2f} to {high:.2f})"
-        print(f"| {name} | {speed:,.0f} | {memory:,.0f} | {first:.1f} | {ratio} |")
+        print(f"| {name} | {speed:,.0f} | {memory:,.0f} | {first:.1f} | {operations} | {ratio} |")
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["one"]:
         chosen, settings = sys.argv[2], json.loads(sys.argv[3])
-        meter = Meter(settings["warmup"], settings["steps"])
+        meter = Meter(settings["warmup"], settings["steps"], settings["device"])
         CONTESTANTS[chosen](settings, meter)
         print(json.dumps(meter.result()))
     else:

@@ -80,11 +80,14 @@ def test_processes(tmp_path: Path) -> None:
     assert "| one process | " in out and "| 2 independent trainings | " in out
 
 
-def test_train(data_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_train(data_root: Path, monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
     monkeypatch.setenv("DRAGOMAN_DATA", str(data_root))
     options = ("--contestants", "dragoman", "pytorch", "marian", "--rounds", "1", "--steps", "2", "--warmup", "1")
-    out = output_of("train.py", *options, "--tokens", "300")
-    assert "| dragoman | " in out and "| marian | " in out
+    out = output_of("train.py", *options, "--tokens", "300", "--precision", precision, "--peak", "1")
+    for name in ("dragoman", "marian", "pytorch"):
+        (row,) = (line for line in out.splitlines() if line.startswith(f"| {name} | "))
+        assert row.count("%") == 1  # model FLOP utilization
 
 
 def test_kill(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ from dragoman.nn.native.kernels import drop
 __all__ = ["Dropout", "repeated_dropout", "seed_dropout"]
 
 _generator = np.random.SFC64(0)
+_again = np.random.SFC64(0)
+"""Draws the numbers of `_generator` again, in backward passes."""
 
 
 def seed_dropout(*key: int) -> None:
@@ -61,22 +63,27 @@ def repeated_dropout() -> tuple[AbstractContextManager[None], AbstractContextMan
 class _MaskedAdd(torch.autograd.Function):
     """residual + scale * mask * x in one pass; without a residual, scale * mask * x.
 
-    The backward pass makes the mask again from the random bytes, which take a quarter of its memory.
+    The backward pass draws the same numbers again, so that no mask is stored.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, residual: Tensor | None, threshold: int) -> Tensor:
-        size = x.numel()
-        drawn = torch.from_numpy(_generator.random_raw((size + 7) // 8).view(np.uint8)[:size]).view(x.shape)
-        ctx.save_for_backward(drawn)
+        ctx.generator = _generator.state
         ctx.threshold, ctx.scale = threshold, 256 / (256 - threshold)
         ctx.has_residual = residual is not None
-        return drop(drawn, threshold, ctx.scale, x, residual)
+        return drop(_bytes(_generator, x.shape), threshold, ctx.scale, x, residual)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        (drawn,) = ctx.saved_tensors
+        _again.state = ctx.generator
+        drawn = _bytes(_again, grads[0].shape)
         return drop(drawn, ctx.threshold, ctx.scale, grads[0], None), grads[0] if ctx.has_residual else None, None
+
+
+def _bytes(generator: np.random.SFC64, shape: torch.Size) -> Tensor:
+    """Draw uint8 numbers."""
+    size = shape.numel()
+    return torch.from_numpy(generator.random_raw((size + 7) // 8).view(np.uint8)[:size]).view(shape)
 
 
 class Dropout(nn.Module):

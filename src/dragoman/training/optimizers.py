@@ -73,12 +73,13 @@ class Adam(_GroupwiseOptimizer):
         self._is_decoupled = not isinstance(config, AdamConfig)
         common = {"betas": (config.beta1, config.beta2), "eps": config.eps}
         super().__init__([{**group, **common} for group in decayed(parameters, decay)])
+        # Now, beside the weights: between the gradients of the first step, they would split the memory that is free in
+        # later steps into pieces too small for activations.
+        for p in parameters:
+            step = torch.zeros((), dtype=torch.float32, device=p.device)
+            self.state[p] = {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
 
     def _update(self, group: Group, parameters: list[Tensor], gradients: list[Tensor]) -> None:
-        for p in parameters:
-            if not self.state[p]:
-                step = torch.zeros((), dtype=torch.float32, device=p.device)
-                self.state[p] = {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
         means, squares, steps = ([self.state[p][key] for p in parameters] for key in ("exp_avg", "exp_avg_sq", "step"))
         beta1, beta2 = group["betas"]
         adam(
@@ -116,7 +117,7 @@ class MuonWithAdamW(Optimizer):
         matrices = [p for p, for_muon in chosen.items() if for_muon]
         super().__init__([])
         self._adamw = Adam(config, [p for p, for_muon in chosen.items() if not for_muon])
-        self._adamw.state = self.state
+        self.state = self._adamw.state
         self._muon: torch.optim.Muon | None = None
         if matrices:
             self._muon = torch.optim.Muon(

@@ -103,8 +103,16 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 Build = Callable[..., tuple[ThreadControl, Listener]]
 
 
+SPEEDS = {1: 1.0, 2: 2.0, 4: 4.0}
+
+
 def nothing() -> None:
     pass
+
+
+def stored(tmp_path: Path) -> dict[str, int]:
+    found: dict[str, int] = json.loads((tmp_path / "run" / "threads.json").read_text())
+    return found
 
 
 def test_a_run_keeps_the_number_that_it_began_with(control: Build, tmp_path: Path) -> None:
@@ -112,7 +120,7 @@ def test_a_run_keeps_the_number_that_it_began_with(control: Build, tmp_path: Pat
     first.start(nothing, resumed=False)
     assert torch.get_num_threads() == 2
     assert "threads: 2 (relative speed: 0.33 with 1, 1.00 with 2, 0.50 with 4)" in listener.said
-    assert json.loads((tmp_path / "run" / "threads.json").read_text()) == {"threads": 2}
+    assert stored(tmp_path)["threads"] == 2
     first.restore()
     assert torch.get_num_threads() == 4
     again, _ = control()
@@ -122,7 +130,7 @@ def test_a_run_keeps_the_number_that_it_began_with(control: Build, tmp_path: Pat
     anew, _ = control(speeds={1: 3.0, 2: 2.0, 4: 1.0})
     anew.start(nothing, resumed=False)
     assert torch.get_num_threads() == 4, "a run without a checkpoint begins again"
-    assert json.loads((tmp_path / "run" / "threads.json").read_text()) == {"threads": 4}
+    assert stored(tmp_path)["threads"] == 4
 
 
 def test_within_a_budget_of_time_the_number_is_measured_at_each_start(control: Build) -> None:
@@ -196,7 +204,37 @@ def test_a_damaged_file_is_refused(content: str, control: Build, tmp_path: Path)
     repaired, _ = control("train.threads=3")
     repaired.start(nothing, resumed=True)
     assert torch.get_num_threads() == 3
-    assert json.loads((tmp_path / "run" / "threads.json").read_text()) == {"threads": 3}
+    assert stored(tmp_path)["threads"] == 3
+
+
+@pytest.mark.parametrize("option", ["train.threads=3", "train.threads=auto"])
+@pytest.mark.parametrize("before", [True, False])
+def test_other_kernels_than_before_are_reported(
+    before: bool, option: str, control: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "kernels", lambda: object() if before else None)
+    control(option, speeds=SPEEDS)[0].start(nothing, resumed=False)
+    assert stored(tmp_path)["kernels"] is before
+    same, listener = control(option, speeds=SPEEDS)
+    same.start(nothing, resumed=True)
+    assert "rounding errors" not in listener.text
+    timed, listener = control(option, "train.budget=1 min", speeds=SPEEDS)
+    monkeypatch.setattr(threads, "kernels", lambda: None if before else object())
+    timed.start(nothing, resumed=True)
+    assert "rounding errors" not in listener.text
+    (tmp_path / "run" / "threads.json").write_text(json.dumps({"threads": 2, "kernels": before}))
+    other, listener = control(option, speeds=SPEEDS)
+    other.start(nothing, resumed=True)
+    said = ["PyTorch's operations before, and continues with the C++ kernels", "the C++ kernels before, and continues"]
+    assert listener.text.count(said[before]) == 1
+
+
+def test_kernels_that_were_not_built_are_reported(control: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    for lacks in (False, True):
+        monkeypatch.setattr(threads, "lacks_kernels", lambda lacks=lacks: lacks)
+        found, listener = control(speeds=SPEEDS)
+        found.start(nothing, resumed=False)
+        assert ("install a C++ compiler (g++)" in listener.text) == lacks
 
 
 def test_a_folder_in_place_of_the_file_is_refused(control: Build, tmp_path: Path) -> None:

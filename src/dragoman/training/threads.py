@@ -1,8 +1,9 @@
-"""The number of threads of a training on a CPU.
+"""The number of threads of a training on a CPU, and whether it uses the C++ kernels.
 
 The number changes the order of sums, and so the last bits of every step.  With a budget in steps, epochs or tokens, a
 resumed run has to end with the same bytes, so that it keeps its number, which is stored in the run folder.  With a
 budget in minutes, the result depends on the clock anyway, and the number changes when another one is faster.
+Whether the kernels are used depends on the processor; a run that is resumed on another kind of processor is told so.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -21,6 +23,7 @@ from dragoman.errors import TrainingError
 from dragoman.io.reading import read_json
 from dragoman.io.run_log import Reporter
 from dragoman.io.writing import write_file
+from dragoman.nn.native.library import kernels, lacks_kernels
 from dragoman.processor import usable_cores
 from dragoman.training.distributed import DistributedContext
 
@@ -92,6 +95,8 @@ class ThreadControl:
         Raises TrainingError if the stored number of the run cannot be read.
         """
         wanted = self._config.threads
+        if self._on_cpu:
+            self._check_kernels(resumed)
         if wanted != "auto":
             if wanted > (cores := usable_cores()):
                 self._reporter.warn(f"train.threads is {wanted}, but this process may use {_core_limit(cores)}")
@@ -113,6 +118,8 @@ class ThreadControl:
             keeps = resumed and self._fixed
             number = context.on_main(lambda: (self._read(context.size) if keeps else None) or self._before)
         if context.is_main:
+            if self._on_cpu:
+                self._check_kernels(resumed)
             self._reporter.log(f"threads: {number} in each of {context.size} processes")
             self._set(number, context.size)
         torch.set_num_threads(number)
@@ -162,9 +169,30 @@ class ThreadControl:
             self._next = time.monotonic() + max(_INTERVAL, cost / _SHARE)
 
     def _set(self, number: int, processes: int = 1) -> None:
-        stored = {"threads": number} | ({"processes": processes} if processes > 1 else {})
+        stored: dict[str, int] = {"threads": number} | ({"processes": processes} if processes > 1 else {})
+        if self._on_cpu:
+            stored["kernels"] = kernels() is not None
         write_file(self._file, f"{json.dumps(stored)}\n".encode())
         torch.set_num_threads(number)
+
+    def _check_kernels(self, resumed: bool) -> None:
+        """Warn if the kernels were used before in this run and are not used now, or the other way round."""
+        if lacks_kernels():
+            self._reporter.warn(
+                "the C++ kernels, which are faster than PyTorch's operations on this processor, were not built during "
+                "installation; install a C++ compiler (g++) and reinstall Dragoman"
+            )
+        if not (resumed and self._fixed):
+            return
+        with suppress(TrainingError):  # `_read` reports a damaged file where it is needed
+            before, now = read_json(self._file, TrainingError, "").get("kernels"), kernels() is not None
+            if before is not None and before != now:
+                names = ["PyTorch's operations", "the C++ kernels"]
+                self._reporter.warn(
+                    f"this run was trained with {names[bool(before)]} before, and continues with {names[now]}, as this "
+                    "installation does on this processor: the rounding errors will differ from those of an "
+                    "uninterrupted run"
+                )
 
     def _read(self, processes: int = 1) -> int | None:
         """Return the stored number; None if there is none, or if another number of processes trained the run."""

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-__all__ = ["kernels", "prefers_kernels", "without_kernels"]
+__all__ = ["kernels", "lacks_kernels", "prefers_kernels", "without_kernels"]
 
 _INSTRUCTIONS = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"}
 
@@ -44,13 +44,29 @@ def prefers_kernels(cpuinfo: str) -> bool:
     return fields.get("vendor_id", "GenuineIntel") != "GenuineIntel" and instructions >= _INSTRUCTIONS
 
 
+def lacks_kernels() -> bool:
+    """Return whether the kernels would be used on this processor, if they had been built."""
+    return not _built() and _is_suitable()
+
+
+def _built() -> list[Path]:
+    return sorted(Path(__file__).parent.glob("_avx512.*"))
+
+
+def _is_suitable() -> bool:
+    try:
+        return prefers_kernels(Path("/proc/cpuinfo").read_text())
+    except OSError:
+        return False
+
+
 @cache
 def _load() -> ctypes.CDLL | None:
-    built = sorted(Path(__file__).parent.glob("_avx512.*"))
+    built = _built()
+    # The library may execute AVX-512 instructions as soon as it is loaded.
+    if not built or not _is_suitable():
+        return None
     try:
-        # The library may execute AVX-512 instructions as soon as it is loaded.
-        if not built or not prefers_kernels(Path("/proc/cpuinfo").read_text()):
-            return None
         library = ctypes.CDLL(str(built[0]))
         pointer, int32, int64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
         signatures = {

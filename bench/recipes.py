@@ -179,11 +179,11 @@ def mean(found: Sequence[float | None], digits: int = 1) -> str:
 def table(path: Path) -> tuple[str, list[str]]:
     """Return a Markdown table with a row per recipe and set of overrides, and the recipes that have changed since.
 
-    The last result of a run counts.
+    Rows are in the order of the file.  The last result of a run counts.
     """
     runs = {identity(row): row for row in read_results(path)}
     groups: dict[tuple[str, tuple[str, ...]], list[dict[str, Any]]] = {}
-    for (recipe, overrides, _), row in sorted(runs.items()):
+    for (recipe, overrides, _), row in runs.items():
         groups.setdefault((recipe, overrides), []).append(row)
     rows = [row for group in groups.values() for row in group]
     shared = set.intersection(*(set(overrides) for _, overrides in groups)) if groups else set()

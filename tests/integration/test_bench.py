@@ -90,6 +90,15 @@ def test_train(data_root: Path, monkeypatch: pytest.MonkeyPatch, precision: str)
         assert row.count("%") == 1  # model FLOP utilization
 
 
+@pytest.mark.parametrize(("name", "package"), [("opennmt", "onmt"), ("eole", "eole"), ("joeynmt", "joeynmt")])
+def test_train_toolkits(data_root: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    monkeypatch.setenv("DRAGOMAN_DATA", str(data_root))
+    options = ("--contestants", "dragoman", name, "--rounds", "1", "--steps", "2", "--warmup", "1", "--tokens", "300")
+    assert f"| {name} | " in output_of("train.py", *options)
+
+
 def test_kill(tmp_path: Path) -> None:
     config = write_toml(tmp_path / "tiny.toml", write_corpus(tmp_path / "data"), "train.budget=400 steps")
     out = output_of("kill.py", str(config), "train.save_every=0.2 s", "train.validate_every=50 steps", "--kills", "3")

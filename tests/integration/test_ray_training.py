@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from dragoman.cli.demo import demo_config
+from dragoman.config import dump_toml
+from dragoman.data import spelled_numbers
 from dragoman.io.run_log import read_log
 from dragoman.models.model_folder import list_checkpoints
 from dragoman.pipelines.translation import Translator
@@ -54,6 +57,15 @@ def test_workers_train_as_the_processes_of_torchrun(data: Path, tmp_path: Path) 
     refused = on_ray(data, tmp_path / "run", *STEPS, "model.d_model=18")
     assert refused.returncode == 2 and "Traceback" not in refused.stderr, refused.stderr
     assert refused.stderr.count("model.d_model: the run has 16, the configuration 18") == 1
+
+
+def test_workers_learn_the_corpus_of_the_demo(data: Path, tmp_path: Path) -> None:
+    config = demo_config(spelled_numbers.write(tmp_path / "corpus"), ["train.budget=4 epochs"])
+    (tmp_path / "demo.toml").write_text(dump_toml(config), encoding="utf-8")
+    options = [str(tmp_path / "demo.toml"), "--ray", "--workers", "2", "--out", str(tmp_path / "run")]
+    done = subprocess.run([*COMMAND, "train", *options], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [row["bleu"] for row in read_log(tmp_path / "run") if "bleu" in row][-1] > 80
 
 
 def test_a_worker_is_killed_and_the_run_is_resumed(data: Path, tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dragoman.errors import DragomanError
+from dragoman.cli import training
+from dragoman.errors import DragomanError, UsageError
 from dragoman.io.run_log import Messages, Reporter, read_log
 from dragoman.models.model_folder import list_checkpoints
 from dragoman.training.trainer import train
@@ -96,6 +97,20 @@ def test_the_command_with_torchrun(data: Path, tmp_path: Path) -> None:
     assert refused.returncode != 0
     own = [line for line in refused.stderr.splitlines() if line.startswith("dragoman:")]
     assert len(own) == 1 and "Traceback" not in refused.stderr.partition("torch/distributed")[0]
+
+
+def test_a_process_that_starts_earlier_waits_for_the_first_to_report(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, slept = write_toml(tmp_path / "small.toml", data), []
+    monkeypatch.setattr(training.time, "sleep", slept.append)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, waits in ("0", 0), ("1", 1):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        with pytest.raises(UsageError, match="d_model"):
+            training.train(config, ["model.d_model=17"])
+        assert len(slept) == waits
 
 
 def differing(data: Path, other: Path, run: Path) -> None:

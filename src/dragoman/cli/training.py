@@ -6,6 +6,7 @@ import math
 import os
 import shlex
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from dragoman.config import Config
     from dragoman.training.trainer import TrainResult
 
+_REPORTED_WITHIN = 10.0  # seconds
 _SHORTFALL = 0.8
 """Fraction of the expected tokens below which a training reports the shortfall."""
 
@@ -160,8 +162,11 @@ def train(
     is_main = not _in_group() or os.environ.get("RANK") == "0"
     try:
         document = load_config(config, overrides or [])
-    except UsageError as error:
-        error.reported = _in_group() and os.environ.get("LOCAL_RANK", "0") != "0"  # once per computer
+    except UsageError:
+        if _in_group() and os.environ.get("LOCAL_RANK", "0") != "0":
+            # The first process of this computer reports it, if torchrun does not stop it before; then, torchrun stops
+            # this one.
+            time.sleep(_REPORTED_WITHIN)
         raise
     run = out or Path("runs") / config.stem
     with RichReporter(quiet or not is_main) as reporter, _interruptible(run, reporter if is_main else None):

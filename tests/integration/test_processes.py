@@ -108,9 +108,9 @@ def test_a_process_that_starts_earlier_waits_for_the_first_to_report(
     for rank, waits in ("0", 0), ("1", 1):
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("LOCAL_RANK", rank)
-        with pytest.raises(UsageError, match="d_model"):
+        with pytest.raises(UsageError, match="d_model") as refused:
             training.train(config, ["model.d_model=17"])
-        assert len(slept) == waits
+        assert len(slept) == waits and refused.value.reported == bool(waits)
 
 
 def differing(data: Path, other: Path, run: Path) -> None:

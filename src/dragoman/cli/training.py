@@ -162,11 +162,10 @@ def train(
     is_main = not _in_group() or os.environ.get("RANK") == "0"
     try:
         document = load_config(config, overrides or [])
-    except UsageError:
+    except UsageError as error:
         if _in_group() and os.environ.get("LOCAL_RANK", "0") != "0":
-            # The first process of this computer reports it, if torchrun does not stop it before; then, torchrun stops
-            # this one.
-            time.sleep(_REPORTED_WITHIN)
+            error.reported = True  # by the first process of this computer
+            time.sleep(_REPORTED_WITHIN)  # torchrun stops all processes once one has failed: let the first report
         raise
     run = out or Path("runs") / config.stem
     with RichReporter(quiet or not is_main) as reporter, _interruptible(run, reporter if is_main else None):

@@ -34,8 +34,9 @@ struct TopK {
 // sum of e^(logit - maximum), and update the top K.
 // The sums are kept per block, each relative to the maximum of its block, so the normalizer depends neither on the
 // batch nor on the number of threads.
-void scan_block(float* logits, int first, int count, const TokenQuery& query, int k, float* block_max, float* block_sum,
+void scan_block(float* logits, int first, int count, const TokenQuery& query, float* block_max, float* block_sum,
                 TopK& top_k) {
+  const int k = query.top_k;
   for (int i = count; i < OUTPUT_BLOCK; ++i) logits[i] = MINUS_INFINITY;
   VecF32 maxima = load(logits);
   for (int i = VEC_SIZE; i < OUTPUT_BLOCK; i += VEC_SIZE) maxima = max(maxima, load(logits + i));
@@ -82,14 +83,16 @@ void require_finite(float normalizer) {
 }
 
 // `top_k_tokens` for rows that share one output matrix of `vocab` tokens.
-void project(ThreadPool& pool, const PackedMatrix& m, int vocab, const GemmInput& in, const TokenQuery* queries, int k,
+void project(ThreadPool& pool, const PackedMatrix& m, int vocab, const GemmInput& in, const TokenQuery* queries,
              TokenScores* results) {
   const int blocks = m.outputs / OUTPUT_BLOCK;
   const int padded = (blocks + VEC_SIZE - 1) / VEC_SIZE * VEC_SIZE;
   const size_t rows = static_cast<size_t>(in.rows);
   const size_t threads = static_cast<size_t>(pool.size());
   std::vector<TopK> top_k(threads * rows);                               // [threads][rows]
-  for (TopK& each : top_k) each.tokens.reserve(static_cast<size_t>(k));  // no allocation inside the parallel loop
+  for (size_t i = 0; i < top_k.size(); ++i) {  // no allocation inside the parallel loop
+    top_k[i].tokens.reserve(static_cast<size_t>(queries[i % rows].top_k));
+  }
   std::vector<float> block_max(rows * static_cast<size_t>(padded), MINUS_INFINITY);  // [rows][padded]
   std::vector<float> block_sum(block_max.size(), 0.0f);                              // [rows][padded]
   std::vector<float> logits(threads * rows * OUTPUT_BLOCK);                          // [threads][rows][64]
@@ -100,7 +103,7 @@ void project(ThreadPool& pool, const PackedMatrix& m, int vocab, const GemmInput
       for (size_t r = 0; r < rows; ++r) {
         const size_t index = r * static_cast<size_t>(padded) + static_cast<size_t>(b);
         scan_block(block_logits + r * OUTPUT_BLOCK, b * OUTPUT_BLOCK, std::min(OUTPUT_BLOCK, vocab - b * OUTPUT_BLOCK),
-                   queries[r], k, &block_max[index], &block_sum[index], top_k[static_cast<size_t>(thread) * rows + r]);
+                   queries[r], &block_max[index], &block_sum[index], top_k[static_cast<size_t>(thread) * rows + r]);
       }
     }
   });
@@ -109,7 +112,7 @@ void project(ThreadPool& pool, const PackedMatrix& m, int vocab, const GemmInput
     for (size_t thread = 1; thread < threads; ++thread) {
       const TopK& other = top_k[thread * rows + r];
       merged.required_logit = std::max(merged.required_logit, other.required_logit);
-      for (const TokenScore& s : other.tokens) merged.insert(s.log_prob, s.token, k);
+      for (const TokenScore& s : other.tokens) merged.insert(s.log_prob, s.token, queries[r].top_k);
     }
     const size_t index = r * static_cast<size_t>(padded);
     const float normalizer = log_normalizer(&block_max[index], &block_sum[index], padded);
@@ -122,13 +125,13 @@ void project(ThreadPool& pool, const PackedMatrix& m, int vocab, const GemmInput
 
 // The same over a shortlist: token ids are translated to indices of the shortlist and back.
 void project_shortlist(ThreadPool& pool, const Shortlist& shortlist, const GemmInput& in, const TokenQuery* queries,
-                       int k, TokenScores* results) {
+                       TokenScores* results) {
   std::vector<TokenQuery> indexed(queries, queries + in.rows);
   for (TokenQuery& query : indexed) {
     for (int32_t& token : query.suppressed) token = shortlist.index_of(token);
     query.required_token = shortlist.index_of(query.required_token);
   }
-  project(pool, shortlist.matrix(), shortlist.count(), in, indexed.data(), k, results);
+  project(pool, shortlist.matrix(), shortlist.count(), in, indexed.data(), results);
   for (int r = 0; r < in.rows; ++r) {
     for (TokenScore& s : results[r].top_k) s.token = shortlist.token(s.token);
     results[r].required.token = queries[r].required_token;
@@ -137,7 +140,7 @@ void project_shortlist(ThreadPool& pool, const Shortlist& shortlist, const GemmI
 
 }  // namespace
 
-std::vector<TokenScores> top_k_tokens(ModelRunner& runner, const std::vector<TokenQuery>& queries, int k) {
+std::vector<TokenScores> top_k_tokens(ModelRunner& runner, const std::vector<TokenQuery>& queries) {
   const GemmInput in = runner.hidden_states();
   std::vector<TokenScores> results(queries.size());
   for (size_t begin = 0, end = 0; begin < queries.size(); begin = end) {
@@ -145,9 +148,9 @@ std::vector<TokenScores> top_k_tokens(ModelRunner& runner, const std::vector<Tok
     while (end < queries.size() && queries[end].shortlist == shortlist) ++end;
     const GemmInput slice = in.slice(static_cast<int>(begin), static_cast<int>(end - begin));
     if (shortlist != nullptr) {
-      project_shortlist(runner.pool(), *shortlist, slice, &queries[begin], k, &results[begin]);
+      project_shortlist(runner.pool(), *shortlist, slice, &queries[begin], &results[begin]);
     } else {
-      project(runner.pool(), runner.model().output, runner.model().header().tgt_vocab, slice, &queries[begin], k,
+      project(runner.pool(), runner.model().output, runner.model().header().tgt_vocab, slice, &queries[begin],
               &results[begin]);
     }
   }
@@ -166,7 +169,7 @@ void all_log_probs(ModelRunner& runner, float* log_probs) {
   runner.pool().parallel_for(blocks, double{1} * in.rows * m.outputs * m.inputs, [&](int, int begin, int end) {
     gemm(m, in, logits.data(), m.outputs, false, begin, end);
   });
-  const TokenQuery no_query{{}, -1, nullptr};
+  const TokenQuery no_query{{}, -1, nullptr, 0};
   TopK unused;
   for (int r = 0; r < in.rows; ++r) {
     float* row = logits.data() + static_cast<size_t>(r) * static_cast<size_t>(m.outputs);
@@ -175,7 +178,7 @@ void all_log_probs(ModelRunner& runner, float* log_probs) {
     std::fill(block_sum.begin(), block_sum.end(), 0.0f);
     for (int b = 0; b < blocks; ++b) {
       scan_block(row + static_cast<size_t>(b) * OUTPUT_BLOCK, b * OUTPUT_BLOCK,
-                 std::min(OUTPUT_BLOCK, vocab - b * OUTPUT_BLOCK), no_query, 0, &block_max[static_cast<size_t>(b)],
+                 std::min(OUTPUT_BLOCK, vocab - b * OUTPUT_BLOCK), no_query, &block_max[static_cast<size_t>(b)],
                  &block_sum[static_cast<size_t>(b)], unused);
     }
     const float normalizer = log_normalizer(block_max.data(), block_sum.data(), padded);

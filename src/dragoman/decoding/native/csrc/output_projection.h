@@ -20,6 +20,7 @@ struct TokenQuery {
   std::vector<int32_t> suppressed;       // excluded from the top K
   int32_t required_token = 0;            // scored in any case, suppressed or not
   const Shortlist* shortlist = nullptr;  // null: the whole vocabulary; it contains required_token
+  int top_k = 0;                         // number of best tokens
 };
 
 struct TokenScores {
@@ -27,10 +28,10 @@ struct TokenScores {
   TokenScore required;
 };
 
-// Return the `k` best tokens of each row of the last step; fewer if fewer are allowed.
+// Return the `top_k` best tokens of each row of the last step; fewer if fewer are allowed.
 // Rows with the same shortlist must be adjacent.  Their probabilities sum to 1 over the shortlist.
 // Throws std::runtime_error if the normalizer is not finite.
-std::vector<TokenScores> top_k_tokens(ModelRunner& runner, const std::vector<TokenQuery>& queries, int k);
+std::vector<TokenScores> top_k_tokens(ModelRunner& runner, const std::vector<TokenQuery>& queries);
 
 // Write the log-probabilities (rows, tgt_vocab) of the last step.
 void all_log_probs(ModelRunner& runner, float* log_probs);

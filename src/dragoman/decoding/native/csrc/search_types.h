@@ -43,6 +43,17 @@ struct SearchRequest {
   Usage* usage;           // null, or receives the peak use
 };
 
+// One sentence to search.  The caller keeps the arrays and the settings alive.
+struct Sentence {
+  const SearchSettings* settings;  // its beam, nbest, min_length, no_repeat_ngram, alpha and special tokens are used
+  const int32_t* source;
+  const int32_t* prefix;     // forced first tokens of the target
+  const int32_t* shortlist;  // null: the whole vocabulary
+  int source_length, prefix_length, shortlist_length;
+  int limit;         // maximum target length, including the end of sentence
+  float* attention;  // null, or (limit, source_length)
+};
+
 struct Hypothesis {
   std::vector<int32_t> tokens;   // without the end of sentence
   std::vector<float> log_probs;  // with that of the end of sentence
@@ -52,6 +63,16 @@ struct Hypothesis {
 };
 
 inline int64_t row_length(const RaggedArray& rows, int row) { return rows.offsets[row + 1] - rows.offsets[row]; }
+
+// attention: where the weights of the sentence are written, or null.
+inline Sentence sentence_of(const SearchRequest& r, int i, float* attention) {
+  const auto row = [i](const RaggedArray& rows) { return rows.offsets == nullptr ? nullptr : rows.ids + rows.offsets[i]; };
+  const auto length = [i](const RaggedArray& rows) {
+    return rows.offsets == nullptr ? 0 : static_cast<int>(row_length(rows, i));
+  };
+  return {&r.settings,         row(r.sources),      row(r.prefixes), row(r.shortlists), length(r.sources),
+          length(r.prefixes), length(r.shortlists), r.limits[i],     attention};
+}
 
 inline Usage& operator+=(Usage& a, const Usage& b) {
   a.rows += b.rows;

@@ -1,0 +1,68 @@
+// Greedy and beam search over a changing set of sentences: any number of them advances by one token per step.
+//
+// A sentence may join before any step, with settings of its own, and its result does not depend on the others.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "model_runner.h"
+#include "output_projection.h"
+#include "search_types.h"
+
+namespace dragoman {
+
+// A finished or removed sentence: its slots are free again.
+struct FinishedSentence {
+  int64_t id = 0;
+  int source_slot = 0;
+  std::vector<int> target_slots;
+  std::vector<Hypothesis> hypotheses;  // the n-best list, best first; empty if the sentence was removed
+};
+
+class SearchBatch {
+ public:
+  explicit SearchBatch(ModelRunner& runner) : runner_(runner) {}
+
+  bool empty() const { return active_.empty() && added_.empty(); }
+
+  // Add a sentence, which occupies a source slot and `beam` target slots of the runner until it is finished.
+  void add(int64_t id, const Sentence& sentence, int source_slot, std::vector<int> target_slots);
+
+  // Remove the sentences with these ids, if they are not finished.
+  std::vector<FinishedSentence> remove(const std::vector<int64_t>& ids);
+
+  // Encode the sources that were added, advance all sentences by one token, and return those that are finished.
+  // Throws std::runtime_error if the model's output is not finite.
+  std::vector<FinishedSentence> step();
+
+ private:
+  struct PartialHypothesis {
+    std::vector<int32_t> tokens;
+    std::vector<float> log_probs;
+    float sum = 0;  // of log_probs
+    int target_slot = 0;
+  };
+
+  struct ActiveSentence {
+    int64_t id = 0;
+    Sentence sentence;
+    int source_slot = 0;
+    std::vector<int> target_slots;
+    const Shortlist* shortlist = nullptr;
+    std::vector<PartialHypothesis> beam;  // empty: finished
+    std::vector<Hypothesis> finished;
+  };
+
+  void encode_added();
+  static TokenQuery make_query(const ActiveSentence& a, const PartialHypothesis& h);
+  void expand(ActiveSentence& a, const TokenScores* scores);
+  void assign_slots(const ActiveSentence& a, std::vector<PartialHypothesis>& expanded,
+                    const std::vector<size_t>& parents, int length);
+
+  ModelRunner& runner_;
+  std::vector<ActiveSentence> active_;
+  std::vector<ActiveSentence> added_;  // whose sources are not yet encoded
+};
+
+}  // namespace dragoman

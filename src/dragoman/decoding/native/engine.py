@@ -22,7 +22,7 @@ from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import DragomanError, UsageError, check_problems
 
-__all__ = ["Engine", "Usage"]
+__all__ = ["ERROR_SIZE", "Engine", "SearchRequest", "Usage", "raise_for_status"]
 
 _SMALL_MODEL = 32 << 20
 """Bytes of a packed model whose weights stay in the processor's cache between steps."""
@@ -31,7 +31,7 @@ _MEMORY = 1 << 30
 _NO_LIMIT = (1 << 63) - 1
 _SHORT_SEARCH = 512
 """Target tokens up to which a search runs in the calling thread: it ends before Ctrl-C could be pressed."""
-_ERROR_SIZE = 512
+ERROR_SIZE = 512
 _INVALID_ARGUMENT = 1
 _MAX_PROBLEMS = 20
 
@@ -62,7 +62,9 @@ class _RaggedArray(ctypes.Structure):
     _fields_ = [("ids", ctypes.c_void_p), ("offsets", ctypes.c_void_p)]
 
 
-class _Request(ctypes.Structure):
+class SearchRequest(ctypes.Structure):
+    """The arguments of a search: `SearchRequest` of csrc/search_types.h."""
+
     arrays: tuple[Any, ...]
     """Keeps the arrays alive to which the fields point."""
     _fields_ = [
@@ -89,13 +91,13 @@ class Engine:
         native = load_native()
         if native is None:
             raise DragomanError(f"the native engine is unavailable: {unavailable_reason()}")
-        self.build, self._functions = native.build, native.functions
-        error = ctypes.create_string_buffer(_ERROR_SIZE)
-        self._model = self._functions.dragoman_model_open(os.fsencode(path), error)
+        self.build, self.functions = native.build, native.functions
+        error = ctypes.create_string_buffer(ERROR_SIZE)
+        self._model = self.functions.dragoman_model_open(os.fsencode(path), error)
         if not self._model:
             raise DragomanError(error.value.decode("utf-8", "replace"))
         sizes = (ctypes.c_int32 * 4)()
-        self._functions.dragoman_model_sizes(self._model, ctypes.addressof(sizes))
+        self.functions.dragoman_model_sizes(self._model, ctypes.addressof(sizes))
         self.source_size, self.target_size, self.positions = sizes[0], sizes[1], sizes[2]
         self.has_encoder = bool(sizes[3])
         # Large enough to use each weight for many rows, small enough for their key/value caches to stay in cache too.
@@ -103,13 +105,18 @@ class Engine:
 
     def __del__(self) -> None:
         if getattr(self, "_model", None):
-            self._functions.dragoman_model_close(self._model)
+            self.functions.dragoman_model_close(self._model)
+
+    @property
+    def handle(self) -> int:
+        """The handle of the model in the C++ library, valid while the engine exists."""
+        return int(self._model)
 
     @property
     def content(self) -> memoryview:
         """The bytes that were read from the file, valid while the engine exists."""
         size = ctypes.c_int64()
-        address = self._functions.dragoman_model_content(self._model, ctypes.addressof(size))
+        address = self.functions.dragoman_model_content(self._model, ctypes.addressof(size))
         return memoryview((ctypes.c_char * size.value).from_address(address)).toreadonly()
 
     def open_session(
@@ -131,11 +138,11 @@ class Engine:
 
     def close_session(self, session: int) -> None:
         """Close a session; a running call finishes first.  Ids that are not open are ignored."""
-        self._functions.dragoman_session_close(session)
+        self.functions.dragoman_session_close(session)
 
     def _call(self, name: str, *arguments: Any) -> None:
-        error = ctypes.create_string_buffer(_ERROR_SIZE)
-        _raise_for_status(int(getattr(self._functions, f"dragoman_{name}")(*arguments, error)), error)
+        error = ctypes.create_string_buffer(ERROR_SIZE)
+        raise_for_status(int(getattr(self.functions, f"dragoman_{name}")(*arguments, error)), error)
 
     def search(
         self,
@@ -168,12 +175,9 @@ class Engine:
         Raises UsageError with all problems of the request, and DragomanError if the model's output is not finite or
         memory is exhausted.
         """
-        prefixes = [[]] * len(sources) if prefixes is None else prefixes
         rows = self.rows if rows is None else rows
-        columns: dict[str, Sequence[Any]] = {"sources": sources, "limits": limits, "prefixes": prefixes}
-        if shortlists is not None:
-            columns["shortlists"] = shortlists
-        self._check(columns, settings, threads, rows)
+        request = self.request(sources, limits, settings, prefixes, shortlists, threads, rows)
+        request.settings.source_tokens, request.settings.memory = source_tokens, memory
         if attention is not None:
             size = sum(limit * len(source) for limit, source in zip(limits, sources, strict=True))
             if attention.typecode != "f" or len(attention) != size:
@@ -181,23 +185,40 @@ class Engine:
                     f'attention: array of {len(attention)} elements of type "{attention.typecode}"; '
                     f'accepted: {size} elements of type "f"'
                 )
-        if not sources:
-            return []
+            request.attention = _address(attention)
+        if usage is not None:
+            request.usage = ctypes.addressof(usage)
+        return self._run(request, array("i", limits), settings.nbest) if sources else []
+
+    def request(
+        self,
+        sources: Sequence[Ids],
+        limits: Sequence[int],
+        settings: SearchSettings,
+        prefixes: Sequence[Ids] | None = None,
+        shortlists: Sequence[Ids] | None = None,
+        threads: int = 1,
+        rows: int = 1,
+    ) -> SearchRequest:
+        """Return the arguments of a search for the C++ library; see `search`.  Raises UsageError with all problems."""
+        prefixes = [[]] * len(sources) if prefixes is None else prefixes
+        columns: dict[str, Sequence[Any]] = {"sources": sources, "limits": limits, "prefixes": prefixes}
+        if shortlists is not None:
+            columns["shortlists"] = shortlists
+        self._check(columns, settings, threads, rows)
         limit_array = array("i", limits)
         ragged = [_ragged(sources), _ragged(prefixes), _ragged(shortlists)]
-        request = _Request(
+        request = SearchRequest(
             _Settings(
                 settings.beam, settings.nbest, settings.min_length, settings.no_repeat_ngram,
-                BOS, EOS, PAD, max(settings.beam, rows), threads, settings.alpha, source_tokens, memory,
+                BOS, EOS, PAD, max(settings.beam, rows), threads, settings.alpha, _NO_LIMIT, _MEMORY,
             ),
             len(sources),
             *(_RaggedArray(*map(_address, pair)) for pair in ragged),
             _address(limit_array),
-            _address(attention),
-            None if usage is None else ctypes.addressof(usage),
         )  # fmt: skip
-        request.arrays = *ragged, limit_array, attention, usage
-        return self._run(request, limit_array, settings.nbest)
+        request.arrays = *ragged, limit_array
+        return request
 
     def _check(self, columns: dict[str, Sequence[Any]], settings: SearchSettings, threads: int, rows: int) -> None:
         """columns: sources, limits, prefixes and shortlists, one element per sentence."""
@@ -253,7 +274,7 @@ class Engine:
             return [f"the shortlist lacks {lacking[0]}; it must contain the end of sentence ({EOS}) and the prefix"]
         return []
 
-    def _run(self, request: _Request, limits: array[int], nbest: int) -> list[list[Hypothesis]]:
+    def _run(self, request: SearchRequest, limits: array[int], nbest: int) -> list[list[Hypothesis]]:
         count = request.count * nbest
         offsets = list(itertools.accumulate((limit for limit in limits for _ in range(nbest)), initial=0))
         tokens, log_probs = array("i", [0]) * offsets[-1], array("f", [0]) * offsets[-1]
@@ -261,13 +282,13 @@ class Engine:
         total_log_probs, scores = array("d", [0]) * count, array("d", [0]) * count
         outputs = tokens, log_probs, lengths, total_log_probs, scores, truncated
 
-        stop, error = ctypes.c_int32(0), ctypes.create_string_buffer(_ERROR_SIZE)
+        stop, error = ctypes.c_int32(0), ctypes.create_string_buffer(ERROR_SIZE)
 
         def search() -> int:
             inputs = self._model, ctypes.addressof(request), ctypes.addressof(stop)
-            return int(self._functions.dragoman_search(*inputs, *map(_address, outputs), error))
+            return int(self.functions.dragoman_search(*inputs, *map(_address, outputs), error))
 
-        _raise_for_status(search() if offsets[-1] <= _SHORT_SEARCH else _run_in_thread(search, stop), error)
+        raise_for_status(search() if offsets[-1] <= _SHORT_SEARCH else _run_in_thread(search, stop), error)
 
         def hypothesis(index: int) -> Hypothesis:
             begin, end = offsets[index], offsets[index] + lengths[index]
@@ -280,7 +301,8 @@ class Engine:
         ]
 
 
-def _raise_for_status(status: int, error: Any) -> None:
+def raise_for_status(status: int, error: Any) -> None:
+    """Raise the error of a call of the C++ library, unless its status is 0."""
     if status:
         message = error.value.decode("utf-8", "replace") or "the native engine failed"
         raise UsageError(message) if status == _INVALID_ARGUMENT else DragomanError(message)

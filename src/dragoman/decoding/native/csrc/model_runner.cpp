@@ -34,7 +34,7 @@ void ModelRunner::reserve(const std::vector<int>& target_lengths, const std::vec
   }
   source_lengths_.assign(source_lengths.size(), 0);
   scores_size_ = (std::max(longest(target_lengths), longest(source_lengths)) + KV_BLOCK - 1) / KV_BLOCK * KV_BLOCK;
-  scores_.reserve(times(pool_.size(), scores_size_));
+  scores_.reserve(times(pool_.max_size(), scores_size_));
   shortlist_bytes_ = Shortlist::bytes(model_.output, shortlist_size);
   shortlists_.assign(shortlist_size == 0 ? 0 : source_lengths.size(), Shortlist());
   shortlist_memory_.reserve(shortlists_.size() * shortlist_bytes_);

@@ -7,6 +7,7 @@
 
 #include <immintrin.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -25,7 +26,7 @@ class ThreadPool {
       for (int i = 1; i < threads; ++i) threads_.emplace_back([this] { worker_loop(); });
     } catch (const std::exception&) {
     }
-    size_ = static_cast<int>(threads_.size()) + 1;
+    size_ = max_size();
   }
 
   ~ThreadPool() {
@@ -37,7 +38,11 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
+  // Number of ranges of the next loops.
   int size() const { return size_; }
+  int max_size() const { return static_cast<int>(threads_.size()) + 1; }
+  // Use only some of the threads from now on, 1 to max_size.
+  void use(int threads) { size_ = std::max(1, std::min(threads, max_size())); }
 
   // Split [0, count) into one range per thread, call f(part, begin, end) for each and return when all have finished.
   // f must neither throw nor call parallel_for.

@@ -1,0 +1,93 @@
+#include "api_checks.h"
+
+#include <algorithm>
+
+namespace dragoman {
+
+void refuse(const std::string& message) { throw std::invalid_argument(message); }
+
+void require(bool condition, const char* message) {
+  if (!condition) refuse(message);
+}
+
+void require_range(const char* name, int64_t value, int64_t low, int64_t high) {
+  if (value < low || value > high) {
+    refuse(std::string(name) + " = " + std::to_string(value) + "; accepted: " + std::to_string(low) + " to " +
+           std::to_string(high));
+  }
+}
+
+void check_ids(const int32_t* ids, int64_t count, int vocab, const char* name) {
+  for (int64_t i = 0; i < count; ++i) require_range(name, ids[i], 0, vocab - 1);
+}
+
+namespace {
+
+void check_ragged(const RaggedArray& rows, int count, int vocab, const char* name) {
+  if (rows.offsets == nullptr || rows.offsets[0] != 0) refuse(std::string(name) + " offsets must start at 0");
+  for (int i = 0; i < count; ++i) {
+    if (rows.offsets[i + 1] < rows.offsets[i]) refuse(std::string(name) + " offsets must not decrease");
+  }
+  check_ids(rows.ids, rows.offsets[count], vocab, name);
+}
+
+template <typename F>
+void check_shortlist(const SearchRequest& r, int sentence, const F& refuse_sentence) {
+  const auto row_begin = [](const RaggedArray& rows, int row) { return rows.ids + rows.offsets[row]; };
+  const int32_t* begin = row_begin(r.shortlists, sentence);
+  const int32_t* end = row_begin(r.shortlists, sentence + 1);
+  if (std::adjacent_find(begin, end, std::greater_equal<int32_t>()) != end) {
+    refuse_sentence("the shortlist must be strictly ascending");
+  }
+  const auto contains = [&](int32_t token) { return std::binary_search(begin, end, token); };
+  if (!contains(r.settings.eos)) refuse_sentence("the shortlist must contain the end of sentence");
+  if (!std::all_of(row_begin(r.prefixes, sentence), row_begin(r.prefixes, sentence + 1), contains)) {
+    refuse_sentence("the shortlist must contain the forced prefix");
+  }
+}
+
+}  // namespace
+
+void check_request(const Header& h, const SearchRequest& r) {
+  const SearchSettings& s = r.settings;
+  require(r.count >= 0, "the number of sentences must not be negative");
+  require_range("beam", s.beam, 1, MAX_BEAM);
+  require_range("nbest", s.nbest, 1, s.beam);
+  require_range("rows", s.rows, s.beam, MAX_SLOTS);
+  require_range("threads", s.threads, 1, MAX_THREADS);
+  if (r.attention != nullptr) {
+    require(s.beam == 1 && h.encoder_layers > 0, "attention weights require beam = 1 and a model with an encoder");
+  }
+  require(s.min_length >= 0 && s.no_repeat_ngram >= 0 && s.alpha >= 0,
+          "min_length, no_repeat_ngram and alpha must not be negative");
+  for (const int32_t id : {s.bos, s.eos, s.pad}) require_range("special token", id, 0, h.tgt_vocab - 1);
+  const bool has_encoder = h.encoder_layers > 0;
+  check_ragged(r.sources, r.count, has_encoder ? h.src_vocab : 1, "source token");
+  check_ragged(r.prefixes, r.count, h.tgt_vocab, "prefix token");
+  if (r.shortlists.offsets != nullptr) check_ragged(r.shortlists, r.count, h.tgt_vocab, "shortlist token");
+  for (int64_t i = 0; i < r.prefixes.offsets[r.count]; ++i) {
+    const int32_t id = r.prefixes.ids[i];
+    require(id != s.bos && id != s.eos && id != s.pad, "a prefix must not contain padding, begin or end of sentence");
+  }
+  for (int i = 0; i < r.count; ++i) {
+    const int64_t source = r.sources.offsets[i + 1] - r.sources.offsets[i];
+    const int64_t prefix = r.prefixes.offsets[i + 1] - r.prefixes.offsets[i];
+    const auto refuse_sentence = [&](const std::string& message) {
+      refuse("sentence " + std::to_string(i + 1) + ": " + message);
+    };
+    if (has_encoder && source == 0) refuse_sentence("the source is empty");
+    if (!has_encoder && source != 0) refuse_sentence("the model has no encoder; the source must be empty");
+    if (r.shortlists.offsets != nullptr) check_shortlist(r, i, refuse_sentence);
+    if (source > h.max_positions) {
+      refuse_sentence(std::to_string(source) + " source tokens; the packed model has " +
+                      std::to_string(h.max_positions) + " positions");
+    }
+    const int64_t min_limit = std::max<int64_t>(prefix, s.min_length) + 1;
+    if (r.limits[i] < min_limit || r.limits[i] > h.max_positions) {
+      refuse_sentence("limit = " + std::to_string(r.limits[i]) + " target tokens; accepted: " +
+                      std::to_string(min_limit) + " to " + std::to_string(h.max_positions));
+    }
+  }
+}
+
+}  // namespace dragoman

@@ -1,0 +1,206 @@
+"""Continuous batching: sentences of many callers join the running search of the native engine between two steps."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import threading
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dragoman.decoding.hypothesis import Hypothesis, Ids
+from dragoman.decoding.native.backend import NativeBackend
+from dragoman.decoding.native.engine import ERROR_SIZE, raise_for_status
+from dragoman.decoding.service import BatchedSearchService, Search, SearchService
+from dragoman.decoding.settings import SearchSettings
+from dragoman.errors import DragomanError, UsageError
+
+__all__ = ["NativeSearchService"]
+
+_EXTRA = 256
+"""Target tokens beyond the longest source that a slot holds."""
+_MEMORY = 1 << 30
+_WAIT = 0.5
+"""Seconds after which the waiting thread checks whether the service was closed."""
+
+
+class _Limits(ctypes.Structure):
+    _fields_ = [
+        *[(name, ctypes.c_int32) for name in ("workers", "rows", "source_length", "target_length", "shortlist_size")],
+        ("memory", ctypes.c_int64),
+    ]
+
+
+@dataclass
+class _Pending:
+    search: Search
+    first: int
+    found: list[list[Hypothesis]]
+    missing: int
+
+
+class NativeSearchService(SearchService):
+    """A search that never ends, on `backend.threads` threads.
+
+    What the engine does not support, such as sampling and very long texts, is searched by a `BatchedSearchService`.
+
+    rows: hypotheses that one thread decodes at once; default: as in `Engine`.  memory: bytes of the caches of all
+    threads.  Raises DragomanError if the engine refuses the limits.
+    """
+
+    def __init__(self, backend: NativeBackend, max_source: int, rows: int | None = None, memory: int = _MEMORY) -> None:
+        engine = backend.engine
+        self._backend, self._engine, self._functions = backend, engine, engine.functions
+        shortlist = 0 if backend.shortlist is None else engine.target_size
+        lengths = min(max_source, engine.positions), min(max_source + _EXTRA, engine.positions)
+        self._limits = _Limits(backend.threads, engine.rows if rows is None else rows, *lengths, shortlist, memory)
+        self._process = os.getpid()
+        error = ctypes.create_string_buffer(ERROR_SIZE)
+        self._service = self._functions.dragoman_service_open(engine.handle, ctypes.byref(self._limits), error)
+        if not self._service:
+            raise DragomanError(error.value.decode("utf-8", "replace"))
+        self._lock = threading.Lock()
+        self._pending: dict[int, _Pending] = {}  # by the ids of their sentences
+        self._closed = False
+        self._others: SearchService | None = None
+        self._thread = threading.Thread(target=self._collect, name="dragoman-results", daemon=True)
+        self._thread.start()
+
+    def submit(
+        self,
+        sources: Sequence[Ids],
+        prefixes: Sequence[Ids],
+        settings: SearchSettings,
+        ranks: Sequence[float] | None = None,
+    ) -> Search:
+        limits = [settings.limit(len(s), len(p)) for s, p in zip(sources, prefixes, strict=True)]
+        if not self._supports(sources, limits, settings):
+            return self._other_service().submit(sources, prefixes, settings, ranks)
+        search = Search(len(sources))
+        if not sources:
+            search.future.set_result([])
+            return search
+        shortlist = self._backend.shortlist
+        shortlists = None
+        if shortlist is not None:
+            shortlists = [shortlist.of(s, p) for s, p in zip(sources, prefixes, strict=True)]
+        request = self._engine.request(sources, limits, settings, prefixes, shortlists)
+        order = array("d", ranks or [0.0] * len(sources))
+        if len(order) != len(sources):
+            raise UsageError(f"{len(order)} ranks for {len(sources)} sentences; give one per sentence")
+        first, error = ctypes.c_int64(), ctypes.create_string_buffer(ERROR_SIZE)
+        addresses = ctypes.byref(request), order.buffer_info()[0], ctypes.byref(first)
+        with self._lock:  # a result that arrives at once waits until the search is registered
+            if self._closed:
+                raise DragomanError("the search service is closed")
+            raise_for_status(self._functions.dragoman_service_submit(self._service, *addresses, error), error)
+            search.first_id = first.value
+            pending = _Pending(search, first.value, [[] for _ in sources], len(sources))
+            self._pending.update((first.value + i, pending) for i in range(len(sources)))
+        return search
+
+    def _supports(self, sources: Sequence[Ids], limits: Sequence[int], settings: SearchSettings) -> bool:
+        longest = self._limits.source_length, self._limits.target_length
+        return (
+            not settings.sample
+            and settings.beam <= self._limits.rows
+            and max(map(len, sources), default=0) <= longest[0]
+            and max(limits, default=0) <= longest[1]
+        )
+
+    def _other_service(self) -> SearchService:
+        with self._lock:
+            if self._others is None:
+                self._others = BatchedSearchService(self._backend)
+            return self._others
+
+    def cancel(self, search: Search) -> None:
+        if not search.future.cancel():
+            return
+        with self._lock:
+            submitted = range(search.first_id, search.first_id + search.count)
+            ids = array("q", [number for number in submitted if self._pending.pop(number, None)])
+            if ids and not self._closed:
+                self._functions.dragoman_service_cancel(self._service, ids.buffer_info()[0], len(ids))
+
+    @property
+    def load(self) -> tuple[int, int]:
+        load = (ctypes.c_int64 * 2)()
+        with self._lock:
+            if not self._closed:
+                self._functions.dragoman_service_load(self._service, ctypes.addressof(load))
+        return load[0], load[1]
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        if self._process == os.getpid():
+            self._thread.join()
+        self._functions.dragoman_service_close(self._service)
+        for pending in {id(pending): pending for pending in self._pending.values()}.values():
+            pending.search.future.cancel()
+        self._pending.clear()
+        if self._others is not None:
+            self._others.close()
+
+    def _collect(self) -> None:
+        """Wait for results and pass them on, until the service is closed."""
+        counts, error = (ctypes.c_int64 * 3)(), ctypes.create_string_buffer(ERROR_SIZE)
+        while not self._closed:
+            self._functions.dragoman_service_wait(self._service, _WAIT, ctypes.addressof(counts), error)
+            if counts[0]:
+                self._deliver(counts[0], counts[1], counts[2], error.value.decode("utf-8", "replace"))
+
+    def _deliver(self, results: int, hypotheses: int, tokens: int, error: str) -> None:
+        sizes = results, results, 2 * results, *[hypotheses] * 4, *[tokens] * 2
+        columns: list[array[Any]] = [
+            array(code, bytes(array(code).itemsize * size))
+            for code, size in zip(
+                "qidiiddif", (results, results, 2 * results, *[hypotheses] * 4, *[tokens] * 2), strict=True
+            )
+        ]
+        self._functions.dragoman_service_collect(self._service, *(column.buffer_info()[0] for column in columns))
+        ids, sizes, times, lengths, truncated, totals, scores, all_tokens, log_probs = columns
+        ends = list(itertools.accumulate((length + 1 for length in lengths), initial=0))
+        done: list[_Pending] = []
+        hypothesis = 0
+        with self._lock:
+            for i, (number, size) in enumerate(zip(ids, sizes, strict=True)):
+                rows = range(hypothesis, hypothesis + size)
+                hypothesis += size
+                pending = self._pending.pop(number, None)
+                if pending is None:  # cancelled
+                    continue
+                found = [
+                    Hypothesis(
+                        all_tokens[ends[k] : ends[k] + lengths[k]].tolist(), scores[k], totals[k],
+                        log_probs[ends[k] : ends[k + 1]].tolist(), bool(truncated[k]),
+                    )
+                    for k in rows
+                ]  # fmt: skip
+                pending.found[number - pending.first] = found
+                pending.missing -= 1
+                search = pending.search
+                search.queued, search.computed = (
+                    max(search.queued, times[2 * i]),
+                    max(search.computed, times[2 * i + 1]),
+                )
+                if not pending.missing:
+                    done.append(pending)
+        for pending in done:
+            _finish(pending, error)
+
+
+def _finish(pending: _Pending, error: str) -> None:
+    future: Any = pending.search.future
+    if not future.set_running_or_notify_cancel():
+        return
+    if all(pending.found):
+        future.set_result(pending.found)
+    else:
+        future.set_exception(DragomanError(error))

@@ -1,0 +1,174 @@
+"""Searches of many callers at the same time, for a server: the interface, and its implementation for any backend.
+
+With the native engine, sentences join the running search between two steps (`dragoman.decoding.native.service`).
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from dragoman.decoding.backend import DecodingBackend
+from dragoman.decoding.hypothesis import Hypothesis, Ids
+from dragoman.decoding.settings import SearchSettings
+from dragoman.errors import DragomanError
+
+__all__ = ["BatchedSearchService", "Search", "SearchService", "open_service"]
+
+
+@dataclass
+class Search:
+    """A submitted search of one or more sentences.
+
+    future: receives `settings.nbest` hypotheses per sentence, best first, or the exception of the search.  queued,
+    computed: longest time of a sentence in the queue and in the search, in seconds, once the result is there.
+    """
+
+    count: int
+    future: Future[list[list[Hypothesis]]] = field(default_factory=Future)
+    queued: float = 0.0
+    computed: float = 0.0
+    first_id: int = 0
+    """Id of the first sentence in the service."""
+
+
+class SearchService(ABC):
+    """Searches sentences of many callers; each result is the same as that of `DecodingBackend.search`."""
+
+    @abstractmethod
+    def submit(
+        self,
+        sources: Sequence[Ids],
+        prefixes: Sequence[Ids],
+        settings: SearchSettings,
+        ranks: Sequence[float] | None = None,
+    ) -> Search:
+        """Queue sentences.  They are admitted by ascending rank (default 0), equal ranks in the order of submission.
+
+        sources, prefixes: as for `DecodingBackend.search`.  Raises UsageError for an invalid request.
+        """
+
+    @abstractmethod
+    def cancel(self, search: Search) -> None:
+        """Drop a search; its future is cancelled, and its sentences free their rows before the next step."""
+
+    @property
+    @abstractmethod
+    def load(self) -> tuple[int, int]:
+        """The numbers of sentences that wait and of hypotheses that are being decoded."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop; unfinished searches are cancelled."""
+
+
+class BatchedSearchService(SearchService):
+    """Searches everything that waits as one batch, in one thread; sentences that arrive meanwhile wait for its end.
+
+    batch_tokens: as for `DecodingBackend.search`; at most four batches of that size are searched at once.
+    """
+
+    def __init__(self, backend: DecodingBackend, batch_tokens: int = 4000) -> None:
+        self._backend, self._batch_tokens = backend, batch_tokens
+        self._queue: queue.PriorityQueue[tuple[float, int, _Waiting | None]] = queue.PriorityQueue()
+        self._lock = threading.Lock()
+        self._number = 0
+        self._active = 0
+        self._thread = threading.Thread(target=self._run, name="dragoman-search", daemon=True)
+        self._thread.start()
+
+    def submit(
+        self,
+        sources: Sequence[Ids],
+        prefixes: Sequence[Ids],
+        settings: SearchSettings,
+        ranks: Sequence[float] | None = None,
+    ) -> Search:
+        search = Search(len(sources))
+        with self._lock:
+            self._number += 1
+            waiting = _Waiting(search, sources, prefixes, settings)
+            self._queue.put((min(ranks, default=0.0) if ranks else 0.0, self._number, waiting))
+        return search
+
+    def cancel(self, search: Search) -> None:
+        search.future.cancel()
+
+    @property
+    def load(self) -> tuple[int, int]:
+        return self._queue.qsize(), self._active
+
+    def close(self) -> None:
+        self._queue.put((float("-inf"), 0, None))
+        self._thread.join()
+        while not self._queue.empty():
+            waiting = self._queue.get()[2]
+            if waiting is not None:
+                waiting.search.future.cancel()
+
+    def _run(self) -> None:
+        while True:
+            batch = [self._queue.get()[2]]
+            tokens = batch[0].tokens if batch[0] else 0
+            while batch[-1] is not None and tokens < 4 * self._batch_tokens and not self._queue.empty():
+                batch.append(self._queue.get()[2])
+                tokens += batch[-1].tokens if batch[-1] else 0
+            groups: dict[SearchSettings, list[_Waiting]] = {}
+            for waiting in batch:
+                if waiting is not None and waiting.search.future.set_running_or_notify_cancel():
+                    groups.setdefault(waiting.settings, []).append(waiting)
+            for settings, group in groups.items():
+                self._search(group, settings)
+            if batch[-1] is None:
+                return
+
+    def _search(self, group: Sequence[_Waiting], settings: SearchSettings) -> None:
+        sources = [ids for waiting in group for ids in waiting.sources]
+        prefixes = [ids for waiting in group for ids in waiting.prefixes]
+        begun, self._active = time.monotonic(), settings.beam * len(sources)
+        try:
+            found = self._backend.search(sources, prefixes, settings, self._batch_tokens)
+        except Exception as error:
+            for waiting in group:
+                waiting.search.future.set_exception(error)
+            return
+        finally:
+            self._active = 0
+        for waiting in group:
+            search = waiting.search
+            search.queued, search.computed = begun - waiting.submitted, time.monotonic() - begun
+            search.future.set_result(found[: search.count])
+            del found[: search.count]
+
+
+@dataclass
+class _Waiting:
+    search: Search
+    sources: Sequence[Ids]
+    prefixes: Sequence[Ids]
+    settings: SearchSettings
+    submitted: float = field(default_factory=time.monotonic)
+
+    @property
+    def tokens(self) -> int:
+        return self.settings.beam * sum(map(len, self.sources))
+
+
+def open_service(backend: DecodingBackend, max_source: int) -> SearchService:
+    """Return the service of a backend.  max_source: longest source in tokens, end of sentence included."""
+    from dragoman.decoding.native.backend import NativeBackend
+
+    if isinstance(backend, NativeBackend):
+        from dragoman.decoding.native.service import NativeSearchService
+
+        try:
+            return NativeSearchService(backend, max_source)
+        except DragomanError:
+            if backend.engine.positions >= max_source:
+                raise
+    return BatchedSearchService(backend)

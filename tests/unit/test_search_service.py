@@ -1,0 +1,190 @@
+"""Searches of many callers at once: the results of `DecodingBackend.search`, whatever else is searched meanwhile."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+from pathlib import Path
+
+import pytest
+
+from dragoman.data.tokenizer import EOS
+from dragoman.decoding import SearchSettings
+from dragoman.decoding.backend import DecodingBackend
+from dragoman.decoding.hypothesis import Hypothesis, Ids
+from dragoman.decoding.native.backend import NativeBackend
+from dragoman.decoding.native.engine import Engine
+from dragoman.decoding.native.library import load_native, unavailable_reason
+from dragoman.decoding.native.pack import pack
+from dragoman.decoding.native.service import NativeSearchService
+from dragoman.decoding.pytorch.backend import TorchBackend
+from dragoman.decoding.service import BatchedSearchService, Search, SearchService, open_service
+from dragoman.errors import DragomanError, UsageError
+from every_kind import TRANSLATORS, built
+
+pytestmark = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
+
+VOCAB, POSITIONS, LONGEST = 83, 80, 20
+SETTINGS = [
+    SearchSettings(beam=1, max_extra=12),
+    SearchSettings(beam=4, nbest=3, max_extra=12),
+    SearchSettings(beam=2, min_length=4, no_repeat_ngram=2, alpha=0.0, max_extra=12),
+]
+
+
+@pytest.fixture(scope="module")
+def model() -> object:
+    return built(TRANSLATORS["modern"], VOCAB).float()
+
+
+@pytest.fixture(scope="module")
+def backend(model: object, tmp_path_factory: pytest.TempPathFactory) -> NativeBackend:
+    path = pack(model, tmp_path_factory.mktemp("service") / "packed", "int8", max_positions=POSITIONS)  # type: ignore[arg-type]
+    return NativeBackend(Engine(path), "int8", 2, lambda: TorchBackend(model, "cpu"))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def service(backend: NativeBackend) -> Iterator[NativeSearchService]:
+    opened = NativeSearchService(backend, LONGEST, rows=12)
+    yield opened
+    opened.close()
+
+
+def sentences(count: int, seed: int) -> list[list[int]]:
+    numbers = random.Random(seed)
+    return [
+        [*(numbers.randrange(4, VOCAB) for _ in range(numbers.randrange(1, LONGEST - 1))), EOS] for _ in range(count)
+    ]
+
+
+def expected(
+    backend: DecodingBackend, sources: list[list[int]], settings: SearchSettings, prefix: Ids = ()
+) -> list[list[Hypothesis]]:
+    return backend.search(sources, [prefix] * len(sources), settings, 4000)
+
+
+def test_requests_of_many_callers_get_the_bits_of_a_search_alone(
+    backend: NativeBackend, service: NativeSearchService
+) -> None:
+    requests = [(sentences(1 + i % 7, i), SETTINGS[i % 3], [5, 6] if i % 4 == 0 else []) for i in range(60)]
+    found: dict[int, list[list[Hypothesis]]] = {}
+
+    def call(first: int) -> None:
+        for i in range(first, len(requests), 6):
+            sources, settings, prefix = requests[i]
+            search = service.submit(sources, [prefix] * len(sources), settings, [float(i % 5)] * len(sources))
+            found[i] = search.future.result(60)
+            assert search.computed > 0 and search.queued >= 0
+
+    threads = [threading.Thread(target=call, args=(first,)) for first in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i, (sources, settings, prefix) in enumerate(requests):
+        assert found[i] == expected(backend, sources, settings, prefix), i
+    assert service.load == (0, 0)
+
+
+def test_a_short_request_overtakes_a_long_one_that_is_running(service: NativeSearchService) -> None:
+    ends: dict[str, float] = {}
+
+    def noted(name: str) -> Callable[[object], None]:
+        return lambda _: ends.setdefault(name, time.monotonic())
+
+    many = sentences(300, 1)
+    long = service.submit(many, [[]] * len(many), SETTINGS[1], [float(i) for i in range(len(many))])
+    short = service.submit(sentences(1, 2), [[]], SETTINGS[1], [0.0])
+    long.future.add_done_callback(noted("long"))
+    short.future.add_done_callback(noted("short"))
+    assert len(long.future.result(60)) == 300 and len(short.future.result(60)) == 1
+    assert ends["short"] < ends["long"]
+    assert long.queued > short.queued
+
+
+def test_a_cancelled_search_frees_its_rows(backend: NativeBackend, service: NativeSearchService) -> None:
+    many = sentences(2000, 3)
+    searches = [service.submit(many, [[]] * len(many), SETTINGS[1]) for _ in range(3)]
+    while not service.load[1]:
+        time.sleep(0.001)
+    for search in searches:
+        service.cancel(search)
+        service.cancel(search)
+    with pytest.raises(CancelledError):
+        searches[0].future.result()
+    sources = sentences(5, 4)
+    assert service.submit(sources, [[]] * 5, SETTINGS[0]).future.result(60) == expected(backend, sources, SETTINGS[0])
+    while service.load != (0, 0):
+        time.sleep(0.001)
+
+
+def test_what_the_engine_does_not_support_is_searched_by_the_backend(
+    backend: NativeBackend, service: NativeSearchService
+) -> None:
+    wide = SearchSettings(beam=16, max_extra=5)
+    sources = sentences(2, 5)
+    assert service.submit(sources, [[]] * 2, wide).future.result(60) == expected(backend, sources, wide)
+    sampled = SearchSettings(beam=1, sample=True, seed=3, max_extra=5)
+    assert service.submit(sources, [[]] * 2, sampled).future.result(60) == expected(backend, sources, sampled)
+    long = [[*[7] * (LONGEST + 5), EOS]]
+    assert service.submit(long, [[]], SETTINGS[0]).future.result(60) == expected(backend, long, SETTINGS[0])
+
+
+def test_invalid_requests_are_refused_and_the_next_one_is_answered(service: NativeSearchService) -> None:
+    with pytest.raises(UsageError, match=f"source id {VOCAB}"):
+        service.submit([[VOCAB, EOS]], [[]], SETTINGS[0])
+    with pytest.raises(UsageError, match="2 ranks for 1 sentences"):
+        service.submit([[5, EOS]], [[]], SETTINGS[0], [0.0, 1.0])
+    assert service.submit([], [], SETTINGS[0]).future.result(1) == []
+    assert service.submit([[5, EOS]], [[]], SETTINGS[0]).future.result(60)
+
+
+def test_a_service_is_closed_while_it_searches(backend: NativeBackend) -> None:
+    service = NativeSearchService(backend, LONGEST)
+    many = sentences(3000, 6)
+    search = service.submit(many, [[]] * len(many), SETTINGS[1])
+    service.close()
+    service.close()
+    with pytest.raises(CancelledError):
+        search.future.result(10)
+    with pytest.raises(DragomanError, match="closed"):
+        service.submit([[5, EOS]], [[]], SETTINGS[0])
+
+
+@pytest.mark.parametrize("rows", [0, 1 << 20])
+def test_limits_out_of_range(backend: NativeBackend, rows: int) -> None:
+    with pytest.raises(DragomanError, match=rf"rows = {rows}; accepted"):
+        NativeSearchService(backend, LONGEST, rows=rows)
+
+
+def test_a_model_that_computes_nan_fails_its_requests_and_not_the_service(tmp_path: Path) -> None:
+    broken = built(TRANSLATORS["modern"], VOCAB).float()
+    for name, weights in broken.named_parameters():
+        if "norm" in name:
+            weights.data.fill_(3e38)
+    path = pack(broken, tmp_path / "packed", "float32", max_positions=POSITIONS)
+    service = NativeSearchService(NativeBackend(Engine(path), "float32", 1, lambda: TorchBackend(broken, "cpu")), 10)
+    for _ in range(2):
+        with pytest.raises(DragomanError, match="not finite|NaN"):
+            service.submit([[5, EOS], [6, EOS]], [[], []], SETTINGS[0]).future.result(60)
+    service.close()
+
+
+def test_any_backend_can_be_served(backend: NativeBackend) -> None:
+    torch_backend = backend.to_torch()
+    service: SearchService = open_service(torch_backend, LONGEST)
+    assert isinstance(service, BatchedSearchService)
+    requests = [(sentences(3, i), SETTINGS[i % 3]) for i in range(6)]
+    searches: list[Search] = [service.submit(sources, [[]] * 3, settings) for sources, settings in requests]
+    for search, (sources, settings) in zip(searches, requests, strict=True):
+        tokens = [[h.tokens for h in nbest] for nbest in search.future.result(60)]
+        assert tokens == [[h.tokens for h in nbest] for nbest in expected(torch_backend, sources, settings)]
+    cancelled = service.submit(sentences(1, 9), [[]], SETTINGS[0])
+    service.cancel(cancelled)
+    with pytest.raises(UsageError):
+        service.submit([[VOCAB + 5, EOS]], [[4, EOS]], SETTINGS[0]).future.result(60)
+    service.close()
+    assert cancelled.future.cancelled() or cancelled.future.done()

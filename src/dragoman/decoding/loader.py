@@ -23,6 +23,8 @@ from dragoman.decoding.backend import DecodingBackend
 from dragoman.decoding.native.backend import NativeBackend
 from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.native.library import VERSION, Precision, load_native, unavailable_reason
+from dragoman.decoding.native.service import NativeSearchService
+from dragoman.decoding.service import BatchedSearchService, SearchService
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
 from dragoman.errors import DragomanError, ModelFolderError, TrainingError, UsageError, check_problems
 from dragoman.io.reading import read_json
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
     from dragoman.decoding.pytorch.backend import TorchBackend
 
-__all__ = ["EngineChoice", "ModelKind", "Quantize", "load_backend", "load_shortlist"]
+__all__ = ["EngineChoice", "ModelKind", "Quantize", "load_backend", "load_shortlist", "open_service"]
 
 Quantize = Literal["auto", "int8", "bf16", "none"]
 EngineChoice = Literal["auto", "native", "pytorch"]
@@ -277,3 +279,15 @@ def _pack(folder: Path, packed: Path, origin: dict[str, Any]) -> Engine:
     stored = origin | {"sha256": hashlib.sha256(engine.content).hexdigest()}
     write_file(packed.with_suffix(".json"), json.dumps(stored, indent=1).encode())
     return engine
+
+
+def open_service(backend: DecodingBackend, max_source: int) -> SearchService:
+    """Return a service for searches of many callers.
+
+    max_source: longest source in tokens, end of sentence included; longer ones take a slower way.
+    """
+    return (
+        NativeSearchService(backend, max_source)
+        if isinstance(backend, NativeBackend)
+        else BatchedSearchService(backend)
+    )

@@ -21,6 +21,7 @@ __all__ = [
     "repeats_itself",
     "retry_settings",
     "search_with_retry",
+    "searches_with_retry",
 ]
 
 Fault = Literal["", "empty", "repetition"]
@@ -108,14 +109,31 @@ def search_with_retry(
 
     Returns one result per source, and the faults of the first results.
     """
-    results = list(search(range(len(sources)), settings))
+    steps = searches_with_retry(sources, settings, tokens, is_empty)
+    try:
+        call = next(steps)
+        while True:
+            call = steps.send(search(*call))
+    except StopIteration as stop:
+        found: tuple[list[Result], list[Fault]] = stop.value
+        return found
+
+
+def searches_with_retry(
+    sources: Sequence[Ids],
+    settings: SearchSettings,
+    tokens: Callable[[Result], Ids],
+    is_empty: Callable[[Ids], bool] = has_no_text,
+) -> Generator[tuple[Sequence[int], SearchSettings], Sequence[Result], tuple[list[Result], list[Fault]]]:
+    """`search_with_retry` as a generator: it yields the arguments of `search` and is sent its results."""
+    results = list((yield range(len(sources)), settings))
     faults = [fault_of(ids, tokens(result), is_empty) for ids, result in zip(sources, results, strict=True)]
     again: dict[SearchSettings, list[int]] = {}
     for index, fault in enumerate(faults):
         if fault and (second := retry_settings(settings, fault, len(tokens(results[index])))) is not None:
             again.setdefault(second, []).append(index)
     for second, indices in again.items():
-        for index, result in zip(indices, search(indices, second), strict=True):
+        for index, result in zip(indices, (yield indices, second), strict=True):
             if fault_of(sources[index], tokens(result), is_empty) != faults[index]:
                 results[index] = result
     return results, faults

@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from dragoman.decoding.backend import DecodingBackend
 from dragoman.decoding.hypothesis import Hypothesis, Ids
 from dragoman.decoding.settings import SearchSettings
-from dragoman.errors import DragomanError
 
-__all__ = ["BatchedSearchService", "Search", "SearchService", "open_service"]
+__all__ = ["BatchedSearchService", "Search", "SearchService"]
 
 
 @dataclass
@@ -157,18 +156,3 @@ class _Waiting:
     @property
     def tokens(self) -> int:
         return self.settings.beam * sum(map(len, self.sources))
-
-
-def open_service(backend: DecodingBackend, max_source: int) -> SearchService:
-    """Return the service of a backend.  max_source: longest source in tokens, end of sentence included."""
-    from dragoman.decoding.native.backend import NativeBackend
-
-    if isinstance(backend, NativeBackend):
-        from dragoman.decoding.native.service import NativeSearchService
-
-        try:
-            return NativeSearchService(backend, max_source)
-        except DragomanError:
-            if backend.engine.positions >= max_source:
-                raise
-    return BatchedSearchService(backend)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from dragoman.data.literals import has_words
@@ -13,17 +12,24 @@ from dragoman.data.segment import join_parts, split_text
 from dragoman.data.sentences import list_prefix, split_sentences
 from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.decoding.hypothesis import Hypothesis, Ids
-from dragoman.decoding.retry import StreamWithRetry, has_unusual_length, search_with_retry
+from dragoman.decoding.retry import StreamWithRetry, has_unusual_length, searches_with_retry
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError, clip
 from dragoman.pipelines.parts import Part, Prefix, SplitLine, clean, one_line, valid, with_prefixes
 from dragoman.pipelines.pipeline import Pipeline, check_flag, check_positive, check_sequence, check_text, stream_windows
 from dragoman.pipelines.quality import FLAGS, QualityCheck
+from dragoman.pipelines.translated import (
+    Alignment,
+    Alternative,
+    PartialTranslation,
+    SearchCall,
+    Sentence,
+    TargetScore,
+    Translation,
+)
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
-    from numpy.typing import NDArray
 
     from dragoman.config import Config
     from dragoman.data.profile import TrainingProfile
@@ -34,6 +40,7 @@ __all__ = [
     "Alignment",
     "Alternative",
     "PartialTranslation",
+    "SearchCall",
     "Sentence",
     "TargetScore",
     "Translation",
@@ -42,74 +49,6 @@ __all__ = [
 
 _MOST_BLANK = 3
 """Maximum number of tokens of a blank target, which is empty or consists of a few spaces."""
-
-
-@dataclass(frozen=True)
-class Alternative:
-    """An entry of the n-best list; score and log_prob are defined as for `Translation`."""
-
-    text: str
-    score: float
-    log_prob: float
-
-
-@dataclass(frozen=True)
-class Sentence:
-    """One of several sentences of a line, with the text and the score of its translation."""
-
-    source: str
-    text: str
-    score: float
-
-
-@dataclass(frozen=True)
-class Translation:
-    """One translated line.
-
-    log_prob: sum of natural log-probabilities, ends of sentence included, in the precision of the search (int8 by
-    default on a CPU; `Translator.score` uses float32).  score: log_prob / length penalty; the sum over the parts of a
-    line that was split.  tokens: subwords of the target, with one end of sentence per part; token_log_probs: one per
-    token.  nbest: alternatives, best first, starting with this translation.  flags: reasons to check the line, in the
-    order of `FLAGS` (see docs/flags.md).  sentences: sentences of a line that was split into several.
-    """
-
-    source: str
-    text: str
-    score: float
-    log_prob: float
-    tokens: list[str]
-    token_log_probs: list[float]
-    flags: tuple[str, ...]
-    nbest: list[Alternative]
-    sentences: list[Sentence] = field(default_factory=list)
-
-    to_json = asdict
-
-
-@dataclass(frozen=True)
-class PartialTranslation:
-    """An unfinished translation: the best text so far, and the beginning of it that will not change."""
-
-    text: str
-    stable: str
-
-
-@dataclass(frozen=True)
-class TargetScore:
-    """The score of a given target: log_prob is the sum of token_log_probs, one per token, end of sentence included."""
-
-    log_prob: float
-    tokens: list[str]
-    token_log_probs: list[float]
-
-
-@dataclass(frozen=True)
-class Alignment:
-    """Subwords of both sides, ends of sentence included; weights (T, S): attention of target tokens to the source."""
-
-    source: list[str]
-    target: list[str]
-    weights: NDArray[np.float32]
 
 
 class Translator(Pipeline):
@@ -279,15 +218,44 @@ class Translator(Pipeline):
     def _translate(
         self, texts: Sequence[tuple[str, str]], split: bool | None, settings: SearchSettings, batch_tokens: int
     ) -> list[Translation]:
+        searches = self._searches(texts, split, settings)
+        try:
+            call = next(searches)
+            while True:
+                call = searches.send(self.backend.search(call.sources, call.prefixes, call.settings, batch_tokens))
+        except StopIteration as stop:
+            translations: list[Translation] = stop.value
+            return translations
+
+    def searches(
+        self, texts: Iterable[str], *, prefix: Prefix = None, split: bool | None = None, **overrides: Any
+    ) -> Generator[SearchCall, list[list[Hypothesis]], list[Translation]]:
+        """Return `translate` as a generator that yields each search and is sent its result, as from a `SearchService`.
+
+        A second search follows for empty output and repetitions.  Raises UsageError.
+        """
+        check_sequence(texts)
+        check_flag(split=split)
+        settings = SearchSettings.of(self.settings, **overrides)
+        pairs = [(check_text(text, f"text {number}", allow_surrogates=True), own)
+                 for number, (text, own) in enumerate(with_prefixes(texts, prefix), start=1)]  # fmt: skip
+        return self._searches(pairs, split, settings)
+
+    def _searches(
+        self, texts: Sequence[tuple[str, str]], split: bool | None, settings: SearchSettings
+    ) -> Generator[SearchCall, list[list[Hypothesis]], list[Translation]]:
         lines = [self.split(text, prefix, split) for text, prefix in texts]
         parts = [part for line in lines for part in line.searched]
-
-        def search(indices: Sequence[int], settings: SearchSettings) -> list[list[Hypothesis]]:
-            ids, prefixes = [parts[i].ids for i in indices], [parts[i].prefix for i in indices]
-            return self.backend.search(ids, prefixes, settings, batch_tokens)
-
-        sources = [part.ids for part in parts]
-        results = search_with_retry(search, sources, settings, lambda nbest: nbest[0].tokens, self.has_no_text)
+        steps: Generator[Any, Any, Any] = searches_with_retry(
+            [part.ids for part in parts], settings, lambda nbest: nbest[0].tokens, self.has_no_text
+        )
+        try:
+            indices, settings_of_step = next(steps)
+            while True:
+                ids, prefixes = [parts[i].ids for i in indices], [parts[i].prefix for i in indices]
+                indices, settings_of_step = steps.send((yield SearchCall(ids, prefixes, settings_of_step)))
+        except StopIteration as stop:
+            results = stop.value
         for part, found, fault in zip(parts, *results, strict=True):
             part.found, part.fault = found, fault
         return [self.join(line, settings.nbest) for line in lines]

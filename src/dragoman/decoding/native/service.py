@@ -159,18 +159,15 @@ class NativeSearchService(SearchService):
     def _deliver(self, results: int, hypotheses: int, tokens: int, error: str) -> None:
         sizes = results, results, 2 * results, *[hypotheses] * 4, *[tokens] * 2
         columns: list[array[Any]] = [
-            array(code, bytes(array(code).itemsize * size))
-            for code, size in zip(
-                "qidiiddif", (results, results, 2 * results, *[hypotheses] * 4, *[tokens] * 2), strict=True
-            )
+            array(code, bytes(array(code).itemsize * size)) for code, size in zip("qidiiddif", sizes, strict=True)
         ]
         self._functions.dragoman_service_collect(self._service, *(column.buffer_info()[0] for column in columns))
-        ids, sizes, times, lengths, truncated, totals, scores, all_tokens, log_probs = columns
+        ids, counts, times, lengths, truncated, totals, scores, all_tokens, log_probs = columns
         ends = list(itertools.accumulate((length + 1 for length in lengths), initial=0))
         done: list[_Pending] = []
         hypothesis = 0
         with self._lock:
-            for i, (number, size) in enumerate(zip(ids, sizes, strict=True)):
+            for i, (number, size) in enumerate(zip(ids, counts, strict=True)):
                 rows = range(hypothesis, hypothesis + size)
                 hypothesis += size
                 pending = self._pending.pop(number, None)

@@ -37,7 +37,8 @@ from dragoman.nn.record import record
 from dragoman.nn.taps import Tap
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.translation import Translator
-from dragoman.serve.app import HEADERS, MAX_BYTES, MAX_CHARACTERS, ServedModel, create_app, listen, load_models
+from dragoman.serve.app import HEADERS, MAX_BYTES, MAX_CHARACTERS, ServedModel, create_app, load_models
+from dragoman.serve.listen import listen
 from dragoman.serve.viewer import Event, stream_continuation, stream_translation
 from every_kind import LANGUAGE_MODELS, TRANSLATORS, built, model_config
 from small_run import Cli
@@ -629,7 +630,8 @@ def test_a_port_that_is_taken_and_a_host_that_is_not_here() -> None:
 
 def test_the_command_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsysbinary: Any) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.delitem(sys.modules, "dragoman.serve.app")
+    for name in [name for name in sys.modules if name.startswith("dragoman.serve")]:
+        monkeypatch.delitem(sys.modules, name)
 
     code, _, err = Cli(monkeypatch, capsysbinary)("serve", GOLDEN)
 
@@ -653,7 +655,7 @@ def test_a_visit_from_start_to_ctrl_c() -> None:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         address = server.stderr.readline().split()[0]
-        with urllib.request.urlopen(f"{address}/models", timeout=20) as answer:
+        with urllib.request.urlopen(f"{address}/viewer/models", timeout=20) as answer:
             (model,) = json.load(answer)["models"]
         server.send_signal(signal.SIGINT)
         said = server.stderr.read()

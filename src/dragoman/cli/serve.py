@@ -1,4 +1,4 @@
-"""The command `serve`: the web page."""
+"""The command `serve`: the translation server and the viewer."""
 
 from __future__ import annotations
 
@@ -11,29 +11,27 @@ from dragoman.cli.options import Device
 from dragoman.cli.streams import log
 from dragoman.errors import UsageError
 
-_PACKAGES = {"fastapi", "starlette", "uvicorn"}
+_PACKAGES = {"babel", "fastapi", "prometheus_client", "starlette", "uvicorn"}
 
 
 def serve(
-    models: Annotated[list[Path], typer.Argument(help="Run folders or model folders; several can be compared.")],
+    models: Annotated[list[Path], typer.Argument(help="Run folders or model folders.")],
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 allows other machines.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 selects a free one.")] = 8000,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(help="Host name that requests may use; can be repeated. Default: any, unless --host is local."),
+    ] = None,
+    viewer: Annotated[bool, typer.Option(help="Serve the page that shows how a translation is generated.")] = True,
     device: Device = "cpu",
 ) -> None:
-    """Serve a web page for interactive translation."""
+    """Serve translations to LibreTranslate clients, and a page that shows them being generated."""
     try:
-        from dragoman.serve.app import create_app, listen, load_models, run
+        from dragoman.serve.start import start
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in _PACKAGES:
             raise
         raise UsageError(
-            f"the web page needs {error.name}, which is not installed; install it with: pip install 'dragoman[serve]'"
+            f"the server needs {error.name}, which is not installed; install it with: pip install 'dragoman[serve]'"
         ) from None
-    from dragoman.device import resolve_device
-
-    with listen(host, port) as socket:
-        page = create_app(load_models(models, resolve_device(device)))
-        address, bound_port = socket.getsockname()[:2]
-        shown = f"[{address}]" if ":" in address else address
-        log(f"http://{shown}:{bound_port}   (press Ctrl-C to stop)")
-        run(page, socket)
+    start(models, host, port, allowed_host, viewer, device, log)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from functools import cache
 from typing import Any
 
-__all__ = ["MIN_BYTES", "language_probability", "languages_of"]
+__all__ = ["MIN_BYTES", "identified", "language_probability", "languages_of"]
 
 MIN_BYTES = 12
 """Minimum length of identified lines, in UTF-8 bytes of letters: 12 Latin, 6 Cyrillic or 4 Chinese letters."""
@@ -27,6 +27,17 @@ def language_probability(text: str, languages: Collection[str]) -> float:
     """Return the probability that a text is in one of `languages`, or in no language, such as program code."""
     accepted = {*languages, _NO_LANGUAGE}
     return float(sum(probability for language, probability in _identifier().rank(text) if language in accepted))
+
+
+def identified(text: str, languages: Collection[str]) -> list[tuple[str, float]]:
+    """Return `languages` with their probabilities, most probable first, given that the text is in one of them.
+
+    Languages that the identifier does not know have probability 0.
+    """
+    known = {language: float(probability) for language, probability in _identifier().rank(text)}
+    found = {code: known.get(code.partition("-")[0], 0.0) for code in languages}
+    total = sum(found.values()) or 1.0
+    return sorted(((code, share / total) for code, share in found.items()), key=lambda item: -item[1])
 
 
 def languages_of(texts: Iterable[str]) -> tuple[str, ...]:

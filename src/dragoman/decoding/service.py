@@ -47,9 +47,12 @@ class SearchService(ABC):
         settings: SearchSettings,
         ranks: Sequence[float] | None = None,
     ) -> Search:
-        """Queue sentences.  They are admitted by ascending rank (default 0), equal ranks in the order of submission.
+        """Queue sentences.
 
-        sources, prefixes: as for `DecodingBackend.search`.  Raises UsageError for an invalid request.
+        sources, prefixes: as for `DecodingBackend.search`.  ranks: one per sentence, at least 0 (default), relative to
+        the rank of the last sentence that was admitted.  Sentences are admitted by ascending rank, equal ranks in the
+        order of submission: with the numbers of tokens before each sentence of a request as ranks, short requests do
+        not wait for long ones (start-time fair queueing, Goyal et al. 1996).  Raises UsageError for an invalid request.
         """
 
     @abstractmethod
@@ -77,6 +80,7 @@ class BatchedSearchService(SearchService):
         self._queue: queue.PriorityQueue[tuple[float, int, _Waiting | None]] = queue.PriorityQueue()
         self._lock = threading.Lock()
         self._number = 0
+        self._virtual_time = 0.0
         self._active = 0
         self._thread = threading.Thread(target=self._run, name="dragoman-search", daemon=True)
         self._thread.start()
@@ -91,8 +95,8 @@ class BatchedSearchService(SearchService):
         search = Search(len(sources))
         with self._lock:
             self._number += 1
-            waiting = _Waiting(search, sources, prefixes, settings)
-            self._queue.put((min(ranks, default=0.0) if ranks else 0.0, self._number, waiting))
+            rank = self._virtual_time + (min(ranks) if ranks else 0.0)
+            self._queue.put((rank, self._number, _Waiting(search, sources, prefixes, settings)))
         return search
 
     def cancel(self, search: Search) -> None:
@@ -112,11 +116,12 @@ class BatchedSearchService(SearchService):
 
     def _run(self) -> None:
         while True:
-            batch = [self._queue.get()[2]]
-            tokens = batch[0].tokens if batch[0] else 0
-            while batch[-1] is not None and tokens < 4 * self._batch_tokens and not self._queue.empty():
-                batch.append(self._queue.get()[2])
-                tokens += batch[-1].tokens if batch[-1] else 0
+            batch, tokens = [self._next()], 0
+            while batch[-1] is not None:
+                tokens += batch[-1].tokens
+                if tokens >= 4 * self._batch_tokens or self._queue.empty():
+                    break
+                batch.append(self._next())
             groups: dict[SearchSettings, list[_Waiting]] = {}
             for waiting in batch:
                 if waiting is not None and waiting.search.future.set_running_or_notify_cancel():
@@ -125,6 +130,12 @@ class BatchedSearchService(SearchService):
                 self._search(group, settings)
             if batch[-1] is None:
                 return
+
+    def _next(self) -> _Waiting | None:
+        rank, _, waiting = self._queue.get()
+        with self._lock:
+            self._virtual_time = max(self._virtual_time, rank)
+        return waiting
 
     def _search(self, group: Sequence[_Waiting], settings: SearchSettings) -> None:
         sources = [ids for waiting in group for ids in waiting.sources]

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -31,7 +27,7 @@ from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.viewer import Event, RecordingStepper, stream_continuation, stream_translation
 
-__all__ = ["ServedModel", "TranslateRequest", "create_app", "listen", "load_models", "run"]
+__all__ = ["ServedModel", "TranslateRequest", "create_app", "load_models"]
 
 STYLES = ("colors.css", "page.css", "language.css", "serve.css")
 SCRIPTS = ("page.js", "language.js", "packing.js", "serve_heads.js", "serve_stage.js", "serve_pane.js", "serve.js")
@@ -255,33 +251,3 @@ def _with_error_event(events: Iterator[Event]) -> Iterator[Event]:
         print(f"dragoman serve: {type(error).__name__}: {error}", file=sys.stderr)
         what = f"{type(error).__name__}: {error}. This is a bug in Dragoman; please report it."
         yield {"event": "error", "error": [_problem(what, "server", "")]}
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket; port 0 = any free port.
-
-    Raises UsageError for an address that does not belong to this machine, DragomanError for a port that cannot be used.
-    """
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(
-            f"--host {host[:80]}: no such address ({reason}); accepted: 127.0.0.1 (reachable from this machine only), "
-            "0.0.0.0 (reachable from the network)"
-        ) from None
-    try:
-        return socket.create_server(address, family=family, dualstack_ipv6=family == socket.AF_INET6)
-    except OSError as error:
-        other = port + 1 if 1024 <= port < 65535 else 8000
-        raise DragomanError(
-            f"cannot listen on {host}:{port} ({os.strerror(error.errno or 0)}); another program may use the port; "
-            f"choose another, such as --port {other}, or --port 0 for any free one"
-        ) from None
-
-
-def run(app: FastAPI, listener: socket.socket) -> None:
-    """Serve until Ctrl-C."""
-    config = uvicorn.Config(app, log_level="error", lifespan="off", server_header=False, timeout_graceful_shutdown=2)
-    with suppress(KeyboardInterrupt), listener:
-        uvicorn.Server(config).run(sockets=[listener])

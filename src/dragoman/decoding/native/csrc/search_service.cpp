@@ -118,8 +118,9 @@ int64_t SearchService::submit(const SearchRequest& request, const double* ranks)
   for (size_t i = 0; i < jobs.size(); ++i) {
     jobs[i]->id = ++last_id_;
     queued_rows_ += jobs[i]->cost.rows;
-    ranks_[last_id_] = ranks[i];
-    queue_.emplace(std::make_pair(ranks[i], last_id_), std::move(jobs[i]));
+    const double rank = virtual_time_ + ranks[i];
+    ranks_[last_id_] = rank;
+    queue_.emplace(std::make_pair(rank, last_id_), std::move(jobs[i]));
   }
   work_available_.notify_all();
   return first;
@@ -178,6 +179,7 @@ bool SearchService::is_next_admitted(const Worker& worker) const {
 // Called with the mutex locked.
 void SearchService::admit(Worker& worker) {
   while (is_next_admitted(worker)) {
+    virtual_time_ = std::max(virtual_time_, queue_.begin()->first.first);
     std::unique_ptr<Job> job = std::move(queue_.begin()->second);
     queue_.erase(queue_.begin());
     ranks_.erase(job->id);

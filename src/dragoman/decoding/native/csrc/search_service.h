@@ -43,7 +43,9 @@ class SearchService {
   const ServiceLimits& limits() const { return limits_; }
 
   // Queue the sentences of a request and return the id of the first one; the others follow.
-  // ranks: (count,).  Sentences are admitted in the order of their ranks, equal ranks in the order of submission.
+  // ranks: (count,), relative to the rank of the last admitted sentence.  Sentences are admitted in the order of their
+  // ranks, equal ranks in the order of submission: start-time fair queueing (Goyal et al. 1996), if the ranks of a
+  // request are the costs of its sentences, accumulated.
   int64_t submit(const SearchRequest& request, const double* ranks);
 
   // Drop sentences whose results are not wanted; they free their rows before the next step.
@@ -73,6 +75,7 @@ class SearchService {
   std::condition_variable work_available_, result_available_;
   bool closed_ = false;
   int64_t last_id_ = 0;
+  double virtual_time_ = 0;  // largest rank of an admitted sentence
   int64_t queued_rows_ = 0, active_rows_ = 0;
   Queue queue_;
   std::map<int64_t, double> ranks_;  // of the queued sentences

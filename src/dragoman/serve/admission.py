@@ -1,0 +1,74 @@
+"""Which requests are accepted, and how the sentences of a request are ranked among those of others."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["Admission", "Overloaded", "Ticket"]
+
+_MEASURED = 1.0
+"""Seconds over which the speed is averaged."""
+
+
+class Overloaded(Exception):
+    """More work waits than is accepted.  seconds: after which the client may try again."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = max(1, math.ceil(seconds))
+        super().__init__(f"the server is busy; try again in {self.seconds} s")
+
+
+@dataclass
+class Ticket:
+    """An accepted request.  share: number of requests of the same client; each advances at the reciprocal rate."""
+
+    client: str
+    tokens: int
+    share: int
+
+    def ranks(self, sources: Sequence[Sequence[int]]) -> list[float]:
+        """Return the ranks of the next sentences of the request (see `SearchService.submit`)."""
+        ranks, before = [], 0
+        for source in sources:
+            ranks.append(float(self.share * before))
+            before += len(source)
+        return ranks
+
+
+class Admission:
+    """Limits the work that waits; one event loop uses it.
+
+    max_tokens: source tokens of all accepted requests.  A request is accepted if nothing waits, whatever its size.
+    """
+
+    def __init__(self, max_tokens: int) -> None:
+        self.max_tokens = max_tokens
+        self.tokens = 0
+        self.requests: Counter[str] = Counter()
+        self._speed = 0.0  # tokens per second
+        self._since, self._finished = time.monotonic(), 0
+
+    def accept(self, client: str, tokens: int) -> Ticket:
+        """Register a request.  Raises Overloaded."""
+        if self.tokens and self.tokens + tokens > self.max_tokens:
+            raise Overloaded((self.tokens + tokens - self.max_tokens) / self._speed if self._speed else 1.0)
+        self.tokens += tokens
+        self.requests[client] += 1
+        return Ticket(client, tokens, self.requests[client])
+
+    def finish(self, ticket: Ticket) -> None:
+        """Remove a request, completed or not."""
+        self.tokens -= ticket.tokens
+        self.requests[ticket.client] -= 1
+        if not self.requests[ticket.client]:
+            del self.requests[ticket.client]
+        self._finished += ticket.tokens
+        elapsed = time.monotonic() - self._since
+        if elapsed >= _MEASURED:
+            speed = self._finished / elapsed
+            self._speed = (self._speed + speed) / 2 if self._speed else speed
+            self._since, self._finished = time.monotonic(), 0

@@ -1,0 +1,165 @@
+"""The translation directions of a server: models by language pair, and pivoting through a third language."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dragoman.decoding.loader import open_service
+from dragoman.decoding.service import Search, SearchService
+from dragoman.errors import UsageError
+from dragoman.pipelines.translated import Translation
+from dragoman.pipelines.translation import Translator
+from dragoman.serve.admission import Admission, Ticket
+
+__all__ = ["Direction", "Directions", "Timing"]
+
+_SPLIT_HERE = 4000
+"""Characters up to which a text is split and encoded on the event loop; longer ones would delay other requests."""
+
+
+@dataclass
+class Timing:
+    """Seconds that a request waited for free rows, and that its searches took."""
+
+    queued: float = 0.0
+    computed: float = 0.0
+
+
+class Direction:
+    """A translator from `source` to `target` (language codes) with the service that runs its searches."""
+
+    def __init__(self, translator: Translator, name: str, service: SearchService | None = None) -> None:
+        source, target = translator.languages
+        if source is None or target is None:
+            raise UsageError(f"model {name}: its configuration names no languages; a server needs them")
+        self.translator, self.name, self.source, self.target = translator, name, source, target
+        self.service = service or open_service(translator.backend, translator.max_source)
+
+    @classmethod
+    def load(cls, path: Path, name: str) -> Direction:
+        """Load a model.  Raises ModelFolderError, and UsageError for a model that does not translate."""
+        return cls(Translator.load(path, "cpu"), name)
+
+    async def translate(
+        self, texts: Sequence[str], ticket: Ticket, timing: Timing | None = None, **settings: Any
+    ) -> list[Translation]:
+        """Return one translation per text, equal to that of `Translator.translate` with the same settings.
+
+        Cancelling the call cancels its searches.  Raises UsageError, and DragomanError if a search fails.
+        """
+        timing = timing or Timing()
+        searches = self.translator.searches(texts, **settings)
+        long = sum(map(len, texts)) > _SPLIT_HERE
+
+        async def advance(found: Any) -> Any:
+            """Run the code between two searches; the result is the next search, or the translations."""
+            return await asyncio.to_thread(_send, searches, found) if long else _send(searches, found)
+
+        call = await advance(None)
+        while not isinstance(call, list):
+            search = self.service.submit(call.sources, call.prefixes, call.settings, ticket.ranks(call.sources))
+            try:
+                found = await asyncio.wrap_future(search.future)
+            except asyncio.CancelledError:
+                self._cancel(search)
+                raise
+            timing.queued += search.queued
+            timing.computed += search.computed
+            call = await advance(found)
+        return call
+
+    def _cancel(self, search: Search) -> None:
+        self.service.cancel(search)
+
+    def close(self) -> None:
+        """Stop the service."""
+        self.service.close()
+
+
+def _send(searches: Any, found: Any) -> Any:
+    try:
+        return searches.send(found)
+    except StopIteration as stop:
+        return stop.value
+
+
+class Directions:
+    """All directions of a server; of two models of the same direction, the first one is used.
+
+    max_tokens: see `Admission`; shared by all directions.
+    """
+
+    def __init__(self, directions: Iterable[Direction], max_tokens: int = 200_000) -> None:
+        self.admission = Admission(max_tokens)
+        self.by_pair: dict[tuple[str, str], Direction] = {}
+        self.unused: list[tuple[Direction, Direction]] = []
+        """Models of a direction that has another model, with that model."""
+        for direction in directions:
+            used = self.by_pair.setdefault((direction.source, direction.target), direction)
+            if used is not direction:
+                direction.close()
+                self.unused.append((direction, used))
+        if not self.by_pair:
+            raise UsageError("no models to serve; specify at least one translation model")
+
+    @property
+    def sources(self) -> list[str]:
+        """Source languages, in alphabetical order."""
+        return sorted({source for source, _ in self.by_pair})
+
+    def targets(self, source: str) -> list[str]:
+        """Languages that can be reached from `source`, directly or by way of one other language."""
+        others = {target for _, target in self.by_pair if target != source}
+        return sorted(target for target in others if self.route(source, target))
+
+    def route(self, source: str, target: str) -> list[Direction]:
+        """Return the model, or the two models through the first pivot language in alphabetical order; [] for none."""
+        if (source, target) in self.by_pair:
+            return [self.by_pair[source, target]]
+        pivots = sorted(mid for first, mid in self.by_pair if first == source and (mid, target) in self.by_pair)
+        return [self.by_pair[source, pivots[0]], self.by_pair[pivots[0], target]] if pivots else []
+
+    async def translate(
+        self,
+        route: Sequence[Direction],
+        texts: Sequence[str],
+        client: str,
+        timing: Timing | None = None,
+        **settings: Any,
+    ) -> list[list[Translation]]:
+        """Return the translations of each model of a route; the last list has the results.
+
+        client: name of the caller; callers share the machine equally.  settings: as for `Translator.translate`; the
+        search of the first of two models returns one hypothesis.  Raises Overloaded.
+        """
+        ticket = self.admission.accept(client, len(route) * _estimate(texts))
+        try:
+            found: list[list[Translation]] = []
+            for position, direction in enumerate(route, start=1):
+                own = settings if position == len(route) else {**settings, "nbest": 1}
+                found.append(await direction.translate(texts, ticket, timing, **own))
+                texts = [translation.text for translation in found[-1]]
+            return found
+        finally:
+            self.admission.finish(ticket)
+
+    def load(self) -> tuple[int, int]:
+        """Sentences that wait and hypotheses that are decoded, of all directions."""
+        loads = [direction.service.load for direction in self.by_pair.values()]
+        waiting, active = (sum(column) for column in zip(*loads, strict=True))
+        return waiting, active
+
+    def close(self) -> None:
+        """Stop all services."""
+        for direction in self.by_pair.values():
+            direction.close()
+
+
+def _estimate(texts: Sequence[str]) -> int:
+    """Return about the number of tokens of texts, without encoding them."""
+    return sum(itertools.starmap(max, ((1, len(text.encode("utf-8", "replace")) // 4) for text in texts)))

@@ -1,0 +1,241 @@
+"""LibreTranslate's interface: same routes, parameters, answers and errors, so that its clients work unchanged."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from babel import Locale
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from dragoman.data.language_identifier import identified
+from dragoman.errors import DragomanError, UsageError
+from dragoman.pipelines.translated import Translation
+from dragoman.serve.admission import Overloaded
+from dragoman.serve.directions import Direction, Directions
+from dragoman.serve.requests import BadRequest, Disconnected, Limits, parameters, read_body, unless_disconnected
+
+__all__ = ["routes"]
+
+_LOG = logging.getLogger(__name__)
+_ALIASES = {"zh": "zh-Hans", "zt": "zh-Hant", "pb": "pt-BR"}
+"""LibreTranslate's codes of languages that it writes in two ways."""
+_MAX_ALTERNATIVES = 16
+
+
+def routes(directions: Directions, limits: Limits) -> list[Route]:
+    """Return the routes for a server."""
+    api = _LibreTranslate(directions, limits)
+    return [
+        Route("/translate", _answered(api.translate), methods=["POST"]),
+        Route("/detect", _answered(api.detect), methods=["POST"]),
+        Route("/languages", _answered(api.languages), methods=["GET", "POST"]),
+        Route("/frontend/settings", _answered(api.settings), methods=["GET"]),
+        Route("/suggest", _answered(api.suggest), methods=["POST"]),
+        Route("/health", _answered(api.health), methods=["GET"]),
+    ]
+
+
+def _answered(handler: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
+    """Return an endpoint that answers with JSON, and with {"error": message} for exceptions."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            return JSONResponse(await handler(request))
+        except BadRequest as error:
+            return JSONResponse({"error": error.message}, error.status, error.headers)
+        except Overloaded as error:
+            headers = {"Retry-After": str(error.seconds)}
+            return JSONResponse({"error": f"Slowdown: {error}"}, 429, headers)
+        except Disconnected:
+            return Response(status_code=499)  # nobody reads it
+        except UsageError as error:
+            return JSONResponse({"error": f"Invalid request: {error}"}, 400)
+        except DragomanError as error:
+            _LOG.error("translation failed: %s", error)
+            return JSONResponse({"error": f"Cannot translate text: {error}"}, 500)
+
+    return endpoint
+
+
+class _LibreTranslate:
+    def __init__(self, directions: Directions, limits: Limits) -> None:
+        self.directions, self.limits = directions, limits
+
+    async def translate(self, request: Request) -> dict[str, Any]:
+        values = parameters(request, await read_body(request, self.limits))
+        for name in ("q", "source", "target"):
+            if values.get(name) in (None, ""):
+                if name == "q" and values.get(name) == "":
+                    continue
+                raise BadRequest(f"Invalid request: missing {name} parameter")
+        texts, is_list = self._texts(values["q"])
+        alternatives = self._alternatives(values.get("alternatives", 0))
+        if values.get("format", "text") not in ("text", None, ""):
+            raise BadRequest(f"{str(values['format'])[:40]} format is not supported; accepted: text")
+        detected = None
+        source = values["source"]
+        if source == "auto":
+            detected = [self._detect(text)[0] for text in texts]
+            languages = [self._model_code(found["language"]) for found in detected]
+        else:
+            languages = [self._source(source)] * len(texts)
+        results = await unless_disconnected(
+            request,
+            self._translate_all(texts, languages, values["target"], client_of(request), alternatives),
+            self.limits.seconds,
+        )
+        answer: dict[str, Any] = {"translatedText": [result.text for result in results]}
+        if detected is not None:
+            answer["detectedLanguage"] = detected
+        if alternatives:
+            answer["alternatives"] = [_alternatives(result, alternatives) for result in results]
+        return answer if is_list else {name: value[0] for name, value in answer.items()}
+
+    async def _translate_all(
+        self, texts: Sequence[str], languages: Sequence[str], target: Any, client: str, alternatives: int
+    ) -> list[Translation]:
+        """Translate texts of several languages, one language after the other."""
+        results: dict[int, Translation] = {}
+        for language in dict.fromkeys(languages):
+            indices = [i for i, own in enumerate(languages) if own == language]
+            own_texts = [texts[i] for i in indices]
+            route = self._route(language, target)
+            if not route:  # already in the target language
+                results.update((i, _copy(texts[i])) for i in indices)
+                continue
+            settings: dict[str, Any] = {}
+            if alternatives:
+                beam = route[-1].translator.settings.beam
+                settings = {"nbest": alternatives + 1, "beam": max(beam, alternatives + 1)}
+            found = await self.directions.translate(route, own_texts, client, **settings)
+            results.update(zip(indices, found[-1], strict=True))
+        return [results[i] for i in range(len(texts))]
+
+    def _texts(self, q: Any) -> tuple[list[str], bool]:
+        is_list = isinstance(q, list)
+        texts = q if is_list else [q]
+        if not all(isinstance(text, str) for text in texts):
+            raise BadRequest("Invalid request: q parameter must be a text or a list of texts")
+        if len(texts) > self.limits.texts:
+            raise BadRequest(f"Invalid request: request ({len(texts)}) exceeds text limit ({self.limits.texts})")
+        characters = sum(map(len, texts))
+        if characters > self.limits.characters:
+            raise BadRequest(f"Invalid request: request ({characters}) exceeds text limit ({self.limits.characters})")
+        return texts, is_list
+
+    def _alternatives(self, value: Any) -> int:
+        try:
+            number = int(value or 0)
+        except (TypeError, ValueError):
+            number = -1
+        if not 0 <= number <= _MAX_ALTERNATIVES:
+            raise BadRequest(
+                f"Invalid request: 'alternatives' parameter must be a number from 0 to {_MAX_ALTERNATIVES}"
+            )
+        return number
+
+    def _source(self, code: Any) -> str:
+        known = self._model_code(code)
+        if known not in self.directions.sources:
+            raise BadRequest(f"{str(code)[:40]} is not supported")
+        return known
+
+    def _route(self, source: str, target: Any) -> list[Direction]:
+        known = self._model_code(target)
+        targets = {target for _, target in self.directions.by_pair}
+        if known not in targets and known not in self.directions.sources:
+            raise BadRequest(f"{str(target)[:40]} is not supported")
+        if known == source:
+            return []
+        route = self.directions.route(source, known)
+        if not route:
+            reached = ", ".join(map(public_code, self.directions.targets(source))) or "none"
+            raise BadRequest(
+                f"{str(target)[:40]} is not available as a target language from {source}; accepted: {reached}"
+            )
+        return route
+
+    def _model_code(self, code: Any) -> str:
+        """Return the code that the models use for a code of a client; the code itself if it is unknown."""
+        text = str(code)
+        known = {language for pair in self.directions.by_pair for language in pair}
+        if text in known:
+            return text
+        same = {public_code(language).lower(): language for language in known} | {own.lower(): own for own in known}
+        return same.get(_ALIASES.get(text.lower(), text).lower(), text)
+
+    def _detect(self, text: str) -> list[dict[str, Any]]:
+        found = identified(text, self.directions.sources)
+        return [{"confidence": round(100 * probability), "language": public_code(code)} for code, probability in found]
+
+    async def detect(self, request: Request) -> list[dict[str, Any]]:
+        values = parameters(request, await read_body(request, self.limits))
+        if not isinstance(values.get("q"), str) or not values["q"]:
+            raise BadRequest("Invalid request: missing q parameter")
+        self._texts(values["q"])
+        return self._detect(values["q"])
+
+    async def languages(self, request: Request) -> list[dict[str, Any]]:
+        return [
+            {
+                "code": public_code(source),
+                "name": english_name(source),
+                "targets": [public_code(target) for target in self.directions.targets(source)],
+            }
+            for source in self.directions.sources
+        ]
+
+    async def settings(self, request: Request) -> dict[str, Any]:
+        sources = self.directions.sources
+        target = self.directions.targets(sources[0])[0]
+        language = {
+            "source": {"code": "auto", "name": "Auto Detect"},
+            "target": {"code": public_code(target), "name": english_name(target)},
+        }
+        return {
+            "charLimit": self.limits.characters,
+            "frontendTimeout": 500,
+            "apiKeys": False,
+            "keyRequired": False,
+            "suggestions": False,
+            "filesTranslation": False,
+            "supportedFilesFormat": [],
+            "language": language,
+        }
+
+    async def suggest(self, request: Request) -> dict[str, Any]:
+        raise BadRequest("Suggestions are disabled on this server.", 403)
+
+    async def health(self, request: Request) -> dict[str, str]:
+        return {"status": "ok"}
+
+
+def client_of(request: Request) -> str:
+    """Return the name of a client: its address."""
+    return request.client.host if request.client else ""
+
+
+def public_code(code: str) -> str:
+    """Return LibreTranslate's code of a language."""
+    return _ALIASES.get(code, code)
+
+
+def english_name(code: str) -> str:
+    """Return the English name of a language, or the code if it has none."""
+    names = Locale("en").languages
+    return str(names.get(public_code(code).replace("-", "_"), names.get(code, code)))
+
+
+def _copy(text: str) -> Translation:
+    return Translation(text, text, 0.0, 0.0, [], [], (), [])
+
+
+def _alternatives(result: Translation, count: int) -> list[str]:
+    """Return other translations, without duplicates of the best one."""
+    texts = dict.fromkeys(alternative.text for alternative in result.nbest)
+    texts.pop(result.text, None)
+    return list(texts)[:count]

@@ -1,0 +1,130 @@
+"""Reading requests: bodies with limits of size and time, and parameters from JSON, forms and the query string."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl
+
+from starlette.requests import ClientDisconnect, Request
+
+__all__ = ["BadRequest", "Disconnected", "Limits", "parameters", "read_body", "unless_disconnected"]
+
+T = TypeVar("T")
+
+
+class BadRequest(Exception):
+    """A request that is refused with a status and a message."""
+
+    def __init__(self, message: str, status: int = 400, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.message, self.status, self.headers = message, status, dict(headers or {})
+
+
+class Disconnected(Exception):
+    """The client has closed the connection; nobody reads the answer."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of requests.  characters: of all texts of a request.  texts: number of texts.  body: bytes.
+
+    read_seconds: for the arrival of the body.  seconds: for the translation.
+    """
+
+    characters: int = 100_000
+    texts: int = 1_000
+    body: int = 4 << 20
+    read_seconds: float = 20.0
+    seconds: float = 120.0
+
+
+async def read_body(request: Request, limits: Limits) -> bytes:
+    """Return the body.  Raises BadRequest if it is too large or too slow, and Disconnected."""
+    too_large = BadRequest(f"Invalid request: the body has more than {limits.body:,} bytes", 413)
+    length = request.headers.get("content-length", "0")
+    if length.isdigit() and int(length) > limits.body:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(limits.read_seconds):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limits.body:
+                    raise too_large
+    except TimeoutError:
+        raise BadRequest(f"Invalid request: the body did not arrive within {limits.read_seconds:g} s", 408) from None
+    except ClientDisconnect:
+        raise Disconnected from None
+    return bytes(body)
+
+
+def parameters(request: Request, body: bytes) -> dict[str, Any]:
+    """Return the parameters of the query string and of the body, which is a JSON object or a form.
+
+    A parameter of the body replaces one of the query string; one that a form repeats is a list.  Raises BadRequest.
+    """
+    found: dict[str, Any] = dict(request.query_params)
+    if not body.strip():
+        return found
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type == "application/x-www-form-urlencoded":
+        pairs = _form(body)
+        values: dict[str, Any] = dict(pairs)
+        repeated = {name: [text for other, text in pairs if other == name] for name in values}
+        return found | values | {name: texts for name, texts in repeated.items() if len(texts) > 1}
+    try:
+        values = json.loads(body)
+    except RecursionError:
+        raise BadRequest("Invalid request: the JSON is nested too deeply") from None
+    except ValueError:  # also for invalid UTF-8
+        if content_type == "application/json":
+            raise BadRequest("Invalid request: the body is not valid JSON") from None
+        raise BadRequest(
+            "Invalid request: the body is neither JSON nor a form; send content-type application/json or "
+            "application/x-www-form-urlencoded",
+            415 if content_type else 400,
+        ) from None
+    if not isinstance(values, dict):
+        raise BadRequest("Invalid request: the body is not a JSON object")
+    return found | values
+
+
+def _form(body: bytes) -> list[tuple[str, str]]:
+    try:
+        return parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=100, errors="strict")
+    except ValueError:  # invalid UTF-8, or too many fields
+        raise BadRequest("Invalid request: the form is not valid UTF-8 or has more than 100 fields") from None
+
+
+async def unless_disconnected(request: Request, work: Awaitable[T], seconds: float) -> T:
+    """Return the result of `work`.  If the client disconnects, or after `seconds`, `work` is cancelled.
+
+    Call it after the body has been read.  Raises Disconnected, or BadRequest with status 503.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({task, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        if gone.done():
+            raise Disconnected
+        raise BadRequest(
+            f"the translation took longer than {seconds:g} s; send shorter texts", 503, {"Retry-After": "5"}
+        )
+    finally:
+        for unfinished in (task, gone):
+            if not unfinished.done():
+                unfinished.cancel()
+                with suppress(asyncio.CancelledError):
+                    await unfinished
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        continue

@@ -1,0 +1,153 @@
+"""The server: routes, cross-origin requests, host names, health, metrics, start and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import uvicorn
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dragoman.serve.directions import Directions
+from dragoman.serve.libretranslate import routes
+from dragoman.serve.requests import Limits
+
+__all__ = ["LazyApp", "create_server", "run_server", "to_viewer"]
+
+_LOCAL = ["localhost", "127.0.0.1", "[::1]"]
+_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_IDLE_SECONDS = 30
+"""Seconds after which a connection without a request is closed."""
+
+
+class _Metrics:
+    """Prometheus metrics; labels never hold anything of a client."""
+
+    def __init__(self, directions: Directions) -> None:
+        self.registry = CollectorRegistry()
+        named: dict[str, Any] = {"registry": self.registry, "namespace": "dragoman"}
+        self.requests = Counter("requests", "Requests", ["route", "status"], **named)
+        self.seconds = Histogram("request_seconds", "Time to the answer", ["route"], buckets=_BUCKETS, **named)
+        waiting = Gauge("waiting_sentences", "Sentences that wait for free rows", **named)
+        active = Gauge("active_rows", "Hypotheses that are being decoded", **named)
+        tokens = Gauge("accepted_tokens", "Estimated source tokens of the requests in progress", **named)
+        waiting.set_function(lambda: directions.load()[0])
+        active.set_function(lambda: directions.load()[1])
+        tokens.set_function(lambda: directions.admission.tokens)
+
+
+class _Measured:
+    """Counts requests and measures their time."""
+
+    def __init__(self, app: ASGIApp, metrics: _Metrics, paths: Sequence[str]) -> None:
+        self.app, self.metrics, self.paths = app, metrics, frozenset(paths)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        begun, status = time.monotonic(), 500
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, noted)
+        finally:
+            route = scope["path"] if scope["path"] in self.paths else "other"
+            self.metrics.requests.labels(route, status).inc()
+            self.metrics.seconds.labels(route).observe(time.monotonic() - begun)
+
+
+class LazyApp:
+    """An application that is created in a thread by its first request, because it loads a second copy of the models."""
+
+    def __init__(self, create: Callable[[], ASGIApp]) -> None:
+        self._create, self._lock = create, asyncio.Lock()
+        self._app: ASGIApp | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._lock:
+            if self._app is None:
+                self._app = await asyncio.to_thread(self._create)
+            app = self._app
+        await app(scope, receive, send)
+
+
+def create_server(
+    directions: Directions, limits: Limits | None = None, hosts: Sequence[str] = ("*",), viewer: ASGIApp | None = None
+) -> Starlette:
+    """Return the application.
+
+    hosts: accepted host names of requests, "*" for any; local names are always accepted.  viewer: application of the
+    page that shows a translation while it is generated, at /viewer/.
+    """
+    metrics = _Metrics(directions)
+
+    async def live(request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def show_metrics(request: Request) -> Response:
+        text = await asyncio.to_thread(generate_latest, metrics.registry)
+        return Response(text, media_type="text/plain; version=0.0.4")
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(directions.close)
+
+    async def error(request: Request, exception: Exception) -> Response:
+        status = getattr(exception, "status_code", 500)
+        detail = getattr(exception, "detail", "internal error; this is a bug in Dragoman")
+        return JSONResponse({"error": f"{request.method} {request.url.path[:80]}: {detail}"}, status)
+
+    all_routes = [
+        *routes(directions, limits or Limits()),
+        Route("/livez", live),
+        Route("/readyz", live),
+        Route("/metrics", show_metrics),
+    ]
+    pages = [] if viewer is None else [Mount("/viewer", viewer), Route("/", to_viewer)]
+    middleware = [
+        Middleware(_Measured, metrics=metrics, paths=[route.path for route in all_routes]),
+        Middleware(TrustedHostMiddleware, allowed_hosts=[*hosts, *_LOCAL], www_redirect=False),
+        Middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"]),
+    ]
+    handlers: dict[Any, Any] = {404: error, 405: error, 500: error}
+    return Starlette(
+        routes=[*all_routes, *pages], middleware=middleware, exception_handlers=handlers, lifespan=lifespan
+    )
+
+
+async def to_viewer(request: Request) -> Response:
+    """Redirect to the page of the viewer."""
+    return RedirectResponse("viewer/")
+
+
+def run_server(app: Starlette, listener: socket.socket, drain_seconds: int = 30) -> None:
+    """Serve until SIGTERM or Ctrl-C; then refuse new connections and finish the requests within `drain_seconds`."""
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=_IDLE_SECONDS,
+        timeout_graceful_shutdown=drain_seconds,
+    )
+    with suppress(KeyboardInterrupt), listener:
+        uvicorn.Server(config).run(sockets=[listener])

@@ -1,0 +1,43 @@
+"""A server in a thread of the test."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.applications import Starlette
+
+from dragoman.decoding.loader import open_service
+from dragoman.pipelines.translation import Translator
+from dragoman.serve.directions import Direction
+from dragoman.serve.listen import listen
+from tiny_translator import copying_translator
+
+
+def copying_direction(source: str = "en", target: str = "de", **settings: int) -> Direction:
+    """A direction whose translations are their sources."""
+    return direction_of(copying_translator(60, **settings), source, target)
+
+
+def direction_of(translator: Translator, source: str, target: str) -> Direction:
+    translator.describe_data(None, (source, target))
+    return Direction(translator, f"{source}-{target}", open_service(translator.backend, translator.max_source))
+
+
+@contextmanager
+def serving(app: Starlette) -> Iterator[str]:
+    """Serve on a free port and give the address, without a slash at its end."""
+    with listen("127.0.0.1", 0) as listener:
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=5))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()

@@ -1,0 +1,294 @@
+"""The translation server: LibreTranslate's answers and errors, limits, and fairness among clients."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from dragoman.errors import DragomanError, UsageError
+from dragoman.serve.admission import Admission, Overloaded
+from dragoman.serve.directions import Direction, Directions, Timing
+from dragoman.serve.requests import Limits
+from dragoman.serve.server import create_server
+from running_server import copying_direction, direction_of, serving
+from tiny_translator import round_trip, tiny_translator
+
+TEXT = "one two"
+LIMITS = Limits(characters=200, texts=5, body=4000, read_seconds=0.3)
+
+
+@pytest.fixture
+def client() -> Iterator[TestClient]:
+    directions = Directions(itertools.starmap(copying_direction, [("en", "de"), ("de", "fr"), ("en", "zh")]))
+    with TestClient(create_server(directions, LIMITS, hosts=["testserver"])) as opened:
+        yield opened
+
+
+def translated(text: str) -> str:
+    return round_trip(text)
+
+
+@pytest.mark.parametrize(
+    "send",
+    [
+        lambda c, v: c.post("/translate", json=v),
+        lambda c, v: c.post("/translate", data=v),
+        lambda c, v: c.post("/translate", params=v),
+        lambda c, v: c.post("/translate", params={"q": "other"}, json=v),
+        lambda c, v: c.post("/translate", content=json.dumps(v)),
+    ],
+    ids=["json", "form", "query", "body before query", "json without its type"],
+)
+def test_a_text_in_every_way_that_parameters_are_sent(client: TestClient, send: Callable[..., Any]) -> None:
+    answer = send(client, {"q": TEXT, "source": "en", "target": "de"})
+    assert answer.status_code == 200 and answer.json() == {"translatedText": translated(TEXT)}
+
+
+def test_a_list_keeps_its_order_and_blank_texts(client: TestClient) -> None:
+    texts = [TEXT, "", "three", "  "]
+    answer = client.post("/translate", json={"q": texts, "source": "en", "target": "de"})
+    assert answer.json()["translatedText"][:3:2] == [translated(TEXT), translated("three")]
+    assert len(answer.json()["translatedText"]) == 4
+    assert client.post("/translate", json={"q": "", "source": "en", "target": "de"}).json() == {"translatedText": ""}
+    assert client.post("/translate", json={"q": [], "source": "en", "target": "de"}).json() == {"translatedText": []}
+
+
+def test_the_language_of_each_text_is_detected(client: TestClient) -> None:
+    texts = ["The weather was very nice yesterday.", "Das Wetter war gestern sehr schön."]
+    answer = client.post("/translate", json={"q": texts, "source": "auto", "target": "de"}).json()
+    assert [found["language"] for found in answer["detectedLanguage"]] == ["en", "de"]
+    assert all(50 <= found["confidence"] <= 100 for found in answer["detectedLanguage"])
+    assert answer["translatedText"][1] == texts[1], "already in the target language"
+    single = client.post("/translate", json={"q": texts[0], "source": "auto", "target": "de"}).json()
+    assert single["detectedLanguage"]["language"] == "en" and isinstance(single["translatedText"], str)
+    detected = client.post("/detect", data={"q": texts[1]}).json()
+    assert detected[0]["language"] == "de" and sum(found["confidence"] for found in detected) == pytest.approx(
+        100, abs=2
+    )
+
+
+def test_languages_reach_others_by_one_pivot(client: TestClient) -> None:
+    answer = {row["code"]: row for row in client.get("/languages").json()}
+    assert answer["en"] == {"code": "en", "name": "English", "targets": ["de", "fr", "zh-Hans"]}
+    assert answer["de"]["targets"] == ["fr"]
+    pivoted = client.post("/translate", json={"q": TEXT, "source": "en", "target": "fr"}).json()
+    assert pivoted == {"translatedText": translated(translated(TEXT))}
+
+
+@pytest.mark.parametrize("code", ["zh", "zh-Hans", "ZH"])
+def test_codes_of_libretranslate(client: TestClient, code: str) -> None:
+    assert client.post("/translate", json={"q": TEXT, "source": "en", "target": code}).status_code == 200
+
+
+def test_alternatives(client: TestClient) -> None:
+    translator = tiny_translator(beam=3)
+    server = create_server(Directions([direction_of(translator, "en", "de")]), hosts=["*"])
+    expected = translator.translate([TEXT], beam=5, nbest=5)[0]
+    with TestClient(server) as opened:
+        answer = opened.post("/translate", json={"q": TEXT, "source": "en", "target": "de", "alternatives": 4}).json()
+        assert answer["translatedText"] == expected.text
+        assert answer["alternatives"] == [a.text for a in expected.nbest if a.text != expected.text]
+        plain = opened.post("/translate", json={"q": [TEXT], "source": "en", "target": "de"}).json()
+        assert plain == {"translatedText": [translator.translate([TEXT])[0].text]}
+
+
+@pytest.mark.parametrize(
+    ("values", "status", "message"),
+    [
+        ({"source": "en", "target": "de"}, 400, "Invalid request: missing q parameter"),
+        ({"q": TEXT, "target": "de"}, 400, "Invalid request: missing source parameter"),
+        ({"q": TEXT, "source": "en"}, 400, "Invalid request: missing target parameter"),
+        ({"q": TEXT, "source": "zz", "target": "de"}, 400, "zz is not supported"),
+        ({"q": TEXT, "source": "en", "target": "zz"}, 400, "zz is not supported"),
+        ({"q": TEXT, "source": "de", "target": "en"}, 400, "en is not available as a target language from de"),
+        ({"q": TEXT, "source": ["en"], "target": {"a": 1}}, 400, "is not supported"),
+        ({"q": 7, "source": "en", "target": "de"}, 400, "must be a text or a list of texts"),
+        ({"q": [TEXT, None], "source": "en", "target": "de"}, 400, "must be a text or a list of texts"),
+        ({"q": ["a"] * 6, "source": "en", "target": "de"}, 400, r"request (6) exceeds text limit (5)"),
+        ({"q": "a" * 201, "source": "en", "target": "de"}, 400, "request (201) exceeds text limit (200)"),
+        ({"q": TEXT, "source": "en", "target": "de", "alternatives": -1}, 400, "'alternatives'"),
+        ({"q": TEXT, "source": "en", "target": "de", "alternatives": "many"}, 400, "'alternatives'"),
+        ({"q": TEXT, "source": "en", "target": "de", "format": "pdf"}, 400, "pdf format is not supported"),
+        ({"q": "x" * 5000, "source": "en", "target": "de"}, 413, "more than 4,000 bytes"),
+    ],
+)
+def test_invalid_requests(client: TestClient, values: dict[str, Any], status: int, message: str) -> None:
+    answer = client.post("/translate", json=values)
+    assert answer.status_code == status and message in answer.json()["error"]
+    assert client.post("/translate", json={"q": TEXT, "source": "en", "target": "de"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("content", "content_type", "status"),
+    [
+        (b"{", "application/json", 400),
+        (b"[1]", "application/json", 400),
+        (b'"\xff"', "application/json", 400),
+        (b"[" * 3000, "application/json", 400),
+        (b"q=%ff&source=en&target=de", "application/x-www-form-urlencoded", 400),
+        (b"q=a&" * 900, "application/x-www-form-urlencoded", 400),
+        (b"<q/>", "text/xml", 415),
+        (b"\x00\x01", "", 400),
+    ],
+)
+def test_invalid_bodies(client: TestClient, content: bytes, content_type: str, status: int) -> None:
+    answer = client.post("/translate", content=content, headers={"content-type": content_type})
+    assert answer.status_code == status and answer.json()["error"]
+
+
+def test_wrong_addresses_methods_and_hosts(client: TestClient) -> None:
+    assert client.get("/nowhere").status_code == 404 and "/nowhere" in client.get("/nowhere").json()["error"]
+    assert client.get("/translate").status_code == 405
+    assert client.post("/suggest", json={}).status_code == 403
+    assert client.get("/languages", headers={"host": "other.example"}).status_code == 400
+    assert client.get("/languages", headers={"host": "localhost:8000"}).status_code == 200
+
+
+def test_health_settings_metrics_and_other_origins(client: TestClient) -> None:
+    for path in ("/health", "/livez", "/readyz"):
+        assert client.get(path).json() == {"status": "ok"}
+    settings = client.get("/frontend/settings").json()
+    assert settings["charLimit"] == 200 and settings["language"]["source"]["code"] == "auto"
+    secret = "geheimnis"
+    client.post("/translate", json={"q": secret, "source": "en", "target": "de"})
+    metrics = client.get("/metrics").text
+    assert 'dragoman_requests_total{route="/translate",status="200"} 1.0' in metrics and secret not in metrics
+    answer = client.options(
+        "/translate", headers={"origin": "https://page.example", "access-control-request-method": "POST"}
+    )
+    assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == "*"
+
+
+def test_no_models() -> None:
+    with pytest.raises(UsageError, match="no models to serve"):
+        Directions([])
+
+
+def test_the_second_model_of_a_direction_is_not_used() -> None:
+    first, second = copying_direction(), copying_direction()
+    directions = Directions([first, second])
+    assert directions.route("en", "de") == [first] and directions.unused == [(second, first)]
+    directions.close()
+
+
+# ------------------------------------------------------------------------------------------------- many clients
+
+
+def test_too_much_work_is_refused_until_some_is_done() -> None:
+    admission = Admission(max_tokens=100)
+    large = admission.accept("a", 500)
+    with pytest.raises(Overloaded) as refused:
+        admission.accept("b", 1)
+    assert refused.value.seconds >= 1
+    admission.finish(large)
+    tickets = [admission.accept("b", 40), admission.accept("b", 40)]
+    with pytest.raises(Overloaded):
+        admission.accept("c", 40)
+    assert [ticket.share for ticket in tickets] == [1, 2]
+    for ticket in tickets:
+        admission.finish(ticket)
+    assert admission.tokens == 0 and not admission.requests
+
+
+def test_a_busy_server_says_when_to_come_back() -> None:
+    directions = Directions([copying_direction()], max_tokens=1)
+    directions.admission.accept("other", 5)
+    with TestClient(create_server(directions)) as client:
+        answer = client.post("/translate", json={"q": TEXT, "source": "en", "target": "de"})
+    assert answer.status_code == 429 and int(answer.headers["retry-after"]) >= 1
+    assert answer.json()["error"].startswith("Slowdown:")
+
+
+class Stuck:
+    """A service that never answers."""
+
+    def __init__(self) -> None:
+        self.cancelled = 0
+
+    def submit(self, *_: Any) -> Any:
+        from dragoman.decoding.service import Search
+
+        return Search(1)
+
+    def cancel(self, search: Any) -> None:
+        self.cancelled += 1
+
+    load = 0, 0
+
+    def close(self) -> None:
+        pass
+
+
+def stuck_direction() -> tuple[Direction, Stuck]:
+    direction = copying_direction()
+    direction.close()
+    service = Stuck()
+    direction.service = service  # type: ignore[assignment]
+    return direction, service
+
+
+def test_a_translation_that_takes_too_long_is_given_up() -> None:
+    direction, service = stuck_direction()
+    directions = Directions([direction])
+    with TestClient(create_server(directions, Limits(seconds=0.1))) as client:
+        answer = client.post("/translate", json={"q": TEXT, "source": "en", "target": "de"})
+    assert answer.status_code == 503 and "took longer than 0.1 s" in answer.json()["error"]
+    assert service.cancelled == 1 and directions.admission.tokens == 0
+
+
+def test_a_client_that_disconnects_frees_its_rows() -> None:
+    direction, service = stuck_direction()
+    directions = Directions([direction])
+    with serving(create_server(directions)) as address:
+        host, port = address.removeprefix("http://").split(":")
+        body = json.dumps({"q": TEXT, "source": "en", "target": "de"}).encode()
+        with socket.create_connection((host, int(port))) as connection:
+            head = f"POST /translate HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
+            connection.sendall(head.encode() + body)
+            while not directions.admission.tokens:
+                time.sleep(0.01)
+        deadline = time.monotonic() + 10
+        while directions.admission.tokens and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert service.cancelled == 1 and directions.admission.tokens == 0
+
+
+def test_a_body_that_never_arrives(client: TestClient) -> None:
+    directions = Directions([copying_direction()])
+    with serving(create_server(directions, LIMITS)) as address:
+        host, port = address.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as connection:
+            connection.settimeout(10)
+            connection.sendall(f"POST /translate HTTP/1.1\r\nHost: {host}\r\nContent-Length: 50\r\n\r\n{{".encode())
+            assert b"408" in connection.recv(100)
+
+
+def test_a_failed_search_is_an_error_of_the_server() -> None:
+    direction, service = stuck_direction()
+
+    def failing(*_: Any) -> Any:
+        raise DragomanError("the model is broken")
+
+    service.submit = failing  # type: ignore[method-assign]
+    with TestClient(create_server(Directions([direction]))) as client:
+        answer = client.post("/translate", json={"q": TEXT, "source": "en", "target": "de"})
+    assert answer.status_code == 500 and "the model is broken" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("length", [1, 300])
+def test_served_translations_are_those_of_the_translator(length: int) -> None:
+    direction = direction_of(tiny_translator(), "en", "de")
+    texts = [f"one {i} two " * length for i in range(6)]
+    expected = direction.translator.translate(texts, beam=2)
+    directions, timing = Directions([direction]), Timing()
+    (found,) = asyncio.run(directions.translate([direction], texts, "me", timing, beam=2))
+    directions.close()
+    assert [t.text for t in found] == [t.text for t in expected] and timing.computed > 0

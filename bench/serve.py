@@ -1,0 +1,255 @@
+"""Load tests of the server, beside CTranslate2 behind FastAPI with the same weights.
+
+    python bench/serve.py runs/en-de --text data/multi30k/test2016.en
+    python bench/serve.py runs/en-de --text test.en --clients 1 8 64 256 --rounds 5 --out serve.json
+
+Each server runs in a process of its own.  Closed loop: each of N clients sends one sentence after the other.  Open
+loop: sentences arrive at random (a Poisson process) at 70 % of the slowest server's throughput with 64 clients, and of
+its own.  Every round asks each server in turn.  The client, which is written for asyncio, uses the same two cores.
+
+CTranslate2 gets the best batching that we know: everything that waits becomes a batch as soon as one of its workers is
+free (`bench/serve_ctranslate2.py`); tokenizer, search (beam) and precision (int8) are those of Dragoman.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from recipes import processor
+
+WARM_UP = 1.0  # seconds
+HEAD = b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
+
+
+class Client:
+    """One connection, kept open."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    async def open(self) -> Client:
+        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port)
+        return self
+
+    async def translate(self, body: bytes) -> tuple[int, bytes]:
+        head = HEAD + str(len(body)).encode() + b"\r\n\r\n"
+        self.writer.write(head + body)
+        answer = await self.reader.readuntil(b"\r\n\r\n")
+        status = int(answer.split(b" ", 2)[1])
+        length = next(int(line[15:]) for line in answer.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        return status, await self.reader.readexactly(length)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+async def closed_loop(port: int, bodies: Sequence[bytes], clients: int, seconds: float) -> dict[str, Any]:
+    """Return throughput and latencies with `clients` clients."""
+    opened = [await Client(port).open() for _ in range(clients)]
+    latencies: list[float] = []
+    statuses: Counter[int] = Counter()
+    begin = time.monotonic() + WARM_UP
+    end = begin + seconds
+
+    async def use(number: int, client: Client) -> None:
+        chosen = random.Random(number)
+        while (sent := time.monotonic()) < end:
+            status, _ = await client.translate(chosen.choice(bodies))
+            if sent >= begin:
+                latencies.append(time.monotonic() - sent)
+                statuses[status] += 1
+
+    await asyncio.gather(*(use(i, client) for i, client in enumerate(opened)))
+    elapsed = time.monotonic() - begin
+    for client in opened:
+        client.close()
+    return summary(latencies, statuses, elapsed)
+
+
+async def open_loop(port: int, bodies: Sequence[bytes], rate: float, seconds: float) -> dict[str, Any]:
+    """Return latencies if sentences arrive at `rate` per second, whether or not earlier ones are answered."""
+    chosen = random.Random(5)
+    idle: list[Client] = [await Client(port).open() for _ in range(64)]
+    every = list(idle)
+    latencies: list[float] = []
+    statuses: Counter[int] = Counter()
+    tasks = []
+
+    async def send(counted: bool) -> None:
+        sent = time.monotonic()
+        if not idle:
+            every.append(await Client(port).open())
+            idle.append(every[-1])
+        client = idle.pop()
+        status, _ = await client.translate(chosen.choice(bodies))
+        idle.append(client)
+        if counted:
+            latencies.append(time.monotonic() - sent)
+            statuses[status] += 1
+
+    begin = time.monotonic()
+    due = begin
+    while due < begin + WARM_UP + seconds:
+        due += chosen.expovariate(rate)
+        await asyncio.sleep(max(0.0, due - time.monotonic()))
+        tasks.append(asyncio.create_task(send(due > begin + WARM_UP)))
+    await asyncio.gather(*tasks)
+    elapsed = time.monotonic() - begin - WARM_UP
+    for client in every:
+        client.close()
+    return {"rate": rate, **summary(latencies, statuses, elapsed)}
+
+
+def summary(latencies: Sequence[float], statuses: Counter[int], elapsed: float) -> dict[str, Any]:
+    ordered = sorted(latencies)
+    return {
+        "per_second": len(ordered) / elapsed,
+        "p50_ms": 1000 * ordered[len(ordered) // 2],
+        "p99_ms": 1000 * ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))],
+        "statuses": dict(statuses),
+    }
+
+
+class Server:
+    """A server process on a free port."""
+
+    def __init__(self, name: str, command: Sequence[str]) -> None:
+        self.name = name
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        begin = time.monotonic()
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            if "http://" in line:
+                self.port = int(line.split("http://")[1].split("/")[0].split()[0].rpartition(":")[2])
+                break
+        else:
+            sys.exit(f"{name}: the server has ended")
+        self.ready = time.monotonic() - begin
+
+    def memory(self) -> dict[str, int]:
+        """Resident memory and its peak in MB."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        values = dict(line.split(":", 1) for line in status.splitlines())
+        return {name: int(values[name].split()[0]) // 1024 for name in ("VmRSS", "VmHWM")}
+
+    def seconds(self) -> float:
+        """Processor time so far."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def close(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+        self.process.wait(30)
+
+
+def commands(given: argparse.Namespace, folder: Path) -> dict[str, list[str]]:
+    """Return the command of each server."""
+    from dragoman.formats.export import export
+
+    export(given.model, folder / "ctranslate2", quantization="int8")
+    here = Path(__file__).parent
+    known = {
+        "dragoman": [sys.executable, "-m", "dragoman", "serve", given.model, "--port", "0", "--no-viewer"],
+        "ctranslate2": [
+            sys.executable, str(here / "serve_ctranslate2.py"), given.model, str(folder / "ctranslate2"),
+            "--threads", str(given.threads),
+        ],
+    }  # fmt: skip
+    return {name: known[name] for name in given.servers}
+
+
+def bodies_of(given: argparse.Namespace) -> list[bytes]:
+    from dragoman.models.model_folder import read_config
+
+    data = read_config(given.model).parallel
+    lines = Path(given.text).read_text(encoding="utf-8").splitlines()
+    pair = {"source": data.source_language, "target": data.target_language}
+    return [json.dumps({"q": line, **pair}).encode() for line in lines if line.strip()]
+
+
+def measure(servers: Sequence[Server], bodies: Sequence[bytes], given: argparse.Namespace) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+
+    def add(server: Server, load: str, found: dict[str, Any]) -> None:
+        rows.append({"server": server.name, "load": load, **found, **server.memory()})
+        print(json.dumps(rows[-1]), flush=True)
+
+    for server in servers:
+        rows.append({"server": server.name, "load": "idle", "ready_seconds": server.ready, **server.memory()})
+        print(json.dumps(rows[-1]), flush=True)
+    for _ in range(given.rounds):
+        for clients in given.clients:
+            for server in servers:
+                used = server.seconds()
+                found = asyncio.run(closed_loop(server.port, bodies, clients, given.seconds))
+                found["server_cores"] = (server.seconds() - used) / (given.seconds + WARM_UP)
+                add(server, f"{clients} clients", found)
+        full = {s.name: median(rows, s.name, f"{max(given.clients)} clients", "per_second") for s in servers}
+        for server in servers:
+            own = 0.7 * full[server.name]
+            add(server, "70 % of its own", asyncio.run(open_loop(server.port, bodies, own, given.seconds)))
+            shared = 0.7 * min(full.values())
+            add(server, "70 % of the slowest", asyncio.run(open_loop(server.port, bodies, shared, given.seconds)))
+    return rows
+
+
+def median(rows: Sequence[dict[str, Any]], server: str, load: str, key: str) -> float:
+    return statistics.median(row[key] for row in rows if row["server"] == server and row["load"] == load)
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return a Markdown table of medians."""
+    lines = ["| load | server | sentences/s | p50 ms | p99 ms | refused | memory MB |", "|---|---|---|---|---|---|---|"]
+    keys = list(dict.fromkeys((row["load"], row["server"]) for row in rows if row["load"] != "idle"))
+    for load, server in keys:
+        found = [row for row in rows if (row["load"], row["server"]) == (load, server)]
+        refused = sum(count for row in found for status, count in row["statuses"].items() if int(status) != 200)
+        values = [median(rows, server, load, key) for key in ("per_second", "p50_ms", "p99_ms")]
+        lines.append(
+            f"| {load} | {server} | {values[0]:,.0f} | {values[1]:.1f} | {values[2]:.1f} | {refused} | "
+            f"{max(row['VmRSS'] for row in found)} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--text", required=True, help="file with one sentence per line")
+    parser.add_argument("--servers", nargs="+", default=["dragoman", "ctranslate2"])
+    parser.add_argument("--clients", nargs="+", type=int, default=[1, 8, 64, 256])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--threads", type=int, default=2, help="threads of CTranslate2; Dragoman chooses its own")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    print(f"{processor()}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        servers = [Server(name, command) for name, command in commands(given, Path(folder)).items()]
+        try:
+            rows = measure(servers, bodies_of(given), given)
+        finally:
+            for server in servers:
+                server.close()
+    print(table(rows))
+    if given.out:
+        given.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""CTranslate2 behind FastAPI, as a peer for `bench/serve.py`: everything that waits is a batch once a worker is free.
+
+python bench/serve_ctranslate2.py MODEL EXPORTED --threads 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import socket
+import sys
+from typing import Any
+
+import ctranslate2
+import uvicorn
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+from dragoman.data.vocabulary import load_vocabulary
+from dragoman.decoding.settings import SearchSettings
+from dragoman.models.model_folder import find_model, read_config
+
+MOST = 64  # sentences per batch
+
+
+class Request(BaseModel):
+    q: str | list[str]
+    source: str
+    target: str
+
+
+class Batcher:
+    def __init__(self, model: str, exported: str, threads: int) -> None:
+        config = read_config(model)
+        self.settings = SearchSettings.of(config.search)
+        tokenizer: Any = load_vocabulary(find_model(model))
+        self.tokenizer = tokenizer
+        self.ids = {tokenizer.target_piece(i): i for i in range(tokenizer.target_size)}
+        self.translator = ctranslate2.Translator(exported, inter_threads=threads, intra_threads=1, compute_type="int8")
+        self.waiting: asyncio.Queue[tuple[list[str], asyncio.Future[str]]] = asyncio.Queue()
+        self.tasks = [asyncio.create_task(self.work()) for _ in range(threads)]
+
+    async def work(self) -> None:
+        while True:
+            batch = [await self.waiting.get()]
+            while len(batch) < MOST and not self.waiting.empty():
+                batch.append(self.waiting.get_nowait())
+            texts = await asyncio.to_thread(self.translate, [pieces for pieces, _ in batch])
+            for (_, future), text in zip(batch, texts, strict=True):
+                if not future.done():
+                    future.set_result(text)
+
+    def translate(self, batch: list[list[str]]) -> list[str]:
+        longest = max(map(len, batch))
+        found = self.translator.translate_batch(
+            batch, beam_size=self.settings.beam, length_penalty=self.settings.alpha,
+            max_decoding_length=self.settings.limit(longest), max_batch_size=MOST,
+        )  # fmt: skip
+        pieces = [result.hypotheses[0] for result in found]
+        return [self.tokenizer.decode_target([self.ids[piece] for piece in each]) for each in pieces]
+
+
+def create_app(given: argparse.Namespace) -> FastAPI:
+    app = FastAPI()
+    batchers: list[Batcher] = []
+
+    @app.post("/translate")
+    async def translate(request: Request) -> dict[str, Any]:
+        if not batchers:
+            batchers.append(Batcher(given.model, given.exported, given.threads))
+        batcher = batchers[0]
+        texts = [request.q] if isinstance(request.q, str) else request.q
+        futures = []
+        for text in texts:
+            future = asyncio.get_running_loop().create_future()
+            ids = batcher.tokenizer.encode_source(text)
+            batcher.waiting.put_nowait(([batcher.tokenizer.source_piece(i) for i in ids], future))
+            futures.append(future)
+        found = await asyncio.gather(*futures)
+        return {"translatedText": found if isinstance(request.q, list) else found[0]}
+
+    return app
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("exported")
+    parser.add_argument("--threads", type=int, default=2)
+    given = parser.parse_args()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        print(f"http://127.0.0.1:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
+        uvicorn.Server(uvicorn.Config(create_app(given), log_level="error")).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    main()

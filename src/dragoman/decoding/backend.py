@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from dragoman.decoding.hypothesis import Hypothesis, Ids, TokenStream
+from dragoman.decoding.phrases import Phrases
 from dragoman.decoding.settings import SearchSettings
 from dragoman.decoding.shortlist import Shortlist
+from dragoman.errors import UsageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 
     from dragoman.decoding.pytorch.stepper import Stepper
 
-__all__ = ["DecodingBackend"]
+__all__ = ["DecodingBackend", "target_limit"]
 
 
 class DecodingBackend(ABC):
@@ -48,23 +51,56 @@ class DecodingBackend(ABC):
         """The backend, its precision and device, and why a faster one is not used."""
 
     def search(
-        self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int
+        self,
+        sources: Sequence[Ids],
+        prefixes: Sequence[Ids],
+        settings: SearchSettings,
+        batch_tokens: int,
+        phrases: Sequence[Phrases | None] | None = None,
     ) -> list[list[Hypothesis]]:
         """Return `settings.nbest` hypotheses per source, best first.
 
         sources: ids with the end of sentence.  prefixes: ids that each target must start with.  batch_tokens: maximum
-        of padded source tokens times rows in a batch.
+        of padded source tokens times rows in a batch.  phrases: of each target, None = none; the length limits are
+        extended by their tokens.  Raises UsageError for phrases together with sampling.
         """
-        limits = [settings.limit(len(src), len(prefix)) for src, prefix in zip(sources, prefixes, strict=True)]
-        supported = [i for i, limit in enumerate(limits) if limit <= self.max_length]
-        if len(supported) == len(limits):
-            return self._search(sources, prefixes, settings, batch_tokens)
+        if phrases is None:
+            phrases = [None] * len(sources)
+        if settings.sample and any(phrases):
+            raise UsageError("phrases require beam search; use sample = False")
+        groups: dict[tuple[bool, bool], list[int]] = {}
+        for i, (src, prefix, own) in enumerate(zip(sources, prefixes, phrases, strict=True)):
+            supported = target_limit(settings, src, prefix, own) <= self.max_length
+            groups.setdefault((supported, own is not None), []).append(i)
         found: list[list[Hypothesis]] = [[] for _ in sources]
-        others = [i for i, limit in enumerate(limits) if limit > self.max_length]
-        for indices, search in ((supported, self._search), (others, self.fallback().search)):
+        for (supported, constrained), indices in groups.items():
+            backend = self if supported else self.fallback()
             selected = [sources[i] for i in indices], [prefixes[i] for i in indices]
-            for index, hypotheses in zip(indices, search(*selected, settings, batch_tokens), strict=True):
+            if constrained:
+                own_phrases = [own for i in indices if (own := phrases[i]) is not None]
+                results = backend._search_phrases(*selected, settings, own_phrases)
+            else:
+                results = backend._search(*selected, settings, batch_tokens)
+            for index, hypotheses in zip(indices, results, strict=True):
                 found[index] = hypotheses
+        return found
+
+    def _search_phrases(
+        self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, phrases: Sequence[Phrases]
+    ) -> list[list[Hypothesis]]:
+        """As `search`, for targets of up to `max_length` tokens that all have phrases, one after the other."""
+        from dragoman.decoding.pytorch.constrained import constrained_search
+        from dragoman.decoding.pytorch.generate import padded
+        from dragoman.decoding.pytorch.stepper import with_shortlist
+        from dragoman.decoding.request import SearchRequest
+
+        found = []
+        for source, prefix, own in zip(sources, prefixes, phrases, strict=True):
+            kept = [*prefix, *(token for ids in own.ids for token in ids)]
+            stepper = with_shortlist(self.shortlist, self.stepper(), [source], [kept])
+            request = SearchRequest.build(*padded([source], self.device), settings, [prefix])
+            request = replace(request, limits=[target_limit(settings, source, prefix, own)])
+            found.append(constrained_search(stepper, request, own))
         return found
 
     def _search(
@@ -122,3 +158,8 @@ class DecodingBackend(ABC):
     @abstractmethod
     def score(self, pairs: Sequence[tuple[Ids, Ids]], batch_tokens: int) -> list[list[float]]:
         """Return the natural log-probability of each target token, for pairs as in `align`."""
+
+
+def target_limit(settings: SearchSettings, source: Ids, prefix: Ids, phrases: Phrases | None) -> int:
+    """Return the maximum target length, with its end: that of the settings, and room for all phrases."""
+    return settings.limit(len(source), len(prefix)) + (phrases.total if phrases else 0)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from dragoman.decoding.backend import DecodingBackend
 from dragoman.decoding.hypothesis import Hypothesis, Ids
+from dragoman.decoding.phrases import Phrases
 from dragoman.decoding.settings import SearchSettings
 
 __all__ = ["BatchedSearchService", "Search", "SearchService"]
@@ -46,13 +47,15 @@ class SearchService(ABC):
         prefixes: Sequence[Ids],
         settings: SearchSettings,
         ranks: Sequence[float] | None = None,
+        phrases: Sequence[Phrases | None] | None = None,
     ) -> Search:
         """Queue sentences.
 
-        sources, prefixes: as for `DecodingBackend.search`.  ranks: one per sentence, at least 0 (default), relative to
-        the rank of the last sentence that was admitted.  Sentences are admitted by ascending rank, equal ranks in the
-        order of submission: with the numbers of tokens before each sentence of a request as ranks, short requests do
-        not wait for long ones (start-time fair queueing, Goyal et al. 1996).  Raises UsageError for an invalid request.
+        sources, prefixes, phrases: as for `DecodingBackend.search`.  ranks: one per sentence, at least 0 (default),
+        relative to the rank of the last sentence that was admitted.  Sentences are admitted by ascending rank, equal
+        ranks in the order of submission: with the numbers of tokens before each sentence of a request as ranks, short
+        requests do not wait for long ones (start-time fair queueing, Goyal et al. 1996).  Raises UsageError for an
+        invalid request.
         """
 
     @abstractmethod
@@ -91,12 +94,15 @@ class BatchedSearchService(SearchService):
         prefixes: Sequence[Ids],
         settings: SearchSettings,
         ranks: Sequence[float] | None = None,
+        phrases: Sequence[Phrases | None] | None = None,
     ) -> Search:
         search = Search(len(sources))
         with self._lock:
             self._number += 1
             rank = self._virtual_time + (min(ranks) if ranks else 0.0)
-            self._queue.put((rank, self._number, _Waiting(search, sources, prefixes, settings)))
+            self._queue.put(
+                (rank, self._number, _Waiting(search, sources, prefixes, settings, phrases or [None] * len(sources)))
+            )
         return search
 
     def cancel(self, search: Search) -> None:
@@ -140,9 +146,10 @@ class BatchedSearchService(SearchService):
     def _search(self, group: Sequence[_Waiting], settings: SearchSettings) -> None:
         sources = [ids for waiting in group for ids in waiting.sources]
         prefixes = [ids for waiting in group for ids in waiting.prefixes]
+        phrases = [own for waiting in group for own in waiting.phrases]
         begun, self._active = time.monotonic(), settings.beam * len(sources)
         try:
-            found = self._backend.search(sources, prefixes, settings, self._batch_tokens)
+            found = self._backend.search(sources, prefixes, settings, self._batch_tokens, phrases)
         except Exception as error:
             for waiting in group:
                 waiting.search.future.set_exception(error)
@@ -162,6 +169,7 @@ class _Waiting:
     sources: Sequence[Ids]
     prefixes: Sequence[Ids]
     settings: SearchSettings
+    phrases: Sequence[Phrases | None]
     submitted: float = field(default_factory=time.monotonic)
 
     @property

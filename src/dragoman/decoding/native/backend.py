@@ -6,11 +6,12 @@ import itertools
 import logging
 from array import array
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dragoman.decoding.backend import DecodingBackend
+from dragoman.decoding.backend import DecodingBackend, target_limit
 from dragoman.decoding.hypothesis import Hypothesis, Ids
 from dragoman.decoding.native.engine import Engine
+from dragoman.decoding.phrases import Phrases
 from dragoman.decoding.settings import SearchSettings
 
 if TYPE_CHECKING:
@@ -73,13 +74,36 @@ class NativeBackend(DecodingBackend):
     ) -> list[list[Hypothesis]]:
         if settings.sample:
             return super()._search(sources, prefixes, settings, batch_tokens)
-        limits = [settings.limit(len(s), len(p)) for s, p in zip(sources, prefixes, strict=True)]
+        arguments = self.search_arguments(sources, prefixes, settings, [None] * len(sources))
+        return self.engine.search(
+            sources, settings=settings, threads=self.threads, source_tokens=batch_tokens, **arguments
+        )
+
+    def _search_phrases(
+        self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, phrases: Sequence[Phrases]
+    ) -> list[list[Hypothesis]]:
+        arguments = self.search_arguments(sources, prefixes, settings, phrases)
+        return self.engine.search(sources, settings=settings, threads=self.threads, **arguments)
+
+    def search_arguments(
+        self,
+        sources: Sequence[Ids],
+        prefixes: Sequence[Ids],
+        settings: SearchSettings,
+        phrases: Sequence[Phrases | None],
+    ) -> dict[str, Any]:
+        """Return the limits, prefixes, shortlists and phrases of a search, as arguments of `Engine`."""
+        rows = list(zip(sources, prefixes, phrases, strict=True))
         shortlists = None
         if self.shortlist is not None:
-            shortlists = [self.shortlist.of(s, p) for s, p in zip(sources, prefixes, strict=True)]
-        return self.engine.search(
-            sources, limits, settings, prefixes, self.threads, shortlists=shortlists, source_tokens=batch_tokens
-        )
+            wanted = [[token for ids in (own.ids if own else ()) for token in ids] for own in phrases]
+            shortlists = [self.shortlist.of(s, [*p, *w]) for (s, p, _), w in zip(rows, wanted, strict=True)]
+        return {
+            "limits": [target_limit(settings, *row) for row in rows],
+            "prefixes": prefixes,
+            "shortlists": shortlists,
+            "phrases": phrases if any(phrases) else None,
+        }
 
     def stepper(self) -> EngineStepper:
         from dragoman.decoding.native.stepper import EngineStepper  # imports torch, which beam search does not need

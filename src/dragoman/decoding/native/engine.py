@@ -19,6 +19,7 @@ from typing import Any
 from dragoman.data.ids import BOS, EOS, PAD
 from dragoman.decoding.hypothesis import Hypothesis, Ids
 from dragoman.decoding.native.library import load_native, unavailable_reason
+from dragoman.decoding.phrases import Phrases
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import DragomanError, UsageError, check_problems
 
@@ -34,6 +35,13 @@ _SHORT_SEARCH = 512
 ERROR_SIZE = 512
 _INVALID_ARGUMENT = 1
 _MAX_PROBLEMS = 20
+_SINGULAR = {
+    "sources": "source",
+    "limits": "limit",
+    "prefixes": "prefix",
+    "shortlists": "shortlist",
+    "phrases": "phrases",
+}
 
 
 class _Settings(ctypes.Structure):
@@ -73,10 +81,22 @@ class SearchRequest(ctypes.Structure):
         ("sources", _RaggedArray),
         ("prefixes", _RaggedArray),
         ("shortlists", _RaggedArray),
+        ("phrases", _RaggedArray),
+        ("phrase_counts", ctypes.c_void_p),
+        ("bonuses", ctypes.c_void_p),
         ("limits", ctypes.c_void_p),
         ("attention", ctypes.c_void_p),
         ("usage", ctypes.c_void_p),
     ]
+
+    def add_phrases(self, phrases: Sequence[Phrases | None]) -> None:
+        """Set the phrases of each sentence."""
+        ids = _ragged([row for each in phrases if each for row in each.ids])
+        counts = array("q", itertools.accumulate((len(each.ids) if each else 0 for each in phrases), initial=0))
+        bonuses = array("f", [(each.bonus or 0.0) if each else 0.0 for each in phrases])
+        self.phrases = _RaggedArray(*map(_address, ids))
+        self.phrase_counts, self.bonuses = _address(counts), _address(bonuses)
+        self.arrays += *ids, counts, bonuses
 
 
 class Engine:
@@ -157,6 +177,7 @@ class Engine:
         shortlists: Sequence[Ids] | None = None,
         source_tokens: int = _NO_LIMIT,
         usage: Usage | None = None,
+        phrases: Sequence[Phrases | None] | None = None,
     ) -> list[list[Hypothesis]]:
         """Return B lists of up to `settings.nbest` hypotheses, best first.
 
@@ -171,12 +192,13 @@ class Engine:
         shortlists: ascending target ids per sentence, including the end of sentence and its prefix.  Probabilities sum
             to 1 over the shortlist.
         usage: receives the peak resource use.
+        phrases: of each target; None = none.
 
         Raises UsageError with all problems of the request, and DragomanError if the model's output is not finite or
         memory is exhausted.
         """
         rows = self.rows if rows is None else rows
-        request = self.request(sources, limits, settings, prefixes, shortlists, threads, rows)
+        request = self.request(sources, limits, settings, prefixes, shortlists, phrases, threads, rows)
         request.settings.source_tokens, request.settings.memory = source_tokens, memory
         if attention is not None:
             size = sum(limit * len(source) for limit, source in zip(limits, sources, strict=True))
@@ -197,6 +219,7 @@ class Engine:
         settings: SearchSettings,
         prefixes: Sequence[Ids] | None = None,
         shortlists: Sequence[Ids] | None = None,
+        phrases: Sequence[Phrases | None] | None = None,
         threads: int = 1,
         rows: int = 1,
     ) -> SearchRequest:
@@ -205,6 +228,8 @@ class Engine:
         columns: dict[str, Sequence[Any]] = {"sources": sources, "limits": limits, "prefixes": prefixes}
         if shortlists is not None:
             columns["shortlists"] = shortlists
+        if phrases is not None:
+            columns["phrases"] = phrases
         self._check(columns, settings, threads, rows)
         limit_array = array("i", limits)
         ragged = [_ragged(sources), _ragged(prefixes), _ragged(shortlists)]
@@ -215,9 +240,11 @@ class Engine:
             ),
             len(sources),
             *(_RaggedArray(*map(_address, pair)) for pair in ragged),
-            _address(limit_array),
         )  # fmt: skip
+        request.limits = _address(limit_array)
         request.arrays = *ragged, limit_array
+        if phrases is not None:
+            request.add_phrases(phrases)
         return request
 
     def _check(self, columns: dict[str, Sequence[Any]], settings: SearchSettings, threads: int, rows: int) -> None:
@@ -231,32 +258,45 @@ class Engine:
             counts = ", ".join(f"{len(column)} {name}" for name, column in columns.items())
             problems.append(f"{counts}; give one of each per sentence")
         else:
-            for number, sentence in enumerate(zip(*columns.values(), strict=True), start=1):
-                problems += [f"sentence {number}: {p}" for p in self._sentence_problems(settings, *sentence)]
+            names = [_SINGULAR[name] for name in columns]
+            for number, values in enumerate(zip(*columns.values(), strict=True), start=1):
+                row = dict(zip(names, values, strict=True))
+                problems += [f"sentence {number}: {p}" for p in self._sentence_problems(settings, **row)]
         if len(problems) > _MAX_PROBLEMS:
             problems[_MAX_PROBLEMS:] = [f"... and {len(problems) - _MAX_PROBLEMS} more"]
         check_problems("invalid search request:", problems)
 
     def _sentence_problems(
-        self, settings: SearchSettings, source: Ids, limit: int, prefix: Ids, shortlist: Ids | None = None
+        self,
+        settings: SearchSettings,
+        source: Ids,
+        limit: int,
+        prefix: Ids,
+        shortlist: Ids | None = None,
+        phrases: Phrases | None = None,
     ) -> list[str]:
         problems = []
+        wanted = [token for ids in phrases.ids for token in ids] if phrases else []
         if self.has_encoder and not source:
             problems.append("the source is empty; it needs at least the end of sentence")
         if not self.has_encoder and source:
             problems.append(f"source of {len(source)} tokens; the model has no encoder, so the source must be empty")
         if len(source) > self.positions:
             problems.append(f"source of {len(source)} tokens; the packed model has {self.positions} positions")
-        min_limit = max(len(prefix), settings.min_length) + 1
+        needed = phrases.total if phrases and phrases.bonus is None else 0
+        min_limit = max(len(prefix) + needed, settings.min_length) + 1
         if not hasattr(limit, "__index__") or not min_limit <= limit <= self.positions:
             problems.append(f"limit = {limit} target tokens; accepted: {min_limit} to {self.positions}")
-        for name, ids, size in (("source", source, self.source_size), ("prefix", prefix, self.target_size)):
+        targets = ("prefix", prefix, self.target_size), ("phrase", wanted, self.target_size)
+        for name, ids, size in (("source", source, self.source_size), *targets):
             invalid = [i for i in ids if not hasattr(i, "__index__") or not 0 <= i < size]
             if invalid:
                 problems.append(f"{name} id {invalid[0]!r}; accepted: integers from 0 to {size - 1}")
         if {PAD, BOS, EOS} & set(prefix):
             problems.append(f"the prefix {list(prefix)} contains padding, begin or end of sentence")
-        return problems if shortlist is None else problems + self._shortlist_problems(shortlist, prefix)
+        if {PAD, BOS, EOS} & set(wanted):
+            problems.append(f"the phrases {list(map(list, phrases.ids if phrases else []))} contain special ids")
+        return problems if shortlist is None else problems + self._shortlist_problems(shortlist, [*prefix, *wanted])
 
     def _shortlist_problems(self, shortlist: Ids, prefix: Ids) -> list[str]:
         try:
@@ -271,7 +311,8 @@ class Engine:
             return [f"shortlist id {invalid[0]}; accepted: integers from 0 to {self.target_size - 1}"]
         lacking = [token for token in (EOS, *prefix) if token not in ids]
         if lacking:
-            return [f"the shortlist lacks {lacking[0]}; it must contain the end of sentence ({EOS}) and the prefix"]
+            needed = f"the end of sentence ({EOS}), the prefix and the phrases"
+            return [f"the shortlist lacks {lacking[0]}; it must contain {needed}"]
         return []
 
     def _run(self, request: SearchRequest, limits: array[int], nbest: int) -> list[list[Hypothesis]]:

@@ -14,6 +14,7 @@ from typing import Any
 from dragoman.decoding.hypothesis import Hypothesis, Ids
 from dragoman.decoding.native.backend import NativeBackend
 from dragoman.decoding.native.engine import ERROR_SIZE, raise_for_status
+from dragoman.decoding.phrases import Phrases
 from dragoman.decoding.service import BatchedSearchService, Search, SearchService
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import DragomanError, UsageError
@@ -75,19 +76,16 @@ class NativeSearchService(SearchService):
         prefixes: Sequence[Ids],
         settings: SearchSettings,
         ranks: Sequence[float] | None = None,
+        phrases: Sequence[Phrases | None] | None = None,
     ) -> Search:
-        limits = [settings.limit(len(s), len(p)) for s, p in zip(sources, prefixes, strict=True)]
-        if not self._supports(sources, limits, settings):
-            return self._other_service().submit(sources, prefixes, settings, ranks)
+        arguments = self._backend.search_arguments(sources, prefixes, settings, phrases or [None] * len(sources))
+        if not self._supports(sources, arguments["limits"], settings):
+            return self._other_service().submit(sources, prefixes, settings, ranks, phrases)
         search = Search(len(sources))
         if not sources:
             search.future.set_result([])
             return search
-        shortlist = self._backend.shortlist
-        shortlists = None
-        if shortlist is not None:
-            shortlists = [shortlist.of(s, p) for s, p in zip(sources, prefixes, strict=True)]
-        request = self._engine.request(sources, limits, settings, prefixes, shortlists)
+        request = self._engine.request(sources, settings=settings, **arguments)
         order = array("d", ranks or [0.0] * len(sources))
         if len(order) != len(sources):
             raise UsageError(f"{len(order)} ranks for {len(sources)} sentences; give one per sentence")

@@ -1,6 +1,7 @@
 #include "api_checks.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace dragoman {
 
@@ -46,6 +47,31 @@ void check_shortlist(const SearchRequest& r, int sentence, const F& refuse_sente
   }
 }
 
+// Return the number of tokens of all phrases of a sentence.
+template <typename F>
+int64_t check_phrases(const SearchRequest& r, int sentence, const F& refuse_sentence) {
+  const int64_t first = r.phrase_counts[sentence];
+  const int64_t last = r.phrase_counts[sentence + 1];
+  for (int64_t p = first; p < last; ++p) {
+    if (r.phrases.offsets[p + 1] == r.phrases.offsets[p]) refuse_sentence("a phrase has no tokens");
+  }
+  const int32_t* begin = r.phrases.ids + r.phrases.offsets[first];
+  const int32_t* end = r.phrases.ids + r.phrases.offsets[last];
+  const SearchSettings& s = r.settings;
+  for (const int32_t* id = begin; id < end; ++id) {
+    if (*id == s.pad || *id == s.bos || *id == s.eos) refuse_sentence("a phrase contains a special token");
+    if (r.shortlists.offsets == nullptr) continue;
+    const int32_t* list = r.shortlists.ids;
+    if (!std::binary_search(list + r.shortlists.offsets[sentence], list + r.shortlists.offsets[sentence + 1], *id)) {
+      refuse_sentence("the shortlist must contain the phrases");
+    }
+  }
+  if (!std::isfinite(r.bonuses[sentence]) || r.bonuses[sentence] < 0) {
+    refuse_sentence("the bonus of phrases must be 0 (required) or positive");
+  }
+  return r.bonuses[sentence] == 0 ? end - begin : 0;
+}
+
 }  // namespace
 
 void check_request(const Header& h, const SearchRequest& r) {
@@ -69,6 +95,14 @@ void check_request(const Header& h, const SearchRequest& r) {
     const int32_t id = r.prefixes.ids[i];
     require(id != s.bos && id != s.eos && id != s.pad, "a prefix must not contain padding, begin or end of sentence");
   }
+  if (r.phrases.offsets != nullptr) {
+    require(r.phrase_counts != nullptr && r.bonuses != nullptr && r.phrase_counts[0] == 0,
+            "phrases require the number of phrases and the bonus of each sentence");
+    for (int i = 0; i < r.count; ++i) {
+      require(r.phrase_counts[i] <= r.phrase_counts[i + 1], "the counts of phrases must not decrease");
+    }
+    check_ragged(r.phrases, static_cast<int>(r.phrase_counts[r.count]), h.tgt_vocab, "phrase token");
+  }
   for (int i = 0; i < r.count; ++i) {
     const int64_t source = r.sources.offsets[i + 1] - r.sources.offsets[i];
     const int64_t prefix = r.prefixes.offsets[i + 1] - r.prefixes.offsets[i];
@@ -82,7 +116,8 @@ void check_request(const Header& h, const SearchRequest& r) {
       refuse_sentence(std::to_string(source) + " source tokens; the packed model has " +
                       std::to_string(h.max_positions) + " positions");
     }
-    const int64_t min_limit = std::max<int64_t>(prefix, s.min_length) + 1;
+    const int64_t phrases = r.phrases.offsets == nullptr ? 0 : check_phrases(r, i, refuse_sentence);
+    const int64_t min_limit = std::max<int64_t>(prefix + phrases, s.min_length) + 1;
     if (r.limits[i] < min_limit || r.limits[i] > h.max_positions) {
       refuse_sentence("limit = " + std::to_string(r.limits[i]) + " target tokens; accepted: " +
                       std::to_string(min_limit) + " to " + std::to_string(h.max_positions));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -31,6 +32,7 @@ Usage search_worker(ModelRunner& runner, const SearchRequest& request, Scheduler
                     std::vector<std::vector<Hypothesis>>& results, const int32_t* stop) {
   const int beam = request.settings.beam;
   const std::vector<int64_t> offsets = attention_offsets(request);
+  std::map<int, Phrases> phrases;  // of the sentences being decoded
   std::vector<int> free_slots;  // source slots; slot p owns the target slots p * beam, ..., p * beam + beam - 1
   runner.reserve(scheduler.target_lengths, scheduler.source_lengths, scheduler.max_shortlist);
   for (int slot = static_cast<int>(scheduler.source_lengths.size()); slot-- > 0;) free_slots.push_back(slot);
@@ -48,12 +50,16 @@ Usage search_worker(ModelRunner& runner, const SearchRequest& request, Scheduler
       std::vector<int> target_slots(static_cast<size_t>(beam));
       std::iota(target_slots.begin(), target_slots.end(), slot * beam);
       float* attention = request.attention == nullptr ? nullptr : request.attention + offsets[static_cast<size_t>(i)];
-      batch.add(i, sentence_of(request, i, attention), slot, std::move(target_slots));
+      Sentence sentence = sentence_of(request, i, attention);
+      Phrases own = phrases_of(request, i);
+      if (!own.ids.empty()) sentence.phrases = &(phrases[i] = std::move(own));
+      batch.add(i, sentence, slot, std::move(target_slots));
     }
     if (batch.empty()) break;
     for (FinishedSentence& finished : batch.step()) {
       free_slots.push_back(finished.source_slot);
       in_use -= scheduler.cost(static_cast<int>(finished.id));
+      phrases.erase(static_cast<int>(finished.id));
       results[static_cast<size_t>(finished.id)] = std::move(finished.hypotheses);
     }
   }

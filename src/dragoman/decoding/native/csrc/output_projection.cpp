@@ -15,7 +15,7 @@ constexpr float MINUS_INFINITY = -std::numeric_limits<float>::infinity();
 // The K largest logits of a row so far, in descending order.
 struct TopK {
   std::vector<TokenScore> tokens;  // log_prob holds the logit
-  float required_logit = MINUS_INFINITY;
+  std::vector<float> required;     // logits of the required tokens
 
   // The logit that a token must exceed to enter.
   float threshold(int k) const { return static_cast<int>(tokens.size()) < k ? MINUS_INFINITY : tokens.back().log_prob; }
@@ -46,8 +46,9 @@ void scan_block(float* logits, int first, int count, const TokenQuery& query, fl
     total = add(total, exp(sub(load(logits + i), broadcast(*block_max))));
   }
   *block_sum = reduce_sum(total);  // padding adds e^-87 per element, which rounding removes from a sum of at least 1
-  if (query.required_token >= first && query.required_token < first + count) {
-    top_k.required_logit = logits[query.required_token - first];
+  for (size_t i = 0; i < query.required.size(); ++i) {
+    const int32_t token = query.required[i];
+    if (token >= first && token < first + count) top_k.required[i] = logits[token - first];
   }
   if (k == 0 || !(*block_max > top_k.threshold(k))) return;
   for (const int32_t token : query.suppressed) {
@@ -92,6 +93,7 @@ void project(ThreadPool& pool, const PackedMatrix& m, int vocab, const GemmInput
   std::vector<TopK> top_k(threads * rows);                               // [threads][rows]
   for (size_t i = 0; i < top_k.size(); ++i) {  // no allocation inside the parallel loop
     top_k[i].tokens.reserve(static_cast<size_t>(queries[i % rows].top_k));
+    top_k[i].required.assign(queries[i % rows].required.size(), MINUS_INFINITY);
   }
   std::vector<float> block_max(rows * static_cast<size_t>(padded), MINUS_INFINITY);  // [rows][padded]
   std::vector<float> block_sum(block_max.size(), 0.0f);                              // [rows][padded]
@@ -111,15 +113,19 @@ void project(ThreadPool& pool, const PackedMatrix& m, int vocab, const GemmInput
     TopK merged = std::move(top_k[r]);
     for (size_t thread = 1; thread < threads; ++thread) {
       const TopK& other = top_k[thread * rows + r];
-      merged.required_logit = std::max(merged.required_logit, other.required_logit);
+      for (size_t i = 0; i < merged.required.size(); ++i) {
+        merged.required[i] = std::max(merged.required[i], other.required[i]);
+      }
       for (const TokenScore& s : other.tokens) merged.insert(s.log_prob, s.token, queries[r].top_k);
     }
     const size_t index = r * static_cast<size_t>(padded);
     const float normalizer = log_normalizer(&block_max[index], &block_sum[index], padded);
     require_finite(normalizer);
     for (TokenScore& s : merged.tokens) s.log_prob -= normalizer;
-    results[r] = TokenScores{std::move(merged.tokens),
-                             TokenScore{merged.required_logit - normalizer, queries[r].required_token}};
+    results[r].top_k = std::move(merged.tokens);
+    for (size_t i = 0; i < merged.required.size(); ++i) {
+      results[r].required.push_back({merged.required[i] - normalizer, queries[r].required[i]});
+    }
   }
 }
 
@@ -129,12 +135,12 @@ void project_shortlist(ThreadPool& pool, const Shortlist& shortlist, const GemmI
   std::vector<TokenQuery> indexed(queries, queries + in.rows);
   for (TokenQuery& query : indexed) {
     for (int32_t& token : query.suppressed) token = shortlist.index_of(token);
-    query.required_token = shortlist.index_of(query.required_token);
+    for (int32_t& token : query.required) token = shortlist.index_of(token);
   }
   project(pool, shortlist.matrix(), shortlist.count(), in, indexed.data(), results);
   for (int r = 0; r < in.rows; ++r) {
     for (TokenScore& s : results[r].top_k) s.token = shortlist.token(s.token);
-    results[r].required.token = queries[r].required_token;
+    for (size_t i = 0; i < results[r].required.size(); ++i) results[r].required[i].token = queries[r].required[i];
   }
 }
 
@@ -169,7 +175,7 @@ void all_log_probs(ModelRunner& runner, float* log_probs) {
   runner.pool().parallel_for(blocks, double{1} * in.rows * m.outputs * m.inputs, [&](int, int begin, int end) {
     gemm(m, in, logits.data(), m.outputs, false, begin, end);
   });
-  const TokenQuery no_query{{}, -1, nullptr, 0};
+  const TokenQuery no_query;
   TopK unused;
   for (int r = 0; r < in.rows; ++r) {
     float* row = logits.data() + static_cast<size_t>(r) * static_cast<size_t>(m.outputs);

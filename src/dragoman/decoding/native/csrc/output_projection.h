@@ -18,14 +18,14 @@ struct TokenScore {
 // The tokens that are scored for one row.
 struct TokenQuery {
   std::vector<int32_t> suppressed;       // excluded from the top K
-  int32_t required_token = 0;            // scored in any case, suppressed or not
-  const Shortlist* shortlist = nullptr;  // null: the whole vocabulary; it contains required_token
+  std::vector<int32_t> required;         // scored in any case, suppressed or not
+  const Shortlist* shortlist = nullptr;  // null: the whole vocabulary; it contains the required tokens
   int top_k = 0;                         // number of best tokens
 };
 
 struct TokenScores {
   std::vector<TokenScore> top_k;  // best first
-  TokenScore required;
+  std::vector<TokenScore> required;
 };
 
 // Return the `top_k` best tokens of each row of the last step; fewer if fewer are allowed.

@@ -5,6 +5,8 @@
 #include <functional>
 #include <iterator>
 #include <limits>
+#include <map>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -16,13 +18,6 @@ constexpr int ENCODER_BATCH_TOKENS = 512;  // large enough for efficient product
 
 double length_penalty(int length, double alpha) { return std::pow((5.0 + length) / 6.0, alpha); }
 
-struct Candidate {
-  float sum;
-  size_t parent;  // index into the beam
-  TokenScore next;
-  bool truncated;  // the end of sentence was forced by the length limit
-};
-
 }  // namespace
 
 void SearchBatch::add(int64_t id, const Sentence& sentence, int source_slot, std::vector<int> target_slots) {
@@ -33,6 +28,7 @@ void SearchBatch::add(int64_t id, const Sentence& sentence, int source_slot, std
   a.target_slots = std::move(target_slots);
   PartialHypothesis empty;
   empty.target_slot = a.target_slots[0];
+  if (sentence.phrases != nullptr) empty.progress.done.assign(sentence.phrases->ids.size(), 0);
   a.beam.push_back(std::move(empty));
   if (sentence.shortlist != nullptr) {
     a.shortlist = runner_.set_shortlist(source_slot, sentence.shortlist, sentence.shortlist_length);
@@ -100,11 +96,7 @@ std::vector<FinishedSentence> SearchBatch::step() {
       throw std::runtime_error(
           "no translation has a probability above 0: the model's output is not finite; load an earlier checkpoint");
     }
-    const auto nbest = static_cast<size_t>(a.sentence.settings->nbest);
-    std::stable_sort(a.finished.begin(), a.finished.end(),
-                     [](const Hypothesis& x, const Hypothesis& y) { return x.score > y.score; });
-    if (a.finished.size() > nbest) a.finished.resize(nbest);
-    finished.push_back({a.id, a.source_slot, std::move(a.target_slots), std::move(a.finished)});
+    finished.push_back({a.id, a.source_slot, std::move(a.target_slots), nbest_of(a)});
   }
   active_.erase(
       std::remove_if(active_.begin(), active_.end(), [](const ActiveSentence& a) { return a.beam.empty(); }),
@@ -120,7 +112,12 @@ TokenQuery SearchBatch::make_query(const ActiveSentence& a, const PartialHypothe
   query.top_k = s.beam;
   query.shortlist = a.shortlist;
   const int position = static_cast<int>(h.tokens.size());
-  query.required_token = position < a.sentence.prefix_length ? a.sentence.prefix[position] : s.eos;
+  const bool is_forced = position < a.sentence.prefix_length;
+  query.required = {is_forced ? a.sentence.prefix[position] : s.eos};
+  if (a.sentence.phrases != nullptr && !is_forced && position + 1 < a.sentence.limit) {
+    const std::vector<int32_t> wanted = h.progress.wanted(*a.sentence.phrases);
+    query.required.insert(query.required.end(), wanted.begin(), wanted.end());
+  }
   query.suppressed = {s.pad, s.bos};
   if (position < s.min_length) query.suppressed.push_back(s.eos);
   const int n = s.no_repeat_ngram;
@@ -146,62 +143,123 @@ Hypothesis finished_hypothesis(std::vector<int32_t>&& tokens, std::vector<float>
   return h;
 }
 
-// Whether a hypothesis whose tokens have the log-probability `best_sum` can still enter the n-best list: its
-// log-probability can only decrease, and it is divided by at most the penalty of the longest target.
-bool can_improve(const Sentence& sentence, const std::vector<Hypothesis>& finished, float best_sum) {
-  const int nbest = sentence.settings->nbest;
-  std::vector<double> scores;
-  for (const Hypothesis& h : finished) scores.push_back(h.score);
-  if (static_cast<int>(scores.size()) < nbest) return true;
-  std::nth_element(scores.begin(), scores.begin() + (nbest - 1), scores.end(), std::greater<double>());
-  const double best_score = static_cast<double>(best_sum) / length_penalty(sentence.limit, sentence.settings->alpha);
-  return best_score > scores[static_cast<size_t>(nbest - 1)];
-}
-
 }  // namespace
 
-// Expand the beam by one token and prune it to the best K candidates.  Finished ones are moved to the results.
-void SearchBatch::expand(ActiveSentence& a, const TokenScores* scores) {
+std::vector<Hypothesis> SearchBatch::nbest_of(ActiveSentence& a) {
+  std::vector<size_t> order(a.finished.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t x, size_t y) { return a.ranks[x] > a.ranks[y]; });
+  order.resize(std::min(order.size(), static_cast<size_t>(a.sentence.settings->nbest)));
+  std::vector<Hypothesis> nbest;
+  for (const size_t i : order) nbest.push_back(std::move(a.finished[i]));
+  return nbest;
+}
+
+// Whether a hypothesis can still enter the n-best list: its log-probability can only decrease, and it is divided by at
+// most the penalty of the longest target; a positive rank, which a bonus may cause, at least by that of the next token.
+bool SearchBatch::can_improve(const ActiveSentence& a, const std::vector<PartialHypothesis>& expanded) {
+  const auto nbest = static_cast<size_t>(a.sentence.settings->nbest);
+  if (a.finished.size() < nbest) return true;
+  std::vector<double> ranks = a.ranks;
+  std::nth_element(ranks.begin(), ranks.begin() + static_cast<std::ptrdiff_t>(nbest - 1), ranks.end(),
+                   std::greater<double>());
+  float best = MINUS_INFINITY;
+  for (const PartialHypothesis& h : expanded) best = std::max(best, h.sum);
+  if (const Phrases* phrases = a.sentence.phrases; phrases != nullptr) {
+    best += phrases->bonus * static_cast<float>(phrases->total());
+  }
+  const int length = best > 0 ? static_cast<int>(expanded[0].tokens.size()) + 1 : a.sentence.limit;
+  return static_cast<double>(best) / length_penalty(length, a.sentence.settings->alpha) > ranks[nbest - 1];
+}
+
+std::vector<SearchBatch::Candidate> SearchBatch::candidates_of(const ActiveSentence& a, const TokenScores* scores) {
   std::vector<Candidate> candidates;
   const int length = static_cast<int>(a.beam[0].tokens.size()) + 1;
-  const auto beam = static_cast<size_t>(a.sentence.settings->beam);
+  const Phrases* phrases = a.sentence.phrases;
   const int32_t eos = a.sentence.settings->eos;
   for (size_t i = 0; i < a.beam.size(); ++i) {
     const TokenScores& row = scores[i];
     const auto add_candidate = [&](const TokenScore& next, bool truncated) {
       const float sum = a.beam[i].sum + next.log_prob;
-      if (sum > MINUS_INFINITY) candidates.push_back({sum, i, next, truncated});
+      if (!(sum > MINUS_INFINITY)) return;
+      Candidate candidate{sum, sum, i, next, truncated, 0};
+      if (phrases != nullptr) {
+        PhraseProgress progress = a.beam[i].progress;
+        progress.add(*phrases, next.token);
+        candidate.met = progress.met;
+        candidate.rank += phrases->bonus * static_cast<float>(progress.met);
+        const int unmet = phrases->total() - progress.met;
+        // Required phrases must still fit before the end.
+        if (phrases->required && (next.token == eos ? unmet > 0 : unmet > a.sentence.limit - 1 - length)) return;
+      }
+      candidates.push_back(candidate);
     };
     if (length <= a.sentence.prefix_length) {
-      add_candidate(row.required, false);
+      add_candidate(row.required[0], false);
     } else if (length == a.sentence.limit) {
-      add_candidate(row.required, !row.top_k.empty() && row.top_k[0].token != eos);
-    } else if (row.top_k.empty()) {
-      add_candidate(row.required, false);
+      add_candidate(row.required[0], !row.top_k.empty() && row.top_k[0].token != eos);
     } else {
+      if (row.top_k.empty()) add_candidate(row.required[0], false);
       for (const TokenScore& next : row.top_k) add_candidate(next, false);
+      for (size_t wanted = 1; wanted < row.required.size(); ++wanted) {
+        const TokenScore& next = row.required[wanted];
+        const auto is_next = [&](const TokenScore& other) { return other.token == next.token; };
+        if (std::none_of(row.top_k.begin(), row.top_k.end(), is_next)) add_candidate(next, false);
+      }
     }
   }
+  return candidates;
+}
+
+// Return the K best candidates.  With required phrases, those with equally many tokens of phrases form a bank, and the
+// beam is divided among the banks, from the most tokens to the fewest, one candidate of each in turn: dynamic beam
+// allocation (Post and Vilar 2018).
+std::vector<SearchBatch::Candidate> SearchBatch::choose(std::vector<Candidate>&& candidates,
+                                                        const Sentence& sentence) {
+  const auto beam = static_cast<size_t>(sentence.settings->beam);
   std::stable_sort(candidates.begin(), candidates.end(),
-                   [](const Candidate& x, const Candidate& y) { return x.sum > y.sum; });
-  if (candidates.size() > beam) candidates.resize(beam);
+                   [](const Candidate& x, const Candidate& y) { return x.rank > y.rank; });
+  if (sentence.phrases == nullptr || !sentence.phrases->required) {
+    if (candidates.size() > beam) candidates.resize(beam);
+    return std::move(candidates);
+  }
+  std::map<int, std::vector<Candidate>, std::greater<int>> banks;
+  for (const Candidate& candidate : candidates) banks[candidate.met].push_back(candidate);
+  std::vector<Candidate> chosen;
+  for (size_t turn = 0; turn < beam && chosen.size() < beam; ++turn) {
+    for (const auto& [met, bank] : banks) {
+      if (turn < bank.size() && chosen.size() < beam) chosen.push_back(bank[turn]);
+    }
+  }
+  return chosen;
+}
+
+// Expand the beam by one token and prune it to the best K candidates.  Finished ones are moved to the results.
+void SearchBatch::expand(ActiveSentence& a, const TokenScores* scores) {
+  const int length = static_cast<int>(a.beam[0].tokens.size()) + 1;
+  const SearchSettings& s = *a.sentence.settings;
+  const Phrases* phrases = a.sentence.phrases;
   std::vector<PartialHypothesis> expanded;
   std::vector<size_t> parents;
-  for (const Candidate& candidate : candidates) {
+  for (const Candidate& candidate : choose(candidates_of(a, scores), a.sentence)) {
     PartialHypothesis h = a.beam[candidate.parent];
     h.sum = candidate.sum;
     h.log_probs.push_back(candidate.next.log_prob);
-    if (candidate.next.token == eos) {
-      a.finished.push_back(finished_hypothesis(std::move(h.tokens), std::move(h.log_probs),
-                                               a.sentence.settings->alpha, candidate.truncated));
+    if (phrases != nullptr) h.progress.add(*phrases, candidate.next.token);
+    if (candidate.next.token == s.eos) {
+      Hypothesis finished =
+          finished_hypothesis(std::move(h.tokens), std::move(h.log_probs), s.alpha, candidate.truncated);
+      const double bonus = phrases == nullptr ? 0.0 : static_cast<double>(phrases->bonus) * h.progress.met;
+      a.ranks.push_back(phrases == nullptr ? finished.score
+                                           : (finished.log_prob + bonus) / length_penalty(length, s.alpha));
+      a.finished.push_back(std::move(finished));
       continue;
     }
     h.tokens.push_back(candidate.next.token);
     expanded.push_back(std::move(h));
     parents.push_back(candidate.parent);
   }
-  // The candidates are sorted: the first one has the largest sum.
-  const bool continues = !expanded.empty() && can_improve(a.sentence, a.finished, expanded[0].sum);
+  const bool continues = !expanded.empty() && can_improve(a, expanded);
   if (continues) assign_slots(a, expanded, parents, length);
   a.beam = continues ? std::move(expanded) : std::vector<PartialHypothesis>();
 }

@@ -42,6 +42,16 @@ class SearchBatch {
     std::vector<float> log_probs;
     float sum = 0;  // of log_probs
     int target_slot = 0;
+    PhraseProgress progress;
+  };
+
+  struct Candidate {
+    float sum;      // of the log-probabilities
+    float rank;     // with the bonus of the phrases
+    size_t parent;  // index into the beam
+    TokenScore next;
+    bool truncated;  // the end of sentence was forced by the length limit
+    int met;         // tokens of phrases
   };
 
   struct ActiveSentence {
@@ -52,10 +62,15 @@ class SearchBatch {
     const Shortlist* shortlist = nullptr;
     std::vector<PartialHypothesis> beam;  // empty: finished
     std::vector<Hypothesis> finished;
+    std::vector<double> ranks;  // of `finished`: their scores, with the bonus of the phrases
   };
 
   void encode_added();
   static TokenQuery make_query(const ActiveSentence& a, const PartialHypothesis& h);
+  static std::vector<Candidate> candidates_of(const ActiveSentence& a, const TokenScores* scores);
+  static std::vector<Candidate> choose(std::vector<Candidate>&& candidates, const Sentence& sentence);
+  static std::vector<Hypothesis> nbest_of(ActiveSentence& a);
+  static bool can_improve(const ActiveSentence& a, const std::vector<PartialHypothesis>& expanded);
   void expand(ActiveSentence& a, const TokenScores* scores);
   void assign_slots(const ActiveSentence& a, std::vector<PartialHypothesis>& expanded,
                     const std::vector<size_t>& parents, int length);

@@ -29,6 +29,7 @@ struct SearchService::Job {
   int64_t id = 0;
   SearchSettings settings{};
   std::vector<int32_t> source, prefix, shortlist;
+  Phrases phrases;
   int limit = 0;
   Usage cost{};
   Clock::time_point submitted, started;
@@ -44,6 +45,7 @@ struct SearchService::Job {
     s.prefix_length = static_cast<int>(prefix.size());
     s.shortlist_length = static_cast<int>(shortlist.size());
     s.limit = limit;
+    s.phrases = phrases.ids.empty() ? nullptr : &phrases;
     return s;
   }
 };
@@ -106,6 +108,7 @@ int64_t SearchService::submit(const SearchRequest& request, const double* ranks)
     job->prefix = row_of(request.prefixes, i);
     job->shortlist = row_of(request.shortlists, i);
     job->limit = request.limits[i];
+    job->phrases = phrases_of(request, i);
     const int beam = request.settings.beam;
     const auto source = static_cast<int>(job->source.size());
     job->cost = {beam, int64_t{beam} * source,

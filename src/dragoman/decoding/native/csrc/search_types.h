@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "phrases.h"
+
 namespace dragoman {
 
 // dragoman/decoding/native/engine.py declares the same structs for ctypes.
@@ -38,6 +40,11 @@ struct SearchRequest {
   // Ascending tokens of each sentence, including the end of sentence and its prefix; null offsets: the whole
   // vocabulary.
   RaggedArray shortlists;
+  // Phrases that the targets must contain or prefer; null offsets: none.  Sentence i has the phrases phrase_counts[i],
+  // ..., phrase_counts[i + 1] - 1, with the bonus bonuses[i]; 0: they are required.
+  RaggedArray phrases;
+  const int64_t* phrase_counts;
+  const float* bonuses;
   const int32_t* limits;  // (count,): maximum target length, including the end of sentence
   float* attention;       // null, or with beam 1: (limit, source length) per sentence, concatenated; initially zeros
   Usage* usage;           // null, or receives the peak use
@@ -52,6 +59,7 @@ struct Sentence {
   int source_length, prefix_length, shortlist_length;
   int limit;         // maximum target length, including the end of sentence
   float* attention;  // null, or (limit, source_length)
+  const Phrases* phrases = nullptr;
 };
 
 struct Hypothesis {
@@ -72,6 +80,17 @@ inline Sentence sentence_of(const SearchRequest& r, int i, float* attention) {
   };
   return {&r.settings,         row(r.sources),      row(r.prefixes), row(r.shortlists), length(r.sources),
           length(r.prefixes), length(r.shortlists), r.limits[i],     attention};
+}
+
+inline Phrases phrases_of(const SearchRequest& r, int i) {
+  Phrases found;
+  if (r.phrases.offsets == nullptr) return found;
+  for (int64_t p = r.phrase_counts[i]; p < r.phrase_counts[i + 1]; ++p) {
+    found.ids.emplace_back(r.phrases.ids + r.phrases.offsets[p], r.phrases.ids + r.phrases.offsets[p + 1]);
+  }
+  found.bonus = r.bonuses[i];
+  found.required = found.bonus == 0;
+  return found;
 }
 
 inline Usage& operator+=(Usage& a, const Usage& b) {

@@ -1,0 +1,135 @@
+"""Beam search with phrases that the target must contain, or that are preferred; the reference for the native engine.
+
+Required phrases follow dynamic beam allocation (Post and Vilar 2018): the hypotheses are divided into banks by the
+number of phrase tokens that they contain, the beam is divided among the banks, and a hypothesis may only end once it
+contains all of them.
+
+Letters: K beams, T tokens so far, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dragoman.data.tokenizer import BOS, EOS
+from dragoman.decoding.hypothesis import Hypothesis, complete, length_penalty
+from dragoman.decoding.phrases import PhraseProgress, Phrases
+from dragoman.decoding.pytorch.stepper import Stepper
+from dragoman.decoding.request import SearchRequest
+
+__all__ = ["constrained_search"]
+
+
+@dataclass(frozen=True)
+class _Partial:
+    """An unfinished hypothesis; sum: of its log-probabilities.  row: of the decoder state that it extends."""
+
+    tokens: list[int]
+    log_probs: list[float]
+    sum: float
+    progress: PhraseProgress
+    row: int
+    truncated: bool = False
+
+    @property
+    def rank(self) -> float:
+        """The sum with the bonus of its phrases."""
+        return self.sum + (self.progress.phrases.bonus or 0.0) * self.progress.met
+
+
+@torch.no_grad()
+def constrained_search(stepper: Stepper[Any], request: SearchRequest, phrases: Phrases) -> list[Hypothesis]:
+    """Return `nbest` hypotheses of a request of one sentence, best first.
+
+    The limit of the request must leave room for all phrases.  Scores are those of the model, without the bonus.
+    """
+    settings, limit = request.settings, request.limits[0]
+    width = settings.beam
+    state = stepper.start(request.src, request.src_mask, beams=width, max_len=limit)
+    beam = [_Partial([], [], 0.0, phrases.start, 0)]
+    finished: list[tuple[float, Hypothesis]] = []
+    while beam:
+        tokens = torch.tensor([h.tokens for h in beam], device=request.src.device).view(len(beam), -1)
+        inputs = [h.tokens[-1] if h.tokens else BOS for h in beam]
+        inputs += inputs[:1] * (width - len(beam))  # unused rows
+        log_probs = stepper.step(torch.tensor(inputs, device=request.src.device), state)[: len(beam)]
+        candidates = _candidates(beam, log_probs, tokens, request)
+        chosen = _allocate(candidates, width) if phrases.bonus is None else _best(candidates, width)
+        for h in chosen:
+            if h.tokens[-1] == EOS:
+                done = complete(h.tokens[:-1], h.log_probs, settings.alpha, h.truncated)
+                finished.append((h.rank / length_penalty(len(h.tokens), settings.alpha), done))
+        beam = [h for h in chosen if h.tokens[-1] != EOS]
+        if not beam or not _can_improve(beam, finished, request):
+            break
+        rows = [h.row for h in beam]
+        state.select(torch.tensor(rows + rows[:1] * (width - len(rows)), device=request.src.device))
+    finished.sort(key=lambda item: -item[0])
+    return [hypothesis for _, hypothesis in finished[: settings.nbest]]
+
+
+def _candidates(beam: Sequence[_Partial], log_probs: Tensor, tokens: Tensor, request: SearchRequest) -> list[_Partial]:
+    """Return the continuations of all hypotheses: the K best tokens of each, and the tokens that its phrases want.
+
+    log_probs: (len(beam), V), overwritten.  tokens: (len(beam), T).
+    """
+    length, limit, prefix = tokens.size(1) + 1, request.limits[0], len(request.prefixes[0])
+    raw = log_probs.clone()
+    sentences = torch.zeros(len(beam), dtype=torch.long, device=tokens.device)
+    allowed = request.restricted(log_probs, tokens, sentences)
+    candidates = []
+    for row, h in enumerate(beam):
+        top = allowed[row].topk(min(request.settings.beam, allowed.size(1))).indices.tolist()
+        cut = length == limit and top[0] != EOS
+        options = [(token, float(allowed[row, token])) for token in ([EOS] if length == limit else top)]
+        if prefix < length < limit:
+            options += [(token, float(raw[row, token])) for token in h.progress.wanted if token not in top]
+        for token, log_prob in dict(options).items():
+            progress = h.progress.after(token)
+            if log_prob > -math.inf and _is_possible(progress, token, limit - 1 - length):
+                total = [*h.tokens, token], [*h.log_probs, log_prob]
+                candidates.append(_Partial(*total, h.sum + log_prob, progress, row, cut and token == EOS))
+    return candidates
+
+
+def _is_possible(progress: PhraseProgress, token: int, left: int) -> bool:
+    """Return whether required phrases still fit into the `left` tokens after `token`."""
+    if progress.phrases.bonus is not None:
+        return True
+    unmet = progress.phrases.total - progress.met
+    return unmet == 0 if token == EOS else unmet <= left
+
+
+def _best(candidates: Sequence[_Partial], width: int) -> list[_Partial]:
+    return sorted(candidates, key=lambda h: -h.rank)[:width]
+
+
+def _allocate(candidates: Sequence[_Partial], width: int) -> list[_Partial]:
+    """Divide the beam among the banks, from the most phrase tokens to the fewest, one hypothesis of each in turn."""
+    banks: dict[int, list[_Partial]] = {}
+    for h in sorted(candidates, key=lambda h: -h.sum):
+        banks.setdefault(h.progress.met, []).append(h)
+    ordered = [banks[met] for met in sorted(banks, reverse=True)]
+    chosen: list[_Partial] = []
+    for turn in range(width):
+        chosen += [bank[turn] for bank in ordered if turn < len(bank)]
+    return chosen[:width]
+
+
+def _can_improve(
+    beam: Sequence[_Partial], finished: Sequence[tuple[float, Hypothesis]], request: SearchRequest
+) -> bool:
+    """Return whether an unfinished hypothesis may still enter the n-best list."""
+    settings, phrases = request.settings, beam[0].progress.phrases
+    if len(finished) < settings.nbest:
+        return True
+    threshold = sorted((rank for rank, _ in finished), reverse=True)[settings.nbest - 1]
+    best = max(h.sum for h in beam) + (phrases.bonus or 0.0) * phrases.total
+    longest = len(beam[0].tokens) + 1 if best > 0 else request.limits[0]
+    return best / length_penalty(longest, settings.alpha) > threshold

@@ -74,7 +74,7 @@ def test_required_phrases_are_contained_and_scores_are_those_of_the_model(
     seed: int, backends: tuple[DecodingBackend, DecodingBackend]
 ) -> None:
     source, phrases, settings, prefix = case(seed)
-    required = Phrases(phrases.ids)
+    required = Phrases(phrases.ids, None, phrases.inside)
     for backend in backends:
         found = searched(backend, source, required, settings, prefix)
         assert 1 <= len(found) <= settings.nbest

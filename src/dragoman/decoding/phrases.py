@@ -17,13 +17,16 @@ __all__ = ["PhraseProgress", "Phrases"]
 class Phrases:
     """The phrases of one sentence.
 
-    ids: token ids of each phrase.  bonus: None = the target must contain every phrase (Post and Vilar 2018); otherwise
-    added to the log-probability that ranks a hypothesis, for each of its tokens that belongs to a phrase.  A phrase
-    that is listed twice is wanted twice.  Raises UsageError for an empty phrase and for a bonus that is not positive.
+    ids: token ids of each phrase; a phrase that is listed twice is wanted twice.  bonus: None = the target must contain
+    every phrase (Post and Vilar 2018); otherwise added to the log-probability that ranks a hypothesis, for each of its
+    tokens that belongs to a phrase.  inside: one byte per token of the vocabulary, 1 if it continues a word; such
+    tokens do not follow a phrase unless nothing else is possible.  Raises UsageError for an empty phrase and for a
+    bonus that is not positive.
     """
 
     ids: tuple[tuple[int, ...], ...]
     bonus: float | None = None
+    inside: bytes = field(default=b"", repr=False)
 
     def __post_init__(self) -> None:
         if not all(self.ids):
@@ -54,12 +57,14 @@ class PhraseProgress:
     """How much of the phrases a hypothesis contains.
 
     done: whether each phrase is complete.  active: phrase that has begun, -1 for none.  position: number of its tokens.
+    complete: whether the last token completed a phrase.
     """
 
     phrases: Phrases = field(repr=False)
     done: tuple[bool, ...]
     active: int = -1
     position: int = 0
+    complete: bool = False
 
     @property
     def met(self) -> int:
@@ -83,10 +88,10 @@ class PhraseProgress:
         for number, (ids, done) in enumerate(zip(self.phrases.ids, self.done, strict=True)):
             if not done and ids[0] == token:
                 return self._advanced(number, 1)
-        return replace(self, active=-1, position=0)
+        return replace(self, active=-1, position=0, complete=False)
 
     def _advanced(self, number: int, position: int) -> PhraseProgress:
         if position < len(self.phrases.ids[number]):
-            return replace(self, active=number, position=position)
+            return replace(self, active=number, position=position, complete=False)
         done = tuple(complete or index == number for index, complete in enumerate(self.done))
-        return PhraseProgress(self.phrases, done)
+        return PhraseProgress(self.phrases, done, complete=True)

@@ -23,8 +23,8 @@ class Part:
     """Input of one search: a line, a sentence, or a part of a long sentence.
 
     text: source, with its list mark and the whitespace around it.  ids: source tokens with EOS; none if the text is
-    copied.  sentence: index in the line.  mark: list mark, which is copied and not translated, such as "- ".  found:
-    n-best list.
+    copied.  sentence: index in the line.  mark: list mark, which is copied and not translated, such as "- ".  terms:
+    glossary entries that occur in the text.  found: n-best list.
     """
 
     text: str
@@ -32,6 +32,7 @@ class Part:
     sentence: int = 0
     mark: str = ""
     prefix: list[int] = field(default_factory=list)
+    terms: list[tuple[str, str]] = field(default_factory=list)
     found: list[Hypothesis] = field(default_factory=list)
     fault: Fault = ""
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
+from dragoman.decoding.phrases import Phrases
 from dragoman.decoding.settings import SearchSettings
+from dragoman.pipelines.glossary import Term
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,7 +50,8 @@ class Translation:
     default on a CPU; `Translator.score` uses float32).  score: log_prob / length penalty; the sum over the parts of a
     line that was split.  tokens: subwords of the target, with one end of sentence per part; token_log_probs: one per
     token.  nbest: alternatives, best first, starting with this translation.  flags: reasons to check the line, in the
-    order of `FLAGS` (see docs/flags.md).  sentences: sentences of a line that was split into several.
+    order of `FLAGS` (see docs/flags.md).  sentences: sentences of a line that was split into several.  terms:
+    glossary entries that occur in the line.
     """
 
     source: str
@@ -60,6 +63,7 @@ class Translation:
     flags: tuple[str, ...]
     nbest: list[Alternative]
     sentences: list[Sentence] = field(default_factory=list)
+    terms: list[Term] = field(default_factory=list)
 
     to_json = asdict
 
@@ -71,6 +75,7 @@ class SearchCall:
     sources: list[list[int]]
     prefixes: list[list[int]]
     settings: SearchSettings
+    phrases: list[Phrases | None] | None = None
 
 
 @dataclass(frozen=True)

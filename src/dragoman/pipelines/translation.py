@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from dragoman.data.literals import has_words
@@ -12,9 +12,11 @@ from dragoman.data.segment import join_parts, split_text
 from dragoman.data.sentences import list_prefix, split_sentences
 from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.decoding.hypothesis import Hypothesis, Ids
+from dragoman.decoding.phrases import Phrases
 from dragoman.decoding.retry import StreamWithRetry, has_unusual_length, searches_with_retry
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError, clip
+from dragoman.pipelines.glossary import Glossary, applied
 from dragoman.pipelines.parts import Part, Prefix, SplitLine, clean, one_line, valid, with_prefixes
 from dragoman.pipelines.pipeline import Pipeline, check_flag, check_positive, check_sequence, check_text, stream_windows
 from dragoman.pipelines.quality import FLAGS, QualityCheck
@@ -102,6 +104,7 @@ class Translator(Pipeline):
         batch_tokens: int = 4000,
         prefix: Prefix = None,
         split: bool | None = None,
+        glossary: Glossary | Mapping[str, str] | None = None,
         **overrides: Any,
     ) -> list[Translation]:
         """Return one translation per text, in order.
@@ -112,11 +115,13 @@ class Translator(Pipeline):
             split: Whether to split texts into sentences, which are translated separately and joined with the whitespace
                 of the source; default: `splits_sentences`.  If False, a text is split only if it is longer than the
                 model accepts, and "\\n" in a text counts as a space.
+            glossary: Target terms by source terms; see `Glossary`.
             overrides: Search settings by name.
 
         Raises UsageError.
         """
-        return list(self.stream(texts, batch_tokens=batch_tokens, prefix=prefix, split=split, **overrides))
+        given: dict[str, Any] = {"prefix": prefix, "split": split, "glossary": glossary}
+        return list(self.stream(texts, batch_tokens=batch_tokens, **given, **overrides))
 
     def stream(
         self,
@@ -125,6 +130,7 @@ class Translator(Pipeline):
         batch_tokens: int = 4000,
         prefix: Prefix = None,
         split: bool | None = None,
+        glossary: Glossary | Mapping[str, str] | None = None,
         window: int = 2000,
         **overrides: Any,
     ) -> Iterator[Translation]:
@@ -132,12 +138,12 @@ class Translator(Pipeline):
         check_sequence(lines)
         check_positive(batch_tokens=batch_tokens)
         check_flag(split=split)
-        settings = SearchSettings.of(self.settings, **overrides)
+        settings, terms = SearchSettings.of(self.settings, **overrides), Glossary.of(glossary)
         return stream_windows(
             with_prefixes(lines, prefix),
             window,
             lambda pair, name: (check_text(pair[0], name, allow_surrogates=True), pair[1]),
-            lambda pairs: self._translate(pairs, split, settings, batch_tokens),
+            lambda pairs: self._translate(pairs, split, settings, terms, batch_tokens),
             lambda pair: len(pair[0]),
         )
 
@@ -216,19 +222,31 @@ class Translator(Pipeline):
         return list(zip(source_ids, target_ids, strict=True))
 
     def _translate(
-        self, texts: Sequence[tuple[str, str]], split: bool | None, settings: SearchSettings, batch_tokens: int
+        self,
+        texts: Sequence[tuple[str, str]],
+        split: bool | None,
+        settings: SearchSettings,
+        glossary: Glossary | None,
+        batch_tokens: int,
     ) -> list[Translation]:
-        searches = self._searches(texts, split, settings)
+        searches = self._searches(texts, split, settings, glossary)
         try:
             call = next(searches)
             while True:
-                call = searches.send(self.backend.search(call.sources, call.prefixes, call.settings, batch_tokens))
+                found = self.backend.search(call.sources, call.prefixes, call.settings, batch_tokens, call.phrases)
+                call = searches.send(found)
         except StopIteration as stop:
             translations: list[Translation] = stop.value
             return translations
 
     def searches(
-        self, texts: Iterable[str], *, prefix: Prefix = None, split: bool | None = None, **overrides: Any
+        self,
+        texts: Iterable[str],
+        *,
+        prefix: Prefix = None,
+        split: bool | None = None,
+        glossary: Glossary | Mapping[str, str] | None = None,
+        **overrides: Any,
     ) -> Generator[SearchCall, list[list[Hypothesis]], list[Translation]]:
         """Return `translate` as a generator that yields each search and is sent its result, as from a `SearchService`.
 
@@ -239,13 +257,18 @@ class Translator(Pipeline):
         settings = SearchSettings.of(self.settings, **overrides)
         pairs = [(check_text(text, f"text {number}", allow_surrogates=True), own)
                  for number, (text, own) in enumerate(with_prefixes(texts, prefix), start=1)]  # fmt: skip
-        return self._searches(pairs, split, settings)
+        return self._searches(pairs, split, settings, Glossary.of(glossary))
 
     def _searches(
-        self, texts: Sequence[tuple[str, str]], split: bool | None, settings: SearchSettings
+        self, texts: Sequence[tuple[str, str]], split: bool | None, settings: SearchSettings, glossary: Glossary | None
     ) -> Generator[SearchCall, list[list[Hypothesis]], list[Translation]]:
         lines = [self.split(text, prefix, split) for text, prefix in texts]
         parts = [part for line in lines for part in line.searched]
+        phrases: list[Phrases | None] = [None] * len(parts)
+        if glossary is not None:
+            for i, part in enumerate(parts):
+                part.terms = glossary.entries_in(part.text)
+                phrases[i] = glossary.phrases(part.terms, self.tokenizer)
         steps: Generator[Any, Any, Any] = searches_with_retry(
             [part.ids for part in parts], settings, lambda nbest: nbest[0].tokens, self.has_no_text
         )
@@ -253,7 +276,8 @@ class Translator(Pipeline):
             indices, settings_of_step = next(steps)
             while True:
                 ids, prefixes = [parts[i].ids for i in indices], [parts[i].prefix for i in indices]
-                indices, settings_of_step = steps.send((yield SearchCall(ids, prefixes, settings_of_step)))
+                own = [phrases[i] for i in indices] if any(phrases) else None
+                indices, settings_of_step = steps.send((yield SearchCall(ids, prefixes, settings_of_step, own)))
         except StopIteration as stop:
             results = stop.value
         for part, found, fault in zip(parts, *results, strict=True):
@@ -334,6 +358,7 @@ class Translator(Pipeline):
             flags=self._flags(line, alternatives[0].text),
             nbest=alternatives,
             sentences=self._translated_sentences(line) if parts[-1].sentence else [],
+            terms=[term for part in searched for term in applied(part.terms, self._text(part, 0))],
         )
 
     def _translated_sentences(self, line: SplitLine) -> list[Sentence]:

@@ -84,6 +84,7 @@ class SearchRequest(ctypes.Structure):
         ("phrases", _RaggedArray),
         ("phrase_counts", ctypes.c_void_p),
         ("bonuses", ctypes.c_void_p),
+        ("inside", ctypes.c_char_p),
         ("limits", ctypes.c_void_p),
         ("attention", ctypes.c_void_p),
         ("usage", ctypes.c_void_p),
@@ -96,6 +97,7 @@ class SearchRequest(ctypes.Structure):
         bonuses = array("f", [(each.bonus or 0.0) if each else 0.0 for each in phrases])
         self.phrases = _RaggedArray(*map(_address, ids))
         self.phrase_counts, self.bonuses = _address(counts), _address(bonuses)
+        self.inside = next((each.inside for each in phrases if each and each.inside), None)
         self.arrays += *ids, counts, bonuses
 
 
@@ -294,6 +296,8 @@ class Engine:
                 problems.append(f"{name} id {invalid[0]!r}; accepted: integers from 0 to {size - 1}")
         if {PAD, BOS, EOS} & set(prefix):
             problems.append(f"the prefix {list(prefix)} contains padding, begin or end of sentence")
+        if phrases and phrases.inside and len(phrases.inside) != self.target_size:
+            problems.append(f"phrases.inside: {len(phrases.inside)} bytes; accepted: {self.target_size}")
         if {PAD, BOS, EOS} & set(wanted):
             problems.append(f"the phrases {list(map(list, phrases.ids if phrases else []))} contain special ids")
         return problems if shortlist is None else problems + self._shortlist_problems(shortlist, [*prefix, *wanted])

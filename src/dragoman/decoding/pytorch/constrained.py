@@ -87,6 +87,9 @@ def _candidates(beam: Sequence[_Partial], log_probs: Tensor, tokens: Tensor, req
     for row, h in enumerate(beam):
         top = allowed[row].topk(min(request.settings.beam, allowed.size(1))).indices.tolist()
         cut = length == limit and top[0] != EOS
+        inside = h.progress.phrases.inside if h.progress.complete and prefix < length < limit else b""
+        if inside:  # a phrase is not continued by another part of a word
+            top = [t for t in top if not inside[t]] + [EOS] * (EOS not in top) or top
         options = [(token, float(allowed[row, token])) for token in ([EOS] if length == limit else top)]
         if prefix < length < limit:
             options += [(token, float(raw[row, token])) for token in h.progress.wanted if token not in top]

@@ -51,7 +51,7 @@ Usage search_worker(ModelRunner& runner, const SearchRequest& request, Scheduler
       std::iota(target_slots.begin(), target_slots.end(), slot * beam);
       float* attention = request.attention == nullptr ? nullptr : request.attention + offsets[static_cast<size_t>(i)];
       Sentence sentence = sentence_of(request, i, attention);
-      Phrases own = phrases_of(request, i);
+      Phrases own = phrases_of(request, i, runner.model().header().tgt_vocab);
       if (!own.ids.empty()) sentence.phrases = &(phrases[i] = std::move(own));
       batch.add(i, sentence, slot, std::move(target_slots));
     }

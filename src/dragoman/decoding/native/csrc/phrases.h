@@ -11,6 +11,7 @@ namespace dragoman {
 // The phrases of one sentence.
 struct Phrases {
   std::vector<std::vector<int32_t>> ids;  // none is empty
+  std::vector<uint8_t> inside;            // by token: 1 if it continues a word and may not follow a phrase; or empty
   bool required = false;                  // the target must contain all of them
   float bonus = 0;                        // else: added to the rank of a hypothesis per token of a phrase
 
@@ -26,6 +27,7 @@ struct PhraseProgress {
   int active = -1;         // the phrase that has begun, -1 for none
   int position = 0;        // number of its tokens
   int met = 0;             // tokens of complete phrases and of the one that has begun
+  bool complete = false;   // the last token completed a phrase
 
   // The next token of the phrase that has begun, or the first tokens of all others.
   std::vector<int32_t> wanted(const Phrases& phrases) const {
@@ -40,6 +42,7 @@ struct PhraseProgress {
 
   // Add a token.  One that does not continue the phrase that has begun abandons it, and may begin another one.
   void add(const Phrases& phrases, int32_t token) {
+    complete = false;
     if (active >= 0 && phrases.ids[static_cast<size_t>(active)][static_cast<size_t>(position)] == token) {
       return advance(phrases);
     }
@@ -59,6 +62,7 @@ struct PhraseProgress {
     ++met;
     if (position < static_cast<int>(phrases.ids[static_cast<size_t>(active)].size())) return;
     done[static_cast<size_t>(active)] = 1;
+    complete = true;
     active = -1;
     position = 0;
   }

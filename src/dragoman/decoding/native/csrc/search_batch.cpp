@@ -172,6 +172,31 @@ bool SearchBatch::can_improve(const ActiveSentence& a, const std::vector<Partial
   return static_cast<double>(best) / length_penalty(length, a.sentence.settings->alpha) > ranks[nbest - 1];
 }
 
+namespace {
+
+// Add the tokens that may follow a phrase: those that do not continue a word, and the end of sentence.
+template <typename F>
+void add_outside(const Phrases& phrases, const TokenScores& row, bool may_end, const F& add_candidate) {
+  const TokenScore& end = row.required[0];
+  bool has_end = false;
+  bool any = false;
+  for (const TokenScore& next : row.top_k) {
+    if (phrases.inside[static_cast<size_t>(next.token)] != 0) continue;
+    add_candidate(next, false);
+    has_end = has_end || next.token == end.token;
+    any = true;
+  }
+  if (may_end && !has_end) {
+    add_candidate(end, false);
+    any = true;
+  }
+  for (const TokenScore& next : row.top_k) {
+    if (!any) add_candidate(next, false);
+  }
+}
+
+}  // namespace
+
 std::vector<SearchBatch::Candidate> SearchBatch::candidates_of(const ActiveSentence& a, const TokenScores* scores) {
   std::vector<Candidate> candidates;
   const int length = static_cast<int>(a.beam[0].tokens.size()) + 1;
@@ -200,7 +225,11 @@ std::vector<SearchBatch::Candidate> SearchBatch::candidates_of(const ActiveSente
       add_candidate(row.required[0], !row.top_k.empty() && row.top_k[0].token != eos);
     } else {
       if (row.top_k.empty()) add_candidate(row.required[0], false);
-      for (const TokenScore& next : row.top_k) add_candidate(next, false);
+      if (phrases == nullptr || !a.beam[i].progress.complete || phrases->inside.empty()) {
+        for (const TokenScore& next : row.top_k) add_candidate(next, false);
+      } else {
+        add_outside(*phrases, row, length > a.sentence.settings->min_length, add_candidate);
+      }
       for (size_t wanted = 1; wanted < row.required.size(); ++wanted) {
         const TokenScore& next = row.required[wanted];
         const auto is_next = [&](const TokenScore& other) { return other.token == next.token; };

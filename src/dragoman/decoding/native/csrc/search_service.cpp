@@ -108,7 +108,7 @@ int64_t SearchService::submit(const SearchRequest& request, const double* ranks)
     job->prefix = row_of(request.prefixes, i);
     job->shortlist = row_of(request.shortlists, i);
     job->limit = request.limits[i];
-    job->phrases = phrases_of(request, i);
+    job->phrases = phrases_of(request, i, model_.header().tgt_vocab);
     const int beam = request.settings.beam;
     const auto source = static_cast<int>(job->source.size());
     job->cost = {beam, int64_t{beam} * source,

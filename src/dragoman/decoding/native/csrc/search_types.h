@@ -45,6 +45,7 @@ struct SearchRequest {
   RaggedArray phrases;
   const int64_t* phrase_counts;
   const float* bonuses;
+  const uint8_t* inside;  // null, or (target vocabulary,): 1 for tokens that continue a word
   const int32_t* limits;  // (count,): maximum target length, including the end of sentence
   float* attention;       // null, or with beam 1: (limit, source length) per sentence, concatenated; initially zeros
   Usage* usage;           // null, or receives the peak use
@@ -82,7 +83,7 @@ inline Sentence sentence_of(const SearchRequest& r, int i, float* attention) {
           length(r.prefixes), length(r.shortlists), r.limits[i],     attention};
 }
 
-inline Phrases phrases_of(const SearchRequest& r, int i) {
+inline Phrases phrases_of(const SearchRequest& r, int i, int vocab) {
   Phrases found;
   if (r.phrases.offsets == nullptr) return found;
   for (int64_t p = r.phrase_counts[i]; p < r.phrase_counts[i + 1]; ++p) {
@@ -90,6 +91,7 @@ inline Phrases phrases_of(const SearchRequest& r, int i) {
   }
   found.bonus = r.bonuses[i];
   found.required = found.bonus == 0;
+  if (r.inside != nullptr && !found.ids.empty()) found.inside.assign(r.inside, r.inside + vocab);
   return found;
 }
 

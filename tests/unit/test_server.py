@@ -8,12 +8,14 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 from dragoman.errors import DragomanError, UsageError
+from dragoman.pipelines.glossary import Glossary
 from dragoman.serve.admission import Admission, Overloaded
 from dragoman.serve.directions import Direction, Directions, Timing
 from dragoman.serve.requests import Limits
@@ -100,6 +102,18 @@ def test_alternatives(client: TestClient) -> None:
         assert plain == {"translatedText": [translator.translate([TEXT])[0].text]}
 
 
+@pytest.mark.parametrize("mode", ["soft", "strict"])
+def test_a_glossary_for_one_request(mode: str) -> None:
+    translator = tiny_translator(beam=3)
+    glossary = {"one": "seven", "two": "nine"}
+    expected = translator.translate([TEXT], glossary=Glossary(glossary, strict=mode == "strict"))[0]
+    values = {"q": TEXT, "source": "en", "target": "de", "glossary": glossary, "glossary_mode": mode}
+    with TestClient(create_server(Directions([direction_of(translator, "en", "de")]))) as opened:
+        answer = opened.post("/translate", json=values).json()
+    assert answer["translatedText"] == expected.text
+    assert answer["glossary"] == [asdict(term) for term in expected.terms] and len(answer["glossary"]) == 2
+
+
 @pytest.mark.parametrize(
     ("values", "status", "message"),
     [
@@ -117,6 +131,9 @@ def test_alternatives(client: TestClient) -> None:
         ({"q": TEXT, "source": "en", "target": "de", "alternatives": -1}, 400, "'alternatives'"),
         ({"q": TEXT, "source": "en", "target": "de", "alternatives": "many"}, 400, "'alternatives'"),
         ({"q": TEXT, "source": "en", "target": "de", "format": "pdf"}, 400, "pdf format is not supported"),
+        ({"q": TEXT, "source": "en", "target": "de", "glossary": {"a": ""}}, 400, "target term '' is blank"),
+        ({"q": TEXT, "source": "en", "target": "de", "glossary": "a"}, 400, "accepted: a mapping"),
+        ({"q": TEXT, "source": "en", "target": "de", "glossary_mode": "hard"}, 400, "accepted: soft, strict"),
         ({"q": "x" * 5000, "source": "en", "target": "de"}, 413, "more than 4,000 bytes"),
     ],
 )

@@ -62,7 +62,8 @@ class Direction:
 
         call = await advance(None)
         while not isinstance(call, list):
-            search = self.service.submit(call.sources, call.prefixes, call.settings, ticket.ranks(call.sources))
+            ranks = ticket.ranks(call.sources)
+            search = self.service.submit(call.sources, call.prefixes, call.settings, ranks, call.phrases)
             try:
                 found = await asyncio.wrap_future(search.future)
             except asyncio.CancelledError:
@@ -135,13 +136,13 @@ class Directions:
         """Return the translations of each model of a route; the last list has the results.
 
         client: name of the caller; callers share the machine equally.  settings: as for `Translator.translate`; the
-        search of the first of two models returns one hypothesis.  Raises Overloaded.
+        search of the first of two models returns one hypothesis and uses no glossary.  Raises Overloaded.
         """
         ticket = self.admission.accept(client, len(route) * _estimate(texts))
         try:
             found: list[list[Translation]] = []
             for position, direction in enumerate(route, start=1):
-                own = settings if position == len(route) else {**settings, "nbest": 1}
+                own = settings if position == len(route) else {**settings, "nbest": 1, "glossary": None}
                 found.append(await direction.translate(texts, ticket, timing, **own))
                 texts = [translation.text for translation in found[-1]]
             return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from babel import Locale
@@ -13,6 +14,7 @@ from starlette.routing import Route
 
 from dragoman.data.language_identifier import identified
 from dragoman.errors import DragomanError, UsageError
+from dragoman.pipelines.glossary import Glossary
 from dragoman.pipelines.translated import Translation
 from dragoman.serve.admission import Overloaded
 from dragoman.serve.directions import Direction, Directions
@@ -24,6 +26,7 @@ _LOG = logging.getLogger(__name__)
 _ALIASES = {"zh": "zh-Hans", "zt": "zh-Hant", "pb": "pt-BR"}
 """LibreTranslate's codes of languages that it writes in two ways."""
 _MAX_ALTERNATIVES = 16
+_MAX_ENTRIES = 10_000
 
 
 def routes(directions: Directions, limits: Limits) -> list[Route]:
@@ -61,6 +64,24 @@ def _answered(handler: Callable[[Request], Awaitable[Any]]) -> Callable[[Request
     return endpoint
 
 
+@dataclass(frozen=True)
+class _Options:
+    """What a request asks for, except its texts."""
+
+    target: Any
+    client: str
+    alternatives: int
+    glossary: Glossary | None
+
+    def settings(self, last: Direction) -> dict[str, Any]:
+        """Return the settings of a search; last: the model that writes the result."""
+        settings: dict[str, Any] = {} if self.glossary is None else {"glossary": self.glossary}
+        if self.alternatives:
+            count = self.alternatives + 1
+            settings |= {"nbest": count, "beam": max(last.translator.settings.beam, count)}
+        return settings
+
+
 class _LibreTranslate:
     def __init__(self, directions: Directions, limits: Limits) -> None:
         self.directions, self.limits = directions, limits
@@ -83,35 +104,32 @@ class _LibreTranslate:
             languages = [self._model_code(found["language"]) for found in detected]
         else:
             languages = [self._source(source)] * len(texts)
-        results = await unless_disconnected(
-            request,
-            self._translate_all(texts, languages, values["target"], client_of(request), alternatives),
-            self.limits.seconds,
-        )
+        options = _Options(values["target"], client_of(request), alternatives, glossary_of(values))
+        work = self._translate_all(texts, languages, options)
+        results = await unless_disconnected(request, work, self.limits.seconds)
         answer: dict[str, Any] = {"translatedText": [result.text for result in results]}
         if detected is not None:
             answer["detectedLanguage"] = detected
         if alternatives:
             answer["alternatives"] = [_alternatives(result, alternatives) for result in results]
+        if "glossary" in values:
+            answer["glossary"] = [[asdict(term) for term in result.terms] for result in results]
         return answer if is_list else {name: value[0] for name, value in answer.items()}
 
     async def _translate_all(
-        self, texts: Sequence[str], languages: Sequence[str], target: Any, client: str, alternatives: int
+        self, texts: Sequence[str], languages: Sequence[str], options: _Options
     ) -> list[Translation]:
         """Translate texts of several languages, one language after the other."""
         results: dict[int, Translation] = {}
         for language in dict.fromkeys(languages):
             indices = [i for i, own in enumerate(languages) if own == language]
             own_texts = [texts[i] for i in indices]
-            route = self._route(language, target)
+            route = self._route(language, options.target)
             if not route:  # already in the target language
                 results.update((i, _copy(texts[i])) for i in indices)
                 continue
-            settings: dict[str, Any] = {}
-            if alternatives:
-                beam = route[-1].translator.settings.beam
-                settings = {"nbest": alternatives + 1, "beam": max(beam, alternatives + 1)}
-            found = await self.directions.translate(route, own_texts, client, **settings)
+            settings = options.settings(route[-1])
+            found = await self.directions.translate(route, own_texts, options.client, **settings)
             results.update(zip(indices, found[-1], strict=True))
         return [results[i] for i in range(len(texts))]
 
@@ -212,6 +230,20 @@ class _LibreTranslate:
 
     async def health(self, request: Request) -> dict[str, str]:
         return {"status": "ok"}
+
+
+def glossary_of(values: dict[str, Any]) -> Glossary | None:
+    """Return the glossary of a request: `glossary`, a mapping, and `glossary_mode`, "soft" or "strict".
+
+    Raises UsageError and BadRequest.
+    """
+    mode = values.get("glossary_mode", "soft")
+    if mode not in ("soft", "strict"):
+        raise BadRequest(f"Invalid request: glossary_mode {str(mode)[:40]!r}; accepted: soft, strict")
+    glossary = values.get("glossary")
+    if isinstance(glossary, dict) and len(glossary) > _MAX_ENTRIES:
+        raise BadRequest(f"Invalid request: the glossary has more than {_MAX_ENTRIES:,} entries")
+    return Glossary(glossary, strict=mode == "strict") if glossary else None
 
 
 def client_of(request: Request) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
@@ -25,6 +25,14 @@ def copying_direction(source: str = "en", target: str = "de", **settings: int) -
 def direction_of(translator: Translator, source: str, target: str) -> Direction:
     translator.describe_data(None, (source, target))
     return Direction(translator, f"{source}-{target}", open_service(translator.backend, translator.max_source))
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Wait for a condition."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not within {seconds:g} s"
+        time.sleep(0.01)
 
 
 @contextmanager

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
 
 import pytest
 
 from dragoman.serve.directions import Directions
 from dragoman.serve.server import create_server
-from running_server import copying_direction, serving
-from tiny_translator import round_trip
+from running_server import copying_direction, direction_of, serving
+from tiny_translator import round_trip, tiny_translator
 
 TEXT = "one two three"
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
@@ -18,7 +20,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::R
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with serving(create_server(Directions([copying_direction("en", "de"), copying_direction("de", "en")]))) as opened:
+    directions = [copying_direction("en", "de"), copying_direction("de", "en")]
+    with serving(create_server(Directions([*directions, direction_of(tiny_translator(), "en", "fr")]))) as opened:
         yield opened
 
 
@@ -57,3 +60,72 @@ def test_libretranslate_aio(address: str) -> None:
             assert await client.health()
 
     asyncio.run(use())
+
+
+@pytest.fixture
+def deepl_client(address: str) -> Iterator[Any]:
+    deepl = pytest.importorskip("deepl")
+    deepl.http_client.max_network_retries = 0
+    with closing(deepl.DeepLClient("any key", server_url=address)) as client:
+        yield client
+
+
+def test_deepl_text(deepl_client: Any) -> None:
+    result = deepl_client.translate_text(TEXT, source_lang="EN", target_lang="DE")
+    assert (result.text, result.detected_source_lang, result.billed_characters) == (round_trip(TEXT), "EN", len(TEXT))
+    several = deepl_client.translate_text([TEXT, "four", ""], target_lang="DE", split_sentences="0")
+    assert [r.text for r in several][:2] == [round_trip(TEXT), round_trip("four")]
+    back = deepl_client.translate_text("Das Wetter war gestern schön.", target_lang="EN-GB")
+    assert back.detected_source_lang == "DE"
+
+
+def test_deepl_languages_and_usage(deepl_client: Any) -> None:
+    assert [language.code for language in deepl_client.get_source_languages()] == ["DE", "EN"]
+    assert [language.code for language in deepl_client.get_target_languages()] == ["DE", "EN-GB", "EN-US", "FR"]
+    before = deepl_client.get_usage().character.count
+    deepl_client.translate_text("1234567", source_lang="EN", target_lang="DE")
+    usage = deepl_client.get_usage()
+    assert usage.character.count == before + 7 and not usage.any_limit_reached
+
+
+def test_deepl_glossaries(deepl_client: Any, address: str) -> None:
+    import deepl
+
+    created = deepl_client.create_glossary("terms", "EN", "FR", {"one": "seven", "two": "nine"})
+    assert (created.name, created.entry_count, created.source_lang, created.ready) == ("terms", 2, "EN", True)
+    assert deepl_client.get_glossary_entries(created) == {"one": "seven", "two": "nine"}
+    assert [g.glossary_id for g in deepl_client.list_glossaries()] == [created.glossary_id]
+    assert deepl_client.get_glossary(created.glossary_id).creation_time == created.creation_time
+    used = deepl_client.translate_text(TEXT, source_lang="EN", target_lang="FR", glossary=created)
+    translator = tiny_translator()
+    assert used.text == translator.translate([TEXT], glossary={"one": "seven", "two": "nine"})[0].text
+    assert used.text != translator.translate([TEXT])[0].text
+    with closing(deepl.DeepLClient("another key", server_url=address)) as other:
+        assert other.list_glossaries() == []
+        with pytest.raises(deepl.GlossaryNotFoundException):
+            other.get_glossary(created.glossary_id)
+    deepl_client.delete_glossary(created)
+    with pytest.raises(deepl.GlossaryNotFoundException):
+        deepl_client.get_glossary(created.glossary_id)
+    pairs = deepl_client.get_glossary_languages()
+    assert [(p.source_lang, p.target_lang) for p in pairs] == [("de", "en"), ("en", "de"), ("en", "fr")]
+    from_csv = deepl_client.create_glossary_from_csv("csv", "EN", "DE", 'one,"a, b"\n')
+    assert deepl_client.get_glossary_entries(from_csv) == {"one": "a, b"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"target_lang": "ES"}, "ES is not supported"),
+        ({"target_lang": "DE", "source_lang": "FR"}, "'source_lang' not supported"),
+        ({"target_lang": "DE", "formality": "more"}, "'formality' = more is not supported"),
+        ({"target_lang": "DE", "source_lang": "EN", "glossary": "none"}, "Glossary not found"),
+    ],
+)
+def test_deepl_errors(deepl_client: Any, settings: dict[str, str], told: str) -> None:
+    import deepl
+
+    with pytest.raises(deepl.DeepLException, match=told):
+        deepl_client.translate_text(TEXT, **settings)
+    with pytest.raises(deepl.DeepLException, match="line 2: 'a' stands before"):
+        deepl_client.create_glossary_from_csv("twice", "EN", "DE", "a,b\na,c\n")

@@ -25,6 +25,7 @@ from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.decoding.service import BatchedSearchService, Search, SearchService
 from dragoman.errors import DragomanError, UsageError
 from every_kind import TRANSLATORS, built
+from running_server import until
 
 pytestmark = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
 
@@ -109,8 +110,7 @@ def test_a_short_request_overtakes_a_long_one_that_is_running(service: NativeSea
 def test_a_cancelled_search_frees_its_rows(backend: NativeBackend, service: NativeSearchService) -> None:
     many = sentences(2000, 3)
     searches = [service.submit(many, [[]] * len(many), SETTINGS[1]) for _ in range(3)]
-    while not service.load[1]:
-        time.sleep(0.001)
+    until(lambda: service.load[1] > 0)
     for search in searches:
         service.cancel(search)
         service.cancel(search)
@@ -118,8 +118,7 @@ def test_a_cancelled_search_frees_its_rows(backend: NativeBackend, service: Nati
         searches[0].future.result()
     sources = sentences(5, 4)
     assert service.submit(sources, [[]] * 5, SETTINGS[0]).future.result(60) == expected(backend, sources, SETTINGS[0])
-    while service.load != (0, 0):
-        time.sleep(0.001)
+    until(lambda: service.load == (0, 0))
 
 
 def test_what_the_engine_does_not_support_is_searched_by_the_backend(

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 import socket
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
@@ -20,7 +19,7 @@ from dragoman.serve.admission import Admission, Overloaded
 from dragoman.serve.directions import Direction, Directions, Timing
 from dragoman.serve.requests import Limits
 from dragoman.serve.server import create_server
-from running_server import copying_direction, direction_of, serving
+from running_server import copying_direction, direction_of, serving, until
 from tiny_translator import round_trip, tiny_translator
 
 TEXT = "one two"
@@ -270,11 +269,8 @@ def test_a_client_that_disconnects_frees_its_rows() -> None:
         with socket.create_connection((host, int(port))) as connection:
             head = f"POST /translate HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
             connection.sendall(head.encode() + body)
-            while not directions.admission.tokens:
-                time.sleep(0.01)
-        deadline = time.monotonic() + 10
-        while directions.admission.tokens and time.monotonic() < deadline:
-            time.sleep(0.01)
+            until(lambda: directions.admission.tokens > 0)
+        until(lambda: directions.admission.tokens == 0)
     assert service.cancelled == 1 and directions.admission.tokens == 0
 
 

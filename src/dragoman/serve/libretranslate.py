@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from typing import Any
 
-from babel import Locale
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from dragoman.data.language_identifier import identified
 from dragoman.errors import DragomanError, UsageError
 from dragoman.pipelines.glossary import Glossary
 from dragoman.pipelines.translated import Translation
 from dragoman.serve.admission import Overloaded
-from dragoman.serve.directions import Direction, Directions
+from dragoman.serve.directions import Directions
+from dragoman.serve.languages import Options, english_name, identify, model_code, public_code, translate_texts
 from dragoman.serve.requests import BadRequest, Disconnected, Limits, parameters, read_body, unless_disconnected
 
 __all__ = ["routes"]
 
 _LOG = logging.getLogger(__name__)
-_ALIASES = {"zh": "zh-Hans", "zt": "zh-Hant", "pb": "pt-BR"}
-"""LibreTranslate's codes of languages that it writes in two ways."""
 _MAX_ALTERNATIVES = 16
 _MAX_ENTRIES = 10_000
 
@@ -64,24 +61,6 @@ def _answered(handler: Callable[[Request], Awaitable[Any]]) -> Callable[[Request
     return endpoint
 
 
-@dataclass(frozen=True)
-class _Options:
-    """What a request asks for, except its texts."""
-
-    target: Any
-    client: str
-    alternatives: int
-    glossary: Glossary | None
-
-    def settings(self, last: Direction) -> dict[str, Any]:
-        """Return the settings of a search; last: the model that writes the result."""
-        settings: dict[str, Any] = {} if self.glossary is None else {"glossary": self.glossary}
-        if self.alternatives:
-            count = self.alternatives + 1
-            settings |= {"nbest": count, "beam": max(last.translator.settings.beam, count)}
-        return settings
-
-
 class _LibreTranslate:
     def __init__(self, directions: Directions, limits: Limits) -> None:
         self.directions, self.limits = directions, limits
@@ -101,11 +80,11 @@ class _LibreTranslate:
         source = values["source"]
         if source == "auto":
             detected = [self._detect(text)[0] for text in texts]
-            languages = [self._model_code(found["language"]) for found in detected]
+            languages = [model_code(self.directions, found["language"]) for found in detected]
         else:
             languages = [self._source(source)] * len(texts)
-        options = _Options(values["target"], client_of(request), alternatives, glossary_of(values))
-        work = self._translate_all(texts, languages, options)
+        options = Options(values["target"], client_of(request), alternatives, glossary_of(values))
+        work = translate_texts(self.directions, texts, languages, options)
         results = await unless_disconnected(request, work, self.limits.seconds)
         answer: dict[str, Any] = {"translatedText": [result.text for result in results]}
         if detected is not None:
@@ -115,23 +94,6 @@ class _LibreTranslate:
         if "glossary" in values:
             answer["glossary"] = [[asdict(term) for term in result.terms] for result in results]
         return answer if is_list else {name: value[0] for name, value in answer.items()}
-
-    async def _translate_all(
-        self, texts: Sequence[str], languages: Sequence[str], options: _Options
-    ) -> list[Translation]:
-        """Translate texts of several languages, one language after the other."""
-        results: dict[int, Translation] = {}
-        for language in dict.fromkeys(languages):
-            indices = [i for i, own in enumerate(languages) if own == language]
-            own_texts = [texts[i] for i in indices]
-            route = self._route(language, options.target)
-            if not route:  # already in the target language
-                results.update((i, _copy(texts[i])) for i in indices)
-                continue
-            settings = options.settings(route[-1])
-            found = await self.directions.translate(route, own_texts, options.client, **settings)
-            results.update(zip(indices, found[-1], strict=True))
-        return [results[i] for i in range(len(texts))]
 
     def _texts(self, q: Any) -> tuple[list[str], bool]:
         is_list = isinstance(q, list)
@@ -157,37 +119,13 @@ class _LibreTranslate:
         return number
 
     def _source(self, code: Any) -> str:
-        known = self._model_code(code)
+        known = model_code(self.directions, code)
         if known not in self.directions.sources:
             raise BadRequest(f"{str(code)[:40]} is not supported")
         return known
 
-    def _route(self, source: str, target: Any) -> list[Direction]:
-        known = self._model_code(target)
-        targets = {target for _, target in self.directions.by_pair}
-        if known not in targets and known not in self.directions.sources:
-            raise BadRequest(f"{str(target)[:40]} is not supported")
-        if known == source:
-            return []
-        route = self.directions.route(source, known)
-        if not route:
-            reached = ", ".join(map(public_code, self.directions.targets(source))) or "none"
-            raise BadRequest(
-                f"{str(target)[:40]} is not available as a target language from {source}; accepted: {reached}"
-            )
-        return route
-
-    def _model_code(self, code: Any) -> str:
-        """Return the code that the models use for a code of a client; the code itself if it is unknown."""
-        text = str(code)
-        known = {language for pair in self.directions.by_pair for language in pair}
-        if text in known:
-            return text
-        same = {public_code(language).lower(): language for language in known} | {own.lower(): own for own in known}
-        return same.get(_ALIASES.get(text.lower(), text).lower(), text)
-
     def _detect(self, text: str) -> list[dict[str, Any]]:
-        found = identified(text, self.directions.sources)
+        found = identify(self.directions, text)
         return [{"confidence": round(100 * probability), "language": public_code(code)} for code, probability in found]
 
     async def detect(self, request: Request) -> list[dict[str, Any]]:
@@ -249,21 +187,6 @@ def glossary_of(values: dict[str, Any]) -> Glossary | None:
 def client_of(request: Request) -> str:
     """Return the name of a client: its address."""
     return request.client.host if request.client else ""
-
-
-def public_code(code: str) -> str:
-    """Return LibreTranslate's code of a language."""
-    return _ALIASES.get(code, code)
-
-
-def english_name(code: str) -> str:
-    """Return the English name of a language, or the code if it has none."""
-    names = Locale("en").languages
-    return str(names.get(public_code(code).replace("-", "_"), names.get(code, code)))
-
-
-def _copy(text: str) -> Translation:
-    return Translation(text, text, 0.0, 0.0, [], [], (), [])
 
 
 def _alternatives(result: Translation, count: int) -> list[str]:

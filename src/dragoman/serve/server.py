@@ -20,7 +20,9 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dragoman.serve.deepl import deepl_routes
 from dragoman.serve.directions import Directions
+from dragoman.serve.glossaries import GlossaryStore
 from dragoman.serve.libretranslate import routes
 from dragoman.serve.requests import Limits
 
@@ -97,7 +99,7 @@ def create_server(
     hosts: accepted host names of requests, "*" for any; local names are always accepted.  viewer: application of the
     page that shows a translation while it is generated, at /viewer/.
     """
-    metrics = _Metrics(directions)
+    metrics, limits, glossaries = _Metrics(directions), limits or Limits(), GlossaryStore()
 
     async def live(request: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -110,6 +112,7 @@ def create_server(
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
         await asyncio.to_thread(directions.close)
+        glossaries.close()
 
     async def error(request: Request, exception: Exception) -> Response:
         status = getattr(exception, "status_code", 500)
@@ -117,7 +120,8 @@ def create_server(
         return JSONResponse({"error": f"{request.method} {request.url.path[:80]}: {detail}"}, status)
 
     all_routes = [
-        *routes(directions, limits or Limits()),
+        *routes(directions, limits),
+        *deepl_routes(directions, limits, glossaries),
         Route("/livez", live),
         Route("/readyz", live),
         Route("/metrics", show_metrics),

@@ -1,0 +1,235 @@
+"""DeepL's interface, version 2: its official client works unchanged."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from dragoman.errors import DragomanError, UsageError
+from dragoman.pipelines.glossary import Glossary
+from dragoman.serve.admission import Overloaded
+from dragoman.serve.directions import Directions
+from dragoman.serve.glossaries import GlossaryStore, StoredGlossary
+from dragoman.serve.languages import Options, english_name, identify, model_code, translate_texts
+from dragoman.serve.requests import BadRequest, Disconnected, Limits, parameters, read_body, unless_disconnected
+
+__all__ = ["deepl_routes"]
+
+_LOG = logging.getLogger(__name__)
+_MAX_TEXTS = 50
+_UNLIMITED = 1_000_000_000_000
+_REGIONS = {"en": ["EN-GB", "EN-US"], "pt": ["PT-PT", "PT-BR"]}
+"""Target codes that DeepL's client requires for languages with variants."""
+
+
+def deepl_routes(directions: Directions, limits: Limits, glossaries: GlossaryStore) -> list[Route]:
+    """Return the routes for a server."""
+    api = _DeepL(directions, limits, glossaries)
+    both = ["GET", "POST"]
+    return [
+        Route("/v2/translate", _answered(api.translate), methods=["POST"]),
+        Route("/v2/languages", _answered(api.languages), methods=both),
+        Route("/v2/usage", _answered(api.usage), methods=both),
+        Route("/v2/glossary-language-pairs", _answered(api.pairs), methods=["GET"]),
+        Route("/v2/glossaries", _answered(api.create_glossary, 201), methods=["POST"]),
+        Route("/v2/glossaries", _answered(api.list_glossaries), methods=["GET"]),
+        Route("/v2/glossaries/{id}", _answered(api.show_glossary), methods=["GET"]),
+        Route("/v2/glossaries/{id}", _answered(api.delete_glossary), methods=["DELETE"]),
+        Route("/v2/glossaries/{id}/entries", _answered(api.glossary_entries), methods=["GET"]),
+    ]
+
+
+def _answered(
+    handler: Callable[[Request], Awaitable[Any]], status: int = 200
+) -> Callable[[Request], Awaitable[Response]]:
+    """Return an endpoint that answers with JSON, and with {"message": text} for exceptions."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            answer = await handler(request)
+        except BadRequest as error:
+            return JSONResponse({"message": error.message}, error.status, error.headers)
+        except Overloaded as error:
+            return JSONResponse({"message": str(error)}, 429, {"Retry-After": str(error.seconds)})
+        except Disconnected:
+            return Response(status_code=499)  # nobody reads it
+        except UsageError as error:
+            return JSONResponse({"message": str(error)}, 400)
+        except DragomanError as error:
+            _LOG.error("translation failed: %s", error)
+            return JSONResponse({"message": f"translation failed: {error}"}, 500)
+        return answer if isinstance(answer, Response) else JSONResponse(answer, status)
+
+    return endpoint
+
+
+class _DeepL:
+    def __init__(self, directions: Directions, limits: Limits, glossaries: GlossaryStore) -> None:
+        self.directions, self.limits, self.glossaries = directions, limits, glossaries
+        self.characters = 0
+
+    async def translate(self, request: Request) -> dict[str, Any]:
+        values = parameters(request, await read_body(request, self.limits))
+        texts = self._texts(values.get("text"))
+        target = _required(values, "target_lang")
+        self._check_options(values)
+        detected = [identify(self.directions, text)[0][0] if text else self.directions.sources[0] for text in texts]
+        given = values.get("source_lang")
+        languages = [self._source(given)] * len(texts) if given else detected
+        options = Options(
+            target,
+            _owner(request),
+            glossary=self._glossary(request, values.get("glossary_id"), given),
+            split=False if str(values.get("split_sentences", "1")) == "0" else None,
+        )
+        work = translate_texts(self.directions, texts, languages, options)
+        found = await unless_disconnected(request, work, self.limits.seconds)
+        self.characters += sum(map(len, texts))
+        return {
+            "translations": [
+                {
+                    "detected_source_language": language.upper(),
+                    "text": translation.text,
+                    "billed_characters": len(text),
+                }
+                for text, language, translation in zip(texts, languages, found, strict=True)
+            ]
+        }
+
+    def _texts(self, value: Any) -> list[str]:
+        texts = [value] if isinstance(value, str) else value
+        if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+            raise BadRequest("Parameter 'text' not specified; accepted: a list of texts")
+        if len(texts) > _MAX_TEXTS:
+            raise BadRequest(f"{len(texts)} texts; accepted: at most {_MAX_TEXTS}")
+        characters = sum(map(len, texts))
+        if characters > self.limits.characters:
+            raise BadRequest(f"{characters:,} characters; accepted: at most {self.limits.characters:,}", 413)
+        return texts
+
+    def _check_options(self, values: dict[str, Any]) -> None:
+        if values.get("formality", "default") not in ("default", "prefer_more", "prefer_less"):
+            raise BadRequest(
+                f"'formality' = {str(values['formality'])[:40]} is not supported by these models; accepted: default, "
+                "prefer_more, prefer_less (no effect)"
+            )
+        if values.get("tag_handling"):
+            raise BadRequest(f"'tag_handling' = {str(values['tag_handling'])[:40]} is not supported")
+        if str(values.get("split_sentences", "1")) not in ("0", "1", "nonewlines"):
+            raise BadRequest("'split_sentences' not supported; accepted: 0, 1, nonewlines")
+
+    def _source(self, code: Any) -> str:
+        known = model_code(self.directions, code)
+        if known not in self.directions.sources:
+            raise BadRequest(f"Value for 'source_lang' not supported: {str(code)[:40]}")
+        return known
+
+    def _glossary(self, request: Request, identifier: Any, source: Any) -> Glossary | None:
+        if not identifier:
+            return None
+        if not source:
+            raise BadRequest("Use of a glossary requires the source_lang parameter to be specified")
+        return Glossary(self._stored(request, str(identifier)).entries)
+
+    def _stored(self, request: Request, identifier: str) -> StoredGlossary:
+        stored = self.glossaries.find(_owner(request), identifier)
+        if stored is None:
+            raise BadRequest("Glossary not found", 404)
+        return stored
+
+    async def languages(self, request: Request) -> list[dict[str, Any]]:
+        values = parameters(request, await read_body(request, self.limits))
+        if values.get("type", "source") == "source":
+            return [{"language": code.upper(), "name": english_name(code)} for code in self.directions.sources]
+        targets = sorted({target for _, target in self.directions.by_pair})
+        codes = [code for target in targets for code in _REGIONS.get(target, [target.upper()])]
+        return [{"language": code, "name": english_name(code), "supports_formality": False} for code in codes]
+
+    async def usage(self, request: Request) -> dict[str, int]:
+        return {"character_count": self.characters, "character_limit": _UNLIMITED}
+
+    async def pairs(self, request: Request) -> dict[str, Any]:
+        pairs = sorted(self.directions.by_pair)
+        return {"supported_languages": [{"source_lang": source, "target_lang": target} for source, target in pairs]}
+
+    async def create_glossary(self, request: Request) -> dict[str, Any]:
+        values = parameters(request, await read_body(request, self.limits))
+        given = {name: _required(values, name) for name in ("name", "source_lang", "target_lang", "entries")}
+        delimiter = {"tsv": "\t", "csv": ","}.get(str(values.get("entries_format", "tsv")))
+        if delimiter is None:
+            raise BadRequest("Unsupported value for 'entries_format'; accepted: tsv, csv")
+        entries: dict[str, str] = {}
+        for number, row in enumerate(_rows(given["entries"], delimiter), start=1):
+            if len(row) < 2:
+                raise BadRequest(f"Invalid glossary entries: line {number} has no target term")
+            if row[0] in entries:
+                raise BadRequest(f"Invalid glossary entries: line {number}: {row[0][:40]!r} stands before")
+            entries[row[0].strip()] = row[1].strip()
+        if not entries:
+            raise BadRequest("Invalid glossary entries: no entries")
+        Glossary(entries)
+        languages = [model_code(self.directions, given[name]) for name in ("source_lang", "target_lang")]
+        return _shown(self.glossaries.add(_owner(request), given["name"], languages[0], languages[1], entries))
+
+    async def list_glossaries(self, request: Request) -> dict[str, Any]:
+        return {"glossaries": [_shown(stored) for stored in self.glossaries.owned_by(_owner(request))]}
+
+    async def show_glossary(self, request: Request) -> dict[str, Any]:
+        return _shown(self._stored(request, request.path_params["id"]))
+
+    async def delete_glossary(self, request: Request) -> Response:
+        if not self.glossaries.delete(_owner(request), request.path_params["id"]):
+            raise BadRequest("Glossary not found", 404)
+        return Response(status_code=204)
+
+    async def glossary_entries(self, request: Request) -> Response:
+        entries = self._stored(request, request.path_params["id"]).entries
+        lines = (f"{source}\t{target}" for source, target in entries.items())
+        return Response("\n".join(lines), media_type="text/tab-separated-values")
+
+
+def _rows(text: str, delimiter: str) -> list[list[str]]:
+    lines = io.StringIO(text, newline="")
+    try:
+        if delimiter == "\t":
+            rows = list(csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE))
+        else:
+            rows = list(csv.reader(lines, delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        raise BadRequest(f"Invalid glossary entries: {error}") from None
+    return [row for row in rows if row]
+
+
+def _required(values: dict[str, Any], name: str) -> str:
+    value = values.get(name)
+    if not isinstance(value, str) or not value:
+        raise BadRequest(f"Parameter '{name}' not specified")
+    return value
+
+
+def _owner(request: Request) -> str:
+    """Return the name of a client: the hash of its key, or its address."""
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "deepl-auth-key" and key.strip():
+        return f"key {hashlib.sha256(key.strip().encode()).hexdigest()}"
+    return request.client.host if request.client else ""
+
+
+def _shown(stored: StoredGlossary) -> dict[str, Any]:
+    return {
+        "glossary_id": stored.id,
+        "name": stored.name,
+        "ready": True,
+        "source_lang": stored.source,
+        "target_lang": stored.target,
+        "creation_time": stored.created,
+        "entry_count": len(stored.entries),
+    }

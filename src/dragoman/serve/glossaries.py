@@ -1,0 +1,83 @@
+"""The glossaries that clients store on the server, in SQLite."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dragoman.errors import UsageError
+
+__all__ = ["GlossaryStore", "StoredGlossary"]
+
+_MOST = 1_000
+"""Glossaries of one owner."""
+
+
+@dataclass(frozen=True)
+class StoredGlossary:
+    """A stored glossary; created: ISO 8601 in UTC."""
+
+    id: str
+    name: str
+    source: str
+    target: str
+    entries: dict[str, str]
+    created: str
+
+
+class GlossaryStore:
+    """Glossaries by owner; several server processes may share the file.
+
+    path: file of the database; None = in memory, until the server ends.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._lock = threading.Lock()
+        self._database = sqlite3.connect(path or ":memory:", check_same_thread=False, isolation_level=None)
+        self._database.execute(
+            "CREATE TABLE IF NOT EXISTS glossaries (id TEXT PRIMARY KEY, owner TEXT NOT NULL, name TEXT NOT NULL, "
+            "source TEXT NOT NULL, target TEXT NOT NULL, entries TEXT NOT NULL, created TEXT NOT NULL)"
+        )
+
+    def add(self, owner: str, name: str, source: str, target: str, entries: dict[str, str]) -> StoredGlossary:
+        """Store a glossary.  Raises UsageError if the owner has too many."""
+        if len(self.owned_by(owner)) >= _MOST:
+            raise UsageError(f"{_MOST:,} glossaries are stored already; delete some first")
+        created = datetime.now(UTC).isoformat()
+        stored = StoredGlossary(str(uuid.uuid4()), name, source, target, entries, created)
+        values = stored.id, owner, name, source, target, json.dumps(entries, ensure_ascii=False), created
+        with self._lock:
+            self._database.execute("INSERT INTO glossaries VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+        return stored
+
+    def owned_by(self, owner: str) -> list[StoredGlossary]:
+        """Return the glossaries of an owner, oldest first."""
+        return self._select("owner = ? ORDER BY created, id", owner)
+
+    def find(self, owner: str, identifier: str) -> StoredGlossary | None:
+        """Return a glossary of an owner."""
+        return next(iter(self._select("owner = ? AND id = ?", owner, identifier)), None)
+
+    def delete(self, owner: str, identifier: str) -> bool:
+        """Delete a glossary; return whether the owner had it."""
+        with self._lock:
+            values = owner, identifier
+            return self._database.execute("DELETE FROM glossaries WHERE owner = ? AND id = ?", values).rowcount > 0
+
+    def _select(self, condition: str, *values: str) -> list[StoredGlossary]:
+        query = f"SELECT id, name, source, target, entries, created FROM glossaries WHERE {condition}"
+        with self._lock:
+            rows = self._database.execute(query, values).fetchall()
+        return [
+            StoredGlossary(identifier, name, source, target, json.loads(entries), created)
+            for identifier, name, source, target, entries, created in rows
+        ]
+
+    def close(self) -> None:
+        """Close the database."""
+        self._database.close()

@@ -1,0 +1,107 @@
+"""Language codes of clients and of models, and texts of several languages in one request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from babel import Locale
+
+from dragoman.data.language_identifier import identified
+from dragoman.pipelines.glossary import Glossary
+from dragoman.pipelines.translated import Translation
+from dragoman.serve.directions import Direction, Directions
+from dragoman.serve.requests import BadRequest
+
+__all__ = ["Options", "english_name", "identify", "model_code", "public_code", "route_of", "translate_texts"]
+
+_ALIASES = {"zh": "zh-Hans", "zt": "zh-Hant", "pb": "pt-BR"}
+"""Codes of languages that are written in two ways."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a request asks for, except its texts."""
+
+    target: Any
+    client: str
+    alternatives: int = 0
+    glossary: Glossary | None = None
+    split: bool | None = None
+
+    def settings(self, last: Direction) -> dict[str, Any]:
+        """Return the arguments of a translation; last: the model that writes the result."""
+        settings: dict[str, Any] = {"glossary": self.glossary, "split": self.split}
+        if self.alternatives:
+            count = self.alternatives + 1
+            settings |= {"nbest": count, "beam": max(last.translator.settings.beam, count)}
+        return settings
+
+
+def public_code(code: str) -> str:
+    """Return the code of a language in answers."""
+    return _ALIASES.get(code, code)
+
+
+def english_name(code: str) -> str:
+    """Return the English name of a language, or the code if it has none."""
+    names = Locale("en").languages
+    return str(names.get(public_code(code).replace("-", "_"), names.get(code, code)))
+
+
+def model_code(directions: Directions, code: Any) -> str:
+    """Return the code that the models use for a code of a client; the code itself if it is unknown.
+
+    Case is ignored, and a variant such as en-GB is found as its language.
+    """
+    text = str(code)
+    known = {language for pair in directions.by_pair for language in pair}
+    if text in known:
+        return text
+    same = {public_code(language).lower(): language for language in known} | {own.lower(): own for own in known}
+    wanted = _ALIASES.get(text.lower(), text).lower()
+    return same.get(wanted) or same.get(wanted.partition("-")[0]) or text
+
+
+def identify(directions: Directions, text: str) -> list[tuple[str, float]]:
+    """Return the source languages of the server with their probabilities, most probable first."""
+    return identified(text, directions.sources)
+
+
+def route_of(directions: Directions, source: str, target: Any) -> list[Direction]:
+    """Return the models from a source language to the target of a request; [] if they are the same language.
+
+    Raises BadRequest.
+    """
+    known = model_code(directions, target)
+    if known not in {code for pair in directions.by_pair for code in pair}:
+        raise BadRequest(f"{str(target)[:40]} is not supported")
+    if known == source:
+        return []
+    route = directions.route(source, known)
+    if not route:
+        reached = ", ".join(map(public_code, directions.targets(source))) or "none"
+        what = f"{str(target)[:40]} is not available as a target language from {source}"
+        raise BadRequest(f"{what}; accepted: {reached}")
+    return route
+
+
+async def translate_texts(
+    directions: Directions, texts: Sequence[str], languages: Sequence[str], options: Options
+) -> list[Translation]:
+    """Translate texts, one language after the other; a text in the target language is returned as it is.
+
+    languages: of each text, as the models call them.
+    """
+    results: dict[int, Translation] = {}
+    for language in dict.fromkeys(languages):
+        indices = [i for i, own in enumerate(languages) if own == language]
+        route = route_of(directions, language, options.target)
+        if not route:
+            results.update((i, Translation(texts[i], texts[i], 0.0, 0.0, [], [], (), [])) for i in indices)
+            continue
+        settings = options.settings(route[-1])
+        found = await directions.translate(route, [texts[i] for i in indices], options.client, **settings)
+        results.update(zip(indices, found[-1], strict=True))
+    return [results[i] for i in range(len(texts))]

@@ -23,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ class Fuzzer:
         draw = random.Random(number)
         cases = [
             self.valid, self.invalid, self.bypassing_python, self.bypassing_python,
-            self.session, self.concurrent, self.damaged,
+            self.session, self.concurrent, self.service, self.damaged,
         ]  # fmt: skip
         case = draw.choice(cases)
         try:
@@ -135,7 +136,11 @@ class Fuzzer:
         beam = draw.choice([1, 2, 4, 7])
         min_length = draw.choice([0, 0, 2])
         prefixes = [ids(draw.choice([0, 0, 3]), engine.target_size) for _ in range(count)]
-        min_limits = [max(len(prefix), min_length) + 1 for prefix in prefixes]
+        phrases = [make_phrases(draw, engine.target_size) for _ in range(count)]
+        needed = [own.total if own else 0 for own in phrases]
+        min_limits = [max(len(p) + n, min_length) + 1 for p, n in zip(prefixes, needed, strict=True)]
+        wanted = [[t for ids in (own.ids if own else ()) for t in ids] for own in phrases]
+        kept = [[*p, *w] for p, w in zip(prefixes, wanted, strict=True)]
         return {
             "sources": [[*ids(longest, engine.source_size), 3] if engine.has_encoder else [] for _ in range(count)],
             "limits": [draw.randint(low, max(low, draw.choice([8, positions]))) for low in min_limits],
@@ -144,7 +149,8 @@ class Fuzzer:
                 no_repeat_ngram=draw.choice([0, 0, 2, 3]), alpha=draw.choice([0.0, 0.6, 2.0]),
             ),
             "prefixes": prefixes,
-            "shortlists": draw.choice([None, [make_shortlist(draw, engine.target_size, p) for p in prefixes]]),
+            "shortlists": draw.choice([None, [make_shortlist(draw, engine.target_size, k) for k in kept]]),
+            "phrases": phrases,
             "threads": draw.choice([1, 1, 2, 3, 5]),
             "rows": draw.choice([1, 3, 8, 64]),
             "memory": draw.choice([0, 10_000, 100_000, 1 << 30]),
@@ -156,7 +162,7 @@ class Fuzzer:
         request = self.request(draw, engine)
         results = engine.search(**request)
         index = draw.randrange(len(results))
-        names = ("sources", "limits", "prefixes", "shortlists")
+        names = ("sources", "limits", "prefixes", "shortlists", "phrases")
         single: dict[str, Any] = {name: [request[name][index]] for name in names if request[name] is not None}
         assert len(results) == len(request["sources"]) and all(results)
         assert engine.search(**single, settings=request["settings"]) == [results[index]], "the batch changed a result"
@@ -165,17 +171,22 @@ class Fuzzer:
         """A valid request with one change."""
         engine = draw.choice(self.engines)
         request = self.request(draw, engine)
-        name = draw.choice(["sources", "prefixes", "limits", "shortlists", "threads", "rows", "fewer"])
+        name = draw.choice(["sources", "prefixes", "limits", "shortlists", "phrases", "threads", "rows", "fewer"])
         number = draw.choice([*EDGE_INTEGERS, 2**32, 2**32 + 1, 2**70, -(2**70)])
         if name in ("shortlists", "fewer") and request["shortlists"] is None:
             request["shortlists"] = [make_shortlist(draw, engine.target_size, prefix) for prefix in request["prefixes"]]
         if name in ("sources", "prefixes", "shortlists"):
             row = draw.choice(request[name])
             row[draw.randint(0, len(row)) :] = draw.choice([[], [number], [5] * draw.choice([1, POSITIONS, 999])])
+        elif name == "phrases":
+            from dragoman.decoding.phrases import Phrases
+
+            row = draw.randrange(len(request[name]))
+            request[name][row] = Phrases(((number,) * draw.choice([1, POSITIONS]),), draw.choice([None, 1.0]), bytes(3))
         elif name == "limits":
             request[name][draw.randrange(len(request[name]))] = number
         elif name == "fewer":
-            del request[draw.choice(["sources", "prefixes", "limits", "shortlists"])][-1]
+            del request[draw.choice(["sources", "prefixes", "limits", "shortlists", "phrases"])][-1]
         elif abs(number) < 9 or not 0 < number < 2**20:  # other values are valid and slow
             request[name] = number
         engine.search(**request)
@@ -213,20 +224,25 @@ class Fuzzer:
         def ragged_array(ids: Any, offsets: Any) -> Any:
             return module._RaggedArray(*(None if values is None else values.ctypes.data for values in (ids, offsets)))
 
-        request = module._Request(
+        request = module.SearchRequest(
             module._Settings(beam, nbest, *settings, alpha, *(draw.choice(BUDGETS) for _ in range(2))),
             count,
             *(ragged_array(*arrays) for arrays in (sources, prefixes, shortlists)),
-            limits.ctypes.data,
-            None,
-            ctypes.addressof(usage),
+            limits=limits.ctypes.data,
+            usage=ctypes.addressof(usage),
         )
+        phrases = odd_phrases(draw, engine.target_size, rows)
+        if draw.random() < 0.4:
+            request.phrases = ragged_array(*phrases[:2])
+            request.phrase_counts, request.bonuses = (array.ctypes.data for array in phrases[2:4])
+            tables = (ctypes.c_char_p * rows)(*(draw.choice([None, phrases[4]]) for _ in range(rows)))
+            request.inside = mostly(draw, [ctypes.addressof(tables)], [None])
         hypotheses, tokens = min(max(nbest, 0), 4096), int(np.clip(limits, 0, POSITIONS).sum())
         dtypes = [(np.int32, tokens), (np.float32, tokens), (np.int32, rows), (float, rows), (float, rows)]
         outputs = [np.empty(hypotheses * size, dtype) for dtype, size in [*dtypes, (np.int32, rows)]]
         stop, error = ctypes.c_int32(draw.random() < 0.05), ctypes.create_string_buffer(512)
         addresses = [array.ctypes.data for array in outputs]
-        status = engine._functions.dragoman_search(
+        status = engine.functions.dragoman_search(
             engine._model, ctypes.addressof(request), ctypes.addressof(stop), *addresses, error
         )
         self.raise_for_status(status, error)
@@ -240,7 +256,7 @@ class Fuzzer:
     def session(self, draw: random.Random) -> None:
         """Call the functions of a session with valid and invalid arguments; the probabilities of a step sum to 1."""
         engine, error = draw.choice(self.engines), ctypes.create_string_buffer(512)
-        functions = engine._functions
+        functions = engine.functions
         threads = mostly(draw, [1, 2, 4], [0, -1, 1025])
         target_slots, target_length, source_slots, source_length = (
             mostly(draw, [1, 3, 9, 40], [0, 41, -1]) for _ in range(4)
@@ -291,7 +307,7 @@ class Fuzzer:
             results = list(pool.map(lambda request: engine.search(**request), requests))
         assert results == [engine.search(**request) for request in requests], "other threads changed a result"
         session = engine.open_session(1, target_slots=4, target_length=40, source_slots=1, source_length=20)
-        functions = engine._functions
+        functions = engine.functions
 
         def use(thread: int) -> None:
             error, length, slot = ctypes.create_string_buffer(512), np.array([20], np.int32), np.array([0], np.int32)
@@ -306,6 +322,35 @@ class Fuzzer:
         with ThreadPoolExecutor(3) as pool:
             list(pool.map(use, range(3)))
 
+    def service(self, draw: random.Random) -> None:
+        """Searches of several callers in a service give the results of separate ones; cancelled ones disturb nobody."""
+        from dragoman.decoding.native.backend import NativeBackend
+        from dragoman.decoding.native.service import NativeSearchService
+
+        engine = draw.choice(self.engines)
+        threads, rows = draw.choice([1, 2, 3]), draw.choice([7, 12, 40])
+        backend = NativeBackend(engine, "", threads, lambda: None)  # type: ignore[arg-type, return-value]
+        service = NativeSearchService(backend, engine.positions, rows, draw.choice([0, 100_000, 1 << 30]))
+        try:
+            searches = []
+            for _ in range(draw.randint(1, 6)):
+                request = self.request(draw, engine)
+                settings = replace(request["settings"], max_extra=draw.choice([0, 5]))
+                arguments = request["sources"], request["prefixes"], settings
+                if max(backend.search_arguments(*arguments, request["phrases"])["limits"]) > engine.positions:
+                    continue
+                ranks = [float(draw.randrange(99)) for _ in request["sources"]]
+                search = service.submit(*arguments, ranks, request["phrases"])
+                if draw.random() < 0.3:
+                    service.cancel(search)
+                else:
+                    searches.append((search, *arguments, request["phrases"]))
+            for search, sources, prefixes, settings, phrases in searches:
+                found = search.future.result(TIMEOUT)
+                assert found == backend.search(sources, prefixes, settings, 4000, phrases), "others changed a result"
+        finally:
+            service.close()
+
     def damaged(self, draw: random.Random) -> None:
         content = bytearray(draw.choice(self.paths).read_bytes())
         for _ in range(draw.choice([1, 1, 2, 4])):
@@ -319,6 +364,30 @@ class Fuzzer:
 def mostly(draw: random.Random, usual: Sequence[Any], edge: Sequence[Any], rate: float = 0.06) -> Any:
     """Return one of the edge values with probability `rate`, else one of the usual values."""
     return draw.choice(edge if draw.random() < rate else usual)
+
+
+def make_phrases(draw: random.Random, size: int) -> Any:
+    """Return no phrases, or one or two of up to three tokens."""
+    from dragoman.decoding.phrases import Phrases
+
+    if draw.random() < 0.6 or size < 6:
+        return None
+    ids = tuple(tuple(draw.randrange(4, size) for _ in range(draw.randint(1, 3))) for _ in range(draw.randint(1, 2)))
+    inside = draw.choice([b"", bytes(draw.choices([0, 1], k=size))])
+    return Phrases(ids, draw.choice([None, 0.5, 9.0]), inside)
+
+
+def odd_phrases(draw: random.Random, size: int, rows: int) -> tuple[Any, Any, Any, Any, bytes]:
+    """Return ids, offsets, counts per sentence and bonuses that may be invalid, and a valid table of tokens."""
+    counts = np.array([mostly(draw, [0, 1, 2], [-1, 3]) for _ in range(rows)], np.int64)
+    totals = np.concatenate([[mostly(draw, [0], [1])], np.cumsum(counts)]).astype(np.int64)
+    lengths = np.array([mostly(draw, [1, 2], [0]) for _ in range(max(0, int(totals.max())))], np.int64)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    ids = np.array(
+        [mostly(draw, range(min(4, size - 1), size), EDGE_INTEGERS) for _ in range(int(offsets[-1]))], np.int32
+    )
+    bonuses = np.array([mostly(draw, [0.0, 2.0], SPECIAL_FLOATS) for _ in range(rows)], np.float32)
+    return ids, offsets, totals, bonuses, bytes(draw.choices([0, 1], k=size))
 
 
 def make_shortlist(draw: random.Random, size: int, prefix: Sequence[int]) -> list[int]:

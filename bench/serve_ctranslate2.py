@@ -9,6 +9,8 @@ import argparse
 import asyncio
 import socket
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import ctranslate2
@@ -61,13 +63,17 @@ class Batcher:
 
 
 def create_app(given: argparse.Namespace) -> FastAPI:
-    app = FastAPI()
     batchers: list[Batcher] = []
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        batchers.append(Batcher(given.model, given.exported, given.threads))
+        yield
+
+    app = FastAPI(lifespan=lifespan)
 
     @app.post("/translate")
     async def translate(request: Request) -> dict[str, Any]:
-        if not batchers:
-            batchers.append(Batcher(given.model, given.exported, given.threads))
         batcher = batchers[0]
         texts = [request.q] if isinstance(request.q, str) else request.q
         futures = []

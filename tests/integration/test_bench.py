@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from dragoman.decoding.native.library import load_native
 from small_run import write_corpus, write_toml
 
 BENCH = Path(__file__).parents[2] / "bench"
+GOLDEN = Path(__file__).parents[1] / "golden" / "model_v1"
 pytestmark = pytest.mark.slow
 native = pytest.mark.skipif(load_native() is None, reason="no native engine")
 
@@ -130,3 +132,24 @@ def test_mutation(tmp_path: Path) -> None:
     assert "killed" not in out and "no coverage" in out  # the source is unchanged
     output_of("mutation.py", *work, "run", "nn", "--sample", "40")
     assert "killed" in output_of("mutation.py", *work, "report")
+
+
+@native
+def test_serve(tmp_path: Path) -> None:
+    pytest.importorskip("ctranslate2")
+    model = shutil.copytree(GOLDEN, tmp_path / "model")
+    (tmp_path / "text").write_text("1 2 3\n4 5\n", encoding="utf-8")
+    options = ("--rounds", "1", "--seconds", "0.3", "--clients", "1", "4", "--out", str(tmp_path / "serve.jsonl"))
+    out = output_of("serve.py", str(model), "--text", str(tmp_path / "text"), *options)
+    rows = [json.loads(line) for line in (tmp_path / "serve.jsonl").read_text().splitlines()]
+    assert {row["server"] for row in rows} == {"dragoman", "ctranslate2"} and "| 4 clients | dragoman |" in out
+    assert all(set(row["statuses"]) == {"200"} for row in rows if "statuses" in row)
+
+
+def test_glossary(tmp_path: Path) -> None:
+    model = shutil.copytree(GOLDEN, tmp_path / "model")
+    words = ["alpha beta gamma", "delta gamma"]
+    for name in ("source", "reference"):
+        (tmp_path / name).write_text("\n".join(words) + "\n", encoding="utf-8")
+    files = ("--source", str(tmp_path / "source"), "--reference", str(tmp_path / "reference"))
+    assert "| strict | 100.0 % |" in output_of("glossary.py", str(model), *files)

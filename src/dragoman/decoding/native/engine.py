@@ -84,7 +84,7 @@ class SearchRequest(ctypes.Structure):
         ("phrases", _RaggedArray),
         ("phrase_counts", ctypes.c_void_p),
         ("bonuses", ctypes.c_void_p),
-        ("inside", ctypes.c_char_p),
+        ("inside", ctypes.c_void_p),
         ("limits", ctypes.c_void_p),
         ("attention", ctypes.c_void_p),
         ("usage", ctypes.c_void_p),
@@ -97,8 +97,9 @@ class SearchRequest(ctypes.Structure):
         bonuses = array("f", [(each.bonus or 0.0) if each else 0.0 for each in phrases])
         self.phrases = _RaggedArray(*map(_address, ids))
         self.phrase_counts, self.bonuses = _address(counts), _address(bonuses)
-        self.inside = next((each.inside for each in phrases if each and each.inside), None)
-        self.arrays += *ids, counts, bonuses
+        tables = (ctypes.c_char_p * len(phrases))(*((each and each.inside) or None for each in phrases))
+        self.inside = ctypes.addressof(tables)
+        self.arrays += *ids, counts, bonuses, tables
 
 
 class Engine:

@@ -96,8 +96,8 @@ void check_request(const Header& h, const SearchRequest& r) {
     require(id != s.bos && id != s.eos && id != s.pad, "a prefix must not contain padding, begin or end of sentence");
   }
   if (r.phrases.offsets != nullptr) {
-    require(r.phrase_counts != nullptr && r.bonuses != nullptr && r.phrase_counts[0] == 0,
-            "phrases require the number of phrases and the bonus of each sentence");
+    require(r.phrase_counts != nullptr && r.bonuses != nullptr && r.inside != nullptr && r.phrase_counts[0] == 0,
+            "phrases require counts, bonuses and tables of each sentence");
     for (int i = 0; i < r.count; ++i) {
       require(r.phrase_counts[i] <= r.phrase_counts[i + 1], "the counts of phrases must not decrease");
     }

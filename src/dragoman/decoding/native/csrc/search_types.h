@@ -45,7 +45,7 @@ struct SearchRequest {
   RaggedArray phrases;
   const int64_t* phrase_counts;
   const float* bonuses;
-  const uint8_t* inside;  // null, or (target vocabulary,): 1 for tokens that continue a word
+  const uint8_t* const* inside;  // of each sentence: null, or (target vocabulary,): 1 for tokens that continue a word
   const int32_t* limits;  // (count,): maximum target length, including the end of sentence
   float* attention;       // null, or with beam 1: (limit, source length) per sentence, concatenated; initially zeros
   Usage* usage;           // null, or receives the peak use
@@ -91,7 +91,7 @@ inline Phrases phrases_of(const SearchRequest& r, int i, int vocab) {
   }
   found.bonus = r.bonuses[i];
   found.required = found.bonus == 0;
-  if (r.inside != nullptr && !found.ids.empty()) found.inside.assign(r.inside, r.inside + vocab);
+  if (r.inside[i] != nullptr) found.inside.assign(r.inside[i], r.inside[i] + vocab);
   return found;
 }
 

@@ -1,0 +1,169 @@
+"""The positions of tags in a translation, from the alignment of its units (see `alignment.py`)."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dragoman.markup.alignment import Block, Floats, Span
+
+__all__ = ["Node", "project_nodes"]
+
+_HARD, _COST = 0.5, 0.6
+"""A target unit in the range of a pair of tags gains its share of the source units of the pair, and `_HARD` if the
+largest share is among them, and costs `_COST`; so a range contains single units that are aligned elsewhere."""
+_TAKEN = -1e6
+
+
+@dataclass
+class Node:
+    """A pair of tags or an empty tag, with the tags between them; the root stands for the whole text.
+
+    opened, closed: indices of the tags in the segment, equal for an empty tag.  start, end: position in the text.
+    first, last: position in the translation.
+    """
+
+    opened: int
+    closed: int
+    start: int
+    end: int = 0
+    children: list[Node] = field(default_factory=list)
+    first: int = 0
+    last: int = 0
+
+    def walk(self) -> Iterator[Node]:
+        """Yield all nodes below this one."""
+        stack = [self]
+        while stack:
+            node = stack.pop()
+            yield from node.children
+            stack += node.children
+
+    def in_order(self) -> list[Node]:
+        """Return the children in the order of the translation."""
+        return sorted(self.children, key=lambda node: (node.first, node.last))
+
+
+def project_nodes(root: Node, source: str, target: str, blocks: Sequence[Block]) -> None:
+    """Set `first` and `last` of all nodes.  source, target: the text and its translation."""
+    projection = _Projection(source, target, blocks)
+    root.first, root.last = 0, len(target)
+    stack = [(root, (0, len(projection.source)), (0, len(projection.target)))]
+    while stack:
+        node, inside, span = stack.pop()
+        placed = projection.place_pairs(node, inside, span)
+        stack += [(child, *ranges) for child, ranges in placed]
+        points = [child for child in node.children if all(child is not other for other, _ in placed)]
+        if points:
+            projection.place_points(node, points, inside, span, [taken for _, (_, taken) in placed])
+
+
+class _Projection:
+    """The units of a text and of its translation (N); ranges of units are (first, end)."""
+
+    def __init__(self, source: str, target: str, blocks: Sequence[Block]) -> None:
+        self.text, self.length = source, len(target)
+        self.source = [unit for block in blocks for unit in block.source]
+        self.target = [unit for block in blocks for unit in block.target]
+        self.starts, self.ends = [a for a, _ in self.source], [b for _, b in self.source]
+        self.blocks: list[tuple[int, int, Floats]] = []  # first target unit, first source unit, sums of weights
+        row = column = 0
+        self.nearest = np.full(len(self.target), -1)
+        for block in blocks:
+            n, m = block.weights.shape
+            if n and m:
+                sums = np.concatenate([np.zeros((n, 1)), np.cumsum(block.weights, 1)], 1)
+                self.blocks.append((row, column, sums))
+                self.nearest[row : row + n] = block.weights.argmax(1) + column
+            row, column = row + len(block.target), column + len(block.source)
+
+    def shares(self, inside: Span, span: Span) -> Floats:
+        """Return the share of a range of source units in each target unit of `span`, plus `_HARD` if it is nearest."""
+        found = np.zeros(len(self.target))
+        for row, column, sums in self.blocks:
+            n, m = sums.shape[0], sums.shape[1] - 1
+            low, high = (min(max(unit - column, 0), m) for unit in inside)
+            if low < high:
+                found[row : row + n] = sums[:, high] - sums[:, low]
+        found += _HARD * ((self.nearest >= inside[0]) & (self.nearest < inside[1]))
+        return found[slice(*span)]
+
+    def place_pairs(self, node: Node, inside: Span, span: Span) -> list[tuple[Node, tuple[Span, Span]]]:
+        """Place the pairs of tags that surround text; return their source units and disjoint target units.
+
+        inside, span: units of the node.  The pair with the best range comes first.  Pairs are missing if the span has
+        fewer units than pairs.
+        """
+        pairs = [(child, self._units_in(child)) for child in node.children]
+        pairs = [(child, units) for child, units in pairs if units[0] < units[1]]
+        if len(pairs) == 1 and pairs[0][1] == inside and span[0] < span[1]:
+            chosen = [(pairs[0][0], (inside, span))]
+        else:
+            chosen = self._choose(pairs, span)
+        for child, (_, (first, end)) in chosen:
+            child.first, child.last = self.target[first][0], self.target[end - 1][1]
+        return chosen
+
+    def _choose(self, pairs: Sequence[tuple[Node, Span]], span: Span) -> list[tuple[Node, tuple[Span, Span]]]:
+        shares = [self.shares(units, span) for _, units in pairs]
+        order = sorted(range(len(pairs)), key=lambda i: -_best_range(shares[i] - _COST)[0])
+        taken = np.zeros(span[1] - span[0], bool)
+        chosen = []
+        for i in order:
+            if taken.all():
+                break
+            gain, first, end = _best_range(np.where(taken, _TAKEN, shares[i] - _COST))
+            if gain <= 0:
+                first = int(np.where(taken, _TAKEN, shares[i]).argmax())
+                end = first + 1
+            taken[first:end] = True
+            chosen.append((pairs[i][0], (pairs[i][1], (first + span[0], end + span[0]))))
+        return chosen
+
+    def place_points(self, node: Node, points: Sequence[Node], inside: Span, span: Span, taken: Sequence[Span]) -> None:
+        """Place empty tags, and pairs without text, between target units of the span, but not within `taken` ranges."""
+        first, end = span
+        allowed = np.ones(end - first + 1, bool)
+        for low, high in taken:
+            allowed[low - first + 1 : high - first] = False
+        for point in points:
+            index = bisect_right(self.ends, point.start)  # the source unit after the tag
+            boundary = first
+            if index >= inside[1]:
+                boundary = end
+            elif index > inside[0]:
+                score = np.zeros(len(allowed))
+                score[1:] += self.shares((index - 1, index), span)
+                score[:-1] += self.shares((index, index + 1), span)
+                boundary = first + int(np.where(allowed, score, _TAKEN).argmax())
+            position = self._between(node, point.start, boundary, span)
+            for inner in (point, *point.walk()):
+                inner.first = inner.last = position
+
+    def _between(self, node: Node, start: int, boundary: int, span: Span) -> int:
+        """Return a position between target units: after the first one if the tag follows text without whitespace.
+
+        start: position of the tag in the source.
+        """
+        before = self.target[boundary - 1][1] if boundary > span[0] else node.first
+        after = self.target[boundary][0] if boundary < span[1] else node.last
+        follows = start > 0 and not self.text[start - 1].isspace()
+        precedes = start < len(self.text) and not self.text[start].isspace()
+        return before if follows or (boundary == span[0] and not precedes) else after
+
+    def _units_in(self, node: Node) -> Span:
+        return bisect_left(self.starts, node.start), bisect_right(self.ends, node.end)
+
+
+def _best_range(gains: Floats) -> tuple[float, int, int]:
+    """Return the largest sum of consecutive gains and its range, the shortest one if several are equal."""
+    if not len(gains):
+        return 0.0, 0, 0
+    sums = np.concatenate([[0.0], np.cumsum(gains)])
+    total = sums[1:] - np.minimum.accumulate(sums[:-1])
+    end = int(total.argmax()) + 1
+    first = end - 1 - int(sums[:end][::-1].argmin())
+    return float(total[end - 1]), first, end

@@ -7,7 +7,9 @@ script without spaces.
 from __future__ import annotations
 
 import itertools
+import math
 import unicodedata
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -34,6 +36,8 @@ _SPACELESS = (
 )  # fmt: skip
 """Scripts without spaces between words: Thai, Lao, Burmese, Khmer, kana and Han."""
 _JOINER = "\u200d"
+_MOST_UNITS = 200
+"""Maximum number of units of a block that is aligned by position."""
 _DIAGONAL, _EQUAL = 2.0, 2.0
 """Preference for units at the same relative position and for equal units; measured by `bench/markup.py`."""
 
@@ -123,8 +127,8 @@ def align_regions(
     cuts: positions of tags in each text; words are divided there, and so are their copies in the translation.
     """
     divided = [
-        (region, {cut - region.start for cut in cut_line if 0 < cut - region.start < len(region.source)})
-        for line, cut_line in zip(lines, cuts, strict=True)
+        (region, _cuts_within(region, cut_line))
+        for line, cut_line in zip(lines, map(sorted, cuts), strict=True)
         for region in line
     ]
     pairs = [region.ids for region, cut in divided if region.ids and cut]
@@ -134,34 +138,54 @@ def align_regions(
             weights = translator.backend.align(pairs, batch_tokens)
         except UsageError:  # the model has no cross-attention
             weights = itertools.repeat(None)
-    attention = iter(weights)
-    blocks = iter(
+    attention, rest = iter(weights), iter(divided)
+    return [
         [
-            _block(translator.tokenizer, region, cut, next(attention) if region.ids and cut else None)
-            for region, cut in divided
+            block
+            for region, cut in itertools.islice(rest, len(line))
+            for block in _blocks(translator.tokenizer, region, cut, next(attention) if region.ids and cut else None)
         ]
-    )
-    return [[next(blocks) for _ in line] for line in lines]
+        for line in lines
+    ]
 
 
-def _block(tokenizer: Tokenizer, region: Region, cuts: Collection[int], attention: Floats | None) -> Block:
-    """Return the units of a region and their weights.  attention: (target tokens, source tokens), or None."""
+def _cuts_within(region: Region, cuts: Sequence[int]) -> set[int]:
+    """Return the cuts inside of a region, from its beginning.  cuts: in order."""
+    first, end = bisect_right(cuts, region.start), bisect_left(cuts, region.start + len(region.source))
+    return {cut - region.start for cut in cuts[first:end]}
+
+
+def _blocks(tokenizer: Tokenizer, region: Region, cuts: Collection[int], attention: Floats | None) -> Iterator[Block]:
+    """Yield the aligned units of a region.  attention: (target tokens, source tokens), or None.
+
+    Without attention, a long region is divided into blocks of equal size.
+    """
     source_pieces: list[Span] = []
     target_pieces: list[Span] = []
     if region.ids:
         source_pieces = tokenizer.source_spans(region.source)
         target_pieces = tokenizer.target_spans(region.ids[1][:-1])
-    source = find_units(region.source, _starts(region.source, source_pieces), cuts)
-    target = find_units(region.target, _starts(region.target, target_pieces), _copied_cuts(region, cuts))
-    units = np.ones((len(target), len(source)))
+    source = target = find_units(region.source, _starts(region.source, source_pieces), cuts)
+    if region.target != region.source:
+        target = find_units(region.target, _starts(region.target, target_pieces), _copied_cuts(region, cuts))
     if attention is not None and attention.shape == (len(target_pieces) + 1, len(source_pieces) + 1):
         in_source = _shares(len(region.source), source_pieces, source)
         in_target = _shares(len(region.target), target_pieces, target)
-        units = in_target.T @ attention[:-1, :-1] @ in_source
+        weights = in_target.T @ attention[:-1, :-1] @ in_source
+        yield _block(region, source, target, weights)
+        return
+    count = max(1, math.ceil(max(len(source), len(target)) / _MOST_UNITS))
+    for i in range(count):
+        ours, theirs = (u[i * len(u) // count : (i + 1) * len(u) // count] for u in (source, target))
+        yield _block(region, ours, theirs, None)
+
+
+def _block(region: Region, source: Sequence[Span], target: Sequence[Span], attention: Floats | None) -> Block:
+    """Return a block.  attention: (n, m) of units, or None."""
     if region.source == region.target:
-        target = source
         weights: Floats = np.eye(len(source))
     else:
+        units = np.ones((len(target), len(source))) if attention is None else attention
         weights = _unit_weights(units, _equal(region, source, target), attention is not None)
     start, first = region.start, region.first
     return Block([(a + start, b + start) for a, b in source], [(a + first, b + first) for a, b in target], weights)
@@ -205,7 +229,8 @@ def _shares(length: int, pieces: Sequence[Span], units: Sequence[Span]) -> Float
 def _equal(region: Region, source: Sequence[Span], target: Sequence[Span]) -> Floats:
     """Return 1 for each target unit that equals a source unit in all but case, else 0, (n, m)."""
     ours = [region.source[a:b].casefold() for a, b in source]
-    return np.array([[float(region.target[a:b].casefold() == unit) for unit in ours] for a, b in target])
+    equal = [[region.target[a:b].casefold() == unit for unit in ours] for a, b in target]
+    return np.array(equal, float).reshape(len(target), len(source))
 
 
 def _unit_weights(attention: Floats, equal: Floats, attends: bool) -> Floats:

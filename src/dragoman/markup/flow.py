@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,6 +22,9 @@ _CDATA_START, _CDATA_END = "<![CDATA[", "]]>"
 _SPACE = " \t\n\r\f"
 _INVALID = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML does not allow."""
+_LEADING = re.compile(r"(?:\s|&(?:nbsp|#160|#[xX][aA]0);)*+")
+_TRAILING = re.compile(r"(?:\s|;(?:psbn|061#|0[aA][xX]#)&)*+")
+"""Whitespace at the end of text, for the reversed text."""
 _LINE_END = re.compile(r"[ \t\n\r\f]*[\t\n\r\f][ \t\n\r\f]*")
 
 
@@ -57,7 +61,7 @@ class _Run:
 
     items: Sequence[Item]
     segment: Segment
-    spaces: dict[int, str]
+    spaces: dict[int, tuple[str, bool]]
     document: Document
 
 
@@ -84,7 +88,7 @@ def _parts(document: Document) -> Iterator[str | _Run]:
         if is_break:
             yield _raw(items)
             continue
-        items = _merge_textless(_pair(items))
+        items = [piece for item in _merge_textless(_pair(items)) for piece in _split_space(item)]
         first, last = 0, len(items)
         while first < last and _is_edge(items[first]):
             first += 1
@@ -96,12 +100,30 @@ def _parts(document: Document) -> Iterator[str | _Run]:
         yield _raw(items[last:])
 
 
-def _raw(items: Iterable[Item]) -> str:
-    return "".join(item.raw for item in items)
-
-
 def _is_edge(item: Item) -> bool:
     return item.kind == "empty" or (item.kind == "text" and not item.text.strip())
+
+
+def _split_space(item: Item) -> list[Item]:
+    """Return the whitespace at the beginning and at the end of text, with no-break spaces, as items of their own."""
+    if item.kind != "text" or not item.text.strip():
+        return [item]
+    raw, text = item.raw, item.text
+    if raw == text:
+        left, right = raw[: len(raw) - len(raw.lstrip())], raw[len(raw.rstrip()) :]
+    else:
+        left, right = _LEADING.findall(raw)[0], _TRAILING.findall(raw[::-1])[0][::-1]
+    before, after = html.unescape(left), html.unescape(right)
+    pieces = [
+        (left, before),
+        (raw[len(left) : len(raw) - len(right)], text[len(before) : len(text) - len(after)]),
+        (right, after),
+    ]
+    return [Item("text", raw, text) for raw, text in pieces if raw]
+
+
+def _raw(items: Iterable[Item]) -> str:
+    return "".join(item.raw for item in items)
 
 
 def _pair(items: Sequence[Item]) -> list[Item]:
@@ -151,7 +173,9 @@ def _run(items: Sequence[Item], document: Document) -> _Run:
     opened: list[int] = []
     for number, item in enumerate(items):
         if item.kind == "text":
-            segment.append(item.text if document.keep_lines else _LINE_END.sub(" ", item.text))
+            text = item.text if document.keep_lines else _LINE_END.sub(" ", item.text)
+            last = segment.pop() if segment and isinstance(segment[-1], str) else ""
+            segment.append(f"{last}{text}")
         elif item.kind == "close":
             segment.append(Tag("close", item.raw, opened.pop()))
         elif item.kind != "break":
@@ -161,25 +185,26 @@ def _run(items: Sequence[Item], document: Document) -> _Run:
     return _Run(items, segment, _take_spaces(segment), document)
 
 
-def _take_spaces(segment: Segment) -> dict[int, str]:
-    """Remove one of the spaces around each empty tag with whitespace, or an end of the text, on both sides.
+def _take_spaces(segment: Segment) -> dict[int, tuple[str, bool]]:
+    """Remove the space before or after each empty tag that stands as a word of its own.
 
-    Without the tag, the text then has one space there.  Return the removed spaces by the numbers of the tags.
+    "a <x/> b" becomes "a<x/> b", so that the text has one space without the tag, and "a <x/>." becomes "a<x/>.".
+    Return the removed spaces by the number of the tag, and whether they stood before the tag.
     """
-    spaces: dict[int, str] = {}
+    spaces: dict[int, tuple[str, bool]] = {}
     following = _following(segment)
     before = ""  # the last character before the tag
     for index, item in enumerate(segment):
         if isinstance(item, str):
             before = item[-1:] or before
-        elif item.kind == "empty" and before.strip(_SPACE) == following[index].strip(_SPACE) == "":
+        elif item.kind == "empty":
             left, right = segment[index - 1] if index else "", segment[index + 1] if index + 1 < len(segment) else ""
-            if isinstance(left, str) and left.rstrip(_SPACE) != left:
+            if isinstance(left, str) and left.rstrip(_SPACE) != left and not following[index].isalnum():
                 segment[index - 1] = kept = left.rstrip(_SPACE)
-                spaces[item.pair], before = left[len(kept) :], kept[-1:]
-            elif isinstance(right, str) and right.lstrip(_SPACE) != right:
+                spaces[item.pair], before = (left[len(kept) :], True), kept[-1:]
+            elif isinstance(right, str) and right.lstrip(_SPACE) != right and not before.isalnum():
                 segment[index + 1] = kept = right.lstrip(_SPACE)
-                spaces[item.pair] = right[: len(right) - len(kept)]
+                spaces[item.pair] = right[: len(right) - len(kept)], False
     segment[:] = [item for item in segment if item != ""]
     return spaces
 
@@ -206,8 +231,8 @@ def _write(run: _Run, translated: Segment) -> str:
             result.append(text)
             before = item[-1:] or before
             continue
-        space = run.spaces.get(item.pair, "") if item.kind == "empty" else ""
-        if space and before.strip():
+        space, first = run.spaces.get(item.pair, ("", True)) if item.kind == "empty" else ("", True)
+        if space and before.strip() and (first or (before.isalnum() and not after.isalnum())):
             result += [space, item.raw]
         elif space and after.strip():
             result += [item.raw, space]

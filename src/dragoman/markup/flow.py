@@ -15,7 +15,10 @@ from dragoman.markup.segment import Segment, Tag, plain_text, translate_segments
 if TYPE_CHECKING:
     from dragoman.pipelines.translation import Translator
 
-__all__ = ["Document", "Item", "encoder", "translate_documents"]
+__all__ = ["MAX_DEPTH", "Document", "Item", "encoder", "translate_documents"]
+
+MAX_DEPTH = 500
+"""Maximum depth of nested inline tags; deeper ones are moved like empty tags."""
 
 _CDATA_START, _CDATA_END = "<![CDATA[", "]]>"
 
@@ -132,9 +135,11 @@ def _pair(items: Sequence[Item]) -> list[Item]:
     opened: list[int] = []
     waiting: dict[str, int] = {}
     for index, item in enumerate(items):
-        if item.kind == "open":
+        if item.kind == "open" and len(opened) < MAX_DEPTH:
             opened.append(index)
             waiting[item.name] = waiting.get(item.name, 0) + 1
+        elif item.kind == "open":
+            result[index] = Item("empty", item.raw)
         elif item.kind == "close":
             if not waiting.get(item.name):
                 result[index] = Item("empty", item.raw)
@@ -227,7 +232,7 @@ def _write(run: _Run, translated: Segment) -> str:
     before, verbatim = "", False
     for item, after in zip(translated, following, strict=True):
         if isinstance(item, str):
-            text = item.replace(_CDATA_END, f"]]{_CDATA_END}{_CDATA_START}>") if verbatim else run.document.encode(item)
+            text = _encode_cdata(item) if verbatim else run.document.encode(item)
             result.append(text)
             before = item[-1:] or before
             continue
@@ -243,11 +248,16 @@ def _write(run: _Run, translated: Segment) -> str:
     return "".join(result)
 
 
+def _encode_cdata(text: str) -> str:
+    """Return the text in a CDATA section; "]]>" is divided between two sections."""
+    return _INVALID.sub("\ufffd", text).replace(_CDATA_END, f"]]{_CDATA_END}{_CDATA_START}>")
+
+
 def encoder(source: str) -> Callable[[str], str]:
     """Return a function that encodes text as markup.
 
-    "&" and "<" are encoded, ">" and no-break spaces as they are in `source`; characters that XML does not allow become
-    U+FFFD.
+    "&", "<" and "]]>" are encoded, other ">" and no-break spaces as they are in `source`; characters that XML does not
+    allow become U+FFFD.
     """
     written = {"&": "&amp;", "<": "&lt;"}
     if "&gt;" in source:
@@ -257,4 +267,4 @@ def encoder(source: str) -> Callable[[str], str]:
             written["\u00a0"] = reference
             break
     table = str.maketrans(written)
-    return lambda text: _INVALID.sub("\ufffd", text).translate(table)
+    return lambda text: _INVALID.sub("\ufffd", text).translate(table).replace(_CDATA_END, "]]&gt;")

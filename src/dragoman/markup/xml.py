@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 from xml.parsers import expat
 
 from dragoman.errors import DataError, UsageError
-from dragoman.markup.flow import Document, Item, encoder, translate_documents
+from dragoman.markup.flow import MAX_DEPTH, Document, Item, encoder, translate_documents
 from dragoman.pipelines.pipeline import check_flag, check_sequence, check_text
 
 if TYPE_CHECKING:
@@ -64,9 +64,9 @@ def translate_xml(
             text between splitting tags is one sentence.
         ignore_tags: Elements that are not translated.
         splitting_tags: Elements whose tags separate sentences.
-        non_splitting_tags: Elements whose tags never separate sentences.
-        outline_detection: Whether all elements separate sentences except for those that stand beside text somewhere in
-            the document and contain no element that separates sentences.  If False, only `splitting_tags` do.
+        non_splitting_tags: Elements whose tags do not separate sentences, unless they contain an element that does.
+        outline_detection: Whether elements separate sentences that stand nowhere in the document beside text.  If
+            False, only `splitting_tags` do.
         settings: Arguments of `Translator.translate`.
 
     Raises DataError, with line and column, for input that is not well-formed or declares entities, and UsageError.
@@ -99,7 +99,7 @@ def translate_xliff(translator: Translator, sources: Sequence[str], **settings: 
     documents = []
     for number, source in enumerate(sources, start=1):
         tokens = _scan(check_text(source, f"text {number}"), f"text {number}")
-        items = list(_items(tokens, _is_protected))
+        items = _with_ranges(_items(tokens, _is_protected))
         documents.append(Document(items, encoder(source)))
     return translate_documents(translator, documents, **settings)
 
@@ -153,7 +153,7 @@ class _Scanner:
 
     def __init__(self, before: int, where: str) -> None:
         self.tokens: list[_Token] = []
-        self.before, self.where = before, where
+        self.before, self.where, self.depth = before, where, 0
         parser = self.parser = expat.ParserCreate("utf-8")
         parser.StartElementHandler = lambda name, attributes: self.add("start", name, attributes)
         parser.EndElementHandler = lambda name: self.add("end", name)
@@ -164,6 +164,10 @@ class _Scanner:
         parser.EntityDeclHandler = self.refuse_entity
 
     def add(self, kind: str, name: str = "", attributes: dict[str, str] | None = None) -> None:
+        self.depth += (kind == "start") - (kind == "end")
+        if self.depth > MAX_DEPTH:
+            where = self.parser.CurrentLineNumber, self.parser.CurrentColumnNumber
+            self.refuse(f"elements are nested more than {MAX_DEPTH} deep", *where)
         self.tokens.append(_Token(kind, self.parser.CurrentByteIndex, name, attributes or {}))
 
     def add_other(self, text: str) -> None:
@@ -178,8 +182,9 @@ class _Scanner:
     def refuse(self, what: str, line: int, column: int) -> NoReturn:
         column = column + 1 - (self.before if line == 1 else 0)
         raise DataError(
-            f"{self.where}, line {line}, column {max(1, column)}: {what}; accepted: well-formed XML that "
-            "declares no entities. Correct the markup there, or translate it as HTML, which may be malformed."
+            f"{self.where}, line {line}, column {max(1, column)}: {what}; accepted: well-formed XML that declares no "
+            f"entities, at most {MAX_DEPTH} levels deep. Correct the markup there, or translate it as HTML, which may "
+            "be malformed."
         ) from None
 
 
@@ -207,12 +212,12 @@ def _set_breaks(tokens: Sequence[_Token], splitting: Collection[str], inline: Co
         elif token.kind in ("end", "empty"):
             inner = contains.pop() if token.kind == "end" else False
             start = parents.pop() if token.kind == "end" else token
-            found = token.name in splitting or (outline and (inner or token.name not in mixed))
-            start.breaks = token.breaks = found and token.name not in inline
+            found = token.name in splitting or (outline and token.name not in mixed)
+            start.breaks = token.breaks = inner or (found and token.name not in inline)
             contains[-1] = contains[-1] or start.breaks
 
 
-def _items(tokens: Sequence[_Token], is_ignored: Callable[[_Token], bool]) -> Iterator[Item]:
+def _items(tokens: list[_Token], is_ignored: Callable[[_Token], bool]) -> Iterator[Item]:
     index = 0
     verbatim = False
     while index < len(tokens):
@@ -226,26 +231,43 @@ def _items(tokens: Sequence[_Token], is_ignored: Callable[[_Token], bool]) -> It
             yield Item("break", token.raw)
         elif token.kind == "text":
             yield Item("text", token.raw, token.raw if verbatim else html.unescape(token.raw))
-        elif token.kind == "empty":
-            yield _range_item(token)
         elif token.kind in ("start", "cdata"):
             yield Item("open", token.raw, name=token.name)
         elif token.kind in ("end", "cdata_end"):
             yield Item("close", token.raw, name=token.name)
         else:
-            yield Item("empty", token.raw)
+            yield Item("empty", token.raw, name=_range_name(token))
 
 
-def _range_item(token: _Token) -> Item:
-    """Return an empty tag, or the open or close tag of a range that two elements of XLIFF delimit."""
-    name, attributes = token.name.rpartition(":")[2], token.attributes
-    if name in _STARTS:
-        return Item("open", token.raw, name=f"{name} {attributes.get('rid', attributes.get('id'))}")
-    if name in _STARTS.values():
-        start = next(start for start, end in _STARTS.items() if end == name)
-        reference = next((attributes[key] for key in ("startRef", "rid", "id") if key in attributes), None)
-        return Item("close", token.raw, name=f"{start} {reference}")
-    return Item("empty", token.raw)
+def _with_ranges(items: Iterable[Item]) -> list[Item]:
+    """Return items in which the elements that begin and end a range are its open and close tag.
+
+    This applies to ranges that are well nested; the others remain empty tags.
+    """
+    result = list(items)
+    opened: list[tuple[int, str]] = []
+    for index, item in enumerate(result):
+        is_start, _, key = item.name.partition(" ")
+        if item.kind == "open" or (item.kind == "empty" and is_start in _STARTS):
+            opened.append((index, item.name if item.kind == "empty" else ""))
+        elif item.kind == "close":
+            while opened.pop()[1]:
+                pass
+        elif item.kind == "empty" and item.name and opened and opened[-1][1].partition(" ")[2] == key:
+            first, name = opened[-1]
+            if _STARTS.get(name.partition(" ")[0]) == is_start:
+                opened.pop()
+                result[first] = Item("open", result[first].raw, name=name)
+                result[index] = Item("close", item.raw, name=name)
+    return result
+
+
+def _range_name(token: _Token) -> str:
+    """Return the name and the reference of an element that begins or ends a range in XLIFF, or an empty string."""
+    name = token.name.rpartition(":")[2]
+    keys = {"bpt": "rid id", "bx": "rid id", "ept": "rid id", "ex": "rid id", "ec": "startRef", "em": "startRef"}
+    reference = next((token.attributes[key] for key in keys.get(name, "id").split() if key in token.attributes), "")
+    return f"{name} {reference}" if name in _STARTS or name in _STARTS.values() else ""
 
 
 def _is_protected(token: _Token) -> bool:

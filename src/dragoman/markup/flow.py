@@ -23,6 +23,9 @@ MAX_DEPTH = 500
 _CDATA_START, _CDATA_END = "<![CDATA[", "]]>"
 
 _SPACE = " \t\n\r\f"
+_BEFORE = {"", *_SPACE, *"([{«“‘„¿¡"}
+_AFTER = {"", *_SPACE, *".,;:!?)]}»”’…"}
+"""What may stand before and after a word besides a space on the other side; "" is an end of the text."""
 _INVALID = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML does not allow."""
 _LEADING = re.compile(r"(?:\s|&(?:nbsp|#160|#[xX][aA]0);)*+")
@@ -155,7 +158,10 @@ def _pair(items: Sequence[Item]) -> list[Item]:
 
 
 def _merge_textless(items: Sequence[Item]) -> list[Item]:
-    """Return well nested items in which a pair of tags without text is one empty tag."""
+    """Return well nested items in which a pair of tags that contains only empty tags and whitespace is one empty tag.
+
+    Whitespace in it still separates the words around it.  A pair that contains only whitespace is not changed.
+    """
     result: list[Item] = []
     opened: list[tuple[int, bool]] = []  # index in the result, and whether text follows
     for item in items:
@@ -166,9 +172,10 @@ def _merge_textless(items: Sequence[Item]) -> list[Item]:
             opened[-1] = opened[-1][0], True
         elif item.kind == "close":
             start, has_text = opened.pop()
-            if not has_text:
-                result[start:] = [Item("empty", _raw(result[start:]))]
-            elif opened:
+            kinds = {inner.kind for inner in result[start:]}
+            if not has_text and ("text" not in kinds or "empty" in kinds):
+                result[start:] = [Item("empty", _raw(result[start:])), *[Item("text", "", " ")] * ("text" in kinds)]
+            elif has_text and opened:
                 opened[-1] = opened[-1][0], True
     return result
 
@@ -204,10 +211,10 @@ def _take_spaces(segment: Segment) -> dict[int, tuple[str, bool]]:
             before = item[-1:] or before
         elif item.kind == "empty":
             left, right = segment[index - 1] if index else "", segment[index + 1] if index + 1 < len(segment) else ""
-            if isinstance(left, str) and left.rstrip(_SPACE) != left and not following[index].isalnum():
+            if isinstance(left, str) and left.rstrip(_SPACE) != left and following[index] in _AFTER:
                 segment[index - 1] = kept = left.rstrip(_SPACE)
                 spaces[item.pair], before = (left[len(kept) :], True), kept[-1:]
-            elif isinstance(right, str) and right.lstrip(_SPACE) != right and not before.isalnum():
+            elif isinstance(right, str) and right.lstrip(_SPACE) != right and before in _BEFORE:
                 segment[index + 1] = kept = right.lstrip(_SPACE)
                 spaces[item.pair] = right[: len(right) - len(kept)], False
     segment[:] = [item for item in segment if item != ""]
@@ -237,7 +244,7 @@ def _write(run: _Run, translated: Segment) -> str:
             before = item[-1:] or before
             continue
         space, first = run.spaces.get(item.pair, ("", True)) if item.kind == "empty" else ("", True)
-        if space and before.strip() and (first or (before.isalnum() and not after.isalnum())):
+        if space and before.strip() and (first or (before.isalnum() and after in _AFTER)):
             result += [space, item.raw]
         elif space and after.strip():
             result += [item.raw, space]

@@ -12,6 +12,7 @@ import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -217,19 +218,21 @@ def _shares(length: int, pieces: Sequence[Span], units: Sequence[Span]) -> Float
     unit_at = np.full(length + 1, -1)
     for index, (start, end) in enumerate(units):
         unit_at[start:end] = index
-    shares = np.zeros((len(pieces), len(units)))
-    for row, (start, end) in zip(shares, pieces, strict=True):
-        found = unit_at[start : max(end, start + 1)]  # all bytes of a character belong to its unit
-        found = found[found >= 0]
-        if len(found):
-            row += np.bincount(found, minlength=len(units)) / len(found)
+    starts, ends = np.array(pieces, int).reshape(-1, 2).T
+    sizes = np.maximum(ends - starts, 1)  # all bytes of a character belong to its unit
+    rows = np.repeat(np.arange(len(pieces)), sizes)
+    found = unit_at[np.arange(len(rows)) + np.repeat(starts - np.cumsum(sizes) + sizes, sizes)]
+    cells = (rows * len(units) + found)[found >= 0]
+    counts = np.bincount(cells, minlength=len(pieces) * len(units)).reshape(len(pieces), len(units))
+    shares: Floats = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     return shares
 
 
 def _equal(region: Region, source: Sequence[Span], target: Sequence[Span]) -> Floats:
     """Return 1 for each target unit that equals a source unit in all but case, else 0, (n, m)."""
-    ours = [region.source[a:b].casefold() for a, b in source]
-    equal = [[region.target[a:b].casefold() == unit for unit in ours] for a, b in target]
+    sides = (region.source, source), (region.target, target)
+    ours, theirs = ([text[a:b].casefold() for a, b in units] for text, units in sides)
+    equal = [[unit == word for unit in ours] for word in theirs]
     return np.array(equal, float).reshape(len(target), len(source))
 
 
@@ -279,6 +282,7 @@ def find_units(text: str, pieces: Collection[int] = (), cuts: Collection[int] = 
     return found
 
 
+@lru_cache(maxsize=1 << 16)
 def _kind(character: str) -> str:
     """Return "word", "spaceless", "mark" (combined with the character before it), " " or "other"."""
     if character.isspace():

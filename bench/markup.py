@@ -12,7 +12,8 @@ DATA: folder that contains `multi30k`.  MODEL: a model trained on it from Englis
    are the reference.  `links`: how often the largest weight of a target word is at the linked source word.  `tags`: of
    tags around 1 to 5 random words, precision and recall of the linked target words inside of the tag, and the share of
    tags that surround exactly the linked words.  Target words without a link are not counted.
-4. `copies`: how often a tagged word that the translation has unchanged, and once, is inside of its tag.
+4. `copies`: how often a tagged number or word of four or more letters is inside of its tag, if the text and the
+   translation have it once, unchanged.
 """
 
 from __future__ import annotations
@@ -289,9 +290,11 @@ def measure_tags(translator: Translator, translations: Sequence[Translation], li
 def measure_copies(translator: Translator, translations: Sequence[Translation]) -> None:
     segments, expected = [], []
     for translation in translations:
-        ours, theirs = words(translation.source), words(translation.text)
+        ours, theirs = (
+            [text[start:end] for start, end in find_units(text)] for text in (translation.source, translation.text)
+        )
         for index, word in enumerate(ours):
-            if len(word) > 1 and word.isalnum() and ours.count(word) == theirs.count(word) == 1:
+            if (word.isdigit() or len(word) > 3) and ours.count(word) == theirs.count(word) == 1:
                 segments.append(tagged_words(translation.source, index, index + 1))
                 expected.append(theirs.index(word))
     results = translate_segments(translator, segments)

@@ -62,7 +62,8 @@ class WordBackend(DecodingBackend):
     """Translates word by word: "dog" is "xdog"; numbers, capitalized words and punctuation marks are copied.
 
     lexicon: other translations, of any number of words.  order: returns the indices of n words, final punctuation
-    excluded, in the order of the translation.
+    excluded, in the order of the translation.  attends: whether the model has attention.  sink: attention of all words
+    to the last source word, relative to the attention to the word that is translated.
     """
 
     device = "cpu"
@@ -74,8 +75,10 @@ class WordBackend(DecodingBackend):
         lexicon: Mapping[str, str],
         order: Callable[[int], Sequence[int]],
         attends: bool,
+        sink: float,
     ) -> None:
         self.tokenizer, self.lexicon, self.order, self.attends = tokenizer, lexicon, order, attends
+        self.sink = sink
         self.aligned: list[int] = []
         """Number of pairs of each call of `align`."""
 
@@ -108,6 +111,7 @@ class WordBackend(DecodingBackend):
             weights = np.full((len(target), len(source)), 0.01, np.float32)
             for row, (_, index) in enumerate(self.words(source)):
                 weights[row, index] = 1
+            weights[:, -2] += self.sink
             found.append(weights / weights.sum(1, keepdims=True))
         return found
 
@@ -129,9 +133,10 @@ def word_translator(
     lexicon: Mapping[str, str] | None = None,
     order: Callable[[int], Sequence[int]] = in_order,
     attends: bool = True,
+    sink: float = 0.0,
 ) -> Translator:
     tokenizer = WordTokenizer()
-    backend = WordBackend(tokenizer, lexicon or {}, order, attends)
+    backend = WordBackend(tokenizer, lexicon or {}, order, attends, sink)
     return Translator(backend, tokenizer)  # type: ignore[arg-type]
 
 

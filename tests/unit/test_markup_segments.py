@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.errors import UsageError
 from dragoman.markup import Segment, Tag, plain_text, translate_segments
-from dragoman.markup.alignment import find_units
+from dragoman.markup.alignment import Region, align_regions, find_units
 from tiny_translator import copying_translator, tiny_translator
 from word_translator import parse, reversed_order, word_translator, written
 
@@ -112,6 +113,7 @@ SENTENCES = [
     ("A <b>dog</b> runs. It <i>is red</i>.", "A <b>xdog</b> xruns. It <i>xis xred</i>."),
     ("A <b>dog runs. It is</b> red.", "A <b>xdog xruns. It xis</b> xred."),
     ("  A <b>dog</b>.  It <i>runs</i>.\n", "  A <b>xdog</b>.  It <i>xruns</i>.\n"),
+    ("A dog. A dog. A <b>dog</b>.", "A xdog. A xdog. A <b>xdog</b>."),
     ("- <b>a dog</b>", "- <b>xa xdog</b>"),
     ("<b>- a</b> dog", "<b>- xa</b> xdog"),
     ("<i>1)</i> a <b>dog</b>", "<i>1)</i> xa <b>xdog</b>"),
@@ -139,6 +141,58 @@ def test_models_without_attention_use_relative_positions() -> None:
     sources = ["a <b>red</b> dog <i>runs</i>.", "one two three <b>four five</b> six <x/>seven"]
     results = [written(result) for result in translate_segments(translator, [parse(source) for source in sources])]
     assert results == ["xa <b>xred</b> xdog <i>xruns</i>.", "xone xtwo xthree <b>xfour xfive</b> xsix <x/>xseven"]
+
+
+@pytest.mark.parametrize(("source", "expected"), IN_ORDER[:6] + IN_ORDER[26:30])
+def test_attention_that_all_words_pay_to_one_word_does_not_count(source: str, expected: str) -> None:
+    (result,) = translate_segments(word_translator(sink=3.0), [parse(source)])
+    assert written(result) == expected
+
+
+def test_the_same_word_twice_is_aligned_with_the_nearer_one() -> None:
+    translator = word_translator()
+    translator.backend.align = lambda pairs, batch_tokens: [  # type: ignore[method-assign]
+        np.full((len(target), len(source)), 1 / len(source), np.float32) for source, target in pairs
+    ]
+    (result,) = translate_segments(translator, [parse("3 dogs and <b>3</b> cats")])
+    assert written(result) == "3 xdogs xand <b>3</b> xcats"
+
+
+def test_equal_words_are_preferred_where_the_attention_does_not_decide() -> None:
+    translator = word_translator()
+    tokenizer = translator.tokenizer
+    region = Region(0, "a 3", 0, "3 xb", (tokenizer.encode_source("a 3"), tokenizer.encode_target("3 xb")))
+    translator.backend.align = lambda pairs, batch_tokens: [np.full((3, 3), 1 / 3)]  # type: ignore[method-assign]
+    ((block,),) = align_regions(translator, [[region]], [[2]], 4000)
+    assert block.source == [(0, 1), (2, 3)] and block.target == [(0, 1), (2, 4)]
+    assert block.weights.argmax(1).tolist() == [1, 1]
+    assert block.weights.sum(1) == pytest.approx([1, 1])
+
+
+def test_tags_in_long_copied_text_keep_their_positions() -> None:
+    source = " ".join(f"{i} <b>{i + 1}</b>" for i in range(0, 2000, 2))
+    (result,) = translate_segments(word_translator(), [parse(source)], split=True)
+    assert written(result) == source
+
+
+def test_long_regions_without_attention_are_divided_into_blocks() -> None:
+    translator = word_translator()
+    text, target = "1 " * 900, "2 " * 1300
+    (blocks,) = align_regions(translator, [[Region(0, text, 0, target)]], [[]], 4000)
+    assert max(block.weights.size for block in blocks) <= 200 * 200
+    assert [unit for block in blocks for unit in block.source] == find_units(text)
+    assert [unit for block in blocks for unit in block.target] == find_units(target)
+
+
+def test_results_do_not_depend_on_the_other_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    translator = tiny_translator()
+    segments = [
+        parse(source) for source in ("one <b>two</b> three", "<x/>four", "", "five <i>six seven</i>. Eight") * 2
+    ]
+    together = translate_segments(translator, segments, split=True)
+    assert [translate_segments(translator, [segment], split=True)[0] for segment in segments] == together
+    monkeypatch.setattr("dragoman.markup.segment._WINDOW", 3)
+    assert translate_segments(translator, segments, split=True) == together
 
 
 def test_only_divided_sentences_are_aligned() -> None:

@@ -57,7 +57,7 @@ def project_nodes(root: Node, source: str, target: str, blocks: Sequence[Block])
     stack = [(root, (0, len(projection.source)), (0, len(projection.target)))]
     while stack:
         node, inside, span = stack.pop()
-        placed = projection.place_pairs(node, inside, span)
+        placed = projection.place_pairs(node, span)
         stack += [(child, *ranges) for child, ranges in placed]
         pairs = {id(child) for child, _ in placed}
         points = [child for child in node.children if id(child) not in pairs]
@@ -105,18 +105,14 @@ class _Projection:
         found += _HARD * ((nearest >= inside[0]) & (nearest < inside[1]))
         return found
 
-    def place_pairs(self, node: Node, inside: Span, span: Span) -> list[tuple[Node, tuple[Span, Span]]]:
+    def place_pairs(self, node: Node, span: Span) -> list[tuple[Node, tuple[Span, Span]]]:
         """Place the pairs of tags that surround text; return their source units and disjoint target units.
 
-        inside, span: units of the node.  The pair with the best range comes first.  Pairs are missing if the span has
-        fewer units than pairs.
+        span: target units of the node.  Pairs are missing if there are not enough target units.
         """
         pairs = [(child, self._units_in(child)) for child in node.children]
         pairs = [(child, units) for child, units in pairs if units[0] < units[1]]
-        if len(pairs) == 1 and pairs[0][1] == inside and span[0] < span[1]:
-            chosen = [(pairs[0][0], (inside, span))]
-        else:
-            chosen = self._choose(pairs, span)
+        chosen = self._choose(pairs, span)
         for child, (_, (first, end)) in chosen:
             child.first, child.last = self.target[first][0], self.target[end - 1][1]
         return chosen
@@ -132,10 +128,7 @@ class _Projection:
             inside = taken[start - span[0] : windows[i][1] - span[0]]
             if inside.all():
                 continue
-            gain, first, end = _best_range(np.where(inside, _TAKEN, shares[i] - _COST))
-            if gain <= 0:
-                first = int(np.where(inside, _TAKEN, shares[i]).argmax())
-                end = first + 1
+            _, first, end = _best_range(np.where(inside, _TAKEN, shares[i] - _COST))
             inside[first:end] = True
             chosen.append((pairs[i][0], (pairs[i][1], (start + first, start + end))))
         return chosen

@@ -150,6 +150,14 @@ def test_sentences_are_split_and_line_ends_are_not() -> None:
     assert translate_html(word_translator(), [source], split=True) == ["<p>A xdog xruns.  A <b>xcat xruns</b>.</p>"]
 
 
+def test_tags_below_the_largest_depth_are_moved_like_empty_tags(monkeypatch: pytest.MonkeyPatch) -> None:
+    translator = word_translator(order=reversed_order)
+    source = "<i>a <b>red <u>dog</u></b></i> x"
+    assert translate_html(translator, [source]) == ["xx <i><b><u>xdog</u> xred</b> xa</i>"]
+    monkeypatch.setattr("dragoman.markup.flow.MAX_DEPTH", 2)
+    assert translate_html(translator, [source]) == ["xx <i><b><u>xdog xred</u></b> xa</i>"]
+
+
 def test_no_break_spaces_are_written_as_in_the_source() -> None:
     translator = word_translator({"dog": "x\u00a0y"})
     translator.tokenizer.decode_target = lambda ids: "x\u00a0y" if ids else ""  # type: ignore[method-assign]

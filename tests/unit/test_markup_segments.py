@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dragoman.errors import UsageError
 from dragoman.markup import Segment, Tag, plain_text, translate_segments
 from dragoman.markup.alignment import Region, align_regions, find_units
-from tiny_translator import copying_translator, tiny_translator
+from tiny_translator import copying_translator, tiny_tokenizer, tiny_translator
 from word_translator import parse, reversed_order, word_translator, written
 
 IN_ORDER = [
@@ -281,7 +281,7 @@ TRANSLATORS = {
 
 
 @pytest.mark.parametrize("name", TRANSLATORS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(segments=st.lists(SEGMENTS, max_size=3), split=st.booleans())
 def test_every_tag_of_a_random_tree_is_kept_and_the_text_is_that_of_the_plain_translation(
     name: str, segments: list[Segment], split: bool
@@ -291,6 +291,34 @@ def test_every_tag_of_a_random_tree_is_kept_and_the_text_is_that_of_the_plain_tr
     plain = translator.translate([plain_text(segment) for segment in segments], split=split)
     assert [plain_text(result) for result in results] == [translation.text for translation in plain]
     assert [parents(result) for result in results] == [parents(segment) for segment in segments]
+
+
+@settings(max_examples=10, deadline=None)
+@given(segment=SEGMENTS)
+def test_random_trees_with_a_prefix_and_a_second_search(segment: Segment) -> None:
+    """A model that repeats a piece for ever is searched a second time."""
+    for translator, prefix in ((tiny_translator(), "nul"), (copying_translator(says="▁six"), "")):
+        (result,) = translate_segments(translator, [segment], prefix=prefix)
+        (plain,) = translator.translate([plain_text(segment)], prefix=prefix)
+        assert plain_text(result) == plain.text
+        assert parents(result) == parents(segment)
+
+
+@given(text=st.text())
+def test_every_subword_has_a_span(text: str) -> None:
+    tokenizer = tiny_tokenizer()
+    text = text.encode("utf-8", "replace").decode()
+    ids = tokenizer.encode_source(text)[:-1]
+    target = [i for i in ids if tokenizer.target_piece(i) != "<unk>"]
+    decoded = tokenizer.decode_target(target)
+    for tokens, spans, length in (
+        (ids, tokenizer.source_spans(text), len(text)),
+        (target, tokenizer.target_spans(target), len(decoded)),
+    ):
+        assert len(spans) == len(tokens)
+        assert all(0 <= start <= end <= length for start, end in spans)
+        assert [end for _, end in spans[:-1]] == [start for start, _ in spans[1:]]
+    assert tokenizer.target_ids([tokenizer.target_piece(i) for i in ids]) == ids
 
 
 @given(text=st.text(), cuts=st.sets(st.integers(0, 20)))

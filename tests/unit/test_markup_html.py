@@ -104,6 +104,8 @@ def test_translated_html(source: str, expected: str) -> None:
 
 
 MOVED = [
+    ('a b<div translate="no">c</div>d e', 'xb xa<div translate="no">c</div>xe xd'),
+    ("a b <i translate=no>c<p>d</p></i> e f", "xb xa <i translate=no>c<p>d</p></i> xf xe"),
     ("<p>a <b>red</b> dog.</p>", "<p>xdog <b>xred</b> xa.</p>"),
     ("a <code>b</code> dog.", "xdog xa <code>b</code>."),
     ("press <kbd>a</kbd> to go now", "xnow xgo xto xpress <kbd>a</kbd>"),

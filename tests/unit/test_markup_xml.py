@@ -149,8 +149,19 @@ XLIFF = [
     ('a <mrk translate="no">red</mrk> dog.', 'xdog xa <mrk translate="no">red</mrk>.'),
     ('a <mrk id="m" type="term">red</mrk> dog.', 'xdog <mrk id="m" type="term">xred</mrk> xa.'),
     ('a <bx id="1"/><g id="2">red<ex id="1"/> b</g>.', '<g id="2">xb xred<ex id="1"/></g> xa<bx id="1"/>.'),
+    (
+        '<bx id="1"/><g id="3">a<sc id="2"/> b</g> c<ex id="1"/> d.',
+        'xd <bx id="1"/>xc <g id="3">xb xa<sc id="2"/></g><ex id="1"/>.',
+    ),
     ('<ex id="1"/>a <bx id="1"/>b.', '<ex id="1"/><bx id="1"/>xb xa.'),
 ]
+
+
+def test_only_elements_with_the_same_identifier_delimit_a_range() -> None:
+    translator = word_translator(order=lambda n: [0, 2, 3, 4, 1])
+    source = 'one <bx id="1"/>a b<ex id="{}"/> c d.'
+    expected = ['xone <bx id="1"/>xb<ex id="1"/> xc xd xa.', 'xone xb<ex id="2"/> xc xd <bx id="1"/>xa.']
+    assert translate_xliff(translator, [source.format(1), source.format(2)]) == expected
 
 
 @pytest.mark.parametrize(("source", "expected"), XLIFF)

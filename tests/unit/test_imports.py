@@ -32,6 +32,7 @@ LAYERS = [
     "device",
     "decoding",
     "pipelines",
+    "markup",
     "evaluation",
     "vectors",
     "training",

@@ -201,18 +201,18 @@ def read_parallel(source: Path, target: Path) -> tuple[list[str], list[str]]:
 
 
 @contextmanager
-def open_output(path: Path | None, source: Path | None = None) -> Iterator[Callable[[str], object]]:
+def open_output(path: Path | None, source: Path | None = None, end: str = "\n") -> Iterator[Callable[[str], object]]:
     """Open standard output, or a file that appears only when it is complete; yield a function that writes a line.
 
-    A link is followed; a pipe or device is written directly.  source: the input file.  Raises UsageError if the output
-    cannot be opened or is the input file, DragomanError if it cannot be written.
+    A link is followed; a pipe or device is written directly.  source: the input file.  end: what ends each line.
+    Raises UsageError if the output cannot be opened or is the input file, DragomanError if it cannot be written.
     """
     if path is None:
         if sys.stdout is None:
             raise UsageError("standard output is closed: specify a file with --output")
         stdout = sys.stdout.buffer
         try:
-            yield lambda line: stdout.write(line.encode() + b"\n")
+            yield lambda line: stdout.write(f"{line}{end}".encode())
         finally:
             stdout.flush()
         return
@@ -233,7 +233,7 @@ def open_output(path: Path | None, source: Path | None = None) -> Iterator[Calla
 
     def write(line: str) -> None:
         try:
-            file.write(line.encode() + b"\n")
+            file.write(f"{line}{end}".encode())
         except OSError as error:
             raise failure(error) from error
 

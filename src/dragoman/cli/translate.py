@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dragoman.cli.markup import check_format, translate_markup
 from dragoman.cli.options import Beam, Device, Jsonl, Models, Quantize, Seed, Split, Temperature, TopK, TopP
 from dragoman.cli.streams import answer_lines, is_interactive, is_terminal, log, open_output, show_progress
 from dragoman.errors import DataError, UsageError
@@ -40,6 +41,12 @@ def translate(
     no_repeat_ngram: Annotated[int | None, typer.Option(help="Do not repeat n-grams of this size; 0 = off.")] = None,
     prefix: Annotated[str | None, typer.Option(help="Beginning of every translation.")] = None,
     split: Split = None,
+    format_: Annotated[
+        str, typer.Option("--format", help="Format of the input: text (lines), html or xml (one document).")
+    ] = "text",
+    attributes: Annotated[
+        bool, typer.Option("--attributes", help="With --format html: also translate alt, title and placeholder.")
+    ] = False,
     jsonl: Jsonl = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="With --jsonl: also the tokens and their log-probabilities.")
@@ -60,6 +67,9 @@ def translate(
     input line, or one JSON object with --jsonl. Sampling options require --sample. --shortlist is faster with a large
     vocabulary; create the shortlist with 'dragoman shortlist'.
 
+    With --format html or xml, the input is one document: tags move with the words that they surround, and what is not
+    translated keeps its bytes.
+
     Folders, Parquet files and several inputs are translated in bulk: every input file has an output file of the same
     name in the folder --output. Run the same command again to resume. Bulk translation supports one model.
     """
@@ -76,7 +86,13 @@ def translate(
         "device": device, "quantize": quantize, "engine": engine, "threads": threads, "shortlist": shortlist,
     }  # fmt: skip
     inputs = input_ or []
-    if ray or column is not None or is_bulk(inputs, output):
+    in_bulk = ray or column is not None or is_bulk(inputs, output)
+    check_format(
+        format_,
+        attributes,
+        {"--jsonl": jsonl, "--nbest": nbest > 1, "--prefix": bool(prefix), "bulk translation": in_bulk},
+    )
+    if in_bulk:
         if len(models) > 1:
             raise UsageError(
                 f"an ensemble of {len(models)} models: bulk translation supports one model; translate one file at a "
@@ -86,6 +102,10 @@ def translate(
         _translate_bulk(job, inputs, output, column, ray)
         return
     source = inputs[0] if inputs else None
+    if format_ != "text":
+        own = {"attributes": attributes} if format_ == "html" else {}
+        translate_markup(models, options, source, output, format_, {"split": split, **own, **settings})
+        return
     _translate_lines(models, options, source, output, form, {"prefix": prefix, "split": split, **settings})
 
 

@@ -125,6 +125,21 @@ class Tokenizer:
         """Return the text of source ids, ignoring special ids: the text that was encoded, normalized."""
         return str(self._source.decode([i for i in ids if i > EOS or i == UNK]))
 
+    def source_spans(self, text: str) -> list[tuple[int, int]]:
+        """Return the first and the next character in `text` of each id of `encode_source`, without EOS.
+
+        A span may begin with whitespace; those of bytes of a character are empty except for the last one.
+        """
+        return list(self._source.encode(text, return_type="offset_mapping")["offsets"])
+
+    def target_spans(self, ids: Sequence[int]) -> list[tuple[int, int]]:
+        """Return the same for target ids, which may not include special ids other than UNK, in their text."""
+        return list(self._target.decode(list(ids), return_type="offset_mapping")["offsets"])
+
+    def target_ids(self, pieces: Sequence[str]) -> list[int]:
+        """Return the ids of `target_piece`."""
+        return list(self._target.piece_to_id(list(pieces)))
+
     def source_piece(self, token: int) -> str:
         return str(self._source.id_to_piece(token))
 

@@ -1,0 +1,73 @@
+"""Translation of one page of HTML or one XML document, as `dragoman translate --format`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dragoman.cli.streams import log, open_output
+from dragoman.errors import DataError, UsageError
+
+__all__ = ["check_format", "translate_markup"]
+
+_FORMATS = ("text", "html", "xml")
+_LARGEST = 1 << 28
+"""Largest document, in bytes."""
+
+
+def check_format(form: str, attributes: bool, others: Mapping[str, bool]) -> None:
+    """Raise UsageError for an unknown format, and for options that it does not have.
+
+    others: options that markup does not have, and whether they are given.
+    """
+    if form not in _FORMATS:
+        raise UsageError(f"--format {form!r}; accepted: {', '.join(_FORMATS)}")
+    if attributes and form != "html":
+        raise UsageError("--attributes: only for --format html; omit it")
+    given = [name for name, is_given in others.items() if is_given]
+    if given and form != "text":
+        raise UsageError(
+            f"{', '.join(given)}: not supported with --format {form}, which translates one document; omit it"
+        )
+
+
+def translate_markup(
+    models: Sequence[Path],
+    options: Mapping[str, Any],
+    source: Path | None,
+    output: Path | None,
+    form: str,
+    settings: Mapping[str, Any],
+) -> None:
+    """Translate a document; what is not translated keeps its bytes.  settings: arguments of `translate_html`."""
+    from dragoman.markup import translate_html, translate_xml
+    from dragoman.pipelines.translation import Translator
+
+    translator = Translator.load(models, **options)
+    log(translator.description)
+    text = _read(source)
+    mark = "\ufeff" if text.startswith("\ufeff") else ""
+    translate = translate_html if form == "html" else translate_xml
+    (result,) = translate(translator, [text.removeprefix(mark)], **settings)
+    with open_output(output, source, end="") as write:
+        write(mark + result)
+
+
+def _read(source: Path | None) -> str:
+    """Return the text of a file or of standard input.  Raises DataError if it is not UTF-8."""
+    from dragoman.io.lines import decode_line
+    from dragoman.io.reading import read_bytes
+
+    if source is not None:
+        data = read_bytes(source, DataError, "Specify one file of HTML or XML with --input.", _LARGEST)
+    elif sys.stdin is None:
+        raise UsageError("standard input is closed: specify a file with --input, or pipe text into the command")
+    else:
+        data = sys.stdin.buffer.read()
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start)
+        return decode_line(data.split(b"\n")[line], line + 1, str(source or "standard input"))

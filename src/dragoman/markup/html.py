@@ -1,0 +1,214 @@
+"""Translation of HTML: fragments, whole pages and XHTML, well-formed or not."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dragoman.markup.flow import Document, Item, encoder, translate_documents
+from dragoman.pipelines.pipeline import check_flag, check_sequence, check_text
+
+if TYPE_CHECKING:
+    from dragoman.pipelines.translation import Translator
+
+__all__ = ["translate_html"]
+
+_BREAKS = frozenset({
+    "address", "article", "aside", "base", "blockquote", "body", "br", "button", "caption", "center", "col",
+    "colgroup", "dd", "details", "dialog", "dir", "div", "dl", "dt", "fieldset", "figcaption", "figure",
+    "footer", "form", "frame", "frameset", "h1", "h2", "h3", "h4", "h5", "h6", "head", "header", "hgroup", "hr",
+    "html", "iframe", "legend", "li", "link", "listing", "main", "menu", "meta", "nav", "noembed", "noframes",
+    "noscript", "ol", "optgroup", "option", "p", "plaintext", "pre", "search", "section", "select", "summary",
+    "table", "tbody", "td", "template", "textarea", "tfoot", "th", "thead", "title", "tr", "ul", "xmp",
+})  # fmt: skip
+"""Elements whose tags end a segment; all others, custom elements included, are inline."""
+_VOID = frozenset({
+    "area", "base", "br", "col", "embed", "frame", "hr", "img", "input", "link", "meta", "param", "source",
+    "track", "wbr",
+})  # fmt: skip
+_UNTOUCHED = frozenset({
+    "code", "iframe", "kbd", "listing", "math", "noembed", "noframes", "object", "plaintext", "pre", "samp",
+    "script", "style", "svg", "template", "textarea", "var", "xmp",
+})  # fmt: skip
+_RAW_TEXT = frozenset({"iframe", "noembed", "noframes", "script", "style", "textarea", "title", "xmp"})
+"""Elements whose content has no tags."""
+_ATTRIBUTES = ("alt", "title", "placeholder")
+
+_ATTRIBUTE = r"""[^\s/>=][^\s/>=]*+(?:\s*+=\s*+(?:"[^"]*+"|'[^']*+'|[^\s>"'][^\s>]*+)?+)?+"""
+_TAG = re.compile(rf"<(/?)([A-Za-z][^\s/>]*+)(?:[\s/]++|{_ATTRIBUTE}|=)*+>")
+_VALUE = re.compile(r"""([^\s/>=]++)(\s*+=\s*+)("[^"]*+"|'[^']*+'|[^\s>"'][^\s>]*+)|""" + _ATTRIBUTE)
+_OTHER = re.compile(
+    r"<!--(?:-?>|.*?(?:--!?>|\Z))|<!\[CDATA\[.*?(?:\]\]>|\Z)|<(?:[!?]|/(?=[^A-Za-z]))[^>]*+(?:>|\Z)", re.S
+)
+"""Comments, CDATA sections, processing instructions and declarations."""
+_XHTML = "http://www.w3.org/1999/xhtml"
+
+
+@dataclass
+class _Token:
+    """A tag, text, or what is neither.
+
+    kind: "open", "close", "void", "text" or "other".  end: index of the token after the element, for open tags with a
+    close tag.
+    """
+
+    kind: str
+    raw: str
+    name: str = ""
+    end: int = 0
+
+
+def translate_html(
+    translator: Translator, texts: Sequence[str], *, attributes: bool = False, **settings: Any
+) -> list[str]:
+    """Translate HTML fragments or pages; each result has exactly the tags of its source.
+
+    Inline tags move with the words that they surround (see `translate_segments`); block tags and <br> separate
+    sentences.  Whitespace within a block counts as in a browser: line ends are spaces.  Comments, declarations, and the
+    elements code, kbd, samp, var, math, svg, object, pre, textarea, script, style and those with `translate="no"` or
+    `class="notranslate"` are not changed.  Malformed input is accepted: a tag without a counterpart is moved like an
+    empty tag, and an unfinished tag at the end is not changed.
+
+    Args:
+        attributes: Whether to translate the attributes alt, title and placeholder.
+        settings: Arguments of `Translator.translate`.
+
+    Raises UsageError.
+    """
+    check_sequence(texts)
+    check_flag(attributes=attributes)
+    pages = [
+        list(_scan(check_text(text, f"text {number}", allow_surrogates=True))) for number, text in enumerate(texts, 1)
+    ]
+    for tokens in pages:
+        _match(tokens)
+    if attributes:
+        _translate_attributes(translator, pages, settings)
+    documents = [Document(list(_items(tokens)), encoder(text)) for text, tokens in zip(texts, pages, strict=True)]
+    return translate_documents(translator, documents, **settings)
+
+
+def _scan(text: str) -> Iterator[_Token]:
+    """Yield the tokens of a page: their `raw` joined is the page."""
+    xhtml = _XHTML in text
+    position = written = 0
+    while (position := text.find("<", position)) >= 0:
+        found = _TAG.match(text, position) or _OTHER.match(text, position)
+        if not found:
+            if text[position + 1 : position + 3].removeprefix("/")[:1].isalpha():
+                break  # an unfinished tag ends the page
+            position += 1
+            continue
+        if position > written:
+            yield _Token("text", text[written:position])
+        token = _token(found)
+        position = written = found.end()
+        yield token
+        if token.kind == "open" and token.name in _RAW_TEXT and not (xhtml and token.raw.endswith("/>")):
+            end = re.compile(rf"</{re.escape(token.name)}(?=[\s/>])", re.I).search(text, position)
+            position = end.start() if end else len(text)
+            if position > written:
+                yield _Token("text" if token.name == "title" else "other", text[written:position])
+            written = position
+    if position < 0:
+        position = len(text)
+    if position > written:
+        yield _Token("text", text[written:position])
+    if position < len(text):
+        yield _Token("other", text[position:])
+
+
+def _token(found: re.Match[str]) -> _Token:
+    if found.re is _OTHER:
+        return _Token("other", found[0])
+    name = found[2].lower()
+    kind = "close" if found[1] else "void" if name in _VOID else "open"
+    return _Token(kind, found[0], name)
+
+
+def _match(tokens: list[_Token]) -> None:
+    """Set `end` of the open tags that have a close tag; tags of other names between them are not considered."""
+    opened: dict[str, list[int]] = {}
+    for index, token in enumerate(tokens):
+        if token.kind == "open":
+            opened.setdefault(token.name, []).append(index)
+        elif token.kind == "close" and opened.get(token.name):
+            tokens[opened[token.name].pop()].end = index + 1
+
+
+def _items(tokens: Sequence[_Token]) -> Iterator[Item]:
+    index = 0
+    while index < len(tokens):
+        token = tokens[index]
+        if _is_untouched(token):
+            end = _end(tokens, index)
+            inside = tokens[index:end]
+            index = end
+            breaks = any(part.name in _BREAKS for part in inside)
+            yield Item("break" if breaks else "empty", "".join(part.raw for part in inside))
+            continue
+        index += 1
+        if token.kind == "text":
+            yield Item("text", token.raw, html.unescape(token.raw))
+        elif token.name in _BREAKS or token.raw[:2].lower() == "<!d":
+            yield Item("break", token.raw)
+        elif token.kind in ("open", "close"):
+            yield Item("open" if token.kind == "open" else "close", token.raw, name=token.name)
+        else:
+            yield Item("empty", token.raw)
+
+
+def _end(tokens: Sequence[_Token], start: int) -> int:
+    """Return the index after an untouched element; one without a close tag ends at the next break."""
+    if tokens[start].end:
+        return tokens[start].end
+    after = range(start + 1, len(tokens))
+    return next((index for index in after if tokens[index].name in _BREAKS), len(tokens))
+
+
+def _is_untouched(token: _Token) -> bool:
+    if token.kind != "open":
+        return False
+    if token.name in _UNTOUCHED:
+        return True
+    if "translate" not in token.raw.lower():
+        return False
+    values = {name.lower(): value for name, value, _, _ in _attributes(token.raw)}
+    return values.get("translate", "").lower() == "no" or "notranslate" in values.get("class", "").split()
+
+
+def _attributes(raw: str) -> Iterator[tuple[str, str, int, int]]:
+    """Yield name, decoded value, and start and end of the written value of each attribute of a tag that has one."""
+    first = re.match(r"</?[^\s/>]+", raw)
+    for found in _VALUE.finditer(raw, first.end() if first else 0):
+        if found[3]:
+            quoted = found[3][0] in "\"'"
+            yield found[1], html.unescape(found[3][1:-1] if quoted else found[3]), found.start(3), found.end(3)
+
+
+def _translate_attributes(translator: Translator, pages: Sequence[list[_Token]], settings: dict[str, Any]) -> None:
+    """Replace the values of the attributes alt, title and placeholder outside of untouched elements."""
+    found: list[tuple[_Token, int, int]] = []
+    texts: list[str] = []
+    for tokens in pages:
+        index = 0
+        while index < len(tokens):
+            token = tokens[index]
+            if _is_untouched(token):
+                index = _end(tokens, index)
+                continue
+            index += 1
+            if token.kind in ("open", "void"):
+                for name, value, start, end in _attributes(token.raw):
+                    if name.lower() in _ATTRIBUTES and any(map(str.isalnum, value)):
+                        found.append((token, start, end))
+                        texts.append(" ".join(value.split()))
+    translations = translator.translate(texts, **settings)
+    for (token, start, end), source, translation in reversed(list(zip(found, texts, translations, strict=True))):
+        if translation.text != source:
+            quote = token.raw[start] if token.raw[start] in "\"'" else '"'
+            value = encoder("")(translation.text).replace(quote, "&quot;" if quote == '"' else "&#39;")
+            token.raw = f"{token.raw[:start]}{quote}{value}{quote}{token.raw[end:]}"

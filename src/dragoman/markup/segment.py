@@ -1,0 +1,132 @@
+"""Segments, texts with inline tags, and their translation: tags move with the words that they surround."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from dragoman.errors import UsageError, clip
+from dragoman.markup.alignment import align_regions, find_regions
+from dragoman.markup.projection import Node, project_nodes
+
+if TYPE_CHECKING:
+    from dragoman.pipelines.translation import Translator
+
+__all__ = ["Segment", "Tag", "plain_text", "translate_segments"]
+
+
+@dataclass(frozen=True)
+class Tag:
+    """An inline tag of a segment.
+
+    kind: "open", "close", or "empty" (a void tag, or content that is not translated and is moved as a whole).  raw:
+    what stands in the output for the tag, exactly as in the source, such as '<b class="x">'.  pair: number shared by an
+    open tag and its close tag, unique in the segment; empty tags have a number of their own.
+    """
+
+    kind: Literal["open", "close", "empty"]
+    raw: str
+    pair: int
+
+
+_WINDOW = 1000
+"""Maximum number of segments whose alignments are in memory at a time."""
+
+Segment = list[str | Tag]
+"""Text (plain characters, entities decoded) and tags in order; tags are well nested."""
+
+
+def plain_text(segment: Segment) -> str:
+    """Return the text of a segment without its tags."""
+    return "".join(item for item in segment if isinstance(item, str))
+
+
+def translate_segments(translator: Translator, segments: Sequence[Segment], **settings: Any) -> list[Segment]:
+    """Translate segments; each result has exactly the tags of its source, well nested, moved with the alignment.
+
+    The text of a result equals the translation of the text of its segment.  A pair of tags surrounds one range of
+    target words: the range that is best aligned with the words it surrounds in the source, within the range of the tags
+    around it.  An empty tag stands between the words aligned with its neighbours.  Words are aligned by cross-attention
+    (`Translator.align`); for models without it, by their relative position.
+
+    settings: arguments of `Translator.translate`.  Raises UsageError for invalid settings and tags that are not well
+    nested.
+    """
+    texts = [plain_text(segment) for segment in segments]
+    roots = [_parse(segment, number) for number, segment in enumerate(segments, start=1)]
+    translations = translator.translate(texts, **settings)
+    results: list[Segment] = [[translation.text] if translation.text else [] for translation in translations]
+    tagged = [index for index, root in enumerate(roots) if root.children]
+    for first in range(0, len(tagged), _WINDOW):
+        window = tagged[first : first + _WINDOW]
+        lines = [translator.split(texts[i], sentences=settings.get("split")) for i in window]
+        regions = [
+            find_regions(translator.tokenizer, line, translations[i]) for i, line in zip(window, lines, strict=True)
+        ]
+        cuts = [{at for node in roots[i].walk() for at in (node.start, node.end)} for i in window]
+        aligned = align_regions(translator, regions, cuts, settings.get("batch_tokens", 4000))
+        for i, blocks in zip(window, aligned, strict=True):
+            project_nodes(roots[i], texts[i], translations[i].text, blocks)
+            results[i] = _write(roots[i], segments[i], translations[i].text)
+    return results
+
+
+def _parse(segment: Segment, number: int) -> Node:
+    """Return the tree of the tags of a segment; its root surrounds the text.  Raises UsageError."""
+    root = Node(-1, -1, 0)
+    stack, position = [root], 0
+    pairs: set[int] = set()
+    for index, item in enumerate(segment):
+        if isinstance(item, str):
+            position += len(item)
+            continue
+        if item.kind == "close":
+            node = stack[-1]
+            opened = segment[node.opened] if node is not root else None
+            if not isinstance(opened, Tag) or opened.pair != item.pair:
+                raise UsageError(
+                    f"segment {number}: the close tag {clip(item.raw, 40)!r} (pair {item.pair}) does not belong to the "
+                    f"last open tag; accepted: well nested tags"
+                )
+            node.closed, node.end = index, position
+            stack.pop()
+            continue
+        if item.pair in pairs:
+            raise UsageError(f"segment {number}: tag {clip(item.raw, 40)!r}: pair {item.pair} is not unique")
+        pairs.add(item.pair)
+        node = Node(index, index, position, position)
+        stack[-1].children.append(node)
+        if item.kind == "open":
+            stack.append(node)
+    if len(stack) > 1:
+        raise UsageError(f"segment {number}: tag {stack[-1].opened + 1} is not closed; accepted: well nested tags")
+    root.end = position
+    return root
+
+
+def _write(root: Node, segment: Segment, text: str) -> Segment:
+    """Return the translated segment from the positions of the nodes in the translation."""
+    result: Segment = []
+    written = 0
+
+    def write_until(position: int) -> None:
+        nonlocal written
+        if position > written:
+            result.append(text[written:position])
+            written = position
+
+    stack = [(root, iter(root.in_order()))]
+    while stack:
+        node, children = stack[-1]
+        child = next(children, None)
+        if child is not None:
+            write_until(child.first)
+            result.append(segment[child.opened])
+            stack.append((child, iter(child.in_order())))
+            continue
+        stack.pop()
+        write_until(node.last)
+        if node.closed != node.opened:
+            result.append(segment[node.closed])
+    return result

@@ -32,6 +32,8 @@ LAYERS = [
     "device",
     "decoding",
     "pipelines",
+    "markup",
+    "documents",
     "evaluation",
     "vectors",
     "training",

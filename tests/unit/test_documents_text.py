@@ -165,7 +165,9 @@ def test_markdown_escapes_what_would_become_markup() -> None:
 
 def test_emphasis_that_markdown_would_not_recognize_is_written_as_html() -> None:
     source = "ab **cd** ef gh\n"
-    outputs = [translated("md", source, says(text)).decode() for text in ("a(b)c", "甲（乙）丙", "（甲）（乙）丙", "甲 乙 丙")]
+    outputs = [
+        translated("md", source, says(text)).decode() for text in ("a(b)c", "甲（乙）丙", "（甲）（乙）丙", "甲 乙 丙")
+    ]
     assert [_structure(out) for out in outputs] == [_structure(source)] * 4
     assert 0 < sum("<strong>" in out for out in outputs) < 4
 

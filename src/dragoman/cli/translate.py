@@ -1,4 +1,4 @@
-"""The command `translate`, for a stream of lines or in bulk."""
+"""The command `translate`, for a stream of lines, a document, or in bulk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def translate(
     models: Models,
     input_: Annotated[
         list[Path] | None,
-        typer.Option("--input", help="Input text, one sentence per line, or folder. Can be repeated."),
+        typer.Option("--input", help="Input text, one sentence per line, document, or folder. Can be repeated."),
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", help="Output file; in bulk, output folder.")] = None,
     beam: Beam = None,
@@ -48,7 +48,9 @@ def translate(
     engine: Annotated[str, typer.Option(help="Engine: auto, native (C++, CPU only) or pytorch.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="Threads of the native engine; default: all cores.")] = None,
     shortlist: Annotated[bool, typer.Option("--shortlist", help="Restrict targets to the model's shortlist.")] = False,
-    column: Annotated[str | None, typer.Option(help="In bulk: column of Parquet files to translate.")] = None,
+    column: Annotated[
+        str | None, typer.Option(help="Column of a CSV or TSV file, or in bulk of Parquet files, to translate.")
+    ] = None,
     ray: Annotated[bool, typer.Option("--ray", help="In bulk: distribute the work over a Ray cluster.")] = False,
     device: Device = "cpu",
 ) -> None:
@@ -59,6 +61,9 @@ def translate(
     Text is read from standard input and written to standard output by default. With --nbest K, there are K lines per
     input line, or one JSON object with --jsonl. Sampling options require --sample. --shortlist is faster with a large
     vocabulary; create the shortlist with 'dragoman shortlist'.
+
+    Documents (.docx, .pptx, .xlsx, .odt, .epub, .html, .md, .srt, .vtt, .po, .xliff, .tmx, .csv, .tsv, .json) are
+    translated into the file --output, with everything but their text as it was.
 
     Folders, Parquet files and several inputs are translated in bulk: every input file has an output file of the same
     name in the folder --output. Run the same command again to resume. Bulk translation supports one model.
@@ -76,6 +81,11 @@ def translate(
         "device": device, "quantize": quantize, "engine": engine, "threads": threads, "shortlist": shortlist,
     }  # fmt: skip
     inputs = input_ or []
+    document = _document(inputs) if not ray else None
+    if document is not None:
+        _check_document(document, inputs, output, form, prefix)
+        _translate_document(models, options, document, output, column, {"split": split, **settings})
+        return
     if ray or column is not None or is_bulk(inputs, output):
         if len(models) > 1:
             raise UsageError(
@@ -87,6 +97,63 @@ def translate(
         return
     source = inputs[0] if inputs else None
     _translate_lines(models, options, source, output, form, {"prefix": prefix, "split": split, **settings})
+
+
+def _document(inputs: Sequence[Path]) -> Path | None:
+    """Return the first input that is a document, None if there is none."""
+    if not inputs:
+        return None
+    from dragoman.documents import SUFFIXES
+
+    return next((path for path in inputs if SUFFIXES.get(path.suffix.casefold(), "txt") != "txt"), None)
+
+
+def _check_document(
+    document: Path, inputs: Sequence[Path], output: Path | None, form: Form, prefix: str | None
+) -> None:
+    """Raise UsageError for options that a document does not have."""
+    if len(inputs) > 1:
+        raise UsageError(f"{document}: one document is translated at a time, but there are {len(inputs)} inputs")
+    if form != "text" or prefix is not None:
+        raise UsageError(
+            f"{document}: --nbest, --jsonl, --verbose and --prefix: not for documents; omit the option, or pipe the "
+            "file into the command to translate its lines"
+        )
+    if output is None:
+        raise UsageError(
+            f"{document}: a translated document is written to a file; add --output FILE (and, for one column of a "
+            "table, --column NAME)"
+        )
+
+
+def _translate_document(
+    models: Sequence[Path],
+    options: Mapping[str, Any],
+    source: Path,
+    output: Path | None,
+    column: str | None,
+    settings: Mapping[str, Any],
+) -> None:
+    """Translate a document, and show progress at a terminal."""
+    from dragoman.documents import document_format, translate_document
+    from dragoman.pipelines.translation import Translator
+
+    assert output is not None
+    target = output / source.name if output.is_dir() else output
+    if document_format(target) != document_format(source):
+        raise UsageError(f"{target}: a {source.suffix} file stays one; give the output the suffix {source.suffix}")
+    translator = Translator.load(models, **options)
+    log(translator.description)
+    columns = None if column is None else [int(column) if column.isdecimal() else column]
+    report = translate_document(
+        translator,
+        source,
+        target,
+        columns=columns,
+        track=lambda segments, total: show_progress(segments, "translating", total),
+        **settings,
+    )
+    log(f"{target}: {report.segments:,} texts translated")
 
 
 def _check_sampling(settings: Mapping[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """Paragraphs of Office Open XML (docx, pptx, xlsx): runs of text with formatting, as segments with inline tags.
 
-The most frequent formatting of a paragraph, or of a hyperlink in it, needs no tag; text with other formatting stands
+The most frequent formatting of a paragraph, or of a hyperlink in it, needs no tag (links of pptx are formatting, which
+always has one); text with other formatting stands
 between an open and a close tag.  Runs of equal formatting are joined.  Everything that is not text (fields, footnote
 references, drawings, bookmarks, formulas) is an empty tag, which keeps its source.
 """
@@ -131,7 +132,7 @@ class Paragraph:
             if isinstance(item, _Text):
                 sizes[item.key] += len(item.text)
                 first.setdefault(item.key, item.properties)
-        base = max(sizes, key=lambda key: (sizes[key], key is not None), default=None)
+        base = max(sizes, key=lambda key: (b":hlink" not in (key or b""), sizes[key]), default=None)
         result: list[str | Mark] = []
         for _, group in itertools.groupby(items, key=lambda item: isinstance(item, _Text) and (item.key,)):
             members = list(group)

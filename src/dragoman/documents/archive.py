@@ -19,8 +19,8 @@ __all__ = ["Archive"]
 
 _MAX_MEMBERS = 10_000
 _MAX_PART, _MAX_TOTAL = 128 << 20, 2 << 30
-_MAX_RATIO, _SMALL = 200, 1 << 20
-"""Largest ratio of compression of a member of more than 1 MiB; XML of real documents is compressed 5 to 50 times."""
+_MAX_RATIO, _SMALL = 200, 16 << 20
+"""Largest ratio of compression of a member of more than 16 MiB; XML of real documents is compressed 5 to 50 times."""
 _CHUNK = 1 << 20
 _COMPOUND_FILE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, ValueError)

@@ -10,7 +10,7 @@ from dragoman.documents.segments import DocumentTranslator, source_text
 
 __all__ = ["translate_txt"]
 
-_LINE_END = re.compile(r"(?P<break>\r?\n)")
+_LINE_END = re.compile(r"(?P<break>\r\n|\n|\r)")
 
 
 def translate_txt(data: bytes, translator: DocumentTranslator) -> bytes:

@@ -1,9 +1,9 @@
 """Paragraphs of Office Open XML (docx, pptx, xlsx): runs of text with formatting, as segments with inline tags.
 
-The most frequent formatting of a paragraph, or of a hyperlink in it, needs no tag (links of pptx are formatting, which
-always has one); text with other formatting stands
-between an open and a close tag.  Runs of equal formatting are joined.  Everything that is not text (fields, footnote
-references, drawings, bookmarks, formulas) is an empty tag, which keeps its source.
+The most frequent formatting of a paragraph, or of a hyperlink in it, needs no tag; text with other formatting stands
+between an open and a close tag, and so do links of pptx, which are formatting.  Runs of equal formatting are joined.
+Everything that is not text (fields, footnote references, drawings, bookmarks, formulas) is an empty tag, which keeps
+its source.
 """
 
 from __future__ import annotations

@@ -23,16 +23,17 @@ class _Translation(Inline):
         self._unit, self._variant, self._language = unit, variant, language
 
     def replace(self, translated: Segment) -> None:
-        segment = b"<seg>%b</seg>" % self.written(translated)
+        """Write the translation into the empty segment of the target language, or into a new variant."""
         empty = self._variant.child("seg") if self._variant else None
         if empty is not None:
-            self._edits.replace((empty.start, empty.end), segment)
+            self._edits.replace((empty.start, empty.end), lambda: b"<seg>%b</seg>" % self.written(translated))
             return
         variants = [node for node in self._unit.nodes if node.name == "tuv"]
         first, before = variants[0], variants[-1].end
         space = _indentation(self._edits.source, first.start)
         language = self._language.replace("_", "-").encode()
-        self._edits.replace((before, before), b'%b<tuv xml:lang="%b">%b</tuv>' % (space, language, segment))
+        form = b'%b<tuv xml:lang="%b"><seg>%%b</seg></tuv>' % (space, language)
+        self._edits.replace((before, before), lambda: form % self.written(translated))
 
 
 def translate_tmx(data: bytes, translator: DocumentTranslator) -> bytes:

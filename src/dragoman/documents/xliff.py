@@ -56,9 +56,9 @@ class _Translation(Inline):
             tag = re.sub(rb"source$", b"target", _qualified_name(text, source))
         else:
             tag = _STATE.sub(b"", text[target.start + 1 : target.inner_start].rstrip(b"/> \t\r\n"))
-        state = _MACHINE if is_first else b""
-        content = b"<%b%b>%b</%b>" % (tag, state, self.written(translated), tag.split()[0])
-        self._edits.replace((target.start, target.end) if target else (source.end, source.end), content)
+        form = b"<%b%b>%%b</%b>" % (tag.replace(b"%", b"%%"), _MACHINE if is_first else b"", tag.split()[0])
+        span = (target.start, target.end) if target else (source.end, source.end)
+        self._edits.replace(span, lambda: form % self.written(translated))
         if not is_first:
             self._set_state(holder)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dragoman.data.languages import language_code
 from dragoman.data.literals import has_words
@@ -20,6 +20,7 @@ __all__ = ["Block", "Break", "DocumentTranslator", "Track", "is_identifier", "pl
 _WINDOW = 500
 """Segments per call of the translator, which sorts them by length and reports progress after each call."""
 
+_SPACE = re.compile(r"\s*")
 _OBJECT = "\ufffc"
 """Stands for an empty tag."""
 _PUNCTUATION = ".,:;!?)]}»”’。，、：；！？）」』"
@@ -190,39 +191,40 @@ def _closes(core: Segment) -> bool:
 
 
 def _with_single_spaces(segment: Segment) -> Segment:
-    """Return a segment as the model reads it: one space around an empty tag instead of two, and one at a break."""
-    sides = {tag.pair: (before.isspace(), after.isspace()) for before, tag, after in _neighbours(segment)}
+    """Return a segment as the model reads it: spaces on one side of an empty tag, not both, and one at a break."""
+    sides = _sides(segment)
     result: Segment = []
     drops = adds = False
     for item in segment:
         if isinstance(item, str):
-            item = item[1:] if drops else f" {item}" if adds else item
+            item = item.lstrip() if drops else f" {item}" if adds else item
             drops = adds = False
         elif item.kind == "empty":
-            drops = drops or all(sides[item.pair])
-            adds = adds or (isinstance(item, Break) and not any(sides[item.pair]))
+            side = sides[item.pair]
+            drops = drops or bool(side.before.isspace() and side.space)
+            adds = adds or (isinstance(item, Break) and not (side.before.isspace() or side.space))
         result += [item] if item else []
     return result
 
 
 def _with_spaces(segment: Segment, translated: Segment) -> Segment:
     """Give the empty tags of a translation the spaces around them in the source, except within a word."""
-    spaces = {tag.pair: (before.isspace(), after.isspace()) for before, tag, after in _neighbours(segment)}
-    following = {tag.pair: after for _, tag, after in _neighbours(translated)}
+    sources, targets = _sides(segment), _sides(translated)
     result: Segment = []
-    last, pending = "", False  # the last character; whether a space follows the next close tags
+    last, pending = "", ""  # the last character; the space that follows the next close tags
     for item in translated:
         if pending and not (isinstance(item, Tag) and item.kind == "close"):
-            result.append(" ")
-            last, pending = " ", False
+            result.append(pending)
+            last, pending = " ", ""
         if isinstance(item, str):
             last = item[-1]
         elif item.kind == "empty":
-            after = following[item.pair]
-            left, right = spaces[item.pair] if not (last.isalnum() and after.isalnum()) else (False, False)
-            if left and last and not last.isspace():
+            source, target = sources[item.pair], targets[item.pair]
+            is_inside = last.isalnum() and not target.space and target.after.isalnum()
+            if source.before.isspace() and last and not last.isspace() and not is_inside:
                 result.insert(_before_open_tags(result), " ")
-            pending = right and not after.isspace() and after not in _PUNCTUATION
+            is_punctuation = target.after in _PUNCTUATION and target.after != source.after
+            pending = "" if target.space or is_punctuation or is_inside else source.space
             last = _OBJECT
         result.append(item)
     return result
@@ -235,12 +237,26 @@ def _before_open_tags(segment: Segment) -> int:
     return index
 
 
-def _neighbours(segment: Segment) -> Iterator[tuple[str, Tag, str]]:
-    """Yield the empty tags of a segment with the characters before and after each; another empty tag is a character."""
-    empty = [item if isinstance(item, str) else _OBJECT * (item.kind == "empty") for item in segment]
-    text = "".join(empty)
+class _Sides(NamedTuple):
+    """What stands beside an empty tag: the character before, the whitespace after, and the character after that."""
+
+    before: str
+    space: str
+    after: str
+
+
+def _sides(segment: Segment) -> dict[int, _Sides]:
+    """Return the sides of the empty tags of a segment, by pair; another empty tag is a character."""
+    shown = [item if isinstance(item, str) else _OBJECT * (item.kind == "empty") for item in segment]
+    text = "".join(shown)
+    sides = {}
     position = 0
-    for item, shown in zip(segment, empty, strict=True):
+    for item, one in zip(segment, shown, strict=True):
         if isinstance(item, Tag) and item.kind == "empty":
-            yield text[max(0, position - 1) : position], item, text[position + 1 : position + 2]
-        position += len(shown)
+            space = _SPACE.match(text, position + 1)
+            assert space is not None
+            sides[item.pair] = _Sides(
+                text[max(0, position - 1) : position], space[0], text[space.end() : space.end() + 1]
+            )
+        position += len(one)
+    return sides

@@ -327,5 +327,6 @@ def test_html_files_keep_their_encoding() -> None:
     assert (
         out.startswith('<meta charset="iso-8859-1"><p title="a b">') and "CAFÉ" in out and "<script>x</script>" in out
     )
+    assert '<p title="A B">' in translated("html", source, attributes=True).decode("latin-1")
     with pytest.raises(DataError, match="declares the unknown charset 'nothing'"):
         translated("html", '<meta charset="nothing">a')

@@ -21,6 +21,8 @@ from openpyxl.cell.text import InlineFont
 from pptx.util import Inches
 
 from document_translator import PieceTranslator, longer, translated, upper
+from dragoman.documents.runs import PREFIXES, Paragraph
+from dragoman.documents.xml_spans import Edits, parse_xml
 from dragoman.errors import DataError
 
 IDENTITY = PieceTranslator(lambda pieces: pieces)
@@ -295,6 +297,29 @@ def test_pptx_slides_notes_and_tables_are_translated() -> None:
     assert members(translated("pptx", source, longer()))["ppt/slides/slide1.xml"].count(b"hlinkClick") == 1
 
 
+def test_pptx_links_are_tags_even_if_most_of_the_text_is_a_link() -> None:
+    link = '<a:rPr lang="en"><a:hlinkClick r:id="rId2"/></a:rPr>'
+    source = (
+        '<a:p xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main" xmlns:r="r">'
+        f"<a:r><a:rPr/><a:t>See </a:t></a:r><a:r>{link}<a:t>a long link</a:t></a:r></a:p>"
+    )
+    root, content, _ = parse_xml(source.encode(), PREFIXES)
+    shown = [item if isinstance(item, str) else item.kind for item in Paragraph(root, Edits(content)).segment]
+    assert shown == ["See ", "open", "a long link", "close"]
+
+
+def test_pptx_properties_of_the_end_of_a_paragraph_stay_at_its_end() -> None:
+    source = (
+        b'<a:p xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main"><a:pPr/>'
+        b"<a:r><a:t>One </a:t></a:r><a:r><a:rPr b='1'/><a:t>two</a:t></a:r><a:endParaRPr/></a:p>"
+    )
+    root, content, _ = parse_xml(source, PREFIXES)
+    edits = Edits(content)
+    paragraph = Paragraph(root, edits)
+    paragraph.replace([*paragraph.segment[1:], "ONE"])
+    assert edits.render().endswith(b"<a:t>two</a:t></a:r><a:r><a:t>ONE</a:t></a:r><a:endParaRPr/></a:p>")
+
+
 # ----------------------------------------------------------------------------------------------------------- xlsx
 
 
@@ -307,7 +332,7 @@ def workbook() -> bytes:
     sheet.write_row(0, 0, ["A heading", "Two words"], bold)
     sheet.write_row(1, 0, ["A chair", 12.5])
     sheet.write_rich_string(1, 2, "some ", bold, "bold", " text")
-    sheet.write_row(2, 0, ["A-12", "=B2*2", " spaces around ", "Two words"])
+    sheet.write_row(2, 0, ["a-12", "=B2*2", " spaces around ", "Two words"])
     sheet.add_table(4, 0, 6, 1, {"columns": [{"header": "Unit price"}, {"header": "Name"}]})
     sheet.write_row(5, 0, ["Unit price", "one & two"])
     sheet.insert_textbox(8, 0, "in the box")
@@ -323,7 +348,7 @@ def test_xlsx_texts_are_translated_and_formulas_numbers_and_table_names_kept() -
     assert book.sheetnames == ["Data sheet"]
     rows = [[cell.value for cell in row] for row in book.active.iter_rows(max_row=7)]
     assert rows[0][:2] == ["A HEADING", "TWO WORDS"] and rows[1][:2] == ["A CHAIR", 12.5]
-    assert rows[2] == ["A-12", "=B2*2", " SPACES AROUND ", "TWO WORDS"]
+    assert rows[2] == ["a-12", "=B2*2", " SPACES AROUND ", "TWO WORDS"]
     assert rows[4][:2] == ["Unit price", "Name"]  # the table addresses its columns by these texts
     assert rows[5][:2] == ["Unit price", "ONE & TWO"]
     rich = rows[1][2]

@@ -313,6 +313,11 @@ def test_po_of_another_language_is_refused() -> None:
         translated("po", PO.replace("Language: de", "Language: fr"))
 
 
+def test_po_without_a_language_is_accepted() -> None:
+    source = PO.replace("Language: de", "Language: ").replace('\n"Plural', '\n"MIME-Version: 1.0\\n"\n"Plural')
+    assert polib.pofile(translated("po", source).decode()).metadata["Language"] == ""
+
+
 def test_placeholders_survive_a_model_that_changes_them() -> None:
     mangles = PieceTranslator(lambda pieces: [piece.upper().replace("%", "") for piece in pieces])
     source = 'msgid "%(name)s has %1$s of {n} <b>files</b>"\nmsgstr ""\n'
@@ -348,6 +353,8 @@ def test_csv_columns_are_chosen_by_name_or_number() -> None:
         translated("csv", source, columns=["txt"])
     with pytest.raises(UsageError, match="columns: only for csv and tsv; the format is txt"):
         translated("txt", source, columns=["text"])
+    with pytest.raises(UsageError, match="attributes: only for html and epub; the format is csv"):
+        translated("csv", source, attributes=True)
 
 
 def test_tsv_cells_are_separated_by_tabs_only() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import io
+import lzma
 import zipfile
 import zlib
 from collections import Counter
@@ -23,7 +24,7 @@ _MAX_RATIO, _SMALL = 200, 16 << 20
 """Largest ratio of compression of a member of more than 16 MiB; XML of real documents is compressed 5 to 50 times."""
 _CHUNK = 1 << 20
 _COMPOUND_FILE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
-_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, ValueError)
+_DAMAGE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, NotImplementedError, ValueError)
 
 
 class Archive:

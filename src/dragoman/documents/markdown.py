@@ -88,6 +88,7 @@ class _MarkdownBlock:
 
     @property
     def segment(self) -> Segment:
+        """The text with its tags."""
         return self._marked.segment
 
     def replace(self, translated: Segment) -> None:

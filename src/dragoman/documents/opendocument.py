@@ -20,7 +20,7 @@ _PREFIXES = {
 _MIME = b"application/vnd.oasis.opendocument.text"
 _PARTS = ("content.xml", "styles.xml")
 _PARAGRAPHS = {"text:p", "text:h"}
-_PAIRS = {"text:span", "text:a", "text:meta", "text:ruby-base"}
+_PAIRS = {"text:span", "text:a", "text:meta"}
 _BREAKS = {"text:line-break", "text:tab"}
 _KEPT = {"office:annotation", "text:tracked-changes", "office:scripts", "office:forms"}
 """Elements whose paragraphs are not part of the text: comments and deleted text."""

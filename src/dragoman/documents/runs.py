@@ -89,6 +89,7 @@ class Paragraph:
 
     @property
     def segment(self) -> Segment:
+        """The text with its tags."""
         return self._marked.segment
 
     def replace(self, translated: Segment) -> None:

@@ -27,7 +27,7 @@ _PUNCTUATION = ".,:;!?)]}»”’。，、：；！？）」』"
 """Characters without a space before them."""
 _WORD = re.compile(r"[\"'(]*[A-Za-z]+(?:['-][A-Za-z]+)*[.,:;!?\"')]*")
 
-Track = Callable[[Iterator[Segment], int], Iterator[Segment]]
+Track = Callable[[Iterator[Any], int], Iterator[Any]]
 """Returns the items of an iterator of known length, to show progress while they are consumed."""
 
 
@@ -55,9 +55,13 @@ class Block(Protocol):
     """A part of a document with a segment, such as a paragraph."""
 
     @property
-    def segment(self) -> Segment: ...
+    def segment(self) -> Segment:
+        """The text with its tags."""
+        ...
 
-    def replace(self, translated: Segment) -> None: ...
+    def replace(self, translated: Segment) -> None:
+        """Write the translation into the document."""
+        ...
 
 
 @dataclass

@@ -84,6 +84,7 @@ def translate_bytes(
     format: str,
     *,
     columns: Sequence[str | int] | None = None,
+    attributes: bool = False,
     track: Track | None = None,
     **settings: Any,
 ) -> tuple[bytes, DocumentReport]:
@@ -97,10 +98,13 @@ def translate_bytes(
     if track is not None:
         work.track = track
     options: dict[str, Any] = {}
-    if columns is not None:
-        if "columns" not in inspect.signature(translate).parameters:
-            raise UsageError(f"columns: only for csv and tsv; the format is {format}. Omit the option")
-        options["columns"] = columns
+    for name, value, formats in (
+        ("columns", columns, "csv and tsv"),
+        ("attributes", attributes or None, "html and epub"),
+    ):
+        if value is not None and name not in inspect.signature(translate).parameters:
+            raise UsageError(f"{name}: only for {formats}; the format is {format}. Omit the option")
+        options |= {} if value is None else {name: value}
     return translate(data, work, **options), DocumentReport(format, work.count)
 
 
@@ -111,6 +115,7 @@ def translate_document(
     *,
     format: str | None = None,
     columns: Sequence[str | int] | None = None,
+    attributes: bool = False,
     track: Track | None = None,
     **settings: Any,
 ) -> DocumentReport:
@@ -121,6 +126,7 @@ def translate_document(
         target: File to write, completely or not at all.
         format: "docx", "srt", ...; default: by the suffix of `source`.
         columns: Of csv and tsv: names in the first row, or numbers from 1.  Default: all cells with words.
+        attributes: Of html and epub: whether to translate the attributes alt, title and placeholder.
         track: Receives an iterator of segments and their number, and returns it, to show progress.
         settings: Arguments of `Translator.translate`.
 
@@ -138,7 +144,9 @@ def translate_document(
     target = as_path(target, "target")
     _check_target(target, source if isinstance(source, Path) else None)
     try:
-        translated, report = translate_bytes(translator, data, format, columns=columns, track=track, **settings)
+        translated, report = translate_bytes(
+            translator, data, format, columns=columns, attributes=attributes, track=track, **settings
+        )
     except DataError as error:
         raise DataError(f"{name}: {error}") from None
     try:

@@ -26,27 +26,30 @@ _FONTS = ("http://www.idpf.org/2008/embedding", "http://ns.adobe.com/pdf/enc#RC"
 """Methods that obfuscate fonts; others encrypt the text."""
 
 
-def translate_html_file(data: bytes, translator: DocumentTranslator) -> bytes:
-    """Translate an HTML file; see `dragoman.markup.html`.  Raises DataError if its encoding is unknown or invalid."""
+def translate_html_file(data: bytes, translator: DocumentTranslator, attributes: bool = False) -> bytes:
+    """Translate an HTML file; see `translate_html`.  Raises DataError if its encoding is unknown or invalid."""
     charset = _CHARSET.search(data[:_HEAD])
     name = (charset[1] or charset[2]).decode() if charset else None
     try:
         text, encode = decode_text(data, name)
     except LookupError:
         raise DataError(f"declares the unknown charset {clip(str(name), 40)!r}; save the file as UTF-8") from None
-    [translated] = _translate_pages(translator, [text])
+    [translated] = _translate_pages(translator, [text], attributes)
     return encode(translated)
 
 
-def _translate_pages(translator: DocumentTranslator, pages: Sequence[str]) -> list[str]:
+def _translate_pages(translator: DocumentTranslator, pages: Sequence[str], attributes: bool) -> list[str]:
     from dragoman.markup.html import translate_html  # type: ignore[import-not-found,unused-ignore]
 
+    def translate(page: str) -> str:
+        [found] = translate_html(translator.translator, [page], attributes=attributes, **translator.settings)
+        return str(found)
+
     translator.count += len(pages)
-    found: list[str] = translate_html(translator.translator, pages, **translator.settings)
-    return found
+    return list(translator.track(map(translate, pages), len(pages)))
 
 
-def translate_epub(data: bytes, translator: DocumentTranslator) -> bytes:
+def translate_epub(data: bytes, translator: DocumentTranslator, attributes: bool = False) -> bytes:
     """Translate the chapters and the table of contents of a book.  Raises DataError if it is damaged or encrypted."""
     archive = Archive(data)
     if "mimetype" not in archive or archive.read("mimetype").strip() != b"application/epub+zip":
@@ -55,7 +58,7 @@ def translate_epub(data: bytes, translator: DocumentTranslator) -> bytes:
     types = _manifest(archive)
     pages = [name for name, kind in types.items() if kind == "application/xhtml+xml"]
     decoded: list[tuple[str, Any]] = [decode_text(archive.read(name)) for name in pages]
-    translated = _translate_pages(translator, [text for text, _ in decoded])
+    translated = _translate_pages(translator, [text for text, _ in decoded], attributes)
     labels = []
     for name, kind in types.items():
         if kind == "application/x-dtbncx+xml":

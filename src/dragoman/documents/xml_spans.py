@@ -93,6 +93,7 @@ class _Builder:
         parser.SkippedEntityHandler = self._skipped
 
     def error(self, what: str) -> DataError:
+        """Return the error for what is wrong in the current line."""
         return DataError(f"line {self.parser.CurrentLineNumber:,}: {what}")
 
     def _name(self, name: str) -> str:

@@ -100,6 +100,15 @@ def test_xliff_2_states_follow_and_the_target_language_is_added() -> None:
     assert '<segment state="final"><source>Kept</source><target>Bleibt</target></segment>' in out
 
 
+def test_whitespace_of_xml_is_one_space_unless_it_is_preserved() -> None:
+    translator = upper()
+    out = translated("xliff", XLIFF_1.replace("A copy</source>", "A\n      copy</source>"), translator).decode()
+    assert "A copy" in translator.texts and ">A COPY</target>" in out
+    preserved = XLIFF_1.replace("<source>A copy", '<source xml:space="preserve">A  copy')
+    translated("xliff", preserved, translator)
+    assert "A  copy" in translator.texts
+
+
 def test_xliff_of_other_languages_and_versions_is_refused() -> None:
     with pytest.raises(DataError, match="its target language is 'fr', but the model translates from en to de"):
         translated("xliff", XLIFF_1.replace('target-language="de"', 'target-language="fr"'))
@@ -238,6 +247,18 @@ def test_odt_without_changes_is_the_same_file() -> None:
         zipfile.ZipFile(io.BytesIO(translated("odt", source, IDENTITY))) as other,
     ):
         assert [one.read(info) for info in one.infolist()] == [other.read(info) for info in other.infolist()]
+
+
+def test_odt_paragraphs_with_the_same_translation_keep_their_source() -> None:
+    def indent(xml: bytes) -> bytes:
+        return xml.replace(b"The heading", b"The&#32;\n   heading &gt; caf&#xE9;")
+
+    source = _changed(open_document(), "content.xml", indent)
+    with (
+        zipfile.ZipFile(io.BytesIO(source)) as one,
+        zipfile.ZipFile(io.BytesIO(translated("odt", source, IDENTITY))) as other,
+    ):
+        assert one.read("content.xml") == other.read("content.xml")
 
 
 def test_odt_that_is_encrypted_or_of_another_kind_is_refused() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from document_translator import PieceTranslator, says, upper
@@ -85,7 +85,16 @@ def test_languages_are_compared_by_code() -> None:
 MARKS = st.builds(Mark, st.sampled_from(["open", "close", "empty", "break"]), st.just("<>"), st.sampled_from("abc"))
 
 
+OVERLAPPING: list[str | Mark] = [
+    Mark("open", "<a>", "a"),
+    Mark("open", "<b>", "b"),
+    Mark("close", "</a>", "a"),
+    Mark("close", "</b>", "b"),
+]
+
+
 @settings(max_examples=200, deadline=None)
+@example(items=OVERLAPPING)
 @given(items=st.lists(st.one_of(st.sampled_from(["one", " ", ""]), MARKS), max_size=12))
 def test_marks_in_any_order_give_well_nested_tags(items: list[str | Mark]) -> None:
     marked = pair_marks(items)

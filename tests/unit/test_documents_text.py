@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sys
 from typing import Any
 
 import polib
@@ -170,6 +171,16 @@ def test_emphasis_that_markdown_would_not_recognize_is_written_as_html() -> None
     ]
     assert [_structure(out) for out in outputs] == [_structure(source)] * 4
     assert 0 < sum("<strong>" in out for out in outputs) < 4
+
+
+def test_escaped_underscores_stay_escaped() -> None:
+    assert translated("md", "a \\_\\_init\\_\\_ b_c\n").decode() == "A \\_\\_INIT\\_\\_ B_C\n"
+
+
+def test_a_missing_parser_of_markdown_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "markdown_it", None)
+    with pytest.raises(UsageError, match=r"translation of Markdown needs markdown_it.*dragoman\[documents\]"):
+        translated("md", "a")
 
 
 def test_markdown_does_not_escape_what_the_source_has_unescaped() -> None:

@@ -25,7 +25,7 @@ _FRONT_MATTER = re.compile(r"\A(---|\+\+\+)[ \t]*\r?\n.*?^(?:\1|\.\.\.)[ \t]*(?:
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\n|\r|\Z)")
 _KEPT = re.compile(r"\[\^[^\]\s]+\]:?|\A\[[ xX]\] |(?:https?|ftp)://[^\s<>]*[^\s<>.,;:!?)\]'\"]|\{\{.*?\}\}|\{%.*?%\}")
 """Footnotes, boxes of task lists, addresses, and expressions of templates."""
-_SPECIAL = re.compile(r"\\(?=[!-/:-@\[-`{-~]|\Z)|[`*\[\]]|(?<!\w)_|_(?!\w)|<(?=[A-Za-z/!?])|&(?=#?\w+;)|~~")
+_SPECIAL = re.compile(r"\\(?=[!-/:-@\[-`{-~]|\Z)|[`*\[\]]|(?<![^\W_])_|_(?![^\W_])|<(?=[A-Za-z/!?])|&(?=#?\w+;)|~~")
 _BLOCK_START = re.compile(r"\A(?:(\d{1,9})([.)])(?=\s|\Z)|([-+>#=|]|~~~|```))")
 _NAME = re.compile(r"</?([A-Za-z][\w-]*)")
 _VOID = {"br", "img", "hr", "wbr", "input", "source", "area"}

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from document_translator import PieceTranslator, longer, translated
+from document_translator import PieceTranslator, longer, says, translated, upper
 from dragoman.errors import DragomanError
 from sample_documents import SAMPLES
 
@@ -29,6 +29,14 @@ def damaged(data: bytes, draw: random.Random) -> bytes:
         else:
             own[start:start] = inserted * draw.randint(1, 4) if kind < 3 else own[other : other + draw.randint(1, 40)]
     return bytes(own)
+
+
+@pytest.mark.parametrize("format", SAMPLES)
+def test_empty_translations_are_accepted(format: str) -> None:
+    """A model may return nothing; a document without its text can still be read."""
+    for sample in SAMPLES[format]:
+        empty = translated(format, sample(bytes), says(""))
+        assert translated(format, empty, upper()) or not empty.strip()
 
 
 @pytest.mark.parametrize("format", SAMPLES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import sys
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from document_translator import PieceTranslator, longer, says, translated, upper
 from dragoman.documents import document_format, translate_bytes, translate_document
-from dragoman.errors import DataError, UsageError
+from dragoman.errors import DataError, DragomanError, UsageError
 
 # ------------------------------------------------------------------------------------------------------------ txt
 
@@ -171,6 +172,15 @@ def test_emphasis_that_markdown_would_not_recognize_is_written_as_html() -> None
     ]
     assert [_structure(out) for out in outputs] == [_structure(source)] * 4
     assert 0 < sum("<strong>" in out for out in outputs) < 4
+
+
+@pytest.mark.parametrize(
+    ("source", "says_what"),
+    [("5 * 3 is **so**\n", "*a* _b_ c"), ("one \\\\![i](a.png) two\n", "x \\ y"), ("a <3 b\n", "<b>c")],
+)
+def test_characters_of_the_translation_mark_nothing(source: str, says_what: str) -> None:
+    for translator in (says(says_what), upper(), longer()):
+        assert _structure(translated("md", source, translator).decode()) == _structure(source)
 
 
 def test_escaped_underscores_stay_escaped() -> None:
@@ -445,6 +455,19 @@ def test_files_are_written_completely_or_not_at_all(tmp_path: Any) -> None:
         "a.json",
         "b.json",
     ]
+
+
+def test_a_full_disk_leaves_the_earlier_file(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "b.txt").write_text("earlier")
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(DragomanError, match=r"b\.txt could not be written: the disk is full"):
+        translate_document(upper(), tmp_path / "a.txt", tmp_path / "b.txt")
+    assert (tmp_path / "b.txt").read_text() == "earlier" and len(list(tmp_path.iterdir())) == 2
 
 
 def test_targets_that_cannot_be_written_are_refused(tmp_path: Any) -> None:

@@ -106,7 +106,7 @@ class _MarkdownBlock:
         ]
         for free, elements in attempts:
             result = "".join(self._source(item, free, elements) for item in translated)
-            if isinstance(translated[0], str):
+            if translated and isinstance(translated[0], str):
                 result = _BLOCK_START.sub(lambda m: f"{m[1]}\\{m[2]}" if m[1] else f"\\{m[3]}", result)
             if _shape(self._parser.parseInline(result, self._references)[0].children) == self._shape:
                 break

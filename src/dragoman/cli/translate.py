@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dragoman.cli.documents import check_document, find_document, translate_file
 from dragoman.cli.options import Beam, Device, Jsonl, Models, Quantize, Seed, Split, Temperature, TopK, TopP
 from dragoman.cli.streams import answer_lines, is_interactive, is_terminal, log, open_output, show_progress
 from dragoman.errors import DataError, UsageError
@@ -81,10 +82,10 @@ def translate(
         "device": device, "quantize": quantize, "engine": engine, "threads": threads, "shortlist": shortlist,
     }  # fmt: skip
     inputs = input_ or []
-    document = _document(inputs) if not ray else None
+    document = find_document(inputs) if not ray else None
     if document is not None:
-        _check_document(document, inputs, output, form, prefix)
-        _translate_document(models, options, document, output, column, {"split": split, **settings})
+        check_document(document, inputs, output, form, prefix)
+        translate_file(models, options, document, output, column, {"split": split, **settings})
         return
     if ray or column is not None or is_bulk(inputs, output):
         if len(models) > 1:
@@ -97,63 +98,6 @@ def translate(
         return
     source = inputs[0] if inputs else None
     _translate_lines(models, options, source, output, form, {"prefix": prefix, "split": split, **settings})
-
-
-def _document(inputs: Sequence[Path]) -> Path | None:
-    """Return the first input that is a document, None if there is none."""
-    if not inputs:
-        return None
-    from dragoman.documents import SUFFIXES
-
-    return next((path for path in inputs if SUFFIXES.get(path.suffix.casefold(), "txt") != "txt"), None)
-
-
-def _check_document(
-    document: Path, inputs: Sequence[Path], output: Path | None, form: Form, prefix: str | None
-) -> None:
-    """Raise UsageError for options that a document does not have."""
-    if len(inputs) > 1:
-        raise UsageError(f"{document}: one document is translated at a time, but there are {len(inputs)} inputs")
-    if form != "text" or prefix is not None:
-        raise UsageError(
-            f"{document}: --nbest, --jsonl, --verbose and --prefix: not for documents; omit the option, or pipe the "
-            "file into the command to translate its lines"
-        )
-    if output is None:
-        raise UsageError(
-            f"{document}: a translated document is written to a file; add --output FILE (and, for one column of a "
-            "table, --column NAME)"
-        )
-
-
-def _translate_document(
-    models: Sequence[Path],
-    options: Mapping[str, Any],
-    source: Path,
-    output: Path | None,
-    column: str | None,
-    settings: Mapping[str, Any],
-) -> None:
-    """Translate a document, and show progress at a terminal."""
-    from dragoman.documents import document_format, translate_document
-    from dragoman.pipelines.translation import Translator
-
-    assert output is not None
-    target = output / source.name if output.is_dir() else output
-    if document_format(target) != document_format(source):
-        raise UsageError(f"{target}: a {source.suffix} file stays one; give the output the suffix {source.suffix}")
-    translator = Translator.load(models, **options)
-    log(translator.description)
-    columns = None if column is None else [int(column) if column.isdecimal() else column]
-    report = translate_document(
-        translator,
-        source,
-        target,
-        columns=columns,
-        track=lambda segments, total: show_progress(segments, "translating", total),
-        **settings,
-    )
-    log(f"{target}: {report.segments:,} texts translated")
 
 
 def _check_sampling(settings: Mapping[str, Any]) -> None:

@@ -229,7 +229,20 @@ def test_average_and_info(cli: Cli, place: Path) -> None:
         (["translate", "MODEL", "--sample", "--nbest", "70000"], 2, "--nbest 70000: must be 1 to 4,096"),
         (["translate", "MODEL", "--beam", "many"], 2, "integer"),
         (["translate", "MODEL", "--input", "nowhere.txt"], 1, "nowhere.txt"),
-        (["translate", "MODEL", "--input", "table.csv"], 2, "a .csv file is not text with one sentence per line"),
+        (["translate", "MODEL", "--input", "table.csv"], 2, "table.csv: a translated document is written to a file"),
+        (["translate", "MODEL", "--input", "a.docx", "--input", "b.txt"], 2, "one document is translated at a time"),
+        (
+            ["translate", "MODEL", "--input", "a.docx", "--output", "b.pdf"],
+            2,
+            "b.pdf: the suffix '.pdf' is not that of",
+        ),
+        (["translate", "MODEL", "--input", "a.docx", "--output", "b.odt"], 2, "b.odt: a .docx file stays one"),
+        (
+            ["translate", "MODEL", "--input", "a.docx", "--jsonl"],
+            2,
+            "--jsonl, --verbose and --prefix: not for documents",
+        ),
+        (["translate", "MODEL", "--input", "no.docx", "--output", "b.docx"], 1, "no.docx: missing. Give a document"),
         (["translate", "MODEL", "--input", "table.jsonl.gz"], 2, "a .jsonl file is not text"),
         (
             ["score", "MODEL", "--source", "a.csv", "--target", "b.csv"],

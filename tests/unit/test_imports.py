@@ -33,6 +33,7 @@ LAYERS = [
     "decoding",
     "pipelines",
     "markup",
+    "documents",
     "evaluation",
     "vectors",
     "training",

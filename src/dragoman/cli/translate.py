@@ -1,4 +1,4 @@
-"""The command `translate`, for a stream of lines or in bulk."""
+"""The command `translate`, for a stream of lines, a document, or in bulk."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dragoman.cli.documents import check_document, find_document, translate_file
 from dragoman.cli.markup import check_format, translate_markup
 from dragoman.cli.options import Beam, Device, Jsonl, Models, Quantize, Seed, Split, Temperature, TopK, TopP
 from dragoman.cli.streams import answer_lines, is_interactive, is_terminal, log, open_output, show_progress
@@ -26,7 +27,7 @@ def translate(
     models: Models,
     input_: Annotated[
         list[Path] | None,
-        typer.Option("--input", help="Input text, one sentence per line, or folder. Can be repeated."),
+        typer.Option("--input", help="Input text, one sentence per line, document, or folder. Can be repeated."),
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", help="Output file; in bulk, output folder.")] = None,
     beam: Beam = None,
@@ -55,7 +56,9 @@ def translate(
     engine: Annotated[str, typer.Option(help="Engine: auto, native (C++, CPU only) or pytorch.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="Threads of the native engine; default: all cores.")] = None,
     shortlist: Annotated[bool, typer.Option("--shortlist", help="Restrict targets to the model's shortlist.")] = False,
-    column: Annotated[str | None, typer.Option(help="In bulk: column of Parquet files to translate.")] = None,
+    column: Annotated[
+        str | None, typer.Option(help="Column of a CSV or TSV file, or in bulk of Parquet files, to translate.")
+    ] = None,
     ray: Annotated[bool, typer.Option("--ray", help="In bulk: distribute the work over a Ray cluster.")] = False,
     device: Device = "cpu",
 ) -> None:
@@ -69,6 +72,9 @@ def translate(
 
     With --format html or xml, the input is one document: tags move with the words that they surround, and what is not
     translated keeps its bytes.
+
+    Documents (.docx, .pptx, .xlsx, .odt, .epub, .html, .md, .srt, .vtt, .po, .xliff, .tmx, .csv, .tsv, .json) are
+    translated into the file --output, with everything but their text as it was.
 
     Folders, Parquet files and several inputs are translated in bulk: every input file has an output file of the same
     name in the folder --output. Run the same command again to resume. Bulk translation supports one model.
@@ -86,6 +92,11 @@ def translate(
         "device": device, "quantize": quantize, "engine": engine, "threads": threads, "shortlist": shortlist,
     }  # fmt: skip
     inputs = input_ or []
+    document = find_document(inputs) if format_ == "text" and not ray else None
+    if document is not None:
+        check_document(document, inputs, output, form, prefix)
+        translate_file(models, options, document, output, column, {"split": split, **settings})
+        return
     in_bulk = ray or column is not None or is_bulk(inputs, output)
     check_format(
         format_,

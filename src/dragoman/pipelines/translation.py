@@ -233,7 +233,8 @@ class Translator(Pipeline):
         try:
             call = next(searches)
             while True:
-                found = self.backend.search(call.sources, call.prefixes, call.settings, batch_tokens, call.phrases)
+                phrases = {} if call.phrases is None else {"phrases": call.phrases}
+                found = self.backend.search(call.sources, call.prefixes, call.settings, batch_tokens, **phrases)
                 call = searches.send(found)
         except StopIteration as stop:
             translations: list[Translation] = stop.value

@@ -1,0 +1,71 @@
+"""Translation of one document, as `dragoman translate --input FILE.docx --output OUT.docx`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dragoman.cli.streams import log, show_progress
+from dragoman.errors import UsageError
+
+if TYPE_CHECKING:
+    from dragoman.bulk.work import Form
+
+__all__ = ["check_document", "find_document", "translate_file"]
+
+
+def find_document(inputs: Sequence[Path]) -> Path | None:
+    """Return the first input that is a document, None if there is none."""
+    if not inputs:
+        return None
+    from dragoman.documents import SUFFIXES
+
+    known = (path for path in inputs if SUFFIXES.get(path.suffix.casefold(), "txt") != "txt")
+    return next((path for path in known if not path.is_dir()), None)
+
+
+def check_document(document: Path, inputs: Sequence[Path], output: Path | None, form: Form, prefix: str | None) -> None:
+    """Raise UsageError for options that a document does not have."""
+    if len(inputs) > 1:
+        raise UsageError(f"{document}: one document is translated at a time, but there are {len(inputs)} inputs")
+    if form != "text" or prefix is not None:
+        raise UsageError(
+            f"{document}: --nbest, --jsonl, --verbose and --prefix: not for documents; omit the option, or pipe the "
+            "file into the command to translate its lines"
+        )
+    if output is None:
+        raise UsageError(
+            f"{document}: a translated document is written to a file; add --output FILE (and, for one column of a "
+            "table, --column NAME)"
+        )
+
+
+def translate_file(
+    models: Sequence[Path],
+    options: Mapping[str, Any],
+    source: Path,
+    output: Path | None,
+    column: str | None,
+    settings: Mapping[str, Any],
+) -> None:
+    """Translate a document, and show progress at a terminal."""
+    from dragoman.documents import document_format, translate_document
+    from dragoman.pipelines.translation import Translator
+
+    assert output is not None
+    target = output / source.name if output.is_dir() else output
+    if document_format(target) != document_format(source):
+        raise UsageError(f"{target}: a {source.suffix} file stays one; give the output the suffix {source.suffix}")
+    translator = Translator.load(models, **options)
+    log(translator.description)
+    columns = None if column is None else [int(column) if column.isdecimal() else column]
+    report = translate_document(
+        translator,
+        source,
+        target,
+        columns=columns,
+        track=lambda segments, total: show_progress(segments, "translating", total),
+        **settings,
+    )
+    log(f"{target}: {report.segments:,} texts translated")

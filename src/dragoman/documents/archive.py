@@ -1,0 +1,127 @@
+"""Documents that are zip archives: some members are replaced, all others are copied with their order and compression.
+
+Members are never extracted to files, so their names can do no harm.  Sizes are checked before anything is decompressed.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import lzma
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from dragoman.documents.xml_spans import Edits, Node, parse_xml
+from dragoman.errors import DataError, clip
+
+__all__ = ["Archive"]
+
+_MAX_MEMBERS = 10_000
+_MAX_PART, _MAX_TOTAL = 128 << 20, 2 << 30
+_MAX_RATIO, _SMALL = 200, 16 << 20
+"""Largest ratio of compression of a member of more than 16 MiB; XML of real documents is compressed 5 to 50 times."""
+_CHUNK = 1 << 20
+_COMPOUND_FILE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+_DAMAGE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, NotImplementedError, ValueError)
+
+
+class Archive:
+    """A document that is a zip archive.  Raises DataError if it is damaged, encrypted or a zip bomb."""
+
+    def __init__(self, data: bytes) -> None:
+        if data.startswith(_COMPOUND_FILE):
+            raise DataError(
+                "is encrypted, or in a binary format of Office 97-2003 (.doc, .ppt, .xls); accepted: documents without "
+                "a password, saved as .docx, .pptx or .xlsx"
+            )
+        try:
+            self._zip = zipfile.ZipFile(io.BytesIO(data))
+        except _DAMAGE as error:
+            raise DataError(f"not a complete zip archive ({error}). Copy or save the document again.") from None
+        self._infos = {info.filename: info for info in self._zip.infolist()}
+        self._edits: dict[str, tuple[Edits, Callable[[bytes], bytes]]] = {}
+        self._check()
+
+    def _check(self) -> None:
+        infos = self._zip.infolist()
+        if len(infos) > _MAX_MEMBERS:
+            raise DataError(f"{len(infos):,} members; accepted: at most {_MAX_MEMBERS:,} in a document")
+        if len(self._infos) < len(infos):
+            name = Counter(info.filename for info in infos).most_common(1)[0][0]
+            raise DataError(f"the member {clip(name)!r} exists several times. Save the document again.")
+        total = sum(info.file_size for info in infos)
+        if total > _MAX_TOTAL:
+            raise DataError(f"{total:,} bytes when decompressed; accepted: at most {_MAX_TOTAL:,}")
+        for info in infos:
+            if info.flag_bits & 1:
+                raise DataError(
+                    f"the member {clip(info.filename)!r} is encrypted; save the document without a password"
+                )
+            if info.file_size > _SMALL and info.file_size > _MAX_RATIO * info.compress_size:
+                raise DataError(
+                    f"the member {clip(info.filename)!r} expands from {info.compress_size:,} to {info.file_size:,} "
+                    f"bytes; accepted: at most {_MAX_RATIO} times. Such an archive is refused as a zip bomb."
+                )
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._infos
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the members, in order."""
+        return list(self._infos)
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a member.  Raises DataError if it is missing, damaged or larger than 128 MiB."""
+        info = self._infos.get(name)
+        if info is None:
+            raise DataError(f"the member {clip(name)!r} is missing; not a document of this format, or incomplete")
+        if info.file_size > _MAX_PART:
+            raise DataError(
+                f"{clip(name)}: {info.file_size:,} bytes; accepted: at most {_MAX_PART:,} per part with text"
+            )
+        try:
+            with self._zip.open(info) as file:
+                return file.read(_MAX_PART + 1)
+        except _DAMAGE as error:
+            raise DataError(f"{clip(name)}: damaged ({error}). Copy or save the document again.") from None
+
+    def edit(self, name: str, prefixes: Mapping[str, str]) -> tuple[Node, Edits]:
+        """Return the root of an XML member, and its replacements, which `edited` writes; see `parse_xml`."""
+        content = self.read(name)
+        try:
+            root, source, encode = parse_xml(content, prefixes)
+        except DataError as error:
+            raise DataError(f"{clip(name)}: {error}") from None
+        edits = Edits(source)
+        self._edits[name] = edits, encode
+        return root, edits
+
+    def edited(self, others: Mapping[str, bytes] | None = None) -> bytes:
+        """Return the archive with the replacements of `edit`, and with other content of the members in `others`.
+
+        Raises DataError if a member is damaged.
+        """
+        replaced = {name: encode(edits.render()) for name, (edits, encode) in self._edits.items() if edits}
+        replaced.update(others or {})
+        output = io.BytesIO()
+        with zipfile.ZipFile(output, "w") as target:
+            target.comment = self._zip.comment
+            for info in self._zip.infolist():
+                own = copy.copy(info)
+                own.flag_bits &= 0x800  # UTF-8 names; the other flags describe how the source was written
+                if info.filename in replaced:
+                    target.writestr(own, replaced[info.filename])
+                else:
+                    self._copy(info, own, target)
+        return output.getvalue()
+
+    def _copy(self, info: zipfile.ZipInfo, own: zipfile.ZipInfo, target: zipfile.ZipFile) -> None:
+        try:
+            with self._zip.open(info) as source, target.open(own, "w") as file:
+                while chunk := source.read(_CHUNK):
+                    file.write(chunk)
+        except _DAMAGE as error:
+            raise DataError(f"{clip(info.filename)}: damaged ({error}). Copy or save the document again.") from None

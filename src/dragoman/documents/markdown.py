@@ -1,0 +1,263 @@
+"""Markdown: the text of paragraphs, headings, list items and table cells; emphasis and links are inline tags.
+
+Code, addresses of links, images, HTML blocks and front matter are kept.  The lines of a paragraph are joined, because a
+line end in it is a space.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Any
+
+from dragoman.documents.encoding import decode_text
+from dragoman.documents.marks import Mark, pair_marks
+from dragoman.documents.segments import DocumentTranslator
+from dragoman.errors import DataError, clip
+from dragoman.extras import extra_package
+from dragoman.markup.segment import Segment, Tag
+
+__all__ = ["translate_markdown"]
+
+_FRONT_MATTER = re.compile(r"\A(---|\+\+\+)[ \t]*\r?\n.*?^(?:\1|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\n|\r|\Z)")
+_KEPT = re.compile(r"\[\^[^\]\s]+\]:?|\A\[[ xX]\] |(?:https?|ftp)://[^\s<>]*[^\s<>.,;:!?)\]'\"]|\{\{.*?\}\}|\{%.*?%\}")
+"""Footnotes, boxes of task lists, addresses, and expressions of templates."""
+_SPECIAL = re.compile(r"\\(?=[!-/:-@\[-`{-~]|\Z)|[`*\[\]]|(?<![^\W_])_|_(?![^\W_])|<(?=[A-Za-z/!?])|&(?=#?\w+;)|~~")
+_BLOCK_START = re.compile(r"\A(?:(\d{1,9})([.)])(?=\s|\Z)|([-+>#=|]|~~~|```))")
+_NAME = re.compile(r"</?([A-Za-z][\w-]*)")
+_VOID = {"br", "img", "hr", "wbr", "input", "source", "area"}
+
+
+_ELEMENTS = {"em": "em", "strong": "strong", "s": "del"}
+"""Tokens of emphasis -> elements of HTML."""
+_TOKENS = {
+    form.format(name): f"{token}_{kind}"
+    for token, name in _ELEMENTS.items()
+    for form, kind in (("<{}>", "open"), ("</{}>", "close"))
+}
+
+
+class _Mismatch(Exception):
+    """The tokens of the parser do not match the source."""
+
+
+def translate_markdown(data: bytes, translator: DocumentTranslator) -> bytes:
+    """Translate a Markdown file (CommonMark with tables and strikethrough).  Raises DataError."""
+    parser = extra_package("markdown_it", "documents", "translation of Markdown")
+    text, encode = decode_text(data)
+    front = _FRONT_MATTER.match(text)
+    start = front.end() if front else 0
+    reader = parser.MarkdownIt("commonmark").enable(["table", "strikethrough"]).disable("text_join")
+    blocks = list(_blocks(reader, text, start))
+    translator.translate_blocks(blocks)
+    parts: list[str] = []
+    end = 0
+    for block in blocks:
+        if block.translated is not None:
+            parts += [text[end : block.start], block.translated]
+            end = block.end
+    return encode("".join([*parts, text[end:]]))
+
+
+class _MarkdownBlock:
+    """The inline content of a block.
+
+    spans: of its lines in the source.  translated: its new source, None if it is unchanged.
+    """
+
+    def __init__(
+        self, token: Any, text: str, spans: Sequence[tuple[int, int]], in_table: bool, parser: Any, references: Any
+    ) -> None:
+        self.start, self.end = spans[0][0], spans[-1][1]
+        self.translated: str | None = None
+        self._in_table = in_table
+        self._content: str = token.content
+        # what stands between two lines: the line end and the marks of quotes and lists
+        self._between = [text[one[1] : other[0]] for one, other in itertools.pairwise(spans)]
+        self._parser, self._references = parser, references
+        self._shape = _shape(token.children)
+        self._free = self._unescaped_characters(token.children)
+        try:
+            self._marked = pair_marks(list(self._items(token.children)))
+        except _Mismatch:
+            self._marked = pair_marks([self._content.replace("\n", " ")])
+            self._free = set("\\`*[]_<&~")
+
+    @property
+    def segment(self) -> Segment:
+        """The text with its tags."""
+        return self._marked.segment
+
+    def replace(self, translated: Segment) -> None:
+        """Set the new source.
+
+        Delimiters such as ** mark emphasis only beside certain characters; where they would not, HTML is written.
+        Special characters that the source has unescaped are escaped only if they would mark something.
+        """
+        if translated == self.segment:
+            return
+        attempts: list[tuple[set[str], dict[str, str]]] = [
+            (self._free, {}),
+            (self._free, _ELEMENTS),
+            (set(), _ELEMENTS),
+        ]
+        for free, elements in attempts:
+            result = "".join(self._source(item, free, elements) for item in translated)
+            if translated and isinstance(translated[0], str):
+                result = _BLOCK_START.sub(lambda m: f"{m[1]}\\{m[2]}" if m[1] else f"\\{m[3]}", result)
+            if _shape(self._parser.parseInline(result, self._references)[0].children) == self._shape:
+                break
+        self.translated = result.replace("|", "\\|") if self._in_table else result
+
+    def _source(self, item: str | Tag, free: Set[str], elements: Mapping[str, str]) -> str:
+        if isinstance(item, str):
+            return _SPECIAL.sub(lambda match: match[0] if match[0][0] in free else f"\\{match[0]}", item)
+        name = elements.get(self._marked.mark(item).key)
+        if name is None or item.kind == "empty":
+            return item.raw
+        return f"<{name}>" if item.kind == "open" else f"</{name}>"
+
+    @staticmethod
+    def _unescaped_characters(tokens: Sequence[Any]) -> set[str]:
+        """Return the characters that stand in the text without an escape, so that they need none."""
+        escaped = {token.content for token in tokens if token.type == "text_special"}
+        return {character for token in tokens if token.type == "text" for character in token.content} - escaped
+
+    # ------------------------------------------------------------------------------------------------------- reading
+
+    def _items(self, tokens: Sequence[Any]) -> Iterator[str | Mark]:
+        """Yield texts and marks, with the source of each, which is found beside the tokens of the parser."""
+        position = lines = 0
+        in_autolink = False
+        labels: list[int] = []  # where the texts of links begin
+        for token in tokens:
+            if in_autolink:  # `<address>` is read with its first token
+                in_autolink = token.type != "link_close"
+                continue
+            if token.type in ("softbreak", "hardbreak"):
+                match = self._match(r"(?:[ \t]*|\\)\n[ \t]*", position)
+                before = match[0].split("\n")[0]
+                yield Mark("break", before + self._between[lines]) if token.type == "hardbreak" else " "
+                lines, position = lines + 1, match.end()
+                continue
+            start, position = position, position + self._length(token, position)
+            raw = self._content[start:position]
+            lines += raw.count("\n")
+            in_autolink = token.type == "link_open" and token.info == "auto"
+            if token.type == "link_open" and not in_autolink:
+                labels.append(position)
+            elif token.type == "link_close" and raw in ("]", "][]"):  # the text is the label of the reference
+                raw = f"][{self._content[labels.pop() : start]}]"
+            elif token.type == "link_close":
+                labels.pop()
+            yield from self._token_items(token, raw.replace("\n", " "))
+        if position != len(self._content):
+            raise _Mismatch
+
+    def _token_items(self, token: Any, raw: str) -> Iterator[str | Mark]:
+        if token.type == "text":
+            end = 0
+            for match in _KEPT.finditer(raw):
+                yield raw[end : match.start()]
+                yield Mark("empty", match[0])
+                end = match.end()
+            yield raw[end:]
+        elif token.type == "text_special":
+            yield token.content
+        elif token.type == "link_close":
+            yield Mark("close", raw, "link")
+        elif token.type == "html_inline":
+            name = _NAME.match(raw)
+            if name is None or name[1].casefold() in _VOID or raw.endswith("/>"):
+                yield Mark("empty", raw)
+            else:
+                yield Mark("close" if raw[1] == "/" else "open", raw, name[1].casefold())
+        elif token.nesting and token.info != "auto":
+            yield Mark("open" if token.nesting > 0 else "close", raw, token.type.rpartition("_")[0])
+        else:
+            yield Mark("empty", raw)
+
+    def _length(self, token: Any, position: int) -> int:
+        """Return the length of the source of a token that begins at an index of the content."""
+        if token.type == "link_open":
+            return self._match(r"<[^<>]*>" if token.info == "auto" else r"\[", position).end() - position
+        if token.type == "link_close":
+            return self._link_end(position) - position
+        if token.type == "image":
+            label = f"![{token.content}"
+            self._match(re.escape(label), position)
+            return self._link_end(position + len(label)) - position
+        if token.type == "code_inline":
+            return self._match(rf"{token.markup}(?!`).*?(?<!`){token.markup}(?!`)", position).end() - position
+        raw = token.markup if token.type == "text_special" or token.nesting else token.content
+        return self._match(re.escape(raw), position).end() - position
+
+    def _match(self, pattern: str, position: int) -> re.Match[str]:
+        match = re.compile(pattern, re.DOTALL).match(self._content, position)
+        if match is None:
+            raise _Mismatch
+        return match
+
+    def _link_end(self, position: int) -> int:
+        """Return the end of `](address "title")`, `][label]`, `][]` or `]`."""
+        from markdown_it.helpers import parseLinkDestination, parseLinkTitle
+
+        content = self._content
+        position = self._match(r"\]", position).end()
+        if content[position : position + 1] == "(":
+            inner = self._match(r"\(\s*", position).end()
+            target = parseLinkDestination(content, inner, len(content))
+            end = target.pos if target.ok else inner
+            title = re.compile(r"\s+").match(content, end)
+            found = parseLinkTitle(content, title.end(), len(content)) if title else None
+            end = found.pos if found is not None and found.ok else end
+            closed = re.compile(r"\s*\)").match(content, end)
+            if closed:
+                return closed.end()
+        label = re.compile(r"\[(?:[^\[\]\\]|\\.)*\]").match(content, position)
+        return label.end() if label else position
+
+
+def _shape(tokens: Sequence[Any]) -> Counter[str]:
+    """Return the inline elements of a block; emphasis in HTML counts as that of Markdown."""
+    return Counter(
+        _TOKENS.get(token.content, token.type)
+        for token in tokens
+        if token.type not in ("text", "text_special", "softbreak")
+    )
+
+
+def _blocks(parser: Any, text: str, start: int) -> Iterator[_MarkdownBlock]:
+    """Yield the blocks with text.  start: index of the first line of the parser."""
+    lines = [match.span() for match in _LINE.finditer(text, start)]
+    cell_end, in_table = 0, False
+    environment: dict[str, Any] = {}  # the references
+    for token in parser.parse(text[start:], environment):
+        if token.type in ("table_open", "table_close"):
+            in_table = token.nesting > 0
+        if token.type != "inline" or not token.content.strip():
+            continue
+        number = token.map[0]
+        if in_table:
+            first, last = lines[number]
+            spans = [_find(text, token.content, max(first, cell_end), last)]
+            cell_end = spans[0][1]
+        else:
+            parts = enumerate(token.content.split("\n"), start=number)
+            spans = [_find(text, part, *lines[i], from_end=True) for i, part in parts]
+        yield _MarkdownBlock(token, text, spans, in_table, parser, environment)
+
+
+def _find(text: str, part: str, start: int, end: int, from_end: bool = False) -> tuple[int, int]:
+    """Return the span of a part of a line; in a table, its vertical bars are escaped."""
+    for found in (part, part.replace("|", "\\|"), part.strip()):
+        index = text.rfind(found, start, end) if from_end else text.find(found, start, end)
+        if index >= 0:
+            return index, index + len(found)
+    line = text.count("\n", 0, start) + 1
+    raise DataError(
+        f"line {line:,}: the text {clip(part, 40)!r} cannot be located. Simplify the indentation of the line."
+    )

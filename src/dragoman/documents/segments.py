@@ -1,0 +1,266 @@
+"""Translation of the segments of a document: what is not text stays in its place, the rest is translated in batches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from dragoman.data.languages import language_code
+from dragoman.data.literals import has_words
+from dragoman.errors import DataError
+from dragoman.markup.segment import Segment, Tag, translate_segments
+
+if TYPE_CHECKING:
+    from dragoman.pipelines.translation import Translator
+
+__all__ = ["Block", "Break", "DocumentTranslator", "Track", "is_identifier", "plain_text", "source_text"]
+
+_WINDOW = 500
+"""Segments per call of the translator, which sorts them by length and reports progress after each call."""
+
+_SPACE = re.compile(r"\s*")
+_OBJECT = "\ufffc"
+"""Stands for an empty tag."""
+_PUNCTUATION = ".,:;!?)]}»”’。，、：；！？）」』"
+"""Characters without a space before them."""
+_WORD = re.compile(r"[\"'(]*[A-Za-z]+(?:['-][A-Za-z]+)*[.,:;!?\"')]*")
+
+Track = Callable[[Iterator[Any], int], Iterator[Any]]
+"""Returns the items of an iterator of known length, to show progress while they are consumed."""
+
+
+class Break(Tag):
+    """An empty tag that ends a sentence, such as a line break or a tab: the text around it is translated separately."""
+
+
+def plain_text(segment: Iterable[str | Tag]) -> str:
+    """Return the text of a segment without its tags."""
+    return "".join(item for item in segment if isinstance(item, str))
+
+
+def source_text(segment: Iterable[str | Tag]) -> str:
+    """Return the text of a segment with its tags as they stand in the source."""
+    return "".join(item if isinstance(item, str) else item.raw for item in segment)
+
+
+def is_identifier(text: str) -> bool:
+    """Return whether a text is one ASCII word with other characters than letters: en_US, A12, but not Stop!"""
+    text = text.strip()
+    return text.isascii() and not any(map(str.isspace, text)) and not _WORD.fullmatch(text)
+
+
+class Block(Protocol):
+    """A part of a document with a segment, such as a paragraph."""
+
+    @property
+    def segment(self) -> Segment:
+        """The text with its tags."""
+        ...
+
+    def replace(self, translated: Segment) -> None:
+        """Write the translation into the document."""
+        ...
+
+
+@dataclass
+class DocumentTranslator:
+    """Translates the segments of one document.
+
+    settings: of `Translator.translate`.  track: shows progress.  count: number of segments that were translated.
+    """
+
+    translator: Translator
+    settings: dict[str, Any] = field(default_factory=dict)
+    track: Track = lambda items, total: items
+    count: int = 0
+
+    @property
+    def languages(self) -> tuple[str | None, str | None]:
+        """Codes of source and target language of the model, None if unknown."""
+        return self.translator.languages
+
+    def check_languages(self, source: str | None = None, target: str | None = None) -> None:
+        """Raise DataError if the languages that a document names are not those of the model."""
+        for side, found, own in zip(("source", "target"), (source, target), self.languages, strict=True):
+            if found and own and language_code(found) != language_code(own):
+                raise DataError(
+                    f"its {side} language is {found!r}, but the model translates from {self.languages[0]} to "
+                    f"{self.languages[1]}; use a model for these languages, or correct the language of the file"
+                )
+
+    def segments(self, segments: Sequence[Segment]) -> list[Segment]:
+        """Return the translations of segments, each with the same tags, well nested.
+
+        Whitespace, tags and pairs of tags around the whole text keep their place, and so does text without words.  A
+        `Break` outside of other tags divides a segment into parts that are translated separately.
+        """
+        parts = [list(_divided(segment)) for segment in segments]
+        texts = [items for part in parts for is_text, items in part if is_text]
+        found = self.track(self._windows(texts), len(texts))
+        translated = [[next(found) if is_text else items for is_text, items in part] for part in parts]
+        for _ in found:  # ends the display of progress
+            raise AssertionError("more translations than segments")
+        self.count += len(texts)
+        return [_joined(item for items in part for item in items) for part in translated]
+
+    def translate_blocks(self, blocks: Sequence[Block]) -> None:
+        """Replace the segments of blocks by their translations."""
+        for block, translated in zip(blocks, self.segments([block.segment for block in blocks]), strict=True):
+            block.replace(translated)
+
+    def _windows(self, segments: Sequence[Segment]) -> Iterator[Segment]:
+        for start in range(0, len(segments), _WINDOW):
+            window = segments[start : start + _WINDOW]
+            translated = translate_segments(self.translator, [*map(_with_single_spaces, window)], **self.settings)
+            yield from map(_with_spaces, window, translated)
+
+
+def _joined(items: Iterable[str | Tag]) -> Segment:
+    """Return a segment without neighbouring texts."""
+    segment: Segment = []
+    for item in items:
+        if isinstance(item, str) and segment and isinstance(segment[-1], str):
+            segment[-1] += item
+        else:
+            segment.append(item)
+    return segment
+
+
+def _divided(segment: Segment) -> Iterator[tuple[bool, Segment]]:
+    """Yield the parts of a segment in order, each with whether it is text to translate."""
+    for chunk in _split_at_breaks(segment):
+        core = [item for item in chunk if item]
+        before, after = _strip(core)
+        if before:
+            yield False, before
+        if core and isinstance(core[0], Tag) and core[0].kind == "open" and _closes(core):
+            yield False, core[:1]
+            yield from _divided(core[1:-1])
+            yield False, core[-1:]
+        elif core:
+            yield has_words(plain_text(core)), core
+        if after:
+            yield False, after
+
+
+def _split_at_breaks(segment: Segment) -> Iterator[Segment]:
+    """Yield the parts between breaks that are outside of all pairs, and the breaks themselves."""
+    chunk: Segment = []
+    depth = 0
+    for item in segment:
+        if isinstance(item, Break) and not depth:
+            yield chunk
+            yield [item]
+            chunk = []
+            continue
+        if isinstance(item, Tag):
+            depth += {"open": 1, "close": -1, "empty": 0}[item.kind]
+        chunk.append(item)
+    yield chunk
+
+
+def _strip(core: Segment) -> tuple[Segment, Segment]:
+    """Remove whitespace and tags without text from both ends of a segment, and return them."""
+    cut = _textless(core, "open")
+    before, core[:] = core[:cut], core[cut:]
+    cut = len(core) - _textless(core[::-1], "close")
+    after, core[:] = core[cut:], core[:cut]
+    if core and isinstance(core[0], str):
+        core[0], space = core[0].lstrip(), core[0][: len(core[0]) - len(core[0].lstrip())]
+        before += [space] if space else []
+    if core and isinstance(core[-1], str):
+        core[-1], space = core[-1].rstrip(), core[-1][len(core[-1].rstrip()) :]
+        after[:0] = [space] if space else []
+    return before, after
+
+
+def _textless(items: Segment, opening: str) -> int:
+    """Return how many of the first items are whitespace and complete pairs or empty tags without text."""
+    depth = count = 0
+    for index, item in enumerate(items, start=1):
+        if isinstance(item, Tag) and item.kind != "empty":
+            depth += 1 if item.kind == opening else -1
+        if depth < 0 or (isinstance(item, str) and item.strip()):
+            break
+        count = count if depth else index
+    return count
+
+
+def _closes(core: Segment) -> bool:
+    """Return whether the last item closes the tag that the first item opens."""
+    first, last = core[0], core[-1]
+    return isinstance(first, Tag) and isinstance(last, Tag) and last.kind == "close" and first.pair == last.pair
+
+
+def _with_single_spaces(segment: Segment) -> Segment:
+    """Return a segment as the model reads it: spaces on one side of an empty tag, not both, and one at a break."""
+    sides = _sides(segment)
+    result: Segment = []
+    drops = adds = False
+    for item in segment:
+        if isinstance(item, str):
+            item = item.lstrip() if drops else f" {item}" if adds else item
+            drops = adds = False
+        elif item.kind == "empty":
+            side = sides[item.pair]
+            drops = drops or bool(side.before.isspace() and side.space)
+            adds = adds or (isinstance(item, Break) and not (side.before.isspace() or side.space))
+        result += [item] if item else []
+    return result
+
+
+def _with_spaces(segment: Segment, translated: Segment) -> Segment:
+    """Give the empty tags of a translation the spaces around them in the source, except within a word."""
+    sources, targets = _sides(segment), _sides(translated)
+    result: Segment = []
+    last, pending = "", ""  # the last character; the space that follows the next close tags
+    for item in translated:
+        if pending and not (isinstance(item, Tag) and item.kind == "close"):
+            result.append(pending)
+            last, pending = " ", ""
+        if isinstance(item, str):
+            last = item[-1]
+        elif item.kind == "empty":
+            source, target = sources[item.pair], targets[item.pair]
+            is_inside = last.isalnum() and not target.space and target.after.isalnum()
+            if source.before.isspace() and last and not last.isspace() and not is_inside:
+                result.insert(_before_open_tags(result), " ")
+            is_punctuation = target.after in _PUNCTUATION and target.after != source.after
+            pending = "" if target.space or is_punctuation or is_inside else source.space
+            last = _OBJECT
+        result.append(item)
+    return result
+
+
+def _before_open_tags(segment: Segment) -> int:
+    index = len(segment)
+    while index and isinstance(tag := segment[index - 1], Tag) and tag.kind == "open":
+        index -= 1
+    return index
+
+
+class _Sides(NamedTuple):
+    """What stands beside an empty tag: the character before, the whitespace after, and the character after that."""
+
+    before: str
+    space: str
+    after: str
+
+
+def _sides(segment: Segment) -> dict[int, _Sides]:
+    """Return the sides of the empty tags of a segment, by pair; another empty tag is a character."""
+    shown = [item if isinstance(item, str) else _OBJECT * (item.kind == "empty") for item in segment]
+    text = "".join(shown)
+    sides = {}
+    position = 0
+    for item, one in zip(segment, shown, strict=True):
+        if isinstance(item, Tag) and item.kind == "empty":
+            space = _SPACE.match(text, position + 1)
+            assert space is not None
+            sides[item.pair] = _Sides(
+                text[max(0, position - 1) : position], space[0], text[space.end() : space.end() + 1]
+            )
+        position += len(one)
+    return sides

@@ -1,0 +1,93 @@
+"""Subtitles, SubRip (srt) and WebVTT (vtt): the text of each cue is translated; numbers, times and settings are kept.
+
+A cue is translated on its own, so that its text stays with its time; a sentence that continues in the next cue is
+translated in two parts.  The lines of a cue are joined, because a line end is a layout and not the end of a sentence,
+and the translation is wrapped into as many lines.  Lines that begin with a dash, the turns of a dialogue, stay lines.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable, Sequence
+
+from dragoman.documents.encoding import decode_text
+from dragoman.documents.marks import find_marks
+from dragoman.documents.segments import DocumentTranslator, source_text
+from dragoman.errors import DataError
+from dragoman.markup.segment import Segment
+
+__all__ = ["translate_srt", "translate_vtt"]
+
+_TIME = r"(?:\d+:)?\d{1,2}:\d{2}[.,]\d{1,3}"
+_TIMING = re.compile(rf"[ \t]*{_TIME}[ \t]*-->[ \t]*{_TIME}")
+_MARKS = re.compile(r"(?P<element></?[A-Za-z][^<>]*>)|(?P<empty><[\d:.]+>|\{\\[^{}]*\})")
+"""Tags such as <i> and <v Anna>, times inside a cue, and positions such as {\\an8}."""
+_DASH = re.compile(r"(?:<[^<>]*>|\{[^{}]*\})*\s*[-–—]")
+_LINE_END = re.compile(r"\r\n|\n|\r")
+
+
+def translate_srt(data: bytes, translator: DocumentTranslator) -> bytes:
+    """Translate a SubRip file.  Raises DataError if it has no cues."""
+    return _translate(data, translator, str, str)
+
+
+def translate_vtt(data: bytes, translator: DocumentTranslator) -> bytes:
+    """Translate a WebVTT file; notes, styles and regions are kept.  Raises DataError if it has no cues."""
+    return _translate(data, translator, html.unescape, lambda text: html.escape(text, quote=False))
+
+
+def _translate(
+    data: bytes, translator: DocumentTranslator, read: Callable[[str], str], write: Callable[[str], str]
+) -> bytes:
+    text, encode = decode_text(data)
+    ends = [match[0] for match in _LINE_END.finditer(text)]
+    lines = _LINE_END.split(text)
+    turns = _turns(lines)
+    segments = [_map_text(find_marks(" ".join(lines[i].strip() for i in turn), _MARKS), read) for turn in turns]
+    translated = [source_text(_map_text(segment, write)) for segment in translator.segments(segments)]
+    removed: set[int] = set()
+    for turn, segment, found in zip(turns, segments, translated, strict=True):
+        if found != source_text(_map_text(segment, write)):
+            wrapped = _wrapped(found, len(turn))
+            for index, line in zip(turn, wrapped, strict=False):
+                lines[index] = line
+            removed.update(turn[len(wrapped) :])  # an empty line would end the cue
+    kept = (line + end for i, (line, end) in enumerate(zip(lines, [*ends, ""], strict=True)) if i not in removed)
+    return encode("".join(kept))
+
+
+def _turns(lines: Sequence[str]) -> list[list[int]]:
+    """Return the indices of the lines of each text."""
+    turns: list[list[int]] = []
+    cues, inside = 0, False
+    for index, line in enumerate(lines):
+        if _TIMING.match(line):
+            inside, cues, starts = True, cues + 1, True
+        elif not line.strip():
+            inside = False
+        elif inside:
+            if starts or _DASH.match(line):
+                turns.append([])
+            turns[-1].append(index)
+            starts = False
+    if not cues:
+        raise DataError("contains no cue (a line such as 00:00:01,000 --> 00:00:02,000). Give a subtitle file")
+    return turns
+
+
+def _map_text(segment: Segment, convert: Callable[[str], str]) -> Segment:
+    return [convert(item) if isinstance(item, str) else item for item in segment]
+
+
+def _wrapped(text: str, count: int) -> list[str]:
+    """Return a text in `count` lines of similar length, or one per word, broken at spaces outside of tags."""
+    words = re.findall(r"(?:<[^<>]*>|\{[^{}]*\}|[^\s<{]|[<{])+", text)
+    lines: list[str] = []
+    for left in range(min(count, len(words)), 0, -1):
+        goal = len(" ".join(words)) / left
+        line: list[str] = []
+        while words and (left == 1 or not line or len(" ".join([*line, words[0]])) <= goal + len(words[0]) / 2):
+            line.append(words.pop(0))
+        lines.append(" ".join(line))
+    return lines or [""]

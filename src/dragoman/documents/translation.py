@@ -1,0 +1,166 @@
+"""Translation of documents: the map from formats to their readers, files in, files out."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dragoman.documents.gettext import translate_po
+from dragoman.documents.json_values import translate_json
+from dragoman.documents.markdown import translate_markdown
+from dragoman.documents.office import translate_docx, translate_pptx, translate_xlsx
+from dragoman.documents.opendocument import translate_odt
+from dragoman.documents.plain import translate_txt
+from dragoman.documents.segments import DocumentTranslator, Track
+from dragoman.documents.subtitles import translate_srt, translate_vtt
+from dragoman.documents.tables import translate_csv, translate_tsv
+from dragoman.documents.tmx import translate_tmx
+from dragoman.documents.web import translate_epub, translate_html_file
+from dragoman.documents.xliff import translate_xliff
+from dragoman.errors import DataError, DragomanError, UsageError
+from dragoman.io.reading import as_path, read_bytes
+from dragoman.io.writing import atomic_file, not_written
+
+if TYPE_CHECKING:
+    from dragoman.pipelines.translation import Translator
+
+__all__ = ["SUFFIXES", "DocumentReport", "document_format", "translate_bytes", "translate_document"]
+
+_FORMATS: dict[str, Callable[..., bytes]] = {
+    "txt": translate_txt,
+    "md": translate_markdown,
+    "html": translate_html_file,
+    "srt": translate_srt,
+    "vtt": translate_vtt,
+    "po": translate_po,
+    "xliff": translate_xliff,
+    "tmx": translate_tmx,
+    "csv": translate_csv,
+    "tsv": translate_tsv,
+    "json": translate_json,
+    "docx": translate_docx,
+    "pptx": translate_pptx,
+    "xlsx": translate_xlsx,
+    "odt": translate_odt,
+    "epub": translate_epub,
+}
+_OTHER_SUFFIXES = {
+    ".text": "txt", ".markdown": "md", ".htm": "html", ".xhtml": "html", ".pot": "po", ".xlf": "xliff",
+    ".docm": "docx", ".dotx": "docx", ".pptm": "pptx", ".ppsx": "pptx", ".potx": "pptx", ".xlsm": "xlsx",
+    ".xltx": "xlsx", ".ott": "odt",
+}  # fmt: skip
+SUFFIXES = {**{f".{name}": name for name in _FORMATS}, **_OTHER_SUFFIXES}
+"""Suffixes of file names -> formats."""
+_MAX_FILE = 256 << 20
+
+
+@dataclass(frozen=True)
+class DocumentReport:
+    """format: of the document.  segments: number of texts that were translated."""
+
+    format: str
+    segments: int
+
+
+def document_format(name: str | Path, format: str | None = None) -> str:
+    """Return the format of a file by its name, or `format` if it is given.  Raises UsageError for unknown formats."""
+    if format is not None:
+        if format in _FORMATS:
+            return format
+        raise UsageError(f"format = {format!r:.40}; accepted: {', '.join(_FORMATS)}")
+    suffix = Path(name).suffix.casefold()
+    if suffix in SUFFIXES:
+        return SUFFIXES[suffix]
+    found = f"the suffix {suffix!r} is not that of a document" if suffix else "the name has no suffix"
+    raise UsageError(f"{name}: {found}; accepted: {', '.join(SUFFIXES)}. Rename the file, or give its format")
+
+
+def translate_bytes(
+    translator: Translator,
+    data: bytes,
+    format: str,
+    *,
+    columns: Sequence[str | int] | None = None,
+    attributes: bool = False,
+    track: Track | None = None,
+    **settings: Any,
+) -> tuple[bytes, DocumentReport]:
+    """Translate a document in memory; the arguments are those of `translate_document`.
+
+    Returns the translated document and a report.  Raises UsageError, and DataError if the document is damaged,
+    encrypted or unsafe.
+    """
+    translate = _FORMATS[document_format("", format)]
+    work = DocumentTranslator(translator, settings)
+    if track is not None:
+        work.track = track
+    options: dict[str, Any] = {}
+    for name, value, formats in (
+        ("columns", columns, "csv and tsv"),
+        ("attributes", attributes or None, "html and epub"),
+    ):
+        if value is not None and name not in inspect.signature(translate).parameters:
+            raise UsageError(f"{name}: only for {formats}; the format is {format}. Omit the option")
+        options |= {} if value is None else {name: value}
+    return translate(data, work, **options), DocumentReport(format, work.count)
+
+
+def translate_document(
+    translator: Translator,
+    source: Path | bytes,
+    target: Path,
+    *,
+    format: str | None = None,
+    columns: Sequence[str | int] | None = None,
+    attributes: bool = False,
+    track: Track | None = None,
+    **settings: Any,
+) -> DocumentReport:
+    """Translate the text of a document and write the result; everything else stays as it is (see docs/documents.md).
+
+    Args:
+        source: File, or its content, which needs a `format`.
+        target: File to write, completely or not at all.
+        format: "docx", "srt", ...; default: by the suffix of `source`.
+        columns: Of csv and tsv: names in the first row, or numbers from 1.  Default: all cells with words.
+        attributes: Of html and epub: whether to translate the attributes alt, title and placeholder.
+        track: Receives an iterator of segments and their number, and returns it, to show progress.
+        settings: Arguments of `Translator.translate`.
+
+    Raises UsageError, and DataError if the document is damaged, encrypted or unsafe.
+    """
+    name = "document"
+    if not isinstance(source, bytes):
+        source = as_path(source, "source")
+        name, format = str(source), document_format(source, format)
+        data = read_bytes(source, DataError, "Give a document that can be read.", _MAX_FILE)
+    elif format is None:
+        raise UsageError(f"format = None: the source is bytes; accepted: {', '.join(_FORMATS)}")
+    else:
+        data = source
+    target = as_path(target, "target")
+    _check_target(target, source if isinstance(source, Path) else None)
+    try:
+        translated, report = translate_bytes(
+            translator, data, format, columns=columns, attributes=attributes, track=track, **settings
+        )
+    except DataError as error:
+        raise DataError(f"{name}: {error}") from None
+    try:
+        with atomic_file(target) as file:
+            file.write(translated)
+    except OSError as error:
+        raise DragomanError(not_written(target, error)) from None
+    return report
+
+
+def _check_target(target: Path, source: Path | None) -> None:
+    if source is not None and target.exists() and source.exists() and target.samefile(source):
+        raise UsageError(f"{target}: is both source and target; choose another output file")
+    if target.is_dir():
+        raise UsageError(f"{target}: is a folder; give the name of a file")
+    if not target.parent.is_dir():
+        raise UsageError(f"{target}: the folder {target.parent} does not exist; create it first")

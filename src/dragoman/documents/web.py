@@ -1,0 +1,97 @@
+"""HTML files, and EPUB books, which are archives of XHTML files."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import unquote
+
+from dragoman.documents.archive import Archive
+from dragoman.documents.encoding import decode_text
+from dragoman.documents.inline import Inline, Role
+from dragoman.documents.segments import DocumentTranslator
+from dragoman.errors import DataError, clip
+
+__all__ = ["translate_epub", "translate_html_file"]
+
+_CHARSET = re.compile(
+    rb"<meta[^>]{0,200}charset\s*=\s*[\"']?([\w.:-]+)|<\?xml[^>]*?encoding=[\"']([\w.:-]+)", re.IGNORECASE
+)
+_HEAD = 4096
+_CONTAINER = "META-INF/container.xml"
+_ENCRYPTION = "META-INF/encryption.xml"
+_FONTS = ("http://www.idpf.org/2008/embedding", "http://ns.adobe.com/pdf/enc#RC")
+"""Methods that obfuscate fonts; others encrypt the text."""
+
+
+def translate_html_file(data: bytes, translator: DocumentTranslator, attributes: bool = False) -> bytes:
+    """Translate an HTML file; see `translate_html`.  Raises DataError if its encoding is unknown or invalid."""
+    charset = _CHARSET.search(data[:_HEAD])
+    name = (charset[1] or charset[2]).decode() if charset else None
+    try:
+        text, encode = decode_text(data, name)
+    except LookupError:
+        raise DataError(f"declares the unknown charset {clip(str(name), 40)!r}; save the file as UTF-8") from None
+    [translated] = _translate_pages(translator, [text], attributes)
+    return encode(translated)
+
+
+def _translate_pages(translator: DocumentTranslator, pages: Sequence[str], attributes: bool) -> list[str]:
+    from dragoman.markup.html import translate_html  # type: ignore[import-not-found,unused-ignore]
+
+    def translate(page: str) -> str:
+        [found] = translate_html(translator.translator, [page], attributes=attributes, **translator.settings)
+        return str(found)
+
+    translator.count += len(pages)
+    return list(translator.track(map(translate, pages), len(pages)))
+
+
+def translate_epub(data: bytes, translator: DocumentTranslator, attributes: bool = False) -> bytes:
+    """Translate the chapters and the table of contents of a book.  Raises DataError if it is damaged or encrypted."""
+    archive = Archive(data)
+    if "mimetype" not in archive or archive.read("mimetype").strip() != b"application/epub+zip":
+        raise DataError("its type (member mimetype) is not application/epub+zip; accepted: an EPUB book")
+    _check_encryption(archive)
+    types = _manifest(archive)
+    pages = [name for name, kind in types.items() if kind == "application/xhtml+xml"]
+    decoded: list[tuple[str, Any]] = [decode_text(archive.read(name)) for name in pages]
+    translated = _translate_pages(translator, [text for text, _ in decoded], attributes)
+    labels = []
+    for name, kind in types.items():
+        if kind == "application/x-dtbncx+xml":
+            root, edits = archive.edit(name, {})
+            labels += [
+                Inline(node, edits, lambda node: Role(), collapse=True) for node in root.iter() if node.name == "text"
+            ]
+    translator.translate_blocks(labels)
+    own = {name: encode(text) for name, (_, encode), text in zip(pages, decoded, translated, strict=True)}
+    return archive.edited(own)
+
+
+def _manifest(archive: Archive) -> dict[str, str]:
+    """Return the media types of the members of a book that exist, in the order of its package document."""
+    root, _ = archive.edit(_CONTAINER, {})
+    types: dict[str, str] = {}
+    for file in (node for node in root.iter() if node.name == "rootfile"):
+        path = file.attributes.get("full-path", "")
+        package, _ = archive.edit(path, {})
+        for node in package.iter():
+            if node.name == "item":
+                name = posixpath.normpath(
+                    posixpath.join(posixpath.dirname(path), unquote(node.attributes.get("href", "")))
+                )
+                if name in archive:
+                    types[name] = node.attributes.get("media-type", "")
+    return types
+
+
+def _check_encryption(archive: Archive) -> None:
+    if _ENCRYPTION not in archive:
+        return
+    root, _ = archive.edit(_ENCRYPTION, {})
+    methods = {node.attributes.get("Algorithm", "") for node in root.iter() if node.name == "EncryptionMethod"}
+    if methods - {*_FONTS}:
+        raise DataError("is encrypted (DRM); accepted: books without copy protection")

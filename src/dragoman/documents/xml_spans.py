@@ -1,0 +1,235 @@
+"""XML documents with the position of every element, so that parts are replaced and all other bytes stay as they are.
+
+An XML library that parses and writes a document changes its quotes, entities, line ends and empty elements.  Here the
+parser only locates the text; the output is the source with some spans replaced.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from xml.parsers import expat
+
+from dragoman.errors import DataError, clip
+
+__all__ = ["Edits", "Node", "Span", "escape", "parse_xml"]
+
+_MAX_DEPTH = 200
+_TAG = re.compile(rb"<(?:[^>\"']|\"[^\"]*\"|'[^']*')*>")
+_DECLARED = re.compile(rb"\s*<\?xml[^>]*?\sencoding\s*=\s*[\"']([^\"']*)")
+_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+_XML = "http://www.w3.org/XML/1998/namespace"
+
+Span = tuple[int, int]
+"""Start and end in the bytes of a document."""
+
+
+class Node:
+    """An element of a document, or a comment or processing instruction, whose name is "!" or "?".
+
+    name: with the prefix that the reader has chosen for its namespace, such as "w:p"; no prefix for other namespaces.
+    attributes: by name, in the same way.  start, end: the whole element; inner_start, inner_end: its content.
+    children: nodes and texts, in order.
+    """
+
+    __slots__ = ("attributes", "children", "end", "inner_end", "inner_start", "name", "start")
+
+    def __init__(self, name: str, attributes: dict[str, str], start: int, inner_start: int, end: int) -> None:
+        self.name, self.attributes = name, attributes
+        self.start, self.inner_start = start, inner_start
+        self.inner_end = self.end = end
+        self.children: list[Node | str] = []
+
+    @property
+    def nodes(self) -> Iterator[Node]:
+        """The children that are not text."""
+        return (child for child in self.children if isinstance(child, Node))
+
+    def iter(self, skip: Callable[[Node], bool] = lambda node: False) -> Iterator[Node]:
+        """Yield the node and everything in it, in document order, without the nodes for which `skip` is true."""
+        pending = [self]
+        while pending:
+            node = pending.pop()
+            if not skip(node):
+                yield node
+                pending += reversed([*node.nodes])
+
+    def child(self, name: str) -> Node | None:
+        """Return the first child of a name."""
+        return next((node for node in self.nodes if node.name == name), None)
+
+    @property
+    def text(self) -> str:
+        """The text of the node and everything in it."""
+        return "".join(child if isinstance(child, str) else child.text for child in self.children)
+
+    @property
+    def open_span(self) -> Span:
+        """The span of the start tag."""
+        return self.start, self.inner_start
+
+    @property
+    def close_span(self) -> Span:
+        """The span of the end tag, empty if there is none."""
+        return self.inner_end, self.end
+
+
+class _Builder:
+    """Handlers of expat that build the nodes of a document.  Entity declarations are refused."""
+
+    def __init__(self, data: bytes, prefixes: Mapping[str, str]) -> None:
+        self._data, self._prefixes = data, {**prefixes, _XML: "xml"}
+        self.root: Node | None = None
+        self._open: list[Node] = []
+        self._names: dict[str, str] = {}
+        self.parser = parser = expat.ParserCreate("utf-8", "}")
+        parser.buffer_text = True
+        parser.StartElementHandler, parser.EndElementHandler = self._start, self._end
+        parser.CharacterDataHandler = self._characters
+        parser.CommentHandler = lambda _: self._skip("!", b"-->")
+        parser.ProcessingInstructionHandler = lambda *_: self._skip("?", b"?>")
+        parser.EntityDeclHandler = self._declared
+        parser.SkippedEntityHandler = self._skipped
+
+    def error(self, what: str) -> DataError:
+        """Return the error for what is wrong in the current line."""
+        return DataError(f"line {self.parser.CurrentLineNumber:,}: {what}")
+
+    def _name(self, name: str) -> str:
+        found = self._names.get(name)
+        if found is None:
+            uri, _, local = name.rpartition("}")
+            prefix = self._prefixes.get(uri)
+            found = self._names[name] = f"{prefix}:{local}" if prefix else local
+        return found
+
+    def _start(self, name: str, attributes: dict[str, str]) -> None:
+        start = self.parser.CurrentByteIndex
+        tag = _TAG.match(self._data, start)
+        assert tag is not None
+        if len(self._open) >= _MAX_DEPTH:
+            raise self.error(f"elements are nested deeper than {_MAX_DEPTH:,} levels; the file is refused")
+        named = {self._name(key): value for key, value in attributes.items()}
+        node = Node(self._name(name), named, start, tag.end(), tag.end())
+        self._add(node)
+        if self.root is None:
+            self.root = node
+        self._open.append(node)
+
+    def _end(self, name: str) -> None:
+        node = self._open.pop()
+        if not self._data.startswith(b"/>", node.inner_start - 2):  # an empty-element tag has no end tag
+            node.inner_end = self.parser.CurrentByteIndex
+            node.end = self._data.index(b">", node.inner_end) + 1
+
+    def _skip(self, name: str, ending: bytes) -> None:
+        start = self.parser.CurrentByteIndex
+        end = self._data.index(ending, start + 2) + len(ending)
+        self._add(Node(name, {}, start, end, end))
+
+    def _characters(self, text: str) -> None:
+        if self._open:
+            self._open[-1].children.append(text)
+
+    def _add(self, node: Node) -> None:
+        if self._open:
+            self._open[-1].children.append(node)
+
+    def _declared(self, name: str, *_: object) -> None:
+        raise self.error(
+            f"declares the entity {clip(name, 40)!r}, which is refused because entities can expand without bound; save "
+            "the file again without a document type"
+        )
+
+    def _skipped(self, name: str, is_parameter: bool) -> None:
+        if not is_parameter:
+            raise self.error(f"the entity &{clip(name, 40)}; has no declaration; replace it by its character")
+
+
+def parse_xml(data: bytes, prefixes: Mapping[str, str]) -> tuple[Node, bytes, Callable[[bytes], bytes]]:
+    """Parse a document.
+
+    Returns its root, the document in UTF-8, to which all positions refer, and a function that encodes an edited
+    document as the source was encoded.  prefixes: namespace -> prefix of names.  Raises DataError for documents that
+    are not well-formed, nested deeper than 200 levels, or declare entities.  External entities are never read.
+    """
+    text, encode = _as_utf8(data)
+    builder = _Builder(text, prefixes)
+    try:
+        builder.parser.Parse(text, True)
+    except expat.ExpatError as error:
+        problem = expat.errors.messages[error.code]
+        raise DataError(
+            f"line {error.lineno:,}: not well-formed XML ({problem}). Save or export the file again."
+        ) from None
+    assert builder.root is not None
+    return builder.root, text, encode
+
+
+def _as_utf8(data: bytes) -> tuple[bytes, Callable[[bytes], bytes]]:
+    declared = _DECLARED.match(data)
+    encoding = declared[1].decode("ascii", "replace") if declared else "utf-8"
+    for start, name in ((b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"), (b"\xef\xbb\xbf", "utf-8")):
+        encoding = name if data.startswith(start) else encoding
+    try:
+        if encoding.casefold().replace("_", "-") in ("utf-8", "utf8"):
+            data.decode("utf-8")
+            return data, lambda edited: edited
+        text = data.decode(encoding).encode()
+    except (LookupError, ValueError):  # UnicodeDecodeError is a ValueError
+        raise DataError(
+            f"not valid in the encoding {clip(encoding, 40)!r}, which the file declares. Save it again as UTF-8."
+        ) from None
+    return text, lambda edited: edited.decode().encode(encoding, "xmlcharrefreplace")
+
+
+class Edits:
+    """Replacements of spans of a document."""
+
+    def __init__(self, source: bytes) -> None:
+        self.source = source
+        self._edits: list[tuple[int, int, Callable[[], bytes]]] = []
+        self._is_sorted = True
+
+    def replace(self, span: Span, content: bytes | Callable[[], bytes]) -> None:
+        """Replace a span; an empty one inserts.
+
+        A span that contains others is written by a function, which calls `render` for the parts that it keeps.
+        """
+        self._edits.append((*span, content if callable(content) else lambda: content))
+        self._is_sorted = False
+
+    def __len__(self) -> int:
+        return len(self._edits)
+
+    def render(self, start: int = 0, end: int | None = None) -> bytes:
+        """Return a span of the document, by default all of it, with the replacements inside it.
+
+        Of nested replacements, the outermost one is written.
+        """
+        if not self._is_sorted:
+            self._edits.sort(key=lambda edit: (edit[0], edit[1] > edit[0], -edit[1]))  # insertions first
+            self._is_sorted = True
+        end = len(self.source) if end is None else end
+        parts: list[bytes] = []
+        position = start
+        for index in range(bisect.bisect_left(self._edits, start, key=lambda edit: edit[0]), len(self._edits)):
+            first, last, content = self._edits[index]
+            if first >= end:
+                break
+            if first < position or last > end:
+                continue  # inside the previous one, or around this span
+            parts += [self.source[position:first], content()]
+            position = last
+        return b"".join([*parts, self.source[position:end]])
+
+    def render_all(self, spans: Sequence[Span | bytes]) -> bytes:
+        """Return spans and bytes, joined."""
+        return b"".join(part if isinstance(part, bytes) else self.render(*part) for part in spans)
+
+
+def escape(text: str) -> bytes:
+    """Return text as content of an XML element, without characters that XML does not allow."""
+    text = _FORBIDDEN.sub("", text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return text.encode()

@@ -1,0 +1,353 @@
+"""XLIFF, TMX, OpenDocument and EPUB: missing translations are filled, inline elements and all other bytes kept."""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from lxml import etree
+from odf import teletype
+from odf.opendocument import OpenDocumentText, load
+from odf.style import Footer, MasterPage, PageLayout, Style, TextProperties
+from odf.table import Table, TableCell, TableRow
+from odf.text import A, Bookmark, H, LineBreak, List, ListItem, Note, NoteBody, NoteCitation, P, S, Span, Tab
+
+from document_translator import PieceTranslator, longer, translated, upper
+from dragoman.errors import DataError, UsageError
+
+IDENTITY = PieceTranslator(lambda pieces: pieces)
+
+
+def elements(node: Any) -> list[tuple[str, list[Any]]]:
+    """Inline elements with their attributes, in any order."""
+    return sorted((etree.QName(one).localname, sorted(one.attrib.items())) for one in node.iter() if one is not node)
+
+
+def text_of(node: Any) -> str:
+    """The text outside of elements that contain code."""
+    codes = {"ph", "bpt", "ept", "it"}
+    inner = ((text_of(one) if etree.QName(one).localname not in codes else "") + (one.tail or "") for one in node)
+    return (node.text or "") + "".join(inner)
+
+
+# ---------------------------------------------------------------------------------------------------------- xliff
+
+XLIFF_1 = """<?xml version="1.0" encoding="UTF-8"?>
+<xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2">
+  <file original='a.html' source-language="en-US" target-language="de" datatype="html"><body>
+    <trans-unit id="1"><source>Click <g id="1">the <x id="2"/> button</g> now &amp; here.</source></trans-unit>
+    <trans-unit id="2"><source>Kept</source><target state="final">Bleibt</target></trans-unit>
+    <trans-unit id="3" translate="no"><source>Not translated</source></trans-unit>
+    <trans-unit id="4"><source>A copy</source><target state="new" xml:lang="de">A copy</target></trans-unit>
+    <trans-unit id="5"><source>An <bpt id="1">&lt;b></bpt>old<ept id="1">&lt;/b></ept> <ph id="2">{0}</ph></source>
+      <target/><note>A note</note></trans-unit>
+  </body></file>
+</xliff>
+"""
+XLIFF_2 = """<xliff xmlns="urn:oasis:names:tc:xliff:document:2.0" version="2.0" srcLang="en">
+ <file id="f"><unit id="1">
+  <segment><source>See <pc id="1">the <ph id="2"/> page</pc>.</source></segment>
+  <ignorable><source> </source></ignorable>
+  <segment state="initial"><source>A <sc id="3"/>range<ec startRef="3"/> <mrk id="4" translate="no">NAME</mrk></source>
+  <target></target></segment>
+  <segment state="final"><source>Kept</source><target>Bleibt</target></segment>
+ </unit></file>
+</xliff>
+"""
+
+
+@pytest.mark.parametrize("translator", [upper, longer])
+def test_xliff_targets_have_the_elements_of_their_sources(translator: Callable[[], PieceTranslator]) -> None:
+    for source, namespace in (
+        (XLIFF_1, "{urn:oasis:names:tc:xliff:document:1.2}"),
+        (XLIFF_2, "{urn:oasis:names:tc:xliff:document:2.0}"),
+    ):
+        root = etree.fromstring(translated("xliff", source, translator()))
+        filled = 0
+        for target in root.iter(f"{namespace}target"):
+            own = target.getparent().find(f"{namespace}source")
+            if target.text == "Bleibt":
+                continue
+            assert elements(target) == elements(own)
+            expected = " ".join(text_of(own).split()).upper()
+            if translator is upper:
+                assert (
+                    " ".join(text_of(target).split()).replace("NAME", "").split()
+                    == expected.replace("NAME", "").split()
+                )
+            filled += 1
+        assert filled == (3 if source is XLIFF_1 else 2)
+
+
+def test_xliff_1_changes_only_targets() -> None:
+    out = translated("xliff", XLIFF_1).decode()
+    mark = ' state="needs-review-translation" state-qualifier="mt-suggestion"'
+    assert f'<target xml:lang="de"{mark}>A COPY</target>' in out
+    assert f"</source><target{mark}>" in out and f"<target{mark}>" in out.split("</source>")[5]
+    assert re.sub(r"<target[^>]*mt-suggestion.*?</target>", "", out) == XLIFF_1.replace("<target/>", "").replace(
+        '<target state="new" xml:lang="de">A copy</target>', ""
+    )
+    assert translated("xliff", out) == out.encode()
+
+
+def test_xliff_2_states_follow_and_the_target_language_is_added() -> None:
+    out = translated("xliff", XLIFF_2).decode()
+    assert 'srcLang="en" trgLang="de">' in out and out.count('<segment state="translated">') == 2
+    assert '<segment state="final"><source>Kept</source><target>Bleibt</target></segment>' in out
+
+
+def test_whitespace_of_xml_is_one_space_unless_it_is_preserved() -> None:
+    translator = upper()
+    out = translated("xliff", XLIFF_1.replace("A copy</source>", "A\n      copy</source>"), translator).decode()
+    assert "A copy" in translator.texts and ">A COPY</target>" in out
+    preserved = XLIFF_1.replace("<source>A copy", '<source xml:space="preserve">A  copy')
+    translated("xliff", preserved, translator)
+    assert "A  copy" in translator.texts
+
+
+def test_xliff_of_other_languages_and_versions_is_refused() -> None:
+    with pytest.raises(DataError, match="its target language is 'fr', but the model translates from en to de"):
+        translated("xliff", XLIFF_1.replace('target-language="de"', 'target-language="fr"'))
+    with pytest.raises(
+        DataError, match=r"the root element is <xliff>; accepted: <xliff> in the namespace of version 1\.2"
+    ):
+        translated("xliff", '<xliff version="1.1"/>')
+
+
+def test_xml_in_another_encoding_stays_in_it() -> None:
+    source = XLIFF_1.replace("UTF-8", "ISO-8859-1").replace("Kept", "Café").encode("latin-1")
+    out = translated("xliff", source, PieceTranslator(lambda pieces: ["中", "é"]))
+    assert "Café".encode("latin-1") in out and b"&#20013;\xe9" in out
+    assert etree.fromstring(out).find(".//{*}trans-unit[@id='4']/{*}target").text == "中é"
+    with pytest.raises(DataError, match="not valid in the encoding 'UTF-8', which the file declares"):
+        translated("xliff", XLIFF_1.replace("Kept", "Café").encode("latin-1"))
+
+
+# ------------------------------------------------------------------------------------------------------------ tmx
+
+TMX = """<?xml version="1.0"?>
+<!DOCTYPE tmx SYSTEM "tmx14.dtd">
+<tmx version="1.4"><header srclang="en" datatype="plaintext"/><body>
+  <tu tuid="1">
+    <tuv xml:lang="en-US"><seg>A <bpt i="1">&lt;b></bpt>bold<ept i="1">&lt;/b></ept> <ph>%s</ph> word</seg></tuv>
+    <tuv xml:lang="fr"><seg>Un mot</seg></tuv>
+  </tu>
+  <tu><tuv xml:lang="en"><seg>Kept</seg></tuv><tuv xml:lang="de-AT"><seg>Bleibt</seg></tuv></tu>
+  <tu><tuv xml:lang="EN"><seg>To <hi>fill</hi></seg></tuv><tuv xml:lang="de"><seg/></tuv></tu>
+  <tu><tuv xml:lang="fr"><seg>Autre</seg></tuv></tu>
+</body></tmx>
+"""
+
+
+def test_tmx_units_receive_the_missing_variant() -> None:
+    out = translated("tmx", TMX).decode()
+    root = etree.fromstring(out.encode())
+    units = [
+        {tuv.get("{http://www.w3.org/XML/1998/namespace}lang"): tuv.find("seg") for tuv in tu} for tu in root.iter("tu")
+    ]
+    assert [sorted(unit) for unit in units] == [["de", "en-US", "fr"], ["de-AT", "en"], ["EN", "de"], ["fr"]]
+    for unit, source, target in ((units[0], "en-US", "de"), (units[2], "EN", "de")):
+        assert elements(unit[target]) == elements(unit[source])
+        assert text_of(unit[target]).split() == text_of(unit[source]).upper().split()
+    assert units[1]["de-AT"].text == "Bleibt"
+    added = re.search(r'\n    <tuv xml:lang="de">.*?</tuv>', out)
+    assert added is not None
+    rest = out.replace(added[0], "")
+    start, end = TMX.split("<seg/>")
+    assert rest.startswith(start) and rest.endswith(end)
+
+
+def test_tmx_without_the_source_language_is_refused() -> None:
+    with pytest.raises(DataError, match=r"no unit has a variant in 'en', the source language of the model \(has: fr\)"):
+        translated("tmx", '<tmx><body><tu><tuv xml:lang="fr"><seg>a</seg></tuv></tu></body></tmx>')
+    unknown = upper()
+    unknown.describe_data(None, (None, None))
+    with pytest.raises(UsageError, match="the model has no language codes"):
+        translated("tmx", TMX, unknown)
+
+
+# ------------------------------------------------------------------------------------------------------------ odt
+
+
+def open_document() -> bytes:
+    document = OpenDocumentText()
+    bold = Style(name="Bold", family="text")
+    bold.addElement(TextProperties(fontweight="bold"))
+    document.automaticstyles.addElement(bold)
+    document.text.addElement(H(outlinelevel=1, text="The heading"))
+    paragraph = P(text="Some plain and ")
+    paragraph.addElement(Span(stylename=bold, text="bold"))
+    paragraph.addText(" text with ")
+    paragraph.addElement(A(href="https://example.org", text="a link"))
+    paragraph.addElement(Bookmark(name="mark"))
+    note = Note(noteclass="footnote", id="n1")
+    note.addElement(NoteCitation(text="1"))
+    body = NoteBody()
+    body.addElement(P(text="The footnote"))
+    note.addElement(body)
+    paragraph.addElement(note)
+    paragraph.addText(" here.")
+    document.text.addElement(paragraph)
+    spaced = P()
+    for part in ("one", Tab(), "two", LineBreak(), "three", S(c=3), "four"):
+        spaced.addText(part) if isinstance(part, str) else spaced.addElement(part)
+    document.text.addElement(spaced)
+    items = List()
+    items.addElement(ListItem())
+    items.childNodes[0].addElement(P(text="An item"))
+    document.text.addElement(items)
+    table, row = Table(name="T"), TableRow()
+    for kind, text in (("string", "A cell"), ("date", "May 5, 2026")):
+        cell = TableCell(valuetype=kind)
+        cell.addElement(P(text=text))
+        row.addElement(cell)
+    table.addElement(row)
+    document.text.addElement(table)
+    layout = PageLayout(name="layout")
+    document.automaticstyles.addElement(layout)
+    master = MasterPage(name="Standard", pagelayoutname=layout)
+    master.addElement(Footer())
+    master.childNodes[0].addElement(P(text="The footer"))
+    document.masterstyles.addElement(master)
+    file = io.BytesIO()
+    document.write(file)
+    return file.getvalue()
+
+
+def paragraphs(data: bytes) -> list[str]:
+    document = load(io.BytesIO(data))
+    return [teletype.extractText(node) for kind in (H, P) for node in document.getElementsByType(kind)]
+
+
+@pytest.mark.parametrize("translator", [upper, longer])
+def test_odt_keeps_elements_and_all_other_members(translator: Callable[[], PieceTranslator]) -> None:
+    source = open_document()
+    out = translated("odt", source, translator())
+    with zipfile.ZipFile(io.BytesIO(source)) as one, zipfile.ZipFile(io.BytesIO(out)) as other:
+        assert other.namelist() == one.namelist() and other.namelist()[0] == "mimetype"
+        assert [info.compress_type for info in other.infolist()] == [info.compress_type for info in one.infolist()]
+        changed = {name for name in one.namelist() if one.read(name) != other.read(name)}
+        before, after = (etree.fromstring(archive.read("content.xml")) for archive in (one, other))
+    assert changed == {"content.xml", "styles.xml"} and elements(after) == elements(before)
+    texts = paragraphs(out)
+    if translator is upper:
+        expected = [text.upper() if text != "May 5, 2026" else text for text in paragraphs(source)]
+        assert ["".join(text.split()) for text in texts] == ["".join(text.split()) for text in expected]
+    assert "May 5, 2026" in texts and "An item" not in texts and "The footer" not in texts
+
+
+def test_odt_without_changes_is_the_same_file() -> None:
+    source = open_document()
+    with (
+        zipfile.ZipFile(io.BytesIO(source)) as one,
+        zipfile.ZipFile(io.BytesIO(translated("odt", source, IDENTITY))) as other,
+    ):
+        assert [one.read(info) for info in one.infolist()] == [other.read(info) for info in other.infolist()]
+
+
+def test_odt_paragraphs_with_the_same_translation_keep_their_source() -> None:
+    def indent(xml: bytes) -> bytes:
+        return xml.replace(b"The heading", b"The&#32;\n   heading &gt; caf&#xE9;")
+
+    source = _changed(open_document(), "content.xml", indent)
+    with (
+        zipfile.ZipFile(io.BytesIO(source)) as one,
+        zipfile.ZipFile(io.BytesIO(translated("odt", source, IDENTITY))) as other,
+    ):
+        assert one.read("content.xml") == other.read("content.xml")
+
+
+def test_odt_that_is_encrypted_or_of_another_kind_is_refused() -> None:
+    encrypted = _changed(
+        open_document(),
+        "META-INF/manifest.xml",
+        lambda xml: re.sub(
+            rb"/>(?=\s*</manifest:manifest>)", b"><manifest:encryption-data/></manifest:file-entry>", xml
+        ),
+    )
+    with pytest.raises(DataError, match="is encrypted; save the document without a password"):
+        translated("odt", encrypted)
+    with pytest.raises(
+        DataError, match=r"its type \(member mimetype\) is 'application/vnd.oasis.opendocument.spreadsheet'"
+    ):
+        translated("odt", _changed(open_document(), "mimetype", lambda text: text.replace(b"text", b"spreadsheet")))
+
+
+def _changed(data: bytes, name: str, change: Callable[[bytes], bytes]) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as source, zipfile.ZipFile(file, "w") as target:
+        for info in source.infolist():
+            content = source.read(info)
+            target.writestr(info, change(content) if info.filename == name else content)
+    assert name in source.namelist()
+    return file.getvalue()
+
+
+# ----------------------------------------------------------------------------------------------------- epub, html
+
+PAGE = """<?xml version="1.0" encoding="utf-8"?>
+<!DOCTYPE html>
+<html xmlns="http://www.w3.org/1999/xhtml"><head><title>Chapter one</title><link href="a.css"/></head>
+<body><p class="x">Some <em>nice</em> text &amp; more.<br/>A line</p><pre>code()</pre></body></html>"""
+BOOK = {
+    "mimetype": "application/epub+zip",
+    "META-INF/container.xml": '<container xmlns="urn:oasis:names:tc:opendocument:xmlns:container"><rootfiles>'
+    '<rootfile full-path="OEBPS/book.opf" media-type="application/oebps-package+xml"/></rootfiles></container>',
+    "OEBPS/book.opf": '<package xmlns="http://www.idpf.org/2007/opf"><manifest>'
+    '<item id="a" href="text/one%20a.xhtml" media-type="application/xhtml+xml"/>'
+    '<item id="c" href="../a.css" media-type="text/css"/>'
+    '<item id="n" href="toc.ncx" media-type="application/x-dtbncx+xml"/>'
+    "</manifest></package>",
+    "OEBPS/text/one a.xhtml": PAGE,
+    "OEBPS/toc.ncx": '<!DOCTYPE ncx PUBLIC "-//NISO//DTD ncx 2005-1//EN" "http://www.daisy.org/z3986/2005/ncx-2005-1.dtd">'
+    '<ncx xmlns="http://www.daisy.org/z3986/2005/ncx/"><navLabel><text>Chapter one</text></navLabel></ncx>',
+    "a.css": "p { color: red }",
+}
+
+
+def book(**changed: str) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in {**BOOK, **changed}.items():
+            archive.writestr(name, content, zipfile.ZIP_STORED if name == "mimetype" else zipfile.ZIP_DEFLATED)
+    return file.getvalue()
+
+
+def test_epub_chapters_and_contents_are_translated() -> None:
+    pytest.importorskip("dragoman.markup.html")
+    source = book()
+    out = translated("epub", source)
+    with zipfile.ZipFile(io.BytesIO(source)) as one, zipfile.ZipFile(io.BytesIO(out)) as other:
+        assert other.namelist() == one.namelist() and other.infolist()[0].compress_type == zipfile.ZIP_STORED
+        changed = {name for name in one.namelist() if one.read(name) != other.read(name)}
+        assert changed == {"OEBPS/text/one a.xhtml", "OEBPS/toc.ncx"}
+        page = etree.fromstring(other.read("OEBPS/text/one a.xhtml"))
+        assert b"<text>CHAPTER ONE</text>" in other.read("OEBPS/toc.ncx")
+    assert elements(page) == elements(etree.fromstring(PAGE.encode()))
+    text = " ".join("".join(page.itertext()).split())
+    assert "SOME NICE TEXT & MORE." in text and "code()" in text and "A LINE" in text
+
+
+def test_epub_with_copy_protection_is_refused() -> None:
+    method = '<encryption><EncryptedData><EncryptionMethod Algorithm="{}"/></EncryptedData></encryption>'
+    name = "META-INF/encryption.xml"
+    with pytest.raises(DataError, match=r"is encrypted \(DRM\); accepted: books without copy protection"):
+        translated("epub", book(**{name: method.format("http://www.w3.org/2001/04/xmlenc#aes256-cbc")}))
+    with pytest.raises(DataError, match=r"its type \(member mimetype\) is not application/epub\+zip"):
+        translated("epub", book(mimetype="application/zip"))
+
+
+def test_html_files_keep_their_encoding() -> None:
+    pytest.importorskip("dragoman.markup.html")
+    source = '<meta charset="iso-8859-1"><p title="a b">café <b>au</b> lait</p><script>x</script>'.encode("latin-1")
+    out = translated("html", source).decode("latin-1")
+    assert (
+        out.startswith('<meta charset="iso-8859-1"><p title="a b">') and "CAFÉ" in out and "<script>x</script>" in out
+    )
+    assert '<p title="A B">' in translated("html", source, attributes=True).decode("latin-1")
+    with pytest.raises(DataError, match="declares the unknown charset 'nothing'"):
+        translated("html", '<meta charset="nothing">a')

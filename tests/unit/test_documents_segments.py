@@ -1,0 +1,115 @@
+"""Segments of documents: what the model reads, and what keeps its place."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from document_translator import PieceTranslator, says, upper
+from dragoman.documents.marks import Mark, pair_marks
+from dragoman.documents.segments import Break, DocumentTranslator, is_identifier, plain_text, source_text
+from dragoman.errors import DataError
+from dragoman.markup.segment import Segment, Tag
+
+X, Y = Tag("empty", "<x/>", 8), Tag("empty", "<y/>", 9)
+OPEN, CLOSE = Tag("open", "<b>", 1), Tag("close", "</b>", 1)
+LINE = Break("empty", "\n", 7)
+
+
+def both(segment: Segment, translator: PieceTranslator | None = None) -> tuple[list[str], str]:
+    """The texts that the model reads, and the source of the translation."""
+    translator = translator or upper()
+    [result] = DocumentTranslator(translator).segments([segment])
+    return translator.texts, source_text(result)
+
+
+@pytest.mark.parametrize(
+    ("segment", "texts", "expected"),
+    [
+        ([" one ", X, " "], ["one"], " ONE <x/> "),
+        ([X, OPEN, " one", CLOSE, "\n"], ["one"], "<x/><b> ONE</b>\n"),
+        ([OPEN, X, CLOSE, " one"], ["one"], "<b><x/></b> ONE"),
+        (["one", OPEN, " ", CLOSE], ["one"], "ONE<b> </b>"),
+        (["1.5 ", X, " - ", OPEN, "https://example.org", CLOSE], [], "1.5 <x/> - <b>https://example.org</b>"),
+        (["one", LINE, "two ", LINE, LINE, " 3"], ["one", "two"], "ONE\nTWO \n\n 3"),
+        ([OPEN, "one", LINE, "two", CLOSE], ["one", "two"], "<b>ONE\nTWO</b>"),
+        ([], [], ""),
+    ],
+)
+def test_edges_and_wordless_text_keep_their_place(segment: Segment, texts: list[str], expected: str) -> None:
+    assert both(segment) == (texts, expected)
+
+
+def test_the_model_reads_one_space_at_an_empty_tag_and_the_document_has_both() -> None:
+    texts, result = both(["one ", X, "  two"])
+    assert texts == ["one two"] and result == "ONE <x/>  TWO"
+    texts, result = both(["a ", X, " ", Y, " b"])
+    assert texts == ["a b"] and result == "A <x/> <y/> B"
+
+
+@pytest.mark.parametrize("text", ["ONE(TWO)", "ONE, TWO", "ONE TWO!", "一二", "1"])
+def test_empty_tags_have_their_spaces_again_except_within_words_and_before_punctuation(text: str) -> None:
+    _, result = both(["one ", X, " two ", Y, ", three"], says(text))
+    assert result.replace("<x/>", "").replace("<y/>", "").replace(" ", "") == text.replace(" ", "")
+    for tag in ("<x/>", "<y/>"):
+        before, _, after = result.partition(tag)
+        inside = before[-1:].isalnum() and after[:1].isalnum()
+        assert inside or not before or before[-1].isspace() or before.endswith(">")
+    assert " ," not in result and " !" not in result
+
+
+def test_a_break_inside_a_pair_is_a_space_for_the_model() -> None:
+    texts, _ = both(["one ", OPEN, "two", LINE, "three", CLOSE])
+    assert texts == ["one two three"]
+
+
+@pytest.mark.parametrize("text", ["A12", "en_US", "app.title", "a@b.c", "#fff", "x=1", "UTF-8", "C:\\a", "v2", "--all"])
+def test_identifiers(text: str) -> None:
+    assert is_identifier(text)
+
+
+@pytest.mark.parametrize("text", ["Stop!", "word", "it's", "(well-known).", "two words", "été", "你好", "en_US is"])
+def test_words_are_not_identifiers(text: str) -> None:
+    assert not is_identifier(text)
+
+
+def test_languages_are_compared_by_code() -> None:
+    translator = DocumentTranslator(upper())
+    translator.check_languages("en_GB", "ger")
+    translator.check_languages(None, "")
+    with pytest.raises(DataError, match="its source language is 'fr'"):
+        translator.check_languages("fr")
+
+
+MARKS = st.builds(Mark, st.sampled_from(["open", "close", "empty", "break"]), st.just("<>"), st.sampled_from("abc"))
+
+
+OVERLAPPING: list[str | Mark] = [
+    Mark("open", "<a>", "a"),
+    Mark("open", "<b>", "b"),
+    Mark("close", "</a>", "a"),
+    Mark("close", "</b>", "b"),
+]
+
+
+@settings(max_examples=200, deadline=None)
+@example(items=OVERLAPPING)
+@given(items=st.lists(st.one_of(st.sampled_from(["one", " ", ""]), MARKS), max_size=12))
+def test_marks_in_any_order_give_well_nested_tags(items: list[str | Mark]) -> None:
+    marked = pair_marks(items)
+    opened: list[int] = []
+    for tag in marked.segment:
+        if isinstance(tag, Tag) and tag.kind == "open":
+            opened.append(tag.pair)
+        elif isinstance(tag, Tag) and tag.kind == "close":
+            assert opened.pop() == tag.pair
+    assert not opened and plain_text(marked.segment) == "".join(item for item in items if isinstance(item, str))
+    marks = [item for item in items if isinstance(item, Mark)]
+    assert [marked.mark(tag) for tag in marked.segment if isinstance(tag, Tag)] == marks
+
+
+def test_tags_of_any_depth_are_accepted() -> None:
+    items = [Mark("open", "<b>", "b")] * 5000 + ["x"] + [Mark("close", "</b>", "b")] * 5000
+    texts, result = both(pair_marks(items).segment)
+    assert texts == ["x"] and result == "<b>" * 5000 + "X" + "</b>" * 5000

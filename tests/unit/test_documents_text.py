@@ -1,0 +1,497 @@
+"""Documents that are text: translated text in the right places, every other byte as in the source."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import io
+import json
+import sys
+from typing import Any
+
+import polib
+import pysubs2
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from document_translator import PieceTranslator, longer, says, translated, upper
+from dragoman.documents import document_format, translate_bytes, translate_document
+from dragoman.errors import DataError, DragomanError, UsageError
+
+# ------------------------------------------------------------------------------------------------------------ txt
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("one two\n\n  three.\t\nfour", "ONE TWO\n\n  THREE.\t\nFOUR"),
+        ("one\r\ntwo\r\n", "ONE\r\nTWO\r\n"),
+        ("", ""),
+        ("12.5\n---\nhttps://example.org\n", "12.5\n---\nhttps://example.org\n"),
+        ("\ufeffone\n", "\ufeffONE\n"),
+        ("one\u2028two\x0c\n", "ONE\u2028TWO\x0c\n"),
+    ],
+)
+def test_txt_keeps_lines_and_whitespace(source: str, expected: str) -> None:
+    assert translated("txt", source).decode() == expected
+
+
+def test_txt_in_utf_16_stays_in_utf_16() -> None:
+    assert translated("txt", "\ufeffone é\n".encode("utf-16-le")) == "\ufeffONE É\n".encode("utf-16-le")
+    assert translated("txt", "\ufeffone é\n".encode("utf-16-be")) == "\ufeffONE É\n".encode("utf-16-be")
+
+
+def test_invalid_bytes_are_located() -> None:
+    with pytest.raises(DataError, match=r"line 2: byte 0xe9 is not valid UTF-8; accepted: .*iconv"):
+        translated("txt", b"one\ncaf\xe9\n")
+
+
+# ------------------------------------------------------------------------------------------------------- markdown
+
+MARKDOWN = """---
+title: front matter
+---
+
+# A *heading* ##
+
+Some **bold [link](https://example.org/a_(b) "title")** text
+on two lines \\*escaped\\* &amp; `code here`.
+
+> quoted text
+> goes on
+> - an item <b>with html</b>
+>   - [x] nested ![image](a.png) <https://example.org>
+
+    indented code
+
+```python
+fenced = "code"
+```
+
+| left | right \\| bar |
+|:-----|-------|
+| *cell* | `a` |
+
+Setext
+======
+
+A [shortcut], a [full][ref] and a [collapsed][] link, a footnote[^1].
+
+[^1]: The note.
+
+[shortcut]: https://example.org "title"
+[ref]: https://example.org
+[collapsed]: https://example.org
+
+<div>
+html block
+</div>
+
+1. first
+2. second{two_spaces}
+   after a hard break
+***
+""".replace("{two_spaces}", "  ")
+
+TRANSLATED_MARKDOWN = """---
+title: front matter
+---
+
+# A *HEADING* ##
+
+SOME **BOLD [LINK](https://example.org/a_(b) "title")** TEXT ON TWO LINES \\*ESCAPED\\* & `code here`.
+
+> QUOTED TEXT GOES ON
+> - AN ITEM <b>WITH HTML</b>
+>   - [x] NESTED ![image](a.png) <https://example.org>
+
+    indented code
+
+```python
+fenced = "code"
+```
+
+| LEFT | RIGHT \\| BAR |
+|:-----|-------|
+| *CELL* | `a` |
+
+SETEXT
+======
+
+A [SHORTCUT][shortcut], A [FULL][ref] AND A [COLLAPSED][collapsed] LINK, A FOOTNOTE[^1].
+
+[^1]: THE NOTE.
+
+[shortcut]: https://example.org "title"
+[ref]: https://example.org
+[collapsed]: https://example.org
+
+<div>
+html block
+</div>
+
+1. FIRST
+2. SECOND{two_spaces}
+   AFTER A HARD BREAK
+***
+""".replace("{two_spaces}", "  ")
+
+
+def test_markdown_keeps_everything_but_the_text() -> None:
+    assert translated("md", MARKDOWN).decode() == TRANSLATED_MARKDOWN
+    assert translated("md", MARKDOWN.replace("\n", "\r\n")).decode() == TRANSLATED_MARKDOWN.replace("\n", "\r\n")
+
+
+def _structure(text: str) -> list[Any]:
+    """Blocks, links, code and emphasis of a Markdown text, without its words."""
+    from markdown_it import MarkdownIt
+
+    tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(text)
+    inline = [child for token in tokens for child in token.children or ()]
+    html = {"<strong>": "strong_open", "</strong>": "strong_close", "<em>": "em_open", "</em>": "em_close"}
+    kept = sorted(
+        (html.get(one.content, one.type), one.content if one.type == "code_inline" else "", str(one.attrs))
+        for one in inline
+        if one.type not in ("text", "softbreak")
+    )
+    return [[(token.type, token.level, token.info) for token in tokens], kept]
+
+
+def test_markdown_escapes_what_would_become_markup() -> None:
+    out = translated("md", MARKDOWN, longer()).decode()
+    assert _structure(out) == _structure(MARKDOWN)
+    assert _structure(translated("md", "one\n\ntwo\n", says("# 1. *x*")).decode()) == _structure("one\n\ntwo\n")
+    assert translated("md", "one two\n", says("1. x_y - `z`")).decode() == "1\\. x_y - \\`z\\`\n"
+
+
+def test_emphasis_that_markdown_would_not_recognize_is_written_as_html() -> None:
+    source = "ab **cd** ef gh\n"
+    outputs = [
+        translated("md", source, says(text)).decode() for text in ("a(b)c", "甲（乙）丙", "（甲）（乙）丙", "甲 乙 丙")
+    ]
+    assert [_structure(out) for out in outputs] == [_structure(source)] * 4
+    assert 0 < sum("<strong>" in out for out in outputs) < 4
+
+
+@pytest.mark.parametrize(
+    ("source", "says_what"),
+    [("5 * 3 is **so**\n", "*a* _b_ c"), ("one \\\\![i](a.png) two\n", "x \\ y"), ("a <3 b\n", "<b>c")],
+)
+def test_characters_of_the_translation_mark_nothing(source: str, says_what: str) -> None:
+    for translator in (says(says_what), upper(), longer()):
+        assert _structure(translated("md", source, translator).decode()) == _structure(source)
+
+
+def test_escaped_underscores_stay_escaped() -> None:
+    assert translated("md", "a \\_\\_init\\_\\_ b_c\n").decode() == "A \\_\\_INIT\\_\\_ B_C\n"
+
+
+def test_a_missing_parser_of_markdown_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "markdown_it", None)
+    with pytest.raises(UsageError, match=r"translation of Markdown needs markdown_it.*dragoman\[documents\]"):
+        translated("md", "a")
+
+
+def test_markdown_does_not_escape_what_the_source_has_unescaped() -> None:
+    assert translated("md", "5 * 3 is a_b\n").decode() == "5 * 3 IS A_B\n"
+
+
+# ------------------------------------------------------------------------------------------------------ subtitles
+
+SRT = """1
+00:00:01,000 --> 00:00:02,500 X1:40 Y1:20
+A long sentence that is
+set in two lines.
+
+2
+00:00:03,000 --> 00:00:04,000
+- <i>Who</i> is it?
+- {\\an8}It is me.
+
+3
+00:00:05,000 --> 00:00:06,000
+12:30
+"""
+
+
+def test_srt_keeps_times_numbers_lines_and_turns() -> None:
+    out = translated("srt", SRT).decode()
+    before, after = pysubs2.SSAFile.from_string(SRT), pysubs2.SSAFile.from_string(out)
+    assert [(one.start, one.end) for one in after] == [(one.start, one.end) for one in before]
+    assert [one.plaintext.split() for one in after] == [one.plaintext.upper().split() for one in before]
+    lines, own = SRT.split("\n"), out.split("\n")
+    assert [line for line in own if "-->" in line or line.isdigit()] == [
+        line for line in lines if "-->" in line or line.isdigit()
+    ]
+    assert own[2:4] == ["A LONG SENTENCE THAT", "IS SET IN TWO LINES."]
+    assert own[7:9] == ["- <i>WHO</i> IS IT?", "- {\\an8}IT IS ME."]
+
+
+def test_a_cue_is_one_text_and_each_turn_of_a_dialogue_too() -> None:
+    translator = upper()
+    translated("srt", SRT.replace("\n", "\r\n"), translator)
+    assert translator.texts == ["A long sentence that is set in two lines.", "- Who is it?", "- It is me."]
+
+
+def test_a_cue_never_has_an_empty_line() -> None:
+    out = translated("srt", SRT, says("Kurz")).decode()
+    assert [one.plaintext for one in pysubs2.SSAFile.from_string(out)] == ["Kurz", "Kurz\nKurz", "12:30"]
+
+
+VTT = """WEBVTT - a title
+
+NOTE a comment --
+stays
+
+STYLE
+::cue { color: red }
+
+first
+00:01.000 --> 00:02.000 align:start
+<v Anna>Fish &amp; chips</v> <00:01.500><c.loud>now
+
+00:00:03.000 --> 00:00:04.000
+the end
+"""
+
+
+def test_vtt_keeps_notes_styles_voices_and_entities() -> None:
+    expected = VTT.replace("Fish &amp; chips", "FISH &amp; CHIPS").replace("now", "NOW").replace("the end", "THE END")
+    assert translated("vtt", VTT).decode() == expected
+
+
+def test_text_without_cues_is_refused() -> None:
+    with pytest.raises(DataError, match="contains no cue"):
+        translated("srt", "just text\n")
+
+
+# ------------------------------------------------------------------------------------------------------------ po
+
+PO = r"""# Translators, 2026
+msgid ""
+msgstr ""
+"Content-Type: text/plain; charset=UTF-8\n"
+"Language: de\n"
+"Plural-Forms: nplurals=3; plural=(n%10==1 ? 0 : n==2 ? 1 : 2);\n"
+
+#: src/a.c:1
+#, c-format
+msgid "Hello %s, you have {count} items"
+msgstr ""
+
+msgctxt "menu"
+msgid "Open \"file\"\n"
+"now\n"
+msgstr ""
+
+msgid "kept"
+msgstr "behalten"
+
+#, fuzzy
+#| msgid "old"
+msgid "doubtful"
+msgstr "zweifelhaft"
+
+msgid "one file"
+msgid_plural "%d files"
+msgstr[0] ""
+msgstr[1] ""
+msgstr[2] ""
+
+#~ msgid "obsolete"
+#~ msgstr "veraltet"
+"""
+
+
+def test_po_fills_empty_entries_and_keeps_all_other_lines() -> None:
+    out = translated("po", PO).decode()
+    catalogue = polib.pofile(out)
+    entries = {entry.msgid: entry for entry in catalogue}
+    assert entries["Hello %s, you have {count} items"].msgstr == "HELLO %s, YOU HAVE {count} ITEMS"
+    assert (
+        entries['Open "file"\nnow\n'].msgstr == 'OPEN "FILE"\nNOW\n' and entries['Open "file"\nnow\n'].msgctxt == "menu"
+    )
+    assert entries["kept"].msgstr == "behalten"
+    assert entries["doubtful"].msgstr == "zweifelhaft" and entries["doubtful"].fuzzy
+    assert entries["one file"].msgstr_plural == {0: "ONE FILE", 1: "%d FILES", 2: "%d FILES"}
+    assert not entries["Hello %s, you have {count} items"].fuzzy
+    missing = [line for line in PO.split("\n") if line not in out.split("\n")]
+    assert missing == ['msgstr[0] ""', 'msgstr[1] ""', 'msgstr[2] ""']  # the other `msgstr ""` begin several lines
+    assert translated("po", out) == out.encode()
+
+
+def test_po_finds_the_plural_form_of_one() -> None:
+    header = 'msgid ""\nmsgstr ""\n"Plural-Forms: nplurals=2; plural=(n==1);\\n"\n\n'
+    source = header + 'msgid "one"\nmsgid_plural "many"\nmsgstr[0] ""\nmsgstr[1] ""\n'
+    assert polib.pofile(translated("po", source).decode())[0].msgstr_plural == {0: "MANY", 1: "ONE"}
+    japanese = source.replace("nplurals=2; plural=(n==1)", "nplurals=1; plural=0").replace('msgstr[1] ""\n', "")
+    assert polib.pofile(translated("po", japanese).decode())[0].msgstr_plural == {0: "MANY"}
+
+
+def test_po_of_another_language_is_refused() -> None:
+    with pytest.raises(DataError, match="its target language is 'fr', but the model translates from en to de"):
+        translated("po", PO.replace("Language: de", "Language: fr"))
+
+
+def test_po_without_a_language_is_accepted() -> None:
+    source = PO.replace("Language: de", "Language: ").replace('\n"Plural', '\n"MIME-Version: 1.0\\n"\n"Plural')
+    assert polib.pofile(translated("po", source).decode()).metadata["Language"] == ""
+
+
+def test_placeholders_survive_a_model_that_changes_them() -> None:
+    mangles = PieceTranslator(lambda pieces: [piece.upper().replace("%", "") for piece in pieces])
+    source = 'msgid "%(name)s has %1$s of {n} <b>files</b>"\nmsgstr ""\n'
+    out = polib.pofile(translated("po", source, mangles).decode())[0].msgstr
+    for part in ("%(name)s", "%1$s", "{n}", "<b>", "</b>", "FILES"):
+        assert out.count(part) == 1
+    keeps = PieceTranslator(lambda pieces: ["HAT" if piece == "has" else piece for piece in pieces])
+    assert "%(name)s HAT %1$s" in translated("po", source, keeps).decode() and len(keeps.calls) == 1
+
+
+def test_alternatives_in_icu_syntax_are_kept() -> None:
+    message = {"a": "{n, plural, one {# file} other {# files}}", "b": "two words"}
+    assert json.loads(translated("json", json.dumps(message))) == {**message, "b": "TWO WORDS"}
+
+
+# ------------------------------------------------------------------------------------------------------ csv, tsv
+
+
+def test_csv_keeps_quoting_delimiter_and_line_ends() -> None:
+    source = 'name;"text";n\r\nx_1;"a ""quoted"" word";1,5\r\n;plain words;"two\nlines"\r\n'
+    out = translated("csv", source).decode()
+    assert out == 'NAME;"TEXT";N\r\nx_1;"A ""QUOTED"" WORD";1,5\r\n;PLAIN WORDS;"TWO\nLINES"\r\n'
+    rows = list(csv.reader(io.StringIO(translated("csv", source, longer()).decode(), newline=""), delimiter=";"))
+    assert [len(row) for row in rows] == [3, 3, 3]
+    assert rows[1][1] == longer().translate(['a "quoted" word'])[0].text and rows[1][2] == "1,5"
+
+
+def test_csv_columns_are_chosen_by_name_or_number() -> None:
+    source = "id,text,note\na b,c d,e f\n"
+    assert translated("csv", source, columns=["text"]).decode() == "id,text,note\na b,C D,e f\n"
+    assert translated("csv", source, columns=[2]).decode() == "id,text,NOTE\na b,c d,E F\n"
+    with pytest.raises(UsageError, match=r"no column 'txt' \(did you mean 'text'\?\); accepted: 'id', 'text', 'note'"):
+        translated("csv", source, columns=["txt"])
+    with pytest.raises(UsageError, match="columns: only for csv and tsv; the format is txt"):
+        translated("txt", source, columns=["text"])
+    with pytest.raises(UsageError, match="attributes: only for html and epub; the format is csv"):
+        translated("csv", source, attributes=True)
+
+
+def test_tsv_cells_are_separated_by_tabs_only() -> None:
+    assert translated("tsv", "one, two\tthree\n4\tfive").decode() == "ONE, TWO\tTHREE\n4\tFIVE"
+
+
+def test_unbalanced_quotation_marks_are_located() -> None:
+    with pytest.raises(DataError, match="line 2: a quotation mark that begins a cell is not closed, or text follows"):
+        translated("csv", 'a,b\n"c"d,e\n')
+
+
+CELLS = st.text(st.sampled_from('ab,;"\n\r x1'), max_size=6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=st.lists(st.lists(CELLS, min_size=2, max_size=3), min_size=1, max_size=4), quote=st.booleans())
+def test_every_csv_has_the_same_cells_in_upper_case(rows: list[list[str]], quote: bool) -> None:
+    written = io.StringIO(newline="")
+    csv.writer(written, quoting=csv.QUOTE_ALL if quote else csv.QUOTE_MINIMAL).writerows([["a", "b", "c"], *rows])
+    out = translated("csv", written.getvalue(), columns=[0, 1, 2]).decode()
+    before, after = (list(csv.reader(io.StringIO(text, newline=""))) for text in (written.getvalue(), out))
+    assert after == [[cell.upper() for cell in row] for row in before]
+
+
+# ---------------------------------------------------------------------------------------------------------- json
+
+JSON = """{
+  "title" : "Hello \\"world\\"\\nagain",   "n": [1.50, true, null, "two words", "en_US", ""],
+  "Hello there": {"a b": "caf\\u00e9 {name}: <b>x</b>"}
+}
+"""
+
+
+def test_json_keeps_keys_numbers_and_formatting() -> None:
+    out = translated("json", JSON).decode()
+    assert json.loads(out) == {
+        "title": 'HELLO "WORLD"\nAGAIN',
+        "n": [1.5, True, None, "TWO WORDS", "en_US", ""],
+        "Hello there": {"a b": "CAFÉ {name}: <b>X</b>"},
+    }
+    expected = JSON.replace('Hello \\"world\\"\\nagain', 'HELLO \\"WORLD\\"\\nAGAIN').replace(
+        '"two words', '"TWO WORDS'
+    )
+    assert out == expected.replace("caf\\u00e9", "CAF\\u00c9").replace("<b>x", "<b>X")
+
+
+def test_json_is_validated_first() -> None:
+    with pytest.raises(DataError, match="not JSON: Expecting"):
+        translated("json", '{"a": "b",}')
+    with pytest.raises(DataError, match="brackets nested too deeply"):
+        translated("json", "[" * 100_000)
+
+
+# --------------------------------------------------------------------------------------------------- all formats
+
+
+def test_formats_follow_from_file_names() -> None:
+    assert [document_format(name) for name in ("a.DOCX", "b.md", "c.xlf", "d.htm")] == ["docx", "md", "xliff", "html"]
+    with pytest.raises(
+        UsageError, match=r"a\.pdf: the suffix '\.pdf' is not that of a document; accepted: \.txt, \.md"
+    ):
+        document_format("a.pdf")
+    with pytest.raises(UsageError, match="format = 'doc'; accepted: txt, md"):
+        document_format("a", "doc")
+
+
+def test_files_are_written_completely_or_not_at_all(tmp_path: Any) -> None:
+    source, target = tmp_path / "a.json", tmp_path / "b.json"
+    source.write_text('{"a": "one two"}')
+    report = translate_document(upper(), source, target)
+    assert target.read_text() == '{"a": "ONE TWO"}' and (report.format, report.segments) == ("json", 1)
+
+    source.write_text("{")
+    with pytest.raises(DataError, match=r"a\.json: not JSON"):
+        translate_document(upper(), source, target)
+    assert target.read_text() == '{"a": "ONE TWO"}' and sorted(p.name for p in tmp_path.iterdir()) == [
+        "a.json",
+        "b.json",
+    ]
+
+
+def test_a_full_disk_leaves_the_earlier_file(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "b.txt").write_text("earlier")
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(DragomanError, match=r"b\.txt could not be written: the disk is full"):
+        translate_document(upper(), tmp_path / "a.txt", tmp_path / "b.txt")
+    assert (tmp_path / "b.txt").read_text() == "earlier" and len(list(tmp_path.iterdir())) == 2
+
+
+def test_targets_that_cannot_be_written_are_refused(tmp_path: Any) -> None:
+    source = tmp_path / "a.txt"
+    source.write_text("one")
+    for target, problem in (
+        (source, "is both source and target"),
+        (tmp_path, "is a folder"),
+        (tmp_path / "no" / "b.txt", "does not exist"),
+    ):
+        with pytest.raises(UsageError, match=problem):
+            translate_document(upper(), source, target)
+    with pytest.raises(UsageError, match="format = None: the source is bytes"):
+        translate_document(upper(), b"one", tmp_path / "b.txt")
+    assert source.read_text() == "one"
+
+
+def test_settings_reach_the_translator_and_progress_is_tracked() -> None:
+    translator = upper()
+    seen: list[int] = []
+
+    def track(items: Any, total: int) -> Any:
+        seen.append(total)
+        return items
+
+    translate_bytes(translator, b"one\ntwo\n\n", "txt", track=track, beam=2)
+    assert translator.given == {"beam": 2} and seen == [2]

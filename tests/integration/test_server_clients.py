@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dragoman.markup.html import translate_html
+from dragoman.markup.xml import translate_xml
 from dragoman.serve.directions import Directions
 from dragoman.serve.server import create_server
 from running_server import copying_direction, direction_of, serving
@@ -58,6 +62,10 @@ def test_libretranslate_aio(address: str) -> None:
             assert (await client.detect("Das Wetter war gestern schön."))[0].language == "de"
             assert [language.code for language in await client.languages()] == ["de", "en"]
             assert await client.health()
+            document = io.BytesIO(f"{TEXT}\n".encode())
+            document.name = "text.txt"
+            sent = await client.translate_file(document, "en", "de")
+            assert "/download_file/" in sent.translated_file_url
 
     asyncio.run(use())
 
@@ -129,3 +137,36 @@ def test_deepl_errors(deepl_client: Any, settings: dict[str, str], told: str) ->
         deepl_client.translate_text(TEXT, **settings)
     with pytest.raises(deepl.DeepLException, match="line 2: 'a' stands before"):
         deepl_client.create_glossary_from_csv("twice", "EN", "DE", "a,b\na,c\n")
+
+
+def test_deepl_markup(deepl_client: Any) -> None:
+    import deepl
+
+    translator = tiny_translator()
+    html, xml = "<p>one <b>two</b></p>", "<doc><p>one <b>two</b> three</p><keep>four</keep></doc>"
+    used = deepl_client.translate_text(html, source_lang="EN", target_lang="FR", tag_handling="html")
+    assert used.text == translate_html(translator, [html])[0]
+    options = {"ignore_tags": ["keep"], "splitting_tags": ["p"], "outline_detection": False}
+    used = deepl_client.translate_text(xml, source_lang="EN", target_lang="FR", tag_handling="xml", **options)
+    assert used.text == translate_xml(translator, [xml], **options)[0] and "<keep>four</keep>" in used.text
+    with pytest.raises(deepl.DeepLException, match="Bad request"):
+        deepl_client.translate_text("<a><b></a>", source_lang="EN", target_lang="FR", tag_handling="xml")
+
+
+def test_deepl_documents(deepl_client: Any, tmp_path: Path) -> None:
+    import deepl
+
+    source, target = tmp_path / "text.txt", tmp_path / "out.txt"
+    source.write_text(f"{TEXT}\n\nfour\n", encoding="utf-8")
+    status = deepl_client.translate_document_from_filepath(source, target, source_lang="EN", target_lang="DE")
+    assert status.done and status.billed_characters == len(source.read_bytes())
+    assert target.read_text(encoding="utf-8") == f"{round_trip(TEXT)}\n\n{round_trip('four')}\n"
+    damaged = tmp_path / "text.docx"
+    damaged.write_bytes(b"PK damaged")
+    with pytest.raises(deepl.DocumentTranslationException, match="not a complete zip archive"):
+        deepl_client.translate_document_from_filepath(damaged, target, source_lang="EN", target_lang="DE")
+    handle = deepl_client.translate_document_upload(
+        source.read_bytes(), filename="a.md", source_lang="EN", target_lang="DE"
+    )
+    with pytest.raises(deepl.DeepLException, match="Document not found"):
+        deepl_client.translate_document_get_status(deepl.DocumentHandle(handle.document_id, "another key"))

@@ -14,6 +14,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from dragoman.errors import DragomanError, UsageError
+from dragoman.markup.html import translate_html
 from dragoman.pipelines.glossary import Glossary
 from dragoman.serve.admission import Admission, Overloaded
 from dragoman.serve.directions import Direction, Directions, Timing
@@ -129,7 +130,11 @@ def test_a_glossary_for_one_request(mode: str) -> None:
         ({"q": "a" * 201, "source": "en", "target": "de"}, 400, "request (201) exceeds text limit (200)"),
         ({"q": TEXT, "source": "en", "target": "de", "alternatives": -1}, 400, "'alternatives'"),
         ({"q": TEXT, "source": "en", "target": "de", "alternatives": "many"}, 400, "'alternatives'"),
-        ({"q": TEXT, "source": "en", "target": "de", "format": "pdf"}, 400, "pdf format is not supported"),
+        (
+            {"q": TEXT, "source": "en", "target": "de", "format": "pdf"},
+            400,
+            "pdf format is not supported; accepted: text, html",
+        ),
         ({"q": TEXT, "source": "en", "target": "de", "glossary": {"a": ""}}, 400, "target term '' is blank"),
         ({"q": TEXT, "source": "en", "target": "de", "glossary": "a"}, 400, "accepted: a mapping"),
         ({"q": TEXT, "source": "en", "target": "de", "glossary_mode": "hard"}, 400, "accepted: soft, strict"),
@@ -305,3 +310,58 @@ def test_served_translations_are_those_of_the_translator(length: int) -> None:
     (found,) = asyncio.run(directions.translate([direction], texts, "me", timing, beam=2))
     directions.close()
     assert [t.text for t in found] == [t.text for t in expected] and timing.computed > 0
+
+
+# ------------------------------------------------------------------------------------------------- markup and files
+
+
+def test_html_through_a_pivot() -> None:
+    directions = Directions([direction_of(tiny_translator(), "en", "de"), copying_direction("de", "fr")])
+    text = "<p>one <b>two</b> &amp; three</p><code>one</code>"
+    expected = translate_html(directions.route("en", "de")[0].translator, [text])
+    expected_fr = translate_html(directions.route("de", "fr")[0].translator, expected)
+    with TestClient(create_server(directions)) as client:
+        values = {"q": text, "source": "en", "target": "de", "format": "html"}
+        assert client.post("/translate", json=values).json() == {"translatedText": expected[0]}
+        answer = client.post("/translate", json={**values, "q": [text, ""], "target": "fr"}).json()
+        assert answer == {"translatedText": [expected_fr[0], ""]}
+
+
+def test_files(client: TestClient) -> None:
+    files = {"file": ("notes/../text.srt", f"1\n00:00:01,000 --> 00:00:02,000\n{TEXT}\n".encode())}
+    answer = client.post("/translate_file", data={"source": "en", "target": "de"}, files=files)
+    assert answer.status_code == 200, answer.text
+    address = answer.json()["translatedFileUrl"]
+    done = client.get(address)
+    assert (
+        done.status_code == 200 and done.content.decode() == f"1\n00:00:01,000 --> 00:00:02,000\n{translated(TEXT)}\n"
+    )
+    assert "text.srt" in done.headers["content-disposition"] and ".." not in done.headers["content-disposition"]
+    assert client.get("/download_file/none.txt").status_code == 404
+    assert client.get("/download_file/..%2F..%2Fetc%2Fpasswd").status_code == 404
+    assert ".docx" in client.get("/frontend/settings").json()["supportedFilesFormat"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fields", "told"),
+    [
+        ("a.exe", b"x", {"source": "en", "target": "de"}, "suffix '.exe' is not that of a document"),
+        ("a.docx", b"PK\x03\x04 damaged", {"source": "en", "target": "de"}, "not a complete zip archive"),
+        ("a.txt", b"one", {"source": "auto", "target": "de"}, "files need a source language"),
+        ("a.txt", b"one", {"target": "de"}, "missing source parameter"),
+        ("a.txt", b"one", {"source": "en", "target": "zz"}, "zz is not supported"),
+        (None, b"", {"source": "en", "target": "de"}, "missing file parameter"),
+    ],
+)
+def test_invalid_files(client: TestClient, name: str | None, content: bytes, fields: dict[str, str], told: str) -> None:
+    files = {} if name is None else {"file": (name, content)}
+    answer = client.post("/translate_file", data=fields, files=files)
+    assert answer.status_code == 400 and told in answer.json()["error"], answer.text
+
+
+def test_a_client_that_disconnects_stops_its_html() -> None:
+    direction, service = stuck_direction()
+    directions = Directions([direction])
+    with TestClient(create_server(directions, Limits(seconds=0.2))) as client:
+        answer = client.post("/translate", json={"q": "<b>one</b>", "source": "en", "target": "de", "format": "html"})
+    assert answer.status_code == 503 and service.cancelled == 1 and directions.admission.tokens == 0

@@ -6,19 +6,24 @@ import csv
 import hashlib
 import io
 import logging
+import secrets
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from dragoman.errors import DragomanError, UsageError
+from dragoman.errors import DataError, DragomanError, UsageError
+from dragoman.markup.html import translate_html
+from dragoman.markup.xml import translate_xml
 from dragoman.pipelines.glossary import Glossary
 from dragoman.serve.admission import Overloaded
 from dragoman.serve.directions import Directions
+from dragoman.serve.files import DocumentJobs, Job, read_upload, translate_upload
 from dragoman.serve.glossaries import GlossaryStore, StoredGlossary
-from dragoman.serve.languages import Options, english_name, identify, model_code, translate_texts
+from dragoman.serve.languages import Options, english_name, identify, model_code, route_of, translate_texts
 from dragoman.serve.requests import BadRequest, Disconnected, Limits, parameters, read_body, unless_disconnected
 
 __all__ = ["deepl_routes"]
@@ -30,12 +35,15 @@ _REGIONS = {"en": ["EN-GB", "EN-US"], "pt": ["PT-PT", "PT-BR"]}
 """Target codes that DeepL's client requires for languages with variants."""
 
 
-def deepl_routes(directions: Directions, limits: Limits, glossaries: GlossaryStore) -> list[Route]:
+def deepl_routes(directions: Directions, limits: Limits, glossaries: GlossaryStore, jobs: DocumentJobs) -> list[Route]:
     """Return the routes for a server."""
-    api = _DeepL(directions, limits, glossaries)
+    api = _DeepL(directions, limits, glossaries, jobs)
     both = ["GET", "POST"]
     return [
         Route("/v2/translate", _answered(api.translate), methods=["POST"]),
+        Route("/v2/document", _answered(api.upload), methods=["POST"]),
+        Route("/v2/document/{id}", _answered(api.document_status), methods=["POST"]),
+        Route("/v2/document/{id}/result", _answered(api.document_result), methods=["POST"]),
         Route("/v2/languages", _answered(api.languages), methods=both),
         Route("/v2/usage", _answered(api.usage), methods=both),
         Route("/v2/glossary-language-pairs", _answered(api.pairs), methods=["GET"]),
@@ -63,6 +71,8 @@ def _answered(
             return Response(status_code=499)  # nobody reads it
         except UsageError as error:
             return JSONResponse({"message": str(error)}, 400)
+        except DataError as error:
+            return JSONResponse({"message": str(error)}, 400)
         except DragomanError as error:
             _LOG.error("translation failed: %s", error)
             return JSONResponse({"message": f"translation failed: {error}"}, 500)
@@ -72,8 +82,8 @@ def _answered(
 
 
 class _DeepL:
-    def __init__(self, directions: Directions, limits: Limits, glossaries: GlossaryStore) -> None:
-        self.directions, self.limits, self.glossaries = directions, limits, glossaries
+    def __init__(self, directions: Directions, limits: Limits, glossaries: GlossaryStore, jobs: DocumentJobs) -> None:
+        self.directions, self.limits, self.glossaries, self.jobs = directions, limits, glossaries, jobs
         self.characters = 0
 
     async def translate(self, request: Request) -> dict[str, Any]:
@@ -89,6 +99,7 @@ class _DeepL:
             _owner(request),
             glossary=self._glossary(request, values.get("glossary_id"), given),
             split=False if str(values.get("split_sentences", "1")) == "0" else None,
+            markup=_markup(values),
         )
         work = translate_texts(self.directions, texts, languages, options)
         found = await unless_disconnected(request, work, self.limits.seconds)
@@ -121,8 +132,8 @@ class _DeepL:
                 f"'formality' = {str(values['formality'])[:40]} is not supported by these models; accepted: default, "
                 "prefer_more, prefer_less (no effect)"
             )
-        if values.get("tag_handling"):
-            raise BadRequest(f"'tag_handling' = {str(values['tag_handling'])[:40]} is not supported")
+        if values.get("tag_handling") not in (None, "", "html", "xml"):
+            raise BadRequest(f"'tag_handling' = {str(values['tag_handling'])[:40]} not supported; accepted: html, xml")
         if str(values.get("split_sentences", "1")) not in ("0", "1", "nonewlines"):
             raise BadRequest("'split_sentences' not supported; accepted: 0, 1, nonewlines")
 
@@ -144,6 +155,44 @@ class _DeepL:
         if stored is None:
             raise BadRequest("Glossary not found", 404)
         return stored
+
+    async def upload(self, request: Request) -> dict[str, str]:
+        upload = await read_upload(request, await read_body(request, self.limits))
+        source = upload.fields.get("source_lang")
+        if not source:
+            accepted = ", ".join(code.upper() for code in self.directions.sources)
+            raise BadRequest(f"Parameter 'source_lang' not specified: documents need it; accepted: {accepted}")
+        self._check_options(upload.fields)
+        route = route_of(self.directions, self._source(source), _required(upload.fields, "target_lang"))
+        glossary = self._glossary(request, upload.fields.get("glossary_id"), source)
+        work = partial(translate_upload, upload.format, {} if glossary is None else {"glossary": glossary})
+        run = self.directions.run(route, work, upload.data, len(upload.data), _owner(request))
+        identifier, job = self.jobs.start(upload.name, len(upload.data), run)
+        return {"document_id": identifier, "document_key": job.key}
+
+    async def _job(self, request: Request) -> Job:
+        values = parameters(request, await read_body(request, self.limits))
+        job = self.jobs.find(request.path_params["id"])
+        if job is None or not secrets.compare_digest(job.key.encode(), str(values.get("document_key")).encode()):
+            raise BadRequest("Document not found", 404)
+        return job
+
+    async def document_status(self, request: Request) -> dict[str, Any]:
+        job = await self._job(request)
+        answer: dict[str, Any] = {"document_id": request.path_params["id"]}
+        if job.error is not None:
+            return answer | {"status": "error", "error_message": job.error}
+        if job.result is None:
+            return answer | {"status": "translating", "seconds_remaining": 1}
+        return answer | {"status": "done", "billed_characters": job.characters}
+
+    async def document_result(self, request: Request) -> Response:
+        job = await self._job(request)
+        if job.result is None:
+            raise BadRequest(job.error or "Document is not ready", 404 if job.error else 503)
+        self.jobs.forget(request.path_params["id"])
+        self.characters += job.characters
+        return Response(job.result, media_type="application/octet-stream")
 
     async def languages(self, request: Request) -> list[dict[str, Any]]:
         values = parameters(request, await read_body(request, self.limits))
@@ -194,6 +243,23 @@ class _DeepL:
         entries = self._stored(request, request.path_params["id"]).entries
         lines = (f"{source}\t{target}" for source, target in entries.items())
         return Response("\n".join(lines), media_type="text/tab-separated-values")
+
+
+def _markup(values: dict[str, Any]) -> Callable[..., list[str]] | None:
+    """Return the function that translates texts with tags, with the options of a request."""
+    if values.get("tag_handling") == "html":
+        return translate_html
+    if values.get("tag_handling") != "xml":
+        return None
+    options: dict[str, Any] = {"split_sentences": str(values.get("split_sentences", "1"))}
+    options["outline_detection"] = str(values.get("outline_detection", "1")).lower() not in ("0", "false")
+    for name in ("ignore_tags", "splitting_tags", "non_splitting_tags"):
+        tags = values.get(name) or []
+        listed = tags.split(",") if isinstance(tags, str) else tags
+        if not isinstance(listed, list) or not all(isinstance(tag, str) for tag in listed):
+            raise BadRequest(f"'{name}' not supported; accepted: a list of names")
+        options[name] = [tag.strip() for tag in listed if tag.strip()]
+    return partial(translate_xml, **options)
 
 
 def _rows(text: str, delimiter: str) -> list[list[str]]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from dragoman.decoding.loader import open_service
 from dragoman.decoding.service import Search, SearchService
@@ -16,10 +18,14 @@ from dragoman.pipelines.translated import Translation
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.admission import Admission, Ticket
 
-__all__ = ["Direction", "Directions", "Timing"]
+__all__ = ["BlockingTranslator", "Direction", "Directions", "Timing"]
 
 _SPLIT_HERE = 4000
 """Characters up to which a text is split and encoded on the event loop; longer ones would delay other requests."""
+
+_THREADS = 32
+"""Texts with markup and documents that are translated at the same time."""
+Result = TypeVar("Result")
 
 
 @dataclass
@@ -89,6 +95,43 @@ def _send(searches: Any, found: Any) -> Any:
         return stop.value
 
 
+class BlockingTranslator:
+    """A direction for code that runs in a thread: it has the attributes of its translator and searches in the service.
+
+    `translate` raises CancelledError once `cancel` was called.
+    """
+
+    def __init__(self, direction: Direction, ticket: Ticket) -> None:
+        self._direction, self._ticket = direction, ticket
+        self._lock = threading.Lock()
+        self._cancelled = False
+        self._search: Search | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._direction.translator, name)
+
+    def translate(self, texts: Sequence[str], **settings: Any) -> list[Translation]:
+        """Return what `Translator.translate` returns."""
+        service = self._direction.service
+        searches = self._direction.translator.searches(texts, **settings)
+        call = _send(searches, None)
+        while not isinstance(call, list):
+            ranks = self._ticket.ranks(call.sources)
+            with self._lock:
+                if self._cancelled:
+                    raise CancelledError
+                self._search = service.submit(call.sources, call.prefixes, call.settings, ranks, call.phrases)
+            call = _send(searches, self._search.future.result())
+        return call
+
+    def cancel(self) -> None:
+        """End the running search, and refuse others."""
+        with self._lock:
+            self._cancelled = True
+            if self._search is not None:
+                self._direction.service.cancel(self._search)
+
+
 class Directions:
     """All directions of a server; of two models of the same direction, the first one is used.
 
@@ -97,6 +140,7 @@ class Directions:
 
     def __init__(self, directions: Iterable[Direction], max_tokens: int = 200_000) -> None:
         self.admission = Admission(max_tokens)
+        self._threads = ThreadPoolExecutor(_THREADS, "dragoman-markup")
         self.by_pair: dict[tuple[str, str], Direction] = {}
         self.unused: list[tuple[Direction, Direction]] = []
         """Models of a direction that has another model, with that model."""
@@ -149,6 +193,33 @@ class Directions:
         finally:
             self.admission.finish(ticket)
 
+    async def run(
+        self,
+        route: Sequence[Direction],
+        work: Callable[[Translator, Result], Result],
+        source: Result,
+        characters: int,
+        client: str,
+    ) -> Result:
+        """Return the result of `work`, which translates documents or texts with markup, of the last model of a route.
+
+        work: called in a thread with a translator and the result of the model before it, at first `source`.
+        characters: of the source, for admission.  Raises Overloaded, and what `work` raises.
+        """
+        ticket = self.admission.accept(client, len(route) * max(1, characters // 4))
+        try:
+            for direction in route:
+                translator = BlockingTranslator(direction, ticket)
+                future = asyncio.get_running_loop().run_in_executor(self._threads, work, cast(Any, translator), source)
+                try:
+                    source = await future
+                except asyncio.CancelledError:
+                    translator.cancel()
+                    raise
+            return source
+        finally:
+            self.admission.finish(ticket)
+
     def load(self) -> tuple[int, int]:
         """Sentences that wait and hypotheses that are decoded, of all directions."""
         loads = [direction.service.load for direction in self.by_pair.values()]
@@ -159,6 +230,7 @@ class Directions:
         """Stop all services."""
         for direction in self.by_pair.values():
             direction.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _estimate(texts: Sequence[str]) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from babel import Locale
@@ -11,6 +13,7 @@ from babel import Locale
 from dragoman.data.language_identifier import identified
 from dragoman.pipelines.glossary import Glossary
 from dragoman.pipelines.translated import Translation
+from dragoman.pipelines.translation import Translator
 from dragoman.serve.directions import Direction, Directions
 from dragoman.serve.requests import BadRequest
 
@@ -18,6 +21,9 @@ __all__ = ["Options", "english_name", "identify", "model_code", "public_code", "
 
 _ALIASES = {"zh": "zh-Hans", "zt": "zh-Hant", "pb": "pt-BR"}
 """Codes of languages that are written in two ways."""
+
+
+_TAG = re.compile(r"<[^<>]*>")
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,8 @@ class Options:
     alternatives: int = 0
     glossary: Glossary | None = None
     split: bool | None = None
+    markup: Callable[..., list[str]] | None = None
+    """`translate_html` or `translate_xml`, with its options."""
 
     def settings(self, last: Direction) -> dict[str, Any]:
         """Return the arguments of a translation; last: the model that writes the result."""
@@ -65,8 +73,8 @@ def model_code(directions: Directions, code: Any) -> str:
 
 
 def identify(directions: Directions, text: str) -> list[tuple[str, float]]:
-    """Return the source languages of the server with their probabilities, most probable first."""
-    return identified(text, directions.sources)
+    """Return the source languages of the server with their probabilities, most probable first; tags are ignored."""
+    return identified(_TAG.sub(" ", text), directions.sources)
 
 
 def route_of(directions: Directions, source: str, target: Any) -> list[Direction]:
@@ -99,9 +107,26 @@ async def translate_texts(
         indices = [i for i, own in enumerate(languages) if own == language]
         route = route_of(directions, language, options.target)
         if not route:
-            results.update((i, Translation(texts[i], texts[i], 0.0, 0.0, [], [], (), [])) for i in indices)
+            results.update((i, _copy(texts[i], texts[i])) for i in indices)
+            continue
+        own = [texts[i] for i in indices]
+        if options.markup is not None:
+            work = partial(_translate_marked, options.markup, {"glossary": options.glossary, "split": options.split})
+            marked = await directions.run(route, work, own, sum(map(len, own)), options.client)
+            results.update((i, _copy(texts[i], text)) for i, text in zip(indices, marked, strict=True))
             continue
         settings = options.settings(route[-1])
-        found = await directions.translate(route, [texts[i] for i in indices], options.client, **settings)
+        found = await directions.translate(route, own, options.client, **settings)
         results.update(zip(indices, found[-1], strict=True))
     return [results[i] for i in range(len(texts))]
+
+
+def _translate_marked(
+    markup: Callable[..., list[str]], settings: dict[str, Any], translator: Translator, texts: list[str]
+) -> list[str]:
+    return markup(translator, texts, **settings)
+
+
+def _copy(source: str, text: str) -> Translation:
+    """Return a translation of which only the text is known."""
+    return Translation(source, text, 0.0, 0.0, [], [], (), [])

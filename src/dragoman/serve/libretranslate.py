@@ -5,18 +5,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
+from functools import partial
+from pathlib import PurePosixPath
 from typing import Any
+from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from dragoman.errors import DragomanError, UsageError
+from dragoman.documents import SUFFIXES
+from dragoman.errors import DataError, DragomanError, UsageError
+from dragoman.markup.html import translate_html
 from dragoman.pipelines.glossary import Glossary
 from dragoman.pipelines.translated import Translation
 from dragoman.serve.admission import Overloaded
 from dragoman.serve.directions import Directions
-from dragoman.serve.languages import Options, english_name, identify, model_code, public_code, translate_texts
+from dragoman.serve.files import DocumentJobs, read_upload, translate_upload
+from dragoman.serve.languages import Options, english_name, identify, model_code, public_code, route_of, translate_texts
 from dragoman.serve.requests import BadRequest, Disconnected, Limits, parameters, read_body, unless_disconnected
 
 __all__ = ["routes"]
@@ -26,14 +32,16 @@ _MAX_ALTERNATIVES = 16
 _MAX_ENTRIES = 10_000
 
 
-def routes(directions: Directions, limits: Limits) -> list[Route]:
+def routes(directions: Directions, limits: Limits, jobs: DocumentJobs) -> list[Route]:
     """Return the routes for a server."""
-    api = _LibreTranslate(directions, limits)
+    api = _LibreTranslate(directions, limits, jobs)
     return [
         Route("/translate", _answered(api.translate), methods=["POST"]),
         Route("/detect", _answered(api.detect), methods=["POST"]),
         Route("/languages", _answered(api.languages), methods=["GET", "POST"]),
         Route("/frontend/settings", _answered(api.settings), methods=["GET"]),
+        Route("/translate_file", _answered(api.translate_file), methods=["POST"]),
+        Route("/download_file/{name}", api.download_file, methods=["GET"]),
         Route("/suggest", _answered(api.suggest), methods=["POST"]),
         Route("/health", _answered(api.health), methods=["GET"]),
     ]
@@ -54,6 +62,8 @@ def _answered(handler: Callable[[Request], Awaitable[Any]]) -> Callable[[Request
             return Response(status_code=499)  # nobody reads it
         except UsageError as error:
             return JSONResponse({"error": f"Invalid request: {error}"}, 400)
+        except DataError as error:
+            return JSONResponse({"error": f"Invalid request: {error}"}, 400)
         except DragomanError as error:
             _LOG.error("translation failed: %s", error)
             return JSONResponse({"error": f"Cannot translate text: {error}"}, 500)
@@ -62,8 +72,8 @@ def _answered(handler: Callable[[Request], Awaitable[Any]]) -> Callable[[Request
 
 
 class _LibreTranslate:
-    def __init__(self, directions: Directions, limits: Limits) -> None:
-        self.directions, self.limits = directions, limits
+    def __init__(self, directions: Directions, limits: Limits, jobs: DocumentJobs) -> None:
+        self.directions, self.limits, self.jobs = directions, limits, jobs
 
     async def translate(self, request: Request) -> dict[str, Any]:
         values = parameters(request, await read_body(request, self.limits))
@@ -74,8 +84,10 @@ class _LibreTranslate:
                 raise BadRequest(f"Invalid request: missing {name} parameter")
         texts, is_list = self._texts(values["q"])
         alternatives = self._alternatives(values.get("alternatives", 0))
-        if values.get("format", "text") not in ("text", None, ""):
-            raise BadRequest(f"{str(values['format'])[:40]} format is not supported; accepted: text")
+        form = values.get("format") or "text"
+        if form not in ("text", "html"):
+            raise BadRequest(f"{str(form)[:40]} format is not supported; accepted: text, html")
+        markup = translate_html if form == "html" else None
         detected = None
         source = values["source"]
         if source == "auto":
@@ -83,7 +95,7 @@ class _LibreTranslate:
             languages = [model_code(self.directions, found["language"]) for found in detected]
         else:
             languages = [self._source(source)] * len(texts)
-        options = Options(values["target"], client_of(request), alternatives, glossary_of(values))
+        options = Options(values["target"], client_of(request), alternatives, glossary_of(values), markup=markup)
         work = translate_texts(self.directions, texts, languages, options)
         results = await unless_disconnected(request, work, self.limits.seconds)
         answer: dict[str, Any] = {"translatedText": [result.text for result in results]}
@@ -128,6 +140,32 @@ class _LibreTranslate:
         found = identify(self.directions, text)
         return [{"confidence": round(100 * probability), "language": public_code(code)} for code, probability in found]
 
+    async def translate_file(self, request: Request) -> dict[str, str]:
+        upload = await read_upload(request, await read_body(request, self.limits))
+        for name in ("source", "target"):
+            if not upload.fields.get(name):
+                raise BadRequest(f"Invalid request: missing {name} parameter")
+        if upload.fields["source"] == "auto":
+            raise BadRequest("Invalid request: files need a source language; accepted: " + ", ".join(self._sources()))
+        route = route_of(self.directions, self._source(upload.fields["source"]), upload.fields["target"])
+        work = partial(translate_upload, upload.format, {})
+        run = self.directions.run(route, work, upload.data, len(upload.data), client_of(request))
+        finished = self.jobs.finished(upload.name, len(upload.data), run)
+        identifier, job = await unless_disconnected(request, finished, self.limits.seconds)
+        suffix = PurePosixPath(job.name).suffix
+        return {"translatedFileUrl": str(request.url_for("download_file", name=f"{identifier}{suffix}"))}
+
+    async def download_file(self, request: Request) -> Response:
+        identifier, _, _ = str(request.path_params["name"]).partition(".")
+        job = self.jobs.find(identifier)
+        if job is None or job.result is None:
+            return JSONResponse({"error": "Invalid filename"}, 404)
+        named = {"content-disposition": f"attachment; filename*=UTF-8''{quote(job.name)}"}
+        return Response(job.result, media_type="application/octet-stream", headers=named)
+
+    def _sources(self) -> list[str]:
+        return [public_code(code) for code in self.directions.sources]
+
     async def detect(self, request: Request) -> list[dict[str, Any]]:
         values = parameters(request, await read_body(request, self.limits))
         if not isinstance(values.get("q"), str) or not values["q"]:
@@ -158,8 +196,8 @@ class _LibreTranslate:
             "apiKeys": False,
             "keyRequired": False,
             "suggestions": False,
-            "filesTranslation": False,
-            "supportedFilesFormat": [],
+            "filesTranslation": True,
+            "supportedFilesFormat": list(SUFFIXES),
             "language": language,
         }
 

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dragoman.serve.deepl import deepl_routes
 from dragoman.serve.directions import Directions
+from dragoman.serve.files import DocumentJobs
 from dragoman.serve.glossaries import GlossaryStore
 from dragoman.serve.libretranslate import routes
 from dragoman.serve.requests import Limits
@@ -99,7 +100,7 @@ def create_server(
     hosts: accepted host names of requests, "*" for any; local names are always accepted.  viewer: application of the
     page that shows a translation while it is generated, at /viewer/.
     """
-    metrics, limits, glossaries = _Metrics(directions), limits or Limits(), GlossaryStore()
+    metrics, limits, glossaries, jobs = _Metrics(directions), limits or Limits(), GlossaryStore(), DocumentJobs()
 
     async def live(request: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -111,6 +112,7 @@ def create_server(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
+        jobs.close()
         await asyncio.to_thread(directions.close)
         glossaries.close()
 
@@ -120,8 +122,8 @@ def create_server(
         return JSONResponse({"error": f"{request.method} {request.url.path[:80]}: {detail}"}, status)
 
     all_routes = [
-        *routes(directions, limits),
-        *deepl_routes(directions, limits, glossaries),
+        *routes(directions, limits, jobs),
+        *deepl_routes(directions, limits, glossaries, jobs),
         Route("/livez", live),
         Route("/readyz", live),
         Route("/metrics", show_metrics),

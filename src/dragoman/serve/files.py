@@ -1,0 +1,135 @@
+"""Uploaded documents, their translation in the background, and results that wait to be fetched."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
+
+from dragoman.documents import document_format, translate_bytes
+from dragoman.errors import DragomanError
+from dragoman.pipelines.translation import Translator
+from dragoman.serve.admission import Overloaded
+from dragoman.serve.requests import BadRequest
+
+__all__ = ["DocumentJobs", "Job", "Upload", "read_upload", "translate_upload"]
+
+_KEPT_SECONDS = 600.0
+_MOST_BYTES = 256 << 20
+_MOST_JOBS = 1_000
+
+
+@dataclass(frozen=True)
+class Upload:
+    """An uploaded file with the other fields of its form.  format: a format of `translate_document`."""
+
+    name: str
+    data: bytes
+    format: str
+    fields: dict[str, str]
+
+
+async def read_upload(request: Request, body: bytes) -> Upload:
+    """Return the file of a multipart form.  Raises BadRequest, and UsageError for an unknown format."""
+    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+        raise BadRequest("Invalid request: missing file parameter; send a multipart form")
+
+    async def stream() -> AsyncIterator[bytes]:
+        yield body
+
+    try:
+        form: FormData = await MultiPartParser(request.headers, stream(), max_files=1, max_fields=20).parse()  # type: ignore[arg-type]
+    except (MultiPartException, KeyError, ValueError) as error:
+        raise BadRequest(f"Invalid request: the form is invalid ({error})") from None
+    try:
+        file = form.get("file")
+        if not isinstance(file, UploadFile):
+            raise BadRequest("Invalid request: missing file parameter")
+        fields = {name: value for name, value in form.items() if isinstance(value, str)}
+        name = PurePosixPath((fields.get("filename") or file.filename or "").replace("\\", "/")).name
+        return Upload(name, await file.read(), document_format(name, None), fields)
+    finally:
+        await form.close()
+
+
+def translate_upload(format: str, settings: dict[str, Any], translator: Translator, data: bytes) -> bytes:
+    """Translate a document in memory."""
+    return translate_bytes(translator, data, format, **settings)[0]
+
+
+@dataclass
+class Job:
+    """A document that is being translated, or was.  key: what its owner shows."""
+
+    name: str
+    key: str
+    characters: int
+    begun: float = field(default_factory=time.monotonic)
+    result: bytes | None = None
+    error: str | None = None
+    task: asyncio.Task[None] | None = None
+
+
+class DocumentJobs:
+    """Documents in memory: at most 1,000, of 256 MB together, ten minutes after their upload."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, Job] = {}
+
+    def start(self, name: str, size: int, work: Awaitable[bytes]) -> tuple[str, Job]:
+        """Begin to translate; return the identifier of the job.  Raises Overloaded."""
+        self._drop_old()
+        held = sum(len(job.result or b"") for job in self._jobs.values())
+        if len(self._jobs) >= _MOST_JOBS or held + size > _MOST_BYTES:
+            asyncio.ensure_future(work).cancel()
+            raise Overloaded(60)
+        identifier, job = secrets.token_hex(16), Job(name, secrets.token_hex(32), size)
+        self._jobs[identifier] = job
+        job.task = asyncio.create_task(self._run(job, work))
+        return identifier, job
+
+    async def _run(self, job: Job, work: Awaitable[bytes]) -> None:
+        try:
+            job.result = await work
+        except (DragomanError, Overloaded) as error:
+            job.error = str(error)
+        except Exception as error:
+            job.error = f"internal error ({type(error).__name__}); this is a bug in Dragoman"
+
+    async def finished(self, name: str, size: int, work: Awaitable[bytes]) -> tuple[str, Job]:
+        """Translate, and return the identifier under which the result waits."""
+        identifier, job = self.start(name, size, work)
+        assert job.task is not None
+        await job.task  # cancelled with this call
+        if job.error is not None:
+            del self._jobs[identifier]
+            raise BadRequest(job.error)
+        return identifier, job
+
+    def find(self, identifier: str) -> Job | None:
+        """Return a job."""
+        self._drop_old()
+        return self._jobs.get(identifier)
+
+    def forget(self, identifier: str) -> None:
+        """Drop a job and its result."""
+        self._jobs.pop(identifier, None)
+
+    def _drop_old(self) -> None:
+        limit = time.monotonic() - _KEPT_SECONDS
+        for identifier in [key for key, job in self._jobs.items() if job.begun < limit]:
+            del self._jobs[identifier]
+
+    def close(self) -> None:
+        """Cancel what runs."""
+        for job in self._jobs.values():
+            if job.task is not None:
+                job.task.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -155,5 +156,7 @@ def run_server(app: Starlette, listener: socket.socket, drain_seconds: int = 30)
         timeout_keep_alive=_IDLE_SECONDS,
         timeout_graceful_shutdown=drain_seconds,
     )
+    gc.freeze()  # models and modules live as long as the process
+    gc.set_threshold(20_000, 20, 100)
     with suppress(KeyboardInterrupt), listener:
         uvicorn.Server(config).run(sockets=[listener])

@@ -13,6 +13,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// Polls before a helping thread sleeps: fewer than in a search, because other threads of a server need its core.
+constexpr int POOL_SPINS = 4000;
 constexpr std::chrono::seconds IDLE_TIME{1};  // after which a worker returns its memory to the system
 
 double seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
@@ -51,7 +53,8 @@ struct SearchService::Job {
 };
 
 struct SearchService::Worker {
-  Worker(const Model& model, const ServiceLimits& limits) : pool(limits.workers), runner(model, pool) {
+  Worker(const Model& model, const ServiceLimits& limits)
+      : pool(limits.workers, POOL_SPINS), runner(model, pool) {
     reserve(limits);
     reset(limits);
   }

@@ -21,7 +21,8 @@ namespace dragoman {
 class ThreadPool {
  public:
   // threads: including the calling thread.  The pool is smaller if the system refuses to create more.
-  explicit ThreadPool(int threads) {
+  // worker_spins: polls before a thread without work sleeps.
+  explicit ThreadPool(int threads, int worker_spins = 20000) : worker_spins_(worker_spins) {
     try {
       for (int i = 1; i < threads; ++i) threads_.emplace_back([this] { worker_loop(); });
     } catch (const std::exception&) {
@@ -69,7 +70,6 @@ class ThreadPool {
 
   static constexpr double MIN_PARALLEL_COST = 2e5;
   static constexpr int CALLER_SPINS = 4096;   // polls before the core is offered to other threads
-  static constexpr int WORKER_SPINS = 20000;  // polls before a worker thread sleeps
 
   // Another thread may need this core to make progress: yield after a while.
   static void pause(int spins) {
@@ -111,7 +111,7 @@ class ThreadPool {
     for (int spins = 0; !stop_.load();) {
       if (run_unclaimed_part()) {
         spins = 0;
-      } else if (spins < WORKER_SPINS) {
+      } else if (spins < worker_spins_) {
         pause(spins++);
       } else {
         std::unique_lock<std::mutex> lock(mutex_);
@@ -123,6 +123,7 @@ class ThreadPool {
     }
   }
 
+  const int worker_spins_;
   int size_ = 1;
   std::vector<std::thread> threads_;
   std::mutex mutex_;

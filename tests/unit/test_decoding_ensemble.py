@@ -183,11 +183,10 @@ def test_unsupported_ensembles_are_refused(models: list[Path], cli: Cli, tmp_pat
     with pytest.raises(UsageError, match="nbest = 2; accepted: 1"):
         TextGenerator.load(GOLDEN / "language_v1", engine="pytorch").generate(["a"], nbest=2)
 
-    text = tmp_path / "text"
-    text.write_text("one\n")
-    code, _, err = cli(
-        "translate", *models, "--input", text, "--input", models[0] / "config.json", "--output", tmp_path
-    )
+    texts = [tmp_path / "one", tmp_path / "two"]
+    for text in texts:
+        text.write_text("one\n")
+    code, _, err = cli("translate", *models, "--input", texts[0], "--input", texts[1], "--output", tmp_path)
     assert code == 2 and "an ensemble of 2 models: bulk translation supports one model" in err
 
 

@@ -649,9 +649,10 @@ def test_the_command_refuses_what_is_no_model(
     assert got == code and told in err
 
 
-def test_a_visit_from_start_to_ctrl_c() -> None:
+def test_a_visit_from_start_to_ctrl_c(tmp_path: Path) -> None:
+    folder = shutil.copytree(GOLDEN, tmp_path / "model_v1")  # the server packs the weights beside it
     code = "import dragoman.cli.serve, dragoman.cli; dragoman.cli.main()"
-    command = [sys.executable, "-c", code, "serve", str(GOLDEN), "--port", "0"]
+    command = [sys.executable, "-c", code, "serve", str(folder), "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         address = server.stderr.readline().split()[0]

@@ -39,7 +39,9 @@ def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
 def serving(app: Starlette) -> Iterator[str]:
     """Serve on a free port and give the address, without a slash at its end."""
     with listen("127.0.0.1", 0) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=5))
+        server = uvicorn.Server(
+            uvicorn.Config(app, log_level="error", timeout_keep_alive=30, timeout_graceful_shutdown=5)
+        )
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         while not server.started:

@@ -25,14 +25,16 @@ __all__ = ["BatchedSearchService", "Search", "SearchService"]
 class Search:
     """A submitted search of one or more sentences.
 
-    future: receives `settings.nbest` hypotheses per sentence, best first, or the exception of the search.  queued,
-    computed: longest time of a sentence in the queue and in the search, in seconds, once the result is there.
+    future: receives `settings.nbest` hypotheses per sentence, best first, or the exception of the search.  Once the
+    result is there: queued, computed: longest time of a sentence in the queue and in the search, in seconds; rows:
+    number of hypotheses that were being decoded when its last sentence ended.
     """
 
     count: int
     future: Future[list[list[Hypothesis]]] = field(default_factory=Future)
     queued: float = 0.0
     computed: float = 0.0
+    rows: int = 0
     first_id: int = 0
     """Id of the first sentence in the service."""
 
@@ -147,7 +149,8 @@ class BatchedSearchService(SearchService):
         sources = [ids for waiting in group for ids in waiting.sources]
         prefixes = [ids for waiting in group for ids in waiting.prefixes]
         phrases = [own for waiting in group for own in waiting.phrases]
-        begun, self._active = time.monotonic(), settings.beam * len(sources)
+        rows = settings.beam * len(sources)
+        begun, self._active = time.monotonic(), rows
         try:
             found = self._backend.search(sources, prefixes, settings, self._batch_tokens, phrases)
         except Exception as error:
@@ -159,6 +162,7 @@ class BatchedSearchService(SearchService):
         for waiting in group:
             search = waiting.search
             search.queued, search.computed = begun - waiting.submitted, time.monotonic() - begun
+            search.rows = rows
             search.future.set_result(found[: search.count])
             del found[: search.count]
 

@@ -68,13 +68,15 @@ class Block(Protocol):
 class DocumentTranslator:
     """Translates the segments of one document.
 
-    settings: of `Translator.translate`.  track: shows progress.  count: number of segments that were translated.
+    settings: of `Translator.translate`.  track: shows progress.  count, characters: of the segments that were
+    translated.
     """
 
     translator: Translator
     settings: dict[str, Any] = field(default_factory=dict)
     track: Track = lambda items, total: items
     count: int = 0
+    characters: int = 0
 
     @property
     def languages(self) -> tuple[str | None, str | None]:
@@ -103,6 +105,7 @@ class DocumentTranslator:
         for _ in found:  # ends the display of progress
             raise AssertionError("more translations than segments")
         self.count += len(texts)
+        self.characters += sum(len(item) for items in texts for item in items if isinstance(item, str))
         return [_joined(item for items in part for item in items) for part in translated]
 
     def translate_blocks(self, blocks: Sequence[Block]) -> None:

@@ -59,10 +59,11 @@ _MAX_FILE = 256 << 20
 
 @dataclass(frozen=True)
 class DocumentReport:
-    """format: of the document.  segments: number of texts that were translated."""
+    """format: of the document.  segments, characters: of the texts that were translated."""
 
     format: str
     segments: int
+    characters: int
 
 
 def document_format(name: str | Path, format: str | None = None) -> str:
@@ -105,7 +106,7 @@ def translate_bytes(
         if value is not None and name not in inspect.signature(translate).parameters:
             raise UsageError(f"{name}: only for {formats}; the format is {format}. Omit the option")
         options |= {} if value is None else {name: value}
-    return translate(data, work, **options), DocumentReport(format, work.count)
+    return translate(data, work, **options), DocumentReport(format, work.count, work.characters)
 
 
 def translate_document(

@@ -96,13 +96,7 @@ class Glossary:
     @cached_property
     def _pattern(self) -> re.Pattern[str] | None:
         terms = sorted(self.entries, key=len, reverse=True)
-        parts = []
-        for term in terms:
-            body = re.escape(term)
-            before = r"(?<!\w)" if _is_spaced(term[0]) else ""
-            after = r"(?!\w)" if _is_spaced(term[-1]) else ""
-            parts.append(f"{before}{f'(?i:{body})' if _any_case(term) else body}{after}")
-        return re.compile("|".join(parts)) if parts else None
+        return re.compile("|".join(_whole_word(term, _any_case(term)) for term in terms)) if terms else None
 
     def entries_in(self, text: str) -> list[tuple[str, str]]:
         """Return the source and target term of each occurrence in a text, from left to right."""
@@ -144,13 +138,18 @@ def applied(terms: Sequence[tuple[str, str]], text: str) -> list[Term]:
     result = []
     for source, target in terms:
         if target not in left:
-            body = re.escape(target)
-            before = r"(?<!\w)" if _is_spaced(target[0]) else ""
-            after = r"(?!\w)" if _is_spaced(target[-1]) else ""
-            left[target] = len(re.findall(f"{before}{body}{after}", text))
+            left[target] = len(re.findall(_whole_word(target), text))
         result.append(Term(source, target, left[target] > 0))
         left[target] -= 1
     return result
+
+
+def _whole_word(term: str, any_case: bool = False) -> str:
+    """Return a regular expression that finds a term, not within a word."""
+    before = r"(?<!\w)" if _is_spaced(term[0]) else ""
+    after = r"(?!\w)" if _is_spaced(term[-1]) else ""
+    body = re.escape(term)
+    return f"{before}(?i:{body}){after}" if any_case else before + body + after
 
 
 def _problem(text: Any) -> str:

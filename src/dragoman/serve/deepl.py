@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
-import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
-from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.markup.html import translate_html
 from dragoman.markup.xml import translate_xml
 from dragoman.pipelines.glossary import Glossary
-from dragoman.serve.admission import Overloaded
+from dragoman.serve.answers import ErrorFormat, answered
 from dragoman.serve.directions import Directions
-from dragoman.serve.files import DocumentJobs, Job, read_upload, translate_upload
+from dragoman.serve.files import Document, DocumentJobs, Job, read_upload, translate_upload
 from dragoman.serve.glossaries import GlossaryStore, StoredGlossary
 from dragoman.serve.languages import Options, english_name, identify, model_code, route_of, translate_texts
-from dragoman.serve.requests import BadRequest, Disconnected, Limits, parameters, read_body, unless_disconnected
+from dragoman.serve.requests import BadRequest, Limits, client_of, parameters, read_body, unless_disconnected
 
 __all__ = ["deepl_routes"]
 
-_LOG = logging.getLogger(__name__)
+_ERRORS = ErrorFormat("message", failure="translation failed: ")
 _MAX_TEXTS = 50
 _UNLIMITED = 1_000_000_000_000
 _REGIONS = {"en": ["EN-GB", "EN-US"], "pt": ["PT-PT", "PT-BR"]}
@@ -40,45 +37,19 @@ def deepl_routes(directions: Directions, limits: Limits, glossaries: GlossarySto
     api = _DeepL(directions, limits, glossaries, jobs)
     both = ["GET", "POST"]
     return [
-        Route("/v2/translate", _answered(api.translate), methods=["POST"]),
-        Route("/v2/document", _answered(api.upload), methods=["POST"]),
-        Route("/v2/document/{id}", _answered(api.document_status), methods=["POST"]),
-        Route("/v2/document/{id}/result", _answered(api.document_result), methods=["POST"]),
-        Route("/v2/languages", _answered(api.languages), methods=both),
-        Route("/v2/usage", _answered(api.usage), methods=both),
-        Route("/v2/glossary-language-pairs", _answered(api.pairs), methods=["GET"]),
-        Route("/v2/glossaries", _answered(api.create_glossary, 201), methods=["POST"]),
-        Route("/v2/glossaries", _answered(api.list_glossaries), methods=["GET"]),
-        Route("/v2/glossaries/{id}", _answered(api.show_glossary), methods=["GET"]),
-        Route("/v2/glossaries/{id}", _answered(api.delete_glossary), methods=["DELETE"]),
-        Route("/v2/glossaries/{id}/entries", _answered(api.glossary_entries), methods=["GET"]),
+        Route("/v2/translate", answered(api.translate, _ERRORS), methods=["POST"]),
+        Route("/v2/document", answered(api.upload, _ERRORS), methods=["POST"]),
+        Route("/v2/document/{id}", answered(api.document_status, _ERRORS), methods=["POST"]),
+        Route("/v2/document/{id}/result", answered(api.document_result, _ERRORS), methods=["POST"]),
+        Route("/v2/languages", answered(api.languages, _ERRORS), methods=both),
+        Route("/v2/usage", answered(api.usage, _ERRORS), methods=both),
+        Route("/v2/glossary-language-pairs", answered(api.pairs, _ERRORS), methods=["GET"]),
+        Route("/v2/glossaries", answered(api.create_glossary, _ERRORS, 201), methods=["POST"]),
+        Route("/v2/glossaries", answered(api.list_glossaries, _ERRORS), methods=["GET"]),
+        Route("/v2/glossaries/{id}", answered(api.show_glossary, _ERRORS), methods=["GET"]),
+        Route("/v2/glossaries/{id}", answered(api.delete_glossary, _ERRORS), methods=["DELETE"]),
+        Route("/v2/glossaries/{id}/entries", answered(api.glossary_entries, _ERRORS), methods=["GET"]),
     ]
-
-
-def _answered(
-    handler: Callable[[Request], Awaitable[Any]], status: int = 200
-) -> Callable[[Request], Awaitable[Response]]:
-    """Return an endpoint that answers with JSON, and with {"message": text} for exceptions."""
-
-    async def endpoint(request: Request) -> Response:
-        try:
-            answer = await handler(request)
-        except BadRequest as error:
-            return JSONResponse({"message": error.message}, error.status, error.headers)
-        except Overloaded as error:
-            return JSONResponse({"message": str(error)}, 429, {"Retry-After": str(error.seconds)})
-        except Disconnected:
-            return Response(status_code=499)  # nobody reads it
-        except UsageError as error:
-            return JSONResponse({"message": str(error)}, 400)
-        except DataError as error:
-            return JSONResponse({"message": str(error)}, 400)
-        except DragomanError as error:
-            _LOG.error("translation failed: %s", error)
-            return JSONResponse({"message": f"translation failed: {error}"}, 500)
-        return answer if isinstance(answer, Response) else JSONResponse(answer, status)
-
-    return endpoint
 
 
 class _DeepL:
@@ -96,7 +67,7 @@ class _DeepL:
         languages = [self._source(given)] * len(texts) if given else detected
         options = Options(
             target,
-            _owner(request),
+            client_of(request),
             glossary=self._glossary(request, values.get("glossary_id"), given),
             split=False if str(values.get("split_sentences", "1")) == "0" else None,
             markup=_markup(values),
@@ -151,7 +122,7 @@ class _DeepL:
         return Glossary(self._stored(request, str(identifier)).entries)
 
     def _stored(self, request: Request, identifier: str) -> StoredGlossary:
-        stored = self.glossaries.find(_owner(request), identifier)
+        stored = self.glossaries.find(client_of(request), identifier)
         if stored is None:
             raise BadRequest("Glossary not found", 404)
         return stored
@@ -166,7 +137,7 @@ class _DeepL:
         route = route_of(self.directions, self._source(source), _required(upload.fields, "target_lang"))
         glossary = self._glossary(request, upload.fields.get("glossary_id"), source)
         work = partial(translate_upload, upload.format, {} if glossary is None else {"glossary": glossary})
-        run = self.directions.run(route, work, upload.data, len(upload.data), _owner(request))
+        run = self.directions.run(route, work, Document(upload.data), len(upload.data), client_of(request))
         identifier, job = self.jobs.start(upload.name, len(upload.data), run)
         return {"document_id": identifier, "document_key": job.key}
 
@@ -184,15 +155,15 @@ class _DeepL:
             return answer | {"status": "error", "error_message": job.error}
         if job.result is None:
             return answer | {"status": "translating", "seconds_remaining": 1}
-        return answer | {"status": "done", "billed_characters": job.characters}
+        return answer | {"status": "done", "billed_characters": job.result.characters}
 
     async def document_result(self, request: Request) -> Response:
         job = await self._job(request)
         if job.result is None:
             raise BadRequest(job.error or "Document is not ready", 404 if job.error else 503)
         self.jobs.forget(request.path_params["id"])
-        self.characters += job.characters
-        return Response(job.result, media_type="application/octet-stream")
+        self.characters += job.result.characters
+        return Response(job.result.data, media_type="application/octet-stream")
 
     async def languages(self, request: Request) -> list[dict[str, Any]]:
         values = parameters(request, await read_body(request, self.limits))
@@ -226,16 +197,16 @@ class _DeepL:
             raise BadRequest("Invalid glossary entries: no entries")
         Glossary(entries)
         languages = [model_code(self.directions, given[name]) for name in ("source_lang", "target_lang")]
-        return _shown(self.glossaries.add(_owner(request), given["name"], languages[0], languages[1], entries))
+        return _shown(self.glossaries.add(client_of(request), given["name"], languages[0], languages[1], entries))
 
     async def list_glossaries(self, request: Request) -> dict[str, Any]:
-        return {"glossaries": [_shown(stored) for stored in self.glossaries.owned_by(_owner(request))]}
+        return {"glossaries": [_shown(stored) for stored in self.glossaries.owned_by(client_of(request))]}
 
     async def show_glossary(self, request: Request) -> dict[str, Any]:
         return _shown(self._stored(request, request.path_params["id"]))
 
     async def delete_glossary(self, request: Request) -> Response:
-        if not self.glossaries.delete(_owner(request), request.path_params["id"]):
+        if not self.glossaries.delete(client_of(request), request.path_params["id"]):
             raise BadRequest("Glossary not found", 404)
         return Response(status_code=204)
 
@@ -279,14 +250,6 @@ def _required(values: dict[str, Any], name: str) -> str:
     if not isinstance(value, str) or not value:
         raise BadRequest(f"Parameter '{name}' not specified")
     return value
-
-
-def _owner(request: Request) -> str:
-    """Return the name of a client: the hash of its key, or its address."""
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "deepl-auth-key" and key.strip():
-        return f"key {hashlib.sha256(key.strip().encode()).hexdigest()}"
-    return request.client.host if request.client else ""
 
 
 def _shown(stored: StoredGlossary) -> dict[str, Any]:

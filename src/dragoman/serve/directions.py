@@ -3,41 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from dragoman.decoding.loader import open_service
 from dragoman.decoding.service import Search, SearchService
 from dragoman.errors import UsageError
-from dragoman.pipelines.translated import Translation
+from dragoman.pipelines.translated import SearchCall, Translation
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.admission import Admission, Ticket
 
-__all__ = ["BlockingTranslator", "Direction", "Directions", "Timing"]
+__all__ = ["BlockingTranslator", "Direction", "Directions"]
 
 _SPLIT_HERE = 4000
 """Characters up to which a text is split and encoded on the event loop; longer ones would delay other requests."""
 
 _THREADS = 32
 """Texts with markup and documents that are translated at the same time."""
+
 Result = TypeVar("Result")
 
 
-@dataclass
-class Timing:
-    """Seconds that a request waited for free rows, and that its searches took."""
-
-    queued: float = 0.0
-    computed: float = 0.0
-
-
 class Direction:
-    """A translator from `source` to `target` (language codes) with the service that runs its searches."""
+    """A translator from `source` to `target` (language codes) with the service that runs its searches.
+
+    observe: called with each finished search, for metrics.
+    """
 
     def __init__(self, translator: Translator, name: str, service: SearchService | None = None) -> None:
         source, target = translator.languages
@@ -45,20 +39,18 @@ class Direction:
             raise UsageError(f"model {name}: its configuration names no languages; a server needs them")
         self.translator, self.name, self.source, self.target = translator, name, source, target
         self.service = service or open_service(translator.backend, translator.max_source)
+        self.observe: Callable[[Search], None] = lambda search: None
 
     @classmethod
     def load(cls, path: Path, name: str) -> Direction:
         """Load a model.  Raises ModelFolderError, and UsageError for a model that does not translate."""
         return cls(Translator.load(path, "cpu"), name)
 
-    async def translate(
-        self, texts: Sequence[str], ticket: Ticket, timing: Timing | None = None, **settings: Any
-    ) -> list[Translation]:
+    async def translate(self, texts: Sequence[str], ticket: Ticket, **settings: Any) -> list[Translation]:
         """Return one translation per text, equal to that of `Translator.translate` with the same settings.
 
         Cancelling the call cancels its searches.  Raises UsageError, and DragomanError if a search fails.
         """
-        timing = timing or Timing()
         searches = self.translator.searches(texts, **settings)
         long = sum(map(len, texts)) > _SPLIT_HERE
 
@@ -68,20 +60,20 @@ class Direction:
 
         call = await advance(None)
         while not isinstance(call, list):
-            ranks = ticket.ranks(call.sources)
-            search = self.service.submit(call.sources, call.prefixes, call.settings, ranks, call.phrases)
+            search = self.submit(call, ticket)
             try:
                 found = await asyncio.wrap_future(search.future)
             except asyncio.CancelledError:
-                self._cancel(search)
+                self.service.cancel(search)
                 raise
-            timing.queued += search.queued
-            timing.computed += search.computed
+            self.observe(search)
             call = await advance(found)
         return call
 
-    def _cancel(self, search: Search) -> None:
-        self.service.cancel(search)
+    def submit(self, call: SearchCall, ticket: Ticket) -> Search:
+        """Queue the sentences of a call, ranked by the ticket of their request."""
+        ranks = ticket.ranks(call.sources)
+        return self.service.submit(call.sources, call.prefixes, call.settings, ranks, call.phrases)
 
     def close(self) -> None:
         """Stop the service."""
@@ -112,16 +104,16 @@ class BlockingTranslator:
 
     def translate(self, texts: Sequence[str], **settings: Any) -> list[Translation]:
         """Return what `Translator.translate` returns."""
-        service = self._direction.service
         searches = self._direction.translator.searches(texts, **settings)
         call = _send(searches, None)
         while not isinstance(call, list):
-            ranks = self._ticket.ranks(call.sources)
             with self._lock:
                 if self._cancelled:
                     raise CancelledError
-                self._search = service.submit(call.sources, call.prefixes, call.settings, ranks, call.phrases)
-            call = _send(searches, self._search.future.result())
+                self._search = self._direction.submit(call, self._ticket)
+            found = self._search.future.result()
+            self._direction.observe(self._search)
+            call = _send(searches, found)
         return call
 
     def cancel(self) -> None:
@@ -174,7 +166,6 @@ class Directions:
         route: Sequence[Direction],
         texts: Sequence[str],
         client: str,
-        timing: Timing | None = None,
         **settings: Any,
     ) -> list[list[Translation]]:
         """Return the translations of each model of a route; the last list has the results.
@@ -187,7 +178,7 @@ class Directions:
             found: list[list[Translation]] = []
             for position, direction in enumerate(route, start=1):
                 own = settings if position == len(route) else {**settings, "nbest": 1, "glossary": None}
-                found.append(await direction.translate(texts, ticket, timing, **own))
+                found.append(await direction.translate(texts, ticket, **own))
                 texts = [translation.text for translation in found[-1]]
             return found
         finally:
@@ -220,6 +211,11 @@ class Directions:
         finally:
             self.admission.finish(ticket)
 
+    def observe(self, observer: Callable[[Search], None]) -> None:
+        """Call `observer` with each finished search, in any thread."""
+        for direction in self.by_pair.values():
+            direction.observe = observer
+
     def load(self) -> tuple[int, int]:
         """Sentences that wait and hypotheses that are decoded, of all directions."""
         loads = [direction.service.load for direction in self.by_pair.values()]
@@ -235,4 +231,4 @@ class Directions:
 
 def _estimate(texts: Sequence[str]) -> int:
     """Return about the number of tokens of texts, without encoding them."""
-    return sum(itertools.starmap(max, ((1, len(text.encode("utf-8", "replace")) // 4) for text in texts)))
+    return sum(max(1, len(text.encode("utf-8", "replace")) // 4) for text in texts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
@@ -20,7 +20,7 @@ from dragoman.pipelines.translation import Translator
 from dragoman.serve.admission import Overloaded
 from dragoman.serve.requests import BadRequest
 
-__all__ = ["DocumentJobs", "Job", "Upload", "read_upload", "translate_upload"]
+__all__ = ["Document", "DocumentJobs", "Job", "Upload", "read_upload", "translate_upload"]
 
 _KEPT_SECONDS = 600.0
 _MOST_BYTES = 256 << 20
@@ -60,22 +60,39 @@ async def read_upload(request: Request, body: bytes) -> Upload:
         await form.close()
 
 
-def translate_upload(format: str, settings: dict[str, Any], translator: Translator, data: bytes) -> bytes:
+@dataclass(frozen=True)
+class Document:
+    """The bytes of a document.  characters: of its text in the source language, once it is translated."""
+
+    data: bytes
+    characters: int = 0
+
+
+def translate_upload(format: str, settings: dict[str, Any], translator: Translator, document: Document) -> Document:
     """Translate a document in memory."""
-    return translate_bytes(translator, data, format, **settings)[0]
+    data, report = translate_bytes(translator, document.data, format, **settings)
+    return Document(data, document.characters or report.characters)
 
 
 @dataclass
 class Job:
-    """A document that is being translated, or was.  key: what its owner shows."""
+    """A document that is being translated, or was.
+
+    key: secret that reads the result.  size: of the upload in bytes.
+    """
 
     name: str
     key: str
-    characters: int
+    size: int
+    task: asyncio.Task[None]
     begun: float = field(default_factory=time.monotonic)
-    result: bytes | None = None
+    result: Document | None = None
     error: str | None = None
-    task: asyncio.Task[None] | None = None
+
+    @property
+    def held(self) -> int:
+        """Bytes in memory."""
+        return self.size if self.result is None else len(self.result.data)
 
 
 class DocumentJobs:
@@ -84,19 +101,19 @@ class DocumentJobs:
     def __init__(self) -> None:
         self._jobs: dict[str, Job] = {}
 
-    def start(self, name: str, size: int, work: Awaitable[bytes]) -> tuple[str, Job]:
-        """Begin to translate; return the identifier of the job.  Raises Overloaded."""
+    def start(self, name: str, size: int, work: Coroutine[Any, Any, Document]) -> tuple[str, Job]:
+        """Begin to translate an upload of `size` bytes; return the identifier of the job.  Raises Overloaded."""
         self._drop_old()
-        held = sum(len(job.result or b"") for job in self._jobs.values())
-        if len(self._jobs) >= _MOST_JOBS or held + size > _MOST_BYTES:
-            asyncio.ensure_future(work).cancel()
+        if len(self._jobs) >= _MOST_JOBS or size + sum(job.held for job in self._jobs.values()) > _MOST_BYTES:
+            work.close()
             raise Overloaded(60)
-        identifier, job = secrets.token_hex(16), Job(name, secrets.token_hex(32), size)
-        self._jobs[identifier] = job
-        job.task = asyncio.create_task(self._run(job, work))
+        identifier = secrets.token_hex(16)
+        task = asyncio.create_task(self._run(identifier, work))
+        job = self._jobs[identifier] = Job(name, secrets.token_hex(32), size, task)
         return identifier, job
 
-    async def _run(self, job: Job, work: Awaitable[bytes]) -> None:
+    async def _run(self, identifier: str, work: Coroutine[Any, Any, Document]) -> None:
+        job = self._jobs[identifier]
         try:
             job.result = await work
         except (DragomanError, Overloaded) as error:
@@ -104,13 +121,16 @@ class DocumentJobs:
         except Exception as error:
             job.error = f"internal error ({type(error).__name__}); this is a bug in Dragoman"
 
-    async def finished(self, name: str, size: int, work: Awaitable[bytes]) -> tuple[str, Job]:
+    async def finished(self, name: str, size: int, work: Coroutine[Any, Any, Document]) -> tuple[str, Job]:
         """Translate, and return the identifier under which the result waits."""
         identifier, job = self.start(name, size, work)
-        assert job.task is not None
-        await job.task  # cancelled with this call
+        try:
+            await job.task  # cancelled with this call
+        except asyncio.CancelledError:
+            self.forget(identifier)
+            raise
         if job.error is not None:
-            del self._jobs[identifier]
+            self.forget(identifier)
             raise BadRequest(job.error)
         return identifier, job
 
@@ -120,16 +140,17 @@ class DocumentJobs:
         return self._jobs.get(identifier)
 
     def forget(self, identifier: str) -> None:
-        """Drop a job and its result."""
-        self._jobs.pop(identifier, None)
+        """Drop a job, and cancel it if it is not finished."""
+        job = self._jobs.pop(identifier, None)
+        if job is not None:
+            job.task.cancel()
 
     def _drop_old(self) -> None:
         limit = time.monotonic() - _KEPT_SECONDS
         for identifier in [key for key, job in self._jobs.items() if job.begun < limit]:
-            del self._jobs[identifier]
+            self.forget(identifier)
 
     def close(self) -> None:
-        """Cancel what runs."""
-        for job in self._jobs.values():
-            if job.task is not None:
-                job.task.cancel()
+        """Cancel what is not finished."""
+        for identifier in [*self._jobs]:
+            self.forget(identifier)

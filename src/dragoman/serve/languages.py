@@ -22,7 +22,6 @@ __all__ = ["Options", "english_name", "identify", "model_code", "public_code", "
 _ALIASES = {"zh": "zh-Hans", "zt": "zh-Hant", "pb": "pt-BR"}
 """Codes of languages that are written in two ways."""
 
-
 _TAG = re.compile(r"<[^<>]*>")
 
 

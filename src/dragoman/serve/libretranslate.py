@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import PurePosixPath
@@ -15,19 +13,18 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from dragoman.documents import SUFFIXES
-from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.markup.html import translate_html
 from dragoman.pipelines.glossary import Glossary
 from dragoman.pipelines.translated import Translation
-from dragoman.serve.admission import Overloaded
+from dragoman.serve.answers import ErrorFormat, answered
 from dragoman.serve.directions import Directions
-from dragoman.serve.files import DocumentJobs, read_upload, translate_upload
+from dragoman.serve.files import Document, DocumentJobs, read_upload, translate_upload
 from dragoman.serve.languages import Options, english_name, identify, model_code, public_code, route_of, translate_texts
-from dragoman.serve.requests import BadRequest, Disconnected, Limits, parameters, read_body, unless_disconnected
+from dragoman.serve.requests import BadRequest, Limits, client_of, parameters, read_body, unless_disconnected
 
 __all__ = ["routes"]
 
-_LOG = logging.getLogger(__name__)
+_ERRORS = ErrorFormat("error", "Slowdown: ", "Invalid request: ", "Cannot translate text: ")
 _MAX_ALTERNATIVES = 16
 _MAX_ENTRIES = 10_000
 
@@ -36,39 +33,15 @@ def routes(directions: Directions, limits: Limits, jobs: DocumentJobs) -> list[R
     """Return the routes for a server."""
     api = _LibreTranslate(directions, limits, jobs)
     return [
-        Route("/translate", _answered(api.translate), methods=["POST"]),
-        Route("/detect", _answered(api.detect), methods=["POST"]),
-        Route("/languages", _answered(api.languages), methods=["GET", "POST"]),
-        Route("/frontend/settings", _answered(api.settings), methods=["GET"]),
-        Route("/translate_file", _answered(api.translate_file), methods=["POST"]),
+        Route("/translate", answered(api.translate, _ERRORS), methods=["POST"]),
+        Route("/detect", answered(api.detect, _ERRORS), methods=["POST"]),
+        Route("/languages", answered(api.languages, _ERRORS), methods=["GET", "POST"]),
+        Route("/frontend/settings", answered(api.settings, _ERRORS), methods=["GET"]),
+        Route("/translate_file", answered(api.translate_file, _ERRORS), methods=["POST"]),
         Route("/download_file/{name}", api.download_file, methods=["GET"]),
-        Route("/suggest", _answered(api.suggest), methods=["POST"]),
-        Route("/health", _answered(api.health), methods=["GET"]),
+        Route("/suggest", answered(api.suggest, _ERRORS), methods=["POST"]),
+        Route("/health", answered(api.health, _ERRORS), methods=["GET"]),
     ]
-
-
-def _answered(handler: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
-    """Return an endpoint that answers with JSON, and with {"error": message} for exceptions."""
-
-    async def endpoint(request: Request) -> Response:
-        try:
-            return JSONResponse(await handler(request))
-        except BadRequest as error:
-            return JSONResponse({"error": error.message}, error.status, error.headers)
-        except Overloaded as error:
-            headers = {"Retry-After": str(error.seconds)}
-            return JSONResponse({"error": f"Slowdown: {error}"}, 429, headers)
-        except Disconnected:
-            return Response(status_code=499)  # nobody reads it
-        except UsageError as error:
-            return JSONResponse({"error": f"Invalid request: {error}"}, 400)
-        except DataError as error:
-            return JSONResponse({"error": f"Invalid request: {error}"}, 400)
-        except DragomanError as error:
-            _LOG.error("translation failed: %s", error)
-            return JSONResponse({"error": f"Cannot translate text: {error}"}, 500)
-
-    return endpoint
 
 
 class _LibreTranslate:
@@ -149,7 +122,7 @@ class _LibreTranslate:
             raise BadRequest("Invalid request: files need a source language; accepted: " + ", ".join(self._sources()))
         route = route_of(self.directions, self._source(upload.fields["source"]), upload.fields["target"])
         work = partial(translate_upload, upload.format, {})
-        run = self.directions.run(route, work, upload.data, len(upload.data), client_of(request))
+        run = self.directions.run(route, work, Document(upload.data), len(upload.data), client_of(request))
         finished = self.jobs.finished(upload.name, len(upload.data), run)
         identifier, job = await unless_disconnected(request, finished, self.limits.seconds)
         suffix = PurePosixPath(job.name).suffix
@@ -161,7 +134,7 @@ class _LibreTranslate:
         if job is None or job.result is None:
             return JSONResponse({"error": "Invalid filename"}, 404)
         named = {"content-disposition": f"attachment; filename*=UTF-8''{quote(job.name)}"}
-        return Response(job.result, media_type="application/octet-stream", headers=named)
+        return Response(job.result.data, media_type="application/octet-stream", headers=named)
 
     def _sources(self) -> list[str]:
         return [public_code(code) for code in self.directions.sources]
@@ -220,11 +193,6 @@ def glossary_of(values: dict[str, Any]) -> Glossary | None:
     if isinstance(glossary, dict) and len(glossary) > _MAX_ENTRIES:
         raise BadRequest(f"Invalid request: the glossary has more than {_MAX_ENTRIES:,} entries")
     return Glossary(glossary, strict=mode == "strict") if glossary else None
-
-
-def client_of(request: Request) -> str:
-    """Return the name of a client: its address."""
-    return request.client.host if request.client else ""
 
 
 def _alternatives(result: Translation, count: int) -> list[str]:

@@ -21,6 +21,8 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dragoman.decoding.service import Search
+from dragoman.serve.answers import INTERNAL_ERROR
 from dragoman.serve.deepl import deepl_routes
 from dragoman.serve.directions import Directions
 from dragoman.serve.files import DocumentJobs
@@ -32,6 +34,7 @@ __all__ = ["LazyApp", "create_server", "run_server", "to_viewer"]
 
 _LOCAL = ["localhost", "127.0.0.1", "[::1]"]
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _IDLE_SECONDS = 30
 """Seconds after which a connection without a request is closed."""
 
@@ -44,12 +47,22 @@ class _Metrics:
         named: dict[str, Any] = {"registry": self.registry, "namespace": "dragoman"}
         self.requests = Counter("requests", "Requests", ["route", "status"], **named)
         self.seconds = Histogram("request_seconds", "Time to the answer", ["route"], buckets=_BUCKETS, **named)
+        queued = Histogram("queue_seconds", "Time that searches waited for free rows", buckets=_BUCKETS, **named)
+        computed = Histogram("search_seconds", "Time of searches without waiting", buckets=_BUCKETS, **named)
+        rows = Histogram("batch_rows", "Hypotheses decoded together, at the end of a search", buckets=_ROWS, **named)
         waiting = Gauge("waiting_sentences", "Sentences that wait for free rows", **named)
         active = Gauge("active_rows", "Hypotheses that are being decoded", **named)
         tokens = Gauge("accepted_tokens", "Estimated source tokens of the requests in progress", **named)
         waiting.set_function(lambda: directions.load()[0])
         active.set_function(lambda: directions.load()[1])
         tokens.set_function(lambda: directions.admission.tokens)
+
+        def observe(search: Search) -> None:
+            queued.observe(search.queued)
+            computed.observe(search.computed)
+            rows.observe(search.rows)
+
+        directions.observe(observe)
 
 
 class _Measured:
@@ -118,9 +131,9 @@ def create_server(
         glossaries.close()
 
     async def error(request: Request, exception: Exception) -> Response:
-        status = getattr(exception, "status_code", 500)
-        detail = getattr(exception, "detail", "internal error; this is a bug in Dragoman")
-        return JSONResponse({"error": f"{request.method} {request.url.path[:80]}: {detail}"}, status)
+        status, detail = getattr(exception, "status_code", 500), getattr(exception, "detail", INTERNAL_ERROR)
+        key = "message" if request.url.path.startswith("/v2/") else "error"
+        return JSONResponse({key: f"{request.method} {request.url.path[:80]}: {detail}"}, status)
 
     all_routes = [
         *routes(directions, limits, jobs),

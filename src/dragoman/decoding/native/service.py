@@ -126,10 +126,12 @@ class NativeSearchService(SearchService):
 
     @property
     def load(self) -> tuple[int, int]:
-        load = (ctypes.c_int64 * 2)()
         with self._lock:
-            if not self._closed:
-                self._functions.dragoman_service_load(self._service, ctypes.addressof(load))
+            return (0, 0) if self._closed else self._load()
+
+    def _load(self) -> tuple[int, int]:
+        load = (ctypes.c_int64 * 2)()
+        self._functions.dragoman_service_load(self._service, ctypes.addressof(load))
         return load[0], load[1]
 
     def close(self) -> None:
@@ -163,7 +165,7 @@ class NativeSearchService(SearchService):
         ids, counts, times, lengths, truncated, totals, scores, all_tokens, log_probs = columns
         ends = list(itertools.accumulate((length + 1 for length in lengths), initial=0))
         done: list[_Pending] = []
-        hypothesis = 0
+        hypothesis, active = 0, self._load()[1]
         with self._lock:
             for i, (number, size) in enumerate(zip(ids, counts, strict=True)):
                 rows = range(hypothesis, hypothesis + size)
@@ -181,10 +183,9 @@ class NativeSearchService(SearchService):
                 pending.found[number - pending.first] = found
                 pending.missing -= 1
                 search = pending.search
-                search.queued, search.computed = (
-                    max(search.queued, times[2 * i]),
-                    max(search.computed, times[2 * i + 1]),
-                )
+                search.queued = max(search.queued, times[2 * i])
+                search.computed = max(search.computed, times[2 * i + 1])
+                search.rows = active + size
                 if not pending.missing:
                     done.append(pending)
         for pending in done:

@@ -130,7 +130,7 @@ def test_the_peak_falls_with_the_width() -> None:
     peaks = [
         values(choose_training(FACTS, Speed(size, 1000.0, 1_400_000), "", 600))["train.schedule.peak"] for size in SIZES
     ]
-    assert peaks == sorted(peaks, reverse=True) and peaks[0] == 4e-3 and peaks[-1] == 1e-3
+    assert peaks == sorted(peaks, reverse=True) and peaks[0] == 8e-3 and peaks[-1] == 2e-3
 
 
 @pytest.mark.parametrize("seconds", [30, 360, 1200, 7200, 86_400])

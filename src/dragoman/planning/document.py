@@ -13,8 +13,8 @@ from dragoman.planning.choice import Setting
 __all__ = ["nested", "render"]
 
 _WIDTH = 100
-_TABLES = ("data", "data.valid", "data.test", "tokenizer", "tokenizer.target", "model", "train", "train.schedule",
-           "search")  # fmt: skip
+_TABLES = ("data", "data.valid", "data.test", "tokenizer", "tokenizer.target", "model", "train", "train.optimizer",
+           "train.schedule", "search")  # fmt: skip
 
 
 def nested(settings: Iterable[Setting]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from dragoman.planning.choice import (
     choose_vocabulary,
     enough_tokens,
     model_settings,
+    optimizer_settings,
 )
 from dragoman.planning.document import nested
 from dragoman.training.forecast import busy_machine, time_steps
@@ -101,12 +102,12 @@ def probe(
     files: tuple[str, str] = ("sample.source", "sample.target"),
 ) -> Config:
     """Return the configuration of a model of a size, for measuring its speed on training files in `folder`."""
-    document = nested([*vocabulary, *model_settings(size)])
+    document = nested([*vocabulary, *model_settings(size), *optimizer_settings()])
     document["data"] = {
         "root": str(folder.resolve()),
         "source_language": facts.languages[0],
         "target_language": facts.languages[1],
         "train": [{"source": files[0], "target": files[1]}],
     }
-    document["train"] = {"batch_tokens": _BATCH_TOKENS, "clip_norm": 1.0}
+    document["train"] |= {"batch_tokens": _BATCH_TOKENS, "clip_norm": 1.0}
     return parse_config(document)

@@ -225,7 +225,7 @@ def text(value: str) -> str:
 
 
 def cli_page() -> str:
-    group: Any = typer.main.get_command(app)
+    commands = list(all_commands(typer.main.get_command(app)))
     lines = [
         "# Command line",
         "",
@@ -234,19 +234,28 @@ def cli_page() -> str:
         "",
         "*This page is generated: edit the functions in `src/dragoman/cli/`, then run `python bench/reference.py`.*",
         "",
-        " · ".join(f"[{name}](#{name})" for name in group.commands),
+        " · ".join(f"[{name}](#{name.replace(' ', '-')})" for name, _ in commands),
         "",
     ]
-    return "\n".join(lines) + "\n" + "\n".join(command_part(command) for command in group.commands.values())
+    return "\n".join(lines) + "\n" + "\n".join(command_part(name, command) for name, command in commands)
 
 
-def command_part(command: Any) -> str:
+def all_commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the names of all commands, such as "keys add", with the commands."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from all_commands(command, f"{prefix}{name} ")
+        else:
+            yield prefix + name, command
+
+
+def command_part(name: str, command: Any) -> str:
     kinds = {name: value_name(kind) for name, kind in get_type_hints(command.callback).items()}
     options = [p for p in command.params if p.param_type_name == "option" and not p.hidden]
     arguments = [p for p in command.params if p.param_type_name == "argument"]
-    usage = " ".join([f"dragoman {command.name}", *map(argument_usage, arguments), *(["[OPTIONS]"] if options else [])])
+    usage = " ".join([f"dragoman {name}", *map(argument_usage, arguments), *(["[OPTIONS]"] if options else [])])
     described = "\n\n".join(" ".join(part.split()) for part in (inspect.getdoc(command.callback) or "").split("\n\n"))
-    parts = [f"## {command.name}\n", f"```\n{usage}\n```\n", described, ""]
+    parts = [f"## {name}\n", f"```\n{usage}\n```\n", described, ""]
     if arguments:
         parts += ["| argument | meaning |", "|---|---|"]
         parts += [f"| {code(argument_name(p))} | {text(p.help or '')} |" for p in arguments] + [""]

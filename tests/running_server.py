@@ -14,6 +14,7 @@ from dragoman.decoding.loader import open_service
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.directions import Direction
 from dragoman.serve.listen import listen
+from dragoman.serve.run import server_config
 from tiny_translator import copying_translator
 
 
@@ -36,12 +37,10 @@ def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
 
 
 @contextmanager
-def serving(app: Starlette) -> Iterator[str]:
+def serving(app: Starlette, server: uvicorn.Server | None = None) -> Iterator[str]:
     """Serve on a free port and give the address, without a slash at its end."""
     with listen("127.0.0.1", 0) as listener:
-        server = uvicorn.Server(
-            uvicorn.Config(app, log_level="error", timeout_keep_alive=30, timeout_graceful_shutdown=5)
-        )
+        server = server or uvicorn.Server(server_config(app))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         while not server.started:

@@ -202,6 +202,7 @@ def test_the_design_lists_every_command() -> None:
     from dragoman.cli import app
 
     commands = [command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands]
+    commands += [str(group.name) for group in app.registered_groups]
     assert sorted(re.findall(r"^\| `dragoman (\w+)", DESIGN, re.MULTILINE)) == sorted(commands)
 
 

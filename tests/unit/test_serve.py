@@ -639,7 +639,7 @@ def test_the_command_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"), [(["nowhere"], 1, "nowhere: no such folder"), ([], 2, "Missing argument")]
+    ("arguments", "code", "told"), [(["nowhere"], 1, "nowhere: no such folder"), ([], 2, "no models to serve")]
 )
 def test_the_command_refuses_what_is_no_model(
     arguments: list[str], code: int, told: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: Any

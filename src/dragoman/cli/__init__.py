@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import typer
 
-from dragoman.cli import atlas, chat, compare, config, explain, inference, serve, training, translate, vectors
+from dragoman.cli import atlas, chat, compare, config, explain, inference, keys, serve, training, translate, vectors
 from dragoman.cli.options import Command, app
 from dragoman.errors import DragomanError, is_out_of_memory
 from dragoman.io.writing import not_written, reason_of
@@ -27,6 +27,7 @@ for command in (
     training.export,
 ):  # fmt: skip
     app.command(cls=Command)(command)
+app.add_typer(keys.app, name="keys")
 
 
 def _fail(message: str, code: int = 1) -> NoReturn:

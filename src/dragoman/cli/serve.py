@@ -7,25 +7,45 @@ from typing import Annotated
 
 import typer
 
-from dragoman.cli.options import Device
 from dragoman.cli.streams import log
 from dragoman.errors import UsageError
 
-_PACKAGES = {"babel", "fastapi", "prometheus_client", "starlette", "uvicorn"}
+_PACKAGES = {"babel", "fastapi", "httptools", "prometheus_client", "starlette", "uvicorn"}
 
 
 def serve(
-    models: Annotated[list[Path], typer.Argument(help="Run folders or model folders.")],
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 allows other machines.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 selects a free one.")] = 8000,
+    models: Annotated[list[Path] | None, typer.Argument(help="Run folders or model folders.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Configuration of the server, a TOML document; options override its keys.")
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address; 0.0.0.0 allows other machines. Default: 127.0.0.1.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port; 0 selects a free one. Default: 8000.")
+    ] = None,
     allowed_host: Annotated[
         list[str] | None,
         typer.Option(help="Host name that requests may use; can be repeated. Default: any, unless --host is local."),
     ] = None,
-    viewer: Annotated[bool, typer.Option(help="Serve the page that shows how a translation is generated.")] = True,
-    device: Device = "cpu",
+    viewer: Annotated[
+        bool | None,
+        typer.Option(
+            "--viewer/--no-viewer", help="Serve the page that shows how a translation is generated (default)."
+        ),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="Device of the viewer: auto, cpu (default), cuda, ...")] = None,
+    database: Annotated[
+        Path | None, typer.Option(help="SQLite file of API keys and glossaries; create it with 'dragoman keys add'.")
+    ] = None,
+    require_key: Annotated[
+        bool | None, typer.Option("--require-key", help="Refuse requests without an API key.")
+    ] = None,
+    log_requests: Annotated[
+        bool | None, typer.Option("--log-requests", help="Print one JSON object per request, without its texts.")
+    ] = None,
 ) -> None:
-    """Serve translations to LibreTranslate clients, and a page that shows them being generated."""
+    """Serve translations to LibreTranslate and DeepL clients, and a page that shows them being generated."""
     try:
         from dragoman.serve.start import start
     except ModuleNotFoundError as error:
@@ -34,4 +54,18 @@ def serve(
         raise UsageError(
             f"the server needs {error.name}, which is not installed; install it with: pip install 'dragoman[serve]'"
         ) from None
-    start(models, host, port, allowed_host, viewer, device, log)
+    from dragoman.config.server import ServerConfig, read_server_config
+
+    options = {
+        "models": [{"path": str(path)} for path in models] if models else None,
+        "host": host, "port": port, "allowed_hosts": allowed_host, "viewer": viewer, "device": device,
+        "database": None if database is None else str(database), "require_key": require_key,
+        "log_requests": log_requests,
+    }  # fmt: skip
+    given = {key: value for key, value in options.items() if value is not None}
+    if config is not None:
+        start(read_server_config(config, **given), log)
+        return
+    if not models:
+        raise UsageError("no models to serve; specify run folders or model folders, or --config with [[models]]")
+    start(ServerConfig.parse(given, "dragoman serve"), log)

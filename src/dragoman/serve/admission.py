@@ -15,11 +15,11 @@ _MEASURED = 1.0
 
 
 class Overloaded(Exception):
-    """More work waits than is accepted.  seconds: after which the client may try again."""
+    """More work is requested than is accepted.  seconds: after which the client may try again."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, reason: str = "the server is busy") -> None:
         self.seconds = max(1, math.ceil(seconds))
-        super().__init__(f"the server is busy; try again in {self.seconds} s")
+        super().__init__(f"{reason}; try again in {self.seconds} s")
 
 
 @dataclass

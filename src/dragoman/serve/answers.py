@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.serve.admission import Overloaded
+from dragoman.serve.clients import QuotaExceeded
 from dragoman.serve.requests import BadRequest, Disconnected
 
 __all__ = ["INTERNAL_ERROR", "ErrorFormat", "answered"]
@@ -22,9 +23,13 @@ INTERNAL_ERROR = "internal error; this is a bug in Dragoman"
 
 @dataclass(frozen=True)
 class ErrorFormat:
-    """Errors as {key: message}, with a prefix for messages about overload, invalid requests and failures."""
+    """Errors as {key: message}, with a prefix for messages about overload, invalid requests and failures.
+
+    quota: status if the characters of an API key are used up.
+    """
 
     key: str
+    quota: int
     overload: str = ""
     invalid: str = ""
     failure: str = ""
@@ -48,6 +53,8 @@ def answered(
             return errors.answer(error.message, error.status, error.headers)
         except Overloaded as error:
             return errors.answer(str(error), 429, {"Retry-After": str(error.seconds)}, errors.overload)
+        except QuotaExceeded as error:
+            return errors.answer(str(error), errors.quota)
         except Disconnected:
             return Response(status_code=499)  # nobody reads it
         except (UsageError, DataError) as error:

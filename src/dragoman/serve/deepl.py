@@ -17,24 +17,27 @@ from dragoman.markup.html import translate_html
 from dragoman.markup.xml import translate_xml
 from dragoman.pipelines.glossary import Glossary
 from dragoman.serve.answers import ErrorFormat, answered
+from dragoman.serve.clients import Client, Clients
 from dragoman.serve.directions import Directions
 from dragoman.serve.files import Document, DocumentJobs, Job, read_upload, translate_upload
 from dragoman.serve.glossaries import GlossaryStore, StoredGlossary
 from dragoman.serve.languages import Options, english_name, identify, model_code, route_of, translate_texts
-from dragoman.serve.requests import BadRequest, Limits, client_of, parameters, read_body, unless_disconnected
+from dragoman.serve.requests import BadRequest, Limits, parameters, read_body, unless_disconnected
 
 __all__ = ["deepl_routes"]
 
-_ERRORS = ErrorFormat("message", failure="translation failed: ")
+_ERRORS = ErrorFormat("message", 456, failure="translation failed: ")
 _MAX_TEXTS = 50
 _UNLIMITED = 1_000_000_000_000
 _REGIONS = {"en": ["EN-GB", "EN-US"], "pt": ["PT-PT", "PT-BR"]}
 """Target codes that DeepL's client requires for languages with variants."""
 
 
-def deepl_routes(directions: Directions, limits: Limits, glossaries: GlossaryStore, jobs: DocumentJobs) -> list[Route]:
+def deepl_routes(
+    directions: Directions, limits: Limits, clients: Clients, glossaries: GlossaryStore, jobs: DocumentJobs
+) -> list[Route]:
     """Return the routes for a server."""
-    api = _DeepL(directions, limits, glossaries, jobs)
+    api = _DeepL(directions, limits, clients, glossaries, jobs)
     both = ["GET", "POST"]
     return [
         Route("/v2/translate", answered(api.translate, _ERRORS), methods=["POST"]),
@@ -53,12 +56,23 @@ def deepl_routes(directions: Directions, limits: Limits, glossaries: GlossarySto
 
 
 class _DeepL:
-    def __init__(self, directions: Directions, limits: Limits, glossaries: GlossaryStore, jobs: DocumentJobs) -> None:
-        self.directions, self.limits, self.glossaries, self.jobs = directions, limits, glossaries, jobs
-        self.characters = 0
+    def __init__(
+        self,
+        directions: Directions,
+        limits: Limits,
+        clients: Clients,
+        glossaries: GlossaryStore,
+        jobs: DocumentJobs,
+    ) -> None:
+        self.directions, self.limits, self.clients = directions, limits, clients
+        self.glossaries, self.jobs = glossaries, jobs
+
+    def _client(self, request: Request) -> Client:
+        return self.clients.identify(request, missing=403)
 
     async def translate(self, request: Request) -> dict[str, Any]:
         values = parameters(request, await read_body(request, self.limits))
+        client = self._client(request)
         texts = self._texts(values.get("text"))
         target = _required(values, "target_lang")
         self._check_options(values)
@@ -67,14 +81,16 @@ class _DeepL:
         languages = [self._source(given)] * len(texts) if given else detected
         options = Options(
             target,
-            client_of(request),
-            glossary=self._glossary(request, values.get("glossary_id"), given),
+            client.name,
+            glossary=self._glossary(client, values.get("glossary_id"), given),
             split=False if str(values.get("split_sentences", "1")) == "0" else None,
             markup=_markup(values),
         )
+        characters = sum(map(len, texts))
+        self.clients.accept(client, characters)
         work = translate_texts(self.directions, texts, languages, options)
         found = await unless_disconnected(request, work, self.limits.seconds)
-        self.characters += sum(map(len, texts))
+        self.clients.charge(client, characters)
         return {
             "translations": [
                 {
@@ -114,30 +130,32 @@ class _DeepL:
             raise BadRequest(f"Value for 'source_lang' not supported: {str(code)[:40]}")
         return known
 
-    def _glossary(self, request: Request, identifier: Any, source: Any) -> Glossary | None:
+    def _glossary(self, client: Client, identifier: Any, source: Any) -> Glossary | None:
         if not identifier:
             return None
         if not source:
             raise BadRequest("Use of a glossary requires the source_lang parameter to be specified")
-        return Glossary(self._stored(request, str(identifier)).entries)
+        return Glossary(self._stored(client, str(identifier)).entries)
 
-    def _stored(self, request: Request, identifier: str) -> StoredGlossary:
-        stored = self.glossaries.find(client_of(request), identifier)
+    def _stored(self, client: Client, identifier: str) -> StoredGlossary:
+        stored = self.glossaries.find(client.owner, identifier)
         if stored is None:
             raise BadRequest("Glossary not found", 404)
         return stored
 
     async def upload(self, request: Request) -> dict[str, str]:
         upload = await read_upload(request, await read_body(request, self.limits))
+        client = self._client(request)
         source = upload.fields.get("source_lang")
         if not source:
             accepted = ", ".join(code.upper() for code in self.directions.sources)
             raise BadRequest(f"Parameter 'source_lang' not specified: documents need it; accepted: {accepted}")
         self._check_options(upload.fields)
         route = route_of(self.directions, self._source(source), _required(upload.fields, "target_lang"))
-        glossary = self._glossary(request, upload.fields.get("glossary_id"), source)
+        glossary = self._glossary(client, upload.fields.get("glossary_id"), source)
         work = partial(translate_upload, upload.format, {} if glossary is None else {"glossary": glossary})
-        run = self.directions.run(route, work, Document(upload.data), len(upload.data), client_of(request))
+        self.clients.accept(client, len(upload.data))
+        run = self.directions.run(route, work, Document(upload.data), len(upload.data), client.name)
         identifier, job = self.jobs.start(upload.name, len(upload.data), run)
         return {"document_id": identifier, "document_key": job.key}
 
@@ -162,7 +180,7 @@ class _DeepL:
         if job.result is None:
             raise BadRequest(job.error or "Document is not ready", 404 if job.error else 503)
         self.jobs.forget(request.path_params["id"])
-        self.characters += job.result.characters
+        self.clients.charge(self._client(request), job.result.characters)
         return Response(job.result.data, media_type="application/octet-stream")
 
     async def languages(self, request: Request) -> list[dict[str, Any]]:
@@ -174,7 +192,9 @@ class _DeepL:
         return [{"language": code, "name": english_name(code), "supports_formality": False} for code in codes]
 
     async def usage(self, request: Request) -> dict[str, int]:
-        return {"character_count": self.characters, "character_limit": _UNLIMITED}
+        client = self._client(request)
+        limit = client.key.characters if client.key else None
+        return {"character_count": self.clients.used(client), "character_limit": limit or _UNLIMITED}
 
     async def pairs(self, request: Request) -> dict[str, Any]:
         pairs = sorted(self.directions.by_pair)
@@ -182,6 +202,7 @@ class _DeepL:
 
     async def create_glossary(self, request: Request) -> dict[str, Any]:
         values = parameters(request, await read_body(request, self.limits))
+        owner = self._client(request).owner
         given = {name: _required(values, name) for name in ("name", "source_lang", "target_lang", "entries")}
         delimiter = {"tsv": "\t", "csv": ","}.get(str(values.get("entries_format", "tsv")))
         if delimiter is None:
@@ -197,21 +218,21 @@ class _DeepL:
             raise BadRequest("Invalid glossary entries: no entries")
         Glossary(entries)
         languages = [model_code(self.directions, given[name]) for name in ("source_lang", "target_lang")]
-        return _shown(self.glossaries.add(client_of(request), given["name"], languages[0], languages[1], entries))
+        return _shown(self.glossaries.add(owner, given["name"], languages[0], languages[1], entries))
 
     async def list_glossaries(self, request: Request) -> dict[str, Any]:
-        return {"glossaries": [_shown(stored) for stored in self.glossaries.owned_by(client_of(request))]}
+        return {"glossaries": [_shown(stored) for stored in self.glossaries.owned_by(self._client(request).owner)]}
 
     async def show_glossary(self, request: Request) -> dict[str, Any]:
-        return _shown(self._stored(request, request.path_params["id"]))
+        return _shown(self._stored(self._client(request), request.path_params["id"]))
 
     async def delete_glossary(self, request: Request) -> Response:
-        if not self.glossaries.delete(client_of(request), request.path_params["id"]):
+        if not self.glossaries.delete(self._client(request).owner, request.path_params["id"]):
             raise BadRequest("Glossary not found", 404)
         return Response(status_code=204)
 
     async def glossary_entries(self, request: Request) -> Response:
-        entries = self._stored(request, request.path_params["id"]).entries
+        entries = self._stored(self._client(request), request.path_params["id"]).entries
         lines = (f"{source}\t{target}" for source, target in entries.items())
         return Response("\n".join(lines), media_type="text/tab-separated-values")
 

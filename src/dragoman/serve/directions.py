@@ -42,9 +42,16 @@ class Direction:
         self.observe: Callable[[Search], None] = lambda search: None
 
     @classmethod
-    def load(cls, path: Path, name: str) -> Direction:
-        """Load a model.  Raises ModelFolderError, and UsageError for a model that does not translate."""
-        return cls(Translator.load(path, "cpu"), name)
+    def load(cls, path: Path, name: str, source: str | None = None, target: str | None = None) -> Direction:
+        """Load a model; source, target: replace the languages of its configuration.
+
+        Raises ModelFolderError, and UsageError for a model that does not translate.
+        """
+        translator = Translator.load(path, "cpu")
+        if source or target:
+            own = translator.languages
+            translator.describe_data(translator.profile, (source or own[0], target or own[1]))
+        return cls(translator, name)
 
     async def translate(self, texts: Sequence[str], ticket: Ticket, **settings: Any) -> list[Translation]:
         """Return one translation per text, equal to that of `Translator.translate` with the same settings.

@@ -121,18 +121,18 @@ class DocumentJobs:
         except Exception as error:
             job.error = f"internal error ({type(error).__name__}); this is a bug in Dragoman"
 
-    async def finished(self, name: str, size: int, work: Coroutine[Any, Any, Document]) -> tuple[str, Job]:
-        """Translate, and return the identifier under which the result waits."""
+    async def finished(self, name: str, size: int, work: Coroutine[Any, Any, Document]) -> tuple[str, Document]:
+        """Translate, and return the result and the identifier under which it waits."""
         identifier, job = self.start(name, size, work)
         try:
             await job.task  # cancelled with this call
         except asyncio.CancelledError:
             self.forget(identifier)
             raise
-        if job.error is not None:
+        if job.result is None:
             self.forget(identifier)
-            raise BadRequest(job.error)
-        return identifier, job
+            raise BadRequest(str(job.error))
+        return identifier, job.result
 
     def find(self, identifier: str) -> Job | None:
         """Return a job."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import threading
 import uuid
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dragoman.errors import UsageError
+from dragoman.serve.keys import open_database
 
 __all__ = ["GlossaryStore", "StoredGlossary"]
 
@@ -38,7 +38,7 @@ class GlossaryStore:
 
     def __init__(self, path: Path | None = None) -> None:
         self._lock = threading.Lock()
-        self._database = sqlite3.connect(path or ":memory:", check_same_thread=False, isolation_level=None)
+        self._database = open_database(path)
         self._database.execute(
             "CREATE TABLE IF NOT EXISTS glossaries (id TEXT PRIMARY KEY, owner TEXT NOT NULL, name TEXT NOT NULL, "
             "source TEXT NOT NULL, target TEXT NOT NULL, entries TEXT NOT NULL, created TEXT NOT NULL)"

@@ -17,21 +17,22 @@ from dragoman.markup.html import translate_html
 from dragoman.pipelines.glossary import Glossary
 from dragoman.pipelines.translated import Translation
 from dragoman.serve.answers import ErrorFormat, answered
+from dragoman.serve.clients import Clients
 from dragoman.serve.directions import Directions
 from dragoman.serve.files import Document, DocumentJobs, read_upload, translate_upload
 from dragoman.serve.languages import Options, english_name, identify, model_code, public_code, route_of, translate_texts
-from dragoman.serve.requests import BadRequest, Limits, client_of, parameters, read_body, unless_disconnected
+from dragoman.serve.requests import BadRequest, Limits, parameters, read_body, unless_disconnected
 
 __all__ = ["routes"]
 
-_ERRORS = ErrorFormat("error", "Slowdown: ", "Invalid request: ", "Cannot translate text: ")
+_ERRORS = ErrorFormat("error", 403, "Slowdown: ", "Invalid request: ", "Cannot translate text: ")
 _MAX_ALTERNATIVES = 16
 _MAX_ENTRIES = 10_000
 
 
-def routes(directions: Directions, limits: Limits, jobs: DocumentJobs) -> list[Route]:
+def routes(directions: Directions, limits: Limits, clients: Clients, jobs: DocumentJobs) -> list[Route]:
     """Return the routes for a server."""
-    api = _LibreTranslate(directions, limits, jobs)
+    api = _LibreTranslate(directions, limits, clients, jobs)
     return [
         Route("/translate", answered(api.translate, _ERRORS), methods=["POST"]),
         Route("/detect", answered(api.detect, _ERRORS), methods=["POST"]),
@@ -45,11 +46,12 @@ def routes(directions: Directions, limits: Limits, jobs: DocumentJobs) -> list[R
 
 
 class _LibreTranslate:
-    def __init__(self, directions: Directions, limits: Limits, jobs: DocumentJobs) -> None:
-        self.directions, self.limits, self.jobs = directions, limits, jobs
+    def __init__(self, directions: Directions, limits: Limits, clients: Clients, jobs: DocumentJobs) -> None:
+        self.directions, self.limits, self.clients, self.jobs = directions, limits, clients, jobs
 
     async def translate(self, request: Request) -> dict[str, Any]:
         values = parameters(request, await read_body(request, self.limits))
+        client = self.clients.identify(request, values.get("api_key"))
         for name in ("q", "source", "target"):
             if values.get(name) in (None, ""):
                 if name == "q" and values.get(name) == "":
@@ -68,9 +70,12 @@ class _LibreTranslate:
             languages = [model_code(self.directions, found["language"]) for found in detected]
         else:
             languages = [self._source(source)] * len(texts)
-        options = Options(values["target"], client_of(request), alternatives, glossary_of(values), markup=markup)
+        options = Options(values["target"], client.name, alternatives, glossary_of(values), markup=markup)
+        characters = sum(map(len, texts))
+        self.clients.accept(client, characters)
         work = translate_texts(self.directions, texts, languages, options)
         results = await unless_disconnected(request, work, self.limits.seconds)
+        self.clients.charge(client, characters)
         answer: dict[str, Any] = {"translatedText": [result.text for result in results]}
         if detected is not None:
             answer["detectedLanguage"] = detected
@@ -115,17 +120,20 @@ class _LibreTranslate:
 
     async def translate_file(self, request: Request) -> dict[str, str]:
         upload = await read_upload(request, await read_body(request, self.limits))
+        client = self.clients.identify(request, upload.fields.get("api_key"))
         for name in ("source", "target"):
             if not upload.fields.get(name):
                 raise BadRequest(f"Invalid request: missing {name} parameter")
         if upload.fields["source"] == "auto":
             raise BadRequest("Invalid request: files need a source language; accepted: " + ", ".join(self._sources()))
         route = route_of(self.directions, self._source(upload.fields["source"]), upload.fields["target"])
+        self.clients.accept(client, len(upload.data))
         work = partial(translate_upload, upload.format, {})
-        run = self.directions.run(route, work, Document(upload.data), len(upload.data), client_of(request))
+        run = self.directions.run(route, work, Document(upload.data), len(upload.data), client.name)
         finished = self.jobs.finished(upload.name, len(upload.data), run)
-        identifier, job = await unless_disconnected(request, finished, self.limits.seconds)
-        suffix = PurePosixPath(job.name).suffix
+        identifier, document = await unless_disconnected(request, finished, self.limits.seconds)
+        self.clients.charge(client, document.characters)
+        suffix = PurePosixPath(upload.name).suffix
         return {"translatedFileUrl": str(request.url_for("download_file", name=f"{identifier}{suffix}"))}
 
     async def download_file(self, request: Request) -> Response:
@@ -143,6 +151,7 @@ class _LibreTranslate:
         values = parameters(request, await read_body(request, self.limits))
         if not isinstance(values.get("q"), str) or not values["q"]:
             raise BadRequest("Invalid request: missing q parameter")
+        self.clients.identify(request, values.get("api_key"))
         self._texts(values["q"])
         return self._detect(values["q"])
 
@@ -166,8 +175,8 @@ class _LibreTranslate:
         return {
             "charLimit": self.limits.characters,
             "frontendTimeout": 500,
-            "apiKeys": False,
-            "keyRequired": False,
+            "apiKeys": self.clients.store is not None,
+            "keyRequired": self.clients.required,
             "suggestions": False,
             "filesTranslation": True,
             "supportedFilesFormat": list(SUFFIXES),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from collections.abc import Awaitable, Mapping
 from contextlib import suppress
@@ -13,7 +12,7 @@ from urllib.parse import parse_qsl
 
 from starlette.requests import ClientDisconnect, Request
 
-__all__ = ["BadRequest", "Disconnected", "Limits", "client_of", "parameters", "read_body", "unless_disconnected"]
+__all__ = ["BadRequest", "Disconnected", "Limits", "parameters", "read_body", "unless_disconnected"]
 
 T = TypeVar("T")
 
@@ -42,14 +41,6 @@ class Limits:
     body: int = 4 << 20
     read_seconds: float = 20.0
     seconds: float = 120.0
-
-
-def client_of(request: Request) -> str:
-    """Return the name of a client: the hash of its DeepL key, or its address."""
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "deepl-auth-key" and key.strip():
-        return f"key {hashlib.sha256(key.strip().encode()).hexdigest()}"
-    return request.client.host if request.client else ""
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:

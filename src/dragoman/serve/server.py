@@ -1,94 +1,39 @@
-"""The server: routes, cross-origin requests, host names, health, metrics, start and stop."""
+"""The application of the server: routes, cross-origin requests, host names, health and metrics."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
-import socket
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
-import uvicorn
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from dragoman.decoding.service import Search
+from dragoman.errors import DragomanError
 from dragoman.serve.answers import INTERNAL_ERROR
+from dragoman.serve.clients import Clients
 from dragoman.serve.deepl import deepl_routes
 from dragoman.serve.directions import Directions
 from dragoman.serve.files import DocumentJobs
 from dragoman.serve.glossaries import GlossaryStore
+from dragoman.serve.keys import KeyStore
 from dragoman.serve.libretranslate import routes
+from dragoman.serve.monitor import Monitor, MonitoredApp
 from dragoman.serve.requests import Limits
 
-__all__ = ["LazyApp", "create_server", "run_server", "to_viewer"]
+__all__ = ["LazyApp", "create_server", "to_viewer"]
 
 _LOCAL = ["localhost", "127.0.0.1", "[::1]"]
-_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-_IDLE_SECONDS = 30
-"""Seconds after which a connection without a request is closed."""
-
-
-class _Metrics:
-    """Prometheus metrics; labels never hold anything of a client."""
-
-    def __init__(self, directions: Directions) -> None:
-        self.registry = CollectorRegistry()
-        named: dict[str, Any] = {"registry": self.registry, "namespace": "dragoman"}
-        self.requests = Counter("requests", "Requests", ["route", "status"], **named)
-        self.seconds = Histogram("request_seconds", "Time to the answer", ["route"], buckets=_BUCKETS, **named)
-        queued = Histogram("queue_seconds", "Time that searches waited for free rows", buckets=_BUCKETS, **named)
-        computed = Histogram("search_seconds", "Time of searches without waiting", buckets=_BUCKETS, **named)
-        rows = Histogram("batch_rows", "Hypotheses decoded together, at the end of a search", buckets=_ROWS, **named)
-        waiting = Gauge("waiting_sentences", "Sentences that wait for free rows", **named)
-        active = Gauge("active_rows", "Hypotheses that are being decoded", **named)
-        tokens = Gauge("accepted_tokens", "Estimated source tokens of the requests in progress", **named)
-        waiting.set_function(lambda: directions.load()[0])
-        active.set_function(lambda: directions.load()[1])
-        tokens.set_function(lambda: directions.admission.tokens)
-
-        def observe(search: Search) -> None:
-            queued.observe(search.queued)
-            computed.observe(search.computed)
-            rows.observe(search.rows)
-
-        directions.observe(observe)
-
-
-class _Measured:
-    """Counts requests and measures their time."""
-
-    def __init__(self, app: ASGIApp, metrics: _Metrics, paths: Sequence[str]) -> None:
-        self.app, self.metrics, self.paths = app, metrics, frozenset(paths)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        begun, status = time.monotonic(), 500
-
-        async def noted(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            await self.app(scope, receive, noted)
-        finally:
-            route = scope["path"] if scope["path"] in self.paths else "other"
-            self.metrics.requests.labels(route, status).inc()
-            self.metrics.seconds.labels(route).observe(time.monotonic() - begun)
+_SAVE_SECONDS = 1.0
+"""Seconds between two writes of the use of keys."""
 
 
 class LazyApp:
@@ -101,33 +46,54 @@ class LazyApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._lock:
             if self._app is None:
-                self._app = await asyncio.to_thread(self._create)
+                try:
+                    self._app = await asyncio.to_thread(self._create)
+                except DragomanError as error:
+                    await PlainTextResponse(str(error), 500)(scope, receive, send)
+                    return
             app = self._app
         await app(scope, receive, send)
 
 
 def create_server(
-    directions: Directions, limits: Limits | None = None, hosts: Sequence[str] = ("*",), viewer: ASGIApp | None = None
+    directions: Directions,
+    limits: Limits | None = None,
+    hosts: Sequence[str] = ("*",),
+    viewer: ASGIApp | None = None,
+    database: Path | None = None,
+    require_key: bool = False,
 ) -> Starlette:
-    """Return the application.
+    """Return the application; its `state.monitor` is the `Monitor` of its requests.
 
     hosts: accepted host names of requests, "*" for any; local names are always accepted.  viewer: application of the
-    page that shows a translation while it is generated, at /viewer/.
+    page that shows a translation while it is generated, at /viewer/.  database: file of the API keys and glossaries;
+    without one, keys are not checked, and glossaries are kept until the server ends.  require_key: refuse requests
+    without a key.  Raises UsageError for an invalid database.
     """
-    metrics, limits, glossaries, jobs = _Metrics(directions), limits or Limits(), GlossaryStore(), DocumentJobs()
+    limits, jobs, monitor = limits or Limits(), DocumentJobs(), Monitor(directions)
+    glossaries = GlossaryStore(database)
+    clients = Clients(KeyStore(database, create=False) if database else None, require_key)
 
     async def live(request: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
+    async def ready(request: Request) -> Response:
+        return JSONResponse({"status": "stopping"}, 503) if monitor.draining else JSONResponse({"status": "ok"})
+
     async def show_metrics(request: Request) -> Response:
-        text = await asyncio.to_thread(generate_latest, metrics.registry)
+        text = await asyncio.to_thread(monitor.exposition)
         return Response(text, media_type="text/plain; version=0.0.4")
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        saving = asyncio.create_task(_save_regularly(clients))
         yield
+        saving.cancel()
+        with suppress(asyncio.CancelledError):
+            await saving
         jobs.close()
         await asyncio.to_thread(directions.close)
+        clients.close()
         glossaries.close()
 
     async def error(request: Request, exception: Exception) -> Response:
@@ -136,40 +102,30 @@ def create_server(
         return JSONResponse({key: f"{request.method} {request.url.path[:80]}: {detail}"}, status)
 
     all_routes = [
-        *routes(directions, limits, jobs),
-        *deepl_routes(directions, limits, glossaries, jobs),
+        *routes(directions, limits, clients, jobs),
+        *deepl_routes(directions, limits, clients, glossaries, jobs),
         Route("/livez", live),
-        Route("/readyz", live),
+        Route("/readyz", ready),
         Route("/metrics", show_metrics),
     ]
     pages = [] if viewer is None else [Mount("/viewer", viewer), Route("/", to_viewer)]
     middleware = [
-        Middleware(_Measured, metrics=metrics, paths=[route.path for route in all_routes]),
+        Middleware(MonitoredApp, monitor=monitor, paths=[route.path for route in all_routes]),
         Middleware(TrustedHostMiddleware, allowed_hosts=[*hosts, *_LOCAL], www_redirect=False),
         Middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"]),
     ]
     handlers: dict[Any, Any] = {404: error, 405: error, 500: error}
-    return Starlette(
-        routes=[*all_routes, *pages], middleware=middleware, exception_handlers=handlers, lifespan=lifespan
-    )
+    app = Starlette(routes=[*all_routes, *pages], middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
+    app.state.monitor = monitor
+    return app
+
+
+async def _save_regularly(clients: Clients) -> None:
+    while True:
+        await asyncio.sleep(_SAVE_SECONDS)
+        await asyncio.to_thread(clients.save)
 
 
 async def to_viewer(request: Request) -> Response:
     """Redirect to the page of the viewer."""
     return RedirectResponse("viewer/")
-
-
-def run_server(app: Starlette, listener: socket.socket, drain_seconds: int = 30) -> None:
-    """Serve until SIGTERM or Ctrl-C; then refuse new connections and finish the requests within `drain_seconds`."""
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=_IDLE_SECONDS,
-        timeout_graceful_shutdown=drain_seconds,
-    )
-    gc.freeze()  # models and modules live as long as the process
-    gc.set_threshold(20_000, 20, 100)
-    with suppress(KeyboardInterrupt), listener:
-        uvicorn.Server(config).run(sockets=[listener])

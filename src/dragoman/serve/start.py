@@ -1,7 +1,9 @@
-"""Start of a server: what is served, on which address."""
+"""Starting a server: the models of its configuration, the application and the address."""
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -9,64 +11,82 @@ from starlette.applications import Starlette
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
+from dragoman.config.server import ModelEntry, ServerConfig
 from dragoman.errors import UsageError
 from dragoman.models.model_folder import distinct_names, read_config, wrong_model
 from dragoman.serve.directions import Direction, Directions
 from dragoman.serve.listen import listen
-from dragoman.serve.server import LazyApp, create_server, run_server, to_viewer
+from dragoman.serve.monitor import LOG
+from dragoman.serve.requests import Limits
+from dragoman.serve.run import run_server
+from dragoman.serve.server import LazyApp, create_server, to_viewer
 
 __all__ = ["start"]
 
 _LOCAL = {"127.0.0.1", "localhost", "::1"}
 
 
-def start(
-    models: Sequence[Path],
-    host: str,
-    port: int,
-    allowed_hosts: Sequence[str] | None,
-    with_viewer: bool,
-    device: str,
-    log: Callable[[str], None],
-) -> None:
+def start(config: ServerConfig, log: Callable[[str], None]) -> None:
     """Serve models until the process is stopped.
 
     Translation models answer the clients of the server; the viewer shows language models, too.  Raises UsageError,
     ModelFolderError, and DragomanError if the address cannot be used.
     """
-    paths = [Path(path).resolve() for path in models]
-    repeated = sorted({str(path) for path in paths if paths.count(path) > 1})
-    if repeated:
-        raise UsageError(f"models specified twice: {', '.join(repeated)}; specify each model once")
-    named = list(zip(distinct_names(paths), models, strict=True))
-    translators = []
-    for name, path in named:
-        config = read_config(path)
-        if config.data.kind == "parallel":
-            translators.append((name, path))
-        elif config.data.kind != "text":
-            raise wrong_model(path, config, "neither translates nor continues texts")
-    if not translators and not with_viewer:
-        raise UsageError("--no-viewer: none of the models translates, so there is nothing to serve; omit --no-viewer")
-
-    def viewer() -> ASGIApp:
-        from dragoman.device import resolve_device  # these import torch, which the server does not need
-        from dragoman.serve.app import create_app, load_models
-
-        return create_app(load_models(models, resolve_device(device)))
-
-    with listen(host, port) as listener:
-        page = LazyApp(viewer) if with_viewer else None
+    translators = _translators(config)
+    if not translators and not config.viewer:
+        raise UsageError("none of the models translates, so there is nothing to serve without the viewer")
+    with listen(config.host, config.port) as listener:
+        page = LazyApp(lambda: _viewer(config)) if config.viewer else None
         if translators:
-            directions = Directions([Direction.load(path, name) for name, path in translators])
-            for unused, used in directions.unused:
-                log(f"{unused.name}: only in the viewer, because {used.name} translates the same languages")
-            local = host in _LOCAL
-            hosts = allowed_hosts or (() if local else ("*",))
-            app = create_server(directions, hosts=hosts, viewer=page)
+            app = _server(config, translators, page, log)
+            monitor = app.state.monitor
         else:
-            app = Starlette(routes=[Mount("/viewer", page), Route("/", to_viewer)])
+            app, monitor = Starlette(routes=[Mount("/viewer", page), Route("/", to_viewer)]), None
+        if config.log_requests:
+            LOG.addHandler(logging.StreamHandler(sys.stdout))
+            LOG.setLevel(logging.INFO)
         address, bound_port = listener.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
         log(f"http://{shown}:{bound_port}   (press Ctrl-C to stop)")
-        run_server(app, listener)
+        run_server(app, monitor, listener, config.drain)
+
+
+def _translators(config: ServerConfig) -> list[tuple[str, ModelEntry]]:
+    """Return the models that translate, with the names of their folders."""
+    paths = [Path(entry.path).resolve() for entry in config.models]
+    repeated = sorted({str(path) for path in paths if paths.count(path) > 1})
+    if repeated:
+        raise UsageError(f"models specified twice: {', '.join(repeated)}; specify each model once")
+    found = []
+    for name, entry in zip(distinct_names(paths), config.models, strict=True):
+        model = read_config(Path(entry.path))
+        if model.data.kind == "parallel":
+            found.append((name, entry))
+        elif model.data.kind != "text":
+            raise wrong_model(Path(entry.path), model, "neither translates nor continues texts")
+    return found
+
+
+def _server(
+    config: ServerConfig, models: Sequence[tuple[str, ModelEntry]], viewer: ASGIApp | None, log: Callable[[str], None]
+) -> Starlette:
+    limits = config.limits
+    loaded = (Direction.load(Path(entry.path), name, entry.source, entry.target) for name, entry in models)
+    directions = Directions(loaded, limits.waiting_tokens)
+    for unused, used in directions.unused:
+        log(f"{unused.name}: only in the viewer, because {used.name} translates the same languages")
+    return create_server(
+        directions,
+        Limits(limits.characters, limits.texts, limits.body, limits.read_seconds, limits.seconds),
+        config.allowed_hosts or (() if config.host in _LOCAL else ("*",)),
+        viewer,
+        Path(config.database) if config.database else None,
+        config.require_key,
+    )
+
+
+def _viewer(config: ServerConfig) -> ASGIApp:
+    from dragoman.device import resolve_device  # these import torch, which the server does not need
+    from dragoman.serve.app import create_app, load_models
+
+    return create_app(load_models([Path(entry.path) for entry in config.models], resolve_device(config.device)))

@@ -1,0 +1,92 @@
+"""The configuration of a server: one TOML document, `dragoman serve --config`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from dragoman.config.document import read_document
+from dragoman.config.errors import describe
+from dragoman.config.section import NotBoolean, Section
+from dragoman.errors import ConfigError
+
+__all__ = ["LimitsConfig", "ModelEntry", "ServerConfig", "read_server_config"]
+
+_Count = Annotated[int, NotBoolean, Field(ge=1, le=1_000_000_000)]
+_Seconds = Annotated[float, NotBoolean, Field(gt=0, le=86_400)]
+_Code = Annotated[str, Field(pattern=r"^[A-Za-z]{2,3}([-_][A-Za-z0-9]{2,8})*$")]
+
+
+class ModelEntry(Section):
+    """An entry of [[models]]."""
+
+    path: str = Field(description="run folder or model folder; relative paths start from the folder of the document")
+    source: _Code | None = Field(None, description="code of the source language; default: that of the model")
+    target: _Code | None = Field(None, description="code of the target language; default: that of the model")
+
+
+class LimitsConfig(Section):
+    """[limits]: what is refused."""
+
+    characters: _Count = Field(100_000, description="characters of all texts of a request")
+    texts: _Count = Field(1_000, description="texts of a request")
+    body: _Count = Field(4 << 20, description="bytes of a request")
+    read_seconds: _Seconds = Field(20.0, description="time for the arrival of a request")
+    seconds: _Seconds = Field(120.0, description="time for a translation")
+    waiting_tokens: _Count = Field(200_000, description="source tokens of all requests in progress")
+
+
+class ServerConfig(Section):
+    """The whole document."""
+
+    models: Annotated[list[ModelEntry], Field(min_length=1)] = Field(
+        description="models to serve; of two models of the same direction, the first one is used"
+    )
+    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 allows other machines")
+    port: Annotated[int, NotBoolean, Field(ge=0, le=65_535)] = Field(
+        8000, description="port to listen on; 0 = any free one"
+    )
+    allowed_hosts: list[str] = Field(
+        [], description="host names that requests may use, beside local ones; [] = any, unless `host` is local"
+    )
+    viewer: bool = Field(True, description="serve the page that shows how a translation is generated")
+    device: str = Field("cpu", description="device of the viewer")
+    database: str = Field("", description='SQLite file of API keys and glossaries; "" = keys are not checked')
+    require_key: bool = Field(False, description="refuse requests without an API key; requires `database`")
+    log_requests: bool = Field(False, description="print one JSON object per request, without its texts")
+    drain: Annotated[float, NotBoolean, Field(ge=0, le=86_400)] = Field(
+        30.0, description="seconds within which requests are finished when the server stops"
+    )
+    limits: LimitsConfig = LimitsConfig()
+
+    @classmethod
+    def parse(cls, document: dict[str, Any], where: str) -> ServerConfig:
+        """Validate a document of nested dictionaries.  Raises ConfigError that lists all problems."""
+        try:
+            config = cls.model_validate(document)
+        except ValidationError as error:
+            raise ConfigError(where, [describe(dict(e), cls) for e in error.errors(include_url=False)]) from None
+        if config.require_key and not config.database:
+            raise ConfigError(where, ["require_key = true: needs a database of keys; specify `database`"])
+        return config
+
+
+def read_server_config(path: Path, **overrides: Any) -> ServerConfig:
+    """Read a document; overrides replace keys unless they are None.  Raises ConfigError.
+
+    Relative paths of models and of the database start from the folder of the document.
+    """
+    document = read_document(path)
+    config = ServerConfig.parse(
+        document | {key: value for key, value in overrides.items() if value is not None}, str(path)
+    )
+    folder = path.parent
+    models = config.models
+    if overrides.get("models") is None:
+        models = [model.model_copy(update={"path": str(folder / Path(model.path).expanduser())}) for model in models]
+    database = config.database
+    if database and overrides.get("database") is None:
+        database = str(folder / Path(database).expanduser())
+    return config.model_copy(update={"models": models, "database": database})

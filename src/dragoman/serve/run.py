@@ -1,0 +1,106 @@
+"""The running server: connections, signals and the end of the process."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import time
+from contextlib import suppress
+from types import FrameType
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from dragoman.serve.monitor import Monitor
+
+__all__ = ["DrainingServer", "run_server", "server_config"]
+
+_IDLE_SECONDS = 30
+"""Seconds after which a connection without a request is closed."""
+_HEADER_SECONDS = 10.0
+"""Seconds within which the headers of a request must arrive."""
+_CANCEL_SECONDS = 2
+"""Seconds that remain for requests that are cancelled because the server stops."""
+
+
+class _Protocol(HttpToolsProtocol):
+    """HTTP with a time limit for the headers: a client that sends them slowly would occupy a connection forever."""
+
+    _limit: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._limit = self.loop.call_later(_HEADER_SECONDS, transport.close)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._limit is None:
+            self._limit = self.loop.call_later(_HEADER_SECONDS, self.transport.close)
+
+    def on_headers_complete(self) -> None:
+        self._cancel_limit()
+        super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_limit()
+        super().connection_lost(exc)
+
+    def _cancel_limit(self) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None
+
+
+class DrainingServer(uvicorn.Server):
+    """A server that finishes its requests before it stops, and refuses new ones with status 503 meanwhile.
+
+    The second signal stops it at once.
+    """
+
+    def __init__(self, config: uvicorn.Config, monitor: Monitor, drain_seconds: float) -> None:
+        super().__init__(config)
+        self._monitor, self._drain_seconds = monitor, drain_seconds
+        self._stop_at: float | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to drain."""
+        if self._stop_at is not None:
+            super().handle_exit(sig, frame)
+            return
+        self._captured_signals.append(sig)
+        self._monitor.draining = True
+        self._stop_at = time.monotonic() + self._drain_seconds
+
+    async def on_tick(self, counter: int) -> bool:
+        """Return whether the server must stop; called ten times a second."""
+        if self._stop_at is not None and (not self._monitor.active or time.monotonic() >= self._stop_at):
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+
+def server_config(app: ASGIApp) -> uvicorn.Config:
+    """Return the settings of the server."""
+    return uvicorn.Config(
+        app,
+        http=_Protocol,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=_IDLE_SECONDS,
+        timeout_graceful_shutdown=_CANCEL_SECONDS,
+    )
+
+
+def run_server(app: ASGIApp, monitor: Monitor | None, listener: socket.socket, drain_seconds: float = 30.0) -> None:
+    """Serve until SIGTERM or Ctrl-C, and then finish the requests in progress within `drain_seconds`.
+
+    monitor: that of the application; None = stop at once.
+    """
+    config = server_config(app)
+    server = uvicorn.Server(config) if monitor is None else DrainingServer(config, monitor, drain_seconds)
+    gc.freeze()  # models and modules live as long as the process
+    gc.set_threshold(20_000, 20, 100)
+    with suppress(KeyboardInterrupt), listener:
+        server.run(sockets=[listener])

@@ -1,0 +1,290 @@
+"""Operation of the server: API keys, configuration, draining, slow clients and the log."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+from typer.testing import CliRunner
+
+from dragoman.cli import app
+from dragoman.config.server import LimitsConfig, ModelEntry, ServerConfig, read_server_config
+from dragoman.config.toml import toml_value
+from dragoman.errors import ConfigError, UsageError
+from dragoman.serve import clients, run
+from dragoman.serve.directions import Directions
+from dragoman.serve.keys import KeyStore
+from dragoman.serve.monitor import LOG
+from dragoman.serve.run import DrainingServer, server_config
+from dragoman.serve.server import create_server
+from running_server import copying_direction, serving, until
+
+QUERY = {"q": "one two", "source": "en", "target": "de"}
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    path = tmp_path / "keys.sqlite"
+    KeyStore(path).close()
+    return path
+
+
+def opened(database: Path | None = None, require_key: bool = False) -> TestClient:
+    directions = Directions([copying_direction("en", "de")])
+    return TestClient(create_server(directions, database=database, require_key=require_key))
+
+
+def add_key(database: Path, **limits: int) -> str:
+    store = KeyStore(database)
+    _, secret = store.add("someone", **limits)
+    store.close()
+    return secret
+
+
+def deepl(client: TestClient, key: str = "", text: str = "one two") -> Any:
+    headers = {"authorization": f"DeepL-Auth-Key {key}"} if key else {}
+    return client.post(
+        "/v2/translate", json={"text": [text], "source_lang": "EN", "target_lang": "DE"}, headers=headers
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- keys
+
+
+def test_a_secret_is_not_stored(database: Path) -> None:
+    secret = add_key(database)
+    content = b"".join(path.read_bytes() for path in database.parent.iterdir())
+    assert b"someone" in content and secret.encode() not in content
+
+
+def test_keys_are_required_if_the_server_says_so(database: Path) -> None:
+    secret = add_key(database)
+    with opened(database, require_key=True) as client:
+        missing, wrong = (
+            client.post("/translate", json=QUERY),
+            client.post("/translate", json={**QUERY, "api_key": "x"}),
+        )
+        assert (missing.status_code, wrong.status_code) == (400, 403)
+        assert "API key" in missing.json()["error"] and wrong.json() == {"error": "Invalid API key"}
+        assert client.post("/translate", json={**QUERY, "api_key": secret}).status_code == 200
+        assert client.post("/translate", params={**QUERY, "api_key": secret}).status_code == 200
+        assert client.post("/detect", json={"q": "one"}).status_code == 400
+        file = {"file": ("a.txt", b"one two")}
+        form = {"source": "en", "target": "de"}
+        assert client.post("/translate_file", files=file, data=form).status_code == 400
+        assert client.post("/translate_file", files=file, data={**form, "api_key": secret}).status_code == 200
+        assert [deepl(client, key).status_code for key in ("", "x", secret)] == [403, 403, 200]
+        assert client.get("/v2/usage").status_code == 403 and "message" in client.get("/v2/usage").json()
+        assert client.get("/languages").status_code == 200
+        settings = client.get("/frontend/settings").json()
+        assert settings["apiKeys"] and settings["keyRequired"]
+
+
+def test_without_a_requirement_only_wrong_keys_are_refused(database: Path) -> None:
+    with opened(database) as client:
+        assert client.post("/translate", json=QUERY).status_code == 200
+        assert client.post("/translate", json={**QUERY, "api_key": "x"}).status_code == 403
+
+
+def test_keys_are_not_checked_without_a_database() -> None:
+    with opened() as client:
+        assert client.post("/translate", json={**QUERY, "api_key": "x"}).status_code == 200
+        assert not client.get("/frontend/settings").json()["apiKeys"]
+
+
+def test_a_running_server_learns_of_new_and_revoked_keys(database: Path) -> None:
+    with opened(database, require_key=True) as client:
+        store = KeyStore(database)
+        key, secret = store.add("late")
+        assert deepl(client, secret).status_code == 200
+        assert store.revoke(key.id) and not store.revoke(key.id)
+        assert deepl(client, secret).status_code == 403
+        store.close()
+
+
+def test_requests_per_minute(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(clients.time, "monotonic", lambda: now[0])
+    limited, free = add_key(database, per_minute=2), add_key(database)
+    with opened(database) as client:
+        found = [client.post("/translate", json={**QUERY, "api_key": limited}) for _ in range(3)]
+        assert [answer.status_code for answer in found] == [200, 200, 429]
+        assert found[2].headers["retry-after"] == "30" and found[2].json()["error"].startswith("Slowdown: ")
+        assert client.post("/translate", json={**QUERY, "api_key": free}).status_code == 200
+        now[0] = 30.0
+        assert [client.post("/translate", json={**QUERY, "api_key": limited}).status_code for _ in "12"] == [200, 429]
+
+
+def test_characters_per_month_are_counted_and_limited(database: Path) -> None:
+    secret = add_key(database, characters=10)
+    with opened(database) as client:
+        assert deepl(client, secret).status_code == 200
+        headers = {"authorization": f"DeepL-Auth-Key {secret}"}
+        assert client.get("/v2/usage", headers=headers).json() == {"character_count": 7, "character_limit": 10}
+        refused = deepl(client, secret)
+        assert refused.status_code == 456 and "Quota exceeded" in refused.json()["message"]
+        assert client.post("/translate", json={**QUERY, "api_key": secret}).status_code == 403
+        assert deepl(client, secret, "one").status_code == 200
+    store = KeyStore(database)
+    (key,) = store.all()
+    store.close()
+    assert key.used == 10  # written when the server stops
+
+
+def test_two_servers_add_up_the_use_of_a_key(database: Path) -> None:
+    secret = add_key(database, characters=10)
+    stores = [KeyStore(database), KeyStore(database)]
+    for store in stores:
+        store.charge(store.find(secret).id, 4)  # type: ignore[union-attr]
+        store.save()
+    assert [store.find(secret).used for store in stores] == [8, 8]  # type: ignore[union-attr]
+    for store in stores:
+        store.close()
+
+
+def test_glossaries_are_kept_in_the_database(database: Path) -> None:
+    secret = add_key(database)
+    headers = {"authorization": f"DeepL-Auth-Key {secret}"}
+    values = {"name": "n", "source_lang": "en", "target_lang": "de", "entries": "one\teins", "entries_format": "tsv"}
+    with opened(database) as client:
+        created = client.post("/v2/glossaries", json=values, headers=headers).json()
+    with opened(database) as client:
+        assert client.get("/v2/glossaries", headers=headers).json()["glossaries"] == [created]
+        assert client.get("/v2/glossaries").json()["glossaries"] == []
+
+
+def test_a_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("a text that is not a database\n" * 100)
+    with pytest.raises(UsageError, match=r"text: cannot be used as a database: .*; specify another file"):
+        KeyStore(tmp_path / "text")
+    with pytest.raises(UsageError, match=r"no such file; .* create one with 'dragoman keys add'"):
+        KeyStore(tmp_path / "missing", create=False)
+    assert not (tmp_path / "missing").exists()
+
+
+def test_the_command_keys(tmp_path: Path) -> None:
+    runner, file = CliRunner(), str(tmp_path / "keys.sqlite")
+    made = runner.invoke(app, ["keys", "add", file, "--name", "Ada", "--per-minute", "60", "--characters", "5000"])
+    secret = made.stdout.strip()
+    listed = json.loads(runner.invoke(app, ["keys", "list", file, "--json"]).stdout)
+    assert [(key["name"], key["per_minute"], key["characters"], key["used"]) for key in listed] == [
+        ("Ada", 60, 5000, 0)
+    ]
+    shown = runner.invoke(app, ["keys", "list", file]).stdout
+    assert "Ada: 60 requests per minute, 0 of 5,000 characters used in this month" in shown and secret not in shown
+    store = KeyStore(tmp_path / "keys.sqlite")
+    assert store.find(secret) is not None
+    assert runner.invoke(app, ["keys", "revoke", file, listed[0]["id"]]).exit_code == 0
+    assert store.find(secret) is None
+    store.close()
+    with pytest.raises(UsageError, match="nobody: no such key; known: none"):
+        runner.invoke(app, ["keys", "revoke", file, "nobody"], catch_exceptions=False)
+
+
+# ----------------------------------------------------------------------------------------------------- configuration
+
+
+def test_a_configuration_is_read_relative_to_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "serve.toml").write_text(
+        'host = "0.0.0.0"\nport = 9000\ndatabase = "keys.sqlite"\n[limits]\ntexts = 5\n'
+        '[[models]]\npath = "a"\n[[models]]\npath = "/b"\nsource = "en"\ntarget = "de"\n'
+    )
+    config = read_server_config(tmp_path / "serve.toml", port=9001, viewer=False, database=None)
+    assert [model.path for model in config.models] == [str(tmp_path / "a"), "/b"]
+    assert (config.models[1].source, config.models[1].target) == ("en", "de")
+    assert (config.host, config.port, config.viewer, config.limits.texts) == ("0.0.0.0", 9001, False, 5)
+    assert config.database == str(tmp_path / "keys.sqlite")
+    overridden = read_server_config(tmp_path / "serve.toml", models=[{"path": "c"}], database="d")
+    assert ([model.path for model in overridden.models], overridden.database) == (["c"], "d")
+
+
+def test_all_problems_of_a_configuration_are_reported_at_once() -> None:
+    document = {"prot": 1, "port": 99_999, "models": [{"path": "a", "source": "english!"}], "limits": {"texts": True}}
+    with pytest.raises(ConfigError) as caught:
+        ServerConfig.parse(document, "serve.toml")
+    message = str(caught.value)
+    for part in ("serve.toml", "prot: no such key", "port = 99999", "models.0.source", "limits.texts"):
+        assert part in message, part
+    with pytest.raises(ConfigError, match="needs a database of keys"):
+        ServerConfig.parse({"models": [{"path": "a"}], "require_key": True}, "serve.toml")
+    with pytest.raises(ConfigError, match="models"):
+        ServerConfig.parse({"models": []}, "serve.toml")
+
+
+def test_the_documentation_describes_all_keys_of_the_configuration() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "serve.md").read_text(encoding="utf-8")
+    for section, prefix in ((ServerConfig, ""), (LimitsConfig, "limits."), (ModelEntry, "models.")):
+        for name, field in section.model_fields.items():
+            if prefix or name not in ("models", "limits"):
+                default = "required" if field.is_required() else f"`{toml_value(field.default)}`"
+                default = default if field.default is not None else "that of the model"
+                row = f"| `{prefix}{name}` | {default} | "
+                assert row in text, row
+
+
+# ----------------------------------------------------------------------------------------------- draining and clients
+
+
+def test_a_stopping_server_finishes_its_requests_and_refuses_new_ones() -> None:
+    import httpx2 as httpx
+
+    app = create_server(Directions([copying_direction("en", "de")]))
+    server = DrainingServer(server_config(app), app.state.monitor, drain_seconds=20)
+    app.state.monitor.active += 1  # a request in progress
+    with serving(app, server) as address, httpx.Client() as client:
+        assert client.get(f"{address}/readyz").status_code == 200
+        server.handle_exit(signal.SIGTERM, None)
+        refused = client.post(f"{address}/translate", json=QUERY)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1") and "stopping" in refused.json()[
+            "error"
+        ]
+        assert client.get(f"{address}/readyz").status_code == 503 and client.get(f"{address}/livez").status_code == 200
+        assert not server.should_exit
+        app.state.monitor.active -= 1
+        until(lambda: server.should_exit)
+
+
+def test_the_second_signal_and_the_deadline_stop_a_server() -> None:
+    for seconds, signals in ((0.2, 1), (60.0, 2)):
+        app = create_server(Directions([copying_direction("en", "de")]))
+        server = DrainingServer(server_config(app), app.state.monitor, seconds)
+        app.state.monitor.active += 1
+        with serving(app, server):
+            for _ in range(signals):
+                server.handle_exit(signal.SIGTERM, None)
+            until(lambda: server.should_exit)  # noqa: B023
+
+
+def test_slow_headers_end_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "_HEADER_SECONDS", 0.3)
+    app = create_server(Directions([copying_direction("en", "de")]))
+    with serving(app) as address:
+        port = int(address.rpartition(":")[2])
+        for sent in (b"", b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-"):
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as slow:
+                slow.sendall(sent)
+                assert slow.recv(100) == b""  # closed
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as slow:
+            slow.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert slow.recv(1000).startswith(b"HTTP/1.1 200")
+            slow.sendall(b"GET /livez HTTP/1.1\r\n")
+            assert slow.recv(100) == b""
+
+
+def test_the_log_has_no_texts(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, LOG.name)
+    with opened() as client:
+        client.post("/translate", json=QUERY)
+        client.get("/unknown/one")
+    entries = [json.loads(record.message) for record in caplog.records if record.name == LOG.name]
+    assert [(e["method"], e["route"], e["status"]) for e in entries] == [
+        ("POST", "/translate", 200),
+        ("GET", "other", 404),
+    ]
+    assert all(set(entry) == {"time", "method", "route", "status", "seconds"} for entry in entries)

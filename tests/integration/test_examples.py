@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dragoman.config import Config, parse_config
+from dragoman.config.server import ServerConfig
 from dragoman.serve.app import load_models
 from small_run import Cli, digit_pairs, write_lines
 
@@ -112,6 +113,9 @@ def test_documents_in_python(
 def test_documents_in_toml(path: Path) -> None:
     for block in blocks(path, "toml"):
         document = tomllib.loads(block)
+        if "models" in document:
+            assert isinstance(ServerConfig.parse(document, path.name), ServerConfig)
+            continue
         document["data"] = data_for(document.get("model", {})) | document.get("data", {})
         assert isinstance(parse_config(document), Config)
 

@@ -14,6 +14,7 @@ from dragoman.errors import ModelFolderError, UsageError
 from dragoman.pipelines.parts import one_line
 
 if TYPE_CHECKING:
+    from dragoman.pipelines.glossary import Glossary
     from dragoman.pipelines.translation import Translation
 
 __all__ = [
@@ -39,7 +40,7 @@ class Job:
 
     load: options of `Translator.load`.  search: search settings by name; default: those of the model.  prefix: the
     beginning of every translation.  verbose: with jsonl, also write the tokens and their log-probabilities.  split:
-    whether to split lines into sentences; default: `Translator.splits_sentences`.
+    whether to split lines into sentences; default: `Translator.splits_sentences`.  glossary: preferred terms.
     """
 
     model: Path
@@ -49,6 +50,7 @@ class Job:
     jsonl: bool = False
     verbose: bool = False
     split: bool | None = None
+    glossary: Glossary | None = None
 
     def settings(self) -> dict[str, Any]:
         """Return everything that affects the output, except the model and the backend (`ChunkResult.backend`).
@@ -66,7 +68,8 @@ class Job:
         profile = read_profile(self.model)
         split = self.split if self.split is not None else profile is not None and profile.single_sentences
         form = self.form(search["nbest"])
-        return {"device": device, **search, "prefix": self.prefix, "split": split, "form": form}
+        given = {"device": device, **search, "prefix": self.prefix, "split": split, "form": form}
+        return given if self.glossary is None else {**given, "glossary": self.glossary.sha256}
 
     def form(self, nbest: int) -> Form:
         return output_form(self.jsonl, nbest, self.verbose)
@@ -151,7 +154,9 @@ class Worker:
         flags: Counter[str] = Counter()
         lines = []
         job = self.job
-        for translation in self.translator.translate(texts, prefix=job.prefix, split=job.split, **job.search):
+        for translation in self.translator.translate(
+            texts, prefix=job.prefix, split=job.split, glossary=job.glossary, **job.search
+        ):
             flags.update(translation.flags)
             lines.append(f"{format_translation(translation, form)}\n".encode())
         return ChunkResult(len(lines), dict(flags), b"".join(lines), self.backend)

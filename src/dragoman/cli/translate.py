@@ -19,6 +19,7 @@ from dragoman.errors import DataError, UsageError
 if TYPE_CHECKING:
     from dragoman.bulk import Job
     from dragoman.bulk.work import Form
+    from dragoman.pipelines.glossary import Glossary
 
 _SAMPLING_DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
 
@@ -42,6 +43,12 @@ def translate(
     no_repeat_ngram: Annotated[int | None, typer.Option(help="Do not repeat n-grams of this size; 0 = off.")] = None,
     prefix: Annotated[str | None, typer.Option(help="Beginning of every translation.")] = None,
     split: Split = None,
+    glossary: Annotated[
+        Path | None, typer.Option(help="Preferred terms: a file with source term, tab and target term per line.")
+    ] = None,
+    strict_glossary: Annotated[
+        bool, typer.Option("--strict-glossary", help="With --glossary: translations contain every target term.")
+    ] = False,
     format_: Annotated[
         str, typer.Option("--format", help="Format of the input: text (lines), html or xml (one document).")
     ] = "text",
@@ -88,6 +95,8 @@ def translate(
     }  # fmt: skip
     settings = {name: value for name, value in settings.items() if value is not None}
     _check_sampling(settings)
+    terms = _read_glossary(glossary, strict_glossary)
+    text_settings = {"split": split, "glossary": terms, **settings}
     options: dict[str, Any] = {
         "device": device, "quantize": quantize, "engine": engine, "threads": threads, "shortlist": shortlist,
     }  # fmt: skip
@@ -95,7 +104,7 @@ def translate(
     document = find_document(inputs) if format_ == "text" and not ray else None
     if document is not None:
         check_document(document, inputs, output, form, prefix)
-        translate_file(models, options, document, output, column, {"split": split, **settings})
+        translate_file(models, options, document, output, column, text_settings)
         return
     in_bulk = ray or column is not None or is_bulk(inputs, output)
     check_format(
@@ -109,15 +118,25 @@ def translate(
                 f"an ensemble of {len(models)} models: bulk translation supports one model; translate one file at a "
                 "time, without --column and --ray"
             )
-        job = Job(models[0], options, settings, prefix, jsonl, verbose, split)
+        job = Job(models[0], options, settings, prefix, jsonl, verbose, split, terms)
         _translate_bulk(job, inputs, output, column, ray)
         return
     source = inputs[0] if inputs else None
     if format_ != "text":
         own = {"attributes": attributes} if format_ == "html" else {}
-        translate_markup(models, options, source, output, format_, {"split": split, **own, **settings})
+        translate_markup(models, options, source, output, format_, {**own, **text_settings})
         return
-    _translate_lines(models, options, source, output, form, {"prefix": prefix, "split": split, **settings})
+    _translate_lines(models, options, source, output, form, {"prefix": prefix, **text_settings})
+
+
+def _read_glossary(path: Path | None, strict: bool) -> Glossary | None:
+    if path is None:
+        if strict:
+            raise UsageError("--strict-glossary: needs the terms; add --glossary FILE, or omit the option")
+        return None
+    from dragoman.pipelines.glossary import Glossary
+
+    return Glossary.read(path, strict)
 
 
 def _check_sampling(settings: Mapping[str, Any]) -> None:
@@ -151,15 +170,19 @@ def _translate_lines(
     if source is not None and is_terminal(sys.stderr) and (output is not None or not is_terminal(sys.stdout)):
         translations = show_progress(translations, "translating", _line_count(source))
     flags: Counter[str] = Counter()
-    lines = several = 0
+    lines = several = found = applied = 0
     with open_output(output, source) as write:
         for translation in translations:
             flags.update(translation.flags)
             lines, several = lines + 1, several + bool(translation.sentences)
+            found += len(translation.terms)
+            applied += sum(term.applied for term in translation.terms)
             shown = f"  [{', '.join(translation.flags)}]" if typed and translation.flags and not structured else ""
             write(format_translation(translation, form) + shown)
     if typed:
         return
+    if settings["glossary"] is not None and not structured:
+        log(f"glossary: {applied:,} of {found:,} terms applied")
     if several and settings["split"] is None:
         log(f"{several:,} of {lines:,} lines were split into sentences (--no-split translates lines without splitting)")
     _log_flags(flags, structured)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -92,6 +94,12 @@ class Glossary:
                 problems.append(f"line {number}: {source!r} stands before as {entries[source]!r}")
         check_problems(f"{path}: invalid glossary; accepted: source term, tab, target term per line:", problems)
         return cls(entries, strict)
+
+    @property
+    def sha256(self) -> str:
+        """The SHA-256 of everything that affects translations."""
+        content = json.dumps([sorted(self.entries.items()), self.strict, self.bonus], ensure_ascii=False)
+        return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
 
     @cached_property
     def _pattern(self) -> re.Pattern[str] | None:

@@ -156,6 +156,11 @@ class Directions:
         """Source languages, in alphabetical order."""
         return sorted({source for source, _ in self.by_pair})
 
+    @property
+    def languages(self) -> list[str]:
+        """All languages, in alphabetical order."""
+        return sorted({code for pair in self.by_pair for code in pair})
+
     def targets(self, source: str) -> list[str]:
         """Languages that can be reached from `source`, directly or by way of one other language."""
         others = {target for _, target in self.by_pair if target != source}

@@ -63,7 +63,7 @@ def model_code(directions: Directions, code: Any) -> str:
     Case is ignored, and a variant such as en-GB is found as its language.
     """
     text = str(code)
-    known = {language for pair in directions.by_pair for language in pair}
+    known = directions.languages
     if text in known:
         return text
     same = {public_code(language).lower(): language for language in known} | {own.lower(): own for own in known}
@@ -82,7 +82,7 @@ def route_of(directions: Directions, source: str, target: Any) -> list[Direction
     Raises BadRequest.
     """
     known = model_code(directions, target)
-    if known not in {code for pair in directions.by_pair for code in pair}:
+    if known not in directions.languages:
         raise BadRequest(f"{str(target)[:40]} is not supported")
     if known == source:
         return []

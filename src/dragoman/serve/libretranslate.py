@@ -162,7 +162,7 @@ class _LibreTranslate:
                 "name": english_name(source),
                 "targets": [public_code(target) for target in self.directions.targets(source)],
             }
-            for source in self.directions.sources
+            for source in self.directions.languages
         ]
 
     async def settings(self, request: Request) -> dict[str, Any]:

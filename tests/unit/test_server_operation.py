@@ -288,3 +288,21 @@ def test_the_log_has_no_texts(caplog: pytest.LogCaptureFixture) -> None:
         ("GET", "other", 404),
     ]
     assert all(set(entry) == {"time", "method", "route", "status", "seconds"} for entry in entries)
+
+
+# ------------------------------------------------------------------------------------------------------- description
+
+
+def test_the_description_has_all_routes_and_methods() -> None:
+    directions = Directions([copying_direction("en", "de")])
+    server = create_server(directions)
+    with TestClient(server) as client:
+        spec = client.get("/spec").json()
+    described = {(path, method.upper()) for path, operations in spec["paths"].items() for method in operations}
+    served: set[tuple[str, str]] = set()
+    for route in server.routes:
+        methods = getattr(route, "methods", None) or set()
+        preferred = {"GET"} if {"GET", "POST"} <= methods else methods - {"HEAD"}
+        served |= {(route.path, method) for method in preferred}  # type: ignore[attr-defined]
+    assert described == served - {("/spec", "GET"), ("/suggest", "POST"), ("/", "GET")}
+    assert spec["openapi"].startswith("3.1")

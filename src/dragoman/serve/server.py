@@ -27,6 +27,7 @@ from dragoman.serve.glossaries import GlossaryStore
 from dragoman.serve.keys import KeyStore
 from dragoman.serve.libretranslate import routes
 from dragoman.serve.monitor import Monitor, MonitoredApp
+from dragoman.serve.openapi import description
 from dragoman.serve.requests import Limits
 
 __all__ = ["LazyApp", "create_server", "to_viewer"]
@@ -80,6 +81,9 @@ def create_server(
     async def ready(request: Request) -> Response:
         return JSONResponse({"status": "stopping"}, 503) if monitor.draining else JSONResponse({"status": "ok"})
 
+    async def spec(request: Request) -> Response:
+        return JSONResponse(description())
+
     async def show_metrics(request: Request) -> Response:
         text = await asyncio.to_thread(monitor.exposition)
         return Response(text, media_type="text/plain; version=0.0.4")
@@ -107,6 +111,7 @@ def create_server(
         Route("/livez", live),
         Route("/readyz", ready),
         Route("/metrics", show_metrics),
+        Route("/spec", spec),
     ]
     pages = [] if viewer is None else [Mount("/viewer", viewer), Route("/", to_viewer)]
     middleware = [

@@ -1,0 +1,193 @@
+"""The OpenAPI description of the server, at /spec."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dragoman import __version__
+
+__all__ = ["description"]
+
+_Schema = dict[str, Any]
+_TEXT: _Schema = {"type": "string"}
+_FLAG: _Schema = {"type": "boolean"}
+_CODE: _Schema = {"type": "string", "description": "code of a language, such as en"}
+_TEXTS: _Schema = {"oneOf": [_TEXT, {"type": "array", "items": _TEXT}]}
+_NUMBER: _Schema = {"type": "integer"}
+_ID: _Schema = {"name": "id", "in": "path", "required": True, "schema": _TEXT}
+
+
+def _object(required: str = "", **properties: _Schema) -> _Schema:
+    return {"type": "object", "properties": properties, "required": required.split()} if required else {
+        "type": "object", "properties": properties}  # fmt: skip
+
+
+def _array(items: _Schema) -> _Schema:
+    return {"type": "array", "items": items}
+
+
+_TERM = _object(source=_TEXT, target=_TEXT, applied=_FLAG)
+_TRANSLATE = _object(
+    "q source target",
+    q={**_TEXTS, "description": "a text or a list of texts"},
+    source={**_CODE, "description": "source language, or auto"},
+    target=_CODE,
+    format={"enum": ["text", "html"], "default": "text"},
+    alternatives={"type": "integer", "minimum": 0, "maximum": 16, "default": 0},
+    glossary={"type": "object", "additionalProperties": _TEXT, "description": "target terms by source terms"},
+    glossary_mode={"enum": ["soft", "strict"], "default": "soft"},
+    api_key=_TEXT,
+)
+_TRANSLATED = _object(
+    "translatedText",
+    translatedText={**_TEXTS, "description": "a list if q is a list, like all values of the answer"},
+    detectedLanguage={"description": "with source = auto"},
+    alternatives={"description": "if requested"},
+    glossary={"description": "with a glossary: its terms in the text, and whether they were applied"},
+)
+_DETECTED = _array(_object(confidence={"type": "number", "minimum": 0, "maximum": 100}, language=_CODE))
+_LANGUAGES = _array(_object(code=_CODE, name=_TEXT, targets=_array(_CODE)))
+_UPLOAD = _object(
+    "file source target", file={"type": "string", "format": "binary"}, source=_CODE, target=_CODE, api_key=_TEXT
+)
+_DEEPL_TRANSLATE = _object(
+    "text target_lang",
+    text={**_array(_TEXT), "maxItems": 50},
+    source_lang=_CODE,
+    target_lang=_CODE,
+    split_sentences={"enum": ["0", "1", "nonewlines"], "default": "1"},
+    glossary_id=_TEXT,
+    tag_handling={"enum": ["html", "xml"]},
+    outline_detection=_FLAG,
+    ignore_tags=_array(_TEXT),
+    splitting_tags=_array(_TEXT),
+    non_splitting_tags=_array(_TEXT),
+)
+_DEEPL_TRANSLATED = _object(
+    translations=_array(_object(detected_source_language=_CODE, text=_TEXT, billed_characters=_NUMBER))
+)
+_GLOSSARY = _object(
+    glossary_id=_TEXT,
+    name=_TEXT,
+    ready=_FLAG,
+    source_lang=_CODE,
+    target_lang=_CODE,
+    creation_time=_TEXT,
+    entry_count=_NUMBER,
+)
+_NEW_GLOSSARY = _object(
+    "name source_lang target_lang entries",
+    name=_TEXT,
+    source_lang=_CODE,
+    target_lang=_CODE,
+    entries={**_TEXT, "description": "a source and a target term per line"},
+    entries_format={"enum": ["tsv", "csv"], "default": "tsv"},
+)
+_DEEPL_UPLOAD = _object(
+    "file source_lang target_lang",
+    file={"type": "string", "format": "binary"},
+    source_lang=_CODE,
+    target_lang=_CODE,
+    glossary_id=_TEXT,
+)
+_STATUS = _object(
+    document_id=_TEXT, status={"enum": ["translating", "done", "error"]}, billed_characters=_NUMBER, error_message=_TEXT
+)
+_DOCUMENT_KEY = _object("document_key", document_key=_TEXT)
+
+
+def _operation(
+    summary: str,
+    answer: _Schema | None = None,
+    body: _Schema | None = None,
+    forms: str = "application/json application/x-www-form-urlencoded",
+    deepl: bool = False,
+    parameters: tuple[_Schema, ...] = (),
+    status: int = 200,
+) -> _Schema:
+    """Return an operation.  answer: schema of the JSON answer; None = a file or nothing.  forms: types of the body."""
+    error = {"$ref": f"#/components/responses/{'DeepLError' if deepl else 'Error'}"}
+    done: _Schema = {"description": "done"}
+    if answer is not None:
+        done["content"] = {"application/json": {"schema": answer}}
+    operation: _Schema = {"summary": summary, "responses": {str(status): done, "default": error}}
+    if body is not None:
+        operation["requestBody"] = {"required": True, "content": {form: {"schema": body} for form in forms.split()}}
+    if parameters:
+        operation["parameters"] = list(parameters)
+    if deepl:
+        operation["security"] = [{}, {"key": []}]
+    return operation
+
+
+def _error(key: str) -> _Schema:
+    schema = _object(key, **{key: _TEXT})
+    return {"description": "an error", "content": {"application/json": {"schema": schema}}}
+
+
+def description() -> _Schema:
+    """Return the document (OpenAPI 3.1)."""
+    multipart = "multipart/form-data"
+    ok = _object(status=_TEXT)
+    name = {**_ID, "name": "name"}
+    deepl = {"deepl": True}
+    paths = {
+        "/translate": {"post": _operation("Translate texts", _TRANSLATED, _TRANSLATE)},
+        "/detect": {
+            "post": _operation("Identify the language of a text", _DETECTED, _object("q", q=_TEXT, api_key=_TEXT))
+        },
+        "/languages": {"get": _operation("List the languages", _LANGUAGES)},
+        "/translate_file": {
+            "post": _operation("Translate a document", _object(translatedFileUrl=_TEXT), _UPLOAD, multipart)
+        },
+        "/download_file/{name}": {"get": _operation("Fetch a translated document", parameters=(name,))},
+        "/frontend/settings": {"get": _operation("Limits and features of the server", _object())},
+        "/health": {"get": _operation("LibreTranslate's health check", ok)},
+        "/livez": {"get": _operation("Whether the process runs", ok)},
+        "/readyz": {"get": _operation("Whether requests are accepted", ok)},
+        "/metrics": {"get": _operation("Metrics in Prometheus' text format")},
+        "/v2/translate": {"post": _operation("Translate texts", _DEEPL_TRANSLATED, _DEEPL_TRANSLATE, **deepl)},
+        "/v2/languages": {
+            "get": _operation("List the languages", _array(_object(language=_CODE, name=_TEXT)), **deepl)
+        },
+        "/v2/usage": {
+            "get": _operation(
+                "Characters of the key", _object(character_count=_NUMBER, character_limit=_NUMBER), **deepl
+            )
+        },
+        "/v2/glossary-language-pairs": {"get": _operation("List the directions", _object(), **deepl)},
+        "/v2/glossaries": {
+            "get": _operation("List the glossaries of the key", _object(glossaries=_array(_GLOSSARY)), **deepl),
+            "post": _operation("Store a glossary", _GLOSSARY, _NEW_GLOSSARY, status=201, **deepl),
+        },
+        "/v2/glossaries/{id}": {
+            "get": _operation("Describe a glossary", _GLOSSARY, parameters=(_ID,), **deepl),
+            "delete": _operation("Delete a glossary", parameters=(_ID,), status=204, **deepl),
+        },
+        "/v2/glossaries/{id}/entries": {"get": _operation("Entries of a glossary", parameters=(_ID,), **deepl)},
+        "/v2/document": {
+            "post": _operation(
+                "Translate a document",
+                _object(document_id=_TEXT, document_key=_TEXT),
+                _DEEPL_UPLOAD,
+                multipart,
+                **deepl,
+            )
+        },
+        "/v2/document/{id}": {
+            "post": _operation("State of a document", _STATUS, _DOCUMENT_KEY, parameters=(_ID,), **deepl)
+        },
+        "/v2/document/{id}/result": {
+            "post": _operation("Fetch a translated document", None, _DOCUMENT_KEY, parameters=(_ID,), **deepl)
+        },
+    }
+    key = {"type": "apiKey", "in": "header", "name": "Authorization", "description": "DeepL-Auth-Key KEY"}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Dragoman", "version": __version__, "license": {"name": "Apache-2.0"}},
+        "paths": paths,
+        "components": {
+            "responses": {"Error": _error("error"), "DeepLError": _error("message")},
+            "securitySchemes": {"key": key},
+        },
+    }

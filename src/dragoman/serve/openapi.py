@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from dragoman import __version__
@@ -130,7 +131,7 @@ def description() -> _Schema:
     multipart = "multipart/form-data"
     ok = _object(status=_TEXT)
     name = {**_ID, "name": "name"}
-    deepl = {"deepl": True}
+    deepl = partial(_operation, deepl=True)
     paths = {
         "/translate": {"post": _operation("Translate texts", _TRANSLATED, _TRANSLATE)},
         "/detect": {
@@ -146,39 +147,30 @@ def description() -> _Schema:
         "/livez": {"get": _operation("Whether the process runs", ok)},
         "/readyz": {"get": _operation("Whether requests are accepted", ok)},
         "/metrics": {"get": _operation("Metrics in Prometheus' text format")},
-        "/v2/translate": {"post": _operation("Translate texts", _DEEPL_TRANSLATED, _DEEPL_TRANSLATE, **deepl)},
-        "/v2/languages": {
-            "get": _operation("List the languages", _array(_object(language=_CODE, name=_TEXT)), **deepl)
-        },
-        "/v2/usage": {
-            "get": _operation(
-                "Characters of the key", _object(character_count=_NUMBER, character_limit=_NUMBER), **deepl
-            )
-        },
-        "/v2/glossary-language-pairs": {"get": _operation("List the directions", _object(), **deepl)},
+        "/v2/translate": {"post": deepl("Translate texts", _DEEPL_TRANSLATED, _DEEPL_TRANSLATE)},
+        "/v2/languages": {"get": deepl("List the languages", _array(_object(language=_CODE, name=_TEXT)))},
+        "/v2/usage": {"get": deepl("Characters of the key", _object(character_count=_NUMBER, character_limit=_NUMBER))},
+        "/v2/glossary-language-pairs": {"get": deepl("List the directions", _object())},
         "/v2/glossaries": {
-            "get": _operation("List the glossaries of the key", _object(glossaries=_array(_GLOSSARY)), **deepl),
-            "post": _operation("Store a glossary", _GLOSSARY, _NEW_GLOSSARY, status=201, **deepl),
+            "get": deepl("List the glossaries of the key", _object(glossaries=_array(_GLOSSARY))),
+            "post": deepl("Store a glossary", _GLOSSARY, _NEW_GLOSSARY, status=201),
         },
         "/v2/glossaries/{id}": {
-            "get": _operation("Describe a glossary", _GLOSSARY, parameters=(_ID,), **deepl),
-            "delete": _operation("Delete a glossary", parameters=(_ID,), status=204, **deepl),
+            "get": deepl("Describe a glossary", _GLOSSARY, parameters=(_ID,)),
+            "delete": deepl("Delete a glossary", parameters=(_ID,), status=204),
         },
-        "/v2/glossaries/{id}/entries": {"get": _operation("Entries of a glossary", parameters=(_ID,), **deepl)},
+        "/v2/glossaries/{id}/entries": {"get": deepl("Entries of a glossary", parameters=(_ID,))},
         "/v2/document": {
-            "post": _operation(
+            "post": deepl(
                 "Translate a document",
                 _object(document_id=_TEXT, document_key=_TEXT),
                 _DEEPL_UPLOAD,
                 multipart,
-                **deepl,
             )
         },
-        "/v2/document/{id}": {
-            "post": _operation("State of a document", _STATUS, _DOCUMENT_KEY, parameters=(_ID,), **deepl)
-        },
+        "/v2/document/{id}": {"post": deepl("State of a document", _STATUS, _DOCUMENT_KEY, parameters=(_ID,))},
         "/v2/document/{id}/result": {
-            "post": _operation("Fetch a translated document", None, _DOCUMENT_KEY, parameters=(_ID,), **deepl)
+            "post": deepl("Fetch a translated document", None, _DOCUMENT_KEY, parameters=(_ID,))
         },
     }
     key = {"type": "apiKey", "in": "header", "name": "Authorization", "description": "DeepL-Auth-Key KEY"}

@@ -65,11 +65,10 @@ class DrainingServer(uvicorn.Server):
         self._stop_at: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to drain."""
+        """Begin to drain.  The process then ends with code 0, not by the signal."""
         if self._stop_at is not None:
             super().handle_exit(sig, frame)
             return
-        self._captured_signals.append(sig)
         self._monitor.draining = True
         self._stop_at = time.monotonic() + self._drain_seconds
 

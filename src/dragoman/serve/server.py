@@ -28,6 +28,7 @@ from dragoman.serve.directions import Directions
 from dragoman.serve.files import DocumentJobs
 from dragoman.serve.glossaries import GlossaryStore
 from dragoman.serve.libretranslate import routes
+from dragoman.serve.page import page_routes
 from dragoman.serve.requests import Limits
 
 __all__ = ["LazyApp", "create_server", "run_server", "to_viewer"]
@@ -112,7 +113,7 @@ def create_server(
     """Return the application.
 
     hosts: accepted host names of requests, "*" for any; local names are always accepted.  viewer: application of the
-    page that shows a translation while it is generated, at /viewer/.
+    page that shows a translation while it is generated, at /viewer/; the page at / links to it.
     """
     metrics, limits, glossaries, jobs = _Metrics(directions), limits or Limits(), GlossaryStore(), DocumentJobs()
 
@@ -142,7 +143,7 @@ def create_server(
         Route("/readyz", live),
         Route("/metrics", show_metrics),
     ]
-    pages = [] if viewer is None else [Mount("/viewer", viewer), Route("/", to_viewer)]
+    pages = [*page_routes(limits, viewer is not None), *([] if viewer is None else [Mount("/viewer", viewer)])]
     middleware = [
         Middleware(_Measured, metrics=metrics, paths=[route.path for route in all_routes]),
         Middleware(TrustedHostMiddleware, allowed_hosts=[*hosts, *_LOCAL], www_redirect=False),

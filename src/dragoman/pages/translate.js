@@ -30,6 +30,7 @@ function showDetected(code, confidence) {
   byId("detected").replaceChildren(...(code === null ? [] : [both(`${sure ? "Detected" : "Probably"}: ${nameIn("en", code)}`, `${sure ? "检测到" : "可能是"}：${nameIn("zh", code)}`)]));
   showSwap();
   showGlossary();
+  showViewerLink(byId("text").value);
 }
 
 // ---- the address and the choices that are kept ----------------------------------------------------------------------
@@ -39,8 +40,13 @@ function keepState() {
   const state = new URLSearchParams({ source, target });
   if (text && characters() <= LONGEST_LINK) state.set("text", text);
   history.replaceState(null, "", `#${state}`);
-  if (byId("viewer")) byId("viewer").href = `viewer/#${state}`;
   keep(KEPT_CHOICES, { source, target, alternatives: byId("alternatives").checked });
+}
+
+// The viewer opens with the same text, and with the model of these languages if it is known which.
+function showViewerLink(text) {
+  const link = new URLSearchParams({ source: sourceLanguage() ?? "", target: chosenTarget(), text });
+  if (byId("viewer")) byId("viewer").href = text.trim() && characters() <= LONGEST_LINK ? `viewer/#${link}` : "viewer/";
 }
 
 function readState() {
@@ -86,6 +92,7 @@ async function translateText() {
   here.running?.abort();
   const running = here.running = new AbortController(), text = byId("text").value;
   keepState();
+  showViewerLink(text);
   for (const id of ["notice", "failure"]) showMessage(id, null);
   if (!text.trim()) showDetected(null);
   if (!text.trim() || characters() > here.limit) {
@@ -130,7 +137,6 @@ function afterChoice() {
 // The translation becomes the source.
 function swapLanguages() {
   const source = sourceLanguage(), target = chosenTarget(), text = byId("translation").textContent;
-  byId("source").value = target;
   chooseLanguages(target, source);
   if (text) byId("text").value = text;
   afterChoice();

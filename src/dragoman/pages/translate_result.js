@@ -98,7 +98,7 @@ function showAlternatives(texts, best, code) {
     bothIn(copy, "aria-label", `Copy alternative ${i + 1}`, `复制第 ${i + 1} 种译法`);
     return el("li", {}, el("div", { class: "option", lang: code, dir: scriptDirection(code) }, ...compared(best, text, code)), copy);
   });
-  box.append(el("h3", {}, both("Alternatives", "其他译法")), el("ol", {}, ...items));
+  box.append(el("h3", { class: "visually-hidden" }, both("Alternatives", "其他译法")), el("ol", {}, ...items));
 }
 
 // ---- copying --------------------------------------------------------------------------------------------------------

@@ -75,6 +75,28 @@ def test_a_stale_request_is_aborted(page: Page, address: str) -> None:
     assert page.errors() == []
 
 
+def test_letters_of_an_input_method_are_not_sent_before_they_are_characters(page: Page, address: str) -> None:
+    open_page(page, address)
+    page.run(
+        "here.delay = 0; window.sent = []; const real = window.fetch;"
+        "window.fetch = (path, options) => { sent.push(JSON.parse(options.body).q); return real(path, options) };"
+        "window.type = (text, isComposing) => { byId('text').value = text;"
+        "  byId('text').dispatchEvent(new InputEvent('input', { isComposing })) };"
+        "type('yi', true); return new Promise((done) => setTimeout(done, 100))"
+    )
+    assert page.run("return sent") == []
+    page.run("type('一', true); byId('text').dispatchEvent(new CompositionEvent('compositionend'))")
+    page.until("return sent.length === 1")
+    assert page.run("return sent") == ["一"]
+
+
+def test_detection_needs_two_languages_to_choose_from(page: Page, address: str) -> None:
+    open_page(page, address)
+    sources = "return [...byId('source').options].map((option) => option.value)"
+    assert page.run(sources) == ["auto", "en", "de"]
+    assert page.run(f"here.languages = here.languages.slice(0, 1); fillLanguages(); {sources}") == ["de"]
+
+
 def test_alternatives_are_those_of_the_translator(page: Page, address: str) -> None:
     want = tiny_translator(beam=3).translate([TEXT], beam=4, nbest=4)[0]
     open_page(page, address, target="fr", text=TEXT)

@@ -25,7 +25,7 @@ def serve(
     viewer: Annotated[bool, typer.Option(help="Serve the page that shows how a translation is generated.")] = True,
     device: Device = "cpu",
 ) -> None:
-    """Serve translations to LibreTranslate clients, and a page that shows them being generated."""
+    """Serve a page that translates, LibreTranslate and DeepL clients, and a page that shows each step."""
     try:
         from dragoman.serve.start import start
     except ModuleNotFoundError as error:

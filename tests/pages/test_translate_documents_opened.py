@@ -43,17 +43,17 @@ def written(folder: Path, name: str, text: str) -> Path:
 
 
 def test_chosen_files_are_translated_one_after_the_other(page: Page, address: str, tmp_path: Path) -> None:
-    open_page(page, address)
-    assert page.text("#direction") == "English → German" and "docx" in page.text("#formats")
+    open_page(page, address, target="ar")
+    assert page.text("#direction") == "English → Arabic" and "docx" in page.text("#formats")
     choose(page, written(tmp_path, "one.txt", "one two\nseven\n"), written(tmp_path, "two.json", '{"a": "three four"}'))
     finished(page, "done", "done")
     first, second = page.all(".job a")
-    assert first.get_attribute("download") == "one.de.txt" and second.get_attribute("download") == "two.de.json"
+    assert first.get_attribute("download") == "one.ar.txt" and second.get_attribute("download") == "two.ar.json"
     saved = tmp_path / "saved"
     page.driver.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(saved)})
     page.click(first)
-    until((saved / "one.de.txt").exists)
-    assert (saved / "one.de.txt").read_text() == f"{round_trip('one two')}\n{round_trip('seven')}\n"
+    until((saved / "one.ar.txt").exists)
+    assert (saved / "one.ar.txt").read_text() == f"{round_trip('one two')}\n{round_trip('seven')}\n"
     assert page.text(".job .state") == "Translated" and page.flaws() == [] and page.too_faint() == []
     page.size(360, 740)
     assert page.flaws() == []

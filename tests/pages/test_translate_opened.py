@@ -161,6 +161,13 @@ def test_a_glossary_belongs_to_its_languages_and_says_what_is_repeated(page: Pag
     assert page.run(values) == ["one", "eins", "two", "zwei", "one", "ein", "", ""]
     assert page.text("#glossary-problem") == "More than one line for: one. The last one is used."
     assert page.run("return glossaryFor('en', 'de')")["glossary"] == {"one": "ein", "two": "zwei"}
+    page.run("localStorage.setItem(arguments[0], JSON.stringify({'de>en': {terms: [['eins', 'one']]}}))", KEPT)
+    page.focus("#rows .remove")
+    page.press(page.keys.ENTER)
+    assert page.run("return Object.keys(JSON.parse(localStorage.getItem(arguments[0]))).sort()", KEPT) == [
+        "de>en",
+        "en>de",
+    ]
     page.run("byId('target').value = 'ar'; byId('target').dispatchEvent(new Event('change'))")
     assert page.run(values) == ["", ""] and page.run("return glossaryFor('en', 'ar')") == {}
     assert page.errors() == []

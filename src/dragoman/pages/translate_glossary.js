@@ -34,6 +34,7 @@ const allRows = () => [...byId("rows").children];
 function storeGlossary() {
   const terms = allRows().map(termOf).filter(([from, to]) => from || to);
   const strict = byId("strict").checked;
+  Object.assign(glossaries, kept(KEPT_GLOSSARIES, {}));  // another tab may have changed those of other languages
   if (terms.length || strict) glossaries[glossary.pair] = { terms, strict };
   else delete glossaries[glossary.pair];
   keep(KEPT_GLOSSARIES, glossaries);

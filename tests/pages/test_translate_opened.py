@@ -240,6 +240,18 @@ def test_both_languages_of_the_page(page: Page, address: str) -> None:
     assert page.errors() == []
 
 
+def test_the_languages_of_a_first_visit_and_of_the_next(page: Page, address: str) -> None:
+    chosen = "return [byId('source').value, byId('target').value]"
+    page.language("pt-BR,ar-EG,de")
+    page.open(address)
+    page.until("return here.languages.length > 0 && byId('target').value !== ''")
+    assert page.run(chosen) == ["auto", "ar"]
+    open_page(page, f"{address}?chosen", target="fr")
+    page.open(f"{address}?later")
+    page.until("return here.languages.length > 0 && byId('target').value !== ''")
+    assert page.run(chosen) == ["en", "fr"]
+
+
 def test_a_text_that_is_too_long_is_not_sent(page: Page, address: str) -> None:
     open_page(page, address)
     page.run("byId('text').value = 'one '.repeat(151); byId('text').dispatchEvent(new Event('input')); translateText()")

@@ -189,7 +189,8 @@ async function start() {
   const before = kept(KEPT_CHOICES, {});
   byId("alternatives").checked = before.alternatives === true;
   fillLanguages();
-  chooseLanguages(before.source ?? first.source.code, before.target ?? first.target.code);
+  chooseLanguages(before.source ?? first.source.code);
+  chooseLanguages(null, before.target ?? readersLanguage() ?? first.target.code);
   showFormats();
   listen();
   readState();

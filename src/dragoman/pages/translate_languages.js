@@ -69,6 +69,16 @@ function chooseLanguages(source, target) {
   fillTargets();
 }
 
+// The first target that the reader's browser asks for.
+function readersLanguage() {
+  const spoken = (code) => code.split("-")[0], targets = targetsOf(chosenSource());
+  for (const wanted of navigator.languages ?? []) {
+    const found = targets.find((code) => code === wanted) ?? targets.find((code) => spoken(code) === spoken(wanted));
+    if (found) return found;
+  }
+  return null;
+}
+
 const canSwap = () => sourceLanguage() !== null && targetsOf(chosenTarget()).includes(sourceLanguage());
 
 function showSwap() {

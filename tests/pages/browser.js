@@ -94,5 +94,46 @@ window.pageTest = (() => {
     watched.filter((entry) => entry.reached && !entry.seen).map((entry) => entry.name),
   ];
 
-  return { tooWide, tooSmall, controlNames: () => controls().map(named), watchFocus, focusReport };
+  // [red, green, blue, alpha] of a computed colour, 0 to 1.
+  function channels(color) {
+    const [a, b, c, alpha = 1] = color.replace("srgb", "").match(/[\d.e-]+/g).map(Number);
+    return color.startsWith("color(") ? [a, b, c, alpha] : [a / 255, b / 255, c / 255, alpha];
+  }
+
+  const over = (front, back) => [...[0, 1, 2].map((i) => front[i] * front[3] + back[i] * (1 - front[3])), 1];
+
+  function background(node) {
+    const layers = [];
+    for (let at = node; at; at = at.parentElement) layers.push(channels(getComputedStyle(at).backgroundColor));
+    return layers.reverse().reduce((below, layer) => over(layer, below), [1, 1, 1, 1]);
+  }
+
+  function luminance(color) {
+    const [red, green, blue] = color.map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+  }
+
+  // The contrast of WCAG 2, and what its level AA asks for: 3 for large letters, otherwise 4.5.
+  function faint(node, style) {
+    const back = background(node), [one, other] = [luminance(over(channels(style.color), back)), luminance(back)];
+    const contrast = (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
+    const size = parseFloat(style.fontSize), large = size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700);
+    return contrast < (large ? 3 : 4.5) ? `${named(node)} at ${contrast.toFixed(2)}` : null;
+  }
+
+  function tooFaint() {
+    const found = new Set(), walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    for (let text = walker.nextNode(); text; text = walker.nextNode()) {
+      const node = text.parentElement;
+      if (!text.data.trim() || ["SCRIPT", "STYLE", "NOSCRIPT", "OPTION"].includes(node.tagName)) continue;
+      if (node.closest(":disabled") || !shown(node) || onlyHeard(node)) continue;
+      found.add(faint(node, getComputedStyle(node)));
+    }
+    for (const node of document.querySelectorAll("select, input, textarea")) {
+      if (shown(node)) found.add(faint(node, getComputedStyle(node))).add(node.placeholder ? faint(node, getComputedStyle(node, "::placeholder")) : null);
+    }
+    return [...found].filter((entry) => entry !== null).slice(0, 8);
+  }
+
+  return { tooWide, tooFaint, tooSmall, controlNames: () => controls().map(named), watchFocus, focusReport };
 })();

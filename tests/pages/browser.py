@@ -177,6 +177,10 @@ class Page:
         """Text below SMALLEST_TEXT, on the screen and not in the style sheet."""
         return [f"text too small: {name}" for name in self._ask("tooSmall", SMALLEST_TEXT)]
 
+    def too_faint(self) -> list[str]:
+        """Text whose contrast is below level AA of WCAG 2."""
+        return [f"contrast too low: {name}" for name in self._ask("tooFaint")]
+
     def controls(self) -> list[str]:
         """Everything shown that can be operated."""
         names: list[str] = self._ask("controlNames")

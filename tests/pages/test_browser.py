@@ -83,3 +83,20 @@ def test_the_reader_has_a_size_a_scheme_and_a_language(page: Page, tmp_path: Pat
     assert page.run("return matchMedia('(prefers-color-scheme: dark)').matches")
     picture = page.screenshot(tmp_path / "page.png").read_bytes()
     assert picture.startswith(b"\x89PNG") and int.from_bytes(picture[16:20], "big") >= 360
+
+
+@pytest.mark.parametrize(
+    ("more", "contrast"),
+    [
+        ("<p style='color: #949494'>grey</p>", "<p> grey at 3.03"),
+        ("<p style='color: #949494; font-size: 24px'>large letters need 3</p>", None),
+        ("<p style='color: rgb(0 0 0 / 40%)'>half through</p>", "<p> half through at 2.85"),
+        ("<div style='background: color-mix(in srgb, black 50%, white)'><b>black</b> on grey</div>", None),
+        ("<div style='background: color-mix(in srgb, black 80%, white)'><b>too dark</b></div>", "<b> too dark at 1.66"),
+        ("<input aria-label='a' placeholder='b'><style>::placeholder { color: #ccc }</style>", "<input> a at 1.61"),
+        ("<button disabled style='color: #eee'>not yet</button>", None),
+    ],
+)
+def test_faint_text_is_found(more: str, contrast: str | None, page: Page, tmp_path: Path) -> None:
+    opened(page, tmp_path, more)
+    assert page.too_faint() == ([] if contrast is None else [f"contrast too low: {contrast}"])

@@ -115,6 +115,31 @@ def test_two_models_side_by_side_and_a_change_of_the_search(page: Page, address:
     assert page.errors() == []
 
 
+@pytest.mark.parametrize(
+    ("link", "model", "text"),
+    [
+        ("source=en&target=en&text=one+two", "copying", "one two"),
+        ("source=en&target=de-DE&text=", "tiny", ""),
+        ("source=&target=fr", "tiny", ""),
+    ],
+)
+def test_a_link_brings_a_text_and_the_languages_of_its_model(
+    link: str, model: str, text: str, page: Page, address: str
+) -> None:
+    page.language("en")
+    page.open(f"{address}#{link}")
+    page.until("return here.models.length > 0")
+    assert page.run("return [byId('first').value, byId('text').value]") == [model, text]
+    if text:
+        written(page)
+        (spoken,) = page.run(
+            "return [...document.querySelectorAll('.outcome .visually-hidden')].map((n) => n.textContent)"
+        )
+        assert spoken == copying_translator().translate([text])[0].text
+    assert len(page.all(".pane")) == len(text[:1])
+    assert page.errors() == []
+
+
 def test_a_text_that_is_too_long_is_refused_in_the_page(page: Page, address: str) -> None:
     page.language("en")
     page.open(address)

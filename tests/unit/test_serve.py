@@ -658,10 +658,13 @@ def test_a_visit_from_start_to_ctrl_c(tmp_path: Path) -> None:
         address = server.stderr.readline().split()[0]
         with urllib.request.urlopen(f"{address}/viewer/models", timeout=20) as answer:
             (model,) = json.load(answer)["models"]
+        with urllib.request.urlopen(address, timeout=20) as answer:
+            page = answer.read().decode()
         server.send_signal(signal.SIGINT)
         said = server.stderr.read()
 
     assert model["name"] == "model_v1" and model["writes"] == "translation"
+    assert 'id="text"' in page and 'href="viewer/"' in page
     assert (server.returncode, said) == (0, "")
     host, port = address.removeprefix("http://").split(":")
     with socket.socket() as visitor:

@@ -45,7 +45,7 @@ def serve(
         bool | None, typer.Option("--log-requests", help="Print one JSON object per request, without its texts.")
     ] = None,
 ) -> None:
-    """Serve translations to LibreTranslate and DeepL clients, and a page that shows them being generated."""
+    """Serve a page that translates, LibreTranslate and DeepL clients, and a page that shows each step."""
     try:
         from dragoman.serve.start import start
     except ModuleNotFoundError as error:

@@ -163,6 +163,15 @@ function listen() {
   });
 }
 
+// A link may bring a text, and the languages of the model that is to translate it.
+function takeLink() {
+  const link = new URLSearchParams(location.hash.slice(1)), wanted = ["source", "target"].map((name) => link.get(name) ?? "");
+  const same = (own, i) => own === wanted[i] || own === wanted[i].split("-")[0];
+  const model = here.models.find(({ languages }) => languages?.every(same));
+  if (model) byId("first").value = model.name;
+  byId("text").value = link.get("text") ?? "";
+}
+
 async function start() {
   byId("language").append(languageSwitch());
   bothIn(byId("nothing"), "label", "no other model", "无");
@@ -173,10 +182,12 @@ async function start() {
     byId("problem").replaceChildren(gone());
     return;
   }
+  takeLink();
   defaults();
   showModel();
   showManner();
   showCounter();
   listen();
+  if (byId("text").value.trim() && !tooLong()) ask();
 }
 start();

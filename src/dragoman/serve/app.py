@@ -25,20 +25,13 @@ from dragoman.models.model_folder import distinct_names, read_config, wrong_mode
 from dragoman.pages.page import plain, read_assets, render
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.translation import Translator
+from dragoman.serve.page import HEADERS, TYPES
 from dragoman.serve.viewer import Event, RecordingStepper, stream_continuation, stream_translation
 
 __all__ = ["ServedModel", "TranslateRequest", "create_app", "load_models"]
 
 STYLES = ("colors.css", "page.css", "language.css", "serve.css")
 SCRIPTS = ("page.js", "language.js", "packing.js", "serve_heads.js", "serve_stage.js", "serve_pane.js", "serve.js")
-TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
-HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",
-}
 MAX_CHARACTERS = 5000
 MAX_BYTES = 1 << 16  # 5,000 characters are at most 60,000 bytes of JSON
 MAX_BEAM = 16

@@ -28,6 +28,7 @@ from dragoman.serve.keys import KeyStore
 from dragoman.serve.libretranslate import routes
 from dragoman.serve.monitor import Monitor, MonitoredApp
 from dragoman.serve.openapi import description
+from dragoman.serve.page import page_routes
 from dragoman.serve.requests import Limits
 
 __all__ = ["LazyApp", "create_server", "to_viewer"]
@@ -67,9 +68,9 @@ def create_server(
     """Return the application; its `state.monitor` is the `Monitor` of its requests.
 
     hosts: accepted host names of requests, "*" for any; local names are always accepted.  viewer: application of the
-    page that shows a translation while it is generated, at /viewer/.  database: file of the API keys and glossaries;
-    without one, keys are not checked, and glossaries are kept until the server ends.  require_key: refuse requests
-    without a key.  Raises UsageError for an invalid database.
+    page that shows a translation while it is generated, at /viewer/; the page at / links to it.  database: file of the
+    API keys and glossaries; without one, keys are not checked, and glossaries are kept until the server ends.
+    require_key: refuse requests without a key.  Raises UsageError for an invalid database.
     """
     limits, jobs, monitor = limits or Limits(), DocumentJobs(), Monitor(directions)
     glossaries = GlossaryStore(database)
@@ -113,7 +114,7 @@ def create_server(
         Route("/metrics", show_metrics),
         Route("/spec", spec),
     ]
-    pages = [] if viewer is None else [Mount("/viewer", viewer), Route("/", to_viewer)]
+    pages = [*page_routes(limits, viewer is not None), *([] if viewer is None else [Mount("/viewer", viewer)])]
     middleware = [
         Middleware(MonitoredApp, monitor=monitor, paths=[route.path for route in all_routes]),
         Middleware(TrustedHostMiddleware, allowed_hosts=[*hosts, *_LOCAL], www_redirect=False),

@@ -1,0 +1,95 @@
+"use strict";
+// Requests to the server; what can go wrong with them, in words for the reader.
+
+// said: a node in both languages.  again: whether the same request may succeed later.
+class Failure extends Error {
+  constructor(said, again = false) {
+    super(said.textContent);
+    this.said = said;
+    this.again = again;
+  }
+}
+
+const FIRST_PART = /^(Invalid request|Cannot translate text|Slowdown): /;
+const megabytes = (bytes) => `${significant(bytes / 1e6, 2)} MB`;
+const unreachable = () => new Failure(both("The server does not answer. Is it still running?", "服务器没有回答。它还在运行吗？"), true);
+
+function failureOf({ status, body }) {
+  const message = String(body?.error ?? `status ${status}`).replace(FIRST_PART, "");
+  const quoted = () => el("span", { lang: "en-US" }, message);  // not "en", which the style sheet hides in Chinese
+  if (status === 413) return new Failure(both("This is too large for the server.", "内容超过了服务器的大小限制。"));
+  if (status === 408) return new Failure(both("The upload took too long. Try again, or send less at a time.", "上传超时。请重试，或减少每次发送的内容。"), true);
+  if (status === 503) return new Failure(both("The translation took longer than the server allows. Translate less at a time.", "翻译超过了服务器的时间限制。请分段翻译。"), true);
+  if (status >= 500) return new Failure(both(["The server could not translate this: ", quoted()], ["服务器翻译失败：", quoted()]), true);
+  return new Failure(both(["The server refused the request: ", quoted()], ["服务器拒绝了请求：", quoted()]));
+}
+
+function pause(milliseconds, signal) {
+  return new Promise((done, failed) => {
+    const timer = setTimeout(done, milliseconds);
+    signal.addEventListener("abort", () => { clearTimeout(timer); failed(signal.reason); }, { once: true });
+  });
+}
+
+const busyFor = (seconds) => both(`The server is busy. Trying again in ${seconds} s.`, `服务器正忙，${seconds} 秒后自动重试。`);
+
+// Sends until the server is not overloaded.  send: returns {status, retryAfter, body}.  waits: called with a node while
+// the page waits, and with null afterwards.
+async function untilAccepted(send, signal, waits) {
+  for (;;) {
+    const answer = await send();
+    if (answer.status !== 429) {
+      if (answer.status !== 200) throw failureOf(answer);
+      return answer.body;
+    }
+    for (let left = Math.max(1, Math.ceil(Number(answer.retryAfter) || 1)); left > 0; left--) {
+      waits(busyFor(left));
+      await pause(1000, signal);
+    }
+    waits(null);
+  }
+}
+
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return null;
+  }
+}
+
+async function answerOf(response) {
+  return { status: response.status, retryAfter: response.headers.get("retry-after"), body: parsed(await response.text()) };
+}
+
+// The parameter for a server that checks keys.
+const credentials = () => (byId("key").value ? { api_key: byId("key").value } : {});
+
+// The answer to a request with JSON.  Throws Failure, or the reason of `signal` if it was aborted.
+function post(path, values, signal, waits) {
+  const send = async () => {
+    try {
+      const options = { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ ...values, ...credentials() }), signal };
+      return await answerOf(await fetch(path, options));
+    } catch (error) {
+      throw signal.aborted ? error : unreachable();
+    }
+  };
+  return untilAccepted(send, signal, waits);
+}
+
+// The same for a form with a file, because `fetch` does not say how much has been sent.  progress: 0 to 1.
+function upload(path, form, signal, waits, progress) {
+  const send = () => new Promise((done, failed) => {
+    const request = new XMLHttpRequest();
+    request.open("POST", path);
+    request.upload.addEventListener("progress", ({ loaded, total }) => progress(total ? loaded / total : 0));
+    request.upload.addEventListener("load", () => progress(1));
+    request.addEventListener("load", () => done({ status: request.status, retryAfter: request.getResponseHeader("retry-after"), body: parsed(request.responseText) }));
+    request.addEventListener("error", () => failed(unreachable()));
+    signal.addEventListener("abort", () => { request.abort(); failed(signal.reason); }, { once: true });
+    for (const [name, value] of Object.entries(credentials())) form.set(name, value);
+    request.send(form);
+  });
+  return untilAccepted(send, signal, waits);
+}

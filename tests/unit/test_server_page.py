@@ -1,0 +1,71 @@
+"""The page at / of the server: what is sent, that it loads nothing from elsewhere, and its link to the viewer."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from dragoman.serve.directions import Directions
+from dragoman.serve.page import SCRIPTS, STYLES
+from dragoman.serve.requests import Limits
+from dragoman.serve.server import create_server
+from running_server import copying_direction
+
+VIEWER = Starlette(routes=[Route("/", lambda request: PlainTextResponse("the viewer"))])
+
+
+def client(viewer: Starlette | None = VIEWER) -> TestClient:
+    return TestClient(create_server(Directions([copying_direction()]), Limits(body=9000), ["testserver"], viewer))
+
+
+def test_the_page_and_its_files_may_load_nothing_from_elsewhere() -> None:
+    with client() as opened:
+        page = opened.get("/")
+        linked = re.findall(r'(?:src|href)="(web/[^"]*)"', page.text)
+        answers = [page, *(opened.get(f"/{path}") for path in linked)]
+    assert sorted(linked) == sorted(f"web/{name}" for name in (*STYLES, *SCRIPTS))
+    for answer in answers:
+        policy = answer.headers["content-security-policy"]
+        assert answer.status_code == 200 and policy.startswith("default-src 'none'; script-src 'self'; ")
+        assert "frame-ancestors 'none'" in policy and "http" not in policy and "unsafe" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        addresses = set(re.findall(r"https?://[\w./-]+", answer.text))
+        assert addresses <= {"http://www.w3.org/2000/svg"}, "the name of a namespace, which is not loaded"
+    types = {
+        path.rpartition(".")[2]: answer.headers["content-type"]
+        for path, answer in zip(linked, answers[1:], strict=True)
+    }
+    assert types == {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8"}
+
+
+def test_every_address_is_relative_so_that_a_proxy_may_add_a_prefix() -> None:
+    with client() as opened:
+        text = "\n".join([opened.get("/").text, *(opened.get(f"/web/{name}").text for name in SCRIPTS)])
+    assert not re.findall(r'(?:src|href)="/', text)
+    assert not re.findall(r'(?:fetch|post|upload)\(["`]/', text)
+
+
+def test_the_page_links_to_the_viewer_if_there_is_one() -> None:
+    with client() as opened:
+        assert 'href="viewer/"' in opened.get("/").text
+        assert opened.get("/viewer/").text == "the viewer"
+    with client(None) as opened:
+        page = opened.get("/")
+        assert page.status_code == 200 and "viewer/" not in page.text
+        assert opened.get("/viewer/").status_code == 404
+
+
+def test_the_page_knows_the_largest_upload() -> None:
+    with client() as opened:
+        assert 'data-most-bytes="9000"' in opened.get("/").text
+
+
+@pytest.mark.parametrize("name", ["serve.js", "shell.html", "nothing.js", "..%2fpages%2fpage.py"])
+def test_no_other_file_is_sent(name: str) -> None:
+    with client() as opened:
+        assert opened.get(f"/web/{name}").status_code == 404

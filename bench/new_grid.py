@@ -58,7 +58,9 @@ CORPORA: dict[str, tuple[tuple[str, str], dict[str, tuple[str, str]], int]] = {
 """Name -> languages, files, and number of training pairs to use, at regular intervals; 0 = all."""
 CORPORA |= {f"tatoeba_en_fr-{pairs // 1000}k": (*CORPORA["tatoeba_en_fr"][:2], pairs) for pairs in (5_000, 30_000)}
 GUIDE = ROOT / "docs" / "guides" / "size_and_budget.md"
-RESULTS, SPEEDS = (ROOT / "docs" / "results" / "size_and_budget" / f"{name}.jsonl" for name in ("grid", "speed"))
+RESULTS, SPEEDS, OPTIMIZERS = (
+    ROOT / "docs" / "results" / "size_and_budget" / f"{name}.jsonl" for name in ("grid", "speed", "optimizer")
+)
 _SAMPLE = 20_000
 
 
@@ -264,13 +266,19 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     for row in sorted(last.values(), key=lambda r: (r["corpus"], r["minutes"], -r["test"]["bleu"])):
         size = f"{row['d_model']} × {row['layers']}" + (" (`dragoman new`)" if row["size"] == "new" else "")
         tokens = float(row["budget"].split()[0]) / 1e6
-        overrides = ", ".join(override.rpartition(".")[2] for override in row["overrides"]) or "–"
+        overrides = ", ".join(map(_short, row["overrides"])) or "–"
         lines.append(
             f"| {row['corpus']} | {row['minutes']:g} | {size} | {overrides} | {tokens:.1f} M | "
             f"{row['batch_tokens']:,} | {row['steps']:,} | "
             f"{row['valid']['valid_loss']:.3f} | {row['test']['bleu']:.1f} | {row['test']['chrf']:.1f} |"
         )
     return "\n".join(lines)
+
+
+def _short(override: str) -> str:
+    """Return an override without the sections of its key."""
+    key, _, value = override.partition("=")
+    return f"{key.rpartition('.')[2]}={value}"
 
 
 def speed_table(rows: Sequence[dict[str, Any]]) -> str:
@@ -289,7 +297,8 @@ def speed_table(rows: Sequence[dict[str, Any]]) -> str:
 
 def updated(text: str) -> str:
     """Return the guide with new contents of its two tables."""
-    tables = {"grid": table(read_results(RESULTS)), "speed": speed_table(read_results(SPEEDS))}
+    tables = {name: table(read_results(file)) for name, file in (("grid", RESULTS), ("optimizer", OPTIMIZERS))}
+    tables["speed"] = speed_table(read_results(SPEEDS))
     for name, content in tables.items():
         pattern = rf"(<!-- {name} -->\n)(?:.*\n)*?(<!-- end of {name} -->\n)"
         text = re.sub(pattern, lambda match, made=content: f"{match[1]}\n{made}\n\n{match[2]}", text)

@@ -10,6 +10,7 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
 from dragoman.errors import UsageError
+from dragoman.extras import has_torch
 from dragoman.models.model_folder import distinct_names, read_config, wrong_model
 from dragoman.serve.directions import Direction, Directions
 from dragoman.serve.listen import listen
@@ -56,6 +57,9 @@ def start(
         return create_app(load_models(models, resolve_device(device)))
 
     with listen(host, port) as listener:
+        if with_viewer and not has_torch() and translators:
+            log("without the viewer, which needs PyTorch: pip install 'dragoman[train]' (or --no-viewer)")
+            with_viewer = False
         page = LazyApp(viewer) if with_viewer else None
         if translators:
             directions = Directions([Direction.load(path, name) for name, path in translators])

@@ -185,12 +185,55 @@ for use in (train, build_model, record, lambda: Labeller.load("x")):
     assert done.stdout.splitlines() == [f"dragoman.{name} {told} {INSTALL}" for name in names]
 
 
+@native
+def test_calls_that_fall_back_to_pytorch_say_so(models: Path) -> None:
+    code = f"""{BLOCKED}
+import sys
+from dragoman import Translator
+from dragoman.errors import UsageError
+translator = Translator.load(sys.argv[1])
+for use in (
+    lambda: translator.translate(["one"], max_extra=5000),
+    lambda: list(translator.stream_tokens("one")),
+    lambda: translator.translate(["one"], sample=True),
+    translator.to_torch,
+):
+    try:
+        use()
+    except UsageError as error:
+        print(error)
+"""
+    done = run(code, models / "model_v1")
+    assert done.returncode == 0, done.stderr
+    features = [line.removesuffix(f" needs PyTorch, which is not installed; install it with: {INSTALL}")
+                for line in done.stdout.splitlines()]  # fmt: skip
+    assert features == [
+        "decoding of texts that may exceed the 1,024 positions of the native engine",
+        "translating or generating step by step",
+        "sampling",
+        "the PyTorch backend",
+    ]
+
+
 def test_another_missing_module_keeps_its_error() -> None:
     """A bug in an import must not be reported as a missing PyTorch."""
     code = "import sys; sys.modules['safetensors'] = None; sys.modules['tensorboard'] = None\n"
     code += "from dragoman.extras import needs_torch\nwith needs_torch('this'):\n    import torchvision_of_nobody"
     done = run(code)
     assert done.returncode == 1 and "ModuleNotFoundError: No module named 'torchvision_of_nobody'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("package", "use", "what"),
+    [
+        ("tensorboard", "from dragoman.io.run_log import _Events; _Events(None, str, None)", "training"),
+        ("num2words", "import dragoman.data.spelled_numbers.english", "the built-in corpus"),
+        ("matplotlib", "from dragoman.pages.charts import drawing\nwith drawing('a'): pass", "drawing charts"),
+    ],
+)
+def test_other_packages_of_the_extra(package: str, use: str, what: str) -> None:
+    done = run(f"import sys; sys.modules[{package!r}] = None\n{use}")
+    assert f"{what} needs {package}, which cannot be imported" in done.stderr and INSTALL in done.stderr
 
 
 # -------------------------------------------------------------------------------------------------- real environments

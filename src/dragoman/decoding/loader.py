@@ -146,7 +146,8 @@ class _Loader:
 
     def load(self) -> tuple[DecodingBackend, Tokenizer, Config]:
         if self.engine == "pytorch":
-            return self._load_torch()
+            with needs_torch("the PyTorch backend"):
+                return self._load_torch()
         try:
             if str(self.device) == "cpu":
                 return self._load_native()
@@ -159,12 +160,12 @@ class _Loader:
                     f"{self.path}: {reason}; accepted here: engine = 'auto' or 'pytorch' with quantize = 'auto' or "
                     "'none'"
                 ) from None
-            return self._load_torch(str(reason))
+            with needs_torch(f"{self.path}: {reason}; the PyTorch backend"):
+                return self._load_torch(str(reason))
 
     def _load_torch(self, reason: str = "") -> tuple[TorchBackend, Tokenizer, Config]:
-        with needs_torch(f"{self.path}: {reason}; the PyTorch backend" if reason else "the PyTorch backend"):
-            from dragoman.decoding.pytorch.backend import TorchBackend
-            from dragoman.models.seq2seq import Model
+        from dragoman.decoding.pytorch.backend import TorchBackend
+        from dragoman.models.seq2seq import Model
 
         network, vocabulary, config = load_network(self.path)
         if config.data.kind != self.kind or not isinstance(network, Model) or not isinstance(vocabulary, Tokenizer):

@@ -48,7 +48,15 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         import importlib
 
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        from dragoman.extras import Unavailable, missing_torch
+
+        try:
+            return getattr(importlib.import_module(_HOMES[name]), name)
+        except ModuleNotFoundError as error:
+            message = missing_torch(error, f"dragoman.{name}")
+            if message is None:
+                raise
+            return Unavailable(message)  # a program that imports the name may run as long as it does not use it
     raise AttributeError(f"module 'dragoman' has no attribute {name!r}")
 
 

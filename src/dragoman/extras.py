@@ -1,13 +1,20 @@
-"""Imports of packages that belong to an optional extra of the installation."""
+"""Imports of packages that belong to an optional extra of the installation.
+
+PyTorch belongs to the extra `train`.  Modules import it at their top, because most of them compute with it; code that
+works without it imports such a module inside of `needs_torch`.
+"""
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 from dragoman.errors import UsageError
 
-__all__ = ["extra_package"]
+__all__ = ["Unavailable", "extra_package", "has_torch", "missing_torch", "needs_torch"]
 
 
 def extra_package(name: str, extra: str, what: str) -> Any:
@@ -22,3 +29,46 @@ def extra_package(name: str, extra: str, what: str) -> Any:
             f"{what} needs {name.partition('.')[0]}, which cannot be imported ({error}); "
             f"install it with: pip install 'dragoman[{extra}]'"
         ) from None
+
+
+def has_torch() -> bool:
+    """Return whether PyTorch is installed, without importing it."""
+    try:
+        return importlib.util.find_spec("torch") is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def missing_torch(error: ImportError, what: str) -> UsageError | None:
+    """Return the error that says how to install PyTorch, or None if `error` has another cause.
+
+    what: the feature that needs it.
+    """
+    if (error.name or "").partition(".")[0] != "torch":
+        return None
+    return UsageError(f"{what} needs PyTorch, which is not installed; install it with: pip install 'dragoman[train]'")
+
+
+@contextmanager
+def needs_torch(what: str) -> Iterator[None]:
+    """Raise UsageError (`missing_torch`) in place of the ImportError of code that imports PyTorch."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        message = missing_torch(error, what)
+        if message is None:
+            raise
+        raise message from None
+
+
+class Unavailable:
+    """Stands for a public name whose module needs a package that is not installed: any use raises the error."""
+
+    def __init__(self, error: UsageError) -> None:
+        self._message = str(error)
+
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+        raise UsageError(self._message)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(name) if name.startswith("__") else UsageError(self._message)

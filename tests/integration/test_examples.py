@@ -143,7 +143,7 @@ def test_ci_calls_the_readme_test_command() -> None:
     commands = [b.strip() for b in blocks(ROOT / "README.md", "sh")]
     (command,) = [c for c in commands if "&& pytest" in c]
     assert command in (ROOT / ".ci" / "run").read_text(encoding="utf-8").split("\n")
-    assert "pip install -c requirements.lock -e . && dragoman demo" in commands
+    assert "pip install -c requirements.lock -e '.[train]' && dragoman demo" in commands
 
 
 def test_the_pages_of_architectures_are_one_book() -> None:

@@ -18,7 +18,6 @@ from dragoman.decoding import Hypothesis, ModelStepper, SearchSettings, generate
 from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.native.library import Precision, _load, load_native, unavailable_reason
 from dragoman.decoding.native.pack import native_unsupported_reasons, pack
-from dragoman.models.build import assemble
 from dragoman.models.seq2seq import Model
 from every_kind import LANGUAGE_MODELS as EVERY_LANGUAGE_MODEL
 from every_kind import TRANSLATORS, built, model_config
@@ -187,18 +186,17 @@ def test_results_do_not_depend_on_rows_threads_or_batch(precision: Precision, tm
 
 
 def test_unsupported_models_are_refused_with_reasons() -> None:
-    assert native_unsupported_reasons(built(TRANSLATORS["paper"], VOCAB)) == []
+    assert native_unsupported_reasons(model_config(TRANSLATORS["paper"])) == []
     for name in [*NOT_PACKED, "linear", "lstm bahdanau", "convolutional"]:
-        reasons = native_unsupported_reasons(built(TRANSLATORS[name], VOCAB))
+        reasons = native_unsupported_reasons(model_config(TRANSLATORS[name]))
         assert reasons and all(isinstance(reason, str) for reason in reasons), name
     for name, document in EVERY_LANGUAGE_MODEL.items():
-        assert bool(native_unsupported_reasons(built(document, VOCAB))) == (name != "decoder only"), name
+        assert bool(native_unsupported_reasons(model_config(document))) == (name != "decoder only"), name
 
 
 @pytest.mark.parametrize(("heads", "d_key", "supported"), [(1, 4096, True), (1, 4081, True), (32, 2049, False)])
 def test_attention_larger_than_the_engine_accepts_is_refused(heads: int, d_key: int, supported: bool) -> None:
     config = model_config(TRANSLATORS["paper"] | {"d_model": 32, "n_heads": heads, "d_key": d_key, "n_kv_heads": 1})
-    with torch.device("meta"):
-        reasons = native_unsupported_reasons(assemble(config, VOCAB, VOCAB))
+    reasons = native_unsupported_reasons(config)
     expected = "its 32 heads have 2,064 features; supported: 4,096 per head, 65,536 in all"
     assert reasons == ([] if supported else [expected])

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.nn.attention import SelfAttention, causal_bias, mask_to_bias
-from dragoman.nn.positions import T5, Alibi, Positions, Shaw, alibi_slopes, t5_bucket
+from dragoman.nn.position_tables import alibi_slopes
+from dragoman.nn.positions import T5, Alibi, Positions, Shaw, t5_bucket
 
 N, H, T, DH = 2, 3, 9, 5
 D = H * DH

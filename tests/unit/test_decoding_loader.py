@@ -207,7 +207,7 @@ def test_a_full_disk_leads_to_the_pytorch_backend(model: Path, monkeypatch: pyte
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("dragoman.decoding.native.pack.pack", full)
+    monkeypatch.setattr("dragoman.decoding.native.pack.pack_weights", full)
     translator = Translator.load(model)
     assert translator.description.startswith("PyTorch backend")
     assert str(model / "packed") in translator.description and "No space left" in translator.description

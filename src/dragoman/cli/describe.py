@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,33 +11,43 @@ from rich.table import Table
 
 from dragoman.config import Config, TokenizerConfig
 from dragoman.config.section import Section
-from dragoman.data.vocabulary import LabelVocabulary, Vocabulary
+from dragoman.data.vocabulary import LabelVocabulary, Vocabulary, load_vocabulary
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.decoding.native.pack import native_unsupported_reasons
+from dragoman.decoding.native.weights import check_weights, float8_reasons
+from dragoman.extras import has_torch
 from dragoman.io.run_log import read_log
-from dragoman.models.model_folder import find_model, load_network, read_meta
-from dragoman.models.seq2seq import Model, Network
+from dragoman.io.weights import read_header
+from dragoman.models.model_folder import find_model, load_network, read_config, verify
 
 __all__ = ["describe", "print_description"]
 
 
 def describe(path: str | Path) -> dict[str, Any]:
-    """Return folder, versions, step, scores, sizes, data and settings of the model.  Raises ModelFolderError."""
+    """Return folder, versions, step, scores, sizes, data and settings of the model, after `verify`.
+
+    Without PyTorch, the weights of models that only it runs are not compared with the configuration.  Raises
+    ModelFolderError.
+    """
     folder = find_model(path)
-    network, vocabulary, config = load_network(folder)
-    meta = read_meta(folder)
+    meta, config, vocabulary = verify(folder), read_config(folder), load_vocabulary(folder)
+    reasons = native_unsupported_reasons(config.model) + float8_reasons(folder)
+    if not reasons:
+        check_weights(folder, config, vocabulary)
+    elif has_torch():
+        load_network(folder)
     data, section = config.data, dict(config.model)
     sizes = {key: value for key, value in section.items() if isinstance(value, int) and not isinstance(value, bool)}
     kinds = {key: _kind(value) for key, value in section.items() if key != "architecture" and _kind(value)}
     return {
         "folder": str(folder),
         "data": f"{data.source_language} -> {data.target_language}" if data.kind == "parallel" else data.kind,
-        "parameters": network.parameter_count(),
+        "parameters": _parameters(folder),
         "architecture": config.model.architecture,
         "sizes": ", ".join(f"{key} {value}" for key, value in sizes.items()),
         "kinds": ", ".join(f"{key} {value}" for key, value in kinds.items()),
         "vocabulary": _vocabulary(config.tokenizer, vocabulary),
-        "engine": _engine(network),
+        "engine": _engine(config, reasons),
         "step": meta.get("step"),
         "scores": meta.get("scores", {}),
         **_measured(config, folder, meta.get("scores", {})),
@@ -73,12 +84,20 @@ def _vocabulary(tokenizer: TokenizerConfig, vocabulary: Vocabulary) -> str:
     return f"{source}; {len(vocabulary.labels):,} labels"
 
 
-def _engine(network: Network) -> str:
+def _parameters(folder: Path) -> int:
+    """Return the number of parameters, with shared ones counted once, from the header of the weights."""
+    tensors = read_header(folder / "model.safetensors").items()
+    statistics = (".running_mean", ".running_var")  # buffers of batch norms
+    return sum(math.prod(tensor["shape"]) for name, tensor in tensors if not name.endswith(statistics))
+
+
+def _engine(config: Config, unsupported: list[str]) -> str:
     """Return the name of the backend that decodes on this machine, with the reasons for a fallback."""
-    if not isinstance(network, Model):
+    if config.data.kind not in ("parallel", "text", "dialogue", "trees"):
         return "PyTorch backend (generates no text)"
-    reasons = native_unsupported_reasons(network) or ([unavailable_reason()] if load_native() is None else [])
-    return f"PyTorch backend ({'; '.join(reasons)})" if reasons else "native"
+    reasons = unsupported or ([unavailable_reason()] if load_native() is None else [])
+    installed = "" if has_torch() else ", which is not installed"
+    return f"PyTorch backend{installed} ({'; '.join(reasons)})" if reasons else "native"
 
 
 def _kind(value: Any) -> str:

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from dragoman.errors import ConfigError, UsageError
+from dragoman.extras import needs_torch
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -71,7 +72,8 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with needs_torch(f"'dragoman {ctx.info_name}'"):
+                return super().invoke(ctx)
         except ConfigError:  # names keys of the document
             raise
         except UsageError as error:

@@ -27,6 +27,7 @@ from dragoman.decoding.native.service import NativeSearchService
 from dragoman.decoding.service import BatchedSearchService, SearchService
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
 from dragoman.errors import DragomanError, ModelFolderError, TrainingError, UsageError, check_problems
+from dragoman.extras import has_torch, needs_torch
 from dragoman.io.reading import read_json
 from dragoman.io.writing import write_file
 from dragoman.models.model_folder import find_model, load_network, read_config, read_meta, verify, wrong_model
@@ -74,8 +75,11 @@ def load_backend(
     """
     paths = list(path) if isinstance(path, Sequence) and not isinstance(path, str | bytes) else [path]
     _check(paths, kind, quantize, engine, threads, shortlist)
+    if str(device) == "auto" and not has_torch():  # only PyTorch computes on GPUs
+        device = "cpu"
     if engine != "native" and str(device) != "cpu":  # the native engine works without torch
-        from dragoman.device import resolve_device
+        with needs_torch(f"device {str(device)!r}"):
+            from dragoman.device import resolve_device
 
         device = resolve_device(str(device))
     loader = _Loader(paths[0], kind, lack, device, quantize, engine, threads or usable_cores())
@@ -84,7 +88,8 @@ def load_backend(
         backend.shortlist = load_shortlist(paths[0])
     if len(paths) == 1:
         return backend, tokenizer, config
-    from dragoman.decoding.ensemble import EnsembleBackend
+    with needs_torch("an ensemble"):
+        from dragoman.decoding.ensemble import EnsembleBackend
 
     members = [backend]
     for other in paths[1:]:
@@ -141,7 +146,8 @@ class _Loader:
 
     def load(self) -> tuple[DecodingBackend, Tokenizer, Config]:
         if self.engine == "pytorch":
-            return self._load_torch()
+            with needs_torch("the PyTorch backend"):
+                return self._load_torch()
         try:
             if str(self.device) == "cpu":
                 return self._load_native()
@@ -154,7 +160,8 @@ class _Loader:
                     f"{self.path}: {reason}; accepted here: engine = 'auto' or 'pytorch' with quantize = 'auto' or "
                     "'none'"
                 ) from None
-            return self._load_torch(str(reason))
+            with needs_torch(f"{self.path}: {reason}; the PyTorch backend"):
+                return self._load_torch(str(reason))
 
     def _load_torch(self, reason: str = "") -> tuple[TorchBackend, Tokenizer, Config]:
         from dragoman.decoding.pytorch.backend import TorchBackend
@@ -166,7 +173,7 @@ class _Loader:
         return TorchBackend(network, self.device, reason), vocabulary, config
 
     def _load_cuda_graphs(self) -> tuple[DecodingBackend, Tokenizer, Config]:
-        import torch
+        import torch  # installed, because it has resolved the device
 
         from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend, cuda_graph_unsupported_reasons
 
@@ -265,13 +272,17 @@ def _open_packed(packed: Path, origin: dict[str, Any]) -> Engine | None:
 
 
 def _pack(folder: Path, packed: Path, origin: dict[str, Any]) -> Engine:
-    from dragoman.decoding.native.pack import native_unsupported_reasons, pack
+    """Pack the weights of a model folder, without PyTorch."""
+    from dragoman.decoding.native.pack import native_unsupported_reasons, pack_weights
+    from dragoman.decoding.native.weights import float8_reasons, read_weights
 
-    network, _, _ = load_network(folder)
-    reasons = native_unsupported_reasons(network)
+    verify(folder)
+    config = read_config(folder)
+    reasons = native_unsupported_reasons(config.model) + float8_reasons(folder)
     if reasons:
         raise BackendUnavailable("the native engine does not support this model: " + "; ".join(reasons))
-    pack(network, packed, origin["precision"], origin["positions"])
+    weights = read_weights(folder, config, load_vocabulary(folder))
+    pack_weights(config.model, weights, packed, origin["precision"], origin["positions"])
     try:
         engine = Engine(packed)
     except DragomanError as error:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.errors import TrainingError
+from dragoman.extras import extra_package
 from dragoman.io.writing import writing
 
 __all__ = ["Messages", "NoLog", "Reporter", "RunLog", "Sample", "Status", "append_row", "read_log"]
@@ -175,6 +176,10 @@ class RunLog(NoLog):
         self._events.close()
 
 
+def _tensorboard(module: str) -> Any:
+    return extra_package(f"tensorboard.{module}", "train", "training")
+
+
 class _Events:
     """Writes TensorBoard scalars synchronously, because TensorBoard's own writer raises in a thread on a full disk."""
 
@@ -182,8 +187,8 @@ class _Events:
         """purge_step: TensorBoard discards earlier events from this step on."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # imports inside tensorboard warn
-            from tensorboard.compat.proto import event_pb2, summary_pb2  # type: ignore[import-untyped]
-            from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
+            event_pb2, summary_pb2 = (_tensorboard(f"compat.proto.{name}") for name in ("event_pb2", "summary_pb2"))
+            record_writer = _tensorboard("summary.writer.record_writer")
 
         self._folder, self._saved = folder, saved
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
@@ -192,7 +197,7 @@ class _Events:
         with writing(folder, saved):
             folder.mkdir(exist_ok=True)
             self._file = (folder / name).open("wb")
-            self._records = RecordWriter(self._file)
+            self._records = record_writer.RecordWriter(self._file)
             self._add(file_version="brain.Event:2")
             if purge_step is not None:
                 start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)

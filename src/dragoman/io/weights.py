@@ -18,11 +18,15 @@ from dragoman.errors import ModelFolderError
 from dragoman.io.reading import COPY_AGAIN, MAX_READ, open_regular
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
 __all__ = [
     "TensorFile",
+    "dtype_name",
     "file_problem",
+    "load_arrays",
     "load_file",
     "read_header",
     "read_safetensors",
@@ -95,6 +99,11 @@ def read_header(path: Path) -> dict[str, Any]:
         return _tensor_entries(_read_header(file, os.fstat(file.fileno()).st_size))
 
 
+def dtype_name(code: str) -> str:
+    """Return the name in PyTorch and NumPy of a dtype in a header: "F32" -> "float32"."""
+    return _DTYPES[code][0]
+
+
 def read_safetensors(path: Path) -> tuple[dict[str, Any], bytearray]:
     """Return header and content of a safetensors file.  Raises OSError, or ValueError if the file is damaged."""
     with open_regular(path) as file:
@@ -129,6 +138,30 @@ def load_file(path: Path) -> dict[str, Tensor]:
             return safetensors.torch.load(bytes(content))
         start = 8 + int.from_bytes(content[:8], "little")
         return {name: _view(content, start, entry) for name, entry in entries.items()}
+
+
+def load_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
+    """Return the tensors of a safetensors file as views of one buffer, bfloat16 as float32; PyTorch is not needed.
+
+    Raises ModelFolderError as `load_file`, also for dtypes that NumPy does not have (float8).
+    """
+    with _model_folder_errors(path):
+        header, content = read_safetensors(path)
+        start = 8 + int.from_bytes(content[:8], "little")
+        return {name: _array(content, start, name, entry) for name, entry in _tensor_entries(header).items()}
+
+
+def _array(content: bytearray, start: int, name: str, entry: dict[str, Any]) -> NDArray[np.generic]:
+    import numpy as np
+
+    kind, size = _DTYPES[entry["dtype"]]
+    if kind.startswith("float8"):
+        raise ValueError(f"dtype {entry['dtype']} of {name}: needs PyTorch")
+    widened = kind == "bfloat16"  # the upper half of a float32
+    dtype = np.dtype("uint16" if widened else kind).newbyteorder("<")
+    begin, end = entry["data_offsets"]
+    array = np.frombuffer(content, dtype, (end - begin) // size, start + begin).reshape(entry["shape"])
+    return (array.astype(np.uint32) << 16).view(np.float32) if widened else array
 
 
 @contextmanager

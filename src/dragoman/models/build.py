@@ -105,6 +105,12 @@ def build_model(config: ModelConfig, src_vocab: int, tgt_vocab: int, *, shared: 
 
 def assemble(config: ModelConfig, src_vocab: int, tgt_vocab: int, *, shared: bool = True) -> Network:
     """Build a model as `build_model` does, with uninitialized weights."""
+    network = _assemble(config, src_vocab, tgt_vocab, shared)
+    network.config = config
+    return network
+
+
+def _assemble(config: ModelConfig, src_vocab: int, tgt_vocab: int, shared: bool) -> Network:
     match config:
         case TransformerConfig():
             return _transformer(config, *_embeddings(config, src_vocab, tgt_vocab, shared))

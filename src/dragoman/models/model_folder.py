@@ -40,6 +40,7 @@ __all__ = [
     "USED_BY",
     "average_tensors",
     "build_for",
+    "check_tensors",
     "described_files",
     "distinct_names",
     "find_model",
@@ -312,13 +313,7 @@ def load_network(path: str | Path, device: str | torch.device = "cpu") -> tuple[
     config = read_config(folder)
     vocabulary = load_vocabulary(folder)
     network = build_for(config, vocabulary)
-    try:
-        load_tensors(network, load_file(folder / "model.safetensors"), folder)
-    except ModelFolderError as error:
-        raise ModelFolderError(
-            f"{error}. The model was built from config.json and a vocabulary of {vocabulary.source_size:,} source and "
-            f"{vocabulary.target_size:,} target entries; if sizes differ, one of these files belongs to another model."
-        ) from None
+    load_tensors(network, load_file(folder / "model.safetensors"), folder, vocabulary)
     return network.to(device).eval(), vocabulary, config
 
 
@@ -330,32 +325,55 @@ def wrong_model(path: str | Path, config: Config, lack: str) -> UsageError:
     )
 
 
-def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor], where: Path) -> None:
+def load_tensors(
+    model: nn.Module, tensors: Mapping[str, Tensor], where: Path, vocabulary: Vocabulary | None = None
+) -> None:
     """Copy `tensors` into the parameters and buffers of the same names.
 
-    Raises ModelFolderError with every missing, unexpected or incompatible tensor.
+    Raises ModelFolderError with every missing, unexpected or incompatible tensor; see `check_tensors`.
     """
     import torch
 
     parameters = unique_tensors(model)
-    problems = [f"{n} is missing" for n in parameters if n not in tensors]
-    problems += [f"{n} is not part of this model" for n in tensors if n not in parameters]
-    present = [(n, p, tensors[n]) for n, p in parameters.items() if n in tensors]
-    problems += [
-        f"{n} has shape {tuple(tensor.shape)}, the model expects {tuple(p.shape)}"
-        for n, p, tensor in present
-        if tensor.shape != p.shape
-    ]
-    problems += [
-        f"{n} holds {str(tensor.dtype).removeprefix('torch.')}, accepted: floating-point numbers"
-        for n, p, tensor in present
-        if p.is_floating_point() and not tensor.is_floating_point()
-    ]
-    if problems:
-        raise ModelFolderError(f"{where}: " + "; ".join(problems))
+    expected = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    integers = {
+        n: str(tensors[n].dtype).removeprefix("torch.")
+        for n, p in parameters.items()
+        if n in tensors and p.is_floating_point() and not tensors[n].is_floating_point()
+    }
+    check_tensors(expected, found, integers, where, vocabulary)
     with torch.no_grad():
-        for _, parameter, tensor in present:
-            parameter.copy_(tensor)
+        for name, parameter in parameters.items():
+            parameter.copy_(tensors[name])
+
+
+def check_tensors(
+    expected: Mapping[str, tuple[int, ...]],
+    found: Mapping[str, tuple[int, ...]],
+    integers: Mapping[str, str],
+    where: Path,
+    vocabulary: Vocabulary | None = None,
+) -> None:
+    """Raise ModelFolderError with every missing, unexpected or incompatible tensor of a file.
+
+    expected, found: shapes.  integers: dtypes of tensors that must hold floating-point numbers but do not.  vocabulary:
+    that of the model, if it was built for one.
+    """
+    problems = [f"{n} is missing" for n in expected if n not in found]
+    problems += [f"{n} is not part of this model" for n in found if n not in expected]
+    problems += [
+        f"{n} has shape {found[n]}, the model expects {shape}"
+        for n, shape in expected.items()
+        if n in found and found[n] != shape
+    ]
+    problems += [f"{n} holds {integers[n]}, accepted: floating-point numbers" for n in expected if n in integers]
+    if problems:
+        origin = vocabulary and (
+            f". The model was built from config.json and a vocabulary of {vocabulary.source_size:,} source and "
+            f"{vocabulary.target_size:,} target entries; if sizes differ, one of these files belongs to another model."
+        )
+        raise ModelFolderError(f"{where}: " + "; ".join(problems) + (origin or ""))
 
 
 def average_tensors(folders: Iterable[Path]) -> dict[str, Tensor]:

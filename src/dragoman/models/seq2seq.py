@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from dragoman.config import ModelConfig
 from dragoman.errors import UsageError
 from dragoman.nn.layers import Embedding
 from dragoman.nn.state import DecodeState
@@ -42,6 +43,8 @@ class Network(nn.Module, ABC):
 
     architecture: ClassVar[str] = "custom"
     """The value of `model.architecture` in configurations, for messages."""
+    config: ModelConfig | None = None
+    """What the network was built from; None if it was not built by `models.build`."""
     output: nn.Module
     """Hidden states (..., D) -> logits (..., V)."""
 

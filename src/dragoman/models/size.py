@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from dragoman.config import ModelConfig
 from dragoman.errors import UsageError
-from dragoman.models.build import assemble
 
-__all__ = ["available_memory", "check_memory", "count_parameters"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["available_memory", "check_capacity", "check_memory", "count_parameters"]
 
 _LAYERS = ("encoder_layers", "decoder_layers", "n_layers")
 _FLOAT32_BYTES = 4
@@ -22,6 +23,10 @@ def count_parameters(config: ModelConfig, src_vocab: int, tgt_vocab: int, *, sha
 
     The layers of a stack have the same size, so models of at most two layers per stack are built and extrapolated.
     """
+    import torch
+
+    from dragoman.models.build import assemble
+
     layers = {name: int(getattr(config, name)) for name in _LAYERS if hasattr(config, name)}
     shallow = config.model_copy(update=dict.fromkeys(layers, 1))
 
@@ -50,17 +55,21 @@ def check_memory(
     copies: float32 values per parameter; 1 for inference, 4 for training with Adam (weight, gradient, two moments),
     2 or 3 with SGD (weight, gradient, with momentum a moving sum); divided by the number of processes that share them.
     """
-    device = device or torch.device("cpu")
     try:
         parameters = count_parameters(config, src_vocab, tgt_vocab, shared=shared)
     except (RuntimeError, OverflowError, TypeError):  # a size beyond 64 bits
         raise UsageError(f"the model has more parameters than can be addressed; {_advice(config)}") from None
+    check_capacity(config, parameters, copies, device)
+
+
+def check_capacity(config: ModelConfig, parameters: int, copies: float = 1, device: torch.device | None = None) -> None:
+    """As `check_memory`, for a model of a known number of parameters."""
     available, needed = available_memory(device), parameters * _FLOAT32_BYTES * copies
     if available is not None and needed > available:
         what = "its weights" if copies == 1 else "weights, gradients and the state of the optimizer"
         raise UsageError(
             f"the model has {parameters:,} parameters: {what} need {needed / 1e9:,.1f} GB, and "
-            f"{available / 1e9:,.1f} GB of memory are available ({device.type}); {_advice(config)}"
+            f"{available / 1e9:,.1f} GB of memory are available ({device.type if device else 'cpu'}); {_advice(config)}"
         )
 
 
@@ -70,11 +79,13 @@ def _advice(config: ModelConfig) -> str:
     return f"reduce the sizes ({sizes}) or tokenizer.vocab_size, or use a machine with more memory"
 
 
-def available_memory(device: torch.device) -> int | None:
-    """Return the number of bytes that can be allocated on a device now, or None if unknown."""
-    if device.type == "cuda":
+def available_memory(device: torch.device | None = None) -> int | None:
+    """Return the number of bytes that can be allocated on a device (default: CPU) now, or None if unknown."""
+    if device is not None and device.type == "cuda":
+        import torch
+
         return int(torch.cuda.mem_get_info(device)[0])
-    if device.type != "cpu":
+    if device is not None and device.type != "cpu":
         return None
     limits = [limit for limit in (_system_memory(), _cgroup_memory(Path("/sys/fs/cgroup"))) if limit is not None]
     return min(limits, default=None)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.errors import UsageError
+from dragoman.nn.position_tables import alibi_slopes
 from dragoman.nn.recurrent import reset_gates
 
 __all__ = [
@@ -30,7 +31,6 @@ __all__ = [
     "Rotary",
     "Shaw",
     "Sinusoidal",
-    "alibi_slopes",
     "sinusoids",
     "t5_bucket",
 ]
@@ -310,17 +310,6 @@ class T5(Positions):
         distance = k_pos[None, :] - q_pos[:, None]  # (Tq, Tk)
         rows = t5_bucket(distance, self.bidirectional, self.table.size(0), self.max_distance)
         return F.embedding(rows, self.table).permute(2, 0, 1).contiguous()  # (H, Tq, Tk)
-
-
-def alibi_slopes(n_heads: int) -> list[float]:
-    """Return m_h = 2^(-8h / H) for h = 1 .. H (Press et al. 2022, section 3, and the authors' code).
-
-    If H is not a power of two, the slopes of the largest power H' below H come first, followed by every second slope
-    of 2 H' heads, starting with the first.
-    """
-    power = 1 << (n_heads.bit_length() - 1)
-    slopes = [2.0 ** (-8 * h / power) for h in range(1, power + 1)]
-    return slopes + [2.0 ** (-8 * h / (2 * power)) for h in range(1, 2 * (n_heads - power), 2)]
 
 
 class Alibi(Positions):

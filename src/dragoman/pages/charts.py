@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from dragoman.extras import extra_package
 from dragoman.pages.page import read_assets
 
 if TYPE_CHECKING:
@@ -119,8 +120,7 @@ def drawing(name: str, width: float = WIDTH, height: float = HEIGHT, panels: int
 
     name: makes the ids inside the SVG unique; every chart of a page needs its own.
     """
-    import matplotlib
-
+    matplotlib = extra_package("matplotlib", "train", "drawing charts")
     style: Any = {**_STYLE, "svg.hashsalt": name}
     with matplotlib.rc_context(style), warnings.catch_warnings():
         # The fonts of the reader's machine draw the text, so a glyph that matplotlib's font lacks does not matter.

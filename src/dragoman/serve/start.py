@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from dragoman.config.server import ModelEntry, ServerConfig
 from dragoman.errors import UsageError
+from dragoman.extras import has_torch
 from dragoman.models.model_folder import distinct_names, read_config, wrong_model
 from dragoman.serve.directions import Direction, Directions
 from dragoman.serve.listen import listen
@@ -36,7 +37,11 @@ def start(config: ServerConfig, log: Callable[[str], None]) -> None:
     if not translators and not config.viewer:
         raise UsageError("none of the models translates, so there is nothing to serve without the viewer")
     with listen(config.host, config.port) as listener:
-        page = LazyApp(lambda: _viewer(config)) if config.viewer else None
+        with_viewer = config.viewer
+        if with_viewer and translators and not has_torch():
+            log("without the viewer, which needs PyTorch: pip install 'dragoman[train]' (or --no-viewer)")
+            with_viewer = False
+        page = LazyApp(lambda: _viewer(config)) if with_viewer else None
         if translators:
             app = _server(config, translators, page, log)
             monitor = app.state.monitor

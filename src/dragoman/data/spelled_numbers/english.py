@@ -5,9 +5,11 @@ from __future__ import annotations
 import datetime
 from functools import cache
 
-from num2words import num2words  # type: ignore[import-untyped]
+from dragoman.extras import extra_package
 
 __all__ = ["ENGLISH_MONTHS", "ENGLISH_WEEKDAYS", "cardinal", "date", "ordinal", "year"]
+
+_num2words = extra_package("num2words", "train", "the built-in corpus").num2words
 
 ENGLISH_MONTHS = (
     "January", "February", "March", "April", "May", "June",
@@ -18,7 +20,7 @@ ENGLISH_WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Sat
 
 @cache
 def _spell(number: int, to: str) -> str:
-    return str(num2words(number, lang="en", to=to))
+    return str(_num2words(number, lang="en", to=to))
 
 
 def cardinal(number: int) -> str:

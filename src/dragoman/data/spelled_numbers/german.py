@@ -6,11 +6,12 @@ import datetime
 from functools import cache
 from typing import Any, ClassVar
 
-from num2words import num2words  # type: ignore[import-untyped]
-
 from dragoman.data.spelled_numbers.target import TargetLanguage
+from dragoman.extras import extra_package
 
 __all__ = ["GERMAN_MONTHS", "GERMAN_WEEKDAYS", "German"]
+
+_num2words = extra_package("num2words", "train", "the built-in corpus").num2words
 
 GERMAN_MONTHS = (
     "Januar", "Februar", "März", "April", "Mai", "Juni",
@@ -22,7 +23,7 @@ GERMAN_WEEKDAYS = ("Montag", "Dienstag", "Mittwoch", "Donnerstag", "Freitag", "S
 @cache
 def _spell(number: int, to: str) -> str:
     # num2words gives "einhunderteinstausend"; the correct form before "tausend" is "ein".
-    return str(num2words(number, lang="de", to=to)).replace("einstausend", "eintausend")
+    return str(_num2words(number, lang="de", to=to)).replace("einstausend", "eintausend")
 
 
 class German(TargetLanguage):

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dragoman.decoding.backend import DecodingBackend, target_limit
-from dragoman.decoding.hypothesis import Hypothesis, Ids
+from dragoman.decoding.hypothesis import Hypothesis, Ids, TokenStream
 from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.phrases import Phrases
 from dragoman.decoding.settings import SearchSettings
+from dragoman.extras import needs_torch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,12 +55,19 @@ class NativeBackend(DecodingBackend):
 
     def to_torch(self) -> DecodingBackend:
         """Return the PyTorch backend of the same model, loaded by the first call."""
+        return self._torch_for("the PyTorch backend")
+
+    def _torch_for(self, what: str) -> DecodingBackend:
         if self._torch is None:
-            self._torch = self._load_torch()
+            with needs_torch(what):
+                self._torch = self._load_torch()
             self._torch.shortlist = self.shortlist
         return self._torch
 
     def fallback(self) -> DecodingBackend:
+        backend = self._torch_for(
+            f"decoding of texts that may exceed the {self.engine.positions:,} positions of the native engine"
+        )
         if not self._warned:
             self._warned = True
             _LOG.warning(
@@ -67,13 +75,14 @@ class NativeBackend(DecodingBackend):
                 "backend; source, prefix, max_extra and min_length determine the length",
                 f"{self.engine.positions:,}",
             )
-        return self.to_torch()
+        return backend
 
     def _search(
         self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int
     ) -> list[list[Hypothesis]]:
         if settings.sample:
-            return super()._search(sources, prefixes, settings, batch_tokens)
+            with needs_torch("sampling"):
+                return super()._search(sources, prefixes, settings, batch_tokens)
         arguments = self.search_arguments(sources, prefixes, settings, [None] * len(sources))
         return self.engine.search(
             sources, settings=settings, threads=self.threads, source_tokens=batch_tokens, **arguments
@@ -84,6 +93,10 @@ class NativeBackend(DecodingBackend):
     ) -> list[list[Hypothesis]]:
         arguments = self.search_arguments(sources, prefixes, settings, phrases)
         return self.engine.search(sources, settings=settings, threads=self.threads, **arguments)
+
+    def stream(self, source: Ids, prefix: Ids, settings: SearchSettings) -> TokenStream:
+        with needs_torch("translating or generating step by step"):
+            return super().stream(source, prefix, settings)
 
     def search_arguments(
         self,

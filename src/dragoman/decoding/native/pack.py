@@ -10,26 +10,26 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
+from dragoman.config import DecoderOnlyConfig, LayerNormConfig, ModelConfig, TransformerConfig
+from dragoman.config.model import LearnedPosition, RotaryPosition, T5Position
 from dragoman.decoding.native.library import VERSION, Precision
 from dragoman.errors import ModelFolderError, check_problems
 from dragoman.io.writing import atomic_file
-from dragoman.models.decoder_only import DecoderOnly
-from dragoman.models.seq2seq import Network
-from dragoman.models.transformer import Decoder, Encoder, Transformer
-from dragoman.nn.attention import CrossAttention, MultiHead, SelfAttention
-from dragoman.nn.layers import ACTIVATIONS, DecoderLayer, EncoderLayer, FeedForward, LayerNorm, RMSNorm, SubLayer
-from dragoman.nn.positions import T5, Alibi, Learned, Positions, Rotary, Sinusoidal
+from dragoman.nn.position_tables import alibi_biases, rotations, sinusoid_table, t5_biases
 
-__all__ = ["native_unsupported_reasons", "pack"]
+if TYPE_CHECKING:
+    from dragoman.models.seq2seq import Network
+
+__all__ = ["native_unsupported_reasons", "pack", "pack_weights"]
+
+Floats = NDArray[np.floating[Any]]
 
 _DTYPES = {"float32": 0, "int8": 1, "bfloat16": 2}
 _OUTPUT_BLOCK, _KV_BLOCK = 64, 16
@@ -37,208 +37,224 @@ _MOST_FEATURES = {"head": 1 << 12, "heads": 1 << 16}
 """Features of one head and of all heads of an attention that csrc/model.cpp accepts."""
 _NO_POSITIONS, _ADDITIVE, _ROTARY, _RELATIVE_BIAS = range(4)
 _POSITION_KINDS = {
-    Positions: _NO_POSITIONS,
-    Sinusoidal: _ADDITIVE,
-    Learned: _ADDITIVE,
-    Rotary: _ROTARY,
-    T5: _RELATIVE_BIAS,
-    Alibi: _RELATIVE_BIAS,
+    "none": _NO_POSITIONS,
+    "sinusoidal": _ADDITIVE,
+    "learned": _ADDITIVE,
+    "rotary": _ROTARY,
+    "t5": _RELATIVE_BIAS,
+    "alibi": _RELATIVE_BIAS,
 }
 _ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu", "sigmoid")
 
 
-def native_unsupported_reasons(model: Network) -> list[str]:
-    """Return why the native engine does not support a model; empty if it does."""
-    if not isinstance(model, Transformer | DecoderOnly):
-        return [f"its architecture is {model.architecture}; supported: transformer and decoder_only"]
+def native_unsupported_reasons(config: ModelConfig) -> list[str]:
+    """Return why the native engine does not support models of a configuration; empty if it does."""
+    if not isinstance(config, TransformerConfig | DecoderOnlyConfig):
+        return [f"its architecture is {config.architecture}; supported: transformer and decoder_only"]
     reasons = []
-    for stack in _stacks(model):
-        if type(stack.positions) not in _POSITION_KINDS:
-            reasons.append(f"its positions are {type(stack.positions).__name__}")
-        for module in stack.modules():
-            if isinstance(module, SubLayer) and not isinstance(module.norm, LayerNorm | RMSNorm):
-                reasons.append(f"its norm is {type(module.norm).__name__}")
-        if any(not isinstance(layer.self_attn, SelfAttention) for layer in stack.layers):
-            reasons.append("its attention is linear")
-        reasons += _attention_too_large(stack)
-    return list(dict.fromkeys(reasons))
+    if config.position.kind not in _POSITION_KINDS:
+        reasons.append(f"its positions are {config.position.kind}; supported: {', '.join(_POSITION_KINDS)}")
+    if config.norm.kind not in ("layer", "rms"):
+        reasons.append(f"its norm is {config.norm.kind}; supported: layer, rms")
+    if config.attention.kind != "softmax":
+        reasons.append(f"its attention is {config.attention.kind}; supported: softmax")
+    size = _head_features(config)
+    if size > _MOST_FEATURES["head"] or size * config.n_heads > _MOST_FEATURES["heads"]:
+        reasons.append(
+            f"its {config.n_heads} heads have {size:,} features; supported: {_MOST_FEATURES['head']:,} per head, "
+            f"{_MOST_FEATURES['heads']:,} in all"
+        )
+    return reasons
 
 
 def pack(model: Network, path: Path, precision: Precision, max_positions: int = 1024) -> Path:
+    """Write the weights of a PyTorch model that was built from a configuration; see `pack_weights`."""
+    assert model.config is not None, "the model was not built by build_model"
+    weights = {name: p.detach().float().cpu().numpy() for name, p in model.named_parameters()}
+    return pack_weights(model.config, weights, path, precision, max_positions)
+
+
+def pack_weights(
+    config: ModelConfig, weights: Mapping[str, Floats], path: Path, precision: Precision, max_positions: int = 1024
+) -> Path:
     """Write a packed model to `path` atomically.
 
-    max_positions: maximum length of sources and targets in tokens.  Raises UsageError with all reasons why the native
-    engine does not support the model, and ModelFolderError if a weight is not finite.
+    weights: by name, as in `model.safetensors` (`native.weights.weight_shapes`).  max_positions: maximum length of
+    sources and targets in tokens.  Raises UsageError with all reasons why the native engine does not support the model,
+    and ModelFolderError if a weight is not finite.
     """
-    check_problems("the native engine does not support this model:", native_unsupported_reasons(model))
-    assert isinstance(model, Transformer | DecoderOnly)
-    invalid = [name for name, p in model.named_parameters() if not bool(p.isfinite().all())]
+    check_problems("the native engine does not support this model:", native_unsupported_reasons(config))
+    assert isinstance(config, TransformerConfig | DecoderOnlyConfig)
+    invalid = [name for name, values in weights.items() if not np.isfinite(_float32(values)).all()]
     if invalid:
         raise ModelFolderError(
             f"{', '.join(invalid[:5])}: not all numbers are finite: the weights are damaged or the training diverged; "
             "load an earlier checkpoint"
         )
-    with atomic_file(path) as file, torch.no_grad():
-        _Packer(model, file, precision, max_positions).write()
+    with atomic_file(path) as file:
+        _Packer(config, weights, file, precision, max_positions).write()
     return path
 
 
-def _stacks(model: Transformer | DecoderOnly) -> list[Encoder | Decoder | DecoderOnly]:
-    return [model] if isinstance(model, DecoderOnly) else [model.encoder, model.decoder]
-
-
-def _attention_too_large(stack: Encoder | Decoder | DecoderOnly) -> list[str]:
-    attention = stack.layers[0].self_attn
-    assert isinstance(attention, MultiHead)
-    size = _head_features(attention)
-    if size <= _MOST_FEATURES["head"] and size * attention.n_heads <= _MOST_FEATURES["heads"]:
-        return []
-    return [f"its {attention.n_heads} heads have {size:,} features; supported: {_MOST_FEATURES['head']:,} per head, "
-            f"{_MOST_FEATURES['heads']:,} in all"]  # fmt: skip
-
-
-def _head_features(attention: MultiHead) -> int:
+def _head_features(config: TransformerConfig | DecoderOnlyConfig) -> int:
     """Return the number of features of a padded head."""
-    return _padded(max(attention.d_key, attention.d_head), _KV_BLOCK)
+    return _padded(max(config.key_size, config.d_head), _KV_BLOCK)
 
 
 def _padded(count: int, multiple: int = _OUTPUT_BLOCK) -> int:
     return -(-count // multiple) * multiple
 
 
+def _float32(values: Floats) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):  # a float64 beyond the range becomes infinite, which is reported
+        return values.astype(np.float32, copy=False)
+
+
 class _Packer:
     """Writes one model; `write` gives the order of the file."""
 
-    def __init__(self, model: Transformer | DecoderOnly, file: IO[bytes], precision: Precision, positions: int) -> None:
-        self.model, self.file, self.precision = model, file, precision
-        self.stacks = _stacks(model)
-        first = self.stacks[-1].layers[0]
-        assert isinstance(first, EncoderLayer | DecoderLayer) and isinstance(first.self_attn, SelfAttention)
-        self.attention, self.ffn, self.sublayer = first.self_attn, first.ffn, first.around_ffn
-        self.d_key, self.d_head = self.attention.d_key, self.attention.d_head
-        self.head_features, self.d_model = _head_features(self.attention), self.attention.out.out_features
-        scheme = self.stacks[-1].positions
-        self.position_kind, self.rotary = _POSITION_KINDS[type(scheme)], scheme if isinstance(scheme, Rotary) else None
-        learned = [s.positions.table.size(0) for s in self.stacks if isinstance(s.positions, Learned)]
+    def __init__(
+        self,
+        config: TransformerConfig | DecoderOnlyConfig,
+        weights: Mapping[str, Floats],
+        file: IO[bytes],
+        precision: Precision,
+        positions: int,
+    ) -> None:
+        self.config, self.weights, self.file, self.precision = config, weights, file, precision
+        # Name before the weights and number of layers of each stack, the decoder last.
+        self.stacks = {"": config.n_layers} if isinstance(config, DecoderOnlyConfig) else {
+            "encoder.": config.encoder_layers, "decoder.": config.decoder_layers,
+        }  # fmt: skip
+        self.d_key, self.d_head, self.head_features = config.key_size, config.d_head, _head_features(config)
+        self.position_kind = _POSITION_KINDS[config.position.kind]
+        rotary = config.position if isinstance(config.position, RotaryPosition) else None
+        self.rotated = int(config.key_size * rotary.fraction) if rotary else 0
+        learned = [config.position.max_len] if isinstance(config.position, LearnedPosition) else []
         self.max_positions = min([positions, *learned])
-        self.shared = isinstance(model, Transformer) and self.stacks[0].embedding is self.stacks[1].embedding
+        self.embeddings = [name for stack in self.stacks if (name := f"{stack}embedding.weight") in weights]
 
     def write(self) -> None:
         self.file.write(self._header())
         self._align()
         dtype = np.float16 if self.precision == "int8" else np.float32
-        for stack in self.stacks[:1] if self.shared else self.stacks:
-            self._write_array(_pad_features(stack.embedding.weight), dtype)
-        if self.rotary is not None:
-            rates = self.rotary.base ** (-np.arange(0, self.rotary.rotated, 2) / self.rotary.rotated)
-            angles = np.arange(self.max_positions)[:, None] * rates
-            self._write_array(np.cos(angles))
-            self._write_array(np.sin(angles))
+        for name in self.embeddings:
+            self._write_array(_pad_features(self._weight(name)), dtype)
+        if isinstance(self.config.position, RotaryPosition):
+            for table in rotations(self.max_positions, self.config.position.base, self.rotated):
+                self._write_array(table)
         for stack in self.stacks:
             self._write_positions(stack)
-        for stack in self.stacks:
-            self._write_stack(stack)
-        weight = self.model.output.weight
-        assert isinstance(weight, Tensor)
-        self._write_matrix(weight, None)
+        for stack, layers in self.stacks.items():
+            self._write_stack(stack, layers)
+        # Absent if it is tied to the embedding of the target.
+        output = "output.weight" if "output.weight" in self.weights else self.embeddings[-1]
+        self._write_matrix(self._weight(output), None)
+
+    def _weight(self, name: str) -> NDArray[np.float32]:
+        return _float32(self.weights[name])
+
+    def _bias(self, name: str) -> NDArray[np.float32] | None:
+        return self._weight(f"{name}.bias") if self.config.bias else None
 
     def _header(self) -> bytes:
-        norm = self.sublayer.norm
-        assert isinstance(norm, LayerNorm | RMSNorm)
-        activation = next(i for i, name in enumerate(_ACTIVATIONS) if ACTIVATIONS[name] is self.ffn.activation)
-        has_encoder = len(self.stacks) == 2
+        config, has_encoder = self.config, len(self.stacks) == 2
+        layers = list(self.stacks.values())
         integers = [
             VERSION,
             self.precision == "int8",
-            _padded(self.d_model), self.d_model, _padded(self.ffn.outer.in_features),
-            self.attention.n_heads, self.attention.n_kv_heads, self.head_features,
-            len(self.stacks[0].layers) if has_encoder else 0, len(self.stacks[-1].layers),
-            self.stacks[0].embedding.weight.size(0), self.stacks[-1].embedding.weight.size(0),
-            self.shared,
-            self.sublayer.order == "pre", isinstance(norm, LayerNorm),
-            activation, self.ffn.gated,
-            self.position_kind, self.rotary.rotated if self.rotary is not None else 0, self.max_positions,
+            _padded(config.d_model), config.d_model, _padded(config.d_ff),
+            config.n_heads, config.n_kv_heads or config.n_heads, self.head_features,
+            layers[0] if has_encoder else 0, layers[-1],
+            len(self.weights[self.embeddings[0]]), len(self.weights[self.embeddings[-1]]),
+            has_encoder and len(self.embeddings) == 1,
+            config.order == "pre", isinstance(config.norm, LayerNormConfig),
+            _ACTIVATIONS.index(config.activation), config.gated,
+            self.position_kind, self.rotated, self.max_positions,
         ]  # fmt: skip
-        floats = [norm.eps, 1 / math.sqrt(self.d_key), self.stacks[-1].embedding.scale]
+        floats = [config.norm.eps, 1 / math.sqrt(self.d_key), math.sqrt(config.d_model)]
         return b"DRAGOMAN" + struct.pack(f"<{len(integers)}i3f", *map(int, integers), *floats)
 
-    def _write_positions(self, stack: Encoder | Decoder | DecoderOnly) -> None:
-        positions = torch.arange(self.max_positions, device=self.model.device)
+    def _write_positions(self, stack: str) -> None:
+        position, count = self.config.position, self.max_positions
         if self.position_kind == _ADDITIVE:
-            zeros = torch.zeros(1, self.max_positions, self.d_model, device=positions.device)
-            table, _ = stack.positions.embed(zeros, positions, None)
-            self._write_array(_pad_features(table[0]))
-        if self.position_kind == _RELATIVE_BIAS:  # of the middle query of 2P - 1 positions, which has all distances
-            keys = torch.arange(2 * self.max_positions - 1, device=positions.device)
-            bias = stack.positions.static_bias(positions[-1:], keys)
-            assert bias is not None
-            self._write_array(bias[:, 0].float().cpu().numpy())
+            learned = isinstance(position, LearnedPosition)
+            table = self._weight(f"{stack}positions.table") if learned else sinusoid_table(count, self.config.d_model)
+            self._write_array(_pad_features(table[:count]))
+        if self.position_kind == _RELATIVE_BIAS:
+            distances = np.arange(1 - count, count)
+            biases: Floats = alibi_biases(self.config.n_heads, distances)
+            if isinstance(position, T5Position):
+                table = self._weight(f"{stack}positions.table")
+                biases = t5_biases(table, distances, position.max_distance, stack == "encoder.")
+            self._write_array(biases)
 
-    def _write_stack(self, stack: Encoder | Decoder | DecoderOnly) -> None:
-        d_key, d_head = self.d_key, self.d_head
-        for layer in stack.layers:
-            assert isinstance(layer, EncoderLayer | DecoderLayer) and isinstance(layer.self_attn, SelfAttention)
-            self._write_norm(layer.around_self_attn.norm)
-            self._write_projection(layer.self_attn.qkv, layer.self_attn.parts, (d_key, d_key, d_head), rotated=2)
-            self._write_output(layer.self_attn)
-            if isinstance(layer, DecoderLayer):
-                self._write_norm(layer.around_cross_attn.norm)
-                self._write_projection(layer.cross_attn.q, [layer.cross_attn.q.out_features], (d_key,))
-                self._write_projection(layer.cross_attn.kv, layer.cross_attn.parts, (d_key, d_head))
-                self._write_output(layer.cross_attn)
-            self._write_norm(layer.around_ffn.norm)
-            self._write_feed_forward(layer.ffn)
-        if not isinstance(stack.final_norm, nn.Identity):
-            self._write_norm(stack.final_norm)
+    def _write_stack(self, stack: str, layers: int) -> None:
+        d_key, d_head, heads = self.d_key, self.d_head, self.config.n_heads
+        kv_heads = self.config.n_kv_heads or heads
+        queries, keys, values = heads * d_key, kv_heads * d_key, kv_heads * d_head
+        for index in range(layers):
+            layer = f"{stack}layers.{index}"
+            self._write_norm(f"{layer}.around_self_attn.norm")
+            sizes = (d_key, d_key, d_head)
+            self._write_projection(f"{layer}.self_attn.qkv", (queries, keys, values), sizes, rotated=2)
+            self._write_output(f"{layer}.self_attn.out")
+            if stack == "decoder.":
+                self._write_norm(f"{layer}.around_cross_attn.norm")
+                self._write_projection(f"{layer}.cross_attn.q", (queries,), (d_key,))
+                self._write_projection(f"{layer}.cross_attn.kv", (keys, values), (d_key, d_head))
+                self._write_output(f"{layer}.cross_attn.out")
+            self._write_norm(f"{layer}.around_ffn.norm")
+            self._write_feed_forward(f"{layer}.ffn")
+        if self.config.order == "pre":  # the output of the last layer is not yet normalized
+            self._write_norm(f"{stack}final_norm")
 
-    def _write_norm(self, norm: nn.Module) -> None:
-        assert isinstance(norm, LayerNorm | RMSNorm)
-        self._write_array(_pad_features(norm.weight))
-        if isinstance(norm, LayerNorm):
-            self._write_array(_pad_features(norm.bias))
+    def _write_norm(self, name: str) -> None:
+        self._write_array(_pad_features(self._weight(f"{name}.weight")))
+        if isinstance(self.config.norm, LayerNormConfig):
+            self._write_array(_pad_features(self._weight(f"{name}.bias")))
 
-    def _write_projection(
-        self, linear: nn.Linear, parts: Sequence[int], sizes: Sequence[int], rotated: int = 0
-    ) -> None:
+    def _write_projection(self, name: str, parts: Sequence[int], sizes: Sequence[int], rotated: int = 0) -> None:
         """sizes: for each part of the outputs, the features per head.  rotated: number of first parts to rotate."""
 
-        def padded(rows: Tensor) -> Tensor:
-            heads = zip(rows.split(list(parts)), sizes, strict=True)
-            return torch.cat([self._pad_heads(part, size, i < rotated) for i, (part, size) in enumerate(heads)])
+        def padded(rows: Floats) -> Floats:
+            heads = zip(_split(rows, parts), sizes, strict=True)
+            return np.concatenate([self._pad_heads(part, size, i < rotated) for i, (part, size) in enumerate(heads)])
 
-        self._write_matrix(padded(linear.weight), None if linear.bias is None else padded(linear.bias))
+        bias = self._bias(name)
+        self._write_matrix(padded(self._weight(f"{name}.weight")), None if bias is None else padded(bias))
 
-    def _write_output(self, attention: SelfAttention | CrossAttention) -> None:
-        self._write_matrix(self._pad_heads(attention.out.weight.T, self.d_head).T, attention.out.bias)
+    def _write_output(self, name: str) -> None:
+        self._write_matrix(self._pad_heads(self._weight(f"{name}.weight").T, self.d_head).T, self._bias(name))
 
-    def _write_feed_forward(self, ffn: FeedForward) -> None:
-        d_ff = ffn.outer.in_features
+    def _write_feed_forward(self, name: str) -> None:
+        d_ff = self.config.d_ff
 
-        def padded(rows: Tensor) -> Tensor:  # W1, and W3 if the layer is gated, are padded separately
-            return torch.cat([_pad_rows(part, _padded(d_ff)) for part in rows.split(d_ff)])
+        def padded(rows: Floats) -> Floats:  # W1, and W3 if the layer is gated, are padded separately
+            parts = _split(rows, [d_ff] * (len(rows) // d_ff))
+            return np.concatenate([_pad_rows(part, _padded(d_ff)) for part in parts])
 
-        self._write_matrix(padded(ffn.inner.weight), None if ffn.inner.bias is None else padded(ffn.inner.bias))
-        self._write_matrix(ffn.outer.weight, ffn.outer.bias)
+        bias = self._bias(f"{name}.inner")
+        self._write_matrix(padded(self._weight(f"{name}.inner.weight")), None if bias is None else padded(bias))
+        self._write_matrix(self._weight(f"{name}.outer.weight"), self._bias(f"{name}.outer"))
 
-    def _pad_heads(self, rows: Tensor, size: int, rotary: bool = False) -> Tensor:
+    def _pad_heads(self, rows: Floats, size: int, rotary: bool = False) -> Floats:
         """(heads * size, ...) -> (heads * padded size, ...).
 
         rotary: the features of a rotated pair move from 2i, 2i + 1 to i, i + R / 2, R = number of rotated features.
         """
-        heads = rows.unflatten(0, (-1, size))
-        if rotary and self.rotary is not None:
-            rotated = torch.arange(self.rotary.rotated)
-            order = torch.cat([rotated[::2], rotated[1::2], torch.arange(self.rotary.rotated, size)])
-            heads = heads[:, order]
-        padded = heads.new_zeros(heads.size(0), self.head_features, *heads.shape[2:])
+        heads = rows.reshape(-1, size, *rows.shape[1:])
+        if rotary and self.rotated:
+            rotated = np.arange(self.rotated)
+            heads = heads[:, np.concatenate([rotated[::2], rotated[1::2], np.arange(self.rotated, size)])]
+        padded = np.zeros((len(heads), self.head_features, *heads.shape[2:]), heads.dtype)
         padded[:, :size] = heads
-        flat: Tensor = padded.flatten(0, 1)
-        return flat
+        return padded.reshape(-1, *heads.shape[2:])
 
-    def _write_matrix(self, weight: Tensor, bias: Tensor | None) -> None:
+    def _write_matrix(self, weight: Floats, bias: Floats | None) -> None:
         outputs, inputs = map(_padded, weight.shape)
         w = np.zeros((outputs, inputs), dtype=np.float32)
-        w[: weight.size(0), : weight.size(1)] = weight.float().cpu().numpy()
+        w[: weight.shape[0], : weight.shape[1]] = weight
         self.file.write(struct.pack("<4i", outputs, inputs, _DTYPES[self.precision], bias is not None))
         self._align()
         if self.precision == "int8":
@@ -248,12 +264,12 @@ class _Packer:
             self._write_array(scales)
             self._write_array(128 * q.sum(1, dtype=np.int32), np.int32)
         elif self.precision == "bfloat16":
-            bits = torch.from_numpy(w).bfloat16().view(torch.int16).numpy()
-            self._write_array(bits.reshape(-1, _OUTPUT_BLOCK, inputs // 2, 2).transpose(0, 2, 1, 3), np.int16)
+            bits = _bfloat16(w)
+            self._write_array(bits.reshape(-1, _OUTPUT_BLOCK, inputs // 2, 2).transpose(0, 2, 1, 3), np.uint16)
         else:
             self._write_array(w.reshape(-1, _OUTPUT_BLOCK, inputs).transpose(0, 2, 1))
         if bias is not None:
-            self._write_array(_pad_rows(bias.float(), outputs).cpu().numpy())
+            self._write_array(_pad_rows(bias, outputs))
 
     def _write_array(self, values: NDArray[Any], dtype: type[np.generic] = np.float32) -> None:
         with np.errstate(over="ignore"):  # the search reports output that is not finite
@@ -264,13 +280,26 @@ class _Packer:
         self.file.write(b"\0" * (-self.file.tell() % 64))
 
 
-def _pad_rows(x: Tensor, count: int) -> Tensor:
+def _split(rows: Floats, sizes: Sequence[int]) -> list[Floats]:
+    return np.split(rows, np.cumsum(sizes)[:-1])
+
+
+def _bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Return the bits of the nearest bfloat16, to even if two are as near; finite values only."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    rounded: NDArray[np.uint16] = ((bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16).astype(np.uint16)
+    return rounded
+
+
+def _pad_rows(x: Floats, count: int) -> Floats:
     """(rows, ...) -> (count, ...), padded with zeros."""
-    padded = x.new_zeros(count, *x.shape[1:])
-    padded[: x.size(0)] = x
+    padded = np.zeros((count, *x.shape[1:]), x.dtype)
+    padded[: len(x)] = x
     return padded
 
 
-def _pad_features(x: Tensor) -> NDArray[np.float32]:
+def _pad_features(x: Floats) -> Floats:
     """(..., D) -> (..., padded D)."""
-    return np.asarray(_pad_rows(x.float().movedim(-1, 0), _padded(x.size(-1))).movedim(0, -1).cpu().numpy())
+    padded = np.zeros((*x.shape[:-1], _padded(x.shape[-1])), x.dtype)
+    padded[..., : x.shape[-1]] = x
+    return padded

@@ -1,0 +1,152 @@
+"""Packed models: the bytes that version 2 of the format always had, from weights read without PyTorch.
+
+The packer reads a configuration and NumPy arrays.  Its twin in PyTorch is the model that is trained: names and shapes
+of weights, position tables and rounding are compared with it, and the bytes with digests that were recorded when the
+packer still read PyTorch models.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from dragoman.config import DecoderOnlyConfig, TransformerConfig
+from dragoman.decoding.native.library import Precision
+from dragoman.decoding.native.pack import _bfloat16, native_unsupported_reasons, pack, pack_weights
+from dragoman.decoding.native.weights import weight_shapes
+from dragoman.io.weights import load_arrays
+from dragoman.models.build import assemble, build_model
+from dragoman.models.model_folder import unique_tensors
+from dragoman.nn.position_tables import alibi_biases, sinusoid_table, t5_biases
+from dragoman.nn.positions import T5, Alibi, sinusoids
+from every_kind import LANGUAGE_MODELS, TRANSLATORS, model_config
+
+BLOCK = {"architecture": "transformer", "d_ff": 64, "encoder_layers": 1, "decoder_layers": 1}
+WIDE: dict[str, dict[str, Any]] = {
+    "wide": BLOCK | {"d_model": 512, "n_heads": 8},
+    "wide rotary": BLOCK | {"d_model": 1024, "n_heads": 16, "position": {"kind": "rotary"}, "tie": "none"},
+    "wide t5": BLOCK | {"d_model": 64, "n_heads": 8, "position": {"kind": "t5"}},
+    "six heads": BLOCK | {"d_model": 48, "n_heads": 6, "position": {"kind": "alibi"}, "tie": "target"},
+}
+KINDS = {
+    name: document
+    for name, document in (TRANSLATORS | LANGUAGE_MODELS | WIDE).items()
+    if not native_unsupported_reasons(model_config(document))
+}
+PRECISIONS: Sequence[Precision] = ("float32", "int8", "bfloat16")
+DIGESTS = {
+    "paper": "9f7b0ad354b75edc",
+    "pre-norm": "c2723d3382813e76",
+    "modern": "ec5fb29a9340e6e3",
+    "multi-query": "5ad2af634ce50492",
+    "grouped-query": "3b4786a139848039",
+    "small keys": "8e0d19d8bb9a53f1",
+    "large keys": "2b41cc6bfd1ccea9",
+    "no positions": "864e9150b4530ff6",
+    "learned": "073b66b8373173a4",
+    "t5": "8714b847faf1198c",
+    "alibi": "8134dc955002f243",
+    "decoder only": "523e5ee6a8d22de2",
+    "wide": "70c6b8f8522efec4",
+    "wide rotary": "b6b1e320293865b3",
+    "wide t5": "eb55b983fbf7227a",
+    "six heads": "b9c373ee9f5f58c9",
+}
+"""Of the three precisions with up to 1,024 positions, by a packer that read PyTorch models."""
+
+
+def invented(shapes: dict[str, tuple[int, ...]]) -> dict[str, NDArray[np.float32]]:
+    """Weights that depend on their names and on no random generator."""
+
+    def values(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        numbers = np.arange(int(np.prod(shape)), dtype=np.int64) * 7919 + zlib.crc32(name.encode())
+        return ((numbers % 2003 - 1001).astype(np.float32) / np.float32(997)).reshape(shape)
+
+    return {name: values(name, shape) for name, shape in shapes.items()}
+
+
+def packable(name: str) -> TransformerConfig | DecoderOnlyConfig:
+    config = model_config(KINDS[name])
+    assert isinstance(config, TransformerConfig | DecoderOnlyConfig)
+    return config
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_bytes_of_every_kind_are_those_of_earlier_versions(name: str, tmp_path: Path) -> None:
+    config = packable(name)
+    weights = invented(weight_shapes(config, 83, 83, shared=True))
+    digest = hashlib.sha256()
+    for precision in PRECISIONS:
+        digest.update(pack_weights(config, weights, tmp_path / "packed", precision).read_bytes())
+    assert digest.hexdigest()[:16] == DIGESTS[name]
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("shared", [True, False])
+def test_weights_have_the_names_and_shapes_of_the_model(name: str, shared: bool) -> None:
+    config = packable(name)
+    source, target = (71, 71) if isinstance(config, DecoderOnlyConfig) or shared else (71, 83)
+    with torch.device("meta"):
+        built = unique_tensors(assemble(config, source, target, shared=shared))
+    shapes = weight_shapes(config, source, target, shared=shared)
+    assert shapes == {tensor: tuple(value.shape) for tensor, value in built.items()}
+
+
+@pytest.mark.parametrize("name", ["paper", "modern", "wide rotary", "learned"])
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_a_file_gives_the_same_bytes_as_the_model_that_pytorch_loads(
+    name: str, stored: torch.dtype, tmp_path: Path
+) -> None:
+    import safetensors.torch
+
+    model = build_model(packable(name), 83, 79, shared=False, seed=5)
+    tensors = {key: tensor.to(stored) for key, tensor in unique_tensors(model).items()}
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
+    with torch.no_grad():
+        for key, tensor in tensors.items():
+            model.get_parameter(key).copy_(tensor)
+    arrays: dict[str, NDArray[Any]] = load_arrays(tmp_path / "model.safetensors")
+    for precision in PRECISIONS:
+        ours = pack_weights(packable(name), arrays, tmp_path / "ours", precision, 90).read_bytes()
+        assert ours == pack(model, tmp_path / "theirs", precision, 90).read_bytes()
+
+
+@pytest.mark.parametrize("d_model", [2, 6, 48, 70, 100, 256, 512, 1000, 1024])
+def test_sinusoids_have_the_bits_of_the_model(d_model: int) -> None:
+    expected = sinusoids(torch.arange(1024), d_model).float().numpy()
+    assert sinusoid_table(1024, d_model).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(("buckets", "furthest"), [(4, 3), (8, 12), (32, 128), (32, 20), (64, 256), (128, 1000)])
+def test_t5_biases_have_the_bits_of_the_model(buckets: int, furthest: int, bidirectional: bool) -> None:
+    scheme, count = T5(3, buckets, furthest, bidirectional), 700
+    bias = scheme.static_bias(torch.tensor([count - 1]), torch.arange(2 * count - 1))
+    assert bias is not None
+    found = t5_biases(scheme.table.detach().numpy(), np.arange(1 - count, count), furthest, bidirectional)
+    assert np.array_equal(found, bias[:, 0].detach().numpy())
+
+
+@pytest.mark.parametrize("heads", [1, 6, 8])
+def test_alibi_biases_have_the_bits_of_the_model(heads: int) -> None:
+    bias = Alibi(heads).static_bias(torch.tensor([99]), torch.arange(199))
+    assert bias is not None
+    assert alibi_biases(heads, np.arange(-99, 100)).tobytes() == bias[:, 0].contiguous().numpy().tobytes()
+
+
+def test_bfloat16_is_rounded_to_even() -> None:
+    generator = np.random.default_rng(1)
+    bits = generator.integers(0, 1 << 32, 100_000, dtype=np.uint32)
+    halves = (bits & 0xFFFF0000) | 0x8000  # in the middle of two bfloat16
+    values = np.concatenate([bits, halves]).view(np.float32)
+    values = values[np.isfinite(values)]
+    expected = torch.from_numpy(values).bfloat16().view(torch.int16).numpy()
+    assert np.array_equal(_bfloat16(values).view(np.int16), expected)

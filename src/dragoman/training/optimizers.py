@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -123,14 +125,26 @@ class Muon(_GroupwiseOptimizer):
 
     def _update(self, group: Group, parameters: list[Tensor], gradients: list[Tensor]) -> None:
         momentum, rate = group["momentum"], group["lr"]
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            state = self.state[parameter]
-            if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(parameter)
-            mean = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
-            update = orthogonalize(gradient.lerp(mean, momentum))
-            parameter.mul_(1 - rate * group["weight_decay"])
-            parameter.add_(update, alpha=-0.2 * rate * math.sqrt(max(parameter.shape)))
+        with _one_thread():
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                state = self.state[parameter]
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = torch.zeros_like(parameter)
+                mean = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
+                update = orthogonalize(gradient.lerp(mean, momentum))
+                parameter.mul_(1 - rate * group["weight_decay"])
+                parameter.add_(update, alpha=-0.2 * rate * math.sqrt(max(parameter.shape)))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Use one thread on a CPU: to wake others for hundreds of small products takes longer than the products."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:

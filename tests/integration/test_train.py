@@ -144,7 +144,8 @@ def test_a_budget_of_seconds_ends_in_time_and_the_rate_at_zero(data: Path, tmp_p
     assert 4 <= result.progress.seconds < 5.5
     assert time.monotonic() - begin < 8
     rates = [row["learning_rate"] for row in read_log(tmp_path / "run") if "loss" in row]
-    assert max(rates) == pytest.approx(0.01) and rates[-1] < 0.001
+    # Near zero: how near depends on the time of the last step, which may be a tenth of the budget on a busy machine.
+    assert max(rates) == pytest.approx(0.01) and rates[-1] < 0.004
 
 
 def test_a_budget_of_tokens(data: Path, tmp_path: Path) -> None:

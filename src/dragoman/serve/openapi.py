@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from dragoman import __version__
+from dragoman._version import __version__
 
 __all__ = ["description"]
 

@@ -6,6 +6,7 @@ import json
 import logging
 import signal
 import socket
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def test_a_secret_is_not_stored(database: Path) -> None:
     assert b"someone" in content and secret.encode() not in content
 
 
-def test_keys_are_required_if_the_server_says_so(database: Path) -> None:
+def test_required_keys(database: Path) -> None:
     secret = add_key(database)
     with opened(database, require_key=True) as client:
         missing, wrong = (
@@ -98,7 +99,7 @@ def test_keys_are_not_checked_without_a_database() -> None:
         assert not client.get("/frontend/settings").json()["apiKeys"]
 
 
-def test_a_running_server_learns_of_new_and_revoked_keys(database: Path) -> None:
+def test_new_and_revoked_keys_take_effect_at_once(database: Path) -> None:
     with opened(database, require_key=True) as client:
         store = KeyStore(database)
         key, secret = store.add("late")
@@ -148,6 +149,22 @@ def test_two_servers_add_up_the_use_of_a_key(database: Path) -> None:
         store.close()
 
 
+def test_use_that_cannot_be_written_is_written_later(database: Path) -> None:
+    secret = add_key(database)
+    store, other = KeyStore(database), sqlite3.connect(database, isolation_level=None)
+    store._database.execute("PRAGMA busy_timeout = 0")
+    store.charge(store.find(secret).id, 4)  # type: ignore[union-attr]
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        store.save()
+    other.execute("ROLLBACK")
+    other.close()
+    store.close()
+    store = KeyStore(database)
+    assert store.find(secret).used == 4  # type: ignore[union-attr]
+    store.close()
+
+
 def test_glossaries_are_kept_in_the_database(database: Path) -> None:
     secret = add_key(database)
     headers = {"authorization": f"DeepL-Auth-Key {secret}"}
@@ -165,6 +182,8 @@ def test_a_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
         KeyStore(tmp_path / "text")
     with pytest.raises(UsageError, match=r"no such file; .* create one with 'dragoman keys add'"):
         KeyStore(tmp_path / "missing", create=False)
+    with pytest.raises(UsageError, match="missing: no such file"):
+        opened(tmp_path / "missing")
     assert not (tmp_path / "missing").exists()
 
 

@@ -19,7 +19,7 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Manage the 
 @app.command(cls=Command)
 def add(
     database: Database,
-    name: Annotated[str, typer.Option(help="Whom the key is for.")],
+    name: Annotated[str, typer.Option(help="Name of the client, for the list.")],
     per_minute: Annotated[int | None, typer.Option(min=1, help="Requests per minute; default: unlimited.")] = None,
     characters: Annotated[
         int | None, typer.Option(min=1, help="Characters of source text per month; default: unlimited.")
@@ -33,7 +33,7 @@ def add(
         key, secret = store.add(name, per_minute, characters)
     finally:
         store.close()
-    log(f"key {key.id} for {key.name}; it is printed only now:")
+    log(f"created key {key.id} for {key.name}; only its hash is stored, so save the key now:")
     typer.echo(secret)
 
 

@@ -15,10 +15,15 @@ from dragoman.serve.admission import Overloaded
 from dragoman.serve.clients import QuotaExceeded
 from dragoman.serve.requests import BadRequest, Disconnected
 
-__all__ = ["INTERNAL_ERROR", "ErrorFormat", "answered"]
+__all__ = ["INTERNAL_ERROR", "ErrorFormat", "answered", "error_key"]
 
 _LOG = logging.getLogger(__name__)
 INTERNAL_ERROR = "internal error; this is a bug in Dragoman"
+
+
+def error_key(path: str) -> str:
+    """Return the key of error messages in the interface of a route."""
+    return "message" if path.startswith("/v2/") else "error"
 
 
 @dataclass(frozen=True)

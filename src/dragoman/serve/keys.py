@@ -7,6 +7,8 @@ import secrets
 import sqlite3
 import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -58,7 +60,7 @@ class ApiKey:
 
 
 class KeyStore:
-    """Keys by the SHA-256 of their secrets; a secret has 256 random bits, so its hash needs no salt.
+    """API keys, stored by the SHA-256 of their secrets; a secret has 256 random bits, so its hash needs no salt.
 
     Several processes may use the same file: a key that one of them adds or revokes is known to the others at once.
     Raises UsageError for a file that is not a database of keys.
@@ -113,16 +115,21 @@ class KeyStore:
             self._unsaved[identifier] += characters
 
     def save(self) -> None:
-        """Write the use since the last call."""
+        """Write the use since the last call.  Raises sqlite3.Error, and keeps it for the next call."""
         with self._counting:
             unsaved, self._unsaved = self._unsaved, Counter()
-        with self._lock:
-            for identifier, characters in unsaved.items():
-                self._database.execute(
+        rows = [(_month(), characters, identifier) for identifier, characters in unsaved.items()]
+        try:
+            with self._lock, _transaction(self._database):
+                self._database.executemany(
                     "INSERT INTO usage SELECT id, ?, ? FROM keys WHERE id = ? "
                     "ON CONFLICT (key, month) DO UPDATE SET characters = characters + excluded.characters",
-                    (_month(), characters, identifier),
+                    rows,
                 )
+        except sqlite3.Error:
+            with self._counting:
+                self._unsaved.update(unsaved)
+            raise
 
     def close(self) -> None:
         """Write the use, and close the database."""
@@ -140,6 +147,17 @@ class KeyStore:
             ApiKey(identifier, name, per_minute, characters, created, used + self._unsaved[identifier])
             for identifier, name, per_minute, characters, created, used in rows
         ]
+
+
+@contextmanager
+def _transaction(database: sqlite3.Connection) -> Iterator[None]:
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        database.execute("ROLLBACK")
+        raise
+    database.execute("COMMIT")
 
 
 def _hash(secret: str) -> str:

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dragoman.decoding.service import Search
+from dragoman.serve.answers import error_key
 from dragoman.serve.directions import Directions
 
 __all__ = ["LOG", "Monitor", "MonitoredApp"]
@@ -102,5 +103,6 @@ def _log(method: str, route: str, status: int, seconds: float) -> None:
 
 async def _stopping(scope: Scope, receive: Receive, send: Send) -> None:
     message = "the server is stopping; send the request again"
-    key = "message" if scope["path"].startswith("/v2/") else "error"
-    await JSONResponse({key: message}, 503, {"Retry-After": "1", "Connection": "close"})(scope, receive, send)
+    await JSONResponse({error_key(scope["path"]): message}, 503, {"Retry-After": "1", "Connection": "close"})(
+        scope, receive, send
+    )

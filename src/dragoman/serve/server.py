@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -18,7 +20,7 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dragoman.errors import DragomanError
-from dragoman.serve.answers import INTERNAL_ERROR
+from dragoman.serve.answers import INTERNAL_ERROR, error_key
 from dragoman.serve.clients import Clients
 from dragoman.serve.deepl import deepl_routes
 from dragoman.serve.directions import Directions
@@ -33,6 +35,7 @@ from dragoman.serve.requests import Limits
 
 __all__ = ["LazyApp", "create_server", "to_viewer"]
 
+_LOG = logging.getLogger(__name__)
 _LOCAL = ["localhost", "127.0.0.1", "[::1]"]
 _SAVE_SECONDS = 1.0
 """Seconds between two writes of the use of keys."""
@@ -73,21 +76,8 @@ def create_server(
     require_key: refuse requests without a key.  Raises UsageError for an invalid database.
     """
     limits, jobs, monitor = limits or Limits(), DocumentJobs(), Monitor(directions)
-    glossaries = GlossaryStore(database)
     clients = Clients(KeyStore(database, create=False) if database else None, require_key)
-
-    async def live(request: Request) -> Response:
-        return JSONResponse({"status": "ok"})
-
-    async def ready(request: Request) -> Response:
-        return JSONResponse({"status": "stopping"}, 503) if monitor.draining else JSONResponse({"status": "ok"})
-
-    async def spec(request: Request) -> Response:
-        return JSONResponse(description())
-
-    async def show_metrics(request: Request) -> Response:
-        text = await asyncio.to_thread(monitor.exposition)
-        return Response(text, media_type="text/plain; version=0.0.4")
+    glossaries = GlossaryStore(database)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -101,18 +91,10 @@ def create_server(
         clients.close()
         glossaries.close()
 
-    async def error(request: Request, exception: Exception) -> Response:
-        status, detail = getattr(exception, "status_code", 500), getattr(exception, "detail", INTERNAL_ERROR)
-        key = "message" if request.url.path.startswith("/v2/") else "error"
-        return JSONResponse({key: f"{request.method} {request.url.path[:80]}: {detail}"}, status)
-
     all_routes = [
         *routes(directions, limits, clients, jobs),
         *deepl_routes(directions, limits, clients, glossaries, jobs),
-        Route("/livez", live),
-        Route("/readyz", ready),
-        Route("/metrics", show_metrics),
-        Route("/spec", spec),
+        *_status_routes(monitor),
     ]
     pages = [*page_routes(limits, viewer is not None), *([] if viewer is None else [Mount("/viewer", viewer)])]
     middleware = [
@@ -120,16 +102,42 @@ def create_server(
         Middleware(TrustedHostMiddleware, allowed_hosts=[*hosts, *_LOCAL], www_redirect=False),
         Middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"]),
     ]
-    handlers: dict[Any, Any] = {404: error, 405: error, 500: error}
+    handlers: dict[Any, Any] = dict.fromkeys((404, 405, 500), _error)
     app = Starlette(routes=[*all_routes, *pages], middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
     app.state.monitor = monitor
     return app
 
 
+def _status_routes(monitor: Monitor) -> list[Route]:
+    async def live(request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def ready(request: Request) -> Response:
+        return JSONResponse({"status": "stopping"}, 503) if monitor.draining else JSONResponse({"status": "ok"})
+
+    async def metrics(request: Request) -> Response:
+        text = await asyncio.to_thread(monitor.exposition)
+        return Response(text, media_type="text/plain; version=0.0.4")
+
+    async def spec(request: Request) -> Response:
+        return JSONResponse(description())
+
+    return [Route("/livez", live), Route("/readyz", ready), Route("/metrics", metrics), Route("/spec", spec)]
+
+
+async def _error(request: Request, exception: Exception) -> Response:
+    status, detail = getattr(exception, "status_code", 500), getattr(exception, "detail", INTERNAL_ERROR)
+    path = request.url.path
+    return JSONResponse({error_key(path): f"{request.method} {path[:80]}: {detail}"}, status)
+
+
 async def _save_regularly(clients: Clients) -> None:
     while True:
         await asyncio.sleep(_SAVE_SECONDS)
-        await asyncio.to_thread(clients.save)
+        try:
+            await asyncio.to_thread(clients.save)
+        except sqlite3.Error as error:  # such as a full disk; the next call writes what was not written
+            _LOG.error("the use of API keys cannot be written: %s", error)
 
 
 async def to_viewer(request: Request) -> Response:

@@ -156,7 +156,7 @@ def test_terms_of_the_glossary_are_sent_marked_and_kept(page: Page, address: str
     assert page.errors() == []
 
 
-def test_a_glossary_belongs_to_its_languages_and_says_what_is_repeated(page: Page, address: str) -> None:
+def test_a_glossary_belongs_to_its_languages_and_marks_repeated_terms(page: Page, address: str) -> None:
     open_page(page, address)
     assert page.text("#glossary-pair") == "English → German"
     page.run(
@@ -211,7 +211,7 @@ def test_the_source_language_is_detected(page: Page, address: str) -> None:
     assert page.errors() == []
 
 
-def test_a_direction_that_is_missing_is_said_in_words(page: Page, address: str) -> None:
+def test_a_missing_direction_is_explained(page: Page, address: str) -> None:
     open_page(page, address, source="auto", target="ar", text=GERMAN)
     page.run("here.languages.find(({ code }) => code === 'de').targets = ['en']; translateText()")
     page.until("return !byId('failure').hidden")
@@ -288,7 +288,7 @@ def test_a_busy_server_is_asked_again(page: Page, address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "error", "said", "again"),
+    ("status", "error", "message", "again"),
     [
         (500, "Cannot translate text: broken", "The server could not translate this: broken", True),
         (503, "too slow", "The translation took longer than the server allows. Translate less at a time.", True),
@@ -296,13 +296,13 @@ def test_a_busy_server_is_asked_again(page: Page, address: str) -> None:
     ],
 )
 def test_errors_are_said_beside_the_translation(
-    status: int, error: str, said: str, again: bool, page: Page, address: str
+    status: int, error: str, message: str, again: bool, page: Page, address: str
 ) -> None:
     open_page(page, address)
     page.run(answering(status, error=error))
     write(page, TEXT)
     page.until("return !byId('failure').hidden")
-    assert page.text("#failure").startswith(said)
+    assert page.text("#failure").startswith(message)
     assert page.run("return byId('failure').getAttribute('role')") == "alert"
     assert bool(page.all("#failure button")) == again
     if again:
@@ -311,7 +311,7 @@ def test_errors_are_said_beside_the_translation(
         assert page.run("return byId('failure').hidden")
 
 
-def test_a_server_that_is_gone_is_said(page: Page, address: str) -> None:
+def test_a_server_that_does_not_answer_is_reported(page: Page, address: str) -> None:
     open_page(page, address, language="zh-CN")
     page.run("window.fetch = () => Promise.reject(new TypeError('gone'))")
     write(page, TEXT)

@@ -221,7 +221,7 @@ def test_too_much_work_is_refused_until_some_is_done() -> None:
     assert admission.tokens == 0 and not admission.requests
 
 
-def test_a_busy_server_says_when_to_come_back() -> None:
+def test_retry_after_of_a_busy_server() -> None:
     directions = Directions([copying_direction()], max_tokens=1)
     directions.admission.accept("other", 5)
     with TestClient(create_server(directions)) as client:
@@ -345,7 +345,7 @@ def test_files(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "fields", "told"),
+    ("name", "content", "fields", "message"),
     [
         ("a.exe", b"x", {"source": "en", "target": "de"}, "suffix '.exe' is not that of a document"),
         ("a.docx", b"PK\x03\x04 damaged", {"source": "en", "target": "de"}, "not a complete zip archive"),
@@ -355,10 +355,12 @@ def test_files(client: TestClient) -> None:
         (None, b"", {"source": "en", "target": "de"}, "missing file parameter"),
     ],
 )
-def test_invalid_files(client: TestClient, name: str | None, content: bytes, fields: dict[str, str], told: str) -> None:
+def test_invalid_files(
+    client: TestClient, name: str | None, content: bytes, fields: dict[str, str], message: str
+) -> None:
     files = {} if name is None else {"file": (name, content)}
     answer = client.post("/translate_file", data=fields, files=files)
-    assert answer.status_code == 400 and told in answer.json()["error"], answer.text
+    assert answer.status_code == 400 and message in answer.json()["error"], answer.text
 
 
 def test_a_client_that_disconnects_stops_its_html() -> None:

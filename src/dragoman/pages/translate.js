@@ -192,7 +192,7 @@ async function start() {
     first = await loadServer();
   } catch {
     const reload = el("button", { type: "button", onclick: () => location.reload() }, both("Try again", "重试"));
-    showMessage("problem", [unreachable().said, " ", reload]);
+    showMessage("problem", [unreachable().text, " ", reload]);
     return;
   }
   const before = kept(KEPT_CHOICES, {});

@@ -46,7 +46,7 @@ class Job {
       el("div", { class: "job-state" }, this.state, this.seconds), this.bar, this.actions);
   }
 
-  say(node, kind = "") {
+  show(node, kind = "") {
     this.node.dataset.kind = kind;
     this.state.replaceChildren(node);
     this.seconds.textContent = "";
@@ -54,7 +54,7 @@ class Job {
 
   // Ends the job: nothing is in progress, and it can be removed or, perhaps, tried again.
   end(node, kind, again = false) {
-    this.say(node, kind);
+    this.show(node, kind);
     this.bar.hidden = true;
     this.remove.replaceChildren(both("Remove", "移除"));
     if (again) this.actions.prepend(el("button", { type: "button", class: "quiet", onclick: ({ target }) => { target.closest("button").remove(); enqueue(this); } }, both("Try again", "重试")));
@@ -72,11 +72,11 @@ class Job {
   progress(share) {
     if (share < 1) {
       this.bar.value = share;
-      this.say(both(`Sending: ${Math.round(100 * share)} %`, `正在上传：${Math.round(100 * share)}%`));
+      this.show(both(`Sending: ${Math.round(100 * share)} %`, `正在上传：${Math.round(100 * share)}%`));
       return;
     }
     this.bar.removeAttribute("value");  // how much is translated is not known
-    this.say(both("Translating…", "正在翻译……"));
+    this.show(both("Translating…", "正在翻译……"));
     const begun = performance.now();
     clearInterval(this.clock);
     this.clock = setInterval(() => {
@@ -91,7 +91,7 @@ class Job {
     this.bar.hidden = false;
     this.progress(0);
     try {
-      const waits = (node) => { clearInterval(this.clock); if (node) this.say(node); };
+      const waits = (node) => { clearInterval(this.clock); if (node) this.show(node); };
       const { translatedFileUrl } = await upload("translate_file", form, signal, waits, (share) => this.progress(share));
       // The last part only, because behind a proxy the server does not know its address.  The result is fetched at once,
       // because the server deletes it after ten minutes.
@@ -101,7 +101,7 @@ class Job {
     } catch (error) {
       if (signal.aborted) return;
       const failure = error instanceof Failure ? error : unreachable();
-      this.end(failure.said, "failed", failure.again);
+      this.end(failure.text, "failed", failure.again);
     } finally {
       clearInterval(this.clock);
     }
@@ -120,7 +120,7 @@ class Job {
 const directionNode = ({ source, target }) => both(...["en", "zh"].map((reader) => directionIn(reader, source, target)));
 
 async function enqueue(job) {
-  job.say(both("Waiting for the file before it", "等待前一个文件"));
+  job.show(both("Waiting for the file before it", "等待前一个文件"));
   job.remove.replaceChildren(both("Cancel", "取消"));
   files.waiting.push(job);
   if (files.busy) return;

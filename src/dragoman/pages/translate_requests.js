@@ -1,11 +1,11 @@
 "use strict";
 // Requests to the server; what can go wrong with them, in words for the reader.
 
-// said: a node in both languages.  again: whether the same request may succeed later.
+// text: a node with the message in both languages.  again: whether the same request may succeed later.
 class Failure extends Error {
-  constructor(said, again = false) {
-    super(said.textContent);
-    this.said = said;
+  constructor(text, again = false) {
+    super(text.textContent);
+    this.text = text;
     this.again = again;
   }
 }
@@ -78,7 +78,7 @@ function post(path, values, signal, waits) {
   return untilAccepted(send, signal, waits);
 }
 
-// The same for a form with a file, because `fetch` does not say how much has been sent.  progress: 0 to 1.
+// The same for a form with a file, because `fetch` does not report progress.  progress: 0 to 1.
 function upload(path, form, signal, waits, progress) {
   const send = () => new Promise((done, failed) => {
     const request = new XMLHttpRequest();

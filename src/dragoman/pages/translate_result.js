@@ -1,5 +1,5 @@
 "use strict";
-// What stands beside the text: the translation, its alternatives, the terms of the glossary, and messages.
+// The result: the translation, its alternatives, the terms of the glossary, and messages.
 
 const LONGEST_COMPARED = 400;  // words; the comparison takes the product of the two lengths
 
@@ -11,7 +11,7 @@ const showWaiting = (node) => showMessage("notice", node);
 
 function showFailure(failure) {
   const again = el("button", { type: "button", class: "quiet", onclick: translateText }, both("Try again", "重试"));
-  showMessage("failure", failure.again ? [failure.said, again] : [failure.said]);
+  showMessage("failure", failure.again ? [failure.text, again] : [failure.text]);
 }
 
 function showBusy(busy) {

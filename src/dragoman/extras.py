@@ -40,7 +40,7 @@ def has_torch() -> bool:
 
 
 def missing_torch(error: ImportError, what: str) -> UsageError | None:
-    """Return the error that says how to install PyTorch, or None if `error` has another cause.
+    """Return an error with the command that installs PyTorch, or None if `error` has another cause.
 
     what: the feature that needs it.
     """
@@ -51,7 +51,7 @@ def missing_torch(error: ImportError, what: str) -> UsageError | None:
 
 @contextmanager
 def needs_torch(what: str) -> Iterator[None]:
-    """Raise UsageError (`missing_torch`) in place of the ImportError of code that imports PyTorch."""
+    """Convert the ImportError of a missing PyTorch into UsageError (`missing_torch`)."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -62,7 +62,7 @@ def needs_torch(what: str) -> Iterator[None]:
 
 
 class Unavailable:
-    """Stands for a public name whose module needs a package that is not installed: any use raises the error."""
+    """Placeholder for a public name whose module needs a missing package; any use raises the error."""
 
     def __init__(self, error: UsageError) -> None:
         self._message = str(error)

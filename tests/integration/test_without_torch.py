@@ -155,7 +155,7 @@ def test_the_server(option: str, models: Path, expected: dict[str, Any]) -> None
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_what_needs_pytorch_says_how_to_install_it(
+def test_features_that_need_pytorch_name_the_installation_command(
     arguments: list[str], what: str, models: Path, tmp_path: Path
 ) -> None:
     config = tmp_path / "c.toml"
@@ -181,8 +181,8 @@ for use in (train, build_model, record, lambda: Labeller.load("x")):
     done = run(code)
     assert done.returncode == 0, done.stderr
     names = ("train", "build_model", "record", "Labeller")
-    told = "needs PyTorch, which is not installed; install it with:"
-    assert done.stdout.splitlines() == [f"dragoman.{name} {told} {INSTALL}" for name in names]
+    message = "needs PyTorch, which is not installed; install it with:"
+    assert done.stdout.splitlines() == [f"dragoman.{name} {message} {INSTALL}" for name in names]
 
 
 @native

@@ -140,6 +140,19 @@ def test_orthogonalize_changes_only_the_singular_values(shape: tuple[int, int]) 
     assert torch.equal(orthogonalize(torch.zeros(2, 3)), torch.zeros(2, 3))
 
 
+def test_muon_does_not_change_the_number_of_threads() -> None:
+    threads = torch.get_num_threads()
+    model = Layers()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    torch.set_num_threads(2)
+    try:
+        build_optimizer(MuonConfig(), model).step()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_a_constant_rate_has_no_decay() -> None:
     assert {learning_rate(ConstantSchedule(rate=0.01), 512, step, 0.9) for step in (1, 2, 10**6)} == {0.01}
     warm = ConstantSchedule(rate=0.3, warmup=4)

@@ -28,7 +28,7 @@ class ModelEntry(Section):
 
 
 class LimitsConfig(Section):
-    """[limits]: what is refused."""
+    """[limits]: limits of requests; requests beyond them are refused."""
 
     characters: _Count = Field(100_000, description="characters of all texts of a request")
     texts: _Count = Field(1_000, description="texts of a request")

@@ -212,7 +212,7 @@ def model_settings(size: Size, why: str = "") -> list[Setting]:
 
 def optimizer_settings() -> list[Setting]:
     """Return the settings of the section [train.optimizer]."""
-    return [Setting("train.optimizer.kind", "muon", "Learns more per step than Adam, for about a tenth more time.")]
+    return [Setting("train.optimizer.kind", "muon", "Learns more per step than Adam; each step takes slightly longer.")]
 
 
 def _dropout(forecast: Training) -> Setting:

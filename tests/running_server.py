@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -26,6 +28,13 @@ def copying_direction(source: str = "en", target: str = "de", **settings: int) -
 def direction_of(translator: Translator, source: str, target: str) -> Direction:
     translator.describe_data(None, (source, target))
     return Direction(translator, f"{source}-{target}", open_service(translator.backend, translator.max_source))
+
+
+def of_sentences(direction: Direction) -> Direction:
+    """A direction with a model that was trained on single sentences, so that texts are split into sentences."""
+    profile: Any = SimpleNamespace(single_sentences=True, translates_wordless=False, length_ratio=None)
+    direction.translator.describe_data(profile, (direction.source, direction.target))
+    return direction
 
 
 def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:

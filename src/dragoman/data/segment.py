@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from dragoman.data.sentences import split_sentences
 
-__all__ = ["join_parts", "split_text"]
+__all__ = ["JoinedParts", "join_parts", "split_text"]
 
 _QUOTES = "\"'“”‘’"
 _SPACELESS = (("\u3000", "\u30ff"), ("\u3400", "\u9fff"), ("\uff00", "\uffef"), ("\U00020000", "\U0003ffff"))
@@ -81,16 +81,38 @@ def join_parts(sources: Sequence[str], targets: Sequence[str], *, keep_space: bo
     uses spaces.  keep_space: use the whitespace of the source instead of one space; plain spaces are dropped if the
     target script uses none, and tabs and line ends around an empty translation are kept.
     """
-    text = gap = ""
-    for i, target in enumerate(targets):
-        space = _space_between(sources[i - 1], sources[i]) if i else ""
-        if text and target and not gap:
-            text += _joint(sources[i - 1], sources[i], space, text, target, keep_space)
-        elif keep_space and space.strip(" "):
-            gap += space
+    joined = JoinedParts(keep_space)
+    for source, target in zip(sources, targets, strict=True):
+        joined.append(source, target)
+    return joined.complete
+
+
+class JoinedParts:
+    """`join_parts` for parts that arrive one after the other: `text` only grows.
+
+    text: the translations so far.
+    """
+
+    def __init__(self, keep_space: bool = False) -> None:
+        self.text = ""
+        self._keep_space, self._gap = keep_space, ""
+        self._before: str | None = None
+
+    def append(self, source: str, target: str) -> None:
+        """Add the translation of the next part."""
+        before, self._before = self._before, source
+        space = "" if before is None else _space_between(before, source)
+        if before is not None and self.text and target and not self._gap:
+            self.text += _joint(before, source, space, self.text, target, self._keep_space)
+        elif self._keep_space and space.strip(" "):
+            self._gap += space
         if target:
-            text, gap = text + gap + target, ""
-    return text + gap if text else ""
+            self.text, self._gap = self.text + self._gap + target, ""
+
+    @property
+    def complete(self) -> str:
+        """The joined text if no part follows."""
+        return self.text + self._gap if self.text else ""
 
 
 def _space_between(before: str, after: str) -> str:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from dragoman.data.segment import join_parts
-from dragoman.decoding.hypothesis import Hypothesis
-from dragoman.decoding.retry import Fault
+from dragoman.data.tokenizer import Tokenizer
+from dragoman.decoding.hypothesis import Hypothesis, Ids
+from dragoman.decoding.phrases import Phrases
+from dragoman.decoding.retry import Fault, searches_with_retry
+from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError
+from dragoman.pipelines.glossary import Glossary
 from dragoman.pipelines.pipeline import check_text
+from dragoman.pipelines.translated import SearchCall
 
-__all__ = ["Part", "Prefix", "SplitLine", "clean", "one_line", "valid", "with_prefixes"]
+__all__ = ["Part", "Prefix", "SplitLine", "clean", "one_line", "search_parts", "valid", "with_prefixes"]
 
 Prefix = str | Sequence[str] | None
 """Beginning of the translations: one text for all lines, or one per line."""
@@ -58,6 +64,37 @@ class SplitLine:
         body = self.text.strip()
         start = self.text.index(body)
         return self.text[:start] + joined + (self.text[start + len(body) :] if len(targets) == len(self.parts) else "")
+
+
+def search_parts(
+    parts: Sequence[Part],
+    settings: SearchSettings,
+    glossary: Glossary | None,
+    tokenizer: Tokenizer,
+    has_no_text: Callable[[Ids], bool],
+) -> Generator[SearchCall, list[list[Hypothesis]], None]:
+    """Yield the searches of parts, be sent their results, and set `terms`, `found` and `fault` of each part.
+
+    A second search follows for empty output and repetitions.  has_no_text: whether target tokens decode to blank text.
+    """
+    phrases: list[Phrases | None] = [None] * len(parts)
+    if glossary is not None:
+        for i, part in enumerate(parts):
+            part.terms = glossary.entries_in(part.text)
+            phrases[i] = glossary.phrases(part.terms, tokenizer)
+    steps: Generator[Any, Any, Any] = searches_with_retry(
+        [part.ids for part in parts], settings, lambda nbest: nbest[0].tokens, has_no_text
+    )
+    try:
+        indices, settings_of_step = next(steps)
+        while True:
+            ids, prefixes = [parts[i].ids for i in indices], [parts[i].prefix for i in indices]
+            own = [phrases[i] for i in indices] if any(phrases) else None
+            indices, settings_of_step = steps.send((yield SearchCall(ids, prefixes, settings_of_step, own)))
+    except StopIteration as stop:
+        results = stop.value
+    for part, found, fault in zip(parts, *results, strict=True):
+        part.found, part.fault = found, fault
 
 
 def clean(text: str, name: str) -> str:

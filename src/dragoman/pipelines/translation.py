@@ -12,12 +12,11 @@ from dragoman.data.segment import join_parts, split_text
 from dragoman.data.sentences import list_prefix, split_sentences
 from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.decoding.hypothesis import Hypothesis, Ids
-from dragoman.decoding.phrases import Phrases
-from dragoman.decoding.retry import StreamWithRetry, has_unusual_length, searches_with_retry
+from dragoman.decoding.retry import StreamWithRetry, has_unusual_length
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError, clip
 from dragoman.pipelines.glossary import Glossary, applied
-from dragoman.pipelines.parts import Part, Prefix, SplitLine, clean, one_line, valid, with_prefixes
+from dragoman.pipelines.parts import Part, Prefix, SplitLine, clean, one_line, search_parts, valid, with_prefixes
 from dragoman.pipelines.pipeline import Pipeline, check_flag, check_positive, check_sequence, check_text, stream_windows
 from dragoman.pipelines.quality import FLAGS, QualityCheck
 from dragoman.pipelines.translated import (
@@ -168,12 +167,12 @@ class Translator(Pipeline):
                         ids = step.tokens, step.tokens[: step.stable]
                         yield PartialTranslation(*(line.join([*targets, part.mark + self._decode(i)]) for i in ids))
                 part.found, part.fault = [search.result], search.fault
-            targets.append(self._text(part, 0))
+            targets.append(self.text_of(part, 0))
         complete = self.join(line).text
         yield PartialTranslation(complete, complete)
 
-    def _text(self, part: Part, rank: int) -> str:
-        """Return the translation of a part; rank 0 is the best."""
+    def text_of(self, part: Part, rank: int = 0) -> str:
+        """Return the translation of a part that has been searched; rank 0 is the best."""
         return part.mark + self._decode(part.found[rank].tokens) if part.ids else part.text.strip()
 
     def _decode(self, ids: Sequence[int]) -> str:
@@ -264,26 +263,14 @@ class Translator(Pipeline):
         self, texts: Sequence[tuple[str, str]], split: bool | None, settings: SearchSettings, glossary: Glossary | None
     ) -> Generator[SearchCall, list[list[Hypothesis]], list[Translation]]:
         lines = [self.split(text, prefix, split) for text, prefix in texts]
-        parts = [part for line in lines for part in line.searched]
-        phrases: list[Phrases | None] = [None] * len(parts)
-        if glossary is not None:
-            for i, part in enumerate(parts):
-                part.terms = glossary.entries_in(part.text)
-                phrases[i] = glossary.phrases(part.terms, self.tokenizer)
-        steps: Generator[Any, Any, Any] = searches_with_retry(
-            [part.ids for part in parts], settings, lambda nbest: nbest[0].tokens, self.has_no_text
-        )
-        try:
-            indices, settings_of_step = next(steps)
-            while True:
-                ids, prefixes = [parts[i].ids for i in indices], [parts[i].prefix for i in indices]
-                own = [phrases[i] for i in indices] if any(phrases) else None
-                indices, settings_of_step = steps.send((yield SearchCall(ids, prefixes, settings_of_step, own)))
-        except StopIteration as stop:
-            results = stop.value
-        for part, found, fault in zip(parts, *results, strict=True):
-            part.found, part.fault = found, fault
+        yield from self.part_searches([part for line in lines for part in line.searched], settings, glossary)
         return [self.join(line, settings.nbest) for line in lines]
+
+    def part_searches(
+        self, parts: Sequence[Part], settings: SearchSettings, glossary: Glossary | None = None
+    ) -> Generator[SearchCall, list[list[Hypothesis]], None]:
+        """Return the searches of parts of lines, as `searches` does; `found` and `fault` of each part are set."""
+        return search_parts(parts, settings, glossary, self.tokenizer, self.has_no_text)
 
     def split(self, text: str, prefix: str = "", sentences: bool | None = None) -> SplitLine:
         """Return the parts of a text; see `split` of `translate` for `sentences`.
@@ -342,7 +329,7 @@ class Translator(Pipeline):
             return Translation(text, blank.text, 0.0, 0.0, [], [], ("empty_source",), [blank] * nbest)
         alternatives = [
             Alternative(
-                line.join([self._text(part, rank) for part in parts]),
+                line.join([self.text_of(part, rank) for part in parts]),
                 sum((part.found[rank].score for part in searched), 0.0),
                 sum((part.found[rank].log_prob for part in searched), 0.0),
             )
@@ -359,7 +346,7 @@ class Translator(Pipeline):
             flags=self._flags(line, alternatives[0].text),
             nbest=alternatives,
             sentences=self._translated_sentences(line) if parts[-1].sentence else [],
-            terms=[term for part in searched for term in applied(part.terms, self._text(part, 0))],
+            terms=[term for part in searched for term in applied(part.terms, self.text_of(part, 0))],
         )
 
     def _translated_sentences(self, line: SplitLine) -> list[Sentence]:
@@ -367,7 +354,7 @@ class Translator(Pipeline):
         for _, group in itertools.groupby(line.parts, key=lambda part: part.sentence):
             parts = list(group)
             source = "".join(part.text for part in parts).strip()
-            text = join_parts([part.text for part in parts], [self._text(part, 0) for part in parts], keep_space=True)
+            text = join_parts([part.text for part in parts], [self.text_of(part, 0) for part in parts], keep_space=True)
             score = sum((part.found[0].score for part in parts if part.ids), 0.0)
             sentences.append(Sentence(source, text, score))
         return sentences
@@ -387,6 +374,6 @@ class Translator(Pipeline):
                 flags.append("truncated")
             if has_unusual_length(len(part.ids) - 1, len(best.tokens)):
                 flags.append("length")
-            if quality.lacks_content(part.text, text.strip() if len(line.parts) == 1 else self._text(part, 0)):
+            if quality.lacks_content(part.text, text.strip() if len(line.parts) == 1 else self.text_of(part, 0)):
                 flags.append("coverage")
         return tuple(name for name in FLAGS if name in flags) if flags else ()

@@ -24,15 +24,20 @@ class Overloaded(Exception):
 
 @dataclass
 class Ticket:
-    """An accepted request.  share: number of requests of the same client; each advances at the reciprocal rate."""
+    """An accepted request.
+
+    share: number of requests of the same client; each advances at the reciprocal rate.  before: source tokens of the
+    request that precede the next sentences.
+    """
 
     client: str
     tokens: int
     share: int
+    before: int = 0
 
     def ranks(self, sources: Sequence[Sequence[int]]) -> list[float]:
         """Return the ranks of the next sentences of the request (see `SearchService.submit`)."""
-        ranks, before = [], 0
+        ranks, before = [], self.before
         for source in sources:
             ranks.append(float(self.share * before))
             before += len(source)

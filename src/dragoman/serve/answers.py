@@ -45,6 +45,25 @@ class ErrorFormat:
         """Return an answer with a message."""
         return JSONResponse({self.key: prefix + message}, status, headers)
 
+    def answer_to(self, error: Exception, request: Request) -> Response:
+        """Return the answer to a request that ended with an exception."""
+        match error:
+            case BadRequest():
+                return self.answer(error.message, error.status, error.headers)
+            case Overloaded():
+                return self.answer(str(error), 429, {"Retry-After": str(error.seconds)}, self.overload)
+            case QuotaExceeded():
+                return self.answer(str(error), self.quota)
+            case Disconnected():
+                return Response(status_code=499)  # nobody reads it
+            case UsageError() | DataError():
+                return self.answer(str(error), 400, prefix=self.invalid)
+            case DragomanError():
+                _LOG.error("translation failed: %s", error)
+                return self.answer(str(error), 500, prefix=self.failure)
+        _LOG.error("%s %s failed", request.method, request.scope["route"].path, exc_info=error)
+        return self.answer(INTERNAL_ERROR, 500)
+
 
 def answered(
     handler: Callable[[Request], Awaitable[Any]], errors: ErrorFormat, status: int = 200
@@ -54,22 +73,8 @@ def answered(
     async def endpoint(request: Request) -> Response:
         try:
             answer = await handler(request)
-        except BadRequest as error:
-            return errors.answer(error.message, error.status, error.headers)
-        except Overloaded as error:
-            return errors.answer(str(error), 429, {"Retry-After": str(error.seconds)}, errors.overload)
-        except QuotaExceeded as error:
-            return errors.answer(str(error), errors.quota)
-        except Disconnected:
-            return Response(status_code=499)  # nobody reads it
-        except (UsageError, DataError) as error:
-            return errors.answer(str(error), 400, prefix=errors.invalid)
-        except DragomanError as error:
-            _LOG.error("translation failed: %s", error)
-            return errors.answer(str(error), 500, prefix=errors.failure)
-        except Exception:
-            _LOG.exception("%s %s failed", request.method, request.scope["route"].path)
-            return errors.answer(INTERNAL_ERROR, 500)
+        except Exception as error:
+            return errors.answer_to(error, request)
         return answer if isinstance(answer, Response) else JSONResponse(answer, status)
 
     return endpoint

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -15,6 +16,7 @@ from dragoman.errors import UsageError
 from dragoman.pipelines.translated import SearchCall, Translation
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.admission import Admission, Ticket
+from dragoman.serve.sentences import Report, translate_sentences
 
 __all__ = ["BlockingTranslator", "Direction", "Directions"]
 
@@ -53,20 +55,32 @@ class Direction:
             translator.describe_data(translator.profile, (source or own[0], target or own[1]))
         return cls(translator, name)
 
-    async def translate(self, texts: Sequence[str], ticket: Ticket, **settings: Any) -> list[Translation]:
+    async def translate(
+        self, texts: Sequence[str], ticket: Ticket, report: Report | None = None, **settings: Any
+    ) -> list[Translation]:
         """Return one translation per text, equal to that of `Translator.translate` with the same settings.
 
+        report: receives each sentence as soon as those before it are translated (see `translate_sentences`).
         Cancelling the call cancels its searches.  Raises UsageError, and DragomanError if a search fails.
         """
-        searches = self.translator.searches(texts, **settings)
         long = sum(map(len, texts)) > _SPLIT_HERE
+        if report is None:
+            found: list[Translation] = await self._run(self.translator.searches(texts, **settings), ticket, long)
+            return found
+
+        def run(searches: Any, before: int) -> Any:
+            return self._run(searches, replace(ticket, before=before))
+
+        return await translate_sentences(self.translator, texts, run, report, in_thread=long, **settings)
+
+    async def _run(self, searches: Any, ticket: Ticket, in_thread: bool = False) -> Any:
+        """Return the result of a generator of searches.  in_thread: run the code between them in a thread."""
 
         async def advance(found: Any) -> Any:
-            """Run the code between two searches; the result is the next search, or the translations."""
-            return await asyncio.to_thread(_send, searches, found) if long else _send(searches, found)
+            return await asyncio.to_thread(_send, searches, found) if in_thread else _send(searches, found)
 
         call = await advance(None)
-        while not isinstance(call, list):
+        while isinstance(call, SearchCall):
             search = self.submit(call, ticket)
             try:
                 found = await asyncio.wrap_future(search.future)
@@ -178,18 +192,21 @@ class Directions:
         route: Sequence[Direction],
         texts: Sequence[str],
         client: str,
+        report: Report | None = None,
         **settings: Any,
     ) -> list[list[Translation]]:
         """Return the translations of each model of a route; the last list has the results.
 
-        client: name of the caller; callers share the machine equally.  settings: as for `Translator.translate`; the
+        client: name of the caller; callers share the machine equally.  report: receives each sentence of the results
+        (see `Direction.translate`).  settings: as for `Translator.translate`; the
         search of the first of two models returns one hypothesis and uses no glossary.  Raises Overloaded.
         """
         ticket = self.admission.accept(client, len(route) * _estimate(texts))
         try:
             found: list[list[Translation]] = []
             for position, direction in enumerate(route, start=1):
-                own = settings if position == len(route) else {**settings, "nbest": 1, "glossary": None}
+                last = {**settings, "report": report}
+                own = last if position == len(route) else {**settings, "nbest": 1, "glossary": None}
                 found.append(await direction.translate(texts, ticket, **own))
                 texts = [translation.text for translation in found[-1]]
             return found

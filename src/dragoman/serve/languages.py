@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from babel import Locale
@@ -16,11 +16,15 @@ from dragoman.pipelines.translated import Translation
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.directions import Direction, Directions
 from dragoman.serve.requests import BadRequest
+from dragoman.serve.sentences import Report
 
 __all__ = ["Options", "english_name", "identify", "model_code", "public_code", "route_of", "translate_texts"]
 
 _ALIASES = {"zh": "zh-Hans", "zt": "zh-Hant", "pb": "pt-BR"}
 """Codes of languages that are written in two ways."""
+
+_REPORTED = 8
+"""Texts with markup that are translated together, and then reported."""
 
 _TAG = re.compile(r"<[^<>]*>")
 
@@ -95,35 +99,66 @@ def route_of(directions: Directions, source: str, target: Any) -> list[Direction
 
 
 async def translate_texts(
-    directions: Directions, texts: Sequence[str], languages: Sequence[str], options: Options
+    directions: Directions,
+    texts: Sequence[str],
+    languages: Sequence[str],
+    options: Options,
+    report: Report | None = None,
 ) -> list[Translation]:
     """Translate texts, one language after the other; a text in the target language is returned as it is.
 
-    languages: of each text, as the models call them.
+    languages: of each text, as the models call them.  report: receives each sentence, and each text with markup, as
+    soon as it is translated.
     """
+    routes = {language: route_of(directions, language, options.target) for language in dict.fromkeys(languages)}
     results: dict[int, Translation] = {}
-    for language in dict.fromkeys(languages):
+    for language, route in routes.items():
         indices = [i for i, own in enumerate(languages) if own == language]
-        route = route_of(directions, language, options.target)
-        if not route:
-            results.update((i, _copy(texts[i], texts[i])) for i in indices)
-            continue
         own = [texts[i] for i in indices]
-        if options.markup is not None:
-            work = partial(_translate_marked, options.markup, {"glossary": options.glossary, "split": options.split})
-            marked = await directions.run(route, work, own, sum(map(len, own)), options.client)
-            results.update((i, _copy(texts[i], text)) for i, text in zip(indices, marked, strict=True))
-            continue
-        settings = options.settings(route[-1])
-        found = await directions.translate(route, own, options.client, **settings)
-        results.update(zip(indices, found[-1], strict=True))
+        reported = None if report is None else _renumbered(report, indices)
+        if not route:
+            found = [_copy(text, text) for text in own]
+            for i, text in enumerate(own):
+                if reported is not None and text:
+                    reported(i, text)
+        elif options.markup is not None:
+            marked = _Marked(options, route[-1].target, reported)
+            written = await directions.run(route, marked.translate, own, sum(map(len, own)), options.client)
+            found = [*map(_copy, own, written)]
+        else:
+            settings = options.settings(route[-1])
+            found = (await directions.translate(route, own, options.client, reported, **settings))[-1]
+        results.update(zip(indices, found, strict=True))
     return [results[i] for i in range(len(texts))]
 
 
-def _translate_marked(
-    markup: Callable[..., list[str]], settings: dict[str, Any], translator: Translator, texts: list[str]
-) -> list[str]:
-    return markup(translator, texts, **settings)
+def _renumbered(report: Report, indices: Sequence[int]) -> Report:
+    return lambda i, text: report(indices[i], text)
+
+
+class _Marked:
+    """Translates texts with markup in a thread of `Directions.run`.  target: the language of the results.
+
+    report: called on the event loop that creates the object.
+    """
+
+    def __init__(self, options: Options, target: str, report: Report | None) -> None:
+        assert options.markup is not None
+        self._markup, self._options, self._target, self._report = options.markup, options, target, report
+        self._loop = asyncio.get_running_loop()
+
+    def translate(self, translator: Translator, texts: list[str]) -> list[str]:
+        is_last = translator.languages[1] == self._target
+        settings = {"glossary": self._options.glossary if is_last else None, "split": self._options.split}
+        if self._report is None or not is_last:
+            return self._markup(translator, texts, **settings)
+        found: list[str] = []
+        for start in range(0, len(texts), _REPORTED):
+            found += self._markup(translator, texts[start : start + _REPORTED], **settings)
+            for i in range(start, len(found)):
+                if found[i]:
+                    self._loop.call_soon_threadsafe(self._report, i, found[i])
+        return found
 
 
 def _copy(source: str, text: str) -> Translation:

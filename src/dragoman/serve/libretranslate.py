@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
@@ -17,11 +17,13 @@ from dragoman.markup.html import translate_html
 from dragoman.pipelines.glossary import Glossary
 from dragoman.pipelines.translated import Translation
 from dragoman.serve.answers import ErrorFormat, answered
-from dragoman.serve.clients import Clients
+from dragoman.serve.clients import Client, Clients
 from dragoman.serve.directions import Directions
+from dragoman.serve.events import event_stream, wants_events
 from dragoman.serve.files import Document, DocumentJobs, read_upload, translate_upload
 from dragoman.serve.languages import Options, english_name, identify, model_code, public_code, route_of, translate_texts
 from dragoman.serve.requests import BadRequest, Limits, parameters, read_body, unless_disconnected
+from dragoman.serve.sentences import Report
 
 __all__ = ["routes"]
 
@@ -49,7 +51,7 @@ class _LibreTranslate:
     def __init__(self, directions: Directions, limits: Limits, clients: Clients, jobs: DocumentJobs) -> None:
         self.directions, self.limits, self.clients, self.jobs = directions, limits, clients, jobs
 
-    async def translate(self, request: Request) -> dict[str, Any]:
+    async def translate(self, request: Request) -> dict[str, Any] | Response:
         values = parameters(request, await read_body(request, self.limits))
         client = self.clients.identify(request, values.get("api_key"))
         for name in ("q", "source", "target"):
@@ -57,6 +59,15 @@ class _LibreTranslate:
                 if name == "q" and values.get(name) == "":
                     continue
                 raise BadRequest(f"Invalid request: missing {name} parameter")
+        in_events = wants_events(request, values.get("stream"))
+        translation = self._translation(values, client)
+        self.clients.accept(client, translation.characters)
+        if in_events:
+            return await event_stream(request, translation.run, self.limits.seconds, _ERRORS)
+        return await unless_disconnected(request, translation.run(), self.limits.seconds)
+
+    def _translation(self, values: dict[str, Any], client: Client) -> _Translation:
+        """Return what a request asks for.  Raises BadRequest and UsageError."""
         texts, is_list = self._texts(values["q"])
         alternatives = self._alternatives(values.get("alternatives", 0))
         form = values.get("format") or "text"
@@ -71,19 +82,7 @@ class _LibreTranslate:
         else:
             languages = [self._source(source)] * len(texts)
         options = Options(values["target"], client.name, alternatives, glossary_of(values), markup=markup)
-        characters = sum(map(len, texts))
-        self.clients.accept(client, characters)
-        work = translate_texts(self.directions, texts, languages, options)
-        results = await unless_disconnected(request, work, self.limits.seconds)
-        self.clients.charge(client, characters)
-        answer: dict[str, Any] = {"translatedText": [result.text for result in results]}
-        if detected is not None:
-            answer["detectedLanguage"] = detected
-        if alternatives:
-            answer["alternatives"] = [_alternatives(result, alternatives) for result in results]
-        if "glossary" in values:
-            answer["glossary"] = [[asdict(term) for term in result.terms] for result in results]
-        return answer if is_list else {name: value[0] for name, value in answer.items()}
+        return _Translation(self, client, texts, languages, options, is_list, detected, "glossary" in values)
 
     def _texts(self, q: Any) -> tuple[list[str], bool]:
         is_list = isinstance(q, list)
@@ -188,6 +187,58 @@ class _LibreTranslate:
 
     async def health(self, request: Request) -> dict[str, str]:
         return {"status": "ok"}
+
+
+@dataclass(frozen=True)
+class _Translation:
+    """A request for translations that has been read and checked.
+
+    is_list: whether its texts, and therefore all values of the answer, are lists.  detected: languages of the texts, if
+    they were to be detected.  with_terms: whether the answer reports the terms of the glossary.
+    """
+
+    server: _LibreTranslate
+    client: Client
+    texts: list[str]
+    languages: list[str]
+    options: Options
+    is_list: bool
+    detected: list[dict[str, Any]] | None
+    with_terms: bool
+
+    @property
+    def characters(self) -> int:
+        return sum(map(len, self.texts))
+
+    async def run(self, report: Report | None = None) -> dict[str, Any]:
+        """Return the answer.  The characters are charged when the first sentence is reported, or at the end."""
+        reported = False
+
+        def noted(index: int, text: str) -> None:
+            nonlocal reported
+            reported = True
+            assert report is not None
+            report(index, text)
+
+        finished = False
+        try:
+            own = None if report is None else noted
+            results = await translate_texts(self.server.directions, self.texts, self.languages, self.options, own)
+            finished = True
+        finally:
+            if finished or reported:
+                self.server.clients.charge(self.client, self.characters)
+        return self._answer(results)
+
+    def _answer(self, results: list[Translation]) -> dict[str, Any]:
+        answer: dict[str, Any] = {"translatedText": [result.text for result in results]}
+        if self.detected is not None:
+            answer["detectedLanguage"] = self.detected
+        if self.options.alternatives:
+            answer["alternatives"] = [_alternatives(result, self.options.alternatives) for result in results]
+        if self.with_terms:
+            answer["glossary"] = [[asdict(term) for term in result.terms] for result in results]
+        return answer if self.is_list else {name: value[0] for name, value in answer.items()}
 
 
 def glossary_of(values: dict[str, Any]) -> Glossary | None:

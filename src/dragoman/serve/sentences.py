@@ -1,0 +1,108 @@
+"""Translations that are reported sentence by sentence, while the rest of their texts is still searched."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from typing import Any
+
+from dragoman.data.segment import JoinedParts
+from dragoman.decoding.settings import SearchSettings
+from dragoman.pipelines.glossary import Glossary
+from dragoman.pipelines.parts import Part, SplitLine
+from dragoman.pipelines.translated import Translation
+from dragoman.pipelines.translation import Translator
+
+__all__ = ["Report", "Run", "translate_sentences"]
+
+Report = Callable[[int, str], None]
+"""Called with the index of a text and the next piece of its translation; the pieces joined are the translation."""
+
+Run = Callable[[Generator[Any, Any, Any], int], Awaitable[Any]]
+"""Returns the result of a generator of searches; the number counts the source tokens of the request before them."""
+
+_BURST = 50
+"""Searches that are submitted before other requests get a turn on the event loop."""
+
+
+async def translate_sentences(
+    translator: Translator,
+    texts: Sequence[str],
+    run: Run,
+    report: Report,
+    *,
+    in_thread: bool,
+    split: bool | None = None,
+    glossary: Glossary | None = None,
+    **overrides: Any,
+) -> list[Translation]:
+    """Return what `Translator.translate` returns, and report each sentence as soon as those before it are translated.
+
+    Each part of a text (a sentence, or a part of a long one) is a search of its own.  in_thread: split the texts in a
+    thread, because they are long.  Cancelling the call cancels its searches.
+    """
+    settings = SearchSettings.of(translator.settings, **overrides)
+
+    def split_all() -> list[SplitLine]:
+        return [translator.split(text, sentences=split) for text in texts]
+
+    lines = await asyncio.to_thread(split_all) if in_thread else split_all()
+    searches: dict[int, asyncio.Task[None]] = {}
+    writers: list[asyncio.Task[Translation]] = []
+    before = 0
+    try:
+        for index, line in enumerate(lines):
+            for part in line.searched:
+                steps = translator.part_searches([part], settings, Glossary.of(glossary))
+                searches[id(part)] = asyncio.ensure_future(run(steps, before))
+                before += len(part.ids)
+                if len(searches) % _BURST == 0:
+                    await asyncio.sleep(0)
+            writer = _Writer(translator, line, searches, settings.nbest, index, report)
+            writers.append(asyncio.create_task(writer.run()))
+        return await asyncio.gather(*writers)
+    finally:
+        unfinished = [task for task in (*searches.values(), *writers) if not task.done()]
+        for task in unfinished:
+            task.cancel()
+        await asyncio.gather(*unfinished, *searches.values(), return_exceptions=True)
+
+
+class _Writer:
+    """Joins the translations of the parts of a text, in order, and reports each of them."""
+
+    def __init__(
+        self,
+        translator: Translator,
+        line: SplitLine,
+        searches: dict[int, asyncio.Task[None]],
+        nbest: int,
+        index: int,
+        report: Report,
+    ) -> None:
+        self.translator, self.line, self.searches, self.nbest = translator, line, searches, nbest
+        self.index, self.report = index, report
+        self.reported = 0
+
+    async def run(self) -> Translation:
+        line = self.line
+        joined = JoinedParts(line.keep_space)
+        start = line.text[: len(line.text) - len(line.text.lstrip())] if line.keep_space else ""
+        for part in line.parts:
+            await self._searched(part)
+            joined.append(part.text, self.translator.text_of(part))
+            if joined.text:
+                self._report(start + joined.text)
+        translation = self.translator.join(line, self.nbest)
+        self._report(translation.text)
+        return translation
+
+    async def _searched(self, part: Part) -> None:
+        if part.ids:
+            await self.searches[id(part)]
+
+    def _report(self, text: str) -> None:
+        """Report what a longer beginning of the translation adds."""
+        if len(text) > self.reported:
+            self.report(self.index, text[self.reported :])
+            self.reported = len(text)

@@ -1,0 +1,309 @@
+"""Server-sent events of /translate: pieces of the translation while it is searched, and then the plain answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from dragoman.data.segment import JoinedParts, join_parts
+from dragoman.decoding.service import Search
+from dragoman.errors import DragomanError
+from dragoman.serve import events as events_module
+from dragoman.serve.directions import Direction, Directions
+from dragoman.serve.keys import KeyStore
+from dragoman.serve.requests import Limits
+from dragoman.serve.server import create_server
+from running_server import copying_direction, direction_of, of_sentences, serving, until
+from tiny_translator import copying_translator, round_trip, tiny_translator
+
+SENTENCES = "One two.  Three four!\nFive six seven. 12. Nine?"
+QUERY = {"source": "en", "target": "de"}
+
+
+def events_of(body: str) -> list[tuple[str, dict[str, Any]]]:
+    """The events of a stream with their data; comments are left out."""
+    found = []
+    for block in body.split("\n\n"):
+        if block and not block.startswith(":"):
+            name, data = block.split("\n")
+            found.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    return found
+
+
+def pieces(events: list[tuple[str, dict[str, Any]]], index: int = 0) -> list[str]:
+    return [data["text"] for name, data in events if name == "part" and data["index"] == index]
+
+
+@pytest.fixture
+def client() -> Iterator[TestClient]:
+    directions = [
+        of_sentences(direction_of(tiny_translator(), "en", "de")),
+        of_sentences(copying_direction("de", "fr")),
+        copying_direction("fr", "de"),
+    ]
+    with TestClient(create_server(Directions(directions))) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"target": "fr"},
+        {"alternatives": 2},
+        {"source": "auto"},
+        {"glossary": {"two": "nine"}, "glossary_mode": "strict"},
+        {"format": "html"},
+        {"format": "html", "target": "fr"},
+        {"target": "en"},
+        {"source": "fr"},  # its model does not split sentences
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("q", [SENTENCES, [SENTENCES, "", "four", "  ", " one\n\ntwo "] * 4, [], ""], ids=repr)
+def test_the_events_make_up_the_plain_answer(client: TestClient, q: str | list[str], more: dict[str, Any]) -> None:
+    values = {"q": q, **QUERY, **more}
+    plain = client.post("/translate", json=values)
+    streamed = client.post("/translate", json={**values, "stream": True})
+    assert plain.status_code == streamed.status_code == 200
+    assert streamed.headers["content-type"].startswith("text/event-stream")
+    events = events_of(streamed.text)
+    assert events[-1] == ("done", plain.json()) and [name for name, _ in events].count("done") == 1
+    texts = plain.json()["translatedText"] if isinstance(q, list) else [plain.json()["translatedText"]]
+    for index, text in enumerate(texts):
+        assert "".join(pieces(events, index)) == text
+    assert all(piece for index in range(len(texts)) for piece in pieces(events, index))
+
+
+def test_each_sentence_is_an_event(client: TestClient) -> None:
+    values = {"q": SENTENCES, "source": "de", "target": "fr", "stream": True}
+    events = events_of(client.post("/translate", json=values).text)
+    assert pieces(events) == ["One two.", "  Three four!", "\nFive six seven.", " 12. Nine?"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "headers", "streams"),
+    [
+        ({"json": {"stream": True}}, {}, True),
+        ({"json": {"stream": False}}, {"accept": "text/event-stream"}, False),
+        ({"json": {}}, {"accept": "text/html, Text/Event-Stream;q=0.9"}, True),
+        ({"json": {}}, {"accept": "*/*"}, False),
+        ({"data": {"stream": "true"}}, {}, True),
+        ({"params": {"stream": "1"}}, {}, True),
+    ],
+)
+def test_how_events_are_requested(
+    client: TestClient, sent: dict[str, Any], headers: dict[str, str], streams: bool
+) -> None:
+    with_text = {name: {**values, **QUERY, "q": "one"} for name, values in sent.items()}
+    answer = client.post("/translate", headers=headers, **with_text)
+    assert answer.headers["content-type"].startswith("text/event-stream") == streams
+
+
+@pytest.mark.parametrize(
+    ("values", "status"),
+    [
+        ({"stream": "perhaps"}, 400),
+        ({"target": "zz"}, 400),
+        ({"q": 7}, 400),
+        ({"source": "fr", "target": "en"}, 400),
+        ({"glossary": {"a": ""}}, 400),
+        ({"q": "x" * 100_001}, 400),
+    ],
+)
+def test_errors_before_the_first_event_are_those_of_the_plain_answer(
+    client: TestClient, values: dict[str, Any], status: int
+) -> None:
+    asked = {"q": "one", **QUERY, "stream": True, **values}
+    streamed = client.post("/translate", json=asked)
+    assert streamed.status_code == status and streamed.headers["content-type"] == "application/json"
+    if "stream" not in values:
+        assert streamed.json() == client.post("/translate", json={**asked, "stream": False}).json()
+
+
+class ByHand:
+    """A service whose searches end when a test says so.  Their results are those of `direction`."""
+
+    def __init__(self, direction: Direction) -> None:
+        self.service = direction.service
+        self.searches: list[tuple[Search, tuple[Any, ...]]] = []
+        self.cancelled = 0
+        direction.service = self  # type: ignore[assignment]
+
+    def submit(self, *arguments: Any) -> Search:
+        self.searches.append((Search(len(arguments[0])), arguments))
+        return self.searches[-1][0]
+
+    def finish(self, number: int) -> None:
+        search, arguments = self.searches[number]
+        search.future.set_result(self.service.submit(*arguments).future.result())
+
+    def cancel(self, search: Search) -> None:
+        self.cancelled += 1
+        search.future.cancel()
+
+    load = 0, 0
+
+    def close(self) -> None:
+        self.service.close()
+
+
+def posted(address: str, values: dict[str, Any]) -> socket.socket:
+    host, _, port = address.removeprefix("http://").partition(":")
+    body = json.dumps({**QUERY, "stream": True, **values}).encode()
+    connection = socket.create_connection((host, int(port)), timeout=10)
+    head = f"POST /translate HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+def read_until(connection: socket.socket, end: bytes) -> bytes:
+    received = b""
+    while end not in received:
+        part = connection.recv(1 << 16)
+        assert part, received
+        received += part
+    return received
+
+
+def test_a_sentence_is_sent_before_the_others_are_translated_and_in_order() -> None:
+    direction = of_sentences(copying_direction())
+    service = ByHand(direction)
+    with serving(create_server(Directions([direction]))) as address, posted(address, {"q": SENTENCES}) as connection:
+        until(lambda: len(service.searches) == 4)
+        service.finish(1)  # waits for the sentence before it
+        service.finish(0)
+        head = read_until(connection, b"Three")
+        assert head.startswith(b"HTTP/1.1 200") and b"no-cache" in head and b"done" not in head
+        service.finish(3)
+        service.finish(2)
+        assert b"event: done" in read_until(connection, b"0\r\n\r\n")
+
+
+def test_texts_of_a_list_do_not_wait_for_each_other() -> None:
+    direction = of_sentences(copying_direction())
+    service = ByHand(direction)
+    with (
+        serving(create_server(Directions([direction]))) as address,
+        posted(address, {"q": ["one", "two"]}) as connection,
+    ):
+        until(lambda: len(service.searches) == 2)
+        service.finish(1)
+        assert b'"index": 1' in read_until(connection, b"event: part")
+        service.finish(0)
+        assert b"event: done" in read_until(connection, b"0\r\n\r\n")
+
+
+def test_a_client_that_disconnects_frees_its_rows_and_is_charged_for_what_it_has(tmp_path: Path) -> None:
+    store = KeyStore(tmp_path / "keys.sqlite")
+    key, secret = store.add("reader")
+    direction = of_sentences(copying_direction())
+    service = ByHand(direction)
+    directions = Directions([direction])
+    server = create_server(directions, database=tmp_path / "keys.sqlite", require_key=True)
+    with serving(server) as address:
+        with posted(address, {"q": SENTENCES, "api_key": secret}) as connection:
+            until(lambda: len(service.searches) == 4)
+            service.finish(0)
+            read_until(connection, b"event: part")
+            assert directions.admission.tokens > 0
+        until(lambda: directions.admission.tokens == 0)
+        assert service.cancelled == 3
+        with posted(address, {"q": "one", "api_key": secret}):
+            until(lambda: len(service.searches) == 5)
+        until(lambda: service.cancelled == 4)
+    assert [found.used for found in store.all() if found.id == key.id] == [len(SENTENCES)]
+    store.close()
+
+
+def test_an_error_after_the_first_event_is_an_event() -> None:
+    direction = of_sentences(copying_direction())
+    service = ByHand(direction)
+    directions = Directions([direction])
+    with serving(create_server(directions)) as address, posted(address, {"q": SENTENCES}) as connection:
+        until(lambda: len(service.searches) == 4)
+        service.finish(0)
+        read_until(connection, b"event: part")
+        failed: Future[Any] = service.searches[1][0].future
+        failed.set_exception(DragomanError("the model is broken"))
+        rest = read_until(connection, b"0\r\n\r\n").decode()
+        assert '{"error": "Cannot translate text: the model is broken", "status": 500}' in rest
+        assert "done" not in rest
+    assert service.cancelled == 2 and directions.admission.tokens == 0
+
+
+def test_an_error_without_a_first_event_has_its_status() -> None:
+    direction = of_sentences(copying_direction())
+    service = ByHand(direction)
+    limits = Limits(seconds=0.2)
+    with TestClient(create_server(Directions([direction]), limits)) as client:
+        answer = client.post("/translate", json={**QUERY, "q": SENTENCES, "stream": True})
+    assert answer.status_code == 503 and "took longer than 0.2 s" in answer.json()["error"]
+    assert service.cancelled == 4
+
+
+def test_the_time_limit_ends_a_stream() -> None:
+    direction = of_sentences(copying_direction())
+    service = ByHand(direction)
+    with serving(create_server(Directions([direction]), Limits(seconds=0.6))) as address:
+        begun = time.monotonic()
+        with posted(address, {"q": SENTENCES}) as connection:
+            until(lambda: len(service.searches) == 4)
+            service.finish(0)
+            assert b'"status": 503' in read_until(connection, b"0\r\n\r\n")
+        assert 0.5 < time.monotonic() - begun < 3 and service.cancelled == 3
+
+
+def test_comments_keep_a_quiet_connection_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert events_module._QUIET_SECONDS == 15
+    monkeypatch.setattr(events_module, "_QUIET_SECONDS", 0.05)
+    direction = of_sentences(copying_direction())
+    service = ByHand(direction)
+    with serving(create_server(Directions([direction]))) as address, posted(address, {"q": "one"}) as connection:
+        assert b"event" not in read_until(connection, b": translating\n\n").partition(b"\r\n\r\n")[2]
+        service.finish(0)
+        assert b"event: done" in read_until(connection, b"0\r\n\r\n")
+
+
+def test_a_busy_server_refuses_a_stream() -> None:
+    directions = Directions([copying_direction()], max_tokens=1)
+    directions.admission.accept("other", 5)
+    with TestClient(create_server(directions)) as client:
+        answer = client.post("/translate", json={**QUERY, "q": "one", "stream": True})
+    assert answer.status_code == 429 and int(answer.headers["retry-after"]) >= 1
+
+
+def test_a_long_text_is_the_plain_translation() -> None:
+    """More sentences than are submitted at once, and more characters than are split on the event loop."""
+    text = " ".join(f"One {number} two." for number in range(400))
+    direction = of_sentences(direction_of(copying_translator(60), "en", "de"))
+    directions = Directions([direction])
+    found: list[str] = []
+
+    async def use() -> Any:
+        return await directions.translate([direction], [text], "me", lambda index, piece: found.append(piece))
+
+    [[translation]] = asyncio.run(use())
+    directions.close()
+    assert len(found) == 400 and "".join(found) == translation.text == round_trip(text)
+
+
+@pytest.mark.parametrize("keep_space", [False, True])
+def test_parts_joined_one_after_the_other_only_grow(keep_space: bool) -> None:
+    sources = [" a. ", "\n", "b, ", "c。", "d", "\te.\n", "f "]
+    for targets in (["A.", "", "B,", "C。", "D", "", "“F”"], ["一。", "", "二", "B", "三。", "c", ""], [""] * 7):
+        joined = JoinedParts(keep_space)
+        for count, (source, target) in enumerate(zip(sources, targets, strict=True), start=1):
+            before = joined.text
+            joined.append(source, target)
+            assert joined.text.startswith(before)
+            assert joined.complete == join_parts(sources[:count], targets[:count], keep_space=keep_space)

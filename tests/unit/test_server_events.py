@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import shutil
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -307,3 +310,26 @@ def test_parts_joined_one_after_the_other_only_grow(keep_space: bool) -> None:
             joined.append(source, target)
             assert joined.text.startswith(before)
             assert joined.complete == join_parts(sources[:count], targets[:count], keep_space=keep_space)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine (Debian: apt-get install curl)")
+def test_the_example_of_the_documentation() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "serve.md").read_text(encoding="utf-8")
+    command = re.search(r"```sh\n(curl -N [^`]*)```\n\n```\n([^`]*)```", text)
+    assert command is not None
+    shown = events_of(command[2].strip())
+    with serving(create_server(Directions([of_sentences(copying_direction())]))) as address:
+        shell = command[1].replace("localhost:8000", address.removeprefix("http://"))
+        answer = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=30, check=True)
+    found = events_of(answer.stdout)
+    assert [(name, set(data)) for name, data in found] == [(name, set(data)) for name, data in shown]
+    for events in (shown, found):
+        assert "".join(pieces(events)) == events[-1][1]["translatedText"]
+
+
+def test_the_description_has_the_events(client: TestClient) -> None:
+    content = client.get("/spec").json()["paths"]["/translate"]["post"]["responses"]["200"]["content"]
+    assert set(content) == {"application/json", "text/event-stream"}
+    assert all(
+        f'"{name}"' in content["text/event-stream"]["schema"]["description"] for name in ("part", "done", "error")
+    )

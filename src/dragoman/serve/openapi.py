@@ -37,8 +37,14 @@ _TRANSLATE = _object(
     alternatives={"type": "integer", "minimum": 0, "maximum": 16, "default": 0},
     glossary={"type": "object", "additionalProperties": _TEXT, "description": "target terms by source terms"},
     glossary_mode={"enum": ["soft", "strict"], "default": "soft"},
+    stream={**_FLAG, "default": False, "description": "answer with server-sent events, as with Accept"},
     api_key=_TEXT,
 )
+_EVENTS = {
+    "type": "string",
+    "description": 'with stream or Accept: text/event-stream. Events "part" with {index, text}: the next piece of the '
+    'translation of the text with that index; then "done" with the JSON answer, or "error" with {error, status}',
+}
 _TRANSLATED = _object(
     "translatedText",
     translatedText={**_TEXTS, "description": "a list if q is a list, like all values of the answer"},
@@ -132,8 +138,10 @@ def description() -> _Schema:
     ok = _object(status=_TEXT)
     name = {**_ID, "name": "name"}
     deepl = partial(_operation, deepl=True)
+    translate = _operation("Translate texts", _TRANSLATED, _TRANSLATE)
+    translate["responses"]["200"]["content"]["text/event-stream"] = {"schema": _EVENTS}
     paths = {
-        "/translate": {"post": _operation("Translate texts", _TRANSLATED, _TRANSLATE)},
+        "/translate": {"post": translate},
         "/detect": {
             "post": _operation("Identify the language of a text", _DETECTED, _object("q", q=_TEXT, api_key=_TEXT))
         },

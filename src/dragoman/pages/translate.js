@@ -81,7 +81,7 @@ async function requestTranslation(text, signal) {
   if (!targetsOf(source).includes(target)) throw unreached(source, target);
   const wanted = byId("alternatives").checked;
   const values = { q: text, source, target, ...(wanted ? { alternatives: ALTERNATIVES } : {}), ...glossaryFor(source, target) };
-  const answer = await post("translate", values, signal, showWaiting);
+  const answer = await post("translate", values, signal, showWaiting, (text) => { if (!signal.aborted) showBeginning(text, target); });
   signal.throwIfAborted();
   showMessage("notice", null);
   showResult(answer, target, wanted);

@@ -65,17 +65,37 @@ async function answerOf(response) {
 // The parameter for a server that checks keys.
 const credentials = () => (byId("key").value ? { api_key: byId("key").value } : {});
 
-// The answer to a request with JSON.  Throws Failure, or the reason of `signal` if it was aborted.
-function post(path, values, signal, waits) {
+// The answer to a request with JSON.  Throws Failure, or the reason of `signal` if it was aborted.  grown: if given, the
+// server sends the translation sentence by sentence; called with its beginning so far.
+function post(path, values, signal, waits, grown) {
   const send = async () => {
     try {
-      const options = { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ ...values, ...credentials() }), signal };
-      return await answerOf(await fetch(path, options));
+      const body = JSON.stringify({ ...values, ...credentials(), ...(grown ? { stream: true } : {}) });
+      const response = await fetch(path, { method: "POST", headers: { "content-type": "application/json" }, body, signal });
+      const inEvents = response.headers.get("content-type")?.startsWith("text/event-stream");
+      return await (inEvents ? lastEvent(response, grown) : answerOf(response));
     } catch (error) {
       throw signal.aborted ? error : unreachable();
     }
   };
   return untilAccepted(send, signal, waits);
+}
+
+// Reads server-sent events: the event "done" is the answer, and "error" has its status.
+async function lastEvent(response, grown) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let rest = "", text = ""; ;) {
+    const { value, done } = await reader.read();
+    if (done) throw new Error("the answer is not complete");
+    const blocks = (rest + value).split("\n\n");
+    rest = blocks.pop();
+    for (const block of blocks) {
+      const [, name, data] = /^event: (\w+)\ndata: (.*)$/.exec(block) ?? [];  // a comment has no name
+      const body = name && JSON.parse(data);
+      if (name === "part") grown(text += body.text);
+      else if (name) return { status: body.status ?? 200, body };
+    }
+  }
 }
 
 // The same for a form with a file, because `fetch` does not report progress.  progress: 0 to 1.

@@ -26,10 +26,19 @@ function clearResult() {
   showAlternatives([], "");
 }
 
+// Shows the first sentences while the rest is translated; the translation before it stays if it begins in the same way.
+function showBeginning(text, target) {
+  const shown = byId("translation").textContent;
+  if (shown.startsWith(text)) return;
+  if (!text.startsWith(shown)) clearResult();
+  markLanguage(byId("translation"), target);
+  byId("translation").append(text.slice(byId("translation").textContent.length));  // screen readers read what is new
+}
+
 function showResult(answer, target, wanted) {
   const text = answer.translatedText;
   markLanguage(byId("translation"), target);
-  byId("translation").textContent = text;
+  if (byId("translation").textContent !== text) byId("translation").textContent = text;
   byId("copy").disabled = !text;
   showTerms(answer.glossary ?? []);
   showAlternatives(wanted ? answer.alternatives ?? [] : null, text, target);

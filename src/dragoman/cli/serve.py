@@ -41,6 +41,9 @@ def serve(
     require_key: Annotated[
         bool | None, typer.Option("--require-key", help="Refuse requests without an API key.")
     ] = None,
+    suggestions: Annotated[
+        Path | None, typer.Option(help="File to which better translations that clients suggest are appended.")
+    ] = None,
     log_requests: Annotated[
         bool | None, typer.Option("--log-requests", help="Print one JSON object per request, without its texts.")
     ] = None,
@@ -60,7 +63,7 @@ def serve(
         "models": [{"path": str(path)} for path in models] if models else None,
         "host": host, "port": port, "allowed_hosts": allowed_host, "viewer": viewer, "device": device,
         "database": None if database is None else str(database), "require_key": require_key,
-        "log_requests": log_requests,
+        "suggestions": None if suggestions is None else str(suggestions), "log_requests": log_requests,
     }  # fmt: skip
     given = {key: value for key, value in options.items() if value is not None}
     if config is not None:

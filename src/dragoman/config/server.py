@@ -55,6 +55,9 @@ class ServerConfig(Section):
     device: str = Field("cpu", description="device of the viewer")
     database: str = Field("", description='SQLite file of API keys and glossaries; "" = keys are not checked')
     require_key: bool = Field(False, description="refuse requests without an API key; requires `database`")
+    suggestions: str = Field(
+        "", description='file of the translations that clients suggest, JSON lines; "" = suggestions are refused'
+    )
     log_requests: bool = Field(False, description="print one JSON object per request, without its texts")
     drain: Annotated[float, NotBoolean, Field(ge=0, le=86_400)] = Field(
         30.0, description="seconds within which requests are finished when the server stops"
@@ -76,7 +79,7 @@ class ServerConfig(Section):
 def read_server_config(path: Path, **overrides: Any) -> ServerConfig:
     """Read a document; overrides replace keys unless they are None.  Raises ConfigError.
 
-    Relative paths of models and of the database start from the folder of the document.
+    Relative paths of models, database and suggestions start from the folder of the document.
     """
     document = read_document(path)
     config = ServerConfig.parse(
@@ -86,7 +89,8 @@ def read_server_config(path: Path, **overrides: Any) -> ServerConfig:
     models = config.models
     if overrides.get("models") is None:
         models = [model.model_copy(update={"path": str(folder / Path(model.path).expanduser())}) for model in models]
-    database = config.database
-    if database and overrides.get("database") is None:
-        database = str(folder / Path(database).expanduser())
-    return config.model_copy(update={"models": models, "database": database})
+    files = {name: getattr(config, name) for name in ("database", "suggestions")}
+    for name, file in files.items():
+        if file and overrides.get(name) is None:
+            files[name] = str(folder / Path(file).expanduser())
+    return config.model_copy(update={"models": models, **files})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import PurePosixPath
@@ -13,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from dragoman.documents import SUFFIXES
+from dragoman.errors import DragomanError
 from dragoman.markup.html import translate_html
 from dragoman.pipelines.glossary import Glossary
 from dragoman.pipelines.translated import Translation
@@ -24,17 +27,25 @@ from dragoman.serve.files import Document, DocumentJobs, read_upload, translate_
 from dragoman.serve.languages import Options, english_name, identify, model_code, public_code, route_of, translate_texts
 from dragoman.serve.requests import BadRequest, Limits, parameters, read_body, unless_disconnected
 from dragoman.serve.sentences import Report
+from dragoman.serve.suggestions import SuggestionFile
 
 __all__ = ["routes"]
 
+_LOG = logging.getLogger(__name__)
 _ERRORS = ErrorFormat("error", 403, "Slowdown: ", "Invalid request: ", "Cannot translate text: ")
 _MAX_ALTERNATIVES = 16
 _MAX_ENTRIES = 10_000
 
 
-def routes(directions: Directions, limits: Limits, clients: Clients, jobs: DocumentJobs) -> list[Route]:
-    """Return the routes for a server."""
-    api = _LibreTranslate(directions, limits, clients, jobs)
+def routes(
+    directions: Directions,
+    limits: Limits,
+    clients: Clients,
+    jobs: DocumentJobs,
+    suggestions: SuggestionFile | None = None,
+) -> list[Route]:
+    """Return the routes for a server.  suggestions: None = they are refused."""
+    api = _LibreTranslate(directions, limits, clients, jobs, suggestions)
     return [
         Route("/translate", answered(api.translate, _ERRORS), methods=["POST"]),
         Route("/detect", answered(api.detect, _ERRORS), methods=["POST"]),
@@ -48,8 +59,16 @@ def routes(directions: Directions, limits: Limits, clients: Clients, jobs: Docum
 
 
 class _LibreTranslate:
-    def __init__(self, directions: Directions, limits: Limits, clients: Clients, jobs: DocumentJobs) -> None:
+    def __init__(
+        self,
+        directions: Directions,
+        limits: Limits,
+        clients: Clients,
+        jobs: DocumentJobs,
+        suggestions: SuggestionFile | None,
+    ) -> None:
         self.directions, self.limits, self.clients, self.jobs = directions, limits, clients, jobs
+        self.suggestions = suggestions
 
     async def translate(self, request: Request) -> dict[str, Any] | Response:
         values = parameters(request, await read_body(request, self.limits))
@@ -176,14 +195,38 @@ class _LibreTranslate:
             "frontendTimeout": 500,
             "apiKeys": self.clients.store is not None,
             "keyRequired": self.clients.required,
-            "suggestions": False,
+            "suggestions": self.suggestions is not None,
             "filesTranslation": True,
             "supportedFilesFormat": list(SUFFIXES),
             "language": language,
         }
 
     async def suggest(self, request: Request) -> dict[str, Any]:
-        raise BadRequest("Suggestions are disabled on this server.", 403)
+        if self.suggestions is None:
+            raise BadRequest("Suggestions are disabled on this server.", 403)
+        values = parameters(request, await read_body(request, self.limits))
+        client = self.clients.identify(request, values.get("api_key"))
+        given = {name: self._suggested(values, name) for name in ("q", "s", "source", "target")}
+        detected = given["source"] == "auto"
+        source = identify(self.directions, given["q"])[0][0] if detected else self._source(given["source"])
+        target = model_code(self.directions, given["target"])
+        if target not in self.directions.languages or target == source:
+            raise BadRequest(f"{given['target'][:40]} is not supported as a target language from {source}")
+        self.clients.accept(client, 0)
+        try:
+            await asyncio.to_thread(self.suggestions.append, source, target, given["q"], given["s"])
+        except DragomanError as error:
+            _LOG.error("%s: %s", self.suggestions.path, error)
+            raise BadRequest(str(error), 500) from None
+        return {"success": True}
+
+    def _suggested(self, values: dict[str, Any], name: str) -> str:
+        value = values.get(name)
+        if not isinstance(value, str) or not value.strip():
+            raise BadRequest(f"Invalid request: missing {name} parameter")
+        if len(value) > self.limits.characters:
+            raise BadRequest(f"Invalid request: request ({len(value)}) exceeds text limit ({self.limits.characters})")
+        return value
 
     async def health(self, request: Request) -> dict[str, str]:
         return {"status": "ok"}

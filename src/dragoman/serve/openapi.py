@@ -57,6 +57,14 @@ _LANGUAGES = _array(_object(code=_CODE, name=_TEXT, targets=_array(_CODE)))
 _UPLOAD = _object(
     "file source target", file={"type": "string", "format": "binary"}, source=_CODE, target=_CODE, api_key=_TEXT
 )
+_SUGGESTION = _object(
+    "q s source target",
+    q={**_TEXT, "description": "the text"},
+    s={**_TEXT, "description": "its translation"},
+    source={**_CODE, "description": "source language, or auto"},
+    target=_CODE,
+    api_key=_TEXT,
+)
 _DEEPL_TRANSLATE = _object(
     "text target_lang",
     text={**_array(_TEXT), "maxItems": 50},
@@ -149,6 +157,7 @@ def description() -> _Schema:
         "/translate_file": {
             "post": _operation("Translate a document", _object(translatedFileUrl=_TEXT), _UPLOAD, multipart)
         },
+        "/suggest": {"post": _operation("Suggest a better translation", _object(success=_FLAG), _SUGGESTION)},
         "/download_file/{name}": {"get": _operation("Fetch a translated document", parameters=(name,))},
         "/frontend/settings": {"get": _operation("Limits and features of the server", _object())},
         "/health": {"get": _operation("LibreTranslate's health check", ok)},

@@ -32,6 +32,7 @@ from dragoman.serve.monitor import Monitor, MonitoredApp
 from dragoman.serve.openapi import description
 from dragoman.serve.page import page_routes
 from dragoman.serve.requests import Limits
+from dragoman.serve.suggestions import SuggestionFile
 
 __all__ = ["LazyApp", "create_server", "to_viewer"]
 
@@ -67,17 +68,20 @@ def create_server(
     viewer: ASGIApp | None = None,
     database: Path | None = None,
     require_key: bool = False,
+    suggestions: Path | None = None,
 ) -> Starlette:
     """Return the application; its `state.monitor` is the `Monitor` of its requests.
 
     hosts: accepted host names of requests, "*" for any; local names are always accepted.  viewer: application of the
     page that shows a translation while it is generated, at /viewer/; the page at / links to it.  database: file of the
     API keys and glossaries; without one, keys are not checked, and glossaries are kept until the server ends.
-    require_key: refuse requests without a key.  Raises UsageError for an invalid database.
+    require_key: refuse requests without a key.  suggestions: file to which suggested translations are appended; None =
+    they are refused.  Raises UsageError for an invalid database, and for suggestions that cannot be written.
     """
     limits, jobs, monitor = limits or Limits(), DocumentJobs(), Monitor(directions)
     clients = Clients(KeyStore(database, create=False) if database else None, require_key)
     glossaries = GlossaryStore(database)
+    suggested = None if suggestions is None else SuggestionFile(suggestions)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -92,7 +96,7 @@ def create_server(
         glossaries.close()
 
     all_routes = [
-        *routes(directions, limits, clients, jobs),
+        *routes(directions, limits, clients, jobs, suggested),
         *deepl_routes(directions, limits, clients, glossaries, jobs),
         *_status_routes(monitor),
     ]

@@ -87,6 +87,7 @@ def _server(
         viewer,
         Path(config.database) if config.database else None,
         config.require_key,
+        Path(config.suggestions) if config.suggestions else None,
     )
 
 

@@ -340,8 +340,8 @@ def test_the_translation_is_copied(page: Page, address: str) -> None:
     translated(page, round_trip(TEXT))
     page.run("window.copies = []; navigator.clipboard.writeText = async (text) => { copies.push(text) }")
     page.click("#copy")
-    page.until("return byId('copied').textContent !== ''")
-    assert page.text("#copied") == "Copied" and page.run("return copies") == [round_trip(TEXT)]
+    page.until("return byId('done').textContent !== ''")
+    assert page.text("#done") == "Copied" and page.run("return copies") == [round_trip(TEXT)]
     page.run(
         "navigator.clipboard.writeText = async () => { throw new Error() };"
         "document.execCommand = () => copies.push(document.activeElement.value)"

@@ -85,6 +85,7 @@ async function requestTranslation(text, signal) {
   signal.throwIfAborted();
   showMessage("notice", null);
   showResult(answer, target, wanted);
+  if (answer.translatedText) offerSuggestion({ q: text, source, target });
 }
 
 // Translates the text now; a request in progress is aborted.
@@ -161,6 +162,7 @@ function listen() {
   window.addEventListener("hashchange", readState);
   document.addEventListener("language", () => { fillLanguages(); });
   listenToFiles();
+  listenToSuggestions();
 }
 
 function showTexts() {
@@ -172,7 +174,7 @@ function showTexts() {
 
 async function loadServer() {
   const [languages, settings] = await Promise.all(["languages", "frontend/settings"].map(async (path) => (await fetch(path)).json()));
-  Object.assign(here, { languages, limit: settings.charLimit, delay: settings.frontendTimeout, suffixes: settings.supportedFilesFormat });
+  Object.assign(here, { languages, limit: settings.charLimit, delay: settings.frontendTimeout, suffixes: settings.supportedFilesFormat, suggestions: settings.suggestions });
   if (settings.apiKeys) askForKey();
   return settings.language;
 }

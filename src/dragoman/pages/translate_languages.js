@@ -3,7 +3,7 @@
 
 const AUTO = "auto";
 const RIGHT_TO_LEFT = new Set(["Adlm", "Arab", "Hebr", "Mand", "Mend", "Nkoo", "Rohg", "Samr", "Syrc", "Thaa"]);
-const here = { languages: [], limit: Infinity, delay: 500, suffixes: [], detected: null, running: null, timer: 0 };
+const here = { languages: [], limit: Infinity, delay: 500, suffixes: [], suggestions: false, detected: null, running: null, timer: 0 };
 
 const chosenSource = () => byId("source").value;
 const chosenTarget = () => byId("target").value;

@@ -24,6 +24,7 @@ function clearResult() {
   for (const id of ["notice", "failure"]) showMessage(id, null);
   showTerms([]);
   showAlternatives([], "");
+  offerSuggestion(null);
 }
 
 // Shows the first sentences while the rest is translated; the translation before it stays if it begins in the same way.
@@ -40,6 +41,7 @@ function showResult(answer, target, wanted) {
   markLanguage(byId("translation"), target);
   if (byId("translation").textContent !== text) byId("translation").textContent = text;
   byId("copy").disabled = !text;
+  offerSuggestion(null);
   showTerms(answer.glossary ?? []);
   showAlternatives(wanted ? answer.alternatives ?? [] : null, text, target);
 }
@@ -126,7 +128,12 @@ async function copyText(text) {
     area.remove();
     from?.focus();
   }
-  byId("copied").replaceChildren(both("Copied", "已复制"));
-  clearTimeout(here.copied);
-  here.copied = setTimeout(() => byId("copied").replaceChildren(), 2000);
+  showDone(both("Copied", "已复制"));
+}
+
+// Says for a moment what was done.
+function showDone(node) {
+  byId("done").replaceChildren(node);
+  clearTimeout(here.done);
+  here.done = setTimeout(() => byId("done").replaceChildren(), 3000);
 }

@@ -23,6 +23,7 @@ SCRIPTS = (
     "translate_result.js",
     "translate_glossary.js",
     "translate_files.js",
+    "translate_suggest.js",
     "translate.js",
 )
 TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}

@@ -349,7 +349,12 @@ def test_files(client: TestClient) -> None:
     [
         ("a.exe", b"x", {"source": "en", "target": "de"}, "suffix '.exe' is not that of a document"),
         ("a.docx", b"PK\x03\x04 damaged", {"source": "en", "target": "de"}, "not a complete zip archive"),
-        ("a.txt", b"one", {"source": "auto", "target": "de"}, "files need a source language"),
+        ("a.tmx", b"<tmx/>", {"source": "auto", "target": "de"}, "a TMX file has texts in several languages"),
+        ("a.docx", b"PK\x03\x04 damaged", {"source": "auto", "target": "de"}, "not a complete zip archive"),
+        ("a.txt", b"one", {"source": "en", "target": "de", "glossary": "{"}, "glossary is not valid JSON"),
+        ("a.txt", b"one", {"source": "en", "target": "de", "glossary": "[1]"}, "accepted: a mapping"),
+        ("a.txt", b"one", {"source": "en", "target": "de", "glossary": '{"a": ""}'}, "target term '' is blank"),
+        ("a.txt", b"one", {"source": "en", "target": "de", "glossary_mode": "hard"}, "accepted: soft, strict"),
         ("a.txt", b"one", {"target": "de"}, "missing source parameter"),
         ("a.txt", b"one", {"source": "en", "target": "zz"}, "zz is not supported"),
         (None, b"", {"source": "en", "target": "de"}, "missing file parameter"),

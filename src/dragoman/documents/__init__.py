@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dragoman.documents.text import document_text
 from dragoman.documents.translation import (
     SUFFIXES,
     DocumentReport,
@@ -10,4 +11,4 @@ from dragoman.documents.translation import (
     translate_document,
 )
 
-__all__ = ["SUFFIXES", "DocumentReport", "document_format", "translate_bytes", "translate_document"]
+__all__ = ["SUFFIXES", "DocumentReport", "document_format", "document_text", "translate_bytes", "translate_document"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from dragoman.data.languages import language_code
 from dragoman.data.literals import has_words
 from dragoman.errors import DataError
+from dragoman.markup.html import translate_html
 from dragoman.markup.segment import Segment, Tag, translate_segments
 
 if TYPE_CHECKING:
@@ -107,6 +108,11 @@ class DocumentTranslator:
         self.count += len(texts)
         self.characters += sum(len(item) for items in texts for item in items if isinstance(item, str))
         return [_joined(item for items in part for item in items) for part in translated]
+
+    def page(self, text: str, attributes: bool = False) -> str:
+        """Return the translation of an HTML page; see `translate_html`."""
+        [translated] = translate_html(self.translator, [text], attributes=attributes, **self.settings)
+        return translated
 
     def translate_blocks(self, blocks: Sequence[Block]) -> None:
         """Replace the segments of blocks by their translations."""

@@ -27,7 +27,14 @@ from dragoman.io.writing import atomic_file, not_written
 if TYPE_CHECKING:
     from dragoman.pipelines.translation import Translator
 
-__all__ = ["SUFFIXES", "DocumentReport", "document_format", "translate_bytes", "translate_document"]
+__all__ = [
+    "SUFFIXES",
+    "DocumentReport",
+    "document_format",
+    "read_segments",
+    "translate_bytes",
+    "translate_document",
+]
 
 _FORMATS: dict[str, Callable[..., bytes]] = {
     "txt": translate_txt,
@@ -107,6 +114,11 @@ def translate_bytes(
             raise UsageError(f"{name}: only for {formats}; the format is {format}. Omit the option")
         options |= {} if value is None else {name: value}
     return translate(data, work, **options), DocumentReport(format, work.count, work.characters)
+
+
+def read_segments(data: bytes, format: str, reader: DocumentTranslator) -> None:
+    """Pass the segments of a document to `reader`, and drop what it returns."""
+    _FORMATS[document_format("", format)](data, reader)
 
 
 def translate_document(

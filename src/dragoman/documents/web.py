@@ -39,14 +39,8 @@ def translate_html_file(data: bytes, translator: DocumentTranslator, attributes:
 
 
 def _translate_pages(translator: DocumentTranslator, pages: Sequence[str], attributes: bool) -> list[str]:
-    from dragoman.markup.html import translate_html  # type: ignore[import-not-found,unused-ignore]
-
-    def translate(page: str) -> str:
-        [found] = translate_html(translator.translator, [page], attributes=attributes, **translator.settings)
-        return str(found)
-
     translator.count += len(pages)
-    return list(translator.track(map(translate, pages), len(pages)))
+    return list(translator.track((translator.page(page, attributes) for page in pages), len(pages)))
 
 
 def translate_epub(data: bytes, translator: DocumentTranslator, attributes: bool = False) -> bytes:

@@ -153,7 +153,7 @@ class _DeepL:
         self._check_options(upload.fields)
         route = route_of(self.directions, self._source(source), _required(upload.fields, "target_lang"))
         glossary = self._glossary(client, upload.fields.get("glossary_id"), source)
-        work = partial(translate_upload, upload.format, {} if glossary is None else {"glossary": glossary})
+        work = partial(translate_upload, upload.format, route[-1].target if route else "", glossary)
         self.clients.accept(client, len(upload.data))
         run = self.directions.run(route, work, Document(upload.data), len(upload.data), client.name)
         identifier, job = self.jobs.start(upload.name, len(upload.data), run)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, cast
 
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -16,6 +17,8 @@ from starlette.requests import Request
 
 from dragoman.documents import document_format, translate_bytes
 from dragoman.errors import DragomanError
+from dragoman.pipelines.glossary import Glossary, Term
+from dragoman.pipelines.translated import Translation
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.admission import Overloaded
 from dragoman.serve.requests import BadRequest
@@ -62,16 +65,50 @@ async def read_upload(request: Request, body: bytes) -> Upload:
 
 @dataclass(frozen=True)
 class Document:
-    """The bytes of a document.  characters: of its text in the source language, once it is translated."""
+    """The bytes of a document.
+
+    characters: of its text in the source language, once it is translated.  terms: how often it has a term of the
+    glossary, which was applied or not.
+    """
 
     data: bytes
     characters: int = 0
+    terms: Counter[Term] = field(default_factory=Counter)
+
+    def term_report(self) -> list[dict[str, Any]]:
+        """Return the terms in the order of their first occurrence; applied: at all `occurrences`, less the `missed`."""
+        report = []
+        for source, target in dict.fromkeys((term.source, term.target) for term in self.terms):
+            done, missed = (self.terms[Term(source, target, applied)] for applied in (True, False))
+            row = {"source": source, "target": target, "applied": not missed}
+            report.append(row | {"occurrences": done + missed, "missed": missed})
+        return report
 
 
-def translate_upload(format: str, settings: dict[str, Any], translator: Translator, document: Document) -> Document:
-    """Translate a document in memory."""
-    data, report = translate_bytes(translator, document.data, format, **settings)
-    return Document(data, document.characters or report.characters)
+def translate_upload(
+    format: str, target: str, glossary: Glossary | None, translator: Translator, document: Document
+) -> Document:
+    """Translate a document in memory.  target: language of the model to which the glossary applies."""
+    recorder = _TermRecorder(translator)
+    settings: dict[str, Any] = {"glossary": glossary} if translator.languages[1] == target else {}
+    data, report = translate_bytes(cast(Translator, recorder), document.data, format, **settings)
+    return Document(data, document.characters or report.characters, recorder.terms)
+
+
+class _TermRecorder:
+    """A translator that counts the glossary terms of its translations."""
+
+    def __init__(self, translator: Translator) -> None:
+        self._translator = translator
+        self.terms: Counter[Term] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._translator, name)
+
+    def translate(self, texts: Sequence[str], **settings: Any) -> list[Translation]:
+        found = self._translator.translate(texts, **settings)
+        self.terms.update(term for translation in found for term in translation.terms)
+        return found
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -14,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from dragoman.documents import SUFFIXES
+from dragoman.documents import SUFFIXES, document_text
 from dragoman.errors import DragomanError
 from dragoman.markup.html import translate_html
 from dragoman.pipelines.glossary import Glossary
@@ -23,7 +24,7 @@ from dragoman.serve.answers import ErrorFormat, answered
 from dragoman.serve.clients import Client, Clients
 from dragoman.serve.directions import Directions
 from dragoman.serve.events import event_stream, wants_events
-from dragoman.serve.files import Document, DocumentJobs, read_upload, translate_upload
+from dragoman.serve.files import Document, DocumentJobs, Upload, read_upload, translate_upload
 from dragoman.serve.languages import Options, english_name, identify, model_code, public_code, route_of, translate_texts
 from dragoman.serve.requests import BadRequest, Limits, parameters, read_body, unless_disconnected
 from dragoman.serve.sentences import Report
@@ -136,23 +137,33 @@ class _LibreTranslate:
         found = identify(self.directions, text)
         return [{"confidence": round(100 * probability), "language": public_code(code)} for code, probability in found]
 
-    async def translate_file(self, request: Request) -> dict[str, str]:
+    async def translate_file(self, request: Request) -> dict[str, Any]:
         upload = await read_upload(request, await read_body(request, self.limits))
         client = self.clients.identify(request, upload.fields.get("api_key"))
         for name in ("source", "target"):
             if not upload.fields.get(name):
                 raise BadRequest(f"Invalid request: missing {name} parameter")
-        if upload.fields["source"] == "auto":
-            raise BadRequest("Invalid request: files need a source language; accepted: " + ", ".join(self._sources()))
-        route = route_of(self.directions, self._source(upload.fields["source"]), upload.fields["target"])
+        glossary = _form_glossary(upload.fields)
         self.clients.accept(client, len(upload.data))
-        work = partial(translate_upload, upload.format, {})
+        source, answer = await self._file_source(request, upload)
+        route = route_of(self.directions, source, upload.fields["target"])
+        work = partial(translate_upload, upload.format, route[-1].target if route else "", glossary)
         run = self.directions.run(route, work, Document(upload.data), len(upload.data), client.name)
         finished = self.jobs.finished(upload.name, len(upload.data), run)
         identifier, document = await unless_disconnected(request, finished, self.limits.seconds)
         self.clients.charge(client, document.characters)
         suffix = PurePosixPath(upload.name).suffix
-        return {"translatedFileUrl": str(request.url_for("download_file", name=f"{identifier}{suffix}"))}
+        answer["translatedFileUrl"] = str(request.url_for("download_file", name=f"{identifier}{suffix}"))
+        return answer if glossary is None else answer | {"glossary": document.term_report()}
+
+    async def _file_source(self, request: Request, upload: Upload) -> tuple[str, dict[str, Any]]:
+        """Return the source language of an upload, and what the answer says about it."""
+        if upload.fields["source"] != "auto":
+            return self._source(upload.fields["source"]), {}
+        reading = asyncio.to_thread(document_text, upload.data, upload.format)
+        text = await unless_disconnected(request, reading, self.limits.seconds)
+        detected = self._detect(text)[0]
+        return model_code(self.directions, detected["language"]), {"detectedLanguage": detected}
 
     async def download_file(self, request: Request) -> Response:
         identifier, _, _ = str(request.path_params["name"]).partition(".")
@@ -161,9 +172,6 @@ class _LibreTranslate:
             return JSONResponse({"error": "Invalid filename"}, 404)
         named = {"content-disposition": f"attachment; filename*=UTF-8''{quote(job.name)}"}
         return Response(job.result.data, media_type="application/octet-stream", headers=named)
-
-    def _sources(self) -> list[str]:
-        return [public_code(code) for code in self.directions.sources]
 
     async def detect(self, request: Request) -> list[dict[str, Any]]:
         values = parameters(request, await read_body(request, self.limits))
@@ -296,6 +304,17 @@ def glossary_of(values: dict[str, Any]) -> Glossary | None:
     if isinstance(glossary, dict) and len(glossary) > _MAX_ENTRIES:
         raise BadRequest(f"Invalid request: the glossary has more than {_MAX_ENTRIES:,} entries")
     return Glossary(glossary, strict=mode == "strict") if glossary else None
+
+
+def _form_glossary(fields: dict[str, str]) -> Glossary | None:
+    """Return the glossary of a form, in which it is the text of a JSON object.  Raises UsageError and BadRequest."""
+    values: dict[str, Any] = dict(fields)
+    if "glossary" in values:
+        try:
+            values["glossary"] = json.loads(values["glossary"] or "null")
+        except (ValueError, RecursionError):
+            raise BadRequest("Invalid request: glossary is not valid JSON; accepted: an object of terms") from None
+    return glossary_of(values)
 
 
 def _alternatives(result: Translation, count: int) -> list[str]:

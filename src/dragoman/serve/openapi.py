@@ -55,7 +55,19 @@ _TRANSLATED = _object(
 _DETECTED = _array(_object(confidence={"type": "number", "minimum": 0, "maximum": 100}, language=_CODE))
 _LANGUAGES = _array(_object(code=_CODE, name=_TEXT, targets=_array(_CODE)))
 _UPLOAD = _object(
-    "file source target", file={"type": "string", "format": "binary"}, source=_CODE, target=_CODE, api_key=_TEXT
+    "file source target",
+    file={"type": "string", "format": "binary"},
+    source={**_CODE, "description": "source language, or auto"},
+    target=_CODE,
+    glossary={**_TEXT, "description": "a JSON object of target terms by source terms"},
+    glossary_mode={"enum": ["soft", "strict"], "default": "soft"},
+    api_key=_TEXT,
+)
+_UPLOADED = _object(
+    "translatedFileUrl",
+    translatedFileUrl=_TEXT,
+    detectedLanguage={"description": "with source = auto"},
+    glossary={"description": "with a glossary: its terms in the document, their occurrences, and whether applied"},
 )
 _SUGGESTION = _object(
     "q s source target",
@@ -154,9 +166,7 @@ def description() -> _Schema:
             "post": _operation("Identify the language of a text", _DETECTED, _object("q", q=_TEXT, api_key=_TEXT))
         },
         "/languages": {"get": _operation("List the languages", _LANGUAGES)},
-        "/translate_file": {
-            "post": _operation("Translate a document", _object(translatedFileUrl=_TEXT), _UPLOAD, multipart)
-        },
+        "/translate_file": {"post": _operation("Translate a document", _UPLOADED, _UPLOAD, multipart)},
         "/suggest": {"post": _operation("Suggest a better translation", _object(success=_FLAG), _SUGGESTION)},
         "/download_file/{name}": {"get": _operation("Fetch a translated document", parameters=(name,))},
         "/frontend/settings": {"get": _operation("Limits and features of the server", _object())},

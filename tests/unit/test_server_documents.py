@@ -1,0 +1,167 @@
+"""Documents of /translate_file and /v2/document: glossaries, and languages that are detected."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from document_translator import translated as translated_document
+from dragoman.documents import SUFFIXES, document_text, translate_bytes
+from dragoman.markup.html import translate_html
+from dragoman.pipelines.glossary import Glossary
+from dragoman.pipelines.translation import Translator
+from dragoman.serve.directions import Directions
+from dragoman.serve.server import create_server
+from running_server import copying_direction, direction_of
+from tiny_translator import tiny_translator
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+TERMS = {"two": "nine", "one": "seven"}
+TEXT = b"one two\n\nfour\n\ntwo three\n"
+GERMAN = "Das Wetter war gestern wirklich sehr schön, und wir haben einen langen Spaziergang gemacht."
+
+
+@pytest.fixture
+def client() -> Iterator[TestClient]:
+    directions = [direction_of(tiny_translator(), *pair) for pair in [("en", "fr"), ("de", "en")]]
+    with TestClient(create_server(Directions(directions))) as opened:
+        yield opened
+
+
+def sent(client: TestClient, name: str, content: bytes, **fields: str) -> tuple[dict[str, Any], bytes]:
+    answer = client.post("/translate_file", data=fields, files={"file": (name, content)})
+    assert answer.status_code == 200, answer.text
+    values = answer.json()
+    return values, client.get(values.pop("translatedFileUrl")).content
+
+
+@pytest.mark.parametrize("mode", ["soft", "strict"])
+def test_a_glossary_is_applied_to_a_document_and_reported(client: TestClient, mode: str) -> None:
+    fields = {"source": "en", "target": "fr", "glossary": json.dumps(TERMS), "glossary_mode": mode}
+    answer, found = sent(client, "text.txt", TEXT, **fields)
+    glossary = Glossary(TERMS, strict=mode == "strict")
+    expected, _ = translate_bytes(tiny_translator(), TEXT, "txt", glossary=glossary)
+    assert found == expected != translate_bytes(tiny_translator(), TEXT, "txt")[0]
+    terms = {row["source"]: row for row in answer["glossary"]}
+    assert [(row["source"], row["target"], row["occurrences"]) for row in answer["glossary"]] == [
+        ("one", "seven", 1),
+        ("two", "nine", 2),
+    ]
+    assert all(row["applied"] == (row["missed"] == 0) and 0 <= row["missed"] <= 2 for row in terms.values())
+    if mode == "strict":
+        assert all(row["applied"] for row in terms.values())
+
+
+def test_without_a_glossary_nothing_is_reported(client: TestClient) -> None:
+    answer, found = sent(client, "text.txt", TEXT, source="en", target="fr")
+    assert answer == {} and found == translate_bytes(tiny_translator(), TEXT, "txt")[0]
+    assert sent(client, "text.txt", TEXT, source="en", target="fr", glossary="")[0] == {}
+    assert sent(client, "text.txt", b"four", source="en", target="fr", glossary='{"a": "b"}')[0] == {"glossary": []}
+
+
+def pivoted(text: str, through: Any) -> str:
+    first: Translator = tiny_translator()
+    return str(through(tiny_translator(), through(first, text, None), Glossary(TERMS)))
+
+
+def test_a_glossary_belongs_to_the_second_of_two_models(client: TestClient) -> None:
+    """Its terms are in the target language, and would be wrong in the language between."""
+
+    def document(translator: Translator, text: str, glossary: Glossary | None) -> str:
+        return translate_bytes(translator, text.encode(), "txt", glossary=glossary)[0].decode()
+
+    def html(translator: Translator, text: str, glossary: Glossary | None) -> str:
+        return translate_html(translator, [text], glossary=glossary)[0]
+
+    _, found = sent(client, "a.txt", TEXT, source="de", target="fr", glossary=json.dumps(TERMS))
+    assert found.decode() == pivoted(TEXT.decode(), document)
+    values = {"q": "<p>one <b>two</b></p>", "source": "de", "target": "fr", "format": "html", "glossary": TERMS}
+    assert client.post("/translate", json=values).json()["translatedText"] == pivoted(str(values["q"]), html)
+    with_terms = {"text": ["one two"], "source_lang": "DE", "target_lang": "FR", "tag_handling": "html"}
+    made = {"name": "n", "source_lang": "DE", "target_lang": "FR", "entries": "one\tseven\ntwo\tnine"}
+    stored = client.post("/v2/glossaries", json=made).json()["glossary_id"]
+    answer = client.post("/v2/translate", json={**with_terms, "glossary_id": stored}).json()
+    assert answer["translations"][0]["text"] == pivoted("one two", html)
+
+
+# ------------------------------------------------------------------------------------------------ detected languages
+
+
+def test_the_language_of_a_document_is_detected(client: TestClient) -> None:
+    content = f"{GERMAN}\n".encode()
+    answer, found = sent(client, "a.txt", content, source="auto", target="en")
+    assert answer["detectedLanguage"]["language"] == "de" and answer["detectedLanguage"]["confidence"] > 50
+    assert found == sent(client, "a.txt", content, source="de", target="en")[1]
+    same, unchanged = sent(client, "a.txt", content, source="auto", target="de")
+    assert unchanged == content and same["detectedLanguage"]["language"] == "de"
+
+
+def test_a_detected_language_that_is_not_translated_to_the_target(client: TestClient) -> None:
+    english = b"The weather was really nice yesterday, and we went for a long walk.\n"
+    fields = {"source": "auto", "target": "de"}
+    answer = client.post("/translate_file", data=fields, files={"file": ("a.txt", english)})
+    assert answer.status_code == 400 and "not available as a target language from en" in answer.json()["error"]
+
+
+def epub() -> bytes:
+    file = io.BytesIO()
+    page = '<html xmlns="http://www.w3.org/1999/xhtml"><body><p>{}</p><code>x</code></body></html>'
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("mimetype", "application/epub+zip")
+        archive.writestr(
+            "META-INF/container.xml",
+            '<container xmlns="urn:oasis:names:tc:opendocument:xmlns:container"><rootfiles>'
+            '<rootfile full-path="a.opf" media-type="application/oebps-package+xml"/></rootfiles></container>',
+        )
+        items = [f'<item id="i{i}" href="{i}.xhtml" media-type="application/xhtml+xml"/>' for i in range(2)]
+        archive.writestr(
+            "a.opf", f'<package xmlns="http://www.idpf.org/2007/opf"><manifest>{"".join(items)}</manifest></package>'
+        )
+        for i, text in enumerate(["Titel", f"<b>{GERMAN}</b> &amp; mehr"]):
+            archive.writestr(f"{i}.xhtml", page.format(text))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("format", "data", "text"),
+    [
+        ("txt", f"Titel\n\n{GERMAN}\n".encode(), f"Titel\n{GERMAN}"),
+        ("md", f"# Titel\n\n*{GERMAN}*\n\n```\ncode\n```\n".encode(), f"Titel\n{GERMAN}"),
+        ("html", f"<title>Titel</title><p>{GERMAN}</p><script>code</script>".encode(), f"Titel\n{GERMAN}"),
+        ("srt", f"1\n00:00:01,000 --> 00:00:02,000\n{GERMAN}\n".encode(), GERMAN),
+        ("po", f'msgid "{GERMAN}"\nmsgstr ""\n'.encode(), GERMAN),
+        ("csv", f"1,{GERMAN.replace(',', '')}\n".encode(), GERMAN.replace(",", "")),
+        ("json", json.dumps({"key": GERMAN}).encode(), GERMAN),
+        ("epub", epub(), f"Titel\n{GERMAN} & mehr"),
+    ],
+    ids=lambda value: value if value in SUFFIXES.values() else "",
+)
+def test_the_text_of_documents(format: str, data: bytes, text: str) -> None:
+    found = document_text(data, format)
+    assert [line.strip() for line in found.splitlines() if line.strip()] == text.split("\n")
+    assert translated_document(format, data), "the same reader as that of the translation"
+
+
+def test_no_more_of_a_document_is_read_than_is_needed() -> None:
+    lines = [f"line number {i}" for i in range(10_000)]
+    found = document_text("\n\n".join(lines).encode(), "md", characters=100)
+    assert 100 <= len(found) < 130 and found.startswith("line number 0")
+
+
+def test_a_document_without_text(client: TestClient) -> None:
+    assert document_text(b"\n\n", "txt").strip() == ""
+    answer, found = sent(client, "a.txt", b"123\n", source="auto", target="fr")
+    assert found and set(answer) == {"detectedLanguage"}
+
+
+def test_copies_report_no_terms() -> None:
+    with TestClient(create_server(Directions([copying_direction("en", "de")]))) as client:
+        answer, found = sent(client, "a.txt", b"two", source="en", target="en", glossary=json.dumps(TERMS))
+        assert (answer, found) == ({"glossary": []}, b"two")

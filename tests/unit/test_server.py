@@ -21,7 +21,7 @@ from dragoman.serve.directions import Direction, Directions
 from dragoman.serve.requests import Limits
 from dragoman.serve.server import create_server
 from running_server import copying_direction, direction_of, serving, until
-from tiny_translator import round_trip, tiny_translator
+from tiny_translator import copying_translator, round_trip, tiny_translator
 
 TEXT = "one two"
 LIMITS = Limits(characters=200, texts=5, body=4000, read_seconds=0.3)
@@ -251,11 +251,9 @@ class Stuck:
 
 
 def stuck_direction() -> tuple[Direction, Stuck]:
-    direction = copying_direction()
-    direction.close()
-    service = Stuck()
-    direction.service = service  # type: ignore[assignment]
-    return direction, service
+    service, translator = Stuck(), copying_translator(60)
+    translator.describe_data(None, ("en", "de"))
+    return Direction(translator, "en-de", service), service  # type: ignore[arg-type]
 
 
 def test_a_translation_that_takes_too_long_is_given_up() -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 from dragoman.decoding.loader import open_service
 from dragoman.decoding.service import Search, SearchService
-from dragoman.errors import UsageError
+from dragoman.errors import DragomanError, UsageError
 from dragoman.pipelines.translated import SearchCall, Translation
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.admission import Admission, Ticket
+from dragoman.serve.cache import TranslationCache, settings_key
+from dragoman.serve.model_memory import ModelMemory, Slot
+from dragoman.serve.model_source import ModelSource
 
 __all__ = ["BlockingTranslator", "Direction", "Directions"]
 
@@ -27,31 +30,81 @@ _THREADS = 32
 Result = TypeVar("Result")
 
 
-class Direction:
+class Direction(Slot):
     """A translator from `source` to `target` (language codes) with the service that runs its searches.
 
-    observe: called with each finished search, for metrics.
+    model: a translator, or a model that is loaded by `open`; until then, `translator` and `service` raise
+    DragomanError.  observe: called with each finished search, for metrics.
     """
 
-    def __init__(self, translator: Translator, name: str, service: SearchService | None = None) -> None:
-        source, target = translator.languages
+    def __init__(self, model: Translator | ModelSource, name: str, service: SearchService | None = None) -> None:
+        super().__init__()
+        source, target = model.languages
         if source is None or target is None:
             raise UsageError(f"model {name}: its configuration names no languages; a server needs them")
-        self.translator, self.name, self.source, self.target = translator, name, source, target
-        self.service = service or open_service(translator.backend, translator.max_source)
+        self.name, self.source, self.target = name, source, target
         self.observe: Callable[[Search], None] = lambda search: None
+        self._opened: tuple[Translator, SearchService] | None = None
+        self.model = model if isinstance(model, ModelSource) else None
+        if isinstance(model, ModelSource):
+            self.beam, self.fingerprint = model.beam, model.fingerprint
+            self._bytes, self.size_known = model.size
+        else:
+            self._opened = model, service or open_service(model.backend, model.max_source)
+            self.beam, self.fingerprint = model.settings.beam, ""
+            self._bytes, self.size_known = 0, True
 
-    @classmethod
-    def load(cls, path: Path, name: str, source: str | None = None, target: str | None = None) -> Direction:
-        """Load a model; source, target: replace the languages of its configuration.
+    @property
+    def bytes(self) -> int:
+        return self._bytes
 
-        Raises ModelFolderError, and UsageError for a model that does not translate.
-        """
-        translator = Translator.load(path, "cpu")
-        if source or target:
-            own = translator.languages
-            translator.describe_data(translator.profile, (source or own[0], target or own[1]))
-        return cls(translator, name)
+    @property
+    def is_open(self) -> bool:
+        return self._opened is not None
+
+    def open(self) -> None:
+        """Load the model; called in a thread.  Raises DragomanError."""
+        if self.model is None or self._opened is not None:
+            return
+        translator, self.fingerprint = self.model.load()
+        self._bytes, self.size_known = self.model.loaded_size(translator), True
+        self._opened = translator, open_service(translator.backend, translator.max_source)
+
+    def close(self) -> None:
+        """Stop the service, and drop the model."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened[1].close()
+
+    @property
+    def translator(self) -> Translator:
+        """The translator of a model that is loaded."""
+        return self._parts()[0]
+
+    @property
+    def service(self) -> SearchService:
+        """The service of a model that is loaded."""
+        return self._parts()[1]
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Sentences that wait and hypotheses that are decoded."""
+        opened = self._opened
+        return (0, 0) if opened is None else opened[1].load
+
+    def _parts(self) -> tuple[Translator, SearchService]:
+        if self._opened is None:
+            raise DragomanError(f"the model {self.name} is not loaded")
+        return self._opened
+
+    def is_same(self, model: ModelSource) -> bool:
+        """Return whether a model of a configuration is this one, with the same files."""
+        own = self.model
+        return (
+            own is not None
+            and (own.folder, own.languages) == (model.folder, model.languages)
+            and self.fingerprint == model.fingerprint
+        )
 
     async def translate(self, texts: Sequence[str], ticket: Ticket, **settings: Any) -> list[Translation]:
         """Return one translation per text, equal to that of `Translator.translate` with the same settings.
@@ -81,10 +134,6 @@ class Direction:
         """Queue the sentences of a call, ranked by the ticket of their request."""
         ranks = ticket.ranks(call.sources)
         return self.service.submit(call.sources, call.prefixes, call.settings, ranks, call.phrases)
-
-    def close(self) -> None:
-        """Stop the service."""
-        self.service.close()
 
 
 def _send(searches: Any, found: Any) -> Any:
@@ -134,22 +183,46 @@ class BlockingTranslator:
 class Directions:
     """All directions of a server; of two models of the same direction, the first one is used.
 
-    max_tokens: see `Admission`; shared by all directions.
+    max_tokens: see `Admission`; shared by all directions.  memory: bytes of the weights of all loaded models, 0 = no
+    limit.  cache: bytes of translations that are kept, 0 = none.
     """
 
-    def __init__(self, directions: Iterable[Direction], max_tokens: int = 200_000) -> None:
+    def __init__(
+        self, directions: Iterable[Direction], max_tokens: int = 200_000, memory: int = 0, cache: int = 0
+    ) -> None:
         self.admission = Admission(max_tokens)
+        self.memory, self.cache = ModelMemory(memory), TranslationCache(cache)
         self._threads = ThreadPoolExecutor(_THREADS, "dragoman-markup")
+        self._observer: Callable[[Search], None] = lambda search: None
         self.by_pair: dict[tuple[str, str], Direction] = {}
         self.unused: list[tuple[Direction, Direction]] = []
         """Models of a direction that has another model, with that model."""
+        self.replace(directions)
+        for direction, _ in self.unused:
+            direction.close()
+
+    def replace(self, directions: Iterable[Direction]) -> None:
+        """Use these models for new requests; others are unloaded as soon as no request uses them.
+
+        Raises UsageError if there are none.
+        """
+        by_pair: dict[tuple[str, str], Direction] = {}
+        unused = []
         for direction in directions:
-            used = self.by_pair.setdefault((direction.source, direction.target), direction)
+            used = by_pair.setdefault((direction.source, direction.target), direction)
             if used is not direction:
-                direction.close()
-                self.unused.append((direction, used))
-        if not self.by_pair:
+                unused.append((direction, used))
+        if not by_pair:
             raise UsageError("no models to serve; specify at least one translation model")
+        gone = set(self.by_pair.values()) - set(by_pair.values())
+        self.by_pair, self.unused = by_pair, unused
+        for direction in by_pair.values():
+            direction.observe = self._observer
+            if direction.is_open:
+                self.memory.loaded.setdefault(direction)
+        for direction in gone:
+            self.memory.retire(direction)
+            self.cache.forget(_cached_as(direction))
 
     @property
     def sources(self) -> list[str]:
@@ -188,13 +261,54 @@ class Directions:
         ticket = self.admission.accept(client, len(route) * _estimate(texts))
         try:
             found: list[list[Translation]] = []
-            for position, direction in enumerate(route, start=1):
-                own = settings if position == len(route) else {**settings, "nbest": 1, "glossary": None}
-                found.append(await direction.translate(texts, ticket, **own))
-                texts = [translation.text for translation in found[-1]]
+            with self._pinned(route) as pinned:
+                for position, direction in enumerate(pinned, start=1):
+                    own = settings if position == len(pinned) else {**settings, "nbest": 1, "glossary": None}
+                    async with self.memory.using(direction):
+                        found.append(await self._translate(direction, texts, ticket, own))
+                    texts = [translation.text for translation in found[-1]]
             return found
         finally:
             self.admission.finish(ticket)
+
+    async def _translate(
+        self, direction: Direction, texts: Sequence[str], ticket: Ticket, settings: dict[str, Any]
+    ) -> list[Translation]:
+        """Return the translations of a loaded model, from the cache if they are there."""
+        key = settings_key(direction.translator.settings, **settings) if self.cache.limit else None
+        if key is None:
+            return await direction.translate(texts, ticket, **settings)
+        model = _cached_as(direction)
+        found = [self.cache.get(model, key, text) for text in texts]
+        missing = [i for i, translation in enumerate(found) if translation is None]
+        new = await direction.translate([texts[i] for i in missing], ticket, **settings) if missing else []
+        for i, translation in zip(missing, new, strict=True):
+            self.cache.put(model, key, texts[i], translation)
+            found[i] = translation
+        return cast(list[Translation], found)
+
+    @contextmanager
+    def _pinned(self, route: Sequence[Direction]) -> Iterator[list[Direction]]:
+        """Keep the models of a route while a request uses them, though others may replace them.
+
+        Those that were replaced since the route was found give way to their successors.
+        """
+        pinned = [self._current(direction) for direction in route]
+        for direction in pinned:
+            direction.pins += 1
+        try:
+            yield pinned
+        finally:
+            for direction in pinned:
+                self.memory.unpin(direction)
+
+    def _current(self, direction: Direction) -> Direction:
+        if not direction.retired:
+            return direction
+        current = self.by_pair.get((direction.source, direction.target))
+        if current is None:
+            raise UsageError(f"{direction.source} to {direction.target} is not translated any more")
+        return current
 
     async def run(
         self,
@@ -211,34 +325,45 @@ class Directions:
         """
         ticket = self.admission.accept(client, len(route) * max(1, characters // 4))
         try:
-            for direction in route:
-                translator = BlockingTranslator(direction, ticket)
-                future = asyncio.get_running_loop().run_in_executor(self._threads, work, cast(Any, translator), source)
-                try:
-                    source = await future
-                except asyncio.CancelledError:
-                    translator.cancel()
-                    raise
+            with self._pinned(route) as pinned:
+                for direction in pinned:
+                    async with self.memory.using(direction):
+                        source = await self._run(work, BlockingTranslator(direction, ticket), source)
             return source
         finally:
             self.admission.finish(ticket)
 
+    async def _run(
+        self, work: Callable[[Translator, Result], Result], translator: BlockingTranslator, source: Result
+    ) -> Result:
+        future = asyncio.get_running_loop().run_in_executor(self._threads, work, cast(Any, translator), source)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            translator.cancel()
+            raise
+
     def observe(self, observer: Callable[[Search], None]) -> None:
         """Call `observer` with each finished search, in any thread."""
+        self._observer = observer
         for direction in self.by_pair.values():
             direction.observe = observer
 
     def load(self) -> tuple[int, int]:
-        """Sentences that wait and hypotheses that are decoded, of all directions."""
-        loads = [direction.service.load for direction in self.by_pair.values()]
-        waiting, active = (sum(column) for column in zip(*loads, strict=True))
-        return waiting, active
+        """Sentences that wait and hypotheses that are decoded, of all loaded models; called in any thread."""
+        loads = [slot.load for slot in list(self.memory.loaded) if isinstance(slot, Direction)]
+        return sum(waiting for waiting, _ in loads), sum(active for _, active in loads)
 
     def close(self) -> None:
         """Stop all services."""
-        for direction in self.by_pair.values():
-            direction.close()
+        for slot in {*self.memory.loaded, *self.by_pair.values()}:
+            slot.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _cached_as(direction: Direction) -> tuple[str, str, str]:
+    """Return what stands for a model in the cache; languages affect how texts are split, and the flags."""
+    return direction.fingerprint, direction.source, direction.target
 
 
 def _estimate(texts: Sequence[str]) -> int:

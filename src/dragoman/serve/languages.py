@@ -42,7 +42,7 @@ class Options:
         settings: dict[str, Any] = {"glossary": self.glossary, "split": self.split}
         if self.alternatives:
             count = self.alternatives + 1
-            settings |= {"nbest": count, "beam": max(last.translator.settings.beam, count)}
+            settings |= {"nbest": count, "beam": max(last.beam, count)}
         return settings
 
 

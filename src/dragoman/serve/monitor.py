@@ -29,11 +29,12 @@ _ALWAYS = {"/livez", "/readyz", "/metrics"}
 class Monitor:
     """Prometheus metrics, and the state of the server; labels never hold anything of a client.
 
-    active: requests in progress.  draining: whether new requests are refused, because the server stops.
+    active: requests in progress.  draining: whether new requests are refused, because the server stops.  loading:
+    whether the models are being loaded for the first time.
     """
 
     def __init__(self, directions: Directions) -> None:
-        self.active, self.draining = 0, False
+        self.active, self.draining, self.loading = 0, False, False
         self._registry = CollectorRegistry()
         named: dict[str, Any] = {"registry": self._registry, "namespace": "dragoman"}
         self.requests = Counter("requests", "Requests", ["route", "status"], **named)
@@ -54,10 +55,26 @@ class Monitor:
             rows.observe(search.rows)
 
         directions.observe(observe)
+        _add_model_metrics(directions, named)
 
     def exposition(self) -> bytes:
         """Return the metrics in Prometheus' text format."""
         return generate_latest(self._registry)
+
+
+def _add_model_metrics(directions: Directions, named: dict[str, Any]) -> None:
+    memory, cache = directions.memory, directions.cache
+    for name, description, value in (
+        ("loaded_models", "Models in memory", lambda: len(memory.loaded)),
+        ("model_bytes", "Weights of the models in memory", lambda: memory.bytes),
+        ("cache_bytes", "Translations in the cache", lambda: cache.bytes),
+    ):
+        Gauge(name, description, **named).set_function(value)
+    texts = Counter("cache_texts", "Texts that were looked up in the cache", ["result"], **named)
+    found, missing = texts.labels("hit"), texts.labels("miss")
+    cache.observe = lambda hit: (found if hit else missing).inc()
+    loads = Counter("model_loads", "Models that were loaded, again or for the first time", **named)
+    memory.observe = loads.inc
 
 
 class MonitoredApp:

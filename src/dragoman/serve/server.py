@@ -59,6 +59,10 @@ class LazyApp:
             app = self._app
         await app(scope, receive, send)
 
+    def reset(self) -> None:
+        """Create the application again for the next request."""
+        self._app = None
+
 
 def create_server(
     directions: Directions,
@@ -113,7 +117,8 @@ def _status_routes(monitor: Monitor) -> list[Route]:
         return JSONResponse({"status": "ok"})
 
     async def ready(request: Request) -> Response:
-        return JSONResponse({"status": "stopping"}, 503) if monitor.draining else JSONResponse({"status": "ok"})
+        busy = "stopping" if monitor.draining else "loading" if monitor.loading else ""
+        return JSONResponse({"status": busy or "ok"}, 503 if busy else 200)
 
     async def metrics(request: Request) -> Response:
         text = await asyncio.to_thread(monitor.exposition)

@@ -24,7 +24,7 @@ __all__ = ["NativeSearchService"]
 _EXTRA = 256
 """Target tokens beyond the longest source that a slot holds."""
 _MEMORY = 1 << 30
-_WAIT = 0.5
+_WAIT = 0.1
 """Seconds after which the waiting thread checks whether the service was closed."""
 
 

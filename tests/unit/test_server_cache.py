@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import itertools
 import pickle
+import shutil
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from dragoman.config.server import ModelEntry, ServerConfig
 from dragoman.decoding.settings import SearchSettings
 from dragoman.pipelines.glossary import Glossary
 from dragoman.pipelines.translated import Translation
+from dragoman.pipelines.translation import Translator
 from dragoman.serve.cache import TranslationCache, settings_key
 from dragoman.serve.directions import Direction, Directions
 from dragoman.serve.model_source import model_sources
@@ -188,6 +190,38 @@ def test_a_reload_drops_the_translations_of_a_model(tmp_path: Path, cache: int) 
                 translations = await directions.translate(directions.route("en", "xx"), ["four five six seven"], "me")
                 found.append(translations[0][0].text)
         assert found[0] == found[1] == found[4] == found[5] != found[2] == found[3]
+        directions.close()
+
+    asyncio.run(run())
+
+
+def test_a_request_that_outlives_its_model_leaves_nothing_to_the_next_one(tmp_path: Path) -> None:
+    """A translation of the old model that arrives after the reload is not returned for the new one."""
+    path = copied_model(tmp_path / "m")
+    config = ServerConfig(models=[ModelEntry(path=str(path))])
+    directions = Directions([Direction(s, s.name) for s in model_sources(config.models)], cache=1 << 20)
+    texts = ["four five six seven"]
+
+    async def run() -> None:
+        route = directions.route("en", "xx")
+        begun, go_on, original = asyncio.Event(), asyncio.Event(), Direction.translate
+
+        async def slow(*args: Any, **keys: Any) -> list[Translation]:
+            begun.set()
+            await go_on.wait()
+            return await original(route[0], *args, **keys)
+
+        route[0].translate = slow  # type: ignore[method-assign]
+        request = asyncio.create_task(directions.translate(route, texts, "me"))
+        await begun.wait()
+        shutil.rmtree(path)
+        copied_model(path, 1)
+        await Reloader(directions, config, lambda: config, lambda text: None).reload()
+        go_on.set()
+        old = (await request)[0][0].text
+        assert len(directions.cache) == 1
+        new = (await directions.translate(directions.route("en", "xx"), texts, "me"))[0][0].text
+        assert new == Translator.load(path).translate(texts)[0].text != old
         directions.close()
 
     asyncio.run(run())

@@ -6,65 +6,39 @@ import asyncio
 import os
 import shutil
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
-from dragoman.config.server import ModelEntry, ServerConfig
+from dragoman.config.server import ServerConfig
 from dragoman.errors import DragomanError, ModelFolderError, UsageError
-from dragoman.pipelines.translation import Translator
 from dragoman.serve.directions import Direction, Directions
-from dragoman.serve.model_source import model_sources
 from dragoman.serve.reloader import Reloader
 from dragoman.serve.run import DrainingServer, server_config
 from dragoman.serve.server import create_server
 from running_server import serving, until
-from served_models import copied_model
-
-TEXTS = ["one two three", "four five six seven", "nine eight", "zero one"]
-TARGETS = ("xa", "xb", "xc")
+from served_models import (
+    TARGETS,
+    TEXTS,
+    configured,
+    copied_model,
+    directions_of,
+    loaded,
+    offline,
+    packed_models,
+    translated,
+)
 
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Three packed models that translate differently, to three languages."""
-    folder = tmp_path_factory.mktemp("models")
-    paths = [copied_model(folder / f"m{i}", i, target) for i, target in enumerate(TARGETS)]
-    for path in paths:
-        Translator.load(path)
-    return paths
+    return packed_models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture
 def paths(originals: list[Path], tmp_path: Path) -> list[Path]:
     return [Path(shutil.copytree(path, tmp_path / path.name)) for path in originals]
-
-
-def offline(path: Path, texts: Sequence[str] = TEXTS) -> list[str]:
-    return [translation.text for translation in Translator.load(path).translate(texts)]
-
-
-def configured(paths: Sequence[Path], **keys: Any) -> ServerConfig:
-    return ServerConfig(models=[ModelEntry(path=str(path)) for path in paths], **keys)
-
-
-def directions_of(paths: Sequence[Path], models: float = 0) -> Directions:
-    """Directions without loaded models.  models: how many fit into the memory; 0 = any number."""
-    sources = model_sources(configured(paths).models)
-    memory = int(models * sources[0].size[0])
-    return Directions([Direction(source, source.name) for source in sources], memory=memory)
-
-
-def loaded(directions: Directions) -> list[str]:
-    return [direction.target for direction in directions.by_pair.values() if direction.is_open]
-
-
-async def translated(directions: Directions, target: str, texts: Sequence[str] = TEXTS) -> list[str]:
-    found = await directions.translate(directions.route("en", target), texts, "me")
-    return [translation.text for translation in found[-1]]
 
 
 # --------------------------------------------------------------------------------------------- loading and unloading
@@ -162,8 +136,9 @@ def test_a_model_in_use_gives_way_when_its_requests_are_finished(paths: list[Pat
 
         async with directions.memory.using(first):
             waiting = asyncio.create_task(use(second, "second"))
-            while first.available.is_set():
-                await asyncio.sleep(0.01)
+            async with asyncio.timeout(5):
+                while first.available.is_set():
+                    await asyncio.sleep(0.01)
             later = asyncio.create_task(use(first, "later"))
             await asyncio.sleep(0.05)
             assert first.is_open and not second.is_open and order == []
@@ -291,125 +266,3 @@ def test_a_server_whose_model_is_damaged_stops(paths: list[Path]) -> None:
     with serving(app, server):
         until(lambda: server.should_exit)
     assert isinstance(server.failure, ModelFolderError) and "tokenizer.model" in str(server.failure)
-
-
-# ----------------------------------------------------------------------------------------------------------- reload
-
-
-def replaced(path: Path, seed: int, target: str) -> None:
-    shutil.rmtree(path)
-    copied_model(path, seed, target)
-
-
-def test_reload_replaces_adds_and_removes_models(paths: list[Path]) -> None:
-    async def run() -> None:
-        directions, said = directions_of(paths[:2]), []
-        configs = [configured(paths[:2])]
-        reloader = Reloader(directions, configs[0], lambda: configs[-1], said.append)
-        await reloader.start()
-        before = dict(directions.by_pair)
-        await reloader.reload()
-        assert directions.by_pair == before and said[-1] == "models: 0 replaced, 0 added, 0 removed, 2 unchanged"
-        old = await translated(directions, "xa")
-        replaced(paths[0], 5, "xa")
-        configs.append(configured([paths[0], paths[2]], cache=7))
-        await reloader.reload()
-        assert said[-2:] == [
-            "models: 1 replaced, 1 added, 1 removed, 0 unchanged",
-            "changes of cache take effect when the server is started again",
-        ]
-        assert loaded(directions) == ["xa", "xc"] == directions.targets("en")
-        new = await translated(directions, "xa")
-        assert new == offline(paths[0]) != old
-        while any(direction.is_open for direction in before.values()):
-            await asyncio.sleep(0.01)
-        directions.close()
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize("fault", ["damaged", "missing", "language model", "configuration", "none", "large"])
-def test_an_invalid_configuration_changes_nothing(paths: list[Path], fault: str) -> None:
-    async def run() -> None:
-        directions, said = directions_of(paths[:2], models=2), []
-        config = configured(paths[:2])
-
-        def read() -> ServerConfig:
-            if fault == "configuration":
-                return ServerConfig.parse({"models": [], "port": -1}, "serve.toml")
-            return config
-
-        reloader = Reloader(directions, config, read, said.append)
-        await reloader.start()
-        expected, before = await translated(directions, "xb"), dict(directions.by_pair)
-        replaced(paths[0], 3, "xa")
-        if fault == "damaged":
-            (paths[0] / "model.safetensors").write_bytes(b"x" * 1000)
-        elif fault == "missing":
-            shutil.rmtree(paths[0])
-        elif fault == "language model":
-            config = configured([paths[1].parent / "lm"])
-            shutil.copytree(Path(__file__).parents[1] / "golden" / "tagger_v1", paths[1].parent / "lm")
-        elif fault == "none":
-            config = configured([Path(__file__).parents[1] / "golden" / "language_v1"])
-        elif fault == "large":
-            directions.memory.limit = 1000
-        await reloader.reload()
-        assert said and "stay as they were" in said[-1]
-        assert directions.by_pair == before and loaded(directions) == ["xa", "xb"]
-        assert await translated(directions, "xb") == expected
-        directions.close()
-
-    asyncio.run(run())
-
-
-def test_requests_in_progress_finish_on_the_models_they_began_with(paths: list[Path]) -> None:
-    """Also on the second model of two, which is removed while the first one translates."""
-
-    async def run() -> None:
-        config = configured(paths[:2])
-        config.models[1] = ModelEntry(path=str(paths[1]), source="xa", target="xq")
-        sources = model_sources(config.models)
-        directions = Directions([Direction(source, source.name) for source in sources])
-        route = directions.route("en", "xq")
-        assert len(route) == 2
-        begun, go_on = asyncio.Event(), asyncio.Event()
-        original = route[0].translate
-
-        async def slow(*args: Any, **keys: Any) -> Any:
-            begun.set()
-            await go_on.wait()
-            return await original(*args, **keys)
-
-        route[0].translate = slow  # type: ignore[method-assign]
-        request = asyncio.create_task(directions.translate(route, TEXTS, "me"))
-        await begun.wait()
-        reloader = Reloader(directions, config, lambda: configured(paths[2:]), lambda text: None)
-        await reloader.reload()
-        assert directions.targets("en") == ["xc"] and all(direction.retired for direction in route)
-        go_on.set()
-        found = await request
-        assert [t.text for t in found[1]] == offline(paths[1], [t.text for t in found[0]])
-        while any(direction.is_open for direction in route):
-            await asyncio.sleep(0.01)
-        with pytest.raises(UsageError, match="en to xa is not translated any more"):
-            await directions.translate(route, TEXTS, "me")
-        assert directions.admission.tokens == 0
-        directions.close()
-
-    asyncio.run(run())
-
-
-def test_a_retired_model_gives_way_to_its_successor(paths: list[Path]) -> None:
-    async def run() -> None:
-        directions = directions_of(paths[:1])
-        config = configured(paths[:1])
-        route = directions.route("en", "xa")
-        replaced(paths[0], 4, "xa")
-        await Reloader(directions, config, lambda: config, lambda text: None).reload()
-        found = await directions.translate(route, TEXTS, "me")
-        assert [t.text for t in found[0]] == offline(paths[0])
-        assert not route[0].is_open
-        directions.close()
-
-    asyncio.run(run())

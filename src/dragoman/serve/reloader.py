@@ -83,7 +83,9 @@ class Reloader:
             chosen.append(same[0] if same else Direction(source, source.name))
         if not chosen:
             raise UsageError("no models to serve; specify at least one translation model")
-        used = {(direction.source, direction.target): direction for direction in reversed(chosen)}
+        used: dict[tuple[str, str], Direction] = {}
+        for direction in chosen:
+            used.setdefault((direction.source, direction.target), direction)
         new = [direction for pair, direction in used.items() if before.get(pair) is not direction]
         try:
             for direction in new:

@@ -6,14 +6,13 @@ import asyncio
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from dragoman.errors import DragomanError, UsageError
 
-__all__ = ["ModelMemory", "Slot", "in_thread"]
+__all__ = ["ModelMemory", "Slot", "Use", "in_thread"]
 
 _LOG = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -56,6 +55,40 @@ class Slot(ABC):
         """Unload the model; called in a thread."""
 
 
+class Use:
+    """A context in which a model is loaded; entering it raises DragomanError if the model cannot be loaded."""
+
+    __slots__ = ("_memory", "_slot")
+
+    def __init__(self, memory: ModelMemory, slot: Slot) -> None:
+        self._memory, self._slot = memory, slot
+
+    async def __aenter__(self) -> None:
+        slot = self._slot
+        while not slot.available.is_set():
+            await slot.available.wait()
+        slot.users += 1
+        slot.idle.clear()
+        try:
+            await self._memory.load(slot)
+        except BaseException as error:
+            self._release()
+            if not isinstance(error, DragomanError):
+                raise
+            reason = "cannot be loaded; the server's log has the reason"
+            raise DragomanError(f"the model {slot.name} {reason}") from error
+        loaded = self._memory.loaded
+        loaded[slot] = loaded.pop(slot, None)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        self._slot.users -= 1
+        if not self._slot.users:
+            self._slot.idle.set()
+
+
 class ModelMemory:
     """Loads models when they are used, and unloads others so that their weights have at most `limit` bytes.
 
@@ -77,26 +110,9 @@ class ModelMemory:
         """Size of the weights of all loaded models."""
         return sum(slot.bytes for slot in list(self.loaded))  # also called in the thread that reads metrics
 
-    @asynccontextmanager
-    async def using(self, slot: Slot) -> AsyncIterator[None]:
-        """Load a model unless it is loaded, and keep it meanwhile.  Raises DragomanError."""
-        while not slot.available.is_set():
-            await slot.available.wait()
-        slot.users += 1
-        slot.idle.clear()
-        try:
-            try:
-                await self.load(slot)
-            except DragomanError as error:
-                raise DragomanError(
-                    f"the model {slot.name} cannot be loaded; the server's log has the reason"
-                ) from error
-            self.loaded[slot] = self.loaded.pop(slot, None)
-            yield
-        finally:
-            slot.users -= 1
-            if not slot.users:
-                slot.idle.set()
+    def using(self, slot: Slot) -> Use:
+        """Load a model unless it is loaded, and keep it meanwhile."""
+        return Use(self, slot)
 
     async def load(self, slot: Slot) -> None:
         """Load a model unless it is loaded; several calls share the work.  Raises as `open` does."""

@@ -69,10 +69,11 @@ class Direction:
         while not isinstance(call, list):
             search = self.submit(call, ticket)
             try:
-                found = await asyncio.wrap_future(search.future)
+                await _done(search)
             except asyncio.CancelledError:
                 self.service.cancel(search)
                 raise
+            found = search.future.result()
             self.observe(search)
             call = await advance(found)
         return call
@@ -85,6 +86,27 @@ class Direction:
     def close(self) -> None:
         """Stop the service."""
         self.service.close()
+
+
+async def _done(search: Search) -> None:
+    """Wait for the end of a search."""
+    if search.future.done():
+        return
+    loop, thread = asyncio.get_running_loop(), threading.get_ident()
+    waiter = loop.create_future()
+
+    def wake(*_: Any) -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    def finished(future: Any) -> None:
+        if threading.get_ident() == thread:
+            wake()
+        else:
+            loop.call_soon_threadsafe(wake)
+
+    search.future.add_done_callback(finished)
+    await waiter
 
 
 def _send(searches: Any, found: Any) -> Any:
@@ -222,6 +244,11 @@ class Directions:
             return source
         finally:
             self.admission.finish(ticket)
+
+    def deliver_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Receive the results of searches in an event loop; see `SearchService`."""
+        for direction in self.by_pair.values():
+            direction.service.deliver_in(loop)
 
     def observe(self, observer: Callable[[Search], None]) -> None:
         """Call `observer` with each finished search, in any thread."""

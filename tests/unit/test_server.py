@@ -241,6 +241,9 @@ class Stuck:
 
         return Search(1)
 
+    def deliver_in(self, loop: Any) -> None:
+        pass
+
     def cancel(self, search: Any) -> None:
         self.cancelled += 1
 

@@ -70,6 +70,10 @@ class Direction(Slot):
         self._bytes, self.size_known = self.model.loaded_size(translator), True
         self._opened = translator, open_service(translator.backend, translator.max_source)
 
+    def deliver_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Receive the results of searches in an event loop; see `SearchService`."""
+        self.service.deliver_in(loop)
+
     def close(self) -> None:
         """Stop the service, and drop the model."""
         opened, self._opened = self._opened, None
@@ -122,10 +126,11 @@ class Direction(Slot):
         while not isinstance(call, list):
             search = self.submit(call, ticket)
             try:
-                found = await asyncio.wrap_future(search.future)
+                await _done(search)
             except asyncio.CancelledError:
                 self.service.cancel(search)
                 raise
+            found = search.future.result()
             self.observe(search)
             call = await advance(found)
         return call
@@ -134,6 +139,27 @@ class Direction(Slot):
         """Queue the sentences of a call, ranked by the ticket of their request."""
         ranks = ticket.ranks(call.sources)
         return self.service.submit(call.sources, call.prefixes, call.settings, ranks, call.phrases)
+
+
+async def _done(search: Search) -> None:
+    """Wait for the end of a search."""
+    if search.future.done():
+        return
+    loop, thread = asyncio.get_running_loop(), threading.get_ident()
+    waiter = loop.create_future()
+
+    def wake(*_: Any) -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    def finished(future: Any) -> None:
+        if threading.get_ident() == thread:
+            wake()
+        else:
+            loop.call_soon_threadsafe(wake)
+
+    search.future.add_done_callback(finished)
+    await waiter
 
 
 def _send(searches: Any, found: Any) -> Any:
@@ -342,6 +368,12 @@ class Directions:
         except asyncio.CancelledError:
             translator.cancel()
             raise
+
+    def deliver_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Receive the results of searches in an event loop; see `SearchService`."""
+        for direction in self.by_pair.values():
+            if direction.is_open:
+                direction.deliver_in(loop)
 
     def observe(self, observer: Callable[[Search], None]) -> None:
         """Call `observer` with each finished search, in any thread."""

@@ -51,6 +51,10 @@ class Slot(ABC):
         """Load the model; called in a thread.  Raises DragomanError."""
 
     @abstractmethod
+    def deliver_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Use a loaded model in an event loop; called in the loop."""
+
+    @abstractmethod
     def close(self) -> None:
         """Unload the model; called in a thread."""
 
@@ -142,6 +146,7 @@ class ModelMemory:
         except UsageError:
             await in_thread(slot.close)
             raise
+        slot.deliver_in(asyncio.get_running_loop())
         self.observe()
 
     def check(self, slot: Slot) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -36,7 +37,7 @@ class _Protocol(HttpToolsProtocol):
     _limit: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(_Joined(transport, self.loop))  # type: ignore[arg-type]
         self._limit = self.loop.call_later(_HEADER_SECONDS, transport.close)
 
     def on_message_begin(self) -> None:
@@ -56,6 +57,34 @@ class _Protocol(HttpToolsProtocol):
         if self._limit is not None:
             self._limit.cancel()
             self._limit = None
+
+
+class _Joined:
+    """A transport that joins what is written in one iteration of the event loop, such as headers and body.
+
+    Each write is a system call and wakes the client, which took a tenth of the time of a short request.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._written: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not self._written:
+            self._loop.call_soon(self._flush)
+        self._written.append(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        data, self._written = b"".join(self._written), []
+        if data:
+            self._transport.write(data)
 
 
 class DrainingServer(uvicorn.Server):

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 
 from dragoman.decoding.loader import open_service
 from dragoman.pipelines.translation import Translator
-from dragoman.serve.directions import Direction
+from dragoman.serve.direction import Direction
 from dragoman.serve.listen import listen
 from dragoman.serve.run import server_config
 from tiny_translator import copying_translator

@@ -17,11 +17,12 @@ from dragoman.errors import DragomanError, UsageError
 from dragoman.markup.html import translate_html
 from dragoman.pipelines.glossary import Glossary
 from dragoman.serve.admission import Admission, Overloaded
-from dragoman.serve.directions import Direction, Directions
+from dragoman.serve.direction import Direction
+from dragoman.serve.directions import Directions
 from dragoman.serve.requests import Limits
 from dragoman.serve.server import create_server
 from running_server import copying_direction, direction_of, serving, until
-from tiny_translator import round_trip, tiny_translator
+from tiny_translator import copying_translator, round_trip, tiny_translator
 
 TEXT = "one two"
 LIMITS = Limits(characters=200, texts=5, body=4000, read_seconds=0.3)
@@ -241,6 +242,9 @@ class Stuck:
 
         return Search(1)
 
+    def deliver_in(self, loop: Any) -> None:
+        pass
+
     def cancel(self, search: Any) -> None:
         self.cancelled += 1
 
@@ -251,11 +255,9 @@ class Stuck:
 
 
 def stuck_direction() -> tuple[Direction, Stuck]:
-    direction = copying_direction()
-    direction.close()
-    service = Stuck()
-    direction.service = service  # type: ignore[assignment]
-    return direction, service
+    service, translator = Stuck(), copying_translator(60)
+    translator.describe_data(None, ("en", "de"))
+    return Direction(translator, "en-de", service), service  # type: ignore[arg-type]
 
 
 def test_a_translation_that_takes_too_long_is_given_up() -> None:

@@ -21,7 +21,8 @@ from dragoman.data.segment import JoinedParts, join_parts
 from dragoman.decoding.service import Search
 from dragoman.errors import DragomanError
 from dragoman.serve import events as events_module
-from dragoman.serve.directions import Direction, Directions
+from dragoman.serve.direction import Direction
+from dragoman.serve.directions import Directions
 from dragoman.serve.keys import KeyStore
 from dragoman.serve.requests import Limits
 from dragoman.serve.server import create_server

@@ -44,6 +44,13 @@ def serve(
     suggestions: Annotated[
         Path | None, typer.Option(help="File to which better translations that clients suggest are appended.")
     ] = None,
+    load: Annotated[str | None, typer.Option(help="When models are loaded: start (default), or first_use.")] = None,
+    memory: Annotated[
+        int | None, typer.Option(min=0, help="MiB of the weights of all loaded models. Default: 0, no limit.")
+    ] = None,
+    cache: Annotated[
+        int | None, typer.Option(min=0, help="MiB of translations that are kept. Default: 0, none.")
+    ] = None,
     log_requests: Annotated[
         bool | None, typer.Option("--log-requests", help="Print one JSON object per request, without its texts.")
     ] = None,
@@ -63,12 +70,14 @@ def serve(
         "models": [{"path": str(path)} for path in models] if models else None,
         "host": host, "port": port, "allowed_hosts": allowed_host, "viewer": viewer, "device": device,
         "database": None if database is None else str(database), "require_key": require_key,
-        "suggestions": None if suggestions is None else str(suggestions), "log_requests": log_requests,
+        "suggestions": None if suggestions is None else str(suggestions),
+        "load": load, "memory": memory, "cache": cache, "log_requests": log_requests,
     }  # fmt: skip
     given = {key: value for key, value in options.items() if value is not None}
-    if config is not None:
-        start(read_server_config(config, **given), log)
-        return
-    if not models:
+    if config is None and not models:
         raise UsageError("no models to serve; specify run folders or model folders, or --config with [[models]]")
-    start(ServerConfig.parse(given, "dragoman serve"), log)
+
+    def read() -> ServerConfig:
+        return ServerConfig.parse(given, "dragoman serve") if config is None else read_server_config(config, **given)
+
+    start(read(), log, read)

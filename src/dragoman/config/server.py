@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -15,6 +15,7 @@ from dragoman.errors import ConfigError
 __all__ = ["LimitsConfig", "ModelEntry", "ServerConfig", "read_server_config"]
 
 _Count = Annotated[int, NotBoolean, Field(ge=1, le=1_000_000_000)]
+_Size = Annotated[int, NotBoolean, Field(ge=0, le=1 << 30)]
 _Seconds = Annotated[float, NotBoolean, Field(gt=0, le=86_400)]
 _Code = Annotated[str, Field(pattern=r"^[A-Za-z]{2,3}([-_][A-Za-z0-9]{2,8})*$")]
 
@@ -59,6 +60,13 @@ class ServerConfig(Section):
         "", description='file of the translations that clients suggest, JSON lines; "" = suggestions are refused'
     )
     log_requests: bool = Field(False, description="print one JSON object per request, without its texts")
+    load: Literal["start", "first_use"] = Field(
+        "start", description="when models are loaded; with `memory`, only as many at the start as there is room for"
+    )
+    memory: _Size = Field(
+        0, description="MiB of the packed weights of all loaded models; 0 = no limit; others are unloaded beyond it"
+    )
+    cache: _Size = Field(0, description="MiB of translations that are kept for texts that are sent again; 0 = none")
     drain: Annotated[float, NotBoolean, Field(ge=0, le=86_400)] = Field(
         30.0, description="seconds within which requests are finished when the server stops"
     )

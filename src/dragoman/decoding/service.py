@@ -5,6 +5,7 @@ With the native engine, sentences join the running search between two steps (`dr
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
 import time
@@ -63,6 +64,12 @@ class SearchService(ABC):
     @abstractmethod
     def cancel(self, search: Search) -> None:
         """Drop a search; its future is cancelled, and its sentences free their rows before the next step."""
+
+    def deliver_in(self, loop: asyncio.AbstractEventLoop) -> None:  # noqa: B027 (a service need not support it)
+        """Set the results of futures in the thread of an event loop, if the service can, which saves a thread.
+
+        Call it in the loop, before the first search.  The loop must run as long as the service.
+        """
 
     @property
     @abstractmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any
 
@@ -88,15 +89,29 @@ class SearchSettings:
 
         Raises UsageError for an unknown setting in `overrides`, and for a beam together with sampling.
         """
-        names = [field.name for field in dataclasses.fields(cls)]
+        names = _names()
         unknown = [name for name in overrides if name not in names]
         if unknown:
             listed = ", ".join(f"{name!r}{nearest(name, names)}" for name in unknown)
             raise UsageError(f"unknown search setting: {listed}; accepted: {', '.join(names)}")
-        given = {name: getattr(settings, name) for name in names if hasattr(settings, name)}
-        found = cls(**given | overrides)
+        given = {name: getattr(settings, name) for name in names if hasattr(settings, name)} | overrides
+        try:
+            found = _known_settings(tuple(given), *given.values())
+        except TypeError:  # a value that cannot be hashed, which is not valid either
+            found = cls(**given)
         if found.sample and overrides.get("beam", 1) != 1:
             raise UsageError(
                 f"beam = {found.beam}: has no effect with sample = True; use beam search or sampling, not both"
             )
         return found
+
+
+@lru_cache(maxsize=1)
+def _names() -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(SearchSettings))
+
+
+@lru_cache(maxsize=256, typed=True)
+def _known_settings(names: tuple[str, ...], *values: Any) -> SearchSettings:
+    """Return settings; those of a server repeat, and checking them takes longer than finding them."""
+    return SearchSettings(**dict(zip(names, values, strict=True)))

@@ -346,7 +346,7 @@ class Translator(Pipeline):
             flags=self._flags(line, alternatives[0].text),
             nbest=alternatives,
             sentences=self._translated_sentences(line) if parts[-1].sentence else [],
-            terms=[term for part in searched for term in applied(part.terms, self.text_of(part, 0))],
+            terms=[term for part in searched if part.terms for term in applied(part.terms, self.text_of(part, 0))],
         )
 
     def _translated_sentences(self, line: SplitLine) -> list[Sentence]:

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar, cast
 
-from dragoman.decoding.loader import open_service
-from dragoman.decoding.service import Search, SearchService
+from dragoman.decoding.service import Search
 from dragoman.errors import UsageError
-from dragoman.pipelines.translated import SearchCall, Translation
+from dragoman.pipelines.translated import Translation
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.admission import Admission, Ticket
-from dragoman.serve.sentences import Report, translate_sentences
+from dragoman.serve.cache import TranslationCache, settings_key
+from dragoman.serve.direction import BlockingTranslator, Direction
+from dragoman.serve.model_memory import ModelMemory
+from dragoman.serve.sentences import Report
 
-__all__ = ["BlockingTranslator", "Direction", "Directions"]
-
-_SPLIT_HERE = 4000
-"""Characters up to which a text is split and encoded on the event loop; longer ones would delay other requests."""
+__all__ = ["Directions"]
 
 _THREADS = 32
 """Texts with markup and documents that are translated at the same time."""
@@ -29,141 +27,49 @@ _THREADS = 32
 Result = TypeVar("Result")
 
 
-class Direction:
-    """A translator from `source` to `target` (language codes) with the service that runs its searches.
-
-    observe: called with each finished search, for metrics.
-    """
-
-    def __init__(self, translator: Translator, name: str, service: SearchService | None = None) -> None:
-        source, target = translator.languages
-        if source is None or target is None:
-            raise UsageError(f"model {name}: its configuration names no languages; a server needs them")
-        self.translator, self.name, self.source, self.target = translator, name, source, target
-        self.service = service or open_service(translator.backend, translator.max_source)
-        self.observe: Callable[[Search], None] = lambda search: None
-
-    @classmethod
-    def load(cls, path: Path, name: str, source: str | None = None, target: str | None = None) -> Direction:
-        """Load a model; source, target: replace the languages of its configuration.
-
-        Raises ModelFolderError, and UsageError for a model that does not translate.
-        """
-        translator = Translator.load(path, "cpu")
-        if source or target:
-            own = translator.languages
-            translator.describe_data(translator.profile, (source or own[0], target or own[1]))
-        return cls(translator, name)
-
-    async def translate(
-        self, texts: Sequence[str], ticket: Ticket, report: Report | None = None, **settings: Any
-    ) -> list[Translation]:
-        """Return one translation per text, equal to that of `Translator.translate` with the same settings.
-
-        report: receives each sentence as soon as those before it are translated (see `translate_sentences`).
-        Cancelling the call cancels its searches.  Raises UsageError, and DragomanError if a search fails.
-        """
-        long = sum(map(len, texts)) > _SPLIT_HERE
-        if report is None:
-            found: list[Translation] = await self._run(self.translator.searches(texts, **settings), ticket, long)
-            return found
-
-        def run(searches: Any, before: int) -> Any:
-            return self._run(searches, replace(ticket, before=before))
-
-        return await translate_sentences(self.translator, texts, run, report, in_thread=long, **settings)
-
-    async def _run(self, searches: Any, ticket: Ticket, in_thread: bool = False) -> Any:
-        """Return the result of a generator of searches.  in_thread: run the code between them in a thread."""
-
-        async def advance(found: Any) -> Any:
-            return await asyncio.to_thread(_send, searches, found) if in_thread else _send(searches, found)
-
-        call = await advance(None)
-        while isinstance(call, SearchCall):
-            search = self.submit(call, ticket)
-            try:
-                found = await asyncio.wrap_future(search.future)
-            except asyncio.CancelledError:
-                self.service.cancel(search)
-                raise
-            self.observe(search)
-            call = await advance(found)
-        return call
-
-    def submit(self, call: SearchCall, ticket: Ticket) -> Search:
-        """Queue the sentences of a call, ranked by the ticket of their request."""
-        ranks = ticket.ranks(call.sources)
-        return self.service.submit(call.sources, call.prefixes, call.settings, ranks, call.phrases)
-
-    def close(self) -> None:
-        """Stop the service."""
-        self.service.close()
-
-
-def _send(searches: Any, found: Any) -> Any:
-    try:
-        return searches.send(found)
-    except StopIteration as stop:
-        return stop.value
-
-
-class BlockingTranslator:
-    """A direction for code that runs in a thread: it has the attributes of its translator and searches in the service.
-
-    `translate` raises CancelledError once `cancel` was called.
-    """
-
-    def __init__(self, direction: Direction, ticket: Ticket) -> None:
-        self._direction, self._ticket = direction, ticket
-        self._lock = threading.Lock()
-        self._cancelled = False
-        self._search: Search | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._direction.translator, name)
-
-    def translate(self, texts: Sequence[str], **settings: Any) -> list[Translation]:
-        """Return what `Translator.translate` returns."""
-        searches = self._direction.translator.searches(texts, **settings)
-        call = _send(searches, None)
-        while not isinstance(call, list):
-            with self._lock:
-                if self._cancelled:
-                    raise CancelledError
-                self._search = self._direction.submit(call, self._ticket)
-            found = self._search.future.result()
-            self._direction.observe(self._search)
-            call = _send(searches, found)
-        return call
-
-    def cancel(self) -> None:
-        """End the running search, and refuse others."""
-        with self._lock:
-            self._cancelled = True
-            if self._search is not None:
-                self._direction.service.cancel(self._search)
-
-
 class Directions:
     """All directions of a server; of two models of the same direction, the first one is used.
 
-    max_tokens: see `Admission`; shared by all directions.
+    max_tokens: see `Admission`; shared by all directions.  memory: bytes of the weights of all loaded models, 0 = no
+    limit.  cache: bytes of translations that are kept, 0 = none.
     """
 
-    def __init__(self, directions: Iterable[Direction], max_tokens: int = 200_000) -> None:
+    def __init__(
+        self, directions: Iterable[Direction], max_tokens: int = 200_000, memory: int = 0, cache: int = 0
+    ) -> None:
         self.admission = Admission(max_tokens)
+        self.memory, self.cache = ModelMemory(memory), TranslationCache(cache)
         self._threads = ThreadPoolExecutor(_THREADS, "dragoman-markup")
+        self._observer: Callable[[Search], None] = lambda search: None
         self.by_pair: dict[tuple[str, str], Direction] = {}
         self.unused: list[tuple[Direction, Direction]] = []
         """Models of a direction that has another model, with that model."""
+        self.replace(directions)
+        for direction, _ in self.unused:
+            direction.close()
+
+    def replace(self, directions: Iterable[Direction]) -> None:
+        """Use these models for new requests; others are unloaded as soon as no request uses them.
+
+        Raises UsageError if there are none.
+        """
+        by_pair: dict[tuple[str, str], Direction] = {}
+        unused = []
         for direction in directions:
-            used = self.by_pair.setdefault((direction.source, direction.target), direction)
+            used = by_pair.setdefault((direction.source, direction.target), direction)
             if used is not direction:
-                direction.close()
-                self.unused.append((direction, used))
-        if not self.by_pair:
+                unused.append((direction, used))
+        if not by_pair:
             raise UsageError("no models to serve; specify at least one translation model")
+        gone = set(self.by_pair.values()) - set(by_pair.values())
+        self.by_pair, self.unused = by_pair, unused
+        for direction in by_pair.values():
+            direction.observe = self._observer
+            if direction.is_open:
+                self.memory.loaded.setdefault(direction)
+        for direction in gone:
+            self.memory.retire(direction)
+            self.cache.forget(_cached_as(direction))
 
     @property
     def sources(self) -> list[str]:
@@ -198,20 +104,71 @@ class Directions:
         """Return the translations of each model of a route; the last list has the results.
 
         client: name of the caller; callers share the machine equally.  report: receives each sentence of the results
-        (see `Direction.translate`).  settings: as for `Translator.translate`; the
-        search of the first of two models returns one hypothesis and uses no glossary.  Raises Overloaded.
+        (see `Direction.translate`).  settings: as for `Translator.translate`; the search of the first of two models
+        returns one hypothesis and uses no glossary.  Raises Overloaded.
         """
         ticket = self.admission.accept(client, len(route) * _estimate(texts))
         try:
             found: list[list[Translation]] = []
-            for position, direction in enumerate(route, start=1):
-                last = {**settings, "report": report}
-                own = last if position == len(route) else {**settings, "nbest": 1, "glossary": None}
-                found.append(await direction.translate(texts, ticket, **own))
-                texts = [translation.text for translation in found[-1]]
+            with self._pinned(route) as pinned:
+                for position, direction in enumerate(pinned, start=1):
+                    last = position == len(pinned)
+                    own = settings if last else {**settings, "nbest": 1, "glossary": None}
+                    async with self.memory.using(direction):
+                        found.append(await self._translate(direction, texts, ticket, own, report if last else None))
+                    texts = [translation.text for translation in found[-1]]
             return found
         finally:
             self.admission.finish(ticket)
+
+    async def _translate(
+        self,
+        direction: Direction,
+        texts: Sequence[str],
+        ticket: Ticket,
+        settings: dict[str, Any],
+        report: Report | None,
+    ) -> list[Translation]:
+        """Return the translations of a loaded model, from the cache if they are there."""
+        key = settings_key(direction.translator.settings, **settings) if self.cache.limit else None
+        if key is None:
+            return await direction.translate(texts, ticket, report, **settings)
+        model = _cached_as(direction)
+        found = [self.cache.get(model, key, text) for text in texts]
+        missing = [i for i, translation in enumerate(found) if translation is None]
+        if report is not None:
+            for i, translation in enumerate(found):
+                if translation is not None:
+                    report(i, translation.text)
+        of_missing = None if report is None else partial(_report_missing, report, missing)
+        new = await direction.translate([texts[i] for i in missing], ticket, of_missing, **settings) if missing else []
+        for i, translation in zip(missing, new, strict=True):
+            self.cache.put(model, key, texts[i], translation)
+            found[i] = translation
+        return cast(list[Translation], found)
+
+    @contextmanager
+    def _pinned(self, route: Sequence[Direction]) -> Iterator[list[Direction]]:
+        """Keep the models of a route while a request uses them, though others may replace them.
+
+        Those that were replaced since the route was found give way to their successors.
+        """
+        pinned = [self._current(direction) for direction in route]
+        for direction in pinned:
+            direction.pins += 1
+        try:
+            yield pinned
+        finally:
+            for direction in pinned:
+                self.memory.unpin(direction)
+
+    def _current(self, direction: Direction) -> Direction:
+        if not direction.retired:
+            return direction
+        current = self.by_pair.get((direction.source, direction.target))
+        if current is None:
+            raise UsageError(f"{direction.source} to {direction.target} is not translated any more")
+        return current
 
     async def run(
         self,
@@ -228,36 +185,58 @@ class Directions:
         """
         ticket = self.admission.accept(client, len(route) * max(1, characters // 4))
         try:
-            for direction in route:
-                translator = BlockingTranslator(direction, ticket)
-                future = asyncio.get_running_loop().run_in_executor(self._threads, work, cast(Any, translator), source)
-                try:
-                    source = await future
-                except asyncio.CancelledError:
-                    translator.cancel()
-                    raise
+            with self._pinned(route) as pinned:
+                for direction in pinned:
+                    async with self.memory.using(direction):
+                        source = await self._run(work, BlockingTranslator(direction, ticket), source)
             return source
         finally:
             self.admission.finish(ticket)
 
+    async def _run(
+        self, work: Callable[[Translator, Result], Result], translator: BlockingTranslator, source: Result
+    ) -> Result:
+        future = asyncio.get_running_loop().run_in_executor(self._threads, work, cast(Any, translator), source)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            translator.cancel()
+            raise
+
+    def deliver_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Receive the results of searches in an event loop; see `SearchService`."""
+        for direction in self.by_pair.values():
+            if direction.is_open:
+                direction.deliver_in(loop)
+
     def observe(self, observer: Callable[[Search], None]) -> None:
         """Call `observer` with each finished search, in any thread."""
+        self._observer = observer
         for direction in self.by_pair.values():
             direction.observe = observer
 
     def load(self) -> tuple[int, int]:
-        """Sentences that wait and hypotheses that are decoded, of all directions."""
-        loads = [direction.service.load for direction in self.by_pair.values()]
-        waiting, active = (sum(column) for column in zip(*loads, strict=True))
-        return waiting, active
+        """Sentences that wait and hypotheses that are decoded, of all loaded models; called in any thread."""
+        loads = [slot.load for slot in list(self.memory.loaded) if isinstance(slot, Direction)]
+        return sum(waiting for waiting, _ in loads), sum(active for _, active in loads)
 
     def close(self) -> None:
         """Stop all services."""
-        for direction in self.by_pair.values():
-            direction.close()
+        for slot in {*self.memory.loaded, *self.by_pair.values()}:
+            slot.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _cached_as(direction: Direction) -> tuple[str, str, str]:
+    """Return what stands for a model in the cache; languages affect how texts are split, and the flags."""
+    return direction.fingerprint, direction.source, direction.target
 
 
 def _estimate(texts: Sequence[str]) -> int:
     """Return about the number of tokens of texts, without encoding them."""
     return sum(max(1, len(text.encode("utf-8", "replace")) // 4) for text in texts)
+
+
+def _report_missing(report: Report, missing: Sequence[int], index: int, text: str) -> None:
+    """Report a sentence of a text that was not in the cache.  index: of the text among those."""
+    report(missing[index], text)

@@ -14,7 +14,8 @@ from dragoman.data.language_identifier import identified
 from dragoman.pipelines.glossary import Glossary
 from dragoman.pipelines.translated import Translation
 from dragoman.pipelines.translation import Translator
-from dragoman.serve.directions import Direction, Directions
+from dragoman.serve.direction import Direction
+from dragoman.serve.directions import Directions
 from dragoman.serve.requests import BadRequest
 from dragoman.serve.sentences import Report
 
@@ -46,7 +47,7 @@ class Options:
         settings: dict[str, Any] = {"glossary": self.glossary, "split": self.split}
         if self.alternatives:
             count = self.alternatives + 1
-            settings |= {"nbest": count, "beam": max(last.translator.settings.beam, count)}
+            settings |= {"nbest": count, "beam": max(last.beam, count)}
         return settings
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 __all__ = ["BadRequest", "Disconnected", "Limits", "parameters", "read_body", "unless_disconnected"]
 
 T = TypeVar("T")
+
+_WATCHED_AFTER = 0.1
+"""Seconds of a translation after which the connection of its client is watched."""
 
 
 class BadRequest(Exception):
@@ -45,22 +47,28 @@ class Limits:
 
 async def read_body(request: Request, limits: Limits) -> bytes:
     """Return the body.  Raises BadRequest if it is too large or too slow, and Disconnected."""
-    too_large = BadRequest(f"Invalid request: the body has more than {limits.body:,} bytes", 413)
     length = request.headers.get("content-length", "0")
     if length.isdigit() and int(length) > limits.body:
-        raise too_large
-    body = bytearray()
+        raise _too_large(limits)
+    chunks, size, more = [], 0, True
     try:
         async with asyncio.timeout(limits.read_seconds):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > limits.body:
-                    raise too_large
+            while more:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise Disconnected
+                chunks.append(message.get("body", b""))
+                size += len(chunks[-1])
+                if size > limits.body:
+                    raise _too_large(limits)
+                more = message.get("more_body", False)
     except TimeoutError:
         raise BadRequest(f"Invalid request: the body did not arrive within {limits.read_seconds:g} s", 408) from None
-    except ClientDisconnect:
-        raise Disconnected from None
-    return bytes(body)
+    return b"".join(chunks)
+
+
+def _too_large(limits: Limits) -> BadRequest:
+    return BadRequest(f"Invalid request: the body has more than {limits.body:,} bytes", 413)
 
 
 def parameters(request: Request, body: bytes) -> dict[str, Any]:
@@ -104,27 +112,42 @@ def _form(body: bytes) -> list[tuple[str, str]]:
 async def unless_disconnected(request: Request, work: Awaitable[T], seconds: float) -> T:
     """Return the result of `work`.  If the client disconnects, or after `seconds`, `work` is cancelled.
 
-    Call it after the body has been read.  Raises Disconnected, or BadRequest with status 503.
+    Call it after the body has been read.  A disconnection is noticed after `_WATCHED_AFTER` seconds, because a second
+    task would take much of the time of a short request.  Raises Disconnected, or BadRequest with status 503.
     """
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(request))
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
+    watcher: asyncio.Task[None] | None = None
+    disconnected = False
+
+    async def watch() -> None:
+        nonlocal disconnected
+        while (await request.receive())["type"] != "http.disconnect":
+            continue
+        disconnected = True
+        task.cancel()
+
+    def begin() -> None:
+        nonlocal watcher
+        watcher = loop.create_task(watch())
+
+    timer = loop.call_later(_WATCHED_AFTER, begin)
+    limit = asyncio.timeout(seconds)
     try:
-        await asyncio.wait({task, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        if gone.done():
-            raise Disconnected
+        async with limit:
+            return await work
+    except asyncio.CancelledError:
+        if disconnected:
+            task.uncancel()
+            raise Disconnected from None
+        raise
+    except TimeoutError:
+        if not limit.expired():
+            raise
         raise BadRequest(
             f"the translation took longer than {seconds:g} s; send shorter texts", 503, {"Retry-After": "5"}
-        )
+        ) from None
     finally:
-        for unfinished in (task, gone):
-            if not unfinished.done():
-                unfinished.cancel()
-                with suppress(asyncio.CancelledError):
-                    await unfinished
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        continue
+        timer.cancel()
+        if watcher is not None:
+            watcher.cancel()

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import signal
 import socket
+import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from dragoman.serve.monitor import Monitor
+from dragoman.serve.reloader import Reloader
 
 __all__ = ["DrainingServer", "run_server", "server_config"]
 
@@ -31,7 +37,7 @@ class _Protocol(HttpToolsProtocol):
     _limit: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(_Joined(transport, self.loop))  # type: ignore[arg-type]
         self._limit = self.loop.call_later(_HEADER_SECONDS, transport.close)
 
     def on_message_begin(self) -> None:
@@ -53,16 +59,84 @@ class _Protocol(HttpToolsProtocol):
             self._limit = None
 
 
+class _Joined:
+    """A transport that joins what is written in one iteration of the event loop, such as headers and body.
+
+    Each write is a system call and wakes the client, which took a tenth of the time of a short request.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._written: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not self._written:
+            self._loop.call_soon(self._flush)
+        self._written.append(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        data, self._written = b"".join(self._written), []
+        if data:
+            self._transport.write(data)
+
+
 class DrainingServer(uvicorn.Server):
     """A server that finishes its requests before it stops, and refuses new ones with status 503 meanwhile.
 
-    The second signal stops it at once.
+    The second signal stops it at once.  reloader: loads the models, and again at SIGHUP; the server stops if they
+    cannot be loaded, with the exception in `failure`.  ready: called once they are loaded.
     """
 
-    def __init__(self, config: uvicorn.Config, monitor: Monitor, drain_seconds: float) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        monitor: Monitor,
+        drain_seconds: float,
+        reloader: Reloader | None = None,
+        ready: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__(config)
-        self._monitor, self._drain_seconds = monitor, drain_seconds
+        self._monitor, self._drain_seconds, self._reloader, self._ready = monitor, drain_seconds, reloader, ready
+        self._monitor.loading = reloader is not None
+        self._terminals = [number for number in range(3) if os.isatty(number)]
+        self._tasks: set[asyncio.Task[None]] = set()
         self._stop_at: float | None = None
+        self.failure: Exception | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept connections, and to load the models."""
+        await super().startup(sockets)
+        if self._reloader is None or self.should_exit:
+            return
+        self._tasks.add(asyncio.create_task(self._load(self._reloader)))
+        if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up)
+
+    async def _load(self, reloader: Reloader) -> None:
+        try:
+            await reloader.start()
+        except Exception as error:
+            self.failure, self.should_exit = error, True
+            return
+        self._monitor.loading = False
+        gc.freeze()  # models and modules live about as long as the process
+        self._ready()
+
+    def _hang_up(self) -> None:
+        """Reload the models, or stop if the terminal was closed."""
+        if not all(map(os.isatty, self._terminals)):
+            self.handle_exit(signal.SIGHUP, None)
+        elif self._reloader is not None and self._stop_at is None:
+            task = asyncio.create_task(self._reloader.reload())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain.  The process then ends with code 0, not by the signal."""
@@ -92,14 +166,26 @@ def server_config(app: ASGIApp) -> uvicorn.Config:
     )
 
 
-def run_server(app: ASGIApp, monitor: Monitor | None, listener: socket.socket, drain_seconds: float = 30.0) -> None:
+def run_server(
+    app: ASGIApp,
+    monitor: Monitor | None,
+    listener: socket.socket,
+    drain_seconds: float = 30.0,
+    reloader: Reloader | None = None,
+    ready: Callable[[], None] = lambda: None,
+) -> None:
     """Serve until SIGTERM or Ctrl-C, and then finish the requests in progress within `drain_seconds`.
 
-    monitor: that of the application; None = stop at once.
+    monitor: that of the application; None = stop at once.  reloader, ready: see `DrainingServer`.  Raises the exception
+    of `reloader` if it cannot load the models.
     """
     config = server_config(app)
-    server = uvicorn.Server(config) if monitor is None else DrainingServer(config, monitor, drain_seconds)
-    gc.freeze()  # models and modules live as long as the process
+    server = (
+        uvicorn.Server(config) if monitor is None else DrainingServer(config, monitor, drain_seconds, reloader, ready)
+    )
+    gc.freeze()
     gc.set_threshold(20_000, 20, 100)
     with suppress(KeyboardInterrupt), listener:
         server.run(sockets=[listener])
+    if isinstance(server, DrainingServer) and server.failure is not None:
+        raise server.failure

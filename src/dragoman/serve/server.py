@@ -12,8 +12,6 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
@@ -25,10 +23,11 @@ from dragoman.serve.clients import Clients
 from dragoman.serve.deepl import deepl_routes
 from dragoman.serve.directions import Directions
 from dragoman.serve.files import DocumentJobs
+from dragoman.serve.gateway import Gateway
 from dragoman.serve.glossaries import GlossaryStore
 from dragoman.serve.keys import KeyStore
 from dragoman.serve.libretranslate import routes
-from dragoman.serve.monitor import Monitor, MonitoredApp
+from dragoman.serve.monitor import Monitor
 from dragoman.serve.openapi import description
 from dragoman.serve.page import page_routes
 from dragoman.serve.requests import Limits
@@ -60,6 +59,10 @@ class LazyApp:
             app = self._app
         await app(scope, receive, send)
 
+    def reset(self) -> None:
+        """Create the application again for the next request."""
+        self._app = None
+
 
 def create_server(
     directions: Directions,
@@ -85,6 +88,7 @@ def create_server(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        directions.deliver_in(asyncio.get_running_loop())
         saving = asyncio.create_task(_save_regularly(clients))
         yield
         saving.cancel()
@@ -101,11 +105,7 @@ def create_server(
         *_status_routes(monitor),
     ]
     pages = [*page_routes(limits, viewer is not None), *([] if viewer is None else [Mount("/viewer", viewer)])]
-    middleware = [
-        Middleware(MonitoredApp, monitor=monitor, paths=[route.path for route in all_routes]),
-        Middleware(TrustedHostMiddleware, allowed_hosts=[*hosts, *_LOCAL], www_redirect=False),
-        Middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"]),
-    ]
+    middleware = [Middleware(Gateway, monitor=monitor, hosts=[*hosts, *_LOCAL], routes=all_routes)]
     handlers: dict[Any, Any] = dict.fromkeys((404, 405, 500), _error)
     app = Starlette(routes=[*all_routes, *pages], middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
     app.state.monitor = monitor
@@ -117,7 +117,8 @@ def _status_routes(monitor: Monitor) -> list[Route]:
         return JSONResponse({"status": "ok"})
 
     async def ready(request: Request) -> Response:
-        return JSONResponse({"status": "stopping"}, 503) if monitor.draining else JSONResponse({"status": "ok"})
+        busy = "stopping" if monitor.draining else "loading" if monitor.loading else ""
+        return JSONResponse({"status": busy or "ok"}, 503 if busy else 200)
 
     async def metrics(request: Request) -> Response:
         text = await asyncio.to_thread(monitor.exposition)

@@ -11,13 +11,15 @@ from starlette.applications import Starlette
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
-from dragoman.config.server import ModelEntry, ServerConfig
+from dragoman.config.server import ServerConfig
 from dragoman.errors import UsageError
 from dragoman.extras import has_torch
-from dragoman.models.model_folder import distinct_names, read_config, wrong_model
-from dragoman.serve.directions import Direction, Directions
+from dragoman.serve.direction import Direction
+from dragoman.serve.directions import Directions
 from dragoman.serve.listen import listen
+from dragoman.serve.model_source import ModelSource, model_sources
 from dragoman.serve.monitor import LOG
+from dragoman.serve.reloader import Reloader
 from dragoman.serve.requests import Limits
 from dragoman.serve.run import run_server
 from dragoman.serve.server import LazyApp, create_server, to_viewer
@@ -27,59 +29,53 @@ __all__ = ["start"]
 _LOCAL = {"127.0.0.1", "localhost", "::1"}
 
 
-def start(config: ServerConfig, log: Callable[[str], None]) -> None:
+def start(config: ServerConfig, log: Callable[[str], None], read: Callable[[], ServerConfig] | None = None) -> None:
     """Serve models until the process is stopped.
 
-    Translation models answer the clients of the server; the viewer shows language models, too.  Raises UsageError,
-    ModelFolderError, and DragomanError if the address cannot be used.
+    Translation models answer the clients of the server; the viewer shows language models, too.  read: returns the
+    configuration, read again at SIGHUP.  Raises UsageError, ModelFolderError, and DragomanError if the address cannot
+    be used.
     """
-    translators = _translators(config)
-    if not translators and not config.viewer:
+    sources = model_sources(config.models)
+    if not sources and not config.viewer:
         raise UsageError("none of the models translates, so there is nothing to serve without the viewer")
     with listen(config.host, config.port) as listener:
-        with_viewer = config.viewer
-        if with_viewer and translators and not has_torch():
-            log("without the viewer, which needs PyTorch: pip install 'dragoman[train]' (or --no-viewer)")
-            with_viewer = False
-        page = LazyApp(lambda: _viewer(config)) if with_viewer else None
-        if translators:
-            app = _server(config, translators, page, log)
-            monitor = app.state.monitor
-        else:
-            app, monitor = Starlette(routes=[Mount("/viewer", page), Route("/", to_viewer)]), None
+        address, bound_port = listener.getsockname()[:2]
+        shown = f"[{address}]" if ":" in address else address
+        started = f"http://{shown}:{bound_port}   (press Ctrl-C to stop)"
         if config.log_requests:
             LOG.addHandler(logging.StreamHandler(sys.stdout))
             LOG.setLevel(logging.INFO)
-        address, bound_port = listener.getsockname()[:2]
-        shown = f"[{address}]" if ":" in address else address
-        log(f"http://{shown}:{bound_port}   (press Ctrl-C to stop)")
-        run_server(app, monitor, listener, config.drain)
+        page = _Viewer(config) if _with_viewer(config, sources, log) else None
+        if sources:
+            directions = _directions(config, sources, log)
+            app = _server(config, directions, page.app if page else None)
+            replaced = page.replace if page else (lambda config: None)
+            reloader = Reloader(directions, config, read or (lambda: config), log, replaced)
+            run_server(app, app.state.monitor, listener, config.drain, reloader, lambda: log(started))
+        elif page:
+            log(started)
+            viewer = Starlette(routes=[Mount("/viewer", page.app), Route("/", to_viewer)])
+            run_server(viewer, None, listener, config.drain)
 
 
-def _translators(config: ServerConfig) -> list[tuple[str, ModelEntry]]:
-    """Return the models that translate, with the names of their folders."""
-    paths = [Path(entry.path).resolve() for entry in config.models]
-    repeated = sorted({str(path) for path in paths if paths.count(path) > 1})
-    if repeated:
-        raise UsageError(f"models specified twice: {', '.join(repeated)}; specify each model once")
-    found = []
-    for name, entry in zip(distinct_names(paths), config.models, strict=True):
-        model = read_config(Path(entry.path))
-        if model.data.kind == "parallel":
-            found.append((name, entry))
-        elif model.data.kind != "text":
-            raise wrong_model(Path(entry.path), model, "neither translates nor continues texts")
-    return found
+def _with_viewer(config: ServerConfig, sources: Sequence[ModelSource], log: Callable[[str], None]) -> bool:
+    if config.viewer and sources and not has_torch():
+        log("without the viewer, which needs PyTorch: pip install 'dragoman[train]' (or --no-viewer)")
+        return False
+    return config.viewer
 
 
-def _server(
-    config: ServerConfig, models: Sequence[tuple[str, ModelEntry]], viewer: ASGIApp | None, log: Callable[[str], None]
-) -> Starlette:
-    limits = config.limits
-    loaded = (Direction.load(Path(entry.path), name, entry.source, entry.target) for name, entry in models)
-    directions = Directions(loaded, limits.waiting_tokens)
+def _directions(config: ServerConfig, sources: Sequence[ModelSource], log: Callable[[str], None]) -> Directions:
+    found = [Direction(source, source.name) for source in sources]
+    directions = Directions(found, config.limits.waiting_tokens, config.memory << 20, config.cache << 20)
     for unused, used in directions.unused:
         log(f"{unused.name}: only in the viewer, because {used.name} translates the same languages")
+    return directions
+
+
+def _server(config: ServerConfig, directions: Directions, viewer: ASGIApp | None) -> Starlette:
+    limits = config.limits
     return create_server(
         directions,
         Limits(limits.characters, limits.texts, limits.body, limits.read_seconds, limits.seconds),
@@ -89,6 +85,19 @@ def _server(
         config.require_key,
         Path(config.suggestions) if config.suggestions else None,
     )
+
+
+class _Viewer:
+    """The viewer of the models of a configuration, which another one may replace."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        self.app = LazyApp(lambda: _viewer(self._config))
+
+    def replace(self, config: ServerConfig) -> None:
+        """Show the models of this configuration from the next request on."""
+        self._config = self._config.model_copy(update={"models": config.models})
+        self.app.reset()
 
 
 def _viewer(config: ServerConfig) -> ASGIApp:

@@ -292,8 +292,8 @@ class Engine:
             problems.append(f"limit = {limit} target tokens; accepted: {min_limit} to {self.positions}")
         targets = ("prefix", prefix, self.target_size), ("phrase", wanted, self.target_size)
         for name, ids, size in (("source", source, self.source_size), *targets):
-            invalid = [i for i in ids if not hasattr(i, "__index__") or not 0 <= i < size]
-            if invalid:
+            if not _within(ids, size):
+                invalid = [i for i in ids if not hasattr(i, "__index__") or not 0 <= i < size]
                 problems.append(f"{name} id {invalid[0]!r}; accepted: integers from 0 to {size - 1}")
         if {PAD, BOS, EOS} & set(prefix):
             problems.append(f"the prefix {list(prefix)} contains padding, begin or end of sentence")
@@ -385,6 +385,15 @@ def _run_in_thread(function: Callable[[], int], stop: ctypes.c_int32) -> int:
 def _address(values: array[Any] | None) -> int | None:
     """Return the address of an array, which the caller keeps alive."""
     return None if values is None else values.buffer_info()[0]
+
+
+def _within(ids: Ids, size: int) -> bool:
+    """Return whether all ids are integers from 0 to size - 1."""
+    try:
+        column = array("i", ids)
+    except (TypeError, OverflowError):
+        return False
+    return not column or (min(column) >= 0 and max(column) < size)
 
 
 def _ragged(rows: Sequence[Ids] | None) -> tuple[array[int] | None, array[int] | None]:

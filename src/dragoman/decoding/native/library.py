@@ -94,6 +94,7 @@ def _declare_functions(library: ctypes.CDLL) -> ctypes.CDLL:
         "service_submit": (int32, [pointer, pointer, pointer, pointer, string]),
         "service_cancel": (None, [pointer, pointer, int32]),
         "service_load": (None, [pointer, pointer]),
+        "service_notify": (None, [pointer, int32]),
         "service_wait": (None, [pointer, ctypes.c_double, pointer, string]),
         "service_collect": (None, [pointer] * 10),
         "session_open": (int32, [pointer, int32, int32, int32, int32, int32, pointer, string]),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import itertools
 import os
 import threading
 from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,8 +69,16 @@ class NativeSearchService(SearchService):
         self._pending: dict[int, _Pending] = {}  # by the ids of their sentences
         self._closed = False
         self._others: SearchService | None = None
-        self._thread = threading.Thread(target=self._collect, name="dragoman-results", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._descriptor = -1
+        self._counts, self._error = (ctypes.c_int64 * 3)(), ctypes.create_string_buffer(ERROR_SIZE)
+
+    def deliver_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._thread is None and self._loop is None and hasattr(os, "eventfd"):  # Linux
+            self._loop, self._descriptor = loop, os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            loop.add_reader(self._descriptor, self._read)
+            self._functions.dragoman_service_notify(self._service, self._descriptor)
 
     def submit(
         self,
@@ -98,6 +108,9 @@ class NativeSearchService(SearchService):
             search.first_id = first.value
             pending = _Pending(search, first.value, [[] for _ in sources], len(sources))
             self._pending.update((first.value + i, pending) for i in range(len(sources)))
+            if self._thread is None and self._loop is None:
+                self._thread = threading.Thread(target=self._collect, name="dragoman-results", daemon=True)
+                self._thread.start()
         return search
 
     def _supports(self, sources: Sequence[Ids], limits: Sequence[int], settings: SearchSettings) -> bool:
@@ -139,9 +152,11 @@ class NativeSearchService(SearchService):
             if self._closed:
                 return
             self._closed = True
-        if self._process == os.getpid():
+        if self._thread is not None and self._process == os.getpid():
             self._thread.join()
         self._functions.dragoman_service_close(self._service)
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._stop_reading)
         for pending in {id(pending): pending for pending in self._pending.values()}.values():
             pending.search.future.cancel()
         self._pending.clear()
@@ -149,14 +164,37 @@ class NativeSearchService(SearchService):
             self._others.close()
 
     def _collect(self) -> None:
-        """Wait for results and pass them on, until the service is closed."""
-        counts, error = (ctypes.c_int64 * 3)(), ctypes.create_string_buffer(ERROR_SIZE)
+        """Wait for results and pass them on, until the service is closed; runs in a thread."""
         while not self._closed:
-            self._functions.dragoman_service_wait(self._service, _WAIT, ctypes.addressof(counts), error)
-            if counts[0]:
-                self._deliver(counts[0], counts[1], counts[2], error.value.decode("utf-8", "replace"))
+            self._wait(_WAIT)
+            with self._lock:
+                done = self._received()
+            self._finish(done)
 
-    def _deliver(self, results: int, hypotheses: int, tokens: int, error: str) -> None:
+    def _read(self) -> None:
+        """Pass results on; called by the event loop."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._descriptor)
+        with self._lock:
+            if self._closed:
+                return
+            self._wait(0)
+            done = self._received()
+        self._finish(done)
+
+    def _stop_reading(self) -> None:
+        assert self._loop is not None
+        self._loop.remove_reader(self._descriptor)
+        os.close(self._descriptor)
+
+    def _wait(self, seconds: float) -> None:
+        self._functions.dragoman_service_wait(self._service, seconds, ctypes.addressof(self._counts), self._error)
+
+    def _received(self) -> list[_Pending]:
+        """Return the searches that the results of the last wait complete.  Called with the lock held."""
+        results, hypotheses, tokens = self._counts
+        if not results:
+            return []
         sizes = results, results, 2 * results, *[hypotheses] * 4, *[tokens] * 2
         columns: list[array[Any]] = [
             array(code, bytes(array(code).itemsize * size)) for code, size in zip("qidiiddif", sizes, strict=True)
@@ -166,37 +204,35 @@ class NativeSearchService(SearchService):
         ends = list(itertools.accumulate((length + 1 for length in lengths), initial=0))
         done: list[_Pending] = []
         hypothesis, active = 0, self._load()[1]
-        with self._lock:
-            for i, (number, size) in enumerate(zip(ids, counts, strict=True)):
-                rows = range(hypothesis, hypothesis + size)
-                hypothesis += size
-                pending = self._pending.pop(number, None)
-                if pending is None:  # cancelled
-                    continue
-                found = [
-                    Hypothesis(
-                        all_tokens[ends[k] : ends[k] + lengths[k]].tolist(), scores[k], totals[k],
-                        log_probs[ends[k] : ends[k + 1]].tolist(), bool(truncated[k]),
-                    )
-                    for k in rows
-                ]  # fmt: skip
-                pending.found[number - pending.first] = found
-                pending.missing -= 1
-                search = pending.search
-                search.queued = max(search.queued, times[2 * i])
-                search.computed = max(search.computed, times[2 * i + 1])
-                search.rows = active + size
-                if not pending.missing:
-                    done.append(pending)
+        for i, (number, size) in enumerate(zip(ids, counts, strict=True)):
+            rows = range(hypothesis, hypothesis + size)
+            hypothesis += size
+            pending = self._pending.pop(number, None)
+            if pending is None:  # cancelled
+                continue
+            pending.found[number - pending.first] = [
+                Hypothesis(
+                    all_tokens[ends[k] : ends[k] + lengths[k]].tolist(), scores[k], totals[k],
+                    log_probs[ends[k] : ends[k + 1]].tolist(), bool(truncated[k]),
+                )
+                for k in rows
+            ]  # fmt: skip
+            pending.missing -= 1
+            search = pending.search
+            search.queued = max(search.queued, times[2 * i])
+            search.computed = max(search.computed, times[2 * i + 1])
+            search.rows = active + size
+            if not pending.missing:
+                done.append(pending)
+        return done
+
+    def _finish(self, done: Sequence[_Pending]) -> None:
+        """Set the results of searches.  Called without the lock, because callbacks may call the service."""
         for pending in done:
-            _finish(pending, error)
-
-
-def _finish(pending: _Pending, error: str) -> None:
-    future: Any = pending.search.future
-    if not future.set_running_or_notify_cancel():
-        return
-    if all(pending.found):
-        future.set_result(pending.found)
-    else:
-        future.set_exception(DragomanError(error))
+            future: Any = pending.search.future
+            if not future.set_running_or_notify_cancel():
+                continue
+            if all(pending.found):
+                future.set_result(pending.found)
+            else:
+                future.set_exception(DragomanError(self._error.value.decode("utf-8", "replace")))

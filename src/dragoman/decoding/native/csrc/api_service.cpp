@@ -88,6 +88,9 @@ void dragoman_service_load(void* service, int64_t* load) {
   load[1] = rows;
 }
 
+// Write to a file descriptor when results become available; -1: stop.
+void dragoman_service_notify(void* service, int descriptor) { handle_of(service).service.notify(descriptor); }
+
 // Wait up to `seconds` for results.  counts (3,): results, hypotheses of all of them, and their tokens.
 // Only one thread may wait and collect.
 void dragoman_service_wait(void* service, double seconds, int64_t* counts, char* error) {

@@ -1,7 +1,10 @@
 #include "search_service.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <numeric>
 #include <optional>
 
@@ -153,15 +156,17 @@ void SearchService::cancel(const int64_t* ids, int count) {
   }
 }
 
+void SearchService::notify(int descriptor) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  descriptor_ = descriptor;
+}
+
 std::vector<ServiceResult> SearchService::wait(double timeout, std::string& error) {
   std::unique_lock<std::mutex> lock(mutex_);
   result_available_.wait_for(lock, std::chrono::duration<double>(timeout),
                              [this] { return closed_ || !results_.empty(); });
-  std::vector<ServiceResult> results(std::make_move_iterator(results_.begin()),
-                                     std::make_move_iterator(results_.end()));
-  results_.clear();
   error = error_;
-  return results;
+  return std::exchange(results_, {});
 }
 
 std::pair<int64_t, int64_t> SearchService::load() {
@@ -254,6 +259,7 @@ std::vector<FinishedSentence> SearchService::advance(Worker& worker, const std::
 // Called with the mutex locked.
 void SearchService::finish(Worker& worker, std::vector<FinishedSentence>&& finished) {
   const Clock::time_point now = Clock::now();
+  std::vector<ServiceResult> results;
   for (FinishedSentence& sentence : finished) {
     worker.source_slots.push_back(sentence.source_slot);
     worker.target_slots.insert(worker.target_slots.end(), sentence.target_slots.begin(), sentence.target_slots.end());
@@ -262,21 +268,36 @@ void SearchService::finish(Worker& worker, std::vector<FinishedSentence>&& finis
     worker.in_use -= job.cost;
     active_rows_ -= job.cost.rows;
     if (!sentence.hypotheses.empty()) {
-      results_.push_back({job.id, seconds(job.started - job.submitted), seconds(now - job.started),
-                          std::move(sentence.hypotheses)});
+      results.push_back({job.id, seconds(job.started - job.submitted), seconds(now - job.started),
+                         std::move(sentence.hypotheses)});
     }
     worker.jobs.erase(found);
   }
-  if (!results_.empty()) result_available_.notify_one();
+  add_results(std::move(results));
 }
 
 // The batch cannot continue: its sentences fail.  Called with the mutex locked.
 void SearchService::fail(Worker& worker, const std::string& message) {
   error_ = message;
-  for (const auto& [id, job] : worker.jobs) results_.push_back({id, 0, 0, {}});
+  std::vector<ServiceResult> results;
+  for (const auto& [id, job] : worker.jobs) results.push_back({id, 0, 0, {}});
   active_rows_ -= worker.in_use.rows;
   worker.reset(limits_);
-  result_available_.notify_one();
+  add_results(std::move(results));
+}
+
+// Called with the mutex locked.
+void SearchService::add_results(std::vector<ServiceResult>&& results) {
+  if (results.empty()) return;
+  const bool known = !results_.empty();  // earlier results have not been collected yet
+  std::move(results.begin(), results.end(), std::back_inserter(results_));
+  if (descriptor_ < 0) {
+    result_available_.notify_one();
+  } else if (!known) {
+    const uint64_t one = 1;
+    // A write can only fail if the counter is at its maximum, and then the reader is woken anyway.
+    [[maybe_unused]] const ssize_t written = write(descriptor_, &one, sizeof one);
+  }
 }
 
 }  // namespace dragoman

@@ -3,7 +3,6 @@
 
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -51,6 +50,9 @@ class SearchService {
   // Drop sentences whose results are not wanted; they free their rows before the next step.
   void cancel(const int64_t* ids, int count);
 
+  // Write the number 1 (8 bytes) to a file descriptor, such as an eventfd, when results become available; -1: stop.
+  void notify(int descriptor);
+
   // Wait until a result is available, or for `seconds`, and return all of them.
   std::vector<ServiceResult> wait(double seconds, std::string& error);
 
@@ -68,6 +70,7 @@ class SearchService {
   std::vector<FinishedSentence> advance(Worker& worker, const std::vector<int64_t>& cancelled);
   void finish(Worker& worker, std::vector<FinishedSentence>&& finished);
   void fail(Worker& worker, const std::string& message);
+  void add_results(std::vector<ServiceResult>&& results);
 
   const Model& model_;
   const ServiceLimits limits_;
@@ -79,7 +82,8 @@ class SearchService {
   int64_t queued_rows_ = 0, active_rows_ = 0;
   Queue queue_;
   std::map<int64_t, double> ranks_;  // of the queued sentences
-  std::deque<ServiceResult> results_;
+  std::vector<ServiceResult> results_;
+  int descriptor_ = -1;  // see `notify`
   std::string error_;
   std::vector<std::unique_ptr<Worker>> workers_;
 };

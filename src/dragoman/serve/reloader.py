@@ -1,0 +1,125 @@
+"""Loading the models of a server, and replacing them while it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from dragoman.config.server import ServerConfig
+from dragoman.errors import DragomanError, UsageError
+from dragoman.models.model_folder import verify
+from dragoman.serve.direction import Direction
+from dragoman.serve.directions import Directions
+from dragoman.serve.model_memory import in_thread
+from dragoman.serve.model_source import ModelSource, model_sources
+
+__all__ = ["Reloader"]
+
+_LOG = logging.getLogger(__name__)
+_RELOADED = {"models"}
+"""Keys of the configuration that take effect without a restart."""
+
+
+class Reloader:
+    """Loads the models of `directions`, and replaces those whose files have changed.
+
+    read: returns the configuration, read again.  log: receives messages for the operator.  replaced: called after
+    models were replaced, with the new configuration.
+    """
+
+    def __init__(
+        self,
+        directions: Directions,
+        config: ServerConfig,
+        read: Callable[[], ServerConfig],
+        log: Callable[[str], None],
+        replaced: Callable[[ServerConfig], None] = lambda config: None,
+    ) -> None:
+        self._directions, self._config, self._read = directions, config, read
+        self._log, self._replaced = log, replaced
+        self._lock = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Load the models for the first time.  Raises DragomanError."""
+        memory = self._directions.memory
+        async with self._lock:
+            for direction in self._directions.by_pair.values():
+                memory.check(direction)
+            for direction in self._directions.by_pair.values():
+                if self._is_due(direction):
+                    await memory.load(direction)
+
+    def _is_due(self, direction: Direction) -> bool:
+        """Return whether a model is loaded before it is used.
+
+        Even with `load = "first_use"`, models are loaded of which only this shows whether they fit.
+        """
+        memory = self._directions.memory
+        if memory.limit and direction.bytes > memory.limit:
+            return True
+        fits = not memory.limit or memory.bytes + direction.bytes <= memory.limit
+        return fits and self._config.load == "start"
+
+    async def reload(self) -> None:
+        """Read the configuration again, and use its models for new requests.
+
+        If anything in it is invalid, or a model cannot be loaded, everything stays as it was, and the error is logged.
+        """
+        async with self._lock:
+            try:
+                config = await in_thread(self._read)
+                sources = await in_thread(lambda: model_sources(config.models))
+                await self._replace(config, sources)
+            except DragomanError as error:
+                self._log(f"the models stay as they were, because the configuration is invalid: {error}")
+            except Exception:
+                _LOG.exception("the models stay as they were")
+
+    async def _replace(self, config: ServerConfig, sources: Sequence[ModelSource]) -> None:
+        directions, before = self._directions, self._directions.by_pair
+        chosen: list[Direction] = []
+        for source in sources:
+            same = [direction for direction in before.values() if direction.is_same(source)]
+            chosen.append(same[0] if same else Direction(source, source.name))
+        if not chosen:
+            raise UsageError("no models to serve; specify at least one translation model")
+        used: dict[tuple[str, str], Direction] = {}
+        for direction in chosen:
+            used.setdefault((direction.source, direction.target), direction)
+        new = [direction for pair, direction in used.items() if before.get(pair) is not direction]
+        try:
+            for direction in new:
+                await self._prepare(direction, before.get((direction.source, direction.target)))
+        except BaseException:
+            await _close(new)
+            raise
+        kept = set(used.values()) & set(before.values())
+        directions.replace(chosen)
+        added, removed = used.keys() - before.keys(), before.keys() - used.keys()
+        counts = len(new) - len(added), len(added), len(removed), len(kept)
+        self._log("models: {} replaced, {} added, {} removed, {} unchanged".format(*counts))
+        self._warn(config)
+        if config.models != self._config.models or new:
+            self._replaced(config)
+        self._config = self._config.model_copy(update={"models": config.models})
+        await directions.memory.trim()
+
+    async def _prepare(self, direction: Direction, replaced: Direction | None) -> None:
+        """Load a new model if it will be used at once, and otherwise check its files.  Raises DragomanError."""
+        if self._is_due(direction) or (replaced is not None and replaced.is_open):
+            await self._directions.memory.open(direction)
+        elif direction.model is not None:
+            folder = direction.model.folder
+            await in_thread(lambda: verify(folder))
+
+    def _warn(self, config: ServerConfig) -> None:
+        keys = (name for name in type(config).model_fields if name not in _RELOADED)
+        changed = [name for name in keys if getattr(config, name) != getattr(self._config, name)]
+        if changed:
+            self._log(f"changes of {', '.join(changed)} take effect when the server is started again")
+
+
+async def _close(directions: Iterable[Direction]) -> None:
+    for direction in directions:
+        await in_thread(direction.close)

@@ -1,0 +1,228 @@
+"""The cache of translations: the same answers as without it, for every key; bounded; dropped by a reload."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import pickle
+import shutil
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from dragoman.config.server import ModelEntry, ServerConfig
+from dragoman.decoding.settings import SearchSettings
+from dragoman.pipelines.glossary import Glossary
+from dragoman.pipelines.translated import Translation
+from dragoman.pipelines.translation import Translator
+from dragoman.serve.cache import TranslationCache, settings_key
+from dragoman.serve.direction import Direction
+from dragoman.serve.directions import Directions
+from dragoman.serve.model_source import model_sources
+from dragoman.serve.reloader import Reloader
+from dragoman.serve.server import create_server
+from running_server import copying_direction, direction_of
+from served_models import copied_model
+from tiny_translator import tiny_translator
+
+TEXTS = ["one two", "one two ", "One two", "three", "", "one. two."]
+CALLS: list[dict[str, Any]] = [
+    {},
+    {"beam": 1},
+    {"beam": 5},
+    {"beam": 5, "nbest": 3},
+    {"alpha": 0.0},
+    {"max_extra": 1},
+    {"min_length": 6},
+    {"no_repeat_ngram": 2},
+    {"split": True},
+    {"split": False},
+    {"glossary": Glossary({"one": "seven"})},
+    {"glossary": Glossary({"one": "nine"})},
+    {"glossary": Glossary({"two": "seven"})},
+    {"glossary": Glossary({"one": "seven"}, strict=True)},
+    {"glossary": Glossary({"one": "seven"}, bonus=0.5)},
+]
+"""Arguments that all differ in one part of the key."""
+
+
+def translated(directions: Directions, texts: list[str], **settings: Any) -> list[Translation]:
+    return asyncio.run(directions.translate(directions.route("en", "de"), texts, "me", **settings))[0]
+
+
+def counted(directions: Directions) -> list[bool]:
+    hits: list[bool] = []
+    directions.cache.observe = hits.append
+    return hits
+
+
+def test_answers_are_those_without_a_cache_for_all_settings() -> None:
+    translator = tiny_translator()
+    directions = Directions([direction_of(translator, "en", "de")], cache=1 << 24)
+    hits, plain = counted(directions), {}
+    for round_, (number, call) in itertools.product(range(2), enumerate(CALLS)):
+        hits.clear()
+        found = translated(directions, TEXTS, **call)
+        assert hits == [round_ == 1] * len(TEXTS), (number, call)
+        if not round_:
+            plain[number] = translator.translate(TEXTS, **call)
+        for text, translation, expected in zip(TEXTS, found, plain[number], strict=True):
+            assert (translation.text, translation.flags, translation.terms) == (
+                expected.text, expected.flags, expected.terms,
+            ), (call, text)  # fmt: skip
+            assert [other.text for other in translation.nbest] == [other.text for other in expected.nbest]
+    directions.close()
+
+
+def test_every_part_of_a_search_is_in_the_key() -> None:
+    keys = {settings_key(SearchSettings(), **call) for call in CALLS}
+    assert len(keys) == len(CALLS)
+    other: dict[str, Any] = {
+        "beam": 3, "alpha": 0.7, "nbest": 2, "max_extra": 7, "min_length": 1, "no_repeat_ngram": 3,
+        "temperature": 2.0, "top_k": 3, "top_p": 0.5, "seed": 9,
+    }  # fmt: skip
+    assert {field.name for field in dataclasses.fields(SearchSettings)} == {*other, "sample"}
+    for name, value in other.items():
+        assert settings_key(SearchSettings(), **{name: value}) != settings_key(SearchSettings())
+        assert settings_key(SearchSettings(**{name: value})) == settings_key(SearchSettings(), **{name: value})
+    assert settings_key(SearchSettings(), sample=True) is None and settings_key(SearchSettings(), prefix="a") is None
+    swapped = ({"a": "x", "b": "y"}, {"b": "y", "a": "x"}, {"a": "y", "b": "x"})
+    assert len({settings_key(SearchSettings(), glossary=Glossary(entries)) for entries in swapped}) == 3
+
+
+def test_models_and_directions_do_not_share_translations(tmp_path: Path) -> None:
+    paths = [copied_model(tmp_path / f"m{i}", i) for i in range(2)]
+    entries = [ModelEntry(path=str(paths[0])), ModelEntry(path=str(paths[1]), target="de")]
+    entries.append(ModelEntry(path=str(copied_model(tmp_path / "same")), target="fr"))  # the files of the first one
+    directions = Directions([Direction(source, source.name) for source in model_sources(entries)], cache=1 << 20)
+    hits = counted(directions)
+
+    async def run() -> None:
+        for target in ("xx", "de", "fr"):
+            await directions.translate(directions.route("en", target), ["one two three four"], "me")
+        directions.close()
+
+    asyncio.run(run())
+    assert hits == [False] * 3 and len(directions.cache) == 3
+
+
+def test_the_cache_is_bounded_and_drops_what_was_unused_longest() -> None:
+    def entry(text: str) -> Translation:
+        return Translation(text, text, 0.0, 0.0, [text] * 3, [0.0] * 4, (), [])
+
+    cache = TranslationCache(1 << 30)
+    cache.put("m", None, "a", entry("a"))
+    size = cache.bytes
+    assert 500 < size < 3000
+    cache = TranslationCache(3 * size)
+    for text in "abc":
+        cache.put("m", None, text, entry(text))
+    assert cache.get("m", None, "a") == entry("a")
+    cache.put("m", None, "d", entry("d"))
+    assert [text for text in "abcd" if cache.get("m", None, text)] == ["a", "c", "d"]
+    assert cache.bytes == 3 * size == cache.limit
+    cache.put("m", None, "large", entry("x" * 4 * size))
+    assert len(cache) == 3
+    cache.put("n", None, "a", entry("a"))
+    cache.forget("m")
+    assert len(cache) == 1 and cache.bytes == size and cache.get("n", None, "a")
+    cache.forget("n")
+    assert cache.bytes == 0
+
+
+def test_memory_of_the_cache_is_that_of_its_translations() -> None:
+    """The bytes that are counted are at least 80 % of those that are allocated."""
+    translator = tiny_translator()
+    results = translator.translate([f"one {i} two {i}" for i in range(100)])
+    stored = pickle.dumps([(translation.source, translation) for translation in results])
+    del results
+    cache = TranslationCache(1 << 30)
+    tracemalloc.start()
+    for text, translation in pickle.loads(stored):
+        cache.put(("model", "en", "de"), None, text, translation)
+    allocated = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert len(cache) == 100 and 0.8 * allocated < cache.bytes < 3 * allocated
+
+
+def test_requests_use_the_cache_and_count_it() -> None:
+    directions = Directions([copying_direction("en", "de"), copying_direction("de", "fr")], cache=1 << 20)
+    with TestClient(create_server(directions)) as client:
+
+        def ask(**values: Any) -> Any:
+            return client.post("/translate", json={"source": "en", "target": "de", **values}).json()
+
+        assert ask(q=["one", "two", "one"]) == ask(q=["one", "two", "one"])
+        metrics = client.get("/metrics").text
+        assert 'dragoman_cache_texts_total{result="miss"} 3.0' in metrics
+        assert 'dragoman_cache_texts_total{result="hit"} 3.0' in metrics
+        assert f"dragoman_cache_bytes {float(directions.cache.bytes)}" in metrics and directions.cache.bytes > 0
+        plain, more = ask(q="one"), ask(q="one", alternatives=3)
+        assert plain == {"translatedText": more["translatedText"]} and "alternatives" in more
+        assert ask(q="one", target="fr")["translatedText"] == plain["translatedText"]
+        terms = ask(q="one two", glossary={"two": "nine"}, glossary_mode="strict")
+        assert "nine" in terms["translatedText"] and "nine" not in ask(q="one two")["translatedText"]
+        html = ask(q="<i>two</i>", format="html")
+        assert html == ask(q="<i>two</i>", format="html") == {"translatedText": "<i>two</i>"}
+
+
+@pytest.mark.parametrize("cache", [0, 1 << 20])
+def test_a_reload_drops_the_translations_of_a_model(tmp_path: Path, cache: int) -> None:
+    link = tmp_path / "current"
+    for i in range(2):
+        copied_model(tmp_path / f"v{i}", i)
+    link.symlink_to("v0")
+    config = ServerConfig(models=[ModelEntry(path=str(link))])
+    directions = Directions([Direction(s, s.name) for s in model_sources(config.models)], cache=cache)
+
+    async def run() -> None:
+        reloader = Reloader(directions, config, lambda: config, lambda text: None)
+        found = []
+        for i in (0, 1, 0):
+            link.unlink()
+            link.symlink_to(f"v{i}")
+            await reloader.reload()
+            assert len(directions.cache) == 0
+            for _ in range(2):
+                translations = await directions.translate(directions.route("en", "xx"), ["four five six seven"], "me")
+                found.append(translations[0][0].text)
+        assert found[0] == found[1] == found[4] == found[5] != found[2] == found[3]
+        directions.close()
+
+    asyncio.run(run())
+
+
+def test_a_request_that_outlives_its_model_leaves_nothing_to_the_next_one(tmp_path: Path) -> None:
+    """A translation of the old model that arrives after the reload is not returned for the new one."""
+    path = copied_model(tmp_path / "m")
+    config = ServerConfig(models=[ModelEntry(path=str(path))])
+    directions = Directions([Direction(s, s.name) for s in model_sources(config.models)], cache=1 << 20)
+    texts = ["four five six seven"]
+
+    async def run() -> None:
+        route = directions.route("en", "xx")
+        begun, go_on, original = asyncio.Event(), asyncio.Event(), Direction.translate
+
+        async def slow(*args: Any, **keys: Any) -> list[Translation]:
+            begun.set()
+            await go_on.wait()
+            return await original(route[0], *args, **keys)
+
+        route[0].translate = slow  # type: ignore[method-assign]
+        request = asyncio.create_task(directions.translate(route, texts, "me"))
+        await begun.wait()
+        shutil.rmtree(path)
+        copied_model(path, 1)
+        await Reloader(directions, config, lambda: config, lambda text: None).reload()
+        go_on.set()
+        old = (await request)[0][0].text
+        assert len(directions.cache) == 1
+        new = (await directions.translate(directions.route("en", "xx"), texts, "me"))[0][0].text
+        assert new == Translator.load(path).translate(texts)[0].text != old
+        directions.close()
+
+    asyncio.run(run())

@@ -1,0 +1,269 @@
+"""Models of a server: loading when they are used, unloading at a memory limit, and replacement."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from dragoman.config.server import ServerConfig
+from dragoman.errors import DragomanError, ModelFolderError, UsageError
+from dragoman.serve.direction import Direction
+from dragoman.serve.directions import Directions
+from dragoman.serve.reloader import Reloader
+from dragoman.serve.run import DrainingServer, server_config
+from dragoman.serve.server import create_server
+from running_server import serving, until
+from served_models import (
+    TARGETS,
+    TEXTS,
+    configured,
+    copied_model,
+    directions_of,
+    loaded,
+    offline,
+    packed_models,
+    translated,
+)
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return packed_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def paths(originals: list[Path], tmp_path: Path) -> list[Path]:
+    return [Path(shutil.copytree(path, tmp_path / path.name)) for path in originals]
+
+
+# --------------------------------------------------------------------------------------------- loading and unloading
+
+
+def test_a_model_is_loaded_by_its_first_request(paths: list[Path]) -> None:
+    directions = directions_of(paths)
+    with TestClient(create_server(directions)) as client:
+        languages = {row["code"]: row["targets"] for row in client.get("/languages").json()}
+        assert languages["en"] == list(TARGETS) and loaded(directions) == []
+        body = {"q": TEXTS, "source": "en", "target": "xb"}
+        assert client.post("/translate", json=body).json() == {"translatedText": offline(paths[1])}
+        assert loaded(directions) == ["xb"]
+        assert client.post("/translate", json={**body, "alternatives": 2}).status_code == 200
+        html = client.post("/translate", json={**body, "target": "xc", "q": "<b>one</b>", "format": "html"})
+        assert html.json() == {"translatedText": f"<b>{offline(paths[2], ['one'])[0]}</b>"}
+        metrics = client.get("/metrics").text
+        assert "dragoman_loaded_models 2.0" in metrics and "dragoman_model_loads_total 2.0" in metrics
+
+
+def test_the_model_that_was_unused_longest_is_unloaded(paths: list[Path]) -> None:
+    async def run() -> None:
+        directions = directions_of(paths, models=2)
+        for target, expected in (
+            ("xa", ["xa"]), ("xb", ["xa", "xb"]), ("xa", ["xa", "xb"]), ("xc", ["xa", "xc"]), ("xb", ["xb", "xc"]),
+        ):  # fmt: skip
+            assert await translated(directions, target) == offline(paths[TARGETS.index(target)])
+            assert loaded(directions) == expected
+            assert directions.memory.bytes <= directions.memory.limit
+        directions.close()
+
+    asyncio.run(run())
+
+
+def test_many_clients_of_more_models_than_fit(paths: list[Path]) -> None:
+    """Every model has its turn, nothing is answered by another model, and the limit holds at every load."""
+    expected = {target: offline(path) for target, path in zip(TARGETS, paths, strict=True)}
+    most = 0
+
+    async def run() -> None:
+        nonlocal most
+        directions = directions_of(paths, models=1.5)
+
+        def note() -> None:
+            nonlocal most
+            most = max(most, len(loaded(directions)))
+
+        directions.memory.observe = note
+
+        async def client(number: int) -> None:
+            for i in range(8):
+                target = TARGETS[(number * 7 + i) % 3]
+                assert await translated(directions, target) == expected[target]
+
+        await asyncio.wait_for(asyncio.gather(*map(client, range(12))), 60)
+        assert directions.admission.tokens == 0 and all(not d.users + d.pins for d in directions.by_pair.values())
+        directions.close()
+
+    asyncio.run(run())
+    assert most == 1
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_unloading_returns_the_memory(paths: list[Path]) -> None:
+    """50 loads, of two models in turn, do not let the process grow by a tenth of what they need together."""
+    texts = [" ".join(TEXTS)] * 20
+
+    async def run() -> int:
+        directions = directions_of(paths[:2], models=1)
+        sizes = []
+        for _ in range(30):
+            for target in TARGETS[:2]:
+                await translated(directions, target, texts)
+            sizes.append(resident())
+        directions.close()
+        return sizes[-1] - sizes[4]
+
+    assert asyncio.run(run()) < 50 * 120_000 // 10
+
+
+def test_a_model_in_use_gives_way_when_its_requests_are_finished(paths: list[Path]) -> None:
+    async def run() -> None:
+        directions = directions_of(paths, models=1)
+        first, second = (directions.route("en", target)[0] for target in ("xa", "xb"))
+        order = []
+
+        async def use(direction: Direction, name: str) -> None:
+            async with directions.memory.using(direction):
+                assert direction.is_open
+                order.append(name)
+
+        async with directions.memory.using(first):
+            waiting = asyncio.create_task(use(second, "second"))
+            async with asyncio.timeout(5):
+                while first.available.is_set():
+                    await asyncio.sleep(0.01)
+            later = asyncio.create_task(use(first, "later"))
+            await asyncio.sleep(0.05)
+            assert first.is_open and not second.is_open and order == []
+        await asyncio.gather(waiting, later)
+        assert order == ["second", "later"]
+        directions.close()
+
+    asyncio.run(run())
+
+
+def test_concurrent_requests_share_one_load(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    original = Direction.open
+
+    def slow(self: Direction) -> None:
+        calls.append(self.name)
+        time.sleep(0.1)
+        original(self)
+
+    monkeypatch.setattr(Direction, "open", slow)
+
+    async def run() -> None:
+        directions = directions_of(paths)
+        begun = time.monotonic()
+        cancelled = asyncio.create_task(translated(directions, "xa"))
+        tasks = [asyncio.create_task(translated(directions, "xa")) for _ in range(5)]
+        await asyncio.sleep(0.02)
+        assert time.monotonic() - begun < 0.09, "the event loop was blocked"
+        cancelled.cancel()
+        assert await asyncio.gather(*tasks) == [offline(paths[0])] * 5
+        directions.close()
+
+    asyncio.run(run())
+    assert calls == ["m0"]
+
+
+def test_a_failed_load_is_the_error_of_its_request(paths: list[Path], caplog: pytest.LogCaptureFixture) -> None:
+    directions = directions_of(paths)
+    weights = paths[0] / "model.safetensors"
+    content = (weights.read_bytes(), (paths[0] / "config.json").read_bytes())
+    (paths[0] / "config.json").write_bytes(b"{}")
+    with TestClient(create_server(directions)) as client:
+        body = {"text": TEXTS, "source_lang": "en", "target_lang": "xa"}
+        answer = client.post("/v2/translate", json=body)
+        assert answer.status_code == 500 and "the model m0 cannot be loaded" in answer.json()["message"]
+        assert str(paths[0]) not in answer.text and str(paths[0]) in caplog.text
+        assert client.post("/v2/translate", json={**body, "target_lang": "xb"}).status_code == 200
+        (paths[0] / "config.json").write_bytes(content[1])
+        texts = [row["text"] for row in client.post("/v2/translate", json=body).json()["translations"]]
+        assert texts == offline(paths[0])
+
+
+def test_another_language_at_the_same_place_is_refused(paths: list[Path]) -> None:
+    directions = directions_of(paths)
+    shutil.rmtree(paths[0])
+    copied_model(paths[0], 1, "xz")
+    with pytest.raises(DragomanError, match="cannot be loaded") as caught:
+        asyncio.run(translated(directions, "xa"))
+    assert "replaced by a model from en to xz" in str(caught.value.__cause__)
+
+
+# -------------------------------------------------------------------------------------------------------- the start
+
+
+def reloader_of(directions: Directions, config: ServerConfig, said: list[str] | None = None) -> Reloader:
+    return Reloader(directions, config, lambda: config, [].append if said is None else said.append)
+
+
+@pytest.mark.parametrize(
+    ("models", "load", "expected"),
+    [(0, "start", 3), (0, "first_use", 0), (2, "start", 2), (2, "first_use", 0), (1.5, "start", 1)],
+)
+def test_models_loaded_at_the_start(paths: list[Path], models: float, load: str, expected: int) -> None:
+    directions = directions_of(paths, models)
+    asyncio.run(reloader_of(directions, configured(paths, load=load)).start())
+    assert len(loaded(directions)) == expected
+    directions.close()
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_model_larger_than_the_limit_is_refused_at_the_start(paths: list[Path], packed: bool) -> None:
+    directions = directions_of(paths, models=0.9)
+    if not packed:
+        for path in paths:
+            shutil.rmtree(path / "packed")
+        limit, sizes = directions.memory.limit, [path / "model.safetensors" for path in paths]
+        directions = directions_of(paths)
+        # Without packed weights, the size is that of the weights until the model has been loaded.
+        directions.memory.limit = min(limit, sizes[0].stat().st_size - 1)
+    with pytest.raises(UsageError, match=r"model m0: its weights have 0\.1 MiB; accepted: at most memory"):
+        asyncio.run(reloader_of(directions, configured(paths, load="first_use")).start())
+    assert loaded(directions) == []
+
+
+def test_not_ready_while_models_are_loaded(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    import httpx2 as httpx
+
+    original, may_load = Direction.open, []
+
+    def slow(self: Direction) -> None:
+        until(lambda: bool(may_load))
+        original(self)
+
+    monkeypatch.setattr(Direction, "open", slow)
+    directions = directions_of(paths)
+    app, said = create_server(directions), []
+    reloader = reloader_of(directions, configured(paths))
+    server = DrainingServer(server_config(app), app.state.monitor, 1, reloader, lambda: said.append("ready"))
+    with serving(app, server) as address, httpx.Client(base_url=address) as client:
+        answer = client.get("/readyz")
+        assert (answer.status_code, answer.json()) == (503, {"status": "loading"}) and said == []
+        assert client.get("/livez").status_code == 200 and len(client.get("/languages").json()) == 4
+        may_load.append(True)
+        body = {"q": TEXTS, "source": "en", "target": "xc"}  # waits for its model
+        assert client.post("/translate", json=body).json() == {"translatedText": offline(paths[2])}
+        until(lambda: client.get("/readyz").status_code == 200)
+        assert said == ["ready"] and loaded(directions) == list(TARGETS)
+
+
+def test_a_server_whose_model_is_damaged_stops(paths: list[Path]) -> None:
+    directions = directions_of(paths[:1])
+    (paths[0] / "tokenizer.model").write_bytes(b"x")
+    app = create_server(directions)
+    server = DrainingServer(server_config(app), app.state.monitor, 1, reloader_of(directions, configured(paths[:1])))
+    with serving(app, server):
+        until(lambda: server.should_exit)
+    assert isinstance(server.failure, ModelFolderError) and "tokenizer.model" in str(server.failure)

@@ -16,13 +16,14 @@ from dragoman.errors import UsageError
 from dragoman.extras import has_torch
 from dragoman.models.model_folder import distinct_names, read_config, wrong_model
 from dragoman.serve.directions import Direction, Directions
+from dragoman.serve.keys import KeyStore
 from dragoman.serve.listen import listen
-from dragoman.serve.monitor import LOG
+from dragoman.serve.monitor import LOG, Monitor
 from dragoman.serve.requests import Limits
 from dragoman.serve.run import run_server
 from dragoman.serve.server import LazyApp, create_server, to_viewer
 
-__all__ = ["start"]
+__all__ = ["check", "create_application", "start"]
 
 _LOCAL = {"127.0.0.1", "localhost", "::1"}
 
@@ -33,20 +34,9 @@ def start(config: ServerConfig, log: Callable[[str], None]) -> None:
     Translation models answer the clients of the server; the viewer shows language models, too.  Raises UsageError,
     ModelFolderError, and DragomanError if the address cannot be used.
     """
-    translators = _translators(config)
-    if not translators and not config.viewer:
-        raise UsageError("none of the models translates, so there is nothing to serve without the viewer")
+    check(config)
     with listen(config.host, config.port) as listener:
-        with_viewer = config.viewer
-        if with_viewer and translators and not has_torch():
-            log("without the viewer, which needs PyTorch: pip install 'dragoman[train]' (or --no-viewer)")
-            with_viewer = False
-        page = LazyApp(lambda: _viewer(config)) if with_viewer else None
-        if translators:
-            app = _server(config, translators, page, log)
-            monitor = app.state.monitor
-        else:
-            app, monitor = Starlette(routes=[Mount("/viewer", page), Route("/", to_viewer)]), None
+        app, monitor = create_application(config, log)
         if config.log_requests:
             LOG.addHandler(logging.StreamHandler(sys.stdout))
             LOG.setLevel(logging.INFO)
@@ -54,6 +44,31 @@ def start(config: ServerConfig, log: Callable[[str], None]) -> None:
         shown = f"[{address}]" if ":" in address else address
         log(f"http://{shown}:{bound_port}   (press Ctrl-C to stop)")
         run_server(app, monitor, listener, config.drain)
+
+
+def check(config: ServerConfig) -> None:
+    """Raise UsageError or ModelFolderError for models that cannot be served, and for an invalid database."""
+    if not _translators(config) and not config.viewer:
+        raise UsageError("none of the models translates, so there is nothing to serve without the viewer")
+    if config.database:
+        KeyStore(Path(config.database), create=False).close()
+
+
+def create_application(config: ServerConfig, log: Callable[[str], None]) -> tuple[Starlette, Monitor | None]:
+    """Return the application with the monitor of its requests; only the viewer has none.
+
+    Raises UsageError and ModelFolderError.
+    """
+    translators = _translators(config)
+    with_viewer = config.viewer
+    if with_viewer and translators and not has_torch():
+        log("without the viewer, which needs PyTorch: pip install 'dragoman[train]' (or --no-viewer)")
+        with_viewer = False
+    page = LazyApp(lambda: _viewer(config)) if with_viewer else None
+    if translators:
+        app = _server(config, translators, page, log)
+        return app, app.state.monitor
+    return Starlette(routes=[Mount("/viewer", page), Route("/", to_viewer)]), None
 
 
 def _translators(config: ServerConfig) -> list[tuple[str, ModelEntry]]:
